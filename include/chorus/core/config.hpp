@@ -1,0 +1,33 @@
+#pragma once
+/// Version, optional parts, and the macros that every other header may rely on.
+
+#define CHORUS_VERSION_MAJOR 0
+#define CHORUS_VERSION_MINOR 1
+#define CHORUS_VERSION_PATCH 0
+
+// Optional parts: always defined, 0 or 1. CMake sets them from what it finds.
+#ifndef CHORUS_USE_CUDA
+#define CHORUS_USE_CUDA 0
+#endif
+#ifndef CHORUS_USE_ZLIB
+#define CHORUS_USE_ZLIB 0
+#endif
+
+// The configuration is part of every symbol's name, so that mixing two of them in one program is a link error.
+#if CHORUS_USE_CUDA
+#define CHORUS_ABI v0_1_cuda
+#else
+#define CHORUS_ABI v0_1
+#endif
+
+// Marks functions that also run in a CUDA kernel; the pragma allows host-only scalar types in them.
+#if defined(__CUDACC__)
+#define CHORUS_HD _Pragma("nv_exec_check_disable") __host__ __device__
+#else
+#define CHORUS_HD
+#endif
+
+// Eigen turns its vectorisation off, on the host too, when it sees nvcc; we never use it inside a kernel.
+#ifndef EIGEN_NO_CUDA
+#define EIGEN_NO_CUDA
+#endif

@@ -1,0 +1,36 @@
+#pragma once
+/// Devices: the kind is a type, the number is a value.
+
+#include <compare>
+#include <concepts>
+#include <string>
+
+#include <chorus/core/config.hpp>
+#include <chorus/core/error.hpp>
+
+namespace chorus::inline CHORUS_ABI {
+
+/// A processor of this machine. `Cpu{1}`, `Cpu{2}`, ... are virtual devices: each has its own memory account, and under
+/// `DataParallel` its own thread, so that everything about several devices can be run and tested on one machine.
+struct Cpu {
+  int index = 0;
+  static constexpr const char* kind = "cpu";
+  static constexpr int max_devices = 64;
+  friend auto operator<=>(const Cpu&, const Cpu&) = default;
+};
+
+/// A device type: a kind and an index.
+template <class D>
+concept Device = std::regular<D> && requires(D d) {
+  { d.index } -> std::convertible_to<int>;
+  { D::kind } -> std::convertible_to<const char*>;
+};
+
+template <Device D>
+void append(std::string& out, const D& device) {
+  out += D::kind;
+  out += ':';
+  append(out, device.index);
+}
+
+}  // namespace chorus

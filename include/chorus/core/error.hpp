@@ -1,0 +1,108 @@
+#pragma once
+/// Exceptions and the two calls that throw them. A message names the operation, what was expected and what was got.
+
+#include <array>
+#include <charconv>
+#include <concepts>
+#include <cstdint>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+#include <chorus/core/config.hpp>
+
+namespace chorus::inline CHORUS_ABI {
+
+/// Base of every exception that chorus throws.
+struct Error : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+/// Shapes, axes or ranks that don't fit the operation.
+struct ShapeError : Error {
+  using Error::Error;
+};
+/// Tensors on the wrong device, or a device that does not exist.
+struct DeviceError : Error {
+  using Error::Error;
+};
+/// A call or an option that makes no sense.
+struct UsageError : Error {
+  using Error::Error;
+};
+/// A file that is missing, malformed, or could not be written.
+struct FileError : Error {
+  using Error::Error;
+};
+/// A collective, a peer or a rendezvous that failed; the message names rank and operation.
+struct CommError : Error {
+  using Error::Error;
+};
+/// A wait that reached its deadline.
+struct TimeoutError : CommError {
+  using CommError::CommError;
+};
+
+// How a value looks in a message. A type of chorus brings its own `append`, found by its namespace.
+inline void append(std::string& out, std::string_view part) { out += part; }
+inline void append(std::string& out, char part) { out += part; }
+inline void append(std::string& out, bool part) { out += part ? "true" : "false"; }
+
+template <class Number>
+  requires std::integral<Number> || std::floating_point<Number>
+void append(std::string& out, Number part) {
+  char digits[64];
+  out.append(digits, std::to_chars(digits, digits + sizeof digits, part).ptr);
+}
+
+template <class Element, std::size_t Extent>
+void append(std::string& out, std::span<Element, Extent> parts) {
+  out += '[';
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    if (i != 0) out += ", ";
+    append(out, parts[i]);
+  }
+  out += ']';
+}
+
+template <class Element, std::size_t Extent>
+void append(std::string& out, const std::array<Element, Extent>& parts) {
+  append(out, std::span<const Element, Extent>(parts));
+}
+
+namespace detail {
+template <class Part>
+void append_part(std::string& out, const Part& part) {
+  if constexpr (std::is_array_v<Part>) {
+    out += std::string_view(part);
+  } else if constexpr (std::is_same_v<Part, const char*> || std::is_same_v<Part, char*>) {
+    out += std::string_view(part);
+  } else {
+    append(out, part);
+  }
+}
+}  // namespace detail
+
+/// Joins text, numbers and shapes into one string: `cat("got ", shape)` gives `got [2, 3]`.
+template <class... Parts>
+std::string cat(const Parts&... parts) {
+  std::string out;
+  (detail::append_part(out, parts), ...);
+  return out;
+}
+
+/// Throws `Kind` with the joined parts as its message.
+template <class Kind = Error, class... Parts>
+[[noreturn]] void fail(const Parts&... parts) {
+  throw Kind(cat(parts...));
+}
+
+/// Throws `Kind` unless `ok`.
+template <class Kind = Error, class... Parts>
+void check(bool ok, const Parts&... parts) {
+  if (!ok) [[unlikely]]
+    fail<Kind>(parts...);
+}
+
+}  // namespace chorus

@@ -1,0 +1,185 @@
+#pragma once
+/// Device memory: blocks that are kept and reused, so that the second step of a training loop asks the system for nothing.
+
+#include <array>
+#include <atomic>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <mutex>
+#include <new>
+#include <utility>
+
+#include <sys/mman.h>
+
+#include <chorus/core/device.hpp>
+#include <chorus/core/error.hpp>
+#include <chorus/core/trace.hpp>
+
+namespace chorus::inline CHORUS_ABI {
+
+/// What allocations of this thread are accounted as while the scope lives.
+class MemoryScope {
+ public:
+  explicit MemoryScope(trace::Memory kind) : before_(std::exchange(current(), kind)) {}
+  ~MemoryScope() { current() = before_; }
+  MemoryScope(const MemoryScope&) = delete;
+  MemoryScope& operator=(const MemoryScope&) = delete;
+
+  static trace::Memory& current() {
+    thread_local trace::Memory kind = trace::Memory::activations;
+    return kind;
+  }
+
+ private:
+  trace::Memory before_;
+};
+
+/// Where a device's memory comes from: the only part of the allocator that differs between kinds of device. A null
+/// pointer means that there is no more.
+inline void* system_allocate(Cpu, std::size_t bytes) {
+  constexpr std::size_t huge_page = std::size_t{2} << 20;
+  const bool large = bytes >= huge_page;
+  void* data = std::aligned_alloc(large ? huge_page : 64, large ? (bytes + huge_page - 1) / huge_page * huge_page : bytes);
+  if (large && data != nullptr) madvise(data, bytes, MADV_HUGEPAGE);
+  return data;
+}
+inline void system_free(Cpu, void* data) { std::free(data); }
+
+/// A block of device memory, owned by the handles that count it, then by its allocator's free list.
+template <Device D>
+struct Block {
+  std::atomic<int> owners{0};
+  trace::Memory kind{};
+  D device{};
+  std::size_t bytes = 0;
+  void* data = nullptr;
+  Block* next_free = nullptr;
+};
+
+/// Keeps freed blocks by size class, four classes an octave, so at most a quarter of a block is unused. One per device;
+/// never destroyed, since tensors in static storage may outlive it. Thread-safe.
+template <Device D>
+class CachingAllocator {
+ public:
+  static CachingAllocator& of(D device) {
+    static auto& all = *new std::array<CachingAllocator, D::max_devices>;
+    check<DeviceError>(device.index >= 0 && device.index < D::max_devices, "device ", device, " does not exist: ", D::kind,
+                       " devices are numbered 0 to ", D::max_devices - 1);
+    return all[static_cast<std::size_t>(device.index)];
+  }
+
+  /// A block of at least `bytes`, aligned to 64 bytes, contents undefined. Throws Error when the device has no more.
+  Block<D>* allocate(D device, std::size_t bytes) {
+    const auto [list, rounded] = size_class(bytes);
+    Block<D>* block = nullptr;
+    {
+      std::lock_guard lock(mutex_);
+      block = free_[list];
+      if (block != nullptr) free_[list] = block->next_free;
+    }
+    if (block == nullptr) block = fresh(device, rounded);
+    block->kind = MemoryScope::current();
+    trace::allocated(device.index, block->kind, static_cast<std::int64_t>(block->bytes));
+    return block;
+  }
+
+  void release(Block<D>* block) noexcept {
+    trace::allocated(block->device.index, block->kind, -static_cast<std::int64_t>(block->bytes));
+    const auto list = size_class(block->bytes).first;
+    std::lock_guard lock(mutex_);
+    block->next_free = free_[list];
+    free_[list] = block;
+  }
+
+  /// Gives all unused blocks back to the system.
+  void empty_cache() noexcept {
+    std::lock_guard lock(mutex_);
+    for (auto& list : free_)
+      while (list != nullptr) {
+        Block<D>* block = std::exchange(list, list->next_free);
+        system_free(block->device, block->data);
+        delete block;
+      }
+  }
+
+  /// How often the system was asked for memory; a steady training loop doesn't change it.
+  std::uint64_t system_allocations() const { return system_allocations_.load(); }
+
+ private:
+  static constexpr std::size_t smallest = 64;
+
+  // The list's number and the block size for a request. Sizes are 64 * {4, 5, 6, 7} / 4 * 2^octave.
+  static std::pair<std::size_t, std::size_t> size_class(std::size_t bytes) {
+    if (bytes <= smallest * 4) {
+      const std::size_t units = bytes == 0 ? 1 : (bytes + smallest - 1) / smallest;
+      return {units - 1, units * smallest};
+    }
+    const auto octave = static_cast<std::size_t>(std::bit_width(bytes - 1)) - 1;
+    const std::size_t quarter = std::size_t{1} << (octave - 2);
+    const std::size_t steps = (bytes + quarter - 1) / quarter;  // 5 to 8
+    return {4 * (octave - 7) + steps - 5, steps * quarter};
+  }
+
+  Block<D>* fresh(D device, std::size_t bytes) {
+    void* data = system_allocate(device, bytes);
+    if (data == nullptr) {
+      empty_cache();
+      data = system_allocate(device, bytes);
+    }
+    if (data == nullptr) out_of_memory(device, bytes);
+    system_allocations_.fetch_add(1, std::memory_order_relaxed);
+    auto* block = new Block<D>;
+    block->device = device;
+    block->bytes = bytes;
+    block->data = data;
+    return block;
+  }
+
+  [[noreturn]] static void out_of_memory(D device, std::size_t bytes) {
+    std::string held;
+    for (std::size_t kind = 0; kind < trace::memory_kinds; ++kind) {
+      const auto memory = static_cast<trace::Memory>(kind);
+      held += cat(kind == 0 ? "" : ", ", trace::name(memory), " ", trace::memory(device.index, memory) >> 20, " MiB");
+    }
+    fail<Error>("out of memory on ", device, ": asked for ", bytes, " bytes; in use: ", held);
+  }
+
+  std::mutex mutex_;
+  std::array<Block<D>*, 256> free_{};
+  std::atomic<std::uint64_t> system_allocations_{0};
+};
+
+/// A counted handle to a block. Copies share it.
+template <Device D>
+class Storage {
+ public:
+  Storage() = default;
+  Storage(D device, std::size_t bytes) : block_(CachingAllocator<D>::of(device).allocate(device, bytes)) {
+    block_->owners.store(1, std::memory_order_relaxed);
+  }
+  Storage(const Storage& other) noexcept : block_(other.block_) {
+    if (block_ != nullptr) block_->owners.fetch_add(1, std::memory_order_relaxed);
+  }
+  Storage(Storage&& other) noexcept : block_(std::exchange(other.block_, nullptr)) {}
+  Storage& operator=(Storage other) noexcept {
+    std::swap(block_, other.block_);
+    return *this;
+  }
+  ~Storage() {
+    if (block_ != nullptr && block_->owners.fetch_sub(1, std::memory_order_acq_rel) == 1)
+      CachingAllocator<D>::of(block_->device).release(block_);
+  }
+
+  explicit operator bool() const { return block_ != nullptr; }
+  void* data() const { return block_ == nullptr ? nullptr : block_->data; }
+  std::size_t bytes() const { return block_ == nullptr ? 0 : block_->bytes; }
+  D device() const { return block_ == nullptr ? D{} : block_->device; }
+  int owners() const { return block_ == nullptr ? 0 : block_->owners.load(std::memory_order_relaxed); }
+
+ private:
+  Block<D>* block_ = nullptr;
+};
+
+}  // namespace chorus

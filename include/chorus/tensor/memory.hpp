@@ -1,0 +1,20 @@
+#pragma once
+/// Moving bytes between devices: what a kind of device must bring so that tensors can be created and read there.
+
+#include <cstddef>
+#include <cstring>
+
+#include <chorus/core/device.hpp>
+
+namespace chorus::inline CHORUS_ABI {
+
+/// Copies bytes between two places of one kind of device; the ranges don't overlap.
+inline void copy_bytes(Cpu, void* to, Cpu, const void* from, std::size_t bytes) {
+  if (bytes != 0) std::memcpy(to, from, bytes);
+}
+
+inline void zero_bytes(Cpu, void* data, std::size_t bytes) {
+  if (bytes != 0) std::memset(data, 0, bytes);
+}
+
+}  // namespace chorus

@@ -1,0 +1,235 @@
+#pragma once
+/// Tensor: a shared, strided view of device memory. Copying a Tensor copies the handle, not the numbers.
+
+#include <algorithm>
+#include <initializer_list>
+#include <span>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <chorus/core/device.hpp>
+#include <chorus/core/dtype.hpp>
+#include <chorus/core/error.hpp>
+#include <chorus/tensor/allocator.hpp>
+#include <chorus/tensor/memory.hpp>
+#include <chorus/tensor/shape.hpp>
+
+namespace chorus::inline CHORUS_ABI {
+
+/// Numbers of type `T` in `Rank` axes on a `D`. Scalar type, rank and kind of device are part of the type; sizes, strides
+/// and the device's index are values. Views (slice, select, permute, expand, reshape of dense memory) share memory.
+template <Scalar T, int Rank, Device D = Cpu>
+class Tensor {
+  static_assert(Rank >= 0 && Rank <= 8, "a Tensor has 0 to 8 axes");
+
+ public:
+  using value_type = T;
+  using device_type = D;
+  static constexpr int rank = Rank;
+
+  /// An undefined tensor: no memory, no device.
+  Tensor() = default;
+
+  /// A view of `storage`, from element `data` on. For library code.
+  Tensor(Storage<D> storage, T* data, const Shape<Rank>& shape, const Shape<Rank>& strides)
+      : storage_(std::move(storage)), data_(data), shape_(shape), strides_(strides) {}
+
+  /// Dense, contents undefined. Throws ShapeError where a size is negative.
+  static Tensor empty(const Shape<Rank>& shape, D device = {}) {
+    for (const Index size : shape) check<ShapeError>(size >= 0, "Tensor: shape ", shape, " has a negative size");
+    Storage<D> storage(device, static_cast<std::size_t>(chorus::numel(shape)) * sizeof(T));
+    T* data = static_cast<T*>(storage.data());
+    return Tensor(std::move(storage), data, shape, row_major(shape));
+  }
+
+  static Tensor zeros(const Shape<Rank>& shape, D device = {}) {
+    Tensor out = empty(shape, device);
+    zero_bytes(device, out.data_, out.bytes());
+    return out;
+  }
+
+  /// Dense, with the given numbers in row-major order. Throws ShapeError where their count doesn't fit the shape.
+  static Tensor from(std::span<const T> values, const Shape<Rank>& shape, D device = {}) {
+    Tensor out = empty(shape, device);
+    check<ShapeError>(static_cast<Index>(values.size()) == out.numel(), "Tensor::from: ", values.size(),
+                      " numbers for shape ", shape);
+    copy_bytes(device, out.data_, Cpu{}, values.data(), out.bytes());
+    return out;
+  }
+  static Tensor from(std::initializer_list<T> values, const Shape<Rank>& shape, D device = {}) {
+    return from(std::span<const T>(values.begin(), values.size()), shape, device);
+  }
+
+  static Tensor full(const Shape<Rank>& shape, T value, D device = {}) {
+    if constexpr (std::is_same_v<D, Cpu>) {
+      Tensor out = empty(shape, device);
+      std::fill_n(out.data_, out.numel(), value);
+      return out;
+    } else {
+      const auto host = Tensor<T, Rank, Cpu>::full(shape, value);
+      return from(std::span<const T>(host.data(), static_cast<std::size_t>(host.numel())), shape, device);
+    }
+  }
+  static Tensor ones(const Shape<Rank>& shape, D device = {}) { return full(shape, T{1}, device); }
+
+  bool defined() const { return static_cast<bool>(storage_); }
+  D device() const { return storage_.device(); }
+  const Storage<D>& storage() const { return storage_; }
+  const Shape<Rank>& shape() const { return shape_; }
+  const Shape<Rank>& strides() const { return strides_; }
+  Index size(Index axis) const { return shape_[normalize_axis("size", axis, Rank)]; }
+  Index numel() const { return chorus::numel(shape_); }
+  std::size_t bytes() const { return static_cast<std::size_t>(numel()) * sizeof(T); }
+  T* data() const { return data_; }
+
+  /// True where the elements lie in row-major order without gaps.
+  bool is_contiguous() const {
+    Index expected = 1;
+    for (std::size_t axis = Rank; axis-- > 0;) {
+      if (shape_[axis] != 1 && strides_[axis] != expected) return shape_has_zero();
+      expected *= shape_[axis];
+    }
+    return true;
+  }
+
+  /// One element, on the CPU. Throws ShapeError where an index is out of range.
+  template <class... Indices>
+    requires(sizeof...(Indices) == static_cast<std::size_t>(Rank) && std::is_same_v<D, Cpu>)
+  T& operator()(Indices... indices) const {
+    const Shape<Rank> at{static_cast<Index>(indices)...};
+    Index offset = 0;
+    for (std::size_t axis = 0; axis < static_cast<std::size_t>(Rank); ++axis) {
+      check<ShapeError>(at[axis] >= 0 && at[axis] < shape_[axis], "Tensor: index ", at, " is outside of shape ", shape_);
+      offset += at[axis] * strides_[axis];
+    }
+    return data_[offset];
+  }
+
+  /// The number in a tensor of one element, brought to the host.
+  T item() const {
+    check<ShapeError>(defined() && numel() == 1, "item: expected a tensor of one element, got shape ", shape_);
+    T value{};
+    copy_bytes(Cpu{}, &value, device(), data_, sizeof(T));
+    return value;
+  }
+
+  /// Indices `start` to `stop - 1` of an axis; a view.
+  Tensor slice(Index axis, Index start, Index stop) const {
+    const auto a = normalize_axis("slice", axis, Rank);
+    check<ShapeError>(0 <= start && start <= stop && stop <= shape_[a], "slice: range [", start, ", ", stop,
+                      ") is not inside axis ", axis, " of shape ", shape_);
+    Tensor out = *this;
+    out.shape_[a] = stop - start;
+    out.data_ += start * strides_[a];
+    return out;
+  }
+
+  /// Index `at` of an axis, which goes away; a view.
+  Tensor<T, Rank - 1, D> select(Index axis, Index at) const
+    requires(Rank > 0)
+  {
+    const auto a = normalize_axis("select", axis, Rank);
+    check<ShapeError>(at >= 0 && at < shape_[a], "select: index ", at, " is not inside axis ", axis, " of shape ", shape_);
+    Shape<Rank - 1> shape{}, strides{};
+    for (std::size_t from = 0, to = 0; from < static_cast<std::size_t>(Rank); ++from) {
+      if (from == a) continue;
+      shape[to] = shape_[from];
+      strides[to++] = strides_[from];
+    }
+    return {storage_, data_ + at * strides_[a], shape, strides};
+  }
+  Tensor<T, Rank - 1, D> operator[](Index at) const
+    requires(Rank > 0)
+  {
+    return select(0, at);
+  }
+
+  /// The axes in another order; a view. `axes` names each axis once.
+  Tensor permute(const Shape<Rank>& axes) const {
+    Tensor out = *this;
+    Shape<Rank> seen{};
+    for (std::size_t i = 0; i < static_cast<std::size_t>(Rank); ++i) {
+      const auto from = normalize_axis("permute", axes[i], Rank);
+      check<ShapeError>(seen[from]++ == 0, "permute: axes ", axes, " name an axis twice");
+      out.shape_[i] = shape_[from];
+      out.strides_[i] = strides_[from];
+    }
+    return out;
+  }
+  Tensor transpose(Index a, Index b) const {
+    Tensor out = *this;
+    const auto i = normalize_axis("transpose", a, Rank), j = normalize_axis("transpose", b, Rank);
+    std::swap(out.shape_[i], out.shape_[j]);
+    std::swap(out.strides_[i], out.strides_[j]);
+    return out;
+  }
+
+  /// Another shape over the same memory, which must be dense. One size may be -1: it is worked out.
+  template <std::size_t NewRank>
+  Tensor<T, static_cast<int>(NewRank), D> view(std::array<Index, NewRank> shape) const {
+    check<ShapeError>(is_contiguous(), "view: a tensor of shape ", shape_, " and strides ", strides_, " is not contiguous");
+    infer_size(shape);
+    return {storage_, data_, shape, row_major(shape)};
+  }
+
+  /// Repeats axes of size 1, and new axes in front, without copying: their stride is 0.
+  template <std::size_t NewRank>
+  Tensor<T, static_cast<int>(NewRank), D> expand(const std::array<Index, NewRank>& shape) const {
+    static_assert(NewRank >= static_cast<std::size_t>(Rank), "expand: the new rank is smaller");
+    Shape<static_cast<int>(NewRank)> strides{};
+    constexpr std::size_t extra = NewRank - static_cast<std::size_t>(Rank);
+    for (std::size_t axis = 0; axis < static_cast<std::size_t>(Rank); ++axis) {
+      const Index wanted = shape[axis + extra];
+      check<ShapeError>(shape_[axis] == wanted || shape_[axis] == 1, "expand: shape ", shape_, " does not expand to ", shape);
+      strides[axis + extra] = shape_[axis] == wanted ? strides_[axis] : 0;
+    }
+    return {storage_, data_, shape, strides};
+  }
+
+  /// The numbers in row-major order, on the host.
+  std::vector<T> to_vector() const
+    requires(!std::is_same_v<T, bool>)
+  {
+    check<ShapeError>(is_contiguous(), "to_vector: a tensor of shape ", shape_, " and strides ", strides_,
+                      " is not contiguous");
+    std::vector<T> out(static_cast<std::size_t>(numel()));
+    copy_bytes(Cpu{}, out.data(), device(), data_, bytes());
+    return out;
+  }
+
+ private:
+  bool shape_has_zero() const { return std::find(shape_.begin(), shape_.end(), Index{0}) != shape_.end(); }
+
+  template <std::size_t NewRank>
+  void infer_size(std::array<Index, NewRank>& shape) const {
+    Index known = 1, unknown = -1;
+    for (std::size_t axis = 0; axis < NewRank; ++axis) {
+      if (shape[axis] == -1 && unknown < 0)
+        unknown = static_cast<Index>(axis);
+      else
+        known *= shape[axis];
+    }
+    const bool fits = unknown < 0 ? known == numel() : known > 0 && numel() % known == 0;
+    check<ShapeError>(fits, "reshape: shape ", shape_, " does not fit ", shape);
+    if (unknown >= 0) shape[static_cast<std::size_t>(unknown)] = numel() / known;
+  }
+
+  Storage<D> storage_;
+  T* data_ = nullptr;
+  Shape<Rank> shape_{};
+  Shape<Rank> strides_{};
+};
+
+namespace detail {
+template <class X>
+inline constexpr bool is_tensor = false;
+template <class T, int Rank, class D>
+inline constexpr bool is_tensor<Tensor<T, Rank, D>> = true;
+}  // namespace detail
+
+/// Any Tensor.
+template <class X>
+concept AnyTensor = detail::is_tensor<std::remove_cvref_t<X>>;
+
+}  // namespace chorus
