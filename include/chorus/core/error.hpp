@@ -5,6 +5,7 @@
 #include <charconv>
 #include <concepts>
 #include <cstdint>
+#include <exception>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -103,6 +104,27 @@ template <class Kind = Error, class... Parts>
 void check(bool ok, const Parts&... parts) {
   if (!ok) [[unlikely]]
     fail<Kind>(parts...);
+}
+
+/// Throws the error again, of the same kind, with `context` in front of its message.
+[[noreturn]] inline void rethrow_with(const std::exception_ptr& error, std::string_view context) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const ShapeError& e) {
+    fail<ShapeError>(context, std::string_view(e.what()));
+  } catch (const DeviceError& e) {
+    fail<DeviceError>(context, std::string_view(e.what()));
+  } catch (const UsageError& e) {
+    fail<UsageError>(context, std::string_view(e.what()));
+  } catch (const FileError& e) {
+    fail<FileError>(context, std::string_view(e.what()));
+  } catch (const TimeoutError& e) {
+    fail<TimeoutError>(context, std::string_view(e.what()));
+  } catch (const CommError& e) {
+    fail<CommError>(context, std::string_view(e.what()));
+  } catch (const std::exception& e) {
+    fail<Error>(context, std::string_view(e.what()));
+  }
 }
 
 }  // namespace chorus

@@ -1,0 +1,172 @@
+#pragma once
+/// Node: what a value remembers of how it was made. The nodes behind a loss are the tape that backward walks.
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <new>
+#include <span>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <chorus/core/config.hpp>
+
+namespace chorus::inline CHORUS_ABI {
+
+template <class N>
+class Ref;
+struct BackwardOptions;
+
+/// Whether operations of this thread record nodes.
+inline bool& grad_enabled() {
+  thread_local bool enabled = true;
+  return enabled;
+}
+
+/// While it lives, operations of this thread record nodes, or don't.
+class GradMode {
+ public:
+  explicit GradMode(bool enabled) : before_(std::exchange(grad_enabled(), enabled)) {}
+  ~GradMode() { grad_enabled() = before_; }
+  GradMode(const GradMode&) = delete;
+  GradMode& operator=(const GradMode&) = delete;
+
+ private:
+  bool before_;
+};
+
+/// While one lives, operations of this thread make no nodes: for evaluation and for updates of parameters.
+class NoGrad : GradMode {
+ public:
+  NoGrad() : GradMode(false) {}
+};
+
+namespace detail {
+
+/// Node memory: freed pieces are kept by size, per thread, so that a steady training step calls no malloc.
+class NodePool {
+ public:
+  static void* allocate(std::size_t bytes) {
+    const std::size_t list = (bytes + granule - 1) / granule;
+    if (list >= lists) return ::operator new(bytes);
+    auto& free = of_thread().free_[list];
+    if (free == nullptr) return ::operator new(list * granule);
+    return std::exchange(free, free->next);
+  }
+  static void release(void* data, std::size_t bytes) noexcept {
+    const std::size_t list = (bytes + granule - 1) / granule;
+    if (list >= lists) return ::operator delete(data);
+    auto& free = of_thread().free_[list];
+    free = new (data) Piece{free};
+  }
+  ~NodePool() {
+    for (auto*& free : free_)
+      while (free != nullptr) ::operator delete(std::exchange(free, free->next));
+  }
+
+ private:
+  struct Piece {
+    Piece* next;
+  };
+  static constexpr std::size_t granule = 64, lists = 64;
+  static NodePool& of_thread() {
+    thread_local NodePool pool;
+    return pool;
+  }
+  std::array<Piece*, lists> free_{};
+};
+
+}  // namespace detail
+
+/// One recorded operation, or a leaf. It also holds the gradient by its one output while backward runs.
+class Node {
+ public:
+  explicit Node(const char* operation) : operation_(operation), sequence_(next_sequence()) {}
+  virtual ~Node() = default;
+  Node(const Node&) = delete;
+  Node& operator=(const Node&) = delete;
+
+  /// Sends this node's gradient to its inputs, then forgets it and, unless `keep`, what it saved.
+  virtual void backward(bool keep) = 0;
+  /// Calls `visit` on each input that wants a gradient.
+  virtual void for_each_input(void (*visit)(Node&, void*), void* context) const = 0;
+  /// Called on a leaf once all of this backward's contributions are in its gradient.
+  virtual void gradient_is_final() {}
+  virtual bool is_leaf() const { return false; }
+
+  const char* operation() const { return operation_; }
+  /// Grows in the order in which nodes are made: an operation's inputs have smaller numbers.
+  std::uint64_t sequence() const { return sequence_; }
+
+  void* operator new(std::size_t bytes) { return detail::NodePool::allocate(bytes); }
+  void operator delete(void* data, std::size_t bytes) { detail::NodePool::release(data, bytes); }
+
+ private:
+  friend void run_backward(std::span<const Ref<Node>> roots, const BackwardOptions& options);
+  template <class>
+  friend class Ref;
+
+  static std::uint64_t next_sequence() {
+    static std::atomic<std::uint64_t> counter{0};
+    return counter.fetch_add(1, std::memory_order_relaxed);
+  }
+
+  // Destroying a node may release its inputs: they are queued, so that a long chain doesn't exhaust the stack.
+  static void dispose(Node* node) {
+    thread_local std::vector<Node*> waiting;
+    thread_local bool draining = false;
+    waiting.push_back(node);
+    if (draining) return;
+    draining = true;
+    while (!waiting.empty()) {
+      Node* next = waiting.back();
+      waiting.pop_back();
+      delete next;
+    }
+    draining = false;
+  }
+
+  const char* operation_;
+  std::uint64_t sequence_;
+  std::uint64_t visited_by_ = 0;  // the backward run that last counted this node
+  int pending_ = 0;               // consumers that have yet to contribute in that run
+  std::atomic<int> owners_{0};
+};
+
+/// A counted pointer to a Node.
+template <class N>
+class Ref {
+ public:
+  Ref() = default;
+  explicit Ref(N* node) : node_(node) { retain(); }
+  Ref(const Ref& other) : node_(other.node_) { retain(); }
+  Ref(Ref&& other) noexcept : node_(std::exchange(other.node_, nullptr)) {}
+  template <class Derived>
+    requires std::is_base_of_v<N, Derived>
+  Ref(const Ref<Derived>& other) : node_(other.get()) {  // NOLINT: converts as pointers do
+    retain();
+  }
+  Ref& operator=(Ref other) noexcept {
+    std::swap(node_, other.node_);
+    return *this;
+  }
+  ~Ref() {
+    if (node_ != nullptr && node_->Node::owners_.fetch_sub(1, std::memory_order_acq_rel) == 1) Node::dispose(node_);
+  }
+
+  N* get() const { return node_; }
+  N* operator->() const { return node_; }
+  N& operator*() const { return *node_; }
+  explicit operator bool() const { return node_ != nullptr; }
+  friend bool operator==(const Ref&, const Ref&) = default;
+
+ private:
+  void retain() {
+    if (node_ != nullptr) node_->Node::owners_.fetch_add(1, std::memory_order_relaxed);
+  }
+  N* node_ = nullptr;
+};
+
+}  // namespace chorus

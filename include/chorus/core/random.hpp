@@ -1,0 +1,79 @@
+#pragma once
+/// Which random numbers an operation draws: keyed by seed, step, layer and the sample's place in the global batch, so that
+/// a run gives the same numbers under every policy and on any number of devices.
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <utility>
+
+#include <chorus/core/config.hpp>
+
+namespace chorus::inline CHORUS_ABI {
+
+namespace detail {
+struct SeedState {
+  std::atomic<std::uint64_t> seed{0};
+  std::atomic<std::uint32_t> next_stream{0};
+};
+inline SeedState& seed_state() {
+  static SeedState state;
+  return state;
+}
+}  // namespace detail
+
+/// Seeds the initialisation of layers and everything random that no policy seeds.
+inline void manual_seed(std::uint64_t seed) {
+  detail::seed_state().seed = seed;
+  detail::seed_state().next_stream = 0;
+}
+inline std::uint64_t initial_seed() { return detail::seed_state().seed; }
+/// A new stream of numbers; each initialised parameter takes one.
+inline std::uint32_t next_random_stream() { return detail::seed_state().next_stream++; }
+
+/// What the random operations of one forward pass draw from.
+struct RandomContext {
+  std::uint64_t seed = 0;
+  /// Number of the forward pass.
+  std::uint32_t step = 0;
+  /// Counts the random operations of the pass.
+  std::uint32_t next_operation = 0;
+  /// Place, in the global batch, of this device's first sample. A function, since DistributedDataParallel has to ask.
+  std::function<std::int64_t()> first_sample;
+};
+
+namespace detail {
+inline RandomContext*& random_context() {
+  thread_local RandomContext* context = nullptr;
+  return context;
+}
+}  // namespace detail
+
+/// While it lives, random operations of this thread draw from `context`.
+class RandomScope {
+ public:
+  explicit RandomScope(RandomContext& context) : before_(std::exchange(detail::random_context(), &context)) {}
+  ~RandomScope() { detail::random_context() = before_; }
+  RandomScope(const RandomScope&) = delete;
+  RandomScope& operator=(const RandomScope&) = delete;
+
+ private:
+  RandomContext* before_;
+};
+
+/// The key of one random operation.
+struct RandomKey {
+  std::uint64_t seed = 0;
+  std::uint32_t step = 0, operation = 0;
+  std::int64_t first_sample = 0;
+};
+
+/// The key for the next random operation of this thread. Outside of a policy each call is a pass of its own.
+inline RandomKey next_random_key() {
+  if (auto* context = detail::random_context())
+    return {context->seed, context->step, context->next_operation++, context->first_sample ? context->first_sample() : 0};
+  constexpr std::uint32_t outside_of_policies = 0xFFFFFFFFu;
+  return {initial_seed(), next_random_stream(), outside_of_policies, 0};
+}
+
+}  // namespace chorus

@@ -1,0 +1,43 @@
+#pragma once
+/// The fully connected layer.
+
+#include <chorus/nn/init.hpp>
+#include <chorus/nn/module.hpp>
+#include <chorus/ops/matmul.hpp>
+
+namespace chorus::inline CHORUS_ABI::nn {
+
+struct LinearOptions {
+  bool bias = true;
+};
+
+/// y = x weightᵀ + bias for x: [..., in]; weight: [out, in], bias: [out].
+template <Device D, Real T = float>
+class Linear : public Module {
+ public:
+  using device_type = D;
+  Parameter<T, 2, D> weight;
+  Parameter<T, 1, D> bias;
+
+  /// Throws ShapeError unless both numbers are positive.
+  Linear(Index in_features, Index out_features, const LinearOptions& options = {}) {
+    check<ShapeError>(in_features > 0 && out_features > 0, "Linear: ", in_features, " inputs and ", out_features,
+                      " outputs: both must be positive");
+    weight = Parameter(init::default_uniform<T, D, 2>({out_features, in_features}, in_features));
+    if (options.bias) bias = Parameter(init::default_uniform<T, D, 1>({out_features}, in_features));
+  }
+
+  template <Operand X>
+  auto operator()(const X& x) const {
+    return linear(x, weight, bias);
+  }
+  void visit(Visitor& visitor) override {
+    visitor.parameter("weight", weight);
+    if (bias) visitor.parameter("bias", bias);
+  }
+  std::string describe() const override {
+    return cat("Linear(", weight.shape()[1], ", ", weight.shape()[0], bias ? ")" : ", bias=false)");
+  }
+};
+
+}  // namespace chorus::inline CHORUS_ABI::nn

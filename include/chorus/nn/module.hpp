@@ -1,0 +1,197 @@
+#pragma once
+/// Module: a struct of layers and parameters that knows their names.
+
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <chorus/autograd/parameter.hpp>
+
+namespace chorus::inline CHORUS_ABI::nn {
+
+class Module;
+
+/// Sees the members of a module, in the order in which they were listed. It may replace the handles.
+class Visitor {
+ public:
+  virtual ~Visitor() = default;
+  virtual void module(std::string_view name, Module& module) = 0;
+  virtual void parameter(std::string_view name, AnyParameter& parameter) = 0;
+  virtual void buffer(std::string_view name, AnyBuffer& buffer) = 0;
+};
+
+/// Base of layers and models. A model lists its members once, by CHORUS_MODULE; names are paths as in PyTorch:
+/// `conv1.weight`, `blocks.3.norm.running_mean`.
+class Module {
+ public:
+  virtual ~Module() = default;
+  Module() = default;
+  Module(const Module&) = default;
+  Module(Module&&) = default;
+  Module& operator=(const Module&) = default;
+  Module& operator=(Module&&) = default;
+
+  virtual void visit(Visitor&) {}
+  /// The type and its sizes, for the summary: `Conv2d(3, 6, kernel=5)`.
+  virtual std::string describe() const { return "Module"; }
+
+  bool training() const { return training_; }
+  /// Switches this module and all below it; dropout and batch norm behave differently in evaluation.
+  void train(bool training = true);
+  void eval() { train(false); }
+  /// Switches this module alone, not those below it.
+  void set_own_training(bool training) { training_ = training; }
+
+ private:
+  bool training_ = true;
+};
+
+namespace detail {
+
+// The listed members' names come as one text, "conv1, conv2": the preprocessor's `#__VA_ARGS__`.
+inline std::string_view next_name(std::string_view& names) {
+  const auto comma = names.find(',');
+  auto name = names.substr(0, comma);
+  names.remove_prefix(comma == std::string_view::npos ? names.size() : comma + 1);
+  while (!name.empty() && name.front() == ' ') name.remove_prefix(1);
+  while (!name.empty() && name.back() == ' ') name.remove_suffix(1);
+  return name;
+}
+
+template <class Member>
+void visit_member(Visitor& visitor, std::string_view name, Member& member) {
+  if constexpr (std::is_base_of_v<Module, Member>) {
+    visitor.module(name, member);
+  } else if constexpr (std::is_base_of_v<AnyParameter, Member>) {
+    if (member) visitor.parameter(name, member);
+  } else {
+    static_assert(std::is_base_of_v<AnyBuffer, Member>, "CHORUS_MODULE lists layers, modules, parameters and buffers");
+    if (member) visitor.buffer(name, member);
+  }
+}
+
+template <class... Members>
+void visit_members(Visitor& visitor, std::string_view names, Members&... members) {
+  (visit_member(visitor, next_name(names), members), ...);
+}
+
+// The device type of the first member that has one.
+template <class... Members>
+struct DeviceOf {
+  using type = void;
+};
+template <class First, class... Rest>
+struct DeviceOf<First, Rest...> : DeviceOf<Rest...> {};
+template <class First, class... Rest>
+  requires requires { typename std::remove_cvref_t<First>::device_type; } &&
+           (!std::is_void_v<typename std::remove_cvref_t<First>::device_type>)
+struct DeviceOf<First, Rest...> {
+  using type = typename std::remove_cvref_t<First>::device_type;
+};
+template <class... Members>
+DeviceOf<Members...> device_of(const Members&... members);
+
+}  // namespace detail
+
+/// A parameter and its path in the model.
+template <Device D>
+struct NamedParameter {
+  std::string name;
+  AnyParameter handle;
+  ParameterOn<D>* parameter;
+};
+
+/// A buffer and its path in the model.
+template <Device D>
+struct NamedBuffer {
+  std::string name;
+  AnyBuffer handle;
+  BufferOn<D>* buffer;
+};
+
+namespace detail {
+
+// Walks a module and all below it; what is shared is seen at each of its places.
+class Walker : public Visitor {
+ public:
+  void walk(Module& module) { module.visit(*this); }
+  void module(std::string_view name, Module& child) override {
+    const auto length = prefix_.size();
+    prefix_.append(name).append(1, '.');
+    enter(child);
+    child.visit(*this);
+    prefix_.resize(length);
+  }
+  void parameter(std::string_view, AnyParameter&) override {}
+  void buffer(std::string_view, AnyBuffer&) override {}
+
+ protected:
+  virtual void enter(Module&) {}
+  std::string path(std::string_view name) const { return prefix_ + std::string(name); }
+  const std::string& prefix() const { return prefix_; }
+
+ private:
+  std::string prefix_;
+};
+
+template <Device D>
+struct Collector final : Walker {
+  std::vector<NamedParameter<D>> parameters;
+  std::vector<NamedBuffer<D>> buffers;
+  void parameter(std::string_view name, AnyParameter& handle) override {
+    for (const auto& known : parameters)
+      if (known.handle.shared() == handle.shared()) return;
+    parameters.push_back({path(name), handle, &handle.on<D>()});
+  }
+  void buffer(std::string_view name, AnyBuffer& handle) override {
+    for (const auto& known : buffers)
+      if (known.handle.shared() == handle.shared()) return;
+    buffers.push_back({path(name), handle, &handle.on<D>()});
+  }
+};
+
+}  // namespace detail
+
+/// All parameters of a model with their paths, in the order in which members are listed; a shared one once.
+template <Device D>
+std::vector<NamedParameter<D>> named_parameters(Module& module) {
+  detail::Collector<D> collector;
+  collector.walk(module);
+  return std::move(collector.parameters);
+}
+
+/// All buffers of a model with their paths, likewise.
+template <Device D>
+std::vector<NamedBuffer<D>> named_buffers(Module& module) {
+  detail::Collector<D> collector;
+  collector.walk(module);
+  return std::move(collector.buffers);
+}
+
+inline void Module::train(bool training) {
+  struct Switch final : detail::Walker {
+    bool on = true;
+    void enter(Module& module) override { module.training_ = on; }
+  } all;
+  all.on = training;
+  training_ = training;
+  all.walk(*this);
+}
+
+}  // namespace chorus::inline CHORUS_ABI::nn
+
+/// Inside a model: lists its layers, submodules, parameters and buffers, whose names become paths, and makes the model
+/// callable as its `forward` is.
+#define CHORUS_MODULE(TYPE, ...)                                                                         \
+  using device_type = typename decltype(::chorus::nn::detail::device_of(__VA_ARGS__))::type;            \
+  void visit(::chorus::nn::Visitor& visitor) override {                                                 \
+    ::chorus::nn::detail::visit_members(visitor, #__VA_ARGS__, __VA_ARGS__);                            \
+  }                                                                                                      \
+  std::string describe() const override { return #TYPE; }                                               \
+  template <class... Inputs>                                                                             \
+  auto operator()(const Inputs&... inputs) const {                                                      \
+    return this->forward(inputs...);                                                                    \
+  }

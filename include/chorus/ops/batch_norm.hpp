@@ -1,0 +1,78 @@
+#pragma once
+/// Batch normalisation (Ioffe, Szegedy 2015).
+
+#include <array>
+
+#include <chorus/autograd/parameter.hpp>
+#include <chorus/kernels/batch_norm.hpp>
+#include <chorus/kernels/contiguous.hpp>
+
+namespace chorus::inline CHORUS_ABI {
+
+struct BatchNormOptions {
+  double eps = 1e-5;
+  /// The share of the new batch in the running statistics.
+  double momentum = 0.1;
+};
+
+namespace detail {
+template <std::size_t N>
+kernels::ChannelShape channel_view(const std::array<Index, N>& shape) {
+  static_assert(N >= 2, "batch_norm: the input is [batch, channels, ...]");
+  kernels::ChannelShape view{shape[0], shape[1], 1};
+  for (std::size_t i = 2; i < N; ++i) view.inner *= shape[i];
+  return view;
+}
+}  // namespace detail
+
+/// x: [batch, channels, ...], weight, bias, running_mean, running_var: [channels] -> (x - mean) / sqrt(var + eps) * weight +
+/// bias for each channel. In training, mean and (biased) variance are the batch's, and the running ones are moved towards
+/// them (the variance unbiased), except by an empty batch; else the running ones are used. Throws ShapeError where channels
+/// don't fit, or for a training batch with one number a channel.
+template <Operand X, Operand W, Operand B, class T, class D>
+auto batch_norm(const X& x, const W& weight, const B& bias, const Tensor<T, 1, D>& running_mean,
+                const Tensor<T, 1, D>& running_var, bool training, const BatchNormOptions& options = {}) {
+  const auto input = contiguous(value_of(x));
+  const auto w = value_of(weight);
+  const auto b = value_of(bias);
+  const auto view = detail::channel_view(input.shape());
+  check<ShapeError>(running_mean.numel() == view.channels && (!w.defined() || w.numel() == view.channels),
+                    "batch_norm: an input of shape ", input.shape(), " does not fit statistics of ", running_mean.numel(),
+                    " channels");
+  const auto device = input.device();
+  auto out = tensor_of<X>::empty(input.shape(), device);
+  Tensor<T, 1, D> mean = running_mean, invstd;
+  if (training) {
+    mean = Tensor<T, 1, D>::empty({view.channels}, device);
+    invstd = Tensor<T, 1, D>::empty({view.channels}, device);
+    kernels::batch_norm_forward_train(device, view, input.data(), w.data(), b.data(), running_mean.data(), running_var.data(),
+                                      options.momentum, options.eps, out.data(), mean.data(), invstd.data());
+  } else {
+    kernels::batch_norm_forward_eval(device, view, input.data(), w.data(), b.data(), running_mean.data(), running_var.data(),
+                                     options.eps, out.data());
+  }
+  return record(
+      "batch_norm", std::move(out),
+      [input, w, mean, invstd, running_var, view, training, eps = options.eps](const auto& dy, auto dx, auto dw, auto db) {
+        T* grads[3] = {};
+        std::array<bool, 3> accumulate{};
+        const auto want = [&](std::size_t i, auto node) {
+          if (!node) return;
+          const auto target = node->target();
+          grads[i] = target.data();
+          accumulate[i] = target.accumulate;
+        };
+        want(0, dx);
+        want(1, dw);
+        want(2, db);
+        if (training)
+          kernels::batch_norm_backward_train(dy.device(), view, input.data(), dy.data(), w.data(), mean.data(), invstd.data(),
+                                             grads[0], grads[1], grads[2], accumulate);
+        else
+          kernels::batch_norm_backward_eval(dy.device(), view, input.data(), dy.data(), w.data(), mean.data(),
+                                            running_var.data(), eps, grads[0], grads[1], grads[2], accumulate);
+      },
+      x, weight, bias);
+}
+
+}  // namespace chorus

@@ -1,0 +1,74 @@
+#pragma once
+/// Two-dimensional convolution (cross-correlation, as in PyTorch).
+
+#include <chorus/autograd/parameter.hpp>
+#include <chorus/kernels/contiguous.hpp>
+#include <chorus/kernels/convolution.hpp>
+#include <chorus/ops/size2d.hpp>
+
+namespace chorus::inline CHORUS_ABI {
+
+struct Conv2dOptions {
+  Size2d stride = 1, padding = 0, dilation = 1;
+  Index groups = 1;
+};
+
+/// x: [batch, in, height, width], weight: [out, in / groups, kernel_h, kernel_w], bias: [out] or absent
+/// -> [batch, out, out_h, out_w] with out_h = (height + 2 padding - dilation (kernel - 1) - 1) / stride + 1.
+/// Throws ShapeError where channels don't fit or the kernel is larger than the padded image.
+template <Operand X, Operand W, Operand B>
+auto conv2d(const X& x, const W& weight, const B& bias, const Conv2dOptions& options = {}) {
+  using T = typename tensor_of<X>::value_type;
+  static_assert(tensor_of<X>::rank == 4, "conv2d: the input is [batch, channels, height, width]");
+  const auto input = contiguous(value_of(x));
+  const auto w = contiguous(value_of(weight));
+  const auto b = contiguous(value_of(bias));
+  const kernels::Conv2dShape shape{.batch = input.size(0),
+                                   .in_channels = input.size(1),
+                                   .height = input.size(2),
+                                   .width = input.size(3),
+                                   .out_channels = w.size(0),
+                                   .kernel_h = w.size(2),
+                                   .kernel_w = w.size(3),
+                                   .stride_h = options.stride.height,
+                                   .stride_w = options.stride.width,
+                                   .padding_h = options.padding.height,
+                                   .padding_w = options.padding.width,
+                                   .dilation_h = options.dilation.height,
+                                   .dilation_w = options.dilation.width,
+                                   .groups = options.groups};
+  check<UsageError>(shape.groups > 0 && shape.stride_h > 0 && shape.stride_w > 0 && shape.dilation_h > 0 &&
+                        shape.dilation_w > 0 && shape.padding_h >= 0 && shape.padding_w >= 0,
+                    "conv2d: stride, dilation and groups are at least 1, padding at least 0");
+  check<ShapeError>(w.size(1) * shape.groups == shape.in_channels && shape.out_channels % shape.groups == 0,
+                    "conv2d: an input of shape ", input.shape(), " does not fit a weight of shape ", w.shape(), " with ",
+                    shape.groups, " groups");
+  check<ShapeError>(!b.defined() || b.numel() == shape.out_channels, "conv2d: the bias has ", b.numel(), " elements for ",
+                    shape.out_channels, " channels");
+  check<ShapeError>(shape.height + 2 * shape.padding_h >= shape.dilation_h * (shape.kernel_h - 1) + 1 &&
+                        shape.width + 2 * shape.padding_w >= shape.dilation_w * (shape.kernel_w - 1) + 1,
+                    "conv2d: the kernel of ", w.shape(), " is larger than the padded input of ", input.shape());
+  const auto device = input.device();
+  auto out = Tensor<T, 4, typename tensor_of<X>::device_type>::empty(
+      {shape.batch, shape.out_channels, shape.out_height(), shape.out_width()}, device);
+  kernels::conv2d_forward(device, shape, input.data(), w.data(), b.data(), out.data());
+  return record(
+      "conv2d", std::move(out),
+      [input, w, shape, device](const auto& dy, auto dx, auto dw, auto db) {
+        if (db) {
+          const auto [grad, accumulate] = db->target();
+          kernels::conv2d_backward_bias(device, shape, dy.data(), grad.data(), accumulate);
+        }
+        if (dw) {
+          const auto [grad, accumulate] = dw->target();
+          kernels::conv2d_backward_weight(device, shape, input.data(), dy.data(), grad.data(), accumulate);
+        }
+        if (dx) {
+          const auto [grad, accumulate] = dx->target();
+          kernels::conv2d_backward_input(device, shape, w.data(), dy.data(), grad.data(), accumulate);
+        }
+      },
+      x, weight, bias);
+}
+
+}  // namespace chorus

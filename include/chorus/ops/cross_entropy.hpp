@@ -1,0 +1,89 @@
+#pragma once
+/// Losses over classes.
+
+#include <cstdint>
+
+#include <chorus/autograd/parameter.hpp>
+#include <chorus/kernels/contiguous.hpp>
+#include <chorus/kernels/cross_entropy.hpp>
+
+namespace chorus::inline CHORUS_ABI {
+
+namespace detail {
+template <class T, class D, class Options>
+void check_class_loss(const char* operation, const Tensor<T, 2, D>& scores, const Tensor<std::int64_t, 1, D>& labels,
+                      const Options& options, Reduction expected) {
+  check<ShapeError>(scores.size(0) == labels.size(0), operation, ": scores of shape ", scores.shape(), " need ",
+                    scores.size(0), " labels, got ", labels.size(0));
+  check<UsageError>((options.reduction == Reduction::none) == (expected == Reduction::none), operation,
+                    ": one loss a sample has a function of its own: ", operation, "_per_sample");
+}
+
+template <int Rank, Operand X, class D>
+auto cross_entropy(const X& logits, const Tensor<std::int64_t, 1, D>& labels, const CrossEntropyOptions& options) {
+  using T = typename tensor_of<X>::value_type;
+  const auto scores = contiguous(value_of(logits));
+  const auto targets = contiguous(labels);
+  check_class_loss("cross_entropy", scores, targets, options, Rank == 1 ? Reduction::none : Reduction::mean);
+  const auto device = scores.device();
+  const Index batch = scores.size(0), classes = scores.size(1);
+  Shape<Rank> shape{};
+  if constexpr (Rank == 1) shape[0] = batch;
+  auto loss = Tensor<T, Rank, D>::empty(shape, device);
+  auto log_sum_exp = Tensor<T, 1, D>::empty({batch}, device);
+  kernels::cross_entropy_forward(device, batch, classes, scores.data(), targets.data(), options, loss.data(),
+                                 log_sum_exp.data());
+  return record(
+      "cross_entropy", std::move(loss),
+      [scores, targets, options, log_sum_exp](const auto& dloss, auto dlogits) {
+        const auto [grad, accumulate] = dlogits->target();
+        kernels::cross_entropy_backward(scores.device(), scores.size(0), scores.size(1), scores.data(), targets.data(),
+                                        options, log_sum_exp.data(), dloss.data(), grad.data(), accumulate);
+      },
+      logits);
+}
+
+template <int Rank, Operand X, class D>
+auto nll_loss(const X& log_probabilities, const Tensor<std::int64_t, 1, D>& labels, const NllLossOptions& options) {
+  using T = typename tensor_of<X>::value_type;
+  const auto scores = contiguous(value_of(log_probabilities));
+  const auto targets = contiguous(labels);
+  check_class_loss("nll_loss", scores, targets, options, Rank == 1 ? Reduction::none : Reduction::mean);
+  Shape<Rank> shape{};
+  if constexpr (Rank == 1) shape[0] = scores.size(0);
+  auto loss = Tensor<T, Rank, D>::empty(shape, scores.device());
+  kernels::nll_loss_forward(scores.device(), scores.size(0), scores.size(1), scores.data(), targets.data(), options,
+                            loss.data());
+  return record(
+      "nll_loss", std::move(loss),
+      [scores, targets, options](const auto& dloss, auto dx) {
+        const auto [grad, accumulate] = dx->target();
+        kernels::nll_loss_backward(scores.device(), scores.size(0), scores.size(1), targets.data(), options, dloss.data(),
+                                   grad.data(), accumulate);
+      },
+      log_probabilities);
+}
+}  // namespace detail
+
+/// logits: [batch, classes], labels: [batch] in [0, classes) -> -log softmax(logits)[label], averaged (or summed) over the
+/// batch. The mean over no samples is 0, so that an empty share of a batch contributes nothing. Throws UsageError for a bad
+/// label, ShapeError where the batches differ.
+template <Operand X, class D>
+auto cross_entropy(const X& logits, const Tensor<std::int64_t, 1, D>& labels, const CrossEntropyOptions& options = {}) {
+  return detail::cross_entropy<0>(logits, labels, options);
+}
+
+/// The same without a reduction: [batch].
+template <Operand X, class D>
+auto cross_entropy_per_sample(const X& logits, const Tensor<std::int64_t, 1, D>& labels, CrossEntropyOptions options = {}) {
+  options.reduction = Reduction::none;
+  return detail::cross_entropy<1>(logits, labels, options);
+}
+
+/// log_probabilities: [batch, classes], labels: [batch] -> -log_probabilities[label], averaged (or summed) over the batch.
+template <Operand X, class D>
+auto nll_loss(const X& log_probabilities, const Tensor<std::int64_t, 1, D>& labels, const NllLossOptions& options = {}) {
+  return detail::nll_loss<0>(log_probabilities, labels, options);
+}
+
+}  // namespace chorus

@@ -1,0 +1,36 @@
+#pragma once
+/// Dropout (Srivastava et al. 2014).
+
+#include <chorus/autograd/parameter.hpp>
+#include <chorus/core/random.hpp>
+#include <chorus/kernels/contiguous.hpp>
+#include <chorus/kernels/dropout.hpp>
+
+namespace chorus::inline CHORUS_ABI {
+
+/// In training, zeroes each element with probability p and scales the others by 1 / (1 - p); else x itself. x: [batch, ...].
+/// Which elements go depends on the seed, the pass, and the sample's place in the global batch, not on the device that
+/// holds it. Throws UsageError unless 0 <= p < 1.
+template <Operand X>
+auto dropout(const X& x, double p, bool training = true) {
+  static_assert(tensor_of<X>::rank >= 1, "dropout: the input has a batch axis");
+  check<UsageError>(p >= 0 && p < 1, "dropout: the probability is in [0, 1), got ", p);
+  const auto input = contiguous(value_of(x));
+  const auto key = next_random_key();
+  if (!training || p == 0)
+    return record("dropout", input, [](const auto& dy, auto dx) { dx->add(dy); }, x);
+  const kernels::DropoutKey philox_key{key.seed, key.step, key.operation, key.first_sample};
+  const Index samples = input.size(0), inner = samples == 0 ? 0 : input.numel() / samples;
+  const auto device = input.device();
+  auto out = tensor_of<X>::empty(input.shape(), device);
+  kernels::dropout_forward(device, samples, inner, input.data(), out.data(), p, philox_key);
+  return record(
+      "dropout", std::move(out),
+      [samples, inner, p, philox_key](const auto& dy, auto dx) {
+        const auto [grad, accumulate] = dx->target();
+        kernels::dropout_backward(dy.device(), samples, inner, dy.data(), grad.data(), p, philox_key, accumulate);
+      },
+      x);
+}
+
+}  // namespace chorus

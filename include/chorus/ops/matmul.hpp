@@ -1,0 +1,100 @@
+#pragma once
+/// Matrix products and the linear layer's function.
+
+#include <chorus/autograd/parameter.hpp>
+#include <chorus/kernels/contiguous.hpp>
+#include <chorus/kernels/gemm.hpp>
+#include <chorus/kernels/reduction.hpp>
+
+namespace chorus::inline CHORUS_ABI {
+
+/// a: [m, k], b: [k, n] -> [m, n]; or with the same leading axes in both, a product for each: [batch..., m, k] and
+/// [batch..., k, n]. Throws ShapeError where sizes differ.
+template <Operand A, Operand B>
+auto matmul(const A& a, const B& b) {
+  using T = typename tensor_of<A>::value_type;
+  constexpr int rank = tensor_of<A>::rank;
+  static_assert(rank >= 2 && rank == tensor_of<B>::rank, "matmul: operands are matrices, or stacks of matrices of one rank");
+  const auto left = contiguous(value_of(a));
+  const auto right = contiguous(value_of(b));
+  using kernels::Trans;
+  const auto device = left.device();
+  const Index m = left.size(-2), k = left.size(-1), n = right.size(-1);
+  bool fits = right.size(-2) == k;
+  Index count = 1;
+  for (int axis = 0; axis < rank - 2; ++axis) {
+    fits = fits && left.size(axis) == right.size(axis);
+    count *= left.size(axis);
+  }
+  check<ShapeError>(fits, "matmul: shapes ", left.shape(), " and ", right.shape(), " do not fit");
+  auto shape = left.shape();
+  shape.back() = n;
+  auto out = Tensor<T, rank, typename tensor_of<A>::device_type>::empty(shape, device);
+  for (Index i = 0; i < count; ++i)
+    kernels::gemm(device, Trans::no, Trans::no, m, n, k, left.data() + i * m * k, k, right.data() + i * k * n, n,
+                  out.data() + i * m * n, n, false);
+  return record(
+      "matmul", std::move(out),
+      [left, right, device, count, m, n, k](const auto& dy, auto da, auto db) {
+        if (da) {
+          const auto [grad, accumulate] = da->target();
+          for (Index i = 0; i < count; ++i)
+            kernels::gemm(device, Trans::no, Trans::yes, m, k, n, dy.data() + i * m * n, n, right.data() + i * k * n, n,
+                          grad.data() + i * m * k, k, accumulate);
+        }
+        if (db) {
+          const auto [grad, accumulate] = db->target();
+          for (Index i = 0; i < count; ++i)
+            kernels::gemm(device, Trans::yes, Trans::no, k, n, m, left.data() + i * m * k, k, dy.data() + i * m * n, n,
+                          grad.data() + i * k * n, n, accumulate);
+        }
+      },
+      a, b);
+}
+
+/// x: [..., in], weight: [out, in], bias: [out] or absent -> x weightᵀ + bias: [..., out].
+template <Operand X, Operand W, Operand B>
+auto linear(const X& x, const W& weight, const B& bias) {
+  using kernels::Trans;
+  using T = typename tensor_of<X>::value_type;
+  constexpr int rank = tensor_of<X>::rank;
+  static_assert(rank >= 1, "linear: the input has at least one axis");
+  const auto input = contiguous(value_of(x));
+  const auto w = contiguous(value_of(weight));
+  const auto b = contiguous(value_of(bias));
+  check<ShapeError>(input.size(-1) == w.size(1), "linear: the input's shape is ", input.shape(), ", the weight's ", w.shape(),
+                    ": expected ", w.size(1), " features, got ", input.size(-1));
+  const Index out_features = w.size(0), in_features = w.size(1);
+  const Index rows = in_features == 0 ? 0 : input.numel() / in_features;
+  const auto device = input.device();
+  auto shape = input.shape();
+  shape.back() = out_features;
+  auto out = Tensor<T, rank, typename tensor_of<X>::device_type>::empty(shape, device);
+  kernels::gemm(device, Trans::no, Trans::yes, rows, out_features, in_features, input.data(), in_features, w.data(),
+                in_features, out.data(), out_features, false, b.data());
+  return record(
+      "linear", std::move(out),
+      [input, w, device, rows, in_features, out_features](const auto& dy, auto dx, auto dw, auto db) {
+        if (db) {
+          const auto [grad, accumulate] = db->target();
+          kernels::sum(device, {1, rows, out_features}, dy.data(), grad.data(), accumulate);
+        }
+        if (dw) {
+          const auto [grad, accumulate] = dw->target();
+          kernels::gemm(device, Trans::yes, Trans::no, out_features, in_features, rows, dy.data(), out_features,
+                        input.data(), in_features, grad.data(), in_features, accumulate);
+        }
+        if (dx) {
+          const auto [grad, accumulate] = dx->target();
+          kernels::gemm(device, Trans::no, Trans::no, rows, in_features, out_features, dy.data(), out_features, w.data(),
+                        in_features, grad.data(), in_features, accumulate);
+        }
+      },
+      x, weight, bias);
+}
+template <Operand X, Operand W>
+auto linear(const X& x, const W& weight) {
+  return linear(x, weight, Tensor<typename tensor_of<X>::value_type, 1, typename tensor_of<X>::device_type>());
+}
+
+}  // namespace chorus

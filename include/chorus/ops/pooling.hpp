@@ -1,0 +1,87 @@
+#pragma once
+/// Max and average pooling over windows of an image.
+
+#include <cstdint>
+
+#include <chorus/autograd/parameter.hpp>
+#include <chorus/kernels/contiguous.hpp>
+#include <chorus/kernels/pooling.hpp>
+#include <chorus/ops/size2d.hpp>
+
+namespace chorus::inline CHORUS_ABI {
+
+/// `stride` 0 stands for the window's own size.
+struct PoolOptions {
+  Size2d stride = 0, padding = 0;
+};
+
+namespace detail {
+inline kernels::Pool2dShape pool2d_shape(const char* operation, const Shape<4>& input, Size2d window,
+                                         const PoolOptions& options) {
+  const kernels::Pool2dShape shape{
+      .planes = input[0] * input[1],
+      .height = input[2],
+      .width = input[3],
+      .kernel_h = window.height,
+      .kernel_w = window.width,
+      .stride_h = options.stride.height == 0 ? window.height : options.stride.height,
+      .stride_w = options.stride.width == 0 ? window.width : options.stride.width,
+      .padding_h = options.padding.height,
+      .padding_w = options.padding.width,
+  };
+  check<UsageError>(shape.kernel_h > 0 && shape.kernel_w > 0 && shape.stride_h > 0 && shape.stride_w > 0, operation,
+                    ": window and stride are at least 1");
+  check<UsageError>(shape.padding_h >= 0 && shape.padding_w >= 0 && 2 * shape.padding_h <= shape.kernel_h &&
+                        2 * shape.padding_w <= shape.kernel_w,
+                    operation, ": the padding is at most half of the window");
+  check<ShapeError>(shape.height + 2 * shape.padding_h >= shape.kernel_h && shape.width + 2 * shape.padding_w >= shape.kernel_w,
+                    operation, ": a window of ", shape.kernel_h, " x ", shape.kernel_w, " does not fit an input of shape ", input);
+  return shape;
+}
+}  // namespace detail
+
+/// x: [batch, channels, height, width] -> the largest number of each window: [batch, channels, out_h, out_w] with
+/// out_h = (height + 2 padding - window) / stride + 1. Where several are largest, the first gets the gradient.
+template <Operand X>
+auto max_pool2d(const X& x, Size2d window, const PoolOptions& options = {}) {
+  using T = typename tensor_of<X>::value_type;
+  using D = typename tensor_of<X>::device_type;
+  const auto input = contiguous(value_of(x));
+  const auto shape = detail::pool2d_shape("max_pool2d", input.shape(), window, options);
+  const auto device = input.device();
+  const Shape<4> out_shape{input.size(0), input.size(1), shape.out_height(), shape.out_width()};
+  auto out = Tensor<T, 4, D>::empty(out_shape, device);
+  const bool recorded = AnyVariable<X> && grad_enabled();
+  Tensor<std::int32_t, 4, D> argmax;
+  if (recorded) argmax = Tensor<std::int32_t, 4, D>::empty(out_shape, device);
+  kernels::max_pool2d_forward(device, shape, input.data(), out.data(), argmax.data());
+  return record(
+      "max_pool2d", std::move(out),
+      [argmax, shape, device](const auto& dy, auto dx) {
+        const auto [grad, accumulate] = dx->target();
+        kernels::max_pool2d_backward(device, shape, dy.data(),
+                                     argmax.data(), grad.data(), accumulate);
+      },
+      x);
+}
+
+/// The mean of each window, padding counted as zeros; shapes as for max_pool2d.
+template <Operand X>
+auto avg_pool2d(const X& x, Size2d window, const PoolOptions& options = {}) {
+  using T = typename tensor_of<X>::value_type;
+  const auto input = contiguous(value_of(x));
+  const auto shape = detail::pool2d_shape("avg_pool2d", input.shape(), window, options);
+  const auto device = input.device();
+  auto out = Tensor<T, 4, typename tensor_of<X>::device_type>::empty(
+      {input.size(0), input.size(1), shape.out_height(), shape.out_width()}, device);
+  kernels::avg_pool2d_forward(device, shape, input.data(), out.data());
+  return record(
+      "avg_pool2d", std::move(out),
+      [shape, device](const auto& dy, auto dx) {
+        const auto [grad, accumulate] = dx->target();
+        kernels::avg_pool2d_backward(device, shape, dy.data(), grad.data(), accumulate);
+      },
+      x);
+}
+
+}  // namespace chorus

@@ -1,0 +1,144 @@
+#pragma once
+/// Sums, means, extremes and variances, of all elements or along one axis.
+
+#include <chorus/autograd/parameter.hpp>
+#include <chorus/kernels/contiguous.hpp>
+#include <chorus/kernels/reduction.hpp>
+#include <chorus/ops/shape.hpp>
+
+namespace chorus::inline CHORUS_ABI {
+
+/// As the last argument of a reduction: the axis stays, with size 1.
+struct KeepAxis {};
+inline constexpr KeepAxis keep_axis{};
+
+namespace detail {
+
+// The reduced axis goes away.
+template <int Rank>
+Shape<Rank - 1> without_axis(const Shape<Rank>& shape, std::size_t axis) {
+  Shape<Rank - 1> out{};
+  for (std::size_t i = 0; i < out.size(); ++i) out[i] = shape[i < axis ? i : i + 1];
+  return out;
+}
+
+// A reduction along an axis: `forward(device, view, x, y)` and `backward(device, view, x, y, dy, dx, accumulate)`.
+template <Operand X, class Forward, class Backward>
+auto reduce(const char* operation, const X& x, Index axis, Forward forward, Backward backward) {
+  using T = typename tensor_of<X>::value_type;
+  constexpr int rank = tensor_of<X>::rank;
+  static_assert(rank >= 1, "a tensor without axes cannot be reduced along one");
+  const auto input = contiguous(value_of(x));
+  const auto a = normalize_axis(operation, axis, rank);
+  const auto view = around_axis(input.shape(), a);
+  auto out = Tensor<T, rank - 1, typename tensor_of<X>::device_type>::empty(without_axis<rank>(input.shape(), a), input.device());
+  forward(input.device(), view, input.data(), out.data());
+  return record(
+      operation, out,
+      [input, out, view, backward](const auto& dy, auto dx) {
+        const auto [grad, accumulate] = dx->target();
+        backward(input.device(), view, input.data(), out.data(), dy.data(), grad.data(), accumulate);
+      },
+      x);
+}
+
+// The same over all elements.
+template <Operand X, class Reduce>
+auto reduce_all(const X& x, Reduce along_axis) {
+  return along_axis(reshape(x, Shape<1>{-1}), 0);
+}
+
+// The same, and the axis stays.
+template <Operand X, class Reduce>
+auto reduce_keeping(const X& x, Index axis, Reduce along_axis) {
+  auto shape = value_of(x).shape();
+  shape[normalize_axis("reduction", axis, tensor_of<X>::rank)] = 1;
+  return reshape(along_axis(x, axis), shape);
+}
+
+}  // namespace detail
+
+/// The sum along an axis, which goes away.
+template <Operand X>
+auto sum(const X& x, Index axis) {
+  return detail::reduce(
+      "sum", x, axis,
+      [](auto device, auto view, const auto* in, auto* out) { kernels::sum(device, view, in, out); },
+      [](auto device, auto view, const auto*, const auto*, const auto* dy, auto* dx, bool accumulate) {
+        kernels::sum_backward(device, view, dy, dx, accumulate);
+      });
+}
+
+/// The mean along an axis, which goes away.
+template <Operand X>
+auto mean(const X& x, Index axis) {
+  return detail::reduce(
+      "mean", x, axis,
+      [](auto device, auto view, const auto* in, auto* out) { kernels::mean(device, view, in, out); },
+      [](auto device, auto view, const auto*, const auto*, const auto* dy, auto* dx, bool accumulate) {
+        kernels::mean_backward(device, view, dy, dx, accumulate);
+      });
+}
+
+/// The largest element along an axis, which goes away. Elements that tie share the gradient evenly, as in PyTorch.
+template <Operand X>
+auto amax(const X& x, Index axis) {
+  return detail::reduce(
+      "amax", x, axis,
+      [](auto device, auto view, const auto* in, auto* out) { kernels::amax(device, view, in, out); },
+      [](auto device, auto view, const auto* in, const auto* out, const auto* dy, auto* dx, bool accumulate) {
+        kernels::amax_backward(device, view, in, out, dy, dx, accumulate);
+      });
+}
+
+/// The smallest element along an axis, which goes away; ties as for amax.
+template <Operand X>
+auto amin(const X& x, Index axis) {
+  return detail::reduce(
+      "amin", x, axis,
+      [](auto device, auto view, const auto* in, auto* out) { kernels::amin(device, view, in, out); },
+      [](auto device, auto view, const auto* in, const auto* out, const auto* dy, auto* dx, bool accumulate) {
+        kernels::amin_backward(device, view, in, out, dy, dx, accumulate);
+      });
+}
+
+#define CHORUS_REDUCTION_FORMS(NAME)                                                       \
+  template <Operand X>                                                                     \
+  auto NAME(const X& x) {                                                                  \
+    return detail::reduce_all(x, [](const auto& flat, Index axis) { return NAME(flat, axis); }); \
+  }                                                                                        \
+  template <Operand X>                                                                     \
+  auto NAME(const X& x, Index axis, KeepAxis) {                                            \
+    return detail::reduce_keeping(x, axis, [](const auto& in, Index a) { return NAME(in, a); }); \
+  }
+CHORUS_REDUCTION_FORMS(sum)
+CHORUS_REDUCTION_FORMS(mean)
+CHORUS_REDUCTION_FORMS(amax)
+CHORUS_REDUCTION_FORMS(amin)
+#undef CHORUS_REDUCTION_FORMS
+
+/// The variance along an axis, which goes away: squared distances from the mean, divided by size - `correction`
+/// (1: the unbiased estimate).
+template <Operand X>
+auto var(const X& x, Index axis, Index correction = 1) {
+  return detail::reduce(
+      "var", x, axis,
+      [correction](auto device, auto view, const auto* in, auto* out) { kernels::var(device, view, in, out, correction); },
+      [correction](auto device, auto view, const auto* in, const auto*, const auto* dy, auto* dx, bool accumulate) {
+        kernels::var_backward(device, view, in, dy, dx, correction, accumulate);
+      });
+}
+
+/// The position of the largest element along an axis; of several, the first.
+template <Operand X>
+Tensor<Index, tensor_of<X>::rank - 1, typename tensor_of<X>::device_type> argmax(const X& x, Index axis) {
+  constexpr int rank = tensor_of<X>::rank;
+  const auto input = contiguous(value_of(x));
+  const auto a = normalize_axis("argmax", axis, rank);
+  auto out = Tensor<Index, rank - 1, typename tensor_of<X>::device_type>::empty(detail::without_axis<rank>(input.shape(), a),
+                                                                                 input.device());
+  kernels::argmax(input.device(), detail::around_axis(input.shape(), a), input.data(), out.data());
+  return out;
+}
+
+}  // namespace chorus

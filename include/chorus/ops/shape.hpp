@@ -1,0 +1,138 @@
+#pragma once
+/// The same numbers in another shape or order: reshape, flatten, permute, transpose, slice, concat, stack.
+
+#include <array>
+#include <numeric>
+
+#include <chorus/autograd/parameter.hpp>
+#include <chorus/kernels/axis_block.hpp>
+#include <chorus/kernels/contiguous.hpp>
+
+namespace chorus::inline CHORUS_ABI {
+
+namespace detail {
+/// A shape seen from one of its axes: what lies outside, the axis, what lies inside.
+template <std::size_t N>
+kernels::AxisShape around_axis(const std::array<Index, N>& shape, std::size_t axis) {
+  kernels::AxisShape out;
+  for (std::size_t i = 0; i < N; ++i) (i < axis ? out.outer : i == axis ? out.axis : out.inner) *= shape[i];
+  return out;
+}
+}  // namespace detail
+
+/// Another shape with as many elements; one size may be -1. Throws ShapeError where it doesn't fit.
+template <Operand X, std::size_t NewRank>
+auto reshape(const X& x, const std::array<Index, NewRank>& shape) {
+  const auto input = contiguous(value_of(x));
+  return record(
+      "reshape", input.view(shape), [old = input.shape()](const auto& dy, auto dx) { dx->add(dy.view(old)); }, x);
+}
+
+/// Joins all axes from `start_axis` on: [batch, channels, height, width] -> [batch, channels * height * width].
+template <int StartAxis = 1, Operand X>
+auto flatten(const X& x) {
+  constexpr int rank = tensor_of<X>::rank;
+  static_assert(StartAxis >= 0 && StartAxis <= rank, "flatten: the start axis doesn't exist");
+  const auto& old = value_of(x).shape();
+  Shape<StartAxis + 1> shape{};
+  shape.back() = 1;
+  for (std::size_t axis = 0; axis < static_cast<std::size_t>(rank); ++axis) {
+    if (axis < static_cast<std::size_t>(StartAxis))
+      shape[axis] = old[axis];
+    else
+      shape.back() *= old[axis];
+  }
+  return reshape(x, shape);
+}
+
+/// Axis i of the result is axis `axes[i]` of x.
+template <Operand X>
+auto permute(const X& x, const Shape<tensor_of<X>::rank>& axes) {
+  const auto& input = value_of(x);
+  constexpr auto rank = static_cast<std::size_t>(tensor_of<X>::rank);
+  auto out = contiguous(input.permute(axes));
+  Shape<tensor_of<X>::rank> inverse{};
+  for (std::size_t i = 0; i < rank; ++i)
+    inverse[normalize_axis("permute", axes[i], tensor_of<X>::rank)] = static_cast<Index>(i);
+  return record(
+      "permute", std::move(out), [inverse](const auto& dy, auto dx) { dx->add(contiguous(dy.permute(inverse))); }, x);
+}
+
+/// Swaps two axes.
+template <Operand X>
+auto transpose(const X& x, Index a, Index b) {
+  constexpr int rank = tensor_of<X>::rank;
+  Shape<rank> axes{};
+  std::iota(axes.begin(), axes.end(), Index{0});
+  std::swap(axes[normalize_axis("transpose", a, rank)], axes[normalize_axis("transpose", b, rank)]);
+  return permute(x, axes);
+}
+
+/// Indices `start` to `stop - 1` of an axis.
+template <Operand X>
+auto slice(const X& x, Index axis, Index start, Index stop) {
+  const auto& input = value_of(x);
+  const auto whole = detail::around_axis(input.shape(), normalize_axis("slice", axis, tensor_of<X>::rank));
+  auto out = contiguous(input.slice(axis, start, stop));
+  return record(
+      "slice", std::move(out),
+      [whole, start, count = stop - start](const auto& dy, auto dx) {
+        const auto [grad, accumulate] = dx->target();
+        if (!accumulate) zero_bytes(grad.device(), grad.data(), grad.bytes());
+        kernels::put_block(grad.device(), whole, start, count, dy.data(), grad.data(), true);
+      },
+      x);
+}
+
+/// Joins operands along an axis; their other sizes are equal. Throws ShapeError where they are not.
+template <Operand First, Operand... Rest>
+auto concat(Index axis, const First& first, const Rest&... rest) {
+  using T = typename tensor_of<First>::value_type;
+  constexpr int rank = tensor_of<First>::rank;
+  static_assert(((tensor_of<Rest>::rank == rank) && ...), "concat: operands have different ranks");
+  const auto a = normalize_axis("concat", axis, rank);
+  constexpr std::size_t count = 1 + sizeof...(Rest);
+  const std::array<tensor_of<First>, count> parts{contiguous(value_of(first)), contiguous(value_of(rest))...};
+  std::array<Index, count> starts{};
+  auto shape = parts[0].shape();
+  for (std::size_t i = 1; i < count; ++i) {
+    auto expected = parts[0].shape();
+    expected[a] = parts[i].shape()[a];
+    check<ShapeError>(parts[i].shape() == expected, "concat: shapes ", parts[0].shape(), " and ", parts[i].shape(),
+                      " differ beside axis ", axis);
+    starts[i] = shape[a];
+    shape[a] += expected[a];
+  }
+  const auto device = parts[0].device();
+  const auto whole = detail::around_axis(shape, a);
+  auto out = Tensor<T, rank, typename tensor_of<First>::device_type>::empty(shape, device);
+  for (std::size_t i = 0; i < count; ++i)
+    kernels::put_block(device, whole, starts[i], parts[i].shape()[a], parts[i].data(), out.data());
+  return record(
+      "concat", std::move(out),
+      [whole, starts, a](const auto& dy, auto... inputs) {
+        const auto give = [&](std::size_t i, auto input) {
+          if (!input) return;
+          const auto [grad, accumulate] = input->target();
+          kernels::take_block(grad.device(), whole, starts[i], grad.shape()[a], dy.data(), grad.data(), accumulate);
+        };
+        std::size_t i = 0;
+        (give(i++, inputs), ...);
+      },
+      first, rest...);
+}
+
+/// Joins operands of one shape along a new axis.
+template <Operand First, Operand... Rest>
+auto stack(Index axis, const First& first, const Rest&... rest) {
+  constexpr int rank = tensor_of<First>::rank;
+  const auto a = normalize_axis("stack", axis, rank + 1);
+  const auto widen = [a](const auto& x) {
+    Shape<rank + 1> shape{};
+    for (std::size_t i = 0; i < shape.size(); ++i) shape[i] = i < a ? x.shape()[i] : i == a ? 1 : x.shape()[i - 1];
+    return reshape(x, shape);
+  };
+  return concat(axis, widen(first), widen(rest)...);
+}
+
+}  // namespace chorus

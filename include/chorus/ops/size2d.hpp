@@ -1,0 +1,15 @@
+#pragma once
+/// Height and width options, given as one number or two.
+
+#include <chorus/core/dtype.hpp>
+
+namespace chorus::inline CHORUS_ABI {
+
+/// `{.kernel = 5}` or `{.kernel = {5, 3}}`: height, then width.
+struct Size2d {
+  Index height = 0, width = 0;
+  constexpr Size2d(Index both) : height(both), width(both) {}  // NOLINT: one number stands for both
+  constexpr Size2d(Index h, Index w) : height(h), width(w) {}
+};
+
+}  // namespace chorus

@@ -1,0 +1,61 @@
+#pragma once
+/// softmax, log_softmax and logsumexp along an axis.
+
+#include <chorus/autograd/parameter.hpp>
+#include <chorus/kernels/softmax.hpp>
+#include <chorus/ops/reduction.hpp>
+
+namespace chorus::inline CHORUS_ABI {
+
+namespace detail {
+// Both need only their result for the way back.
+template <Operand X, class Forward, class Backward>
+auto along_axis(const char* operation, const X& x, Index axis, Forward forward, Backward backward) {
+  const auto input = contiguous(value_of(x));
+  const auto view = around_axis(input.shape(), normalize_axis(operation, axis, tensor_of<X>::rank));
+  auto out = tensor_of<X>::empty(input.shape(), input.device());
+  forward(input.device(), view, input.data(), out.data());
+  return record(
+      operation, out,
+      [out, view, backward](const auto& dy, auto dx) {
+        const auto [grad, accumulate] = dx->target();
+        backward(out.device(), view, out.data(), dy.data(), grad.data(), accumulate);
+      },
+      x);
+}
+}  // namespace detail
+
+/// exp(x) / sum(exp(x)) along an axis, computed without overflow.
+template <Operand X>
+auto softmax(const X& x, Index axis) {
+  return detail::along_axis(
+      "softmax", x, axis,
+      [](auto device, auto view, const auto* in, auto* out) { kernels::softmax_forward(device, view, in, out); },
+      [](auto device, auto view, const auto* y, const auto* dy, auto* dx, bool accumulate) {
+        kernels::softmax_backward(device, view, y, dy, dx, accumulate);
+      });
+}
+
+/// log(softmax(x)) along an axis.
+template <Operand X>
+auto log_softmax(const X& x, Index axis) {
+  return detail::along_axis(
+      "log_softmax", x, axis,
+      [](auto device, auto view, const auto* in, auto* out) { kernels::log_softmax_forward(device, view, in, out); },
+      [](auto device, auto view, const auto* y, const auto* dy, auto* dx, bool accumulate) {
+        kernels::log_softmax_backward(device, view, y, dy, dx, accumulate);
+      });
+}
+
+/// log(sum(exp(x))) along an axis, which goes away.
+template <Operand X>
+auto logsumexp(const X& x, Index axis) {
+  return detail::reduce(
+      "logsumexp", x, axis,
+      [](auto device, auto view, const auto* in, auto* out) { kernels::logsumexp_forward(device, view, in, out); },
+      [](auto device, auto view, const auto* in, const auto* out, const auto* dy, auto* dx, bool accumulate) {
+        kernels::logsumexp_backward(device, view, in, out, dy, dx, accumulate);
+      });
+}
+
+}  // namespace chorus

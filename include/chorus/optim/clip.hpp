@@ -1,0 +1,45 @@
+#pragma once
+/// Gradient clipping.
+
+#include <cmath>
+#include <vector>
+
+#include <chorus/kernels/optimizer.hpp>
+#include <chorus/kernels/pointwise.hpp>
+#include <chorus/nn/module.hpp>
+
+namespace chorus::inline CHORUS_ABI::optim {
+
+namespace detail {
+template <Device D, class F>
+void for_each_grad(const std::vector<nn::NamedParameter<D>>& parameters, const F& f) {
+  for (const auto& named : parameters) {
+    auto& parameter = *named.parameter;
+    if (!parameter.grad_arrived()) continue;
+    if (parameter.dtype() == DType::f32)
+      f(parameter, static_cast<float*>(parameter.grad_data()));
+    else
+      f(parameter, static_cast<double*>(parameter.grad_data()));
+  }
+}
+}  // namespace detail
+
+/// Scales all gradients down so that their common Euclidean norm is at most `max_norm`; returns the norm before. Under
+/// DistributedDataParallel to be called after backward, when all ranks hold the same gradients.
+template <Device D>
+double clip_grad_norm(const std::vector<nn::NamedParameter<D>>& parameters, double max_norm) {
+  check<UsageError>(max_norm > 0, "clip_grad_norm: the largest norm must be positive, got ", max_norm);
+  double squares = 0;
+  detail::for_each_grad(parameters, [&](auto& parameter, auto* grad) {
+    squares += kernels::square_sum(parameter.where(), parameter.count(), grad);
+  });
+  const double norm = std::sqrt(squares);
+  const double factor = max_norm / (norm + 1e-6);
+  if (factor < 1)
+    detail::for_each_grad(parameters, [&]<class T>(auto& parameter, T* grad) {
+      kernels::scale(parameter.where(), parameter.count(), static_cast<T>(factor), grad);
+    });
+  return norm;
+}
+
+}  // namespace chorus::inline CHORUS_ABI::optim

@@ -1,0 +1,164 @@
+#pragma once
+/// What all optimizers share: the parameters, their state beside them, and the walk over both in long ranges.
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <chorus/nn/flat_parameters.hpp>
+
+namespace chorus::inline CHORUS_ABI::optim {
+
+/// The learning rate, apart from the rest so that schedules know nothing else.
+class HasLearningRate {
+ public:
+  explicit HasLearningRate(double lr) : lr_(lr) { check_rate(lr); }
+  double lr() const { return lr_; }
+  void set_lr(double lr) {
+    check_rate(lr);
+    lr_ = lr;
+  }
+
+ private:
+  static void check_rate(double lr) { check<UsageError>(lr >= 0, "optimizer: the learning rate is at least 0, got ", lr); }
+  double lr_;
+};
+
+/// State that an optimizer keeps for a parameter, under the name by which checkpoints know it: `momentum.conv1.weight`.
+struct StateTensor {
+  std::string name;
+  DType dtype;
+  std::vector<Index> shape;
+  void* data;
+};
+
+template <Device D>
+class Optimizer : public HasLearningRate {
+ public:
+  /// Throws UsageError where there are no parameters.
+  Optimizer(std::vector<nn::NamedParameter<D>> parameters, double lr) : HasLearningRate(lr) {
+    check<UsageError>(!parameters.empty(), "optimizer: there are no parameters");
+    for (auto& named : parameters) entries_.push_back({std::move(named)});
+  }
+  virtual ~Optimizer() = default;
+  Optimizer(const Optimizer&) = delete;
+  Optimizer& operator=(const Optimizer&) = delete;
+
+  /// Changes every parameter that has a gradient; the others stay as they are.
+  virtual void step() = 0;
+
+  /// Forgets all gradients.
+  void zero_grad() {
+    for (const Entry& entry : entries_) entry.named.parameter->set_grad_arrived(false);
+  }
+
+  /// All state, made on the first step or by this call, for checkpoints. Numbers of steps are tensors of one integer.
+  std::vector<StateTensor> state() {
+    make_state();
+    std::vector<StateTensor> out;
+    for (Entry& entry : entries_) {
+      const auto extents = entry.named.parameter->extents();
+      for (std::size_t slot = 0; slot < slots().size(); ++slot)
+        out.push_back({cat(slots()[slot], '.', entry.named.name), entry.named.parameter->dtype(),
+                       {extents.begin(), extents.end()}, state_data(entry, slot)});
+      out.push_back({cat("steps.", entry.named.name), DType::i64, {}, &entry.steps});
+    }
+    return out;
+  }
+
+  D device() const { return entries_.front().named.parameter->where(); }
+
+ protected:
+  static constexpr std::size_t max_slots = 3;
+
+  /// Neighbouring parameters of one dtype that have gradients and have made equally many steps.
+  struct Range {
+    DType dtype;
+    Index count;
+    void* value;
+    const void* grad;
+    std::array<void*, max_slots> state;
+    std::int64_t steps;  // before this one
+  };
+
+  /// The names of the state that each parameter has, of its own dtype and shape, at first 0.
+  virtual std::span<const std::string_view> slots() const = 0;
+
+  /// Calls `update(T{}, range)` for ranges that cover all parameters with gradients, then counts the step.
+  template <class Update>
+  void for_each_range(const Update& update) {
+    make_state();
+    Range range{};
+    const auto flush = [&] {
+      if (range.count == 0) return;
+      if (range.dtype == DType::f32)
+        update(float{}, range);
+      else
+        update(double{}, range);
+      range.count = 0;
+    };
+    for (Entry& entry : entries_) {
+      auto& parameter = *entry.named.parameter;
+      if (!parameter.grad_arrived() || !parameter.wants_grad()) continue;
+      Range next{parameter.dtype(), parameter.count(), parameter.value_data(), parameter.grad_data(), {}, entry.steps++};
+      for (std::size_t slot = 0; slot < slots().size(); ++slot) next.state[slot] = state_data(entry, slot);
+      parameter.touch();
+      if (!continues(range, next)) {
+        flush();
+        range = next;
+      } else {
+        range.count += next.count;
+      }
+    }
+    flush();
+  }
+
+ private:
+  struct Entry {
+    nn::NamedParameter<D> named;
+    std::int64_t steps = 0;
+    std::size_t state_begin = 0;  // bytes
+  };
+
+  void make_state() {
+    if (made_) return;
+    made_ = true;
+    std::size_t bytes = 0;
+    for (const DType type : {DType::f32, DType::f64})  // a dtype's state lies together, as its parameters do
+      for (Entry& entry : entries_)
+        if (entry.named.parameter->dtype() == type) {
+          entry.state_begin = bytes;
+          bytes += entry.named.parameter->size_bytes();
+        }
+    const MemoryScope scope(trace::Memory::optimizer);
+    for (std::size_t slot = 0; slot < slots().size(); ++slot) {
+      state_[slot] = Storage<D>(device(), bytes);
+      zero_bytes(device(), state_[slot].data(), bytes);
+    }
+  }
+
+  void* state_data(const Entry& entry, std::size_t slot) const {
+    return static_cast<std::byte*>(state_[slot].data()) + entry.state_begin;
+  }
+
+  bool continues(const Range& range, const Range& next) const {
+    const auto bytes = static_cast<std::size_t>(range.count) * size_of(range.dtype);
+    const auto follows = [bytes](const void* first, const void* second) {
+      return static_cast<const std::byte*>(first) + bytes == second;
+    };
+    bool all = range.count > 0 && range.dtype == next.dtype && range.steps == next.steps &&
+               follows(range.value, next.value) && follows(range.grad, next.grad);
+    for (std::size_t slot = 0; slot < slots().size(); ++slot) all = all && follows(range.state[slot], next.state[slot]);
+    return all;
+  }
+
+  std::vector<Entry> entries_;
+  std::array<Storage<D>, max_slots> state_;
+  bool made_ = false;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::optim

@@ -1,0 +1,54 @@
+#pragma once
+/// Stochastic gradient descent with momentum, as PyTorch computes it.
+
+#include <utility>
+#include <vector>
+
+#include <chorus/kernels/optimizer.hpp>
+#include <chorus/optim/optimizer.hpp>
+
+namespace chorus::inline CHORUS_ABI::optim {
+
+struct SgdOptions {
+  double lr = 0.01, momentum = 0, dampening = 0, weight_decay = 0;
+  bool nesterov = false;
+};
+
+/// g += weight_decay p; m = momentum m + (1 - dampening) g (at first m = g); g = m, or g + momentum m for Nesterov;
+/// p -= lr g.
+template <Device D>
+class Sgd final : public Optimizer<D> {
+ public:
+  /// Throws UsageError for negative options, and for Nesterov without momentum or with dampening.
+  explicit Sgd(std::vector<nn::NamedParameter<D>> parameters, const SgdOptions& options = {})
+      : Optimizer<D>(std::move(parameters), options.lr), options_(options) {
+    check<UsageError>(options.momentum >= 0 && options.weight_decay >= 0,
+                      "Sgd: momentum and weight_decay are at least 0, got ", options.momentum, " and ", options.weight_decay);
+    check<UsageError>(!options.nesterov || (options.momentum > 0 && options.dampening == 0),
+                      "Sgd: Nesterov needs momentum above 0 and no dampening");
+  }
+
+  void step() override {
+    this->for_each_range([&]<class T>(T, const typename Optimizer<D>::Range& range) {
+      kernels::sgd_step(this->device(), range.count, static_cast<T*>(range.value), static_cast<const T*>(range.grad),
+                        static_cast<T*>(range.state[0]),
+                        kernels::SgdScalars{.lr = this->lr(),
+                                            .momentum = options_.momentum,
+                                            .dampening = options_.dampening,
+                                            .weight_decay = options_.weight_decay,
+                                            .nesterov = options_.nesterov,
+                                            .first_step = range.steps == 0});
+    });
+  }
+
+ protected:
+  std::span<const std::string_view> slots() const override {
+    static constexpr std::string_view names[] = {"momentum"};
+    return {names, options_.momentum > 0 ? std::size_t{1} : std::size_t{0}};
+  }
+
+ private:
+  SgdOptions options_;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::optim

@@ -1,0 +1,201 @@
+#pragma once
+/// DataParallel: one process, several devices. The batch is scattered, copies of the model run on all devices at once, the
+/// outputs are gathered, and in backward the gradients are summed to the first device, where the optimizer steps.
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <span>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <chorus/parallel/device_threads.hpp>
+#include <chorus/parallel/policy.hpp>
+#include <chorus/parallel/replicas.hpp>
+#include <chorus/parallel/scatter_gather.hpp>
+
+namespace chorus::inline CHORUS_ABI {
+
+struct DataParallelOptions {
+  /// Indices of the devices. The first holds the model. One may be named twice: two copies then share it.
+  std::vector<int> device_ids;
+  /// Index of the device on which outputs are gathered; -1: the first of `device_ids`.
+  int output_device = -1;
+  /// The axis along which inputs are cut and outputs are joined.
+  int dim = 0;
+};
+
+/// Keeps a copy of the model on each device from step to step; each forward pass sends it the parameters that have changed.
+/// What a copy writes into its buffers is lost, but for the first device's. Must outlive the losses made through it.
+template <class Model>
+class DataParallel : public Policy<Model> {
+ public:
+  using D = typename Model::device_type;
+  static constexpr bool distributed = false;
+  static constexpr const char* name = "dp";
+
+  /// Throws UsageError without devices, DeviceError for one that doesn't exist.
+  DataParallel(Model model, DataParallelOptions options, std::uint64_t seed = initial_seed())
+      : Policy<Model>(detail::copy_to(std::move(model), first_device(options)), seed),
+        options_(std::move(options)),
+        buffers_(nn::named_buffers<D>(this->model_)),
+        threads_(options_.device_ids.size()) {
+    if (options_.output_device < 0) options_.output_device = options_.device_ids.front();
+    check<UsageError>(options_.dim >= 0, "DataParallel: dim is at least 0, got ", options_.dim);
+    for (std::size_t i = 1; i < options_.device_ids.size(); ++i)
+      replicas_.push_back(std::make_unique<detail::Replica<Model>>(this->model_, device(i)));
+  }
+  /// For `launch`: as many devices as `run` says.
+  template <class Run>
+    requires requires(Run& run) { run.seed(); }
+  DataParallel(Model model, Run& run) : DataParallel(std::move(model), {.device_ids = first_indices(run.devices())}, run.seed()) {}
+
+  /// The model's output for the whole batch, on the output device; scalars become a vector with one element a device.
+  /// Tensors and Variables are cut along `dim` into shares that differ by at most one, on no more devices than there are
+  /// samples; other arguments go to every copy as they are. What a copy throws is thrown again, of the same kind, with the
+  /// copy's number and device in the message.
+  template <class... Inputs>
+  auto operator()(const Inputs&... inputs) {
+    const auto& random = this->begin_forward();
+    const Index batch = detail::batch_size(options_.dim, inputs...);
+    const auto used = static_cast<std::size_t>(std::clamp<Index>(batch, 1, devices()));
+    const bool grad = grad_enabled();
+    using Shares = decltype(scatter(0, 1, inputs...));
+    using Output = decltype(std::apply([&](const auto&... own) { return this->model_.forward(own...); }, std::declval<Shares&>()));
+    std::vector<std::optional<Shares>> shares(used);
+    std::vector<std::optional<Output>> outputs(used);
+    run(used, [&](std::size_t i) {
+      const GradMode mode(grad);
+      RandomContext context{random.seed, random.step, 0, [first = detail::share_begin(batch, used, i)] { return first; }};
+      const RandomScope scope(context);
+      shares[i].emplace(scatter(i, used, inputs...));
+      Model& model = up_to_date(i);
+      outputs[i].emplace(std::apply([&](const auto&... own) { return model.forward(own...); }, *shares[i]));
+    });
+    this->end_forward();
+    return gather(outputs, shares, std::index_sequence_for<Inputs...>{}, inputs...);
+  }
+
+  template <class Dataset>
+  data::Sampler sampler(const Dataset& dataset, const SamplingOptions& options = {}) const {
+    return data::Sampler(dataset.size(), {.shuffle = options.shuffle, .seed = this->seed(), .padding = options.padding});
+  }
+  int devices() const { return static_cast<int>(options_.device_ids.size()); }
+  const DataParallelOptions& options() const { return options_; }
+
+  /// `value`, the mean over this process's `samples`, as the mean over the samples of all processes.
+  double mean(double value, Index) const { return value; }
+  /// Sums over all processes, in place.
+  void sum(std::span<double>) const {}
+
+ private:
+  static D first_device(const DataParallelOptions& options) {
+    check<UsageError>(!options.device_ids.empty(), "DataParallel: device_ids is empty: expected at least one device");
+    return D{options.device_ids.front()};
+  }
+  static std::vector<int> first_indices(int count) {
+    std::vector<int> indices;
+    for (int i = 0; i < count; ++i) indices.push_back(i);
+    return indices;
+  }
+  D device(std::size_t i) const { return D{options_.device_ids[i]}; }
+
+  // Runs a task on the first `used` devices' threads; throws what one of them threw.
+  template <class Task>
+  void run(std::size_t used, const Task& task) {
+    const auto& errors = threads_.run(used, task);
+    for (std::size_t i = 0; i < used; ++i)
+      if (errors[i]) rethrow_with(errors[i], cat("DataParallel: replica ", i, " on device ", device(i), ": "));
+  }
+
+  template <class... Inputs>
+  auto scatter(std::size_t i, std::size_t used, const Inputs&... inputs) const {
+    return std::tuple<decltype(detail::scatter(inputs, 0, used, i, D{}))...>(
+        detail::scatter(inputs, options_.dim, used, i, device(i))...);
+  }
+
+  Model& up_to_date(std::size_t i) {
+    if (i == 0) return this->model_;
+    auto& replica = *replicas_[i - 1];
+    replica.follow(this->flat_, buffers_, device(0));
+    detail::copy_training_flags(this->model_, replica.model());
+    return replica.model();
+  }
+
+  template <class Outputs, class Shares, std::size_t... I, class... Inputs>
+  auto gather(const Outputs& outputs, const Shares& shares, std::index_sequence<I...>, const Inputs&... inputs) {
+    using Output = typename Outputs::value_type::value_type;
+    std::vector<Output> parts;
+    for (const auto& output : outputs) parts.push_back(*output);
+    Ref<detail::ReplicaBackward> backward(new detail::ReplicaBackward(parts.size()));
+    backward->run = [this](const auto& roots, bool keep) { backward_on_replicas(roots, keep); };
+    const auto share = [&]<std::size_t At>(std::integral_constant<std::size_t, At>, const auto& input) {
+      std::vector<std::remove_cvref_t<std::tuple_element_t<At, typename Shares::value_type::value_type>>> list;
+      if constexpr (AnyVariable<decltype(input)>)
+        for (const auto& own : shares) list.push_back(std::get<At>(*own));
+      detail::return_gradient(input, options_.dim, std::move(list), *backward);
+    };
+    (share(std::integral_constant<std::size_t, I>{}, inputs), ...);
+    return detail::gather(parts, options_.dim, D{options_.output_device}, backward);
+  }
+
+  void backward_on_replicas(const detail::ReplicaBackward::Roots& roots, bool keep) {
+    // Hooks wait until the gradients of all devices are in.
+    run(roots.size(), [&](std::size_t i) { run_backward(roots[i], {.retain_graph = keep, .hooks = false}); });
+    reduce_gradients(roots.size());
+    for (const auto& entry : this->flat_.entries())
+      if (entry.parameter().grad_arrived()) entry.named.handle.shared()->gradient_is_final();
+  }
+
+  // Adds the copies' gradients, copy by copy, to the first device's. Each device's thread does a part of the elements.
+  void reduce_gradients(std::size_t used) {
+    struct Piece {
+      const detail::Replica<Model>* replica;
+      std::size_t group, begin, count;
+      bool add;
+    };
+    std::vector<Piece> pieces;
+    const auto& entries = this->flat_.entries();
+    for (std::size_t r = 1; r < used; ++r) {
+      auto& replica = *replicas_[r - 1];
+      for (std::size_t e = 0; e < entries.size(); ++e) {
+        auto& from = replica.flat().entries()[e].parameter();
+        if (!from.grad_arrived()) continue;
+        from.set_grad_arrived(false);
+        auto& to = entries[e].parameter();
+        const bool add = to.grad_arrived();
+        to.set_grad_arrived(true);
+        trace::sent(device(r).index, trace::Traffic::gradients, to.size_bytes());
+        if (!pieces.empty() && pieces.back().replica == &replica && pieces.back().group == entries[e].group &&
+            pieces.back().add == add && pieces.back().begin + pieces.back().count == entries[e].begin)
+          pieces.back().count += entries[e].count;
+        else
+          pieces.push_back({&replica, entries[e].group, entries[e].begin, entries[e].count, add});
+      }
+    }
+    if (pieces.empty()) return;
+    run(used, [&](std::size_t i) {
+      for (const Piece& piece : pieces) {
+        const auto count = static_cast<Index>(piece.count);
+        const auto first = detail::share_begin(count, used, i), last = detail::share_begin(count, used, i + 1);
+        const auto at = piece.begin + static_cast<std::size_t>(first);
+        const auto& group = this->flat_.groups()[piece.group];
+        const std::byte* from = piece.replica->flat().groups()[piece.group].grad(at);
+        if (!piece.add)
+          copy_bytes(device(0), group.grad(at), piece.replica->device(), from, static_cast<std::size_t>(last - first) * size_of(group.dtype));
+        else if (group.dtype == DType::f32)
+          kernels::axpy(device(0), last - first, 1.0f, reinterpret_cast<const float*>(from), reinterpret_cast<float*>(group.grad(at)));
+        else
+          kernels::axpy(device(0), last - first, 1.0, reinterpret_cast<const double*>(from), reinterpret_cast<double*>(group.grad(at)));
+      }
+    });
+  }
+
+  DataParallelOptions options_;
+  std::vector<nn::NamedBuffer<D>> buffers_;
+  std::vector<std::unique_ptr<detail::Replica<Model>>> replicas_;  // number 0 is the model itself
+  DeviceThreads threads_;
+};
+
+}  // namespace chorus

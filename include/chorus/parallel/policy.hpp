@@ -1,0 +1,73 @@
+#pragma once
+/// What all policies share: the model, its flat parameters, its samples and its random numbers.
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <chorus/core/random.hpp>
+#include <chorus/data/sampler.hpp>
+#include <chorus/nn/flat_parameters.hpp>
+
+namespace chorus::inline CHORUS_ABI {
+
+/// Base of SingleDevice, DataParallel and DistributedDataParallel.
+template <class Model>
+class Policy {
+ public:
+  using model_type = Model;
+  using device_type = typename Model::device_type;
+  static_assert(!std::is_void_v<device_type>, "a policy needs a model with parameters");
+
+  Policy(const Policy&) = delete;
+  Policy& operator=(const Policy&) = delete;
+
+  /// The model itself: the one that is trained, saved and loaded. Its parameters have the same names under every policy.
+  Model& module() { return model_; }
+  const Model& module() const { return model_; }
+  /// All parameters, for an optimizer.
+  std::vector<nn::NamedParameter<device_type>> parameters() const { return flat_.parameters(); }
+  const nn::FlatParameters<device_type>& flat_parameters() const { return flat_; }
+
+  void train(bool training = true) { model_.train(training); }
+  void eval() { model_.eval(); }
+  bool training() const { return model_.training(); }
+
+  std::uint64_t seed() const { return random_.seed; }
+  /// Forward passes in training so far; random operations depend on it, so a checkpoint keeps it.
+  std::uint32_t forward_passes() const { return random_.step; }
+  void set_forward_passes(std::uint32_t passes) { random_.step = passes; }
+
+  /// The layout of the flat buffers, by parameters' names. Sums over three and more ranks may be rounded in an order that
+  /// depends on it, so a checkpoint keeps it.
+  std::vector<std::string> parameter_order() const {
+    std::vector<std::string> names;
+    for (const auto& entry : flat_.entries()) names.push_back(entry.named.name);
+    return names;
+  }
+
+ protected:
+  Policy(Model model, std::uint64_t seed) : model_(std::move(model)), flat_(model_) { random_.seed = seed; }
+
+  /// The random context of the forward pass that begins.
+  RandomContext& begin_forward() {
+    random_.next_operation = 0;
+    return random_;
+  }
+  void end_forward() {
+    if (model_.training()) ++random_.step;
+  }
+
+  Model model_;
+  nn::FlatParameters<device_type> flat_;
+  RandomContext random_;
+};
+
+struct SamplingOptions {
+  bool shuffle = true;
+  /// Repeat samples so that all shares of a batch have one size, as PyTorch's DistributedSampler does.
+  bool padding = false;
+};
+
+}  // namespace chorus

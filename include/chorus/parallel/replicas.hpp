@@ -1,0 +1,115 @@
+#pragma once
+/// Copies of a model on several devices, for DataParallel.
+
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <chorus/core/random.hpp>
+#include <chorus/kernels/pointwise.hpp>
+#include <chorus/nn/flat_parameters.hpp>
+
+namespace chorus::inline CHORUS_ABI::detail {
+
+/// Gives every handle of a model a copy of its parameter or buffer on `device`; what was shared stays shared.
+template <Device D>
+class Relocate final : public nn::detail::Walker {
+ public:
+  explicit Relocate(D device) : device_(device) {}
+  void parameter(std::string_view, AnyParameter& handle) override { replace(handle, handle.on<D>()); }
+  void buffer(std::string_view, AnyBuffer& handle) override { replace(handle, handle.on<D>()); }
+
+ private:
+  template <class Handle, class Interface>
+  void replace(Handle& handle, const Interface& original) {
+    auto& copy = copies_[handle.shared().get()];
+    if (!copy) copy = original.copy_to(device_);
+    handle.replace(copy);
+  }
+  D device_;
+  std::map<const Node*, Ref<Node>> copies_;
+};
+
+/// The model with all its numbers on `device`.
+template <class Model, Device D>
+Model copy_to(Model model, D device) {
+  Relocate<D> relocate(device);
+  relocate.walk(model);
+  return model;
+}
+
+/// Gives every module of `to` the training flag that its counterpart in `from` has.
+inline void copy_training_flags(nn::Module& from, nn::Module& to) {
+  struct Read final : nn::detail::Walker {
+    std::vector<bool> flags;
+    void enter(nn::Module& module) override { flags.push_back(module.training()); }
+  } read;
+  struct Write final : nn::detail::Walker {
+    const std::vector<bool>* flags = nullptr;
+    std::size_t next = 0;
+    void enter(nn::Module& module) override { module.set_own_training((*flags)[next++]); }
+  } write;
+  read.walk(from);
+  write.flags = &read.flags;
+  write.walk(to);
+  to.set_own_training(from.training());
+}
+
+/// A model's copy on one device, kept from step to step, that follows the original.
+template <class Model>
+class Replica {
+ public:
+  using D = typename Model::device_type;
+  using Flat = nn::FlatParameters<D>;
+
+  Replica(const Model& original, D device)
+      : model_(copy_to(original, device)), flat_(model_), buffers_(nn::named_buffers<D>(model_)), device_(device) {
+    seen_.resize(flat_.entries().size());
+  }
+  Replica(const Replica&) = delete;
+  Replica& operator=(const Replica&) = delete;
+
+  Model& model() { return model_; }
+  const Flat& flat() const { return flat_; }
+  D device() const { return device_; }
+  RandomContext& random() { return random_; }
+
+  /// Fetches the parameters that have changed since the last call, all buffers, and nothing else.
+  void follow(const Flat& original, const std::vector<nn::NamedBuffer<D>>& buffers, D source) {
+    const auto& entries = original.entries();
+    for (std::size_t i = 0; i < entries.size();) {
+      std::size_t last = i, count = 0;  // a run of neighbours that have changed
+      while (last < entries.size() && entries[last].group == entries[i].group &&
+             entries[last].begin == entries[i].begin + count && seen_[last] != entries[last].parameter().version()) {
+        seen_[last] = entries[last].parameter().version();
+        count += entries[last++].count;
+      }
+      if (last == i) {
+        ++i;
+        continue;
+      }
+      const auto& from = original.groups()[entries[i].group];
+      const std::size_t bytes = count * size_of(from.dtype);
+      copy_bytes(device_, flat_.groups()[entries[i].group].value(entries[i].begin), source, from.value(entries[i].begin), bytes);
+      trace::sent(source.index, trace::Traffic::parameters, bytes);
+      i = last;
+    }
+    for (std::size_t i = 0; i < buffers.size(); ++i) {
+      const auto& from = *buffers[i].buffer;
+      copy_bytes(device_, buffers_[i].buffer->data(), source, from.data(), from.size_bytes());
+      trace::sent(source.index, trace::Traffic::buffers, from.size_bytes());
+    }
+  }
+
+ private:
+  Model model_;
+  Flat flat_;
+  std::vector<nn::NamedBuffer<D>> buffers_;
+  D device_;
+  RandomContext random_;
+  std::vector<std::uint64_t> seen_;  // versions of the original's parameters
+};
+
+}  // namespace chorus::inline CHORUS_ABI::detail

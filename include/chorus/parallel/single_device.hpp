@@ -1,0 +1,43 @@
+#pragma once
+/// SingleDevice: the policy of one device, which the others must agree with.
+
+#include <span>
+#include <utility>
+
+#include <chorus/parallel/policy.hpp>
+
+namespace chorus::inline CHORUS_ABI {
+
+template <class Model>
+class SingleDevice : public Policy<Model> {
+ public:
+  static constexpr bool distributed = false;
+  static constexpr const char* name = "single";
+
+  explicit SingleDevice(Model model, std::uint64_t seed = initial_seed()) : Policy<Model>(std::move(model), seed) {}
+  /// For `launch`: takes the seed from `run`.
+  template <class Run>
+    requires requires(Run& run) { run.seed(); }
+  SingleDevice(Model model, Run& run) : SingleDevice(std::move(model), run.seed()) {}
+
+  template <class... Inputs>
+  auto operator()(const Inputs&... inputs) {
+    const RandomScope scope(this->begin_forward());
+    auto output = this->model_.forward(inputs...);
+    this->end_forward();
+    return output;
+  }
+
+  template <class Dataset>
+  data::Sampler sampler(const Dataset& dataset, const SamplingOptions& options = {}) const {
+    return data::Sampler(dataset.size(), {.shuffle = options.shuffle, .seed = this->seed(), .padding = options.padding});
+  }
+  int devices() const { return 1; }
+
+  /// `value`, the mean over this process's `samples`, as the mean over the samples of all processes.
+  double mean(double value, Index) const { return value; }
+  /// Sums over all processes, in place.
+  void sum(std::span<double>) const {}
+};
+
+}  // namespace chorus
