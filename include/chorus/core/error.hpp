@@ -6,6 +6,7 @@
 #include <concepts>
 #include <cstdint>
 #include <exception>
+#include <initializer_list>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -73,37 +74,52 @@ void append(std::string& out, const std::array<Element, Extent>& parts) {
 }
 
 namespace detail {
-template <class Part>
-void append_part(std::string& out, const Part& part) {
-  if constexpr (std::is_array_v<Part>) {
-    out += std::string_view(part);
-  } else if constexpr (std::is_same_v<Part, const char*> || std::is_same_v<Part, char*>) {
-    out += std::string_view(part);
-  } else {
-    append(out, part);
+/// One part of a message: a reference to a value and the function that appends it, one for each type of value.
+struct Part {
+  const void* value;
+  void (*append_to)(std::string&, const void*);
+
+  template <class T>
+  static Part of(const T& part) {
+    return {&part, [](std::string& out, const void* from) { append(out, *static_cast<const T*>(from)); }};
   }
+  static Part of(const char* text) {
+    return {text, [](std::string& out, const void* from) { out += static_cast<const char*>(from); }};
+  }
+  template <std::size_t N>
+  static Part of(const char (&text)[N]) {
+    return of(static_cast<const char*>(text));
+  }
+  static Part of(char* text) { return of(static_cast<const char*>(text)); }
+};
+inline std::string join(std::initializer_list<Part> parts) {
+  std::string out;
+  for (const Part& part : parts) part.append_to(out, part.value);
+  return out;
+}
+template <class Kind>
+[[noreturn, gnu::noinline, gnu::cold]] void throw_joined(std::initializer_list<Part> parts) {
+  throw Kind(join(parts));
 }
 }  // namespace detail
 
 /// Joins text, numbers and shapes into one string: `cat("got ", shape)` gives `got [2, 3]`.
 template <class... Parts>
 std::string cat(const Parts&... parts) {
-  std::string out;
-  (detail::append_part(out, parts), ...);
-  return out;
+  return detail::join({detail::Part::of(parts)...});
 }
 
 /// Throws `Kind` with the joined parts as its message.
 template <class Kind = Error, class... Parts>
 [[noreturn]] void fail(const Parts&... parts) {
-  throw Kind(cat(parts...));
+  detail::throw_joined<Kind>({detail::Part::of(parts)...});
 }
 
 /// Throws `Kind` unless `ok`.
 template <class Kind = Error, class... Parts>
 void check(bool ok, const Parts&... parts) {
   if (!ok) [[unlikely]]
-    fail<Kind>(parts...);
+    detail::throw_joined<Kind>({detail::Part::of(parts)...});
 }
 
 /// Throws the error again, of the same kind, with `context` in front of its message.

@@ -34,6 +34,7 @@ struct StateTensor {
   DType dtype;
   std::vector<Index> shape;
   void* data;
+  bool on_host = false;
 };
 
 template <Device D>
@@ -65,7 +66,7 @@ class Optimizer : public HasLearningRate {
       for (std::size_t slot = 0; slot < slots().size(); ++slot)
         out.push_back({cat(slots()[slot], '.', entry.named.name), entry.named.parameter->dtype(),
                        {extents.begin(), extents.end()}, state_data(entry, slot)});
-      out.push_back({cat("steps.", entry.named.name), DType::i64, {}, &entry.steps});
+      out.push_back({cat("steps.", entry.named.name), DType::i64, {}, &entry.steps, true});
     }
     return out;
   }

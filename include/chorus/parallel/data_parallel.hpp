@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -88,6 +89,8 @@ class DataParallel : public Policy<Model> {
   double mean(double value, Index) const { return value; }
   /// Sums over all processes, in place.
   void sum(std::span<double>) const {}
+  /// Whether `text` is the same in all processes.
+  bool same_on_all_ranks(std::string_view) const { return true; }
 
  private:
   static D first_device(const DataParallelOptions& options) {

@@ -2,6 +2,7 @@
 /// SingleDevice: the policy of one device, which the others must agree with.
 
 #include <span>
+#include <string_view>
 #include <utility>
 
 #include <chorus/parallel/policy.hpp>
@@ -38,6 +39,8 @@ class SingleDevice : public Policy<Model> {
   double mean(double value, Index) const { return value; }
   /// Sums over all processes, in place.
   void sum(std::span<double>) const {}
+  /// Whether `text` is the same in all processes.
+  bool same_on_all_ranks(std::string_view) const { return true; }
 };
 
 }  // namespace chorus

@@ -1,0 +1,136 @@
+#pragma once
+/// `InOrder`: runs tasks one after another, in the caller's thread or, for asynchronous ones, in one background thread.
+
+#include <condition_variable>
+#include <csignal>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <chorus/comm/work.hpp>
+#include <chorus/core/error.hpp>
+
+namespace chorus::inline CHORUS_ABI::comm {
+
+/// An error that several threads will throw, each its own copy. Empty: no error.
+struct Failure {
+  std::string what;
+  bool timed_out = false;
+
+  explicit operator bool() const { return !what.empty(); }
+  [[noreturn]] void raise() const {
+    if (timed_out) throw TimeoutError(what);
+    throw CommError(what);
+  }
+};
+
+/// `run(task, in_background)` is called by one thread at a time and tells how it failed. The first failure is final:
+/// tasks that wait behind it are dropped, and their Works throw it too.
+template <class Task>
+class InOrder final : public Progress {
+ public:
+  using Run = Failure (*)(void* self, const Task& task, bool in_background);
+
+  InOrder(Run run, void* self) : run_(run), self_(self) {}
+  ~InOrder() override { stop(); }
+
+  /// Runs `task` behind all that were given before, and returns when it is done; throws how it failed.
+  void now(const Task& task) {
+    std::unique_lock lock(mutex_);
+    const auto ticket = ++given_;
+    if (tasks_.empty() && !running_) {
+      if (const auto failure = execute(lock, task, false)) failure.raise();
+      return;
+    }
+    start();
+    tasks_.push_back(task);
+    change_.notify_all();
+    lock.unlock();
+    wait(ticket);
+  }
+
+  /// Puts `task` behind all that were given before. Starts the thread at the first call.
+  std::uint64_t later(const Task& task) {
+    const std::lock_guard lock(mutex_);
+    start();
+    if (!failure_) tasks_.push_back(task);
+    change_.notify_all();
+    return ++given_;
+  }
+
+  void wait(std::uint64_t ticket) override {
+    std::unique_lock lock(mutex_);
+    change_.wait(lock, [&] { return finished_ >= ticket || bool(failure_); });
+    if (finished_ < ticket) failure_.raise();
+  }
+
+  bool done(std::uint64_t ticket) override {
+    const std::lock_guard lock(mutex_);
+    return finished_ >= ticket || bool(failure_);
+  }
+
+  /// Finishes what was given and ends the thread.
+  void stop() {
+    {
+      const std::lock_guard lock(mutex_);
+      stopping_ = true;
+      change_.notify_all();
+    }
+    if (thread_.joinable()) thread_.join();
+  }
+
+ private:
+  Failure execute(std::unique_lock<std::mutex>& lock, const Task& task, bool in_background) {
+    running_ = true;
+    lock.unlock();
+    const auto failure = run_(self_, task, in_background);
+    lock.lock();
+    running_ = false;
+    if (!failure) {
+      ++finished_;
+    } else if (!failure_) {
+      failure_ = failure;
+      tasks_.clear();
+      first_ = 0;
+    }
+    change_.notify_all();
+    return failure;
+  }
+
+  void start() {
+    if (thread_.joinable()) return;
+    sigset_t all, before;  // signals are for the threads that the user knows of
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    thread_ = std::thread([this] { loop(); });
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  }
+
+  void loop() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      change_.wait(lock, [&] { return !running_ && (stopping_ || !tasks_.empty()); });
+      if (tasks_.empty()) return;
+      const Task task = tasks_[first_++];
+      if (first_ == tasks_.size()) {  // keeps its memory
+        tasks_.clear();
+        first_ = 0;
+      }
+      execute(lock, task, true);
+    }
+  }
+
+  Run run_;
+  void* self_;
+  std::mutex mutex_;
+  std::condition_variable change_;
+  std::vector<Task> tasks_;  // those from first_ on wait
+  std::size_t first_ = 0;
+  std::uint64_t given_ = 0, finished_ = 0;
+  Failure failure_;
+  bool running_ = false, stopping_ = false;
+  std::thread thread_;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::comm

@@ -1,0 +1,104 @@
+#pragma once
+/// The arithmetic of collectives: the ring code moves bytes and calls these two functions on them.
+
+#include <cstddef>
+#include <cstring>
+#include <type_traits>
+
+#include <chorus/comm/communicator.hpp>
+
+namespace chorus::inline CHORUS_ABI::comm {
+
+/// A scalar type and an operator, as code that knows only bytes sees them. Pointers are aligned to the scalar type.
+struct Reduction {
+  DType dtype = DType::u8;
+  ReduceOp op = ReduceOp::sum;
+  std::size_t element = 1;  ///< bytes of one number
+  double scale = 1;
+  /// out[i] = in[i] (+) scale * mine[i]; `out` may be `in` or `mine`
+  void (*combine)(void* out, const void* in, const void* mine, std::size_t count, double scale) = nullptr;
+  /// out[i] = scale * mine[i]; `out` may be `mine`
+  void (*scaled)(void* out, const void* mine, std::size_t count, double scale) = nullptr;
+};
+
+namespace detail {
+
+struct Sum {
+  template <class T>
+  static T apply(T a, T b) {
+    if constexpr (std::is_same_v<T, bool>) {
+      return a || b;
+    } else {
+      return static_cast<T>(a + b);
+    }
+  }
+};
+struct Min {
+  template <class T>
+  static T apply(T a, T b) {
+    return a < b || a != a ? a : b;
+  }
+};
+struct Max {
+  template <class T>
+  static T apply(T a, T b) {
+    return a > b || a != a ? a : b;
+  }
+};
+
+/// Calls f(i) for i in [0, count), in blocks of constant length, which compilers vectorise at -O2 already.
+template <class Function>
+void for_each_index(std::size_t count, Function f) {
+  constexpr std::size_t block = 64;
+  std::size_t i = 0;
+  for (; i + block <= count; i += block) {
+#if defined(__clang__)
+#pragma clang loop vectorize(assume_safety)
+#else
+#pragma GCC ivdep
+#endif
+    for (std::size_t j = i; j < i + block; ++j) f(j);
+  }
+  for (; i < count; ++i) f(i);
+}
+
+template <class T, class Op>
+void combine(void* out, const void* in, const void* mine, std::size_t count, double scale) {
+  const auto o = static_cast<T*>(out);
+  const auto a = static_cast<const T*>(in), b = static_cast<const T*>(mine);
+  if constexpr (std::is_floating_point_v<T>) {
+    const T factor = static_cast<T>(scale);
+    for_each_index(count, [=](std::size_t i) { o[i] = Op::apply(a[i], static_cast<T>(factor * b[i])); });
+  } else {
+    for_each_index(count, [=](std::size_t i) { o[i] = Op::apply(a[i], b[i]); });
+  }
+}
+
+template <class T>
+void scaled(void* out, const void* mine, std::size_t count, double scale) {
+  if constexpr (std::is_floating_point_v<T>) {
+    if (scale != 1) {
+      const auto o = static_cast<T*>(out);
+      const auto a = static_cast<const T*>(mine);
+      const T factor = static_cast<T>(scale);
+      for_each_index(count, [=](std::size_t i) { o[i] = static_cast<T>(factor * a[i]); });
+      return;
+    }
+  }
+  if (count != 0 && out != mine) std::memcpy(out, mine, count * sizeof(T));
+}
+
+}  // namespace detail
+
+/// The reduction of numbers of type T with `op`. Throws UsageError for a scale that T cannot hold.
+template <Scalar T>
+Reduction reduction(ReduceOp op, double scale) {
+  check<UsageError>(scale == 1 || std::is_floating_point_v<T>, "collective: scale ", scale,
+                    " needs floating-point numbers, these are ", dtype<T>);
+  const auto combine = op == ReduceOp::sum   ? &detail::combine<T, detail::Sum>
+                       : op == ReduceOp::min ? &detail::combine<T, detail::Min>
+                                             : &detail::combine<T, detail::Max>;
+  return {dtype<T>, op, sizeof(T), scale, combine, &detail::scaled<T>};
+}
+
+}  // namespace chorus::inline CHORUS_ABI::comm

@@ -1,0 +1,269 @@
+#pragma once
+/// How the ranks of a job find each other: rank 0 listens, the others report to it, and all learn the same outcome.
+///
+/// Each message is a struct of fixed size in this machine's byte order: Hello (rank to rank 0), Answer (back: a refusal
+/// with its reason, or the transport), then for TCP the addresses of all ranks, and for shared memory an Ack (rank to
+/// rank 0: whether it could open the region) and a Verdict (back: the transport for all). Nothing is encrypted and nobody
+/// is authenticated: listen on loopback, or in a network that you trust.
+
+#include <sys/random.h>
+
+#include <thread>
+
+#include <chorus/comm/guests.hpp>
+#include <chorus/comm/shm_transport.hpp>
+#include <chorus/comm/world.hpp>
+
+namespace chorus::inline CHORUS_ABI::comm {
+
+/// What the ranks agreed on.
+struct Meeting {
+  TransportKind kind = TransportKind::tcp;
+  std::uint64_t key = 0;                   ///< random, the same on all ranks
+  SharedRegion region;  ///< shm
+  std::array<Address, max_ranks> addresses;  ///< tcp: where each rank's `listener` is
+  Socket listener;  ///< tcp: where the other ranks connect to this one
+};
+
+namespace detail {
+
+inline constexpr std::uint64_t magic = 0x0001'7375'726f'6863;  // "chorus", then the protocol's version
+
+struct Hello {
+  std::uint64_t magic = detail::magic;
+  std::int32_t rank = 0, size = 0, pid = 0, port = 0;
+  std::uint64_t machine = 0;
+  TransportKind kind = TransportKind::automatic;
+  std::array<std::uint8_t, 7> reserved{};
+};
+
+struct Answer {
+  std::uint64_t magic = detail::magic;
+  std::uint64_t key = 0;
+  std::int32_t welcome = 0, pid = 0, fd = -1, port = 0;
+  TransportKind kind = TransportKind::tcp;
+  std::array<std::uint8_t, 7> reserved{};
+  std::array<char, 1024> refusal{};
+};
+
+/// The same number for processes that can open each other's memory: one boot of one kernel, one space of process ids.
+inline std::uint64_t machine_id() {
+  char text[256] = {};
+  if (const int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC); fd >= 0) {
+    [[maybe_unused]] const auto n = read(fd, text, 64);
+    close(fd);
+  }
+  [[maybe_unused]] const auto n = readlink("/proc/self/ns/pid", text + 64, 128);
+  std::uint64_t hash = 14695981039346656037ull;  // FNV-1a
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ull;
+  return hash;
+}
+
+inline std::uint64_t random_key() {
+  std::uint64_t key = 0;
+  check<CommError>(getrandom(&key, sizeof key, 0) == sizeof key, "getrandom: ", std::strerror(errno));
+  return key;
+}
+
+inline constexpr const char* no_shared_memory =
+    "shared memory was asked for, but the ranks are on several machines, or belong to several users";
+
+inline void refuse(const Socket& guest, const std::string& why) {
+  Answer answer;
+  std::copy_n(why.data(), std::min(why.size(), answer.refusal.size() - 1), answer.refusal.data());
+  guest.send_all(bytes_of(answer), Clock::now() + std::chrono::milliseconds(100));
+}
+
+/// Rank 0's side.
+class Host {
+ public:
+  Host(const World& world, TransportKind kind) : world_(world), kind_(kind) {}
+
+  [[gnu::cold]] Meeting meet() {
+    const auto deadline = Clock::now() + world_.timeout;
+    const auto listener = world_.listen_fd >= 0
+                              ? Socket::adopt(world_.listen_fd)
+                              : Socket::listen(Address::resolve(world_.master_addr, world_.master_port));
+    where_ = cat("rank 0: rendezvous at ", listener.local());
+    Guests guests(listener, sizeof(Hello));
+    while (!complete()) {
+      auto guest = guests.next(deadline);
+      if (!guest.socket) {
+        const auto why = missing();
+        for (int rank = 1; rank < world_.size; ++rank)
+          if (at(rank).socket) refuse(at(rank).socket, why);
+        throw TimeoutError(why);
+      }
+      Hello hello;
+      std::memcpy(&hello, guest.hello.data(), sizeof hello);
+      if (hello.magic != magic) continue;  // a stranger
+      const auto objection = admit(guest.socket, hello);
+      if (objection.empty()) continue;
+      refuse(guest.socket, cat(where_, ": ", objection));
+      refused_ = objection;
+    }
+    return agree(listener, deadline);
+  }
+
+ private:
+  struct Rank {
+    Socket socket;
+    Hello hello;
+  };
+  Rank& at(int rank) { return ranks_[static_cast<std::size_t>(rank)]; }
+
+  /// Whether all ranks are here, still.
+  [[gnu::cold]] bool complete() {
+    bool all = true;
+    for (int rank = 1; rank < world_.size; ++rank) {
+      auto& socket = at(rank).socket;
+      if (socket && socket.ended()) socket = Socket();  // it may come again
+      all = all && socket;
+    }
+    return all;
+  }
+
+  /// Gives a rank its place, or says why not.
+  [[gnu::cold]] std::string admit(Socket& guest, const Hello& hello) {
+    if (hello.size != world_.size)
+      return cat("rank ", hello.rank, " says that there are ", hello.size, " ranks, rank 0 says ", world_.size);
+    if (hello.rank < 1 || hello.rank >= world_.size)
+      return cat("rank ", hello.rank, " is not in [1, ", world_.size, ")");
+    if (hello.kind != kind_)
+      return cat("rank ", hello.rank, " asks for transport ", name_of(hello.kind), ", rank 0 for ", kind_);
+    auto& place = at(hello.rank);
+    if (place.socket && !place.socket.ended())
+      return cat("rank ", hello.rank, " is there already, as process ", place.hello.pid);
+    place.socket = std::move(guest);
+    place.hello = hello;
+    return "";
+  }
+
+  static std::string_view name_of(TransportKind kind) { return kind <= TransportKind::tcp ? name(kind) : "unknown"; }
+
+  [[gnu::cold]] std::string missing() {
+    std::string ranks;
+    int count = 0;
+    for (int rank = 1; rank < world_.size; ++rank)
+      if (!at(rank).socket) ranks += cat(count++ == 0 ? "" : ", ", rank);
+    return cat(where_, count == 1 ? ": rank " : ": ranks ", ranks, " of ", world_.size, " did not arrive within ",
+               world_.timeout.count(), " ms", refused_.empty() ? "" : "; refused: ", refused_);
+  }
+
+  [[gnu::cold]] Meeting agree(const Socket& listener, Deadline deadline) {
+    Meeting meeting;
+    bool one_machine = true;
+    for (int rank = 1; rank < world_.size; ++rank)
+      one_machine = one_machine && at(rank).hello.machine == machine_id();
+    meeting.key = random_key();
+    meeting.listener = Socket::listen(listener.local().with_port(0));
+    meeting.kind = kind_ != TransportKind::tcp && one_machine ? TransportKind::shm : TransportKind::tcp;
+    Answer answer;
+    answer.key = meeting.key;
+    answer.welcome = 1;
+    answer.kind = meeting.kind;
+    answer.pid = getpid();
+    answer.port = meeting.listener.local().port();
+    if (meeting.kind == TransportKind::shm) {
+      meeting.region = SharedRegion::create(ShmTransport::region_bytes(world_.size));
+      std::memcpy(meeting.region.data(), &meeting.key, sizeof meeting.key);
+      for (int rank = 0; rank < world_.size; ++rank)
+        ShmTransport::name_process(meeting.region, static_cast<std::size_t>(rank),
+                                   rank == 0 ? getpid() : at(rank).hello.pid);
+      answer.fd = meeting.region.fd();
+    }
+    tell_all(bytes_of(answer), deadline);
+    if (answer.kind == TransportKind::shm) {
+      if (!all_share(deadline)) meeting.kind = TransportKind::tcp;
+      tell_all(bytes_of(meeting.kind), deadline);
+    }
+    check<CommError>(kind_ != TransportKind::shm || meeting.kind == kind_, where_, ": ", no_shared_memory);
+    for (int rank = 1; rank < world_.size; ++rank)
+      meeting.addresses[static_cast<std::size_t>(rank)] = at(rank).socket.remote().with_port(at(rank).hello.port);
+    if (meeting.kind == TransportKind::tcp) tell_all(bytes_of(meeting.addresses), deadline);
+    return meeting;
+  }
+
+  void tell_all(std::span<const std::byte> message, Deadline deadline) {
+    for (int rank = 1; rank < world_.size; ++rank)
+      if (!at(rank).socket.send_all(message, deadline)) lost(rank);
+  }
+
+  bool all_share(Deadline deadline) {
+    bool all = true;
+    for (int rank = 1; rank < world_.size; ++rank) {
+      std::uint8_t opened = 0;
+      if (!at(rank).socket.receive_all(bytes_of(opened), deadline)) lost(rank);
+      all = all && opened != 0;
+    }
+    return all;
+  }
+
+  [[noreturn]] void lost(int rank) {
+    fail<CommError>(where_, ": rank ", rank, " (process ", at(rank).hello.pid, ") went away");
+  }
+
+  const World& world_;
+  const TransportKind kind_;
+  std::array<Rank, max_ranks> ranks_;
+  std::string where_, refused_;
+};
+
+/// The other ranks' side.
+[[gnu::cold]] inline Meeting join(const World& world, TransportKind kind) {
+  const auto deadline = Clock::now() + world.timeout;
+  const auto grace = deadline + std::chrono::milliseconds(500) + world.timeout / 10;  // rank 0's refusal may come late
+  const auto address = Address::resolve(world.master_addr, world.master_port);
+  const auto where = cat("rank ", world.rank, ": rendezvous at ", address);
+  Hello hello;
+  hello.rank = world.rank;
+  hello.size = world.size;
+  hello.pid = getpid();
+  hello.machine = machine_id();
+  hello.kind = kind;
+
+  Meeting meeting;
+  Socket host;
+  Answer answer;
+  const char* trouble = "no answer";
+  for (;; std::this_thread::sleep_for(std::chrono::milliseconds(20))) {
+    if (Clock::now() >= deadline)
+      fail<TimeoutError>(where, ": rank 0 was not found within ", world.timeout.count(), " ms: ", trouble);
+    host = Socket::connect(address, std::min(deadline, Clock::now() + std::chrono::seconds(5)));
+    if (!host) trouble = std::strerror(errno);
+    // A port that nobody listens on can, on loopback, be connected to itself.
+    if (!host || host.local().port() == address.port()) continue;
+    meeting.listener = Socket::listen(host.local().with_port(0));
+    hello.port = meeting.listener.local().port();
+    trouble = "it took the connection and gave no answer";
+    if (!host.send_all(bytes_of(hello), deadline) || !host.receive_all(bytes_of(answer.magic), grace)) continue;
+    check<CommError>(answer.magic == magic, where, ": something other than a rank 0 of this version answers there");
+    if (host.receive_all(bytes_of(answer).subspan(sizeof answer.magic), grace)) break;
+  }
+  answer.refusal.back() = 0;
+  check<CommError>(answer.welcome == 1, "rank ", world.rank, ": ", answer.refusal.data());
+
+  const auto hear = [&](std::span<std::byte> message) {
+    check<CommError>(host.receive_all(message, grace), where, ": rank 0 went away");
+  };
+  meeting.key = answer.key;
+  meeting.kind = answer.kind;
+  if (meeting.kind == TransportKind::shm) {
+    std::uint8_t opened = 0;
+    try {
+      meeting.region = SharedRegion::open(answer.pid, answer.fd, ShmTransport::region_bytes(world.size));
+      opened = std::memcmp(meeting.region.data(), &meeting.key, sizeof meeting.key) == 0;
+    } catch (const CommError&) {
+      // Rank 0 hears of it and decides for all.
+    }
+    host.send_all(bytes_of(opened), deadline);
+    hear(bytes_of(meeting.kind));
+  }
+  check<CommError>(kind != TransportKind::shm || meeting.kind == kind, where, ": ", no_shared_memory);
+  if (meeting.kind == TransportKind::tcp) hear(bytes_of(meeting.addresses));
+  meeting.addresses[0] = host.remote().with_port(answer.port);
+  return meeting;
+}
+
+}  // namespace detail
+}  // namespace chorus::inline CHORUS_ABI::comm

@@ -1,0 +1,75 @@
+#pragma once
+/// `SharedRegion`: memory that several processes map. It has no name, so that nothing stays when they die.
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+#include <utility>
+
+#include <chorus/core/error.hpp>
+
+namespace chorus::inline CHORUS_ABI::comm {
+
+class SharedRegion {
+ public:
+  /// Zeroed memory, which takes room only where it has been written.
+  static SharedRegion create(std::size_t bytes) {
+    const int fd = memfd_create("chorus", MFD_CLOEXEC);
+    check<CommError>(fd >= 0, "shared memory: memfd_create: ", std::strerror(errno));
+    SharedRegion region;
+    region.fd_ = fd;
+    check<CommError>(ftruncate(fd, static_cast<off_t>(bytes)) == 0, "shared memory: ", bytes,
+                     " bytes: ", std::strerror(errno));
+    region.map(bytes);
+    return region;
+  }
+
+  /// The region that process `pid` of this machine and user has created and knows as `fd`.
+  static SharedRegion open(int pid, int fd, std::size_t bytes) {
+    const auto path = cat("/proc/", pid, "/fd/", fd);
+    SharedRegion region;
+    region.fd_ = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+    check<CommError>(region.fd_ >= 0, "shared memory: ", path, ": ", std::strerror(errno));
+    // Touching memory beyond a file's end would end this process.
+    check<CommError>(lseek(region.fd_, 0, SEEK_END) >= static_cast<off_t>(bytes), "shared memory: ", path,
+                     " is too small");
+    region.map(bytes);
+    return region;
+  }
+
+  SharedRegion() = default;
+  SharedRegion(SharedRegion&& other) noexcept { *this = std::move(other); }
+  SharedRegion& operator=(SharedRegion&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~SharedRegion() {
+    if (data_) munmap(data_, bytes_);
+    if (fd_ >= 0) close(fd_);
+  }
+
+  explicit operator bool() const { return data_ != nullptr; }
+  std::byte* data() const { return static_cast<std::byte*>(data_); }
+  std::size_t size() const { return bytes_; }
+  int fd() const { return fd_; }
+
+ private:
+  void map(std::size_t bytes) {
+    void* const data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
+    check<CommError>(data != MAP_FAILED, "shared memory: mmap of ", bytes, " bytes: ", std::strerror(errno));
+    data_ = data;
+    bytes_ = bytes;
+  }
+
+  int fd_ = -1;
+  void* data_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::comm

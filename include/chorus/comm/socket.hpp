@@ -1,0 +1,204 @@
+#pragma once
+/// TCP sockets with deadlines. All of them are non-blocking and closed on exec.
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+#include <span>
+#include <string>
+#include <utility>
+
+#include <chorus/comm/world.hpp>
+
+namespace chorus::inline CHORUS_ABI::comm {
+
+inline int milliseconds_until(Deadline deadline) {
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
+  return static_cast<int>(std::clamp<decltype(left)>(left, 0, 1'000'000));
+}
+
+/// An address of a socket, IPv4 or IPv6.
+struct Address {
+  sockaddr_storage storage{};
+  socklen_t length = sizeof(sockaddr_storage);
+
+  sockaddr* data() { return reinterpret_cast<sockaddr*>(&storage); }
+  const sockaddr* data() const { return reinterpret_cast<const sockaddr*>(&storage); }
+  int port() const {
+    return ntohs(storage.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6*>(&storage)->sin6_port
+                                               : reinterpret_cast<const sockaddr_in*>(&storage)->sin_port);
+  }
+  Address with_port(int port) const {
+    auto other = *this;
+    const auto value = htons(static_cast<std::uint16_t>(port));
+    if (storage.ss_family == AF_INET6) {
+      reinterpret_cast<sockaddr_in6*>(&other.storage)->sin6_port = value;
+    } else {
+      reinterpret_cast<sockaddr_in*>(&other.storage)->sin_port = value;
+    }
+    return other;
+  }
+
+  /// Looks `name` up. Throws CommError.
+  static Address resolve(const std::string& name, int port) {
+    addrinfo hints{}, *found = nullptr;
+    hints.ai_socktype = SOCK_STREAM;
+    const int code = getaddrinfo(name.c_str(), nullptr, &hints, &found);
+    check<CommError>(code == 0 && found != nullptr, "address '", name, "': ", gai_strerror(code));
+    Address address;
+    std::memcpy(&address.storage, found->ai_addr, found->ai_addrlen);
+    address.length = found->ai_addrlen;
+    freeaddrinfo(found);
+    return address.with_port(port);
+  }
+};
+
+/// `127.0.0.1:29500`
+inline void append(std::string& out, const Address& address) {
+  char text[INET6_ADDRSTRLEN] = "?";
+  const bool six = address.storage.ss_family == AF_INET6;
+  if (six) {
+    inet_ntop(AF_INET6, &reinterpret_cast<const sockaddr_in6*>(&address.storage)->sin6_addr, text, sizeof text);
+  } else {
+    inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in*>(&address.storage)->sin_addr, text, sizeof text);
+  }
+  out += cat(six ? "[" : "", text, six ? "]:" : ":", address.port());
+}
+
+/// Owns a socket.
+class Socket {
+ public:
+  Socket() = default;
+  explicit Socket(int fd) : fd_(fd) {}
+  /// Takes over a socket that someone else has made.
+  static Socket adopt(int fd) {
+    if (fd >= 0) fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
+    if (fd >= 0) fcntl(fd, F_SETFD, FD_CLOEXEC);
+    return Socket(fd);
+  }
+  Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Socket& operator=(Socket&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  ~Socket() {
+    if (fd_ >= 0) close(fd_);
+  }
+
+  int fd() const { return fd_; }
+  explicit operator bool() const { return fd_ >= 0; }
+
+  /// A listening socket on exactly this address; port 0 takes a free one. Throws CommError.
+  static Socket listen(const Address& address) {
+    Socket socket(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    const int yes = 1;
+    setsockopt(socket.fd_, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+    if (!socket || bind(socket.fd_, address.data(), address.length) != 0 || ::listen(socket.fd_, SOMAXCONN) != 0) {
+      const int error = errno;
+      const auto hint = error == EADDRINUSE      ? " (another job or program listens there; choose another port)"
+                        : error == EADDRNOTAVAIL ? " (it is not an address of this machine)"
+                                                 : "";
+      fail<CommError>("cannot listen on ", address, ": ", std::strerror(error), hint);
+    }
+    return socket;
+  }
+
+  /// A connection, or an empty socket with errno set when there is none by the deadline.
+  static Socket connect(const Address& address, Deadline deadline) {
+    Socket socket(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    if (!socket) return socket;
+    if (::connect(socket.fd_, address.data(), address.length) == 0) return socket;
+    if (errno != EINPROGRESS) return Socket();
+    int error = ETIMEDOUT;
+    socklen_t length = sizeof error;
+    if (socket.wait(POLLOUT, deadline)) getsockopt(socket.fd_, SOL_SOCKET, SO_ERROR, &error, &length);
+    if (error == 0) return socket;
+    errno = error;
+    return Socket();
+  }
+
+  Socket accept() const { return Socket(::accept4(fd_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC)); }
+
+  void no_delay() const {
+    const int yes = 1;
+    setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+  }
+  Address local() const {
+    Address address;
+    getsockname(fd_, address.data(), &address.length);
+    return address;
+  }
+  Address remote() const {
+    Address address;
+    getpeername(fd_, address.data(), &address.length);
+    return address;
+  }
+
+  /// Moves as many bytes as can be moved without waiting; -1 when the connection is closed or broken.
+  std::ptrdiff_t try_send(std::span<const std::byte> bytes) const {
+    const auto n = ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    return n >= 0 ? n : would_wait() ? 0 : -1;
+  }
+  std::ptrdiff_t try_receive(std::span<std::byte> bytes) const {
+    const auto n = ::recv(fd_, bytes.data(), bytes.size(), MSG_DONTWAIT);
+    return n > 0 ? n : n < 0 && would_wait() ? 0 : -1;
+  }
+
+  /// Moves all bytes; false when the connection ends or the deadline comes first.
+  bool send_all(std::span<const std::byte> bytes, Deadline deadline) const {
+    while (!bytes.empty()) {
+      const auto n = try_send(bytes);
+      if (n < 0 || (n == 0 && !wait(POLLOUT, deadline))) return false;
+      bytes = bytes.subspan(static_cast<std::size_t>(n));
+    }
+    return true;
+  }
+  bool receive_all(std::span<std::byte> bytes, Deadline deadline) const {
+    while (!bytes.empty()) {
+      const auto n = try_receive(bytes);
+      if (n < 0 || (n == 0 && !wait(POLLIN, deadline))) return false;
+      bytes = bytes.subspan(static_cast<std::size_t>(n));
+    }
+    return true;
+  }
+
+  /// False at the deadline.
+  bool wait(short event, Deadline deadline) const {
+    pollfd entry{fd_, event, 0};
+    return Clock::now() < deadline && poll(&entry, 1, milliseconds_until(deadline)) != 0;
+  }
+  /// Whether the other end has closed, and all that it sent has been read.
+  bool ended() const {
+    char byte;
+    return recv(fd_, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
+  }
+  /// Whether there is something to read.
+  bool has_data() const {
+    char byte;
+    return recv(fd_, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0;
+  }
+
+ private:
+  static bool would_wait() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
+
+  int fd_ = -1;
+};
+
+/// The bytes of a struct that is sent as it is.
+template <class T>
+  requires std::is_trivially_copyable_v<T>
+std::span<std::byte> bytes_of(T& value) {
+  return {reinterpret_cast<std::byte*>(&value), sizeof value};
+}
+
+}  // namespace chorus::inline CHORUS_ABI::comm

@@ -1,0 +1,224 @@
+#pragma once
+/// `TcpTransport`: links over TCP. Between two ranks there are two connections: one carries pieces, the other one news
+/// about the rank itself, which must not wait behind data: that it leaves, gives up, or has long waited for another one.
+/// A process that dies closes both; the others see the news connection end without a goodbye.
+
+#include <array>
+#include <memory>
+
+#include <chorus/comm/socket.hpp>
+#include <chorus/comm/transport.hpp>
+#include <chorus/comm/world.hpp>
+
+namespace chorus::inline CHORUS_ABI::comm {
+
+namespace detail {
+
+struct PieceHead {
+  Envelope envelope;
+  std::uint64_t bytes = 0;
+};
+
+struct News {
+  enum Kind : std::uint32_t { leaves, gives_up, waits };
+  std::uint32_t kind = leaves;
+  std::int32_t other = -1;  ///< for whom it waits
+  std::array<char, 1016> reason{};
+};
+
+}  // namespace detail
+
+class TcpTransport final : public Transport {
+ public:
+  static constexpr std::size_t slot_bytes = 128 * 1024, slots = 8;
+
+  /// The connections to one peer, with what is half sent and half received.
+  struct Peer {
+    Socket data, news;
+    std::unique_ptr<std::byte[]> out, in;  ///< out: a queue of slots; in: one piece. Allocated at first use
+    std::size_t first = 0, used = 0;       ///< slots that wait to be sent
+    std::size_t sent = 0;                  ///< bytes of the first of them that have gone
+    detail::PieceHead head;                ///< of the piece that comes in
+    std::size_t received = 0;              ///< bytes of it that have come, with its head
+    detail::News last;                     ///< the news that come in
+    std::size_t news_received = 0;
+    bool left = false;
+    int waits_for = -1;
+  };
+
+  using Peers = std::array<Peer, max_ranks>;
+
+  TcpTransport(int me, int ranks, std::chrono::milliseconds limit) : Transport(me, ranks, slot_bytes, slots, limit) {}
+  ~TcpTransport() override { tell_all({.kind = detail::News::leaves}); }
+
+  /// By rank; to be connected before anything else is called. This rank's own entry stays empty.
+  Peers& peers() { return peers_; }
+
+  std::byte* acquire(int peer) override {
+    auto& p = at(peer);
+    if (!p.out) p.out = std::make_unique<std::byte[]>(slots * slot_stride + alignment);
+    await(peer, Goal::room);
+    return payload(p, (p.first + p.used) % slots);
+  }
+
+  void publish(int peer, const Envelope& envelope, std::size_t bytes) override {
+    auto& p = at(peer);
+    new (payload(p, (p.first + p.used) % slots) - sizeof(detail::PieceHead)) detail::PieceHead{envelope, bytes};
+    ++p.used;
+    push(peer);
+  }
+
+  Piece receive(int peer) override {
+    auto& p = at(peer);
+    if (!p.in) p.in = std::make_unique<std::byte[]>(slot_bytes + alignment);
+    await(peer, Goal::piece);
+    return {p.head.envelope, aligned(p.in.get()), p.head.bytes};
+  }
+  void release(int peer) override { at(peer).received = 0; }
+
+  void flush() override {
+    for (int peer = 0; peer < size; ++peer) await(peer, Goal::sent);
+  }
+
+  void check() override { read_news(nobody); }
+
+  void abort(const std::string& why) noexcept override {
+    detail::News news{.kind = detail::News::gives_up};
+    std::copy_n(why.data(), std::min(why.size(), news.reason.size() - 1), news.reason.data());
+    tell_all(news);
+  }
+
+ private:
+  static constexpr int nobody = -1;
+  static constexpr std::size_t alignment = 64;
+  static constexpr std::size_t slot_stride = alignment + slot_bytes;  // a head lies right in front of its data
+
+  Peer& at(int peer) { return peers_[static_cast<std::size_t>(peer)]; }
+
+  static std::byte* aligned(std::byte* p) {
+    return p + (alignment - reinterpret_cast<std::uintptr_t>(p) % alignment) % alignment;
+  }
+  static std::byte* payload(const Peer& p, std::size_t slot) {
+    return aligned(p.out.get()) + slot * slot_stride + alignment;
+  }
+
+  /// Sends what goes without waiting.
+  void push(int peer) {
+    auto& p = at(peer);
+    while (p.used != 0) {
+      const auto* head = reinterpret_cast<const detail::PieceHead*>(payload(p, p.first) - sizeof(detail::PieceHead));
+      const auto all = sizeof *head + head->bytes;
+      const auto n = p.data.try_send(std::span(reinterpret_cast<const std::byte*>(head), all).subspan(p.sent));
+      if (n < 0) lost(peer);
+      if (n == 0) return;
+      p.sent += static_cast<std::size_t>(n);
+      if (p.sent < all) continue;
+      p.sent = 0;
+      p.first = (p.first + 1) % slots;
+      --p.used;
+    }
+  }
+
+  /// Receives what is there; true once a whole piece is.
+  bool pull(int peer) {
+    auto& p = at(peer);
+    while (true) {
+      const bool in_head = p.received < sizeof p.head;
+      if (!in_head && p.head.bytes > slot_bytes)
+        fail<LinkError>("rank ", peer, " announced a piece of ", p.head.bytes, " bytes, at most ", slot_bytes, " are possible");
+      if (!in_head && p.received == sizeof p.head + p.head.bytes) return true;
+      const auto rest = in_head ? bytes_of(p.head).subspan(p.received)
+                                : std::span(aligned(p.in.get()), p.head.bytes).subspan(p.received - sizeof p.head);
+      const auto n = p.data.try_receive(rest);
+      if (n < 0) lost(peer);
+      if (n == 0) return false;
+      p.received += static_cast<std::size_t>(n);
+    }
+  }
+
+  /// The data connection has ended: the news may say why, or end too.
+  [[noreturn, gnu::cold]] void lost(int peer) {
+    for (int i = 0; i < 10; ++i) {
+      read_news(peer);
+      poll(nullptr, 0, 10);
+    }
+    fail<LinkError>("rank ", peer, " has closed its connection");
+  }
+
+  enum class Goal { room, piece, sent };
+  bool reached(int peer, Goal goal) {
+    if (goal == Goal::piece) return pull(peer);
+    return at(peer).used < (goal == Goal::room ? slots : 1);
+  }
+
+  /// Returns once `goal` is reached; meanwhile sends what other peers have room for, and hears the news.
+  void await(int peer, Goal goal) {
+    if (!reached(peer, goal)) wait(peer, goal);
+  }
+  void wait(int peer, Goal goal) {
+    const auto start = Clock::now(), deadline = start + timeout, alarm = start + timeout * 9 / 10;
+    bool alarmed = false;
+    std::array<pollfd, 2 * max_ranks> events;
+    do {
+      std::size_t n = 0;
+      for (int who = 0; who < size; ++who) {
+        auto& p = at(who);
+        const int interest = (who == peer && goal == Goal::piece ? POLLIN : 0) | (p.used != 0 ? POLLOUT : 0);
+        events[n++] = {interest != 0 ? p.data.fd() : -1, static_cast<short>(interest), 0};
+        events[n++] = {p.left ? -1 : p.news.fd(), POLLIN, 0};
+      }
+      poll(events.data(), n, milliseconds_until(alarmed ? deadline : alarm));
+      for (int who = 0; who < size; ++who) push(who);
+      if (reached(peer, goal)) break;
+      read_news(peer);
+      if (Clock::now() >= deadline) fail<LinkTimeout>("waited ", timeout.count(), " ms for ", chain(peer));
+      if (Clock::now() >= alarm && !alarmed) {
+        alarmed = true;
+        tell_all({.kind = detail::News::waits, .other = peer});
+      }
+    } while (!reached(peer, goal));
+    if (alarmed) tell_all({.kind = detail::News::waits, .other = nobody});
+  }
+
+  /// Throws if a rank has died or given up, or if `needed` has left.
+  void read_news(int needed) {
+    for (int who = 0; who < size; ++who) {
+      auto& p = at(who);
+      while (who != rank && !p.left) {
+        const auto n = p.news.try_receive(bytes_of(p.last).subspan(p.news_received));
+        if (n < 0) fail<LinkError>("rank ", who, " is gone: its process has ended, or the network to it");
+        if (n == 0) break;
+        p.news_received += static_cast<std::size_t>(n);
+        if (p.news_received < sizeof p.last) continue;
+        p.news_received = 0;
+        p.last.reason.back() = 0;
+        if (p.last.kind == detail::News::gives_up) fail<LinkError>("rank ", who, " gave up: ", p.last.reason.data());
+        if (p.last.kind == detail::News::leaves) p.left = true;
+        if (p.last.kind == detail::News::waits) p.waits_for = p.last.other;
+      }
+    }
+    if (needed != nobody && at(needed).left && !at(needed).data.has_data())
+      fail<LinkError>("rank ", needed, " has left the group");
+  }
+
+  void tell_all(detail::News news) noexcept {
+    for (int who = 0; who < size; ++who)
+      if (at(who).news) at(who).news.try_send(bytes_of(news));
+  }
+
+  /// `rank 2, which waits for rank 1, which ...`: the last one is the one to look at.
+  [[gnu::cold]] std::string chain(int who) {
+    auto text = cat("rank ", who);
+    for (int length = 0; length < size; ++length) {
+      who = at(who).waits_for;
+      if (who < 0 || who >= size) return text + ", which is stopped or busy elsewhere";
+      if (who == rank) return text + ", which waits for this rank";
+      text += cat(", which waits for rank ", who);
+    }
+    return text;
+  }
+
+  Peers peers_;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::comm

@@ -1,0 +1,95 @@
+#pragma once
+/// `Transport`: links between the ranks of a group, over which the algorithms of `ring.hpp` are written once.
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include <chorus/comm/communicator.hpp>
+
+namespace chorus::inline CHORUS_ABI::comm {
+
+enum class Op : std::uint8_t { all_reduce, broadcast, all_gather, reduce_scatter, message, barrier };
+
+constexpr std::string_view name(Op op) {
+  constexpr std::string_view names[] = {"all_reduce", "broadcast", "all_gather", "reduce_scatter", "message", "barrier"};
+  const auto i = static_cast<std::size_t>(op);
+  return i < std::size(names) ? names[i] : "an unknown operation";
+}
+
+/// Which call a piece of data belongs to. It travels with every piece, and both ends compare: ranks that call different
+/// collectives get an error that names both, not a hang or wrong numbers.
+struct Envelope {
+  Op op = Op::barrier;
+  DType dtype = DType::u8;
+  std::uint8_t detail = 0;  ///< a ReduceOp, or the root's rank
+  std::uint8_t reserved = 0;
+  std::uint32_t sequence = 0;  ///< the how-manieth collective, or the how-manieth message between two ranks
+  std::uint64_t count = 0;     ///< numbers of type `dtype` in this rank's call
+  friend bool operator==(const Envelope&, const Envelope&) = default;
+};
+
+/// `all_reduce #7 (sum of 1024 F32)`
+[[gnu::cold]] inline void append(std::string& out, const Envelope& call) {
+  out += cat(name(call.op), " #", call.sequence);
+  if (call.op == Op::barrier) return;
+  const bool reduces = call.op == Op::all_reduce || call.op == Op::reduce_scatter;
+  out += " (";
+  if (reduces && call.detail <= static_cast<std::uint8_t>(ReduceOp::max))
+    out += cat(static_cast<ReduceOp>(call.detail), " of ");
+  out += cat(call.count, " ", call.dtype <= DType::f64 ? name(call.dtype) : "numbers");
+  if (call.op == Op::broadcast) out += cat(" from rank ", static_cast<int>(call.detail));
+  out += ')';
+}
+
+/// Why a link failed, in words that name the peer. The communicator adds its own rank and the operation.
+struct LinkError : Error {
+  using Error::Error;
+};
+struct LinkTimeout : LinkError {
+  using LinkError::LinkError;
+};
+
+/// Links of one rank to all others of its group. A link is a queue of a few pieces of at most `piece_bytes` each, so a
+/// rank can send some while its peer is busy; `queue_pieces` of them before `acquire` waits.
+///
+/// Every call that waits throws LinkTimeout when the peer makes no progress for `timeout`, and LinkError when a process of
+/// the group has died, when a rank has called `abort`, and when the peer has left. Not thread-safe: one thread at a time.
+class Transport {
+ public:
+  struct Piece {
+    Envelope envelope;
+    const std::byte* data = nullptr;  ///< aligned to 64 bytes, valid until `release`
+    std::size_t bytes = 0;
+  };
+
+  Transport(int me, int ranks, std::size_t piece_limit, std::size_t queue_limit, std::chrono::milliseconds limit)
+      : rank(me), size(ranks), piece_bytes(piece_limit), queue_pieces(queue_limit), timeout(limit) {}
+  virtual ~Transport() = default;
+  Transport(const Transport&) = delete;
+  Transport& operator=(const Transport&) = delete;
+
+  /// Waits for room in the queue to `peer`: `piece_bytes` to write to, aligned to 64 bytes.
+  virtual std::byte* acquire(int peer) = 0;
+  /// Sends the first `bytes` of what `acquire` gave.
+  virtual void publish(int peer, const Envelope& envelope, std::size_t bytes) = 0;
+  /// Waits for the next piece from `peer`; `release` gives its room back.
+  virtual Piece receive(int peer) = 0;
+  virtual void release(int peer) = 0;
+  /// Waits until all that was published has left this rank: it arrives whatever this rank does next.
+  virtual void flush() = 0;
+  /// Throws if the group is known to have failed. Cheap.
+  virtual void check() = 0;
+  /// Tells all ranks that this one gives up, and why.
+  virtual void abort(const std::string& why) noexcept = 0;
+
+  const int rank, size;
+  const std::size_t piece_bytes, queue_pieces;
+  const std::chrono::milliseconds timeout;
+  /// Whether the thread that waits may keep its core for some microseconds: not if another thread needs the core.
+  std::atomic<bool> may_spin{false};
+};
+
+}  // namespace chorus::inline CHORUS_ABI::comm

@@ -1,0 +1,57 @@
+#pragma once
+/// `Work`: the handle of a collective that runs in the background.
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include <chorus/core/config.hpp>
+
+namespace chorus::inline CHORUS_ABI::comm {
+
+/// What a communicator keeps of its asynchronous collectives. They finish in the order in which they were called, so
+/// that a number, the ticket, is enough to name one: no allocation per call.
+class Progress {
+ public:
+  virtual ~Progress() = default;
+  virtual void wait(std::uint64_t ticket) = 0;  ///< returns when it has finished, throws what it threw
+  virtual bool done(std::uint64_t ticket) = 0;  ///< whether it has finished or failed
+};
+
+/// An asynchronous collective. Its buffers must stay alive and untouched until `wait` returns or `done` is true; so the
+/// destructor waits too, at most as long as the communicator's timeout lets the collective run, and drops its error.
+class Work {
+ public:
+  Work() = default;
+  Work(std::shared_ptr<Progress> progress, std::uint64_t ticket) : progress_(std::move(progress)), ticket_(ticket) {}
+  Work(Work&& other) noexcept : progress_(std::move(other.progress_)), ticket_(other.ticket_) {}
+  Work& operator=(Work&& other) noexcept {
+    if (this == &other) return *this;
+    finish();
+    progress_ = std::move(other.progress_);
+    ticket_ = other.ticket_;
+    return *this;
+  }
+  ~Work() { finish(); }
+
+  /// Returns when the collective has finished. Throws CommError if it failed.
+  void wait() {
+    if (const auto progress = std::move(progress_)) progress->wait(ticket_);
+  }
+  /// True once `wait` would return or throw at once.
+  bool done() const { return !progress_ || progress_->done(ticket_); }
+
+ private:
+  void finish() noexcept {
+    try {
+      wait();
+    } catch (...) {
+      // The communicator stays failed: its next call throws.
+    }
+  }
+
+  std::shared_ptr<Progress> progress_;
+  std::uint64_t ticket_ = 0;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::comm

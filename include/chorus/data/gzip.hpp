@@ -1,0 +1,95 @@
+#pragma once
+/// Files compressed with gzip, through zlib where the build has it.
+
+#include <algorithm>
+#include <chorus/core/config.hpp>
+#include <chorus/core/error.hpp>
+#include <chorus/data/file.hpp>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#if CHORUS_USE_ZLIB
+#include <zlib.h>
+#endif
+
+namespace chorus::inline CHORUS_ABI::data {
+
+#if CHORUS_USE_ZLIB
+
+/// Decompresses a file in order. Only as many bytes as are asked for are ever made, so that a small file can't fill
+/// memory.
+class GzipFile {
+ public:
+  explicit GzipFile(std::string path) : file_(std::move(path)), input_(std::size_t{1} << 16) {
+    constexpr int gzip_format = 16;
+    check<FileError>(inflateInit2(&stream_, MAX_WBITS + gzip_format) == Z_OK, file_.path(), ": zlib could not start");
+  }
+  ~GzipFile() { inflateEnd(&stream_); }
+  GzipFile(const GzipFile&) = delete;
+  GzipFile& operator=(const GzipFile&) = delete;
+
+  const std::string& path() const { return file_.path(); }
+
+  /// The decompressed size can't be above this: deflate shrinks by a factor of 1032 at most.
+  std::uint64_t size_limit() const { return file_.size() * 1032; }
+
+  /// Fills `to` as far as the data go; returns the number of bytes. Throws FileError where the data are corrupt or cut
+  /// short.
+  std::size_t read(std::span<std::uint8_t> to) {
+    std::size_t done = 0;
+    while (done < to.size() && !ended_) {
+      refill();
+      const std::size_t wanted = std::min(to.size() - done, std::size_t{1} << 30);  // zlib counts in unsigned int
+      stream_.next_out = to.data() + done;
+      stream_.avail_out = static_cast<uInt>(wanted);
+      const int status = inflate(&stream_, Z_NO_FLUSH);
+      done += wanted - stream_.avail_out;
+      ended_ = status == Z_STREAM_END;
+      check<FileError>(ended_ || status == Z_OK, path(),
+                       ": corrupt gzip data: ", stream_.msg != nullptr ? stream_.msg : zError(status));
+    }
+    return done;
+  }
+
+  /// True where nothing but the gzip data is in the file; to be asked after all was read.
+  bool at_end() {
+    std::uint8_t byte = 0;
+    return read({&byte, 1}) == 0 && stream_.avail_in == 0 && file_.read({&byte, 1}) == 0;
+  }
+
+ private:
+  void refill() {
+    if (stream_.avail_in != 0) return;
+    const std::size_t count = file_.read(input_);
+    check<FileError>(count != 0, path(), ": cut short: the gzip data of ", file_.size(), " bytes have no end");
+    stream_.next_in = input_.data();
+    stream_.avail_in = static_cast<uInt>(count);
+  }
+
+  InputFile file_;
+  std::vector<std::uint8_t> input_;
+  z_stream stream_{};
+  bool ended_ = false;
+};
+
+#else
+
+/// Stands in where the build has no zlib: throws FileError.
+class GzipFile {
+ public:
+  explicit GzipFile(const std::string& path) {
+    fail<FileError>(
+        path, ": this program was built without zlib (CHORUS_USE_ZLIB=0) and can't read .gz files: decompress it ",
+        "with gunzip, or build with zlib");
+  }
+  std::uint64_t size_limit() const { return 0; }
+  std::size_t read(std::span<std::uint8_t>) { return 0; }
+  bool at_end() { return true; }
+};
+
+#endif
+
+}  // namespace chorus::inline CHORUS_ABI::data

@@ -1,0 +1,26 @@
+#pragma once
+/// Opens a folder of images, whichever of the known datasets it holds.
+
+#include <chorus/core/error.hpp>
+#include <chorus/data/cifar10.hpp>
+#include <chorus/data/dataset.hpp>
+#include <chorus/data/mnist.hpp>
+#include <string>
+
+namespace chorus::inline CHORUS_ABI::data {
+
+/// The dataset in `folder`: MNIST where one of its files for `split` is there, else CIFAR-10. Throws FileError with
+/// what was looked for where the folder has neither, and all that `Mnist` and `Cifar10` throw.
+inline ImageDataset open_images(const std::string& folder, Split split = Split::train) {
+  require_folder("open_images", folder);
+  if (!Mnist::find(folder, split, Mnist::images).empty() || !Mnist::find(folder, split, Mnist::labels).empty())
+    return Mnist(folder, split);
+  if (!Cifar10::find(folder).empty()) return Cifar10(folder, split);
+  const char* part = split == Split::train ? "train" : "t10k";
+  fail<FileError>("open_images: folder ", folder, " holds no dataset that is known here; looked for MNIST (", part,
+                  Mnist::images, " and ", part, Mnist::labels, ", plain or .gz) and CIFAR-10 (",
+                  split == Split::train ? "data_batch_1.bin to data_batch_5.bin" : "test_batch.bin",
+                  ", also in cifar-10-batches-bin)");
+}
+
+}  // namespace chorus::inline CHORUS_ABI::data

@@ -1,0 +1,122 @@
+#pragma once
+/// Which samples a rank trains on, in which order: one order per (seed, epoch), cut into global batches, each shared
+/// out.
+
+#include <algorithm>
+#include <chorus/core/error.hpp>
+#include <chorus/data/random_stream.hpp>
+#include <chorus/kernels/cpu/random.hpp>
+#include <cstdint>
+#include <numeric>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace chorus::inline CHORUS_ABI::data {
+
+struct SamplerOptions {
+  int rank = 0;
+  int world_size = 1;
+  bool shuffle = true;
+  std::uint64_t seed = 0;
+  /// Repeat samples so that all shares of a batch have one size.
+  bool padding = false;
+};
+
+/// The order of an epoch and each rank's share of it. It depends on seed and epoch alone, so that a global batch is the
+/// same set of samples for any number of ranks: with one seed, training on 1, 2 or 3 ranks sees the same data.
+///
+/// Of a global batch of n samples each rank gets a contiguous share of n / world_size; the first n % world_size ranks
+/// get one more. A last batch with fewer samples than ranks leaves some with an empty share.
+///
+/// With `padding` each share has ceil(n / world_size) samples, and where the data end, the epoch's first samples come
+/// again: the sets of PyTorch's DistributedSampler. It needs no uneven shares, but it counts some samples twice:
+/// gradients are a little off, and an accuracy measured over padded shares is wrong. Measure without it.
+class Sampler {
+ public:
+  /// Throws UsageError where the size is negative or the rank isn't in [0, world_size).
+  explicit Sampler(Index dataset_size, SamplerOptions options = {}) : size_(dataset_size), options_(options) {
+    check<UsageError>(size_ >= 0, "Sampler: expected a dataset of at least 0 samples, got ", size_);
+    check<UsageError>(options_.world_size >= 1, "Sampler: expected a world size of at least 1, got ",
+                      options_.world_size);
+    check<UsageError>(options_.rank >= 0 && options_.rank < options_.world_size, "Sampler: rank ", options_.rank,
+                      " is not in [0, ", options_.world_size, "), the ranks of a world of ", options_.world_size);
+    make_order();
+  }
+
+  /// Takes the order of another epoch; without a call each epoch has that of epoch 0. All ranks must say the same.
+  void set_epoch(Index epoch) {
+    check<UsageError>(epoch >= 0, "Sampler: expected an epoch of at least 0, got ", epoch);
+    if (std::exchange(epoch_, epoch) != epoch && options_.shuffle) make_order();
+  }
+
+  Index dataset_size() const { return size_; }
+  Index epoch() const { return epoch_; }
+  const SamplerOptions& options() const { return options_; }
+
+  /// The samples of the epoch in order, of all ranks.
+  std::span<const Index> order() const& { return std::span(order_).first(static_cast<std::size_t>(size_)); }
+  std::span<const Index> order() const&& = delete;
+
+  /// Number of batches of `batch` samples over all ranks. Throws UsageError where a batch has fewer samples than the
+  /// world has ranks.
+  Index global_batches(Index batch, bool drop_last = false) const {
+    check_batch(batch);
+    return drop_last ? size_ / batch : (size_ + batch - 1) / batch;
+  }
+
+  /// Number of samples of global batch `b`, over all ranks and without padding.
+  Index global_size(Index b, Index batch) const { return std::min(batch, size_ - b * batch); }
+
+  /// The place in global batch `b` at which this rank's share starts.
+  Index share_begin(Index b, Index batch) const { return boundary(global_size(b, batch), options_.rank); }
+
+  /// This rank's samples of global batch `b`; valid until the epoch changes.
+  std::span<const Index> share(Index b, Index batch) const& {
+    check_batch(batch);
+    check<UsageError>(b >= 0 && b * batch < size_, "Sampler: batch ", b, " of ", batch, " does not exist in ", size_,
+                      " samples");
+    const Index count = global_size(b, batch);
+    const Index begin = boundary(count, options_.rank), end = boundary(count, options_.rank + 1);
+    return std::span(order_).subspan(static_cast<std::size_t>(b * batch + begin),
+                                     static_cast<std::size_t>(end - begin));
+  }
+  std::span<const Index> share(Index, Index) const&& = delete;  // would refer to a sampler that is gone
+
+ private:
+  void check_batch(Index batch) const {
+    check<UsageError>(batch >= options_.world_size, "Sampler: a global batch of ", batch,
+                      " samples can't be shared among ", options_.world_size, " ranks: each needs at least one");
+  }
+
+  /// The place in a global batch of `count` samples at which the share of `rank` starts and that of the rank before
+  /// ends.
+  Index boundary(Index count, int rank) const {
+    const Index world = options_.world_size;
+    if (options_.padding) return rank * ((count + world - 1) / world);
+    return rank * (count / world) + std::min<Index>(rank, count % world);
+  }
+
+  void make_order() {
+    if (options_.shuffle) {
+      const auto key = options_.seed ^ static_cast<std::uint64_t>(Purpose::shuffle);
+      order_ = kernels::permutation(key, static_cast<std::uint64_t>(epoch_), size_);
+    } else {
+      order_.resize(static_cast<std::size_t>(size_));
+      std::iota(order_.begin(), order_.end(), Index{0});
+    }
+    // Padding reads on past the end by at most world_size - 1 samples: the first ones again.
+    if (options_.padding && size_ > 0)
+      for (int i = 0; i + 1 < options_.world_size; ++i) order_.push_back(order_[static_cast<std::size_t>(i)]);
+  }
+
+  Index size_;
+  SamplerOptions options_;
+  Index epoch_ = 0;
+  std::vector<Index> order_;
+};
+
+/// PyTorch's name for a sampler with a rank and a world size; a world of one takes the same path.
+using DistributedSampler = Sampler;
+
+}  // namespace chorus::inline CHORUS_ABI::data

@@ -1,0 +1,131 @@
+#pragma once
+/// A generated image task that needs no download: ten digits in seven strokes, drawn with random place, size, slant,
+/// colours, a stray stroke and noise. Of 2,000 test images, trained on 8,000, softmax regression gets 85 % right, the
+/// five-layer CNN 98 %.
+
+#include <algorithm>
+#include <array>
+#include <chorus/core/error.hpp>
+#include <chorus/data/dataset.hpp>
+#include <chorus/data/random_stream.hpp>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+namespace chorus::inline CHORUS_ABI::data {
+
+/// `count` labelled images. Each depends on (seed, split, its index) alone: longer sets begin with shorter ones, the
+/// test split shares no random number with the train split, and the labels go round from 0 to 9. Programs compiled with
+/// and without fused multiply-add round differently: one pixel in 100,000 or fewer is then off by 1/255.
+class SyntheticImages : public ImageDataset {
+ public:
+  /// `shape`: {1 or 3 (or more) channels, height, width}; sides of at least 8. Throws UsageError otherwise.
+  explicit SyntheticImages(Index count, std::uint64_t seed = 0, Split split = Split::train,
+                           ImageShape shape = {3, 32, 32})
+      : ImageDataset(generate(count, seed, split, shape)) {}
+
+ private:
+  struct Point {
+    float x, y;
+  };
+
+  static ImageDataset generate(Index count, std::uint64_t seed, Split split, const ImageShape& shape) {
+    check<UsageError>(count >= 0, "SyntheticImages: expected a count of at least 0, got ", count);
+    check<UsageError>(
+        shape[0] >= 1 && shape[0] <= 16 && std::min(shape[1], shape[2]) >= 8 && std::max(shape[1], shape[2]) <= 4096,
+        "SyntheticImages: expected 1 to 16 channels and sides of 8 to 4096, got shape ", shape);
+    const auto size = static_cast<std::size_t>(shape[0] * shape[1] * shape[2]);
+    std::vector<std::uint8_t> pixels(static_cast<std::size_t>(count) * size), labels(static_cast<std::size_t>(count));
+    std::vector<float> ink(static_cast<std::size_t>(shape[1] * shape[2]));
+    for (std::size_t i = 0; i < labels.size(); ++i) {
+      RandomStream random(seed, Purpose::generate, static_cast<Index>(i), split == Split::train ? 0 : 1);
+      labels[i] = static_cast<std::uint8_t>(i % 10);
+      draw_digit(random, labels[i], shape, ink);
+      colour(random, shape, ink, std::span(pixels).subspan(i * size, size));
+    }
+    const auto channels = static_cast<std::size_t>(shape[0]);
+    return {shape,
+            std::move(pixels),
+            std::move(labels),
+            10,
+            {std::vector<float>(channels, 0.3f), std::vector<float>(channels, 0.2f)}};
+  }
+
+  /// Where there is ink, from 0 to 1.
+  static void draw_digit(RandomStream& random, std::size_t digit, const ImageShape& shape, std::span<float> ink) {
+    // The strokes of a seven-segment display between its six corners, two a row, from the top, and which a digit has.
+    constexpr std::uint8_t strokes[7][2] = {{0, 1}, {1, 3}, {3, 5}, {4, 5}, {2, 4}, {0, 2}, {2, 3}};
+    constexpr std::uint8_t digits[10] = {0b0111111, 0b0000110, 0b1011011, 0b1001111, 0b1100110,
+                                         0b1101101, 0b1111101, 0b0000111, 0b1111111, 0b1101111};
+    const float side = static_cast<float>(std::min(shape[1], shape[2]));
+    const float tall = side * random.uniform(0.25f, 0.38f), wide = tall * random.uniform(0.45f, 0.75f);
+    const float angle = random.uniform(-0.2f, 0.2f), slant = random.uniform(-0.2f, 0.2f);
+    const float cosine = std::cos(angle), sine = std::sin(angle);
+    const Point centre{static_cast<float>(shape[2]) / 2 + side * random.uniform(-0.12f, 0.12f),
+                       static_cast<float>(shape[1]) / 2 + side * random.uniform(-0.1f, 0.1f)};
+    const float thickness = side / 32 * random.uniform(0.7f, 1.5f);
+
+    std::array<Point, 6> corners{};
+    for (std::size_t i = 0; i < corners.size(); ++i) {
+      const float v = static_cast<float>(i / 2) - 1 + random.uniform(-0.12f, 0.12f);
+      const float u = static_cast<float>(i % 2) * 2 - 1 + random.uniform(-0.2f, 0.2f);
+      const float x = wide * u - tall * v * slant, y = tall * v;
+      corners[i] = {centre.x + cosine * x - sine * y, centre.y + sine * x + cosine * y};
+    }
+
+    std::ranges::fill(ink, 0.0f);
+    for (std::size_t s = 0; s < 7; ++s)
+      if ((digits[digit] >> s & 1) != 0)
+        draw_stroke(corners[strokes[s][0]], corners[strokes[s][1]], thickness, shape, ink);
+    // A stray stroke, short and anywhere.
+    const Point from{random.uniform(0, static_cast<float>(shape[2])), random.uniform(0, static_cast<float>(shape[1]))};
+    const Point to{from.x + side * random.uniform(-0.1f, 0.1f), from.y + side * random.uniform(-0.1f, 0.1f)};
+    draw_stroke(from, to, thickness, shape, ink);
+  }
+
+  /// A line with round ends; its edge fades over one pixel.
+  static void draw_stroke(Point from, Point to, float thickness, const ImageShape& shape, std::span<float> ink) {
+    const float reach = thickness + 1, dx = to.x - from.x, dy = to.y - from.y,
+                square = std::max(dx * dx + dy * dy, 1e-6f);
+    const auto pixel = [](float at, Index size) { return std::clamp(static_cast<Index>(at), Index{0}, size); };
+    const Index left = pixel(std::min(from.x, to.x) - reach, shape[2]),
+                right = pixel(std::max(from.x, to.x) + reach + 1, shape[2]);
+    const Index top = pixel(std::min(from.y, to.y) - reach, shape[1]),
+                bottom = pixel(std::max(from.y, to.y) + reach + 1, shape[1]);
+    for (Index y = top; y < bottom; ++y)
+      for (Index x = left; x < right; ++x) {
+        const float px = static_cast<float>(x) - from.x, py = static_cast<float>(y) - from.y;
+        const float along = std::clamp((px * dx + py * dy) / square, 0.0f, 1.0f);
+        const float ex = px - along * dx, ey = py - along * dy;
+        const float shade = std::clamp(thickness + 0.5f - std::sqrt(ex * ex + ey * ey), 0.0f, 1.0f);
+        float& there = ink[static_cast<std::size_t>(y * shape[2] + x)];
+        there = std::max(there, shade);
+      }
+  }
+
+  /// Ink and paper in random colours and contrast, the ink lighter; uneven light; noise.
+  static void colour(RandomStream& random, const ImageShape& shape, std::span<const float> ink,
+                     std::span<std::uint8_t> pixels) {
+    const float noise = random.uniform(0.05f, 0.15f);
+    const float slope_x = random.uniform(-0.2f, 0.2f) / static_cast<float>(shape[2]);
+    const float slope_y = random.uniform(-0.2f, 0.2f) / static_cast<float>(shape[1]);
+    std::uint8_t* out = pixels.data();
+    for (Index c = 0; c < shape[0]; ++c) {
+      const float contrast = random.uniform(0.3f, 0.6f), paper = random.uniform(0.1f, 0.4f);
+      const float* at = ink.data();
+      for (Index y = 0; y < shape[1]; ++y) {
+        for (Index x = 0; x < shape[2]; x += 2) {
+          std::uint32_t bits = random.word();  // two pixels' noise: sums of two bytes each
+          for (Index i = x; i < std::min(x + 2, shape[2]); ++i, bits >>= 16) {
+            const float grain = static_cast<float>((bits & 255) + (bits >> 8 & 255)) / 255 - 1;
+            const float light = slope_x * static_cast<float>(i) + slope_y * static_cast<float>(y);
+            const float value = paper + light + contrast * *at++ + noise * grain;
+            *out++ = static_cast<std::uint8_t>(std::clamp(value, 0.0f, 1.0f) * 255 + 0.5f);
+          }
+        }
+      }
+    }
+  }
+};
+
+}  // namespace chorus::inline CHORUS_ABI::data

@@ -1,0 +1,90 @@
+#pragma once
+/// What happens to an image between the dataset and the batch. Random transforms draw from the sample's own stream,
+/// keyed by (seed, epoch, sample), so that a sample looks the same whichever rank, device or worker prepares it.
+
+#include <algorithm>
+#include <array>
+#include <chorus/core/error.hpp>
+#include <chorus/data/random_stream.hpp>
+#include <cstring>
+#include <functional>
+#include <span>
+#include <vector>
+
+namespace chorus::inline CHORUS_ABI::data {
+
+/// {channels, height, width}.
+using ImageShape = std::array<Index, 3>;
+
+/// One image being prepared, channel after channel, row after row; pixels in [0, 1] until they are normalised.
+struct Image {
+  std::span<float> pixels;
+  ImageShape shape;
+
+  std::span<float> row(Index channel, Index y) const {
+    const auto width = static_cast<std::size_t>(shape[2]);
+    return pixels.subspan(static_cast<std::size_t>(channel * shape[1] + y) * width, width);
+  }
+};
+
+/// Changes an image in place. It is called on several threads at once; any function object of this form will do.
+using Transform = std::function<void(const Image&, RandomStream&)>;
+
+/// (pixel - mean) / stddev, per channel.
+struct Normalize {
+  std::vector<float> mean, stddev;
+
+  void operator()(const Image& image, RandomStream&) const {
+    const auto channels = static_cast<std::size_t>(image.shape[0]);
+    check<ShapeError>(mean.size() == channels && stddev.size() == channels,
+                      "Normalize: expected a mean and a stddev for ", "each of ", channels, " channels, got ",
+                      mean.size(), " and ", stddev.size());
+    const std::size_t area = image.pixels.size() / channels;
+    for (std::size_t c = 0; c < channels; ++c) {
+      const float scale = 1 / stddev[c], shift = -mean[c] / stddev[c];
+      for (float& pixel : image.pixels.subspan(c * area, area)) pixel = pixel * scale + shift;
+    }
+  }
+};
+
+/// Mirrors left and right.
+struct RandomHorizontalFlip {
+  float probability = 0.5f;
+
+  void operator()(const Image& image, RandomStream& random) const {
+    if (random.uniform() >= probability) return;
+    for (Index c = 0; c < image.shape[0]; ++c)
+      for (Index y = 0; y < image.shape[1]; ++y) std::ranges::reverse(image.row(c, y));
+  }
+};
+
+/// Pads all sides with `padding` zeros and cuts a window of the old size out of a random place: a shift of up to
+/// `padding`.
+struct RandomCrop {
+  Index padding = 4;
+
+  void operator()(const Image& image, RandomStream& random) const {
+    const auto [channels, height, width] = image.shape;
+    check<ShapeError>(padding >= 0 && padding <= std::min(height, width),
+                      "RandomCrop: expected a padding from 0 to the ", "image's size, got ", padding, " for ", height,
+                      " x ", width);
+    // Output row y is input row y + down, moved left by `right`; both in [-padding, padding].
+    const Index down = random.below(2 * padding + 1) - padding, right = random.below(2 * padding + 1) - padding;
+    const auto kept = static_cast<std::size_t>(width - std::abs(right));
+    for (Index c = 0; c < channels; ++c)
+      for (Index i = 0; i < height; ++i) {
+        const Index y = down >= 0 ? i : height - 1 - i;  // a row is read before it is overwritten
+        const auto to = image.row(c, y);
+        if (y + down < 0 || y + down >= height) {
+          std::ranges::fill(to, 0.0f);
+          continue;
+        }
+        const auto from = image.row(c, y + down);
+        const auto skip = static_cast<std::size_t>(std::abs(right));
+        std::memmove(to.data() + (right < 0 ? skip : 0), from.data() + (right > 0 ? skip : 0), kept * sizeof(float));
+        std::ranges::fill(right < 0 ? to.first(skip) : to.last(skip), 0.0f);
+      }
+  }
+};
+
+}  // namespace chorus::inline CHORUS_ABI::data

@@ -1,0 +1,91 @@
+#pragma once
+/// Reading a model's numbers from a safetensors file.
+
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <chorus/io/model_file.hpp>
+#include <chorus/io/safetensors_reader.hpp>
+
+namespace chorus::inline CHORUS_ABI::io {
+
+namespace detail {
+
+/// A place that a tensor of a file is to fill: in device memory, or, without a device, on the host.
+template <Device D>
+struct Incoming {
+  std::string name;
+  DType dtype;
+  std::vector<Index> shape;
+  std::optional<D> device;
+  void* data;
+};
+
+/// Checks that the file has exactly these tensors, but for those that `ignored(name)` allows, then reads them all.
+/// Throws FileError with every missing, unexpected and mismatched name, before anything is changed.
+template <Device D, class Ignored>
+void read_all(const SafetensorsReader& file, const std::vector<Incoming<D>>& wanted, const Ignored& ignored) {
+  std::string missing, unexpected, mismatched;
+  const auto list = [](std::string& to, const auto&... parts) { to += cat(to.empty() ? "" : ", ", parts...); };
+  for (const auto& tensor : wanted) {
+    const TensorEntry* entry = file.find(tensor.name);
+    if (entry == nullptr)
+      list(missing, tensor.name);
+    else if (entry->dtype != file_dtype(tensor.dtype) || entry->shape != tensor.shape)
+      list(mismatched, tensor.name, " (expected ", tensor.dtype, " ", std::span<const Index>(tensor.shape), ", got ",
+           entry->dtype, " ", std::span<const Index>(entry->shape), ")");
+  }
+  for (const TensorEntry& entry : file.entries()) {
+    bool known = ignored(entry.name);
+    for (const auto& tensor : wanted) known = known || tensor.name == entry.name;
+    if (!known) list(unexpected, entry.name);
+  }
+  std::string problems;
+  const auto report = [&](const char* what, const std::string& names) {
+    if (!names.empty()) problems += cat("; ", what, ": ", names);
+  };
+  report("missing", missing);
+  report("unexpected", unexpected);
+  report("mismatched", mismatched);
+  check<FileError>(problems.empty(), "loading ", file.path(), ": the file doesn't fit the model", problems);
+
+  std::vector<std::vector<std::byte>> numbers;  // all are read before one is stored
+  for (const auto& tensor : wanted) {
+    const TensorEntry& entry = file.at(tensor.name);
+    numbers.emplace_back(entry.bytes);
+    file.read(entry, numbers.back());
+  }
+  for (std::size_t i = 0; i < wanted.size(); ++i)
+    if (wanted[i].device)
+      copy_bytes(*wanted[i].device, wanted[i].data, Cpu{}, numbers[i].data(), numbers[i].size());
+    else
+      copy_bytes(Cpu{}, wanted[i].data, Cpu{}, numbers[i].data(), numbers[i].size());
+}
+
+template <class Model>
+auto model_places(Model& model) {
+  std::vector<Incoming<typename Model::device_type>> wanted;
+  for_each_tensor(
+      model,
+      [&](const std::string& name, DType dtype, std::span<const Index> extents, auto device, void* data) {
+        wanted.push_back({name, dtype, {extents.begin(), extents.end()}, device, data});
+      },
+      true);
+  return wanted;
+}
+
+}  // namespace detail
+
+/// Fills all parameters and buffers of `model` from a file. Throws FileError, and changes nothing, where the file is
+/// damaged or its names, shapes or dtypes are not the model's: one message names all that don't fit.
+template <class Model>
+void load(Model& model, const std::string& path) {
+  const SafetensorsReader file(path);
+  detail::read_all(file, detail::model_places(model),
+                   [](std::string_view name) { return name.starts_with(detail::training_prefix); });
+}
+
+}  // namespace chorus::inline CHORUS_ABI::io

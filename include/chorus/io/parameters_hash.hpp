@@ -1,0 +1,26 @@
+#pragma once
+/// A fingerprint of a model's parameters, to compare ranks and runs bit by bit.
+
+#include <string>
+#include <vector>
+
+#include <chorus/io/sha256.hpp>
+#include <chorus/nn/module.hpp>
+
+namespace chorus::inline CHORUS_ABI::io {
+
+/// SHA-256 over the names and numbers of all parameters, in the order of the model's members, as 64 hexadecimal digits.
+template <class Model>
+std::string parameters_sha256(Model& model) {
+  Sha256 hash;
+  std::vector<std::byte> numbers;
+  for (const auto& named : nn::named_parameters<typename Model::device_type>(model)) {
+    numbers.resize(named.parameter->size_bytes());
+    copy_bytes(Cpu{}, numbers.data(), named.parameter->where(), named.parameter->value_data(), numbers.size());
+    hash.update(named.name);
+    hash.update(numbers);
+  }
+  return hash.hex();
+}
+
+}  // namespace chorus::inline CHORUS_ABI::io

@@ -1,0 +1,144 @@
+#pragma once
+/// Reads safetensors files. A file is checked whole before a tensor is read; it can't make the program run code,
+/// allocate more than its own size in data, or read outside itself. Values are not checked: NaN and infinity are left
+/// as they are.
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <chorus/core/error.hpp>
+#include <chorus/io/descriptor.hpp>
+#include <chorus/io/safetensors_header.hpp>
+#include <chorus/io/tensor_entry.hpp>
+
+namespace chorus::inline CHORUS_ABI::io {
+
+static_assert(std::endian::native == std::endian::little,
+              "safetensors files are little-endian, and so must this machine be");
+
+/// An open safetensors file: the list of its tensors, and their bytes on demand. It may be read from several threads. A
+/// file that is replaced by `write_safetensors` while it is open stays readable as it was.
+class SafetensorsReader {
+ public:
+  /// Opens and checks the file. Throws FileError, with the path and the tensor's name, where it is not there, can't be
+  /// read, breaks a rule of the format, or is above a limit.
+  explicit SafetensorsReader(const std::string& path, const ReaderLimits& limits = {})
+      : path_(path), loading_(cat("loading ", path)) {
+    // Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever.
+    file_.value = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    check<FileError>(file_.value >= 0, loading_, ": opening the file failed: ", std::strerror(errno));
+    struct stat facts {};
+    check<FileError>(::fstat(file_.value, &facts) == 0, loading_,
+                     ": looking at the file failed: ", std::strerror(errno));
+    check<FileError>(S_ISREG(facts.st_mode), loading_, ": not a regular file");
+    size_ = static_cast<std::uint64_t>(facts.st_size);
+    read_header(limits);
+  }
+
+  /// Reads a file that lies in memory, which must outlive the reader. `name` stands for the path in messages.
+  explicit SafetensorsReader(std::span<const std::byte> memory, const std::string& name,
+                             const ReaderLimits& limits = {})
+      : path_(name), loading_(cat("loading ", name)), memory_(memory), size_(memory.size()) {
+    read_header(limits);
+  }
+
+  const std::string& path() const { return path_; }
+
+  /// All tensors, in the order of their data in the file.
+  std::span<const TensorEntry> entries() const { return header_.entries; }
+
+  const Metadata& metadata() const { return header_.metadata; }
+
+  /// The tensor of that name, or nullptr.
+  const TensorEntry* find(std::string_view name) const {
+    const auto at =
+        std::lower_bound(by_name_.begin(), by_name_.end(), name,
+                         [](const TensorEntry* entry, std::string_view text) { return entry->name < text; });
+    return at != by_name_.end() && (*at)->name == name ? *at : nullptr;
+  }
+
+  /// The tensor of that name; throws FileError where there is none.
+  const TensorEntry& at(std::string_view name) const {
+    const TensorEntry* entry = find(name);
+    check<FileError>(entry != nullptr, loading_, ": no tensor ", Quoted{name}, " among the ", entries().size(),
+                     " in the file");
+    return *entry;
+  }
+
+  /// Copies a tensor's bytes; `to` must have exactly `entry.bytes`. Throws UsageError where it has not, or `entry` is
+  /// not of this file, and FileError where the file can't be read or was cut since it was opened.
+  void read(const TensorEntry& entry, std::span<std::byte> to) const {
+    check<UsageError>(to.size() == entry.bytes, loading_, ": tensor ", Quoted{entry.name}, " has ", entry.bytes,
+                      " bytes, but the place to read it to has ", to.size());
+    check<UsageError>(entry.begin <= size_ - data_begin_ && entry.bytes <= size_ - data_begin_ - entry.begin, loading_,
+                      ": tensor ", Quoted{entry.name}, " is not of this file");
+    read_at(data_begin_ + entry.begin, to, &entry);
+  }
+
+ private:
+  void read_header(const ReaderLimits& limits) {
+    std::array<std::byte, 8> prefix{};
+    check<FileError>(size_ >= prefix.size(), loading_, ": not a safetensors file: ", size_,
+                     " bytes are too few for the 8 that give the header's size");
+    read_at(0, prefix, nullptr);
+    const auto length = std::bit_cast<std::uint64_t>(prefix);
+    check<FileError>(length <= format_header_bytes, loading_, ": not a safetensors file: a header of ", length,
+                     " bytes; the format allows ", format_header_bytes);
+    check<FileError>(length <= limits.header_bytes, loading_, ": a header of ", length, " bytes; the limit is ",
+                     limits.header_bytes, " (ReaderLimits::header_bytes)");
+    check<FileError>(length <= size_ - prefix.size(), loading_, ": cut short: the header should have ", length,
+                     " bytes, but the file has ", size_, " in all");
+    data_begin_ = prefix.size() + length;
+
+    std::string text(static_cast<std::size_t>(length), '\0');
+    read_at(prefix.size(), std::as_writable_bytes(std::span(text)), nullptr);
+    header_ = parse_safetensors_header(text, size_ - data_begin_, loading_, limits);
+
+    by_name_.reserve(header_.entries.size());
+    for (const TensorEntry& entry : header_.entries) by_name_.push_back(&entry);
+    std::sort(by_name_.begin(), by_name_.end(),
+              [](const TensorEntry* a, const TensorEntry* b) { return a->name < b->name; });
+  }
+
+  void read_at(std::uint64_t offset, std::span<std::byte> to, const TensorEntry* tensor) const {
+    if (file_.value < 0) {
+      if (!to.empty()) std::memcpy(to.data(), memory_.data() + offset, to.size());
+      return;
+    }
+    while (!to.empty()) {
+      const ssize_t count = ::pread(file_.value, to.data(), std::min(to.size(), io_chunk), static_cast<off_t>(offset));
+      if (count < 0 && errno == EINTR) continue;
+      if (count <= 0) {
+        const char* reason = count < 0 ? std::strerror(errno) : "the file has become shorter";
+        fail<FileError>(loading_, ": reading ", tensor == nullptr ? "the header" : cat("tensor ", Quoted{tensor->name}),
+                        " failed: ", reason);
+      }
+      to = to.subspan(static_cast<std::size_t>(count));
+      offset += static_cast<std::uint64_t>(count);
+    }
+  }
+
+  std::string path_, loading_;
+  Descriptor file_;
+  std::span<const std::byte> memory_;
+  std::uint64_t size_ = 0;
+  std::uint64_t data_begin_ = 0;
+  SafetensorsHeader header_;
+  std::vector<const TensorEntry*> by_name_;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::io

@@ -1,0 +1,26 @@
+#pragma once
+/// How kernels see a dense tensor of any rank: the axis they work along, what lies outside of it and what inside.
+
+#include <chorus/core/dtype.hpp>
+
+namespace chorus::inline CHORUS_ABI::kernels {
+
+/// A row-major tensor seen as [outer, axis, inner]. Any of them may be 0.
+struct AxisShape {
+  Index outer = 1, axis = 1, inner = 1;
+
+  constexpr Index numel() const { return outer * axis * inner; }
+  /// Elements of a result that has the axis reduced away: [outer, inner].
+  constexpr Index reduced() const { return outer * inner; }
+};
+
+/// A row-major tensor seen as [batch, channels, inner], for what normalises channels.
+struct ChannelShape {
+  Index batch = 1, channels = 1, inner = 1;
+
+  constexpr Index numel() const { return batch * channels * inner; }
+  /// Elements of one channel.
+  constexpr Index per_channel() const { return batch * inner; }
+};
+
+}  // namespace chorus::inline CHORUS_ABI::kernels

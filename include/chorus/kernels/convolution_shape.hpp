@@ -1,0 +1,18 @@
+#pragma once
+/// The sizes of a two-dimensional convolution, shared by every kind of device.
+
+#include <chorus/core/dtype.hpp>
+
+namespace chorus::inline CHORUS_ABI::kernels {
+
+/// x: [batch, in_channels, height, width], weight: [out_channels, in_channels / groups, kernel_h, kernel_w],
+/// y: [batch, out_channels, out_height(), out_width()].
+struct Conv2dShape {
+  Index batch, in_channels, height, width, out_channels, kernel_h, kernel_w;
+  Index stride_h = 1, stride_w = 1, padding_h = 0, padding_w = 0, dilation_h = 1, dilation_w = 1, groups = 1;
+
+  Index out_height() const { return (height + 2 * padding_h - dilation_h * (kernel_h - 1) - 1) / stride_h + 1; }
+  Index out_width() const { return (width + 2 * padding_w - dilation_w * (kernel_w - 1) - 1) / stride_w + 1; }
+};
+
+}  // namespace chorus::inline CHORUS_ABI::kernels

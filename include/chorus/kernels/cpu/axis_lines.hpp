@@ -1,0 +1,92 @@
+#pragma once
+/// The lines of a tensor along one axis, as registers see them. A kernel over an axis is written once, against `Row` and
+/// `Columns` alike: `reduce` gives each lane the result of its line, `each` visits the line's packets.
+
+#include <chorus/kernels/axis_shape.hpp>
+#include <chorus/kernels/cpu/packet.hpp>
+
+namespace chorus::inline CHORUS_ABI::kernels {
+
+/// One line whose elements are neighbours: packets lie along it.
+template <class T>
+struct Row {
+  Index at;      ///< of the first element in [outer, axis, inner]
+  Index result;  ///< of the line's place in [outer, inner]
+  Index length;
+
+  /// `value(offset, count)` is a packet of what to combine; every lane gets the whole line's result.
+  template <class Op, class Value>
+  Packet<T> reduce(Op op, const Value& value) const {
+    return splat(Op::fold(reduce_packets<T>(at, at + length, splat(Op::neutral), op, [&](Index i, auto count) {
+      return keep_first<T>(value(i, count), count, Op::neutral);
+    })));
+  }
+  template <class F>
+  void each(const F& f) const {
+    for_packets<T>(length, [&](Index i, auto count) { f(at + i, count); });
+  }
+  /// A scalar function of a result.
+  template <class F>
+  Packet<T> map(Packet<T> value, const F& f) const {
+    return splat(f(Eigen::internal::pfirst(value)));
+  }
+  Packet<T> load_result(const T* y) const { return splat(y[result]); }
+  void store_result(T* y, Packet<T> value, bool accumulate = false) const {
+    const T first = Eigen::internal::pfirst(value);
+    y[result] = accumulate ? y[result] + first : first;
+  }
+  /// Calls `f(place, a, b)` for each line with two of its results.
+  template <class F>
+  void for_results(Packet<T> a, Packet<T> b, const F& f) const {
+    f(result, Eigen::internal::pfirst(a), Eigen::internal::pfirst(b));
+  }
+};
+
+/// As many neighbouring lines as a packet has lanes, or `Count` of them: packets lie across.
+template <class T, class Count>
+struct Columns {
+  Index at, result, length;
+  Index stride;
+  Count count;
+
+  template <class Op, class Value>
+  Packet<T> reduce(Op op, const Value& value) const {
+    return reduce_rows(Index{0}, length, splat(Op::neutral), op, [&](Index i) { return value(at + i * stride, count); });
+  }
+  template <class F>
+  void each(const F& f) const {
+    for (Index i = 0; i < length; ++i) f(at + i * stride, count);
+  }
+  template <class F>
+  Packet<T> map(Packet<T> value, const F& f) const {
+    alignas(sizeof(Packet<T>)) T all[lanes<T>];
+    Eigen::internal::pstore(all, value);
+    for (Index i = 0; i < count; ++i) all[i] = f(all[i]);
+    return Eigen::internal::pload<Packet<T>>(all);
+  }
+  Packet<T> load_result(const T* y) const { return load(y + result, count); }
+  void store_result(T* y, Packet<T> value, bool accumulate = false) const { store(y + result, value, count, accumulate); }
+  template <class F>
+  void for_results(Packet<T> a, Packet<T> b, const F& f) const {
+    alignas(sizeof(Packet<T>)) T as[lanes<T>], bs[lanes<T>];
+    Eigen::internal::pstore(as, a);
+    Eigen::internal::pstore(bs, b);
+    for (Index i = 0; i < count; ++i) f(result + i, as[i], bs[i]);
+  }
+};
+
+/// Calls `f` with every Row, or with every Columns where `inner` is not 1: those from `first` (of inner) on.
+template <class T, class F>
+void for_lines(AxisShape shape, const F& f, Index first = 0) {
+  for (Index o = 0; o < shape.outer; ++o) {
+    if (shape.inner == 1)
+      f(Row<T>{o * shape.axis, o, shape.axis});
+    else
+      for_packets<T>(shape.inner - first, [&](Index i, auto count) {
+        const Index j = first + i;
+        f(Columns<T, decltype(count)>{o * shape.axis * shape.inner + j, o * shape.inner + j, shape.axis, shape.inner, count});
+      });
+  }
+}
+
+}  // namespace chorus::inline CHORUS_ABI::kernels

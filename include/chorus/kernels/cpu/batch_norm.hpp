@@ -1,0 +1,238 @@
+#pragma once
+/// Batch normalisation on the CPU (Ioffe and Szegedy, "Batch normalization", ICML 2015, algorithms 1 and 2), with x, y:
+/// [batch, channels, inner] and everything else [channels]. Statistics and normalisation are functions of their own: between
+/// them SyncBatchNorm adds up the sums of all ranks. Sums are doubles: first of all channels, then of all channels.
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <vector>
+
+#include <chorus/core/device.hpp>
+#include <chorus/core/error.hpp>
+#include <chorus/kernels/cpu/axis_lines.hpp>
+
+namespace chorus::inline CHORUS_ABI::kernels {
+
+namespace detail {
+/// The same line of several samples, taken together.
+template <class T>
+struct RowBlock : Row<T> {
+  Index rows, stride;
+
+  template <class Op, class Value>
+  Packet<T> reduce(Op op, const Value& value) const {
+    return splat(Op::fold(reduce_rows(Index{0}, rows, splat(Op::neutral), op, [&](Index r) {
+      const Index begin = this->at + r * stride;
+      return reduce_packets<T>(begin, begin + this->length, splat(Op::neutral), op, [&](Index i, auto count) {
+        return keep_first<T>(value(i, count), count, Op::neutral);
+      });
+    })));
+  }
+};
+
+/// Calls `f(line, elements of a channel in it)` with pieces of all channels: a few samples at a time, so that a piece can be
+/// read twice from the cache, and memory is read in as many streams as processors follow.
+template <class T, class F>
+void for_channels(ChannelShape shape, const F& f) {
+  const Index sample = shape.channels * shape.inner;
+  const Index rows = shape.inner == 1 ? 32 : std::clamp(2048 / std::max(Index{1}, shape.inner), Index{1}, Index{16});
+  for (Index b = 0; b < shape.batch; b += rows) {
+    const Index n = std::min(rows, shape.batch - b);
+    if (shape.inner == 1)
+      for_packets<T>(shape.channels, [&](Index c, auto count) {
+        f(Columns<T, decltype(count)>{b * sample + c, c, n, sample, count}, n);
+      });
+    else
+      for (Index c = 0; c < shape.channels; ++c)
+        f(RowBlock<T>{{b * sample + c * shape.inner, c, shape.inner}, n, sample}, n * shape.inner);
+  }
+}
+
+/// Calls `f(line)` in the order of memory; a line belongs to one channel, or to a packet of channels where inner is 1.
+template <class T, class F>
+void for_samples(ChannelShape shape, const F& f) {
+  for (Index b = 0; b < shape.batch; ++b) {
+    if (shape.inner == 1)
+      for_packets<T>(shape.channels, [&](Index c, auto count) {
+        f(Columns<T, decltype(count)>{b * shape.channels + c, c, 1, shape.channels, count});
+      });
+    else
+      for (Index c = 0; c < shape.channels; ++c) f(Row<T>{(b * shape.channels + c) * shape.inner, c, shape.inner});
+  }
+}
+
+/// Memory for numbers per channel, kept for the next call of this thread that asks for the same slot.
+template <class T, int slot>
+T* channel_scratch(Index count) {
+  thread_local std::vector<T> numbers;
+  if (numbers.size() < static_cast<std::size_t>(count)) numbers.resize(static_cast<std::size_t>(count));
+  return numbers.data();
+}
+
+template <class T>
+const T* inverse_std(Index channels, const T* variance, double eps) {
+  T* out = channel_scratch<T, 0>(channels);
+  for (Index c = 0; c < channels; ++c) out[c] = static_cast<T>(1 / std::sqrt(static_cast<double>(variance[c]) + eps));
+  return out;
+}
+}  // namespace detail
+
+/// sums: [2, channels], sum(x) and sum(x * x). Each piece of a channel is summed about its own mean, so that a mean that is
+/// large against the deviation costs no digits.
+template <class T>
+void batch_norm_sums(Cpu, ChannelShape shape, const T* x, double* sums) {
+  std::fill_n(sums, 2 * shape.channels, 0.0);
+  detail::for_channels<T>(shape, [&](const auto& line, Index n) {
+    const auto total = line.reduce(Sum<T>{}, [&](Index i, auto count) { return load(x + i, count); });
+    const auto mean = pmul(total, splat(T{1} / static_cast<T>(n)));
+    const auto squares = line.reduce(Sum<T>{}, [&](Index i, auto count) {
+      const auto d = psub(load(x + i, count), mean);
+      return pmul(d, d);
+    });
+    line.for_results(total, squares, [&](Index c, T sum, T square_sum) {
+      const auto elements = static_cast<double>(n), s = static_cast<double>(sum);
+      const auto m = static_cast<double>(sum * (T{1} / static_cast<T>(n)));  // as above
+      sums[c] += s;
+      sums[shape.channels + c] += static_cast<double>(square_sum) + m * (2 * s - elements * m);
+    });
+  });
+}
+
+/// Mean and 1 / sqrt(variance + eps) from the sums over `count` elements per channel, and the running statistics moved
+/// towards them (the variance unbiased); those may be null. Leaves them alone where count is 0.
+template <class T>
+void batch_norm_statistics(Cpu, Index channels, double count, const double* sums, double momentum, double eps,
+                           T* running_mean, T* running_var, T* mean, T* invstd) {
+  for (Index c = 0; c < channels; ++c) {
+    const double m = count > 0 ? sums[c] / count : 0;
+    const double variance = count > 0 ? std::max(0.0, sums[channels + c] / count - m * m) : 0;
+    mean[c] = static_cast<T>(m);
+    invstd[c] = static_cast<T>(1 / std::sqrt(variance + eps));
+    if (!(count > 0)) continue;
+    const auto move = [&](T* running, double value) {
+      if (running != nullptr)
+        running[c] = static_cast<T>((1 - momentum) * static_cast<double>(running[c]) + momentum * value);
+    };
+    move(running_mean, m);
+    move(running_var, count > 1 ? variance * count / (count - 1) : variance);
+  }
+}
+
+/// y = (x - mean) * invstd * weight + bias. weight and bias may be null: 1 and 0. `y` may be `x`.
+template <class T>
+void batch_norm_normalise(Cpu, ChannelShape shape, const T* x, const T* weight, const T* bias, const T* mean,
+                          const T* invstd, T* y) {
+  detail::for_samples<T>(shape, [&](const auto& line) {
+    const auto m = line.load_result(mean);
+    auto scale = line.load_result(invstd), shift = splat(T{0});
+    if (weight != nullptr) scale = pmul(scale, line.load_result(weight));
+    if (bias != nullptr) shift = line.load_result(bias);
+    line.each([&](Index i, auto count) { store(y + i, pmadd(psub(load(x + i, count), m), scale, shift), count); });
+  });
+}
+
+/// The whole forward pass of training; saves mean and invstd for the backward pass. Throws ShapeError where a channel has one
+/// element alone: it has no variance.
+template <class T>
+void batch_norm_forward_train(Cpu cpu, ChannelShape shape, const T* x, const T* weight, const T* bias, T* running_mean,
+                              T* running_var, double momentum, double eps, T* y, T* saved_mean, T* saved_invstd) {
+  check<ShapeError>(shape.per_channel() != 1, "batch_norm: training needs more than one value per channel, got [batch ",
+                    shape.batch, ", channels ", shape.channels, ", inner ", shape.inner, "]");
+  double* sums = detail::channel_scratch<double, 2>(2 * shape.channels);
+  batch_norm_sums(cpu, shape, x, sums);
+  batch_norm_statistics(cpu, shape.channels, static_cast<double>(shape.per_channel()), sums, momentum, eps, running_mean,
+                        running_var, saved_mean, saved_invstd);
+  batch_norm_normalise(cpu, shape, x, weight, bias, saved_mean, saved_invstd, y);
+}
+
+/// The forward pass with running statistics.
+template <class T>
+void batch_norm_forward_eval(Cpu cpu, ChannelShape shape, const T* x, const T* weight, const T* bias,
+                             const T* running_mean, const T* running_var, double eps, T* y) {
+  batch_norm_normalise(cpu, shape, x, weight, bias, running_mean, detail::inverse_std(shape.channels, running_var, eps), y);
+}
+
+/// sums: [2, channels], sum(dy) and sum(dy * (x - mean)).
+template <class T>
+void batch_norm_backward_sums(Cpu, ChannelShape shape, const T* x, const T* dy, const T* mean, double* sums) {
+  std::fill_n(sums, 2 * shape.channels, 0.0);
+  detail::for_channels<T>(shape, [&](const auto& line, Index) {
+    const auto m = line.load_result(mean);
+    const auto total = line.reduce(Sum<T>{}, [&](Index i, auto count) { return load(dy + i, count); });
+    const auto product = line.reduce(
+        Sum<T>{}, [&](Index i, auto count) { return pmul(load(dy + i, count), psub(load(x + i, count), m)); });
+    line.for_results(total, product, [&](Index c, T sum, T product_sum) {
+      sums[c] += static_cast<double>(sum);
+      sums[shape.channels + c] += static_cast<double>(product_sum);
+    });
+  });
+}
+
+/// dweight = invstd * sum(dy * (x - mean)), dbias = sum(dy). Either may be null.
+template <class T>
+void batch_norm_backward_affine(Cpu, Index channels, const double* sums, const T* invstd, T* dweight, T* dbias,
+                                bool accumulate_weight, bool accumulate_bias) {
+  for (Index c = 0; c < channels; ++c) {
+    if (dweight != nullptr) {
+      const T value = static_cast<T>(sums[channels + c] * static_cast<double>(invstd[c]));
+      dweight[c] = accumulate_weight ? dweight[c] + value : value;
+    }
+    if (dbias != nullptr) {
+      const T value = static_cast<T>(sums[c]);
+      dbias[c] = accumulate_bias ? dbias[c] + value : value;
+    }
+  }
+}
+
+/// dx = weight * invstd * (dy - sum(dy) / count - (x - mean) * invstd^2 * sum(dy * (x - mean)) / count), the sums being over
+/// `count` elements per channel. With null sums the statistics were constants (evaluation): dx = weight * invstd * dy.
+template <class T>
+void batch_norm_backward_input(Cpu, ChannelShape shape, const T* x, const T* dy, const T* weight, const T* mean,
+                               const T* invstd, double count, const double* sums, T* dx, bool accumulate) {
+  T* centre = detail::channel_scratch<T, 1>(2 * shape.channels);
+  T* slope = centre + shape.channels;
+  for (Index c = 0; c < shape.channels; ++c) {
+    const double s = static_cast<double>(invstd[c]);
+    centre[c] = sums == nullptr ? T{0} : static_cast<T>(sums[c] / count);
+    slope[c] = sums == nullptr ? T{0} : static_cast<T>(s * s * sums[shape.channels + c] / count);
+  }
+  detail::for_samples<T>(shape, [&](const auto& line) {
+    auto scale = line.load_result(invstd);
+    if (weight != nullptr) scale = pmul(scale, line.load_result(weight));
+    const auto m = line.load_result(mean), a = line.load_result(centre), b = line.load_result(slope);
+    line.each([&](Index i, auto n) {
+      const auto d = psub(psub(load(dy + i, n), a), pmul(psub(load(x + i, n), m), b));
+      store(dx + i, pmul(scale, d), n, accumulate);
+    });
+  });
+}
+
+/// The whole backward pass of training. Outputs that are null are not computed; `accumulate` is for dx, dweight, dbias.
+template <class T>
+void batch_norm_backward_train(Cpu cpu, ChannelShape shape, const T* x, const T* dy, const T* weight, const T* saved_mean,
+                               const T* saved_invstd, T* dx, T* dweight, T* dbias, std::array<bool, 3> accumulate) {
+  double* sums = detail::channel_scratch<double, 2>(2 * shape.channels);
+  batch_norm_backward_sums(cpu, shape, x, dy, saved_mean, sums);
+  batch_norm_backward_affine(cpu, shape.channels, sums, saved_invstd, dweight, dbias, accumulate[1], accumulate[2]);
+  if (dx != nullptr)
+    batch_norm_backward_input(cpu, shape, x, dy, weight, saved_mean, saved_invstd, static_cast<double>(shape.per_channel()),
+                              sums, dx, accumulate[0]);
+}
+
+/// The backward pass of evaluation, where the statistics are constants.
+template <class T>
+void batch_norm_backward_eval(Cpu cpu, ChannelShape shape, const T* x, const T* dy, const T* weight, const T* running_mean,
+                              const T* running_var, double eps, T* dx, T* dweight, T* dbias,
+                              std::array<bool, 3> accumulate) {
+  const T* invstd = detail::inverse_std(shape.channels, running_var, eps);
+  if (dweight != nullptr || dbias != nullptr) {
+    double* sums = detail::channel_scratch<double, 2>(2 * shape.channels);
+    batch_norm_backward_sums(cpu, shape, x, dy, running_mean, sums);
+    batch_norm_backward_affine(cpu, shape.channels, sums, invstd, dweight, dbias, accumulate[1], accumulate[2]);
+  }
+  if (dx != nullptr)
+    batch_norm_backward_input(cpu, shape, x, dy, weight, running_mean, invstd, 0, nullptr, dx, accumulate[0]);
+}
+
+}  // namespace chorus::inline CHORUS_ABI::kernels

@@ -1,0 +1,156 @@
+#pragma once
+/// Copies, fills and sums of whole arrays, dense or strided, of any scalar type.
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <span>
+
+#include <chorus/core/device.hpp>
+#include <chorus/core/dtype.hpp>
+#include <chorus/kernels/cpu/packet.hpp>
+#include <chorus/kernels/strided_runs.hpp>
+
+namespace chorus::inline CHORUS_ABI::kernels {
+
+/// x = value
+template <Scalar T>
+void fill(Cpu, Index count, T* x, T value) {
+  if constexpr (Real<T>)
+    for_packets<T>(count, [&](Index i, auto n) { store(x + i, splat(value), n); });
+  else
+    std::fill_n(x, count, value);
+}
+
+/// y = x in another scalar type, converted as `static_cast` does. The arrays don't overlap.
+template <Scalar From, Scalar To>
+void convert(Cpu, Index count, const From* x, To* y) {
+  for (Index i = 0; i < count; ++i) y[i] = static_cast<To>(x[i]);
+}
+
+/// y += a x
+template <Real T>
+void axpy(Cpu, Index count, T a, const T* x, T* y) {
+  const auto factor = splat(a);
+  for_packets<T>(count, [&](Index i, auto n) { store(y + i, pmadd(factor, load(x + i, n), load(y + i, n)), n); });
+}
+
+/// x *= a
+template <Real T>
+void scale(Cpu, Index count, T a, T* x) {
+  const auto factor = splat(a);
+  for_packets<T>(count, [&](Index i, auto n) { store(x + i, pmul(factor, load(x + i, n)), n); });
+}
+
+namespace detail {
+
+/// The next `count` elements of a strided array, put side by side.
+template <class T>
+void gather(StridedRuns& runs, Index count, const T* from, T* to) {
+  runs.next(count, [&](Index offset, Index step, Index n) {
+    const T* x = from + offset;
+    if (step == 1) {
+      std::memcpy(to, x, static_cast<std::size_t>(n) * sizeof(T));
+    } else if (step == 0) {
+      fill(Cpu{}, n, to, *x);
+    } else {
+      for (Index i = 0; i < n; ++i) to[i] = x[i * step];
+    }
+    to += n;
+  });
+}
+
+/// The opposite: `count` neighbouring elements to (or added to) where they belong.
+template <bool Accumulate, class T>
+void scatter(StridedRuns& runs, Index count, const T* from, T* to) {
+  runs.next(count, [&](Index offset, Index step, Index n) {
+    T* y = to + offset;
+    if constexpr (!Accumulate) {
+      if (step == 1)
+        std::memcpy(y, from, static_cast<std::size_t>(n) * sizeof(T));
+      else
+        for (Index i = 0; i < n; ++i) y[i * step] = from[i];
+    } else {
+      if (step == 1)
+        axpy(Cpu{}, n, T{1}, from, y);
+      else if (step == 0)
+        *y += Sum<T>::fold(reduce_packets<T>(Index{0}, n, splat(T{0}), Sum<T>{},
+                                             [&](Index i, auto lanes_used) { return load(from + i, lanes_used); }));
+      else
+        for (Index i = 0; i < n; ++i) y[i * step] += from[i];
+    }
+    from += n;
+  });
+}
+
+/// dst[i][j] = src[j][i] for i < rows, j < columns, by tiles that fit into the cache.
+template <class T>
+void transpose(Index rows, Index columns, const T* src, Index src_stride, T* dst, Index dst_stride) {
+  constexpr Index tile = 16;
+  for (Index i0 = 0; i0 < rows; i0 += tile)
+    for (Index j0 = 0; j0 < columns; j0 += tile) {
+      const Index i_end = std::min(i0 + tile, rows), j_end = std::min(j0 + tile, columns);
+      for (Index i = i0; i < i_end; ++i)
+        for (Index j = j0; j < j_end; ++j) dst[i * dst_stride + j] = src[j * src_stride + i];
+    }
+}
+
+}  // namespace detail
+
+/// dst = the view (src, src_strides) in row-major order of `shape`: makes slices, permutations and broadcasts dense.
+template <Scalar T>
+void copy_strided(Cpu, std::span<const Index> shape, const T* src, std::span<const Index> src_strides, T* dst) {
+  Index count = 1;
+  for (const Index size : shape) count *= size;
+  if (count == 0) return;
+  StridedRuns runs(shape, src_strides);
+
+  // A transposed view: the innermost axis jumps, but some other axis has step 1. Those two are done by tiles.
+  std::size_t unit = 1;
+  while (unit < runs.rank() && runs.stride(unit) != 1) ++unit;
+  if (unit >= runs.rank() || runs.stride(0) == 0) return detail::gather(runs, count, src, dst);
+
+  Index dst_stride = 1;
+  std::array<Index, max_rank> rest_shape{}, rest_src{}, rest_dst{};
+  std::size_t rest = 0;
+  Index unit_dst_stride = 0;
+  for (std::size_t axis = 0; axis < runs.rank(); dst_stride *= runs.size(axis++)) {
+    if (axis == unit) unit_dst_stride = dst_stride;
+    if (axis == 0 || axis == unit) continue;
+    rest_shape[rest] = runs.size(axis);
+    rest_src[rest] = runs.stride(axis);
+    rest_dst[rest++] = dst_stride;
+  }
+  std::array<Index, max_rank> at{};
+  for (;;) {
+    detail::transpose(runs.size(unit), runs.size(0), src, runs.stride(0), dst, unit_dst_stride);
+    std::size_t axis = 0;
+    for (; axis < rest; ++axis) {
+      src += rest_src[axis];
+      dst += rest_dst[axis];
+      if (++at[axis] < rest_shape[axis]) break;
+      src -= rest_src[axis] * rest_shape[axis];
+      dst -= rest_dst[axis] * rest_shape[axis];
+      at[axis] = 0;
+    }
+    if (axis == rest) return;
+  }
+}
+
+/// The opposite of `copy_strided`: dense `src` in row-major order of `shape` goes to the view (dst, dst_strides), and is
+/// added to what is there if `accumulate` (floating-point types only). Elements that the view leaves out stay.
+template <Scalar T>
+void scatter_strided(Cpu, std::span<const Index> shape, const T* src, T* dst, std::span<const Index> dst_strides,
+                     bool accumulate = false) {
+  Index count = 1;
+  for (const Index size : shape) count *= size;
+  if (count == 0) return;
+  StridedRuns runs(shape, dst_strides);
+  if (!accumulate) return detail::scatter<false>(runs, count, src, dst);
+  if constexpr (Real<T>)
+    detail::scatter<true>(runs, count, src, dst);
+  else
+    fail<UsageError>("scatter_strided: cannot accumulate ", dtype<T>);
+}
+
+}  // namespace chorus::inline CHORUS_ABI::kernels

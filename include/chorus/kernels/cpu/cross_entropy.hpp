@@ -1,0 +1,125 @@
+#pragma once
+/// Cross entropy straight from logits, and negative log likelihood, on the CPU. Losses are overwritten; gradients are
+/// overwritten or, with `accumulate`, added to.
+
+#include <algorithm>
+#include <cstdint>
+#include <string_view>
+
+#include <chorus/core/device.hpp>
+#include <chorus/core/error.hpp>
+#include <chorus/kernels/cpu/reduction.hpp>
+#include <chorus/kernels/cpu/softmax.hpp>
+#include <chorus/kernels/loss_options.hpp>
+
+namespace chorus::inline CHORUS_ABI::kernels {
+
+/// The number of labels that are not `ignore_index`: the divisor of a mean. Throws UsageError, which names the sample and
+/// its label, where one lies outside of [0, classes).
+inline Index count_labels(Cpu, std::string_view operation, Index batch, Index classes, const std::int64_t* labels,
+                          std::int64_t ignore_index) {
+  Index counted = 0;
+  for (Index i = 0; i < batch; ++i) {
+    if (labels[i] == ignore_index) continue;
+    check<UsageError>(labels[i] >= 0 && labels[i] < classes, operation, ": label ", labels[i], " of sample ", i,
+                      " is not in [0, ", classes, "), nor is it ignore_index ", ignore_index);
+    ++counted;
+  }
+  return counted;
+}
+
+namespace detail {
+/// The losses of all samples by `sample_loss(i)`: kept apart, summed or averaged. The mean of no sample is 0, so that a
+/// device's empty share of a batch contributes nothing.
+template <class T, class SampleLoss>
+void reduce_losses(Index batch, Index counted, const std::int64_t* labels, std::int64_t ignore_index, Reduction reduction,
+                   T* loss, SampleLoss sample_loss) {
+  double total = 0;
+  for (Index i = 0; i < batch; ++i) {
+    const T value = labels[i] == ignore_index ? T{0} : sample_loss(i);
+    if (reduction == Reduction::none)
+      loss[i] = value;
+    else
+      total += static_cast<double>(value);
+  }
+  if (reduction == Reduction::none) return;
+  if (reduction == Reduction::mean) total /= static_cast<double>(counted == 0 ? 1 : counted);
+  loss[0] = static_cast<T>(total);
+}
+
+/// What a sample's gradient is multiplied by.
+template <class T>
+T sample_scale(Index i, Index counted, Reduction reduction, const T* dloss) {
+  if (reduction == Reduction::none) return dloss[i];
+  return reduction == Reduction::sum || counted == 0 ? dloss[0] : dloss[0] / static_cast<T>(counted);
+}
+}  // namespace detail
+
+/// loss = logsumexp(x) - x[label], smoothed as in PyTorch: (1 - s) * that + s * (logsumexp(x) - mean(x)).
+/// logits: [batch, classes]; labels: [batch]; loss: [batch] for Reduction::none, else one number; log_sum_exp: [batch], kept
+/// for the backward pass. Throws UsageError for a bad label or a smoothing outside of [0, 1] before it writes anything.
+template <class T>
+void cross_entropy_forward(Cpu cpu, Index batch, Index classes, const T* logits, const std::int64_t* labels,
+                           const CrossEntropyOptions& options, T* loss, T* log_sum_exp) {
+  check<UsageError>(options.label_smoothing >= 0 && options.label_smoothing <= 1,
+                    "cross_entropy: label_smoothing must be in [0, 1], got ", options.label_smoothing);
+  const Index counted = count_labels(cpu, "cross_entropy", batch, classes, labels, options.ignore_index);
+  const T smoothing = static_cast<T>(options.label_smoothing);
+  for (Index i = 0; i < batch; ++i) {
+    const Row<T> row{i * classes, i, classes};
+    row.store_result(log_sum_exp, detail::logsumexp(row, logits));
+  }
+  detail::reduce_losses(batch, counted, labels, options.ignore_index, options.reduction, loss, [&](Index i) {
+    const T* x = logits + i * classes;
+    const T sharp = log_sum_exp[i] - x[labels[i]];
+    if (smoothing == 0) return sharp;
+    const T smooth = log_sum_exp[i] - sum_all(cpu, classes, x) / static_cast<T>(classes);
+    return (T{1} - smoothing) * sharp + smoothing * smooth;
+  });
+}
+
+/// dlogits = (softmax(x) - target) * scale with target = (1 - s) * onehot + s / classes; 0 for ignored samples.
+/// dloss: [batch] for Reduction::none, else one number. `dlogits` may be `logits`, unless it accumulates.
+template <class T>
+void cross_entropy_backward(Cpu cpu, Index batch, Index classes, const T* logits, const std::int64_t* labels,
+                            const CrossEntropyOptions& options, const T* log_sum_exp, const T* dloss, T* dlogits,
+                            bool accumulate) {
+  const Index counted = count_labels(cpu, "cross_entropy", batch, classes, labels, options.ignore_index);
+  const T smoothing = static_cast<T>(options.label_smoothing);
+  for (Index i = 0; i < batch; ++i) {
+    const T* x = logits + i * classes;
+    T* dx = dlogits + i * classes;
+    if (labels[i] == options.ignore_index) {
+      if (!accumulate) std::fill_n(dx, classes, T{0});
+      continue;
+    }
+    const T scale = detail::sample_scale(i, counted, options.reduction, dloss);
+    const auto s = splat(scale), lse = splat(log_sum_exp[i]), uniform = splat(smoothing / static_cast<T>(classes));
+    for_packets<T>(classes, [&](Index j, auto count) {
+      const auto p = detail::exp_to_zero<T>(psub(load(x + j, count), lse));
+      store(dx + j, pmul(psub(p, uniform), s), count, accumulate);
+    });
+    dx[labels[i]] -= (T{1} - smoothing) * scale;
+  }
+}
+
+/// loss = -log_probabilities[label]. Shapes, errors and reductions as in `cross_entropy_forward`.
+template <class T>
+void nll_loss_forward(Cpu cpu, Index batch, Index classes, const T* log_probabilities, const std::int64_t* labels,
+                      const NllLossOptions& options, T* loss) {
+  const Index counted = count_labels(cpu, "nll_loss", batch, classes, labels, options.ignore_index);
+  detail::reduce_losses(batch, counted, labels, options.ignore_index, options.reduction, loss,
+                        [&](Index i) { return -log_probabilities[i * classes + labels[i]]; });
+}
+
+template <class T>
+void nll_loss_backward(Cpu cpu, Index batch, Index classes, const std::int64_t* labels, const NllLossOptions& options,
+                       const T* dloss, T* dlog_probabilities, bool accumulate) {
+  const Index counted = count_labels(cpu, "nll_loss", batch, classes, labels, options.ignore_index);
+  if (!accumulate) std::fill_n(dlog_probabilities, batch * classes, T{0});
+  for (Index i = 0; i < batch; ++i)
+    if (labels[i] != options.ignore_index)
+      dlog_probabilities[i * classes + labels[i]] -= detail::sample_scale(i, counted, options.reduction, dloss);
+}
+
+}  // namespace chorus::inline CHORUS_ABI::kernels

@@ -1,0 +1,76 @@
+#pragma once
+/// Dropout on the CPU (Srivastava et al., JMLR 15, 2014; scaled in training). The backward pass draws the mask again instead
+/// of keeping it. Forward overwrites y; backward overwrites dx or, with `accumulate`, adds.
+
+#include <algorithm>
+#include <array>
+
+#include <chorus/core/device.hpp>
+#include <chorus/core/dtype.hpp>
+#include <chorus/core/error.hpp>
+#include <chorus/kernels/cpu/philox_block.hpp>
+#include <chorus/kernels/dropout_key.hpp>
+
+namespace chorus::inline CHORUS_ABI::kernels {
+
+namespace detail {
+/// `out[i] = put(out[i], kept ? in[i] * scale : 0)`, block of Philox counters by block. Counters run through the samples,
+/// each of which has ceil(inner / 4) of them.
+template <bool accumulate, class T>
+void dropout(Index samples, Index inner, const T* in, T* out, double p, const DropoutKey& key) {
+  check<UsageError>(p >= 0 && p <= 1, "dropout: p must be in [0, 1], got ", p);
+  constexpr auto at_once = static_cast<Index>(philox_block);
+  const Index quads = (inner + 3) / 4, counters = samples * quads;
+  const std::uint32_t threshold = dropout_threshold(p);
+  const T scale = static_cast<T>(dropout_scale(p));
+  const auto apply = [&](Index i, T factor) { out[i] = accumulate ? out[i] + in[i] * factor : in[i] * factor; };
+
+  std::array<PhiloxWords, philox_block> counter{};
+  std::array<std::uint32_t, 4 * philox_block> words;
+  std::array<T, 4 * philox_block> factors;
+  Index sample = 0, quad = 0;
+  for (Index first = 0; first < counters; first += at_once) {
+    const Index here = std::min(at_once, counters - first), start_sample = sample, start_quad = quad;
+    for (Index i = 0; i < here; ++i) {
+      counter[static_cast<std::size_t>(i)] = dropout_counter(key, key.first_sample + sample, quad);
+      if (++quad == quads) {
+        quad = 0;
+        ++sample;
+      }
+    }
+    philox_words(key.seed, counter.data(), words.data());
+    for (std::size_t i = 0; i < words.size(); ++i) factors[i] = dropout_keeps(words[i], threshold) ? scale : T{0};
+    const Index begin = start_sample * inner + 4 * start_quad;
+    if (inner % 4 == 0 && here == at_once) {
+      for (Index i = 0; i < 4 * at_once; ++i) apply(begin + i, factors[static_cast<std::size_t>(i)]);
+      continue;
+    }
+    Index at = begin, q = start_quad;
+    for (Index i = 0; i < here; ++i) {
+      const Index wanted = std::min(Index{4}, inner - 4 * q);
+      for (Index lane = 0; lane < wanted; ++lane) apply(at + lane, factors[static_cast<std::size_t>(4 * i + lane)]);
+      at += wanted;
+      if (++q == quads) q = 0;
+    }
+  }
+}
+}  // namespace detail
+
+/// y = x / (1 - p) where the element is kept, else 0; kept with probability 1 - p, as DropoutKey says. x, y: [samples,
+/// inner]; `y` may be `x`. Throws UsageError for p outside of [0, 1].
+template <class T>
+void dropout_forward(Cpu, Index samples, Index inner, const T* x, T* y, double p, const DropoutKey& key) {
+  detail::dropout<false>(samples, inner, x, y, p, key);
+}
+
+/// dx = dy / (1 - p) where the element was kept, else 0.
+template <class T>
+void dropout_backward(Cpu, Index samples, Index inner, const T* dy, T* dx, double p, const DropoutKey& key,
+                      bool accumulate) {
+  if (accumulate)
+    detail::dropout<true>(samples, inner, dy, dx, p, key);
+  else
+    detail::dropout<false>(samples, inner, dy, dx, p, key);
+}
+
+}  // namespace chorus::inline CHORUS_ABI::kernels

@@ -1,0 +1,85 @@
+#pragma once
+/// Optimizer steps over flat arrays, each in one pass over memory. Formulas are PyTorch 1.13's.
+
+#include <cmath>
+
+#include <chorus/core/device.hpp>
+#include <chorus/core/dtype.hpp>
+#include <chorus/kernels/pack.hpp>
+
+namespace chorus::inline CHORUS_ABI::kernels {
+
+struct SgdScalars {
+  double lr = 0, momentum = 0, dampening = 0, weight_decay = 0;
+  bool nesterov = false, first_step = false;
+};
+
+/// g += weight_decay p; m = momentum m + (1 - dampening) g (in the first step m = g); g = m, or g + momentum m for Nesterov;
+/// p -= lr g. Overwrites `p` and `momentum`, which is null where there is none; `g` stays.
+template <Real T>
+void sgd_step(Cpu, Index count, T* p, const T* g, T* momentum, const SgdScalars& s) {
+  const auto scalar = [](double x) { return splat(static_cast<T>(x)); };
+  const auto lr = scalar(-s.lr), decay = scalar(s.weight_decay), keep = scalar(s.momentum), mix = scalar(1 - s.dampening);
+  for_packets<T>(count, [&](Index i, auto n) {
+    const auto value = load(p + i, n);
+    auto step = pmadd(decay, value, load(g + i, n));
+    if (momentum != nullptr) {
+      const auto m = s.first_step ? step : pmadd(mix, step, pmul(keep, load(momentum + i, n)));
+      store(momentum + i, m, n);
+      step = s.nesterov ? pmadd(keep, m, step) : m;
+    }
+    store(p + i, pmadd(lr, step, value), n);
+  });
+}
+
+struct AdamScalars {
+  double lr = 0, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
+  /// True: weight decay shrinks the parameter itself (AdamW); false: it is added to the gradient (Adam).
+  bool decoupled = false;
+  /// The number of this step, from 1.
+  Index step = 1;
+};
+
+/// m = beta1 m + (1 - beta1) g; v = beta2 v + (1 - beta2) g²;
+/// p -= lr / (1 - beta1^step) * m / (sqrt(v / (1 - beta2^step)) + eps), with the largest v so far if `vmax` is not null
+/// (AMSGrad). Overwrites p, m, v and vmax; `g` stays.
+template <Real T>
+void adam_step(Cpu, Index count, T* p, const T* g, T* m, T* v, T* vmax, const AdamScalars& s) {
+  const auto scalar = [](double x) { return splat(static_cast<T>(x)); };
+  const auto exponent = static_cast<double>(s.step);
+  const auto step_size = scalar(-s.lr / (1 - std::pow(s.beta1, exponent)));
+  const auto correction = scalar(std::sqrt(1 - std::pow(s.beta2, exponent))), eps = scalar(s.eps);
+  const auto keep1 = scalar(s.beta1), mix1 = scalar(1 - s.beta1), keep2 = scalar(s.beta2), mix2 = scalar(1 - s.beta2);
+  const auto decay = scalar(s.decoupled ? 0 : s.weight_decay), shrink = scalar(s.decoupled ? 1 - s.lr * s.weight_decay : 1);
+  for_packets<T>(count, [&](Index i, auto n) {
+    const auto value = load(p + i, n);
+    const auto grad = pmadd(decay, value, load(g + i, n));
+    const auto mean = pmadd(mix1, grad, pmul(keep1, load(m + i, n)));
+    auto square = pmadd(pmul(mix2, grad), grad, pmul(keep2, load(v + i, n)));
+    store(m + i, mean, n);
+    store(v + i, square, n);
+    if (vmax != nullptr) {
+      square = Eigen::internal::pmax(load(vmax + i, n), square);
+      store(vmax + i, square, n);
+    }
+    const auto denominator = padd(Eigen::internal::pdiv(math::detail::sqrt_packet<T>(square), correction), eps);
+    store(p + i, pmadd(step_size, Eigen::internal::pdiv(mean, denominator), pmul(shrink, value)), n);
+  });
+}
+
+/// The sum of squares, in an order that depends on `count` alone.
+template <Real T>
+double square_sum(Cpu, Index count, const T* x) {
+  constexpr Index block = 4096;
+  double sum = 0;
+  for (Index start = 0; start < count; start += block) {
+    const Index end = count - start < block ? count : start + block;
+    sum += static_cast<double>(Sum<T>::fold(reduce_packets<T>(start, end, splat(T{0}), Sum<T>{}, [&](Index i, auto n) {
+      const auto value = load(x + i, n);
+      return pmul(value, value);
+    })));
+  }
+  return sum;
+}
+
+}  // namespace chorus::inline CHORUS_ABI::kernels

@@ -1,0 +1,176 @@
+#pragma once
+/// SIMD registers for kernels that reduce: loads and stores with a tail, and sums in an order that is fixed (whatever the
+/// alignment) and accurate.
+
+#include <limits>
+#include <type_traits>
+
+#include <chorus/core/config.hpp>
+
+// GCC's own AVX-512 header leaves registers undefined, of which GCC up to 12 then warns wherever it inlines them.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#ifndef __clang__
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+#include <Eigen/Core>
+#pragma GCC diagnostic pop
+
+#include <chorus/core/dtype.hpp>
+
+namespace chorus::inline CHORUS_ABI::kernels {
+
+/// The widest register of this build for `T`; `T` itself where Eigen does not vectorise.
+template <class T>
+using Packet = typename Eigen::internal::packet_traits<T>::type;
+
+template <class T>
+inline constexpr Index lanes = Eigen::internal::packet_traits<T>::size;
+
+/// The count of a whole packet; the count of a tail is an Index.
+template <class T>
+using Whole = std::integral_constant<Index, lanes<T>>;
+
+using Eigen::internal::padd;
+using Eigen::internal::pcmp_eq;
+using Eigen::internal::pcmp_lt;
+using Eigen::internal::pmadd;
+using Eigen::internal::pmul;
+using Eigen::internal::pselect;
+using Eigen::internal::psub;
+
+template <class T>
+Packet<T> splat(T value) {
+  return Eigen::internal::pset1<Packet<T>>(value);
+}
+
+namespace detail {
+// Not inlined: kernels have many tails, and tails have few elements.
+template <class T>
+[[gnu::noinline]] Packet<T> load_one_by_one(const T* from, Index count, T fill) {
+  alignas(sizeof(Packet<T>)) T all[lanes<T>];
+  for (Index i = 0; i < lanes<T>; ++i) all[i] = i < count ? from[i] : fill;
+  return Eigen::internal::pload<Packet<T>>(all);
+}
+template <class T>
+[[gnu::noinline]] void store_one_by_one(T* to, Packet<T> value, Index count) {
+  alignas(sizeof(Packet<T>)) T all[lanes<T>];
+  Eigen::internal::pstore(all, value);
+  for (Index i = 0; i < count; ++i) to[i] = all[i];
+}
+template <class Mask>
+Mask first_lanes(Index count) {
+  return static_cast<Mask>((1u << count) - 1);
+}
+}  // namespace detail
+
+/// The first `count` lanes from memory of any alignment, the others `fill`.
+template <class T, class Count>
+Packet<T> load(const T* from, Count count, T fill = T{0}) {
+  if constexpr (std::is_same_v<Count, Whole<T>>) {
+    return Eigen::internal::ploadu<Packet<T>>(from);
+  } else {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(Packet<T>) == 64 && sizeof(T) == 4)
+      return _mm512_mask_loadu_ps(splat(fill), detail::first_lanes<__mmask16>(count), from);
+    else if constexpr (sizeof(Packet<T>) == 64)
+      return _mm512_mask_loadu_pd(splat(fill), detail::first_lanes<__mmask8>(count), from);
+    else
+#endif
+      return detail::load_one_by_one<T>(from, count, fill);
+  }
+}
+
+/// Writes the first `count` lanes, or adds them to what is there.
+template <class T, class Count>
+void store(T* to, Packet<T> value, Count count, bool accumulate = false) {
+  if (accumulate) value = padd(load<T>(to, count), value);
+  if constexpr (std::is_same_v<Count, Whole<T>>) {
+    Eigen::internal::pstoreu(to, value);
+  } else {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(Packet<T>) == 64 && sizeof(T) == 4)
+      _mm512_mask_storeu_ps(to, detail::first_lanes<__mmask16>(count), value);
+    else if constexpr (sizeof(Packet<T>) == 64)
+      _mm512_mask_storeu_pd(to, detail::first_lanes<__mmask8>(count), value);
+    else
+#endif
+      detail::store_one_by_one<T>(to, value, count);
+  }
+}
+
+/// The first `count` lanes of `value`, the others `fill`.
+template <class T, class Count>
+Packet<T> keep_first(Packet<T> value, Count count, T fill) {
+  if constexpr (std::is_same_v<Count, Whole<T>>)
+    return value;
+  else
+    return pselect(pcmp_lt(Eigen::internal::plset<Packet<T>>(T{0}), splat(static_cast<T>(count))), value, splat(fill));
+}
+
+/// Calls `f(i, count)` for the packets of `n` elements in order; only the last may be short.
+template <class T, class F>
+void for_packets(Index n, F f) {
+  Index i = 0;
+  for (; i + lanes<T> <= n; i += lanes<T>) f(i, Whole<T>{});
+  if (i < n) f(i, n - i);
+}
+
+/// What `reduce_packets` and `reduce_rows` combine with. Max and Min let NaN win.
+template <class T>
+struct Sum {
+  static constexpr T neutral = T{0};
+  Packet<T> operator()(Packet<T> a, Packet<T> b) const { return padd(a, b); }
+  static T fold(Packet<T> a) { return Eigen::internal::predux(a); }
+};
+template <class T>
+struct Max {
+  static constexpr T neutral = -std::numeric_limits<T>::infinity();
+  Packet<T> operator()(Packet<T> a, Packet<T> b) const { return Eigen::internal::pmax<Eigen::PropagateNaN>(a, b); }
+  static T fold(Packet<T> a) { return Eigen::internal::predux_max<Eigen::PropagateNaN>(a); }
+};
+template <class T>
+struct Min {
+  static constexpr T neutral = std::numeric_limits<T>::infinity();
+  Packet<T> operator()(Packet<T> a, Packet<T> b) const { return Eigen::internal::pmin<Eigen::PropagateNaN>(a, b); }
+  static T fold(Packet<T> a) { return Eigen::internal::predux_min<Eigen::PropagateNaN>(a); }
+};
+
+/// Combines `value(i, count)` over the packets of [begin, end), starting from `zero`: in two chains, and pairwise above
+/// blocks of 128 packets, so that rounding errors stay near those of one block.
+template <class T, class V, class Combine, class Value>
+V reduce_packets(Index begin, Index end, V zero, Combine combine, const Value& value) {
+  constexpr Index w = lanes<T>, block = 128 * w;
+  if (end - begin > block) {
+    const Index middle = begin + ((end - begin) / block + 1) / 2 * block;
+    return combine(reduce_packets<T>(begin, middle, zero, combine, value),
+                   reduce_packets<T>(middle, end, zero, combine, value));
+  }
+  V a = zero, b = zero;
+  Index i = begin;
+  for (; i + 2 * w <= end; i += 2 * w) {
+    a = combine(a, value(i, Whole<T>{}));
+    b = combine(b, value(i + w, Whole<T>{}));
+  }
+  if (i + w <= end) {
+    a = combine(a, value(i, Whole<T>{}));
+    i += w;
+  }
+  if (i < end) b = combine(b, value(i, end - i));
+  return combine(a, b);
+}
+
+/// Combines `value(i)` over the rows [begin, end), pairwise above blocks of 64 rows.
+template <class V, class Combine, class Value>
+V reduce_rows(Index begin, Index end, V zero, Combine combine, const Value& value) {
+  constexpr Index block = 64;
+  if (end - begin > block) {
+    const Index middle = begin + ((end - begin) / block + 1) / 2 * block;
+    return combine(reduce_rows(begin, middle, zero, combine, value), reduce_rows(middle, end, zero, combine, value));
+  }
+  V total = zero;
+  for (Index i = begin; i < end; ++i) total = combine(total, value(i));
+  return total;
+}
+
+}  // namespace chorus::inline CHORUS_ABI::kernels

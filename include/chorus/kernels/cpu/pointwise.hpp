@@ -1,0 +1,191 @@
+#pragma once
+/// Element-wise functors over CPU arrays: one fused pass forward, one back. The backward pass reads the inputs again and
+/// needs nothing else saved. A functor is compiled once forward and once back; broadcasting only arranges blocks for it.
+
+#include <array>
+#include <cstddef>
+#include <cstring>
+#include <span>
+#include <utility>
+
+#include <chorus/autograd/dual.hpp>
+#include <chorus/kernels/cpu/copy.hpp>
+#include <chorus/kernels/functors.hpp>
+#include <chorus/kernels/pack.hpp>
+#include <chorus/kernels/strided_runs.hpp>
+
+namespace chorus::inline CHORUS_ABI::kernels {
+
+namespace detail {
+
+/// Full Packs only: `count` is a multiple of the width.
+template <class F, class T, std::size_t... K>
+[[gnu::noinline]] void forward_packs(const F& f, Index count, const std::array<const T*, sizeof...(K)>& in_pointers, T* out,
+                                     std::index_sequence<K...>) {
+  const F function = f;
+  const auto in = in_pointers;
+  for (Index i = 0; i < count; i += Pack<T>::width) {
+    const Pack<T> y = function(Pack<T>::load(in[K] + i)...);
+    y.store(out + i);
+  }
+}
+
+template <class F, class T, std::size_t... K>
+[[gnu::noinline]] void backward_packs(const F& f, Index count, const std::array<const T*, sizeof...(K)>& in_pointers,
+                                      const T* dy, const std::array<T*, sizeof...(K)>& dx_pointers,
+                                      const std::array<bool, sizeof...(K)>& accumulate_flags, std::index_sequence<K...>) {
+  const F function = f;
+  const auto in = in_pointers;
+  const auto dx = dx_pointers;
+  const auto accumulate = accumulate_flags;
+  const auto put = [](T* to, const Pack<T>& value, bool add) {
+    if (to == nullptr) return;
+    if (add)
+      (Pack<T>::load(to) + value).store(to);
+    else
+      value.store(to);
+  };
+  for (Index i = 0; i < count; i += Pack<T>::width) {
+    const auto partials = math::gradient(function, Pack<T>::load(dy + i), Pack<T>::load(in[K] + i)...);
+    (put(dx[K] == nullptr ? nullptr : dx[K] + i, partials.d[K], accumulate[K]), ...);
+  }
+}
+
+inline constexpr Index block = 512;
+
+inline Index element_count(std::span<const Index> shape) {
+  Index count = 1;
+  for (const Index size : shape) count *= size;
+  return count;
+}
+
+template <std::size_t N>
+std::array<StridedRuns, N> runs_of(std::span<const Index> shape, const std::array<std::span<const Index>, N>& strides) {
+  return [&]<std::size_t... k>(std::index_sequence<k...>) {
+    return std::array<StridedRuns, N>{StridedRuns(shape, strides[k])...};
+  }(std::make_index_sequence<N>());
+}
+
+}  // namespace detail
+
+/// out[i] = f(in_0[i], in_1[i], ...) for dense arrays of one size; `out` may be one of the inputs.
+template <class F, class T, std::size_t N>
+void pointwise_forward(Cpu, const F& f, Index count, const std::array<const T*, N>& in, T* out) {
+  constexpr std::make_index_sequence<N> each;
+  const Index whole = count / Pack<T>::width * Pack<T>::width, tail = count - whole;
+  if (whole > 0) detail::forward_packs(f, whole, in, out, each);
+  if (tail == 0) return;
+  // The tail goes through one padded Pack, so that the result of an element doesn't depend on its place.
+  const std::size_t bytes = static_cast<std::size_t>(tail) * sizeof(T);
+  Pack<T> padded[N + 1];
+  std::array<const T*, N> pointers;
+  for (std::size_t k = 0; k < N; ++k) {
+    padded[k] = Pack<T>(0);
+    std::memcpy(padded[k].v, in[k] + whole, bytes);
+    pointers[k] = padded[k].v;
+  }
+  detail::forward_packs(f, Pack<T>::width, pointers, padded[N].v, each);
+  std::memcpy(out + whole, padded[N].v, bytes);
+}
+
+/// dx_k[i] = (or +=, where `accumulate[k]`) dy[i] * df/dx_k(in_0[i], ...). A null `dx[k]` is not wanted. A `dx[k]` may be
+/// `dy` or an input.
+template <class F, class T, std::size_t N>
+void pointwise_backward(Cpu, const F& f, Index count, const std::array<const T*, N>& in, const T* dy,
+                        const std::array<T*, N>& dx, const std::array<bool, N>& accumulate) {
+  constexpr std::make_index_sequence<N> each;
+  const Index whole = count / Pack<T>::width * Pack<T>::width, tail = count - whole;
+  if (whole > 0) detail::backward_packs(f, whole, in, dy, dx, accumulate, each);
+  if (tail == 0) return;
+  const std::size_t bytes = static_cast<std::size_t>(tail) * sizeof(T);
+  Pack<T> padded[N], padded_dy(0), padded_dx[N];
+  std::array<const T*, N> pointers;
+  std::array<T*, N> dx_pointers;
+  std::memcpy(padded_dy.v, dy + whole, bytes);
+  for (std::size_t k = 0; k < N; ++k) {
+    padded[k] = padded_dx[k] = Pack<T>(0);
+    std::memcpy(padded[k].v, in[k] + whole, bytes);
+    pointers[k] = padded[k].v;
+    dx_pointers[k] = dx[k] == nullptr ? nullptr : padded_dx[k].v;
+    if (dx[k] != nullptr && accumulate[k]) std::memcpy(padded_dx[k].v, dx[k] + whole, bytes);
+  }
+  detail::backward_packs(f, Pack<T>::width, pointers, padded_dy.v, dx_pointers, accumulate, each);
+  for (std::size_t k = 0; k < N; ++k)
+    if (dx[k] != nullptr) std::memcpy(dx[k] + whole, padded_dx[k].v, bytes);
+}
+
+/// The same with broadcasting: input k is read with `in_strides[k]` (0 along broadcast axes, as `Tensor::expand` gives
+/// them); `out` is dense in `shape` and overlaps no input. Throws ShapeError.
+template <class F, class T, std::size_t N>
+void pointwise_forward(Cpu device, const F& f, std::span<const Index> shape, const std::array<const T*, N>& in,
+                       const std::array<std::span<const Index>, N>& in_strides, T* out) {
+  auto runs = detail::runs_of(shape, in_strides);
+  const Index count = detail::element_count(shape);
+  bool all_dense = true;
+  for (const auto& r : runs) all_dense = all_dense && r.contiguous();
+  if (all_dense) return pointwise_forward(device, f, count, in, out);
+
+  alignas(64) T buffers[N][detail::block];
+  for (Index start = 0; start < count; start += detail::block) {
+    const Index n = std::min(detail::block, count - start);
+    std::array<const T*, N> pointers;
+    for (std::size_t k = 0; k < N; ++k) {
+      pointers[k] = runs[k].contiguous() ? in[k] + start : buffers[k];
+      if (!runs[k].contiguous()) detail::gather(runs[k], n, in[k], buffers[k]);
+    }
+    pointwise_forward(device, f, n, pointers, out + start);
+  }
+}
+
+/// Backward with broadcasting: `dy` is dense in `shape`; dx_k has `dx_strides[k]`, 0 along the axes over which it sums, and
+/// is dense in its own shape (or, with `accumulate[k]` or without sums, any view).
+template <class F, class T, std::size_t N>
+void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, const std::array<const T*, N>& in,
+                        const std::array<std::span<const Index>, N>& in_strides, const T* dy, const std::array<T*, N>& dx,
+                        const std::array<std::span<const Index>, N>& dx_strides, const std::array<bool, N>& accumulate) {
+  auto in_runs = detail::runs_of(shape, in_strides), dx_runs = detail::runs_of(shape, dx_strides);
+  const Index count = detail::element_count(shape);
+  bool all_dense = true;
+  auto add = accumulate;
+  for (std::size_t k = 0; k < N; ++k) {
+    all_dense = all_dense && in_runs[k].contiguous() && (dx[k] == nullptr || dx_runs[k].contiguous());
+    if (dx[k] == nullptr || add[k]) continue;
+    // What sums starts from zero.
+    Index own = 1;
+    bool sums = false;
+    for (std::size_t axis = 0; axis < shape.size(); ++axis) {
+      if (dx_strides[k][axis] != 0) own *= shape[axis];
+      sums = sums || (dx_strides[k][axis] == 0 && shape[axis] != 1);
+    }
+    if (sums) {
+      fill(device, own, dx[k], T{0});
+      add[k] = true;
+    }
+  }
+  if (all_dense) return pointwise_backward(device, f, count, in, dy, dx, add);
+
+  alignas(64) T buffers[N][detail::block], dx_buffers[N][detail::block];
+  for (Index start = 0; start < count; start += detail::block) {
+    const Index n = std::min(detail::block, count - start);
+    std::array<const T*, N> pointers;
+    std::array<T*, N> dx_pointers;
+    std::array<bool, N> add_now;
+    for (std::size_t k = 0; k < N; ++k) {
+      pointers[k] = in_runs[k].contiguous() ? in[k] + start : buffers[k];
+      if (!in_runs[k].contiguous()) detail::gather(in_runs[k], n, in[k], buffers[k]);
+      const bool direct = dx_runs[k].contiguous();
+      dx_pointers[k] = dx[k] == nullptr ? nullptr : direct ? dx[k] + start : dx_buffers[k];
+      add_now[k] = direct && add[k];
+    }
+    pointwise_backward(device, f, n, pointers, dy + start, dx_pointers, add_now);
+    for (std::size_t k = 0; k < N; ++k) {
+      if (dx[k] == nullptr || dx_runs[k].contiguous()) continue;
+      if (add[k])
+        detail::scatter<true>(dx_runs[k], n, dx_buffers[k], dx[k]);
+      else
+        detail::scatter<false>(dx_runs[k], n, dx_buffers[k], dx[k]);
+    }
+  }
+}
+
+}  // namespace chorus::inline CHORUS_ABI::kernels

@@ -1,0 +1,89 @@
+#pragma once
+/// Max and average pooling on the CPU. Results overwrite; gradients overwrite or, with `accumulate`, add.
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+
+#include <chorus/core/device.hpp>
+#include <chorus/kernels/pooling_shape.hpp>
+
+namespace chorus::inline CHORUS_ABI::kernels {
+
+namespace detail {
+/// Calls f(plane, output index in the plane, first row, last row + 1, first column, last column + 1) for every window, cut to
+/// the image.
+template <class F>
+void for_windows(const Pool2dShape& s, F f) {
+  for (Index plane = 0; plane < s.planes; ++plane)
+    for (Index oh = 0, out = 0; oh < s.out_height(); ++oh) {
+      const Index top = oh * s.stride_h - s.padding_h;
+      for (Index ow = 0; ow < s.out_width(); ++ow, ++out) {
+        const Index left = ow * s.stride_w - s.padding_w;
+        f(plane, out, std::max<Index>(top, 0), std::min(top + s.kernel_h, s.height), std::max<Index>(left, 0),
+          std::min(left + s.kernel_w, s.width));
+      }
+    }
+}
+}  // namespace detail
+
+/// y = the largest number of each window, and `argmax` (null, or as large as y) its index within the plane: the first of equal
+/// ones. NaN counts as largest.
+template <class T>
+void max_pool2d_forward(Cpu, const Pool2dShape& s, const T* x, T* y, std::int32_t* argmax) {
+  const Index pixels = s.out_height() * s.out_width();
+  detail::for_windows(s, [&](Index plane, Index out, Index top, Index bottom, Index left, Index right) {
+    const T* image = x + plane * s.height * s.width;
+    T best = -std::numeric_limits<T>::infinity();
+    Index where = top * s.width + left;
+    for (Index h = top; h < bottom; ++h)
+      for (Index w = left; w < right; ++w) {
+        const T value = image[h * s.width + w];
+        if (value > best || value != value) {
+          best = value;
+          where = h * s.width + w;
+        }
+      }
+    y[plane * pixels + out] = best;
+    if (argmax != nullptr) argmax[plane * pixels + out] = static_cast<std::int32_t>(where);
+  });
+}
+
+/// dx = dy where x was its window's maximum, else 0; summed where windows overlap.
+template <class T>
+void max_pool2d_backward(Cpu, const Pool2dShape& s, const T* dy, const std::int32_t* argmax, T* dx, bool accumulate) {
+  const Index in = s.height * s.width, out = s.out_height() * s.out_width();
+  if (!accumulate) std::fill_n(dx, s.planes * in, T{0});
+  for (Index plane = 0; plane < s.planes; ++plane)
+    for (Index i = plane * out; i < (plane + 1) * out; ++i) dx[plane * in + argmax[i]] += dy[i];
+}
+
+/// y = the mean of each window, padding counted as zeros (PyTorch's count_include_pad).
+template <class T>
+void avg_pool2d_forward(Cpu, const Pool2dShape& s, const T* x, T* y) {
+  const Index pixels = s.out_height() * s.out_width();
+  const T area = static_cast<T>(s.kernel_h * s.kernel_w);
+  detail::for_windows(s, [&](Index plane, Index out, Index top, Index bottom, Index left, Index right) {
+    const T* image = x + plane * s.height * s.width;
+    T sum = 0;
+    for (Index h = top; h < bottom; ++h)
+      for (Index w = left; w < right; ++w) sum += image[h * s.width + w];
+    y[plane * pixels + out] = sum / area;
+  });
+}
+
+/// dx = each window's dy, shared evenly among its pixels.
+template <class T>
+void avg_pool2d_backward(Cpu, const Pool2dShape& s, const T* dy, T* dx, bool accumulate) {
+  const Index pixels = s.out_height() * s.out_width();
+  const T area = static_cast<T>(s.kernel_h * s.kernel_w);
+  if (!accumulate) std::fill_n(dx, s.planes * s.height * s.width, T{0});
+  detail::for_windows(s, [&](Index plane, Index out, Index top, Index bottom, Index left, Index right) {
+    T* image = dx + plane * s.height * s.width;
+    const T share = dy[plane * pixels + out] / area;
+    for (Index h = top; h < bottom; ++h)
+      for (Index w = left; w < right; ++w) image[h * s.width + w] += share;
+  });
+}
+
+}  // namespace chorus::inline CHORUS_ABI::kernels

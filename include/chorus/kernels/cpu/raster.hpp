@@ -1,0 +1,76 @@
+#pragma once
+/// How the convolutions lay images out. In a raster (rows at a pitch, zeros for padding between them) all input pixels of one
+/// kernel tap are the output pixels' positions plus one offset, so a convolution is a matrix product whose right-hand side
+/// needs no copy for each tap. With stride s, every s-th row and column makes a plane of its own, and the same holds there.
+/// Positions between the rows are computed too and thrown away.
+
+#include <algorithm>
+
+#include <chorus/kernels/cpu/packet.hpp>
+
+namespace chorus::inline CHORUS_ABI::kernels::detail {
+
+/// One axis: raster position i stands for coordinate `step * i + origin` of the image.
+struct Axis {
+  Index extent, step, origin;
+
+  // First position at or after coordinate `at`.
+  Index position(Index at) const { return std::max<Index>(0, (at - origin + step - 1) / step); }
+  Index begin(Index positions) const { return std::min(position(0), positions); }
+  Index end(Index positions) const { return std::clamp(position(extent), begin(positions), positions); }
+};
+
+/// to[0, n) = from[0, n)
+template <class T>
+void copy_row(const T* from, Index n, T* to) {
+  constexpr Index w = lanes<T>;
+  if (n < w) {
+    for (Index j = 0; j < n; ++j) to[j] = from[j];
+    return;
+  }
+  for (Index j = 0; j < n - w; j += w) store(to + j, load(from + j, Whole<T>{}), Whole<T>{});
+  store(to + n - w, load(from + n - w, Whole<T>{}), Whole<T>{});
+}
+
+/// Lays one image out in `rows` rows of `pitch` numbers, zeros where a position is outside of the image.
+template <class T>
+void to_raster(const T* image, Axis vertical, Axis horizontal, Index rows, Index pitch, T* to) {
+  const Index top = vertical.begin(rows), bottom = vertical.end(rows);
+  const Index left = horizontal.begin(pitch), right = horizontal.end(pitch);
+  std::fill_n(to, top * pitch, T{0});
+  for (Index i = top; i < bottom; ++i) {
+    const T* from = image + (i * vertical.step + vertical.origin) * horizontal.extent;
+    T* row = to + i * pitch;
+    for (Index j = 0; j < left; ++j) row[j] = T{0};
+    if (horizontal.step == 1)
+      copy_row(from + left + horizontal.origin, right - left, row + left);
+    else
+      for (Index j = left; j < right; ++j) row[j] = from[j * horizontal.step + horizontal.origin];
+    for (Index j = right; j < pitch; ++j) row[j] = T{0};
+  }
+  std::fill_n(to + bottom * pitch, (rows - bottom) * pitch, T{0});
+}
+
+/// The way back, without the padding: image = raster + `bias`, or image += with `accumulate`. Positions outside of the image
+/// are skipped, image pixels without a position are left alone.
+template <class T>
+void from_raster(const T* raster, Axis vertical, Axis horizontal, Index rows, Index pitch, T bias, T* image,
+                 bool accumulate) {
+  const Index left = horizontal.begin(pitch), right = horizontal.end(pitch), n = right - left;
+  for (Index i = vertical.begin(rows); i < vertical.end(rows); ++i) {
+    const T* from = raster + i * pitch + left;
+    T* to = image + (i * vertical.step + vertical.origin) * horizontal.extent + left * horizontal.step + horizontal.origin;
+    if (horizontal.step == 1 && !accumulate && n >= lanes<T>) {
+      constexpr Index w = lanes<T>;
+      for (Index j = 0; j < n - w; j += w) store(to + j, padd(load(from + j, Whole<T>{}), splat(bias)), Whole<T>{});
+      store(to + n - w, padd(load(from + n - w, Whole<T>{}), splat(bias)), Whole<T>{});
+    } else {
+      for (Index j = 0; j < n; ++j) {
+        T& pixel = to[j * horizontal.step];
+        pixel = (accumulate ? pixel : T{0}) + from[j] + bias;
+      }
+    }
+  }
+}
+
+}  // namespace chorus::inline CHORUS_ABI::kernels::detail

@@ -1,0 +1,100 @@
+#pragma once
+/// Softmax, its logarithm and logsumexp along one axis, on the CPU. Results overwrite; gradients overwrite or, with
+/// `accumulate`, add. Inputs are shifted by their maximum, so that no finite input overflows. As in PyTorch a NaN, and a line
+/// of -inf alone, make NaN.
+
+#include <cmath>
+#include <limits>
+
+#include <chorus/core/device.hpp>
+#include <chorus/kernels/cpu/axis_lines.hpp>
+
+namespace chorus::inline CHORUS_ABI::kernels {
+
+namespace detail {
+/// exp(x) where x is not far above 0. Eigen's exp stops short of 0, but a masked logit (-inf) must give 0 itself.
+template <class T>
+Packet<T> exp_to_zero(Packet<T> x) {
+  constexpr T smallest = sizeof(T) == 4 ? T(-87.3) : T(-708.3);
+  return pselect(pcmp_lt(x, splat(smallest)), splat(T{0}), Eigen::internal::pexp(x));
+}
+
+/// log(sum(exp(x))) of a line: in each lane that of its own line.
+template <class T, class Line>
+Packet<T> logsumexp(const Line& line, const T* x) {
+  const auto maximum = line.reduce(Max<T>{}, [&](Index i, auto count) { return load(x + i, count); });
+  // A line of -inf alone must give -inf, and one with +inf must give that: shift those by 0.
+  const auto finite = pcmp_lt(Eigen::internal::pabs(maximum), splat(std::numeric_limits<T>::infinity()));
+  const auto shift = pselect(finite, maximum, splat(T{0}));
+  const auto total = line.reduce(
+      Sum<T>{}, [&](Index i, auto count) { return exp_to_zero<T>(psub(load(x + i, count), shift)); });
+  return padd(shift, line.map(total, [](T value) { return std::log(value); }));
+}
+}  // namespace detail
+
+/// y = log(sum(exp(x))). x: [outer, axis, inner]; y: [outer, inner]. -inf for an empty axis.
+template <class T>
+void logsumexp_forward(Cpu, AxisShape shape, const T* x, T* y) {
+  for_lines<T>(shape, [&](const auto& line) { line.store_result(y, detail::logsumexp(line, x)); });
+}
+
+/// dx = exp(x - y) * dy. x, dx: [outer, axis, inner]; y, dy: [outer, inner].
+template <class T>
+void logsumexp_backward(Cpu, AxisShape shape, const T* x, const T* y, const T* dy, T* dx, bool accumulate) {
+  for_lines<T>(shape, [&](const auto& line) {
+    const auto lse = line.load_result(y), gradient = line.load_result(dy);
+    line.each([&](Index i, auto count) {
+      store(dx + i, pmul(detail::exp_to_zero<T>(psub(load(x + i, count), lse)), gradient), count, accumulate);
+    });
+  });
+}
+
+/// y = exp(x) / sum(exp(x)). `y` may be `x`.
+template <class T>
+void softmax_forward(Cpu, AxisShape shape, const T* x, T* y) {
+  for_lines<T>(shape, [&](const auto& line) {
+    const auto maximum = line.reduce(Max<T>{}, [&](Index i, auto count) { return load(x + i, count); });
+    const auto total = line.reduce(Sum<T>{}, [&](Index i, auto count) {
+      const auto power = detail::exp_to_zero<T>(psub(load(x + i, count), maximum));
+      store(y + i, power, count);
+      return power;
+    });
+    const auto factor = Eigen::internal::pdiv(splat(T{1}), total);
+    line.each([&](Index i, auto count) { store(y + i, pmul(load(y + i, count), factor), count); });
+  });
+}
+
+/// dx = y * (dy - sum(y * dy)). `dx` may be `dy`, unless it accumulates.
+template <class T>
+void softmax_backward(Cpu, AxisShape shape, const T* y, const T* dy, T* dx, bool accumulate) {
+  for_lines<T>(shape, [&](const auto& line) {
+    const auto dot =
+        line.reduce(Sum<T>{}, [&](Index i, auto count) { return pmul(load(y + i, count), load(dy + i, count)); });
+    line.each([&](Index i, auto count) {
+      store(dx + i, pmul(load(y + i, count), psub(load(dy + i, count), dot)), count, accumulate);
+    });
+  });
+}
+
+/// y = x - log(sum(exp(x))). `y` may be `x`.
+template <class T>
+void log_softmax_forward(Cpu, AxisShape shape, const T* x, T* y) {
+  for_lines<T>(shape, [&](const auto& line) {
+    const auto lse = detail::logsumexp(line, x);
+    line.each([&](Index i, auto count) { store(y + i, psub(load(x + i, count), lse), count); });
+  });
+}
+
+/// dx = dy - exp(y) * sum(dy). `dx` may be `dy`, unless it accumulates.
+template <class T>
+void log_softmax_backward(Cpu, AxisShape shape, const T* y, const T* dy, T* dx, bool accumulate) {
+  for_lines<T>(shape, [&](const auto& line) {
+    const auto total = line.reduce(Sum<T>{}, [&](Index i, auto count) { return load(dy + i, count); });
+    line.each([&](Index i, auto count) {
+      const auto p = detail::exp_to_zero<T>(load(y + i, count));
+      store(dx + i, psub(load(dy + i, count), pmul(p, total)), count, accumulate);
+    });
+  });
+}
+
+}  // namespace chorus::inline CHORUS_ABI::kernels

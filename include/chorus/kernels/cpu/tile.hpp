@@ -1,0 +1,123 @@
+#pragma once
+/// The two inner loops that matrix products and convolutions are made of. Each keeps a tile of sums in registers:
+/// `multiply_tile` sums outer products, `dot_tile` sums products along contiguous rows.
+
+#include <algorithm>
+
+#include <chorus/kernels/cpu/packet.hpp>
+
+namespace chorus::inline CHORUS_ABI::kernels::detail {
+
+// A tile's sums take 16 of 32 registers, or 12 of 16: enough chains to keep two multipliers busy for a latency of 4.
+#ifdef EIGEN_ARCH_DEFAULT_NUMBER_OF_REGISTERS
+inline constexpr bool many_registers = EIGEN_ARCH_DEFAULT_NUMBER_OF_REGISTERS >= 32;
+#else
+inline constexpr bool many_registers = false;
+#endif
+inline constexpr int tile_rows = many_registers ? 8 : 6, dot_rows = many_registers ? 6 : 3;
+inline constexpr int dot_columns = many_registers ? 4 : 3;
+template <class T>
+inline constexpr Index tile_columns = 2 * lanes<T>;
+
+/// Calls f(first, count) for pieces of [0, n) of at most `most` elements, of sizes as equal as can be.
+template <class F>
+void for_pieces(Index n, Index most, F f) {
+  const Index pieces = (n + most - 1) / most;
+  for (Index piece = 0, first = 0; piece < pieces; ++piece) {
+    const Index count = (n - first + pieces - piece - 1) / (pieces - piece);
+    f(first, count);
+    first += count;
+  }
+}
+
+/// A strided matrix: element (i, p) is at data[i * row + p * column].
+template <class T>
+struct Matrix {
+  const T* data;
+  Index row, column;
+};
+
+/// c[i, j] = start[j] + sum over p of a[i, p] * b[offsets[p] + j], for `Rows` rows and `tile_columns` columns; `+=` with
+/// `accumulate`.
+template <int Rows, class T>
+void multiply_tile(Index depth, Matrix<T> a, const T* b, const Index* offsets, const T* start, T* c, Index c_row,
+                   bool accumulate) {
+  constexpr Index w = lanes<T>;
+  Packet<T> left[Rows], right[Rows];
+  const auto start_left = load(start, Whole<T>{}), start_right = load(start + w, Whole<T>{});
+#pragma GCC unroll 8
+  for (int i = 0; i < Rows; ++i) {
+    left[i] = start_left;
+    right[i] = start_right;
+  }
+  for (Index p = 0; p < depth; ++p) {
+    const T* row = b + offsets[p];
+    const auto b_left = load(row, Whole<T>{}), b_right = load(row + w, Whole<T>{});
+#pragma GCC unroll 8
+    for (int i = 0; i < Rows; ++i) {
+      const auto factor = splat(a.data[i * a.row + p * a.column]);
+      left[i] = pmadd(factor, b_left, left[i]);
+      right[i] = pmadd(factor, b_right, right[i]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < Rows; ++i) {
+    store(c + i * c_row, left[i], Whole<T>{}, accumulate);
+    store(c + i * c_row + w, right[i], Whole<T>{}, accumulate);
+  }
+}
+
+/// The same for any number of rows up to `Most`.
+template <class T, int Most = tile_rows>
+void multiply_rows(Index rows, Index depth, Matrix<T> a, const T* b, const Index* offsets, const T* start, T* c,
+                   Index c_row, bool accumulate) {
+  if (rows == Most) return multiply_tile<Most>(depth, a, b, offsets, start, c, c_row, accumulate);
+  if constexpr (Most > 1) multiply_rows<T, Most - 1>(rows, depth, a, b, offsets, start, c, c_row, accumulate);
+}
+
+/// Contiguous runs of a long row: `count` runs of `length` elements, `pitch` apart.
+struct Runs {
+  Index count, length, pitch;
+};
+
+/// c[i, j] += sum over the runs' positions q of a[i * a_row + q] * b[offsets[j] + q], for `Rows` rows and up to
+/// `dot_columns` columns. Runs are read in whole packets: `length` is a multiple of a packet's.
+template <int Rows, class T>
+void dot_tile(Index columns, Runs runs, const T* a, Index a_row, const T* b, const Index* offsets, T* c, Index c_row) {
+  constexpr Index w = lanes<T>;
+  Packet<T> sums[Rows][dot_columns];
+  const T* bs[dot_columns];
+#pragma GCC unroll 8
+  for (int j = 0; j < dot_columns; ++j) {
+    bs[j] = b + offsets[std::min<Index>(j, columns - 1)];
+#pragma GCC unroll 8
+    for (int i = 0; i < Rows; ++i) sums[i][j] = splat(T{0});
+  }
+  for (Index run = 0; run < runs.count; ++run)
+    for (Index q = run * runs.pitch; q < run * runs.pitch + runs.length; q += w) {
+      Packet<T> values[dot_columns];
+#pragma GCC unroll 8
+      for (int j = 0; j < dot_columns; ++j) values[j] = load(bs[j] + q, Whole<T>{});
+#pragma GCC unroll 8
+      for (int i = 0; i < Rows; ++i) {
+        const auto factor = load(a + i * a_row + q, Whole<T>{});
+#pragma GCC unroll 8
+        for (int j = 0; j < dot_columns; ++j) sums[i][j] = pmadd(factor, values[j], sums[i][j]);
+      }
+    }
+#pragma GCC unroll 8
+  for (int i = 0; i < Rows; ++i)
+#pragma GCC unroll 8
+    for (int j = 0; j < dot_columns; ++j)
+      if (j < columns) c[i * c_row + j] += Eigen::internal::predux(sums[i][j]);
+}
+
+/// The same for any number of rows up to `Most`.
+template <class T, int Most = dot_rows>
+void dot_rows_tile(Index rows, Index columns, Runs runs, const T* a, Index a_row, const T* b, const Index* offsets, T* c,
+                   Index c_row) {
+  if (rows == Most) return dot_tile<Most>(columns, runs, a, a_row, b, offsets, c, c_row);
+  if constexpr (Most > 1) dot_rows_tile<T, Most - 1>(rows, columns, runs, a, a_row, b, offsets, c, c_row);
+}
+
+}  // namespace chorus::inline CHORUS_ABI::kernels::detail

@@ -1,0 +1,36 @@
+#pragma once
+/// Which elements dropout keeps: a pure function of the seed, the step, the layer and the element's place in the global
+/// batch, the same on every device and for every way to split the batch.
+
+#include <cstdint>
+
+#include <chorus/core/philox.hpp>
+
+namespace chorus::inline CHORUS_ABI::kernels {
+
+/// `first_sample` is the place of sample 0 of this tensor in the global batch; `layer` numbers the model's dropouts.
+struct DropoutKey {
+  std::uint64_t seed = 0;
+  std::uint32_t step = 0, layer = 0;
+  std::int64_t first_sample = 0;
+};
+
+/// The Philox counter behind elements 4 * quad to 4 * quad + 3 of a sample (its place in the global batch, modulo 2^32); the
+/// key is the seed. The constant keeps these words apart from those that initialisation draws from the same seed.
+CHORUS_HD constexpr PhiloxWords dropout_counter(const DropoutKey& key, std::int64_t sample, std::int64_t quad) {
+  return {static_cast<std::uint32_t>(quad), static_cast<std::uint32_t>(sample), key.step, key.layer ^ 0x64726F70u};
+}
+
+/// An element is kept where the upper 24 bits of its word, the number behind `unit_float`, reach this: where
+/// unit_float(word) >= p.
+CHORUS_HD constexpr std::uint32_t dropout_threshold(double p) {
+  const double scaled = p * 0x1p24;
+  const auto below = static_cast<std::uint32_t>(scaled);
+  return below + (static_cast<double>(below) < scaled ? 1u : 0u);
+}
+CHORUS_HD constexpr bool dropout_keeps(std::uint32_t word, std::uint32_t threshold) { return word >> 8 >= threshold; }
+
+/// What kept elements are multiplied by.
+CHORUS_HD constexpr double dropout_scale(double p) { return p < 1 ? 1 / (1 - p) : 0; }
+
+}  // namespace chorus::inline CHORUS_ABI::kernels

@@ -1,0 +1,263 @@
+#pragma once
+/// The element-wise functions of the library, with PyTorch's definitions. Each is written once and runs on numbers, on Packs
+/// and, for its gradient, on Duals. Options are members.
+
+#include <chorus/autograd/dual.hpp>
+#include <chorus/kernels/scalar_math.hpp>
+
+namespace chorus::inline CHORUS_ABI::functors {
+
+using namespace math;  // for plain numbers, which no argument-dependent lookup finds
+
+struct Add {
+  template <class S>
+  CHORUS_HD S operator()(const S& a, const S& b) const {
+    return a + b;
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 2> gradient(const S& dy, const S&, const S&) const {
+    return {{dy, dy}};
+  }
+};
+
+struct Sub {
+  template <class S>
+  CHORUS_HD S operator()(const S& a, const S& b) const {
+    return a - b;
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 2> gradient(const S& dy, const S&, const S&) const {
+    return {{dy, -dy}};
+  }
+};
+
+struct Mul {
+  template <class S>
+  CHORUS_HD S operator()(const S& a, const S& b) const {
+    return a * b;
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 2> gradient(const S& dy, const S& a, const S& b) const {
+    return {{dy * b, dy * a}};
+  }
+};
+
+struct Div {
+  template <class S>
+  CHORUS_HD S operator()(const S& a, const S& b) const {
+    return a / b;
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 2> gradient(const S& dy, const S& a, const S& b) const {
+    return {{dy / b, -dy * (a / b / b)}};
+  }
+};
+
+/// The larger one; a tie gives half of the gradient to each.
+struct Maximum {
+  template <class S>
+  CHORUS_HD S operator()(const S& a, const S& b) const {
+    return max(a, b);
+  }
+};
+
+struct Minimum {
+  template <class S>
+  CHORUS_HD S operator()(const S& a, const S& b) const {
+    return min(a, b);
+  }
+};
+
+/// base^exponent
+struct Pow {
+  template <class S>
+  CHORUS_HD S operator()(const S& base, const S& exponent) const {
+    return pow(base, exponent);
+  }
+};
+
+struct AddScalar {
+  double value = 0;
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return x + real_of<S>(value);
+  }
+};
+
+struct MulScalar {
+  double value = 1;
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return x * real_of<S>(value);
+  }
+};
+
+/// x^exponent; fast for -1, -0.5, 0, 0.5, 1, 2, 3.
+struct PowScalar {
+  double exponent = 1;
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return pow(x, real_of<S>(exponent));
+  }
+};
+
+struct Neg {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return -x;
+  }
+};
+
+struct Square {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return x * x;
+  }
+};
+
+struct Reciprocal {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return 1 / x;
+  }
+};
+
+// Functors that are one call of a function that all number types have.
+#define CHORUS_FUNCTOR(NAME, FUNCTION)       \
+  struct NAME {                              \
+    template <class S>                       \
+    CHORUS_HD S operator()(const S& x) const { \
+      return FUNCTION(x);                    \
+    }                                        \
+  }
+CHORUS_FUNCTOR(Abs, abs);
+CHORUS_FUNCTOR(Sqrt, sqrt);
+CHORUS_FUNCTOR(Rsqrt, rsqrt);
+CHORUS_FUNCTOR(Exp, exp);
+CHORUS_FUNCTOR(Log, log);
+CHORUS_FUNCTOR(Log1p, log1p);
+CHORUS_FUNCTOR(Sin, sin);
+CHORUS_FUNCTOR(Cos, cos);
+CHORUS_FUNCTOR(Tanh, tanh);
+CHORUS_FUNCTOR(Erf, erf);
+CHORUS_FUNCTOR(Sigmoid, sigmoid);
+#undef CHORUS_FUNCTOR
+
+/// max(x, 0); NaN stays. The gradient at 0 is 0.
+struct Relu {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return where(x <= 0, S(0), x);
+  }
+};
+
+/// x limited to [min, max], with a gradient at the limits, as PyTorch's clamp.
+struct Clamp {
+  double min = 0, max = 1;
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return where(x < real_of<S>(min), S(real_of<S>(min)), where(x > real_of<S>(max), S(real_of<S>(max)), x));
+  }
+};
+
+/// The same without a gradient at the limits, as PyTorch's hardtanh.
+struct Hardtanh {
+  double min = -1, max = 1;
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return where(x <= real_of<S>(min), S(real_of<S>(min)), where(x >= real_of<S>(max), S(real_of<S>(max)), x));
+  }
+};
+
+struct Relu6 {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return Hardtanh{0, 6}(x);
+  }
+};
+
+struct LeakyRelu {
+  double slope = 0.01;
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return where(x > 0, x, x * real_of<S>(slope));
+  }
+};
+
+/// x for positive x, else alpha (exp(x) - 1).
+struct Elu {
+  double alpha = 1;
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return where(x <= 0, expm1(x) * real_of<S>(alpha), x);
+  }
+};
+
+/// x sigmoid(x), also called swish.
+struct Silu {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return x * sigmoid(x);
+  }
+};
+
+/// x Φ(x), Φ being the normal distribution function (Hendrycks, Gimpel 2016).
+struct Gelu {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return x * (erf(x * real_of<S>(0.70710678118654752)) + 1) * real_of<S>(0.5);
+  }
+};
+
+/// GELU's approximation 0.5 x (1 + tanh(u)), u = sqrt(2/π) (x + 0.044715 x³), which is x sigmoid(2 u).
+struct GeluTanh {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    using R = real_of<S>;
+    return x * sigmoid(x * (x * x * R(2 * 0.79788456080286536 * 0.044715) + R(2 * 0.79788456080286536)));
+  }
+};
+
+/// log(1 + exp(beta x)) / beta; x itself where beta x is above the threshold.
+struct Softplus {
+  double beta = 1, threshold = 20;
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    using R = real_of<S>;
+    const S scaled = x * R(beta);
+    return where(scaled > R(threshold), x, softplus(scaled) / R(beta));
+  }
+};
+
+/// x tanh(softplus(x)) (Misra 2019).
+struct Mish {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return x * tanh(softplus(x));
+  }
+};
+
+struct LogSigmoid {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return -softplus(-x);
+  }
+};
+
+/// relu6(x + 3) / 6
+struct Hardsigmoid {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return where(x <= -3, S(0), where(x >= 3, S(1), (x + 3) / 6));
+  }
+};
+
+/// x relu6(x + 3) / 6, with PyTorch's choice of gradients at -3 and 3.
+struct Hardswish {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return where(x < -3, S(0), where(x <= 3, x * (x + 3) / 6, x));
+  }
+};
+
+}  // namespace chorus::inline CHORUS_ABI::functors

@@ -1,0 +1,73 @@
+#pragma once
+/// StridedRuns: the way through a strided or broadcast array in the row-major order of a shape, as few and as long runs of
+/// constant step. The rank is a run-time value, so that kernels are not instantiated per rank.
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <span>
+
+#include <chorus/core/dtype.hpp>
+#include <chorus/core/error.hpp>
+
+namespace chorus::inline CHORUS_ABI::kernels {
+
+inline constexpr int max_rank = 8;
+
+class StridedRuns {
+ public:
+  /// `strides` in elements, one for each axis of `shape`; 0 along axes that are broadcast. Throws ShapeError.
+  StridedRuns(std::span<const Index> shape, std::span<const Index> strides) {
+    check<ShapeError>(shape.size() == strides.size() && shape.size() <= static_cast<std::size_t>(max_rank),
+                      "kernels: shape ", shape, " with strides ", strides, "; expected as many strides as sizes, at most ",
+                      max_rank);
+    for (std::size_t axis = shape.size(); axis-- > 0;) {
+      if (shape[axis] == 1) continue;
+      const std::size_t last = rank_ - 1;
+      if (rank_ > 0 && strides[axis] == stride_[last] * size_[last]) {
+        size_[last] *= shape[axis];
+      } else {
+        size_[rank_] = shape[axis];
+        stride_[rank_++] = strides[axis];
+      }
+    }
+    if (rank_ == 0) {
+      rank_ = 1;
+      size_[0] = stride_[0] = 1;
+    }
+  }
+
+  /// True where the array's order in memory is that of the shape, without gaps.
+  bool contiguous() const { return rank_ == 1 && stride_[0] == 1; }
+
+  // The axes after merging, the innermost first.
+  std::size_t rank() const { return rank_; }
+  Index size(std::size_t axis) const { return size_[axis]; }
+  Index stride(std::size_t axis) const { return stride_[axis]; }
+
+  /// Walks over the next `count` elements: `run(offset of the first, step, how many)`.
+  template <class Run>
+  void next(Index count, const Run& run) {
+    while (count > 0) {
+      const Index n = std::min(count, size_[0] - at_[0]);
+      run(offset_, stride_[0], n);
+      count -= n;
+      at_[0] += n;
+      offset_ += n * stride_[0];
+      for (std::size_t axis = 0; at_[axis] == size_[axis]; ++axis) {
+        offset_ -= size_[axis] * stride_[axis];
+        at_[axis] = 0;
+        if (axis + 1 == rank_) return;
+        ++at_[axis + 1];
+        offset_ += stride_[axis + 1];
+      }
+    }
+  }
+
+ private:
+  std::size_t rank_ = 0;
+  std::array<Index, max_rank> size_{}, stride_{}, at_{};
+  Index offset_ = 0;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::kernels

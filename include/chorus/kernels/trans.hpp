@@ -1,0 +1,11 @@
+#pragma once
+/// How a matrix product reads an operand.
+
+#include <chorus/core/config.hpp>
+
+namespace chorus::inline CHORUS_ABI::kernels {
+
+/// Whether an operand is read transposed.
+enum class Trans : bool { no, yes };
+
+}  // namespace chorus::inline CHORUS_ABI::kernels

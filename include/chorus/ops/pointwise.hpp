@@ -1,0 +1,130 @@
+#pragma once
+/// Element-wise functions with broadcasting: the library's own, and any functor that a user writes.
+
+#include <algorithm>
+#include <array>
+#include <span>
+#include <tuple>
+#include <type_traits>
+
+#include <chorus/autograd/parameter.hpp>
+#include <chorus/kernels/contiguous.hpp>
+#include <chorus/kernels/functors.hpp>
+#include <chorus/kernels/pointwise.hpp>
+
+namespace chorus::inline CHORUS_ABI {
+
+namespace detail {
+
+/// How each input of an element-wise function lies in the output: by strides, which are 0 along axes that are repeated.
+template <std::size_t Rank, std::size_t Inputs>
+struct BroadcastLayout {
+  std::array<Index, Rank> shape{};
+  std::array<std::array<Index, Rank>, Inputs> strides{};
+  bool same = true;  // all inputs have the output's shape
+
+  template <std::size_t InputRank>
+  void add(const char* operation, const std::array<Index, InputRank>& input, std::size_t i) {
+    shape = broadcast_shapes(operation, shape, input);
+    const auto dense = row_major(input);
+    for (std::size_t axis = 0; axis < InputRank; ++axis) strides[i][Rank - InputRank + axis] = input[axis] == 1 ? 0 : dense[axis];
+  }
+  template <std::size_t InputRank>
+  void compare(const std::array<Index, InputRank>& input) {
+    same = same && InputRank == Rank && std::equal(input.begin(), input.end(), shape.begin());
+  }
+  std::array<std::span<const Index>, Inputs> spans() const {
+    std::array<std::span<const Index>, Inputs> out;
+    std::copy(strides.begin(), strides.end(), out.begin());
+    return out;
+  }
+};
+
+template <class F, Operand First, Operand... Rest>
+auto pointwise(const char* operation, const F& f, const First& first, const Rest&... rest) {
+  using T = typename tensor_of<First>::value_type;
+  using D = typename tensor_of<First>::device_type;
+  static_assert((std::is_same_v<T, typename tensor_of<Rest>::value_type> && ...), "element-wise: operands have different scalar types");
+  constexpr int rank = std::max({tensor_of<First>::rank, tensor_of<Rest>::rank...});
+  constexpr std::size_t count = 1 + sizeof...(Rest);
+  const std::tuple inputs{contiguous(value_of(first)), contiguous(value_of(rest))...};
+  const D device = std::get<0>(inputs).device();
+  BroadcastLayout<static_cast<std::size_t>(rank), count> layout;
+  layout.shape.fill(1);
+  std::apply(
+      [&](const auto&... input) {
+        check<DeviceError>(((input.device() == device) && ...), operation, ": operands are on ", device, " and on another device");
+        std::size_t i = 0;
+        (layout.add(operation, input.shape(), i++), ...);
+        (layout.compare(input.shape()), ...);
+      },
+      inputs);
+  const auto pointers = [](const auto& tensors) {
+    return std::apply([](const auto&... tensor) { return std::array<const T*, count>{tensor.data()...}; }, tensors);
+  };
+  auto out = Tensor<T, rank, D>::empty(layout.shape, device);
+  if (count == 1 || layout.same) {
+    kernels::pointwise_forward(device, f, out.numel(), pointers(inputs), out.data());
+  } else if constexpr (count > 1) {
+    kernels::pointwise_forward(device, f, std::span<const Index>(layout.shape), pointers(inputs), layout.spans(), out.data());
+  }
+  return record(
+      operation, std::move(out),
+      [f, inputs, pointers, layout](const auto& dy, auto... nodes) {
+        std::array<T*, count> grads{};
+        std::array<bool, count> accumulate{};
+        const auto want = [&](std::size_t i, auto node) {
+          if (!node) return;
+          const auto target = node->target();
+          grads[i] = target.data();
+          accumulate[i] = target.accumulate;
+        };
+        std::size_t i = 0;
+        (want(i++, nodes), ...);
+        const T* gradient = dy.data();
+        if (count == 1 || layout.same) {
+          kernels::pointwise_backward(dy.device(), f, dy.numel(), pointers(inputs), gradient, grads, accumulate);
+        } else if constexpr (count > 1) {
+          kernels::pointwise_backward(dy.device(), f, std::span<const Index>(layout.shape), pointers(inputs), layout.spans(),
+                                      gradient, grads, layout.spans(), accumulate);
+        }
+      },
+      first, rest...);
+}
+
+}  // namespace detail
+
+/// `f` of each element, in one pass forward and one back: the gradient comes from calling `f` with Dual numbers. A functor is
+/// `struct SwiGlu { template <class S> CHORUS_HD S operator()(const S& a, const S& b) const { ... } };`, with `where(condition,
+/// a, b)` for a choice and mathematical functions called without a namespace. Operands broadcast as in NumPy.
+template <class F, Operand... Xs>
+auto pointwise(const F& f, const Xs&... xs) {
+  return detail::pointwise("pointwise", f, xs...);
+}
+
+#define CHORUS_UNARY(NAME, FUNCTOR)                              \
+  template <Operand X>                                           \
+  auto NAME(const X& x) {                                        \
+    return detail::pointwise(#NAME, functors::FUNCTOR{}, x);     \
+  }
+#define CHORUS_BINARY(NAME, FUNCTOR)                             \
+  template <Operand A, Operand B>                                \
+  auto NAME(const A& a, const B& b) {                            \
+    return detail::pointwise(#NAME, functors::FUNCTOR{}, a, b);  \
+  }
+CHORUS_UNARY(relu, Relu)
+CHORUS_BINARY(add, Add)
+CHORUS_BINARY(mul, Mul)
+#undef CHORUS_UNARY
+#undef CHORUS_BINARY
+
+template <Operand A, Operand B>
+auto operator+(const A& a, const B& b) {
+  return add(a, b);
+}
+template <Operand A, Operand B>
+auto operator*(const A& a, const B& b) {
+  return mul(a, b);
+}
+
+}  // namespace chorus

@@ -1,0 +1,62 @@
+#pragma once
+/// The check that all ranks built the same model, before any number is sent.
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <chorus/nn/flat_parameters.hpp>
+
+namespace chorus::inline CHORUS_ABI::detail {
+
+/// One line for each parameter and buffer: `conv1.weight F32 [6, 3, 5, 5]`.
+template <Device D>
+std::string model_description(const nn::FlatParameters<D>& flat, const std::vector<nn::NamedBuffer<D>>& buffers) {
+  std::string text;
+  for (const auto& entry : flat.entries())
+    text += cat(entry.named.name, " ", entry.parameter().dtype(), " ", entry.parameter().extents(), "\n");
+  for (const auto& named : buffers) text += cat(named.name, " ", named.buffer->dtype(), " ", named.buffer->extents(), "\n");
+  return text;
+}
+
+/// The first line in which two descriptions differ, of each; "nothing" where one has ended.
+inline std::pair<std::string, std::string> first_difference(std::string_view a, std::string_view b) {
+  const auto line = [](std::string_view& text) {
+    const auto end = text.find('\n');
+    const std::string_view first = end == std::string_view::npos ? std::string_view("nothing") : text.substr(0, end);
+    text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
+    return first;
+  };
+  for (;;) {
+    const auto from_a = line(a), from_b = line(b);
+    if (from_a != from_b) return {std::string(from_a), std::string(from_b)};
+  }
+}
+
+/// Throws the same UsageError on every rank where a rank's model is not rank 0's.
+template <class Communicator, Device D>
+void check_same_model(Communicator& communicator, const nn::FlatParameters<D>& flat,
+                      const std::vector<nn::NamedBuffer<D>>& buffers) {
+  const std::string own = model_description(flat, buffers);
+  const auto ranks = static_cast<std::size_t>(communicator.size());
+  const auto own_length = static_cast<std::int64_t>(own.size());
+  std::vector<std::int64_t> lengths(ranks);
+  communicator.all_gather(std::span<const std::int64_t>(&own_length, 1), std::span<std::int64_t>(lengths), {});
+  const auto longest = static_cast<std::size_t>(*std::max_element(lengths.begin(), lengths.end()));
+  std::vector<std::uint8_t> padded(own.begin(), own.end()), all(longest * ranks);
+  padded.resize(longest);
+  communicator.all_gather(std::span<const std::uint8_t>(padded), std::span<std::uint8_t>(all), {});
+  const auto of_rank = [&](std::size_t rank) {
+    return std::string_view(reinterpret_cast<const char*>(all.data()) + rank * longest, static_cast<std::size_t>(lengths[rank]));
+  };
+  for (std::size_t rank = 1; rank < ranks; ++rank) {
+    if (of_rank(rank) == of_rank(0)) continue;
+    const auto [theirs, first] = first_difference(of_rank(rank), of_rank(0));
+    fail<UsageError>("DistributedDataParallel: the ranks' models differ: rank ", rank, " has ", theirs, " where rank 0 has ", first);
+  }
+}
+
+}  // namespace chorus::inline CHORUS_ABI::detail

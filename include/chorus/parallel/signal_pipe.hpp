@@ -1,0 +1,129 @@
+#pragma once
+/// File descriptors with an owner, and signals as bytes in a pipe: what a process that waits for others needs.
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <iterator>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include <chorus/core/error.hpp>
+#include <chorus/parallel/message.hpp>
+
+namespace chorus::inline CHORUS_ABI::detail {
+
+inline std::string signal_name(int signal) {
+  const char* name = sigabbrev_np(signal);
+  return name != nullptr ? format("SIG%s", name) : format("signal %d", signal);
+}
+
+[[noreturn]] inline void system_error(const char* what, int error = errno) {
+  throw Error(format("launch: %s: %s", what, std::strerror(error)));
+}
+
+/// A file descriptor with an owner. It is closed on exec, and is none of the standard three even where one of them was
+/// closed.
+class Fd {
+ public:
+  Fd() = default;
+  explicit Fd(int fd, const char* what) {
+    if (fd < 0) system_error(what);
+    fd_ = fcntl(fd, F_DUPFD_CLOEXEC, 3);
+    const int error = errno;
+    close(fd);
+    if (fd_ < 0) system_error(what, error);
+  }
+  Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Fd& operator=(Fd&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  ~Fd() { reset(); }
+  void reset() {
+    if (fd_ >= 0) close(std::exchange(fd_, -1));
+  }
+  int get() const { return fd_; }
+
+ private:
+  int fd_ = -1;
+};
+
+struct Pipe {
+  Fd read_end, write_end;
+  Pipe() {
+    int ends[2] = {-1, -1};
+    const bool ok = pipe2(ends, O_CLOEXEC | O_NONBLOCK) == 0;
+    read_end = Fd(ok ? ends[0] : -1, "pipe");
+    write_end = Fd(ends[1], "pipe");
+  }
+};
+
+/// Signals as numbers in a pipe, from construction to destruction: SIGCHLD and those that ask the program to end.
+/// A SIGHUP that was ignored (nohup) stays ignored.
+class SignalPipe {
+ public:
+  using Time = std::chrono::steady_clock::time_point;
+
+  SignalPipe() {
+    write_end() = pipe_.write_end.get();
+    struct sigaction action {};
+    action.sa_handler = [](int signal) {
+      const int error = errno;
+      const auto byte = static_cast<unsigned char>(signal);
+      [[maybe_unused]] const auto written = write(write_end(), &byte, 1);
+      errno = error;
+    };
+    action.sa_flags = SA_RESTART;
+    sigset_t ours;
+    sigemptyset(&ours);
+    for (std::size_t i = 0; i < std::size(watched); ++i) {
+      sigaction(watched[i], nullptr, &before_[i]);
+      if (watched[i] == SIGHUP && before_[i].sa_handler == SIG_IGN) continue;
+      sigaction(watched[i], &action, nullptr);
+      sigaddset(&ours, watched[i]);
+    }
+    pthread_sigmask(SIG_UNBLOCK, &ours, &mask_before_);
+  }
+  ~SignalPipe() {
+    for (std::size_t i = 0; i < std::size(watched); ++i) sigaction(watched[i], &before_[i], nullptr);
+    pthread_sigmask(SIG_SETMASK, &mask_before_, nullptr);
+  }
+  SignalPipe(const SignalPipe&) = delete;
+  SignalPipe& operator=(const SignalPipe&) = delete;
+
+  /// The next signal, or 0 at the deadline.
+  int wait(std::optional<Time> deadline) {
+    while (true) {
+      unsigned char signal = 0;
+      if (read(pipe_.read_end.get(), &signal, 1) == 1) return signal;
+      int milliseconds = -1;
+      if (deadline) {
+        const auto left = std::chrono::ceil<std::chrono::milliseconds>(*deadline - std::chrono::steady_clock::now());
+        if (left.count() <= 0) return 0;
+        milliseconds = static_cast<int>(left.count());
+      }
+      pollfd entry{pipe_.read_end.get(), POLLIN, 0};
+      poll(&entry, 1, milliseconds);
+    }
+  }
+
+ private:
+  static constexpr int watched[] = {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT};
+  static int& write_end() {
+    static int fd = -1;
+    return fd;
+  }
+
+  Pipe pipe_;
+  struct sigaction before_[std::size(watched)] {};
+  sigset_t mask_before_{};
+};
+
+}  // namespace chorus::inline CHORUS_ABI::detail

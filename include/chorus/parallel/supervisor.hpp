@@ -1,0 +1,281 @@
+#pragma once
+/// Starts the ranks of one machine as processes and stands by them: the first that fails is named and ends all, signals
+/// are passed on, and nobody outlives the supervisor. `tether.hpp` is the rank's end of this.
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <chorus/core/config.hpp>
+#include <chorus/parallel/message.hpp>
+#include <chorus/parallel/signal_pipe.hpp>
+#include <chorus/parallel/tether.hpp>
+
+namespace chorus::inline CHORUS_ABI {
+
+/// The processes to start: `ranks` times the same program with the same arguments and torchrun's variables.
+struct RankGroup {
+  int ranks = 1;
+  std::string program;                     ///< path of the executable
+  char* const* argv = nullptr;             ///< its arguments, ended by a null pointer
+  std::chrono::milliseconds grace{3'000};  ///< between SIGTERM and SIGKILL
+};
+
+/// How a group ended.
+struct GroupOutcome {
+  int status = 0;        ///< 0, the exit status of the rank that failed first, or 128 + a signal's number
+  int failed_rank = -1;  ///< the rank that failed first, -1 if none did
+  int signal = 0;        ///< the signal that the supervisor itself was sent
+};
+
+namespace detail {
+
+/// A socket that listens on a free port of loopback. It is opened before there are ranks, and handed to rank 0 open, so
+/// that nobody can take the port in between.
+class Rendezvous {
+ public:
+  Rendezvous() : socket_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), "socket") {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof address;
+    auto* plain = reinterpret_cast<sockaddr*>(&address);
+    if (bind(fd(), plain, size) != 0 || listen(fd(), SOMAXCONN) != 0 || getsockname(fd(), plain, &size) != 0) {
+      system_error("no port on loopback");
+    }
+    port_ = ntohs(address.sin_port);
+  }
+  int fd() const { return socket_.get(); }
+  int port() const { return port_; }
+
+ private:
+  Fd socket_;
+  int port_ = 0;
+};
+
+class Supervisor {
+ public:
+  explicit Supervisor(const RankGroup& group)
+      : group_(group), ranks_(std::make_unique<Rank[]>(static_cast<std::size_t>(group.ranks))) {}
+  Supervisor(const Supervisor&) = delete;
+  Supervisor& operator=(const Supervisor&) = delete;
+  /// Where something threw half-way, nobody is left behind.
+  ~Supervisor() {
+    for (Rank& rank : ranks()) {
+      if (!rank.running) continue;
+      kill(rank.pid, SIGKILL);
+      waitpid(rank.pid, nullptr, 0);
+    }
+  }
+
+  GroupOutcome run() {
+    start_all();
+    while (running_ > 0) {
+      const int signal = signals_.wait(deadline_);
+      if (signal == SIGCHLD) {
+        reap();
+      } else if (signal != 0) {
+        pass_on(signal);
+      } else if (stage_ == Stage::watching) {
+        judge();
+      } else if (stage_ == Stage::stopping) {
+        kill_all();
+      } else {
+        say(format("%d ranks did not end after SIGKILL; giving up on them", running_));
+        for (Rank& rank : ranks()) rank.running = false;
+        break;
+      }
+    }
+    return outcome_;
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  using Milliseconds = std::chrono::milliseconds;
+  enum class Stage { watching, stopping, killing };
+  struct Rank {
+    pid_t pid = -1;
+    bool running = false;
+    int wait_status = 0;
+    Fd reports;  ///< what the rank has to say when it fails
+  };
+
+  std::span<Rank> ranks() { return {ranks_.get(), static_cast<std::size_t>(group_.ranks)}; }
+
+  void start_all() {
+    Rendezvous rendezvous;
+    const Fd nothing(open("/dev/null", O_RDONLY | O_CLOEXEC), "/dev/null");
+    for (int rank = 0; rank < group_.ranks; ++rank) start(rank, rendezvous, nothing.get());
+  }
+
+  void start(int rank, const Rendezvous& rendezvous, int nothing) {
+    Pipe reports;
+    const int report_fd = reports.write_end.get();
+    const std::string ours[] = {
+        format("RANK=%d", rank),
+        format("LOCAL_RANK=%d", rank),
+        format("WORLD_SIZE=%d", group_.ranks),
+        format("LOCAL_WORLD_SIZE=%d", group_.ranks),
+        "MASTER_ADDR=127.0.0.1",
+        format("MASTER_PORT=%d", rendezvous.port()),
+        "TORCHELASTIC_USE_AGENT_STORE=False",
+        format("CHORUS_SUPERVISOR_PID=%d", getpid()),
+        format("CHORUS_REPORT_FD=%d", report_fd),
+        format("CHORUS_RENDEZVOUS_FD=%d", rendezvous.fd()),  // of use to rank 0 alone
+    };
+    std::vector<const char*> environment;
+    for (const std::string& entry : ours) environment.push_back(entry.c_str());
+    for (char** old = environ; *old != nullptr; ++old) {
+      const std::size_t name = std::string_view(*old).find('=') + 1;
+      bool replaced = false;
+      for (const std::string& entry : ours) replaced |= std::strncmp(*old, entry.c_str(), name) == 0;
+      if (!replaced) environment.push_back(*old);
+    }
+    environment.push_back(nullptr);
+
+    // A descriptor that is copied onto itself stays open in the new program.
+    posix_spawn_file_actions_t files;
+    posix_spawn_file_actions_init(&files);
+    posix_spawn_file_actions_adddup2(&files, report_fd, report_fd);
+    if (rank == 0) {
+      posix_spawn_file_actions_adddup2(&files, rendezvous.fd(), rendezvous.fd());
+    } else {
+      posix_spawn_file_actions_adddup2(&files, nothing, STDIN_FILENO);
+    }
+    // Signals that we handle here are back at their default in a new program; nor may it inherit that we block any.
+    posix_spawnattr_t attributes;
+    posix_spawnattr_init(&attributes);
+    sigset_t none;
+    sigemptyset(&none);
+    posix_spawnattr_setsigmask(&attributes, &none);
+    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
+
+    pid_t pid = -1;
+    const int error = posix_spawn(&pid, group_.program.c_str(), &files, &attributes, group_.argv,
+                                  const_cast<char* const*>(environment.data()));
+    posix_spawnattr_destroy(&attributes);
+    posix_spawn_file_actions_destroy(&files);
+    if (error != 0) system_error(format("cannot start rank %d of %d", rank, group_.ranks).c_str(), error);
+    ranks_[static_cast<std::size_t>(rank)] = {pid, true, 0, std::move(reports.read_end)};
+    ++running_;
+  }
+
+  void reap() {
+    for (Rank& rank : ranks()) {
+      if (!rank.running || waitpid(rank.pid, &rank.wait_status, WNOHANG) != rank.pid) continue;
+      rank.running = false;
+      --running_;
+      if (stage_ == Stage::watching && rank.wait_status != 0) suspect(rank);
+    }
+    if (stage_ == Stage::watching && suspect_ && (running_ == 0 || Clock::now() >= *deadline_)) judge();
+  }
+
+  /// How long to wait for a better explanation. A rank that lost another one may end before that other one does; and
+  /// Ctrl-C reaches the ranks as soon as it reaches us.
+  static Milliseconds patience(int wait_status) {
+    if (WIFEXITED(wait_status)) return Milliseconds(WEXITSTATUS(wait_status) == lost_peer_status ? 1'000 : 0);
+    const int signal = WTERMSIG(wait_status);
+    return Milliseconds(signal == SIGINT || signal == SIGTERM || signal == SIGHUP || signal == SIGQUIT ? 50 : 0);
+  }
+
+  void suspect(const Rank& rank) {
+    const auto better = patience(rank.wait_status);
+    if (suspect_ && patience(suspect_->wait_status) <= better) return;
+    const auto until = Clock::now() + better;
+    suspect_ = &rank;
+    if (!deadline_ || until < *deadline_) deadline_ = until;
+  }
+
+  /// Names the rank that failed first, and stops the others.
+  void judge() {
+    const int status = suspect_->wait_status;
+    outcome_.failed_rank = static_cast<int>(suspect_ - ranks_.get());
+    outcome_.status = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+    const bool lost_peer = outcome_.status == lost_peer_status;
+    if (const std::string report = read_report(*suspect_); !report.empty()) {
+      const bool named = report.starts_with("rank ");  // as errors of a communicator are
+      say(named ? report : format("rank %d: %s", outcome_.failed_rank, report.c_str()));
+    }
+    std::string line = format("rank %d (pid %d) ", outcome_.failed_rank, suspect_->pid);
+    line += WIFSIGNALED(status)
+                ? format("was killed by %s", signal_name(WTERMSIG(status)).c_str())
+                : format("%s, exit status %d", lost_peer ? "lost touch with the others" : "failed", outcome_.status);
+    for (const Rank& rank : ranks()) {
+      if (!lost_peer || rank.running || rank.wait_status != 0) continue;
+      line += format("; rank %d had ended before, exit status 0", static_cast<int>(&rank - ranks_.get()));
+    }
+    if (running_ == 1) line += "; stopping the other rank";
+    if (running_ > 1) line += format("; stopping the other %d ranks", running_);
+    say(line);
+    stop(SIGTERM);
+  }
+
+  static std::string read_report(const Rank& rank) {
+    std::string text;
+    char part[4096];
+    for (ssize_t size = 0; (size = read(rank.reports.get(), part, sizeof part)) > 0;) {
+      text.append(part, static_cast<std::size_t>(size));
+    }
+    return text;
+  }
+
+  void pass_on(int signal) {
+    if (stage_ != Stage::watching) return kill_all();  // asked twice
+    outcome_.signal = signal;
+    outcome_.status = 128 + signal;
+    say(format("%s: stopping %d %s", signal_name(signal).c_str(), running_, running_ == 1 ? "rank" : "ranks"));
+    stop(signal);
+  }
+
+  void stop(int signal) {
+    stage_ = Stage::stopping;
+    deadline_ = Clock::now() + group_.grace;
+    kill_running(signal);
+    kill_running(SIGCONT);  // a stopped process gets no other signal
+  }
+  void kill_all() {
+    stage_ = Stage::killing;
+    deadline_ = Clock::now() + Milliseconds(1'500);
+    kill_running(SIGKILL);
+  }
+  void kill_running(int signal) {
+    for (const Rank& rank : ranks()) {
+      if (rank.running) kill(rank.pid, signal);
+    }
+  }
+
+  const RankGroup& group_;
+  SignalPipe signals_;
+  std::unique_ptr<Rank[]> ranks_;
+  int running_ = 0;
+  Stage stage_ = Stage::watching;
+  const Rank* suspect_ = nullptr;  ///< the best explanation so far
+  std::optional<Clock::time_point> deadline_;
+  GroupOutcome outcome_;
+};
+
+}  // namespace detail
+
+/// Starts the ranks and waits until all have ended. When one fails, it is named on stderr, the others get SIGTERM and
+/// after `grace` SIGKILL; SIGINT, SIGTERM, SIGHUP and SIGQUIT sent to this process are passed on in the same way.
+/// Call it from a thread that lives as long as the ranks: they are killed when it ends.
+/// Throws Error where a process cannot be started.
+inline GroupOutcome supervise(const RankGroup& group) { return detail::Supervisor(group).run(); }
+
+}  // namespace chorus

@@ -1,0 +1,130 @@
+// Times all-reduce over float sums between ranks of this machine, in the form of the usual MPI program:
+//   allreduce [--ranks N] [--transport shm|tcp|thread]
+// One line a size: bytes, ranks, median ms, busbw in GB/s (bytes * 2(n-1)/n / time, as nccl-tests defines it).
+#include <sys/prctl.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <chorus/comm/connect.hpp>
+#include <chorus/comm/thread_group.hpp>
+#include <csignal>
+#include <cstdio>
+#include <functional>
+
+namespace {
+
+using namespace chorus;
+
+struct Options {
+  int ranks = 2;
+  std::string transport = "shm";
+};
+
+constexpr const char* usage = "usage: allreduce [--ranks N] [--transport shm|tcp|thread]\n";
+
+Options parse(std::span<char*> arguments) {
+  Options options;
+  for (std::size_t i = 0; i < arguments.size(); i += 2) {
+    const std::string_view option = arguments[i];
+    check<UsageError>(option == "--ranks" || option == "--transport", "unknown option '", option, "'");
+    check<UsageError>(i + 1 < arguments.size(), option, " needs a value");
+    const std::string_view value = arguments[i + 1];
+    if (option == "--ranks") {
+      const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), options.ranks);
+      check<UsageError>(error == std::errc() && end == value.data() + value.size() && options.ranks >= 1 &&
+                            options.ranks <= comm::max_ranks,
+                        "--ranks ", value, ": expected a number from 1 to ", comm::max_ranks);
+    } else {
+      check<UsageError>(value == "shm" || value == "tcp" || value == "thread", "--transport ", value,
+                        ": expected shm, tcp or thread");
+      options.transport = value;
+    }
+  }
+  return options;
+}
+
+void benchmark(comm::RingCommunicator& c, const std::string& backend) {
+  const int n = c.size();
+  for (const std::size_t count : {1u << 10, 1u << 14, 1u << 18, 1u << 20, 1u << 22, 1u << 24}) {
+    const std::size_t repeats = count > 1'000'000 ? 15 : 200;
+    std::vector<float> data(count);
+    std::vector<double> seconds;
+    for (std::size_t r = 0; r < repeats + 3; ++r) {
+      std::fill(data.begin(), data.end(), 1.0f);
+      c.barrier();
+      const auto start = std::chrono::steady_clock::now();
+      c.all_reduce(std::span(data));
+      const std::chrono::duration<double> time = std::chrono::steady_clock::now() - start;
+      if (r >= 3) seconds.push_back(time.count());
+      check(std::all_of(data.begin(), data.end(), [n](float x) { return x == static_cast<float>(n); }), "wrong sum");
+    }
+    std::nth_element(seconds.begin(), seconds.begin() + static_cast<std::ptrdiff_t>(repeats / 2), seconds.end());
+    const double median = seconds[repeats / 2];
+    if (c.rank() != 0) continue;
+    const auto bytes = static_cast<double>(count * sizeof(float));
+    std::printf("allreduce backend=%s bytes=%zu ranks=%d median_ms=%.4f busbw_gb_s=%.3f\n", backend.c_str(),
+                count * sizeof(float), n, median * 1e3, bytes * 2 * (n - 1) / n / median / 1e9);
+    std::fflush(stdout);
+  }
+}
+
+/// Runs f and returns a process's exit code.
+int guarded(const std::function<void()>& f) {
+  try {
+    f();
+    return 0;
+  } catch (const UsageError& error) {
+    std::fprintf(stderr, "allreduce: %s\n%s", error.what(), usage);
+    return 2;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "allreduce: %s\n", error.what());
+    return 1;
+  }
+}
+
+void run_threads(const Options& options) {
+  auto group = comm::thread_group(options.ranks);
+  std::vector<std::thread> threads;
+  for (std::size_t rank = 1; rank < group.size(); ++rank)
+    threads.emplace_back([&, rank] { guarded([&] { benchmark(*group[rank], options.transport); }); });
+  benchmark(*group[0], options.transport);
+  for (auto& thread : threads) thread.join();
+}
+
+void run_processes(const Options& options) {
+  comm::World world{.size = options.ranks, .local_size = options.ranks};
+  auto listener = comm::Socket::listen(comm::Address::resolve(world.master_addr, 0));
+  world.master_port = listener.local().port();
+  for (int rank = 1; rank < options.ranks; ++rank) {
+    const int pid = fork();
+    check(pid >= 0, "cannot start rank ", rank, ": ", std::strerror(errno));
+    if (pid != 0) continue;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    world.rank = world.local_rank = rank;
+    listener = comm::Socket();
+    break;
+  }
+  if (world.rank == 0) world.listen_fd = dup(listener.fd());
+  listener = comm::Socket();
+  const int code = guarded([&] {
+    const auto c =
+        comm::connect(world, options.transport == "shm" ? comm::TransportKind::shm : comm::TransportKind::tcp);
+    benchmark(*c, options.transport);
+  });
+  if (world.rank != 0) _exit(code);
+  int status = 0, bad = code;
+  while (wait(&status) > 0) bad |= status;
+  check(bad == 0, "a rank failed");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::span arguments(argv + 1, static_cast<std::size_t>(argc - 1));
+  if (std::any_of(arguments.begin(), arguments.end(), [](std::string_view a) { return a == "-h" || a == "--help"; }))
+    return std::fputs(usage, stdout), 0;
+  return guarded([&] {
+    const auto options = parse(arguments);
+    options.transport == "thread" ? run_threads(options) : run_processes(options);
+  });
+}

@@ -1,0 +1,94 @@
+// A program that launch_test starts as real processes: `--do WHAT` under a policy of processes, or `--single`.
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <array>
+#include <chorus/parallel/launch.hpp>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <span>
+#include <string>
+#include <thread>
+
+namespace ch = chorus;
+
+struct Processes {
+  static constexpr bool distributed = true;
+};
+struct OneProcess {
+  static constexpr bool distributed = false;
+};
+
+// Says that this rank has come so far, and waits to be ended.
+static void stay(ch::Run& run) {
+  std::printf("ready %d %d\n", run.rank(), getpid());
+  std::fflush(stdout);
+  std::this_thread::sleep_for(std::chrono::seconds(30));
+}
+
+static int body(ch::Run& run) {
+  const std::string what = run.option("do");
+  const bool chosen = run.rank() == run.option("rank", 1);
+  const bool peers = what == "reduce" || what == "ring" || what == "quit";
+  if (peers) run.communicator().barrier();
+
+  if (what == "hello") {
+    const auto& world = run.world();
+    std::printf("rank %d of %d, local %d of %d, %s:%d, listens %d, devices %d, seed %lu %lu, timeout %ld, input %d\n",
+                world.rank, world.size, world.local_rank, world.local_size, world.master_addr.c_str(),
+                world.master_port, world.listen_fd >= 0, run.devices(), static_cast<unsigned long>(run.seed()),
+                static_cast<unsigned long>(ch::initial_seed()), static_cast<long>(world.timeout.count()),
+                std::getchar());
+  } else if (what == "stay") {
+    stay(run);
+  } else if (what == "stubborn") {
+    signal(SIGTERM, SIG_IGN);
+    stay(run);
+  } else if (what == "throw" || what == "usage" || what == "exit" || what == "status" || what == "abort") {
+    if (!chosen) stay(run);
+    if (what == "throw") ch::fail<ch::FileError>("load: no such file: weights");
+    if (what == "usage") ch::fail<ch::UsageError>("the batch is smaller than the ranks");
+    if (what == "exit") std::exit(3);
+    if (what == "abort") std::abort();
+    return 5;
+  } else if (what == "messenger") {  // the others fail first, but only because of the chosen one
+    if (!chosen) ch::fail<ch::CommError>("all_reduce: rank 1 closed the connection");
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    raise(SIGKILL);
+  } else if (what == "reduce") {
+    std::array<float, 1> value{static_cast<float>(run.rank() + 1)};
+    run.communicator().all_reduce(std::span<float>(value));
+    std::printf("sum %g\n", static_cast<double>(value[0]));
+  } else if (what == "ring") {
+    std::printf("ready %d %d\n", run.rank(), getpid());
+    std::fflush(stdout);
+    std::array<float, 1000> values{};
+    while (true) run.communicator().all_reduce(std::span<float>(values));
+  } else if (what == "quit") {  // one rank leaves the loop before the others do
+    if (!chosen) run.communicator().barrier();
+  } else if (what == "child") {  // a rank that runs a program of its own: it is no rank of our supervisor
+    if (run.is_main()) return std::system((run.option("self") + " --single --do hello").c_str()) == 0 ? 0 : 1;
+  } else {
+    ch::fail<ch::UsageError>("option --do: ", what, " is unknown");
+  }
+  return 0;
+}
+
+int main(int argc, char** argv) {
+  const auto given = [&](const char* word) {
+    for (int i = 1; i < argc; ++i) {
+      if (std::strcmp(argv[i], word) == 0) return true;
+    }
+    return false;
+  };
+  const auto any = [](auto& run) {
+    run.flag("single");
+    return body(run);
+  };
+  if (given("--single")) return ch::launch<OneProcess>(argc, argv, any);
+  if (given("--parsed")) return ch::launch<Processes>(argc, argv, {.devices = 3, .seed = 7, .timeout = {}}, any);
+  return ch::launch<Processes>(argc, argv, any);
+}

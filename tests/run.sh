@@ -1,0 +1,40 @@
+#!/bin/sh
+# Installs what is missing, builds everything with warnings as errors, and runs every test that this machine can run:
+# all of them in an optimized build, then the unit tests under the address and undefined behaviour sanitizers, then
+# those with threads under the thread sanitizer.
+#   tests/run.sh [quick]     quick: the optimized build alone
+set -eu
+cd "$(dirname "$0")/.."
+
+tests/install.sh g++ cmake ninja-build ccache pkg-config libeigen3-dev nlohmann-json3-dev catch2 libcli11-dev \
+  zlib1g-dev libssl-dev python3
+jobs=$(nproc)
+export CMAKE_GENERATOR="${CMAKE_GENERATOR:-Ninja}" CTEST_PARALLEL_LEVEL="$jobs"
+started=$(date +%s)
+say() { echo "== $(($(date +%s) - started)) s: $*"; }
+
+say "optimized build"
+cmake --preset dev
+cmake --build --preset dev -j "$jobs"
+say "tests"
+ctest --preset dev
+[ "${1:-}" = quick ] && { say "everything passed; sanitizers not run"; exit 0; }
+
+# sanitized NAME FLOORS: builds and runs the unit tests of these floors under the preset NAME.
+sanitized() {
+  preset=$1
+  shift
+  targets=
+  for floor in "$@"; do
+    [ -d "tests/unit/$floor" ] && targets="$targets unit_$floor"
+  done
+  say "$preset build"
+  cmake --preset "$preset" -DCHORUS_BUILD_EXAMPLES=OFF >/dev/null
+  cmake --build --preset "$preset" -j "$jobs" --target $targets $([ -d tests/programs ] && echo programs)
+  say "$preset tests"
+  ctest --preset "$preset" -R "^($(echo "$*" | tr ' ' '|'))\."
+}
+sanitized asan $(ls tests/unit)
+sanitized tsan comm data parallel tensor
+
+say "everything passed"

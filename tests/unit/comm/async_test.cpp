@@ -1,0 +1,90 @@
+// Asynchronous collectives: order, handles, errors.
+#include <catch.hpp>
+#include <chorus/comm/thread_group.hpp>
+
+#include "processes.hpp"
+
+using namespace chorus;
+
+namespace {
+
+/// Runs f(communicator) in one thread per rank.
+template <class F>
+void on_threads(int size, std::chrono::milliseconds timeout, F f) {
+  auto group = comm::thread_group(size, timeout);
+  std::vector<std::thread> threads;
+  for (auto& c : group) threads.emplace_back([&] { f(*c); });
+  for (auto& thread : threads) thread.join();
+}
+
+}  // namespace
+
+TEST_CASE("asynchronous and blocking calls keep their order", "[comm]") {
+  on_threads(3, std::chrono::seconds(10), [](comm::RingCommunicator& c) {
+    // Each step needs the one before: x = 3 x + 3, over two buffers and all kinds of calls.
+    std::vector<double> x(1000, 1), y(1000);
+    std::vector<comm::Work> works;
+    double expected = 1;
+    for (int step = 0; step < 20; ++step) {
+      works.push_back(c.all_reduce_async(std::span(x)));
+      works.push_back(c.broadcast_async(std::span(x), step % 3));
+      expected *= 3;
+      if (step % 5 == 4) {
+        c.all_reduce(std::span(x), comm::ReduceOp::max);  // blocking: all before it are done
+        if (!works.back().done() || x[999] != expected) throw std::runtime_error("order");
+        works.clear();
+      }
+    }
+    works.push_back(c.barrier_async());
+    works.back().wait();
+    works.back().wait();  // a second time: nothing to wait for
+  });
+}
+
+TEST_CASE("a Work that is dropped or overwritten waits first", "[comm]") {
+  std::vector<float> sums(2);
+  on_threads(2, std::chrono::seconds(10), [&](comm::RingCommunicator& c) {
+    std::vector<float> x(300'000, 1);
+    {
+      auto work = c.all_reduce_async(std::span(x));
+      work = c.all_reduce_async(std::span(x));
+      auto moved = std::move(work);
+      if (c.rank() == 0) moved.wait();
+    }
+    sums[static_cast<std::size_t>(c.rank())] = x[299'999];
+  });
+  CHECK(sums == std::vector<float>{4, 4});
+}
+
+TEST_CASE("an asynchronous error reaches every later call", "[comm]") {
+  std::vector<std::string> messages(6);
+  auto group = comm::thread_group(2, std::chrono::milliseconds(100));
+  auto& c = *group[0];
+  std::vector<float> x(10);
+  auto first = c.all_reduce_async(std::span(x)), second = c.barrier_async();
+  CHECK_THROWS_AS(first.wait(), TimeoutError);
+  CHECK(second.done());
+  CHECK_THROWS_AS(second.wait(), CommError);
+  CHECK_THROWS_WITH(c.barrier(),
+                    "rank 0: barrier #1: this communicator has failed before: rank 0: all_reduce #0 (sum of 10 F32): "
+                    "waited 100 ms for rank 1, which is stopped or busy elsewhere");
+  auto late = c.all_reduce_async(std::span(x));
+  CHECK(late.done());
+  CHECK_THROWS_AS(late.wait(), CommError);
+  CHECK_THROWS_WITH(group[1]->barrier(),
+                    "rank 1: barrier #0: rank 0 gave up: rank 0: all_reduce #0 (sum of 10 F32): "
+                    "waited 100 ms for rank 1, which is stopped or busy elsewhere");
+}
+
+TEST_CASE("a communicator finishes its calls before it goes", "[comm]") {
+  std::vector<std::vector<float>> x(2, std::vector<float>(100'000, 1));
+  auto group = comm::thread_group(2);
+  std::vector<comm::Work> works;
+  for (std::size_t r = 0; r < 2; ++r) works.push_back(group[r]->all_reduce_async(std::span(x[r])));
+  std::thread other([&] { group[1].reset(); });
+  group[0].reset();
+  other.join();
+  CHECK(works[0].done());
+  works[1].wait();
+  CHECK((x[0][99'999] == 2 && x[1][99'999] == 2));
+}

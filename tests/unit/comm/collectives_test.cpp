@@ -1,0 +1,94 @@
+// Every collective, over threads, shared memory and TCP, with 1 to 5 ranks.
+#include <catch.hpp>
+#include <chorus/comm/thread_group.hpp>
+
+#include "conformance.hpp"
+#include "processes.hpp"
+
+using namespace chorus;
+
+TEST_CASE("collectives between threads", "[comm]") {
+  for (int size = 1; size <= 5; ++size) {
+    const auto group = comm::thread_group(size, std::chrono::seconds(10));
+    std::vector<std::string> wrong(static_cast<std::size_t>(size));
+    std::vector<std::thread> threads;
+    for (std::size_t rank = 0; rank < wrong.size(); ++rank)
+      threads.emplace_back([&, rank] { wrong[rank] = test::conforms(*group[rank]); });
+    for (auto& thread : threads) thread.join();
+    for (const auto& text : wrong) CHECK(text == "");
+  }
+}
+
+TEST_CASE("collectives between processes", "[comm]") {
+  for (const auto kind : {comm::TransportKind::shm, comm::TransportKind::tcp, comm::TransportKind::automatic}) {
+    for (int size = 1; size <= 5; ++size) {
+      test::Ranks ranks(size, [kind](const comm::World& world) {
+        const auto c = comm::connect(world, kind);
+        return test::conforms(*c);
+      });
+      for (const auto& text : ranks.texts()) CHECK(text == "");
+    }
+  }
+}
+
+TEST_CASE("the scale multiplies each contribution", "[comm]") {
+  for (int size = 1; size <= 3; ++size) {
+    test::Ranks ranks(size, [](const comm::World& world) -> std::string {
+      const auto c = comm::connect(world);
+      const auto n = static_cast<std::size_t>(c->size());
+      const double total = (c->size() + 1) * c->size() / 2 / 4.0;
+      std::vector<float> data(1001, static_cast<float>(c->rank() + 1)), part(7);
+      c->all_reduce(std::span(data), comm::ReduceOp::sum, {.scale = 0.25});
+      for (const float x : data)
+        if (x != static_cast<float>(total)) return cat("all_reduce: ", x);
+      std::vector<double> all(7 * n, c->rank() + 1), mine(7);
+      c->reduce_scatter(all, std::span(mine), comm::ReduceOp::sum, {.scale = 0.25});
+      for (const double x : mine)
+        if (x != total) return cat("reduce_scatter: ", x);
+      return "";
+    });
+    for (const auto& text : ranks.texts()) CHECK(text == "");
+  }
+}
+
+TEST_CASE("sums are the same bits on all ranks and in every run", "[comm]") {
+  std::string first;
+  for (const auto kind : {comm::TransportKind::shm, comm::TransportKind::tcp, comm::TransportKind::shm}) {
+    test::Ranks ranks(3, [kind](const comm::World& world) {
+      const auto c = comm::connect(world, kind);
+      std::vector<float> data(100'003);
+      std::uint32_t state = static_cast<std::uint32_t>(world.rank + 1);
+      for (auto& x : data) x = static_cast<float>((state = state * 1664525 + 1013904223) % 100'000) * 1e-7f;
+      c->all_reduce(std::span(data));
+      std::uint64_t hash = 14695981039346656037ull;
+      for (const float x : data) hash = (hash ^ std::bit_cast<std::uint32_t>(x)) * 1099511628211ull;
+      return cat(hash);
+    });
+    for (const auto& text : ranks.texts()) {
+      if (first.empty()) first = text;
+      CHECK(text == first);
+    }
+  }
+}
+
+TEST_CASE("calls that make no sense", "[comm]") {
+  const auto group = comm::thread_group(2, std::chrono::seconds(1));
+  auto& c = *group[0];
+  std::vector<float> three(3), five(5);
+  std::vector<int> whole(3);
+  using Catch::Matchers::Contains;
+  CHECK_THROWS_WITH(c.all_gather(three, std::span(five)), "all_gather: all has 5 numbers, expected 2 ranks x 3");
+  CHECK_THROWS_WITH(c.reduce_scatter(five, std::span(three)), "reduce_scatter: all has 5 numbers, expected 2 ranks x 3");
+  CHECK_THROWS_WITH(c.broadcast(std::span(three), 2), "broadcast: rank 2 is not in [0, 2)");
+  CHECK_THROWS_WITH(c.send(std::span(three), 0), "send: rank 0 is this rank itself");
+  CHECK_THROWS_WITH(c.recv(std::span(three), -1), "message: rank -1 is not in [0, 2)");
+  CHECK_THROWS_WITH(c.all_reduce(std::span(whole), comm::ReduceOp::sum, {.scale = 0.5}),
+                    "collective: scale 0.5 needs floating-point numbers, these are I32");
+  CHECK_THROWS_WITH(c.broadcast(std::span(three), 0, {.scale = 0.5}),
+                    "broadcast: scale 0.5 needs an operation that reduces");
+  CHECK_THROWS_AS(c.broadcast(std::span(three), 2), UsageError);
+  CHECK_THROWS_WITH(comm::thread_group(0), "thread_group: 0 ranks, expected 1 to 64");
+  CHECK_THROWS_WITH(comm::connect({.rank = 2, .size = 2}), "connect: rank 2 is not in [0, 2)");
+  CHECK_THROWS_WITH(comm::connect({.size = 65}), "connect: world size is 65, expected 1 to 64");
+  CHECK_THROWS_WITH(comm::connect({.rank = 1, .size = 2}), "connect: master_port is 0, expected 1 to 65535");
+}

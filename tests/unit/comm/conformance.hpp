@@ -1,0 +1,120 @@
+#pragma once
+/// What every Communicator has to do, as a function that each rank runs: returns "" or the first thing that is wrong.
+
+#include <chorus/comm/communicator.hpp>
+#include <limits>
+#include <string>
+#include <vector>
+
+namespace test {
+
+namespace ch = chorus;
+
+/// A small number that depends on the rank and the place, so that sums are exact in every scalar type.
+template <class T>
+T value(int rank, std::size_t i) {
+  if constexpr (std::is_same_v<T, bool>) return (static_cast<std::size_t>(rank) + i) % 3 == 0;
+  return static_cast<T>(static_cast<std::size_t>(rank * 3) + i % 7);
+}
+
+template <class T>
+std::vector<std::conditional_t<std::is_same_v<T, bool>, char, T>> storage(std::size_t n) {
+  return std::vector<std::conditional_t<std::is_same_v<T, bool>, char, T>>(n);
+}
+template <class T>
+std::span<T> span_of(auto& stored) {
+  return {reinterpret_cast<T*>(stored.data()), stored.size()};
+}
+
+template <class T>
+std::string expect(std::span<const T> got, auto expected, const std::string& what) {
+  for (std::size_t i = 0; i < got.size(); ++i)
+    if (got[i] != expected(i))
+      return ch::cat(what, " ", ch::dtype<T>, " x ", got.size(), ": at ", i, ": ", got[i], ", expected ", expected(i));
+  return "";
+}
+
+template <class T>
+std::string conforms(ch::comm::Communicator auto& c, std::size_t count) {
+  using ch::comm::ReduceOp;
+  const int n = c.size(), r = c.rank();
+  const auto size = static_cast<std::size_t>(n);
+  const auto reduced = [&](std::size_t i, ReduceOp op) {
+    T all = value<T>(0, i);
+    for (int rank = 1; rank < n; ++rank) {
+      const T next = value<T>(rank, i);
+      if constexpr (std::is_same_v<T, bool>) {
+        all = op == ReduceOp::min ? all && next : all || next;
+      } else {
+        all = op == ReduceOp::sum ? static_cast<T>(all + next) : op == ReduceOp::min ? std::min(all, next) : std::max(all, next);
+      }
+    }
+    return all;
+  };
+  const auto fill = [&](std::span<T> data) {
+    for (std::size_t i = 0; i < data.size(); ++i) data[i] = value<T>(r, i);
+  };
+  std::string wrong;
+  const auto look = [&](std::string found) {
+    if (wrong.empty()) wrong = std::move(found);
+  };
+
+  auto data = storage<T>(count), whole = storage<T>(count * size);
+  const auto mine = span_of<T>(data), all = span_of<T>(whole);
+  for (const auto op : {ReduceOp::sum, ReduceOp::min, ReduceOp::max}) {
+    fill(mine);
+    c.all_reduce(mine, op);
+    look(expect<T>(mine, [&](std::size_t i) { return reduced(i, op); }, ch::cat("all_reduce ", op)));
+
+    fill(all);
+    fill(mine);
+    c.reduce_scatter(all, mine, op);
+    const auto first = static_cast<std::size_t>(r) * count;
+    look(expect<T>(mine, [&](std::size_t i) { return reduced(first + i, op); }, ch::cat("reduce_scatter ", op)));
+  }
+  for (int root = 0; root < n; ++root) {
+    fill(mine);
+    c.broadcast(mine, root);
+    look(expect<T>(mine, [&](std::size_t i) { return value<T>(root, i); }, ch::cat("broadcast from ", root)));
+  }
+  fill(mine);
+  c.all_gather(mine, all);
+  const auto gathered = [&](std::size_t i) { return value<T>(static_cast<int>(i / count), i % count); };
+  look(expect<T>(all, gathered, "all_gather"));
+  for (auto& x : all) x = T();
+  const auto own = all.subspan(static_cast<std::size_t>(r) * count, count);
+  fill(own);
+  c.all_gather(own, all);
+  look(expect<T>(all, gathered, "all_gather in place"));
+
+  if (n > 1) {  // around the ring, against the order of ranks
+    const int to = (r + n - 1) % n, from = (r + 1) % n;
+    auto received = storage<T>(count);
+    fill(mine);
+    auto sending = r % 2 == 0 ? c.send_async(mine, to) : c.recv_async(span_of<T>(received), from);
+    auto other = r % 2 == 0 ? c.recv_async(span_of<T>(received), from) : c.send_async(mine, to);
+    sending.wait();
+    other.wait();
+    look(expect<T>(span_of<T>(received), [&](std::size_t i) { return value<T>(from, i); }, "send, recv"));
+  }
+  c.barrier();
+  return wrong;
+}
+
+/// Every scalar type and operation, with counts that divide by the number of ranks and counts that don't.
+inline std::string conforms(ch::comm::Communicator auto& c) {
+  const auto n = static_cast<std::size_t>(c.size());
+  for (const std::size_t count : {std::size_t{0}, std::size_t{1}, n - 1, n + 1, std::size_t{1001}}) {
+    for (const auto& wrong :
+         {conforms<bool>(c, count), conforms<std::uint8_t>(c, count), conforms<std::int8_t>(c, count),
+          conforms<std::int16_t>(c, count), conforms<std::uint16_t>(c, count), conforms<std::int32_t>(c, count),
+          conforms<std::uint32_t>(c, count), conforms<std::int64_t>(c, count), conforms<std::uint64_t>(c, count),
+          conforms<float>(c, count), conforms<double>(c, count)})
+      if (!wrong.empty()) return wrong;
+  }
+  for (const std::size_t count : {std::size_t{8192}, std::size_t{300'007}})
+    if (auto wrong = conforms<float>(c, count); !wrong.empty()) return wrong;
+  return conforms<std::int8_t>(c, 1'000'003);
+}
+
+}  // namespace test

@@ -1,0 +1,168 @@
+// Ranks that die, stop, leave, or call something else: the others get an error that says so, and soon.
+#include <catch.hpp>
+
+#include <dirent.h>
+
+#include "processes.hpp"
+
+using namespace chorus;
+using namespace std::chrono_literals;
+using Catch::Matchers::Contains;
+using Catch::Matchers::StartsWith;
+
+namespace {
+
+constexpr comm::TransportKind kinds[] = {comm::TransportKind::shm, comm::TransportKind::tcp};
+
+std::size_t entries(const char* folder) {
+  std::size_t count = 0;
+  DIR* const dir = opendir(folder);
+  while (readdir(dir)) ++count;
+  closedir(dir);
+  return count;
+}
+
+/// Repeats one collective for ever.
+std::string repeat(const comm::World& world, comm::TransportKind kind, comm::Op op) {
+  const auto c = comm::connect(world, kind);
+  std::vector<float> mine(20'000), all(20'000 * static_cast<std::size_t>(world.size));
+  c->barrier();
+  test::Ranks::give_sign();
+  while (true) {
+    switch (op) {
+      case comm::Op::all_reduce: c->all_reduce(std::span(all)); break;
+      case comm::Op::broadcast: c->broadcast(std::span(all), 0); break;
+      case comm::Op::all_gather: c->all_gather(mine, std::span(all)); break;
+      case comm::Op::reduce_scatter: c->reduce_scatter(all, std::span(mine)); break;
+      case comm::Op::barrier: c->barrier(); break;
+      case comm::Op::message: c->all_reduce_async(std::span(all)).wait(); break;
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("a killed rank is noticed by all others within a second", "[comm]") {
+  const auto before = entries("/dev/shm");
+  for (const auto kind : kinds) {
+    for (const auto op : {comm::Op::all_reduce, comm::Op::broadcast, comm::Op::all_gather, comm::Op::reduce_scatter,
+                          comm::Op::barrier, comm::Op::message}) {
+      for (const int victim : {0, 2}) {
+        test::Ranks ranks(3, [=](const comm::World& world) { return repeat(world, kind, op); }, 20s);
+        for (int rank = 0; rank < 3; ++rank) ranks.await_sign(rank);
+        std::this_thread::sleep_for(5ms);
+        const auto killed = comm::Clock::now();
+        kill(ranks.pid(victim), SIGKILL);
+        for (int rank = 0; rank < 3; ++rank) {
+          if (rank == victim) continue;
+          const auto outcome = ranks.outcome(rank);
+          CHECK(comm::Clock::now() - killed < 1s);
+          CHECK(outcome.status == 0);
+          CHECK_THAT(outcome.text, StartsWith(cat("rank ", rank, ": ")) && Contains(cat("rank ", victim, " is gone")) &&
+                                       Contains(" #"));
+        }
+      }
+    }
+  }
+  CHECK(entries("/dev/shm") == before);
+}
+
+TEST_CASE("a stopped rank is named at the deadline", "[comm]") {
+  for (const auto kind : kinds) {
+    test::Ranks ranks(3, [kind](const comm::World& world) { return repeat(world, kind, comm::Op::all_reduce); }, 500ms);
+    for (int rank = 0; rank < 3; ++rank) ranks.await_sign(rank);
+    const auto stopped = comm::Clock::now();
+    kill(ranks.pid(1), SIGSTOP);
+    for (const int rank : {0, 2}) {
+      const auto outcome = ranks.outcome(rank);
+      CHECK_THAT(outcome.text, Contains("rank 1, which is stopped or busy elsewhere") && Contains("500 ms"));
+    }
+    CHECK(comm::Clock::now() - stopped < 1500ms);
+    kill(ranks.pid(1), SIGKILL);
+  }
+}
+
+TEST_CASE("a rank that leaves early, or throws, does not leave the others waiting", "[comm]") {
+  for (const auto kind : kinds) {
+    test::Ranks ranks(3, [kind](const comm::World& world) -> std::string {
+      const auto c = comm::connect(world, kind);
+      c->barrier();
+      if (world.rank == 1) throw std::runtime_error("a user's error");
+      try {
+        c->barrier();
+      } catch (const CommError& error) {
+        return error.what();
+      }
+      return "no error";
+    });
+    const auto texts = ranks.texts();
+    CHECK_THAT(texts[0], Contains("barrier #1") && Contains("rank 1 has left the group"));
+    CHECK(texts[1] == "a user's error");
+    CHECK_THAT(texts[2], Contains("barrier #1") && Contains("rank 1 has left the group"));
+  }
+}
+
+TEST_CASE("a rank may leave while others still read what it sent", "[comm]") {
+  for (const auto kind : kinds) {
+    test::Ranks ranks(2, [kind](const comm::World& world) -> std::string {
+      const auto c = comm::connect(world, kind);
+      std::vector<int> data(1000, 7);
+      if (world.rank == 0) {
+        for (int i = 0; i < 3; ++i) c->send(std::span(data), 1);
+        return "sent";
+      }
+      std::this_thread::sleep_for(100ms);
+      for (int i = 0; i < 3; ++i) {
+        data.assign(1000, 0);
+        c->recv(std::span(data), 0);
+        if (data[999] != 7) return "wrong";
+      }
+      return "received";
+    });
+    CHECK(ranks.texts() == std::vector<std::string>{"sent", "received"});
+  }
+}
+
+TEST_CASE("ranks in different calls are both named", "[comm]") {
+  using C = comm::RingCommunicator;
+  std::vector<float> f(100), g(200);
+  std::vector<int> i(100);
+  const std::pair<std::function<void(C&)>, std::string> calls[] = {
+      {[&](C& c) { c.all_reduce(std::span(f)); }, "all_reduce #1 (sum of 100 F32)"},
+      {[&](C& c) { c.all_reduce(std::span(g)); }, "all_reduce #1 (sum of 200 F32)"},
+      {[&](C& c) { c.all_reduce(std::span(i)); }, "all_reduce #1 (sum of 100 I32)"},
+      {[&](C& c) { c.all_reduce(std::span(f), comm::ReduceOp::max); }, "all_reduce #1 (max of 100 F32)"},
+      {[&](C& c) { c.all_reduce(std::span<float>()); }, "all_reduce #1 (sum of 0 F32)"},
+      {[&](C& c) { c.broadcast(std::span(f), 0); }, "broadcast #1 (100 F32 from rank 0)"},
+      {[&](C& c) { c.all_gather(f, std::span(g)); }, "all_gather #1 (100 F32)"},
+      {[&](C& c) { c.reduce_scatter(g, std::span(f)); }, "reduce_scatter #1 (sum of 100 F32)"},
+      {[&](C& c) { c.barrier(); }, "barrier #1"},
+      {[&](C& c) { c.send(std::span(f), 1 - c.rank()); }, "message #0 (100 F32)"},
+      {[&](C& c) { c.barrier(), c.barrier(); }, "barrier #2"},
+  };
+  for (const auto kind : kinds) {
+    for (const auto& [other, name] : calls) {
+      // Rank 1 receives in its call, and so meets what rank 0 sends.
+      test::Ranks ranks(2, [&, kind, call = other](const comm::World& world) -> std::string {
+        const auto c = comm::connect(world, kind);
+        c->barrier();
+        try {
+          if (world.rank == 0) call(*c);
+          if (world.rank == 1) c->all_reduce(std::span(i), comm::ReduceOp::min);
+          c->barrier();  // a sender may notice only here
+        } catch (const CommError& error) {
+          return error.what();
+        }
+        return "no error";
+      });
+      const auto texts = ranks.texts();
+      const auto first = name == "barrier #2" ? "barrier #1" : name;
+      for (const auto& text : texts) {
+        INFO(text);
+        CHECK_THAT(text, Contains(first) || Contains("all_reduce #1 (min of 100 I32)"));
+        CHECK_THAT(text, Contains("is in another call"));
+      }
+      CHECK_THAT(texts[1], Contains(first));
+    }
+  }
+}

@@ -1,0 +1,210 @@
+#include <atomic>
+#include <catch.hpp>
+#include <chorus/data/loader.hpp>
+#include <chorus/data/synthetic_images.hpp>
+#include <chrono>
+#include <thread>
+
+#include "files.hpp"
+
+namespace data = chorus::data;
+using chorus::Index;
+using data::DataLoader;
+using data::Sampler;
+
+namespace {
+
+/// Sample i is an image of a single pixel i with label i; one of them throws.
+struct Numbers {
+  Index count;
+  Index broken = -1;
+
+  Index size() const { return count; }
+  Index classes() const { return count; }
+  data::ImageShape image_shape() const { return {1, 1, 1}; }
+  std::int64_t get(Index i, std::span<float> image) const {
+    if (i == broken) throw chorus::FileError("sample is unreadable");
+    image[0] = static_cast<float>(i);
+    return i;
+  }
+};
+
+template <class Loader>
+std::vector<std::int64_t> labels_of(Loader& loader) {
+  std::vector<std::int64_t> out;
+  for (auto& [images, labels] : loader)
+    for (Index i = 0; i < labels.numel(); ++i) {
+      REQUIRE(images(i, 0, 0, 0) == static_cast<float>(labels(i)));
+      out.push_back(labels(i));
+    }
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("an epoch has each sample once, in the sampler's order, for any number of workers") {
+  const Numbers numbers{103};
+  const int workers = GENERATE(0, 1, 2, 5);
+  DataLoader loader{numbers, Sampler{103, {.seed = 4}}, {.batch = 10, .workers = workers}};
+  CHECK(loader.size() == 11);
+  for (const int epoch : {0, 1, 1, 7}) {
+    loader.set_epoch(epoch);
+    const auto labels = labels_of(loader);
+    const auto order = loader.sampler().order();
+    CHECK(labels == std::vector<std::int64_t>(order.begin(), order.end()));
+  }
+}
+
+TEST_CASE("a batch knows its place; the last one may be smaller or left out") {
+  const Numbers numbers{25};
+  DataLoader loader{numbers, Sampler{25, {.rank = 1, .world_size = 3, .shuffle = false}}, {.batch = 8}};
+  std::vector<Index> indices, sizes, globals, firsts;
+  for (auto& batch : loader) {
+    indices.push_back(batch.index);
+    globals.push_back(batch.global_size);
+    firsts.push_back(batch.first_sample);
+    sizes.push_back(batch.images.size(0));
+    CHECK(batch.images.shape() == chorus::Shape<4>{batch.labels.size(0), 1, 1, 1});
+  }
+  CHECK(indices == std::vector<Index>{0, 1, 2, 3});
+  CHECK(globals == std::vector<Index>{8, 8, 8, 1});
+  CHECK(firsts == std::vector<Index>{3, 3, 3, 1});
+  CHECK(sizes == std::vector<Index>{3, 3, 3, 0});
+
+  DataLoader dropping{numbers, Sampler{25}, {.batch = 8, .drop_last = true}};
+  CHECK(dropping.size() == 3);
+  CHECK(labels_of(dropping).size() == 24);
+}
+
+TEST_CASE("an epoch can start at a later batch") {
+  const Numbers numbers{50};
+  DataLoader loader{numbers, Sampler{50}, {.batch = 8}};
+  const auto whole = labels_of(loader);
+  loader.skip(4);
+  CHECK(labels_of(loader) == std::vector<std::int64_t>(whole.begin() + 32, whole.end()));
+  CHECK(labels_of(loader) == whole);
+  loader.skip(7);
+  CHECK(labels_of(loader).empty());
+  CHECK(message_of<chorus::UsageError>([&] { loader.skip(8); }) == "DataLoader: can't skip 8 batches of 7");
+}
+
+TEST_CASE("a loop may be left early, and a loader destroyed in mid-epoch") {
+  const Numbers numbers{1000};
+  const int workers = GENERATE(0, 1, 3);
+  DataLoader loader{numbers, Sampler{1000, {.shuffle = false}}, {.batch = 10, .workers = workers}};
+  for (int stop_after = 0; stop_after < 5; ++stop_after) {
+    int count = 0;
+    for (auto& [images, labels] : loader) {
+      CHECK(labels(0) == 10 * count);
+      if (count++ == stop_after) break;
+    }
+  }
+  CHECK(labels_of(loader).size() == 1000);
+  for ([[maybe_unused]] auto& batch : loader) break;
+}
+
+TEST_CASE("what a worker throws reaches the caller in its place, and the loader can be used again") {
+  const Numbers numbers{100, 57};
+  const int workers = GENERATE(0, 1, 3);
+  DataLoader loader{numbers, Sampler{100, {.shuffle = false}}, {.batch = 10, .workers = workers}};
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    std::size_t seen = 0;
+    const auto read = [&] {
+      for (auto& [images, labels] : loader) seen += static_cast<std::size_t>(labels.numel());
+    };
+    CHECK(message_of<chorus::FileError>(read) == "sample is unreadable");
+    CHECK(seen == 50);
+  }
+}
+
+TEST_CASE("workers are ahead by a bounded number of batches") {
+  struct Counting : Numbers {
+    mutable std::atomic<int> got{0};
+    std::int64_t get(Index i, std::span<float> image) const {
+      ++got;
+      return Numbers::get(i, image);
+    }
+  };
+  const Counting numbers{{100}};
+  DataLoader loader{numbers, Sampler{100}, {.batch = 1, .workers = 2, .prefetch = 3}};
+  int taken = 0;
+  for ([[maybe_unused]] auto& batch : loader) {
+    ++taken;
+    CHECK(numbers.got <= taken + 6);
+    if (taken == 3) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+  CHECK(numbers.got == 100);
+}
+
+TEST_CASE("a later epoch reuses the memory of the first") {
+  const data::SyntheticImages images(300, 1);
+  DataLoader loader{images, Sampler{300}, {.batch = 32}};
+  const auto epoch = [&] {
+    for ([[maybe_unused]] auto& batch : loader) {
+    }
+  };
+  auto& allocator = chorus::CachingAllocator<chorus::Cpu>::of(chorus::Cpu{});
+  for (int i = 0; i < 3; ++i) epoch();
+  // At most: one batch in use, four waiting, two being made; images and labels, of whole and of last batches.
+  const auto before = allocator.system_allocations();
+  for (int i = 0; i < 20; ++i) epoch();
+  CHECK(allocator.system_allocations() - before < 8);
+}
+
+TEST_CASE("the dataset's normalisation is applied last, after the transforms") {
+  const data::SyntheticImages images(20, 1);
+  std::vector<float> raw(3072);
+  images.get(0, raw);
+  DataLoader plain{images, Sampler{20, {.shuffle = false}}, {.normalize = false}};
+  CHECK((*plain.begin()).images(0, 0, 0, 0) == raw[0]);
+  DataLoader normal{images, Sampler{20, {.shuffle = false}}};
+  CHECK((*normal.begin()).images(0, 0, 0, 0) == Approx((raw[0] - 0.3f) / 0.2f).margin(1e-6));
+  const auto black = [](const data::Image& image, data::RandomStream&) { std::ranges::fill(image.pixels, 0.0f); };
+  DataLoader dark{images, Sampler{20}, {.transforms = {black}}};
+  CHECK((*dark.begin()).images(0, 0, 0, 0) == Approx(-1.5f));
+}
+
+TEST_CASE("augmentation depends on seed, epoch and sample, not on rank, worker or batch size") {
+  const data::SyntheticImages images(60, 1);
+  // Sample -> augmented pixels, over all ranks.
+  const auto augmented = [&](int world, Index batch, int workers, Index epoch, std::uint64_t seed) {
+    std::vector<std::vector<float>> out(60);
+    for (int rank = 0; rank < world; ++rank) {
+      DataLoader loader{
+          images,
+          Sampler{60, {.rank = rank, .world_size = world, .seed = seed}},
+          {.batch = batch, .workers = workers, .transforms = {data::RandomCrop{}, data::RandomHorizontalFlip{}}}};
+      loader.set_epoch(epoch);
+      for (auto& b : loader) {
+        const auto samples = loader.sampler().share(b.index, batch);
+        for (std::size_t i = 0; i < samples.size(); ++i)
+          out[static_cast<std::size_t>(samples[i])] = b.images[static_cast<Index>(i)].to_vector();
+      }
+    }
+    return out;
+  };
+  const auto one = augmented(1, 16, 0, 2, 9);
+  CHECK(one == augmented(3, 7, 2, 2, 9));
+  CHECK(one != augmented(1, 16, 0, 3, 9));
+  CHECK(one != augmented(1, 16, 0, 2, 8));
+}
+
+TEST_CASE("an empty dataset has no batches") {
+  const Numbers none{0};
+  DataLoader loader{none, Sampler{0}};
+  CHECK(loader.size() == 0);
+  CHECK(labels_of(loader).empty());
+}
+
+TEST_CASE("senseless loaders are refused") {
+  const Numbers numbers{10};
+  const auto error = [&](Sampler sampler, data::LoaderOptions options) {
+    return message_of<chorus::UsageError>([&] { DataLoader{numbers, std::move(sampler), std::move(options)}; });
+  };
+  CHECK(error(Sampler{9}, {}) == "DataLoader: the sampler is for 9 samples, the dataset has 10");
+  CHECK(error(Sampler{10}, {.batch = 0}) == "DataLoader: expected a batch of at least 1, got 0");
+  CHECK(error(Sampler{10, {.world_size = 3}}, {.batch = 2}) ==
+        "Sampler: a global batch of 2 samples can't be shared among 3 ranks: each needs at least one");
+  CHECK(error(Sampler{10}, {.workers = -1}) == "DataLoader: expected 0 to 1024 workers, got -1");
+  CHECK(error(Sampler{10}, {.prefetch = 0}) == "DataLoader: expected to prefetch 1 to 1024 batches a worker, got 0");
+}

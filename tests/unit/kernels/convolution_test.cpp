@@ -1,0 +1,188 @@
+#include <chorus/kernels/convolution.hpp>
+
+#include <catch.hpp>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <vector>
+
+namespace {
+
+using namespace chorus;
+using kernels::Conv2dShape;
+
+/// Calls f(x index, weight index, y index) for every product of the convolution: the definition.
+template <class F>
+void for_products(const Conv2dShape& s, F f) {
+  const Index channels = s.in_channels / s.groups, filters = s.out_channels / s.groups;
+  for (Index n = 0; n < s.batch; ++n)
+    for (Index o = 0; o < s.out_channels; ++o)
+      for (Index c = 0; c < channels; ++c)
+        for (Index kh = 0; kh < s.kernel_h; ++kh)
+          for (Index kw = 0; kw < s.kernel_w; ++kw)
+            for (Index oh = 0; oh < s.out_height(); ++oh)
+              for (Index ow = 0; ow < s.out_width(); ++ow) {
+                const Index ih = oh * s.stride_h - s.padding_h + kh * s.dilation_h;
+                const Index iw = ow * s.stride_w - s.padding_w + kw * s.dilation_w;
+                if (ih < 0 || ih >= s.height || iw < 0 || iw >= s.width) continue;
+                f(((n * s.in_channels + o / filters * channels + c) * s.height + ih) * s.width + iw,
+                  ((o * channels + c) * s.kernel_h + kh) * s.kernel_w + kw,
+                  ((n * s.out_channels + o) * s.out_height() + oh) * s.out_width() + ow);
+              }
+}
+
+template <class T>
+std::vector<T> normal(Index count, std::mt19937& random) {
+  std::normal_distribution<double> distribution;
+  std::vector<T> values(static_cast<std::size_t>(count));
+  for (auto& value : values) value = static_cast<T>(distribution(random));
+  return values;
+}
+
+std::size_t at(Index i) { return static_cast<std::size_t>(i); }
+
+/// Largest difference, in units of rounding errors of a sum of `terms` products.
+template <class T>
+double difference(const std::vector<T>& got, const std::vector<double>& expected, Index terms) {
+  double worst = 0;
+  for (std::size_t i = 0; i < expected.size(); ++i)
+    worst = std::max(worst, std::isfinite(got[i]) ? std::abs(static_cast<double>(got[i]) - expected[i]) : HUGE_VAL);
+  return worst / (std::numeric_limits<T>::epsilon() * std::sqrt(static_cast<double>(terms) + 1));
+}
+
+template <class T>
+void compare(const Conv2dShape& s, bool accumulate, std::mt19937& random) {
+  const Index pixels = s.out_height() * s.out_width(), xs = s.batch * s.in_channels * s.height * s.width;
+  const Index ys = s.batch * s.out_channels * pixels;
+  const Index terms = s.in_channels / s.groups * s.kernel_h * s.kernel_w, ws = s.out_channels * terms;
+  CAPTURE(s.batch, s.in_channels, s.height, s.width, s.out_channels, s.kernel_h, s.kernel_w, s.stride_h, s.stride_w,
+          s.padding_h, s.padding_w, s.dilation_h, s.dilation_w, s.groups, accumulate, sizeof(T));
+  const auto x = normal<T>(xs, random), w = normal<T>(ws, random), dy = normal<T>(ys, random);
+  const auto bias = normal<T>(s.out_channels, random);
+  auto y = normal<T>(ys, random), dx = normal<T>(xs, random), dw = normal<T>(ws, random);
+  auto db = normal<T>(s.out_channels, random);
+
+  const auto start = [&](const std::vector<T>& values) {
+    std::vector<double> doubles(values.begin(), values.end());
+    if (!accumulate) doubles.assign(values.size(), 0.0);
+    return doubles;
+  };
+  std::vector<double> expected_y(at(ys)), expected_dx = start(dx), expected_dw = start(dw), expected_db = start(db);
+  for (Index i = 0; i < ys; ++i) {
+    const Index channel = i / pixels % s.out_channels;
+    expected_y[at(i)] = accumulate ? 0.0 : static_cast<double>(bias[at(channel)]);
+    expected_db[at(channel)] += static_cast<double>(dy[at(i)]);
+  }
+  for_products(s, [&](Index ix, Index iw, Index iy) {
+    expected_y[at(iy)] += static_cast<double>(x[at(ix)]) * static_cast<double>(w[at(iw)]);
+    expected_dx[at(ix)] += static_cast<double>(dy[at(iy)]) * static_cast<double>(w[at(iw)]);
+    expected_dw[at(iw)] += static_cast<double>(dy[at(iy)]) * static_cast<double>(x[at(ix)]);
+  });
+
+  kernels::conv2d_forward(Cpu{}, s, x.data(), w.data(), accumulate ? nullptr : bias.data(), y.data());
+  kernels::conv2d_backward_input(Cpu{}, s, w.data(), dy.data(), dx.data(), accumulate);
+  kernels::conv2d_backward_weight(Cpu{}, s, x.data(), dy.data(), dw.data(), accumulate);
+  kernels::conv2d_backward_bias(Cpu{}, s, dy.data(), db.data(), accumulate);
+  CHECK(difference(y, expected_y, terms) < 64);
+  CHECK(difference(dx, expected_dx, terms * s.out_channels / s.in_channels) < 64);
+  CHECK(difference(dw, expected_dw, s.batch * pixels) < 64);
+  CHECK(difference(db, expected_db, s.batch * pixels) < 64);
+}
+
+}  // namespace
+
+TEST_CASE("convolution equals its definition for random sizes, strides, paddings, dilations and groups") {
+  std::mt19937 random(1);
+  const auto pick = [&](int least, int most) -> Index { return std::uniform_int_distribution<>(least, most)(random); };
+  for (int repeat = 0; repeat < 300; ++repeat) {
+    Conv2dShape s{};
+    s.groups = pick(1, 3);
+    s.batch = pick(1, 5);
+    s.in_channels = s.groups * pick(1, 5);
+    s.out_channels = s.groups * pick(1, 20);
+    s.kernel_h = pick(1, 5);
+    s.kernel_w = pick(1, 5);
+    s.stride_h = pick(1, 3);
+    s.stride_w = pick(1, 3);
+    s.dilation_h = pick(1, 3);
+    s.dilation_w = pick(1, 3);
+    s.padding_h = pick(0, 4);
+    s.padding_w = pick(0, 4);
+    s.height = std::max<Index>(1, s.dilation_h * (s.kernel_h - 1) + 1 - 2 * s.padding_h) + pick(0, 9);
+    s.width = std::max<Index>(1, s.dilation_w * (s.kernel_w - 1) + 1 - 2 * s.padding_w) + pick(0, 40);
+    if (repeat % 3 == 0)
+      compare<double>(s, repeat % 2 == 0, random);
+    else
+      compare<float>(s, repeat % 2 == 0, random);
+  }
+}
+
+TEST_CASE("convolution equals its definition for the sizes of real networks") {
+  std::mt19937 random(2);
+  compare<float>({.batch = 3, .in_channels = 3, .height = 32, .width = 32, .out_channels = 6, .kernel_h = 5, .kernel_w = 5},
+                 false, random);
+  compare<float>({.batch = 17, .in_channels = 6, .height = 14, .width = 14, .out_channels = 16, .kernel_h = 5, .kernel_w = 5},
+                 false, random);
+  for (const Index stride : {1, 2}) {
+    compare<float>({.batch = 2, .in_channels = 64, .height = 16, .width = 16, .out_channels = 72, .kernel_h = 3,
+                    .kernel_w = 3, .stride_h = stride, .stride_w = stride, .padding_h = 1, .padding_w = 1},
+                   false, random);
+    compare<float>({.batch = 40, .in_channels = 130, .height = 4, .width = 4, .out_channels = 34, .kernel_h = 3,
+                    .kernel_w = 3, .stride_h = stride, .stride_w = stride, .padding_h = 1, .padding_w = 1},
+                   true, random);
+    compare<float>({.batch = 2, .in_channels = 40, .height = 16, .width = 16, .out_channels = 48, .kernel_h = 1,
+                    .kernel_w = 1, .stride_h = stride, .stride_w = stride},
+                   false, random);
+  }
+  compare<double>({.batch = 2, .in_channels = 24, .height = 9, .width = 11, .out_channels = 24, .kernel_h = 3, .kernel_w = 3,
+                   .padding_h = 1, .padding_w = 1, .groups = 24},
+                  true, random);
+}
+
+TEST_CASE("convolution of nothing writes what a sum of nothing is") {
+  std::mt19937 random(3);
+  for (const bool accumulate : {false, true}) {
+    compare<float>({.batch = 0, .in_channels = 3, .height = 8, .width = 8, .out_channels = 6, .kernel_h = 5, .kernel_w = 5},
+                   accumulate, random);
+    compare<float>({.batch = 2, .in_channels = 3, .height = 8, .width = 8, .out_channels = 0, .kernel_h = 5, .kernel_w = 5},
+                   accumulate, random);
+  }
+  // No input channels: the bias alone.
+  const Conv2dShape s{.batch = 2, .in_channels = 0, .height = 3, .width = 3, .out_channels = 2, .kernel_h = 3, .kernel_w = 3};
+  const float bias[] = {1, 2};
+  std::vector<float> y(4, 7);
+  kernels::conv2d_forward<float>(Cpu{}, s, nullptr, nullptr, bias, y.data());
+  CHECK(y == std::vector<float>{1, 2, 1, 2});
+}
+
+TEST_CASE("an output pixel without a kernel tap on a finite number stays apart from its neighbours' infinities") {
+  const Conv2dShape s{.batch = 1, .in_channels = 1, .height = 2, .width = 20, .out_channels = 1, .kernel_h = 1, .kernel_w = 3,
+                      .padding_w = 1};
+  std::vector<float> x(40, 1), w(3, 1), y(40);
+  x[19] = std::numeric_limits<float>::infinity();
+  kernels::conv2d_forward<float>(Cpu{}, s, x.data(), w.data(), nullptr, y.data());
+  CHECK(std::isinf(y[18]));
+  CHECK(std::isinf(y[19]));
+  CHECK(y[20] == 2);
+  CHECK(y[17] == 3);
+}
+
+TEST_CASE("a convolution's second run asks the system for no memory and gives the same bits") {
+  std::mt19937 random(4);
+  const Conv2dShape s{.batch = 5, .in_channels = 6, .height = 14, .width = 14, .out_channels = 16, .kernel_h = 5, .kernel_w = 5};
+  const auto x = normal<float>(5 * 6 * 14 * 14, random), w = normal<float>(16 * 6 * 25, random);
+  const auto dy = normal<float>(5 * 16 * 100, random);
+  const auto run = [&] {
+    std::vector<float> y(dy.size()), dx(x.size()), dw(w.size());
+    kernels::conv2d_forward<float>(Cpu{}, s, x.data(), w.data(), nullptr, y.data());
+    kernels::conv2d_backward_input(Cpu{}, s, w.data(), dy.data(), dx.data(), false);
+    kernels::conv2d_backward_weight(Cpu{}, s, x.data(), dy.data(), dw.data(), false);
+    y.insert(y.end(), dx.begin(), dx.end());
+    y.insert(y.end(), dw.begin(), dw.end());
+    return y;
+  };
+  const auto first = run();
+  const auto allocations = CachingAllocator<Cpu>::of(Cpu{}).system_allocations();
+  CHECK(run() == first);
+  CHECK(CachingAllocator<Cpu>::of(Cpu{}).system_allocations() == allocations);
+}

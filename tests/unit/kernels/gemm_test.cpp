@@ -1,0 +1,83 @@
+#include <chorus/kernels/gemm.hpp>
+
+#include <catch.hpp>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <vector>
+
+namespace {
+
+using namespace chorus;
+using kernels::Trans;
+
+std::size_t at(Index i) { return static_cast<std::size_t>(i); }
+
+/// Compares with the definition in double precision; the numbers between the rows of c must stay as they are.
+template <class T>
+void compare(Trans ta, Trans tb, Index m, Index n, Index k, bool accumulate, bool with_bias, Index gap, std::mt19937& random) {
+  CAPTURE(ta == Trans::yes, tb == Trans::yes, m, n, k, accumulate, with_bias, gap, sizeof(T));
+  std::normal_distribution<double> distribution;
+  const auto normal = [&](Index count) {
+    std::vector<T> values(at(count));
+    for (auto& value : values) value = static_cast<T>(distribution(random));
+    return values;
+  };
+  const Index lda = (ta == Trans::no ? k : m) + gap, ldb = (tb == Trans::no ? n : k) + gap, ldc = n + gap;
+  const auto a = normal((ta == Trans::no ? m : k) * lda), b = normal((tb == Trans::no ? k : n) * ldb), bias = normal(n);
+  const auto before = normal(m * ldc);
+  auto c = before;
+  kernels::gemm(Cpu{}, ta, tb, m, n, k, a.data(), lda, b.data(), ldb, c.data(), ldc, accumulate,
+                with_bias ? bias.data() : nullptr);
+  double worst = 0;
+  bool gaps_kept = true;
+  for (Index i = 0; i < m; ++i) {
+    for (Index j = 0; j < n; ++j) {
+      double sum = (accumulate ? static_cast<double>(before[at(i * ldc + j)]) : 0.0) +
+                   (with_bias ? static_cast<double>(bias[at(j)]) : 0.0);
+      for (Index p = 0; p < k; ++p)
+        sum += static_cast<double>(a[at(ta == Trans::no ? i * lda + p : p * lda + i)]) *
+               static_cast<double>(b[at(tb == Trans::no ? p * ldb + j : j * ldb + p)]);
+      worst = std::max(worst, std::abs(sum - static_cast<double>(c[at(i * ldc + j)])));
+    }
+    for (Index j = n; j < ldc; ++j) gaps_kept = gaps_kept && c[at(i * ldc + j)] == before[at(i * ldc + j)];
+  }
+  CHECK(worst / (std::numeric_limits<T>::epsilon() * std::sqrt(static_cast<double>(k) + 1)) < 64);
+  CHECK(gaps_kept);
+}
+
+constexpr Trans both[] = {Trans::no, Trans::yes};
+
+}  // namespace
+
+TEST_CASE("gemm equals its definition for random sizes, also empty ones") {
+  std::mt19937 random(1);
+  const auto pick = [&](int least, int most) -> Index { return std::uniform_int_distribution<>(least, most)(random); };
+  for (int repeat = 0; repeat < 200; ++repeat) {
+    const Trans ta = both[pick(0, 1)], tb = both[pick(0, 1)];
+    const Index m = pick(0, 40), n = pick(0, 70), k = pick(0, 50);
+    if (repeat % 3 == 0)
+      compare<double>(ta, tb, m, n, k, pick(0, 1) == 1, pick(0, 1) == 1, pick(0, 3), random);
+    else
+      compare<float>(ta, tb, m, n, k, pick(0, 1) == 1, pick(0, 1) == 1, pick(0, 3), random);
+  }
+}
+
+TEST_CASE("gemm equals its definition across its block sizes") {
+  std::mt19937 random(2);
+  for (const Trans ta : both)
+    for (const Trans tb : both) {
+      compare<float>(ta, tb, 9, 65, 519, false, true, 0, random);
+      compare<float>(ta, tb, 263, 33, 257, true, true, 1, random);
+      compare<float>(ta, tb, 270, 300, 70, false, false, 2, random);
+      compare<float>(ta, tb, 1, 1, 1000, true, false, 0, random);
+      compare<double>(ta, tb, 260, 280, 258, true, true, 5, random);
+    }
+}
+
+TEST_CASE("gemm reads no more than its operands and passes NaN on to its row and column alone") {
+  std::vector<float> a(5 * 3, 1), b(3 * 20, 1), c(5 * 20, 7);
+  a[2 * 3 + 1] = std::numeric_limits<float>::quiet_NaN();
+  kernels::gemm(Cpu{}, Trans::no, Trans::no, 5, 20, 3, a.data(), 3, b.data(), 20, c.data(), 20, false);
+  for (std::size_t i = 0; i < c.size(); ++i) CHECK((i / 20 == 2 ? std::isnan(c[i]) : c[i] == 3));
+}
