@@ -5,7 +5,7 @@
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 build=$(cd "${1:?usage: tests/python/run.sh BUILD_DIR}" && pwd)
-tool=$build/tests/safetensors_tool
+tool=$build/tests/programs/safetensors_tool
 venv=$build/tests/python-venv
 
 if [ ! -x "$tool" ]; then

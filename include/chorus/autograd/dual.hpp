@@ -2,7 +2,7 @@
 /// Dual: a number and its derivatives. A functor called with Duals computes its own gradient (forward-mode automatic
 /// differentiation of one element, inside the fused backward pass of an element-wise operation).
 
-#include <utility>
+#include <type_traits>
 
 #include <chorus/kernels/scalar_math.hpp>
 
@@ -16,10 +16,9 @@ struct Dual {
   S d[N == 0 ? 1 : N];
 
   Dual() = default;
-  CHORUS_HD_TEMPLATE(class X)
-  Dual(const X& x)  // NOLINT: converts as numbers do
+  template <class X>
     requires(std::is_same_v<X, S> || Arithmetic<X>)
-      : value(static_cast<S>(x)) {
+  CHORUS_HD Dual(const X& x) : value(static_cast<S>(x)) {  // NOLINT: converts as numbers do
     for (int i = 0; i < N; ++i) d[i] = S(0);
   }
 };
@@ -32,15 +31,15 @@ struct RealOf<Dual<S, N>> {
 namespace detail {
 
 /// The chain rule: a result `value` whose derivative by `x` is `slope`.
-CHORUS_HD_TEMPLATE(class S, int N)
-Dual<S, N> chain(const S& value, const S& slope, const Dual<S, N>& x) {
+template <class S, int N>
+CHORUS_HD Dual<S, N> chain(const S& value, const S& slope, const Dual<S, N>& x) {
   Dual<S, N> out;
   out.value = value;
   for (int i = 0; i < N; ++i) out.d[i] = slope * x.d[i];
   return out;
 }
-CHORUS_HD_TEMPLATE(class S, int N)
-Dual<S, N> chain(const S& value, const S& slope_a, const Dual<S, N>& a, const S& slope_b,
+template <class S, int N>
+CHORUS_HD Dual<S, N> chain(const S& value, const S& slope_a, const Dual<S, N>& a, const S& slope_b,
                            const Dual<S, N>& b) {
   Dual<S, N> out;
   out.value = value;
@@ -50,34 +49,34 @@ Dual<S, N> chain(const S& value, const S& slope_a, const Dual<S, N>& a, const S&
 
 }  // namespace detail
 
-CHORUS_HD_TEMPLATE(class S, int N)
-Dual<S, N> operator-(const Dual<S, N>& a) {
+template <class S, int N>
+CHORUS_HD Dual<S, N> operator-(const Dual<S, N>& a) {
   Dual<S, N> out;
   out.value = -a.value;
   for (int i = 0; i < N; ++i) out.d[i] = -a.d[i];
   return out;
 }
 
-CHORUS_HD_TEMPLATE(class S, int N)
-Dual<S, N> operator+(const Dual<S, N>& a, const Dual<S, N>& b) {
+template <class S, int N>
+CHORUS_HD Dual<S, N> operator+(const Dual<S, N>& a, const Dual<S, N>& b) {
   Dual<S, N> out;
   out.value = a.value + b.value;
   for (int i = 0; i < N; ++i) out.d[i] = a.d[i] + b.d[i];
   return out;
 }
-CHORUS_HD_TEMPLATE(class S, int N)
-Dual<S, N> operator-(const Dual<S, N>& a, const Dual<S, N>& b) {
+template <class S, int N>
+CHORUS_HD Dual<S, N> operator-(const Dual<S, N>& a, const Dual<S, N>& b) {
   Dual<S, N> out;
   out.value = a.value - b.value;
   for (int i = 0; i < N; ++i) out.d[i] = a.d[i] - b.d[i];
   return out;
 }
-CHORUS_HD_TEMPLATE(class S, int N)
-Dual<S, N> operator*(const Dual<S, N>& a, const Dual<S, N>& b) {
+template <class S, int N>
+CHORUS_HD Dual<S, N> operator*(const Dual<S, N>& a, const Dual<S, N>& b) {
   return detail::chain<S, N>(a.value * b.value, b.value, a, a.value, b);
 }
-CHORUS_HD_TEMPLATE(class S, int N)
-Dual<S, N> operator/(const Dual<S, N>& a, const Dual<S, N>& b) {
+template <class S, int N>
+CHORUS_HD Dual<S, N> operator/(const Dual<S, N>& a, const Dual<S, N>& b) {
   Dual<S, N> out;
   out.value = a.value / b.value;
   for (int i = 0; i < N; ++i) out.d[i] = (a.d[i] - out.value * b.d[i]) / b.value;
@@ -85,67 +84,67 @@ Dual<S, N> operator/(const Dual<S, N>& a, const Dual<S, N>& b) {
 }
 
 // A plain number on one side has no derivatives to carry along.
-CHORUS_HD_TEMPLATE(class S, int N, Arithmetic A)
-Dual<S, N> operator+(const Dual<S, N>& a, A b) {
+template <class S, int N, Arithmetic A>
+CHORUS_HD Dual<S, N> operator+(const Dual<S, N>& a, A b) {
   Dual<S, N> out = a;
   out.value = a.value + static_cast<real_of<S>>(b);
   return out;
 }
-CHORUS_HD_TEMPLATE(class S, int N, Arithmetic A)
-Dual<S, N> operator+(A a, const Dual<S, N>& b) {
+template <class S, int N, Arithmetic A>
+CHORUS_HD Dual<S, N> operator+(A a, const Dual<S, N>& b) {
   return b + a;
 }
-CHORUS_HD_TEMPLATE(class S, int N, Arithmetic A)
-Dual<S, N> operator-(const Dual<S, N>& a, A b) {
+template <class S, int N, Arithmetic A>
+CHORUS_HD Dual<S, N> operator-(const Dual<S, N>& a, A b) {
   Dual<S, N> out = a;
   out.value = a.value - static_cast<real_of<S>>(b);
   return out;
 }
-CHORUS_HD_TEMPLATE(class S, int N, Arithmetic A)
-Dual<S, N> operator-(A a, const Dual<S, N>& b) {
+template <class S, int N, Arithmetic A>
+CHORUS_HD Dual<S, N> operator-(A a, const Dual<S, N>& b) {
   Dual<S, N> out = -b;
   out.value = static_cast<real_of<S>>(a) - b.value;
   return out;
 }
-CHORUS_HD_TEMPLATE(class S, int N, Arithmetic A)
-Dual<S, N> operator*(const Dual<S, N>& a, A b) {
+template <class S, int N, Arithmetic A>
+CHORUS_HD Dual<S, N> operator*(const Dual<S, N>& a, A b) {
   const auto factor = static_cast<real_of<S>>(b);
   Dual<S, N> out;
   out.value = a.value * factor;
   for (int i = 0; i < N; ++i) out.d[i] = a.d[i] * factor;
   return out;
 }
-CHORUS_HD_TEMPLATE(class S, int N, Arithmetic A)
-Dual<S, N> operator*(A a, const Dual<S, N>& b) {
+template <class S, int N, Arithmetic A>
+CHORUS_HD Dual<S, N> operator*(A a, const Dual<S, N>& b) {
   return b * a;
 }
-CHORUS_HD_TEMPLATE(class S, int N, Arithmetic A)
-Dual<S, N> operator/(const Dual<S, N>& a, A b) {
+template <class S, int N, Arithmetic A>
+CHORUS_HD Dual<S, N> operator/(const Dual<S, N>& a, A b) {
   const auto divisor = static_cast<real_of<S>>(b);
   Dual<S, N> out;
   out.value = a.value / divisor;
   for (int i = 0; i < N; ++i) out.d[i] = a.d[i] / divisor;
   return out;
 }
-CHORUS_HD_TEMPLATE(class S, int N, Arithmetic A)
-Dual<S, N> operator/(A a, const Dual<S, N>& b) {
+template <class S, int N, Arithmetic A>
+CHORUS_HD Dual<S, N> operator/(A a, const Dual<S, N>& b) {
   const S value = static_cast<real_of<S>>(a) / b.value;
   return detail::chain<S, N>(value, -value / b.value, b);
 }
 
 // Comparisons look at the value alone.
-#define CHORUS_DUAL_COMPARISON(OP)                             \
-  CHORUS_HD_TEMPLATE(class S, int N)                           \
-  auto operator OP(const Dual<S, N>& a, const Dual<S, N>& b) { \
-    return a.value OP b.value;                                 \
-  }                                                            \
-  CHORUS_HD_TEMPLATE(class S, int N, Arithmetic A)             \
-  auto operator OP(const Dual<S, N>& a, A b) {                 \
-    return a.value OP static_cast<real_of<S>>(b);              \
-  }                                                            \
-  CHORUS_HD_TEMPLATE(class S, int N, Arithmetic A)             \
-  auto operator OP(A a, const Dual<S, N>& b) {                 \
-    return static_cast<real_of<S>>(a) OP b.value;              \
+#define CHORUS_DUAL_COMPARISON(OP)                                       \
+  template <class S, int N>                                              \
+  CHORUS_HD auto operator OP(const Dual<S, N>& a, const Dual<S, N>& b) { \
+    return a.value OP b.value;                                           \
+  }                                                                      \
+  template <class S, int N, Arithmetic A>                                \
+  CHORUS_HD auto operator OP(const Dual<S, N>& a, A b) {                 \
+    return a.value OP static_cast<real_of<S>>(b);                        \
+  }                                                                      \
+  template <class S, int N, Arithmetic A>                                \
+  CHORUS_HD auto operator OP(A a, const Dual<S, N>& b) {                 \
+    return static_cast<real_of<S>>(a) OP b.value;                        \
   }
 CHORUS_DUAL_COMPARISON(<)
 CHORUS_DUAL_COMPARISON(<=)
@@ -154,79 +153,79 @@ CHORUS_DUAL_COMPARISON(>=)
 CHORUS_DUAL_COMPARISON(==)
 #undef CHORUS_DUAL_COMPARISON
 
-CHORUS_HD_TEMPLATE(class Condition, class S, int N)
-Dual<S, N> where(const Condition& condition, const Dual<S, N>& a, const Dual<S, N>& b) {
+template <class Condition, class S, int N>
+CHORUS_HD Dual<S, N> where(const Condition& condition, const Dual<S, N>& a, const Dual<S, N>& b) {
   Dual<S, N> out;
   out.value = where(condition, a.value, b.value);
   for (int i = 0; i < N; ++i) out.d[i] = where(condition, a.d[i], b.d[i]);
   return out;
 }
-CHORUS_HD_TEMPLATE(class Condition, class S, int N, Arithmetic A)
-Dual<S, N> where(const Condition& condition, A a, const Dual<S, N>& b) {
+template <class Condition, class S, int N, Arithmetic A>
+CHORUS_HD Dual<S, N> where(const Condition& condition, A a, const Dual<S, N>& b) {
   return where(condition, Dual<S, N>(a), b);
 }
-CHORUS_HD_TEMPLATE(class Condition, class S, int N, Arithmetic A)
-Dual<S, N> where(const Condition& condition, const Dual<S, N>& a, A b) {
+template <class Condition, class S, int N, Arithmetic A>
+CHORUS_HD Dual<S, N> where(const Condition& condition, const Dual<S, N>& a, A b) {
   return where(condition, a, Dual<S, N>(b));
 }
 
-CHORUS_HD_TEMPLATE(class S, int N)
-Dual<S, N> exp(const Dual<S, N>& x) {
+template <class S, int N>
+CHORUS_HD Dual<S, N> exp(const Dual<S, N>& x) {
   const S y = exp(x.value);
   return detail::chain<S, N>(y, y, x);
 }
-CHORUS_HD_TEMPLATE(class S, int N)
-Dual<S, N> expm1(const Dual<S, N>& x) {
+template <class S, int N>
+CHORUS_HD Dual<S, N> expm1(const Dual<S, N>& x) {
   return detail::chain<S, N>(expm1(x.value), exp(x.value), x);
 }
-CHORUS_HD_TEMPLATE(class S, int N)
-Dual<S, N> log(const Dual<S, N>& x) {
+template <class S, int N>
+CHORUS_HD Dual<S, N> log(const Dual<S, N>& x) {
   return detail::chain<S, N>(log(x.value), 1 / x.value, x);
 }
-CHORUS_HD_TEMPLATE(class S, int N)
-Dual<S, N> log1p(const Dual<S, N>& x) {
+template <class S, int N>
+CHORUS_HD Dual<S, N> log1p(const Dual<S, N>& x) {
   return detail::chain<S, N>(log1p(x.value), 1 / (1 + x.value), x);
 }
-CHORUS_HD_TEMPLATE(class S, int N)
-Dual<S, N> sqrt(const Dual<S, N>& x) {
+template <class S, int N>
+CHORUS_HD Dual<S, N> sqrt(const Dual<S, N>& x) {
   const S y = sqrt(x.value);
   return detail::chain<S, N>(y, 1 / (y + y), x);
 }
-CHORUS_HD_TEMPLATE(class S, int N)
-Dual<S, N> rsqrt(const Dual<S, N>& x) {
+template <class S, int N>
+CHORUS_HD Dual<S, N> rsqrt(const Dual<S, N>& x) {
   const S y = rsqrt(x.value);
   return detail::chain<S, N>(y, y * y * y / -2, x);
 }
-CHORUS_HD_TEMPLATE(class S, int N)
-Dual<S, N> sin(const Dual<S, N>& x) {
+template <class S, int N>
+CHORUS_HD Dual<S, N> sin(const Dual<S, N>& x) {
   return detail::chain<S, N>(sin(x.value), cos(x.value), x);
 }
-CHORUS_HD_TEMPLATE(class S, int N)
-Dual<S, N> cos(const Dual<S, N>& x) {
+template <class S, int N>
+CHORUS_HD Dual<S, N> cos(const Dual<S, N>& x) {
   return detail::chain<S, N>(cos(x.value), -sin(x.value), x);
 }
-CHORUS_HD_TEMPLATE(class S, int N)
-Dual<S, N> tanh(const Dual<S, N>& x) {
+template <class S, int N>
+CHORUS_HD Dual<S, N> tanh(const Dual<S, N>& x) {
   const S y = tanh(x.value);
   return detail::chain<S, N>(y, 1 - y * y, x);
 }
-CHORUS_HD_TEMPLATE(class S, int N)
-Dual<S, N> erf(const Dual<S, N>& x) {
+template <class S, int N>
+CHORUS_HD Dual<S, N> erf(const Dual<S, N>& x) {
   constexpr auto two_over_sqrt_pi = static_cast<real_of<S>>(1.1283791670955126);
   return detail::chain<S, N>(erf(x.value), two_over_sqrt_pi * exp(-(x.value * x.value)), x);
 }
-CHORUS_HD_TEMPLATE(class S, int N)
-Dual<S, N> sigmoid(const Dual<S, N>& x) {
+template <class S, int N>
+CHORUS_HD Dual<S, N> sigmoid(const Dual<S, N>& x) {
   const S y = sigmoid(x.value);
   return detail::chain<S, N>(y, y * (1 - y), x);
 }
-CHORUS_HD_TEMPLATE(class S, int N)
-Dual<S, N> softplus(const Dual<S, N>& x) {
+template <class S, int N>
+CHORUS_HD Dual<S, N> softplus(const Dual<S, N>& x) {
   return detail::chain<S, N>(softplus(x.value), sigmoid(x.value), x);
 }
 /// At 0 the derivative is 0.
-CHORUS_HD_TEMPLATE(class S, int N)
-Dual<S, N> abs(const Dual<S, N>& x) {
+template <class S, int N>
+CHORUS_HD Dual<S, N> abs(const Dual<S, N>& x) {
   Dual<S, N> out;
   out.value = abs(x.value);
   for (int i = 0; i < N; ++i) out.d[i] = where(x.value > 0, x.d[i], where(x.value < 0, -x.d[i], S(0)));
@@ -234,38 +233,38 @@ Dual<S, N> abs(const Dual<S, N>& x) {
 }
 
 /// At a tie each side has half of the derivative, as in PyTorch.
-CHORUS_HD_TEMPLATE(class S, int N)
-Dual<S, N> max(const Dual<S, N>& a, const Dual<S, N>& b) {
+template <class S, int N>
+CHORUS_HD Dual<S, N> max(const Dual<S, N>& a, const Dual<S, N>& b) {
   Dual<S, N> out;
   out.value = max(a.value, b.value);
   for (int i = 0; i < N; ++i)
     out.d[i] = where(a.value > b.value, a.d[i], where(a.value < b.value, b.d[i], (a.d[i] + b.d[i]) / 2));
   return out;
 }
-CHORUS_HD_TEMPLATE(class S, int N)
-Dual<S, N> min(const Dual<S, N>& a, const Dual<S, N>& b) {
+template <class S, int N>
+CHORUS_HD Dual<S, N> min(const Dual<S, N>& a, const Dual<S, N>& b) {
   return -max(-a, -b);
 }
-CHORUS_HD_TEMPLATE(class S, int N, Arithmetic A)
-Dual<S, N> max(const Dual<S, N>& a, A b) {
+template <class S, int N, Arithmetic A>
+CHORUS_HD Dual<S, N> max(const Dual<S, N>& a, A b) {
   return max(a, Dual<S, N>(b));
 }
-CHORUS_HD_TEMPLATE(class S, int N, Arithmetic A)
-Dual<S, N> max(A a, const Dual<S, N>& b) {
+template <class S, int N, Arithmetic A>
+CHORUS_HD Dual<S, N> max(A a, const Dual<S, N>& b) {
   return max(Dual<S, N>(a), b);
 }
-CHORUS_HD_TEMPLATE(class S, int N, Arithmetic A)
-Dual<S, N> min(const Dual<S, N>& a, A b) {
+template <class S, int N, Arithmetic A>
+CHORUS_HD Dual<S, N> min(const Dual<S, N>& a, A b) {
   return min(a, Dual<S, N>(b));
 }
-CHORUS_HD_TEMPLATE(class S, int N, Arithmetic A)
-Dual<S, N> min(A a, const Dual<S, N>& b) {
+template <class S, int N, Arithmetic A>
+CHORUS_HD Dual<S, N> min(A a, const Dual<S, N>& b) {
   return min(Dual<S, N>(a), b);
 }
 
 /// By the exponent it is 0 where the base is 0 and the exponent is not negative; by the base it is 0 where the exponent is.
-CHORUS_HD_TEMPLATE(class S, int N)
-Dual<S, N> pow(const Dual<S, N>& x, const Dual<S, N>& exponent) {
+template <class S, int N>
+CHORUS_HD Dual<S, N> pow(const Dual<S, N>& x, const Dual<S, N>& exponent) {
   const S y = pow(x.value, exponent.value);
   const S by_base = where(exponent.value == 0, S(0), exponent.value * pow(x.value, exponent.value - 1));
   const S by_exponent = where(x.value == 0, where(exponent.value >= 0, S(0), y * log(x.value)), y * log(x.value));
@@ -277,45 +276,15 @@ Dual<S, N> pow(const Dual<S, N>& x, const Dual<S, N>& exponent) {
                where(exponent.d[i] == 0, S(0), by_exponent * exponent.d[i]);
   return out;
 }
-CHORUS_HD_TEMPLATE(class S, int N, Arithmetic A)
-Dual<S, N> pow(const Dual<S, N>& x, A exponent) {
+template <class S, int N, Arithmetic A>
+CHORUS_HD Dual<S, N> pow(const Dual<S, N>& x, A exponent) {
   const auto e = static_cast<real_of<S>>(exponent);
   const S slope = e == 0 ? S(0) : S(e * pow(x.value, e - 1));
   return detail::chain<S, N>(S(pow(x.value, e)), slope, x);
-}
-
-/// What `gradient` returns: one number for each input of a functor.
-template <class S, int N>
-struct Partials {
-  S d[N];
-};
-
-/// The gradient by each input of `y = f(x...)` at one element (or Pack), where `dy` is the gradient by y. A functor that
-/// knows a cheaper or more exact way than Dual numbers brings it along:
-/// `template <class S> Partials<S, 2> gradient(const S& dy, const S& a, const S& b) const`.
-CHORUS_HD_TEMPLATE(class F, class S, class... X)
-Partials<S, static_cast<int>(sizeof...(X))> gradient(const F& f, const S& dy, const X&... x) {
-  constexpr int n = static_cast<int>(sizeof...(X));
-  if constexpr (requires { f.gradient(dy, x...); }) {
-    return f.gradient(dy, x...);
-  } else {
-    int next = 0;
-    const auto seed = [&](const S& value) {
-      Dual<S, n> input(value);
-      input.d[next++] = dy;
-      return input;
-    };
-    Dual<S, n> inputs[] = {seed(x)...};
-    return [&]<int... i>(std::integer_sequence<int, i...>) {
-      const Dual<S, n> y = f(inputs[i]...);
-      return Partials<S, n>{{y.d[i]...}};
-    }(std::make_integer_sequence<int, n>());
-  }
 }
 
 }  // namespace chorus::inline CHORUS_ABI::math
 
 namespace chorus::inline CHORUS_ABI {
 using math::Dual;
-using math::Partials;
 }  // namespace chorus

@@ -33,14 +33,17 @@ struct Envelope {
 
 /// `all_reduce #7 (sum of 1024 F32)`
 [[gnu::cold]] inline void append(std::string& out, const Envelope& call) {
-  out += cat(name(call.op), " #", call.sequence);
-  if (call.op == Op::barrier) return;
   const bool reduces = call.op == Op::all_reduce || call.op == Op::reduce_scatter;
+  const bool known = call.dtype <= DType::f64 && (!reduces || call.detail <= static_cast<std::uint8_t>(ReduceOp::max));
+  out += name(call.op);
+  out += " #";
+  chorus::append(out, call.sequence);
+  if (call.op == Op::barrier || !known) return;
   out += " (";
-  if (reduces && call.detail <= static_cast<std::uint8_t>(ReduceOp::max))
-    out += cat(static_cast<ReduceOp>(call.detail), " of ");
-  out += cat(call.count, " ", call.dtype <= DType::f64 ? name(call.dtype) : "numbers");
-  if (call.op == Op::broadcast) out += cat(" from rank ", static_cast<int>(call.detail));
+  if (reduces) out.append(name(static_cast<ReduceOp>(call.detail))).append(" of ");
+  chorus::append(out, call.count);
+  out.append(" ").append(name(call.dtype));
+  if (call.op == Op::broadcast) chorus::append(out.append(" from rank "), call.detail);
   out += ')';
 }
 

@@ -12,6 +12,9 @@
 #ifndef CHORUS_USE_ZLIB
 #define CHORUS_USE_ZLIB 0
 #endif
+#ifndef CHORUS_USE_OPENSSL
+#define CHORUS_USE_OPENSSL 0
+#endif
 
 // The configuration is part of every symbol's name, so that mixing two of them in one program is a link error.
 #if CHORUS_USE_CUDA

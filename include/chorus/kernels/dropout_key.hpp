@@ -15,8 +15,9 @@ struct DropoutKey {
   std::int64_t first_sample = 0;
 };
 
-/// The Philox counter behind elements 4 * quad to 4 * quad + 3 of a sample (its place in the global batch, modulo 2^32); the
-/// key is the seed. The constant keeps these words apart from those that initialisation draws from the same seed.
+/// The Philox counter behind elements 4 * quad to 4 * quad + 3 of a sample (its place in the global batch, modulo
+/// 2^32); the key is the seed. The constant keeps these words apart from those that initialisation draws from the same
+/// seed.
 CHORUS_HD constexpr PhiloxWords dropout_counter(const DropoutKey& key, std::int64_t sample, std::int64_t quad) {
   return {static_cast<std::uint32_t>(quad), static_cast<std::uint32_t>(sample), key.step, key.layer ^ 0x64726F70u};
 }

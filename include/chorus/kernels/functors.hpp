@@ -2,7 +2,7 @@
 /// The element-wise functions of the library, with PyTorch's definitions. Each is written once and runs on numbers, on Packs
 /// and, for its gradient, on Duals. Options are members.
 
-#include <chorus/autograd/dual.hpp>
+#include <chorus/autograd/functor_gradient.hpp>
 #include <chorus/kernels/scalar_math.hpp>
 
 namespace chorus::inline CHORUS_ABI::functors {

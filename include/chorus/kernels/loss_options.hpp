@@ -10,7 +10,8 @@ namespace chorus::inline CHORUS_ABI {
 /// What becomes of the losses of the samples.
 enum class Reduction : std::uint8_t { none, mean, sum };
 
-/// As in PyTorch. Samples with the label `ignore_index` count for nothing: neither in the loss nor in the mean's divisor.
+/// As in PyTorch. Samples with the label `ignore_index` count for nothing: neither in the loss nor in the mean's
+/// divisor.
 struct CrossEntropyOptions {
   std::int64_t ignore_index = -100;
   double label_smoothing = 0;
@@ -22,4 +23,4 @@ struct NllLossOptions {
   Reduction reduction = Reduction::mean;
 };
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI

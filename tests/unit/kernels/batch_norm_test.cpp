@@ -41,7 +41,8 @@ Statistics statistics_of(ChannelShape shape, const std::vector<T>& x) {
   return out;
 }
 
-Doubles normalised(ChannelShape shape, const Doubles& x, const Statistics& s, const Doubles& weight, const Doubles& bias) {
+Doubles normalised(ChannelShape shape, const Doubles& x, const Statistics& s, const Doubles& weight,
+                   const Doubles& bias) {
   Doubles y(x.size());
   each_element(shape, [&](std::size_t i, std::size_t c) {
     y[i] = (x[i] - s.mean[c]) / std::sqrt(s.variance[c] + eps) * weight[c] + bias[c];
@@ -55,21 +56,30 @@ struct Case {
   Doubles x, dy, weight, bias, running_mean, running_var, y, mean, invstd, dx, dweight, dbias;
 
   explicit Case(ChannelShape s)
-      : shape(s), x(numbers<double>(s.numel(), 31)), dy(numbers<double>(s.numel(), 32)),
-        weight(numbers<double>(s.channels, 33)), bias(numbers<double>(s.channels, 34)),
-        running_mean(numbers<double>(s.channels, 35)), running_var(numbers<double>(s.channels, 36, 0.5, 2)), y(x.size()),
-        mean(weight.size()), invstd(weight.size()), dx(x.size(), 1.0), dweight(weight.size(), 1.0), dbias(weight.size(), 1.0) {
+      : shape(s),
+        x(numbers<double>(s.numel(), 31)),
+        dy(numbers<double>(s.numel(), 32)),
+        weight(numbers<double>(s.channels, 33)),
+        bias(numbers<double>(s.channels, 34)),
+        running_mean(numbers<double>(s.channels, 35)),
+        running_var(numbers<double>(s.channels, 36, 0.5, 2)),
+        y(x.size()),
+        mean(weight.size()),
+        invstd(weight.size()),
+        dx(x.size(), 1.0),
+        dweight(weight.size(), 1.0),
+        dbias(weight.size(), 1.0) {
     auto rm = running_mean, rv = running_var;
-    batch_norm_forward_train(Cpu{}, shape, x.data(), weight.data(), bias.data(), rm.data(), rv.data(), 0.1, eps, y.data(),
-                             mean.data(), invstd.data());
+    batch_norm_forward_train(Cpu{}, shape, x.data(), weight.data(), bias.data(), rm.data(), rv.data(), 0.1, eps,
+                             y.data(), mean.data(), invstd.data());
   }
   void backward(bool training, std::array<bool, 3> accumulate) {
     if (training)
       batch_norm_backward_train(Cpu{}, shape, x.data(), dy.data(), weight.data(), mean.data(), invstd.data(), dx.data(),
                                 dweight.data(), dbias.data(), accumulate);
     else
-      batch_norm_backward_eval(Cpu{}, shape, x.data(), dy.data(), weight.data(), running_mean.data(), running_var.data(), eps,
-                               dx.data(), dweight.data(), dbias.data(), accumulate);
+      batch_norm_backward_eval(Cpu{}, shape, x.data(), dy.data(), weight.data(), running_mean.data(),
+                               running_var.data(), eps, dx.data(), dweight.data(), dbias.data(), accumulate);
   }
 };
 }  // namespace
@@ -78,18 +88,20 @@ TEMPLATE_TEST_CASE("batch norm agrees with its definition", "", float, double) {
   using T = TestType;
   for (const auto shape : shapes) {
     CAPTURE(shape.batch, shape.channels, shape.inner);
-    const auto x = numbers<T>(shape.numel(), 41), weight = numbers<T>(shape.channels, 42), bias = numbers<T>(shape.channels, 43);
+    const auto x = numbers<T>(shape.numel(), 41), weight = numbers<T>(shape.channels, 42),
+               bias = numbers<T>(shape.channels, 43);
     auto running_mean = numbers<T>(shape.channels, 44), running_var = numbers<T>(shape.channels, 45, 0.5, 2);
     const Doubles xd(x.begin(), x.end()), wd(weight.begin(), weight.end()), bd(bias.begin(), bias.end());
-    const Statistics before{Doubles(running_mean.begin(), running_mean.end()), Doubles(running_var.begin(), running_var.end())};
+    const Statistics before{Doubles(running_mean.begin(), running_mean.end()),
+                            Doubles(running_var.begin(), running_var.end())};
     std::vector<T> y(x.size()), mean(weight.size()), invstd(weight.size());
 
-    batch_norm_forward_eval(Cpu{}, shape, x.data(), weight.data(), bias.data(), running_mean.data(), running_var.data(), eps,
-                            y.data());
+    batch_norm_forward_eval(Cpu{}, shape, x.data(), weight.data(), bias.data(), running_mean.data(), running_var.data(),
+                            eps, y.data());
     CHECK(error(y, normalised(shape, xd, before, wd, bd)) < tolerance<T> * 10);
 
-    batch_norm_forward_train(Cpu{}, shape, x.data(), weight.data(), bias.data(), running_mean.data(), running_var.data(), 0.1,
-                             eps, y.data(), mean.data(), invstd.data());
+    batch_norm_forward_train(Cpu{}, shape, x.data(), weight.data(), bias.data(), running_mean.data(),
+                             running_var.data(), 0.1, eps, y.data(), mean.data(), invstd.data());
     const auto now = statistics_of(shape, x);
     CHECK(error(y, normalised(shape, xd, now, wd, bd)) < tolerance<T> * 10);
     const auto n = static_cast<double>(shape.per_channel());
@@ -105,8 +117,8 @@ TEMPLATE_TEST_CASE("batch norm agrees with its definition", "", float, double) {
     CHECK(error(invstd, expected_invstd) < tolerance<T> * 4);
 
     const T* none = nullptr;
-    batch_norm_forward_train(Cpu{}, shape, x.data(), none, none, static_cast<T*>(nullptr), static_cast<T*>(nullptr), 0.1, eps,
-                             y.data(), mean.data(), invstd.data());
+    batch_norm_forward_train(Cpu{}, shape, x.data(), none, none, static_cast<T*>(nullptr), static_cast<T*>(nullptr),
+                             0.1, eps, y.data(), mean.data(), invstd.data());
     CHECK(error(y, normalised(shape, xd, now, Doubles(wd.size(), 1.0), Doubles(wd.size(), 0.0))) < tolerance<T> * 10);
   }
 }
@@ -121,11 +133,12 @@ TEST_CASE("gradients of batch norm agree with differences") {
         return dot(normalised(shape, x, s, weight, bias), test.dy);
       };
       test.backward(training, {});
-      CHECK(error(test.dx, numeric_gradient(test.x, [&](const Doubles& x) { return loss(x, test.weight, test.bias); })) < 1e-8);
-      CHECK(error(test.dweight, numeric_gradient(test.weight, [&](const Doubles& w) { return loss(test.x, w, test.bias); })) <
-            1e-8);
-      CHECK(error(test.dbias, numeric_gradient(test.bias, [&](const Doubles& b) { return loss(test.x, test.weight, b); })) <
-            1e-8);
+      CHECK(error(test.dx,
+                  numeric_gradient(test.x, [&](const Doubles& x) { return loss(x, test.weight, test.bias); })) < 1e-8);
+      CHECK(error(test.dweight,
+                  numeric_gradient(test.weight, [&](const Doubles& w) { return loss(test.x, w, test.bias); })) < 1e-8);
+      CHECK(error(test.dbias,
+                  numeric_gradient(test.bias, [&](const Doubles& b) { return loss(test.x, test.weight, b); })) < 1e-8);
     }
 }
 
@@ -154,7 +167,8 @@ TEST_CASE("batch norm keeps its digits where the mean is large against the devia
     for (float& value : x) value = 10000 + std::floor(value * 8) / 4;
     std::vector<float> y(x.size()), mean(static_cast<std::size_t>(shape.channels)), invstd(mean.size());
     float* none = nullptr;
-    batch_norm_forward_train(Cpu{}, shape, x.data(), none, none, none, none, 0.1, eps, y.data(), mean.data(), invstd.data());
+    batch_norm_forward_train(Cpu{}, shape, x.data(), none, none, none, none, 0.1, eps, y.data(), mean.data(),
+                             invstd.data());
     const auto expected = statistics_of(shape, x);
     for (std::size_t c = 0; c < mean.size(); ++c) {
       CHECK(std::abs(static_cast<double>(mean[c]) - expected.mean[c]) < 1e-3);
@@ -183,8 +197,8 @@ TEST_CASE("batch norm refuses one value per channel, and leaves statistics alone
   std::vector<float> x(3, 1.0f), running_mean(3, 4.0f), running_var(3, 5.0f), y(3, 6.0f), mean(3), invstd(3);
   const auto train = [&](ChannelShape shape) {
     const float* none = nullptr;
-    batch_norm_forward_train(Cpu{}, shape, x.data(), none, none, running_mean.data(), running_var.data(), 0.1, eps, y.data(),
-                             mean.data(), invstd.data());
+    batch_norm_forward_train(Cpu{}, shape, x.data(), none, none, running_mean.data(), running_var.data(), 0.1, eps,
+                             y.data(), mean.data(), invstd.data());
   };
   std::string message;
   try {

@@ -28,7 +28,8 @@ std::vector<double> sample_losses(const std::vector<double>& x, const Labels& la
   std::vector<double> losses;
   for (std::size_t i = 0; i < labels.size(); ++i) {
     double sum = 0, loss = 0;
-    for (Index c = 0; c < classes; ++c) sum += std::exp(x[i * static_cast<std::size_t>(classes) + static_cast<std::size_t>(c)]);
+    for (Index c = 0; c < classes; ++c)
+      sum += std::exp(x[i * static_cast<std::size_t>(classes) + static_cast<std::size_t>(c)]);
     for (Index c = 0; c < classes; ++c) {
       const double target =
           (c == labels[i] ? 1 - options.label_smoothing : 0) + options.label_smoothing / static_cast<double>(classes);
@@ -92,8 +93,8 @@ TEST_CASE("the gradient of cross entropy agrees with differences, overwritten, a
         return reduction == Reduction::none ? dot(losses, dloss) : reduced(losses, labels, options) * dloss[0];
       });
       const auto backward = [&](std::vector<double>& out, bool accumulate) {
-        cross_entropy_backward(Cpu{}, batch, classes, x.data(), labels.data(), options, lse.data(), dloss.data(), out.data(),
-                               accumulate);
+        cross_entropy_backward(Cpu{}, batch, classes, x.data(), labels.data(), options, lse.data(), dloss.data(),
+                               out.data(), accumulate);
       };
       cross_entropy_forward(Cpu{}, batch, classes, x.data(), labels.data(), options, loss.data(), lse.data());
       backward(dx, false);

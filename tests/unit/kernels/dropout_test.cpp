@@ -15,8 +15,9 @@ const DropoutKey key{.seed = 0x123456789abcdefull, .step = 5, .layer = 2, .first
 
 // The rule that kernels on all devices follow, word by word.
 bool keeps(const DropoutKey& k, Index sample, Index element, double p) {
-  const auto words = chorus::philox(k.seed, {static_cast<std::uint32_t>(element / 4),
-                                             static_cast<std::uint32_t>(k.first_sample + sample), k.step, k.layer ^ 0x64726F70u});
+  const auto words =
+      chorus::philox(k.seed, {static_cast<std::uint32_t>(element / 4),
+                              static_cast<std::uint32_t>(k.first_sample + sample), k.step, k.layer ^ 0x64726F70u});
   return static_cast<double>(chorus::unit_float(words[static_cast<std::size_t>(element % 4)])) >= p;
 }
 
@@ -107,4 +108,14 @@ TEST_CASE("dropout refuses a p that is no probability") {
     CHECK(message == chorus::cat("dropout: p must be in [0, 1], got ", p));
   }
   CHECK(y == 5);
+}
+
+TEST_CASE("the integer threshold of dropout is the comparison of unit floats") {
+  for (const double p : {0.0, 0x1p-24, 0.1, 0.3, 0.5, 0.9, 1.0})
+    for (const std::uint32_t near :
+         {0u, 1u, 1677721u, 1677722u, 5033164u, 5033165u, 8388607u, 8388608u, 15099494u, 15099495u, 16777215u}) {
+      CAPTURE(p, near);
+      const std::uint32_t word = near << 8 | 0x5au;
+      CHECK(dropout_keeps(word, dropout_threshold(p)) == (static_cast<double>(chorus::unit_float(word)) >= p));
+    }
 }

@@ -62,8 +62,8 @@ inline double dot(const std::vector<double>& a, const std::vector<double>& b) {
 
 /// Rows and columns, longer and shorter than packets and strips of them, and empty ones.
 inline const std::vector<chorus::kernels::AxisShape> axis_shapes = {
-    {1, 1, 1}, {3, 5, 1}, {4, 10, 1},  {2, 16, 1}, {3, 50, 1},   {1, 5000, 1}, {3, 7, 2},
-    {2, 5, 16}, {2, 3, 37}, {1, 200, 150}, {2, 1, 5}, {0, 5, 1}, {3, 5, 0},    {0, 0, 0},
+    {1, 1, 1},  {3, 5, 1},  {4, 10, 1},    {2, 16, 1}, {3, 50, 1}, {1, 5000, 1}, {3, 7, 2},
+    {2, 5, 16}, {2, 3, 37}, {1, 200, 150}, {2, 1, 5},  {0, 5, 1},  {3, 5, 0},    {0, 0, 0},
 };
 /// Small ones, for numeric gradients.
 inline const std::vector<chorus::kernels::AxisShape> small_axis_shapes = {{2, 5, 1}, {1, 21, 1}, {2, 3, 5}, {1, 3, 40}};

@@ -81,8 +81,9 @@ TEMPLATE_TEST_CASE("softmax and its kin agree with a plain loop", "", float, dou
 }
 
 TEST_CASE("gradients of softmax and its kin agree with differences") {
-  check_gradient([](auto shape, auto* x, auto* y) { softmax_forward(Cpu{}, shape, x, y); },
-                 [](auto shape, auto* y, auto* dy, auto* dx, bool add) { softmax_backward(Cpu{}, shape, y, dy, dx, add); });
+  check_gradient(
+      [](auto shape, auto* x, auto* y) { softmax_forward(Cpu{}, shape, x, y); },
+      [](auto shape, auto* y, auto* dy, auto* dx, bool add) { softmax_backward(Cpu{}, shape, y, dy, dx, add); });
   check_gradient(
       [](auto shape, auto* x, auto* y) { log_softmax_forward(Cpu{}, shape, x, y); },
       [](auto shape, auto* y, auto* dy, auto* dx, bool add) { log_softmax_backward(Cpu{}, shape, y, dy, dx, add); });

@@ -1,6 +1,6 @@
 #pragma once
-/// The lines of a tensor along one axis, as registers see them. A kernel over an axis is written once, against `Row` and
-/// `Columns` alike: `reduce` gives each lane the result of its line, `each` visits the line's packets.
+/// The lines of a tensor along one axis, as registers see them. A kernel over an axis is written once, against `Row`
+/// and `Columns` alike: `reduce` gives each lane the result of its line, `each` visits the line's packets.
 
 #include <chorus/kernels/axis_shape.hpp>
 #include <chorus/kernels/cpu/packet.hpp>
@@ -51,7 +51,8 @@ struct Columns {
 
   template <class Op, class Value>
   Packet<T> reduce(Op op, const Value& value) const {
-    return reduce_rows(Index{0}, length, splat(Op::neutral), op, [&](Index i) { return value(at + i * stride, count); });
+    return reduce_rows(Index{0}, length, splat(Op::neutral), op,
+                       [&](Index i) { return value(at + i * stride, count); });
   }
   template <class F>
   void each(const F& f) const {
@@ -65,7 +66,9 @@ struct Columns {
     return Eigen::internal::pload<Packet<T>>(all);
   }
   Packet<T> load_result(const T* y) const { return load(y + result, count); }
-  void store_result(T* y, Packet<T> value, bool accumulate = false) const { store(y + result, value, count, accumulate); }
+  void store_result(T* y, Packet<T> value, bool accumulate = false) const {
+    store(y + result, value, count, accumulate);
+  }
   template <class F>
   void for_results(Packet<T> a, Packet<T> b, const F& f) const {
     alignas(sizeof(Packet<T>)) T as[lanes<T>], bs[lanes<T>];
@@ -84,7 +87,8 @@ void for_lines(AxisShape shape, const F& f, Index first = 0) {
     else
       for_packets<T>(shape.inner - first, [&](Index i, auto count) {
         const Index j = first + i;
-        f(Columns<T, decltype(count)>{o * shape.axis * shape.inner + j, o * shape.inner + j, shape.axis, shape.inner, count});
+        f(Columns<T, decltype(count)>{o * shape.axis * shape.inner + j, o * shape.inner + j, shape.axis, shape.inner,
+                                      count});
       });
   }
 }

@@ -1,7 +1,8 @@
 #pragma once
 /// Batch normalisation on the CPU (Ioffe and Szegedy, "Batch normalization", ICML 2015, algorithms 1 and 2), with x, y:
-/// [batch, channels, inner] and everything else [channels]. Statistics and normalisation are functions of their own: between
-/// them SyncBatchNorm adds up the sums of all ranks. Sums are doubles: first of all channels, then of all channels.
+/// [batch, channels, inner] and everything else [channels]. Statistics and normalisation are functions of their own:
+/// between them SyncBatchNorm adds up the sums of all ranks. Sums are doubles: first of all channels, then of all
+/// channels.
 
 #include <algorithm>
 #include <array>
@@ -24,15 +25,14 @@ struct RowBlock : Row<T> {
   Packet<T> reduce(Op op, const Value& value) const {
     return splat(Op::fold(reduce_rows(Index{0}, rows, splat(Op::neutral), op, [&](Index r) {
       const Index begin = this->at + r * stride;
-      return reduce_packets<T>(begin, begin + this->length, splat(Op::neutral), op, [&](Index i, auto count) {
-        return keep_first<T>(value(i, count), count, Op::neutral);
-      });
+      return reduce_packets<T>(begin, begin + this->length, splat(Op::neutral), op,
+                               [&](Index i, auto count) { return keep_first<T>(value(i, count), count, Op::neutral); });
     })));
   }
 };
 
-/// Calls `f(line, elements of a channel in it)` with pieces of all channels: a few samples at a time, so that a piece can be
-/// read twice from the cache, and memory is read in as many streams as processors follow.
+/// Calls `f(line, elements of a channel in it)` with pieces of all channels: a few samples at a time, so that a piece
+/// can be read twice from the cache, and memory is read in as many streams as processors follow.
 template <class T, class F>
 void for_channels(ChannelShape shape, const F& f) {
   const Index sample = shape.channels * shape.inner;
@@ -78,8 +78,8 @@ const T* inverse_std(Index channels, const T* variance, double eps) {
 }
 }  // namespace detail
 
-/// sums: [2, channels], sum(x) and sum(x * x). Each piece of a channel is summed about its own mean, so that a mean that is
-/// large against the deviation costs no digits.
+/// sums: [2, channels], sum(x) and sum(x * x). Each piece of a channel is summed about its own mean, so that a mean
+/// that is large against the deviation costs no digits.
 template <class T>
 void batch_norm_sums(Cpu, ChannelShape shape, const T* x, double* sums) {
   std::fill_n(sums, 2 * shape.channels, 0.0);
@@ -132,8 +132,8 @@ void batch_norm_normalise(Cpu, ChannelShape shape, const T* x, const T* weight, 
   });
 }
 
-/// The whole forward pass of training; saves mean and invstd for the backward pass. Throws ShapeError where a channel has one
-/// element alone: it has no variance.
+/// The whole forward pass of training; saves mean and invstd for the backward pass. Throws ShapeError where a channel
+/// has one element alone: it has no variance.
 template <class T>
 void batch_norm_forward_train(Cpu cpu, ChannelShape shape, const T* x, const T* weight, const T* bias, T* running_mean,
                               T* running_var, double momentum, double eps, T* y, T* saved_mean, T* saved_invstd) {
@@ -141,8 +141,8 @@ void batch_norm_forward_train(Cpu cpu, ChannelShape shape, const T* x, const T* 
                     shape.batch, ", channels ", shape.channels, ", inner ", shape.inner, "]");
   double* sums = detail::channel_scratch<double, 2>(2 * shape.channels);
   batch_norm_sums(cpu, shape, x, sums);
-  batch_norm_statistics(cpu, shape.channels, static_cast<double>(shape.per_channel()), sums, momentum, eps, running_mean,
-                        running_var, saved_mean, saved_invstd);
+  batch_norm_statistics(cpu, shape.channels, static_cast<double>(shape.per_channel()), sums, momentum, eps,
+                        running_mean, running_var, saved_mean, saved_invstd);
   batch_norm_normalise(cpu, shape, x, weight, bias, saved_mean, saved_invstd, y);
 }
 
@@ -150,7 +150,8 @@ void batch_norm_forward_train(Cpu cpu, ChannelShape shape, const T* x, const T* 
 template <class T>
 void batch_norm_forward_eval(Cpu cpu, ChannelShape shape, const T* x, const T* weight, const T* bias,
                              const T* running_mean, const T* running_var, double eps, T* y) {
-  batch_norm_normalise(cpu, shape, x, weight, bias, running_mean, detail::inverse_std(shape.channels, running_var, eps), y);
+  batch_norm_normalise(cpu, shape, x, weight, bias, running_mean, detail::inverse_std(shape.channels, running_var, eps),
+                       y);
 }
 
 /// sums: [2, channels], sum(dy) and sum(dy * (x - mean)).
@@ -185,8 +186,9 @@ void batch_norm_backward_affine(Cpu, Index channels, const double* sums, const T
   }
 }
 
-/// dx = weight * invstd * (dy - sum(dy) / count - (x - mean) * invstd^2 * sum(dy * (x - mean)) / count), the sums being over
-/// `count` elements per channel. With null sums the statistics were constants (evaluation): dx = weight * invstd * dy.
+/// dx = weight * invstd * (dy - sum(dy) / count - (x - mean) * invstd^2 * sum(dy * (x - mean)) / count), the sums being
+/// over `count` elements per channel. With null sums the statistics were constants (evaluation): dx = weight * invstd *
+/// dy.
 template <class T>
 void batch_norm_backward_input(Cpu, ChannelShape shape, const T* x, const T* dy, const T* weight, const T* mean,
                                const T* invstd, double count, const double* sums, T* dx, bool accumulate) {
@@ -210,20 +212,21 @@ void batch_norm_backward_input(Cpu, ChannelShape shape, const T* x, const T* dy,
 
 /// The whole backward pass of training. Outputs that are null are not computed; `accumulate` is for dx, dweight, dbias.
 template <class T>
-void batch_norm_backward_train(Cpu cpu, ChannelShape shape, const T* x, const T* dy, const T* weight, const T* saved_mean,
-                               const T* saved_invstd, T* dx, T* dweight, T* dbias, std::array<bool, 3> accumulate) {
+void batch_norm_backward_train(Cpu cpu, ChannelShape shape, const T* x, const T* dy, const T* weight,
+                               const T* saved_mean, const T* saved_invstd, T* dx, T* dweight, T* dbias,
+                               std::array<bool, 3> accumulate) {
   double* sums = detail::channel_scratch<double, 2>(2 * shape.channels);
   batch_norm_backward_sums(cpu, shape, x, dy, saved_mean, sums);
   batch_norm_backward_affine(cpu, shape.channels, sums, saved_invstd, dweight, dbias, accumulate[1], accumulate[2]);
   if (dx != nullptr)
-    batch_norm_backward_input(cpu, shape, x, dy, weight, saved_mean, saved_invstd, static_cast<double>(shape.per_channel()),
-                              sums, dx, accumulate[0]);
+    batch_norm_backward_input(cpu, shape, x, dy, weight, saved_mean, saved_invstd,
+                              static_cast<double>(shape.per_channel()), sums, dx, accumulate[0]);
 }
 
 /// The backward pass of evaluation, where the statistics are constants.
 template <class T>
-void batch_norm_backward_eval(Cpu cpu, ChannelShape shape, const T* x, const T* dy, const T* weight, const T* running_mean,
-                              const T* running_var, double eps, T* dx, T* dweight, T* dbias,
+void batch_norm_backward_eval(Cpu cpu, ChannelShape shape, const T* x, const T* dy, const T* weight,
+                              const T* running_mean, const T* running_var, double eps, T* dx, T* dweight, T* dbias,
                               std::array<bool, 3> accumulate) {
   const T* invstd = detail::inverse_std(shape.channels, running_var, eps);
   if (dweight != nullptr || dbias != nullptr) {

@@ -2,11 +2,15 @@
 /// Two-dimensional convolution (cross-correlation, as in PyTorch) on the CPU. x: [batch, in_channels, height, width], weight:
 /// [out_channels, in_channels / groups, kernel_h, kernel_w], y: [batch, out_channels, out_height, out_width]. Results
 /// overwrite; gradients overwrite or, with `accumulate`, add.
+///
+/// Each pass is a matrix product over rasters (raster.hpp), some images at a time. With many rows it pays to gather panels of
+/// the pixels that are wanted; with few, the rasters are multiplied as they are, with the positions between the rows.
 
 #include <functional>
 
 #include <chorus/core/device.hpp>
 #include <chorus/kernels/convolution_shape.hpp>
+#include <chorus/kernels/cpu/pack.hpp>
 #include <chorus/kernels/cpu/raster.hpp>
 #include <chorus/kernels/cpu/scratch.hpp>
 #include <chorus/kernels/cpu/tile.hpp>
@@ -15,93 +19,100 @@ namespace chorus::inline CHORUS_ABI::kernels {
 
 namespace detail {
 
-inline constexpr Index conv_depth = 512, conv_rows = 128;
+inline constexpr Index conv_depth = 256, conv_rows = 256, gather_rows = 24;
 
-/// Rasters of the images of a part of the batch. A plane of image n and plane number p starts at (p * images + n) * plane().
-struct Rasters {
-  Index rows, pitch, images;
-  Index plane() const { return rows * pitch; }
-  Index size(Index planes) const { return planes * images * plane(); }
-};
+constexpr Index round_up(Index n, Index unit) { return (n + unit - 1) / unit * unit; }
 
-/// As many images at a time as make rows of some hundred pixels, and at least one, but not much more than the second-level
-/// cache holds.
+/// As many images at a time as make a thousand pixels, or as fit the second-level cache.
 inline Index images_at_once(Index batch, Index channels, Index plane) {
-  constexpr Index pixels = 512, numbers = 65536;
-  const Index most = std::max({Index{1}, (pixels + plane - 1) / plane, numbers / (channels * plane)});
+  constexpr Index pixels = 1024, numbers = 65536;
+  const Index most = std::max((pixels + plane - 1) / plane, numbers / (channels * plane));
   const Index parts = (batch + most - 1) / most;
   return (batch + parts - 1) / parts;
 }
 
-constexpr Index round_up(Index n, Index unit) { return (n + unit - 1) / unit * unit; }
-
-/// What the forward and the weight's pass read: all phases of all channels of one group, with the taps' offsets.
+/// The rasters of one group's input channels (in phases, where there are strides), as the forward and the weight's pass read
+/// them: image n of plane p starts at (p * images + n) * plane.
 template <class T>
 struct InputRaster {
   const Conv2dShape& s;
-  Index channels, phases, taps, reach;
-  Rasters r;
+  Index channels, phases, rows, pitch, plane, images, reach;
 
   explicit InputRaster(const Conv2dShape& shape)
-      : s(shape), channels(s.in_channels / s.groups), phases(s.stride_h * s.stride_w), taps(s.kernel_h * s.kernel_w) {
-    const Index padded_h = s.height + 2 * s.padding_h, padded_w = s.width + 2 * s.padding_w;
+      : s(shape), channels(s.in_channels / s.groups), phases(s.stride_h * s.stride_w) {
     // Without stride a row's right padding is the next row's left padding, and so is an image's bottom padding.
-    r.rows = s.stride_h == 1 ? std::max(s.height + s.padding_h, s.out_height()) : (padded_h + s.stride_h - 1) / s.stride_h;
-    r.pitch = s.stride_w == 1 ? std::max(s.width + s.padding_w, s.out_width()) : (padded_w + s.stride_w - 1) / s.stride_w;
-    r.images = images_at_once(s.batch, channels * phases + s.out_channels / s.groups, r.plane());
-    reach = s.dilation_h * (s.kernel_h - 1) / s.stride_h * r.pitch + s.dilation_w * (s.kernel_w - 1) / s.stride_w;
+    rows = s.stride_h == 1 ? std::max(s.height + s.padding_h, s.out_height())
+                           : (s.height + 2 * s.padding_h + s.stride_h - 1) / s.stride_h;
+    pitch = s.stride_w == 1 ? std::max(s.width + s.padding_w, s.out_width())
+                            : (s.width + 2 * s.padding_w + s.stride_w - 1) / s.stride_w;
+    plane = rows * pitch;
+    images = images_at_once(s.batch, channels * phases + s.out_channels / s.groups, plane);
+    reach = s.dilation_h * (s.kernel_h - 1) / s.stride_h * pitch + s.dilation_w * (s.kernel_w - 1) / s.stride_w;
   }
 
-  /// Numbers in the raster, with the zeros behind it that the last tile may read.
-  Index size() const { return r.size(channels * phases) + reach + tile_columns<T>; }
+  /// Numbers in the rasters, with the zeros behind them that the last tile may read.
+  Index size() const { return channels * phases * images * plane + reach + 2 * tile_columns<T>; }
 
+  /// Distance of each channel's kernel taps from the output's position.
   void offsets(Index* to) const {
     for (Index c = 0; c < channels; ++c)
       for (Index kh = 0; kh < s.kernel_h; ++kh)
         for (Index kw = 0; kw < s.kernel_w; ++kw) {
           const Index h = kh * s.dilation_h, w = kw * s.dilation_w;
           const Index phase = h % s.stride_h * s.stride_w + w % s.stride_w;
-          *to++ = (c * phases + phase) * r.images * r.plane() + h / s.stride_h * r.pitch + w / s.stride_w;
+          *to++ = (c * phases + phase) * images * plane + h / s.stride_h * pitch + w / s.stride_w;
         }
   }
 
   /// x: the first of `count` images, at the group's first channel.
   void fill(const T* x, Index count, T* to) const {
     for (Index c = 0; c < channels; ++c)
-      for (Index phase = 0; phase < phases; ++phase)
-        for (Index n = 0; n < r.images; ++n, to += r.plane()) {
-          if (n >= count)
-            std::fill_n(to, r.plane(), T{0});
-          else
-            to_raster(x + (n * s.in_channels + c) * s.height * s.width,
-                      Axis{s.height, s.stride_h, phase / s.stride_w - s.padding_h},
-                      Axis{s.width, s.stride_w, phase % s.stride_w - s.padding_w}, r.rows, r.pitch, to);
-        }
-    std::fill_n(to, reach + tile_columns<T>, T{0});
+      for (Index phase = 0; phase < phases; ++phase) {
+        for (Index n = 0; n < count; ++n, to += plane)
+          to_raster(x + (n * s.in_channels + c) * s.height * s.width,
+                    Axis{s.height, s.stride_h, phase / s.stride_w - s.padding_h},
+                    Axis{s.width, s.stride_w, phase % s.stride_w - s.padding_w}, rows, pitch, to);
+        std::fill_n(to, (images - count) * plane, T{0});
+        to += (images - count) * plane;
+      }
+    std::fill_n(to, reach + 2 * tile_columns<T>, T{0});
   }
 
-  /// Runs of positions that hold all output pixels of `count` images: one for all, or one for each where that is less work.
-  Runs runs(Index count, Index unit) const {
-    const Index span = (s.out_height() - 1) * r.pitch + s.out_width();
-    const Index separate = round_up(span, unit);
-    if (separate < r.plane()) return {count, separate, r.plane()};
-    return {1, round_up((count - 1) * r.plane() + span, unit), 0};
-  }
+  Pixels pixels(Index count) const { return {count, s.out_height(), s.out_width(), pitch, plane}; }
 };
 
-/// c[i, q] = sum over p of a[i, p] * b[offsets[p] + q] for the positions q of the runs, whose length is a multiple of
-/// `tile_columns`.
+/// Runs of positions that hold all pixels: one for all, or one for each image where that is less work.
+inline Runs runs_of(const Pixels& p, Index unit) {
+  const Index span = (p.rows - 1) * p.pitch + p.columns, separate = round_up(span, unit);
+  if (separate < p.plane) return {p.images, separate, p.plane};
+  return {1, round_up((p.images - 1) * p.plane + span, unit), 0};
+}
+
+/// c[i, q] = sum over p of a[i, p] * b[offsets[p] + position of q]. Columns of c are the pixels themselves, with `gather`, or
+/// else all positions. Rows of c have room for a tile more.
 template <class T>
-void multiply_raster(Index m, Index k, Runs runs, Matrix<T> a, const T* b, const Index* offsets, T* c, Index c_row) {
-  alignas(64) constexpr T zeros[tile_columns<T>] = {};
-  const auto block = [&](Index p, Index depth) {
-    for_pieces(m, conv_rows, [&](Index i0, Index rows) {
+void multiply_raster(bool gather, Index m, Index k, const Pixels& pixels, Matrix<T> a, const T* b, const Index* offsets, T* c,
+                     Index c_row) {
+  constexpr Index w = tile_columns<T>;
+  alignas(64) T panel[conv_depth * w + w];
+  alignas(64) constexpr T zeros[w] = {};
+  Index packed[conv_depth];
+  for (Index p = 0; p < conv_depth; ++p) packed[p] = p * w;
+  if (gather) std::fill_n(panel, conv_depth * w, T{0});
+  const Runs runs = gather ? Runs{1, round_up(pixels.count(), w), 0} : runs_of(pixels, w);
+
+  const auto block = [&](Index p0, Index depth) {
+    for_pieces(m, conv_rows, [&](Index i, Index rows) {
       for (Index run = 0; run < runs.count; ++run)
-        for (Index q = run * runs.pitch; q < run * runs.pitch + runs.length; q += tile_columns<T>)
-          for_pieces(rows, tile_rows, [&](Index i, Index count) {
-            const Matrix<T> left{a.data + (i0 + i) * a.row + p * a.column, a.row, a.column};
-            multiply_rows(count, depth, left, b + q, offsets + p, zeros, c + (i0 + i) * c_row + q, c_row, p > 0);
-          });
+        for (Index q = run * runs.pitch; q < run * runs.pitch + runs.length; q += w) {
+          const Matrix<T> left{a.data + i * a.row + p0 * a.column, a.row, a.column};
+          if (gather) {
+            const Segments segments(pixels, q, std::min(w, pixels.count() - q));
+            for (Index p = 0; p < depth; ++p) segments.gather(b + offsets[p0 + p], panel + p * w);
+          }
+          multiply_panel(rows, w, depth, left, gather ? panel : b + q, gather ? packed : offsets + p0, zeros,
+                         c + i * c_row + q, c_row, p0 > 0);
+        }
     });
   };
   if (k == 0)
@@ -110,31 +121,51 @@ void multiply_raster(Index m, Index k, Runs runs, Matrix<T> a, const T* b, const
     for_pieces(k, conv_depth, block);
 }
 
+/// c[i, j] += sum over the pixels q of a[i, q] * b[offsets[j] + position of q].
+template <class T>
+void multiply_gathered(Index m, Index n, const Pixels& pixels, const T* a, Index a_row, const T* b, const Index* offsets, T* c,
+                       Index c_row) {
+  constexpr Index w = tile_columns<T>;
+  alignas(64) T columns[w * conv_depth + w], panel[conv_depth * w];
+  alignas(64) constexpr T zeros[w] = {};
+  Index packed[conv_depth];
+  for (Index p = 0; p < conv_depth; ++p) packed[p] = p * w;
+  for (Index j = 0; j < n; j += w)
+    for_pieces(pixels.count(), conv_depth, [&](Index q, Index depth) {
+      const Index width = std::min(w, n - j);
+      const Segments segments(pixels, q, depth);
+      for (Index l = 0; l < width; ++l) segments.gather(b + offsets[j + l], columns + l * conv_depth);
+      pack_columns(depth, width, columns, conv_depth, panel);
+      multiply_panel(m, width, depth, Matrix<T>{a + q, a_row, 1}, panel, packed, zeros, c + j, c_row, true);
+    });
+}
+
 }  // namespace detail
 
 /// y = conv(x, weight) + bias; `bias` may be null.
 template <std::floating_point T>
 void conv2d_forward(Cpu device, const Conv2dShape& s, const T* x, const T* weight, const T* bias, T* y) {
   using namespace detail;
-  const Index filters = s.out_channels / s.groups, out_h = s.out_height(), out_w = s.out_width();
-  if (s.batch * s.out_channels * out_h * out_w == 0) return;
+  const Index filters = s.out_channels / s.groups, out_h = s.out_height(), out_w = s.out_width(), out = out_h * out_w;
+  if (s.batch * s.out_channels * out == 0) return;
   const InputRaster<T> raster(s);
-  const Index k = raster.channels * raster.taps, row = raster.r.images * raster.r.plane() + tile_columns<T>;
+  const bool gather = filters >= gather_rows;
+  const Index k = raster.channels * s.kernel_h * s.kernel_w, row = raster.images * raster.plane + tile_columns<T>;
+  const Index pitch = gather ? out_w : raster.pitch, plane = gather ? out : raster.plane;
   const Scratch<T> xs(device, raster.size()), ys(device, filters * row);
   const Scratch<Index> offsets(device, k);
   raster.offsets(offsets.data());
   for (Index group = 0; group < s.groups; ++group)
-    for (Index first = 0; first < s.batch; first += raster.r.images) {
-      const Index count = std::min(raster.r.images, s.batch - first);
+    for (Index first = 0; first < s.batch; first += raster.images) {
+      const Index count = std::min(raster.images, s.batch - first);
       raster.fill(x + (first * s.in_channels + group * raster.channels) * s.height * s.width, count, xs.data());
-      multiply_raster(filters, k, raster.runs(count, tile_columns<T>), Matrix<T>{weight + group * filters * k, k, 1},
-                      xs.data(), offsets.data(), ys.data(), row);
+      multiply_raster(gather, filters, k, raster.pixels(count), Matrix<T>{weight + group * filters * k, k, 1}, xs.data(),
+                      offsets.data(), ys.data(), row);
       for (Index n = 0; n < count; ++n)
         for (Index o = 0; o < filters; ++o) {
           const Index channel = group * filters + o;
-          from_raster(ys.data() + o * row + n * raster.r.plane(), Axis{out_h, 1, 0}, Axis{out_w, 1, 0}, raster.r.rows,
-                      raster.r.pitch, bias != nullptr ? bias[channel] : T{0},
-                      y + ((first + n) * s.out_channels + channel) * out_h * out_w, false);
+          from_raster(ys.data() + o * row + n * plane, Axis{out_h, 1, 0}, Axis{out_w, 1, 0}, out_h, pitch,
+                      bias != nullptr ? bias[channel] : T{0}, y + ((first + n) * s.out_channels + channel) * out, false);
         }
     }
 }
@@ -143,32 +174,38 @@ void conv2d_forward(Cpu device, const Conv2dShape& s, const T* x, const T* weigh
 template <std::floating_point T>
 void conv2d_backward_weight(Cpu device, const Conv2dShape& s, const T* x, const T* dy, T* dweight, bool accumulate) {
   using namespace detail;
-  const Index filters = s.out_channels / s.groups, out_h = s.out_height(), out_w = s.out_width();
-  const Index weights = s.out_channels * (s.in_channels / s.groups) * s.kernel_h * s.kernel_w;
-  if (!accumulate) std::fill_n(dweight, weights, T{0});
-  if (s.batch * weights * out_h * out_w == 0) return;
+  const Index filters = s.out_channels / s.groups, out_h = s.out_height(), out_w = s.out_width(), out = out_h * out_w;
+  const Index k = s.in_channels / s.groups * s.kernel_h * s.kernel_w;
+  if (!accumulate) std::fill_n(dweight, s.out_channels * k, T{0});
+  if (s.batch * s.out_channels * k * out == 0) return;
   const InputRaster<T> raster(s);
-  const Index k = raster.channels * raster.taps, row = raster.r.images * raster.r.plane() + tile_columns<T>;
+  const bool gather = filters >= gather_rows;
+  const Index row = raster.images * raster.plane + tile_columns<T>;
+  const Index rows = gather ? out_h : raster.rows, pitch = gather ? out_w : raster.pitch;
   const Scratch<T> xs(device, raster.size()), ys(device, filters * row);
   const Scratch<Index> offsets(device, k);
   raster.offsets(offsets.data());
   for (Index group = 0; group < s.groups; ++group)
-    for (Index first = 0; first < s.batch; first += raster.r.images) {
-      const Index count = std::min(raster.r.images, s.batch - first);
+    for (Index first = 0; first < s.batch; first += raster.images) {
+      const Index count = std::min(raster.images, s.batch - first);
       raster.fill(x + (first * s.in_channels + group * raster.channels) * s.height * s.width, count, xs.data());
       for (Index o = 0; o < filters; ++o) {
         T* to = ys.data() + o * row;
-        for (Index n = 0; n < count; ++n, to += raster.r.plane())
-          to_raster(dy + ((first + n) * s.out_channels + group * filters + o) * out_h * out_w, Axis{out_h, 1, 0},
-                    Axis{out_w, 1, 0}, raster.r.rows, raster.r.pitch, to);
+        for (Index n = 0; n < count; ++n, to += rows * pitch)
+          to_raster(dy + ((first + n) * s.out_channels + group * filters + o) * out, Axis{out_h, 1, 0}, Axis{out_w, 1, 0},
+                    rows, pitch, to);
         std::fill_n(to, tile_columns<T>, T{0});
       }
-      const Runs runs = raster.runs(count, lanes<T>);
       T* dw = dweight + group * filters * k;
-      for_pieces(filters, dot_rows, [&](Index o, Index rows) {
+      const Pixels pixels = raster.pixels(count);
+      if (gather) {
+        multiply_gathered(filters, k, pixels, ys.data(), row, xs.data(), offsets.data(), dw, k);
+        continue;
+      }
+      for_pieces(filters, dot_rows, [&](Index o, Index dots) {
         for (Index p = 0; p < k; p += dot_columns)
-          dot_rows_tile(rows, std::min<Index>(dot_columns, k - p), runs, ys.data() + o * row, row, xs.data(),
-                        offsets.data() + p, dw + o * k + p, k);
+          dot_rows_tile(dots, std::min<Index>(dot_columns, k - p), runs_of(pixels, lanes<T>), ys.data() + o * row, row,
+                        xs.data(), offsets.data() + p, dw + o * k + p, k);
       });
     }
 }
@@ -179,33 +216,34 @@ template <std::floating_point T>
 void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, const T* dy, T* dx, bool accumulate) {
   using namespace detail;
   const Index filters = s.out_channels / s.groups, channels = s.in_channels / s.groups, taps = s.kernel_h * s.kernel_w;
-  const Index out_h = s.out_height(), out_w = s.out_width(), image = s.height * s.width;
+  const Index out_h = s.out_height(), out_w = s.out_width(), out = out_h * out_w, image = s.height * s.width;
   if (s.batch * s.in_channels * image == 0) return;
 
-  // dy's raster starts `top` rows before dy; its row 0 and dx's have the same j.
-  const Index first_h = s.padding_h / s.stride_h, first_w = s.padding_w / s.stride_w;
-  const Index last_h = (s.height - 1 + s.padding_h) / s.stride_h, last_w = (s.width - 1 + s.padding_w) / s.stride_w;
+  // The j of dx's first and last pixel. dy's raster has zeros above and left of dy, for taps that reach there.
+  const Index first_h = s.padding_h / s.stride_h, last_h = (s.height - 1 + s.padding_h) / s.stride_h;
+  const Index first_w = s.padding_w / s.stride_w, last_w = (s.width - 1 + s.padding_w) / s.stride_w;
   const Index top = std::max<Index>(0, s.dilation_h * (s.kernel_h - 1) / s.stride_h - first_h);
   const Index left = std::max<Index>(0, s.dilation_w * (s.kernel_w - 1) / s.stride_w - first_w);
-  Rasters r{std::max(out_h + top, last_h + 1), std::max(out_w + left, last_w + 1), 1};
-  r.images = images_at_once(s.batch, channels + filters, r.plane());
-  const Index slack = (first_h + top) * r.pitch + first_w + left + tile_columns<T>;
-  const Index row = r.images * r.plane() + tile_columns<T>, rows_used = last_h - first_h + 1;
+  const Index rows = std::max(out_h + top, last_h + 1), pitch = std::max(out_w + left, last_w + 1), plane = rows * pitch;
+  const Index images = images_at_once(s.batch, channels + filters, plane), row = images * plane + tile_columns<T>;
+  const Index slack = (first_h + top) * pitch + first_w + left + 2 * tile_columns<T>;
+  const bool gather = channels >= gather_rows;
 
-  const Scratch<T> ys(device, r.size(filters) + slack), xs(device, channels * row), w(device, filters * taps * channels);
+  const Scratch<T> ys(device, filters * images * plane + slack), xs(device, channels * row);
+  const Scratch<T> turned(device, filters * taps * channels);
   const Scratch<Index> offsets(device, filters * taps);
   for (Index group = 0; group < s.groups; ++group)
-    for (Index first = 0; first < s.batch; first += r.images) {
-      const Index count = std::min(r.images, s.batch - first);
+    for (Index first = 0; first < s.batch; first += images) {
+      const Index count = std::min(images, s.batch - first);
+      const Pixels pixels{count, last_h - first_h + 1, last_w - first_w + 1, pitch, plane};
       T* to = ys.data();
-      for (Index o = 0; o < filters; ++o)
-        for (Index n = 0; n < r.images; ++n, to += r.plane()) {
-          if (n < count)
-            to_raster(dy + ((first + n) * s.out_channels + group * filters + o) * out_h * out_w, Axis{out_h, 1, -top},
-                      Axis{out_w, 1, -left}, r.rows, r.pitch, to);
-          else
-            std::fill_n(to, r.plane(), T{0});
-        }
+      for (Index o = 0; o < filters; ++o) {
+        for (Index n = 0; n < count; ++n, to += plane)
+          to_raster(dy + ((first + n) * s.out_channels + group * filters + o) * out, Axis{out_h, 1, -top},
+                    Axis{out_w, 1, -left}, rows, pitch, to);
+        std::fill_n(to, (images - count) * plane, T{0});
+        to += (images - count) * plane;
+      }
       std::fill_n(to, slack, T{0});
 
       for (Index phase = 0; phase < s.stride_h * s.stride_w; ++phase) {
@@ -213,22 +251,22 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
         Index k = 0;
         for (Index o = 0; o < filters; ++o)
           for (Index tap = 0; tap < taps; ++tap) {
-            const Index h = tap / s.kernel_w * s.dilation_h, v = tap % s.kernel_w * s.dilation_w;
-            if (h % s.stride_h != phase_h || v % s.stride_w != phase_w) continue;
-            offsets.data()[k] = o * r.images * r.plane() + (first_h + top - h / s.stride_h) * r.pitch + first_w + left -
-                                v / s.stride_w;
+            const Index h = tap / s.kernel_w * s.dilation_h, w = tap % s.kernel_w * s.dilation_w;
+            if (h % s.stride_h != phase_h || w % s.stride_w != phase_w) continue;
+            offsets.data()[k] =
+                o * images * plane + (first_h + top - h / s.stride_h) * pitch + first_w + left - w / s.stride_w;
             const T* from = weight + (group * filters + o) * channels * taps + tap;
-            for (Index c = 0; c < channels; ++c) w.data()[k * channels + c] = from[c * taps];
+            for (Index c = 0; c < channels; ++c) turned.data()[k * channels + c] = from[c * taps];
             ++k;
           }
-        const Index length = round_up((count - 1) * r.plane() + rows_used * r.pitch, tile_columns<T>);
-        multiply_raster(channels, k, Runs{1, length, 0}, Matrix<T>{w.data(), 1, channels}, ys.data(), offsets.data(),
+        multiply_raster(gather, channels, k, pixels, Matrix<T>{turned.data(), 1, channels}, ys.data(), offsets.data(),
                         xs.data(), row);
         for (Index n = 0; n < count; ++n)
           for (Index c = 0; c < channels; ++c)
-            from_raster(xs.data() + c * row + n * r.plane(),
+            from_raster(xs.data() + c * row + n * (gather ? pixels.rows * pixels.columns : plane),
                         Axis{s.height, s.stride_h, first_h * s.stride_h + phase_h - s.padding_h},
-                        Axis{s.width, s.stride_w, first_w * s.stride_w + phase_w - s.padding_w}, r.rows, r.pitch, T{0},
+                        Axis{s.width, s.stride_w, first_w * s.stride_w + phase_w - s.padding_w}, pixels.rows,
+                        gather ? pixels.columns : pitch, T{0},
                         dx + ((first + n) * s.in_channels + group * channels + c) * image, accumulate);
       }
     }

@@ -14,8 +14,8 @@
 
 namespace chorus::inline CHORUS_ABI::kernels {
 
-/// The number of labels that are not `ignore_index`: the divisor of a mean. Throws UsageError, which names the sample and
-/// its label, where one lies outside of [0, classes).
+/// The number of labels that are not `ignore_index`: the divisor of a mean. Throws UsageError, which names the sample
+/// and its label, where one lies outside of [0, classes).
 inline Index count_labels(Cpu, std::string_view operation, Index batch, Index classes, const std::int64_t* labels,
                           std::int64_t ignore_index) {
   Index counted = 0;
@@ -32,8 +32,8 @@ namespace detail {
 /// The losses of all samples by `sample_loss(i)`: kept apart, summed or averaged. The mean of no sample is 0, so that a
 /// device's empty share of a batch contributes nothing.
 template <class T, class SampleLoss>
-void reduce_losses(Index batch, Index counted, const std::int64_t* labels, std::int64_t ignore_index, Reduction reduction,
-                   T* loss, SampleLoss sample_loss) {
+void reduce_losses(Index batch, Index counted, const std::int64_t* labels, std::int64_t ignore_index,
+                   Reduction reduction, T* loss, SampleLoss sample_loss) {
   double total = 0;
   for (Index i = 0; i < batch; ++i) {
     const T value = labels[i] == ignore_index ? T{0} : sample_loss(i);
@@ -56,8 +56,9 @@ T sample_scale(Index i, Index counted, Reduction reduction, const T* dloss) {
 }  // namespace detail
 
 /// loss = logsumexp(x) - x[label], smoothed as in PyTorch: (1 - s) * that + s * (logsumexp(x) - mean(x)).
-/// logits: [batch, classes]; labels: [batch]; loss: [batch] for Reduction::none, else one number; log_sum_exp: [batch], kept
-/// for the backward pass. Throws UsageError for a bad label or a smoothing outside of [0, 1] before it writes anything.
+/// logits: [batch, classes]; labels: [batch]; loss: [batch] for Reduction::none, else one number; log_sum_exp: [batch],
+/// kept for the backward pass. Throws UsageError for a bad label or a smoothing outside of [0, 1] before it writes
+/// anything.
 template <class T>
 void cross_entropy_forward(Cpu cpu, Index batch, Index classes, const T* logits, const std::int64_t* labels,
                            const CrossEntropyOptions& options, T* loss, T* log_sum_exp) {

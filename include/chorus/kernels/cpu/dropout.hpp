@@ -1,6 +1,6 @@
 #pragma once
-/// Dropout on the CPU (Srivastava et al., JMLR 15, 2014; scaled in training). The backward pass draws the mask again instead
-/// of keeping it. Forward overwrites y; backward overwrites dx or, with `accumulate`, adds.
+/// Dropout on the CPU (Srivastava et al., JMLR 15, 2014; scaled in training). The backward pass draws the mask again
+/// instead of keeping it. Forward overwrites y; backward overwrites dx or, with `accumulate`, adds.
 
 #include <algorithm>
 #include <array>
@@ -14,8 +14,8 @@
 namespace chorus::inline CHORUS_ABI::kernels {
 
 namespace detail {
-/// `out[i] = put(out[i], kept ? in[i] * scale : 0)`, block of Philox counters by block. Counters run through the samples,
-/// each of which has ceil(inner / 4) of them.
+/// `out[i] = put(out[i], kept ? in[i] * scale : 0)`, block of Philox counters by block. Counters run through the
+/// samples, each of which has ceil(inner / 4) of them.
 template <bool accumulate, class T>
 void dropout(Index samples, Index inner, const T* in, T* out, double p, const DropoutKey& key) {
   check<UsageError>(p >= 0 && p <= 1, "dropout: p must be in [0, 1], got ", p);

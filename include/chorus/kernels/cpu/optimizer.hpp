@@ -5,7 +5,8 @@
 
 #include <chorus/core/device.hpp>
 #include <chorus/core/dtype.hpp>
-#include <chorus/kernels/pack.hpp>
+#include <chorus/kernels/cpu/packet.hpp>
+#include <chorus/kernels/cpu/packet_math.hpp>
 
 namespace chorus::inline CHORUS_ABI::kernels {
 
@@ -62,8 +63,54 @@ void adam_step(Cpu, Index count, T* p, const T* g, T* m, T* v, T* vmax, const Ad
       square = Eigen::internal::pmax(load(vmax + i, n), square);
       store(vmax + i, square, n);
     }
-    const auto denominator = padd(Eigen::internal::pdiv(math::detail::sqrt_packet<T>(square), correction), eps);
+    const auto denominator = padd(Eigen::internal::pdiv(math::packets::sqrt<T>(square), correction), eps);
     store(p + i, pmadd(step_size, Eigen::internal::pdiv(mean, denominator), pmul(shrink, value)), n);
+  });
+}
+
+struct RmsPropScalars {
+  double lr = 0, alpha = 0.99, eps = 1e-8, weight_decay = 0, momentum = 0;
+};
+
+/// g += weight_decay p; v = alpha v + (1 - alpha) g²; step = g / (sqrt(v) + eps); with momentum m = momentum m + step and
+/// step = m; p -= lr step. Overwrites p, v and m, which is null where there is no momentum; `g` stays.
+template <Real T>
+void rms_prop_step(Cpu, Index count, T* p, const T* g, T* v, T* m, const RmsPropScalars& s) {
+  const auto scalar = [](double x) { return splat(static_cast<T>(x)); };
+  const auto lr = scalar(-s.lr), keep = scalar(s.alpha), mix = scalar(1 - s.alpha), eps = scalar(s.eps);
+  const auto decay = scalar(s.weight_decay), momentum = scalar(s.momentum);
+  for_packets<T>(count, [&](Index i, auto n) {
+    const auto value = load(p + i, n);
+    const auto grad = pmadd(decay, value, load(g + i, n));
+    const auto square = pmadd(pmul(mix, grad), grad, pmul(keep, load(v + i, n)));
+    store(v + i, square, n);
+    auto step = Eigen::internal::pdiv(grad, padd(math::packets::sqrt<T>(square), eps));
+    if (m != nullptr) {
+      step = pmadd(momentum, load(m + i, n), step);
+      store(m + i, step, n);
+    }
+    store(p + i, pmadd(lr, step, value), n);
+  });
+}
+
+struct AdagradScalars {
+  double lr = 0, lr_decay = 0, eps = 1e-10, weight_decay = 0;
+  /// The number of this step, from 1.
+  Index step = 1;
+};
+
+/// g += weight_decay p; sum += g²; p -= lr / (1 + (step - 1) lr_decay) * g / (sqrt(sum) + eps). Overwrites p and sum.
+template <Real T>
+void adagrad_step(Cpu, Index count, T* p, const T* g, T* sum, const AdagradScalars& s) {
+  const auto scalar = [](double x) { return splat(static_cast<T>(x)); };
+  const auto lr = scalar(-s.lr / (1 + static_cast<double>(s.step - 1) * s.lr_decay));
+  const auto eps = scalar(s.eps), decay = scalar(s.weight_decay);
+  for_packets<T>(count, [&](Index i, auto n) {
+    const auto value = load(p + i, n);
+    const auto grad = pmadd(decay, value, load(g + i, n));
+    const auto square = pmadd(grad, grad, load(sum + i, n));
+    store(sum + i, square, n);
+    store(p + i, pmadd(lr, Eigen::internal::pdiv(grad, padd(math::packets::sqrt<T>(square), eps)), value), n);
   });
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-/// SIMD registers for kernels that reduce: loads and stores with a tail, and sums in an order that is fixed (whatever the
-/// alignment) and accurate.
+/// SIMD registers for kernels that reduce: loads and stores with a tail, and sums in an order that is fixed (whatever
+/// the alignment) and accurate.
 
 #include <limits>
 #include <type_traits>

@@ -8,7 +8,7 @@
 #include <span>
 #include <utility>
 
-#include <chorus/autograd/dual.hpp>
+#include <chorus/autograd/functor_gradient.hpp>
 #include <chorus/kernels/cpu/copy.hpp>
 #include <chorus/kernels/functors.hpp>
 #include <chorus/kernels/pack.hpp>

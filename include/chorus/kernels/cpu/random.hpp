@@ -1,6 +1,6 @@
 #pragma once
-/// Random numbers on the CPU, counter-based: number i of a stream depends on (seed, stream, i) alone, so that any part of
-/// the stream can be drawn anywhere. A stream is a purpose: a parameter's number, an epoch.
+/// Random numbers on the CPU, counter-based: number i of a stream depends on (seed, stream, i) alone, so that any part
+/// of the stream can be drawn anywhere. A stream is a purpose: a parameter's number, an epoch.
 
 #include <algorithm>
 #include <array>
@@ -27,7 +27,8 @@ constexpr PhiloxWords stream_words(std::uint64_t seed, std::uint64_t stream, std
 
 /// out[i] = numbers(words of draw (offset + i) / N)[(offset + i) % N]: N numbers from each draw.
 template <int N, class T, class Numbers>
-void fill_from_stream(std::uint64_t seed, std::uint64_t stream, Index offset, Index count, T* out, const Numbers& numbers) {
+void fill_from_stream(std::uint64_t seed, std::uint64_t stream, Index offset, Index count, T* out,
+                      const Numbers& numbers) {
   for (Index i = 0; i < count;) {
     const Index at = offset + i;
     const std::array<T, N> drawn = numbers(stream_words(seed, stream, static_cast<std::uint64_t>(at / N)));
@@ -36,8 +37,8 @@ void fill_from_stream(std::uint64_t seed, std::uint64_t stream, Index offset, In
 }
 }  // namespace detail
 
-/// Numbers `offset` to `offset + count - 1` of a stream, uniform in [lo, hi): 24 random bits for a float, 53 for a double.
-/// The floats have the same bits on every device.
+/// Numbers `offset` to `offset + count - 1` of a stream, uniform in [lo, hi): 24 random bits for a float, 53 for a
+/// double. The floats have the same bits on every device.
 template <class T>
 void fill_uniform(Cpu, std::uint64_t seed, std::uint64_t stream, Index offset, Index count, T* out, T lo, T hi) {
   const double start = static_cast<double>(lo), width = static_cast<double>(hi) - start;
@@ -61,7 +62,8 @@ void fill_uniform(Cpu, std::uint64_t seed, std::uint64_t stream, Index offset, I
 
 /// Numbers `offset` to `offset + count - 1` of a stream, normally distributed (Box and Muller 1958, in double).
 template <class T>
-void fill_normal(Cpu, std::uint64_t seed, std::uint64_t stream, Index offset, Index count, T* out, T mean, T deviation) {
+void fill_normal(Cpu, std::uint64_t seed, std::uint64_t stream, Index offset, Index count, T* out, T mean,
+                 T deviation) {
   const double centre = static_cast<double>(mean), spread = static_cast<double>(deviation);
   detail::fill_from_stream<4>(seed, stream, offset, count, out, [&](const PhiloxWords& words) {
     std::array<T, 4> numbers;

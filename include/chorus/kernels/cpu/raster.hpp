@@ -73,4 +73,42 @@ void from_raster(const T* raster, Axis vertical, Axis horizontal, Index rows, In
   }
 }
 
+/// Where a result's pixels lie in a raster: pixel (image, i, j) at image * plane + i * pitch + j.
+struct Pixels {
+  Index images, rows, columns, pitch, plane;
+  Index count() const { return images * rows * columns; }
+  Index position(Index pixel) const {
+    const Index row = pixel / columns;
+    return row / rows * plane + row % rows * pitch + pixel % columns;
+  }
+};
+
+/// The pieces of raster rows that hold the pixels [first, first + count), at most 256.
+class Segments {
+ public:
+  Segments(const Pixels& pixels, Index first, Index count) {
+    for (Index done = 0; done < count; ++size_) {
+      const Index length = std::min(pixels.columns - (first + done) % pixels.columns, count - done);
+      all_[size_] = {pixels.position(first + done), done, done + length};
+      done += length;
+    }
+  }
+
+  /// to[0, count) = those pixels of `from`. Writes whole packets, so up to one packet behind `to[count]` as well.
+  template <class T>
+  void gather(const T* from, T* to) const {
+    for (Index i = 0; i < size_; ++i) {
+      const T* source = from + all_[i].position - all_[i].begin;
+      for (Index j = all_[i].begin; j < all_[i].end; j += lanes<T>) store(to + j, load(source + j, Whole<T>{}), Whole<T>{});
+    }
+  }
+
+ private:
+  struct Segment {
+    Index position, begin, end;
+  };
+  Segment all_[256];
+  Index size_ = 0;
+};
+
 }  // namespace chorus::inline CHORUS_ABI::kernels::detail

@@ -1,7 +1,7 @@
 #pragma once
-/// Reductions over one axis, and their gradients, on the CPU. Forward functions read x: [outer, axis, inner] and overwrite
-/// y: [outer, inner], backward functions write dx like x; both add instead where `accumulate` says so. The same input gives
-/// the same bits.
+/// Reductions over one axis, and their gradients, on the CPU. Forward functions read x: [outer, axis, inner] and
+/// overwrite y: [outer, inner], backward functions write dx like x; both add instead where `accumulate` says so. The
+/// same input gives the same bits.
 
 #include <algorithm>
 #include <cmath>
@@ -68,7 +68,8 @@ void mean(Cpu, AxisShape shape, const T* x, T* y, bool accumulate = false) {
 /// The sum of n numbers.
 template <class T>
 T sum_all(Cpu, Index n, const T* x) {
-  return Eigen::internal::pfirst(Row<T>{0, 0, n}.reduce(Sum<T>{}, [&](Index i, auto count) { return load(x + i, count); }));
+  return Eigen::internal::pfirst(
+      Row<T>{0, 0, n}.reduce(Sum<T>{}, [&](Index i, auto count) { return load(x + i, count); }));
 }
 
 /// dx = dy * scale, for every element of the axis: the gradient of a sum, and with scale = 1 / axis that of a mean.
@@ -143,8 +144,8 @@ void argmax(Cpu, AxisShape shape, const T* x, Index* y) {
   });
 }
 
-/// y = sum((x - mean(x))^2) / (axis - correction), in two passes; correction 1 makes it unbiased. NaN where there are not
-/// more elements than that.
+/// y = sum((x - mean(x))^2) / (axis - correction), in two passes; correction 1 makes it unbiased. NaN where there are
+/// not more elements than that.
 template <class T>
 void var(Cpu, AxisShape shape, const T* x, T* y, Index correction) {
   const auto n = splat(static_cast<T>(shape.axis));
@@ -168,9 +169,8 @@ void var_backward(Cpu, AxisShape shape, const T* x, const T* dy, T* dx, Index co
   for_lines<T>(shape, [&](const auto& line) {
     const auto total = line.reduce(Sum<T>{}, [&](Index i, auto count) { return load(x + i, count); });
     const auto centre = Eigen::internal::pdiv(total, n), scale = pmul(line.load_result(dy), factor);
-    line.each([&](Index i, auto count) {
-      store(dx + i, pmul(psub(load(x + i, count), centre), scale), count, accumulate);
-    });
+    line.each(
+        [&](Index i, auto count) { store(dx + i, pmul(psub(load(x + i, count), centre), scale), count, accumulate); });
   });
 }
 

@@ -1,7 +1,7 @@
 #pragma once
 /// Softmax, its logarithm and logsumexp along one axis, on the CPU. Results overwrite; gradients overwrite or, with
-/// `accumulate`, add. Inputs are shifted by their maximum, so that no finite input overflows. As in PyTorch a NaN, and a line
-/// of -inf alone, make NaN.
+/// `accumulate`, add. Inputs are shifted by their maximum, so that no finite input overflows. As in PyTorch a NaN, and
+/// a line of -inf alone, make NaN.
 
 #include <cmath>
 #include <limits>
@@ -26,8 +26,8 @@ Packet<T> logsumexp(const Line& line, const T* x) {
   // A line of -inf alone must give -inf, and one with +inf must give that: shift those by 0.
   const auto finite = pcmp_lt(Eigen::internal::pabs(maximum), splat(std::numeric_limits<T>::infinity()));
   const auto shift = pselect(finite, maximum, splat(T{0}));
-  const auto total = line.reduce(
-      Sum<T>{}, [&](Index i, auto count) { return exp_to_zero<T>(psub(load(x + i, count), shift)); });
+  const auto total =
+      line.reduce(Sum<T>{}, [&](Index i, auto count) { return exp_to_zero<T>(psub(load(x + i, count), shift)); });
   return padd(shift, line.map(total, [](T value) { return std::log(value); }));
 }
 }  // namespace detail

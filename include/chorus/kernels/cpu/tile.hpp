@@ -75,6 +75,24 @@ void multiply_rows(Index rows, Index depth, Matrix<T> a, const T* b, const Index
   if constexpr (Most > 1) multiply_rows<T, Most - 1>(rows, depth, a, b, offsets, start, c, c_row, accumulate);
 }
 
+/// The same for any number of rows, and for any number of columns up to `tile_columns`: `b` and `start` must be readable to
+/// `tile_columns`, c is written no further than `columns`.
+template <class T>
+void multiply_panel(Index rows, Index columns, Index depth, Matrix<T> a, const T* b, const Index* offsets, const T* start,
+                    T* c, Index c_row, bool accumulate) {
+  constexpr Index w = tile_columns<T>;
+  for_pieces(rows, tile_rows, [&](Index first, Index count) {
+    const Matrix<T> left{a.data + first * a.row, a.row, a.column};
+    T* to = c + first * c_row;
+    if (columns == w) return multiply_rows(count, depth, left, b, offsets, start, to, c_row, accumulate);
+    alignas(64) T edge[tile_rows * w];
+    multiply_rows(count, depth, left, b, offsets, start, edge, w, false);
+    for (Index i = 0; i < count; ++i)
+      for (Index j = 0; j < columns; ++j)
+        to[i * c_row + j] = (accumulate ? to[i * c_row + j] : T{0}) + edge[i * w + j];
+  });
+}
+
 /// Contiguous runs of a long row: `count` runs of `length` elements, `pitch` apart.
 struct Runs {
   Index count, length, pitch;

@@ -1,0 +1,43 @@
+#pragma once
+/// The gradient of an element-wise functor at one element: its own, or by Dual numbers.
+
+#include <utility>
+
+#include <chorus/autograd/dual.hpp>
+
+namespace chorus::inline CHORUS_ABI::math {
+
+/// What `gradient` returns: one number for each input of a functor.
+template <class S, int N>
+struct Partials {
+  S d[N];
+};
+
+/// The gradient by each input of `y = f(x...)` at one element (or Pack), where `dy` is the gradient by y. A functor that
+/// knows a cheaper or more exact way than Dual numbers brings it along:
+/// `template <class S> Partials<S, 2> gradient(const S& dy, const S& a, const S& b) const`.
+template <class F, class S, class... X>
+CHORUS_HD Partials<S, static_cast<int>(sizeof...(X))> gradient(const F& f, const S& dy, const X&... x) {
+  constexpr int n = static_cast<int>(sizeof...(X));
+  if constexpr (requires { f.gradient(dy, x...); }) {
+    return f.gradient(dy, x...);
+  } else {
+    int next = 0;
+    const auto seed = [&](const S& value) {
+      Dual<S, n> input(value);
+      input.d[next++] = dy;
+      return input;
+    };
+    Dual<S, n> inputs[] = {seed(x)...};
+    return [&]<int... i>(std::integer_sequence<int, i...>) {
+      const Dual<S, n> y = f(inputs[i]...);
+      return Partials<S, n>{{y.d[i]...}};
+    }(std::make_integer_sequence<int, n>());
+  }
+}
+
+}  // namespace chorus::inline CHORUS_ABI::math
+
+namespace chorus::inline CHORUS_ABI {
+using math::Partials;
+}  // namespace chorus

@@ -1,0 +1,54 @@
+#pragma once
+/// Panels: the right-hand sides of `multiply_tile`, copied so that they are contiguous and in the first-level cache.
+
+#include <algorithm>
+
+#include <chorus/kernels/cpu/tile.hpp>
+
+namespace chorus::inline CHORUS_ABI::kernels::detail {
+
+/// to[p, j] = b[p, j] for `depth` rows of `columns` numbers, padded with zeros to `tile_columns`.
+template <class T>
+void pack_rows(Index depth, Index columns, const T* b, Index b_row, T* to) {
+  constexpr Index w = lanes<T>;
+  if (columns == tile_columns<T>) {
+    for (Index p = 0; p < depth; ++p, b += b_row, to += 2 * w) {
+      store(to, load(b, Whole<T>{}), Whole<T>{});
+      store(to + w, load(b + w, Whole<T>{}), Whole<T>{});
+    }
+  } else {
+    for (Index p = 0; p < depth; ++p, b += b_row, to += 2 * w)
+      for (Index j = 0; j < 2 * w; ++j) to[j] = j < columns ? b[j] : T{0};
+  }
+}
+
+// g++ warns about alignment attributes that Eigen's packets lose as template arguments, and about undefined values in its own
+// shuffles; both are harmless.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wignored-attributes"
+#ifndef __clang__
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+/// to[p, j] = b[j, p], padded likewise. Squares of packets are transposed in registers; where `depth` is no multiple of a
+/// packet, the last square overlaps the one before.
+template <class T>
+void pack_columns(Index depth, Index columns, const T* b, Index b_row, T* to) {
+  constexpr Index w = lanes<T>;
+  if (depth < w) {
+    for (Index p = 0; p < depth; ++p)
+      for (Index j = 0; j < 2 * w; ++j) to[p * 2 * w + j] = j < columns ? b[j * b_row + p] : T{0};
+    return;
+  }
+  for (Index half = 0; half < 2 * w; half += w)
+    for (Index next = 0; next < depth; next += w) {
+      const Index p = std::min(next, depth - w);
+      Eigen::internal::PacketBlock<Packet<T>, w> square;
+      for (Index j = 0; j < w; ++j)
+        square.packet[j] = half + j < columns ? load(b + (half + j) * b_row + p, Whole<T>{}) : splat(T{0});
+      Eigen::internal::ptranspose(square);
+      for (Index j = 0; j < w; ++j) store(to + (p + j) * 2 * w + half, square.packet[j], Whole<T>{});
+    }
+}
+#pragma GCC diagnostic pop
+
+}  // namespace chorus::inline CHORUS_ABI::kernels::detail

@@ -1,0 +1,133 @@
+#pragma once
+/// The mathematical functions of SIMD registers `P` of numbers `T`, on the host only: Eigen's where it has them and they are
+/// exact enough, our own, or element by element.
+
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <type_traits>
+
+#include <chorus/kernels/cpu/packet.hpp>
+
+namespace chorus::inline CHORUS_ABI::math::packets {
+
+/// `function` element by element: for what Eigen has no register function for.
+template <class T, class P>
+P by_lane(T (*function)(T), const P& x) {
+  alignas(P) T v[static_cast<std::size_t>(kernels::lanes<T>)];
+  Eigen::internal::pstore(v, x);
+  for (T& value : v) value = function(value);
+  return Eigen::internal::pload<P>(v);
+}
+
+/// exp in float, to about 1 unit in the last place; 0 below -87, infinity above 88.73. Cephes' polynomial; the power of
+/// two comes from adding a number so large that the integer part ends up in the lowest bits.
+template <class P>
+P exp_float(const P& x_in) {
+  using namespace Eigen::internal;
+  const auto c = [](float value) { return pset1<P>(value); };
+  const P x = pmax(pmin(x_in, c(88.75f)), c(-87.4f));
+  const P magic = c(12582912.0f + 126.0f);  // 1.5 * 2^23, plus the exponent's bias less one
+  const P shifted = pmadd(x, c(1.44269504088896341f), magic);
+  const P m = psub(shifted, magic);
+  P r = pmadd(m, c(-0.693359375f), x);
+  r = pmadd(m, c(2.12194440e-4f), r);
+  P y = pmadd(c(1.9875691500e-4f), r, c(1.3981999507e-3f));
+  y = pmadd(y, r, c(8.3334519073e-3f));
+  y = pmadd(y, r, c(4.1665795894e-2f));
+  y = pmadd(y, r, c(1.6666665459e-1f));
+  y = pmadd(y, r, c(5.0000001201e-1f));
+  y = pmadd(y, pmul(r, r), padd(r, c(1.0f)));
+  using Integers = typename unpacket_traits<P>::integer_packet;
+  const P half_power = preinterpret<P>(plogical_shift_left<23>(preinterpret<Integers>(shifted)));
+  return pmul(padd(y, y), half_power);
+}
+
+/// erf in float: a rational approximation, clamped to [-4, 4], whose error is below 3e-7 (the coefficients of Eigen's
+/// unsupported/SpecialFunctions, which does not belong to Eigen/Core).
+template <class P>
+P erf_float(const P& x_in) {
+  using namespace Eigen::internal;
+  const auto c = [](float value) { return pset1<P>(value); };
+  const P x = pmax(pmin(x_in, c(4.0f)), c(-4.0f));
+  const P x2 = pmul(x, x);
+  P p = pmadd(x2, c(-2.72614225801306e-10f), c(2.77068142495902e-08f));
+  p = pmadd(x2, p, c(-2.10102402082508e-06f));
+  p = pmadd(x2, p, c(-5.69250639462346e-05f));
+  p = pmadd(x2, p, c(-7.34990630326855e-04f));
+  p = pmadd(x2, p, c(-2.95459980854025e-03f));
+  p = pmadd(x2, p, c(-1.60960333262415e-02f));
+  P q = pmadd(x2, c(-1.45660718464996e-05f), c(-2.13374055278905e-04f));
+  q = pmadd(x2, q, c(-1.68282697438203e-03f));
+  q = pmadd(x2, q, c(-7.37332916720468e-03f));
+  q = pmadd(x2, q, c(-1.42647390514189e-02f));
+  return pdiv(pmul(x, p), q);
+}
+
+/// Eigen's approximation of sqrt makes infinity NaN.
+template <class T, class P>
+P sqrt(const P& x) {
+  using namespace Eigen::internal;
+  return pselect(pcmp_eq(x, kernels::splat(std::numeric_limits<T>::infinity())), x, psqrt(x));
+}
+
+template <class T>
+inline constexpr bool vectorised = kernels::lanes<T> > 1;
+template <class T>
+inline constexpr bool vectorised_float = vectorised<T> && std::is_same_v<T, float>;
+
+template <class T>
+using Traits = Eigen::internal::packet_traits<T>;
+
+#define CHORUS_PACKET_OPERATION(NAME, PARAMETERS, ...) \
+  struct NAME {                                        \
+    template <class T, class P>                        \
+    static P of PARAMETERS {                           \
+      using namespace Eigen::internal;                 \
+      __VA_ARGS__                                      \
+    }                                                  \
+  };
+CHORUS_PACKET_OPERATION(Add, (const P& x, const P& y), return padd(x, y);)
+CHORUS_PACKET_OPERATION(Sub, (const P& x, const P& y), return psub(x, y);)
+CHORUS_PACKET_OPERATION(Mul, (const P& x, const P& y), return pmul(x, y);)
+CHORUS_PACKET_OPERATION(Div, (const P& x, const P& y), return pdiv(x, y);)
+CHORUS_PACKET_OPERATION(Max, (const P& x, const P& y), return pmax<Eigen::PropagateNaN>(x, y);)
+CHORUS_PACKET_OPERATION(Min, (const P& x, const P& y), return pmin<Eigen::PropagateNaN>(x, y);)
+CHORUS_PACKET_OPERATION(Less, (const P& x, const P& y), return pcmp_lt(x, y);)
+CHORUS_PACKET_OPERATION(LessEqual, (const P& x, const P& y), return pcmp_le(x, y);)
+CHORUS_PACKET_OPERATION(Greater, (const P& x, const P& y), return pcmp_lt(y, x);)
+CHORUS_PACKET_OPERATION(GreaterEqual, (const P& x, const P& y), return pcmp_le(y, x);)
+CHORUS_PACKET_OPERATION(Equal, (const P& x, const P& y), return pcmp_eq(x, y);)
+CHORUS_PACKET_OPERATION(And, (const P& x, const P& y), return pand(x, y);)
+CHORUS_PACKET_OPERATION(Or, (const P& x, const P& y), return por(x, y);)
+CHORUS_PACKET_OPERATION(Select, (const P& mask, const P& x, const P& y), return pselect(mask, x, y);)
+CHORUS_PACKET_OPERATION(Negate, (const P& x), return pnegate(x);)
+CHORUS_PACKET_OPERATION(Abs, (const P& x), return pabs(x);)
+CHORUS_PACKET_OPERATION(Sqrt, (const P& x), return packets::sqrt<T>(x);)
+CHORUS_PACKET_OPERATION(Exp, (const P& x),
+    if constexpr (vectorised_float<T>) return exp_float(x);
+    else return pselect(pcmp_lt(x, kernels::splat(T(-708.4))), kernels::splat(T(0)), pexp(x));)
+CHORUS_PACKET_OPERATION(Erf, (const P& x),
+    if constexpr (vectorised_float<T>) return erf_float(x);
+    else return by_lane<T>(std::erf, x);)
+CHORUS_PACKET_OPERATION(Log, (const P& x),
+    if constexpr (vectorised<T> && Traits<T>::HasLog) return plog(x);
+    else return by_lane<T>(std::log, x);)
+CHORUS_PACKET_OPERATION(Log1p, (const P& x),
+    if constexpr (vectorised<T> && Traits<T>::HasLog1p) return plog1p(x);
+    else return by_lane<T>(std::log1p, x);)
+CHORUS_PACKET_OPERATION(Expm1, (const P& x),
+    if constexpr (vectorised<T> && Traits<T>::HasExpm1) return pexpm1(x);
+    else return by_lane<T>(std::expm1, x);)
+CHORUS_PACKET_OPERATION(Sin, (const P& x),
+    if constexpr (vectorised<T> && Traits<T>::HasSin) return psin(x);
+    else return by_lane<T>(std::sin, x);)
+CHORUS_PACKET_OPERATION(Cos, (const P& x),
+    if constexpr (vectorised<T> && Traits<T>::HasCos) return pcos(x);
+    else return by_lane<T>(std::cos, x);)
+CHORUS_PACKET_OPERATION(Tanh, (const P& x),
+    if constexpr (vectorised<T> && Traits<T>::HasTanh) return ptanh(x);
+    else return by_lane<T>(std::tanh, x);)
+#undef CHORUS_PACKET_OPERATION
+
+}  // namespace chorus::inline CHORUS_ABI::math::packets

@@ -1,0 +1,154 @@
+#pragma once
+/// The reference models of the step benchmarks, and one training step of each.
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <chorus/chorus.hpp>
+
+namespace bench {
+
+namespace ch = chorus;
+
+struct Toy : ch::nn::Module {
+  ch::nn::Conv2d<ch::Cpu> conv1{3, 6, {.kernel = 5}}, conv2{6, 16, {.kernel = 5}};
+  ch::nn::Linear<ch::Cpu> fc1{400, 120}, fc2{120, 84}, fc3{84, 10};
+  CHORUS_MODULE(Toy, conv1, conv2, fc1, fc2, fc3)
+  auto forward(const auto& images) const {
+    auto x = ch::max_pool2d(ch::relu(conv1(images)), 2);
+    x = ch::max_pool2d(ch::relu(conv2(x)), 2);
+    return fc3(ch::relu(fc2(ch::relu(fc1(ch::flatten(x))))));
+  }
+};
+
+struct Mlp : ch::nn::Module {
+  ch::nn::Linear<ch::Cpu> fc1{784, 512}, fc2{512, 512}, fc3{512, 10};
+  CHORUS_MODULE(Mlp, fc1, fc2, fc3)
+  auto forward(const auto& x) const { return fc3(ch::relu(fc2(ch::relu(fc1(x))))); }
+};
+
+struct Block : ch::nn::Module {
+  ch::nn::Conv2d<ch::Cpu> conv1, conv2, shortcut_conv;
+  ch::nn::BatchNorm2d<ch::Cpu> bn1, bn2, shortcut_bn;
+  bool projects;
+  CHORUS_MODULE(Block, conv1, bn1, conv2, bn2, shortcut_conv, shortcut_bn)
+  Block(ch::Index in, ch::Index out, ch::Index stride)
+      : conv1{in, out, {.kernel = 3, .stride = stride, .padding = 1, .bias = false}},
+        conv2{out, out, {.kernel = 3, .padding = 1, .bias = false}},
+        shortcut_conv{in, out, {.kernel = 1, .stride = stride, .bias = false}},
+        bn1{out},
+        bn2{out},
+        shortcut_bn{out},
+        projects(stride != 1 || in != out) {
+    if (projects) return;
+    shortcut_conv.weight = {};
+    shortcut_bn.weight = shortcut_bn.bias = {};
+    shortcut_bn.running_mean = shortcut_bn.running_var = {};
+    shortcut_bn.num_batches_tracked = {};
+  }
+  auto forward(const auto& x) const {
+    const auto y = bn2(conv2(ch::relu(bn1(conv1(x)))));
+    return projects ? ch::relu(y + shortcut_bn(shortcut_conv(x))) : ch::relu(y + x);
+  }
+};
+
+/// The CIFAR form: a 3 x 3 stem without pooling; 64, 128, 256, 512 channels, two basic blocks each.
+struct ResNet18 : ch::nn::Module {
+  ch::nn::Conv2d<ch::Cpu> stem{3, 64, {.kernel = 3, .padding = 1, .bias = false}};
+  ch::nn::BatchNorm2d<ch::Cpu> bn{64};
+  ch::nn::ModuleList<Block> blocks;
+  ch::nn::Linear<ch::Cpu> head{512, 10};
+  CHORUS_MODULE(ResNet18, stem, bn, blocks, head)
+  ResNet18() {
+    ch::Index in = 64;
+    for (const ch::Index out : {64, 128, 256, 512}) {
+      const ch::Index stride = out == 64 ? 1 : 2;
+      blocks.push_back(Block(in, out, stride));
+      blocks.push_back(Block(out, out, 1));
+      in = out;
+    }
+  }
+  auto forward(const auto& images) const {
+    auto x = ch::relu(bn(stem(images)));
+    for (const auto& block : blocks) x = block(x);
+    const auto& shape = x.shape();
+    return head(ch::mean(ch::reshape(x, ch::Shape<3>{shape[0], shape[1], shape[2] * shape[3]}), 2));
+  }
+};
+
+/// N(0, 1) numbers.
+template <int Rank>
+ch::Tensor<float, Rank> normal(const ch::Shape<Rank>& shape) {
+  auto out = ch::Tensor<float, Rank>::empty(shape);
+  ch::kernels::fill_normal(ch::Cpu{}, 0, 1000, 0, out.numel(), out.data(), 0.0f, 1.0f);
+  return out;
+}
+
+/// Uniform labels in [0, classes).
+inline ch::Tensor<std::int64_t, 1> labels(ch::Index count, int classes) {
+  auto out = ch::Tensor<std::int64_t, 1>::empty({count});
+  for (ch::Index i = 0; i < count; ++i)
+    out(i) = ch::philox(1, {static_cast<std::uint32_t>(i), 0, 0, 0})[0] % static_cast<std::uint32_t>(classes);
+  return out;
+}
+
+/// Milliseconds of the median of up to `most` steps, within about `seconds`, after three to warm up.
+template <class Step>
+double median_ms(const Step& step, std::size_t most, double seconds) {
+  using Clock = std::chrono::steady_clock;
+  for (int i = 0; i < 3; ++i) step();
+  std::vector<double> times;
+  const auto begin = Clock::now();
+  while (times.size() < most && std::chrono::duration<double>(Clock::now() - begin).count() < seconds) {
+    const auto start = Clock::now();
+    step();
+    times.push_back(std::chrono::duration<double, std::milli>(Clock::now() - start).count());
+  }
+  std::sort(times.begin(), times.end());
+  return times[times.size() / 2];
+}
+
+/// One training step on a fixed batch: zero_grad, forward, cross entropy, backward, optimizer step.
+template <class Net, class Images>
+auto make_step(Net& net, ch::optim::Optimizer<ch::Cpu>& optimizer, const Images& images, const ch::Tensor<std::int64_t, 1>& targets) {
+  return [&net, &optimizer, images, targets] {
+    optimizer.zero_grad();
+    const auto loss = ch::cross_entropy(net(images), targets);
+    loss.backward();
+    optimizer.step();
+  };
+}
+
+/// Calls `run(name, Model, images, targets, optimizer)` for the cases that were asked for; returns false for an unknown one.
+template <class Run>
+bool for_each_case(std::span<const std::string_view> wanted, const Run& run) {
+  const auto sgd = [](auto parameters) -> std::unique_ptr<ch::optim::Optimizer<ch::Cpu>> {
+    return std::make_unique<ch::optim::Sgd<ch::Cpu>>(parameters, ch::optim::SgdOptions{.lr = 0.01, .momentum = 0.9});
+  };
+  const auto adam = [](auto parameters) -> std::unique_ptr<ch::optim::Optimizer<ch::Cpu>> {
+    return std::make_unique<ch::optim::Adam<ch::Cpu>>(parameters, ch::optim::AdamOptions{.lr = 1e-3});
+  };
+  constexpr std::string_view known[] = {"toy_b16", "toy_b128", "mlp_b64", "resnet18_b32"};
+  for (const auto name : wanted)
+    if (std::find(std::begin(known), std::end(known), name) == std::end(known)) {
+      std::fprintf(stderr, "unknown case '%.*s'; known are:", static_cast<int>(name.size()), name.data());
+      for (const auto k : known) std::fprintf(stderr, " %.*s", static_cast<int>(k.size()), k.data());
+      std::fprintf(stderr, "\n");
+      return false;
+    }
+  const auto asked = [&](std::string_view name) {
+    return wanted.empty() || std::find(wanted.begin(), wanted.end(), name) != wanted.end();
+  };
+  if (asked("toy_b16")) run("toy_b16", [] { return Toy{}; }, normal<4>({16, 3, 32, 32}), labels(16, 10), sgd);
+  if (asked("toy_b128")) run("toy_b128", [] { return Toy{}; }, normal<4>({128, 3, 32, 32}), labels(128, 10), sgd);
+  if (asked("mlp_b64")) run("mlp_b64", [] { return Mlp{}; }, normal<2>({64, 784}), labels(64, 10), adam);
+  if (asked("resnet18_b32")) run("resnet18_b32", [] { return ResNet18{}; }, normal<4>({32, 3, 32, 32}), labels(32, 10), sgd);
+  return true;
+}
+
+}  // namespace bench
