@@ -1,11 +1,11 @@
 // The functors and Dual as device code: one kernel forward, one back, on plain numbers and Duals, no extended lambda.
-#include <array>
-#include <cmath>
-#include <vector>
+#include <cuda_runtime.h>
 
+#include <array>
 #include <catch.hpp>
 #include <chorus/kernels/cpu/pointwise.hpp>
-#include <cuda_runtime.h>
+#include <cmath>
+#include <vector>
 
 using namespace chorus;
 
@@ -26,7 +26,8 @@ __global__ void forward(F f, Index count, T* out, const In*... in) {
 }
 
 template <class F, class T, class... In>
-__global__ void backward(F f, Index count, const T* dy, Partials<T*, static_cast<int>(sizeof...(In))> dx, const In*... in) {
+__global__ void backward(F f, Index count, const T* dy, Partials<T*, static_cast<int>(sizeof...(In))> dx,
+                         const In*... in) {
   for (Index i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x) {
     const auto partials = math::gradient(f, dy[i], in[i]...);
     for (int k = 0; k < static_cast<int>(sizeof...(In)); ++k) dx.d[k][i] = partials.d[k];
@@ -82,7 +83,8 @@ void compare(const F& f) {
   } else {
     kernels::pointwise_forward(Cpu{}, f, count, std::array<const T*, 2>{a.data(), b.data()}, y.data());
     kernels::pointwise_backward(Cpu{}, f, count, std::array<const T*, 2>{a.data(), b.data()},
-                                static_cast<const T*>(dy.data()), std::array<T*, 2>{da.data(), db.data()}, {false, false});
+                                static_cast<const T*>(dy.data()), std::array<T*, 2>{da.data(), db.data()},
+                                {false, false});
     forward<<<4, 64>>>(f, count, d_y.data, static_cast<const T*>(d_a.data), static_cast<const T*>(d_b.data));
     backward<<<4, 64>>>(f, count, static_cast<const T*>(d_dy.data), Partials<T*, 2>{{d_da.data, d_db.data}},
                         static_cast<const T*>(d_a.data), static_cast<const T*>(d_b.data));
@@ -100,7 +102,8 @@ TEST_CASE("unary functors run in a kernel, forward and back") {
   if (!device_present()) return;
   using namespace functors;
   const auto all = [](auto... f) { (compare<float, 1>(f), ...); };
-  all(Neg{}, Abs{}, Square{}, Sqrt{}, Rsqrt{}, Reciprocal{}, Exp{}, Log{}, Log1p{}, Sin{}, Cos{}, Tanh{}, Erf{}, Sigmoid{});
+  all(Neg{}, Abs{}, Square{}, Sqrt{}, Rsqrt{}, Reciprocal{}, Exp{}, Log{}, Log1p{}, Sin{}, Cos{}, Tanh{}, Erf{},
+      Sigmoid{});
   all(Relu{}, Relu6{}, LeakyRelu{}, Elu{}, Silu{}, Gelu{}, GeluTanh{}, Mish{}, Softplus{}, LogSigmoid{}, Hardtanh{});
   all(Hardsigmoid{}, Hardswish{}, Clamp{-0.5, 0.7}, PowScalar{3}, PowScalar{1.7}, AddScalar{2}, MulScalar{3});
   compare<double, 1>(Gelu{});

@@ -2,9 +2,8 @@
 /// Dual: a number and its derivatives. A functor called with Duals computes its own gradient (forward-mode automatic
 /// differentiation of one element, inside the fused backward pass of an element-wise operation).
 
-#include <type_traits>
-
 #include <chorus/kernels/scalar_math.hpp>
+#include <type_traits>
 
 namespace chorus::inline CHORUS_ABI::math {
 
@@ -17,8 +16,8 @@ struct Dual {
 
   Dual() = default;
   template <class X>
-    requires(std::is_same_v<X, S> || Arithmetic<X>)
-  CHORUS_HD Dual(const X& x) : value(static_cast<S>(x)) {  // NOLINT: converts as numbers do
+  requires(std::is_same_v<X, S> || Arithmetic<X>) CHORUS_HD Dual(const X& x)
+      : value(static_cast<S>(x)) {  // NOLINT: converts as numbers do
     for (int i = 0; i < N; ++i) d[i] = S(0);
   }
 };
@@ -262,7 +261,8 @@ CHORUS_HD Dual<S, N> min(A a, const Dual<S, N>& b) {
   return min(Dual<S, N>(a), b);
 }
 
-/// By the exponent it is 0 where the base is 0 and the exponent is not negative; by the base it is 0 where the exponent is.
+/// By the exponent it is 0 where the base is 0 and the exponent is not negative; by the base it is 0 where the exponent
+/// is.
 template <class S, int N>
 CHORUS_HD Dual<S, N> pow(const Dual<S, N>& x, const Dual<S, N>& exponent) {
   const S y = pow(x.value, exponent.value);
@@ -272,8 +272,8 @@ CHORUS_HD Dual<S, N> pow(const Dual<S, N>& x, const Dual<S, N>& exponent) {
   out.value = y;
   // A negative base is no NaN for the base's gradient, although the exponent's does not exist.
   for (int i = 0; i < N; ++i)
-    out.d[i] = where(x.d[i] == 0, S(0), by_base * x.d[i]) +
-               where(exponent.d[i] == 0, S(0), by_exponent * exponent.d[i]);
+    out.d[i] =
+        where(x.d[i] == 0, S(0), by_base * x.d[i]) + where(exponent.d[i] == 0, S(0), by_exponent * exponent.d[i]);
   return out;
 }
 template <class S, int N, Arithmetic A>
@@ -287,4 +287,4 @@ CHORUS_HD Dual<S, N> pow(const Dual<S, N>& x, A exponent) {
 
 namespace chorus::inline CHORUS_ABI {
 using math::Dual;
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI

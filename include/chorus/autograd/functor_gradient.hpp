@@ -1,9 +1,8 @@
 #pragma once
 /// The gradient of an element-wise functor at one element: its own, or by Dual numbers.
 
-#include <utility>
-
 #include <chorus/autograd/dual.hpp>
+#include <utility>
 
 namespace chorus::inline CHORUS_ABI::math {
 
@@ -13,9 +12,9 @@ struct Partials {
   S d[N];
 };
 
-/// The gradient by each input of `y = f(x...)` at one element (or Pack), where `dy` is the gradient by y. A functor that
-/// knows a cheaper or more exact way than Dual numbers brings it along:
-/// `template <class S> Partials<S, 2> gradient(const S& dy, const S& a, const S& b) const`.
+/// The gradient by each input of `y = f(x...)` at one element (or Pack), where `dy` is the gradient by y. A functor
+/// that knows a cheaper or more exact way than Dual numbers brings it along: `template <class S> Partials<S, 2>
+/// gradient(const S& dy, const S& a, const S& b) const`.
 template <class F, class S, class... X>
 CHORUS_HD Partials<S, static_cast<int>(sizeof...(X))> gradient(const F& f, const S& dy, const X&... x) {
   constexpr int n = static_cast<int>(sizeof...(X));
@@ -32,7 +31,8 @@ CHORUS_HD Partials<S, static_cast<int>(sizeof...(X))> gradient(const F& f, const
     return [&]<int... i>(std::integer_sequence<int, i...>) {
       const Dual<S, n> y = f(inputs[i]...);
       return Partials<S, n>{{y.d[i]...}};
-    }(std::make_integer_sequence<int, n>());
+    }
+    (std::make_integer_sequence<int, n>());
   }
 }
 
@@ -40,4 +40,4 @@ CHORUS_HD Partials<S, static_cast<int>(sizeof...(X))> gradient(const F& f, const
 
 namespace chorus::inline CHORUS_ABI {
 using math::Partials;
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI

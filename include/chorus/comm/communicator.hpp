@@ -1,17 +1,17 @@
 #pragma once
 /// What a communicator offers: collectives over a group of ranks, blocking and asynchronous.
 
+#include <chorus/comm/work.hpp>
+#include <chorus/core/dtype.hpp>
+#include <chorus/core/trace.hpp>
 #include <cstdint>
 #include <span>
 #include <string_view>
 
-#include <chorus/comm/work.hpp>
-#include <chorus/core/dtype.hpp>
-#include <chorus/core/trace.hpp>
-
 namespace chorus::inline CHORUS_ABI::comm {
 
-/// How contributions are combined. On bool, sum and max are "or", min is "and". A NaN wins over any number in min and max.
+/// How contributions are combined. On bool, sum and max are "or", min is "and". A NaN wins over any number in min and
+/// max.
 enum class ReduceOp : std::uint8_t { sum, min, max };
 
 constexpr std::string_view name(ReduceOp op) {
@@ -21,8 +21,8 @@ constexpr std::string_view name(ReduceOp op) {
 inline void append(std::string& out, ReduceOp op) { out += name(op); }
 
 struct CollectiveOptions {
-  /// Multiplies this rank's contribution before it is reduced (NCCL's PreMulSum), without a pass of its own over memory.
-  /// Only for all_reduce and reduce_scatter of floating-point numbers.
+  /// Multiplies this rank's contribution before it is reduced (NCCL's PreMulSum), without a pass of its own over
+  /// memory. Only for all_reduce and reduce_scatter of floating-point numbers.
   double scale = 1;
   trace::Traffic traffic = trace::Traffic::control;  ///< what the bytes are counted as
 };
@@ -31,32 +31,32 @@ struct CollectiveOptions {
 ///
 ///   all_reduce(data, op, options)         data := the reduction of every rank's data; the same bits on every rank
 ///   broadcast(data, root, options)        data := root's data
-///   all_gather(mine, all, options)        all  := every rank's `mine`, in the order of ranks; all.size() == size * mine.size()
-///   reduce_scatter(all, mine, op, options) mine := this rank's part of the reduction of every rank's `all`
-///   send(data, peer), recv(data, peer)    in the order of calls, without tags; send may return before the peer receives
-///   barrier()                             returns when every rank has called it
+///   all_gather(mine, all, options)        all  := every rank's `mine`, in the order of ranks; all.size() == size *
+///   mine.size() reduce_scatter(all, mine, op, options) mine := this rank's part of the reduction of every rank's `all`
+///   send(data, peer), recv(data, peer)    in the order of calls, without tags; send may return before the peer
+///   receives barrier()                             returns when every rank has called it
 ///
 /// `X_async` starts X and returns a Work; asynchronous collectives run in the order of calls, and a blocking call
 /// keeps its place behind them. A failed communicator stays failed: every later call throws CommError.
 template <class C>
-concept Communicator =
-    requires(C& c, std::span<float> out, std::span<const float> in, ReduceOp op, CollectiveOptions options) {
-      { c.rank() } -> std::convertible_to<int>;
-      { c.size() } -> std::convertible_to<int>;
-      c.all_reduce(out, op, options);
-      c.broadcast(out, 0, options);
-      c.all_gather(in, out, options);
-      c.reduce_scatter(in, out, op, options);
-      c.send(in, 0, options);
-      c.recv(out, 0, options);
-      c.barrier();
-      { c.all_reduce_async(out, op, options) } -> std::same_as<Work>;
-      { c.broadcast_async(out, 0, options) } -> std::same_as<Work>;
-      { c.all_gather_async(in, out, options) } -> std::same_as<Work>;
-      { c.reduce_scatter_async(in, out, op, options) } -> std::same_as<Work>;
-      { c.send_async(in, 0, options) } -> std::same_as<Work>;
-      { c.recv_async(out, 0, options) } -> std::same_as<Work>;
-      { c.barrier_async() } -> std::same_as<Work>;
-    };
+concept Communicator = requires(C& c, std::span<float> out, std::span<const float> in, ReduceOp op,
+                                CollectiveOptions options) {
+  { c.rank() } -> std::convertible_to<int>;
+  { c.size() } -> std::convertible_to<int>;
+  c.all_reduce(out, op, options);
+  c.broadcast(out, 0, options);
+  c.all_gather(in, out, options);
+  c.reduce_scatter(in, out, op, options);
+  c.send(in, 0, options);
+  c.recv(out, 0, options);
+  c.barrier();
+  { c.all_reduce_async(out, op, options) } -> std::same_as<Work>;
+  { c.broadcast_async(out, 0, options) } -> std::same_as<Work>;
+  { c.all_gather_async(in, out, options) } -> std::same_as<Work>;
+  { c.reduce_scatter_async(in, out, op, options) } -> std::same_as<Work>;
+  { c.send_async(in, 0, options) } -> std::same_as<Work>;
+  { c.recv_async(out, 0, options) } -> std::same_as<Work>;
+  { c.barrier_async() } -> std::same_as<Work>;
+};
 
 }  // namespace chorus::inline CHORUS_ABI::comm

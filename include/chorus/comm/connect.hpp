@@ -11,12 +11,14 @@ namespace chorus::inline CHORUS_ABI::comm {
 /// come. Throws UsageError for a World that makes no sense; CommError when the port is in use, a rank is refused, or
 /// shared memory was asked for and cannot be had; TimeoutError, naming the missing ranks, after world.timeout. Takes
 /// over world.listen_fd. A group of one needs no address and opens no socket.
-[[gnu::cold]] inline std::unique_ptr<RingCommunicator> connect(const World& world, TransportKind kind = TransportKind::automatic) {
+[[gnu::cold]] inline std::unique_ptr<RingCommunicator> connect(const World& world,
+                                                               TransportKind kind = TransportKind::automatic) {
   check<UsageError>(world.size >= 1 && world.size <= max_ranks, "connect: world size is ", world.size,
                     ", expected 1 to ", max_ranks);
   check<UsageError>(world.rank >= 0 && world.rank < world.size, "connect: rank ", world.rank, " is not in [0, ",
                     world.size, ")");
-  check<UsageError>(world.timeout.count() > 0, "connect: timeout is ", world.timeout.count(), " ms, expected more than 0");
+  check<UsageError>(world.timeout.count() > 0, "connect: timeout is ", world.timeout.count(),
+                    " ms, expected more than 0");
   if (world.size == 1) {
     const auto unused = Socket::adopt(world.listen_fd);
     return std::make_unique<RingCommunicator>();

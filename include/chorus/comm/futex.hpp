@@ -6,12 +6,11 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chorus/core/config.hpp>
 #include <chrono>
 #include <climits>
 #include <cstdint>
 #include <ctime>
-
-#include <chorus/core/config.hpp>
 
 namespace chorus::inline CHORUS_ABI::comm {
 

@@ -2,7 +2,6 @@
 /// `Guests`: accepts connections from whoever comes, when only some are wanted.
 
 #include <array>
-
 #include <chorus/comm/socket.hpp>
 
 namespace chorus::inline CHORUS_ABI::comm {
@@ -15,8 +14,8 @@ struct Guest {
   Deadline deadline{};
 };
 
-/// Each guest has to send a hello of fixed size within 5 s. All are heard side by side, and nothing is allocated on their
-/// word, so that one who sends garbage, nothing, or a byte a second keeps no other one waiting.
+/// Each guest has to send a hello of fixed size within 5 s. All are heard side by side, and nothing is allocated on
+/// their word, so that one who sends garbage, nothing, or a byte a second keeps no other one waiting.
 class Guests {
  public:
   Guests(const Socket& listener, std::size_t hello_bytes) : listener_(listener), hello_bytes_(hello_bytes) {}

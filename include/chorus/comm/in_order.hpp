@@ -1,15 +1,15 @@
 #pragma once
 /// `InOrder`: runs tasks one after another, in the caller's thread or, for asynchronous ones, in one background thread.
 
+#include <atomic>
+#include <chorus/comm/work.hpp>
+#include <chorus/core/error.hpp>
 #include <condition_variable>
 #include <csignal>
 #include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
-
-#include <chorus/comm/work.hpp>
-#include <chorus/core/error.hpp>
 
 namespace chorus::inline CHORUS_ABI::comm {
 
@@ -25,12 +25,13 @@ struct Failure {
   }
 };
 
-/// `run(task, in_background)` is called by one thread at a time and tells how it failed. The first failure is final:
-/// tasks that wait behind it are dropped, and their Works throw it too.
+/// `run(self, task, caller_waits)` is called by one thread at a time and tells how it failed. `caller_waits` is true
+/// while the calling thread has nothing else to do than to wait for it. The first failure is final: tasks that wait
+/// behind it are dropped, and their Works throw it too.
 template <class Task>
 class InOrder final : public Progress {
  public:
-  using Run = Failure (*)(void* self, const Task& task, bool in_background);
+  using Run = Failure (*)(void* self, const Task& task, const std::atomic<bool>& caller_waits);
 
   InOrder(Run run, void* self) : run_(run), self_(self) {}
   ~InOrder() override { stop(); }
@@ -40,7 +41,10 @@ class InOrder final : public Progress {
     std::unique_lock lock(mutex_);
     const auto ticket = ++given_;
     if (tasks_.empty() && !running_) {
-      if (const auto failure = execute(lock, task, false)) failure.raise();
+      caller_waits_ = true;
+      const auto failure = execute(lock, task);
+      caller_waits_ = false;
+      if (failure) failure.raise();
       return;
     }
     start();
@@ -61,7 +65,9 @@ class InOrder final : public Progress {
 
   void wait(std::uint64_t ticket) override {
     std::unique_lock lock(mutex_);
+    caller_waits_ = true;
     change_.wait(lock, [&] { return finished_ >= ticket || bool(failure_); });
+    caller_waits_ = false;
     if (finished_ < ticket) failure_.raise();
   }
 
@@ -81,10 +87,10 @@ class InOrder final : public Progress {
   }
 
  private:
-  Failure execute(std::unique_lock<std::mutex>& lock, const Task& task, bool in_background) {
+  Failure execute(std::unique_lock<std::mutex>& lock, const Task& task) {
     running_ = true;
     lock.unlock();
-    const auto failure = run_(self_, task, in_background);
+    const auto failure = run_(self_, task, caller_waits_);
     lock.lock();
     running_ = false;
     if (!failure) {
@@ -117,7 +123,7 @@ class InOrder final : public Progress {
         tasks_.clear();
         first_ = 0;
       }
-      execute(lock, task, true);
+      execute(lock, task);
     }
   }
 
@@ -130,6 +136,7 @@ class InOrder final : public Progress {
   std::uint64_t given_ = 0, finished_ = 0;
   Failure failure_;
   bool running_ = false, stopping_ = false;
+  std::atomic<bool> caller_waits_{false};
   std::thread thread_;
 };
 

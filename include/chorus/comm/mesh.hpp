@@ -17,7 +17,7 @@ struct MeshHello {
 /// after it. Throws CommError, which names a rank that cannot be reached.
 [[gnu::cold]] inline void connect_all(const World& world, const Meeting& meeting, TcpTransport::Peers& peers) {
   const auto deadline = Clock::now() + world.timeout;
-  const auto socket_of = [&](int rank, int lane) -> Socket& { 
+  const auto socket_of = [&](int rank, int lane) -> Socket& {
     auto& peer = peers[static_cast<std::size_t>(rank)];
     return lane == 0 ? peer.data : peer.news;
   };

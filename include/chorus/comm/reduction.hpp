@@ -1,11 +1,10 @@
 #pragma once
 /// The arithmetic of collectives: the ring code moves bytes and calls these two functions on them.
 
+#include <chorus/comm/communicator.hpp>
 #include <cstddef>
 #include <cstring>
 #include <type_traits>
-
-#include <chorus/comm/communicator.hpp>
 
 namespace chorus::inline CHORUS_ABI::comm {
 

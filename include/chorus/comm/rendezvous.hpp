@@ -3,26 +3,25 @@
 ///
 /// Each message is a struct of fixed size in this machine's byte order: Hello (rank to rank 0), Answer (back: a refusal
 /// with its reason, or the transport), then for TCP the addresses of all ranks, and for shared memory an Ack (rank to
-/// rank 0: whether it could open the region) and a Verdict (back: the transport for all). Nothing is encrypted and nobody
-/// is authenticated: listen on loopback, or in a network that you trust.
+/// rank 0: whether it could open the region) and a Verdict (back: the transport for all). Nothing is encrypted and
+/// nobody is authenticated: listen on loopback, or in a network that you trust.
 
 #include <sys/random.h>
-
-#include <thread>
 
 #include <chorus/comm/guests.hpp>
 #include <chorus/comm/shm_transport.hpp>
 #include <chorus/comm/world.hpp>
+#include <thread>
 
 namespace chorus::inline CHORUS_ABI::comm {
 
 /// What the ranks agreed on.
 struct Meeting {
   TransportKind kind = TransportKind::tcp;
-  std::uint64_t key = 0;                   ///< random, the same on all ranks
-  SharedRegion region;  ///< shm
+  std::uint64_t key = 0;                     ///< random, the same on all ranks
+  SharedRegion region;                       ///< shm
   std::array<Address, max_ranks> addresses;  ///< tcp: where each rank's `listener` is
-  Socket listener;  ///< tcp: where the other ranks connect to this one
+  Socket listener;                           ///< tcp: where the other ranks connect to this one
 };
 
 namespace detail {
@@ -153,8 +152,7 @@ class Host {
   [[gnu::cold]] Meeting agree(const Socket& listener, Deadline deadline) {
     Meeting meeting;
     bool one_machine = true;
-    for (int rank = 1; rank < world_.size; ++rank)
-      one_machine = one_machine && at(rank).hello.machine == machine_id();
+    for (int rank = 1; rank < world_.size; ++rank) one_machine = one_machine && at(rank).hello.machine == machine_id();
     meeting.key = random_key();
     meeting.listener = Socket::listen(listener.local().with_port(0));
     meeting.kind = kind_ != TransportKind::tcp && one_machine ? TransportKind::shm : TransportKind::tcp;

@@ -1,14 +1,14 @@
 #pragma once
 /// The collective algorithms, over any Transport. Ranks stand in a ring, rank r sends to r + 1 and receives from r - 1.
 ///
-/// All-reduce (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009): data is
-/// cut into one chunk per rank. Chunk c starts at rank c + 1 and goes once around, each rank adding its part, so that it
-/// is complete at rank c (reduce-scatter: n - 1 steps); then it goes around once more to be stored (all-gather: n - 1
-/// steps). Every rank sends 2 (n - 1) chunks, which is 2 (n - 1) / n of the data whatever n is. The order of additions is
-/// fixed by the chunk, and a chunk's sum is computed at one place: results are the same bits on all ranks, in every run.
+/// All-reduce (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009): data
+/// is cut into one chunk per rank. Chunk c starts at rank c + 1 and goes once around, each rank adding its part, so
+/// that it is complete at rank c (reduce-scatter: n - 1 steps); then it goes around once more to be stored (all-gather:
+/// n - 1 steps). Every rank sends 2 (n - 1) chunks, which is 2 (n - 1) / n of the data whatever n is. The order of
+/// additions is fixed by the chunk, and a chunk's sum is computed at one place: results are the same bits on all ranks,
+/// in every run.
 
 #include <algorithm>
-
 #include <chorus/comm/reduction.hpp>
 #include <chorus/comm/transport.hpp>
 
@@ -25,8 +25,8 @@ struct Ring {
   int size() const { return link.size; }
   /// The rank `steps` further on; negative: further back.
   int neighbour(int steps) const { return ((rank() + steps) % size() + size()) % size(); }
-  /// Numbers of a chunk that can be under way at once. Half a queue: a whole chunk fits while its receiver still reads the
-  /// one before, so no rank waits for room in a circle.
+  /// Numbers of a chunk that can be under way at once. Half a queue: a whole chunk fits while its receiver still reads
+  /// the one before, so no rank waits for room in a circle.
   std::size_t longest_chunk() const { return link.queue_pieces / 2 * (link.piece_bytes / reduction.element); }
 };
 
@@ -84,7 +84,8 @@ inline void relay(const Ring& ring, Step m, std::size_t count) {
 
 }  // namespace detail
 
-/// data: count numbers, in place. Bytes sent: 2 (n - 1) / n of the data, to within 2 numbers when n does not divide count.
+/// data: count numbers, in place. Bytes sent: 2 (n - 1) / n of the data, to within 2 numbers when n does not divide
+/// count.
 inline void ring_all_reduce(const Ring& ring, std::byte* data, std::size_t count) {
   const int n = ring.size(), r = ring.rank(), next = ring.neighbour(1), previous = ring.neighbour(-1);
   const auto element = ring.reduction.element;
@@ -101,7 +102,7 @@ inline void ring_all_reduce(const Ring& ring, std::byte* data, std::size_t count
       detail::relay(ring, {.from = previous, .to = next, .reads = true, .mine = at(c)}, length(c));
     }
     detail::relay(ring, {.from = previous, .to = next, .reads = true, .stores = true, .mine = at(r), .store = at(r)},
-                 length(r));
+                  length(r));
     for (int step = 1; step < n - 1; ++step) {
       c = ring.neighbour(-step);
       detail::relay(ring, {.from = previous, .to = next, .stores = true, .store = at(c)}, length(c));
@@ -133,8 +134,8 @@ inline void ring_reduce_scatter(const Ring& ring, const std::byte* all, std::byt
   } while (count != 0);
 }
 
-/// mine: count numbers; all: size * count, every rank's. `mine` may be this rank's part of `all`. Bytes sent: (n - 1) / n
-/// of `all`.
+/// mine: count numbers; all: size * count, every rank's. `mine` may be this rank's part of `all`. Bytes sent: (n - 1) /
+/// n of `all`.
 inline void ring_all_gather(const Ring& ring, const std::byte* mine, std::byte* all, std::size_t count) {
   const int n = ring.size(), next = ring.neighbour(1), previous = ring.neighbour(-1);
   const auto element = ring.reduction.element, stride = count * element;

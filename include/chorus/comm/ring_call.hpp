@@ -2,11 +2,10 @@
 /// One call of a RingCommunicator, and the object that runs such calls one after another.
 
 #include <array>
-#include <memory>
-
 #include <chorus/comm/in_order.hpp>
 #include <chorus/comm/ring.hpp>
 #include <chorus/comm/world.hpp>
+#include <memory>
 
 namespace chorus::inline CHORUS_ABI::comm {
 
@@ -14,11 +13,11 @@ struct RingCall {
   Op op = Op::barrier;
   Reduction reduction = comm::reduction<std::uint8_t>(ReduceOp::sum, 1);
   trace::Traffic traffic = trace::Traffic::control;
-  std::size_t count = 0;          ///< numbers per rank: of `mine` where there is a `mine`, else of `data`
-  const void* in = nullptr;       ///< what this rank contributes
-  void* out = nullptr;            ///< where the result goes
-  int peer = 0;                   ///< the root of a broadcast, the other end of a message
-  bool receives = false;          ///< a message: recv, not send
+  std::size_t count = 0;     ///< numbers per rank: of `mine` where there is a `mine`, else of `data`
+  const void* in = nullptr;  ///< what this rank contributes
+  void* out = nullptr;       ///< where the result goes
+  int peer = 0;              ///< the root of a broadcast, the other end of a message
+  bool receives = false;     ///< a message: recv, not send
 };
 
 /// Runs calls over a link, numbers them, and turns what goes wrong into one message: rank, call, peer, why.
@@ -27,7 +26,7 @@ class RingRunner {
   explicit RingRunner(std::unique_ptr<Transport> link) : link_(std::move(link)) {}
 
   /// Returns how the call failed.
-  Failure run(const RingCall& call, bool in_background) {
+  Failure run(const RingCall& call, const std::atomic<bool>& caller_waits) {
     if (!link_) {
       run_alone(call);
       return {};
@@ -36,7 +35,7 @@ class RingRunner {
     if (!failure_.empty()) return failed(call, envelope, cat("this communicator has failed before: ", failure_));
     try {
       link_->check();
-      link_->may_spin = !in_background;
+      link_->may_spin = &caller_waits;
       start(call, envelope);
       link_->flush();
       return {};
@@ -52,15 +51,21 @@ class RingRunner {
     Envelope envelope{.op = call.op, .dtype = call.reduction.dtype, .count = call.count};
     const auto peer = static_cast<std::size_t>(call.peer);
     switch (call.op) {
-      case Op::message: envelope.sequence = call.receives ? received_[peer]++ : sent_[peer]++; return envelope;
-      case Op::broadcast: envelope.detail = static_cast<std::uint8_t>(call.peer); break;
-      default: envelope.detail = static_cast<std::uint8_t>(call.reduction.op);
+      case Op::message:
+        envelope.sequence = call.receives ? received_[peer]++ : sent_[peer]++;
+        return envelope;
+      case Op::broadcast:
+        envelope.detail = static_cast<std::uint8_t>(call.peer);
+        break;
+      default:
+        envelope.detail = static_cast<std::uint8_t>(call.reduction.op);
     }
     envelope.sequence = collectives_++;
     return envelope;
   }
 
-  [[gnu::cold]] Failure failed(const RingCall& call, const Envelope& envelope, std::string_view why, bool timed_out = false) {
+  [[gnu::cold]] Failure failed(const RingCall& call, const Envelope& envelope, std::string_view why,
+                               bool timed_out = false) {
     const auto direction = call.op != Op::message ? "" : call.receives ? "receiving " : "sending ";
     const auto what = cat("rank ", link_->rank, ": ", direction, envelope, ": ", why);
     if (failure_.empty()) {
@@ -75,11 +80,16 @@ class RingRunner {
     const auto in = static_cast<const std::byte*>(call.in);
     const auto out = static_cast<std::byte*>(call.out);
     switch (call.op) {
-      case Op::all_reduce: return ring_all_reduce(ring, out, call.count);
-      case Op::broadcast: return ring_broadcast(ring, out, call.count, call.peer);
-      case Op::all_gather: return ring_all_gather(ring, in, out, call.count);
-      case Op::reduce_scatter: return ring_reduce_scatter(ring, in, out, call.count);
-      case Op::barrier: return ring_barrier(ring);
+      case Op::all_reduce:
+        return ring_all_reduce(ring, out, call.count);
+      case Op::broadcast:
+        return ring_broadcast(ring, out, call.count, call.peer);
+      case Op::all_gather:
+        return ring_all_gather(ring, in, out, call.count);
+      case Op::reduce_scatter:
+        return ring_reduce_scatter(ring, in, out, call.count);
+      case Op::barrier:
+        return ring_barrier(ring);
       case Op::message:
         return call.receives ? ring_receive(ring, out, call.count, call.peer)
                              : ring_send(ring, in, call.count, call.peer);

@@ -7,8 +7,8 @@ namespace chorus::inline CHORUS_ABI::comm {
 
 /// A Communicator over shared memory, TCP or threads; made by `connect` or `thread_group`. Blocking calls run in the
 /// caller's thread, asynchronous ones in one thread of the communicator. Call it from one thread at a time, so that all
-/// ranks see one order. Wrong sizes, roots and peers throw UsageError before anything moves; failures of the group throw
-/// CommError, which names this rank, the call, the peer and why.
+/// ranks see one order. Wrong sizes, roots and peers throw UsageError before anything moves; failures of the group
+/// throw CommError, which names this rank, the call, the peer and why.
 class RingCommunicator {
  public:
   /// The rank that `link` stands for; without a link, a group of one, in which nothing moves.
@@ -45,7 +45,8 @@ class RingCommunicator {
     return later(moves<T>(Op::broadcast, data, data, data.size(), root, options));
   }
 
-  /// all := every rank's `mine`, in the order of ranks; all.size() is size() * mine.size(). `mine` may be its own place.
+  /// all := every rank's `mine`, in the order of ranks; all.size() is size() * mine.size(). `mine` may be its own
+  /// place.
   template <Scalar T, std::size_t E>
   void all_gather(std::span<const std::type_identity_t<T>> mine, std::span<T, E> all, CollectiveOptions options = {}) {
     check_parts("all_gather", all.size(), mine.size());
@@ -73,16 +74,16 @@ class RingCommunicator {
   }
 
   /// Messages between two ranks arrive in the order in which they were sent. `send` returns when `data` may be reused:
-  /// before the peer has received it, if the link's queue has room. Two ranks that send each other much at once, and only
-  /// then receive, wait for each other until the timeout.
+  /// before the peer has received it, if the link's queue has room. Two ranks that send each other much at once, and
+  /// only then receive, wait for each other until the timeout.
   template <class T, std::size_t E>
-    requires Scalar<std::remove_const_t<T>>
+  requires Scalar<std::remove_const_t<T>>
   void send(std::span<T, E> data, int peer, CollectiveOptions options = {}) {
     calls_->now(message<std::remove_const_t<T>>(data, {}, false, peer, options));
   }
   template <class T, std::size_t E>
-    requires Scalar<std::remove_const_t<T>>
-  Work send_async(std::span<T, E> data, int peer, CollectiveOptions options = {}) {
+  requires Scalar<std::remove_const_t<T>> Work send_async(std::span<T, E> data, int peer,
+                                                          CollectiveOptions options = {}) {
     return later(message<std::remove_const_t<T>>(data, {}, false, peer, options));
   }
   template <Scalar T, std::size_t E>
@@ -99,8 +100,8 @@ class RingCommunicator {
   Work barrier_async() { return later(RingCall{}); }
 
  private:
-  static Failure run(void* runner, const RingCall& call, bool in_background) {
-    return static_cast<RingRunner*>(runner)->run(call, in_background);
+  static Failure run(void* runner, const RingCall& call, const std::atomic<bool>& caller_waits) {
+    return static_cast<RingRunner*>(runner)->run(call, caller_waits);
   }
 
   Work later(const RingCall& call) { return {calls_, calls_->later(call)}; }
@@ -129,8 +130,8 @@ class RingCommunicator {
   }
 
   void check_parts(std::string_view what, std::size_t all, std::size_t mine) const {
-    check<UsageError>(all == mine * static_cast<std::size_t>(size_), what, ": all has ", all, " numbers, expected ", size_,
-                      " ranks x ", mine);
+    check<UsageError>(all == mine * static_cast<std::size_t>(size_), what, ": all has ", all, " numbers, expected ",
+                      size_, " ranks x ", mine);
   }
 
   int rank_, size_;

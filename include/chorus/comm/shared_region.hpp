@@ -6,11 +6,10 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chorus/core/error.hpp>
 #include <cstddef>
 #include <cstring>
 #include <utility>
-
-#include <chorus/core/error.hpp>
 
 namespace chorus::inline CHORUS_ABI::comm {
 

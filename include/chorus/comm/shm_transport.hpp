@@ -1,10 +1,10 @@
 #pragma once
 /// `ShmTransport`: links through memory that all ranks share, whether they are processes or threads.
 ///
-/// The region starts with a Board (who is here, who waits for whom, who gave up), then holds a queue for each ordered pair
-/// of ranks. A queue is an array of slots, used in turn. A slot's `full` flag says whose it is: the sender writes into an
-/// empty one and sets the flag, the receiver reads a full one and clears it. Flag, envelope and data lie side by side, so
-/// that a short message costs one transfer between two cores' caches.
+/// The region starts with a Board (who is here, who waits for whom, who gave up), then holds a queue for each ordered
+/// pair of ranks. A queue is an array of slots, used in turn. A slot's `full` flag says whose it is: the sender writes
+/// into an empty one and sets the flag, the receiver reads a full one and clears it. Flag, envelope and data lie side
+/// by side, so that a short message costs one transfer between two cores' caches.
 
 #include <poll.h>
 #include <sched.h>
@@ -13,12 +13,11 @@
 
 #include <algorithm>
 #include <array>
-#include <thread>
-
 #include <chorus/comm/futex.hpp>
 #include <chorus/comm/shared_region.hpp>
 #include <chorus/comm/transport.hpp>
 #include <chorus/comm/world.hpp>
+#include <thread>
 
 namespace chorus::inline CHORUS_ABI::comm {
 
@@ -34,9 +33,9 @@ struct alignas(64) Seat {
 };
 
 struct Board {
-  std::uint64_t key;  ///< random: shows that a process has opened the right region
+  std::uint64_t key;                   ///< random: shows that a process has opened the right region
   std::atomic<std::uint32_t> verdict;  ///< 0: all is well, 1: someone writes `reason`, 2: it is written
-  std::int32_t culprit;  ///< who wrote it
+  std::int32_t culprit;                ///< who wrote it
   std::array<char, 1024> reason;
   std::array<Seat, max_ranks> seats;
 };
@@ -157,11 +156,11 @@ class ShmTransport final : public Transport {
       if (who != rank) ring_bell(who);
   }
 
-  /// Returns when `flag` is no longer `busy`: spins for some microseconds if it may, then sleeps. While it sleeps, `sign`
-  /// tells `peer` to ring this rank's bell. Who sets a flag looks at the sign afterwards, who sets the sign looks at the
-  /// flag afterwards (all sequentially consistent), so one of them sees the other.
+  /// Returns when `flag` is no longer `busy`: spins for some microseconds if it may, then sleeps. While it sleeps,
+  /// `sign` tells `peer` to ring this rank's bell. Who sets a flag looks at the sign afterwards, who sets the sign
+  /// looks at the flag afterwards (all sequentially consistent), so one of them sees the other.
   void wait(int peer, std::atomic<std::int32_t>& sign, std::atomic<std::uint32_t>& flag, std::uint32_t busy) {
-    for (int round = 0; round == 0 || (round < 60 && room_to_spin_ && may_spin); ++round) {
+    for (int round = 0; round == 0 || (round < 60 && room_to_spin_ && may_spin && *may_spin); ++round) {
       for (int i = 0; i < 10; ++i) {
         if (flag.load(std::memory_order_acquire) != busy) return;
         spin_pause();
@@ -191,8 +190,7 @@ class ShmTransport final : public Transport {
     for (int who = 0; who < size; ++who)
       if (has_died(who)) fail<LinkError>("rank ", who, " is gone: its process ", seat(who).pid.load(), " has ended");
     // Whatever a rank sent before it left is there by now.
-    if (seat(peer).left.load() != 0 && flag.load() == busy)
-      fail<LinkError>("rank ", peer, " has left the group");
+    if (seat(peer).left.load() != 0 && flag.load() == busy) fail<LinkError>("rank ", peer, " has left the group");
     if (late) fail<LinkTimeout>("waited ", timeout.count(), " ms for ", chain(peer));
   }
 

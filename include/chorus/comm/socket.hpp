@@ -12,13 +12,12 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chorus/comm/world.hpp>
 #include <cstddef>
 #include <cstring>
 #include <span>
 #include <string>
 #include <utility>
-
-#include <chorus/comm/world.hpp>
 
 namespace chorus::inline CHORUS_ABI::comm {
 
@@ -196,8 +195,7 @@ class Socket {
 
 /// The bytes of a struct that is sent as it is.
 template <class T>
-  requires std::is_trivially_copyable_v<T>
-std::span<std::byte> bytes_of(T& value) {
+requires std::is_trivially_copyable_v<T> std::span<std::byte> bytes_of(T& value) {
   return {reinterpret_cast<std::byte*>(&value), sizeof value};
 }
 

@@ -1,14 +1,13 @@
 #pragma once
 /// `TcpTransport`: links over TCP. Between two ranks there are two connections: one carries pieces, the other one news
-/// about the rank itself, which must not wait behind data: that it leaves, gives up, or has long waited for another one.
-/// A process that dies closes both; the others see the news connection end without a goodbye.
+/// about the rank itself, which must not wait behind data: that it leaves, gives up, or has long waited for another
+/// one. A process that dies closes both; the others see the news connection end without a goodbye.
 
 #include <array>
-#include <memory>
-
 #include <chorus/comm/socket.hpp>
 #include <chorus/comm/transport.hpp>
 #include <chorus/comm/world.hpp>
+#include <memory>
 
 namespace chorus::inline CHORUS_ABI::comm {
 
@@ -125,7 +124,8 @@ class TcpTransport final : public Transport {
     while (true) {
       const bool in_head = p.received < sizeof p.head;
       if (!in_head && p.head.bytes > slot_bytes)
-        fail<LinkError>("rank ", peer, " announced a piece of ", p.head.bytes, " bytes, at most ", slot_bytes, " are possible");
+        fail<LinkError>("rank ", peer, " announced a piece of ", p.head.bytes, " bytes, at most ", slot_bytes,
+                        " are possible");
       if (!in_head && p.received == sizeof p.head + p.head.bytes) return true;
       const auto rest = in_head ? bytes_of(p.head).subspan(p.received)
                                 : std::span(aligned(p.in.get()), p.head.bytes).subspan(p.received - sizeof p.head);

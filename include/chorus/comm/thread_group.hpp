@@ -6,8 +6,8 @@
 
 namespace chorus::inline CHORUS_ABI::comm {
 
-/// One communicator per rank, to be used by one thread each. They share memory as processes on one machine do, and `trace`
-/// counts their bytes apart, by rank.
+/// One communicator per rank, to be used by one thread each. They share memory as processes on one machine do, and
+/// `trace` counts their bytes apart, by rank.
 inline std::vector<std::unique_ptr<RingCommunicator>> thread_group(
     int size, std::chrono::milliseconds timeout = std::chrono::milliseconds(60'000)) {
   check<UsageError>(size >= 1 && size <= max_ranks, "thread_group: ", size, " ranks, expected 1 to ", max_ranks);

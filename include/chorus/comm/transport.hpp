@@ -2,19 +2,19 @@
 /// `Transport`: links between the ranks of a group, over which the algorithms of `ring.hpp` are written once.
 
 #include <atomic>
+#include <chorus/comm/communicator.hpp>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <string>
-
-#include <chorus/comm/communicator.hpp>
 
 namespace chorus::inline CHORUS_ABI::comm {
 
 enum class Op : std::uint8_t { all_reduce, broadcast, all_gather, reduce_scatter, message, barrier };
 
 constexpr std::string_view name(Op op) {
-  constexpr std::string_view names[] = {"all_reduce", "broadcast", "all_gather", "reduce_scatter", "message", "barrier"};
+  constexpr std::string_view names[] = {"all_reduce",     "broadcast", "all_gather",
+                                        "reduce_scatter", "message",   "barrier"};
   const auto i = static_cast<std::size_t>(op);
   return i < std::size(names) ? names[i] : "an unknown operation";
 }
@@ -58,8 +58,9 @@ struct LinkTimeout : LinkError {
 /// Links of one rank to all others of its group. A link is a queue of a few pieces of at most `piece_bytes` each, so a
 /// rank can send some while its peer is busy; `queue_pieces` of them before `acquire` waits.
 ///
-/// Every call that waits throws LinkTimeout when the peer makes no progress for `timeout`, and LinkError when a process of
-/// the group has died, when a rank has called `abort`, and when the peer has left. Not thread-safe: one thread at a time.
+/// Every call that waits throws LinkTimeout when the peer makes no progress for `timeout`, and LinkError when a process
+/// of the group has died, when a rank has called `abort`, and when the peer has left. Not thread-safe: one thread at a
+/// time.
 class Transport {
  public:
   struct Piece {
@@ -91,8 +92,8 @@ class Transport {
   const int rank, size;
   const std::size_t piece_bytes, queue_pieces;
   const std::chrono::milliseconds timeout;
-  /// Whether the thread that waits may keep its core for some microseconds: not if another thread needs the core.
-  std::atomic<bool> may_spin{false};
+  /// Whether a thread that waits here may keep its core for some microseconds. It may not while its program computes.
+  const std::atomic<bool>* may_spin = nullptr;
 };
 
 }  // namespace chorus::inline CHORUS_ABI::comm

@@ -1,11 +1,10 @@
 #pragma once
 /// `Work`: the handle of a collective that runs in the background.
 
+#include <chorus/core/config.hpp>
 #include <cstdint>
 #include <memory>
 #include <utility>
-
-#include <chorus/core/config.hpp>
 
 namespace chorus::inline CHORUS_ABI::comm {
 

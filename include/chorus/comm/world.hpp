@@ -1,12 +1,11 @@
 #pragma once
 /// A process's place among the processes of a job, as a launcher tells it.
 
+#include <chorus/core/error.hpp>
 #include <chrono>
 #include <cstdint>
 #include <string>
 #include <string_view>
-
-#include <chorus/core/error.hpp>
 
 namespace chorus::inline CHORUS_ABI::comm {
 
@@ -14,8 +13,8 @@ namespace chorus::inline CHORUS_ABI::comm {
 inline constexpr int max_ranks = 64;
 
 struct World {
-  int rank = 0, size = 1;              ///< this process's number in [0, size), and how many there are
-  int local_rank = 0, local_size = 1;  ///< the same among the processes of this machine
+  int rank = 0, size = 1;                 ///< this process's number in [0, size), and how many there are
+  int local_rank = 0, local_size = 1;     ///< the same among the processes of this machine
   std::string master_addr = "127.0.0.1";  ///< where rank 0 listens; a name or an address of rank 0's machine
   int master_port = 0;
   int listen_fd = -1;  ///< rank 0: a socket that listens there already, which `connect` takes over; or -1

@@ -23,9 +23,9 @@
 #define CHORUS_ABI v0_1
 #endif
 
-// Marks functions that also run in a CUDA kernel; the pragma allows host-only scalar types in them.
+// Marks functions that also run in a CUDA kernel.
 #if defined(__CUDACC__)
-#define CHORUS_HD _Pragma("nv_exec_check_disable") __host__ __device__
+#define CHORUS_HD __host__ __device__
 #else
 #define CHORUS_HD
 #endif

@@ -1,6 +1,6 @@
 #pragma once
-/// The element-wise functions of the library, with PyTorch's definitions. Each is written once and runs on numbers, on Packs
-/// and, for its gradient, on Duals. Options are members.
+/// The element-wise functions of the library, with PyTorch's definitions. Each is written once and runs on numbers, on
+/// Packs and, for its gradient, on Duals. Options are members.
 
 #include <chorus/autograd/functor_gradient.hpp>
 #include <chorus/kernels/scalar_math.hpp>
@@ -123,12 +123,12 @@ struct Reciprocal {
 };
 
 // Functors that are one call of a function that all number types have.
-#define CHORUS_FUNCTOR(NAME, FUNCTION)       \
-  struct NAME {                              \
-    template <class S>                       \
+#define CHORUS_FUNCTOR(NAME, FUNCTION)         \
+  struct NAME {                                \
+    template <class S>                         \
     CHORUS_HD S operator()(const S& x) const { \
-      return FUNCTION(x);                    \
-    }                                        \
+      return FUNCTION(x);                      \
+    }                                          \
   }
 CHORUS_FUNCTOR(Abs, abs);
 CHORUS_FUNCTOR(Sqrt, sqrt);

@@ -1,19 +1,21 @@
 #pragma once
-/// Pack: a few neighbouring elements of an array, computed with as one number. The storage is plain, so that nvcc accepts
-/// the type in functors for host and device; every operation works in SIMD registers, and compilers keep values there.
-
-#include <cmath>
-#include <cstddef>
+/// Pack: a few neighbouring elements of an array, computed with as one number. The storage is plain, so that nvcc
+/// accepts the type in functors for host and device; every operation works in SIMD registers, and compilers keep values
+/// there.
 
 #include <chorus/kernels/cpu/packet.hpp>
 #include <chorus/kernels/cpu/packet_math.hpp>
 #include <chorus/kernels/scalar_math.hpp>
+#include <cmath>
+#include <cstddef>
 
-// Functors are for host and device, so nvcc wants everything that they call to be. What belongs to Pack then says that it
-// is, never mentions a register itself, and hands over to host functions, which the pragma permits.
+// Functors are for host and device, so nvcc wants everything that they call to be. What belongs to Pack then says that
+// it is, never mentions a register itself, and hands over to host functions, which the pragma permits.
 #if defined(__CUDACC__)
 #define CHORUS_PACK_MEMBER _Pragma("nv_exec_check_disable") __host__ __device__
-#define CHORUS_PACK_TEMPLATE(...) _Pragma("nv_exec_check_disable") template <__VA_ARGS__> __host__ __device__
+#define CHORUS_PACK_TEMPLATE(...)                         \
+  _Pragma("nv_exec_check_disable") template <__VA_ARGS__> \
+  __host__ __device__
 #else
 #define CHORUS_PACK_MEMBER
 #define CHORUS_PACK_TEMPLATE(...) template <__VA_ARGS__>
@@ -89,19 +91,13 @@ Pack<T> pow(const Pack<T>& x, const Pack<T>& exponent) {
 }  // namespace packets
 
 // What functors call. A plain number may stand on either side.
-#define CHORUS_PACK_BINARY(RESULT, NAME, OPERATION)                     \
-  CHORUS_PACK_TEMPLATE(class T)                                         \
-  RESULT NAME(const Pack<T>& a, const Pack<T>& b) {                     \
-    return {packets::apply<packets::OPERATION>(a, b)};                  \
-  }                                                                     \
-  CHORUS_PACK_TEMPLATE(class T, Arithmetic A)                           \
-  RESULT NAME(const Pack<T>& a, A b) {                                  \
-    return {packets::apply<packets::OPERATION>(a, Pack<T>(b))};         \
-  }                                                                     \
-  CHORUS_PACK_TEMPLATE(class T, Arithmetic A)                           \
-  RESULT NAME(A a, const Pack<T>& b) {                                  \
-    return {packets::apply<packets::OPERATION>(Pack<T>(a), b)};         \
-  }
+#define CHORUS_PACK_BINARY(RESULT, NAME, OPERATION)                                                      \
+  CHORUS_PACK_TEMPLATE(class T)                                                                          \
+  RESULT NAME(const Pack<T>& a, const Pack<T>& b) { return {packets::apply<packets::OPERATION>(a, b)}; } \
+  CHORUS_PACK_TEMPLATE(class T, Arithmetic A)                                                            \
+  RESULT NAME(const Pack<T>& a, A b) { return {packets::apply<packets::OPERATION>(a, Pack<T>(b))}; }     \
+  CHORUS_PACK_TEMPLATE(class T, Arithmetic A)                                                            \
+  RESULT NAME(A a, const Pack<T>& b) { return {packets::apply<packets::OPERATION>(Pack<T>(a), b)}; }
 CHORUS_PACK_BINARY(Pack<T>, operator+, Add)
 CHORUS_PACK_BINARY(Pack<T>, operator-, Sub)
 CHORUS_PACK_BINARY(Pack<T>, operator*, Mul)
@@ -115,11 +111,9 @@ CHORUS_PACK_BINARY(Pack<T>, max, Max)
 CHORUS_PACK_BINARY(Pack<T>, min, Min)
 #undef CHORUS_PACK_BINARY
 
-#define CHORUS_PACK_UNARY(NAME, OPERATION)        \
-  CHORUS_PACK_TEMPLATE(class T)                   \
-  Pack<T> NAME(const Pack<T>& x) {                \
-    return packets::apply<packets::OPERATION>(x); \
-  }
+#define CHORUS_PACK_UNARY(NAME, OPERATION) \
+  CHORUS_PACK_TEMPLATE(class T)            \
+  Pack<T> NAME(const Pack<T>& x) { return packets::apply<packets::OPERATION>(x); }
 CHORUS_PACK_UNARY(operator-, Negate)
 CHORUS_PACK_UNARY(abs, Abs)
 CHORUS_PACK_UNARY(sqrt, Sqrt)
@@ -134,44 +128,28 @@ CHORUS_PACK_UNARY(erf, Erf)
 #undef CHORUS_PACK_UNARY
 
 CHORUS_PACK_TEMPLATE(class T)
-Mask<T> operator&&(const Mask<T>& a, const Mask<T>& b) {
-  return {packets::apply<packets::And>(a.bits, b.bits)};
-}
+Mask<T> operator&&(const Mask<T>& a, const Mask<T>& b) { return {packets::apply<packets::And>(a.bits, b.bits)}; }
 CHORUS_PACK_TEMPLATE(class T)
-Mask<T> operator||(const Mask<T>& a, const Mask<T>& b) {
-  return {packets::apply<packets::Or>(a.bits, b.bits)};
-}
+Mask<T> operator||(const Mask<T>& a, const Mask<T>& b) { return {packets::apply<packets::Or>(a.bits, b.bits)}; }
 
 CHORUS_PACK_TEMPLATE(class T)
 Pack<T> where(const Mask<T>& condition, const Pack<T>& a, const Pack<T>& b) {
   return packets::apply<packets::Select>(condition.bits, a, b);
 }
 CHORUS_PACK_TEMPLATE(class T, Arithmetic A)
-Pack<T> where(const Mask<T>& condition, A a, const Pack<T>& b) {
-  return where(condition, Pack<T>(a), b);
-}
+Pack<T> where(const Mask<T>& condition, A a, const Pack<T>& b) { return where(condition, Pack<T>(a), b); }
 CHORUS_PACK_TEMPLATE(class T, Arithmetic A)
-Pack<T> where(const Mask<T>& condition, const Pack<T>& a, A b) {
-  return where(condition, a, Pack<T>(b));
-}
+Pack<T> where(const Mask<T>& condition, const Pack<T>& a, A b) { return where(condition, a, Pack<T>(b)); }
 
 CHORUS_PACK_TEMPLATE(class T)
-Pack<T> rsqrt(const Pack<T>& x) {
-  return 1 / sqrt(x);
-}
+Pack<T> rsqrt(const Pack<T>& x) { return 1 / sqrt(x); }
 CHORUS_PACK_TEMPLATE(class T)
-Pack<T> sigmoid(const Pack<T>& x) {
-  return 1 / (1 + exp(-x));
-}
+Pack<T> sigmoid(const Pack<T>& x) { return 1 / (1 + exp(-x)); }
 CHORUS_PACK_TEMPLATE(class T)
-Pack<T> softplus(const Pack<T>& x) {
-  return max(x, 0) + log1p(exp(-abs(x)));
-}
+Pack<T> softplus(const Pack<T>& x) { return max(x, 0) + log1p(exp(-abs(x))); }
 
 CHORUS_PACK_TEMPLATE(class T)
-Pack<T> pow(const Pack<T>& x, const Pack<T>& exponent) {
-  return packets::pow(x, exponent);
-}
+Pack<T> pow(const Pack<T>& x, const Pack<T>& exponent) { return packets::pow(x, exponent); }
 /// The usual exponents are computed in registers, the others element by element.
 CHORUS_PACK_TEMPLATE(class T, Arithmetic A)
 Pack<T> pow(const Pack<T>& x, A exponent) {
@@ -186,9 +164,7 @@ Pack<T> pow(const Pack<T>& x, A exponent) {
   return packets::pow(x, Pack<T>(e));
 }
 CHORUS_PACK_TEMPLATE(class T, Arithmetic A)
-Pack<T> pow(A x, const Pack<T>& exponent) {
-  return packets::pow(Pack<T>(x), exponent);
-}
+Pack<T> pow(A x, const Pack<T>& exponent) { return packets::pow(Pack<T>(x), exponent); }
 
 }  // namespace chorus::inline CHORUS_ABI::math
 
@@ -197,4 +173,4 @@ Pack<T> pow(A x, const Pack<T>& exponent) {
 
 namespace chorus::inline CHORUS_ABI {
 using math::Pack;
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI

@@ -2,11 +2,10 @@
 /// The functions that element-wise functors call, for plain floating-point numbers, on the host and in CUDA kernels.
 /// Pack and Dual bring the same functions; all three stand in one namespace.
 
+#include <chorus/core/config.hpp>
 #include <cmath>
 #include <concepts>
 #include <type_traits>
-
-#include <chorus/core/config.hpp>
 
 namespace chorus::inline CHORUS_ABI::math {
 

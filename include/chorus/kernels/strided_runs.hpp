@@ -1,14 +1,13 @@
 #pragma once
-/// StridedRuns: the way through a strided or broadcast array in the row-major order of a shape, as few and as long runs of
-/// constant step. The rank is a run-time value, so that kernels are not instantiated per rank.
+/// StridedRuns: the way through a strided or broadcast array in the row-major order of a shape, as few and as long runs
+/// of constant step. The rank is a run-time value, so that kernels are not instantiated per rank.
 
 #include <algorithm>
 #include <array>
-#include <cstddef>
-#include <span>
-
 #include <chorus/core/dtype.hpp>
 #include <chorus/core/error.hpp>
+#include <cstddef>
+#include <span>
 
 namespace chorus::inline CHORUS_ABI::kernels {
 
@@ -19,8 +18,8 @@ class StridedRuns {
   /// `strides` in elements, one for each axis of `shape`; 0 along axes that are broadcast. Throws ShapeError.
   StridedRuns(std::span<const Index> shape, std::span<const Index> strides) {
     check<ShapeError>(shape.size() == strides.size() && shape.size() <= static_cast<std::size_t>(max_rank),
-                      "kernels: shape ", shape, " with strides ", strides, "; expected as many strides as sizes, at most ",
-                      max_rank);
+                      "kernels: shape ", shape, " with strides ", strides,
+                      "; expected as many strides as sizes, at most ", max_rank);
     for (std::size_t axis = shape.size(); axis-- > 0;) {
       if (shape[axis] == 1) continue;
       const std::size_t last = rank_ - 1;

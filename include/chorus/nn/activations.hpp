@@ -2,24 +2,68 @@
 /// Functions as layers, for Sequential: activations, pooling, flatten, dropout.
 
 #include <chorus/nn/module.hpp>
+#include <chorus/ops/activations.hpp>
 #include <chorus/ops/dropout.hpp>
-#include <chorus/ops/pointwise.hpp>
+#include <chorus/ops/elementary.hpp>
 #include <chorus/ops/pooling.hpp>
 #include <chorus/ops/shape.hpp>
+#include <chorus/ops/softmax.hpp>
 
 namespace chorus::inline CHORUS_ABI::nn {
 
-#define CHORUS_FUNCTION_LAYER(LAYER, FUNCTION)                           \
-  struct LAYER : Module {                                                \
-    template <Operand X>                                                 \
-    auto operator()(const X& x) const {                                  \
-      return FUNCTION(x);                                                \
-    }                                                                    \
-    std::string describe() const override { return #LAYER; }             \
+#define CHORUS_FUNCTION_LAYER(LAYER, FUNCTION)               \
+  struct LAYER : Module {                                    \
+    template <Operand X>                                     \
+    auto operator()(const X& x) const {                      \
+      return FUNCTION(x);                                    \
+    }                                                        \
+    std::string describe() const override { return #LAYER; } \
   }
 CHORUS_FUNCTION_LAYER(ReLU, relu);
+CHORUS_FUNCTION_LAYER(ReLU6, relu6);
+CHORUS_FUNCTION_LAYER(Sigmoid, sigmoid);
+CHORUS_FUNCTION_LAYER(LogSigmoid, log_sigmoid);
+CHORUS_FUNCTION_LAYER(Tanh, tanh);
+CHORUS_FUNCTION_LAYER(SiLU, silu);
+CHORUS_FUNCTION_LAYER(GELU, gelu);
+CHORUS_FUNCTION_LAYER(Mish, mish);
+CHORUS_FUNCTION_LAYER(Hardsigmoid, hardsigmoid);
+CHORUS_FUNCTION_LAYER(Hardswish, hardswish);
 CHORUS_FUNCTION_LAYER(Flatten, flatten);
 #undef CHORUS_FUNCTION_LAYER
+
+/// x for positive x, else slope x.
+struct LeakyReLU : Module {
+  double slope;
+  explicit LeakyReLU(double negative_slope = 0.01) : slope(negative_slope) {}
+  template <Operand X>
+  auto operator()(const X& x) const {
+    return leaky_relu(x, slope);
+  }
+  std::string describe() const override { return cat("LeakyReLU(", slope, ")"); }
+};
+
+/// x for positive x, else alpha (exp(x) - 1).
+struct ELU : Module {
+  double alpha;
+  explicit ELU(double scale = 1) : alpha(scale) {}
+  template <Operand X>
+  auto operator()(const X& x) const {
+    return elu(x, alpha);
+  }
+  std::string describe() const override { return cat("ELU(", alpha, ")"); }
+};
+
+/// exp(x) / sum(exp(x)) along an axis.
+struct Softmax : Module {
+  Index axis;
+  explicit Softmax(Index along) : axis(along) {}
+  template <Operand X>
+  auto operator()(const X& x) const {
+    return softmax(x, axis);
+  }
+  std::string describe() const override { return cat("Softmax(", axis, ")"); }
+};
 
 /// The largest number of each window.
 struct MaxPool2d : Module {

@@ -86,4 +86,11 @@ auto nll_loss(const X& log_probabilities, const Tensor<std::int64_t, 1, D>& labe
   return detail::nll_loss<0>(log_probabilities, labels, options);
 }
 
+/// The same without a reduction: [batch].
+template <Operand X, class D>
+auto nll_loss_per_sample(const X& log_probabilities, const Tensor<std::int64_t, 1, D>& labels, NllLossOptions options = {}) {
+  options.reduction = Reduction::none;
+  return detail::nll_loss<1>(log_probabilities, labels, options);
+}
+
 }  // namespace chorus

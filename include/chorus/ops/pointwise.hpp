@@ -1,5 +1,5 @@
 #pragma once
-/// Element-wise functions with broadcasting: the library's own, and any functor that a user writes.
+/// Element-wise functions of any functor, the library's own or a user's, with broadcasting.
 
 #include <algorithm>
 #include <array>
@@ -100,31 +100,6 @@ auto pointwise(const char* operation, const F& f, const First& first, const Rest
 template <class F, Operand... Xs>
 auto pointwise(const F& f, const Xs&... xs) {
   return detail::pointwise("pointwise", f, xs...);
-}
-
-#define CHORUS_UNARY(NAME, FUNCTOR)                              \
-  template <Operand X>                                           \
-  auto NAME(const X& x) {                                        \
-    return detail::pointwise(#NAME, functors::FUNCTOR{}, x);     \
-  }
-#define CHORUS_BINARY(NAME, FUNCTOR)                             \
-  template <Operand A, Operand B>                                \
-  auto NAME(const A& a, const B& b) {                            \
-    return detail::pointwise(#NAME, functors::FUNCTOR{}, a, b);  \
-  }
-CHORUS_UNARY(relu, Relu)
-CHORUS_BINARY(add, Add)
-CHORUS_BINARY(mul, Mul)
-#undef CHORUS_UNARY
-#undef CHORUS_BINARY
-
-template <Operand A, Operand B>
-auto operator+(const A& a, const B& b) {
-  return add(a, b);
-}
-template <Operand A, Operand B>
-auto operator*(const A& a, const B& b) {
-  return mul(a, b);
 }
 
 }  // namespace chorus

@@ -129,6 +129,17 @@ auto var(const X& x, Index axis, Index correction = 1) {
       });
 }
 
+/// The variance of all elements.
+template <Operand X>
+auto var(const X& x) {
+  return detail::reduce_all(x, [](const auto& flat, Index axis) { return var(flat, axis); });
+}
+/// The variance along an axis, which stays with size 1.
+template <Operand X>
+auto var(const X& x, Index axis, KeepAxis, Index correction = 1) {
+  return detail::reduce_keeping(x, axis, [correction](const auto& in, Index a) { return var(in, a, correction); });
+}
+
 /// The position of the largest element along an axis; of several, the first.
 template <Operand X>
 Tensor<Index, tensor_of<X>::rank - 1, typename tensor_of<X>::device_type> argmax(const X& x, Index axis) {

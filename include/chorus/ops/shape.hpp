@@ -1,5 +1,6 @@
 #pragma once
-/// The same numbers in another shape or order: reshape, flatten, permute, transpose, slice, concat, stack.
+/// The same numbers in another shape or order: reshape, flatten, permute, transpose, expand, slice,
+/// concat, stack.
 
 #include <array>
 #include <numeric>
@@ -66,6 +67,21 @@ auto transpose(const X& x, Index a, Index b) {
   std::iota(axes.begin(), axes.end(), Index{0});
   std::swap(axes[normalize_axis("transpose", a, rank)], axes[normalize_axis("transpose", b, rank)]);
   return permute(x, axes);
+}
+
+/// Repeats axes of size 1, and new axes in front. Throws ShapeError where x doesn't expand to the shape.
+template <Operand X, std::size_t NewRank>
+auto expand(const X& x, const std::array<Index, NewRank>& shape) {
+  const auto& input = value_of(x);
+  auto out = contiguous(input.expand(shape));
+  return record(
+      "expand", std::move(out),
+      [shape](const auto& dy, auto dx) {
+        const auto [grad, accumulate] = dx->target();
+        if (!accumulate) zero_bytes(grad.device(), grad.data(), grad.bytes());
+        kernels::scatter_strided(grad.device(), shape, dy.data(), grad.data(), grad.expand(shape).strides(), true);
+      },
+      x);
 }
 
 /// Indices `start` to `stop - 1` of an axis.

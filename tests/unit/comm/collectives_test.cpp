@@ -78,7 +78,8 @@ TEST_CASE("calls that make no sense", "[comm]") {
   std::vector<int> whole(3);
   using Catch::Matchers::Contains;
   CHECK_THROWS_WITH(c.all_gather(three, std::span(five)), "all_gather: all has 5 numbers, expected 2 ranks x 3");
-  CHECK_THROWS_WITH(c.reduce_scatter(five, std::span(three)), "reduce_scatter: all has 5 numbers, expected 2 ranks x 3");
+  CHECK_THROWS_WITH(c.reduce_scatter(five, std::span(three)),
+                    "reduce_scatter: all has 5 numbers, expected 2 ranks x 3");
   CHECK_THROWS_WITH(c.broadcast(std::span(three), 2), "broadcast: rank 2 is not in [0, 2)");
   CHECK_THROWS_WITH(c.send(std::span(three), 0), "send: rank 0 is this rank itself");
   CHECK_THROWS_WITH(c.recv(std::span(three), -1), "message: rank -1 is not in [0, 2)");

@@ -46,7 +46,9 @@ std::string conforms(ch::comm::Communicator auto& c, std::size_t count) {
       if constexpr (std::is_same_v<T, bool>) {
         all = op == ReduceOp::min ? all && next : all || next;
       } else {
-        all = op == ReduceOp::sum ? static_cast<T>(all + next) : op == ReduceOp::min ? std::min(all, next) : std::max(all, next);
+        all = op == ReduceOp::sum   ? static_cast<T>(all + next)
+              : op == ReduceOp::min ? std::min(all, next)
+                                    : std::max(all, next);
       }
     }
     return all;
@@ -64,18 +66,21 @@ std::string conforms(ch::comm::Communicator auto& c, std::size_t count) {
   for (const auto op : {ReduceOp::sum, ReduceOp::min, ReduceOp::max}) {
     fill(mine);
     c.all_reduce(mine, op);
-    look(expect<T>(mine, [&](std::size_t i) { return reduced(i, op); }, ch::cat("all_reduce ", op)));
+    look(expect<T>(
+        mine, [&](std::size_t i) { return reduced(i, op); }, ch::cat("all_reduce ", op)));
 
     fill(all);
     fill(mine);
     c.reduce_scatter(all, mine, op);
     const auto first = static_cast<std::size_t>(r) * count;
-    look(expect<T>(mine, [&](std::size_t i) { return reduced(first + i, op); }, ch::cat("reduce_scatter ", op)));
+    look(expect<T>(
+        mine, [&](std::size_t i) { return reduced(first + i, op); }, ch::cat("reduce_scatter ", op)));
   }
   for (int root = 0; root < n; ++root) {
     fill(mine);
     c.broadcast(mine, root);
-    look(expect<T>(mine, [&](std::size_t i) { return value<T>(root, i); }, ch::cat("broadcast from ", root)));
+    look(expect<T>(
+        mine, [&](std::size_t i) { return value<T>(root, i); }, ch::cat("broadcast from ", root)));
   }
   fill(mine);
   c.all_gather(mine, all);
@@ -95,7 +100,8 @@ std::string conforms(ch::comm::Communicator auto& c, std::size_t count) {
     auto other = r % 2 == 0 ? c.recv_async(span_of<T>(received), from) : c.send_async(mine, to);
     sending.wait();
     other.wait();
-    look(expect<T>(span_of<T>(received), [&](std::size_t i) { return value<T>(from, i); }, "send, recv"));
+    look(expect<T>(
+        span_of<T>(received), [&](std::size_t i) { return value<T>(from, i); }, "send, recv"));
   }
   c.barrier();
   return wrong;
@@ -107,9 +113,9 @@ inline std::string conforms(ch::comm::Communicator auto& c) {
   for (const std::size_t count : {std::size_t{0}, std::size_t{1}, n - 1, n + 1, std::size_t{1001}, std::size_t{8192}})
     if (auto wrong = conforms<float>(c, count); !wrong.empty()) return wrong;
   for (const auto& wrong : {conforms<bool>(c, 101), conforms<std::uint8_t>(c, 101), conforms<std::int8_t>(c, 101),
-                            conforms<std::int16_t>(c, 101), conforms<std::uint16_t>(c, 101), conforms<std::int32_t>(c, 101),
-                            conforms<std::uint32_t>(c, 101), conforms<std::int64_t>(c, 101),
-                            conforms<std::uint64_t>(c, 101), conforms<double>(c, 101)})
+                            conforms<std::int16_t>(c, 101), conforms<std::uint16_t>(c, 101),
+                            conforms<std::int32_t>(c, 101), conforms<std::uint32_t>(c, 101),
+                            conforms<std::int64_t>(c, 101), conforms<std::uint64_t>(c, 101), conforms<double>(c, 101)})
     if (!wrong.empty()) return wrong;
   if (auto wrong = conforms<double>(c, 200'003); !wrong.empty()) return wrong;  // several segments
   return conforms<std::int8_t>(c, 300'001);

@@ -1,7 +1,7 @@
 // Ranks that die, stop, leave, or call something else: the others get an error that says so, and soon.
-#include <catch.hpp>
-
 #include <dirent.h>
+
+#include <catch.hpp>
 
 #include "processes.hpp"
 
@@ -30,12 +30,24 @@ std::string repeat(const comm::World& world, comm::TransportKind kind, comm::Op 
   test::Ranks::give_sign();
   while (true) {
     switch (op) {
-      case comm::Op::all_reduce: c->all_reduce(std::span(all)); break;
-      case comm::Op::broadcast: c->broadcast(std::span(all), 0); break;
-      case comm::Op::all_gather: c->all_gather(mine, std::span(all)); break;
-      case comm::Op::reduce_scatter: c->reduce_scatter(all, std::span(mine)); break;
-      case comm::Op::barrier: c->barrier(); break;
-      case comm::Op::message: c->all_reduce_async(std::span(all)).wait(); break;
+      case comm::Op::all_reduce:
+        c->all_reduce(std::span(all));
+        break;
+      case comm::Op::broadcast:
+        c->broadcast(std::span(all), 0);
+        break;
+      case comm::Op::all_gather:
+        c->all_gather(mine, std::span(all));
+        break;
+      case comm::Op::reduce_scatter:
+        c->reduce_scatter(all, std::span(mine));
+        break;
+      case comm::Op::barrier:
+        c->barrier();
+        break;
+      case comm::Op::message:
+        c->all_reduce_async(std::span(all)).wait();
+        break;
     }
   }
 }
@@ -48,7 +60,8 @@ TEST_CASE("a killed rank is noticed by all others within a second", "[comm]") {
     for (const auto op : {comm::Op::all_reduce, comm::Op::broadcast, comm::Op::all_gather, comm::Op::reduce_scatter,
                           comm::Op::barrier, comm::Op::message}) {
       for (const int victim : {0, 2}) {
-        test::Ranks ranks(3, [=](const comm::World& world) { return repeat(world, kind, op); }, 20s);
+        test::Ranks ranks(
+            3, [=](const comm::World& world) { return repeat(world, kind, op); }, 20s);
         for (int rank = 0; rank < 3; ++rank) ranks.await_sign(rank);
         std::this_thread::sleep_for(5ms);
         const auto killed = comm::Clock::now();
@@ -69,7 +82,8 @@ TEST_CASE("a killed rank is noticed by all others within a second", "[comm]") {
 
 TEST_CASE("a stopped rank is named at the deadline", "[comm]") {
   for (const auto kind : kinds) {
-    test::Ranks ranks(3, [kind](const comm::World& world) { return repeat(world, kind, comm::Op::all_reduce); }, 500ms);
+    test::Ranks ranks(
+        3, [kind](const comm::World& world) { return repeat(world, kind, comm::Op::all_reduce); }, 500ms);
     for (int rank = 0; rank < 3; ++rank) ranks.await_sign(rank);
     const auto stopped = comm::Clock::now();
     kill(ranks.pid(1), SIGSTOP);
@@ -106,16 +120,16 @@ TEST_CASE("a rank may leave while others still read what it sent", "[comm]") {
   for (const auto kind : kinds) {
     test::Ranks ranks(2, [kind](const comm::World& world) -> std::string {
       const auto c = comm::connect(world, kind);
-      std::vector<int> data(1000, 7);
+      std::vector<int> data(2'000'000, 7);  // more than sockets hold
       if (world.rank == 0) {
         for (int i = 0; i < 3; ++i) c->send(std::span(data), 1);
         return "sent";
       }
       std::this_thread::sleep_for(100ms);
       for (int i = 0; i < 3; ++i) {
-        data.assign(1000, 0);
+        data.assign(data.size(), 0);
         c->recv(std::span(data), 0);
-        if (data[999] != 7) return "wrong";
+        if (data.back() != 7) return "wrong";
       }
       return "received";
     });

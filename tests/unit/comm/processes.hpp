@@ -15,8 +15,8 @@ namespace ch = chorus;
 using namespace std::chrono_literals;
 
 struct Outcome {
-  std::string text;  ///< what the function returned, or what() of what it threw; and its status if that is not 0
-  int status = 0;    ///< as waitpid tells it
+  std::string text;    ///< what the function returned, or what() of what it threw; and its status if that is not 0
+  int status = 0;      ///< as waitpid tells it
   double seconds = 0;  ///< from the start until its end
 };
 
@@ -58,7 +58,8 @@ class Ranks {
     auto& child = children_[static_cast<std::size_t>(rank)];
     Outcome result;
     char buffer[4096];
-    for (ssize_t n; (n = read(child.output, buffer, sizeof buffer)) > 0;) result.text.append(buffer, static_cast<std::size_t>(n));
+    for (ssize_t n; (n = read(child.output, buffer, sizeof buffer)) > 0;)
+      result.text.append(buffer, static_cast<std::size_t>(n));
     result.seconds = std::chrono::duration<double>(ch::comm::Clock::now() - start_).count();
     waitpid(child.pid, &result.status, 0);
     if (result.status != 0) result.text += ch::cat("(ended with status ", result.status, ")");

@@ -86,8 +86,8 @@ TEST_CASE("strangers at the port don't keep ranks from forming", "[comm]") {
 TEST_CASE("a rank that never arrives is named", "[comm]") {
   test::Ranks ranks(
       4, [](const comm::World& world) { return world.rank == 1 || world.rank == 3 ? "" : sum_of_ranks(world); }, 300ms);
-  const auto expected = cat("rank 0: rendezvous at 127.0.0.1:", ranks.port(),
-                            ": ranks 1, 3 of 4 did not arrive within 300 ms");
+  const auto expected =
+      cat("rank 0: rendezvous at 127.0.0.1:", ranks.port(), ": ranks 1, 3 of 4 did not arrive within 300 ms");
   CHECK_THAT(ranks.outcome(0).text, Equals(expected));
   const auto other = ranks.outcome(2);
   CHECK_THAT(other.text, Equals("rank 2: " + expected));
@@ -96,8 +96,8 @@ TEST_CASE("a rank that never arrives is named", "[comm]") {
 
 TEST_CASE("a rank that died before the group formed may come again", "[comm]") {
   test::Ranks ranks(3, [](const comm::World& world) {
-    if (world.rank == 1) std::this_thread::sleep_for(100ms);
-    if (world.rank == 2) std::this_thread::sleep_for(200ms);
+    if (world.rank == 1) std::this_thread::sleep_for(200ms);
+    if (world.rank == 2) std::this_thread::sleep_for(100ms);
     return sum_of_ranks(world);
   });
   {
@@ -109,9 +109,9 @@ TEST_CASE("a rank that died before the group formed may come again", "[comm]") {
 
 TEST_CASE("no rank 0", "[comm]") {
   const auto port = test::free_port().local().port();
-  CHECK_THROWS_WITH(comm::connect({.rank = 1, .size = 2, .master_port = port, .timeout = 100ms}),
-                    cat("rank 1: rendezvous at 127.0.0.1:", port,
-                        ": rank 0 was not found within 100 ms: Connection refused"));
+  CHECK_THROWS_WITH(
+      comm::connect({.rank = 1, .size = 2, .master_port = port, .timeout = 100ms}),
+      cat("rank 1: rendezvous at 127.0.0.1:", port, ": rank 0 was not found within 100 ms: Connection refused"));
   const auto silent = test::free_port();  // takes connections, says nothing
   CHECK_THROWS_WITH(comm::connect({.rank = 1, .size = 2, .master_port = silent.local().port(), .timeout = 100ms}),
                     Contains("it took the connection and gave no answer"));
@@ -134,9 +134,8 @@ TEST_CASE("addresses that cannot be used", "[comm]") {
                         ": Address already in use (another job or program listens there; choose another port)"));
   CHECK_THROWS_WITH(comm::connect({.size = 2, .master_addr = "192.0.2.1", .master_port = port, .timeout = 100ms}),
                     Contains("cannot listen on 192.0.2.1:") && Contains("it is not an address of this machine"));
-  CHECK_THROWS_WITH(
-      comm::connect({.size = 2, .master_addr = "no such name", .master_port = port, .timeout = 100ms}),
-      Contains("address 'no such name': "));
+  CHECK_THROWS_WITH(comm::connect({.size = 2, .master_addr = "no such name", .master_port = port, .timeout = 100ms}),
+                    Contains("address 'no such name': "));
 }
 
 TEST_CASE("nothing listens outside loopback, nor at all once the group has formed", "[comm]") {

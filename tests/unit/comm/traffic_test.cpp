@@ -66,7 +66,8 @@ TEST_CASE("bytes of the other collectives", "[comm]") {
         std::vector(4, 3 * part));
   CHECK(sends(3, [&](auto& c, auto mine, auto) { c.broadcast(mine, 1, options); }) ==
         std::vector<std::uint64_t>{0, part, part});
-  CHECK(sends(2, [&](auto& c, auto mine, auto) { c.rank() == 0 ? c.send(mine, 1, options) : c.recv(mine, 0, options); }) ==
-        std::vector<std::uint64_t>{part, 0});
+  CHECK(sends(2, [&](auto& c, auto mine, auto) {
+          c.rank() == 0 ? c.send(mine, 1, options) : c.recv(mine, 0, options);
+        }) == std::vector<std::uint64_t>{part, 0});
   CHECK(sends(4, [&](auto& c, auto, auto) { c.barrier(); }) == std::vector<std::uint64_t>(4, 0));
 }

@@ -23,43 +23,66 @@ inline constexpr Index conv_depth = 256, conv_rows = 256, gather_rows = 24;
 
 constexpr Index round_up(Index n, Index unit) { return (n + unit - 1) / unit * unit; }
 
-/// As many images at a time as make a thousand pixels, or as fit the second-level cache.
-inline Index images_at_once(Index batch, Index channels, Index plane) {
-  constexpr Index pixels = 1024, numbers = 65536;
-  const Index most = std::max((pixels + plane - 1) / plane, numbers / (channels * plane));
+/// As many images at a time as make a thousand pixels.
+inline Index images_at_once(Index batch, Index plane) {
+  const Index most = (1023 + plane) / plane;
   const Index parts = (batch + most - 1) / most;
   return (batch + parts - 1) / parts;
 }
+
+/// Along one axis, tap t reads phase t * dilation % stride; phases that no tap reads are left out of a raster.
+struct Phases {
+  Index kernel, stride, dilation;
+  bool used(Index phase) const {
+    for (Index tap = 0; tap < std::min(kernel, stride); ++tap)
+      if (tap * dilation % stride == phase) return true;
+    return false;
+  }
+  /// How many used phases are below `phase`.
+  Index rank(Index phase) const {
+    Index below = 0;
+    for (Index other = 0; other < phase; ++other) below += used(other) ? 1 : 0;
+    return below;
+  }
+  Index count() const { return rank(stride); }
+};
 
 /// The rasters of one group's input channels (in phases, where there are strides), as the forward and the weight's pass read
 /// them: image n of plane p starts at (p * images + n) * plane.
 template <class T>
 struct InputRaster {
   const Conv2dShape& s;
-  Index channels, phases, rows, pitch, plane, images, reach;
+  Phases vertical, horizontal;
+  Index channels, rows, pitch, plane, images, reach;
 
   explicit InputRaster(const Conv2dShape& shape)
-      : s(shape), channels(s.in_channels / s.groups), phases(s.stride_h * s.stride_w) {
+      : s(shape),
+        vertical{s.kernel_h, s.stride_h, s.dilation_h},
+        horizontal{s.kernel_w, s.stride_w, s.dilation_w},
+        channels(s.in_channels / s.groups) {
     // Without stride a row's right padding is the next row's left padding, and so is an image's bottom padding.
     rows = s.stride_h == 1 ? std::max(s.height + s.padding_h, s.out_height())
                            : (s.height + 2 * s.padding_h + s.stride_h - 1) / s.stride_h;
     pitch = s.stride_w == 1 ? std::max(s.width + s.padding_w, s.out_width())
                             : (s.width + 2 * s.padding_w + s.stride_w - 1) / s.stride_w;
     plane = rows * pitch;
-    images = images_at_once(s.batch, channels * phases + s.out_channels / s.groups, plane);
+    images = images_at_once(s.batch, plane);
     reach = s.dilation_h * (s.kernel_h - 1) / s.stride_h * pitch + s.dilation_w * (s.kernel_w - 1) / s.stride_w;
   }
 
   /// Numbers in the rasters, with the zeros behind them that the last tile may read.
-  Index size() const { return channels * phases * images * plane + reach + 2 * tile_columns<T>; }
+  Index size() const {
+    return channels * vertical.count() * horizontal.count() * images * plane + reach + 2 * tile_columns<T>;
+  }
 
   /// Distance of each channel's kernel taps from the output's position.
   void offsets(Index* to) const {
+    const Index phases_w = horizontal.count(), phases = vertical.count() * phases_w;
     for (Index c = 0; c < channels; ++c)
       for (Index kh = 0; kh < s.kernel_h; ++kh)
         for (Index kw = 0; kw < s.kernel_w; ++kw) {
           const Index h = kh * s.dilation_h, w = kw * s.dilation_w;
-          const Index phase = h % s.stride_h * s.stride_w + w % s.stride_w;
+          const Index phase = vertical.rank(h % s.stride_h) * phases_w + horizontal.rank(w % s.stride_w);
           *to++ = (c * phases + phase) * images * plane + h / s.stride_h * pitch + w / s.stride_w;
         }
   }
@@ -67,14 +90,15 @@ struct InputRaster {
   /// x: the first of `count` images, at the group's first channel.
   void fill(const T* x, Index count, T* to) const {
     for (Index c = 0; c < channels; ++c)
-      for (Index phase = 0; phase < phases; ++phase) {
-        for (Index n = 0; n < count; ++n, to += plane)
-          to_raster(x + (n * s.in_channels + c) * s.height * s.width,
-                    Axis{s.height, s.stride_h, phase / s.stride_w - s.padding_h},
-                    Axis{s.width, s.stride_w, phase % s.stride_w - s.padding_w}, rows, pitch, to);
-        std::fill_n(to, (images - count) * plane, T{0});
-        to += (images - count) * plane;
-      }
+      for (Index h = 0; h < s.stride_h; ++h)
+        for (Index w = 0; w < s.stride_w; ++w) {
+          if (!vertical.used(h) || !horizontal.used(w)) continue;
+          for (Index n = 0; n < count; ++n, to += plane)
+            to_raster(x + (n * s.in_channels + c) * s.height * s.width, Axis{s.height, s.stride_h, h - s.padding_h},
+                      Axis{s.width, s.stride_w, w - s.padding_w}, rows, pitch, to);
+          std::fill_n(to, (images - count) * plane, T{0});
+          to += (images - count) * plane;
+        }
     std::fill_n(to, reach + 2 * tile_columns<T>, T{0});
   }
 
@@ -181,7 +205,6 @@ void conv2d_backward_weight(Cpu device, const Conv2dShape& s, const T* x, const 
   const InputRaster<T> raster(s);
   const bool gather = filters >= gather_rows;
   const Index row = raster.images * raster.plane + tile_columns<T>;
-  const Index rows = gather ? out_h : raster.rows, pitch = gather ? out_w : raster.pitch;
   const Scratch<T> xs(device, raster.size()), ys(device, filters * row);
   const Scratch<Index> offsets(device, k);
   raster.offsets(offsets.data());
@@ -189,23 +212,29 @@ void conv2d_backward_weight(Cpu device, const Conv2dShape& s, const T* x, const 
     for (Index first = 0; first < s.batch; first += raster.images) {
       const Index count = std::min(raster.images, s.batch - first);
       raster.fill(x + (first * s.in_channels + group * raster.channels) * s.height * s.width, count, xs.data());
+      const Pixels pixels = raster.pixels(count);
+      const Runs runs = runs_of(pixels, lanes<T>);
+      // dy as `b`'s pixels lie: without gaps, as they are computed in one run, or as in one run for each image.
+      const Index pitch = gather ? out_w : raster.pitch, rows = gather || runs.count > 1 ? out_h : raster.rows;
+      const Index plane = gather ? out : runs.count > 1 ? runs.length : raster.plane;
       for (Index o = 0; o < filters; ++o) {
         T* to = ys.data() + o * row;
-        for (Index n = 0; n < count; ++n, to += rows * pitch)
+        for (Index n = 0; n < count; ++n, to += plane) {
           to_raster(dy + ((first + n) * s.out_channels + group * filters + o) * out, Axis{out_h, 1, 0}, Axis{out_w, 1, 0},
                     rows, pitch, to);
+          if (rows * pitch < plane) std::fill_n(to + rows * pitch, plane - rows * pitch, T{0});
+        }
         std::fill_n(to, tile_columns<T>, T{0});
       }
       T* dw = dweight + group * filters * k;
-      const Pixels pixels = raster.pixels(count);
       if (gather) {
         multiply_gathered(filters, k, pixels, ys.data(), row, xs.data(), offsets.data(), dw, k);
         continue;
       }
       for_pieces(filters, dot_rows, [&](Index o, Index dots) {
         for (Index p = 0; p < k; p += dot_columns)
-          dot_rows_tile(dots, std::min<Index>(dot_columns, k - p), runs_of(pixels, lanes<T>), ys.data() + o * row, row,
-                        xs.data(), offsets.data() + p, dw + o * k + p, k);
+          dot_rows_tile(dots, std::min<Index>(dot_columns, k - p), runs, ys.data() + o * row, row, xs.data(),
+                        offsets.data() + p, dw + o * k + p, k);
       });
     }
 }
@@ -225,7 +254,7 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
   const Index top = std::max<Index>(0, s.dilation_h * (s.kernel_h - 1) / s.stride_h - first_h);
   const Index left = std::max<Index>(0, s.dilation_w * (s.kernel_w - 1) / s.stride_w - first_w);
   const Index rows = std::max(out_h + top, last_h + 1), pitch = std::max(out_w + left, last_w + 1), plane = rows * pitch;
-  const Index images = images_at_once(s.batch, channels + filters, plane), row = images * plane + tile_columns<T>;
+  const Index images = images_at_once(s.batch, plane), row = images * plane + tile_columns<T>;
   const Index slack = (first_h + top) * pitch + first_w + left + 2 * tile_columns<T>;
   const bool gather = channels >= gather_rows;
 
@@ -233,32 +262,33 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
   const Scratch<T> turned(device, filters * taps * channels);
   const Scratch<Index> offsets(device, filters * taps);
   for (Index group = 0; group < s.groups; ++group)
-    for (Index first = 0; first < s.batch; first += images) {
-      const Index count = std::min(images, s.batch - first);
-      const Pixels pixels{count, last_h - first_h + 1, last_w - first_w + 1, pitch, plane};
-      T* to = ys.data();
-      for (Index o = 0; o < filters; ++o) {
-        for (Index n = 0; n < count; ++n, to += plane)
-          to_raster(dy + ((first + n) * s.out_channels + group * filters + o) * out, Axis{out_h, 1, -top},
-                    Axis{out_w, 1, -left}, rows, pitch, to);
-        std::fill_n(to, (images - count) * plane, T{0});
-        to += (images - count) * plane;
-      }
-      std::fill_n(to, slack, T{0});
+    for (Index phase = 0; phase < s.stride_h * s.stride_w; ++phase) {
+      const Index phase_h = phase / s.stride_w, phase_w = phase % s.stride_w;
+      Index k = 0;
+      for (Index o = 0; o < filters; ++o)
+        for (Index tap = 0; tap < taps; ++tap) {
+          const Index h = tap / s.kernel_w * s.dilation_h, w = tap % s.kernel_w * s.dilation_w;
+          if (h % s.stride_h != phase_h || w % s.stride_w != phase_w) continue;
+          offsets.data()[k] =
+              o * images * plane + (first_h + top - h / s.stride_h) * pitch + first_w + left - w / s.stride_w;
+          const T* from = weight + (group * filters + o) * channels * taps + tap;
+          for (Index c = 0; c < channels; ++c) turned.data()[k * channels + c] = from[c * taps];
+          ++k;
+        }
 
-      for (Index phase = 0; phase < s.stride_h * s.stride_w; ++phase) {
-        const Index phase_h = phase / s.stride_w, phase_w = phase % s.stride_w;
-        Index k = 0;
-        for (Index o = 0; o < filters; ++o)
-          for (Index tap = 0; tap < taps; ++tap) {
-            const Index h = tap / s.kernel_w * s.dilation_h, w = tap % s.kernel_w * s.dilation_w;
-            if (h % s.stride_h != phase_h || w % s.stride_w != phase_w) continue;
-            offsets.data()[k] =
-                o * images * plane + (first_h + top - h / s.stride_h) * pitch + first_w + left - w / s.stride_w;
-            const T* from = weight + (group * filters + o) * channels * taps + tap;
-            for (Index c = 0; c < channels; ++c) turned.data()[k * channels + c] = from[c * taps];
-            ++k;
-          }
+      for (Index first = 0; first < s.batch; first += images) {
+        const Index count = std::min(images, s.batch - first);
+        T* to = ys.data();
+        for (Index o = 0; o < filters; ++o) {
+          for (Index n = 0; n < count; ++n, to += plane)
+            to_raster(dy + ((first + n) * s.out_channels + group * filters + o) * out, Axis{out_h, 1, -top},
+                      Axis{out_w, 1, -left}, rows, pitch, to);
+          std::fill_n(to, (images - count) * plane, T{0});
+          to += (images - count) * plane;
+        }
+        std::fill_n(to, slack, T{0});
+
+        const Pixels pixels{count, last_h - first_h + 1, last_w - first_w + 1, pitch, plane};
         multiply_raster(gather, channels, k, pixels, Matrix<T>{turned.data(), 1, channels}, ys.data(), offsets.data(),
                         xs.data(), row);
         for (Index n = 0; n < count; ++n)

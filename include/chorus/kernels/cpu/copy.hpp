@@ -3,13 +3,12 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
-#include <span>
-
 #include <chorus/core/device.hpp>
 #include <chorus/core/dtype.hpp>
 #include <chorus/kernels/cpu/packet.hpp>
 #include <chorus/kernels/strided_runs.hpp>
+#include <cstring>
+#include <span>
 
 namespace chorus::inline CHORUS_ABI::kernels {
 
@@ -137,8 +136,8 @@ void copy_strided(Cpu, std::span<const Index> shape, const T* src, std::span<con
   }
 }
 
-/// The opposite of `copy_strided`: dense `src` in row-major order of `shape` goes to the view (dst, dst_strides), and is
-/// added to what is there if `accumulate` (floating-point types only). Elements that the view leaves out stay.
+/// The opposite of `copy_strided`: dense `src` in row-major order of `shape` goes to the view (dst, dst_strides), and
+/// is added to what is there if `accumulate` (floating-point types only). Elements that the view leaves out stay.
 template <Scalar T>
 void scatter_strided(Cpu, std::span<const Index> shape, const T* src, T* dst, std::span<const Index> dst_strides,
                      bool accumulate = false) {

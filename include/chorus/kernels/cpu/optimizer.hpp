@@ -1,12 +1,11 @@
 #pragma once
 /// Optimizer steps over flat arrays, each in one pass over memory. Formulas are PyTorch 1.13's.
 
-#include <cmath>
-
 #include <chorus/core/device.hpp>
 #include <chorus/core/dtype.hpp>
 #include <chorus/kernels/cpu/packet.hpp>
 #include <chorus/kernels/cpu/packet_math.hpp>
+#include <cmath>
 
 namespace chorus::inline CHORUS_ABI::kernels {
 
@@ -15,12 +14,13 @@ struct SgdScalars {
   bool nesterov = false, first_step = false;
 };
 
-/// g += weight_decay p; m = momentum m + (1 - dampening) g (in the first step m = g); g = m, or g + momentum m for Nesterov;
-/// p -= lr g. Overwrites `p` and `momentum`, which is null where there is none; `g` stays.
+/// g += weight_decay p; m = momentum m + (1 - dampening) g (in the first step m = g); g = m, or g + momentum m for
+/// Nesterov; p -= lr g. Overwrites `p` and `momentum`, which is null where there is none; `g` stays.
 template <Real T>
 void sgd_step(Cpu, Index count, T* p, const T* g, T* momentum, const SgdScalars& s) {
   const auto scalar = [](double x) { return splat(static_cast<T>(x)); };
-  const auto lr = scalar(-s.lr), decay = scalar(s.weight_decay), keep = scalar(s.momentum), mix = scalar(1 - s.dampening);
+  const auto lr = scalar(-s.lr), decay = scalar(s.weight_decay), keep = scalar(s.momentum),
+             mix = scalar(1 - s.dampening);
   for_packets<T>(count, [&](Index i, auto n) {
     const auto value = load(p + i, n);
     auto step = pmadd(decay, value, load(g + i, n));
@@ -51,7 +51,8 @@ void adam_step(Cpu, Index count, T* p, const T* g, T* m, T* v, T* vmax, const Ad
   const auto step_size = scalar(-s.lr / (1 - std::pow(s.beta1, exponent)));
   const auto correction = scalar(std::sqrt(1 - std::pow(s.beta2, exponent))), eps = scalar(s.eps);
   const auto keep1 = scalar(s.beta1), mix1 = scalar(1 - s.beta1), keep2 = scalar(s.beta2), mix2 = scalar(1 - s.beta2);
-  const auto decay = scalar(s.decoupled ? 0 : s.weight_decay), shrink = scalar(s.decoupled ? 1 - s.lr * s.weight_decay : 1);
+  const auto decay = scalar(s.decoupled ? 0 : s.weight_decay),
+             shrink = scalar(s.decoupled ? 1 - s.lr * s.weight_decay : 1);
   for_packets<T>(count, [&](Index i, auto n) {
     const auto value = load(p + i, n);
     const auto grad = pmadd(decay, value, load(g + i, n));
@@ -72,8 +73,8 @@ struct RmsPropScalars {
   double lr = 0, alpha = 0.99, eps = 1e-8, weight_decay = 0, momentum = 0;
 };
 
-/// g += weight_decay p; v = alpha v + (1 - alpha) g²; step = g / (sqrt(v) + eps); with momentum m = momentum m + step and
-/// step = m; p -= lr step. Overwrites p, v and m, which is null where there is no momentum; `g` stays.
+/// g += weight_decay p; v = alpha v + (1 - alpha) g²; step = g / (sqrt(v) + eps); with momentum m = momentum m + step
+/// and step = m; p -= lr step. Overwrites p, v and m, which is null where there is no momentum; `g` stays.
 template <Real T>
 void rms_prop_step(Cpu, Index count, T* p, const T* g, T* v, T* m, const RmsPropScalars& s) {
   const auto scalar = [](double x) { return splat(static_cast<T>(x)); };

@@ -1,13 +1,12 @@
 #pragma once
-/// The mathematical functions of SIMD registers `P` of numbers `T`, on the host only: Eigen's where it has them and they are
-/// exact enough, our own, or element by element.
+/// The mathematical functions of SIMD registers `P` of numbers `T`, on the host only: Eigen's where it has them and
+/// they are exact enough, our own, or element by element.
 
+#include <chorus/kernels/cpu/packet.hpp>
 #include <cmath>
 #include <cstddef>
 #include <limits>
 #include <type_traits>
-
-#include <chorus/kernels/cpu/packet.hpp>
 
 namespace chorus::inline CHORUS_ABI::math::packets {
 
@@ -74,7 +73,7 @@ P sqrt(const P& x) {
 template <class T>
 inline constexpr bool vectorised = kernels::lanes<T> > 1;
 template <class T>
-inline constexpr bool vectorised_float = vectorised<T> && std::is_same_v<T, float>;
+inline constexpr bool vectorised_float = vectorised<T> && (std::is_same_v<T, float>);
 
 template <class T>
 using Traits = Eigen::internal::packet_traits<T>;
@@ -104,30 +103,22 @@ CHORUS_PACKET_OPERATION(Select, (const P& mask, const P& x, const P& y), return 
 CHORUS_PACKET_OPERATION(Negate, (const P& x), return pnegate(x);)
 CHORUS_PACKET_OPERATION(Abs, (const P& x), return pabs(x);)
 CHORUS_PACKET_OPERATION(Sqrt, (const P& x), return packets::sqrt<T>(x);)
-CHORUS_PACKET_OPERATION(Exp, (const P& x),
-    if constexpr (vectorised_float<T>) return exp_float(x);
-    else return pselect(pcmp_lt(x, kernels::splat(T(-708.4))), kernels::splat(T(0)), pexp(x));)
-CHORUS_PACKET_OPERATION(Erf, (const P& x),
-    if constexpr (vectorised_float<T>) return erf_float(x);
-    else return by_lane<T>(std::erf, x);)
-CHORUS_PACKET_OPERATION(Log, (const P& x),
-    if constexpr (vectorised<T> && Traits<T>::HasLog) return plog(x);
-    else return by_lane<T>(std::log, x);)
-CHORUS_PACKET_OPERATION(Log1p, (const P& x),
-    if constexpr (vectorised<T> && Traits<T>::HasLog1p) return plog1p(x);
-    else return by_lane<T>(std::log1p, x);)
-CHORUS_PACKET_OPERATION(Expm1, (const P& x),
-    if constexpr (vectorised<T> && Traits<T>::HasExpm1) return pexpm1(x);
-    else return by_lane<T>(std::expm1, x);)
-CHORUS_PACKET_OPERATION(Sin, (const P& x),
-    if constexpr (vectorised<T> && Traits<T>::HasSin) return psin(x);
-    else return by_lane<T>(std::sin, x);)
-CHORUS_PACKET_OPERATION(Cos, (const P& x),
-    if constexpr (vectorised<T> && Traits<T>::HasCos) return pcos(x);
-    else return by_lane<T>(std::cos, x);)
-CHORUS_PACKET_OPERATION(Tanh, (const P& x),
-    if constexpr (vectorised<T> && Traits<T>::HasTanh) return ptanh(x);
-    else return by_lane<T>(std::tanh, x);)
+CHORUS_PACKET_OPERATION(Exp, (const P& x), if constexpr (vectorised_float<T>) return exp_float(x);
+                        else return pselect(pcmp_lt(x, kernels::splat(T(-708.4))), kernels::splat(T(0)), pexp(x));)
+CHORUS_PACKET_OPERATION(Erf, (const P& x), if constexpr (vectorised_float<T>) return erf_float(x);
+                        else return by_lane<T>(std::erf, x);)
+CHORUS_PACKET_OPERATION(Log, (const P& x), if constexpr (vectorised<T> && Traits<T>::HasLog) return plog(x);
+                        else return by_lane<T>(std::log, x);)
+CHORUS_PACKET_OPERATION(Log1p, (const P& x), if constexpr (vectorised<T> && Traits<T>::HasLog1p) return plog1p(x);
+                        else return by_lane<T>(std::log1p, x);)
+CHORUS_PACKET_OPERATION(Expm1, (const P& x), if constexpr (vectorised<T> && Traits<T>::HasExpm1) return pexpm1(x);
+                        else return by_lane<T>(std::expm1, x);)
+CHORUS_PACKET_OPERATION(Sin, (const P& x), if constexpr (vectorised<T> && Traits<T>::HasSin) return psin(x);
+                        else return by_lane<T>(std::sin, x);)
+CHORUS_PACKET_OPERATION(Cos, (const P& x), if constexpr (vectorised<T> && Traits<T>::HasCos) return pcos(x);
+                        else return by_lane<T>(std::cos, x);)
+CHORUS_PACKET_OPERATION(Tanh, (const P& x), if constexpr (vectorised<T> && Traits<T>::HasTanh) return ptanh(x);
+                        else return by_lane<T>(std::tanh, x);)
 #undef CHORUS_PACKET_OPERATION
 
 }  // namespace chorus::inline CHORUS_ABI::math::packets

@@ -1,18 +1,18 @@
 #pragma once
-/// Element-wise functors over CPU arrays: one fused pass forward, one back. The backward pass reads the inputs again and
-/// needs nothing else saved. A functor is compiled once forward and once back; broadcasting only arranges blocks for it.
+/// Element-wise functors over CPU arrays: one fused pass forward, one back. The backward pass reads the inputs again
+/// and needs nothing else saved. A functor is compiled once forward and once back; broadcasting only arranges blocks
+/// for it.
 
 #include <array>
-#include <cstddef>
-#include <cstring>
-#include <span>
-#include <utility>
-
 #include <chorus/autograd/functor_gradient.hpp>
 #include <chorus/kernels/cpu/copy.hpp>
 #include <chorus/kernels/functors.hpp>
 #include <chorus/kernels/pack.hpp>
 #include <chorus/kernels/strided_runs.hpp>
+#include <cstddef>
+#include <cstring>
+#include <span>
+#include <utility>
 
 namespace chorus::inline CHORUS_ABI::kernels {
 
@@ -20,8 +20,8 @@ namespace detail {
 
 /// Full Packs only: `count` is a multiple of the width.
 template <class F, class T, std::size_t... K>
-[[gnu::noinline]] void forward_packs(const F& f, Index count, const std::array<const T*, sizeof...(K)>& in_pointers, T* out,
-                                     std::index_sequence<K...>) {
+[[gnu::noinline]] void forward_packs(const F& f, Index count, const std::array<const T*, sizeof...(K)>& in_pointers,
+                                     T* out, std::index_sequence<K...>) {
   const F function = f;
   const auto in = in_pointers;
   for (Index i = 0; i < count; i += Pack<T>::width) {
@@ -33,7 +33,8 @@ template <class F, class T, std::size_t... K>
 template <class F, class T, std::size_t... K>
 [[gnu::noinline]] void backward_packs(const F& f, Index count, const std::array<const T*, sizeof...(K)>& in_pointers,
                                       const T* dy, const std::array<T*, sizeof...(K)>& dx_pointers,
-                                      const std::array<bool, sizeof...(K)>& accumulate_flags, std::index_sequence<K...>) {
+                                      const std::array<bool, sizeof...(K)>& accumulate_flags,
+                                      std::index_sequence<K...>) {
   const F function = f;
   const auto in = in_pointers;
   const auto dx = dx_pointers;
@@ -63,7 +64,8 @@ template <std::size_t N>
 std::array<StridedRuns, N> runs_of(std::span<const Index> shape, const std::array<std::span<const Index>, N>& strides) {
   return [&]<std::size_t... k>(std::index_sequence<k...>) {
     return std::array<StridedRuns, N>{StridedRuns(shape, strides[k])...};
-  }(std::make_index_sequence<N>());
+  }
+  (std::make_index_sequence<N>());
 }
 
 }  // namespace detail
@@ -88,8 +90,8 @@ void pointwise_forward(Cpu, const F& f, Index count, const std::array<const T*, 
   std::memcpy(out + whole, padded[N].v, bytes);
 }
 
-/// dx_k[i] = (or +=, where `accumulate[k]`) dy[i] * df/dx_k(in_0[i], ...). A null `dx[k]` is not wanted. A `dx[k]` may be
-/// `dy` or an input.
+/// dx_k[i] = (or +=, where `accumulate[k]`) dy[i] * df/dx_k(in_0[i], ...). A null `dx[k]` is not wanted. A `dx[k]` may
+/// be `dy` or an input.
 template <class F, class T, std::size_t N>
 void pointwise_backward(Cpu, const F& f, Index count, const std::array<const T*, N>& in, const T* dy,
                         const std::array<T*, N>& dx, const std::array<bool, N>& accumulate) {
@@ -137,12 +139,13 @@ void pointwise_forward(Cpu device, const F& f, std::span<const Index> shape, con
   }
 }
 
-/// Backward with broadcasting: `dy` is dense in `shape`; dx_k has `dx_strides[k]`, 0 along the axes over which it sums, and
-/// is dense in its own shape (or, with `accumulate[k]` or without sums, any view).
+/// Backward with broadcasting: `dy` is dense in `shape`; dx_k has `dx_strides[k]`, 0 along the axes over which it sums,
+/// and is dense in its own shape (or, with `accumulate[k]` or without sums, any view).
 template <class F, class T, std::size_t N>
 void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, const std::array<const T*, N>& in,
-                        const std::array<std::span<const Index>, N>& in_strides, const T* dy, const std::array<T*, N>& dx,
-                        const std::array<std::span<const Index>, N>& dx_strides, const std::array<bool, N>& accumulate) {
+                        const std::array<std::span<const Index>, N>& in_strides, const T* dy,
+                        const std::array<T*, N>& dx, const std::array<std::span<const Index>, N>& dx_strides,
+                        const std::array<bool, N>& accumulate) {
   auto in_runs = detail::runs_of(shape, in_strides), dx_runs = detail::runs_of(shape, dx_strides);
   const Index count = detail::element_count(shape);
   bool all_dense = true;

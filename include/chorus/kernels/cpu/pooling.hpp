@@ -6,6 +6,7 @@
 #include <limits>
 
 #include <chorus/core/device.hpp>
+#include <chorus/kernels/cpu/packet.hpp>
 #include <chorus/kernels/pooling_shape.hpp>
 
 namespace chorus::inline CHORUS_ABI::kernels {
@@ -25,6 +26,40 @@ void for_windows(const Pool2dShape& s, F f) {
       }
     }
 }
+
+/// Windows of 2 x 2 side by side: as many of a row's `n` as can be computed in whole packets without reading behind `x_end` or
+/// writing behind `y_end`. Results are written up to a packet further than n. Returns how many are done.
+template <class T>
+Index max_pool_2x2(Index n, const T* row, Index width, Index position, const T* x_end, T* y, const T* y_end,
+                   std::int32_t* argmax) {
+  constexpr Index w = lanes<T>;
+  const T steps[] = {T{0}, T{1}, static_cast<T>(width), static_cast<T>(width + 1)};
+  Index j = 0;
+  for (; j < n && x_end - row >= width + 2 * (j + w) && y_end - y >= j + w; j += w) {
+    const T *upper = row + 2 * j, *lower = upper + width;
+    alignas(64) T values[4][w];
+    for (Index i = 0; i < w; ++i) {
+      values[0][i] = upper[2 * i];
+      values[1][i] = upper[2 * i + 1];
+      values[2][i] = lower[2 * i];
+      values[3][i] = lower[2 * i + 1];
+    }
+    auto best = load(values[0], Whole<T>{}), step = splat(T{0});
+    for (int i = 1; i < 4; ++i) {
+      const auto value = load(values[i], Whole<T>{}), here = splat(steps[i]);
+      const auto number = pcmp_eq(value, value), larger = pcmp_lt(best, value);
+      best = pselect(number, pselect(larger, value, best), value);
+      step = pselect(number, pselect(larger, here, step), here);
+    }
+    store(y + j, best, Whole<T>{});
+    if (argmax == nullptr) continue;
+    alignas(64) T all[w];
+    store(all, step, Whole<T>{});
+    for (Index i = 0; i < w; ++i)
+      argmax[j + i] = static_cast<std::int32_t>(position + 2 * (j + i)) + static_cast<std::int32_t>(all[i]);
+  }
+  return std::min(j, n);
+}
 }  // namespace detail
 
 /// y = the largest number of each window, and `argmax` (null, or as large as y) its index within the plane: the first of equal
@@ -32,7 +67,7 @@ void for_windows(const Pool2dShape& s, F f) {
 template <class T>
 void max_pool2d_forward(Cpu, const Pool2dShape& s, const T* x, T* y, std::int32_t* argmax) {
   const Index pixels = s.out_height() * s.out_width();
-  detail::for_windows(s, [&](Index plane, Index out, Index top, Index bottom, Index left, Index right) {
+  const auto window = [&](Index plane, Index out, Index top, Index bottom, Index left, Index right) {
     const T* image = x + plane * s.height * s.width;
     T best = -std::numeric_limits<T>::infinity();
     Index where = top * s.width + left;
@@ -46,7 +81,19 @@ void max_pool2d_forward(Cpu, const Pool2dShape& s, const T* x, T* y, std::int32_
       }
     y[plane * pixels + out] = best;
     if (argmax != nullptr) argmax[plane * pixels + out] = static_cast<std::int32_t>(where);
-  });
+  };
+  const bool two_by_two = s.kernel_h == 2 && s.kernel_w == 2 && s.stride_h == 2 && s.stride_w == 2 && s.padding_h == 0 &&
+                          s.padding_w == 0 && s.width < (Index{1} << 24);
+  if (!two_by_two) return detail::for_windows(s, window);
+  const Index columns = s.out_width();
+  for (Index plane = 0; plane < s.planes; ++plane)
+    for (Index i = 0; i < s.out_height(); ++i) {
+      const Index out = plane * pixels + i * columns;
+      Index j = detail::max_pool_2x2(columns, x + (plane * s.height + 2 * i) * s.width, s.width, 2 * i * s.width,
+                                     x + s.planes * s.height * s.width, y + out, y + s.planes * pixels,
+                                     argmax != nullptr ? argmax + out : nullptr);
+      for (; j < columns; ++j) window(plane, i * columns + j, 2 * i, 2 * i + 2, 2 * j, 2 * j + 2);
+    }
 }
 
 /// dx = dy where x was its window's maximum, else 0; summed where windows overlap.

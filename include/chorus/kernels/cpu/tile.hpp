@@ -8,6 +8,11 @@
 
 namespace chorus::inline CHORUS_ABI::kernels::detail {
 
+#ifdef __CUDACC__
+#pragma nv_diagnostic push
+#pragma nv_diag_suppress 1675  // "unrecognized GCC pragma": the host compiler knows it
+#endif
+
 // A tile's sums take 16 of 32 registers, or 12 of 16: enough chains to keep two multipliers busy for a latency of 4.
 #ifdef EIGEN_ARCH_DEFAULT_NUMBER_OF_REGISTERS
 inline constexpr bool many_registers = EIGEN_ARCH_DEFAULT_NUMBER_OF_REGISTERS >= 32;
@@ -98,8 +103,17 @@ struct Runs {
   Index count, length, pitch;
 };
 
-/// c[i, j] += sum over the runs' positions q of a[i * a_row + q] * b[offsets[j] + q], for `Rows` rows and up to
-/// `dot_columns` columns. Runs are read in whole packets: `length` is a multiple of a packet's.
+/// `value`, but g++ won't read it from memory anew for each use.
+template <class P>
+P in_register(P value) {
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__CUDA_ARCH__)
+  asm("" : "+x"(value));
+#endif
+  return value;
+}
+
+/// c[i, j] += sum over the runs of b, and as many elements of a without gaps, of a[i * a_row + q] * b[offsets[j] + position of
+/// q], for `Rows` rows and up to `dot_columns` columns. Runs are read in whole packets: `length` is a multiple of a packet's.
 template <int Rows, class T>
 void dot_tile(Index columns, Runs runs, const T* a, Index a_row, const T* b, const Index* offsets, T* c, Index c_row) {
   constexpr Index w = lanes<T>;
@@ -111,14 +125,14 @@ void dot_tile(Index columns, Runs runs, const T* a, Index a_row, const T* b, con
 #pragma GCC unroll 8
     for (int i = 0; i < Rows; ++i) sums[i][j] = splat(T{0});
   }
-  for (Index run = 0; run < runs.count; ++run)
-    for (Index q = run * runs.pitch; q < run * runs.pitch + runs.length; q += w) {
+  for (Index run = 0; run < runs.count; ++run, a += runs.length)
+    for (Index q = 0; q < runs.length; q += w) {
       Packet<T> values[dot_columns];
 #pragma GCC unroll 8
-      for (int j = 0; j < dot_columns; ++j) values[j] = load(bs[j] + q, Whole<T>{});
+      for (int j = 0; j < dot_columns; ++j) values[j] = in_register(load(bs[j] + run * runs.pitch + q, Whole<T>{}));
 #pragma GCC unroll 8
       for (int i = 0; i < Rows; ++i) {
-        const auto factor = load(a + i * a_row + q, Whole<T>{});
+        const auto factor = in_register(load(a + i * a_row + q, Whole<T>{}));
 #pragma GCC unroll 8
         for (int j = 0; j < dot_columns; ++j) sums[i][j] = pmadd(factor, values[j], sums[i][j]);
       }
@@ -137,5 +151,9 @@ void dot_rows_tile(Index rows, Index columns, Runs runs, const T* a, Index a_row
   if (rows == Most) return dot_tile<Most>(columns, runs, a, a_row, b, offsets, c, c_row);
   if constexpr (Most > 1) dot_rows_tile<T, Most - 1>(rows, columns, runs, a, a_row, b, offsets, c, c_row);
 }
+
+#ifdef __CUDACC__
+#pragma nv_diagnostic pop
+#endif
 
 }  // namespace chorus::inline CHORUS_ABI::kernels::detail

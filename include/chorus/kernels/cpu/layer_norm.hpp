@@ -1,0 +1,77 @@
+#pragma once
+/// Layer normalisation on the CPU (Ba, Kiros, Hinton 2016). x, y: [rows, columns]; weight, bias: [columns], null for 1 and 0;
+/// statistics: [2, rows], the rows' means and their 1 / sqrt(variance + eps).
+
+#include <cmath>
+
+#include <chorus/core/device.hpp>
+#include <chorus/kernels/cpu/axis_lines.hpp>
+
+namespace chorus::inline CHORUS_ABI::kernels {
+
+/// y = (x - mean) * invstd * weight + bias. Overwrites y and statistics.
+template <class T>
+void layer_norm_forward(Cpu, Index rows, Index columns, const T* x, const T* weight, const T* bias, double eps, T* y,
+                        T* statistics) {
+  const auto n = splat(static_cast<T>(columns));
+  for_lines<T>({rows, columns, 1}, [&](const Row<T>& line) {
+    const auto mean = Eigen::internal::pdiv(
+        line.reduce(Sum<T>{}, [&](Index i, auto count) { return load(x + i, count); }), n);
+    const auto squares = line.reduce(Sum<T>{}, [&](Index i, auto count) {
+      const auto d = psub(load(x + i, count), mean);
+      return pmul(d, d);
+    });
+    const auto invstd = line.map(Eigen::internal::pdiv(squares, n), [eps](T variance) {
+      return static_cast<T>(1 / std::sqrt(static_cast<double>(variance) + eps));
+    });
+    line.store_result(statistics, mean);
+    line.store_result(statistics + rows, invstd);
+    line.each([&](Index i, auto count) {
+      auto value = pmul(psub(load(x + i, count), mean), invstd);
+      if (weight != nullptr) value = pmul(value, load(weight + (i - line.at), count));
+      if (bias != nullptr) value = padd(value, load(bias + (i - line.at), count));
+      store(y + i, value, count);
+    });
+  });
+}
+
+/// With g = dy * weight and u = (x - mean) * invstd: dx = invstd * (g - mean(g) - u * mean(g * u)). Overwrites dx, or adds.
+template <class T>
+void layer_norm_backward_input(Cpu, Index rows, Index columns, const T* x, const T* weight, const T* dy,
+                               const T* statistics, T* dx, bool accumulate) {
+  const auto n = splat(static_cast<T>(columns));
+  for_lines<T>({rows, columns, 1}, [&](const Row<T>& line) {
+    const auto mean = line.load_result(statistics), invstd = line.load_result(statistics + rows);
+    const auto gradient = [&](Index i, auto count) {
+      const auto g = load(dy + i, count);
+      return weight == nullptr ? g : pmul(g, load(weight + (i - line.at), count));
+    };
+    const auto normalized = [&](Index i, auto count) { return pmul(psub(load(x + i, count), mean), invstd); };
+    const auto a = Eigen::internal::pdiv(line.reduce(Sum<T>{}, gradient), n);
+    const auto b = Eigen::internal::pdiv(
+        line.reduce(Sum<T>{}, [&](Index i, auto count) { return pmul(gradient(i, count), normalized(i, count)); }), n);
+    line.each([&](Index i, auto count) {
+      const auto d = psub(psub(gradient(i, count), a), pmul(normalized(i, count), b));
+      store(dx + i, pmul(d, invstd), count, accumulate);
+    });
+  });
+}
+
+/// dweight = sum over rows of dy * (x - mean) * invstd, dbias = sum of dy. Either may be null. Overwrite, or add.
+template <class T>
+void layer_norm_backward_affine(Cpu, Index rows, Index columns, const T* x, const T* dy, const T* statistics, T* dweight,
+                                T* dbias, bool accumulate_weight, bool accumulate_bias) {
+  for_packets<T>(columns, [&](Index j, auto count) {
+    const auto zero = splat(T{0});
+    if (dweight != nullptr)
+      store(dweight + j, reduce_rows(Index{0}, rows, zero, Sum<T>{}, [&](Index r) {
+              const auto d = psub(load(x + r * columns + j, count), splat(statistics[r]));
+              return pmul(load(dy + r * columns + j, count), pmul(d, splat(statistics[rows + r])));
+            }), count, accumulate_weight);
+    if (dbias != nullptr)
+      store(dbias + j, reduce_rows(Index{0}, rows, zero, Sum<T>{}, [&](Index r) { return load(dy + r * columns + j, count); }),
+            count, accumulate_bias);
+  });
+}
+
+}  // namespace chorus::inline CHORUS_ABI::kernels

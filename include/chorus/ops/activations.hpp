@@ -1,0 +1,61 @@
+#pragma once
+/// Activation functions, element by element, with PyTorch's definitions and defaults; formulas stand with the functors.
+
+#include <chorus/ops/pointwise.hpp>
+
+namespace chorus::inline CHORUS_ABI {
+
+#define CHORUS_UNARY(NAME, FUNCTOR)                          \
+  template <Operand X>                                       \
+  auto NAME(const X& x) {                                    \
+    return detail::pointwise(#NAME, functors::FUNCTOR{}, x); \
+  }
+/// max(x, 0); the gradient at 0 is 0.
+CHORUS_UNARY(relu, Relu)
+/// x limited to [0, 6].
+CHORUS_UNARY(relu6, Relu6)
+/// 1 / (1 + exp(-x))
+CHORUS_UNARY(sigmoid, Sigmoid)
+/// log(sigmoid(x)), without underflow.
+CHORUS_UNARY(log_sigmoid, LogSigmoid)
+/// x sigmoid(x), also called swish.
+CHORUS_UNARY(silu, Silu)
+/// x Φ(x), Φ being the normal distribution function.
+CHORUS_UNARY(gelu, Gelu)
+/// The approximation of gelu by tanh.
+CHORUS_UNARY(gelu_tanh, GeluTanh)
+/// x tanh(softplus(x))
+CHORUS_UNARY(mish, Mish)
+/// relu6(x + 3) / 6
+CHORUS_UNARY(hardsigmoid, Hardsigmoid)
+/// x relu6(x + 3) / 6
+CHORUS_UNARY(hardswish, Hardswish)
+#undef CHORUS_UNARY
+
+/// x for positive x, else slope x.
+template <Operand X>
+auto leaky_relu(const X& x, double slope = 0.01) {
+  return detail::pointwise("leaky_relu", functors::LeakyRelu{slope}, x);
+}
+
+/// x for positive x, else alpha (exp(x) - 1).
+template <Operand X>
+auto elu(const X& x, double alpha = 1) {
+  return detail::pointwise("elu", functors::Elu{alpha}, x);
+}
+
+/// log(1 + exp(beta x)) / beta, and x itself where beta x is above the threshold. Throws UsageError unless beta is positive.
+template <Operand X>
+auto softplus(const X& x, double beta = 1, double threshold = 20) {
+  check<UsageError>(beta > 0, "softplus: beta is positive, got ", beta);
+  return detail::pointwise("softplus", functors::Softplus{beta, threshold}, x);
+}
+
+/// x limited to [min, max], without gradient at the limits themselves. Throws UsageError unless min < max.
+template <Operand X>
+auto hardtanh(const X& x, double min = -1, double max = 1) {
+  check<UsageError>(min < max, "hardtanh: the limits are [", min, ", ", max, "]");
+  return detail::pointwise("hardtanh", functors::Hardtanh{min, max}, x);
+}
+
+}  // namespace chorus

@@ -1,0 +1,128 @@
+#pragma once
+/// Arithmetic of operands and numbers, element by element: + - * / and pow, maximum, minimum, clamp. Operands broadcast as in
+/// NumPy; each function gives a Tensor for Tensors, else a Variable. Throws ShapeError where shapes don't broadcast.
+
+#include <limits>
+
+#include <chorus/ops/pointwise.hpp>
+
+namespace chorus::inline CHORUS_ABI {
+
+namespace functors {
+
+/// value - x
+struct SubtractFrom {
+  double value = 0;
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return real_of<S>(value) - x;
+  }
+};
+
+/// x / value
+struct DivScalar {
+  double value = 1;
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return x / real_of<S>(value);
+  }
+};
+
+/// value / x
+struct DivideInto {
+  double value = 1;
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return real_of<S>(value) / x;
+  }
+};
+
+}  // namespace functors
+
+/// What may stand beside an operand in an expression: converted to its scalar type.
+using math::Arithmetic;
+
+#define CHORUS_BINARY(NAME, FUNCTOR)                            \
+  template <Operand A, Operand B>                               \
+  auto NAME(const A& a, const B& b) {                           \
+    return detail::pointwise(#NAME, functors::FUNCTOR{}, a, b); \
+  }
+CHORUS_BINARY(add, Add)
+CHORUS_BINARY(sub, Sub)
+CHORUS_BINARY(mul, Mul)
+CHORUS_BINARY(div, Div)
+/// The larger of two; a tie gives half of the gradient to each, NaN wins.
+CHORUS_BINARY(maximum, Maximum)
+/// The smaller of two, likewise.
+CHORUS_BINARY(minimum, Minimum)
+/// a to the power of b.
+CHORUS_BINARY(pow, Pow)
+#undef CHORUS_BINARY
+
+#define CHORUS_WITH_NUMBER(NAME, NUMBER_RIGHT, NUMBER_LEFT)                                \
+  template <Operand X>                                                                     \
+  auto NAME(const X& x, Arithmetic auto number) {                                          \
+    return detail::pointwise(#NAME, functors::NUMBER_RIGHT{static_cast<double>(number)}, x); \
+  }                                                                                        \
+  template <Operand X>                                                                     \
+  auto NAME(Arithmetic auto number, const X& x) {                                          \
+    return detail::pointwise(#NAME, functors::NUMBER_LEFT{static_cast<double>(number)}, x); \
+  }
+CHORUS_WITH_NUMBER(add, AddScalar, AddScalar)
+CHORUS_WITH_NUMBER(mul, MulScalar, MulScalar)
+CHORUS_WITH_NUMBER(div, DivScalar, DivideInto)
+#undef CHORUS_WITH_NUMBER
+
+template <Operand X>
+auto sub(const X& x, Arithmetic auto number) {
+  return detail::pointwise("sub", functors::AddScalar{-static_cast<double>(number)}, x);
+}
+template <Operand X>
+auto sub(Arithmetic auto number, const X& x) {
+  return detail::pointwise("sub", functors::SubtractFrom{static_cast<double>(number)}, x);
+}
+
+/// x to the power of a number; fast for -1, -0.5, 0, 0.5, 1, 2 and 3.
+template <Operand X>
+auto pow(const X& x, Arithmetic auto exponent) {
+  return detail::pointwise("pow", functors::PowScalar{static_cast<double>(exponent)}, x);
+}
+
+template <Operand X>
+auto neg(const X& x) {
+  return detail::pointwise("neg", functors::Neg{}, x);
+}
+
+/// x limited to [min, max]; an infinity leaves its side open. At the limits themselves the gradient passes. Throws UsageError
+/// unless min <= max.
+template <Operand X>
+auto clamp(const X& x, double min, double max = std::numeric_limits<double>::infinity()) {
+  check<UsageError>(min <= max, "clamp: the limits are [", min, ", ", max, "]");
+  return detail::pointwise("clamp", functors::Clamp{min, max}, x);
+}
+
+#define CHORUS_OPERATOR(OP, NAME)                         \
+  template <Operand A, Operand B>                         \
+  auto operator OP(const A& a, const B& b) {              \
+    return NAME(a, b);                                    \
+  }                                                       \
+  template <Operand X>                                    \
+  auto operator OP(const X& x, Arithmetic auto number) {  \
+    return NAME(x, number);                               \
+  }                                                       \
+  template <Operand X>                                    \
+  auto operator OP(Arithmetic auto number, const X& x) {  \
+    return NAME(number, x);                               \
+  }
+CHORUS_OPERATOR(+, add)
+CHORUS_OPERATOR(-, sub)
+CHORUS_OPERATOR(*, mul)
+CHORUS_OPERATOR(/, div)
+#undef CHORUS_OPERATOR
+
+template <Operand X>
+auto operator-(const X& x) {
+  return neg(x);
+}
+
+}  // namespace chorus

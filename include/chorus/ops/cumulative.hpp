@@ -1,0 +1,25 @@
+#pragma once
+/// Running sums.
+
+#include <chorus/kernels/cumulative.hpp>
+#include <chorus/ops/shape.hpp>
+
+namespace chorus::inline CHORUS_ABI {
+
+/// Element i along the axis is the sum of x's elements 0 to i.
+template <Operand X>
+auto cumsum(const X& x, Index axis) {
+  const auto input = contiguous(value_of(x));
+  const auto view = detail::around_axis(input.shape(), normalize_axis("cumsum", axis, tensor_of<X>::rank));
+  auto out = tensor_of<X>::empty(input.shape(), input.device());
+  kernels::cumsum(input.device(), view, input.data(), out.data());
+  return record(
+      "cumsum", std::move(out),
+      [view](const auto& dy, auto dx) {
+        const auto [grad, accumulate] = dx->target();
+        kernels::cumsum(dy.device(), view, dy.data(), grad.data(), /*reverse=*/true, accumulate);
+      },
+      x);
+}
+
+}  // namespace chorus

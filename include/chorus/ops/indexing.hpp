@@ -1,0 +1,80 @@
+#pragma once
+/// Picking by integer tensors: index_select, embedding, gather. Gradients of what is picked several times add up.
+
+#include <cstdint>
+
+#include <chorus/kernels/indexing.hpp>
+#include <chorus/ops/shape.hpp>
+
+namespace chorus::inline CHORUS_ABI {
+
+/// Entry i of an axis of the result is entry `index[i]` of that axis of x. Throws UsageError for an index outside of the axis.
+template <Operand X, class D>
+auto index_select(const X& x, Index axis, const Tensor<std::int64_t, 1, D>& index) {
+  const auto input = contiguous(value_of(x));
+  const auto chosen = contiguous(index);
+  const auto a = normalize_axis("index_select", axis, tensor_of<X>::rank);
+  const auto whole = detail::around_axis(input.shape(), a);
+  auto shape = input.shape();
+  shape[a] = chosen.numel();
+  auto out = tensor_of<X>::empty(shape, input.device());
+  kernels::index_select(input.device(), whole, chosen.numel(), chosen.data(), input.data(), out.data());
+  return record(
+      "index_select", std::move(out),
+      [whole, chosen](const auto& dy, auto dx) {
+        const auto [grad, accumulate] = dx->target();
+        kernels::index_select_backward(grad.device(), whole, chosen.numel(), chosen.data(), dy.data(), grad.data(), accumulate);
+      },
+      x);
+}
+
+/// weight: [entries, features], index: [...] -> the entries' rows: [..., features]. Throws UsageError for an index that is no
+/// entry.
+template <Operand W, int Rank, class D>
+auto embedding(const W& weight, const Tensor<std::int64_t, Rank, D>& index) {
+  static_assert(tensor_of<W>::rank == 2, "embedding: the weight is [entries, features]");
+  const auto flat = contiguous(index).view(Shape<1>{index.numel()});
+  Shape<Rank + 1> shape{};
+  std::copy(index.shape().begin(), index.shape().end(), shape.begin());
+  shape.back() = value_of(weight).size(1);
+  return reshape(index_select(weight, 0, flat), shape);
+}
+
+namespace detail {
+template <Operand X, class Indices>
+auto gather_along(const X& x, std::size_t axis, const Indices& index) {
+  const auto input = contiguous(value_of(x));
+  const auto chosen = contiguous(index);
+  const auto whole = around_axis(input.shape(), axis);
+  const Index count = chosen.shape()[axis];
+  auto out = tensor_of<X>::empty(chosen.shape(), input.device());
+  kernels::gather(input.device(), whole, count, chosen.data(), input.data(), out.data());
+  return record(
+      "gather", std::move(out),
+      [whole, count, chosen](const auto& dy, auto dx) {
+        const auto [grad, accumulate] = dx->target();
+        kernels::gather_backward(grad.device(), whole, count, chosen.data(), dy.data(), grad.data(), accumulate);
+      },
+      x);
+}
+}  // namespace detail
+
+/// The result has the index's shape; along `axis` its element is x's at the position that the index gives, at the same place
+/// in the other axes, where the index may be smaller than x. Throws ShapeError where it is larger, UsageError for an index
+/// outside of the axis.
+template <Operand X, class D>
+auto gather(const X& x, Index axis, const Tensor<std::int64_t, tensor_of<X>::rank, D>& index) {
+  static_assert(tensor_of<X>::rank >= 1, "gather: the input has at least one axis");
+  const auto a = normalize_axis("gather", axis, tensor_of<X>::rank);
+  auto narrowed = reshape(x, value_of(x).shape());
+  for (std::size_t other = 0; other < index.shape().size(); ++other) {
+    const Index size = index.shape()[other];
+    if (other == a || size == narrowed.shape()[other]) continue;
+    check<ShapeError>(size < narrowed.shape()[other], "gather: an index of shape ", index.shape(), " is larger than the input of ",
+                      value_of(x).shape(), " beside axis ", axis);
+    narrowed = slice(narrowed, static_cast<Index>(other), 0, size);
+  }
+  return detail::gather_along(narrowed, a, index);
+}
+
+}  // namespace chorus

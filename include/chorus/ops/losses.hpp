@@ -1,0 +1,133 @@
+#pragma once
+/// Losses that compare two operands element by element. Each comes in two forms: `NAME` is the mean (or sum) of all elements,
+/// `NAME_per_element` keeps them. Gradients go to both operands.
+
+#include <chorus/kernels/loss_options.hpp>
+#include <chorus/ops/arithmetic.hpp>
+#include <chorus/ops/reduction.hpp>
+
+namespace chorus::inline CHORUS_ABI {
+
+namespace functors {
+
+struct SquaredError {
+  template <class S>
+  CHORUS_HD S operator()(const S& x, const S& target) const {
+    return (x - target) * (x - target);
+  }
+};
+
+struct AbsoluteError {
+  template <class S>
+  CHORUS_HD S operator()(const S& x, const S& target) const {
+    return abs(x - target);
+  }
+};
+
+/// d² / (2 beta) where |d| < beta, else |d| - beta / 2 (Girshick 2015).
+struct SmoothL1 {
+  double beta = 1;
+  template <class S>
+  CHORUS_HD S operator()(const S& x, const S& target) const {
+    using R = real_of<S>;
+    const S d = x - target, distance = abs(d);
+    return where(distance < R(beta), d * d * R(0.5 / beta), distance - R(0.5 * beta));
+  }
+};
+
+/// d² / 2 where |d| <= delta, else delta (|d| - delta / 2) (Huber 1964).
+struct Huber {
+  double delta = 1;
+  template <class S>
+  CHORUS_HD S operator()(const S& x, const S& target) const {
+    using R = real_of<S>;
+    const S d = x - target, distance = abs(d);
+    return where(distance <= R(delta), d * d * R(0.5), (distance - R(0.5 * delta)) * R(delta));
+  }
+};
+
+/// -target log(sigmoid(x)) - (1 - target) log(1 - sigmoid(x)), without overflow.
+struct BinaryCrossEntropy {
+  template <class S>
+  CHORUS_HD S operator()(const S& x, const S& target) const {
+    return softplus(x) - x * target;
+  }
+};
+
+/// target (log(target) - x); 0 where the target is 0.
+struct KlDivergence {
+  template <class S>
+  CHORUS_HD S operator()(const S& x, const S& target) const {
+    return where(target > 0, target * (log(target) - x), S(0));
+  }
+};
+
+}  // namespace functors
+
+namespace detail {
+// The mean of no elements is 0, so that an empty share of a batch contributes nothing.
+template <Operand X, Operand Y, class F>
+auto reduced_loss(const char* operation, const F& f, const X& x, const Y& target, Reduction reduction) {
+  check<UsageError>(reduction != Reduction::none, operation, ": for the loss of each element call ", operation, "_per_element");
+  const auto losses = pointwise(operation, f, x, target);
+  const Index count = reduction == Reduction::mean ? std::max(losses.numel(), Index{1}) : 1;
+  return sum(losses) / count;
+}
+}  // namespace detail
+
+#define CHORUS_LOSS(NAME, FUNCTOR)                                                           \
+  template <Operand X, Operand Y>                                                            \
+  auto NAME(const X& x, const Y& target, Reduction reduction = Reduction::mean) {            \
+    return detail::reduced_loss(#NAME, functors::FUNCTOR{}, x, target, reduction);           \
+  }                                                                                          \
+  template <Operand X, Operand Y>                                                            \
+  auto NAME##_per_element(const X& x, const Y& target) {                                     \
+    return detail::pointwise(#NAME, functors::FUNCTOR{}, x, target);                         \
+  }
+/// (x - target)²
+CHORUS_LOSS(mse_loss, SquaredError)
+/// |x - target|
+CHORUS_LOSS(l1_loss, AbsoluteError)
+/// Binary cross entropy of logits x with targets in [0, 1].
+CHORUS_LOSS(bce_with_logits, BinaryCrossEntropy)
+#undef CHORUS_LOSS
+
+/// Squared below `beta`, linear above it. Throws UsageError unless beta is positive.
+template <Operand X, Operand Y>
+auto smooth_l1_loss(const X& x, const Y& target, double beta = 1, Reduction reduction = Reduction::mean) {
+  check<UsageError>(beta > 0, "smooth_l1_loss: beta is positive, got ", beta);
+  return detail::reduced_loss("smooth_l1_loss", functors::SmoothL1{beta}, x, target, reduction);
+}
+template <Operand X, Operand Y>
+auto smooth_l1_loss_per_element(const X& x, const Y& target, double beta = 1) {
+  check<UsageError>(beta > 0, "smooth_l1_loss: beta is positive, got ", beta);
+  return detail::pointwise("smooth_l1_loss", functors::SmoothL1{beta}, x, target);
+}
+
+/// Squared up to `delta`, linear above it: delta times smooth_l1_loss. Throws UsageError unless delta is positive.
+template <Operand X, Operand Y>
+auto huber_loss(const X& x, const Y& target, double delta = 1, Reduction reduction = Reduction::mean) {
+  check<UsageError>(delta > 0, "huber_loss: delta is positive, got ", delta);
+  return detail::reduced_loss("huber_loss", functors::Huber{delta}, x, target, reduction);
+}
+template <Operand X, Operand Y>
+auto huber_loss_per_element(const X& x, const Y& target, double delta = 1) {
+  check<UsageError>(delta > 0, "huber_loss: delta is positive, got ", delta);
+  return detail::pointwise("huber_loss", functors::Huber{delta}, x, target);
+}
+
+/// The Kullback-Leibler divergence of distributions `target` from those whose logarithms are given: both [batch, ...]; summed,
+/// and divided by the batch's size (PyTorch's `batchmean`).
+template <Operand X, Operand Y>
+auto kl_div(const X& log_probabilities, const Y& target) {
+  static_assert(tensor_of<X>::rank >= 1, "kl_div: the input has a batch axis");
+  const Index batch = value_of(log_probabilities).size(0);
+  return detail::reduced_loss("kl_div", functors::KlDivergence{}, log_probabilities, target, Reduction::sum) /
+         std::max(batch, Index{1});
+}
+template <Operand X, Operand Y>
+auto kl_div_per_element(const X& log_probabilities, const Y& target) {
+  return detail::pointwise("kl_div", functors::KlDivergence{}, log_probabilities, target);
+}
+
+}  // namespace chorus

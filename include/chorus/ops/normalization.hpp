@@ -1,0 +1,101 @@
+#pragma once
+/// Normalisation within each sample: layer, group and root-mean-square normalisation.
+
+#include <chorus/kernels/layer_norm.hpp>
+#include <chorus/ops/arithmetic.hpp>
+#include <chorus/ops/elementary.hpp>
+#include <chorus/ops/reduction.hpp>
+
+namespace chorus::inline CHORUS_ABI {
+
+namespace functors {
+struct ScaleShift {
+  template <class S>
+  CHORUS_HD S operator()(const S& x, const S& scale, const S& shift) const {
+    return x * scale + shift;
+  }
+};
+}  // namespace functors
+
+/// x: [...], weight, bias: the shape of x's last axes, which are normalised together (Ba, Kiros, Hinton 2016) -> (x - mean) /
+/// sqrt(var + eps) * weight + bias, var being the biased variance. Both may be undefined: 1 and 0. Throws ShapeError where
+/// shapes don't fit.
+template <Operand X, Operand W, Operand B>
+auto layer_norm(const X& x, const W& weight, const B& bias, double eps = 1e-5) {
+  using T = typename tensor_of<X>::value_type;
+  constexpr std::size_t rank = tensor_of<X>::rank, inner = tensor_of<W>::rank;
+  static_assert(inner >= 1 && inner <= rank && inner == tensor_of<B>::rank,
+                "layer_norm: weight and bias have the shape of the input's last axes");
+  const auto input = contiguous(value_of(x));
+  const auto w = contiguous(value_of(weight));
+  const auto b = contiguous(value_of(bias));
+  Shape<static_cast<int>(inner)> normalized{};
+  std::copy_n(input.shape().begin() + (rank - inner), inner, normalized.begin());
+  check<ShapeError>((!w.defined() || w.shape() == normalized) && (!b.defined() || b.shape() == normalized),
+                    "layer_norm: an input of shape ", input.shape(), " does not fit a weight of shape ", w.shape(),
+                    " and a bias of shape ", b.shape());
+  const Index columns = numel(normalized), rows = columns == 0 ? 0 : input.numel() / columns;
+  const auto device = input.device();
+  auto out = tensor_of<X>::empty(input.shape(), device);
+  // Mean and 1 / deviation of each row.
+  const auto statistics = Tensor<T, 2, typename tensor_of<X>::device_type>::empty({2, rows}, device);
+  kernels::layer_norm_forward(device, rows, columns, input.data(), w.data(), b.data(), eps, out.data(), statistics.data());
+  return record(
+      "layer_norm", std::move(out),
+      [input, w, statistics, device, rows, columns](const auto& dy, auto dx, auto dw, auto db) {
+        if (dw || db) {
+          T* grads[2] = {};
+          bool accumulate[2] = {};
+          const auto want = [&](std::size_t i, auto node) {
+            if (!node) return;
+            const auto target = node->target();
+            grads[i] = target.data();
+            accumulate[i] = target.accumulate;
+          };
+          want(0, dw);
+          want(1, db);
+          kernels::layer_norm_backward_affine(device, rows, columns, input.data(), dy.data(), statistics.data(), grads[0],
+                                              grads[1], accumulate[0], accumulate[1]);
+        }
+        if (dx) {
+          const auto [grad, accumulate] = dx->target();
+          kernels::layer_norm_backward_input(device, rows, columns, input.data(), w.data(), dy.data(), statistics.data(),
+                                             grad.data(), accumulate);
+        }
+      },
+      x, weight, bias);
+}
+
+/// x: [batch, channels, ...], weight, bias: [channels]: like layer_norm, over each of `groups` groups of neighbouring
+/// channels of a sample (Wu, He 2018). Throws ShapeError where channels don't fit or groups don't divide them.
+template <Operand X, Operand W, Operand B>
+auto group_norm(const X& x, Index groups, const W& weight, const B& bias, double eps = 1e-5) {
+  using Row = Tensor<typename tensor_of<X>::value_type, 1, typename tensor_of<X>::device_type>;
+  constexpr int rank = tensor_of<X>::rank;
+  static_assert(rank >= 2, "group_norm: the input is [batch, channels, ...]");
+  const auto& shape = value_of(x).shape();
+  check<ShapeError>(groups > 0 && shape[1] % groups == 0, "group_norm: ", groups, " groups do not divide the channels of shape ",
+                    shape);
+  check<ShapeError>(value_of(weight).numel() == shape[1] && value_of(bias).numel() == shape[1],
+                    "group_norm: an input of shape ", shape, " does not fit a weight of ", value_of(weight).numel(),
+                    " and a bias of ", value_of(bias).numel(), " channels");
+  const Index rows = shape[0] * groups, columns = rows == 0 ? 0 : value_of(x).numel() / rows;
+  const auto normalized = layer_norm(reshape(x, Shape<2>{rows, columns}), Row{}, Row{}, eps);
+  Shape<rank - 1> per_channel{};
+  per_channel.fill(1);
+  per_channel[0] = shape[1];
+  return detail::pointwise("group_norm", functors::ScaleShift{}, reshape(normalized, shape), reshape(weight, per_channel),
+                           reshape(bias, per_channel));
+}
+
+/// x: [..., features], weight: [features] -> x / sqrt(mean(x²) + eps) * weight (Zhang, Sennrich 2019). Throws ShapeError
+/// where sizes differ.
+template <Operand X, Operand W>
+auto rms_norm(const X& x, const W& weight, double eps = 1e-6) {
+  static_assert(tensor_of<X>::rank >= 1 && tensor_of<W>::rank == 1, "rms_norm: the weight is [features]");
+  check<ShapeError>(value_of(x).size(-1) == value_of(weight).numel(), "rms_norm: an input of shape ", value_of(x).shape(),
+                    " does not fit a weight of ", value_of(weight).numel(), " features");
+  return x * rsqrt(mean(square(x), -1, keep_axis) + eps) * weight;
+}
+
+}  // namespace chorus

@@ -1,0 +1,38 @@
+#pragma once
+/// Padding of images.
+
+#include <chorus/autograd/parameter.hpp>
+#include <chorus/kernels/contiguous.hpp>
+
+namespace chorus::inline CHORUS_ABI {
+
+struct Padding2d {
+  Index left = 0, right = 0, top = 0, bottom = 0;
+};
+
+/// x: [..., height, width] -> [..., top + height + bottom, left + width + right], `value` around x. Throws UsageError for
+/// negative padding.
+template <Operand X>
+auto pad2d(const X& x, const Padding2d& padding, double value = 0) {
+  using T = typename tensor_of<X>::value_type;
+  static_assert(tensor_of<X>::rank >= 2, "pad2d: the input is [..., height, width]");
+  check<UsageError>(padding.left >= 0 && padding.right >= 0 && padding.top >= 0 && padding.bottom >= 0,
+                    "pad2d: padding is at least 0, got left ", padding.left, ", right ", padding.right, ", top ", padding.top,
+                    ", bottom ", padding.bottom);
+  const auto input = contiguous(value_of(x));
+  const Index height = input.size(-2), width = input.size(-1);
+  const auto inside = [padding, height, width](const auto& whole) {
+    return whole.slice(-2, padding.top, padding.top + height).slice(-1, padding.left, padding.left + width);
+  };
+  auto shape = input.shape();
+  shape[shape.size() - 2] += padding.top + padding.bottom;
+  shape.back() += padding.left + padding.right;
+  auto out = tensor_of<X>::empty(shape, input.device());
+  kernels::fill(input.device(), out.numel(), out.data(), static_cast<T>(value));
+  const auto place = inside(out);
+  kernels::scatter_strided(input.device(), input.shape(), input.data(), place.data(), place.strides());
+  return record(
+      "pad2d", std::move(out), [inside](const auto& dy, auto dx) { dx->add(contiguous(inside(dy))); }, x);
+}
+
+}  // namespace chorus

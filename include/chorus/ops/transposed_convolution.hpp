@@ -1,0 +1,87 @@
+#pragma once
+/// The transposed convolution: what conv2d's backward pass does to its input's gradient, as a forward function.
+
+#include <chorus/autograd/parameter.hpp>
+#include <chorus/kernels/contiguous.hpp>
+#include <chorus/kernels/convolution.hpp>
+#include <chorus/ops/arithmetic.hpp>
+#include <chorus/ops/shape.hpp>
+#include <chorus/ops/size2d.hpp>
+
+namespace chorus::inline CHORUS_ABI {
+
+struct ConvTranspose2dOptions {
+  /// `output_padding` adds rows and columns at the bottom and on the right.
+  Size2d stride = 1, padding = 0, output_padding = 0, dilation = 1;
+  Index groups = 1;
+};
+
+/// x: [batch, in, height, width], weight: [in, out / groups, kernel_h, kernel_w] -> [batch, out, out_h, out_w] with
+/// out_h = (height - 1) stride - 2 padding + dilation (kernel - 1) + output_padding + 1. Throws ShapeError where channels
+/// don't fit or nothing would be left, UsageError for options that make no sense.
+template <Operand X, Operand W>
+auto conv_transpose2d(const X& x, const W& weight, const ConvTranspose2dOptions& options = {}) {
+  using T = typename tensor_of<X>::value_type;
+  static_assert(tensor_of<X>::rank == 4 && tensor_of<W>::rank == 4, "conv_transpose2d: the input is [batch, channels, height, width]");
+  const auto input = contiguous(value_of(x));
+  const auto w = contiguous(value_of(weight));
+  const auto [stride, padding, extra, dilation, groups] = options;
+  check<UsageError>(groups > 0 && stride.height > 0 && stride.width > 0 && dilation.height > 0 && dilation.width > 0 &&
+                        padding.height >= 0 && padding.width >= 0,
+                    "conv_transpose2d: stride, dilation and groups are at least 1, padding at least 0");
+  check<UsageError>(extra.height >= 0 && extra.width >= 0 && extra.height < std::max(stride.height, dilation.height) &&
+                        extra.width < std::max(stride.width, dilation.width),
+                    "conv_transpose2d: output_padding is at least 0 and below stride or dilation");
+  check<ShapeError>(w.size(0) == input.size(1) && input.size(1) % groups == 0, "conv_transpose2d: an input of shape ",
+                    input.shape(), " does not fit a weight of shape ", w.shape(), " with ", groups, " groups");
+  const auto spread = [](Index size, Index step, Index pad, Index gap, Index kernel, Index more) {
+    return (size - 1) * step - 2 * pad + gap * (kernel - 1) + more + 1;
+  };
+  // The convolution that this one turns round: it would make x from the result.
+  const kernels::Conv2dShape shape{
+      .batch = input.size(0),
+      .in_channels = w.size(1) * groups,
+      .height = spread(input.size(2), stride.height, padding.height, dilation.height, w.size(2), extra.height),
+      .width = spread(input.size(3), stride.width, padding.width, dilation.width, w.size(3), extra.width),
+      .out_channels = input.size(1),
+      .kernel_h = w.size(2),
+      .kernel_w = w.size(3),
+      .stride_h = stride.height,
+      .stride_w = stride.width,
+      .padding_h = padding.height,
+      .padding_w = padding.width,
+      .dilation_h = dilation.height,
+      .dilation_w = dilation.width,
+      .groups = groups};
+  check<ShapeError>(shape.height > 0 && shape.width > 0, "conv_transpose2d: an input of shape ", input.shape(),
+                    " gives images of ", shape.height, " x ", shape.width);
+  const auto device = input.device();
+  auto out = Tensor<T, 4, typename tensor_of<X>::device_type>::empty(
+      {shape.batch, shape.in_channels, shape.height, shape.width}, device);
+  kernels::conv2d_backward_input(device, shape, w.data(), input.data(), out.data(), false);
+  return record(
+      "conv_transpose2d", std::move(out),
+      [input, w, shape, device](const auto& dy, auto dx, auto dw) {
+        if (dw) {
+          const auto [grad, accumulate] = dw->target();
+          kernels::conv2d_backward_weight(device, shape, dy.data(), input.data(), grad.data(), accumulate);
+        }
+        if (dx) {
+          auto grad = tensor_of<X>::empty(input.shape(), device);
+          kernels::conv2d_forward(device, shape, dy.data(), w.data(), static_cast<const T*>(nullptr), grad.data());
+          dx->add(grad);
+        }
+      },
+      x, weight);
+}
+
+/// The same with a bias for each channel: [out].
+template <Operand X, Operand W, Operand B>
+auto conv_transpose2d(const X& x, const W& weight, const B& bias, const ConvTranspose2dOptions& options = {}) {
+  const Index channels = value_of(weight).size(1) * options.groups;
+  check<ShapeError>(value_of(bias).numel() == channels, "conv_transpose2d: the bias has ", value_of(bias).numel(),
+                    " elements for ", channels, " channels");
+  return conv_transpose2d(x, weight, options) + reshape(bias, Shape<3>{channels, 1, 1});
+}
+
+}  // namespace chorus

@@ -1,0 +1,225 @@
+#pragma once
+/// One golden case as a test sees it: inputs as Variables, results compared with PyTorch's, and nothing left out.
+
+#include <cmath>
+#include <cstddef>
+#include <functional>
+#include <limits>
+#include <map>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <chorus/autograd/variable.hpp>
+
+#include <golden_file.hpp>
+
+namespace golden {
+
+namespace ch = chorus;
+using ch::Index;
+using ch::Shape;
+
+template <int Rank>
+using Tensor = ch::Tensor<float, Rank>;
+template <int Rank>
+using Variable = ch::Variable<float, Rank>;
+using Labels = ch::Tensor<std::int64_t, 1>;
+
+/// The largest difference, relative to the largest expected magnitude; infinite for a NaN or a different number of elements.
+inline double error(std::span<const float> actual, std::span<const float> expected) {
+  if (actual.size() != expected.size()) return std::numeric_limits<double>::infinity();
+  double worst = 0, largest = 0;
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    const double a = static_cast<double>(actual[i]), e = static_cast<double>(expected[i]);
+    largest = std::max(largest, std::abs(e));
+    worst = std::max(worst, a == e ? 0 : std::isfinite(a - e) ? std::abs(a - e) : std::numeric_limits<double>::infinity());
+  }
+  return largest > 0 ? worst / largest : worst;
+}
+
+// Plain loops: g++ warns of the standard algorithms where a shape is empty.
+inline bool same(std::span<const Index> a, std::span<const Index> b) {
+  bool equal = a.size() == b.size();
+  for (std::size_t i = 0; equal && i < a.size(); ++i) equal = a[i] == b[i];
+  return equal;
+}
+/// A list of sizes or axes as an array. Throws ShapeError where it has not `Rank` entries.
+template <int Rank>
+Shape<Rank> as_shape(std::string_view what, std::span<const Index> from) {
+  ch::check<ch::ShapeError>(from.size() == static_cast<std::size_t>(Rank), "expected ", what, " of rank ", Rank, ", got ", from);
+  Shape<Rank> out{};
+  for (std::size_t i = 0; i < out.size(); ++i) out[i] = from[i];
+  return out;
+}
+
+class Case {
+ public:
+  Case(const chorus_test::GoldenCase& file, double tolerance) : file_(file), tolerance_(tolerance) {}
+
+  const nlohmann::json& attrs() const { return file_.attrs; }
+  template <class T>
+  T attr(const char* name, T otherwise) const {
+    const auto found = file_.attrs.find(name);
+    return found == file_.attrs.end() || found->is_null() ? otherwise : found->template get<T>();
+  }
+  template <class T>
+  T attr(const char* name) const {
+    ch::check<ch::FileError>(file_.attrs.contains(name), "no attribute ", name);
+    return file_.attrs[name].template get<T>();
+  }
+  bool has(std::string_view name) const { return file_.has(name); }
+  /// The whole tensor, by its full name ("init.conv1.weight").
+  const chorus_test::GoldenTensor& file(std::string_view name) const { return file_[name]; }
+  int rank(std::string_view input) const { return static_cast<int>(file_[ch::cat("in.", input)].shape.size()); }
+  std::map<std::string, const chorus_test::GoldenTensor*> group(std::string_view prefix) const { return file_.group(prefix); }
+
+  /// Input NAME. Throws ShapeError where its rank is another.
+  template <int Rank>
+  Tensor<Rank> tensor(std::string_view name) const {
+    return load<float, Rank>(ch::cat("in.", name));
+  }
+  template <int Rank>
+  ch::Tensor<std::int64_t, Rank> integers(std::string_view name) const {
+    return load<std::int64_t, Rank>(ch::cat("in.", name));
+  }
+  template <int Rank>
+  ch::Tensor<bool, Rank> mask(std::string_view name) const {
+    const auto& from = file_[ch::cat("in.", name)];
+    auto out = ch::Tensor<bool, Rank>::empty(as_shape<Rank>(name, from.shape));
+    for (std::size_t i = 0; i < from.u8().size(); ++i) out.data()[i] = from.u8()[i] != 0;
+    return out;
+  }
+  /// Input NAME as a leaf; its gradient is compared at the end where the case has one.
+  template <int Rank>
+  Variable<Rank> in(std::string_view name) {
+    return leaf(name, tensor<Rank>(name));
+  }
+  /// The same in another shape of as many elements.
+  template <int Rank>
+  Variable<Rank> in(std::string_view name, const Shape<Rank>& as) {
+    const auto& values = file_[ch::cat("in.", name)].f32();
+    return leaf(name, Tensor<Rank>::from(std::span<const float>(values), as));
+  }
+  Index numel(std::string_view input) const { return ch::numel(file_[ch::cat("in.", input)].shape); }
+
+  /// Compares output NAME, and where the case has a gradient for it sends that back.
+  template <int Rank>
+  void out(std::string_view name, const Variable<Rank>& value) {
+    compare(ch::cat("out.", name), value.value());
+    const auto seed = ch::cat("gout.", name);
+    if (!has(seed)) return;
+    used_.insert(seed);
+    value.backward(Tensor<Rank>::from(std::span<const float>(file_[seed].f32()), value.shape()), /*retain_graph=*/true);
+  }
+  template <int Rank>
+  void out(std::string_view name, const Tensor<Rank>& value) {
+    compare(ch::cat("out.", name), value);
+  }
+
+  /// Compares a tensor of the case, shape and numbers.
+  template <int Rank>
+  void compare(const std::string& name, const Tensor<Rank>& value) {
+    const auto& expected = file_[name];
+    used_.insert(name);
+    if (!same(expected.shape, value.shape()))
+      return report(name, ch::cat("shape ", value.shape(), ", expected ", std::span<const Index>(expected.shape)));
+    compare_numbers(name, value);
+  }
+  /// Compares numbers alone, for values that were computed in another shape.
+  template <int Rank>
+  void compare_numbers(const std::string& name, const Tensor<Rank>& value) {
+    const auto dense = ch::contiguous(value);
+    compare_numbers(name, std::span<const float>(dense.data(), static_cast<std::size_t>(dense.numel())));
+  }
+  void compare_numbers(const std::string& name, std::span<const float> actual) {
+    used_.insert(name);
+    const double e = error(actual, file_[name].f32());
+    if (!(e <= tolerance_)) report(name, ch::cat("error ", e));
+  }
+  void compare_integers(const std::string& name, std::span<const std::int64_t> actual) {
+    used_.insert(name);
+    const auto& expected = file_[name].i64();
+    if (!std::equal(actual.begin(), actual.end(), expected.begin(), expected.end())) report(name, "differs");
+  }
+  /// Counts a tensor of the case as used.
+  void seen(const std::string& name) { used_.insert(name); }
+  void report(const std::string& tensor, const std::string& problem) { failures_.push_back(tensor + ": " + problem); }
+
+  /// Compares the gradients; what the case has and nothing was compared with is a failure. Returns all failures.
+  std::vector<std::string> finish() {
+    for (const auto& [name, gradient] : gradients_) {
+      const auto grad = gradient();
+      if (grad.empty() && !file_[name].f32().empty())
+        report(name, "no gradient arrived");
+      else
+        compare_numbers(name, grad);
+    }
+    for (const auto& [name, tensor] : file_.tensors)
+      if ((name.starts_with("out.") || name.starts_with("grad.") || name.starts_with("gout.") || name.starts_with("final.")) &&
+          !used_.contains(name))
+        report(name, "was not compared");
+    return failures_;
+  }
+
+ private:
+  template <class T, int Rank>
+  ch::Tensor<T, Rank> load(const std::string& name) const {
+    const auto& from = file_[name];
+    const auto& values = std::get<std::vector<T>>(from.values);
+    return ch::Tensor<T, Rank>::from(std::span<const T>(values), as_shape<Rank>(name, from.shape));
+  }
+  template <int Rank>
+  Variable<Rank> leaf(std::string_view name, Tensor<Rank> value) {
+    const auto grad = ch::cat("grad.", name);
+    const Variable<Rank> out(std::move(value), has(grad));
+    if (has(grad))
+      gradients_.emplace_back(grad, [out] { return out.grad().defined() ? out.grad().to_vector() : std::vector<float>(); });
+    return out;
+  }
+
+  const chorus_test::GoldenCase& file_;
+  double tolerance_;
+  std::set<std::string> used_;
+  std::vector<std::string> failures_;
+  std::vector<std::pair<std::string, std::function<std::vector<float>()>>> gradients_;
+};
+
+/// Calls `f` with the rank as a compile-time constant. Throws ShapeError outside of [Least, 5].
+template <int Least = 0, class F>
+void with_rank(int rank, const F& f) {
+  const auto call = [&]<int R>(std::integral_constant<int, R>) {
+    if constexpr (R >= Least)
+      f(std::integral_constant<int, R>{});
+    else
+      ch::fail<ch::ShapeError>("rank ", rank, " is below ", Least);
+  };
+  switch (rank) {
+    case 0: return call(std::integral_constant<int, 0>{});
+    case 1: return call(std::integral_constant<int, 1>{});
+    case 2: return call(std::integral_constant<int, 2>{});
+    case 3: return call(std::integral_constant<int, 3>{});
+    case 4: return call(std::integral_constant<int, 4>{});
+    case 5: return call(std::integral_constant<int, 5>{});
+    default: ch::fail<ch::ShapeError>("rank ", rank, " is above 5");
+  }
+}
+
+using Operation = void (*)(Case&);
+/// Every operation that golden cases may name. The parts register theirs.
+using Operations = std::map<std::string, Operation, std::less<>>;
+
+void add_pointwise(Operations& operations);
+void add_reductions(Operations& operations);
+void add_shapes(Operations& operations);
+void add_layers(Operations& operations);
+void add_losses(Operations& operations);
+void add_recurrent(Operations& operations);
+void add_optimizers(Operations& operations);
+void add_training(Operations& operations);
+
+}  // namespace golden

@@ -1,0 +1,87 @@
+// Losses.
+#include <chorus/ops/cross_entropy.hpp>
+#include <chorus/ops/losses.hpp>
+
+#include "case.hpp"
+
+namespace golden {
+namespace {
+
+ch::Reduction reduction_of(const Case& test) {
+  const auto name = test.attr<std::string>("reduction", "mean");
+  ch::check<ch::UsageError>(name == "mean" || name == "sum" || name == "none", "unknown reduction ", name);
+  return name == "mean" ? ch::Reduction::mean : name == "sum" ? ch::Reduction::sum : ch::Reduction::none;
+}
+
+// `per_element(x, target)`, or `reduced(x, target, reduction)` of all elements as the losses themselves reduce them.
+template <class PerElement, class Reduced>
+void loss(Case& test, const PerElement& per_element, const Reduced& reduced) {
+  const auto reduction = reduction_of(test);
+  if (reduction == ch::Reduction::none) {
+    with_rank<1>(test.rank("x"), [&]<int Rank>(std::integral_constant<int, Rank>) {
+      test.out("y", per_element(test.in<Rank>("x"), test.in<Rank>("target")));
+    });
+  } else {
+    const Shape<1> flat{test.numel("x")};
+    test.out("y", reduced(test.in<1>("x", flat), test.in<1>("target", flat), reduction));
+  }
+}
+
+template <class PerSample, class Reduced, class Options>
+void class_loss(Case& test, Options options, const PerSample& per_sample, const Reduced& reduced) {
+  options.reduction = reduction_of(test);
+  options.ignore_index = test.attr<std::int64_t>("ignore_index", -100);
+  const auto x = test.in<2>("x");
+  const Labels labels = test.integers<1>("target");
+  if (options.reduction == ch::Reduction::none)
+    test.out("y", per_sample(x, labels, options));
+  else
+    test.out("y", reduced(x, labels, options));
+}
+
+}  // namespace
+
+void add_losses(Operations& operations) {
+#define LOSS(NAME)                                                                                     \
+  operations[#NAME] = [](Case& test) {                                                                 \
+    loss(test, [](const auto& x, const auto& t) { return ch::NAME##_per_element(x, t); },              \
+         [](const auto& x, const auto& t, ch::Reduction reduction) { return ch::NAME(x, t, reduction); }); \
+  }
+  LOSS(mse_loss);
+  LOSS(l1_loss);
+  LOSS(bce_with_logits);
+#undef LOSS
+  operations["smooth_l1_loss"] = [](Case& test) {
+    const double beta = test.attr("beta", 1.0);
+    loss(test, [&](const auto& x, const auto& t) { return ch::smooth_l1_loss_per_element(x, t, beta); },
+         [&](const auto& x, const auto& t, ch::Reduction reduction) { return ch::smooth_l1_loss(x, t, beta, reduction); });
+  };
+  operations["huber_loss"] = [](Case& test) {
+    const double delta = test.attr("delta", 1.0);
+    loss(test, [&](const auto& x, const auto& t) { return ch::huber_loss_per_element(x, t, delta); },
+         [&](const auto& x, const auto& t, ch::Reduction reduction) { return ch::huber_loss(x, t, delta, reduction); });
+  };
+  operations["kl_div"] = [](Case& test) {
+    if (test.attr<std::string>("reduction", "mean") == "batchmean")
+      with_rank<1>(test.rank("x"), [&]<int Rank>(std::integral_constant<int, Rank>) {
+        test.out("y", ch::kl_div(test.in<Rank>("x"), test.in<Rank>("target")));
+      });
+    else
+      loss(test, [](const auto& x, const auto& t) { return ch::kl_div_per_element(x, t); },
+           [](const auto& x, const auto& t, ch::Reduction reduction) {
+             const auto losses = ch::kl_div_per_element(x, t);
+             return reduction == ch::Reduction::mean ? ch::mean(losses) : ch::sum(losses);
+           });
+  };
+  operations["cross_entropy"] = [](Case& test) {
+    class_loss(test, ch::CrossEntropyOptions{.label_smoothing = test.attr("label_smoothing", 0.0)},
+               [](const auto&... arguments) { return ch::cross_entropy_per_sample(arguments...); },
+               [](const auto&... arguments) { return ch::cross_entropy(arguments...); });
+  };
+  operations["nll_loss"] = [](Case& test) {
+    class_loss(test, ch::NllLossOptions{}, [](const auto&... arguments) { return ch::nll_loss_per_sample(arguments...); },
+               [](const auto&... arguments) { return ch::nll_loss(arguments...); });
+  };
+}
+
+}  // namespace golden

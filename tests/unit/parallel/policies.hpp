@@ -1,0 +1,164 @@
+#pragma once
+/// What the tests of the policies share: small smooth models in double, batches of made-up numbers, and training steps.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <chorus/core/philox.hpp>
+#include <chorus/io/parameters_hash.hpp>
+#include <chorus/nn/activations.hpp>
+#include <chorus/nn/batch_norm.hpp>
+#include <chorus/nn/linear.hpp>
+#include <chorus/ops/cross_entropy.hpp>
+#include <chorus/ops/elementary.hpp>
+#include <chorus/ops/reduction.hpp>
+#include <chorus/ops/shape.hpp>
+#include <chorus/optim/adam.hpp>
+#include <chorus/optim/clip.hpp>
+#include <chorus/optim/sgd.hpp>
+#include <chorus/parallel/single_device.hpp>
+
+namespace test {
+
+namespace ch = chorus;
+using ch::Index;
+
+/// Numbers in [-1, 1), other ones for each key; row i is the same in every batch that has one.
+inline ch::Tensor<double, 2> numbers(Index rows, Index columns, std::uint32_t key) {
+  auto out = ch::Tensor<double, 2>::empty({rows, columns});
+  for (Index i = 0; i < out.numel(); ++i)
+    out.data()[i] = 2.0 * static_cast<double>(ch::unit_float(ch::philox(99, {static_cast<std::uint32_t>(i), key, 0, 0})[0])) - 1;
+  return out;
+}
+inline ch::Tensor<std::int64_t, 1> labels(Index count, Index classes, std::uint32_t key) {
+  auto out = ch::Tensor<std::int64_t, 1>::empty({count});
+  for (Index i = 0; i < count; ++i) out.data()[i] = static_cast<std::int64_t>(ch::philox(98, {static_cast<std::uint32_t>(i), key, 0, 0})[0] % classes);
+  return out;
+}
+
+/// Three linear layers; smooth, so that rounding stays rounding.
+template <class D>
+struct Smooth : ch::nn::Module {
+  ch::nn::Linear<D, double> fc1{5, 7}, fc2{7, 6}, fc3{6, 3};
+  CHORUS_MODULE(Smooth, fc1, fc2, fc3)
+  auto forward(const auto& x) const { return fc3(ch::tanh(fc2(ch::tanh(fc1(x))))); }
+};
+
+/// The same with dropout.
+template <class D>
+struct Dropping : ch::nn::Module {
+  ch::nn::Linear<D, double> fc1{5, 7}, fc2{7, 6}, fc3{6, 3};
+  ch::nn::Dropout first{0.3}, second{0.5};
+  CHORUS_MODULE(Dropping, fc1, fc2, fc3, first, second)
+  auto forward(const auto& x) const { return fc3(second(ch::tanh(fc2(first(ch::tanh(fc1(x))))))); }
+};
+
+/// Batch norm over 3 channels of 4 numbers: a share of one sample has statistics, too.
+template <class D>
+struct Normed : ch::nn::Module {
+  ch::nn::Linear<D, double> fc1{5, 12}, fc2{12, 3};
+  ch::nn::BatchNorm<D, double> norm{3};
+  CHORUS_MODULE(Normed, fc1, norm, fc2)
+  auto forward(const auto& x) const {
+    const auto h = norm(ch::reshape(fc1(x), std::array<Index, 3>{-1, 3, 4}));
+    return fc2(ch::tanh(ch::flatten(h)));
+  }
+};
+
+/// A model that is the same wherever and whenever it is made.
+template <class Model>
+Model make(std::uint32_t key = 1) {
+  Model model;
+  std::uint32_t next = key * 100;
+  for (const auto& named : ch::nn::named_parameters<ch::Cpu>(model)) {
+    const auto values = numbers(1, named.parameter->count(), next++);
+    for (Index i = 0; i < values.numel(); ++i) static_cast<double*>(named.parameter->value_data())[i] = 0.7 * values.data()[i];
+  }
+  return model;
+}
+
+/// All parameters of a model, in the order of its members.
+inline std::vector<double> values(ch::nn::Module& model) {
+  std::vector<double> out;
+  for (const auto& named : ch::nn::named_parameters<ch::Cpu>(model)) {
+    const auto* data = static_cast<const double*>(named.parameter->value_data());
+    out.insert(out.end(), data, data + named.parameter->count());
+  }
+  return out;
+}
+/// All gradients, with 0 where there is none.
+inline std::vector<double> gradients(ch::nn::Module& model) {
+  std::vector<double> out;
+  for (const auto& named : ch::nn::named_parameters<ch::Cpu>(model)) {
+    const auto* data = static_cast<const double*>(named.parameter->grad_data());
+    for (Index i = 0; i < named.parameter->count(); ++i) out.push_back(named.parameter->grad_arrived() ? data[i] : 0);
+  }
+  return out;
+}
+
+/// The largest difference; infinite where the sizes differ or one is not a number.
+inline double distance(const std::vector<double>& a, const std::vector<double>& b) {
+  if (a.size() != b.size()) return INFINITY;
+  double worst = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    const double d = std::abs(a[i] - b[i]);
+    worst = d >= 0 ? std::max(worst, d) : INFINITY;
+  }
+  return worst;
+}
+
+/// Global batches as an epoch has them: full ones, then one that doesn't divide, and fewer samples than devices.
+inline const std::vector<Index> sizes{12, 12, 7, 12, 3, 12, 2, 1, 12};
+
+/// The losses of a run: `step(number, size)` for each of `sizes`.
+template <class Step>
+std::vector<double> each_step(const Step& step) {
+  std::vector<double> losses;
+  for (std::size_t i = 0; i < sizes.size(); ++i) losses.push_back(step(static_cast<std::uint32_t>(i), sizes[i]));
+  return losses;
+}
+
+/// One step on batch `number`, whole; for the policies of one process.
+template <class Net>
+double step(Net& net, ch::optim::Optimizer<ch::Cpu>& optimizer, std::uint32_t number, Index size) {
+  optimizer.zero_grad();
+  const auto loss = ch::cross_entropy(net(numbers(size, 5, number)), labels(size, 3, number));
+  loss.backward();
+  optimizer.step();
+  return loss.item();
+}
+
+struct Run {
+  std::vector<double> losses, parameters;
+};
+
+template <class Net>
+Run train(Net& net) {
+  ch::optim::Sgd optimizer{net.parameters(), {.lr = 0.3, .momentum = 0.9, .weight_decay = 0.01}};
+  auto losses = each_step([&](std::uint32_t number, Index size) { return step(net, optimizer, number, size); });
+  return {std::move(losses), values(net.module())};
+}
+
+/// What one device does, which the others must do as well.
+template <class Model>
+Run train_single() {
+  ch::SingleDevice<Model> net{make<Model>(), 3};
+  return train(net);
+}
+
+/// What the `Kind` that `body` throws says; "" where it throws nothing.
+template <class Kind, class Body>
+std::string message_of(const Body& body) {
+  try {
+    body();
+  } catch (const Kind& error) {
+    return error.what();
+  }
+  return {};
+}
+
+}  // namespace test
