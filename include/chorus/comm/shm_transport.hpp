@@ -160,12 +160,13 @@ class ShmTransport final : public Transport {
   /// `sign` tells `peer` to ring this rank's bell. Who sets a flag looks at the sign afterwards, who sets the sign
   /// looks at the flag afterwards (all sequentially consistent), so one of them sees the other.
   void wait(int peer, std::atomic<std::int32_t>& sign, std::atomic<std::uint32_t>& flag, std::uint32_t busy) {
-    for (int round = 0; round == 0 || (round < 60 && room_to_spin_ && may_spin && *may_spin); ++round) {
+    for (int round = 0; round < 60; ++round) {
       for (int i = 0; i < 10; ++i) {
         if (flag.load(std::memory_order_acquire) != busy) return;
         spin_pause();
       }
-      if (round > 0) sched_yield();  // the peer may need this very core
+      if (!room_to_spin_ || !may_spin || !*may_spin) break;
+      sched_yield();  // the peer may need this very core
     }
     const auto deadline = Clock::now() + timeout;
     sign.store(peer + 1);

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <numeric>
+#include <span>
 
 #include <chorus/autograd/parameter.hpp>
 #include <chorus/kernels/axis_block.hpp>
@@ -136,6 +137,15 @@ auto concat(Index axis, const First& first, const Rest&... rest) {
         (give(i++, inputs), ...);
       },
       first, rest...);
+}
+
+/// Joins a list of any length. Throws UsageError for an empty one.
+template <Operand X>
+X concat(Index axis, std::span<const X> list) {
+  check<UsageError>(!list.empty(), "concat: the list is empty");
+  if (list.size() == 1) return list.front();
+  const auto half = list.size() / 2;
+  return concat(axis, concat(axis, list.first(half)), concat(axis, list.subspan(half)));
 }
 
 /// Joins operands of one shape along a new axis.

@@ -1,25 +1,33 @@
 #pragma once
 /// Learning rates that change with the epoch, as closed formulas of it, so that a resumed run sets the same rate.
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <vector>
 
 #include <chorus/optim/optimizer.hpp>
 
 namespace chorus::inline CHORUS_ABI::optim {
 
-/// A schedule gives the rate of an epoch from the rate at the start; `step` moves the optimizer to the next epoch.
+/// A schedule gives the rate of an epoch from the rate at the start; `step` moves the optimizer to the next epoch. What
+/// counts as an epoch is up to the caller: OneCycle is usually stepped after each batch.
 template <class Formula>
 class Schedule {
  public:
-  Schedule(HasLearningRate& optimizer, Formula formula) : optimizer_(optimizer), formula_(formula), start_(optimizer.lr()) {
+  /// Throws UsageError where the formula's options make no sense.
+  Schedule(HasLearningRate& optimizer, Formula formula)
+      : optimizer_(optimizer), formula_(std::move(formula)), start_(optimizer.lr()) {
     set_epoch(0);
   }
   double rate(int epoch) const { return formula_(start_, epoch); }
+  int epoch() const { return epoch_; }
   void step() { set_epoch(epoch_ + 1); }
+  /// Throws UsageError for a negative epoch.
   void set_epoch(int epoch) {
-    epoch_ = epoch;
+    check<UsageError>(epoch >= 0, "schedule: epochs are counted from 0, got ", epoch);
     optimizer_.set_lr(rate(epoch));
+    epoch_ = epoch;
   }
 
  private:
@@ -33,7 +41,38 @@ class Schedule {
 struct StepDecay {
   int step_size = 30;
   double gamma = 0.1;
-  double operator()(double start, int epoch) const { return start * std::pow(gamma, epoch / step_size); }
+  double operator()(double start, int epoch) const {
+    check<UsageError>(step_size > 0, "StepDecay: step_size is at least 1, got ", step_size);
+    return start * std::pow(gamma, epoch / step_size);
+  }
+};
+
+/// Multiplied by `gamma` at each milestone.
+struct MultiStepDecay {
+  std::vector<int> milestones;
+  double gamma = 0.1;
+  double operator()(double start, int epoch) const {
+    const auto passed = std::count_if(milestones.begin(), milestones.end(), [epoch](int at) { return at <= epoch; });
+    return start * std::pow(gamma, passed);
+  }
+};
+
+/// Multiplied by `gamma` every epoch.
+struct ExponentialDecay {
+  double gamma = 0.95;
+  double operator()(double start, int epoch) const { return start * std::pow(gamma, epoch); }
+};
+
+/// The rate times a factor that goes in a straight line from `start_factor` to `end_factor` in `total` epochs and stays there:
+/// a warm-up.
+struct LinearRamp {
+  double start_factor = 1.0 / 3, end_factor = 1;
+  int total = 5;
+  double operator()(double start, int epoch) const {
+    check<UsageError>(total > 0, "LinearRamp: total is at least 1, got ", total);
+    const double done = static_cast<double>(std::min(epoch, total)) / total;
+    return start * (start_factor + (end_factor - start_factor) * done);
+  }
 };
 
 /// Half a cosine from the start to `eta_min` in `t_max` epochs (SGDR, Loshchilov, Hutter 2017, without restarts), and on
@@ -42,7 +81,28 @@ struct CosineAnnealing {
   int t_max = 10;
   double eta_min = 0;
   double operator()(double start, int epoch) const {
+    check<UsageError>(t_max > 0, "CosineAnnealing: t_max is at least 1, got ", t_max);
     return eta_min + (start - eta_min) * (1 + std::cos(std::numbers::pi * epoch / t_max)) / 2;
+  }
+};
+
+/// From max_lr / div_factor up to max_lr in the first `pct_start` of `total` steps, then down to the first rate /
+/// final_div_factor, both along half a cosine (Smith, Topin 2017, as in PyTorch, without its cycling of the momentum). The
+/// optimizer's own rate has no influence; after the last step the rate stays.
+struct OneCycle {
+  double max_lr = 0.1;
+  int total = 100;
+  double pct_start = 0.3, div_factor = 25, final_div_factor = 1e4;
+  double operator()(double, int step) const {
+    check<UsageError>(total > 1 && pct_start >= 0 && pct_start <= 1 && div_factor > 0 && final_div_factor > 0,
+                      "OneCycle: expected total above 1, pct_start in [0, 1] and positive factors, got ", total, ", ", pct_start,
+                      ", ", div_factor, " and ", final_div_factor);
+    const auto along_cosine = [](double from, double to, double done) {
+      return to + (from - to) * (1 + std::cos(std::numbers::pi * done)) / 2;
+    };
+    const double first = max_lr / div_factor, last = total - 1, top = pct_start * total - 1, at = std::min<double>(step, last);
+    if (at <= top && top > 0) return along_cosine(first, max_lr, at / top);
+    return along_cosine(max_lr, first / final_div_factor, (at - top) / (last - top));
   }
 };
 

@@ -43,6 +43,7 @@ class DataParallel : public Policy<Model> {
         buffers_(nn::named_buffers<D>(this->model_)),
         threads_(options_.device_ids.size()) {
     if (options_.output_device < 0) options_.output_device = options_.device_ids.front();
+    CachingAllocator<D>::of(D{options_.output_device});  // throws where it doesn't exist
     check<UsageError>(options_.dim >= 0, "DataParallel: dim is at least 0, got ", options_.dim);
     for (std::size_t i = 1; i < options_.device_ids.size(); ++i)
       replicas_.push_back(std::make_unique<detail::Replica<Model>>(this->model_, device(i)));
@@ -144,11 +145,19 @@ class DataParallel : public Policy<Model> {
   }
 
   void backward_on_replicas(const detail::ReplicaBackward::Roots& roots, bool keep) {
-    // Hooks wait until the gradients of all devices are in.
+    // A backward pass that failed may have left gradients on the copies.
+    for (std::size_t r = 1; r < roots.size(); ++r)
+      for (const auto& entry : replicas_[r - 1]->flat().entries()) entry.parameter().set_grad_arrived(false);
     run(roots.size(), [&](std::size_t i) { run_backward(roots[i], {.retain_graph = keep, .hooks = false}); });
     reduce_gradients(roots.size());
-    for (const auto& entry : this->flat_.entries())
-      if (entry.parameter().grad_arrived()) entry.named.handle.shared()->gradient_is_final();
+    // Hooks wait until the gradients of all devices are in, and of all forward passes behind the loss.
+    if (!hooks_due_.expired()) return;
+    const auto due = std::make_shared<bool>();
+    hooks_due_ = due;
+    at_backward_end([this, due] {
+      for (const auto& entry : this->flat_.entries())
+        if (entry.parameter().grad_arrived()) entry.named.handle.shared()->gradient_is_final();
+    });
   }
 
   // Adds the copies' gradients, copy by copy, to the first device's. Each device's thread does a part of the elements.
@@ -199,6 +208,7 @@ class DataParallel : public Policy<Model> {
   std::vector<nn::NamedBuffer<D>> buffers_;
   std::vector<std::unique_ptr<detail::Replica<Model>>> replicas_;  // number 0 is the model itself
   DeviceThreads threads_;
+  std::weak_ptr<bool> hooks_due_;  // alive during a backward pass at whose end the hooks will run
 };
 
 }  // namespace chorus

@@ -76,9 +76,11 @@ class Replica {
   D device() const { return device_; }
   RandomContext& random() { return random_; }
 
-  /// Fetches the parameters that have changed since the last call, all buffers, and nothing else.
+  /// Fetches the parameters that have changed since the last call, all buffers, and nothing else; freezes what is frozen.
   void follow(const Flat& original, const std::vector<nn::NamedBuffer<D>>& buffers, D source) {
     const auto& entries = original.entries();
+    for (std::size_t i = 0; i < entries.size(); ++i)
+      flat_.entries()[i].parameter().set_wants_grad(entries[i].parameter().wants_grad());
     for (std::size_t i = 0; i < entries.size();) {
       std::size_t last = i, count = 0;  // a run of neighbours that have changed
       while (last < entries.size() && entries[last].group == entries[i].group &&

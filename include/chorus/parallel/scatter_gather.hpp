@@ -117,6 +117,7 @@ void return_gradient(const X& x, int dim, std::vector<Share> shares, ReplicaBack
       for (std::size_t i = 0; i < shares.size(); ++i) {
         if (!shares[i].grad().defined()) continue;
         const auto part = on_device(shares[i].grad(), node->device(), trace::Traffic::inputs);
+        shares[i].zero_grad();
         if (!cut) {
           node->add(part);
           continue;
@@ -193,8 +194,12 @@ auto gather_tensors(const std::vector<Tensor<T, Rank, D>>& parts, int dim, D dev
     const auto whole = around_axis(shape, axis);
     Index begin = 0;
     for (const auto& part : parts) {
-      const auto local = on_device(part, device, trace::Traffic::outputs);
-      kernels::put_block(device, whole, begin, part.shape()[axis], local.data(), out.data());
+      const auto dense = contiguous(part);
+      const Index row = part.shape()[axis] * whole.inner;
+      for (Index o = 0; o < whole.outer; ++o)
+        copy_bytes(device, out.data() + (o * whole.axis + begin) * whole.inner, dense.device(), dense.data() + o * row,
+                   static_cast<std::size_t>(row) * sizeof(T));
+      if (dense.device() != device) trace::sent(dense.device().index, trace::Traffic::outputs, dense.bytes());
       begin += part.shape()[axis];
     }
     return out;

@@ -13,6 +13,7 @@
 #include <chorus/nn/activations.hpp>
 #include <chorus/nn/batch_norm.hpp>
 #include <chorus/nn/linear.hpp>
+#include <chorus/ops/arithmetic.hpp>
 #include <chorus/ops/cross_entropy.hpp>
 #include <chorus/ops/elementary.hpp>
 #include <chorus/ops/reduction.hpp>

@@ -10,6 +10,7 @@
 
 #include <chorus/core/device.hpp>
 #include <chorus/kernels/convolution_shape.hpp>
+#include <chorus/kernels/cpu/input_raster.hpp>
 #include <chorus/kernels/cpu/pack.hpp>
 #include <chorus/kernels/cpu/raster.hpp>
 #include <chorus/kernels/cpu/scratch.hpp>
@@ -22,88 +23,6 @@ namespace detail {
 inline constexpr Index conv_depth = 256, conv_rows = 256, gather_rows = 24;
 
 constexpr Index round_up(Index n, Index unit) { return (n + unit - 1) / unit * unit; }
-
-/// As many images at a time as make a thousand pixels.
-inline Index images_at_once(Index batch, Index plane) {
-  const Index most = (1023 + plane) / plane;
-  const Index parts = (batch + most - 1) / most;
-  return (batch + parts - 1) / parts;
-}
-
-/// Along one axis, tap t reads phase t * dilation % stride; phases that no tap reads are left out of a raster.
-struct Phases {
-  Index kernel, stride, dilation;
-  bool used(Index phase) const {
-    for (Index tap = 0; tap < std::min(kernel, stride); ++tap)
-      if (tap * dilation % stride == phase) return true;
-    return false;
-  }
-  /// How many used phases are below `phase`.
-  Index rank(Index phase) const {
-    Index below = 0;
-    for (Index other = 0; other < phase; ++other) below += used(other) ? 1 : 0;
-    return below;
-  }
-  Index count() const { return rank(stride); }
-};
-
-/// The rasters of one group's input channels (in phases, where there are strides), as the forward and the weight's pass read
-/// them: image n of plane p starts at (p * images + n) * plane.
-template <class T>
-struct InputRaster {
-  const Conv2dShape& s;
-  Phases vertical, horizontal;
-  Index channels, rows, pitch, plane, images, reach;
-
-  explicit InputRaster(const Conv2dShape& shape)
-      : s(shape),
-        vertical{s.kernel_h, s.stride_h, s.dilation_h},
-        horizontal{s.kernel_w, s.stride_w, s.dilation_w},
-        channels(s.in_channels / s.groups) {
-    // Without stride a row's right padding is the next row's left padding, and so is an image's bottom padding.
-    rows = s.stride_h == 1 ? std::max(s.height + s.padding_h, s.out_height())
-                           : (s.height + 2 * s.padding_h + s.stride_h - 1) / s.stride_h;
-    pitch = s.stride_w == 1 ? std::max(s.width + s.padding_w, s.out_width())
-                            : (s.width + 2 * s.padding_w + s.stride_w - 1) / s.stride_w;
-    plane = rows * pitch;
-    images = images_at_once(s.batch, plane);
-    reach = s.dilation_h * (s.kernel_h - 1) / s.stride_h * pitch + s.dilation_w * (s.kernel_w - 1) / s.stride_w;
-  }
-
-  /// Numbers in the rasters, with the zeros behind them that the last tile may read.
-  Index size() const {
-    return channels * vertical.count() * horizontal.count() * images * plane + reach + 2 * tile_columns<T>;
-  }
-
-  /// Distance of each channel's kernel taps from the output's position.
-  void offsets(Index* to) const {
-    const Index phases_w = horizontal.count(), phases = vertical.count() * phases_w;
-    for (Index c = 0; c < channels; ++c)
-      for (Index kh = 0; kh < s.kernel_h; ++kh)
-        for (Index kw = 0; kw < s.kernel_w; ++kw) {
-          const Index h = kh * s.dilation_h, w = kw * s.dilation_w;
-          const Index phase = vertical.rank(h % s.stride_h) * phases_w + horizontal.rank(w % s.stride_w);
-          *to++ = (c * phases + phase) * images * plane + h / s.stride_h * pitch + w / s.stride_w;
-        }
-  }
-
-  /// x: the first of `count` images, at the group's first channel.
-  void fill(const T* x, Index count, T* to) const {
-    for (Index c = 0; c < channels; ++c)
-      for (Index h = 0; h < s.stride_h; ++h)
-        for (Index w = 0; w < s.stride_w; ++w) {
-          if (!vertical.used(h) || !horizontal.used(w)) continue;
-          for (Index n = 0; n < count; ++n, to += plane)
-            to_raster(x + (n * s.in_channels + c) * s.height * s.width, Axis{s.height, s.stride_h, h - s.padding_h},
-                      Axis{s.width, s.stride_w, w - s.padding_w}, rows, pitch, to);
-          std::fill_n(to, (images - count) * plane, T{0});
-          to += (images - count) * plane;
-        }
-    std::fill_n(to, reach + 2 * tile_columns<T>, T{0});
-  }
-
-  Pixels pixels(Index count) const { return {count, s.out_height(), s.out_width(), pitch, plane}; }
-};
 
 /// Runs of positions that hold all pixels: one for all, or one for each image where that is less work.
 inline Runs runs_of(const Pixels& p, Index unit) {

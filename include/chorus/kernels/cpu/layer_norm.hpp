@@ -9,12 +9,19 @@
 
 namespace chorus::inline CHORUS_ABI::kernels {
 
+namespace detail {
+template <class T, class F>
+void for_rows(Index rows, Index columns, const F& f) {
+  for (Index r = 0; r < rows; ++r) f(Row<T>{r * columns, r, columns});
+}
+}  // namespace detail
+
 /// y = (x - mean) * invstd * weight + bias. Overwrites y and statistics.
 template <class T>
 void layer_norm_forward(Cpu, Index rows, Index columns, const T* x, const T* weight, const T* bias, double eps, T* y,
                         T* statistics) {
   const auto n = splat(static_cast<T>(columns));
-  for_lines<T>({rows, columns, 1}, [&](const Row<T>& line) {
+  detail::for_rows<T>(rows, columns, [&](const Row<T>& line) {
     const auto mean = Eigen::internal::pdiv(
         line.reduce(Sum<T>{}, [&](Index i, auto count) { return load(x + i, count); }), n);
     const auto squares = line.reduce(Sum<T>{}, [&](Index i, auto count) {
@@ -40,7 +47,7 @@ template <class T>
 void layer_norm_backward_input(Cpu, Index rows, Index columns, const T* x, const T* weight, const T* dy,
                                const T* statistics, T* dx, bool accumulate) {
   const auto n = splat(static_cast<T>(columns));
-  for_lines<T>({rows, columns, 1}, [&](const Row<T>& line) {
+  detail::for_rows<T>(rows, columns, [&](const Row<T>& line) {
     const auto mean = line.load_result(statistics), invstd = line.load_result(statistics + rows);
     const auto gradient = [&](Index i, auto count) {
       const auto g = load(dy + i, count);

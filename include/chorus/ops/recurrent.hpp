@@ -1,0 +1,141 @@
+#pragma once
+/// Recurrent layers over whole sequences: LSTM (Hochreiter, Schmidhuber 1997) and GRU (Cho et al. 2014), with PyTorch's
+/// weights and gate order.
+
+#include <span>
+#include <vector>
+
+#include <chorus/ops/matmul.hpp>
+#include <chorus/ops/pointwise.hpp>
+#include <chorus/ops/shape.hpp>
+
+namespace chorus::inline CHORUS_ABI {
+
+namespace functors {
+
+/// The next cell state from the gates before their activations and the present state.
+struct LstmCell {
+  template <class S>
+  CHORUS_HD S operator()(const S& input, const S& forget, const S& candidate, const S& cell) const {
+    return sigmoid(forget) * cell + sigmoid(input) * tanh(candidate);
+  }
+};
+struct LstmOutput {
+  template <class S>
+  CHORUS_HD S operator()(const S& output, const S& cell) const {
+    return sigmoid(output) * tanh(cell);
+  }
+};
+
+/// The candidate state: the reset gate acts on what comes from the present state.
+struct GruCandidate {
+  template <class S>
+  CHORUS_HD S operator()(const S& reset_x, const S& reset_h, const S& x, const S& h) const {
+    return tanh(x + sigmoid(reset_x + reset_h) * h);
+  }
+};
+/// The next state, between the candidate and the present one.
+struct GruState {
+  template <class S>
+  CHORUS_HD S operator()(const S& update_x, const S& update_h, const S& candidate, const S& state) const {
+    return candidate + sigmoid(update_x + update_h) * (state - candidate);
+  }
+};
+
+}  // namespace functors
+
+/// The outputs of all steps, [batch, time, hidden], and the last step's states, [batch, hidden].
+template <class Sequence, class State>
+struct LstmResult {
+  Sequence output;
+  State hidden, cell;
+};
+template <class Sequence, class State>
+struct GruResult {
+  Sequence output;
+  State hidden;
+};
+
+namespace detail {
+
+template <Operand X, Operand W>
+void check_recurrent(const char* operation, const X& x, const W& weight_ih, const W& weight_hh, Index gates) {
+  static_assert(tensor_of<X>::rank == 3, "a recurrent layer's input is [batch, time, features]");
+  const auto& in = value_of(x).shape();
+  const auto& ih = value_of(weight_ih).shape();
+  const auto& hh = value_of(weight_hh).shape();
+  check<ShapeError>(ih[1] == in[2] && hh[0] == gates * hh[1] && ih[0] == hh[0], operation, ": an input of shape ", in,
+                    " and weights of shapes ", ih, " and ", hh, " do not fit: expected [", gates, " hidden, features] and [",
+                    gates, " hidden, hidden]");
+  check<ShapeError>(in[1] > 0, operation, ": an input of shape ", in, " has no time steps");
+}
+
+// Columns `gate` of the rows of a step.
+template <Operand X>
+auto gate(const X& gates, Index number, Index hidden) {
+  return slice(gates, -1, number * hidden, (number + 1) * hidden);
+}
+
+template <Operand X>
+auto time_step(const X& sequence, Index t) {
+  const auto& shape = value_of(sequence).shape();
+  return reshape(slice(sequence, 1, t, t + 1), Shape<2>{shape[0], shape[2]});
+}
+
+template <class State>
+auto join_steps(const std::vector<State>& steps) {
+  const auto& shape = steps.front().shape();
+  std::vector<decltype(reshape(steps.front(), Shape<3>{}))> rows;
+  for (const State& step : steps) rows.push_back(reshape(step, Shape<3>{shape[0], 1, shape[1]}));
+  return concat(1, std::span<const typename decltype(rows)::value_type>(rows));
+}
+
+}  // namespace detail
+
+/// x: [batch, time, features], weight_ih: [4 hidden, features], weight_hh: [4 hidden, hidden], biases: [4 hidden]; gates in the
+/// order input, forget, candidate, output; states start from zero. Throws ShapeError where sizes don't fit.
+template <Operand X, Operand W, Operand B>
+auto lstm(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, const B& bias_hh) {
+  using T = typename tensor_of<X>::value_type;
+  detail::check_recurrent("lstm", x, weight_ih, weight_hh, 4);
+  const Index batch = value_of(x).size(0), time = value_of(x).size(1), hidden = value_of(weight_hh).size(1);
+  const auto from_x = linear(x, weight_ih, bias_ih);
+  using State = decltype(detail::time_step(from_x, 0));
+  State h(Tensor<T, 2, typename tensor_of<X>::device_type>::zeros({batch, hidden}, value_of(x).device()));
+  State c = h;
+  std::vector<State> steps;
+  for (Index t = 0; t < time; ++t) {
+    const auto gates = detail::pointwise("lstm", functors::Add{}, detail::time_step(from_x, t), linear(h, weight_hh, bias_hh));
+    c = detail::pointwise("lstm", functors::LstmCell{}, detail::gate(gates, 0, hidden), detail::gate(gates, 1, hidden),
+                          detail::gate(gates, 2, hidden), c);
+    h = detail::pointwise("lstm", functors::LstmOutput{}, detail::gate(gates, 3, hidden), c);
+    steps.push_back(h);
+  }
+  auto output = detail::join_steps(steps);
+  return LstmResult<decltype(output), State>{std::move(output), h, c};
+}
+
+/// x: [batch, time, features], weight_ih: [3 hidden, features], weight_hh: [3 hidden, hidden], biases: [3 hidden]; gates in the
+/// order reset, update, candidate; the state starts from zero. Throws ShapeError where sizes don't fit.
+template <Operand X, Operand W, Operand B>
+auto gru(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, const B& bias_hh) {
+  using T = typename tensor_of<X>::value_type;
+  detail::check_recurrent("gru", x, weight_ih, weight_hh, 3);
+  const Index batch = value_of(x).size(0), time = value_of(x).size(1), hidden = value_of(weight_hh).size(1);
+  const auto from_x = linear(x, weight_ih, bias_ih);
+  using State = decltype(detail::time_step(from_x, 0));
+  State h(Tensor<T, 2, typename tensor_of<X>::device_type>::zeros({batch, hidden}, value_of(x).device()));
+  std::vector<State> steps;
+  for (Index t = 0; t < time; ++t) {
+    const auto gx = detail::time_step(from_x, t);
+    const auto gh = linear(h, weight_hh, bias_hh);
+    const auto candidate = detail::pointwise("gru", functors::GruCandidate{}, detail::gate(gx, 0, hidden),
+                                             detail::gate(gh, 0, hidden), detail::gate(gx, 2, hidden), detail::gate(gh, 2, hidden));
+    h = detail::pointwise("gru", functors::GruState{}, detail::gate(gx, 1, hidden), detail::gate(gh, 1, hidden), candidate, h);
+    steps.push_back(h);
+  }
+  auto output = detail::join_steps(steps);
+  return GruResult<decltype(output), State>{std::move(output), h};
+}
+
+}  // namespace chorus
