@@ -6,6 +6,7 @@
 #include <chorus/nn/convolution.hpp>
 #include <chorus/nn/linear.hpp>
 #include <chorus/ops/activations.hpp>
+#include <chorus/ops/arithmetic.hpp>
 #include <chorus/ops/cross_entropy.hpp>
 #include <chorus/ops/pooling.hpp>
 #include <chorus/ops/resize.hpp>
@@ -34,6 +35,7 @@ struct Toy : nn::Module {
   }
 };
 
+/// One residual block.
 struct BnNet : nn::Module {
   nn::Conv2d<Cpu> conv1{1, 8, {.kernel = 3, .padding = 1, .bias = false}}, conv2{8, 8, {.kernel = 3, .padding = 1, .bias = false}};
   nn::BatchNorm2d<Cpu> bn1{8}, bn2{8};
@@ -42,7 +44,7 @@ struct BnNet : nn::Module {
 
   auto forward(const auto& images) const {
     const auto x = ch::relu(bn1(conv1(images)));
-    return fc(ch::global_avg_pool(ch::relu(bn2(conv2(x)))));
+    return fc(ch::global_avg_pool(ch::relu(bn2(conv2(x)) + x)));
   }
 };
 

@@ -49,7 +49,7 @@ class DistributedDataParallel : public Policy<Model> {
         options_(options),
         buffers_(nn::named_buffers<D>(this->model_)),
         counts_(static_cast<std::size_t>(communicator.size())) {
-    detail::check_same_model(communicator_, this->flat_, buffers_);
+    detail::check_same_model<D>(communicator_, this->model_);
     for (const auto& group : this->flat_.groups())
       broadcast_bytes(group.value(0), group.count * size_of(group.dtype), trace::Traffic::parameters);
     for (const auto& entry : this->flat_.entries()) entry.parameter().touch();
@@ -74,7 +74,9 @@ class DistributedDataParallel : public Policy<Model> {
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
     check<UsageError>(!in_backward_, "DistributedDataParallel: the last backward pass ended early; its gradients are incomplete");
+    counting_.wait();  // of a forward pass that no backward followed
     if (grad_enabled()) {
+      if (!buckets_fit()) build_buckets();
       if (this->training() && options_.broadcast_buffers && sync_) broadcast_buffers();
       own_count_ = detail::batch_size(0, inputs...);
       counting_ = communicator_.all_gather_async(std::span<const std::int64_t>(&own_count_, 1), std::span<std::int64_t>(counts_), {});
@@ -181,12 +183,19 @@ class DistributedDataParallel : public Policy<Model> {
 
   void build_buckets() {
     buckets_ = detail::make_buckets(this->flat_, {options_.first_bucket_cap_mb, options_.bucket_cap_mb});
-    bucket_of_.assign(this->flat_.entries().size(), 0);
+    bucket_of_.assign(this->flat_.entries().size(), no_bucket);
     entry_of_.clear();
     for (std::size_t b = 0; b < buckets_.size(); ++b)
       for (const std::size_t i : buckets_[b].parameters) bucket_of_[i] = b;
     for (std::size_t i = 0; i < this->flat_.entries().size(); ++i) entry_of_.push_back({&this->flat_.entries()[i].parameter(), i});
     std::sort(entry_of_.begin(), entry_of_.end());
+  }
+
+  // Whether no parameter was frozen or thawed since the buckets were made.
+  bool buckets_fit() const {
+    for (std::size_t i = 0; i < bucket_of_.size(); ++i)
+      if (this->flat_.entries()[i].parameter().wants_grad() != (bucket_of_[i] != no_bucket)) return false;
+    return true;
   }
 
   // The place of this rank's first sample in the global batch: the shares lie in the order of the ranks.
@@ -242,13 +251,8 @@ class DistributedDataParallel : public Policy<Model> {
     for (auto& bucket : buckets_) bucket.work.wait();
     if (options_.find_unused_parameters) agree_on_unused();
     in_backward_ = false;
-    if (!order_learned_ && arrival_.size() == trainable()) learn_order();
-  }
-
-  std::size_t trainable() const {
-    std::size_t count = 0;
-    for (const auto& bucket : buckets_) count += bucket.parameters.size();
-    return count;
+    // Where parameters may be left out, ranks don't know the same order.
+    if (!order_learned_ && !options_.find_unused_parameters) learn_order();
   }
 
   // Parameters without a gradient take part with zeros, or, where that was not allowed, are named.
@@ -294,6 +298,8 @@ class DistributedDataParallel : public Policy<Model> {
     this->flat_.reorder(indices);
     build_buckets();
   }
+
+  static constexpr std::size_t no_bucket = static_cast<std::size_t>(-1);
 
   Communicator& communicator_;
   DistributedDataParallelOptions options_;

@@ -46,7 +46,8 @@ std::vector<GradientBucket> make_buckets(const nn::FlatParameters<D>& flat, cons
     if (!entry.parameter().wants_grad()) continue;
     auto& bucket = open[entry.group];
     const double cap = mib * (buckets.empty() ? options.first_bucket_cap_mb : options.bucket_cap_mb);
-    if (!bucket.parameters.empty() && bytes(bucket, entry.count) > cap) close(bucket);
+    const bool apart = bucket.begin + bucket.count != entry.begin;  // a frozen parameter lies between
+    if (!bucket.parameters.empty() && (apart || bytes(bucket, entry.count) > cap)) close(bucket);
     if (bucket.parameters.empty()) bucket = {.group = entry.group, .begin = entry.begin, .count = 0, .parameters = {}, .missing = 0, .work = {}};
     bucket.parameters.push_back(i);
     bucket.count += entry.count;

@@ -8,17 +8,19 @@
 #include <string_view>
 #include <vector>
 
-#include <chorus/nn/flat_parameters.hpp>
+#include <chorus/nn/module.hpp>
 
 namespace chorus::inline CHORUS_ABI::detail {
 
 /// One line for each parameter and buffer: `conv1.weight F32 [6, 3, 5, 5]`.
 template <Device D>
-std::string model_description(const nn::FlatParameters<D>& flat, const std::vector<nn::NamedBuffer<D>>& buffers) {
+std::string model_description(nn::Module& model) {
   std::string text;
-  for (const auto& entry : flat.entries())
-    text += cat(entry.named.name, " ", entry.parameter().dtype(), " ", entry.parameter().extents(), "\n");
-  for (const auto& named : buffers) text += cat(named.name, " ", named.buffer->dtype(), " ", named.buffer->extents(), "\n");
+  for (const auto& named : nn::named_parameters<D>(model))
+    text += cat(named.name, " ", named.parameter->dtype(), " ", named.parameter->extents(),
+                named.parameter->wants_grad() ? "\n" : ", frozen,\n");
+  for (const auto& named : nn::named_buffers<D>(model))
+    text += cat(named.name, " ", named.buffer->dtype(), " ", named.buffer->extents(), "\n");
   return text;
 }
 
@@ -37,10 +39,9 @@ inline std::pair<std::string, std::string> first_difference(std::string_view a, 
 }
 
 /// Throws the same UsageError on every rank where a rank's model is not rank 0's.
-template <class Communicator, Device D>
-void check_same_model(Communicator& communicator, const nn::FlatParameters<D>& flat,
-                      const std::vector<nn::NamedBuffer<D>>& buffers) {
-  const std::string own = model_description(flat, buffers);
+template <Device D, class Communicator>
+void check_same_model(Communicator& communicator, nn::Module& model) {
+  const std::string own = model_description<D>(model);
   const auto ranks = static_cast<std::size_t>(communicator.size());
   const auto own_length = static_cast<std::int64_t>(own.size());
   std::vector<std::int64_t> lengths(ranks);

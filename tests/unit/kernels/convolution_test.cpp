@@ -1,6 +1,5 @@
-#include <chorus/kernels/convolution.hpp>
-
 #include <catch.hpp>
+#include <chorus/kernels/convolution.hpp>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -119,36 +118,74 @@ TEST_CASE("convolution equals its definition for random sizes, strides, paddings
 
 TEST_CASE("convolution equals its definition for the sizes of real networks") {
   std::mt19937 random(2);
-  compare<float>({.batch = 3, .in_channels = 3, .height = 32, .width = 32, .out_channels = 6, .kernel_h = 5, .kernel_w = 5},
-                 false, random);
-  compare<float>({.batch = 17, .in_channels = 6, .height = 14, .width = 14, .out_channels = 16, .kernel_h = 5, .kernel_w = 5},
-                 false, random);
+  compare<float>(
+      {.batch = 3, .in_channels = 3, .height = 32, .width = 32, .out_channels = 6, .kernel_h = 5, .kernel_w = 5}, false,
+      random);
+  compare<float>(
+      {.batch = 17, .in_channels = 6, .height = 14, .width = 14, .out_channels = 16, .kernel_h = 5, .kernel_w = 5},
+      false, random);
   for (const Index stride : {1, 2}) {
-    compare<float>({.batch = 2, .in_channels = 64, .height = 16, .width = 16, .out_channels = 72, .kernel_h = 3,
-                    .kernel_w = 3, .stride_h = stride, .stride_w = stride, .padding_h = 1, .padding_w = 1},
+    compare<float>({.batch = 2,
+                    .in_channels = 64,
+                    .height = 16,
+                    .width = 16,
+                    .out_channels = 72,
+                    .kernel_h = 3,
+                    .kernel_w = 3,
+                    .stride_h = stride,
+                    .stride_w = stride,
+                    .padding_h = 1,
+                    .padding_w = 1},
                    false, random);
-    compare<float>({.batch = 40, .in_channels = 130, .height = 4, .width = 4, .out_channels = 34, .kernel_h = 3,
-                    .kernel_w = 3, .stride_h = stride, .stride_w = stride, .padding_h = 1, .padding_w = 1},
+    compare<float>({.batch = 40,
+                    .in_channels = 130,
+                    .height = 4,
+                    .width = 4,
+                    .out_channels = 34,
+                    .kernel_h = 3,
+                    .kernel_w = 3,
+                    .stride_h = stride,
+                    .stride_w = stride,
+                    .padding_h = 1,
+                    .padding_w = 1},
                    true, random);
-    compare<float>({.batch = 2, .in_channels = 40, .height = 16, .width = 16, .out_channels = 48, .kernel_h = 1,
-                    .kernel_w = 1, .stride_h = stride, .stride_w = stride},
+    compare<float>({.batch = 2,
+                    .in_channels = 40,
+                    .height = 16,
+                    .width = 16,
+                    .out_channels = 48,
+                    .kernel_h = 1,
+                    .kernel_w = 1,
+                    .stride_h = stride,
+                    .stride_w = stride},
                    false, random);
   }
-  compare<double>({.batch = 2, .in_channels = 24, .height = 9, .width = 11, .out_channels = 24, .kernel_h = 3, .kernel_w = 3,
-                   .padding_h = 1, .padding_w = 1, .groups = 24},
+  compare<double>({.batch = 2,
+                   .in_channels = 24,
+                   .height = 9,
+                   .width = 11,
+                   .out_channels = 24,
+                   .kernel_h = 3,
+                   .kernel_w = 3,
+                   .padding_h = 1,
+                   .padding_w = 1,
+                   .groups = 24},
                   true, random);
 }
 
 TEST_CASE("convolution of nothing writes what a sum of nothing is") {
   std::mt19937 random(3);
   for (const bool accumulate : {false, true}) {
-    compare<float>({.batch = 0, .in_channels = 3, .height = 8, .width = 8, .out_channels = 6, .kernel_h = 5, .kernel_w = 5},
-                   accumulate, random);
-    compare<float>({.batch = 2, .in_channels = 3, .height = 8, .width = 8, .out_channels = 0, .kernel_h = 5, .kernel_w = 5},
-                   accumulate, random);
+    compare<float>(
+        {.batch = 0, .in_channels = 3, .height = 8, .width = 8, .out_channels = 6, .kernel_h = 5, .kernel_w = 5},
+        accumulate, random);
+    compare<float>(
+        {.batch = 2, .in_channels = 3, .height = 8, .width = 8, .out_channels = 0, .kernel_h = 5, .kernel_w = 5},
+        accumulate, random);
   }
   // No input channels: the bias alone.
-  const Conv2dShape s{.batch = 2, .in_channels = 0, .height = 3, .width = 3, .out_channels = 2, .kernel_h = 3, .kernel_w = 3};
+  const Conv2dShape s{
+      .batch = 2, .in_channels = 0, .height = 3, .width = 3, .out_channels = 2, .kernel_h = 3, .kernel_w = 3};
   const float bias[] = {1, 2};
   std::vector<float> y(4, 7);
   kernels::conv2d_forward<float>(Cpu{}, s, nullptr, nullptr, bias, y.data());
@@ -156,7 +193,13 @@ TEST_CASE("convolution of nothing writes what a sum of nothing is") {
 }
 
 TEST_CASE("an output pixel without a kernel tap on a finite number stays apart from its neighbours' infinities") {
-  const Conv2dShape s{.batch = 1, .in_channels = 1, .height = 2, .width = 20, .out_channels = 1, .kernel_h = 1, .kernel_w = 3,
+  const Conv2dShape s{.batch = 1,
+                      .in_channels = 1,
+                      .height = 2,
+                      .width = 20,
+                      .out_channels = 1,
+                      .kernel_h = 1,
+                      .kernel_w = 3,
                       .padding_w = 1};
   std::vector<float> x(40, 1), w(3, 1), y(40);
   x[19] = std::numeric_limits<float>::infinity();
@@ -169,7 +212,8 @@ TEST_CASE("an output pixel without a kernel tap on a finite number stays apart f
 
 TEST_CASE("a convolution's second run asks the system for no memory and gives the same bits") {
   std::mt19937 random(4);
-  const Conv2dShape s{.batch = 5, .in_channels = 6, .height = 14, .width = 14, .out_channels = 16, .kernel_h = 5, .kernel_w = 5};
+  const Conv2dShape s{
+      .batch = 5, .in_channels = 6, .height = 14, .width = 14, .out_channels = 16, .kernel_h = 5, .kernel_w = 5};
   const auto x = normal<float>(5 * 6 * 14 * 14, random), w = normal<float>(16 * 6 * 25, random);
   const auto dy = normal<float>(5 * 16 * 100, random);
   const auto run = [&] {

@@ -1,6 +1,5 @@
-#include <chorus/kernels/gemm.hpp>
-
 #include <catch.hpp>
+#include <chorus/kernels/gemm.hpp>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -15,7 +14,8 @@ std::size_t at(Index i) { return static_cast<std::size_t>(i); }
 
 /// Compares with the definition in double precision; the numbers between the rows of c must stay as they are.
 template <class T>
-void compare(Trans ta, Trans tb, Index m, Index n, Index k, bool accumulate, bool with_bias, Index gap, std::mt19937& random) {
+void compare(Trans ta, Trans tb, Index m, Index n, Index k, bool accumulate, bool with_bias, Index gap,
+             std::mt19937& random) {
   CAPTURE(ta == Trans::yes, tb == Trans::yes, m, n, k, accumulate, with_bias, gap, sizeof(T));
   std::normal_distribution<double> distribution;
   const auto normal = [&](Index count) {

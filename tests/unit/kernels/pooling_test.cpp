@@ -1,6 +1,5 @@
-#include <chorus/kernels/pooling.hpp>
-
 #include <catch.hpp>
+#include <chorus/kernels/pooling.hpp>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -28,8 +27,8 @@ void for_pixels(const Pool2dShape& s, F f) {
 
 template <class T>
 void compare(const Pool2dShape& s, bool accumulate, std::mt19937& random) {
-  CAPTURE(s.planes, s.height, s.width, s.kernel_h, s.kernel_w, s.stride_h, s.stride_w, s.padding_h, s.padding_w, accumulate,
-          sizeof(T));
+  CAPTURE(s.planes, s.height, s.width, s.kernel_h, s.kernel_w, s.stride_h, s.stride_w, s.padding_h, s.padding_w,
+          accumulate, sizeof(T));
   // Few different numbers, so that windows have several largest ones; now and then NaN or an infinity.
   const auto numbers = [&](Index count) {
     std::vector<T> values(at(count));
@@ -80,7 +79,8 @@ void compare(const Pool2dShape& s, bool accumulate, std::mt19937& random) {
   kernels::avg_pool2d_backward(Cpu{}, s, dy.data(), mean_dx.data(), accumulate);
   double worst = 0;
   for (std::size_t i = 0; i < at(ys); ++i) worst = std::max(worst, std::abs(static_cast<double>(mean[i] - y[i])));
-  for (std::size_t i = 0; i < at(xs); ++i) worst = std::max(worst, std::abs(static_cast<double>(expected_dx[i] - mean_dx[i])));
+  for (std::size_t i = 0; i < at(xs); ++i)
+    worst = std::max(worst, std::abs(static_cast<double>(expected_dx[i] - mean_dx[i])));
   CHECK(worst < 1e-5);
 }
 
@@ -110,14 +110,15 @@ TEST_CASE("pooling equals its definition for random windows") {
 TEST_CASE("2 x 2 pooling equals its definition for the sizes of real networks") {
   std::mt19937 random(2);
   for (const Index size : {2, 3, 10, 28, 32, 33, 64, 100})
-    compare<float>({.planes = 5, .height = size, .width = size, .kernel_h = 2, .kernel_w = 2, .stride_h = 2, .stride_w = 2},
-                   size % 2 == 0, random);
+    compare<float>(
+        {.planes = 5, .height = size, .width = size, .kernel_h = 2, .kernel_w = 2, .stride_h = 2, .stride_w = 2},
+        size % 2 == 0, random);
 }
 
 TEST_CASE("pooling the whole image gives one number") {
   std::mt19937 random(3);
-  compare<float>({.planes = 7, .height = 4, .width = 5, .kernel_h = 4, .kernel_w = 5, .stride_h = 4, .stride_w = 5}, false,
-                 random);
+  compare<float>({.planes = 7, .height = 4, .width = 5, .kernel_h = 4, .kernel_w = 5, .stride_h = 4, .stride_w = 5},
+                 false, random);
 }
 
 TEST_CASE("a window of -inf alone gives -inf and its first pixel") {

@@ -1,12 +1,11 @@
 #pragma once
-/// Two-dimensional convolution (cross-correlation, as in PyTorch) on the CPU. x: [batch, in_channels, height, width], weight:
-/// [out_channels, in_channels / groups, kernel_h, kernel_w], y: [batch, out_channels, out_height, out_width]. Results
-/// overwrite; gradients overwrite or, with `accumulate`, add.
+/// Two-dimensional convolution (cross-correlation, as in PyTorch) on the CPU. x: [batch, in_channels, height, width],
+/// weight: [out_channels, in_channels / groups, kernel_h, kernel_w], y: [batch, out_channels, out_height, out_width].
+/// Results overwrite; gradients overwrite or, with `accumulate`, add.
 ///
-/// Each pass is a matrix product over rasters (raster.hpp), some images at a time. With many rows it pays to gather panels of
-/// the pixels that are wanted; with few, the rasters are multiplied as they are, with the positions between the rows.
-
-#include <functional>
+/// Each pass is a matrix product over rasters (raster.hpp), some images at a time. With many rows it pays to gather
+/// panels of the pixels that are wanted; with few, the rasters are multiplied as they are, with the positions between
+/// the rows.
 
 #include <chorus/core/device.hpp>
 #include <chorus/kernels/convolution_shape.hpp>
@@ -15,6 +14,7 @@
 #include <chorus/kernels/cpu/raster.hpp>
 #include <chorus/kernels/cpu/scratch.hpp>
 #include <chorus/kernels/cpu/tile.hpp>
+#include <functional>
 
 namespace chorus::inline CHORUS_ABI::kernels {
 
@@ -31,11 +31,11 @@ inline Runs runs_of(const Pixels& p, Index unit) {
   return {1, round_up((p.images - 1) * p.plane + span, unit), 0};
 }
 
-/// c[i, q] = sum over p of a[i, p] * b[offsets[p] + position of q]. Columns of c are the pixels themselves, with `gather`, or
-/// else all positions. Rows of c have room for a tile more.
+/// c[i, q] = sum over p of a[i, p] * b[offsets[p] + position of q]. Columns of c are the pixels themselves, with
+/// `gather`, or else all positions. Rows of c have room for a tile more.
 template <class T>
-void multiply_raster(bool gather, Index m, Index k, const Pixels& pixels, Matrix<T> a, const T* b, const Index* offsets, T* c,
-                     Index c_row) {
+void multiply_raster(bool gather, Index m, Index k, const Pixels& pixels, Matrix<T> a, const T* b, const Index* offsets,
+                     T* c, Index c_row) {
   constexpr Index w = tile_columns<T>;
   alignas(64) T panel[conv_depth * w + w];
   alignas(64) constexpr T zeros[w] = {};
@@ -66,8 +66,8 @@ void multiply_raster(bool gather, Index m, Index k, const Pixels& pixels, Matrix
 
 /// c[i, j] += sum over the pixels q of a[i, q] * b[offsets[j] + position of q].
 template <class T>
-void multiply_gathered(Index m, Index n, const Pixels& pixels, const T* a, Index a_row, const T* b, const Index* offsets, T* c,
-                       Index c_row) {
+void multiply_gathered(Index m, Index n, const Pixels& pixels, const T* a, Index a_row, const T* b,
+                       const Index* offsets, T* c, Index c_row) {
   constexpr Index w = tile_columns<T>;
   alignas(64) T columns[w * conv_depth + w], panel[conv_depth * w];
   alignas(64) constexpr T zeros[w] = {};
@@ -102,13 +102,14 @@ void conv2d_forward(Cpu device, const Conv2dShape& s, const T* x, const T* weigh
     for (Index first = 0; first < s.batch; first += raster.images) {
       const Index count = std::min(raster.images, s.batch - first);
       raster.fill(x + (first * s.in_channels + group * raster.channels) * s.height * s.width, count, xs.data());
-      multiply_raster(gather, filters, k, raster.pixels(count), Matrix<T>{weight + group * filters * k, k, 1}, xs.data(),
-                      offsets.data(), ys.data(), row);
+      multiply_raster(gather, filters, k, raster.pixels(count), Matrix<T>{weight + group * filters * k, k, 1},
+                      xs.data(), offsets.data(), ys.data(), row);
       for (Index n = 0; n < count; ++n)
         for (Index o = 0; o < filters; ++o) {
           const Index channel = group * filters + o;
           from_raster(ys.data() + o * row + n * plane, Axis{out_h, 1, 0}, Axis{out_w, 1, 0}, out_h, pitch,
-                      bias != nullptr ? bias[channel] : T{0}, y + ((first + n) * s.out_channels + channel) * out, false);
+                      bias != nullptr ? bias[channel] : T{0}, y + ((first + n) * s.out_channels + channel) * out,
+                      false);
         }
     }
 }
@@ -139,8 +140,8 @@ void conv2d_backward_weight(Cpu device, const Conv2dShape& s, const T* x, const 
       for (Index o = 0; o < filters; ++o) {
         T* to = ys.data() + o * row;
         for (Index n = 0; n < count; ++n, to += plane) {
-          to_raster(dy + ((first + n) * s.out_channels + group * filters + o) * out, Axis{out_h, 1, 0}, Axis{out_w, 1, 0},
-                    rows, pitch, to);
+          to_raster(dy + ((first + n) * s.out_channels + group * filters + o) * out, Axis{out_h, 1, 0},
+                    Axis{out_w, 1, 0}, rows, pitch, to);
           if (rows * pitch < plane) std::fill_n(to + rows * pitch, plane - rows * pitch, T{0});
         }
         std::fill_n(to, tile_columns<T>, T{0});
@@ -172,7 +173,8 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
   const Index first_w = s.padding_w / s.stride_w, last_w = (s.width - 1 + s.padding_w) / s.stride_w;
   const Index top = std::max<Index>(0, s.dilation_h * (s.kernel_h - 1) / s.stride_h - first_h);
   const Index left = std::max<Index>(0, s.dilation_w * (s.kernel_w - 1) / s.stride_w - first_w);
-  const Index rows = std::max(out_h + top, last_h + 1), pitch = std::max(out_w + left, last_w + 1), plane = rows * pitch;
+  const Index rows = std::max(out_h + top, last_h + 1), pitch = std::max(out_w + left, last_w + 1),
+              plane = rows * pitch;
   const Index images = images_at_once(s.batch, plane), row = images * plane + tile_columns<T>;
   const Index slack = (first_h + top) * pitch + first_w + left + 2 * tile_columns<T>;
   const bool gather = channels >= gather_rows;

@@ -1,6 +1,6 @@
 #pragma once
-/// Matrix products on the CPU, in the manner of BLIS (Van Zee, van de Geijn, 2015), but only `b` is packed: panels of it into
-/// the first-level cache. `a` is read one number at a time, so its layout doesn't matter.
+/// Matrix products on the CPU, in the manner of BLIS (Van Zee, van de Geijn, 2015), but only `b` is packed: panels of
+/// it into the first-level cache. `a` is read one number at a time, so its layout doesn't matter.
 
 #include <chorus/core/device.hpp>
 #include <chorus/kernels/cpu/pack.hpp>
@@ -15,11 +15,12 @@ inline constexpr Index gemm_depth = 256, gemm_rows = 256;
 
 }  // namespace detail
 
-/// c = op(a) op(b), or c += with `accumulate`; `bias_n` (of length n, or null) is added to every row. Row-major; op(a): [m, k],
-/// op(b): [k, n], c: [m, n]. `lda` is the row pitch of `a` as stored: [m, k], or [k, m] with Trans::yes; likewise `ldb`.
+/// c = op(a) op(b), or c += with `accumulate`; `bias_n` (of length n, or null) is added to every row. Row-major; op(a):
+/// [m, k], op(b): [k, n], c: [m, n]. `lda` is the row pitch of `a` as stored: [m, k], or [k, m] with Trans::yes;
+/// likewise `ldb`.
 template <std::floating_point T>
-void gemm(Cpu, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b, Index ldb, T* c, Index ldc,
-          bool accumulate, const T* bias_n = nullptr) {
+void gemm(Cpu, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b, Index ldb, T* c,
+          Index ldc, bool accumulate, const T* bias_n = nullptr) {
   using namespace detail;
   constexpr Index w = tile_columns<T>;
   alignas(64) T panel[gemm_depth * w], start[w] = {};
@@ -48,8 +49,8 @@ void gemm(Cpu, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index 
         if (bias_n != nullptr)
           for (Index l = 0; l < w; ++l) start[l] = p0 == 0 && l < columns ? bias_n[j + l] : T{0};
         const Matrix<T> left{whole.data + i0 * whole.row + p0 * whole.column, whole.row, whole.column};
-        multiply_panel(rows, columns, depth, left, pack ? panel : from, pack ? packed : direct, start, c + i0 * ldc + j, ldc,
-                       add);
+        multiply_panel(rows, columns, depth, left, pack ? panel : from, pack ? packed : direct, start, c + i0 * ldc + j,
+                       ldc, add);
       }
     });
   };

@@ -2,7 +2,6 @@
 /// The layout that a convolution's forward and weight passes read x in.
 
 #include <algorithm>
-
 #include <chorus/kernels/convolution_shape.hpp>
 #include <chorus/kernels/cpu/raster.hpp>
 #include <chorus/kernels/cpu/tile.hpp>
@@ -33,8 +32,8 @@ struct Phases {
   Index count() const { return rank(stride); }
 };
 
-/// The rasters of one group's input channels (in phases, where there are strides), as the forward and the weight's pass read
-/// them: image n of plane p starts at (p * images + n) * plane.
+/// The rasters of one group's input channels (in phases, where there are strides), as the forward and the weight's pass
+/// read them: image n of plane p starts at (p * images + n) * plane.
 template <class T>
 struct InputRaster {
   const Conv2dShape& s;

@@ -2,7 +2,6 @@
 /// Panels: the right-hand sides of `multiply_tile`, copied so that they are contiguous and in the first-level cache.
 
 #include <algorithm>
-
 #include <chorus/kernels/cpu/tile.hpp>
 
 namespace chorus::inline CHORUS_ABI::kernels::detail {
@@ -22,15 +21,15 @@ void pack_rows(Index depth, Index columns, const T* b, Index b_row, T* to) {
   }
 }
 
-// g++ warns about alignment attributes that Eigen's packets lose as template arguments, and about undefined values in its own
-// shuffles; both are harmless.
+// g++ warns about alignment attributes that Eigen's packets lose as template arguments, and about undefined values in
+// its own shuffles; both are harmless.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wignored-attributes"
 #ifndef __clang__
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
-/// to[p, j] = b[j, p], padded likewise. Squares of packets are transposed in registers; where `depth` is no multiple of a
-/// packet, the last square overlaps the one before.
+/// to[p, j] = b[j, p], padded likewise. Squares of packets are transposed in registers; where `depth` is no multiple of
+/// a packet, the last square overlaps the one before.
 template <class T>
 void pack_columns(Index depth, Index columns, const T* b, Index b_row, T* to) {
   constexpr Index w = lanes<T>;

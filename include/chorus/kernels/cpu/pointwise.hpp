@@ -52,7 +52,7 @@ template <class F, class T, std::size_t... K>
   }
 }
 
-inline constexpr Index block = 512;
+inline constexpr Index block_elements = 512;
 
 inline Index element_count(std::span<const Index> shape) {
   Index count = 1;
@@ -127,9 +127,9 @@ void pointwise_forward(Cpu device, const F& f, std::span<const Index> shape, con
   for (const auto& r : runs) all_dense = all_dense && r.contiguous();
   if (all_dense) return pointwise_forward(device, f, count, in, out);
 
-  alignas(64) T buffers[N][detail::block];
-  for (Index start = 0; start < count; start += detail::block) {
-    const Index n = std::min(detail::block, count - start);
+  alignas(64) T buffers[N][detail::block_elements];
+  for (Index start = 0; start < count; start += detail::block_elements) {
+    const Index n = std::min(detail::block_elements, count - start);
     std::array<const T*, N> pointers;
     for (std::size_t k = 0; k < N; ++k) {
       pointers[k] = runs[k].contiguous() ? in[k] + start : buffers[k];
@@ -167,9 +167,9 @@ void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, co
   }
   if (all_dense) return pointwise_backward(device, f, count, in, dy, dx, add);
 
-  alignas(64) T buffers[N][detail::block], dx_buffers[N][detail::block];
-  for (Index start = 0; start < count; start += detail::block) {
-    const Index n = std::min(detail::block, count - start);
+  alignas(64) T buffers[N][detail::block_elements], dx_buffers[N][detail::block_elements];
+  for (Index start = 0; start < count; start += detail::block_elements) {
+    const Index n = std::min(detail::block_elements, count - start);
     std::array<const T*, N> pointers;
     std::array<T*, N> dx_pointers;
     std::array<bool, N> add_now;

@@ -2,18 +2,17 @@
 /// Max and average pooling on the CPU. Results overwrite; gradients overwrite or, with `accumulate`, add.
 
 #include <algorithm>
-#include <cstdint>
-#include <limits>
-
 #include <chorus/core/device.hpp>
 #include <chorus/kernels/cpu/packet.hpp>
 #include <chorus/kernels/pooling_shape.hpp>
+#include <cstdint>
+#include <limits>
 
 namespace chorus::inline CHORUS_ABI::kernels {
 
 namespace detail {
-/// Calls f(plane, output index in the plane, first row, last row + 1, first column, last column + 1) for every window, cut to
-/// the image.
+/// Calls f(plane, output index in the plane, first row, last row + 1, first column, last column + 1) for every window,
+/// cut to the image.
 template <class F>
 void for_windows(const Pool2dShape& s, F f) {
   for (Index plane = 0; plane < s.planes; ++plane)
@@ -27,8 +26,8 @@ void for_windows(const Pool2dShape& s, F f) {
     }
 }
 
-/// Windows of 2 x 2 side by side: as many of a row's `n` as can be computed in whole packets without reading behind `x_end` or
-/// writing behind `y_end`. Results are written up to a packet further than n. Returns how many are done.
+/// Windows of 2 x 2 side by side: as many of a row's `n` as can be computed in whole packets without reading behind
+/// `x_end` or writing behind `y_end`. Results are written up to a packet further than n. Returns how many are done.
 template <class T>
 Index max_pool_2x2(Index n, const T* row, Index width, Index position, const T* x_end, T* y, const T* y_end,
                    std::int32_t* argmax) {
@@ -62,8 +61,8 @@ Index max_pool_2x2(Index n, const T* row, Index width, Index position, const T* 
 }
 }  // namespace detail
 
-/// y = the largest number of each window, and `argmax` (null, or as large as y) its index within the plane: the first of equal
-/// ones. NaN counts as largest.
+/// y = the largest number of each window, and `argmax` (null, or as large as y) its index within the plane: the first
+/// of equal ones. NaN counts as largest.
 template <class T>
 void max_pool2d_forward(Cpu, const Pool2dShape& s, const T* x, T* y, std::int32_t* argmax) {
   const Index pixels = s.out_height() * s.out_width();
@@ -82,8 +81,8 @@ void max_pool2d_forward(Cpu, const Pool2dShape& s, const T* x, T* y, std::int32_
     y[plane * pixels + out] = best;
     if (argmax != nullptr) argmax[plane * pixels + out] = static_cast<std::int32_t>(where);
   };
-  const bool two_by_two = s.kernel_h == 2 && s.kernel_w == 2 && s.stride_h == 2 && s.stride_w == 2 && s.padding_h == 0 &&
-                          s.padding_w == 0 && s.width < (Index{1} << 24);
+  const bool two_by_two = s.kernel_h == 2 && s.kernel_w == 2 && s.stride_h == 2 && s.stride_w == 2 &&
+                          s.padding_h == 0 && s.padding_w == 0 && s.width < (Index{1} << 24);
   if (!two_by_two) return detail::for_windows(s, window);
   const Index columns = s.out_width();
   for (Index plane = 0; plane < s.planes; ++plane)

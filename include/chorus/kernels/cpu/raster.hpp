@@ -1,11 +1,10 @@
 #pragma once
-/// How the convolutions lay images out. In a raster (rows at a pitch, zeros for padding between them) all input pixels of one
-/// kernel tap are the output pixels' positions plus one offset, so a convolution is a matrix product whose right-hand side
-/// needs no copy for each tap. With stride s, every s-th row and column makes a plane of its own, and the same holds there.
-/// Positions between the rows are computed too and thrown away.
+/// How the convolutions lay images out. In a raster (rows at a pitch, zeros for padding between them) all input pixels
+/// of one kernel tap are the output pixels' positions plus one offset, so a convolution is a matrix product whose
+/// right-hand side needs no copy for each tap. With stride s, every s-th row and column makes a plane of its own, and
+/// the same holds there. Positions between the rows are computed too and thrown away.
 
 #include <algorithm>
-
 #include <chorus/kernels/cpu/packet.hpp>
 
 namespace chorus::inline CHORUS_ABI::kernels::detail {
@@ -51,15 +50,16 @@ void to_raster(const T* image, Axis vertical, Axis horizontal, Index rows, Index
   std::fill_n(to + bottom * pitch, (rows - bottom) * pitch, T{0});
 }
 
-/// The way back, without the padding: image = raster + `bias`, or image += with `accumulate`. Positions outside of the image
-/// are skipped, image pixels without a position are left alone.
+/// The way back, without the padding: image = raster + `bias`, or image += with `accumulate`. Positions outside of the
+/// image are skipped, image pixels without a position are left alone.
 template <class T>
 void from_raster(const T* raster, Axis vertical, Axis horizontal, Index rows, Index pitch, T bias, T* image,
                  bool accumulate) {
   const Index left = horizontal.begin(pitch), right = horizontal.end(pitch), n = right - left;
   for (Index i = vertical.begin(rows); i < vertical.end(rows); ++i) {
     const T* from = raster + i * pitch + left;
-    T* to = image + (i * vertical.step + vertical.origin) * horizontal.extent + left * horizontal.step + horizontal.origin;
+    T* to =
+        image + (i * vertical.step + vertical.origin) * horizontal.extent + left * horizontal.step + horizontal.origin;
     if (horizontal.step == 1 && !accumulate && n >= lanes<T>) {
       constexpr Index w = lanes<T>;
       for (Index j = 0; j < n - w; j += w) store(to + j, padd(load(from + j, Whole<T>{}), splat(bias)), Whole<T>{});
@@ -99,7 +99,8 @@ class Segments {
   void gather(const T* from, T* to) const {
     for (Index i = 0; i < size_; ++i) {
       const T* source = from + all_[i].position - all_[i].begin;
-      for (Index j = all_[i].begin; j < all_[i].end; j += lanes<T>) store(to + j, load(source + j, Whole<T>{}), Whole<T>{});
+      for (Index j = all_[i].begin; j < all_[i].end; j += lanes<T>)
+        store(to + j, load(source + j, Whole<T>{}), Whole<T>{});
     }
   }
 

@@ -3,7 +3,6 @@
 /// `multiply_tile` sums outer products, `dot_tile` sums products along contiguous rows.
 
 #include <algorithm>
-
 #include <chorus/kernels/cpu/packet.hpp>
 
 namespace chorus::inline CHORUS_ABI::kernels::detail {
@@ -42,8 +41,8 @@ struct Matrix {
   Index row, column;
 };
 
-/// c[i, j] = start[j] + sum over p of a[i, p] * b[offsets[p] + j], for `Rows` rows and `tile_columns` columns; `+=` with
-/// `accumulate`.
+/// c[i, j] = start[j] + sum over p of a[i, p] * b[offsets[p] + j], for `Rows` rows and `tile_columns` columns; `+=`
+/// with `accumulate`.
 template <int Rows, class T>
 void multiply_tile(Index depth, Matrix<T> a, const T* b, const Index* offsets, const T* start, T* c, Index c_row,
                    bool accumulate) {
@@ -80,11 +79,11 @@ void multiply_rows(Index rows, Index depth, Matrix<T> a, const T* b, const Index
   if constexpr (Most > 1) multiply_rows<T, Most - 1>(rows, depth, a, b, offsets, start, c, c_row, accumulate);
 }
 
-/// The same for any number of rows, and for any number of columns up to `tile_columns`: `b` and `start` must be readable to
-/// `tile_columns`, c is written no further than `columns`.
+/// The same for any number of rows, and for any number of columns up to `tile_columns`: `b` and `start` must be
+/// readable to `tile_columns`, c is written no further than `columns`.
 template <class T>
-void multiply_panel(Index rows, Index columns, Index depth, Matrix<T> a, const T* b, const Index* offsets, const T* start,
-                    T* c, Index c_row, bool accumulate) {
+void multiply_panel(Index rows, Index columns, Index depth, Matrix<T> a, const T* b, const Index* offsets,
+                    const T* start, T* c, Index c_row, bool accumulate) {
   constexpr Index w = tile_columns<T>;
   for_pieces(rows, tile_rows, [&](Index first, Index count) {
     const Matrix<T> left{a.data + first * a.row, a.row, a.column};
@@ -93,8 +92,7 @@ void multiply_panel(Index rows, Index columns, Index depth, Matrix<T> a, const T
     alignas(64) T edge[tile_rows * w];
     multiply_rows(count, depth, left, b, offsets, start, edge, w, false);
     for (Index i = 0; i < count; ++i)
-      for (Index j = 0; j < columns; ++j)
-        to[i * c_row + j] = (accumulate ? to[i * c_row + j] : T{0}) + edge[i * w + j];
+      for (Index j = 0; j < columns; ++j) to[i * c_row + j] = (accumulate ? to[i * c_row + j] : T{0}) + edge[i * w + j];
   });
 }
 
@@ -112,8 +110,9 @@ P in_register(P value) {
   return value;
 }
 
-/// c[i, j] += sum over the runs of b, and as many elements of a without gaps, of a[i * a_row + q] * b[offsets[j] + position of
-/// q], for `Rows` rows and up to `dot_columns` columns. Runs are read in whole packets: `length` is a multiple of a packet's.
+/// c[i, j] += sum over the runs of b, and as many elements of a without gaps, of a[i * a_row + q] * b[offsets[j] +
+/// position of q], for `Rows` rows and up to `dot_columns` columns. Runs are read in whole packets: `length` is a
+/// multiple of a packet's.
 template <int Rows, class T>
 void dot_tile(Index columns, Runs runs, const T* a, Index a_row, const T* b, const Index* offsets, T* c, Index c_row) {
   constexpr Index w = lanes<T>;
@@ -146,8 +145,8 @@ void dot_tile(Index columns, Runs runs, const T* a, Index a_row, const T* b, con
 
 /// The same for any number of rows up to `Most`.
 template <class T, int Most = dot_rows>
-void dot_rows_tile(Index rows, Index columns, Runs runs, const T* a, Index a_row, const T* b, const Index* offsets, T* c,
-                   Index c_row) {
+void dot_rows_tile(Index rows, Index columns, Runs runs, const T* a, Index a_row, const T* b, const Index* offsets,
+                   T* c, Index c_row) {
   if (rows == Most) return dot_tile<Most>(columns, runs, a, a_row, b, offsets, c, c_row);
   if constexpr (Most > 1) dot_rows_tile<T, Most - 1>(rows, columns, runs, a, a_row, b, offsets, c, c_row);
 }

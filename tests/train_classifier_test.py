@@ -1,0 +1,79 @@
+#!/usr/bin/env python3
+"""Runs train_classifier as a user would: three policies, one trajectory; the metrics file; a repeat; a resume; errors.
+usage: train_classifier_test.py PROGRAM"""
+
+import json
+import math
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+PROGRAM = sys.argv[1]
+temporary = tempfile.TemporaryDirectory(prefix="chorus_train_")
+FOLDER = pathlib.Path(temporary.name)
+SMALL = ["--train-images", "500", "--test-images", "100", "--epochs", "2", "--batch", "48", "--seed", "3", "--quiet"]
+
+
+def run(*options, fails=False):
+    done = subprocess.run([PROGRAM, *options], capture_output=True, text=True, timeout=120)
+    assert (done.returncode != 0) == fails, f"{options}: exit status {done.returncode}\n{done.stdout}{done.stderr}"
+    return done.stdout + done.stderr
+
+
+def events(name, *options):
+    path = FOLDER / f"{name}.jsonl"
+    run(*SMALL, *options, "--metrics", str(path))
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def losses(log):
+    return [event["loss"] for event in log if event["event"] == "step"]
+
+
+def check_form(log, policy, devices):
+    steps, epochs = losses(log), [event for event in log if event["event"] == "epoch"]
+    assert len(steps) == 2 * math.ceil(500 / 48), len(steps)
+    assert [event["step"] for event in log if event["event"] == "step"] == list(range(len(steps)))
+    assert [event["epoch"] for event in epochs] == [0, 1]
+    assert all(set(event) == {"event", "epoch", "train_loss", "test_accuracy", "seconds"} for event in epochs)
+    done = log[-1]
+    assert done["event"] == "done" and done["policy"] == policy and done["devices"] == devices, done
+    assert len(done["bytes_sent_per_device"]) == len(done["peak_memory_bytes_per_device"]) == devices, done
+    assert len(done["parameters_sha256"]) == 64 and done["samples_per_second"] > 0, done
+    assert all(peak > 0 for peak in done["peak_memory_bytes_per_device"]), done
+    assert all((sent > 0) == (devices > 1) for sent in done["bytes_sent_per_device"]), done
+
+
+logs = {}
+for policy, devices in (("single", 1), ("dp", 2), ("dp", 3), ("ddp", 2), ("ddp", 3)):
+    name = f"{policy}{devices}"
+    logs[name] = events(name, "--policy", policy, "--devices", str(devices))
+    check_form(logs[name], policy, devices)
+    worst = max(abs(a - b) for a, b in zip(losses(logs[name]), losses(logs["single1"]), strict=True))
+    assert worst < 1e-4, f"{name} leaves the single device's trajectory by {worst}"
+    print(f"{name}: losses within {worst:.1e} of one device's")
+
+for policy, devices in (("single", 1), ("dp", 3), ("ddp", 3)):
+    again = events("again", "--policy", policy, "--devices", str(devices))
+    assert losses(again) == losses(logs[f"{policy}{devices}"]), f"{policy} repeated gives other losses"
+    assert again[-1]["parameters_sha256"] == logs[f"{policy}{devices}"][-1]["parameters_sha256"], policy
+print("a repeated run is bit-identical")
+
+# Stopped in the middle of an epoch under one policy and resumed under the same one: as if it had not stopped.
+saved = str(FOLDER / "stopped")
+for policy, devices in (("single", 1), ("ddp", 2)):
+    options = ("--policy", policy, "--devices", str(devices))
+    first = events("stopped", *options, "--steps", "15", "--save", saved)
+    rest = events("resumed", *options, "--resume", saved)
+    assert losses(first) + losses(rest) == losses(logs[f"{policy}{devices}"]), f"{policy}: a resumed run differs"
+    assert rest[-1]["parameters_sha256"] == logs[f"{policy}{devices}"][-1]["parameters_sha256"], policy
+run(*SMALL, "--policy", "dp", "--resume", saved)
+print("a resumed run goes on as if it had not stopped")
+
+assert "pipeline" in run("--policy", "pipeline", fails=True)
+for options, part in ((["--batch", "0"], "batch"), (["--data", "/nonexistent"], "/nonexistent"), (["--metrics", "/nonexistent/m"], "/nonexistent/m"),
+                      (["--resume", "/nonexistent/c"], "/nonexistent/c"), (["--nonsense"], "nonsense")):
+    for policy in ("single", "ddp"):
+        text = run(*SMALL, "--policy", policy, *options, fails=True)
+        assert part in text, f"{options}: the message doesn't say {part}: {text}"

@@ -1,0 +1,90 @@
+#include <chorus/ops/arithmetic.hpp>
+
+#include "check_operator.hpp"
+
+TEST_CASE("gradients of arithmetic, with and without broadcasting") {
+  const auto check_both = [](const auto& f) {
+    check_operator(f, numbers<2>({3, 5}, 1), numbers<2>({3, 5}, 2, 0.5, 2));
+    check_operator(f, numbers<3>({4, 1, 3}, 3), numbers<2>({5, 1}, 4, 0.5, 2));
+    check_operator(f, numbers<0>({}, 5), numbers<2>({2, 3}, 6, 0.5, 2));
+  };
+  check_both([](const auto& a, const auto& b) { return a + b; });
+  check_both([](const auto& a, const auto& b) { return a - b; });
+  check_both([](const auto& a, const auto& b) { return a * b; });
+  check_both([](const auto& a, const auto& b) { return a / b; });
+  check_both([](const auto& a, const auto& b) { return ch::maximum(a, b); });
+  check_both([](const auto& a, const auto& b) { return ch::minimum(a, b); });
+}
+
+TEST_CASE("gradients of powers") {
+  const auto power = [](const auto& a, const auto& b) { return ch::pow(a, b); };
+  check_operator(power, numbers<2>({3, 5}, 1, 0.5, 2), numbers<2>({3, 5}, 2));
+  for (const double exponent : {-1.0, -0.5, 0.0, 0.5, 1.0, 2.0, 3.0, 2.7})
+    check_operator([exponent](const auto& x) { return ch::pow(x, exponent); }, numbers<2>({3, 5}, 3, 0.5, 2));
+  check_operator([](const auto& x) { return ch::pow(x, 3); }, numbers<1>({7}, 4));
+}
+
+TEST_CASE("numbers on either side") {
+  const auto x = numbers<2>({3, 5}, 1, 0.5, 2);
+  check_operator([](const auto& a) { return 2 - a * 3 + a / 4.0 - 5.0f / a; }, x);
+  check_operator([](const auto& a) { return -(1 + a - 2) * (a * 2); }, x);
+  const auto y = ch::Tensor<float, 1>::from({1, 2, 4}, {3});
+  CHECK((y + 1).to_vector() == std::vector<float>{2, 3, 5});
+  CHECK((1 + y).to_vector() == std::vector<float>{2, 3, 5});
+  CHECK((y - 1).to_vector() == std::vector<float>{0, 1, 3});
+  CHECK((1 - y).to_vector() == std::vector<float>{0, -1, -3});
+  CHECK((y * 3).to_vector() == std::vector<float>{3, 6, 12});
+  CHECK((3 * y).to_vector() == std::vector<float>{3, 6, 12});
+  CHECK((y / 2).to_vector() == std::vector<float>{0.5f, 1, 2});
+  CHECK((2 / y).to_vector() == std::vector<float>{2, 1, 0.5f});
+  CHECK((-y).to_vector() == std::vector<float>{-1, -2, -4});
+}
+
+TEST_CASE("Tensors, Variables and Parameters mix") {
+  const auto t = ch::Tensor<float, 1>::from({1, 2}, {2});
+  const ch::Variable<float, 1> v(t, true);
+  const ch::Parameter<float, 1> p(ch::Tensor<float, 1>::from({3, 4}, {2}));
+  const auto y = t * v + p * v - t;
+  static_assert(std::is_same_v<decltype(t * t), ch::Tensor<float, 1>>);
+  static_assert(std::is_same_v<std::remove_const_t<decltype(y)>, ch::Variable<float, 1>>);
+  CHECK(y.value().to_vector() == std::vector<float>{3, 10});
+  y.backward(ch::Tensor<float, 1>::ones({2}));
+  CHECK(v.grad().to_vector() == std::vector<float>{4, 6});
+  CHECK(p.grad().to_vector() == std::vector<float>{1, 2});
+  p.set_requires_grad(false);
+  CHECK((p * v).requires_grad());
+  CHECK_FALSE((p * t).requires_grad());
+}
+
+TEST_CASE("ties share the gradient, and the limits of clamp pass it") {
+  const auto x = Tensor<1>::from({1, 2, 3}, {3}), y = Tensor<1>::from({2, 2, 2}, {3});
+  const Variable<1> a(x, true), b(y, true);
+  ch::maximum(a, b).backward(Tensor<1>::ones({3}));
+  CHECK(a.grad().to_vector() == std::vector<double>{0, 0.5, 1});
+  CHECK(b.grad().to_vector() == std::vector<double>{1, 0.5, 0});
+  const Variable<1> c(x, true);
+  const auto limited = ch::clamp(c, 1, 2);
+  CHECK(limited.value().to_vector() == std::vector<double>{1, 2, 2});
+  limited.backward(Tensor<1>::ones({3}));
+  CHECK(c.grad().to_vector() == std::vector<double>{1, 1, 0});
+  check_operator([](const auto& in) { return ch::clamp(in, -0.5, 0.7); }, numbers<2>({4, 9}, 2));
+  check_operator([](const auto& in) { return ch::clamp(in, 0.1); }, numbers<2>({4, 9}, 2));
+}
+
+TEST_CASE("empty operands") {
+  const Variable<2> x(Tensor<2>::empty({0, 3}), true);
+  const Variable<1> b(Tensor<1>::ones({3}), true);
+  const auto y = x * b + 1;
+  CHECK(y.shape() == Shape<2>{0, 3});
+  y.backward(Tensor<2>::empty({0, 3}));
+  CHECK(x.grad().shape() == Shape<2>{0, 3});
+  CHECK(b.grad().to_vector() == std::vector<double>{0, 0, 0});
+}
+
+TEST_CASE("messages of arithmetic") {
+  const auto a = Tensor<2>::ones({2, 3}), b = Tensor<2>::ones({2, 4});
+  CHECK(message_of<ch::ShapeError>([&] { a + b; }) == "add: shapes [2, 3] and [2, 4] do not broadcast");
+  CHECK(message_of<ch::UsageError>([&] { ch::clamp(a, 1, 0); }) == "clamp: the limits are [1, 0]");
+  const auto elsewhere = Tensor<2>::ones({2, 3}, ch::Cpu{1});
+  CHECK(message_of<ch::DeviceError>([&] { a * elsewhere; }) == "mul: operands are on cpu:0 and on another device");
+}

@@ -1,0 +1,108 @@
+#pragma once
+/// What every differentiable operator has to do, checked in double.
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include <chorus/autograd/gradient_check.hpp>
+#include <chorus/autograd/parameter.hpp>
+#include <chorus/core/philox.hpp>
+
+#include <catch.hpp>
+
+namespace ch = chorus;
+using ch::Index;
+using ch::Shape;
+template <int Rank>
+using Tensor = ch::Tensor<double, Rank>;
+template <int Rank>
+using Variable = ch::Variable<double, Rank>;
+
+/// Numbers in [lo, hi), the same for one seed.
+template <std::size_t N>
+Tensor<static_cast<int>(N)> numbers(const std::array<Index, N>& shape, std::uint64_t seed, double lo = -2, double hi = 2) {
+  auto out = Tensor<static_cast<int>(N)>::empty(shape);
+  for (Index i = 0; i < out.numel(); ++i)
+    out.data()[i] = lo + (hi - lo) * static_cast<double>(ch::unit_float(ch::philox(seed, {static_cast<std::uint32_t>(i), 5, 0, 0})[0]));
+  return out;
+}
+
+/// The same numbers in memory of another order: a view with gaps and with the axes stored the other way round.
+template <int Rank>
+Tensor<Rank> scattered(const Tensor<Rank>& x) {
+  Shape<Rank> reversed{}, axes{};
+  for (int i = 0; i < Rank; ++i) {
+    const auto at = static_cast<std::size_t>(i), from = static_cast<std::size_t>(Rank - 1 - i);
+    reversed[at] = x.shape()[from] + (i == 0 ? 2 : 0);
+    axes[at] = static_cast<Index>(from);
+  }
+  auto view = Tensor<Rank>::full(reversed, 1e9);
+  if constexpr (Rank > 0) view = view.slice(0, 1, reversed[0] - 1).permute(axes);
+  ch::kernels::scatter_strided(ch::Cpu{}, x.shape(), x.data(), view.data(), view.strides());
+  return view;
+}
+
+template <int Rank>
+std::vector<double> values(const Tensor<Rank>& x) {
+  return x.defined() ? ch::contiguous(x).to_vector() : std::vector<double>{};
+}
+
+/// The largest difference, relative to 1 + |b|; infinite where counts differ or for a NaN.
+inline double distance(const std::vector<double>& a, const std::vector<double>& b) {
+  if (a.size() != b.size()) return INFINITY;
+  double worst = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    const double e = a[i] == b[i] ? 0 : std::abs(a[i] - b[i]) / (1 + std::abs(b[i]));
+    if (!(e <= worst)) worst = std::isnan(e) ? INFINITY : e;
+  }
+  return worst;
+}
+
+/// Gradients by `inputs` of `f`, weighted with fixed numbers, after `passes` forward and backward passes.
+template <class F, int... Ranks>
+std::vector<std::vector<double>> gradients(const F& f, int passes, const Tensor<Ranks>&... inputs) {
+  const std::tuple leaves{Variable<Ranks>(inputs, true)...};
+  for (int pass = 0; pass < passes; ++pass) {
+    const auto y = std::apply(f, leaves);
+    y.backward(numbers(y.shape(), 99));
+  }
+  return std::apply([](const auto&... leaf) { return std::vector<std::vector<double>>{values(leaf.grad())...}; }, leaves);
+}
+
+/// `f(inputs...)`: its gradients are the numeric ones; views give the same as dense tensors; a second pass adds to gradients;
+/// plain Tensors and NoGrad give the same numbers and record nothing.
+template <class F, int... Ranks>
+void check_operator(const F& f, const Tensor<Ranks>&... inputs) {
+  CHECK(ch::gradient_error(f, inputs...) < 1e-6);
+
+  const auto once = gradients(f, 1, inputs...), twice = gradients(f, 2, inputs...), of_views = gradients(f, 1, scattered(inputs)...);
+  for (std::size_t i = 0; i < once.size(); ++i) {
+    CAPTURE(i);
+    auto doubled = once[i];
+    for (double& g : doubled) g *= 2;
+    CHECK(distance(twice[i], doubled) < 1e-12);
+    CHECK(distance(of_views[i], once[i]) < 1e-12);
+  }
+
+  const auto expected = values(f(Variable<Ranks>(inputs, true)...).value());
+  CHECK(values(f(inputs...)) == expected);
+  CHECK(distance(values(f(scattered(inputs)...)), expected) < 1e-12);
+  const ch::NoGrad no_grad;
+  const auto y = f(Variable<Ranks>(inputs, true)...);
+  CHECK_FALSE(y.requires_grad());
+  CHECK(values(y.value()) == expected);
+}
+
+/// What `call` throws, as text; "nothing" where it throws none of that kind.
+template <class Kind, class Call>
+std::string message_of(const Call& call) {
+  try {
+    call();
+  } catch (const Kind& error) {
+    return error.what();
+  }
+  return "nothing";
+}

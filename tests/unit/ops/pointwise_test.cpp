@@ -1,0 +1,54 @@
+#include <chorus/ops/pointwise.hpp>
+
+#include "check_operator.hpp"
+
+namespace {
+// What a user writes.
+struct SwiGlu {
+  template <class S>
+  CHORUS_HD S operator()(const S& a, const S& b) const {
+    return a / (1 + exp(-a)) * b;
+  }
+};
+struct Leaky {
+  double slope;
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return where(x > 0, x, slope * x);
+  }
+};
+struct FusedMultiplyAdd {
+  template <class S>
+  CHORUS_HD S operator()(const S& a, const S& b, const S& c) const {
+    return a * b + c;
+  }
+};
+}  // namespace
+
+TEST_CASE("a user's functor, its gradient by Dual numbers") {
+  const auto swiglu = [](const auto& a, const auto& b) { return ch::pointwise(SwiGlu{}, a, b); };
+  check_operator(swiglu, numbers<3>({2, 3, 9}, 1), numbers<3>({2, 3, 9}, 2));
+  check_operator(swiglu, numbers<3>({2, 3, 9}, 1), numbers<1>({9}, 2));
+  check_operator([](const auto& x) { return ch::pointwise(Leaky{0.3}, x); }, numbers<2>({3, 17}, 3));
+}
+
+TEST_CASE("three operands of different ranks") {
+  const auto fma = [](const auto& a, const auto& b, const auto& c) { return ch::pointwise(FusedMultiplyAdd{}, a, b, c); };
+  check_operator(fma, numbers<3>({2, 3, 4}, 1), numbers<2>({3, 1}, 2), numbers<0>({}, 3));
+}
+
+TEST_CASE("an operand may be its own partner") {
+  const Variable<1> x(Tensor<1>::from({1, 2, 3}, {3}), true);
+  ch::pointwise(ch::functors::Mul{}, x, x).backward(Tensor<1>::ones({3}));
+  CHECK(x.grad().to_vector() == std::vector<double>{2, 4, 6});
+}
+
+TEST_CASE("long arrays, broadcast in blocks") {
+  const auto a = numbers<2>({3, 1100}, 1);
+  const auto b = numbers<2>({3, 1}, 2);
+  const auto y = ch::pointwise(SwiGlu{}, a, b);
+  double worst = 0;
+  for (Index i = 0; i < 3; ++i)
+    for (Index j = 0; j < 1100; ++j) worst = std::max(worst, std::abs(y(i, j) - a(i, j) / (1 + std::exp(-a(i, j))) * b(i, 0)));
+  CHECK(worst < 1e-12);
+}
