@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -33,27 +35,23 @@ struct Mlp : ch::nn::Module {
 };
 
 struct Block : ch::nn::Module {
-  ch::nn::Conv2d<ch::Cpu> conv1, conv2, shortcut_conv;
-  ch::nn::BatchNorm2d<ch::Cpu> bn1, bn2, shortcut_bn;
-  bool projects;
+  ch::nn::Conv2d<ch::Cpu> conv1, conv2;
+  ch::nn::BatchNorm2d<ch::Cpu> bn1, bn2;
+  std::optional<ch::nn::Conv2d<ch::Cpu>> shortcut_conv;
+  std::optional<ch::nn::BatchNorm2d<ch::Cpu>> shortcut_bn;
   CHORUS_MODULE(Block, conv1, bn1, conv2, bn2, shortcut_conv, shortcut_bn)
   Block(ch::Index in, ch::Index out, ch::Index stride)
       : conv1{in, out, {.kernel = 3, .stride = stride, .padding = 1, .bias = false}},
         conv2{out, out, {.kernel = 3, .padding = 1, .bias = false}},
-        shortcut_conv{in, out, {.kernel = 1, .stride = stride, .bias = false}},
         bn1{out},
-        bn2{out},
-        shortcut_bn{out},
-        projects(stride != 1 || in != out) {
-    if (projects) return;
-    shortcut_conv.weight = {};
-    shortcut_bn.weight = shortcut_bn.bias = {};
-    shortcut_bn.running_mean = shortcut_bn.running_var = {};
-    shortcut_bn.num_batches_tracked = {};
+        bn2{out} {
+    if (stride == 1 && in == out) return;
+    shortcut_conv.emplace(in, out, ch::nn::Conv2dOptions{.kernel = 1, .stride = stride, .bias = false});
+    shortcut_bn.emplace(out);
   }
   auto forward(const auto& x) const {
     const auto y = bn2(conv2(ch::relu(bn1(conv1(x)))));
-    return projects ? ch::relu(y + shortcut_bn(shortcut_conv(x))) : ch::relu(y + x);
+    return shortcut_conv ? ch::relu(y + (*shortcut_bn)((*shortcut_conv)(x))) : ch::relu(y + x);
   }
 };
 
@@ -78,6 +76,45 @@ struct ResNet18 : ch::nn::Module {
     for (const auto& block : blocks) x = block(x);
     const auto& shape = x.shape();
     return head(ch::mean(ch::reshape(x, ch::Shape<3>{shape[0], shape[1], shape[2] * shape[3]}), 2));
+  }
+};
+
+struct GptBlock : ch::nn::Module {
+  static constexpr ch::Index heads = 4;
+  ch::nn::LayerNorm<ch::Cpu> norm1, norm2;
+  ch::nn::Linear<ch::Cpu> qkv, proj, fc1, fc2;
+  CHORUS_MODULE(GptBlock, norm1, qkv, proj, norm2, fc1, fc2)
+  explicit GptBlock(ch::Index width)
+      : norm1{width}, norm2{width}, qkv{width, 3 * width}, proj{width, width}, fc1{width, 4 * width}, fc2{4 * width, width} {}
+  auto forward(const auto& x) const {
+    const auto [batch, context, width] = x.shape();
+    const auto parts = ch::permute(ch::reshape(qkv(norm1(x)), ch::Shape<5>{batch, context, 3, heads, width / heads}), {2, 0, 3, 1, 4});
+    const auto part = [&, b = batch, c = context, w = width](ch::Index i) {
+      return ch::reshape(ch::slice(parts, 0, i, i + 1), ch::Shape<4>{b, heads, c, w / heads});
+    };
+    const auto seen = ch::scaled_dot_product_attention(part(0), part(1), part(2), true);
+    const auto y = x + proj(ch::reshape(ch::permute(seen, {0, 2, 1, 3}), ch::Shape<3>{batch, context, width}));
+    return y + fc2(ch::gelu(fc1(norm2(y))));
+  }
+};
+
+/// 65 tokens, width 128, 4 heads, 4 blocks, context 128.
+struct Gpt : ch::nn::Module {
+  ch::nn::Embedding<ch::Cpu> tokens{65, 128}, places{128, 128};
+  ch::nn::ModuleList<GptBlock> blocks;
+  ch::nn::LayerNorm<ch::Cpu> norm{128};
+  ch::nn::Linear<ch::Cpu> head{128, 65};
+  CHORUS_MODULE(Gpt, tokens, places, blocks, norm, head)
+  Gpt() {
+    for (int i = 0; i < 4; ++i) blocks.push_back(GptBlock(128));
+  }
+  auto forward(const ch::Tensor<std::int64_t, 2>& text) const {
+    const auto [batch, context] = text.shape();
+    auto place = ch::Tensor<std::int64_t, 1>::empty({context});
+    for (ch::Index i = 0; i < place.numel(); ++i) place(i) = i;
+    auto x = tokens(text) + places(place);
+    for (const auto& block : blocks) x = block(x);
+    return ch::reshape(head(norm(x)), ch::Shape<2>{batch * context, 65});
   }
 };
 
@@ -133,7 +170,7 @@ bool for_each_case(std::span<const std::string_view> wanted, const Run& run) {
   const auto adam = [](auto parameters) -> std::unique_ptr<ch::optim::Optimizer<ch::Cpu>> {
     return std::make_unique<ch::optim::Adam<ch::Cpu>>(parameters, ch::optim::AdamOptions{.lr = 1e-3});
   };
-  constexpr std::string_view known[] = {"toy_b16", "toy_b128", "mlp_b64", "resnet18_b32"};
+  constexpr std::string_view known[] = {"toy_b16", "toy_b128", "mlp_b64", "resnet18_b32", "gpt_b16"};
   for (const auto name : wanted)
     if (std::find(std::begin(known), std::end(known), name) == std::end(known)) {
       std::fprintf(stderr, "unknown case '%.*s'; known are:", static_cast<int>(name.size()), name.data());
@@ -148,6 +185,11 @@ bool for_each_case(std::span<const std::string_view> wanted, const Run& run) {
   if (asked("toy_b128")) run("toy_b128", [] { return Toy{}; }, normal<4>({128, 3, 32, 32}), labels(128, 10), sgd);
   if (asked("mlp_b64")) run("mlp_b64", [] { return Mlp{}; }, normal<2>({64, 784}), labels(64, 10), adam);
   if (asked("resnet18_b32")) run("resnet18_b32", [] { return ResNet18{}; }, normal<4>({32, 3, 32, 32}), labels(32, 10), sgd);
+  if (asked("gpt_b16"))
+    run("gpt_b16", [] { return Gpt{}; }, labels(16 * 128, 65).view(ch::Shape<2>{16, 128}), labels(16 * 128, 65),
+        [](auto parameters) -> std::unique_ptr<ch::optim::Optimizer<ch::Cpu>> {
+          return std::make_unique<ch::optim::AdamW<ch::Cpu>>(parameters, ch::optim::AdamOptions{.lr = 1e-3, .weight_decay = 0.01});
+        });
   return true;
 }
 

@@ -25,7 +25,8 @@ int measure(int argc, char** argv, int ranks, const std::vector<std::string_view
       const auto begin = ch::detail::share_begin(batch, static_cast<std::size_t>(net.devices()), static_cast<std::size_t>(run.rank()));
       const auto end = ch::detail::share_begin(batch, static_cast<std::size_t>(net.devices()), static_cast<std::size_t>(run.rank()) + 1);
       const auto optimizer = make_optimizer(net.parameters());
-      const auto step = bench::make_step(net, *optimizer, images.slice(0, begin, end), targets.slice(0, begin, end));
+      const auto step = bench::make_step(net, *optimizer, images.slice(0, begin, end),
+                                         targets.slice(0, begin * targets.numel() / batch, end * targets.numel() / batch));
       // Every rank makes the same number of steps: a fixed number, not a time.
       const double ms = bench::median_ms(step, std::string_view(name).starts_with("resnet") ? 8 : 100, 1e9);
       if (run.is_main()) {

@@ -9,6 +9,14 @@
 
 namespace chorus::inline CHORUS_ABI::nn::init {
 
+template <Device D, Real T, int Rank>
+Tensor<T, Rank, D> to_device(const Tensor<T, Rank, Cpu>& host) {
+  if constexpr (std::is_same_v<D, Cpu>)
+    return host;
+  else
+    return Tensor<T, Rank, D>::from({host.data(), static_cast<std::size_t>(host.numel())}, host.shape());
+}
+
 /// Uniform in [-bound, bound), from the next random stream: the same numbers on every device.
 template <Real T, Device D, int Rank>
 Tensor<T, Rank, D> uniform(const Shape<Rank>& shape, double bound) {
@@ -16,10 +24,17 @@ Tensor<T, Rank, D> uniform(const Shape<Rank>& shape, double bound) {
   auto host = Tensor<T, Rank, Cpu>::empty(shape);
   kernels::fill_uniform(Cpu{}, initial_seed(), next_random_stream(), 0, host.numel(), host.data(), static_cast<T>(-bound),
                         static_cast<T>(bound));
-  if constexpr (std::is_same_v<D, Cpu>)
-    return host;
-  else
-    return Tensor<T, Rank, D>::from({host.data(), static_cast<std::size_t>(host.numel())}, shape);
+  return to_device<D>(host);
+}
+
+/// From N(mean, deviation²), from the next random stream.
+template <Real T, Device D, int Rank>
+Tensor<T, Rank, D> normal(const Shape<Rank>& shape, double mean, double deviation) {
+  const MemoryScope scope(trace::Memory::parameters);
+  auto host = Tensor<T, Rank, Cpu>::empty(shape);
+  kernels::fill_normal(Cpu{}, initial_seed(), next_random_stream(), 0, host.numel(), host.data(), static_cast<T>(mean),
+                       static_cast<T>(deviation));
+  return to_device<D>(host);
 }
 
 /// PyTorch's default for weights and biases of linear and convolution layers: uniform within 1 / sqrt(fan_in)

@@ -65,10 +65,12 @@ template <class Member>
 void visit_member(Visitor& visitor, std::string_view name, Member& member) {
   if constexpr (std::is_base_of_v<Module, Member>) {
     visitor.module(name, member);
+  } else if constexpr (requires { member.has_value(); *member; }) {  // a layer that a model may do without
+    if (member.has_value()) visit_member(visitor, name, *member);
   } else if constexpr (std::is_base_of_v<AnyParameter, Member>) {
     if (member) visitor.parameter(name, member);
   } else {
-    static_assert(std::is_base_of_v<AnyBuffer, Member>, "CHORUS_MODULE lists layers, modules, parameters and buffers");
+    static_assert(std::is_base_of_v<AnyBuffer, Member>, "CHORUS_MODULE lists layers, modules, parameters, buffers, and std::optional ones");
     if (member) visitor.buffer(name, member);
   }
 }

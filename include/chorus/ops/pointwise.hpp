@@ -73,13 +73,20 @@ auto pointwise(const char* operation, const F& f, const First& first, const Rest
       [f, inputs, pointers, layout](const auto& dy, auto... nodes) {
         std::array<T*, count> grads{};
         std::array<bool, count> accumulate{};
+        // Kernels write each gradient to a place of its own; an operand that occurs again gets one and is added after that.
+        std::array<Storage<D>, count> again{};
         const auto want = [&](std::size_t i, auto node) {
           if (!node) return;
           const auto target = node->target();
-          grads[i] = target.data();
-          accumulate[i] = target.accumulate;
+          const auto before = grads.begin() + static_cast<std::ptrdiff_t>(i);
+          if (std::find(grads.begin(), before, target.data()) != before) again[i] = Storage<D>(dy.device(), target.grad.bytes());
+          grads[i] = again[i] ? static_cast<T*>(again[i].data()) : target.data();
+          accumulate[i] = target.accumulate && !again[i];
         };
-        std::size_t i = 0;
+        const auto add_again = [&](std::size_t i, auto node) {
+          if (again[i]) kernels::axpy(dy.device(), numel(node->shape()), T{1}, grads[i], node->target().data());
+        };
+        std::size_t i = 0, j = 0;
         (want(i++, nodes), ...);
         const T* gradient = dy.data();
         if (count == 1 || layout.same) {
@@ -88,6 +95,7 @@ auto pointwise(const char* operation, const F& f, const First& first, const Rest
           kernels::pointwise_backward(dy.device(), f, std::span<const Index>(layout.shape), pointers(inputs), layout.spans(),
                                       gradient, grads, layout.spans(), accumulate);
         }
+        (add_again(j++, nodes), ...);
       },
       first, rest...);
 }

@@ -1,0 +1,34 @@
+#pragma once
+/// The table of learned vectors.
+
+#include <cstdint>
+
+#include <chorus/nn/init.hpp>
+#include <chorus/nn/module.hpp>
+#include <chorus/ops/indexing.hpp>
+
+namespace chorus::inline CHORUS_ABI::nn {
+
+/// index: [...] -> the rows of weight: [entries, features] that it names: [..., features].
+template <Device D, Real T = float>
+class Embedding : public Module {
+ public:
+  using device_type = D;
+  Parameter<T, 2, D> weight;
+
+  /// Starts with numbers from N(0, 1). Throws ShapeError unless both sizes are positive.
+  Embedding(Index entries, Index features) {
+    check<ShapeError>(entries > 0 && features > 0, "Embedding: ", entries, " entries of ", features,
+                      " features: both must be positive");
+    weight = Parameter(init::normal<T, D, 2>({entries, features}, 0, 1));
+  }
+
+  template <int Rank>
+  auto operator()(const Tensor<std::int64_t, Rank, D>& index) const {
+    return embedding(weight, index);
+  }
+  void visit(Visitor& visitor) override { visitor.parameter("weight", weight); }
+  std::string describe() const override { return cat("Embedding(", weight.shape()[0], ", ", weight.shape()[1], ")"); }
+};
+
+}  // namespace chorus::inline CHORUS_ABI::nn

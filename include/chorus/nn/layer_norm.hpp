@@ -1,0 +1,38 @@
+#pragma once
+/// Layer normalisation as a layer.
+
+#include <chorus/nn/init.hpp>
+#include <chorus/nn/module.hpp>
+#include <chorus/ops/normalization.hpp>
+
+namespace chorus::inline CHORUS_ABI::nn {
+
+/// Normalises the last axis of x: [..., features], then scales and shifts it.
+template <Device D, Real T = float>
+class LayerNorm : public Module {
+ public:
+  using device_type = D;
+  Parameter<T, 1, D> weight, bias;
+
+  /// Throws ShapeError unless `features` is positive.
+  explicit LayerNorm(Index features, double eps = 1e-5) : eps_(eps) {
+    check<ShapeError>(features > 0, "LayerNorm: ", features, " features: must be positive");
+    weight = Parameter(init::constant<T, D, 1>({features}, T{1}));
+    bias = Parameter(init::constant<T, D, 1>({features}, T{0}));
+  }
+
+  template <Operand X>
+  auto operator()(const X& x) const {
+    return layer_norm(x, weight, bias, eps_);
+  }
+  void visit(Visitor& visitor) override {
+    visitor.parameter("weight", weight);
+    visitor.parameter("bias", bias);
+  }
+  std::string describe() const override { return cat("LayerNorm(", weight.shape()[0], ")"); }
+
+ private:
+  double eps_;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::nn

@@ -1,0 +1,144 @@
+// With one seed, all policies follow one trajectory on images: a convolutional net in single precision, fed by the
+// loader, with batches that don't divide. And what that rests on: a sample's numbers don't depend on its batch.
+#include <catch.hpp>
+
+#include <chorus/data/loader.hpp>
+#include <chorus/data/synthetic_images.hpp>
+#include <chorus/nn/convolution.hpp>
+#include <chorus/ops/pooling.hpp>
+#include <chorus/ops/softmax.hpp>
+#include <chorus/parallel/data_parallel.hpp>
+#include <cstring>
+
+#include "ranks.hpp"
+
+using namespace chorus;
+using comm::World;
+
+namespace {
+
+/// The form of train_classifier's toy model.
+template <class D>
+struct Lenet : nn::Module {
+  nn::Conv2d<D> conv1{3, 6, {.kernel = 5}}, conv2{6, 16, {.kernel = 5}};
+  nn::Linear<D> fc1{400, 120}, fc2{120, 84}, fc3{84, 10};
+  CHORUS_MODULE(Lenet, conv1, conv2, fc1, fc2, fc3)
+  auto forward(const auto& images) const {
+    auto x = max_pool2d(relu(conv1(images)), 2);
+    x = max_pool2d(relu(conv2(x)), 2);
+    return fc3(relu(fc2(relu(fc1(flatten(x))))));
+  }
+};
+using Model = Lenet<Cpu>;
+
+Model seeded() {
+  manual_seed(1);
+  return {};
+}
+
+/// The losses of three epochs of 110 images in batches of 32: the last batch has 14.
+template <class Net>
+std::vector<double> losses(Net& net) {
+  const data::SyntheticImages images{110, 1};
+  data::DataLoader loader{images, net.sampler(images), {.batch = 32, .workers = 1}};
+  optim::Sgd optimizer{net.parameters(), {.lr = 0.01, .momentum = 0.9}};
+  std::vector<double> out;
+  for (int epoch = 0; epoch < 3; ++epoch) {
+    loader.set_epoch(epoch);
+    for (auto& [x, y] : loader) {
+      optimizer.zero_grad();
+      const auto loss = cross_entropy(net(x), y);
+      loss.backward();
+      optimizer.step();
+      out.push_back(net.mean(static_cast<double>(loss.item()), y.numel()));
+    }
+  }
+  return out;
+}
+
+void require_same(const std::vector<double>& got, const std::vector<double>& expected) {
+  REQUIRE(got.size() == expected.size());
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    INFO("step " << i);
+    CHECK(got[i] == Approx(expected[i]).epsilon(1e-4));
+  }
+}
+
+template <int Rank>
+Tensor<float, Rank> noise(const Shape<Rank>& shape, std::uint32_t key) {
+  auto out = Tensor<float, Rank>::empty(shape);
+  for (Index i = 0; i < out.numel(); ++i)
+    out.data()[i] = 2 * unit_float(philox(key, {static_cast<std::uint32_t>(i), 0, 0, 0})[0]) - 1;
+  return out;
+}
+
+/// Whether each sample's outputs of `f`, and its input's gradients, have the same bits in a batch of 64 and in its shares.
+template <int Rank, class F>
+bool independent_of_batch(const Shape<Rank>& shape, const F& f) {
+  const Variable<float, Rank> whole(noise<Rank>(shape, 5), true);
+  const auto y = f(whole);
+  const auto seed = noise<std::remove_cvref_t<decltype(y)>::rank>(y.shape(), 6);
+  y.backward(seed);
+  const auto grad = whole.grad();
+  const auto same = [](const auto& a, const auto& b) {
+    const auto x = contiguous(a), z = contiguous(b);
+    return x.shape() == z.shape() && std::memcmp(x.data(), z.data(), x.bytes()) == 0;
+  };
+  constexpr std::pair<Index, Index> shares[] = {{0, 32}, {32, 64}, {0, 22}, {22, 43}, {43, 64}, {0, 16}, {48, 64}, {41, 42}, {7, 14}};
+  for (const auto& [begin, end] : shares) {
+    const Variable<float, Rank> part(contiguous(whole.value().slice(0, begin, end)), true);
+    const auto out = f(part);
+    out.backward(contiguous(seed.slice(0, begin, end)));
+    const bool forward = same(out.value(), y.value().slice(0, begin, end));
+    const bool backward = same(part.grad(), grad.slice(0, begin, end));
+    if (!forward) UNSCOPED_INFO("outputs of samples " << begin << " to " << end << " differ");
+    if (!backward) UNSCOPED_INFO("gradients of samples " << begin << " to " << end << " differ");
+    if (!forward || !backward) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+TEST_CASE("trajectories: a convolutional net's losses are the same under all policies, to 1e-4") {
+  SingleDevice<Model> single{seeded(), 1};
+  const auto expected = losses(single);
+  REQUIRE(expected.size() == 12);
+  CHECK(expected.back() < expected.front());
+  for (const int devices : {2, 3}) {
+    INFO(devices << " devices");
+    std::vector<int> ids{0, 1, 2};
+    ids.resize(static_cast<std::size_t>(devices));
+    DataParallel<Model> dp{seeded(), {.device_ids = ids}, 1};
+    require_same(losses(dp), expected);
+    const auto text = test::common_text(devices, [](const World& world) {
+      const auto communicator = comm::connect(world);
+      DistributedDataParallel<Model> ddp{seeded(), *communicator, {}, 1};
+      const auto all = losses(ddp);
+      return test::text_of(all) + "|" + io::parameters_sha256(ddp.module());
+    });
+    require_same(test::numbers_in(text), expected);
+  }
+}
+
+TEST_CASE("trajectories: a sample's numbers don't depend on the batch it is in") {
+  const auto w1 = noise<4>({6, 3, 5, 5}, 1), w2 = noise<4>({16, 6, 5, 5}, 2), w3 = noise<4>({8, 6, 3, 3}, 3);
+  const auto b1 = noise<1>({6}, 4), b2 = noise<1>({16}, 4), b3 = noise<1>({8}, 4);
+  CHECK(independent_of_batch<4>({64, 3, 32, 32}, [&](const auto& x) { return conv2d(x, w1, b1); }));
+  CHECK(independent_of_batch<4>({64, 6, 14, 14}, [&](const auto& x) { return conv2d(x, w2, b2); }));
+  CHECK(independent_of_batch<4>({64, 6, 9, 7}, [&](const auto& x) { return conv2d(x, w3, b3, {.stride = 2, .padding = 1}); }));
+  for (const auto& [in, out] : {std::pair<Index, Index>{400, 120}, {120, 84}, {84, 10}, {784, 256}, {5, 1}}) {
+    INFO("linear " << in << " to " << out);
+    const auto w = noise<2>({out, in}, 1);
+    const auto b = noise<1>({out}, 2);
+    CHECK(independent_of_batch<2>({64, in}, [&](const auto& x) { return linear(x, w, b); }));
+    CHECK(independent_of_batch<2>({64, in}, [&](const auto& x) { return linear(x, w); }));
+  }
+  CHECK(independent_of_batch<4>({64, 6, 28, 28}, [](const auto& x) { return max_pool2d(x, 2); }));
+  CHECK(independent_of_batch<4>({64, 6, 9, 9}, [](const auto& x) { return avg_pool2d(x, 3, {.stride = 2}); }));
+  CHECK(independent_of_batch<4>({64, 6, 9, 9}, [](const auto& x) { return relu(x); }));
+  CHECK(independent_of_batch<2>({64, 37}, [](const auto& x) { return tanh(x); }));
+  CHECK(independent_of_batch<2>({64, 10}, [](const auto& x) { return log_softmax(x, 1); }));
+  const auto mean = noise<1>({6}, 1), variance = Tensor<float, 1>::full({6}, 2), w = noise<1>({6}, 3);
+  CHECK(independent_of_batch<4>({64, 6, 5, 5}, [&](const auto& x) { return batch_norm(x, w, mean, mean, variance, false); }));
+}
