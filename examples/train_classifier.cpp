@@ -137,15 +137,17 @@ void train(ch::Run& run, const Options& options) {
   const auto [channels, height, width] = train_set.image_shape();
   Net net{typename Net::model_type{ImageFacts{channels, height, width, train_set.classes()}}, run};
   auto optimizer = make_optimizer(net, options);
-  ch::MetricsLog metrics{run.is_main() ? options.metrics : std::string()};
-  if (run.is_main() && !options.quiet) std::printf("%s\n", ch::nn::summary(net.module()).c_str());
-
   ch::io::TrainingPosition position;
   if (!options.resume.empty()) position = ch::io::load_checkpoint(net, *optimizer, options.resume);
 
   ch::data::LoaderOptions loading{.batch = options.batch, .workers = options.workers};
   if (options.augment) loading.transforms = {ch::data::RandomCrop{4}, ch::data::RandomHorizontalFlip{}};
   ch::data::DataLoader loader{train_set, net.sampler(train_set), loading};
+
+  // Files are opened when all else is known to be right: a mistake leaves old ones as they were.
+  if (run.is_main() && !options.save.empty()) ch::io::AtomicFile{options.save};  // throws now, not after an epoch
+  ch::MetricsLog metrics{run.is_main() ? options.metrics : std::string()};
+  if (run.is_main() && !options.quiet) std::printf("%s\n", ch::nn::summary(net.module()).c_str());
   ch::Progress progress{{.enabled = run.is_main() && !options.quiet, .epochs = static_cast<int>(options.epochs), .first_epoch = static_cast<int>(position.epoch)}};
   StepLosses losses{net, metrics, progress};
   losses.start_at(position.step);
@@ -154,7 +156,7 @@ void train(ch::Run& run, const Options& options) {
   };
 
   double training_seconds = 0, trained_samples = 0;
-  std::string hash;
+  std::string hash = ch::io::parameters_sha256(net.module());
   bool stopped = false;
   for (const int epoch : progress) {
     const auto start = Clock::now();
@@ -233,6 +235,7 @@ take the same steps, up to rounding.
 int main(int argc, char** argv) {
   Options options;
   CLI::App app{description, "train_classifier"};
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // so that a script's options can be overridden
   app.add_option("--policy", options.policy, "single, dp or ddp")->check(CLI::IsMember({"single", "dp", "ddp"}))->capture_default_str();
   app.add_option("--devices", options.devices, "devices; under ddp, processes (default: 2 for dp and ddp)")->check(CLI::Range(1, 64));
   app.add_option("--model", options.model, "toy (LeNet's form) or mlp (with dropout)")->check(CLI::IsMember({"toy", "mlp"}))->capture_default_str();

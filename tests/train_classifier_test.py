@@ -72,8 +72,9 @@ run(*SMALL, "--policy", "dp", "--resume", saved)
 print("a resumed run goes on as if it had not stopped")
 
 assert "pipeline" in run("--policy", "pipeline", fails=True)
-for options, part in ((["--batch", "0"], "batch"), (["--data", "/nonexistent"], "/nonexistent"), (["--metrics", "/nonexistent/m"], "/nonexistent/m"),
-                      (["--resume", "/nonexistent/c"], "/nonexistent/c"), (["--nonsense"], "nonsense")):
+for options, part in ((["--batch", "0"], "batch"), (["--nonsense"], "nonsense"),
+                      (["--data", "/nonexistent"], "/nonexistent"), (["--metrics", "/nonexistent/m"], "/nonexistent/m"),
+                      (["--resume", "/nonexistent/c"], "/nonexistent/c")):
     for policy in ("single", "ddp"):
         text = run(*SMALL, "--policy", policy, *options, fails=True)
         assert part in text, f"{options}: the message doesn't say {part}: {text}"

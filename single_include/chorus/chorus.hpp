@@ -5111,10 +5111,12 @@ template <class Member>
 void visit_member(Visitor& visitor, std::string_view name, Member& member) {
   if constexpr (std::is_base_of_v<Module, Member>) {
     visitor.module(name, member);
+  } else if constexpr (requires { member.has_value(); *member; }) {  // a layer that a model may do without
+    if (member.has_value()) visit_member(visitor, name, *member);
   } else if constexpr (std::is_base_of_v<AnyParameter, Member>) {
     if (member) visitor.parameter(name, member);
   } else {
-    static_assert(std::is_base_of_v<AnyBuffer, Member>, "CHORUS_MODULE lists layers, modules, parameters and buffers");
+    static_assert(std::is_base_of_v<AnyBuffer, Member>, "CHORUS_MODULE lists layers, modules, parameters, buffers, and std::optional ones");
     if (member) visitor.buffer(name, member);
   }
 }
@@ -5389,13 +5391,20 @@ auto pointwise(const char* operation, const F& f, const First& first, const Rest
       [f, inputs, pointers, layout](const auto& dy, auto... nodes) {
         std::array<T*, count> grads{};
         std::array<bool, count> accumulate{};
+        // Kernels write each gradient to a place of its own; an operand that occurs again gets one and is added after that.
+        std::array<Storage<D>, count> again{};
         const auto want = [&](std::size_t i, auto node) {
           if (!node) return;
           const auto target = node->target();
-          grads[i] = target.data();
-          accumulate[i] = target.accumulate;
+          const auto before = grads.begin() + static_cast<std::ptrdiff_t>(i);
+          if (std::find(grads.begin(), before, target.data()) != before) again[i] = Storage<D>(dy.device(), target.grad.bytes());
+          grads[i] = again[i] ? static_cast<T*>(again[i].data()) : target.data();
+          accumulate[i] = target.accumulate && !again[i];
         };
-        std::size_t i = 0;
+        const auto add_again = [&](std::size_t i, auto node) {
+          if (again[i]) kernels::axpy(dy.device(), numel(node->shape()), T{1}, grads[i], node->target().data());
+        };
+        std::size_t i = 0, j = 0;
         (want(i++, nodes), ...);
         const T* gradient = dy.data();
         if (count == 1 || layout.same) {
@@ -5404,6 +5413,7 @@ auto pointwise(const char* operation, const F& f, const First& first, const Rest
           kernels::pointwise_backward(dy.device(), f, std::span<const Index>(layout.shape), pointers(inputs), layout.spans(),
                                       gradient, grads, layout.spans(), accumulate);
         }
+        (add_again(j++, nodes), ...);
       },
       first, rest...);
 }
@@ -6921,6 +6931,14 @@ struct Dropout : Module {
 
 namespace chorus::inline CHORUS_ABI::nn::init {
 
+template <Device D, Real T, int Rank>
+Tensor<T, Rank, D> to_device(const Tensor<T, Rank, Cpu>& host) {
+  if constexpr (std::is_same_v<D, Cpu>)
+    return host;
+  else
+    return Tensor<T, Rank, D>::from({host.data(), static_cast<std::size_t>(host.numel())}, host.shape());
+}
+
 /// Uniform in [-bound, bound), from the next random stream: the same numbers on every device.
 template <Real T, Device D, int Rank>
 Tensor<T, Rank, D> uniform(const Shape<Rank>& shape, double bound) {
@@ -6928,10 +6946,17 @@ Tensor<T, Rank, D> uniform(const Shape<Rank>& shape, double bound) {
   auto host = Tensor<T, Rank, Cpu>::empty(shape);
   kernels::fill_uniform(Cpu{}, initial_seed(), next_random_stream(), 0, host.numel(), host.data(), static_cast<T>(-bound),
                         static_cast<T>(bound));
-  if constexpr (std::is_same_v<D, Cpu>)
-    return host;
-  else
-    return Tensor<T, Rank, D>::from({host.data(), static_cast<std::size_t>(host.numel())}, shape);
+  return to_device<D>(host);
+}
+
+/// From N(mean, deviation²), from the next random stream.
+template <Real T, Device D, int Rank>
+Tensor<T, Rank, D> normal(const Shape<Rank>& shape, double mean, double deviation) {
+  const MemoryScope scope(trace::Memory::parameters);
+  auto host = Tensor<T, Rank, Cpu>::empty(shape);
+  kernels::fill_normal(Cpu{}, initial_seed(), next_random_stream(), 0, host.numel(), host.data(), static_cast<T>(mean),
+                       static_cast<T>(deviation));
+  return to_device<D>(host);
 }
 
 /// PyTorch's default for weights and biases of linear and convolution layers: uniform within 1 / sqrt(fan_in)
@@ -7224,12 +7249,14 @@ template <Operand X, Operand W, Operand B, class T, class D>
 auto batch_norm(const X& x, const W& weight, const B& bias, const Tensor<T, 1, D>& running_mean,
                 const Tensor<T, 1, D>& running_var, bool training, const BatchNormOptions& options = {}) {
   const auto input = contiguous(value_of(x));
-  const auto w = value_of(weight);
-  const auto b = value_of(bias);
+  const auto w = contiguous(value_of(weight));
+  const auto b = contiguous(value_of(bias));
   const auto view = detail::channel_view(input.shape());
-  check<ShapeError>(running_mean.numel() == view.channels && (!w.defined() || w.numel() == view.channels),
-                    "batch_norm: an input of shape ", input.shape(), " does not fit statistics of ", running_mean.numel(),
-                    " channels");
+  for (const auto& per_channel : {w, b, running_mean, running_var})
+    check<ShapeError>(!per_channel.defined() || per_channel.numel() == view.channels, "batch_norm: an input of shape ",
+                      input.shape(), " does not fit ", per_channel.numel(), " channels");
+  check<UsageError>(training || (running_mean.defined() && running_var.defined()),
+                    "batch_norm: there are no running statistics to use in evaluation");
   const auto device = input.device();
   auto out = tensor_of<X>::empty(input.shape(), device);
   Tensor<T, 1, D> mean = running_mean, invstd;
@@ -8225,6 +8252,538 @@ class Conv2d : public Module {
 }  // namespace chorus::inline CHORUS_ABI::nn
 #endif  // CHORUS_SINGLE_CHORUS_NN_CONVOLUTION_HPP
 
+// <chorus/nn/embedding.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_EMBEDDING_HPP
+#define CHORUS_SINGLE_CHORUS_NN_EMBEDDING_HPP
+/// The table of learned vectors.
+
+// <chorus/ops/indexing.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_INDEXING_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_INDEXING_HPP
+/// Picking by integer tensors: index_select, embedding, gather. Gradients of what is picked several times add up.
+
+// <chorus/kernels/indexing.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_INDEXING_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_INDEXING_HPP
+/// Picking by index, for every kind of device that this build has.
+
+// <chorus/kernels/cpu/indexing.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_INDEXING_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_INDEXING_HPP
+/// Picking along an axis by a list of indices (index_select) or by an index for each element (gather), and the way back,
+/// which adds up what was picked several times, in the order of the indices. x: [outer, axis, inner]; y: [outer, count,
+/// inner].
+
+namespace chorus::inline CHORUS_ABI::kernels {
+
+namespace detail {
+inline void check_indices(std::string_view operation, Index count, const std::int64_t* index, Index axis) {
+  for (Index i = 0; i < count; ++i)
+    check<UsageError>(index[i] >= 0 && index[i] < axis, operation, ": index ", index[i], " is not in [0, ", axis, ")");
+}
+}  // namespace detail
+
+/// y[o, i, :] = x[o, index[i], :]. Overwrites y. Throws UsageError for an index outside of the axis.
+template <class T>
+void index_select(Cpu, AxisShape whole, Index count, const std::int64_t* index, const T* x, T* y) {
+  detail::check_indices("index_select", count, index, whole.axis);
+  const auto bytes = static_cast<std::size_t>(whole.inner) * sizeof(T);
+  if (bytes == 0) return;
+  for (Index o = 0; o < whole.outer; ++o)
+    for (Index i = 0; i < count; ++i, y += whole.inner) std::memcpy(y, x + (o * whole.axis + index[i]) * whole.inner, bytes);
+}
+
+/// dx[o, index[i], :] += dy[o, i, :]; dx starts from zero unless `accumulate`.
+template <class T>
+void index_select_backward(Cpu device, AxisShape whole, Index count, const std::int64_t* index, const T* dy, T* dx,
+                           bool accumulate) {
+  if (!accumulate) fill(device, whole.numel(), dx, T{0});
+  for (Index o = 0; o < whole.outer; ++o)
+    for (Index i = 0; i < count; ++i, dy += whole.inner)
+      axpy(device, whole.inner, T{1}, dy, dx + (o * whole.axis + index[i]) * whole.inner);
+}
+
+/// y[o, j, i] = x[o, index[o, j, i], i]. Overwrites y. Throws UsageError for an index outside of the axis.
+template <class T>
+void gather(Cpu, AxisShape whole, Index count, const std::int64_t* index, const T* x, T* y) {
+  detail::check_indices("gather", whole.outer * count * whole.inner, index, whole.axis);
+  for (Index o = 0; o < whole.outer; ++o, x += whole.axis * whole.inner)
+    for (Index j = 0; j < count; ++j)
+      for (Index i = 0; i < whole.inner; ++i) *y++ = x[*index++ * whole.inner + i];
+}
+
+/// dx[o, index[o, j, i], i] += dy[o, j, i]; dx starts from zero unless `accumulate`.
+template <class T>
+void gather_backward(Cpu device, AxisShape whole, Index count, const std::int64_t* index, const T* dy, T* dx,
+                     bool accumulate) {
+  if (!accumulate) fill(device, whole.numel(), dx, T{0});
+  for (Index o = 0; o < whole.outer; ++o, dx += whole.axis * whole.inner)
+    for (Index j = 0; j < count; ++j)
+      for (Index i = 0; i < whole.inner; ++i) dx[*index++ * whole.inner + i] += *dy++;
+}
+
+}  // namespace chorus::inline CHORUS_ABI::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_INDEXING_HPP
+
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_INDEXING_HPP
+
+namespace chorus::inline CHORUS_ABI {
+
+/// Entry i of an axis of the result is entry `index[i]` of that axis of x. Throws UsageError for an index outside of the axis.
+template <Operand X, class D>
+auto index_select(const X& x, Index axis, const Tensor<std::int64_t, 1, D>& index) {
+  const auto input = contiguous(value_of(x));
+  const auto chosen = contiguous(index);
+  const auto a = normalize_axis("index_select", axis, tensor_of<X>::rank);
+  const auto whole = detail::around_axis(input.shape(), a);
+  auto shape = input.shape();
+  shape[a] = chosen.numel();
+  auto out = tensor_of<X>::empty(shape, input.device());
+  kernels::index_select(input.device(), whole, chosen.numel(), chosen.data(), input.data(), out.data());
+  return record(
+      "index_select", std::move(out),
+      [whole, chosen](const auto& dy, auto dx) {
+        const auto [grad, accumulate] = dx->target();
+        kernels::index_select_backward(grad.device(), whole, chosen.numel(), chosen.data(), dy.data(), grad.data(), accumulate);
+      },
+      x);
+}
+
+/// weight: [entries, features], index: [...] -> the entries' rows: [..., features]. Throws UsageError for an index that is no
+/// entry.
+template <Operand W, int Rank, class D>
+auto embedding(const W& weight, const Tensor<std::int64_t, Rank, D>& index) {
+  static_assert(tensor_of<W>::rank == 2, "embedding: the weight is [entries, features]");
+  const auto flat = contiguous(index).view(Shape<1>{index.numel()});
+  Shape<Rank + 1> shape{};
+  std::copy(index.shape().begin(), index.shape().end(), shape.begin());
+  shape.back() = value_of(weight).size(1);
+  return reshape(index_select(weight, 0, flat), shape);
+}
+
+namespace detail {
+template <Operand X, class Indices>
+auto gather_along(const X& x, std::size_t axis, const Indices& index) {
+  const auto input = contiguous(value_of(x));
+  const auto chosen = contiguous(index);
+  const auto whole = around_axis(input.shape(), axis);
+  const Index count = chosen.shape()[axis];
+  auto out = tensor_of<X>::empty(chosen.shape(), input.device());
+  kernels::gather(input.device(), whole, count, chosen.data(), input.data(), out.data());
+  return record(
+      "gather", std::move(out),
+      [whole, count, chosen](const auto& dy, auto dx) {
+        const auto [grad, accumulate] = dx->target();
+        kernels::gather_backward(grad.device(), whole, count, chosen.data(), dy.data(), grad.data(), accumulate);
+      },
+      x);
+}
+}  // namespace detail
+
+/// The result has the index's shape; along `axis` its element is x's at the position that the index gives, at the same place
+/// in the other axes, where the index may be smaller than x. Throws ShapeError where it is larger, UsageError for an index
+/// outside of the axis.
+template <Operand X, class D>
+auto gather(const X& x, Index axis, const Tensor<std::int64_t, tensor_of<X>::rank, D>& index) {
+  static_assert(tensor_of<X>::rank >= 1, "gather: the input has at least one axis");
+  const auto a = normalize_axis("gather", axis, tensor_of<X>::rank);
+  auto narrowed = reshape(x, value_of(x).shape());
+  for (std::size_t other = 0; other < index.shape().size(); ++other) {
+    const Index size = index.shape()[other];
+    if (other == a || size == narrowed.shape()[other]) continue;
+    check<ShapeError>(size < narrowed.shape()[other], "gather: an index of shape ", index.shape(), " is larger than the input of ",
+                      value_of(x).shape(), " beside axis ", axis);
+    narrowed = slice(narrowed, static_cast<Index>(other), 0, size);
+  }
+  return detail::gather_along(narrowed, a, index);
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_INDEXING_HPP
+
+namespace chorus::inline CHORUS_ABI::nn {
+
+/// index: [...] -> the rows of weight: [entries, features] that it names: [..., features].
+template <Device D, Real T = float>
+class Embedding : public Module {
+ public:
+  using device_type = D;
+  Parameter<T, 2, D> weight;
+
+  /// Starts with numbers from N(0, 1). Throws ShapeError unless both sizes are positive.
+  Embedding(Index entries, Index features) {
+    check<ShapeError>(entries > 0 && features > 0, "Embedding: ", entries, " entries of ", features,
+                      " features: both must be positive");
+    weight = Parameter(init::normal<T, D, 2>({entries, features}, 0, 1));
+  }
+
+  template <int Rank>
+  auto operator()(const Tensor<std::int64_t, Rank, D>& index) const {
+    return embedding(weight, index);
+  }
+  void visit(Visitor& visitor) override { visitor.parameter("weight", weight); }
+  std::string describe() const override { return cat("Embedding(", weight.shape()[0], ", ", weight.shape()[1], ")"); }
+};
+
+}  // namespace chorus::inline CHORUS_ABI::nn
+#endif  // CHORUS_SINGLE_CHORUS_NN_EMBEDDING_HPP
+
+// <chorus/nn/layer_norm.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_LAYER_NORM_HPP
+#define CHORUS_SINGLE_CHORUS_NN_LAYER_NORM_HPP
+/// Layer normalisation as a layer.
+
+// <chorus/ops/normalization.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_NORMALIZATION_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_NORMALIZATION_HPP
+/// Normalisation within each sample: layer, group and root-mean-square normalisation.
+
+// <chorus/kernels/layer_norm.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_LAYER_NORM_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_LAYER_NORM_HPP
+/// The layer_norm kernels for every kind of device that this build has.
+
+// <chorus/kernels/cpu/layer_norm.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_LAYER_NORM_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_LAYER_NORM_HPP
+/// Layer normalisation on the CPU (Ba, Kiros, Hinton 2016). x, y: [rows, columns]; weight, bias: [columns], null for 1 and 0;
+/// statistics: [2, rows], the rows' means and their 1 / sqrt(variance + eps).
+
+namespace chorus::inline CHORUS_ABI::kernels {
+
+namespace detail {
+template <class T, class F>
+void for_rows(Index rows, Index columns, const F& f) {
+  for (Index r = 0; r < rows; ++r) f(Row<T>{r * columns, r, columns});
+}
+}  // namespace detail
+
+/// y = (x - mean) * invstd * weight + bias. Overwrites y and statistics.
+template <class T>
+void layer_norm_forward(Cpu, Index rows, Index columns, const T* x, const T* weight, const T* bias, double eps, T* y,
+                        T* statistics) {
+  const auto n = splat(static_cast<T>(columns));
+  detail::for_rows<T>(rows, columns, [&](const Row<T>& line) {
+    const auto mean = Eigen::internal::pdiv(
+        line.reduce(Sum<T>{}, [&](Index i, auto count) { return load(x + i, count); }), n);
+    const auto squares = line.reduce(Sum<T>{}, [&](Index i, auto count) {
+      const auto d = psub(load(x + i, count), mean);
+      return pmul(d, d);
+    });
+    const auto invstd = line.map(Eigen::internal::pdiv(squares, n), [eps](T variance) {
+      return static_cast<T>(1 / std::sqrt(static_cast<double>(variance) + eps));
+    });
+    line.store_result(statistics, mean);
+    line.store_result(statistics + rows, invstd);
+    line.each([&](Index i, auto count) {
+      auto value = pmul(psub(load(x + i, count), mean), invstd);
+      if (weight != nullptr) value = pmul(value, load(weight + (i - line.at), count));
+      if (bias != nullptr) value = padd(value, load(bias + (i - line.at), count));
+      store(y + i, value, count);
+    });
+  });
+}
+
+/// With g = dy * weight and u = (x - mean) * invstd: dx = invstd * (g - mean(g) - u * mean(g * u)). Overwrites dx, or adds.
+template <class T>
+void layer_norm_backward_input(Cpu, Index rows, Index columns, const T* x, const T* weight, const T* dy,
+                               const T* statistics, T* dx, bool accumulate) {
+  const auto n = splat(static_cast<T>(columns));
+  detail::for_rows<T>(rows, columns, [&](const Row<T>& line) {
+    const auto mean = line.load_result(statistics), invstd = line.load_result(statistics + rows);
+    const auto gradient = [&](Index i, auto count) {
+      const auto g = load(dy + i, count);
+      return weight == nullptr ? g : pmul(g, load(weight + (i - line.at), count));
+    };
+    const auto normalized = [&](Index i, auto count) { return pmul(psub(load(x + i, count), mean), invstd); };
+    const auto a = Eigen::internal::pdiv(line.reduce(Sum<T>{}, gradient), n);
+    const auto b = Eigen::internal::pdiv(
+        line.reduce(Sum<T>{}, [&](Index i, auto count) { return pmul(gradient(i, count), normalized(i, count)); }), n);
+    line.each([&](Index i, auto count) {
+      const auto d = psub(psub(gradient(i, count), a), pmul(normalized(i, count), b));
+      store(dx + i, pmul(d, invstd), count, accumulate);
+    });
+  });
+}
+
+/// dweight = sum over rows of dy * (x - mean) * invstd, dbias = sum of dy. Either may be null. Overwrite, or add.
+template <class T>
+void layer_norm_backward_affine(Cpu, Index rows, Index columns, const T* x, const T* dy, const T* statistics, T* dweight,
+                                T* dbias, bool accumulate_weight, bool accumulate_bias) {
+  for_packets<T>(columns, [&](Index j, auto count) {
+    const auto zero = splat(T{0});
+    if (dweight != nullptr)
+      store(dweight + j, reduce_rows(Index{0}, rows, zero, Sum<T>{}, [&](Index r) {
+              const auto d = psub(load(x + r * columns + j, count), splat(statistics[r]));
+              return pmul(load(dy + r * columns + j, count), pmul(d, splat(statistics[rows + r])));
+            }), count, accumulate_weight);
+    if (dbias != nullptr)
+      store(dbias + j, reduce_rows(Index{0}, rows, zero, Sum<T>{}, [&](Index r) { return load(dy + r * columns + j, count); }),
+            count, accumulate_bias);
+  });
+}
+
+}  // namespace chorus::inline CHORUS_ABI::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_LAYER_NORM_HPP
+
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_LAYER_NORM_HPP
+
+// <chorus/ops/arithmetic.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_ARITHMETIC_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_ARITHMETIC_HPP
+/// Arithmetic of operands and numbers, element by element: + - * / and pow, maximum, minimum, clamp. Operands broadcast as in
+/// NumPy; each function gives a Tensor for Tensors, else a Variable. Throws ShapeError where shapes don't broadcast.
+
+namespace chorus::inline CHORUS_ABI {
+
+namespace functors {
+
+/// value - x
+struct SubtractFrom {
+  double value = 0;
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return real_of<S>(value) - x;
+  }
+};
+
+/// x / value
+struct DivScalar {
+  double value = 1;
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return x / real_of<S>(value);
+  }
+};
+
+/// value / x
+struct DivideInto {
+  double value = 1;
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return real_of<S>(value) / x;
+  }
+};
+
+}  // namespace functors
+
+/// What may stand beside an operand in an expression: converted to its scalar type.
+using math::Arithmetic;
+
+#define CHORUS_BINARY(NAME, FUNCTOR)                            \
+  template <Operand A, Operand B>                               \
+  auto NAME(const A& a, const B& b) {                           \
+    return detail::pointwise(#NAME, functors::FUNCTOR{}, a, b); \
+  }
+CHORUS_BINARY(add, Add)
+CHORUS_BINARY(sub, Sub)
+CHORUS_BINARY(mul, Mul)
+CHORUS_BINARY(div, Div)
+/// The larger of two; a tie gives half of the gradient to each, NaN wins.
+CHORUS_BINARY(maximum, Maximum)
+/// The smaller of two, likewise.
+CHORUS_BINARY(minimum, Minimum)
+/// a to the power of b.
+CHORUS_BINARY(pow, Pow)
+#undef CHORUS_BINARY
+
+#define CHORUS_WITH_NUMBER(NAME, NUMBER_RIGHT, NUMBER_LEFT)                                \
+  template <Operand X>                                                                     \
+  auto NAME(const X& x, Arithmetic auto number) {                                          \
+    return detail::pointwise(#NAME, functors::NUMBER_RIGHT{static_cast<double>(number)}, x); \
+  }                                                                                        \
+  template <Operand X>                                                                     \
+  auto NAME(Arithmetic auto number, const X& x) {                                          \
+    return detail::pointwise(#NAME, functors::NUMBER_LEFT{static_cast<double>(number)}, x); \
+  }
+CHORUS_WITH_NUMBER(add, AddScalar, AddScalar)
+CHORUS_WITH_NUMBER(mul, MulScalar, MulScalar)
+CHORUS_WITH_NUMBER(div, DivScalar, DivideInto)
+#undef CHORUS_WITH_NUMBER
+
+template <Operand X>
+auto sub(const X& x, Arithmetic auto number) {
+  return detail::pointwise("sub", functors::AddScalar{-static_cast<double>(number)}, x);
+}
+template <Operand X>
+auto sub(Arithmetic auto number, const X& x) {
+  return detail::pointwise("sub", functors::SubtractFrom{static_cast<double>(number)}, x);
+}
+
+/// x to the power of a number; fast for -1, -0.5, 0, 0.5, 1, 2 and 3.
+template <Operand X>
+auto pow(const X& x, Arithmetic auto exponent) {
+  return detail::pointwise("pow", functors::PowScalar{static_cast<double>(exponent)}, x);
+}
+
+template <Operand X>
+auto neg(const X& x) {
+  return detail::pointwise("neg", functors::Neg{}, x);
+}
+
+/// x limited to [min, max]; an infinity leaves its side open. At the limits themselves the gradient passes. Throws UsageError
+/// unless min <= max.
+template <Operand X>
+auto clamp(const X& x, double min, double max = std::numeric_limits<double>::infinity()) {
+  check<UsageError>(min <= max, "clamp: the limits are [", min, ", ", max, "]");
+  return detail::pointwise("clamp", functors::Clamp{min, max}, x);
+}
+
+#define CHORUS_OPERATOR(OP, NAME)                         \
+  template <Operand A, Operand B>                         \
+  auto operator OP(const A& a, const B& b) {              \
+    return NAME(a, b);                                    \
+  }                                                       \
+  template <Operand X>                                    \
+  auto operator OP(const X& x, Arithmetic auto number) {  \
+    return NAME(x, number);                               \
+  }                                                       \
+  template <Operand X>                                    \
+  auto operator OP(Arithmetic auto number, const X& x) {  \
+    return NAME(number, x);                               \
+  }
+CHORUS_OPERATOR(+, add)
+CHORUS_OPERATOR(-, sub)
+CHORUS_OPERATOR(*, mul)
+CHORUS_OPERATOR(/, div)
+#undef CHORUS_OPERATOR
+
+template <Operand X>
+auto operator-(const X& x) {
+  return neg(x);
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_ARITHMETIC_HPP
+
+namespace chorus::inline CHORUS_ABI {
+
+namespace functors {
+struct ScaleShift {
+  template <class S>
+  CHORUS_HD S operator()(const S& x, const S& scale, const S& shift) const {
+    return x * scale + shift;
+  }
+};
+}  // namespace functors
+
+/// x: [...], weight, bias: the shape of x's last axes, which are normalised together (Ba, Kiros, Hinton 2016) -> (x - mean) /
+/// sqrt(var + eps) * weight + bias, var being the biased variance. Both may be undefined: 1 and 0. Throws ShapeError where
+/// shapes don't fit.
+template <Operand X, Operand W, Operand B>
+auto layer_norm(const X& x, const W& weight, const B& bias, double eps = 1e-5) {
+  using T = typename tensor_of<X>::value_type;
+  constexpr std::size_t rank = tensor_of<X>::rank, inner = tensor_of<W>::rank;
+  static_assert(inner >= 1 && inner <= rank && inner == tensor_of<B>::rank,
+                "layer_norm: weight and bias have the shape of the input's last axes");
+  const auto input = contiguous(value_of(x));
+  const auto w = contiguous(value_of(weight));
+  const auto b = contiguous(value_of(bias));
+  Shape<static_cast<int>(inner)> normalized{};
+  std::copy_n(input.shape().begin() + (rank - inner), inner, normalized.begin());
+  check<ShapeError>((!w.defined() || w.shape() == normalized) && (!b.defined() || b.shape() == normalized),
+                    "layer_norm: an input of shape ", input.shape(), " does not fit a weight of shape ", w.shape(),
+                    " and a bias of shape ", b.shape());
+  const Index columns = numel(normalized), rows = columns == 0 ? 0 : input.numel() / columns;
+  const auto device = input.device();
+  auto out = tensor_of<X>::empty(input.shape(), device);
+  // Mean and 1 / deviation of each row.
+  const auto statistics = Tensor<T, 2, typename tensor_of<X>::device_type>::empty({2, rows}, device);
+  kernels::layer_norm_forward(device, rows, columns, input.data(), w.data(), b.data(), eps, out.data(), statistics.data());
+  return record(
+      "layer_norm", std::move(out),
+      [input, w, statistics, device, rows, columns](const auto& dy, auto dx, auto dw, auto db) {
+        if (dw || db) {
+          T* grads[2] = {};
+          bool accumulate[2] = {};
+          const auto want = [&](std::size_t i, auto node) {
+            if (!node) return;
+            const auto target = node->target();
+            grads[i] = target.data();
+            accumulate[i] = target.accumulate;
+          };
+          want(0, dw);
+          want(1, db);
+          kernels::layer_norm_backward_affine(device, rows, columns, input.data(), dy.data(), statistics.data(), grads[0],
+                                              grads[1], accumulate[0], accumulate[1]);
+        }
+        if (dx) {
+          const auto [grad, accumulate] = dx->target();
+          kernels::layer_norm_backward_input(device, rows, columns, input.data(), w.data(), dy.data(), statistics.data(),
+                                             grad.data(), accumulate);
+        }
+      },
+      x, weight, bias);
+}
+
+/// x: [batch, channels, ...], weight, bias: [channels]: like layer_norm, over each of `groups` groups of neighbouring
+/// channels of a sample (Wu, He 2018). Throws ShapeError where channels don't fit or groups don't divide them.
+template <Operand X, Operand W, Operand B>
+auto group_norm(const X& x, Index groups, const W& weight, const B& bias, double eps = 1e-5) {
+  using Row = Tensor<typename tensor_of<X>::value_type, 1, typename tensor_of<X>::device_type>;
+  constexpr int rank = tensor_of<X>::rank;
+  static_assert(rank >= 2, "group_norm: the input is [batch, channels, ...]");
+  const auto& shape = value_of(x).shape();
+  check<ShapeError>(groups > 0 && shape[1] % groups == 0, "group_norm: ", groups, " groups do not divide the channels of shape ",
+                    shape);
+  check<ShapeError>(value_of(weight).numel() == shape[1] && value_of(bias).numel() == shape[1],
+                    "group_norm: an input of shape ", shape, " does not fit a weight of ", value_of(weight).numel(),
+                    " and a bias of ", value_of(bias).numel(), " channels");
+  const Index rows = shape[0] * groups, columns = rows == 0 ? 0 : value_of(x).numel() / rows;
+  const auto normalized = layer_norm(reshape(x, Shape<2>{rows, columns}), Row{}, Row{}, eps);
+  Shape<rank - 1> per_channel{};
+  per_channel.fill(1);
+  per_channel[0] = shape[1];
+  return detail::pointwise("group_norm", functors::ScaleShift{}, reshape(normalized, shape), reshape(weight, per_channel),
+                           reshape(bias, per_channel));
+}
+
+/// x: [..., features], weight: [features] -> x / sqrt(mean(x²) + eps) * weight (Zhang, Sennrich 2019). Throws ShapeError
+/// where sizes differ.
+template <Operand X, Operand W>
+auto rms_norm(const X& x, const W& weight, double eps = 1e-6) {
+  static_assert(tensor_of<X>::rank >= 1 && tensor_of<W>::rank == 1, "rms_norm: the weight is [features]");
+  check<ShapeError>(value_of(x).size(-1) == value_of(weight).numel(), "rms_norm: an input of shape ", value_of(x).shape(),
+                    " does not fit a weight of ", value_of(weight).numel(), " features");
+  return x * rsqrt(mean(square(x), -1, keep_axis) + eps) * weight;
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_NORMALIZATION_HPP
+
+namespace chorus::inline CHORUS_ABI::nn {
+
+/// Normalises the last axis of x: [..., features], then scales and shifts it.
+template <Device D, Real T = float>
+class LayerNorm : public Module {
+ public:
+  using device_type = D;
+  Parameter<T, 1, D> weight, bias;
+
+  /// Throws ShapeError unless `features` is positive.
+  explicit LayerNorm(Index features, double eps = 1e-5) : eps_(eps) {
+    check<ShapeError>(features > 0, "LayerNorm: ", features, " features: must be positive");
+    weight = Parameter(init::constant<T, D, 1>({features}, T{1}));
+    bias = Parameter(init::constant<T, D, 1>({features}, T{0}));
+  }
+
+  template <Operand X>
+  auto operator()(const X& x) const {
+    return layer_norm(x, weight, bias, eps_);
+  }
+  void visit(Visitor& visitor) override {
+    visitor.parameter("weight", weight);
+    visitor.parameter("bias", bias);
+  }
+  std::string describe() const override { return cat("LayerNorm(", weight.shape()[0], ")"); }
+
+ private:
+  double eps_;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::nn
+#endif  // CHORUS_SINGLE_CHORUS_NN_LAYER_NORM_HPP
+
 // <chorus/nn/linear.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_LINEAR_HPP
 #define CHORUS_SINGLE_CHORUS_NN_LINEAR_HPP
@@ -8363,7 +8922,8 @@ auto matmul(const A& a, const B& b) {
       a, b);
 }
 
-/// x: [..., in], weight: [out, in], bias: [out] or absent -> x weightᵀ + bias: [..., out].
+/// x: [..., in], weight: [out, in], bias: [out] or absent -> x weightᵀ + bias: [..., out]. Throws ShapeError where sizes
+/// differ.
 template <Operand X, Operand W, Operand B>
 auto linear(const X& x, const W& weight, const B& bias) {
   using kernels::Trans;
@@ -8376,9 +8936,12 @@ auto linear(const X& x, const W& weight, const B& bias) {
   check<ShapeError>(input.size(-1) == w.size(1), "linear: the input's shape is ", input.shape(), ", the weight's ", w.shape(),
                     ": expected ", w.size(1), " features, got ", input.size(-1));
   const Index out_features = w.size(0), in_features = w.size(1);
-  const Index rows = in_features == 0 ? 0 : input.numel() / in_features;
+  check<ShapeError>(!b.defined() || b.numel() == out_features, "linear: the bias has ", b.numel(), " elements for ",
+                    out_features, " features");
   const auto device = input.device();
   auto shape = input.shape();
+  shape.back() = 1;
+  const Index rows = numel(shape);
   shape.back() = out_features;
   auto out = Tensor<T, rank, typename tensor_of<X>::device_type>::empty(shape, device);
   kernels::gemm(device, Trans::no, Trans::yes, rows, out_features, in_features, input.data(), in_features, w.data(),
@@ -8502,6 +9065,121 @@ std::string summary(Model& model) {
 
 }  // namespace chorus::inline CHORUS_ABI::nn
 #endif  // CHORUS_SINGLE_CHORUS_NN_SUMMARY_HPP
+
+// <chorus/ops/attention.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_ATTENTION_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_ATTENTION_HPP
+/// Scaled dot-product attention (Vaswani et al. 2017).
+
+// <chorus/ops/masking.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_MASKING_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_MASKING_HPP
+/// Choices by a mask: where and masked_fill.
+
+namespace chorus::inline CHORUS_ABI {
+
+namespace functors {
+
+/// a where the mask is not 0, else b.
+struct Where {
+  template <class S>
+  CHORUS_HD S operator()(const S& mask, const S& a, const S& b) const {
+    return where(mask == 0, b, a);
+  }
+};
+
+/// The value where the mask is not 0, else x.
+struct MaskedFill {
+  double value = 0;
+  template <class S>
+  CHORUS_HD S operator()(const S& mask, const S& x) const {
+    return where(mask == 0, x, S(real_of<S>(value)));
+  }
+};
+
+}  // namespace functors
+
+namespace detail {
+// The mask as 0 and 1 in the operands' scalar type: element-wise kernels work in one.
+template <Real T, int Rank, Device D>
+Tensor<T, Rank, D> as_numbers(const Tensor<bool, Rank, D>& mask) {
+  const auto dense = contiguous(mask);
+  auto out = Tensor<T, Rank, D>::empty(mask.shape(), mask.device());
+  kernels::convert(mask.device(), dense.numel(), dense.data(), out.data());
+  return out;
+}
+}  // namespace detail
+
+/// a where the mask is true, else b; the three broadcast. Throws ShapeError where they don't.
+template <int Rank, Device D, Operand A, Operand B>
+auto where(const Tensor<bool, Rank, D>& mask, const A& a, const B& b) {
+  const auto numbers = detail::as_numbers<typename tensor_of<A>::value_type>(mask);
+  return detail::pointwise("where", functors::Where{}, numbers, a, b);
+}
+
+/// The value where the mask is true, else x; they broadcast. Throws ShapeError where they don't.
+template <Operand X, int Rank, Device D>
+auto masked_fill(const X& x, const Tensor<bool, Rank, D>& mask, double value) {
+  const auto numbers = detail::as_numbers<typename tensor_of<X>::value_type>(mask);
+  return detail::pointwise("masked_fill", functors::MaskedFill{value}, numbers, x);
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_MASKING_HPP
+
+namespace chorus::inline CHORUS_ABI {
+
+/// q: [batch..., queries, features], k: [batch..., keys, features], v: [batch..., keys, values] -> softmax(q kᵀ /
+/// sqrt(features)) v: [batch..., queries, values]. With `causal`, query i sees keys 0 to i only. Throws ShapeError where
+/// sizes differ.
+template <Operand Q, Operand K, Operand V>
+auto scaled_dot_product_attention(const Q& q, const K& k, const V& v, bool causal = false) {
+  using D = typename tensor_of<Q>::device_type;
+  const auto features = static_cast<double>(value_of(q).size(-1));
+  auto scores = matmul(q * (1 / std::sqrt(features)), transpose(k, -2, -1));
+  if (causal) {
+    const Index queries = scores.size(-2), keys = scores.size(-1);
+    auto later = Tensor<bool, 2, Cpu>::empty({queries, keys});
+    for (Index i = 0; i < queries; ++i)
+      for (Index j = 0; j < keys; ++j) later.data()[i * keys + j] = j > i;
+    const std::span<const bool> mask(later.data(), static_cast<std::size_t>(later.numel()));
+    scores = masked_fill(scores, Tensor<bool, 2, D>::from(mask, later.shape(), scores.device()),
+                         -std::numeric_limits<double>::infinity());
+  }
+  return matmul(softmax(scores, -1), v);
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_ATTENTION_HPP
+
+// <chorus/ops/convolution1d.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_CONVOLUTION1D_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_CONVOLUTION1D_HPP
+/// One-dimensional convolution (cross-correlation, as in PyTorch): conv2d on images of height 1.
+
+namespace chorus::inline CHORUS_ABI {
+
+struct Conv1dOptions {
+  Index stride = 1, padding = 0, dilation = 1, groups = 1;
+};
+
+/// x: [batch, in, length], weight: [out, in / groups, kernel], bias: [out] or absent -> [batch, out, out_length] with
+/// out_length = (length + 2 padding - dilation (kernel - 1) - 1) / stride + 1. Throws as conv2d does.
+template <Operand X, Operand W, Operand B>
+auto conv1d(const X& x, const W& weight, const B& bias, const Conv1dOptions& options = {}) {
+  static_assert(tensor_of<X>::rank == 3 && tensor_of<W>::rank == 3, "conv1d: the input is [batch, channels, length]");
+  const auto& in = value_of(x).shape();
+  const auto& w = value_of(weight).shape();
+  const auto y = conv2d(reshape(x, Shape<4>{in[0], in[1], 1, in[2]}), reshape(weight, Shape<4>{w[0], w[1], 1, w[2]}), bias,
+                        {.stride = {1, options.stride},
+                         .padding = {0, options.padding},
+                         .dilation = {1, options.dilation},
+                         .groups = options.groups});
+  return reshape(y, Shape<3>{y.size(0), y.size(1), y.size(3)});
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_CONVOLUTION1D_HPP
 
 // <chorus/ops/cross_entropy.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_CROSS_ENTROPY_HPP
@@ -8750,10 +9428,523 @@ auto nll_loss_per_sample(const X& log_probabilities, const Tensor<std::int64_t, 
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_CROSS_ENTROPY_HPP
 
-// <chorus/optim/adam.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_OPTIM_ADAM_HPP
-#define CHORUS_SINGLE_CHORUS_OPTIM_ADAM_HPP
-/// Adam (Kingma, Ba 2015), AMSGrad (Reddi et al. 2018) and AdamW (Loshchilov, Hutter 2019), as PyTorch computes them.
+// <chorus/ops/cumulative.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_CUMULATIVE_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_CUMULATIVE_HPP
+/// Running sums.
+
+// <chorus/kernels/cumulative.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUMULATIVE_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CUMULATIVE_HPP
+/// Running sums, for every kind of device that this build has.
+
+// <chorus/kernels/cpu/cumulative.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_CUMULATIVE_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_CUMULATIVE_HPP
+/// Running sums along an axis on the CPU. x, y: [outer, axis, inner].
+
+namespace chorus::inline CHORUS_ABI::kernels {
+
+/// y[i] = x[0] + ... + x[i] along the axis, or with `reverse` x[i] + ... + x[last]; overwrites y, or adds to it. Summed in
+/// double.
+template <class T>
+void cumsum(Cpu, AxisShape shape, const T* x, T* y, bool reverse = false, bool accumulate = false) {
+  for (Index o = 0; o < shape.outer; ++o)
+    for (Index i = 0; i < shape.inner; ++i) {
+      double sum = 0;
+      for (Index a = 0; a < shape.axis; ++a) {
+        const Index at = (o * shape.axis + (reverse ? shape.axis - 1 - a : a)) * shape.inner + i;
+        sum += static_cast<double>(x[at]);
+        y[at] = static_cast<T>(sum) + (accumulate ? y[at] : T{0});
+      }
+    }
+}
+
+}  // namespace chorus::inline CHORUS_ABI::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_CUMULATIVE_HPP
+
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CUMULATIVE_HPP
+
+namespace chorus::inline CHORUS_ABI {
+
+/// Element i along the axis is the sum of x's elements 0 to i.
+template <Operand X>
+auto cumsum(const X& x, Index axis) {
+  const auto input = contiguous(value_of(x));
+  const auto view = detail::around_axis(input.shape(), normalize_axis("cumsum", axis, tensor_of<X>::rank));
+  auto out = tensor_of<X>::empty(input.shape(), input.device());
+  kernels::cumsum(input.device(), view, input.data(), out.data());
+  return record(
+      "cumsum", std::move(out),
+      [view](const auto& dy, auto dx) {
+        const auto [grad, accumulate] = dx->target();
+        kernels::cumsum(dy.device(), view, dy.data(), grad.data(), /*reverse=*/true, accumulate);
+      },
+      x);
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_CUMULATIVE_HPP
+
+// <chorus/ops/losses.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_LOSSES_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_LOSSES_HPP
+/// Losses that compare two operands element by element. Each comes in two forms: `NAME` is the mean (or sum) of all elements,
+/// `NAME_per_element` keeps them. Gradients go to both operands.
+
+namespace chorus::inline CHORUS_ABI {
+
+namespace functors {
+
+struct SquaredError {
+  template <class S>
+  CHORUS_HD S operator()(const S& x, const S& target) const {
+    return (x - target) * (x - target);
+  }
+};
+
+struct AbsoluteError {
+  template <class S>
+  CHORUS_HD S operator()(const S& x, const S& target) const {
+    return abs(x - target);
+  }
+};
+
+/// d² / (2 beta) where |d| < beta, else |d| - beta / 2 (Girshick 2015).
+struct SmoothL1 {
+  double beta = 1;
+  template <class S>
+  CHORUS_HD S operator()(const S& x, const S& target) const {
+    using R = real_of<S>;
+    const S d = x - target, distance = abs(d);
+    return where(distance < R(beta), d * d * R(0.5 / beta), distance - R(0.5 * beta));
+  }
+};
+
+/// d² / 2 where |d| <= delta, else delta (|d| - delta / 2) (Huber 1964).
+struct Huber {
+  double delta = 1;
+  template <class S>
+  CHORUS_HD S operator()(const S& x, const S& target) const {
+    using R = real_of<S>;
+    const S d = x - target, distance = abs(d);
+    return where(distance <= R(delta), d * d * R(0.5), (distance - R(0.5 * delta)) * R(delta));
+  }
+};
+
+/// -target log(sigmoid(x)) - (1 - target) log(1 - sigmoid(x)), without overflow.
+struct BinaryCrossEntropy {
+  template <class S>
+  CHORUS_HD S operator()(const S& x, const S& target) const {
+    return softplus(x) - x * target;
+  }
+};
+
+/// target (log(target) - x); 0 where the target is 0.
+struct KlDivergence {
+  template <class S>
+  CHORUS_HD S operator()(const S& x, const S& target) const {
+    return where(target > 0, target * (log(target) - x), S(0));
+  }
+};
+
+}  // namespace functors
+
+namespace detail {
+// The mean of no elements is 0, so that an empty share of a batch contributes nothing.
+template <Operand X, Operand Y, class F>
+auto reduced_loss(const char* operation, const F& f, const X& x, const Y& target, Reduction reduction) {
+  check<UsageError>(reduction != Reduction::none, operation, ": for the loss of each element call ", operation, "_per_element");
+  const auto losses = pointwise(operation, f, x, target);
+  const Index count = reduction == Reduction::mean ? std::max(losses.numel(), Index{1}) : 1;
+  return sum(losses) / count;
+}
+}  // namespace detail
+
+#define CHORUS_LOSS(NAME, FUNCTOR)                                                           \
+  template <Operand X, Operand Y>                                                            \
+  auto NAME(const X& x, const Y& target, Reduction reduction = Reduction::mean) {            \
+    return detail::reduced_loss(#NAME, functors::FUNCTOR{}, x, target, reduction);           \
+  }                                                                                          \
+  template <Operand X, Operand Y>                                                            \
+  auto NAME##_per_element(const X& x, const Y& target) {                                     \
+    return detail::pointwise(#NAME, functors::FUNCTOR{}, x, target);                         \
+  }
+/// (x - target)²
+CHORUS_LOSS(mse_loss, SquaredError)
+/// |x - target|
+CHORUS_LOSS(l1_loss, AbsoluteError)
+/// Binary cross entropy of logits x with targets in [0, 1].
+CHORUS_LOSS(bce_with_logits, BinaryCrossEntropy)
+#undef CHORUS_LOSS
+
+/// Squared below `beta`, linear above it. Throws UsageError unless beta is positive.
+template <Operand X, Operand Y>
+auto smooth_l1_loss(const X& x, const Y& target, double beta = 1, Reduction reduction = Reduction::mean) {
+  check<UsageError>(beta > 0, "smooth_l1_loss: beta is positive, got ", beta);
+  return detail::reduced_loss("smooth_l1_loss", functors::SmoothL1{beta}, x, target, reduction);
+}
+template <Operand X, Operand Y>
+auto smooth_l1_loss_per_element(const X& x, const Y& target, double beta = 1) {
+  check<UsageError>(beta > 0, "smooth_l1_loss: beta is positive, got ", beta);
+  return detail::pointwise("smooth_l1_loss", functors::SmoothL1{beta}, x, target);
+}
+
+/// Squared up to `delta`, linear above it: delta times smooth_l1_loss. Throws UsageError unless delta is positive.
+template <Operand X, Operand Y>
+auto huber_loss(const X& x, const Y& target, double delta = 1, Reduction reduction = Reduction::mean) {
+  check<UsageError>(delta > 0, "huber_loss: delta is positive, got ", delta);
+  return detail::reduced_loss("huber_loss", functors::Huber{delta}, x, target, reduction);
+}
+template <Operand X, Operand Y>
+auto huber_loss_per_element(const X& x, const Y& target, double delta = 1) {
+  check<UsageError>(delta > 0, "huber_loss: delta is positive, got ", delta);
+  return detail::pointwise("huber_loss", functors::Huber{delta}, x, target);
+}
+
+/// The Kullback-Leibler divergence of distributions `target` from those whose logarithms are given: both [batch, ...]; summed,
+/// and divided by the batch's size (PyTorch's `batchmean`).
+template <Operand X, Operand Y>
+auto kl_div(const X& log_probabilities, const Y& target) {
+  static_assert(tensor_of<X>::rank >= 1, "kl_div: the input has a batch axis");
+  const Index batch = value_of(log_probabilities).size(0);
+  return detail::reduced_loss("kl_div", functors::KlDivergence{}, log_probabilities, target, Reduction::sum) /
+         std::max(batch, Index{1});
+}
+template <Operand X, Operand Y>
+auto kl_div_per_element(const X& log_probabilities, const Y& target) {
+  return detail::pointwise("kl_div", functors::KlDivergence{}, log_probabilities, target);
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_LOSSES_HPP
+
+// <chorus/ops/padding.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_PADDING_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_PADDING_HPP
+/// Padding of images.
+
+namespace chorus::inline CHORUS_ABI {
+
+struct Padding2d {
+  Index left = 0, right = 0, top = 0, bottom = 0;
+};
+
+/// x: [..., height, width] -> [..., top + height + bottom, left + width + right], `value` around x. Throws UsageError for
+/// negative padding.
+template <Operand X>
+auto pad2d(const X& x, const Padding2d& padding, double value = 0) {
+  using T = typename tensor_of<X>::value_type;
+  static_assert(tensor_of<X>::rank >= 2, "pad2d: the input is [..., height, width]");
+  check<UsageError>(padding.left >= 0 && padding.right >= 0 && padding.top >= 0 && padding.bottom >= 0,
+                    "pad2d: padding is at least 0, got left ", padding.left, ", right ", padding.right, ", top ", padding.top,
+                    ", bottom ", padding.bottom);
+  const auto input = contiguous(value_of(x));
+  const Index height = input.size(-2), width = input.size(-1);
+  const auto inside = [padding, height, width](const auto& whole) {
+    return whole.slice(-2, padding.top, padding.top + height).slice(-1, padding.left, padding.left + width);
+  };
+  auto shape = input.shape();
+  shape[shape.size() - 2] += padding.top + padding.bottom;
+  shape.back() += padding.left + padding.right;
+  auto out = tensor_of<X>::empty(shape, input.device());
+  kernels::fill(input.device(), out.numel(), out.data(), static_cast<T>(value));
+  const auto place = inside(out);
+  kernels::scatter_strided(input.device(), input.shape(), input.data(), place.data(), place.strides());
+  return record(
+      "pad2d", std::move(out), [inside](const auto& dy, auto dx) { dx->add(contiguous(inside(dy))); }, x);
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_PADDING_HPP
+
+// <chorus/ops/recurrent.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_RECURRENT_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_RECURRENT_HPP
+/// Recurrent layers over whole sequences: LSTM (Hochreiter, Schmidhuber 1997) and GRU (Cho et al. 2014), with PyTorch's
+/// weights and gate order.
+
+namespace chorus::inline CHORUS_ABI {
+
+namespace functors {
+
+/// The next cell state from the gates before their activations and the present state.
+struct LstmCell {
+  template <class S>
+  CHORUS_HD S operator()(const S& input, const S& forget, const S& candidate, const S& cell) const {
+    return sigmoid(forget) * cell + sigmoid(input) * tanh(candidate);
+  }
+};
+struct LstmOutput {
+  template <class S>
+  CHORUS_HD S operator()(const S& output, const S& cell) const {
+    return sigmoid(output) * tanh(cell);
+  }
+};
+
+/// The candidate state: the reset gate acts on what comes from the present state.
+struct GruCandidate {
+  template <class S>
+  CHORUS_HD S operator()(const S& reset_x, const S& reset_h, const S& x, const S& h) const {
+    return tanh(x + sigmoid(reset_x + reset_h) * h);
+  }
+};
+/// The next state, between the candidate and the present one.
+struct GruState {
+  template <class S>
+  CHORUS_HD S operator()(const S& update_x, const S& update_h, const S& candidate, const S& state) const {
+    return candidate + sigmoid(update_x + update_h) * (state - candidate);
+  }
+};
+
+}  // namespace functors
+
+/// The outputs of all steps, [batch, time, hidden], and the last step's states, [batch, hidden].
+template <class Sequence, class State>
+struct LstmResult {
+  Sequence output;
+  State hidden, cell;
+};
+template <class Sequence, class State>
+struct GruResult {
+  Sequence output;
+  State hidden;
+};
+
+namespace detail {
+
+template <Operand X, Operand W>
+void check_recurrent(const char* operation, const X& x, const W& weight_ih, const W& weight_hh, Index gates) {
+  static_assert(tensor_of<X>::rank == 3, "a recurrent layer's input is [batch, time, features]");
+  const auto& in = value_of(x).shape();
+  const auto& ih = value_of(weight_ih).shape();
+  const auto& hh = value_of(weight_hh).shape();
+  check<ShapeError>(ih[1] == in[2] && hh[0] == gates * hh[1] && ih[0] == hh[0], operation, ": an input of shape ", in,
+                    " and weights of shapes ", ih, " and ", hh, " do not fit: expected [", gates, " hidden, features] and [",
+                    gates, " hidden, hidden]");
+  check<ShapeError>(in[1] > 0, operation, ": an input of shape ", in, " has no time steps");
+}
+
+// Columns `gate` of the rows of a step.
+template <Operand X>
+auto gate(const X& gates, Index number, Index hidden) {
+  return slice(gates, -1, number * hidden, (number + 1) * hidden);
+}
+
+template <Operand X>
+auto time_step(const X& sequence, Index t) {
+  const auto& shape = value_of(sequence).shape();
+  return reshape(slice(sequence, 1, t, t + 1), Shape<2>{shape[0], shape[2]});
+}
+
+template <class State>
+auto join_steps(const std::vector<State>& steps) {
+  const auto& shape = steps.front().shape();
+  std::vector<decltype(reshape(steps.front(), Shape<3>{}))> rows;
+  for (const State& step : steps) rows.push_back(reshape(step, Shape<3>{shape[0], 1, shape[1]}));
+  return concat(1, std::span<const typename decltype(rows)::value_type>(rows));
+}
+
+}  // namespace detail
+
+/// x: [batch, time, features], weight_ih: [4 hidden, features], weight_hh: [4 hidden, hidden], biases: [4 hidden]; gates in the
+/// order input, forget, candidate, output; states start from zero. Throws ShapeError where sizes don't fit.
+template <Operand X, Operand W, Operand B>
+auto lstm(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, const B& bias_hh) {
+  using T = typename tensor_of<X>::value_type;
+  detail::check_recurrent("lstm", x, weight_ih, weight_hh, 4);
+  const Index batch = value_of(x).size(0), time = value_of(x).size(1), hidden = value_of(weight_hh).size(1);
+  const auto from_x = linear(x, weight_ih, bias_ih);
+  using State = decltype(detail::time_step(from_x, 0));
+  State h(Tensor<T, 2, typename tensor_of<X>::device_type>::zeros({batch, hidden}, value_of(x).device()));
+  State c = h;
+  std::vector<State> steps;
+  for (Index t = 0; t < time; ++t) {
+    const auto gates = detail::pointwise("lstm", functors::Add{}, detail::time_step(from_x, t), linear(h, weight_hh, bias_hh));
+    c = detail::pointwise("lstm", functors::LstmCell{}, detail::gate(gates, 0, hidden), detail::gate(gates, 1, hidden),
+                          detail::gate(gates, 2, hidden), c);
+    h = detail::pointwise("lstm", functors::LstmOutput{}, detail::gate(gates, 3, hidden), c);
+    steps.push_back(h);
+  }
+  auto output = detail::join_steps(steps);
+  return LstmResult<decltype(output), State>{std::move(output), h, c};
+}
+
+/// x: [batch, time, features], weight_ih: [3 hidden, features], weight_hh: [3 hidden, hidden], biases: [3 hidden]; gates in the
+/// order reset, update, candidate; the state starts from zero. Throws ShapeError where sizes don't fit.
+template <Operand X, Operand W, Operand B>
+auto gru(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, const B& bias_hh) {
+  using T = typename tensor_of<X>::value_type;
+  detail::check_recurrent("gru", x, weight_ih, weight_hh, 3);
+  const Index batch = value_of(x).size(0), time = value_of(x).size(1), hidden = value_of(weight_hh).size(1);
+  const auto from_x = linear(x, weight_ih, bias_ih);
+  using State = decltype(detail::time_step(from_x, 0));
+  State h(Tensor<T, 2, typename tensor_of<X>::device_type>::zeros({batch, hidden}, value_of(x).device()));
+  std::vector<State> steps;
+  for (Index t = 0; t < time; ++t) {
+    const auto gx = detail::time_step(from_x, t);
+    const auto gh = linear(h, weight_hh, bias_hh);
+    const auto candidate = detail::pointwise("gru", functors::GruCandidate{}, detail::gate(gx, 0, hidden),
+                                             detail::gate(gh, 0, hidden), detail::gate(gx, 2, hidden), detail::gate(gh, 2, hidden));
+    h = detail::pointwise("gru", functors::GruState{}, detail::gate(gx, 1, hidden), detail::gate(gh, 1, hidden), candidate, h);
+    steps.push_back(h);
+  }
+  auto output = detail::join_steps(steps);
+  return GruResult<decltype(output), State>{std::move(output), h};
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_RECURRENT_HPP
+
+// <chorus/ops/resize.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_RESIZE_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_RESIZE_HPP
+/// Images in other sizes: nearest-neighbour enlargement, and pooling to a given size.
+
+namespace chorus::inline CHORUS_ABI {
+
+/// x: [batch, channels, height, width] -> each pixel repeated `scale` times along both axes. Throws UsageError unless the
+/// scale is positive.
+template <Operand X>
+auto upsample_nearest2d(const X& x, Size2d scale) {
+  static_assert(tensor_of<X>::rank == 4, "upsample_nearest2d: the input is [batch, channels, height, width]");
+  check<UsageError>(scale.height > 0 && scale.width > 0, "upsample_nearest2d: the scale is at least 1, got ", scale.height, " x ",
+                    scale.width);
+  const auto [n, c, h, w] = value_of(x).shape();
+  const auto pixels = reshape(x, Shape<5>{n * c, h, 1, w, 1});
+  return reshape(expand(pixels, Shape<5>{n * c, h, scale.height, w, scale.width}),
+                 Shape<4>{n, c, h * scale.height, w * scale.width});
+}
+
+namespace detail {
+// [out, in]: row i averages the entries that lie in the i-th of `out` equal parts of the axis, whole or in part.
+template <Real T, Device D>
+Tensor<T, 2, D> averaging_matrix(Index in, Index out, D device) {
+  auto host = Tensor<T, 2, Cpu>::zeros({out, in});
+  for (Index i = 0; i < out; ++i) {
+    const Index first = i * in / out, last = ((i + 1) * in + out - 1) / out;
+    for (Index j = first; j < last; ++j) host(i, j) = T{1} / static_cast<T>(last - first);
+  }
+  return Tensor<T, 2, D>::from({host.data(), static_cast<std::size_t>(host.numel())}, host.shape(), device);
+}
+}  // namespace detail
+
+/// x: [batch, channels, height, width] -> [batch, channels, size.height, size.width], each the mean of its part of the image,
+/// as PyTorch divides it. Throws UsageError unless the size is positive, ShapeError for an image without pixels.
+template <Operand X>
+auto adaptive_avg_pool2d(const X& x, Size2d size) {
+  using T = typename tensor_of<X>::value_type;
+  static_assert(tensor_of<X>::rank == 4, "adaptive_avg_pool2d: the input is [batch, channels, height, width]");
+  check<UsageError>(size.height > 0 && size.width > 0, "adaptive_avg_pool2d: the size is at least 1, got ", size.height, " x ",
+                    size.width);
+  const auto [n, c, h, w] = value_of(x).shape();
+  check<ShapeError>(h > 0 && w > 0, "adaptive_avg_pool2d: an image of shape ", value_of(x).shape(), " has no pixels");
+  const auto device = value_of(x).device();
+  // Means along the width, then along the height; the one or the other may be the whole axis.
+  const auto along_last = [&](const auto& image, Index in, Index out) {
+    return linear(image, detail::averaging_matrix<T>(in, out, device));
+  };
+  const auto narrow = transpose(along_last(x, w, size.width), 2, 3);
+  return transpose(along_last(narrow, h, size.height), 2, 3);
+}
+
+/// x: [batch, channels, ...] -> the mean of each channel: [batch, channels].
+template <Operand X>
+auto global_avg_pool(const X& x) {
+  return mean(flatten<2>(x), 2);
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_RESIZE_HPP
+
+// <chorus/ops/transposed_convolution.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_TRANSPOSED_CONVOLUTION_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_TRANSPOSED_CONVOLUTION_HPP
+/// The transposed convolution: what conv2d's backward pass does to its input's gradient, as a forward function.
+
+namespace chorus::inline CHORUS_ABI {
+
+struct ConvTranspose2dOptions {
+  /// `output_padding` adds rows and columns at the bottom and on the right.
+  Size2d stride = 1, padding = 0, output_padding = 0, dilation = 1;
+  Index groups = 1;
+};
+
+/// x: [batch, in, height, width], weight: [in, out / groups, kernel_h, kernel_w] -> [batch, out, out_h, out_w] with
+/// out_h = (height - 1) stride - 2 padding + dilation (kernel - 1) + output_padding + 1. Throws ShapeError where channels
+/// don't fit or nothing would be left, UsageError for options that make no sense.
+template <Operand X, Operand W>
+auto conv_transpose2d(const X& x, const W& weight, const ConvTranspose2dOptions& options = {}) {
+  using T = typename tensor_of<X>::value_type;
+  static_assert(tensor_of<X>::rank == 4 && tensor_of<W>::rank == 4, "conv_transpose2d: the input is [batch, channels, height, width]");
+  const auto input = contiguous(value_of(x));
+  const auto w = contiguous(value_of(weight));
+  const auto [stride, padding, extra, dilation, groups] = options;
+  check<UsageError>(groups > 0 && stride.height > 0 && stride.width > 0 && dilation.height > 0 && dilation.width > 0 &&
+                        padding.height >= 0 && padding.width >= 0,
+                    "conv_transpose2d: stride, dilation and groups are at least 1, padding at least 0");
+  check<UsageError>(extra.height >= 0 && extra.width >= 0 && extra.height < std::max(stride.height, dilation.height) &&
+                        extra.width < std::max(stride.width, dilation.width),
+                    "conv_transpose2d: output_padding is at least 0 and below stride or dilation");
+  check<ShapeError>(w.size(0) == input.size(1) && input.size(1) % groups == 0, "conv_transpose2d: an input of shape ",
+                    input.shape(), " does not fit a weight of shape ", w.shape(), " with ", groups, " groups");
+  const auto spread = [](Index size, Index step, Index pad, Index gap, Index kernel, Index more) {
+    return (size - 1) * step - 2 * pad + gap * (kernel - 1) + more + 1;
+  };
+  // The convolution that this one turns round: it would make x from the result.
+  const kernels::Conv2dShape shape{
+      .batch = input.size(0),
+      .in_channels = w.size(1) * groups,
+      .height = spread(input.size(2), stride.height, padding.height, dilation.height, w.size(2), extra.height),
+      .width = spread(input.size(3), stride.width, padding.width, dilation.width, w.size(3), extra.width),
+      .out_channels = input.size(1),
+      .kernel_h = w.size(2),
+      .kernel_w = w.size(3),
+      .stride_h = stride.height,
+      .stride_w = stride.width,
+      .padding_h = padding.height,
+      .padding_w = padding.width,
+      .dilation_h = dilation.height,
+      .dilation_w = dilation.width,
+      .groups = groups};
+  check<ShapeError>(shape.height > 0 && shape.width > 0, "conv_transpose2d: an input of shape ", input.shape(),
+                    " gives images of ", shape.height, " x ", shape.width);
+  const auto device = input.device();
+  auto out = Tensor<T, 4, typename tensor_of<X>::device_type>::empty(
+      {shape.batch, shape.in_channels, shape.height, shape.width}, device);
+  kernels::conv2d_backward_input(device, shape, w.data(), input.data(), out.data(), false);
+  return record(
+      "conv_transpose2d", std::move(out),
+      [input, w, shape, device](const auto& dy, auto dx, auto dw) {
+        if (dw) {
+          const auto [grad, accumulate] = dw->target();
+          kernels::conv2d_backward_weight(device, shape, dy.data(), input.data(), grad.data(), accumulate);
+        }
+        if (dx) {
+          auto grad = tensor_of<X>::empty(input.shape(), device);
+          kernels::conv2d_forward(device, shape, dy.data(), w.data(), static_cast<const T*>(nullptr), grad.data());
+          dx->add(grad);
+        }
+      },
+      x, weight);
+}
+
+/// The same with a bias for each channel: [out].
+template <Operand X, Operand W, Operand B>
+auto conv_transpose2d(const X& x, const W& weight, const B& bias, const ConvTranspose2dOptions& options = {}) {
+  const Index channels = value_of(weight).size(1) * options.groups;
+  check<ShapeError>(value_of(bias).numel() == channels, "conv_transpose2d: the bias has ", value_of(bias).numel(),
+                    " elements for ", channels, " channels");
+  return conv_transpose2d(x, weight, options) + reshape(bias, Shape<3>{channels, 1, 1});
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_TRANSPOSED_CONVOLUTION_HPP
+
+// <chorus/optim/adagrad.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPTIM_ADAGRAD_HPP
+#define CHORUS_SINGLE_CHORUS_OPTIM_ADAGRAD_HPP
+/// Adagrad (Duchi, Hazan, Singer 2011), as PyTorch computes it.
 
 // <chorus/kernels/optimizer.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_OPTIMIZER_HPP
@@ -9161,6 +10352,55 @@ class Optimizer : public HasLearningRate {
 
 namespace chorus::inline CHORUS_ABI::optim {
 
+struct AdagradOptions {
+  double lr = 0.01, lr_decay = 0, eps = 1e-10, weight_decay = 0;
+};
+
+/// sum += g²; p -= lr / (1 + lr_decay t) g / (sqrt(sum) + eps), t being the number of steps before. Weight decay is added to
+/// the gradient.
+template <Device D>
+class Adagrad final : public Optimizer<D> {
+ public:
+  /// Throws UsageError for negative options.
+  explicit Adagrad(std::vector<nn::NamedParameter<D>> parameters, const AdagradOptions& options = {})
+      : Optimizer<D>(std::move(parameters), options.lr), options_(options) {
+    check<UsageError>(options.lr_decay >= 0 && options.eps >= 0 && options.weight_decay >= 0,
+                      "Adagrad: lr_decay, eps and weight_decay are at least 0, got ", options.lr_decay, ", ", options.eps,
+                      " and ", options.weight_decay);
+  }
+
+  void step() override {
+    this->for_each_range([&]<class T>(T, const typename Optimizer<D>::Range& range) {
+      kernels::adagrad_step(this->device(), range.count, static_cast<T*>(range.value), static_cast<const T*>(range.grad),
+                            static_cast<T*>(range.state[0]),
+                            kernels::AdagradScalars{.lr = this->lr(),
+                                                    .lr_decay = options_.lr_decay,
+                                                    .eps = options_.eps,
+                                                    .weight_decay = options_.weight_decay,
+                                                    .step = range.steps + 1});
+    });
+  }
+
+ protected:
+  std::span<const std::string_view> slots() const override {
+    static constexpr std::string_view names[] = {"sum"};
+    return names;
+  }
+
+ private:
+  AdagradOptions options_;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::optim
+#endif  // CHORUS_SINGLE_CHORUS_OPTIM_ADAGRAD_HPP
+
+// <chorus/optim/adam.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPTIM_ADAM_HPP
+#define CHORUS_SINGLE_CHORUS_OPTIM_ADAM_HPP
+/// Adam (Kingma, Ba 2015), AMSGrad (Reddi et al. 2018) and AdamW (Loshchilov, Hutter 2019), as PyTorch computes them.
+
+namespace chorus::inline CHORUS_ABI::optim {
+
 struct AdamOptions {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
   bool amsgrad = false;
@@ -9260,6 +10500,56 @@ double clip_grad_norm(const std::vector<nn::NamedParameter<D>>& parameters, doub
 
 }  // namespace chorus::inline CHORUS_ABI::optim
 #endif  // CHORUS_SINGLE_CHORUS_OPTIM_CLIP_HPP
+
+// <chorus/optim/rmsprop.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPTIM_RMSPROP_HPP
+#define CHORUS_SINGLE_CHORUS_OPTIM_RMSPROP_HPP
+/// RMSprop (Tieleman, Hinton 2012), as PyTorch computes it.
+
+namespace chorus::inline CHORUS_ABI::optim {
+
+struct RmsPropOptions {
+  double lr = 0.01, alpha = 0.99, eps = 1e-8, weight_decay = 0, momentum = 0;
+};
+
+/// v = alpha v + (1 - alpha) g²; p -= lr g / (sqrt(v) + eps), or along the momentum of that. Weight decay is added to the
+/// gradient.
+template <Device D>
+class RmsProp final : public Optimizer<D> {
+ public:
+  /// Throws UsageError for alpha outside of [0, 1) and other negative options.
+  explicit RmsProp(std::vector<nn::NamedParameter<D>> parameters, const RmsPropOptions& options = {})
+      : Optimizer<D>(std::move(parameters), options.lr), options_(options) {
+    check<UsageError>(options.alpha >= 0 && options.alpha < 1, "RmsProp: alpha is in [0, 1), got ", options.alpha);
+    check<UsageError>(options.eps >= 0 && options.weight_decay >= 0 && options.momentum >= 0,
+                      "RmsProp: eps, weight_decay and momentum are at least 0, got ", options.eps, ", ", options.weight_decay,
+                      " and ", options.momentum);
+  }
+
+  void step() override {
+    this->for_each_range([&]<class T>(T, const typename Optimizer<D>::Range& range) {
+      kernels::rms_prop_step(this->device(), range.count, static_cast<T*>(range.value), static_cast<const T*>(range.grad),
+                             static_cast<T*>(range.state[0]), static_cast<T*>(range.state[1]),
+                             kernels::RmsPropScalars{.lr = this->lr(),
+                                                     .alpha = options_.alpha,
+                                                     .eps = options_.eps,
+                                                     .weight_decay = options_.weight_decay,
+                                                     .momentum = options_.momentum});
+    });
+  }
+
+ protected:
+  std::span<const std::string_view> slots() const override {
+    static constexpr std::string_view names[] = {"square_avg", "momentum"};
+    return {names, options_.momentum > 0 ? std::size_t{2} : std::size_t{1}};
+  }
+
+ private:
+  RmsPropOptions options_;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::optim
+#endif  // CHORUS_SINGLE_CHORUS_OPTIM_RMSPROP_HPP
 
 // <chorus/optim/schedules.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_SCHEDULES_HPP

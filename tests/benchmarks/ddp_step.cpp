@@ -15,7 +15,7 @@ struct AnyNet {
   static constexpr bool distributed = true;
 };
 
-int measure(int argc, char** argv, int ranks, const std::vector<std::string_view>& wanted) {
+int measure(int argc, char** argv, std::optional<int> ranks, const std::vector<std::string_view>& wanted) {
   bool known = true;
   const int status = ch::launch<AnyNet>(argc, argv, {.devices = ranks, .seed = 0, .timeout = {}}, [&](ch::Run& run) {
     known = bench::for_each_case(wanted, [&](const char* name, auto make, const auto& images, const auto& targets, auto make_optimizer) {
@@ -53,8 +53,9 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: ddp_step --ranks N [CASE ...]; N is from 1 to %d\n", ch::comm::max_ranks);
     return 2;
   }
-  // A process that is a rank already comes here again, and measures only that.
-  if (std::getenv("WORLD_SIZE") == nullptr && ranks > 1) {
+  // A process that is a rank already comes here again, and measures what it was started for.
+  if (std::getenv("WORLD_SIZE") != nullptr) return measure(argc, argv, std::nullopt, wanted);
+  if (ranks > 1) {
     if (const int status = measure(argc, argv, 1, wanted); status != 0) return status;
   }
   return measure(argc, argv, ranks, wanted);

@@ -33,12 +33,14 @@ template <Operand X, Operand W, Operand B, class T, class D>
 auto batch_norm(const X& x, const W& weight, const B& bias, const Tensor<T, 1, D>& running_mean,
                 const Tensor<T, 1, D>& running_var, bool training, const BatchNormOptions& options = {}) {
   const auto input = contiguous(value_of(x));
-  const auto w = value_of(weight);
-  const auto b = value_of(bias);
+  const auto w = contiguous(value_of(weight));
+  const auto b = contiguous(value_of(bias));
   const auto view = detail::channel_view(input.shape());
-  check<ShapeError>(running_mean.numel() == view.channels && (!w.defined() || w.numel() == view.channels),
-                    "batch_norm: an input of shape ", input.shape(), " does not fit statistics of ", running_mean.numel(),
-                    " channels");
+  for (const auto& per_channel : {w, b, running_mean, running_var})
+    check<ShapeError>(!per_channel.defined() || per_channel.numel() == view.channels, "batch_norm: an input of shape ",
+                      input.shape(), " does not fit ", per_channel.numel(), " channels");
+  check<UsageError>(training || (running_mean.defined() && running_var.defined()),
+                    "batch_norm: there are no running statistics to use in evaluation");
   const auto device = input.device();
   auto out = tensor_of<X>::empty(input.shape(), device);
   Tensor<T, 1, D> mean = running_mean, invstd;

@@ -52,7 +52,8 @@ auto matmul(const A& a, const B& b) {
       a, b);
 }
 
-/// x: [..., in], weight: [out, in], bias: [out] or absent -> x weightᵀ + bias: [..., out].
+/// x: [..., in], weight: [out, in], bias: [out] or absent -> x weightᵀ + bias: [..., out]. Throws ShapeError where sizes
+/// differ.
 template <Operand X, Operand W, Operand B>
 auto linear(const X& x, const W& weight, const B& bias) {
   using kernels::Trans;
@@ -65,9 +66,12 @@ auto linear(const X& x, const W& weight, const B& bias) {
   check<ShapeError>(input.size(-1) == w.size(1), "linear: the input's shape is ", input.shape(), ", the weight's ", w.shape(),
                     ": expected ", w.size(1), " features, got ", input.size(-1));
   const Index out_features = w.size(0), in_features = w.size(1);
-  const Index rows = in_features == 0 ? 0 : input.numel() / in_features;
+  check<ShapeError>(!b.defined() || b.numel() == out_features, "linear: the bias has ", b.numel(), " elements for ",
+                    out_features, " features");
   const auto device = input.device();
   auto shape = input.shape();
+  shape.back() = 1;
+  const Index rows = numel(shape);
   shape.back() = out_features;
   auto out = Tensor<T, rank, typename tensor_of<X>::device_type>::empty(shape, device);
   kernels::gemm(device, Trans::no, Trans::yes, rows, out_features, in_features, input.data(), in_features, w.data(),

@@ -25,6 +25,15 @@ TEST_CASE("gradients of activations with options") {
   check_operator([](const auto& a) { return ch::hardtanh(a, -2, 3); }, x);
 }
 
+TEST_CASE("options of activations") {
+  const auto x = Tensor<1>::from({-2, 3}, {2});
+  CHECK(ch::leaky_relu(x, 0.5).to_vector() == std::vector<double>{-1, 3});
+  CHECK(ch::hardtanh(x, -1, 2).to_vector() == std::vector<double>{-1, 2});
+  CHECK(ch::elu(x, 2)(0) == Approx(2 * (std::exp(-2) - 1)));
+  CHECK(ch::softplus(x, 3)(1) == Approx(std::log1p(std::exp(9)) / 3));
+  CHECK(ch::softplus(x, 3, 8)(1) == 3);
+}
+
 TEST_CASE("the gradient of relu at 0 is 0, and NaN stays NaN") {
   const Variable<1> x(Tensor<1>::from({-1, 0, 2, NAN}, {4}), true);
   const auto y = ch::relu(x);

@@ -13,6 +13,8 @@
 
 #include <catch.hpp>
 
+#include "../message_of.hpp"
+
 namespace ch = chorus;
 using ch::Index;
 using ch::Shape;
@@ -94,15 +96,4 @@ void check_operator(const F& f, const Tensor<Ranks>&... inputs) {
   const auto y = f(Variable<Ranks>(inputs, true)...);
   CHECK_FALSE(y.requires_grad());
   CHECK(values(y.value()) == expected);
-}
-
-/// What `call` throws, as text; "nothing" where it throws none of that kind.
-template <class Kind, class Call>
-std::string message_of(const Call& call) {
-  try {
-    call();
-  } catch (const Kind& error) {
-    return error.what();
-  }
-  return "nothing";
 }

@@ -27,6 +27,8 @@ TEST_CASE("products without rows, columns or depth") {
   CHECK(w.grad().to_vector() == std::vector<double>(6, 0));
   CHECK(b.grad().to_vector() == std::vector<double>(2, 0));
   CHECK(x.grad().shape() == Shape<2>{0, 3});
+  CHECK(ch::linear(Tensor<2>::empty({2, 0}), Tensor<2>::empty({3, 0}), Tensor<1>::ones({3})).to_vector() ==
+        std::vector<double>(6, 1));
   CHECK(ch::matmul(Tensor<2>::empty({2, 0}), Tensor<2>::empty({0, 3})).to_vector() == std::vector<double>(6, 0));
 }
 

@@ -1,0 +1,36 @@
+#!/bin/sh
+# Compiles examples/quickstart.cpp and the same program written with libtorch in turn, N times each (default 5), and prints the
+# least user time of both and their ratio: chorus aims at a third. Needs libtorch's headers (Debian, Ubuntu: libtorch-dev).
+#
+#   tests/benchmarks/compile_time.sh [N]
+#
+# CXX is the compiler (default g++), LIBTORCH a prefix whose include/torch holds libtorch's headers (default /usr),
+# EIGEN the folder of Eigen's. Both are compiled with -O2, each with the standard that its users use: libtorch 1.x is C++17.
+set -eu
+runs=${1:-5}
+top=$(cd "$(dirname "$0")/../.." && pwd)
+cxx=${CXX:-g++} libtorch=${LIBTORCH:-/usr} eigen=${EIGEN:-/usr/include/eigen3}
+
+if ! [ -e "$libtorch/include/torch/csrc/api/include/torch/torch.h" ]; then
+  echo "compile_time: libtorch is not installed ($libtorch/include/torch/csrc/api/include/torch/torch.h): nothing to compare with" >&2
+  exit 77
+fi
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+# compile NAME ARGUMENTS...: the user time, in seconds, goes into NAME.times.
+compile() {
+  name=$1
+  shift
+  ("$cxx" "$@" -c -o "$work/$name.o" && times) >"$work/times"
+  awk 'NR == 2 { split($1, part, /[ms]/); print 60 * part[1] + part[2] }' "$work/times" >>"$work/$name.times"
+}
+for run in $(seq "$runs"); do
+  compile chorus -std=c++20 -O2 -I "$top/include" -isystem "$eigen" "$top/examples/quickstart.cpp"
+  compile libtorch -std=c++17 -O2 -I "$libtorch/include" -I "$libtorch/include/torch/csrc/api/include" \
+    "$top/tests/benchmarks/compile_time/libtorch_quickstart.cpp"
+done
+chorus=$(sort -n "$work/chorus.times" | head -n 1)
+peer=$(sort -n "$work/libtorch.times" | head -n 1)
+awk -v chorus="$chorus" -v peer="$peer" -v runs="$runs" 'BEGIN {
+  printf "user seconds, least of %d: chorus %.2f, libtorch %.2f, ratio %.2f\n", runs, chorus, peer, chorus / peer }'

@@ -1,0 +1,107 @@
+#include <chorus/nn/activations.hpp>
+#include <chorus/nn/batch_norm.hpp>
+#include <chorus/nn/containers.hpp>
+#include <chorus/nn/convolution.hpp>
+#include <chorus/nn/linear.hpp>
+
+#include <catch.hpp>
+
+#include "../message_of.hpp"
+
+namespace ch = chorus;
+namespace nn = ch::nn;
+using ch::Cpu;
+
+namespace {
+struct Range {
+  float low = INFINITY, high = -INFINITY;
+};
+Range range_of(const auto& x) {
+  Range out;
+  for (const float value : x.to_vector()) out = {std::min(out.low, value), std::max(out.high, value)};
+  return out;
+}
+}  // namespace
+
+TEST_CASE("parameters start uniform within 1 / sqrt(fan_in)") {
+  const nn::Linear<Cpu> linear{100, 300};
+  const nn::Conv2d<Cpu> conv{8, 50, {.kernel = {3, 5}, .groups = 2}};
+  const auto check_bound = [](const auto& parameter, double fan_in) {
+    const double bound = 1 / std::sqrt(fan_in);
+    const auto [low, high] = range_of(parameter.value());
+    CHECK(low >= -bound);
+    CHECK(high < bound);
+    CHECK(low < -0.8 * bound);
+    CHECK(high > 0.8 * bound);
+  };
+  check_bound(linear.weight, 100);
+  check_bound(linear.bias, 100);
+  check_bound(conv.weight, 4 * 15);
+  check_bound(conv.bias, 4 * 15);
+  CHECK(conv.weight.shape() == ch::Shape<4>{50, 4, 3, 5});
+}
+
+TEST_CASE("the seed decides what parameters start with") {
+  ch::manual_seed(3);
+  const nn::Linear<Cpu> a{5, 5}, b{5, 5};
+  ch::manual_seed(3);
+  const nn::Linear<Cpu> again{5, 5};
+  CHECK(again.weight.value().to_vector() == a.weight.value().to_vector());
+  CHECK(b.weight.value().to_vector() != a.weight.value().to_vector());
+  ch::manual_seed(4);
+  CHECK(nn::Linear<Cpu>{5, 5}.weight.value().to_vector() != a.weight.value().to_vector());
+}
+
+TEST_CASE("a layer without bias has none") {
+  const nn::Linear<Cpu> linear{2, 3, {.bias = false}};
+  CHECK_FALSE(static_cast<bool>(linear.bias));
+  linear.weight.assign(ch::Tensor<float, 2>::ones({3, 2}));
+  CHECK(linear(ch::Tensor<float, 2>::ones({1, 2})).value().to_vector() == std::vector<float>{2, 2, 2});
+}
+
+TEST_CASE("batch norm counts batches and switches to running statistics") {
+  nn::BatchNorm1d<Cpu> norm{1};
+  const auto x = ch::Tensor<float, 2>::from({1, 3}, {2, 1});
+  norm(x);
+  norm(x);
+  CHECK(norm.num_batches_tracked.value().item() == 2);
+  CHECK(norm.running_mean.value().item() == Approx(0.2 + 0.9 * 0.2));
+  norm.eval();
+  norm(x);
+  CHECK(norm.num_batches_tracked.value().item() == 2);
+  norm.train();
+  norm(ch::Tensor<float, 2>::empty({0, 1}));
+  CHECK(norm.num_batches_tracked.value().item() == 2);
+}
+
+TEST_CASE("function layers do what their functions do") {
+  const auto x = ch::Tensor<float, 4>::from({-1, 2, -3, 4}, {1, 1, 2, 2});
+  CHECK(nn::ReLU{}(x).to_vector() == ch::relu(x).to_vector());
+  CHECK(nn::GELU{}(x).to_vector() == ch::gelu(x).to_vector());
+  CHECK(nn::LeakyReLU{0.5}(x).to_vector() == std::vector<float>{-0.5, 2, -1.5, 4});
+  CHECK(nn::ELU{2}(x).to_vector() == ch::elu(x, 2).to_vector());
+  CHECK(nn::Softmax{-1}(x).to_vector() == ch::softmax(x, 3).to_vector());
+  CHECK(nn::Flatten{}(x).shape() == ch::Shape<2>{1, 4});
+  CHECK(nn::MaxPool2d{2}(x).item() == 4);
+  CHECK(nn::AvgPool2d{2}(x).item() == 0.5);
+  nn::Dropout dropout{0.9};
+  dropout.eval();
+  CHECK(dropout(x).to_vector() == x.to_vector());
+}
+
+TEST_CASE("layers say what they are") {
+  CHECK(nn::SiLU{}.describe() == "SiLU");
+  CHECK(nn::LeakyReLU{0.2}.describe() == "LeakyReLU(0.2)");
+  CHECK(nn::MaxPool2d{3}.describe() == "MaxPool2d(3)");
+  CHECK(nn::Dropout{0.25}.describe() == "Dropout(0.25)");
+  CHECK(nn::BatchNorm2d<Cpu>{7}.describe() == "BatchNorm(7)");
+  CHECK(nn::Conv2d<Cpu>{4, 2, {.kernel = {3, 1}, .groups = 2}}.describe() == "Conv2d(4, 2, kernel=3x1, groups=2)");
+}
+
+TEST_CASE("layers refuse sizes that make no sense") {
+  CHECK(message_of<ch::ShapeError>([] { nn::Linear<Cpu>(0, 3); }) == "Linear: 0 inputs and 3 outputs: both must be positive");
+  CHECK(message_of<ch::ShapeError>([] { nn::BatchNorm1d<Cpu>(0); }) == "BatchNorm: 0 channels: must be positive");
+  CHECK(message_of<ch::ShapeError>([] { nn::Conv2d<Cpu>(3, 4, {.kernel = 3, .groups = 2}); }) ==
+        "Conv2d: 3 -> 4 channels, kernel 3 x 3, 2 groups: all must be positive, and groups divide the channels");
+  CHECK(message_of<ch::UsageError>([] { nn::Dropout(1.5); }) == "Dropout: the probability is in [0, 1), got 1.5");
+}

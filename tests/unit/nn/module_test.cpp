@@ -1,0 +1,119 @@
+#include <chorus/nn/activations.hpp>
+#include <chorus/nn/batch_norm.hpp>
+#include <chorus/nn/containers.hpp>
+#include <chorus/nn/convolution.hpp>
+#include <chorus/nn/linear.hpp>
+#include <chorus/nn/summary.hpp>
+
+#include <catch.hpp>
+
+#include "../message_of.hpp"
+
+namespace ch = chorus;
+namespace nn = ch::nn;
+using ch::Cpu;
+
+namespace {
+
+struct Block : nn::Module {
+  nn::Linear<Cpu> fc{4, 4};
+  nn::BatchNorm1d<Cpu> norm{4};
+  CHORUS_MODULE(Block, fc, norm)
+
+  auto forward(const auto& x) const { return ch::relu(norm(fc(x))); }
+};
+
+struct Net : nn::Module {
+  nn::Conv2d<Cpu> conv1{1, 2, {.kernel = 3, .bias = false}};
+  nn::ModuleList<Block> blocks;
+  nn::Dropout dropout{0.5};
+  nn::Sequential<nn::Linear<Cpu>, nn::ReLU, nn::Linear<Cpu>> head{nn::Linear<Cpu>{4, 3}, nn::ReLU{}, nn::Linear<Cpu>{3, 2}};
+  ch::Parameter<float, 1> scale{ch::Tensor<float, 1>::ones({1})};
+  CHORUS_MODULE(Net, conv1, blocks, dropout, head, scale)
+
+  explicit Net(int depth) {
+    for (int i = 0; i < depth; ++i) blocks.push_back(Block{});
+  }
+  auto forward(const auto& images) const {
+    auto x = ch::flatten(conv1(images));
+    for (const auto& block : blocks) x = block(x);
+    return ch::pointwise(ch::functors::Mul{}, head(dropout(x)), scale);
+  }
+};
+
+struct Tied : nn::Module {
+  nn::Linear<Cpu> a{3, 3}, b{3, 3};
+  CHORUS_MODULE(Tied, a, b)
+
+  auto forward(const auto& x) const { return b(a(x)); }
+};
+
+struct Small : nn::Module {
+  nn::Conv2d<Cpu> conv{3, 6, {.kernel = 5, .stride = 2, .padding = 1}};
+  nn::Linear<Cpu> fc{10, 2, {.bias = false}};
+  CHORUS_MODULE(Small, conv, fc)
+
+  auto forward(const auto& x) const { return fc(ch::flatten(conv(x))); }
+};
+
+std::vector<std::string> names(const auto& list) {
+  std::vector<std::string> out;
+  for (const auto& named : list) out.push_back(named.name);
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("parameters and buffers have PyTorch's names, in the order of the members") {
+  Net net{2};
+  CHECK(names(nn::named_parameters<Cpu>(net)) ==
+        std::vector<std::string>{"conv1.weight", "blocks.0.fc.weight", "blocks.0.fc.bias", "blocks.0.norm.weight",
+                                 "blocks.0.norm.bias", "blocks.1.fc.weight", "blocks.1.fc.bias", "blocks.1.norm.weight",
+                                 "blocks.1.norm.bias", "head.0.weight", "head.0.bias", "head.2.weight", "head.2.bias", "scale"});
+  CHECK(names(nn::named_buffers<Cpu>(net)) ==
+        std::vector<std::string>{"blocks.0.norm.running_mean", "blocks.0.norm.running_var", "blocks.0.norm.num_batches_tracked",
+                                 "blocks.1.norm.running_mean", "blocks.1.norm.running_var",
+                                 "blocks.1.norm.num_batches_tracked"});
+}
+
+TEST_CASE("a model runs, and its gradients reach every parameter") {
+  Net net{1};
+  net.eval();
+  const auto y = net(ch::Tensor<float, 4>::ones({3, 1, 3, 4}));
+  CHECK(y.shape() == ch::Shape<2>{3, 2});
+  y.backward(ch::Tensor<float, 2>::ones({3, 2}));
+  for (const auto& named : nn::named_parameters<Cpu>(net)) {
+    CAPTURE(named.name);
+    CHECK(named.parameter->grad_arrived());
+  }
+}
+
+TEST_CASE("train and eval reach everything below") {
+  Net net{2};
+  net.eval();
+  CHECK_FALSE(net.training());
+  CHECK_FALSE(net.blocks[1].norm.training());
+  CHECK_FALSE(net.head.get<1>().training());
+  CHECK_FALSE(net.dropout.training());
+  net.train();
+  CHECK(net.blocks[1].norm.training());
+  net.set_own_training(false);
+  CHECK(net.blocks[1].training());
+}
+
+TEST_CASE("a shared parameter is listed once") {
+  Tied tied;
+  tied.b.weight = tied.a.weight;
+  CHECK(names(nn::named_parameters<Cpu>(tied)) == std::vector<std::string>{"a.weight", "a.bias", "b.bias"});
+}
+
+TEST_CASE("the summary lists layers and counts parameters") {
+  Small small;
+  small.conv.bias.set_requires_grad(false);
+  CHECK(nn::summary(small) ==
+        "module  layer                                          parameters\n"
+        "        Small                                          -\n"
+        "conv    Conv2d(3, 6, kernel=5x5, stride=2, padding=1)  456\n"
+        "fc      Linear(10, 2, bias=false)                      20\n"
+        "476 parameters, 470 trainable, 1 KiB\n");
+}

@@ -1,0 +1,57 @@
+#include <chorus/ops/batch_norm.hpp>
+
+#include "check_operator.hpp"
+
+TEST_CASE("gradients of batch_norm in training") {
+  const auto f = [](const auto& x, const auto& w, const auto& b) {
+    return ch::batch_norm(x, w, b, Tensor<1>::zeros({3}), Tensor<1>::ones({3}), true);
+  };
+  const auto weight = numbers<1>({3}, 2), bias = numbers<1>({3}, 3);
+  check_operator(f, numbers<2>({6, 3}, 1), weight, bias);
+  check_operator(f, numbers<4>({2, 3, 2, 3}, 1), weight, bias);
+}
+
+TEST_CASE("gradients of batch_norm in evaluation") {
+  const auto mean = numbers<1>({3}, 4), var = numbers<1>({3}, 5, 0.5, 2);
+  check_operator([&](const auto& x, const auto& w, const auto& b) { return ch::batch_norm(x, w, b, mean, var, false); },
+                 numbers<3>({4, 3, 5}, 1), numbers<1>({3}, 2), numbers<1>({3}, 3));
+}
+
+TEST_CASE("running statistics move towards the batch's") {
+  const auto x = Tensor<2>::from({1, 3}, {2, 1});
+  const auto mean = Tensor<1>::zeros({1}), var = Tensor<1>::ones({1});
+  const Tensor<1> none;
+  const auto y = ch::batch_norm(x, none, none, mean, var, true, {.eps = 0, .momentum = 0.25});
+  CHECK(y.to_vector() == std::vector<double>{-1, 1});
+  CHECK(mean.item() == 0.5);
+  CHECK(var.item() == 0.75 + 0.25 * 2);
+  ch::batch_norm(x, none, none, mean, var, false);
+  CHECK(mean.item() == 0.5);
+}
+
+TEST_CASE("an empty batch leaves the statistics alone") {
+  const Variable<2> x(Tensor<2>::empty({0, 2}), true);
+  const Variable<1> w(Tensor<1>::ones({2}), true), b(Tensor<1>::ones({2}), true);
+  const auto mean = Tensor<1>::full({2}, 3), var = Tensor<1>::full({2}, 4);
+  const auto y = ch::batch_norm(x, w, b, mean, var, true);
+  y.backward(Tensor<2>::empty({0, 2}));
+  CHECK(mean.to_vector() == std::vector<double>{3, 3});
+  CHECK(var.to_vector() == std::vector<double>{4, 4});
+  CHECK(w.grad().to_vector() == std::vector<double>{0, 0});
+  CHECK(b.grad().to_vector() == std::vector<double>{0, 0});
+}
+
+TEST_CASE("messages of batch_norm") {
+  const auto x = Tensor<2>::ones({4, 3});
+  const auto three = Tensor<1>::ones({3}), two = Tensor<1>::ones({2});
+  const Tensor<1> none;
+  const std::string expected = "batch_norm: an input of shape [4, 3] does not fit 2 channels";
+  CHECK(message_of<ch::ShapeError>([&] { ch::batch_norm(x, two, three, three, three, true); }) == expected);
+  CHECK(message_of<ch::ShapeError>([&] { ch::batch_norm(x, three, two, three, three, true); }) == expected);
+  CHECK(message_of<ch::ShapeError>([&] { ch::batch_norm(x, three, three, two, three, true); }) == expected);
+  CHECK(message_of<ch::ShapeError>([&] { ch::batch_norm(x, three, three, three, two, true); }) == expected);
+  CHECK(message_of<ch::ShapeError>([&] { ch::batch_norm(Tensor<2>::ones({1, 3}), three, three, three, three, true); }) ==
+        "batch_norm: training needs more than one value per channel, got [batch 1, channels 3, inner 1]");
+  CHECK(message_of<ch::UsageError>([&] { ch::batch_norm(x, three, three, none, none, false); }) ==
+        "batch_norm: there are no running statistics to use in evaluation");
+}

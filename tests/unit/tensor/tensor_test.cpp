@@ -1,0 +1,106 @@
+#include <chorus/kernels/contiguous.hpp>
+#include <chorus/tensor/tensor.hpp>
+
+#include <catch.hpp>
+
+#include "../message_of.hpp"
+
+namespace ch = chorus;
+using ch::Index;
+using ch::Shape;
+using Matrix = ch::Tensor<float, 2>;
+
+namespace {
+/// 0, 1, 2, ...
+template <std::size_t N>
+ch::Tensor<float, static_cast<int>(N)> counting(const std::array<Index, N>& shape) {
+  auto out = ch::Tensor<float, static_cast<int>(N)>::empty(shape);
+  for (Index i = 0; i < out.numel(); ++i) out.data()[i] = static_cast<float>(i);
+  return out;
+}
+std::vector<float> numbers(const auto& x) { return ch::contiguous(x).to_vector(); }
+}  // namespace
+
+TEST_CASE("tensors are made dense, with what they are asked for") {
+  CHECK(Matrix::zeros({2, 2}).to_vector() == std::vector<float>{0, 0, 0, 0});
+  CHECK(Matrix::ones({1, 2}).to_vector() == std::vector<float>{1, 1});
+  CHECK(Matrix::full({2, 1}, 7).to_vector() == std::vector<float>{7, 7});
+  const auto x = Matrix::from({1, 2, 3, 4, 5, 6}, {2, 3});
+  CHECK(x.strides() == Shape<2>{3, 1});
+  CHECK(x(1, 2) == 6);
+  CHECK(x.size(-1) == 3);
+  CHECK(x.bytes() == 24);
+  CHECK(Matrix().defined() == false);
+  CHECK(ch::Tensor<bool, 1>::full({2}, true)(1));
+  CHECK(Matrix::empty({3, 0}).to_vector().empty());
+}
+
+TEST_CASE("a copy shares memory") {
+  const auto x = Matrix::zeros({2, 2});
+  const auto copy = x;
+  copy(0, 1) = 5;
+  CHECK(x(0, 1) == 5);
+  CHECK(x.storage().owners() == 2);
+}
+
+TEST_CASE("slices, selections and permutations are views") {
+  const auto x = counting<3>({2, 3, 4});
+  CHECK(numbers(x.slice(1, 1, 3).slice(2, 0, 1)) == std::vector<float>{4, 8, 16, 20});
+  CHECK(numbers(x.slice(-1, 2, 2)).empty());
+  CHECK(numbers(x.select(1, 2)) == std::vector<float>{8, 9, 10, 11, 20, 21, 22, 23});
+  CHECK(numbers(x[1][2]) == std::vector<float>{20, 21, 22, 23});
+  CHECK(x.permute({2, 0, 1})(3, 1, 2) == x(1, 2, 3));
+  CHECK(x.transpose(0, -1)(3, 2, 1) == x(1, 2, 3));
+  x.transpose(0, 2)(1, 1, 1) = -1;
+  CHECK(x(1, 1, 1) == -1);
+}
+
+TEST_CASE("dense memory can be seen in another shape") {
+  const auto x = counting<2>({2, 6});
+  CHECK(x.view(Shape<3>{2, -1, 3}).shape() == Shape<3>{2, 2, 3});
+  CHECK(x.view(Shape<1>{-1}).data() == x.data());
+  CHECK(x.slice(0, 1, 2).view(Shape<1>{6})(0) == 6);
+  CHECK(counting<2>({1, 1}).view(Shape<0>{}).item() == 0);
+  CHECK(Matrix::empty({0, 3}).view(Shape<2>{3, 0}).numel() == 0);
+}
+
+TEST_CASE("expanded axes repeat without memory") {
+  const auto x = Matrix::from({1, 2}, {2, 1}).expand(Shape<3>{2, 2, 3});
+  CHECK(x.strides() == Shape<3>{0, 1, 0});
+  CHECK(numbers(x) == std::vector<float>{1, 1, 1, 2, 2, 2, 1, 1, 1, 2, 2, 2});
+}
+
+TEST_CASE("contiguous copies only what is not dense") {
+  const auto x = counting<2>({3, 4});
+  CHECK(ch::contiguous(x).data() == x.data());
+  CHECK(ch::contiguous(x.slice(0, 1, 2)).data() == x.data() + 4);
+  CHECK(x.slice(1, 0, 1).slice(0, 0, 1).is_contiguous());
+  CHECK_FALSE(x.transpose(0, 1).is_contiguous());
+  CHECK(Matrix::empty({0, 4}).transpose(0, 1).is_contiguous());
+  CHECK(ch::contiguous(x.transpose(0, 1)).to_vector() == std::vector<float>{0, 4, 8, 1, 5, 9, 2, 6, 10, 3, 7, 11});
+}
+
+TEST_CASE("messages of tensors") {
+  const auto x = counting<2>({2, 3});
+  const auto shape_error = [](const auto& call) { return message_of<ch::ShapeError>(call); };
+  CHECK(shape_error([] { Matrix::empty({2, -1}); }) == "Tensor: shape [2, -1] has a negative size");
+  CHECK(shape_error([] { Matrix::from({1, 2, 3}, {2, 2}); }) == "Tensor::from: 3 numbers for shape [2, 2]");
+  CHECK(shape_error([&] { x(2, 0); }) == "Tensor: index [2, 0] is outside of shape [2, 3]");
+  CHECK(shape_error([&] { x(0, -1); }) == "Tensor: index [0, -1] is outside of shape [2, 3]");
+  CHECK(shape_error([&] { x.item(); }) == "item: expected a tensor of one element, got shape [2, 3]");
+  CHECK(shape_error([] { Matrix().item(); }) == "item: expected a tensor of one element, got shape [0, 0]");
+  CHECK(shape_error([&] { x.size(2); }) == "size: axis 2 does not exist in a tensor of rank 2");
+  CHECK(shape_error([&] { x.slice(1, 2, 1); }) == "slice: range [2, 1) is not inside axis 1 of shape [2, 3]");
+  CHECK(shape_error([&] { x.slice(0, -1, 1); }) == "slice: range [-1, 1) is not inside axis 0 of shape [2, 3]");
+  CHECK(shape_error([&] { x.select(0, 2); }) == "select: index 2 is not inside axis 0 of shape [2, 3]");
+  CHECK(shape_error([&] { x.permute({1, 1}); }) == "permute: axes [1, 1] name an axis twice");
+  CHECK(shape_error([&] { x.transpose(0, 1).view(Shape<1>{6}); }) ==
+        "view: a tensor of shape [3, 2] and strides [1, 3] is not contiguous");
+  CHECK(shape_error([&] { x.view(Shape<2>{-1, -1}); }) == "reshape: shape [2, 3] does not fit [-1, -1]");
+  CHECK(shape_error([&] { x.view(Shape<2>{0, -1}); }) == "reshape: shape [2, 3] does not fit [0, -1]");
+  CHECK(shape_error([&] { x.expand(Shape<2>{4, 3}); }) == "expand: shape [2, 3] does not expand to [4, 3]");
+  CHECK(shape_error([&] { x.transpose(0, 1).to_vector(); }) ==
+        "to_vector: a tensor of shape [3, 2] and strides [1, 3] is not contiguous");
+  CHECK(shape_error([] { ch::broadcast_shapes("add", Shape<2>{2, 3}, Shape<1>{2}); }) ==
+        "add: shapes [2, 3] and [2] do not broadcast");
+}
