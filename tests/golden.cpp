@@ -1,5 +1,5 @@
-// golden [DIR]: compares operators, layers, losses, optimizers, schedules and training runs with what PyTorch computed. DIR
-// holds the cases (default: the project's own). A line for each case that fails, and last `N passed, M failed`.
+// golden [DIR]: compares operators, layers, losses, optimizers, schedules and training runs with what PyTorch computed.
+// DIR holds the cases (default: the project's own). A line for each case that fails, and last `N passed, M failed`.
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>

@@ -159,6 +159,21 @@ under_all(["data_batch_3.bin", "label"], "--data", cifar)
 under_all(["data_batch_3.bin"], "--data", cifar)
 say("bad data files are refused")
 
+# The program of the README, on a good folder and without one.
+quickstart = pathlib.Path(PROGRAM).with_name("quickstart")
+if quickstart.exists():
+    for i in range(1, 6):
+        (cifar / f"data_batch_{i}.bin").write_bytes(b"".join(bytes([i]) + bytes(3072) for i in range(4)))
+    model = FOLDER / "model.safetensors"
+    again = ["--devices", "2", "--seed", "1", "--epochs", "1"]
+    done = subprocess.run([quickstart, "--data", cifar, "--save", model, *again], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0 and model.stat().st_size > 200_000, done.stderr
+    done = subprocess.run([quickstart, *again], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 2 and "--data" in done.stderr, done.stderr
+    done = subprocess.run([quickstart, "--data", FOLDER / "void", *again], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 1 and str(FOLDER / "void") in done.stderr, done.stderr
+    say("quickstart trains, and refuses")
+
 # --- Checkpoints and places to write to.
 
 good = FOLDER / "good.safetensors"

@@ -30,14 +30,17 @@ template <int Rank>
 using Variable = ch::Variable<float, Rank>;
 using Labels = ch::Tensor<std::int64_t, 1>;
 
-/// The largest difference, relative to the largest expected magnitude; infinite for a NaN or a different number of elements.
+/// The largest difference, relative to the largest expected magnitude; infinite for a NaN or a different number of
+/// elements.
 inline double error(std::span<const float> actual, std::span<const float> expected) {
   if (actual.size() != expected.size()) return std::numeric_limits<double>::infinity();
   double worst = 0, largest = 0;
   for (std::size_t i = 0; i < expected.size(); ++i) {
     const double a = static_cast<double>(actual[i]), e = static_cast<double>(expected[i]);
     largest = std::max(largest, std::abs(e));
-    worst = std::max(worst, a == e ? 0 : std::isfinite(a - e) ? std::abs(a - e) : std::numeric_limits<double>::infinity());
+    worst = std::max(worst, a == e                 ? 0
+                            : std::isfinite(a - e) ? std::abs(a - e)
+                                                   : std::numeric_limits<double>::infinity());
   }
   return largest > 0 ? worst / largest : worst;
 }
@@ -51,7 +54,8 @@ inline bool same(std::span<const Index> a, std::span<const Index> b) {
 /// A list of sizes or axes as an array. Throws ShapeError where it has not `Rank` entries.
 template <int Rank>
 Shape<Rank> as_shape(std::string_view what, std::span<const Index> from) {
-  ch::check<ch::ShapeError>(from.size() == static_cast<std::size_t>(Rank), "expected ", what, " of rank ", Rank, ", got ", from);
+  ch::check<ch::ShapeError>(from.size() == static_cast<std::size_t>(Rank), "expected ", what, " of rank ", Rank,
+                            ", got ", from);
   Shape<Rank> out{};
   for (std::size_t i = 0; i < out.size(); ++i) out[i] = from[i];
   return out;
@@ -76,7 +80,9 @@ class Case {
   /// The whole tensor, by its full name ("init.conv1.weight").
   const chorus_test::GoldenTensor& file(std::string_view name) const { return file_[name]; }
   int rank(std::string_view input) const { return static_cast<int>(file_[ch::cat("in.", input)].shape.size()); }
-  std::map<std::string, const chorus_test::GoldenTensor*> group(std::string_view prefix) const { return file_.group(prefix); }
+  std::map<std::string, const chorus_test::GoldenTensor*> group(std::string_view prefix) const {
+    return file_.group(prefix);
+  }
 
   /// Input NAME. Throws ShapeError where its rank is another.
   template <int Rank>
@@ -160,7 +166,8 @@ class Case {
         compare_numbers(name, grad);
     }
     for (const auto& [name, tensor] : file_.tensors)
-      if ((name.starts_with("out.") || name.starts_with("grad.") || name.starts_with("gout.") || name.starts_with("final.")) &&
+      if ((name.starts_with("out.") || name.starts_with("grad.") || name.starts_with("gout.") ||
+           name.starts_with("final.")) &&
           !used_.contains(name))
         report(name, "was not compared");
     return failures_;
@@ -178,7 +185,8 @@ class Case {
     const auto grad = ch::cat("grad.", name);
     const Variable<Rank> out(std::move(value), has(grad));
     if (has(grad))
-      gradients_.emplace_back(grad, [out] { return out.grad().defined() ? out.grad().to_vector() : std::vector<float>(); });
+      gradients_.emplace_back(grad,
+                              [out] { return out.grad().defined() ? out.grad().to_vector() : std::vector<float>(); });
     return out;
   }
 
@@ -199,13 +207,20 @@ void with_rank(int rank, const F& f) {
       ch::fail<ch::ShapeError>("rank ", rank, " is below ", Least);
   };
   switch (rank) {
-    case 0: return call(std::integral_constant<int, 0>{});
-    case 1: return call(std::integral_constant<int, 1>{});
-    case 2: return call(std::integral_constant<int, 2>{});
-    case 3: return call(std::integral_constant<int, 3>{});
-    case 4: return call(std::integral_constant<int, 4>{});
-    case 5: return call(std::integral_constant<int, 5>{});
-    default: ch::fail<ch::ShapeError>("rank ", rank, " is above 5");
+    case 0:
+      return call(std::integral_constant<int, 0>{});
+    case 1:
+      return call(std::integral_constant<int, 1>{});
+    case 2:
+      return call(std::integral_constant<int, 2>{});
+    case 3:
+      return call(std::integral_constant<int, 3>{});
+    case 4:
+      return call(std::integral_constant<int, 4>{});
+    case 5:
+      return call(std::integral_constant<int, 5>{});
+    default:
+      ch::fail<ch::ShapeError>("rank ", rank, " is above 5");
   }
 }
 

@@ -18,7 +18,8 @@ namespace {
 ch::Size2d size2d(const Case& test, const char* name, Index otherwise) {
   const auto found = test.attrs().find(name);
   if (found == test.attrs().end() || found->is_null()) return otherwise;
-  return found->is_array() ? ch::Size2d(found->at(0).get<Index>(), found->at(1).get<Index>()) : ch::Size2d(found->get<Index>());
+  return found->is_array() ? ch::Size2d(found->at(0).get<Index>(), found->at(1).get<Index>())
+                           : ch::Size2d(found->get<Index>());
 }
 
 // An input that a case may lack; undefined there.
@@ -28,16 +29,18 @@ Variable<Rank> optional_in(Case& test, const char* name) {
 }
 
 void matmul(Case& test) {
-  with_rank<2>(test.rank("a"), [&]<int Rank>(std::integral_constant<int, Rank>) {
-    test.out("y", ch::matmul(test.in<Rank>("a"), test.in<Rank>("b")));
+  with_rank<2>(test.rank("a"), [&]<int A>(std::integral_constant<int, A>) {
+    with_rank<2>(test.rank("b"), [&]<int B>(std::integral_constant<int, B>) {
+      test.out("y", ch::matmul(test.in<A>("a"), test.in<B>("b")));
+    });
   });
 }
 
 void batch_norm(Case& test) {
   const auto mean = test.tensor<1>("running_mean"), var = test.tensor<1>("running_var");
   with_rank<2>(test.rank("x"), [&]<int Rank>(std::integral_constant<int, Rank>) {
-    test.out("y", ch::batch_norm(test.in<Rank>("x"), optional_in<1>(test, "weight"), optional_in<1>(test, "bias"), mean, var,
-                                 test.attr<bool>("training"),
+    test.out("y", ch::batch_norm(test.in<Rank>("x"), optional_in<1>(test, "weight"), optional_in<1>(test, "bias"), mean,
+                                 var, test.attr<bool>("training"),
                                  {.eps = test.attr("eps", 1e-5), .momentum = test.attr("momentum", 0.1)}));
   });
   test.out("running_mean", mean);
@@ -98,15 +101,15 @@ void add_layers(Operations& operations) {
     with_rank<1>(test.rank("x"), [&]<int Rank>(std::integral_constant<int, Rank>) {
       with_rank<1>(inner, [&]<int Inner>(std::integral_constant<int, Inner>) {
         if constexpr (Inner <= Rank)
-          test.out("y", ch::layer_norm(test.in<Rank>("x"), optional_in<Inner>(test, "weight"), optional_in<Inner>(test, "bias"),
-                                       test.attr("eps", 1e-5)));
+          test.out("y", ch::layer_norm(test.in<Rank>("x"), optional_in<Inner>(test, "weight"),
+                                       optional_in<Inner>(test, "bias"), test.attr("eps", 1e-5)));
       });
     });
   };
   operations["group_norm"] = [](Case& test) {
     with_rank<2>(test.rank("x"), [&]<int Rank>(std::integral_constant<int, Rank>) {
-      test.out("y", ch::group_norm(test.in<Rank>("x"), test.attr<Index>("groups"), test.in<1>("weight"), test.in<1>("bias"),
-                                   test.attr("eps", 1e-5)));
+      test.out("y", ch::group_norm(test.in<Rank>("x"), test.attr<Index>("groups"), test.in<1>("weight"),
+                                   test.in<1>("bias"), test.attr("eps", 1e-5)));
     });
   };
   operations["rms_norm"] = [](Case& test) {

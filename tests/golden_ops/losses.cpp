@@ -42,10 +42,11 @@ void class_loss(Case& test, Options options, const PerSample& per_sample, const 
 }  // namespace
 
 void add_losses(Operations& operations) {
-#define LOSS(NAME)                                                                                     \
-  operations[#NAME] = [](Case& test) {                                                                 \
-    loss(test, [](const auto& x, const auto& t) { return ch::NAME##_per_element(x, t); },              \
-         [](const auto& x, const auto& t, ch::Reduction reduction) { return ch::NAME(x, t, reduction); }); \
+#define LOSS(NAME)                                                                                        \
+  operations[#NAME] = [](Case& test) {                                                                    \
+    loss(                                                                                                 \
+        test, [](const auto& x, const auto& t) { return ch::NAME##_per_element(x, t); },                  \
+        [](const auto& x, const auto& t, ch::Reduction reduction) { return ch::NAME(x, t, reduction); }); \
   }
   LOSS(mse_loss);
   LOSS(l1_loss);
@@ -53,13 +54,17 @@ void add_losses(Operations& operations) {
 #undef LOSS
   operations["smooth_l1_loss"] = [](Case& test) {
     const double beta = test.attr("beta", 1.0);
-    loss(test, [&](const auto& x, const auto& t) { return ch::smooth_l1_loss_per_element(x, t, beta); },
-         [&](const auto& x, const auto& t, ch::Reduction reduction) { return ch::smooth_l1_loss(x, t, beta, reduction); });
+    loss(
+        test, [&](const auto& x, const auto& t) { return ch::smooth_l1_loss_per_element(x, t, beta); },
+        [&](const auto& x, const auto& t, ch::Reduction reduction) {
+          return ch::smooth_l1_loss(x, t, beta, reduction);
+        });
   };
   operations["huber_loss"] = [](Case& test) {
     const double delta = test.attr("delta", 1.0);
-    loss(test, [&](const auto& x, const auto& t) { return ch::huber_loss_per_element(x, t, delta); },
-         [&](const auto& x, const auto& t, ch::Reduction reduction) { return ch::huber_loss(x, t, delta, reduction); });
+    loss(
+        test, [&](const auto& x, const auto& t) { return ch::huber_loss_per_element(x, t, delta); },
+        [&](const auto& x, const auto& t, ch::Reduction reduction) { return ch::huber_loss(x, t, delta, reduction); });
   };
   operations["kl_div"] = [](Case& test) {
     if (test.attr<std::string>("reduction", "mean") == "batchmean")
@@ -67,20 +72,23 @@ void add_losses(Operations& operations) {
         test.out("y", ch::kl_div(test.in<Rank>("x"), test.in<Rank>("target")));
       });
     else
-      loss(test, [](const auto& x, const auto& t) { return ch::kl_div_per_element(x, t); },
-           [](const auto& x, const auto& t, ch::Reduction reduction) {
-             const auto losses = ch::kl_div_per_element(x, t);
-             return reduction == ch::Reduction::mean ? ch::mean(losses) : ch::sum(losses);
-           });
+      loss(
+          test, [](const auto& x, const auto& t) { return ch::kl_div_per_element(x, t); },
+          [](const auto& x, const auto& t, ch::Reduction reduction) {
+            const auto losses = ch::kl_div_per_element(x, t);
+            return reduction == ch::Reduction::mean ? ch::mean(losses) : ch::sum(losses);
+          });
   };
   operations["cross_entropy"] = [](Case& test) {
-    class_loss(test, ch::CrossEntropyOptions{.label_smoothing = test.attr("label_smoothing", 0.0)},
-               [](const auto&... arguments) { return ch::cross_entropy_per_sample(arguments...); },
-               [](const auto&... arguments) { return ch::cross_entropy(arguments...); });
+    class_loss(
+        test, ch::CrossEntropyOptions{.label_smoothing = test.attr("label_smoothing", 0.0)},
+        [](const auto&... arguments) { return ch::cross_entropy_per_sample(arguments...); },
+        [](const auto&... arguments) { return ch::cross_entropy(arguments...); });
   };
   operations["nll_loss"] = [](Case& test) {
-    class_loss(test, ch::NllLossOptions{}, [](const auto&... arguments) { return ch::nll_loss_per_sample(arguments...); },
-               [](const auto&... arguments) { return ch::nll_loss(arguments...); });
+    class_loss(
+        test, ch::NllLossOptions{}, [](const auto&... arguments) { return ch::nll_loss_per_sample(arguments...); },
+        [](const auto&... arguments) { return ch::nll_loss(arguments...); });
   };
 }
 

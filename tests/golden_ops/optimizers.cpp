@@ -90,12 +90,12 @@ void clip(Case& test) {
 void add_optimizers(Operations& operations) {
   operations["optim.sgd"] = [](Case& test) {
     optimizer(test, [&](Parameters parameters) {
-      return std::make_unique<optim::Sgd<ch::Cpu>>(
-          std::move(parameters), optim::SgdOptions{.lr = test.attr<double>("lr"),
-                                                   .momentum = test.attr("momentum", 0.0),
-                                                   .dampening = test.attr("dampening", 0.0),
-                                                   .weight_decay = test.attr("weight_decay", 0.0),
-                                                   .nesterov = test.attr("nesterov", false)});
+      return std::make_unique<optim::Sgd<ch::Cpu>>(std::move(parameters),
+                                                   optim::SgdOptions{.lr = test.attr<double>("lr"),
+                                                                     .momentum = test.attr("momentum", 0.0),
+                                                                     .dampening = test.attr("dampening", 0.0),
+                                                                     .weight_decay = test.attr("weight_decay", 0.0),
+                                                                     .nesterov = test.attr("nesterov", false)});
     });
   };
   operations["optim.adam"] = [](Case& test) {
@@ -138,7 +138,8 @@ void add_optimizers(Operations& operations) {
     schedule(test, optim::ExponentialDecay{test.attr<double>("gamma")});
   };
   operations["schedule.linear"] = [](Case& test) {
-    schedule(test, optim::LinearRamp{test.attr("start_factor", 1.0 / 3), test.attr("end_factor", 1.0), test.attr("total_iters", 5)});
+    schedule(test, optim::LinearRamp{test.attr("start_factor", 1.0 / 3), test.attr("end_factor", 1.0),
+                                     test.attr("total_iters", 5)});
   };
   operations["schedule.cosine"] = [](Case& test) {
     schedule(test, optim::CosineAnnealing{test.attr<int>("T_max"), test.attr("eta_min", 0.0)});

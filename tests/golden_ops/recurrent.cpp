@@ -13,7 +13,8 @@ void recurrent(Case& test, const Layer& layer) {
   auto x = test.in<3>("x");
   if (!batch_first) x = ch::transpose(x, 0, 1);
   const auto y = layer(x, test.in<2>("weight_ih_l0"), test.in<2>("weight_hh_l0"), test.in<1>("bias_ih_l0"),
-                       test.in<1>("bias_hh_l0")).output;
+                       test.in<1>("bias_hh_l0"))
+                     .output;
   test.out("y", batch_first ? y : ch::transpose(y, 0, 1));
 }
 

@@ -17,10 +17,14 @@ void inputs_of_one_rank(Case& test, const F& f) {
   with_rank<Least>(test.rank(names.at(0)), [&]<int Rank>(std::integral_constant<int, Rank>) {
     const auto in = [&](std::size_t i) { return test.in<Rank>(names[i]); };
     switch (names.size()) {
-      case 1: return test.out("y", f(in(0)));
-      case 2: return test.out("y", f(in(0), in(1)));
-      case 3: return test.out("y", f(in(0), in(1), in(2)));
-      default: ch::fail<ch::UsageError>(names.size(), " inputs are more than this test takes");
+      case 1:
+        return test.out("y", f(in(0)));
+      case 2:
+        return test.out("y", f(in(0), in(1)));
+      case 3:
+        return test.out("y", f(in(0), in(1), in(2)));
+      default:
+        ch::fail<ch::UsageError>(names.size(), " inputs are more than this test takes");
     }
   });
 }
@@ -44,7 +48,8 @@ void add_shapes(Operations& operations) {
   };
   operations["slice"] = [](Case& test) {
     with_rank<1>(test.rank("x"), [&]<int Rank>(std::integral_constant<int, Rank>) {
-      test.out("y", ch::slice(test.in<Rank>("x"), test.attr<Index>("axis"), test.attr<Index>("start"), test.attr<Index>("stop")));
+      test.out("y", ch::slice(test.in<Rank>("x"), test.attr<Index>("axis"), test.attr<Index>("start"),
+                              test.attr<Index>("stop")));
     });
   };
   operations["concat"] = [](Case& test) {

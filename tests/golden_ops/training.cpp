@@ -37,7 +37,8 @@ struct Toy : nn::Module {
 
 /// One residual block.
 struct BnNet : nn::Module {
-  nn::Conv2d<Cpu> conv1{1, 8, {.kernel = 3, .padding = 1, .bias = false}}, conv2{8, 8, {.kernel = 3, .padding = 1, .bias = false}};
+  nn::Conv2d<Cpu> conv1{1, 8, {.kernel = 3, .padding = 1, .bias = false}},
+      conv2{8, 8, {.kernel = 3, .padding = 1, .bias = false}};
   nn::BatchNorm2d<Cpu> bn1{8}, bn2{8};
   nn::Linear<Cpu> fc{8, 10};
   CHORUS_MODULE(BnNet, conv1, bn1, conv2, bn2, fc)
@@ -73,12 +74,14 @@ void train(Case& test) {
   Model model;
   for_each_state(model, [&](const std::string& name, void* data, ch::DType type, Index count) {
     const auto& init = test.file("init." + name);
-    std::visit([&](const auto& values) {
-      const auto bytes = values.size() * sizeof(values[0]);
-      ch::check<ch::ShapeError>(bytes == static_cast<std::size_t>(count) * ch::size_of(type), "init.", name, " has ",
-                                values.size(), " elements, the model's ", count);
-      std::memcpy(data, values.data(), bytes);
-    }, init.values);
+    std::visit(
+        [&](const auto& values) {
+          const auto bytes = values.size() * sizeof(values[0]);
+          ch::check<ch::ShapeError>(bytes == static_cast<std::size_t>(count) * ch::size_of(type), "init.", name,
+                                    " has ", values.size(), " elements, the model's ", count);
+          std::memcpy(data, values.data(), bytes);
+        },
+        init.values);
   });
   const auto optimizer = make_optimizer(test, model);
 
@@ -86,7 +89,8 @@ void train(Case& test) {
   const auto& labels = test.file("batch.labels");
   const auto shape = as_shape<5>("batch.images", images.shape);
   const auto all_images = Tensor<5>::from(std::span<const float>(images.f32()), shape);
-  const auto all_labels = ch::Tensor<std::int64_t, 2>::from(std::span<const std::int64_t>(labels.i64()), {shape[0], shape[1]});
+  const auto all_labels =
+      ch::Tensor<std::int64_t, 2>::from(std::span<const std::int64_t>(labels.i64()), {shape[0], shape[1]});
   std::vector<float> losses;
   for (Index step = 0; step < shape[0]; ++step) {
     optimizer->zero_grad();

@@ -18,10 +18,12 @@ struct GradientCheckOptions {
 };
 
 /// Compares the gradients by all `inputs` (double, on the CPU) of `function(inputs...)`, a Variable of any shape, with
-/// central differences. The output is weighted with fixed random numbers, so that errors don't cancel. Returns the largest
-/// difference, relative to the largest gradient of that input (at least 1); 1e-6 is a good bound for smooth functions.
+/// central differences. The output is weighted with fixed random numbers, so that errors don't cancel. Returns the
+/// largest difference, relative to the largest gradient of that input (at least 1); 1e-6 is a good bound for smooth
+/// functions.
 template <class Function, int... Ranks>
-double gradient_error(const Function& function, const GradientCheckOptions& options, const Tensor<double, Ranks>&... inputs) {
+double gradient_error(const Function& function, const GradientCheckOptions& options,
+                      const Tensor<double, Ranks>&... inputs) {
   const auto weight = [](Index i) {
     return static_cast<double>(unit_float(philox(7, {static_cast<std::uint32_t>(i), 0, 0, 0})[0])) + 0.5;
   };
@@ -73,4 +75,4 @@ double gradient_error(const Function& function, const Tensor<double, Ranks>&... 
   return gradient_error(function, GradientCheckOptions{}, inputs...);
 }
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI

@@ -44,7 +44,8 @@ auto elu(const X& x, double alpha = 1) {
   return detail::pointwise("elu", functors::Elu{alpha}, x);
 }
 
-/// log(1 + exp(beta x)) / beta, and x itself where beta x is above the threshold. Throws UsageError unless beta is positive.
+/// log(1 + exp(beta x)) / beta, and x itself where beta x is above the threshold. Throws UsageError unless beta is
+/// positive.
 template <Operand X>
 auto softplus(const X& x, double beta = 1, double threshold = 20) {
   check<UsageError>(beta > 0, "softplus: beta is positive, got ", beta);
@@ -58,4 +59,4 @@ auto hardtanh(const X& x, double min = -1, double max = 1) {
   return detail::pointwise("hardtanh", functors::Hardtanh{min, max}, x);
 }
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI

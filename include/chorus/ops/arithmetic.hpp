@@ -1,6 +1,7 @@
 #pragma once
-/// Arithmetic of operands and numbers, element by element: + - * / and pow, maximum, minimum, clamp. Operands broadcast as in
-/// NumPy; each function gives a Tensor for Tensors, else a Variable. Throws ShapeError where shapes don't broadcast.
+/// Arithmetic of operands and numbers, element by element: + - * / and pow, maximum, minimum, clamp. Operands broadcast
+/// as in NumPy; each function gives a Tensor for Tensors, else a Variable. Throws ShapeError where shapes don't
+/// broadcast.
 
 #include <limits>
 
@@ -59,14 +60,14 @@ CHORUS_BINARY(minimum, Minimum)
 CHORUS_BINARY(pow, Pow)
 #undef CHORUS_BINARY
 
-#define CHORUS_WITH_NUMBER(NAME, NUMBER_RIGHT, NUMBER_LEFT)                                \
-  template <Operand X>                                                                     \
-  auto NAME(const X& x, Arithmetic auto number) {                                          \
+#define CHORUS_WITH_NUMBER(NAME, NUMBER_RIGHT, NUMBER_LEFT)                                  \
+  template <Operand X>                                                                       \
+  auto NAME(const X& x, Arithmetic auto number) {                                            \
     return detail::pointwise(#NAME, functors::NUMBER_RIGHT{static_cast<double>(number)}, x); \
-  }                                                                                        \
-  template <Operand X>                                                                     \
-  auto NAME(Arithmetic auto number, const X& x) {                                          \
-    return detail::pointwise(#NAME, functors::NUMBER_LEFT{static_cast<double>(number)}, x); \
+  }                                                                                          \
+  template <Operand X>                                                                       \
+  auto NAME(Arithmetic auto number, const X& x) {                                            \
+    return detail::pointwise(#NAME, functors::NUMBER_LEFT{static_cast<double>(number)}, x);  \
   }
 CHORUS_WITH_NUMBER(add, AddScalar, AddScalar)
 CHORUS_WITH_NUMBER(mul, MulScalar, MulScalar)
@@ -93,26 +94,26 @@ auto neg(const X& x) {
   return detail::pointwise("neg", functors::Neg{}, x);
 }
 
-/// x limited to [min, max]; an infinity leaves its side open. At the limits themselves the gradient passes. Throws UsageError
-/// unless min <= max.
+/// x limited to [min, max]; an infinity leaves its side open. At the limits themselves the gradient passes. Throws
+/// UsageError unless min <= max.
 template <Operand X>
 auto clamp(const X& x, double min, double max = std::numeric_limits<double>::infinity()) {
   check<UsageError>(min <= max, "clamp: the limits are [", min, ", ", max, "]");
   return detail::pointwise("clamp", functors::Clamp{min, max}, x);
 }
 
-#define CHORUS_OPERATOR(OP, NAME)                         \
-  template <Operand A, Operand B>                         \
-  auto operator OP(const A& a, const B& b) {              \
-    return NAME(a, b);                                    \
-  }                                                       \
-  template <Operand X>                                    \
-  auto operator OP(const X& x, Arithmetic auto number) {  \
-    return NAME(x, number);                               \
-  }                                                       \
-  template <Operand X>                                    \
-  auto operator OP(Arithmetic auto number, const X& x) {  \
-    return NAME(number, x);                               \
+#define CHORUS_OPERATOR(OP, NAME)                        \
+  template <Operand A, Operand B>                        \
+  auto operator OP(const A& a, const B& b) {             \
+    return NAME(a, b);                                   \
+  }                                                      \
+  template <Operand X>                                   \
+  auto operator OP(const X& x, Arithmetic auto number) { \
+    return NAME(x, number);                              \
+  }                                                      \
+  template <Operand X>                                   \
+  auto operator OP(Arithmetic auto number, const X& x) { \
+    return NAME(number, x);                              \
   }
 CHORUS_OPERATOR(+, add)
 CHORUS_OPERATOR(-, sub)
@@ -125,4 +126,4 @@ auto operator-(const X& x) {
   return neg(x);
 }
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI

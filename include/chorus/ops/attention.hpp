@@ -12,8 +12,8 @@
 namespace chorus::inline CHORUS_ABI {
 
 /// q: [batch..., queries, features], k: [batch..., keys, features], v: [batch..., keys, values] -> softmax(q kᵀ /
-/// sqrt(features)) v: [batch..., queries, values]. With `causal`, query i sees keys 0 to i only. Throws ShapeError where
-/// sizes differ.
+/// sqrt(features)) v: [batch..., queries, values]. With `causal`, query i sees keys 0 to i only. Throws ShapeError
+/// where sizes differ.
 template <Operand Q, Operand K, Operand V>
 auto scaled_dot_product_attention(const Q& q, const K& k, const V& v, bool causal = false) {
   using D = typename tensor_of<Q>::device_type;
@@ -31,4 +31,4 @@ auto scaled_dot_product_attention(const Q& q, const K& k, const V& v, bool causa
   return matmul(softmax(scores, -1), v);
 }
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI

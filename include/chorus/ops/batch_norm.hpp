@@ -25,10 +25,10 @@ kernels::ChannelShape channel_view(const std::array<Index, N>& shape) {
 }
 }  // namespace detail
 
-/// x: [batch, channels, ...], weight, bias, running_mean, running_var: [channels] -> (x - mean) / sqrt(var + eps) * weight +
-/// bias for each channel. In training, mean and (biased) variance are the batch's, and the running ones are moved towards
-/// them (the variance unbiased), except by an empty batch; else the running ones are used. Throws ShapeError where channels
-/// don't fit, or for a training batch with one number a channel.
+/// x: [batch, channels, ...], weight, bias, running_mean, running_var: [channels] -> (x - mean) / sqrt(var + eps) *
+/// weight + bias for each channel. In training, mean and (biased) variance are the batch's, and the running ones are
+/// moved towards them (the variance unbiased), except by an empty batch; else the running ones are used. Throws
+/// ShapeError where channels don't fit, or for a training batch with one number a channel.
 template <Operand X, Operand W, Operand B, class T, class D>
 auto batch_norm(const X& x, const W& weight, const B& bias, const Tensor<T, 1, D>& running_mean,
                 const Tensor<T, 1, D>& running_var, bool training, const BatchNormOptions& options = {}) {
@@ -47,15 +47,17 @@ auto batch_norm(const X& x, const W& weight, const B& bias, const Tensor<T, 1, D
   if (training) {
     mean = Tensor<T, 1, D>::empty({view.channels}, device);
     invstd = Tensor<T, 1, D>::empty({view.channels}, device);
-    kernels::batch_norm_forward_train(device, view, input.data(), w.data(), b.data(), running_mean.data(), running_var.data(),
-                                      options.momentum, options.eps, out.data(), mean.data(), invstd.data());
+    kernels::batch_norm_forward_train(device, view, input.data(), w.data(), b.data(), running_mean.data(),
+                                      running_var.data(), options.momentum, options.eps, out.data(), mean.data(),
+                                      invstd.data());
   } else {
-    kernels::batch_norm_forward_eval(device, view, input.data(), w.data(), b.data(), running_mean.data(), running_var.data(),
-                                     options.eps, out.data());
+    kernels::batch_norm_forward_eval(device, view, input.data(), w.data(), b.data(), running_mean.data(),
+                                     running_var.data(), options.eps, out.data());
   }
   return record(
       "batch_norm", std::move(out),
-      [input, w, mean, invstd, running_var, view, training, eps = options.eps](const auto& dy, auto dx, auto dw, auto db) {
+      [input, w, mean, invstd, running_var, view, training, eps = options.eps](const auto& dy, auto dx, auto dw,
+                                                                               auto db) {
         T* grads[3] = {};
         std::array<bool, 3> accumulate{};
         const auto want = [&](std::size_t i, auto node) {
@@ -68,8 +70,8 @@ auto batch_norm(const X& x, const W& weight, const B& bias, const Tensor<T, 1, D
         want(1, dw);
         want(2, db);
         if (training)
-          kernels::batch_norm_backward_train(dy.device(), view, input.data(), dy.data(), w.data(), mean.data(), invstd.data(),
-                                             grads[0], grads[1], grads[2], accumulate);
+          kernels::batch_norm_backward_train(dy.device(), view, input.data(), dy.data(), w.data(), mean.data(),
+                                             invstd.data(), grads[0], grads[1], grads[2], accumulate);
         else
           kernels::batch_norm_backward_eval(dy.device(), view, input.data(), dy.data(), w.data(), mean.data(),
                                             running_var.data(), eps, grads[0], grads[1], grads[2], accumulate);
@@ -77,4 +79,4 @@ auto batch_norm(const X& x, const W& weight, const B& bias, const Tensor<T, 1, D
       x, weight, bias);
 }
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI

@@ -41,10 +41,10 @@ auto conv2d(const X& x, const W& weight, const B& bias, const Conv2dOptions& opt
                         shape.dilation_w > 0 && shape.padding_h >= 0 && shape.padding_w >= 0,
                     "conv2d: stride, dilation and groups are at least 1, padding at least 0");
   check<ShapeError>(w.size(1) * shape.groups == shape.in_channels && shape.out_channels % shape.groups == 0,
-                    "conv2d: an input of shape ", input.shape(), " does not fit a weight of shape ", w.shape(), " with ",
-                    shape.groups, " groups");
-  check<ShapeError>(!b.defined() || b.numel() == shape.out_channels, "conv2d: the bias has ", b.numel(), " elements for ",
-                    shape.out_channels, " channels");
+                    "conv2d: an input of shape ", input.shape(), " does not fit a weight of shape ", w.shape(),
+                    " with ", shape.groups, " groups");
+  check<ShapeError>(!b.defined() || b.numel() == shape.out_channels, "conv2d: the bias has ", b.numel(),
+                    " elements for ", shape.out_channels, " channels");
   check<ShapeError>(shape.height + 2 * shape.padding_h >= shape.dilation_h * (shape.kernel_h - 1) + 1 &&
                         shape.width + 2 * shape.padding_w >= shape.dilation_w * (shape.kernel_w - 1) + 1,
                     "conv2d: the kernel of ", w.shape(), " is larger than the padded input of ", input.shape());
@@ -71,4 +71,4 @@ auto conv2d(const X& x, const W& weight, const B& bias, const Conv2dOptions& opt
       x, weight, bias);
 }
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI

@@ -17,12 +17,13 @@ auto conv1d(const X& x, const W& weight, const B& bias, const Conv1dOptions& opt
   static_assert(tensor_of<X>::rank == 3 && tensor_of<W>::rank == 3, "conv1d: the input is [batch, channels, length]");
   const auto& in = value_of(x).shape();
   const auto& w = value_of(weight).shape();
-  const auto y = conv2d(reshape(x, Shape<4>{in[0], in[1], 1, in[2]}), reshape(weight, Shape<4>{w[0], w[1], 1, w[2]}), bias,
-                        {.stride = {1, options.stride},
-                         .padding = {0, options.padding},
-                         .dilation = {1, options.dilation},
-                         .groups = options.groups});
+  const auto y =
+      conv2d(reshape(x, Shape<4>{in[0], in[1], 1, in[2]}), reshape(weight, Shape<4>{w[0], w[1], 1, w[2]}), bias,
+             {.stride = {1, options.stride},
+              .padding = {0, options.padding},
+              .dilation = {1, options.dilation},
+              .groups = options.groups});
   return reshape(y, Shape<3>{y.size(0), y.size(1), y.size(3)});
 }
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI

@@ -58,16 +58,16 @@ auto nll_loss(const X& log_probabilities, const Tensor<std::int64_t, 1, D>& labe
       "nll_loss", std::move(loss),
       [scores, targets, options](const auto& dloss, auto dx) {
         const auto [grad, accumulate] = dx->target();
-        kernels::nll_loss_backward(scores.device(), scores.size(0), scores.size(1), targets.data(), options, dloss.data(),
-                                   grad.data(), accumulate);
+        kernels::nll_loss_backward(scores.device(), scores.size(0), scores.size(1), targets.data(), options,
+                                   dloss.data(), grad.data(), accumulate);
       },
       log_probabilities);
 }
 }  // namespace detail
 
-/// logits: [batch, classes], labels: [batch] in [0, classes) -> -log softmax(logits)[label], averaged (or summed) over the
-/// batch. The mean over no samples is 0, so that an empty share of a batch contributes nothing. Throws UsageError for a bad
-/// label, ShapeError where the batches differ.
+/// logits: [batch, classes], labels: [batch] in [0, classes) -> -log softmax(logits)[label], averaged (or summed) over
+/// the batch. The mean over no samples is 0, so that an empty share of a batch contributes nothing. Throws UsageError
+/// for a bad label, ShapeError where the batches differ.
 template <Operand X, class D>
 auto cross_entropy(const X& logits, const Tensor<std::int64_t, 1, D>& labels, const CrossEntropyOptions& options = {}) {
   return detail::cross_entropy<0>(logits, labels, options);
@@ -75,22 +75,26 @@ auto cross_entropy(const X& logits, const Tensor<std::int64_t, 1, D>& labels, co
 
 /// The same without a reduction: [batch].
 template <Operand X, class D>
-auto cross_entropy_per_sample(const X& logits, const Tensor<std::int64_t, 1, D>& labels, CrossEntropyOptions options = {}) {
+auto cross_entropy_per_sample(const X& logits, const Tensor<std::int64_t, 1, D>& labels,
+                              CrossEntropyOptions options = {}) {
   options.reduction = Reduction::none;
   return detail::cross_entropy<1>(logits, labels, options);
 }
 
-/// log_probabilities: [batch, classes], labels: [batch] -> -log_probabilities[label], averaged (or summed) over the batch.
+/// log_probabilities: [batch, classes], labels: [batch] -> -log_probabilities[label], averaged (or summed) over the
+/// batch.
 template <Operand X, class D>
-auto nll_loss(const X& log_probabilities, const Tensor<std::int64_t, 1, D>& labels, const NllLossOptions& options = {}) {
+auto nll_loss(const X& log_probabilities, const Tensor<std::int64_t, 1, D>& labels,
+              const NllLossOptions& options = {}) {
   return detail::nll_loss<0>(log_probabilities, labels, options);
 }
 
 /// The same without a reduction: [batch].
 template <Operand X, class D>
-auto nll_loss_per_sample(const X& log_probabilities, const Tensor<std::int64_t, 1, D>& labels, NllLossOptions options = {}) {
+auto nll_loss_per_sample(const X& log_probabilities, const Tensor<std::int64_t, 1, D>& labels,
+                         NllLossOptions options = {}) {
   options.reduction = Reduction::none;
   return detail::nll_loss<1>(log_probabilities, labels, options);
 }
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI

@@ -22,4 +22,4 @@ auto cumsum(const X& x, Index axis) {
       x);
 }
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI

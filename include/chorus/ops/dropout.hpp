@@ -8,9 +8,9 @@
 
 namespace chorus::inline CHORUS_ABI {
 
-/// In training, zeroes each element with probability p and scales the others by 1 / (1 - p); else x itself. x: [batch, ...].
-/// Which elements go depends on the seed, the pass, and the sample's place in the global batch, not on the device that
-/// holds it. Throws UsageError unless 0 <= p < 1.
+/// In training, zeroes each element with probability p and scales the others by 1 / (1 - p); else x itself. x: [batch,
+/// ...]. Which elements go depends on the seed, the pass, and the sample's place in the global batch, not on the device
+/// that holds it. Throws UsageError unless 0 <= p < 1.
 template <Operand X>
 auto dropout(const X& x, double p, bool training = true) {
   static_assert(tensor_of<X>::rank >= 1, "dropout: the input has a batch axis");
@@ -18,7 +18,8 @@ auto dropout(const X& x, double p, bool training = true) {
   const auto input = contiguous(value_of(x));
   const auto key = next_random_key();
   if (!training || p == 0)
-    return record("dropout", input, [](const auto& dy, auto dx) { dx->add(dy); }, x);
+    return record(
+        "dropout", input, [](const auto& dy, auto dx) { dx->add(dy); }, x);
   const kernels::DropoutKey philox_key{key.seed, key.step, key.operation, key.first_sample};
   const Index samples = input.size(0), inner = samples == 0 ? 0 : input.numel() / samples;
   const auto device = input.device();
@@ -33,4 +34,4 @@ auto dropout(const X& x, double p, bool training = true) {
       x);
 }
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI

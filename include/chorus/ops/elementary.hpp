@@ -29,4 +29,4 @@ CHORUS_UNARY(tanh, Tanh)
 CHORUS_UNARY(erf, Erf)
 #undef CHORUS_UNARY
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI

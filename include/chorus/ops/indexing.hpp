@@ -8,7 +8,8 @@
 
 namespace chorus::inline CHORUS_ABI {
 
-/// Entry i of an axis of the result is entry `index[i]` of that axis of x. Throws UsageError for an index outside of the axis.
+/// Entry i of an axis of the result is entry `index[i]` of that axis of x. Throws UsageError for an index outside of
+/// the axis.
 template <Operand X, class D>
 auto index_select(const X& x, Index axis, const Tensor<std::int64_t, 1, D>& index) {
   const auto input = contiguous(value_of(x));
@@ -23,13 +24,14 @@ auto index_select(const X& x, Index axis, const Tensor<std::int64_t, 1, D>& inde
       "index_select", std::move(out),
       [whole, chosen](const auto& dy, auto dx) {
         const auto [grad, accumulate] = dx->target();
-        kernels::index_select_backward(grad.device(), whole, chosen.numel(), chosen.data(), dy.data(), grad.data(), accumulate);
+        kernels::index_select_backward(grad.device(), whole, chosen.numel(), chosen.data(), dy.data(), grad.data(),
+                                       accumulate);
       },
       x);
 }
 
-/// weight: [entries, features], index: [...] -> the entries' rows: [..., features]. Throws UsageError for an index that is no
-/// entry.
+/// weight: [entries, features], index: [...] -> the entries' rows: [..., features]. Throws UsageError for an index that
+/// is no entry.
 template <Operand W, int Rank, class D>
 auto embedding(const W& weight, const Tensor<std::int64_t, Rank, D>& index) {
   static_assert(tensor_of<W>::rank == 2, "embedding: the weight is [entries, features]");
@@ -59,9 +61,9 @@ auto gather_along(const X& x, std::size_t axis, const Indices& index) {
 }
 }  // namespace detail
 
-/// The result has the index's shape; along `axis` its element is x's at the position that the index gives, at the same place
-/// in the other axes, where the index may be smaller than x. Throws ShapeError where it is larger, UsageError for an index
-/// outside of the axis.
+/// The result has the index's shape; along `axis` its element is x's at the position that the index gives, at the same
+/// place in the other axes, where the index may be smaller than x. Throws ShapeError where it is larger, UsageError for
+/// an index outside of the axis.
 template <Operand X, class D>
 auto gather(const X& x, Index axis, const Tensor<std::int64_t, tensor_of<X>::rank, D>& index) {
   static_assert(tensor_of<X>::rank >= 1, "gather: the input has at least one axis");
@@ -70,11 +72,11 @@ auto gather(const X& x, Index axis, const Tensor<std::int64_t, tensor_of<X>::ran
   for (std::size_t other = 0; other < index.shape().size(); ++other) {
     const Index size = index.shape()[other];
     if (other == a || size == narrowed.shape()[other]) continue;
-    check<ShapeError>(size < narrowed.shape()[other], "gather: an index of shape ", index.shape(), " is larger than the input of ",
-                      value_of(x).shape(), " beside axis ", axis);
+    check<ShapeError>(size < narrowed.shape()[other], "gather: an index of shape ", index.shape(),
+                      " is larger than the input of ", value_of(x).shape(), " beside axis ", axis);
     narrowed = slice(narrowed, static_cast<Index>(other), 0, size);
   }
   return detail::gather_along(narrowed, a, index);
 }
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI

@@ -1,6 +1,6 @@
 #pragma once
-/// Losses that compare two operands element by element. Each comes in two forms: `NAME` is the mean (or sum) of all elements,
-/// `NAME_per_element` keeps them. Gradients go to both operands.
+/// Losses that compare two operands element by element. Each comes in two forms: `NAME` is the mean (or sum) of all
+/// elements, `NAME_per_element` keeps them. Gradients go to both operands.
 
 #include <chorus/kernels/loss_options.hpp>
 #include <chorus/ops/arithmetic.hpp>
@@ -68,21 +68,22 @@ namespace detail {
 // The mean of no elements is 0, so that an empty share of a batch contributes nothing.
 template <Operand X, Operand Y, class F>
 auto reduced_loss(const char* operation, const F& f, const X& x, const Y& target, Reduction reduction) {
-  check<UsageError>(reduction != Reduction::none, operation, ": for the loss of each element call ", operation, "_per_element");
+  check<UsageError>(reduction != Reduction::none, operation, ": for the loss of each element call ", operation,
+                    "_per_element");
   const auto losses = pointwise(operation, f, x, target);
   const Index count = reduction == Reduction::mean ? std::max(losses.numel(), Index{1}) : 1;
   return sum(losses) / count;
 }
 }  // namespace detail
 
-#define CHORUS_LOSS(NAME, FUNCTOR)                                                           \
-  template <Operand X, Operand Y>                                                            \
-  auto NAME(const X& x, const Y& target, Reduction reduction = Reduction::mean) {            \
-    return detail::reduced_loss(#NAME, functors::FUNCTOR{}, x, target, reduction);           \
-  }                                                                                          \
-  template <Operand X, Operand Y>                                                            \
-  auto NAME##_per_element(const X& x, const Y& target) {                                     \
-    return detail::pointwise(#NAME, functors::FUNCTOR{}, x, target);                         \
+#define CHORUS_LOSS(NAME, FUNCTOR)                                                 \
+  template <Operand X, Operand Y>                                                  \
+  auto NAME(const X& x, const Y& target, Reduction reduction = Reduction::mean) {  \
+    return detail::reduced_loss(#NAME, functors::FUNCTOR{}, x, target, reduction); \
+  }                                                                                \
+  template <Operand X, Operand Y>                                                  \
+  auto NAME##_per_element(const X& x, const Y& target) {                           \
+    return detail::pointwise(#NAME, functors::FUNCTOR{}, x, target);               \
   }
 /// (x - target)²
 CHORUS_LOSS(mse_loss, SquaredError)
@@ -116,8 +117,8 @@ auto huber_loss_per_element(const X& x, const Y& target, double delta = 1) {
   return detail::pointwise("huber_loss", functors::Huber{delta}, x, target);
 }
 
-/// The Kullback-Leibler divergence of distributions `target` from those whose logarithms are given: both [batch, ...]; summed,
-/// and divided by the batch's size (PyTorch's `batchmean`).
+/// The Kullback-Leibler divergence of distributions `target` from those whose logarithms are given: both [batch, ...];
+/// summed, and divided by the batch's size (PyTorch's `batchmean`).
 template <Operand X, Operand Y>
 auto kl_div(const X& log_probabilities, const Y& target) {
   static_assert(tensor_of<X>::rank >= 1, "kl_div: the input has a batch axis");
@@ -130,4 +131,4 @@ auto kl_div_per_element(const X& log_probabilities, const Y& target) {
   return detail::pointwise("kl_div", functors::KlDivergence{}, log_probabilities, target);
 }
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI

@@ -51,4 +51,4 @@ auto masked_fill(const X& x, const Tensor<bool, Rank, D>& mask, double value) {
   return detail::pointwise("masked_fill", functors::MaskedFill{value}, numbers, x);
 }
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI

@@ -1,32 +1,29 @@
 #pragma once
 /// Matrix products and the linear layer's function.
 
-#include <chorus/autograd/parameter.hpp>
-#include <chorus/kernels/contiguous.hpp>
+#include <algorithm>
+#include <functional>
+#include <numeric>
+#include <utility>
+
 #include <chorus/kernels/gemm.hpp>
 #include <chorus/kernels/reduction.hpp>
+#include <chorus/ops/shape.hpp>
 
 namespace chorus::inline CHORUS_ABI {
 
-/// a: [m, k], b: [k, n] -> [m, n]; or with the same leading axes in both, a product for each: [batch..., m, k] and
-/// [batch..., k, n]. Throws ShapeError where sizes differ.
+namespace detail {
+// A product for each pair of matrices of two stacks of one shape.
 template <Operand A, Operand B>
-auto matmul(const A& a, const B& b) {
+auto stacked_matmul(const A& a, const B& b) {
   using T = typename tensor_of<A>::value_type;
   constexpr int rank = tensor_of<A>::rank;
-  static_assert(rank >= 2 && rank == tensor_of<B>::rank, "matmul: operands are matrices, or stacks of matrices of one rank");
   const auto left = contiguous(value_of(a));
   const auto right = contiguous(value_of(b));
   using kernels::Trans;
   const auto device = left.device();
   const Index m = left.size(-2), k = left.size(-1), n = right.size(-1);
-  bool fits = right.size(-2) == k;
-  Index count = 1;
-  for (int axis = 0; axis < rank - 2; ++axis) {
-    fits = fits && left.size(axis) == right.size(axis);
-    count *= left.size(axis);
-  }
-  check<ShapeError>(fits, "matmul: shapes ", left.shape(), " and ", right.shape(), " do not fit");
+  const Index count = std::accumulate(left.shape().begin(), left.shape().end() - 2, Index{1}, std::multiplies<>());
   auto shape = left.shape();
   shape.back() = n;
   auto out = Tensor<T, rank, typename tensor_of<A>::device_type>::empty(shape, device);
@@ -52,8 +49,48 @@ auto matmul(const A& a, const B& b) {
       a, b);
 }
 
-/// x: [..., in], weight: [out, in], bias: [out] or absent -> x weightᵀ + bias: [..., out]. Throws ShapeError where sizes
-/// differ.
+// The sizes of two stacks once the axes in front of the matrices are broadcast. Throws ShapeError where anything
+// differs.
+template <std::size_t A, std::size_t B>
+auto matmul_shapes(const std::array<Index, A>& a, const std::array<Index, B>& b) {
+  constexpr std::size_t rank = std::max(A, B);
+  std::array<Index, rank> left{}, right{};
+  bool fits = a[A - 1] == b[B - 2];
+  for (std::size_t i = 1; i <= rank; ++i) {
+    const Index size_a = i <= A ? a[A - i] : 1, size_b = i <= B ? b[B - i] : 1, common = size_a == 1 ? size_b : size_a;
+    fits = fits && (i <= 2 || size_a == size_b || size_a == 1 || size_b == 1);
+    left[rank - i] = i <= 2 ? size_a : common;
+    right[rank - i] = i <= 2 ? size_b : common;
+  }
+  check<ShapeError>(fits, "matmul: shapes ", a, " and ", b, " do not fit");
+  return std::pair(left, right);
+}
+}  // namespace detail
+
+/// a: [..., m, k], b: [..., k, n] -> [..., m, n], a product for each pair of matrices; the axes in front broadcast.
+/// Throws ShapeError where sizes differ.
+template <Operand A, Operand B>
+auto matmul(const A& a, const B& b) {
+  constexpr int rank_a = tensor_of<A>::rank, rank_b = tensor_of<B>::rank;
+  static_assert(rank_a >= 2 && rank_b >= 2, "matmul: operands are matrices or stacks of matrices");
+  const auto& shape_a = value_of(a).shape();
+  const auto& shape_b = value_of(b).shape();
+  const auto shapes = detail::matmul_shapes(shape_a, shape_b);
+  if constexpr (rank_a > 2 && rank_b == 2) {
+    // One matrix for the whole stack: one tall product.
+    auto out = shape_a;
+    out.back() = shape_b[1];
+    const Index rows = std::accumulate(shape_a.begin(), shape_a.end() - 1, Index{1}, std::multiplies<>());
+    return reshape(detail::stacked_matmul(reshape(a, Shape<2>{rows, shape_b[0]}), b), out);
+  } else {
+    if constexpr (rank_a == rank_b)
+      if (shapes.first == shape_a && shapes.second == shape_b) return detail::stacked_matmul(a, b);
+    return detail::stacked_matmul(expand(a, shapes.first), expand(b, shapes.second));
+  }
+}
+
+/// x: [..., in], weight: [out, in], bias: [out] or absent -> x weightᵀ + bias: [..., out]. Throws ShapeError where
+/// sizes differ.
 template <Operand X, Operand W, Operand B>
 auto linear(const X& x, const W& weight, const B& bias) {
   using kernels::Trans;
@@ -63,8 +100,8 @@ auto linear(const X& x, const W& weight, const B& bias) {
   const auto input = contiguous(value_of(x));
   const auto w = contiguous(value_of(weight));
   const auto b = contiguous(value_of(bias));
-  check<ShapeError>(input.size(-1) == w.size(1), "linear: the input's shape is ", input.shape(), ", the weight's ", w.shape(),
-                    ": expected ", w.size(1), " features, got ", input.size(-1));
+  check<ShapeError>(input.size(-1) == w.size(1), "linear: the input's shape is ", input.shape(), ", the weight's ",
+                    w.shape(), ": expected ", w.size(1), " features, got ", input.size(-1));
   const Index out_features = w.size(0), in_features = w.size(1);
   check<ShapeError>(!b.defined() || b.numel() == out_features, "linear: the bias has ", b.numel(), " elements for ",
                     out_features, " features");
@@ -90,8 +127,8 @@ auto linear(const X& x, const W& weight, const B& bias) {
         }
         if (dx) {
           const auto [grad, accumulate] = dx->target();
-          kernels::gemm(device, Trans::no, Trans::no, rows, in_features, out_features, dy.data(), out_features, w.data(),
-                        in_features, grad.data(), in_features, accumulate);
+          kernels::gemm(device, Trans::no, Trans::no, rows, in_features, out_features, dy.data(), out_features,
+                        w.data(), in_features, grad.data(), in_features, accumulate);
         }
       },
       x, weight, bias);
@@ -101,4 +138,4 @@ auto linear(const X& x, const W& weight) {
   return linear(x, weight, Tensor<typename tensor_of<X>::value_type, 1, typename tensor_of<X>::device_type>());
 }
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI

@@ -17,9 +17,9 @@ struct ScaleShift {
 };
 }  // namespace functors
 
-/// x: [...], weight, bias: the shape of x's last axes, which are normalised together (Ba, Kiros, Hinton 2016) -> (x - mean) /
-/// sqrt(var + eps) * weight + bias, var being the biased variance. Both may be undefined: 1 and 0. Throws ShapeError where
-/// shapes don't fit.
+/// x: [...], weight, bias: the shape of x's last axes, which are normalised together (Ba, Kiros, Hinton 2016) -> (x -
+/// mean) / sqrt(var + eps) * weight + bias, var being the biased variance. Both may be undefined: 1 and 0. Throws
+/// ShapeError where shapes don't fit.
 template <Operand X, Operand W, Operand B>
 auto layer_norm(const X& x, const W& weight, const B& bias, double eps = 1e-5) {
   using T = typename tensor_of<X>::value_type;
@@ -39,7 +39,8 @@ auto layer_norm(const X& x, const W& weight, const B& bias, double eps = 1e-5) {
   auto out = tensor_of<X>::empty(input.shape(), device);
   // Mean and 1 / deviation of each row.
   const auto statistics = Tensor<T, 2, typename tensor_of<X>::device_type>::empty({2, rows}, device);
-  kernels::layer_norm_forward(device, rows, columns, input.data(), w.data(), b.data(), eps, out.data(), statistics.data());
+  kernels::layer_norm_forward(device, rows, columns, input.data(), w.data(), b.data(), eps, out.data(),
+                              statistics.data());
   return record(
       "layer_norm", std::move(out),
       [input, w, statistics, device, rows, columns](const auto& dy, auto dx, auto dw, auto db) {
@@ -54,13 +55,13 @@ auto layer_norm(const X& x, const W& weight, const B& bias, double eps = 1e-5) {
           };
           want(0, dw);
           want(1, db);
-          kernels::layer_norm_backward_affine(device, rows, columns, input.data(), dy.data(), statistics.data(), grads[0],
-                                              grads[1], accumulate[0], accumulate[1]);
+          kernels::layer_norm_backward_affine(device, rows, columns, input.data(), dy.data(), statistics.data(),
+                                              grads[0], grads[1], accumulate[0], accumulate[1]);
         }
         if (dx) {
           const auto [grad, accumulate] = dx->target();
-          kernels::layer_norm_backward_input(device, rows, columns, input.data(), w.data(), dy.data(), statistics.data(),
-                                             grad.data(), accumulate);
+          kernels::layer_norm_backward_input(device, rows, columns, input.data(), w.data(), dy.data(),
+                                             statistics.data(), grad.data(), accumulate);
         }
       },
       x, weight, bias);
@@ -74,8 +75,8 @@ auto group_norm(const X& x, Index groups, const W& weight, const B& bias, double
   constexpr int rank = tensor_of<X>::rank;
   static_assert(rank >= 2, "group_norm: the input is [batch, channels, ...]");
   const auto& shape = value_of(x).shape();
-  check<ShapeError>(groups > 0 && shape[1] % groups == 0, "group_norm: ", groups, " groups do not divide the channels of shape ",
-                    shape);
+  check<ShapeError>(groups > 0 && shape[1] % groups == 0, "group_norm: ", groups,
+                    " groups do not divide the channels of shape ", shape);
   check<ShapeError>(value_of(weight).numel() == shape[1] && value_of(bias).numel() == shape[1],
                     "group_norm: an input of shape ", shape, " does not fit a weight of ", value_of(weight).numel(),
                     " and a bias of ", value_of(bias).numel(), " channels");
@@ -84,18 +85,18 @@ auto group_norm(const X& x, Index groups, const W& weight, const B& bias, double
   Shape<rank - 1> per_channel{};
   per_channel.fill(1);
   per_channel[0] = shape[1];
-  return detail::pointwise("group_norm", functors::ScaleShift{}, reshape(normalized, shape), reshape(weight, per_channel),
-                           reshape(bias, per_channel));
+  return detail::pointwise("group_norm", functors::ScaleShift{}, reshape(normalized, shape),
+                           reshape(weight, per_channel), reshape(bias, per_channel));
 }
 
-/// x: [..., features], weight: [features] -> x / sqrt(mean(x²) + eps) * weight (Zhang, Sennrich 2019). Throws ShapeError
-/// where sizes differ.
+/// x: [..., features], weight: [features] -> x / sqrt(mean(x²) + eps) * weight (Zhang, Sennrich 2019). Throws
+/// ShapeError where sizes differ.
 template <Operand X, Operand W>
 auto rms_norm(const X& x, const W& weight, double eps = 1e-6) {
   static_assert(tensor_of<X>::rank >= 1 && tensor_of<W>::rank == 1, "rms_norm: the weight is [features]");
-  check<ShapeError>(value_of(x).size(-1) == value_of(weight).numel(), "rms_norm: an input of shape ", value_of(x).shape(),
-                    " does not fit a weight of ", value_of(weight).numel(), " features");
+  check<ShapeError>(value_of(x).size(-1) == value_of(weight).numel(), "rms_norm: an input of shape ",
+                    value_of(x).shape(), " does not fit a weight of ", value_of(weight).numel(), " features");
   return x * rsqrt(mean(square(x), -1, keep_axis) + eps) * weight;
 }
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI

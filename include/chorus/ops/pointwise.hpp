@@ -27,7 +27,8 @@ struct BroadcastLayout {
   void add(const char* operation, const std::array<Index, InputRank>& input, std::size_t i) {
     shape = broadcast_shapes(operation, shape, input);
     const auto dense = row_major(input);
-    for (std::size_t axis = 0; axis < InputRank; ++axis) strides[i][Rank - InputRank + axis] = input[axis] == 1 ? 0 : dense[axis];
+    for (std::size_t axis = 0; axis < InputRank; ++axis)
+      strides[i][Rank - InputRank + axis] = input[axis] == 1 ? 0 : dense[axis];
   }
   template <std::size_t InputRank>
   void compare(const std::array<Index, InputRank>& input) {
@@ -44,7 +45,8 @@ template <class F, Operand First, Operand... Rest>
 auto pointwise(const char* operation, const F& f, const First& first, const Rest&... rest) {
   using T = typename tensor_of<First>::value_type;
   using D = typename tensor_of<First>::device_type;
-  static_assert((std::is_same_v<T, typename tensor_of<Rest>::value_type> && ...), "element-wise: operands have different scalar types");
+  static_assert((std::is_same_v<T, typename tensor_of<Rest>::value_type> && ...),
+                "element-wise: operands have different scalar types");
   constexpr int rank = std::max({tensor_of<First>::rank, tensor_of<Rest>::rank...});
   constexpr std::size_t count = 1 + sizeof...(Rest);
   const std::tuple inputs{contiguous(value_of(first)), contiguous(value_of(rest))...};
@@ -53,7 +55,8 @@ auto pointwise(const char* operation, const F& f, const First& first, const Rest
   layout.shape.fill(1);
   std::apply(
       [&](const auto&... input) {
-        check<DeviceError>(((input.device() == device) && ...), operation, ": operands are on ", device, " and on another device");
+        check<DeviceError>(((input.device() == device) && ...), operation, ": operands are on ", device,
+                           " and on another device");
         std::size_t i = 0;
         (layout.add(operation, input.shape(), i++), ...);
         (layout.compare(input.shape()), ...);
@@ -66,20 +69,23 @@ auto pointwise(const char* operation, const F& f, const First& first, const Rest
   if (count == 1 || layout.same) {
     kernels::pointwise_forward(device, f, out.numel(), pointers(inputs), out.data());
   } else if constexpr (count > 1) {
-    kernels::pointwise_forward(device, f, std::span<const Index>(layout.shape), pointers(inputs), layout.spans(), out.data());
+    kernels::pointwise_forward(device, f, std::span<const Index>(layout.shape), pointers(inputs), layout.spans(),
+                               out.data());
   }
   return record(
       operation, std::move(out),
       [f, inputs, pointers, layout](const auto& dy, auto... nodes) {
         std::array<T*, count> grads{};
         std::array<bool, count> accumulate{};
-        // Kernels write each gradient to a place of its own; an operand that occurs again gets one and is added after that.
+        // Kernels write each gradient to a place of its own; an operand that occurs again gets one and is added after
+        // that.
         std::array<Storage<D>, count> again{};
         const auto want = [&](std::size_t i, auto node) {
           if (!node) return;
           const auto target = node->target();
           const auto before = grads.begin() + static_cast<std::ptrdiff_t>(i);
-          if (std::find(grads.begin(), before, target.data()) != before) again[i] = Storage<D>(dy.device(), target.grad.bytes());
+          if (std::find(grads.begin(), before, target.data()) != before)
+            again[i] = Storage<D>(dy.device(), target.grad.bytes());
           grads[i] = again[i] ? static_cast<T*>(again[i].data()) : target.data();
           accumulate[i] = target.accumulate && !again[i];
         };
@@ -92,8 +98,8 @@ auto pointwise(const char* operation, const F& f, const First& first, const Rest
         if (count == 1 || layout.same) {
           kernels::pointwise_backward(dy.device(), f, dy.numel(), pointers(inputs), gradient, grads, accumulate);
         } else if constexpr (count > 1) {
-          kernels::pointwise_backward(dy.device(), f, std::span<const Index>(layout.shape), pointers(inputs), layout.spans(),
-                                      gradient, grads, layout.spans(), accumulate);
+          kernels::pointwise_backward(dy.device(), f, std::span<const Index>(layout.shape), pointers(inputs),
+                                      layout.spans(), gradient, grads, layout.spans(), accumulate);
         }
         (add_again(j++, nodes), ...);
       },
@@ -102,12 +108,13 @@ auto pointwise(const char* operation, const F& f, const First& first, const Rest
 
 }  // namespace detail
 
-/// `f` of each element, in one pass forward and one back: the gradient comes from calling `f` with Dual numbers. A functor is
-/// `struct SwiGlu { template <class S> CHORUS_HD S operator()(const S& a, const S& b) const { ... } };`, with `where(condition,
-/// a, b)` for a choice and mathematical functions called without a namespace. Operands broadcast as in NumPy.
+/// `f` of each element, in one pass forward and one back: the gradient comes from calling `f` with Dual numbers. A
+/// functor is `struct SwiGlu { template <class S> CHORUS_HD S operator()(const S& a, const S& b) const { ... } };`,
+/// with `where(condition, a, b)` for a choice and mathematical functions called without a namespace. Operands broadcast
+/// as in NumPy.
 template <class F, Operand... Xs>
 auto pointwise(const F& f, const Xs&... xs) {
   return detail::pointwise("pointwise", f, xs...);
 }
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI

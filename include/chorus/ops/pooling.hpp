@@ -34,8 +34,9 @@ inline kernels::Pool2dShape pool2d_shape(const char* operation, const Shape<4>& 
   check<UsageError>(shape.padding_h >= 0 && shape.padding_w >= 0 && 2 * shape.padding_h <= shape.kernel_h &&
                         2 * shape.padding_w <= shape.kernel_w,
                     operation, ": the padding is at most half of the window");
-  check<ShapeError>(shape.height + 2 * shape.padding_h >= shape.kernel_h && shape.width + 2 * shape.padding_w >= shape.kernel_w,
-                    operation, ": a window of ", shape.kernel_h, " x ", shape.kernel_w, " does not fit an input of shape ", input);
+  check<ShapeError>(
+      shape.height + 2 * shape.padding_h >= shape.kernel_h && shape.width + 2 * shape.padding_w >= shape.kernel_w,
+      operation, ": a window of ", shape.kernel_h, " x ", shape.kernel_w, " does not fit an input of shape ", input);
   return shape;
 }
 }  // namespace detail
@@ -59,8 +60,7 @@ auto max_pool2d(const X& x, Size2d window, const PoolOptions& options = {}) {
       "max_pool2d", std::move(out),
       [argmax, shape, device](const auto& dy, auto dx) {
         const auto [grad, accumulate] = dx->target();
-        kernels::max_pool2d_backward(device, shape, dy.data(),
-                                     argmax.data(), grad.data(), accumulate);
+        kernels::max_pool2d_backward(device, shape, dy.data(), argmax.data(), grad.data(), accumulate);
       },
       x);
 }
@@ -84,4 +84,4 @@ auto avg_pool2d(const X& x, Size2d window, const PoolOptions& options = {}) {
       x);
 }
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI

@@ -65,8 +65,8 @@ void check_recurrent(const char* operation, const X& x, const W& weight_ih, cons
   const auto& ih = value_of(weight_ih).shape();
   const auto& hh = value_of(weight_hh).shape();
   check<ShapeError>(ih[1] == in[2] && hh[0] == gates * hh[1] && ih[0] == hh[0], operation, ": an input of shape ", in,
-                    " and weights of shapes ", ih, " and ", hh, " do not fit: expected [", gates, " hidden, features] and [",
-                    gates, " hidden, hidden]");
+                    " and weights of shapes ", ih, " and ", hh, " do not fit: expected [", gates,
+                    " hidden, features] and [", gates, " hidden, hidden]");
   check<ShapeError>(in[1] > 0, operation, ": an input of shape ", in, " has no time steps");
 }
 
@@ -92,8 +92,9 @@ auto join_steps(const std::vector<State>& steps) {
 
 }  // namespace detail
 
-/// x: [batch, time, features], weight_ih: [4 hidden, features], weight_hh: [4 hidden, hidden], biases: [4 hidden]; gates in the
-/// order input, forget, candidate, output; states start from zero. Throws ShapeError where sizes don't fit.
+/// x: [batch, time, features], weight_ih: [4 hidden, features], weight_hh: [4 hidden, hidden], biases: [4 hidden];
+/// gates in the order input, forget, candidate, output; states start from zero. Throws ShapeError where sizes don't
+/// fit.
 template <Operand X, Operand W, Operand B>
 auto lstm(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, const B& bias_hh) {
   using T = typename tensor_of<X>::value_type;
@@ -105,7 +106,8 @@ auto lstm(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, 
   State c = h;
   std::vector<State> steps;
   for (Index t = 0; t < time; ++t) {
-    const auto gates = detail::pointwise("lstm", functors::Add{}, detail::time_step(from_x, t), linear(h, weight_hh, bias_hh));
+    const auto gates =
+        detail::pointwise("lstm", functors::Add{}, detail::time_step(from_x, t), linear(h, weight_hh, bias_hh));
     c = detail::pointwise("lstm", functors::LstmCell{}, detail::gate(gates, 0, hidden), detail::gate(gates, 1, hidden),
                           detail::gate(gates, 2, hidden), c);
     h = detail::pointwise("lstm", functors::LstmOutput{}, detail::gate(gates, 3, hidden), c);
@@ -115,8 +117,8 @@ auto lstm(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, 
   return LstmResult<decltype(output), State>{std::move(output), h, c};
 }
 
-/// x: [batch, time, features], weight_ih: [3 hidden, features], weight_hh: [3 hidden, hidden], biases: [3 hidden]; gates in the
-/// order reset, update, candidate; the state starts from zero. Throws ShapeError where sizes don't fit.
+/// x: [batch, time, features], weight_ih: [3 hidden, features], weight_hh: [3 hidden, hidden], biases: [3 hidden];
+/// gates in the order reset, update, candidate; the state starts from zero. Throws ShapeError where sizes don't fit.
 template <Operand X, Operand W, Operand B>
 auto gru(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, const B& bias_hh) {
   using T = typename tensor_of<X>::value_type;
@@ -129,13 +131,15 @@ auto gru(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, c
   for (Index t = 0; t < time; ++t) {
     const auto gx = detail::time_step(from_x, t);
     const auto gh = linear(h, weight_hh, bias_hh);
-    const auto candidate = detail::pointwise("gru", functors::GruCandidate{}, detail::gate(gx, 0, hidden),
-                                             detail::gate(gh, 0, hidden), detail::gate(gx, 2, hidden), detail::gate(gh, 2, hidden));
-    h = detail::pointwise("gru", functors::GruState{}, detail::gate(gx, 1, hidden), detail::gate(gh, 1, hidden), candidate, h);
+    const auto candidate =
+        detail::pointwise("gru", functors::GruCandidate{}, detail::gate(gx, 0, hidden), detail::gate(gh, 0, hidden),
+                          detail::gate(gx, 2, hidden), detail::gate(gh, 2, hidden));
+    h = detail::pointwise("gru", functors::GruState{}, detail::gate(gx, 1, hidden), detail::gate(gh, 1, hidden),
+                          candidate, h);
     steps.push_back(h);
   }
   auto output = detail::join_steps(steps);
   return GruResult<decltype(output), State>{std::move(output), h};
 }
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI

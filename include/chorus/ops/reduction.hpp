@@ -31,7 +31,8 @@ auto reduce(const char* operation, const X& x, Index axis, Forward forward, Back
   const auto input = contiguous(value_of(x));
   const auto a = normalize_axis(operation, axis, rank);
   const auto view = around_axis(input.shape(), a);
-  auto out = Tensor<T, rank - 1, typename tensor_of<X>::device_type>::empty(without_axis<rank>(input.shape(), a), input.device());
+  auto out = Tensor<T, rank - 1, typename tensor_of<X>::device_type>::empty(without_axis<rank>(input.shape(), a),
+                                                                            input.device());
   forward(input.device(), view, input.data(), out.data());
   return record(
       operation, out,
@@ -62,8 +63,7 @@ auto reduce_keeping(const X& x, Index axis, Reduce along_axis) {
 template <Operand X>
 auto sum(const X& x, Index axis) {
   return detail::reduce(
-      "sum", x, axis,
-      [](auto device, auto view, const auto* in, auto* out) { kernels::sum(device, view, in, out); },
+      "sum", x, axis, [](auto device, auto view, const auto* in, auto* out) { kernels::sum(device, view, in, out); },
       [](auto device, auto view, const auto*, const auto*, const auto* dy, auto* dx, bool accumulate) {
         kernels::sum_backward(device, view, dy, dx, accumulate);
       });
@@ -73,8 +73,7 @@ auto sum(const X& x, Index axis) {
 template <Operand X>
 auto mean(const X& x, Index axis) {
   return detail::reduce(
-      "mean", x, axis,
-      [](auto device, auto view, const auto* in, auto* out) { kernels::mean(device, view, in, out); },
+      "mean", x, axis, [](auto device, auto view, const auto* in, auto* out) { kernels::mean(device, view, in, out); },
       [](auto device, auto view, const auto*, const auto*, const auto* dy, auto* dx, bool accumulate) {
         kernels::mean_backward(device, view, dy, dx, accumulate);
       });
@@ -84,8 +83,7 @@ auto mean(const X& x, Index axis) {
 template <Operand X>
 auto amax(const X& x, Index axis) {
   return detail::reduce(
-      "amax", x, axis,
-      [](auto device, auto view, const auto* in, auto* out) { kernels::amax(device, view, in, out); },
+      "amax", x, axis, [](auto device, auto view, const auto* in, auto* out) { kernels::amax(device, view, in, out); },
       [](auto device, auto view, const auto* in, const auto* out, const auto* dy, auto* dx, bool accumulate) {
         kernels::amax_backward(device, view, in, out, dy, dx, accumulate);
       });
@@ -95,20 +93,19 @@ auto amax(const X& x, Index axis) {
 template <Operand X>
 auto amin(const X& x, Index axis) {
   return detail::reduce(
-      "amin", x, axis,
-      [](auto device, auto view, const auto* in, auto* out) { kernels::amin(device, view, in, out); },
+      "amin", x, axis, [](auto device, auto view, const auto* in, auto* out) { kernels::amin(device, view, in, out); },
       [](auto device, auto view, const auto* in, const auto* out, const auto* dy, auto* dx, bool accumulate) {
         kernels::amin_backward(device, view, in, out, dy, dx, accumulate);
       });
 }
 
-#define CHORUS_REDUCTION_FORMS(NAME)                                                       \
-  template <Operand X>                                                                     \
-  auto NAME(const X& x) {                                                                  \
+#define CHORUS_REDUCTION_FORMS(NAME)                                                             \
+  template <Operand X>                                                                           \
+  auto NAME(const X& x) {                                                                        \
     return detail::reduce_all(x, [](const auto& flat, Index axis) { return NAME(flat, axis); }); \
-  }                                                                                        \
-  template <Operand X>                                                                     \
-  auto NAME(const X& x, Index axis, KeepAxis) {                                            \
+  }                                                                                              \
+  template <Operand X>                                                                           \
+  auto NAME(const X& x, Index axis, KeepAxis) {                                                  \
     return detail::reduce_keeping(x, axis, [](const auto& in, Index a) { return NAME(in, a); }); \
   }
 CHORUS_REDUCTION_FORMS(sum)
@@ -123,7 +120,9 @@ template <Operand X>
 auto var(const X& x, Index axis, Index correction = 1) {
   return detail::reduce(
       "var", x, axis,
-      [correction](auto device, auto view, const auto* in, auto* out) { kernels::var(device, view, in, out, correction); },
+      [correction](auto device, auto view, const auto* in, auto* out) {
+        kernels::var(device, view, in, out, correction);
+      },
       [correction](auto device, auto view, const auto* in, const auto*, const auto* dy, auto* dx, bool accumulate) {
         kernels::var_backward(device, view, in, dy, dx, correction, accumulate);
       });
@@ -146,10 +145,10 @@ Tensor<Index, tensor_of<X>::rank - 1, typename tensor_of<X>::device_type> argmax
   constexpr int rank = tensor_of<X>::rank;
   const auto input = contiguous(value_of(x));
   const auto a = normalize_axis("argmax", axis, rank);
-  auto out = Tensor<Index, rank - 1, typename tensor_of<X>::device_type>::empty(detail::without_axis<rank>(input.shape(), a),
-                                                                                 input.device());
+  auto out = Tensor<Index, rank - 1, typename tensor_of<X>::device_type>::empty(
+      detail::without_axis<rank>(input.shape(), a), input.device());
   kernels::argmax(input.device(), detail::around_axis(input.shape(), a), input.data(), out.data());
   return out;
 }
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI

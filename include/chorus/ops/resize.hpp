@@ -8,13 +8,13 @@
 
 namespace chorus::inline CHORUS_ABI {
 
-/// x: [batch, channels, height, width] -> each pixel repeated `scale` times along both axes. Throws UsageError unless the
-/// scale is positive.
+/// x: [batch, channels, height, width] -> each pixel repeated `scale` times along both axes. Throws UsageError unless
+/// the scale is positive.
 template <Operand X>
 auto upsample_nearest2d(const X& x, Size2d scale) {
   static_assert(tensor_of<X>::rank == 4, "upsample_nearest2d: the input is [batch, channels, height, width]");
-  check<UsageError>(scale.height > 0 && scale.width > 0, "upsample_nearest2d: the scale is at least 1, got ", scale.height, " x ",
-                    scale.width);
+  check<UsageError>(scale.height > 0 && scale.width > 0, "upsample_nearest2d: the scale is at least 1, got ",
+                    scale.height, " x ", scale.width);
   const auto [n, c, h, w] = value_of(x).shape();
   const auto pixels = reshape(x, Shape<5>{n * c, h, 1, w, 1});
   return reshape(expand(pixels, Shape<5>{n * c, h, scale.height, w, scale.width}),
@@ -34,14 +34,14 @@ Tensor<T, 2, D> averaging_matrix(Index in, Index out, D device) {
 }
 }  // namespace detail
 
-/// x: [batch, channels, height, width] -> [batch, channels, size.height, size.width], each the mean of its part of the image,
-/// as PyTorch divides it. Throws UsageError unless the size is positive, ShapeError for an image without pixels.
+/// x: [batch, channels, height, width] -> [batch, channels, size.height, size.width], each the mean of its part of the
+/// image, as PyTorch divides it. Throws UsageError unless the size is positive, ShapeError for an image without pixels.
 template <Operand X>
 auto adaptive_avg_pool2d(const X& x, Size2d size) {
   using T = typename tensor_of<X>::value_type;
   static_assert(tensor_of<X>::rank == 4, "adaptive_avg_pool2d: the input is [batch, channels, height, width]");
-  check<UsageError>(size.height > 0 && size.width > 0, "adaptive_avg_pool2d: the size is at least 1, got ", size.height, " x ",
-                    size.width);
+  check<UsageError>(size.height > 0 && size.width > 0, "adaptive_avg_pool2d: the size is at least 1, got ", size.height,
+                    " x ", size.width);
   const auto [n, c, h, w] = value_of(x).shape();
   check<ShapeError>(h > 0 && w > 0, "adaptive_avg_pool2d: an image of shape ", value_of(x).shape(), " has no pixels");
   const auto device = value_of(x).device();
@@ -59,4 +59,4 @@ auto global_avg_pool(const X& x) {
   return mean(flatten<2>(x), 2);
 }
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI

@@ -161,4 +161,4 @@ auto stack(Index axis, const First& first, const Rest&... rest) {
   return concat(axis, widen(first), widen(rest)...);
 }
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI

@@ -12,4 +12,4 @@ struct Size2d {
   constexpr Size2d(Index h, Index w) : height(h), width(w) {}
 };
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI

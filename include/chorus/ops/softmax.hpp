@@ -69,4 +69,4 @@ auto logsumexp(const X& x, Index axis, KeepAxis) {
   return detail::reduce_keeping(x, axis, [](const auto& in, Index a) { return logsumexp(in, a); });
 }
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI

@@ -17,12 +17,13 @@ struct ConvTranspose2dOptions {
 };
 
 /// x: [batch, in, height, width], weight: [in, out / groups, kernel_h, kernel_w] -> [batch, out, out_h, out_w] with
-/// out_h = (height - 1) stride - 2 padding + dilation (kernel - 1) + output_padding + 1. Throws ShapeError where channels
-/// don't fit or nothing would be left, UsageError for options that make no sense.
+/// out_h = (height - 1) stride - 2 padding + dilation (kernel - 1) + output_padding + 1. Throws ShapeError where
+/// channels don't fit or nothing would be left, UsageError for options that make no sense.
 template <Operand X, Operand W>
 auto conv_transpose2d(const X& x, const W& weight, const ConvTranspose2dOptions& options = {}) {
   using T = typename tensor_of<X>::value_type;
-  static_assert(tensor_of<X>::rank == 4 && tensor_of<W>::rank == 4, "conv_transpose2d: the input is [batch, channels, height, width]");
+  static_assert(tensor_of<X>::rank == 4 && tensor_of<W>::rank == 4,
+                "conv_transpose2d: the input is [batch, channels, height, width]");
   const auto input = contiguous(value_of(x));
   const auto w = contiguous(value_of(weight));
   const auto [stride, padding, extra, dilation, groups] = options;
@@ -84,4 +85,4 @@ auto conv_transpose2d(const X& x, const W& weight, const B& bias, const ConvTran
   return conv_transpose2d(x, weight, options) + reshape(bias, Shape<3>{channels, 1, 1});
 }
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI

@@ -13,8 +13,8 @@ struct AdagradOptions {
   double lr = 0.01, lr_decay = 0, eps = 1e-10, weight_decay = 0;
 };
 
-/// sum += g²; p -= lr / (1 + lr_decay t) g / (sqrt(sum) + eps), t being the number of steps before. Weight decay is added to
-/// the gradient.
+/// sum += g²; p -= lr / (1 + lr_decay t) g / (sqrt(sum) + eps), t being the number of steps before. Weight decay is
+/// added to the gradient.
 template <Device D>
 class Adagrad final : public Optimizer<D> {
  public:
@@ -22,14 +22,14 @@ class Adagrad final : public Optimizer<D> {
   explicit Adagrad(std::vector<nn::NamedParameter<D>> parameters, const AdagradOptions& options = {})
       : Optimizer<D>(std::move(parameters), options.lr), options_(options) {
     check<UsageError>(options.lr_decay >= 0 && options.eps >= 0 && options.weight_decay >= 0,
-                      "Adagrad: lr_decay, eps and weight_decay are at least 0, got ", options.lr_decay, ", ", options.eps,
-                      " and ", options.weight_decay);
+                      "Adagrad: lr_decay, eps and weight_decay are at least 0, got ", options.lr_decay, ", ",
+                      options.eps, " and ", options.weight_decay);
   }
 
   void step() override {
     this->for_each_range([&]<class T>(T, const typename Optimizer<D>::Range& range) {
-      kernels::adagrad_step(this->device(), range.count, static_cast<T*>(range.value), static_cast<const T*>(range.grad),
-                            static_cast<T*>(range.state[0]),
+      kernels::adagrad_step(this->device(), range.count, static_cast<T*>(range.value),
+                            static_cast<const T*>(range.grad), static_cast<T*>(range.state[0]),
                             kernels::AdagradScalars{.lr = this->lr(),
                                                     .lr_decay = options_.lr_decay,
                                                     .eps = options_.eps,

@@ -13,8 +13,8 @@ struct RmsPropOptions {
   double lr = 0.01, alpha = 0.99, eps = 1e-8, weight_decay = 0, momentum = 0;
 };
 
-/// v = alpha v + (1 - alpha) g²; p -= lr g / (sqrt(v) + eps), or along the momentum of that. Weight decay is added to the
-/// gradient.
+/// v = alpha v + (1 - alpha) g²; p -= lr g / (sqrt(v) + eps), or along the momentum of that. Weight decay is added to
+/// the gradient.
 template <Device D>
 class RmsProp final : public Optimizer<D> {
  public:
@@ -23,14 +23,15 @@ class RmsProp final : public Optimizer<D> {
       : Optimizer<D>(std::move(parameters), options.lr), options_(options) {
     check<UsageError>(options.alpha >= 0 && options.alpha < 1, "RmsProp: alpha is in [0, 1), got ", options.alpha);
     check<UsageError>(options.eps >= 0 && options.weight_decay >= 0 && options.momentum >= 0,
-                      "RmsProp: eps, weight_decay and momentum are at least 0, got ", options.eps, ", ", options.weight_decay,
-                      " and ", options.momentum);
+                      "RmsProp: eps, weight_decay and momentum are at least 0, got ", options.eps, ", ",
+                      options.weight_decay, " and ", options.momentum);
   }
 
   void step() override {
     this->for_each_range([&]<class T>(T, const typename Optimizer<D>::Range& range) {
-      kernels::rms_prop_step(this->device(), range.count, static_cast<T*>(range.value), static_cast<const T*>(range.grad),
-                             static_cast<T*>(range.state[0]), static_cast<T*>(range.state[1]),
+      kernels::rms_prop_step(this->device(), range.count, static_cast<T*>(range.value),
+                             static_cast<const T*>(range.grad), static_cast<T*>(range.state[0]),
+                             static_cast<T*>(range.state[1]),
                              kernels::RmsPropScalars{.lr = this->lr(),
                                                      .alpha = options_.alpha,
                                                      .eps = options_.eps,

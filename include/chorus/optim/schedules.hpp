@@ -63,8 +63,8 @@ struct ExponentialDecay {
   double operator()(double start, int epoch) const { return start * std::pow(gamma, epoch); }
 };
 
-/// The rate times a factor that goes in a straight line from `start_factor` to `end_factor` in `total` epochs and stays there:
-/// a warm-up.
+/// The rate times a factor that goes in a straight line from `start_factor` to `end_factor` in `total` epochs and stays
+/// there: a warm-up.
 struct LinearRamp {
   double start_factor = 1.0 / 3, end_factor = 1;
   int total = 5;
@@ -75,8 +75,8 @@ struct LinearRamp {
   }
 };
 
-/// Half a cosine from the start to `eta_min` in `t_max` epochs (SGDR, Loshchilov, Hutter 2017, without restarts), and on
-/// along the cosine after that, as in PyTorch.
+/// Half a cosine from the start to `eta_min` in `t_max` epochs (SGDR, Loshchilov, Hutter 2017, without restarts), and
+/// on along the cosine after that, as in PyTorch.
 struct CosineAnnealing {
   int t_max = 10;
   double eta_min = 0;
@@ -87,20 +87,21 @@ struct CosineAnnealing {
 };
 
 /// From max_lr / div_factor up to max_lr in the first `pct_start` of `total` steps, then down to the first rate /
-/// final_div_factor, both along half a cosine (Smith, Topin 2017, as in PyTorch, without its cycling of the momentum). The
-/// optimizer's own rate has no influence; after the last step the rate stays.
+/// final_div_factor, both along half a cosine (Smith, Topin 2017, as in PyTorch, without its cycling of the momentum).
+/// The optimizer's own rate has no influence; after the last step the rate stays.
 struct OneCycle {
   double max_lr = 0.1;
   int total = 100;
   double pct_start = 0.3, div_factor = 25, final_div_factor = 1e4;
   double operator()(double, int step) const {
     check<UsageError>(total > 1 && pct_start >= 0 && pct_start <= 1 && div_factor > 0 && final_div_factor > 0,
-                      "OneCycle: expected total above 1, pct_start in [0, 1] and positive factors, got ", total, ", ", pct_start,
-                      ", ", div_factor, " and ", final_div_factor);
+                      "OneCycle: expected total above 1, pct_start in [0, 1] and positive factors, got ", total, ", ",
+                      pct_start, ", ", div_factor, " and ", final_div_factor);
     const auto along_cosine = [](double from, double to, double done) {
       return to + (from - to) * (1 + std::cos(std::numbers::pi * done)) / 2;
     };
-    const double first = max_lr / div_factor, last = total - 1, top = pct_start * total - 1, at = std::min<double>(step, last);
+    const double first = max_lr / div_factor, last = total - 1, top = pct_start * total - 1,
+                 at = std::min<double>(step, last);
     if (at <= top && top > 0) return along_cosine(first, max_lr, at / top);
     return along_cosine(max_lr, first / final_div_factor, (at - top) / (last - top));
   }

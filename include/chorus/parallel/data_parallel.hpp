@@ -67,12 +67,19 @@ class DataParallel : public Policy<Model> {
     using Output = decltype(std::apply([&](const auto&... own) { return this->model_.forward(own...); }, std::declval<Shares&>()));
     std::vector<std::optional<Shares>> shares(used);
     std::vector<std::optional<Output>> outputs(used);
+    const auto update_copy = [&](std::size_t i) {
+      if (i > 0) replicas_[i - 1]->follow(this->flat_, buffers_, device(0));
+    };
+    // The first device's forward pass may write into the buffers: all others have copied them before.
+    if (!buffers_.empty()) run(used, update_copy);
     run(used, [&](std::size_t i) {
       const GradMode mode(grad);
       RandomContext context{random.seed, random.step, 0, [first = detail::share_begin(batch, used, i)] { return first; }};
       const RandomScope scope(context);
       shares[i].emplace(scatter(i, used, inputs...));
-      Model& model = up_to_date(i);
+      if (buffers_.empty()) update_copy(i);
+      Model& model = i == 0 ? this->model_ : replicas_[i - 1]->model();
+      if (i > 0) detail::copy_training_flags(this->model_, model);
       outputs[i].emplace(std::apply([&](const auto&... own) { return model.forward(own...); }, *shares[i]));
     });
     this->end_forward();
@@ -117,14 +124,6 @@ class DataParallel : public Policy<Model> {
   auto scatter(std::size_t i, std::size_t used, const Inputs&... inputs) const {
     return std::tuple<decltype(detail::scatter(inputs, 0, used, i, D{}))...>(
         detail::scatter(inputs, options_.dim, used, i, device(i))...);
-  }
-
-  Model& up_to_date(std::size_t i) {
-    if (i == 0) return this->model_;
-    auto& replica = *replicas_[i - 1];
-    replica.follow(this->flat_, buffers_, device(0));
-    detail::copy_training_flags(this->model_, replica.model());
-    return replica.model();
   }
 
   template <class Outputs, class Shares, std::size_t... I, class... Inputs>
@@ -172,9 +171,7 @@ class DataParallel : public Policy<Model> {
     for (std::size_t r = 1; r < used; ++r) {
       auto& replica = *replicas_[r - 1];
       for (std::size_t e = 0; e < entries.size(); ++e) {
-        auto& from = replica.flat().entries()[e].parameter();
-        if (!from.grad_arrived()) continue;
-        from.set_grad_arrived(false);
+        if (!replica.flat().entries()[e].parameter().grad_arrived()) continue;
         auto& to = entries[e].parameter();
         const bool add = to.grad_arrived();
         to.set_grad_arrived(true);

@@ -32,7 +32,8 @@ TEST_CASE("wrong gradients are found") {
 
 TEST_CASE("a gradient that is missing counts as 0, and inputs stay as they were") {
   const auto x = ch::Tensor<double, 1>::from({0.5, 1, 2}, {3});
-  const auto unused = ch::gradient_error([](const auto& a, const auto& b) { return ch::pointwise(ch::functors::Add{}, a, b.detach()); }, x, x);
+  const auto unused = ch::gradient_error(
+      [](const auto& a, const auto& b) { return ch::pointwise(ch::functors::Add{}, a, b.detach()); }, x, x);
   CHECK(unused > 0.3);
   CHECK(x.to_vector() == std::vector<double>{0.5, 1, 2});
 }

@@ -30,8 +30,8 @@ TEST_CASE("parameters lie in one buffer per dtype, the last layer first, frozen 
   model.last.bias.set_requires_grad(false);
   const auto before = model.first.weight.value().to_vector();
   const nn::FlatParameters<Cpu> flat(model);
-  CHECK(names(flat) == std::vector<std::string>{"precise.bias", "precise.weight", "last.weight", "first.bias", "first.weight",
-                                                "last.bias"});
+  CHECK(names(flat) == std::vector<std::string>{"precise.bias", "precise.weight", "last.weight", "first.bias",
+                                                "first.weight", "last.bias"});
   REQUIRE(flat.groups().size() == 2);
   CHECK(flat.groups()[0].dtype == ch::DType::f64);
   CHECK(flat.groups()[1].count == 3 + 3 + 6 + 1);

@@ -2,6 +2,8 @@
 #include <chorus/nn/batch_norm.hpp>
 #include <chorus/nn/containers.hpp>
 #include <chorus/nn/convolution.hpp>
+#include <chorus/nn/embedding.hpp>
+#include <chorus/nn/layer_norm.hpp>
 #include <chorus/nn/linear.hpp>
 
 #include <catch.hpp>
@@ -74,6 +76,17 @@ TEST_CASE("batch norm counts batches and switches to running statistics") {
   CHECK(norm.num_batches_tracked.value().item() == 2);
 }
 
+TEST_CASE("an embedding's rows, and layer normalisation's first values") {
+  const nn::Embedding<Cpu> table{5, 3};
+  const auto rows = table(ch::Tensor<std::int64_t, 2>::from({4, 0}, {1, 2}));
+  CHECK(rows.shape() == ch::Shape<3>{1, 2, 3});
+  CHECK(rows.value().select(1, 0).select(0, 0).to_vector() == table.weight.value()[4].to_vector());
+  const nn::LayerNorm<Cpu> norm{2};
+  const auto y = norm(ch::Tensor<float, 2>::from({1, 3}, {1, 2})).value();
+  CHECK(y(0, 0) == Approx(-1).epsilon(1e-4));
+  CHECK(y(0, 1) == Approx(1).epsilon(1e-4));
+}
+
 TEST_CASE("function layers do what their functions do") {
   const auto x = ch::Tensor<float, 4>::from({-1, 2, -3, 4}, {1, 1, 2, 2});
   CHECK(nn::ReLU{}(x).to_vector() == ch::relu(x).to_vector());
@@ -99,9 +112,13 @@ TEST_CASE("layers say what they are") {
 }
 
 TEST_CASE("layers refuse sizes that make no sense") {
-  CHECK(message_of<ch::ShapeError>([] { nn::Linear<Cpu>(0, 3); }) == "Linear: 0 inputs and 3 outputs: both must be positive");
+  CHECK(message_of<ch::ShapeError>([] { nn::Linear<Cpu>(0, 3); }) ==
+        "Linear: 0 inputs and 3 outputs: both must be positive");
   CHECK(message_of<ch::ShapeError>([] { nn::BatchNorm1d<Cpu>(0); }) == "BatchNorm: 0 channels: must be positive");
   CHECK(message_of<ch::ShapeError>([] { nn::Conv2d<Cpu>(3, 4, {.kernel = 3, .groups = 2}); }) ==
         "Conv2d: 3 -> 4 channels, kernel 3 x 3, 2 groups: all must be positive, and groups divide the channels");
+  CHECK(message_of<ch::ShapeError>([] { nn::Embedding<Cpu>(0, 3); }) ==
+        "Embedding: 0 entries of 3 features: both must be positive");
+  CHECK(message_of<ch::ShapeError>([] { nn::LayerNorm<Cpu>(0); }) == "LayerNorm: 0 features: must be positive");
   CHECK(message_of<ch::UsageError>([] { nn::Dropout(1.5); }) == "Dropout: the probability is in [0, 1), got 1.5");
 }

@@ -27,7 +27,8 @@ struct Net : nn::Module {
   nn::Conv2d<Cpu> conv1{1, 2, {.kernel = 3, .bias = false}};
   nn::ModuleList<Block> blocks;
   nn::Dropout dropout{0.5};
-  nn::Sequential<nn::Linear<Cpu>, nn::ReLU, nn::Linear<Cpu>> head{nn::Linear<Cpu>{4, 3}, nn::ReLU{}, nn::Linear<Cpu>{3, 2}};
+  nn::Sequential<nn::Linear<Cpu>, nn::ReLU, nn::Linear<Cpu>> head{nn::Linear<Cpu>{4, 3}, nn::ReLU{},
+                                                                  nn::Linear<Cpu>{3, 2}};
   ch::Parameter<float, 1> scale{ch::Tensor<float, 1>::ones({1})};
   CHORUS_MODULE(Net, conv1, blocks, dropout, head, scale)
 
@@ -69,11 +70,12 @@ TEST_CASE("parameters and buffers have PyTorch's names, in the order of the memb
   CHECK(names(nn::named_parameters<Cpu>(net)) ==
         std::vector<std::string>{"conv1.weight", "blocks.0.fc.weight", "blocks.0.fc.bias", "blocks.0.norm.weight",
                                  "blocks.0.norm.bias", "blocks.1.fc.weight", "blocks.1.fc.bias", "blocks.1.norm.weight",
-                                 "blocks.1.norm.bias", "head.0.weight", "head.0.bias", "head.2.weight", "head.2.bias", "scale"});
+                                 "blocks.1.norm.bias", "head.0.weight", "head.0.bias", "head.2.weight", "head.2.bias",
+                                 "scale"});
   CHECK(names(nn::named_buffers<Cpu>(net)) ==
-        std::vector<std::string>{"blocks.0.norm.running_mean", "blocks.0.norm.running_var", "blocks.0.norm.num_batches_tracked",
-                                 "blocks.1.norm.running_mean", "blocks.1.norm.running_var",
-                                 "blocks.1.norm.num_batches_tracked"});
+        std::vector<std::string>{"blocks.0.norm.running_mean", "blocks.0.norm.running_var",
+                                 "blocks.0.norm.num_batches_tracked", "blocks.1.norm.running_mean",
+                                 "blocks.1.norm.running_var", "blocks.1.norm.num_batches_tracked"});
 }
 
 TEST_CASE("a model runs, and its gradients reach every parameter") {

@@ -86,5 +86,5 @@ TEST_CASE("messages of arithmetic") {
   CHECK(message_of<ch::ShapeError>([&] { a + b; }) == "add: shapes [2, 3] and [2, 4] do not broadcast");
   CHECK(message_of<ch::UsageError>([&] { ch::clamp(a, 1, 0); }) == "clamp: the limits are [1, 0]");
   const auto elsewhere = Tensor<2>::ones({2, 3}, ch::Cpu{1});
-  CHECK(message_of<ch::DeviceError>([&] { a * elsewhere; }) == "mul: operands are on cpu:0 and on another device");
+  CHECK(message_of<ch::DeviceError>([&] { a* elsewhere; }) == "mul: operands are on cpu:0 and on another device");
 }

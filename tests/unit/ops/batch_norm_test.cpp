@@ -50,8 +50,9 @@ TEST_CASE("messages of batch_norm") {
   CHECK(message_of<ch::ShapeError>([&] { ch::batch_norm(x, three, two, three, three, true); }) == expected);
   CHECK(message_of<ch::ShapeError>([&] { ch::batch_norm(x, three, three, two, three, true); }) == expected);
   CHECK(message_of<ch::ShapeError>([&] { ch::batch_norm(x, three, three, three, two, true); }) == expected);
-  CHECK(message_of<ch::ShapeError>([&] { ch::batch_norm(Tensor<2>::ones({1, 3}), three, three, three, three, true); }) ==
-        "batch_norm: training needs more than one value per channel, got [batch 1, channels 3, inner 1]");
+  CHECK(message_of<ch::ShapeError>([&] {
+          ch::batch_norm(Tensor<2>::ones({1, 3}), three, three, three, three, true);
+        }) == "batch_norm: training needs more than one value per channel, got [batch 1, channels 3, inner 1]");
   CHECK(message_of<ch::UsageError>([&] { ch::batch_norm(x, three, three, none, none, false); }) ==
         "batch_norm: there are no running statistics to use in evaluation");
 }

@@ -25,10 +25,12 @@ using Variable = ch::Variable<double, Rank>;
 
 /// Numbers in [lo, hi), the same for one seed.
 template <std::size_t N>
-Tensor<static_cast<int>(N)> numbers(const std::array<Index, N>& shape, std::uint64_t seed, double lo = -2, double hi = 2) {
+Tensor<static_cast<int>(N)> numbers(const std::array<Index, N>& shape, std::uint64_t seed, double lo = -2,
+                                    double hi = 2) {
   auto out = Tensor<static_cast<int>(N)>::empty(shape);
   for (Index i = 0; i < out.numel(); ++i)
-    out.data()[i] = lo + (hi - lo) * static_cast<double>(ch::unit_float(ch::philox(seed, {static_cast<std::uint32_t>(i), 5, 0, 0})[0]));
+    out.data()[i] = lo + (hi - lo) * static_cast<double>(
+                                         ch::unit_float(ch::philox(seed, {static_cast<std::uint32_t>(i), 5, 0, 0})[0]));
   return out;
 }
 
@@ -71,16 +73,18 @@ std::vector<std::vector<double>> gradients(const F& f, int passes, const Tensor<
     const auto y = std::apply(f, leaves);
     y.backward(numbers(y.shape(), 99));
   }
-  return std::apply([](const auto&... leaf) { return std::vector<std::vector<double>>{values(leaf.grad())...}; }, leaves);
+  return std::apply([](const auto&... leaf) { return std::vector<std::vector<double>>{values(leaf.grad())...}; },
+                    leaves);
 }
 
-/// `f(inputs...)`: its gradients are the numeric ones; views give the same as dense tensors; a second pass adds to gradients;
-/// plain Tensors and NoGrad give the same numbers and record nothing.
+/// `f(inputs...)`: its gradients are the numeric ones; views give the same as dense tensors; a second pass adds to
+/// gradients; plain Tensors and NoGrad give the same numbers and record nothing.
 template <class F, int... Ranks>
 void check_operator(const F& f, const Tensor<Ranks>&... inputs) {
   CHECK(ch::gradient_error(f, inputs...) < 1e-6);
 
-  const auto once = gradients(f, 1, inputs...), twice = gradients(f, 2, inputs...), of_views = gradients(f, 1, scattered(inputs)...);
+  const auto once = gradients(f, 1, inputs...), twice = gradients(f, 2, inputs...),
+             of_views = gradients(f, 1, scattered(inputs)...);
   for (std::size_t i = 0; i < once.size(); ++i) {
     CAPTURE(i);
     auto doubled = once[i];

@@ -6,8 +6,9 @@
 namespace {
 void check_convolution(const ch::Conv2dOptions& options, const Shape<4>& x, const Shape<4>& w) {
   CAPTURE(x, w, options.groups);
-  check_operator([&](const auto& in, const auto& weight, const auto& bias) { return ch::conv2d(in, weight, bias, options); },
-                 numbers(x, 1), numbers(w, 2), numbers<1>({w[0]}, 3));
+  check_operator(
+      [&](const auto& in, const auto& weight, const auto& bias) { return ch::conv2d(in, weight, bias, options); },
+      numbers(x, 1), numbers(w, 2), numbers<1>({w[0]}, 3));
 }
 const Tensor<1> no_bias;
 }  // namespace
@@ -23,9 +24,11 @@ TEST_CASE("gradients of conv2d") {
 }
 
 TEST_CASE("gradients of conv1d") {
-  check_operator([](const auto& x, const auto& w, const auto& b) {
-    return ch::conv1d(x, w, b, {.stride = 2, .padding = 1, .dilation = 2, .groups = 2});
-  }, numbers<3>({2, 4, 11}, 1), numbers<3>({6, 2, 3}, 2), numbers<1>({6}, 3));
+  check_operator(
+      [](const auto& x, const auto& w, const auto& b) {
+        return ch::conv1d(x, w, b, {.stride = 2, .padding = 1, .dilation = 2, .groups = 2});
+      },
+      numbers<3>({2, 4, 11}, 1), numbers<3>({6, 2, 3}, 2), numbers<1>({6}, 3));
 }
 
 TEST_CASE("an empty batch gives weights a gradient of 0") {

@@ -40,8 +40,10 @@ TEST_CASE("messages of cross_entropy") {
   const auto x = Tensor<2>::ones({2, 3});
   CHECK(message_of<ch::ShapeError>([&] { ch::cross_entropy(x, labels); }) ==
         "cross_entropy: scores of shape [2, 3] need 2 labels, got 5");
-  CHECK(message_of<ch::UsageError>([&] { ch::cross_entropy(x, Labels::from({0, 3}, {2})); }) ==
-        "cross_entropy: label 3 of sample 1 is not in [0, 3), nor is it ignore_index -100");
-  CHECK(message_of<ch::UsageError>([&] { ch::nll_loss(x, Labels::from({0, 1}, {2}), {.reduction = ch::Reduction::none}); }) ==
-        "nll_loss: one loss a sample has a function of its own: nll_loss_per_sample");
+  CHECK(message_of<ch::UsageError>([&] {
+          ch::cross_entropy(x, Labels::from({0, 3}, {2}));
+        }) == "cross_entropy: label 3 of sample 1 is not in [0, 3), nor is it ignore_index -100");
+  CHECK(message_of<ch::UsageError>([&] {
+          ch::nll_loss(x, Labels::from({0, 1}, {2}), {.reduction = ch::Reduction::none});
+        }) == "nll_loss: one loss a sample has a function of its own: nll_loss_per_sample");
 }

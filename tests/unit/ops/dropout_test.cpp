@@ -14,11 +14,13 @@ std::vector<double> masks(ch::RandomContext context, Index samples) {
 }  // namespace
 
 TEST_CASE("the gradient passes where the forward pass kept the element") {
-  check_operator([](const auto& x) {
-    auto context = pass(3);
-    const ch::RandomScope scope(context);
-    return ch::dropout(x, 0.4);
-  }, numbers<3>({4, 5, 3}, 1, 0.5, 2));
+  check_operator(
+      [](const auto& x) {
+        auto context = pass(3);
+        const ch::RandomScope scope(context);
+        return ch::dropout(x, 0.4);
+      },
+      numbers<3>({4, 5, 3}, 1, 0.5, 2));
 }
 
 TEST_CASE("kept elements are scaled, about p of them go") {

@@ -22,7 +22,8 @@ TEST_CASE("gradients of what picks by index; what is picked twice adds up") {
 
 TEST_CASE("numbers picked by index") {
   const auto x = Tensor<2>::from({0, 1, 2, 10, 11, 12}, {2, 3});
-  CHECK(ch::index_select(x, 1, Indices<1>::from({2, 2, 0}, {3})).to_vector() == std::vector<double>{2, 2, 0, 12, 12, 10});
+  CHECK(ch::index_select(x, 1, Indices<1>::from({2, 2, 0}, {3})).to_vector() ==
+        std::vector<double>{2, 2, 0, 12, 12, 10});
   CHECK(ch::gather(x, 0, Indices<2>::from({1, 0, 1}, {1, 3})).to_vector() == std::vector<double>{10, 1, 12});
   CHECK(ch::embedding(x, Indices<0>::from({1}, {})).to_vector() == std::vector<double>{10, 11, 12});
   CHECK(ch::index_select(x, 0, Indices<1>::empty({0})).shape() == Shape<2>{0, 3});
@@ -38,8 +39,10 @@ TEST_CASE("messages of indexing") {
   const auto x = Tensor<2>::ones({2, 3});
   CHECK(message_of<ch::UsageError>([&] { ch::index_select(x, 1, Indices<1>::from({3}, {1})); }) ==
         "index_select: index 3 is not in [0, 3)");
-  CHECK(message_of<ch::UsageError>([&] { ch::gather(x, 0, Indices<2>::from({-1}, {1, 1})); }) ==
-        "gather: index -1 is not in [0, 2)");
-  CHECK(message_of<ch::ShapeError>([&] { ch::gather(x, 0, Indices<2>::zeros({1, 4})); }) ==
-        "gather: an index of shape [1, 4] is larger than the input of [2, 3] beside axis 0");
+  CHECK(message_of<ch::UsageError>([&] {
+          ch::gather(x, 0, Indices<2>::from({-1}, {1, 1}));
+        }) == "gather: index -1 is not in [0, 2)");
+  CHECK(message_of<ch::ShapeError>([&] {
+          ch::gather(x, 0, Indices<2>::zeros({1, 4}));
+        }) == "gather: an index of shape [1, 4] is larger than the input of [2, 3] beside axis 0");
 }

@@ -34,8 +34,9 @@ TEST_CASE("what a mask hides has no influence, not even as NaN") {
 TEST_CASE("gradients of padding") {
   check_operator([](const auto& x) { return ch::pad2d(x, {1, 2, 0, 3}, 0.5); }, numbers<3>({2, 3, 4}, 1));
   CHECK(ch::pad2d(Tensor<2>::ones({1, 1}), {.left = 1, .bottom = 1}, 3).to_vector() == std::vector<double>{3, 1, 3, 3});
-  CHECK(message_of<ch::UsageError>([] { ch::pad2d(Tensor<2>::ones({1, 1}), {.top = -1}); }) ==
-        "pad2d: padding is at least 0, got left 0, right 0, top -1, bottom 0");
+  CHECK(message_of<ch::UsageError>([] {
+          ch::pad2d(Tensor<2>::ones({1, 1}), {.top = -1});
+        }) == "pad2d: padding is at least 0, got left 0, right 0, top -1, bottom 0");
 }
 
 TEST_CASE("gradients of attention") {

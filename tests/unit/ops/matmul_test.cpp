@@ -10,12 +10,21 @@ TEST_CASE("gradients of products") {
   check_operator([](const auto& a) { return ch::matmul(a, a); }, numbers<2>({3, 3}, 7));
 }
 
+TEST_CASE("the axes in front of the matrices broadcast") {
+  const auto product = [](const auto& a, const auto& b) { return ch::matmul(a, b); };
+  check_operator(product, numbers<3>({2, 3, 4}, 1), numbers<2>({4, 5}, 2));
+  check_operator(product, numbers<2>({3, 4}, 1), numbers<3>({2, 4, 5}, 2));
+  check_operator(product, numbers<4>({2, 1, 3, 4}, 1), numbers<3>({5, 4, 2}, 2));
+  check_operator(product, numbers<3>({1, 3, 4}, 1), numbers<3>({2, 4, 2}, 2));
+}
+
 TEST_CASE("gradients of the linear function") {
   const auto f = [](const auto& x, const auto& w, const auto& b) { return ch::linear(x, w, b); };
   check_operator(f, numbers<2>({3, 7}, 1), numbers<2>({5, 7}, 2), numbers<1>({5}, 3));
   check_operator(f, numbers<1>({7}, 1), numbers<2>({5, 7}, 2), numbers<1>({5}, 3));
   check_operator(f, numbers<3>({2, 3, 7}, 1), numbers<2>({5, 7}, 2), numbers<1>({5}, 3));
-  check_operator([](const auto& x, const auto& w) { return ch::linear(x, w); }, numbers<2>({3, 7}, 1), numbers<2>({5, 7}, 2));
+  check_operator([](const auto& x, const auto& w) { return ch::linear(x, w); }, numbers<2>({3, 7}, 1),
+                 numbers<2>({5, 7}, 2));
 }
 
 TEST_CASE("products without rows, columns or depth") {
@@ -35,10 +44,13 @@ TEST_CASE("products without rows, columns or depth") {
 TEST_CASE("messages of products") {
   const auto a = Tensor<2>::ones({2, 3});
   CHECK(message_of<ch::ShapeError>([&] { ch::matmul(a, a); }) == "matmul: shapes [2, 3] and [2, 3] do not fit");
-  CHECK(message_of<ch::ShapeError>([&] { ch::matmul(Tensor<3>::ones({2, 3, 4}), Tensor<3>::ones({3, 4, 5})); }) ==
-        "matmul: shapes [2, 3, 4] and [3, 4, 5] do not fit");
-  CHECK(message_of<ch::ShapeError>([&] { ch::linear(a, Tensor<2>::ones({5, 4})); }) ==
-        "linear: the input's shape is [2, 3], the weight's [5, 4]: expected 4 features, got 3");
-  CHECK(message_of<ch::ShapeError>([&] { ch::linear(a, Tensor<2>::ones({5, 3}), Tensor<1>::ones({4})); }) ==
-        "linear: the bias has 4 elements for 5 features");
+  CHECK(message_of<ch::ShapeError>([&] {
+          ch::matmul(Tensor<3>::ones({2, 3, 4}), Tensor<3>::ones({3, 4, 5}));
+        }) == "matmul: shapes [2, 3, 4] and [3, 4, 5] do not fit");
+  CHECK(message_of<ch::ShapeError>([&] {
+          ch::linear(a, Tensor<2>::ones({5, 4}));
+        }) == "linear: the input's shape is [2, 3], the weight's [5, 4]: expected 4 features, got 3");
+  CHECK(message_of<ch::ShapeError>([&] {
+          ch::linear(a, Tensor<2>::ones({5, 3}), Tensor<1>::ones({4}));
+        }) == "linear: the bias has 4 elements for 5 features");
 }

@@ -13,7 +13,8 @@ TEST_CASE("gradients of group_norm and rms_norm") {
   const auto group = [](const auto& x, const auto& w, const auto& b) { return ch::group_norm(x, 2, w, b); };
   check_operator(group, numbers<4>({2, 4, 2, 3}, 1), numbers<1>({4}, 2), numbers<1>({4}, 3));
   check_operator(group, numbers<2>({3, 6}, 1), numbers<1>({6}, 2), numbers<1>({6}, 3));
-  check_operator([](const auto& x, const auto& w) { return ch::rms_norm(x, w); }, numbers<3>({2, 3, 5}, 1), numbers<1>({5}, 2));
+  check_operator([](const auto& x, const auto& w) { return ch::rms_norm(x, w); }, numbers<3>({2, 3, 5}, 1),
+                 numbers<1>({5}, 2));
 }
 
 TEST_CASE("a row of equal numbers becomes the bias") {

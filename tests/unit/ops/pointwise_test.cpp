@@ -33,7 +33,9 @@ TEST_CASE("a user's functor, its gradient by Dual numbers") {
 }
 
 TEST_CASE("three operands of different ranks") {
-  const auto fma = [](const auto& a, const auto& b, const auto& c) { return ch::pointwise(FusedMultiplyAdd{}, a, b, c); };
+  const auto fma = [](const auto& a, const auto& b, const auto& c) {
+    return ch::pointwise(FusedMultiplyAdd{}, a, b, c);
+  };
   check_operator(fma, numbers<3>({2, 3, 4}, 1), numbers<2>({3, 1}, 2), numbers<0>({}, 3));
 }
 
@@ -52,6 +54,7 @@ TEST_CASE("long arrays, broadcast in blocks") {
   const auto y = ch::pointwise(SwiGlu{}, a, b);
   double worst = 0;
   for (Index i = 0; i < 3; ++i)
-    for (Index j = 0; j < 1100; ++j) worst = std::max(worst, std::abs(y(i, j) - a(i, j) / (1 + std::exp(-a(i, j))) * b(i, 0)));
+    for (Index j = 0; j < 1100; ++j)
+      worst = std::max(worst, std::abs(y(i, j) - a(i, j) / (1 + std::exp(-a(i, j))) * b(i, 0)));
   CHECK(worst < 1e-12);
 }

@@ -24,7 +24,8 @@ TEST_CASE("gradients of pooling to a size, and of enlarging") {
   CHECK(ch::upsample_nearest2d(Tensor<4>::from({1, 2}, {1, 1, 1, 2}), 2).to_vector() ==
         std::vector<double>{1, 1, 2, 2, 1, 1, 2, 2});
   // Parts of [0, 3) by halves: the middle one belongs to both.
-  CHECK(ch::adaptive_avg_pool2d(Tensor<4>::from({1, 2, 4}, {1, 1, 1, 3}), {1, 2}).to_vector() == std::vector<double>{1.5, 3});
+  CHECK(ch::adaptive_avg_pool2d(Tensor<4>::from({1, 2, 4}, {1, 1, 1, 3}), {1, 2}).to_vector() ==
+        std::vector<double>{1.5, 3});
 }
 
 TEST_CASE("pooling of an empty batch") {
@@ -47,6 +48,7 @@ TEST_CASE("messages of pooling") {
         "upsample_nearest2d: the scale is at least 1, got 0 x 0");
   CHECK(message_of<ch::UsageError>([&] { ch::adaptive_avg_pool2d(x, 0); }) ==
         "adaptive_avg_pool2d: the size is at least 1, got 0 x 0");
-  CHECK(message_of<ch::ShapeError>([&] { ch::adaptive_avg_pool2d(Tensor<4>::ones({1, 1, 0, 3}), 1); }) ==
-        "adaptive_avg_pool2d: an image of shape [1, 1, 0, 3] has no pixels");
+  CHECK(message_of<ch::ShapeError>([&] {
+          ch::adaptive_avg_pool2d(Tensor<4>::ones({1, 1, 0, 3}), 1);
+        }) == "adaptive_avg_pool2d: an image of shape [1, 1, 0, 3] has no pixels");
 }

@@ -11,7 +11,8 @@ TEST_CASE("gradients of lstm and gru by input, weights and biases") {
 }
 
 TEST_CASE("the last state is the last output") {
-  const auto result = ch::gru(numbers<3>({2, 3, 4}, 1), numbers<2>({9, 4}, 2), numbers<2>({9, 3}, 3), numbers<1>({9}, 4), numbers<1>({9}, 5));
+  const auto result = ch::gru(numbers<3>({2, 3, 4}, 1), numbers<2>({9, 4}, 2), numbers<2>({9, 3}, 3),
+                              numbers<1>({9}, 4), numbers<1>({9}, 5));
   CHECK(values(result.output.select(1, 2)) == values(result.hidden));
 }
 
@@ -19,8 +20,9 @@ TEST_CASE("messages of recurrent layers") {
   const auto bias = Tensor<1>::ones({12});
   CHECK(message_of<ch::ShapeError>([&] {
           ch::lstm(Tensor<3>::ones({1, 2, 5}), Tensor<2>::ones({12, 4}), Tensor<2>::ones({12, 3}), bias, bias);
-        }) == "lstm: an input of shape [1, 2, 5] and weights of shapes [12, 4] and [12, 3] do not fit: expected [4 hidden, "
-              "features] and [4 hidden, hidden]");
+        }) ==
+        "lstm: an input of shape [1, 2, 5] and weights of shapes [12, 4] and [12, 3] do not fit: expected [4 hidden, "
+        "features] and [4 hidden, hidden]");
   CHECK(message_of<ch::ShapeError>([&] {
           ch::lstm(Tensor<3>::ones({1, 0, 4}), Tensor<2>::ones({12, 4}), Tensor<2>::ones({12, 3}), bias, bias);
         }) == "lstm: an input of shape [1, 0, 4] has no time steps");

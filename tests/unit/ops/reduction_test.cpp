@@ -56,5 +56,6 @@ TEST_CASE("sums of nothing") {
 TEST_CASE("messages of reductions") {
   const auto x = Tensor<2>::ones({2, 3});
   CHECK(message_of<ch::ShapeError>([&] { ch::sum(x, 2); }) == "sum: axis 2 does not exist in a tensor of rank 2");
-  CHECK(message_of<ch::ShapeError>([&] { ch::argmax(x, -3); }) == "argmax: axis -3 does not exist in a tensor of rank 2");
+  CHECK(message_of<ch::ShapeError>([&] { ch::argmax(x, -3); }) ==
+        "argmax: axis -3 does not exist in a tensor of rank 2");
 }

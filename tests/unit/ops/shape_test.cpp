@@ -35,7 +35,8 @@ TEST_CASE("a list of any length is joined in order") {
     const auto all = ch::concat(0, std::span<const Variable<1>>(parts));
     CHECK(all.value().to_vector() == expected);
     all.backward(all.value());
-    for (std::size_t i = 0; i < count; ++i) CHECK(parts[i].grad().to_vector() == std::vector<double>(2, static_cast<double>(i)));
+    for (std::size_t i = 0; i < count; ++i)
+      CHECK(parts[i].grad().to_vector() == std::vector<double>(2, static_cast<double>(i)));
   }
 }
 
@@ -52,12 +53,17 @@ TEST_CASE("a result of another shape does not change with its source's gradient"
 TEST_CASE("messages of shapes") {
   const auto x = Tensor<2>::ones({2, 3}), y = Tensor<2>::ones({3, 3});
   CHECK(message_of<ch::ShapeError>([&] { ch::reshape(x, Shape<1>{5}); }) == "reshape: shape [2, 3] does not fit [5]");
-  CHECK(message_of<ch::ShapeError>([&] { ch::reshape(x, Shape<2>{-1, 4}); }) == "reshape: shape [2, 3] does not fit [-1, 4]");
+  CHECK(message_of<ch::ShapeError>([&] {
+          ch::reshape(x, Shape<2>{-1, 4});
+        }) == "reshape: shape [2, 3] does not fit [-1, 4]");
   CHECK(message_of<ch::ShapeError>([&] { ch::permute(x, {0, 0}); }) == "permute: axes [0, 0] name an axis twice");
   CHECK(message_of<ch::ShapeError>([&] { ch::slice(x, 1, 2, 4); }) ==
         "slice: range [2, 4) is not inside axis 1 of shape [2, 3]");
   CHECK(message_of<ch::ShapeError>([&] { ch::concat(1, x, y); }) ==
         "concat: shapes [2, 3] and [3, 3] differ beside axis 1");
-  CHECK(message_of<ch::ShapeError>([&] { ch::expand(x, Shape<2>{2, 6}); }) == "expand: shape [2, 3] does not expand to [2, 6]");
-  CHECK(message_of<ch::UsageError>([&] { ch::concat(0, std::span<const Tensor<2>>()); }) == "concat: the list is empty");
+  CHECK(message_of<ch::ShapeError>([&] {
+          ch::expand(x, Shape<2>{2, 6});
+        }) == "expand: shape [2, 3] does not expand to [2, 6]");
+  CHECK(message_of<ch::UsageError>([&] { ch::concat(0, std::span<const Tensor<2>>()); }) ==
+        "concat: the list is empty");
 }

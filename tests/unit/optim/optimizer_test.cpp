@@ -54,12 +54,15 @@ struct Model : nn::Module {
 using Maker = std::unique_ptr<optim::Optimizer<Cpu>> (*)(Parameters);
 const Maker makers[] = {
     [](Parameters p) -> std::unique_ptr<optim::Optimizer<Cpu>> {
-      return std::make_unique<optim::Sgd<Cpu>>(std::move(p), optim::SgdOptions{.lr = 0.1, .momentum = 0.9, .weight_decay = 0.01});
+      return std::make_unique<optim::Sgd<Cpu>>(std::move(p),
+                                               optim::SgdOptions{.lr = 0.1, .momentum = 0.9, .weight_decay = 0.01});
     },
     [](Parameters p) -> std::unique_ptr<optim::Optimizer<Cpu>> {
       return std::make_unique<optim::Adam<Cpu>>(std::move(p), optim::AdamOptions{.lr = 0.1, .amsgrad = true});
     },
-    [](Parameters p) -> std::unique_ptr<optim::Optimizer<Cpu>> { return std::make_unique<optim::AdamW<Cpu>>(std::move(p)); },
+    [](Parameters p) -> std::unique_ptr<optim::Optimizer<Cpu>> {
+      return std::make_unique<optim::AdamW<Cpu>>(std::move(p));
+    },
     [](Parameters p) -> std::unique_ptr<optim::Optimizer<Cpu>> {
       return std::make_unique<optim::RmsProp<Cpu>>(std::move(p), optim::RmsPropOptions{.momentum = 0.5});
     },

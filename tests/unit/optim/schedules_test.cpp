@@ -50,7 +50,9 @@ TEST_CASE("rates at the ends and corners of schedules") {
 
 TEST_CASE("messages of schedules") {
   optim::HasLearningRate rate(1);
-  const auto message = [&](const auto& formula) { return message_of<ch::UsageError>([&] { optim::Schedule(rate, formula); }); };
+  const auto message = [&](const auto& formula) {
+    return message_of<ch::UsageError>([&] { optim::Schedule(rate, formula); });
+  };
   CHECK(message(optim::StepDecay{.step_size = 0}) == "StepDecay: step_size is at least 1, got 0");
   CHECK(message(optim::CosineAnnealing{.t_max = 0}) == "CosineAnnealing: t_max is at least 1, got 0");
   CHECK(message(optim::LinearRamp{.total = 0}) == "LinearRamp: total is at least 1, got 0");

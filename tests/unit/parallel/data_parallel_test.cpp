@@ -235,6 +235,8 @@ TEST_CASE("dp: scalars become a vector, tuples are gathered, outputs may stay un
   CHECK(distance(net.module().fc1.weight.grad().to_vector(), single.module().fc1.weight.grad().to_vector()) < rounding);
   CHECK_FALSE(net.module().fc2.weight.grad().defined());
 
+  // A batch of two on three devices uses two.
+  CHECK(std::get<0>(net(numbers(2, 5, 1))).shape() == Shape<1>{2});
   // One device: still a vector, of one.
   Parallel<Outputs<Cpu>> alone({0});
   CHECK(std::get<0>(alone(x)).shape() == Shape<1>{1});

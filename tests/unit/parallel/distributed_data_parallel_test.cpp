@@ -377,7 +377,7 @@ TEST_CASE("ddp: a rank that throws in the middle of backward, or between steps, 
     const auto texts = ranks.texts();
     CHECK(comm::Clock::now() - start < 5s);
     CHECK(texts[1] == "a user's error");
-    for (const std::size_t rank : {0, 2}) CHECK_THAT(texts[rank], Contains(cat("rank ", rank, ": ")) && Contains("#"));
+    for (const std::size_t rank : {0u, 2u}) CHECK_THAT(texts[rank], Contains(cat("rank ", rank, ": ")) && Contains("#"));
     CHECK_THAT(texts[0] + texts[2], Contains("rank 1 has left the group"));
   }
 }
@@ -392,7 +392,7 @@ TEST_CASE("ddp: a rank that dies in the middle of backward is named by the other
   const auto start = comm::Clock::now();
   const auto texts = ranks.texts();
   CHECK(comm::Clock::now() - start < 5s);
-  for (const std::size_t rank : {0, 2}) CHECK_THAT(texts[rank], Contains(cat("rank ", rank, ": ")) && Contains("rank 1 is gone"));
+  for (const std::size_t rank : {0u, 2u}) CHECK_THAT(texts[rank], Contains(cat("rank ", rank, ": ")) && Contains("rank 1 is gone"));
 }
 
 TEST_CASE("ddp: the parameters and the loss may outlive the net") {

@@ -56,7 +56,7 @@ std::vector<std::array<std::uint64_t, 2>> ddp_bytes(int ranks, const Distributed
 }  // namespace
 
 TEST_CASE("traffic: under ddp each of N ranks sends exactly 2(N-1)/N of the gradient bytes per step") {
-  for (const std::uint64_t n : {1, 2, 3, 4}) {
+  for (const std::uint64_t n : {1u, 2u, 3u, 4u}) {
     INFO(n << " ranks");
     for (const double cap : {25.0, 1e-4}) {  // in one bucket, and in a bucket for each parameter or two
       const auto bytes = ddp_bytes<Even<Cpu>>(static_cast<int>(n), {.first_bucket_cap_mb = cap, .bucket_cap_mb = cap});
@@ -70,7 +70,7 @@ TEST_CASE("traffic: under ddp each of N ranks sends exactly 2(N-1)/N of the grad
 
 TEST_CASE("traffic: where N doesn't divide a bucket, a rank sends up to 2 numbers more or less, and all send as much") {
   constexpr std::uint64_t numbers_of_model = 35 + 7 + 42 + 6 + 18 + 3;  // 111
-  for (const std::uint64_t n : {2, 3, 4}) {
+  for (const std::uint64_t n : {2u, 3u, 4u}) {
     INFO(n << " ranks");
     const auto bytes = ddp_bytes<test::Smooth<Cpu>>(static_cast<int>(n));
     std::uint64_t together = 0;
@@ -97,7 +97,7 @@ TEST_CASE("traffic: under ddp rank 0's buffers go around once before each pass i
 }
 
 TEST_CASE("traffic: under dp device 0 sends (N-1) times the parameter bytes per step") {
-  for (const std::uint64_t n : {1, 2, 3, 4}) {
+  for (const std::uint64_t n : {1u, 2u, 3u, 4u}) {
     INFO(n << " devices");
     std::vector<int> ids;
     for (int i = 0; i < static_cast<int>(n); ++i) ids.push_back(i);

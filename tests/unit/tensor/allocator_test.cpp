@@ -33,7 +33,8 @@ TEST_CASE("freed memory is used again") {
 TEST_CASE("a repeated step asks the system for nothing") {
   const auto step = [] {
     std::vector<ch::Tensor<float, 2>> alive;
-    for (const ch::Index size : {1, 7, 64, 65, 1000, 100'000}) alive.push_back(ch::Tensor<float, 2>::empty({size, 3}, device));
+    for (const ch::Index size : {1, 7, 64, 65, 1000, 100'000})
+      alive.push_back(ch::Tensor<float, 2>::empty({size, 3}, device));
   };
   step();
   const auto before = allocator().system_allocations();

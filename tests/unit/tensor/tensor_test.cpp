@@ -101,6 +101,7 @@ TEST_CASE("messages of tensors") {
   CHECK(shape_error([&] { x.expand(Shape<2>{4, 3}); }) == "expand: shape [2, 3] does not expand to [4, 3]");
   CHECK(shape_error([&] { x.transpose(0, 1).to_vector(); }) ==
         "to_vector: a tensor of shape [3, 2] and strides [1, 3] is not contiguous");
-  CHECK(shape_error([] { ch::broadcast_shapes("add", Shape<2>{2, 3}, Shape<1>{2}); }) ==
-        "add: shapes [2, 3] and [2] do not broadcast");
+  CHECK(shape_error([] {
+          ch::broadcast_shapes("add", Shape<2>{2, 3}, Shape<1>{2});
+        }) == "add: shapes [2, 3] and [2] do not broadcast");
 }

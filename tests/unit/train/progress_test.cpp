@@ -81,6 +81,20 @@ TEST_CASE("progress counts epochs, with or without output") {
   CHECK(seen.size() == 2);
 }
 
+TEST_CASE("progress that is switched off writes nothing") {
+  Terminal terminal;
+  {
+    ch::Progress progress({.enabled = false, .epochs = 1, .out = terminal.handle});
+    for ([[maybe_unused]] const int epoch : progress) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(101));
+      progress.step(1.0, 1, 0, 2);
+    }
+  }
+  std::fputs("end\n", terminal.handle);
+  std::fflush(terminal.handle);
+  CHECK(terminal.text() == "end\r\n");
+}
+
 TEST_CASE("progress of a loop that reports no steps is a line of time per epoch") {
   File file;
   for ([[maybe_unused]] const int epoch : ch::Progress({.epochs = 2, .out = file.handle})) {

@@ -6,8 +6,8 @@
 
 namespace chorus::inline CHORUS_ABI::kernels {
 
-/// y[i] = x[0] + ... + x[i] along the axis, or with `reverse` x[i] + ... + x[last]; overwrites y, or adds to it. Summed in
-/// double.
+/// y[i] = x[0] + ... + x[i] along the axis, or with `reverse` x[i] + ... + x[last]; overwrites y, or adds to it. Summed
+/// in double.
 template <class T>
 void cumsum(Cpu, AxisShape shape, const T* x, T* y, bool reverse = false, bool accumulate = false) {
   for (Index o = 0; o < shape.outer; ++o)

@@ -1,7 +1,7 @@
 #pragma once
-/// Picking along an axis by a list of indices (index_select) or by an index for each element (gather), and the way back,
-/// which adds up what was picked several times, in the order of the indices. x: [outer, axis, inner]; y: [outer, count,
-/// inner].
+/// Picking along an axis by a list of indices (index_select) or by an index for each element (gather), and the way
+/// back, which adds up what was picked several times, in the order of the indices. x: [outer, axis, inner]; y: [outer,
+/// count, inner].
 
 #include <cstdint>
 #include <cstring>
@@ -27,7 +27,8 @@ void index_select(Cpu, AxisShape whole, Index count, const std::int64_t* index, 
   const auto bytes = static_cast<std::size_t>(whole.inner) * sizeof(T);
   if (bytes == 0) return;
   for (Index o = 0; o < whole.outer; ++o)
-    for (Index i = 0; i < count; ++i, y += whole.inner) std::memcpy(y, x + (o * whole.axis + index[i]) * whole.inner, bytes);
+    for (Index i = 0; i < count; ++i, y += whole.inner)
+      std::memcpy(y, x + (o * whole.axis + index[i]) * whole.inner, bytes);
 }
 
 /// dx[o, index[i], :] += dy[o, i, :]; dx starts from zero unless `accumulate`.

@@ -1,6 +1,6 @@
 #pragma once
-/// Layer normalisation on the CPU (Ba, Kiros, Hinton 2016). x, y: [rows, columns]; weight, bias: [columns], null for 1 and 0;
-/// statistics: [2, rows], the rows' means and their 1 / sqrt(variance + eps).
+/// Layer normalisation on the CPU (Ba, Kiros, Hinton 2016). x, y: [rows, columns]; weight, bias: [columns], null for 1
+/// and 0; statistics: [2, rows], the rows' means and their 1 / sqrt(variance + eps).
 
 #include <cmath>
 
@@ -22,8 +22,8 @@ void layer_norm_forward(Cpu, Index rows, Index columns, const T* x, const T* wei
                         T* statistics) {
   const auto n = splat(static_cast<T>(columns));
   detail::for_rows<T>(rows, columns, [&](const Row<T>& line) {
-    const auto mean = Eigen::internal::pdiv(
-        line.reduce(Sum<T>{}, [&](Index i, auto count) { return load(x + i, count); }), n);
+    const auto mean =
+        Eigen::internal::pdiv(line.reduce(Sum<T>{}, [&](Index i, auto count) { return load(x + i, count); }), n);
     const auto squares = line.reduce(Sum<T>{}, [&](Index i, auto count) {
       const auto d = psub(load(x + i, count), mean);
       return pmul(d, d);
@@ -42,7 +42,8 @@ void layer_norm_forward(Cpu, Index rows, Index columns, const T* x, const T* wei
   });
 }
 
-/// With g = dy * weight and u = (x - mean) * invstd: dx = invstd * (g - mean(g) - u * mean(g * u)). Overwrites dx, or adds.
+/// With g = dy * weight and u = (x - mean) * invstd: dx = invstd * (g - mean(g) - u * mean(g * u)). Overwrites dx, or
+/// adds.
 template <class T>
 void layer_norm_backward_input(Cpu, Index rows, Index columns, const T* x, const T* weight, const T* dy,
                                const T* statistics, T* dx, bool accumulate) {
@@ -66,17 +67,21 @@ void layer_norm_backward_input(Cpu, Index rows, Index columns, const T* x, const
 
 /// dweight = sum over rows of dy * (x - mean) * invstd, dbias = sum of dy. Either may be null. Overwrite, or add.
 template <class T>
-void layer_norm_backward_affine(Cpu, Index rows, Index columns, const T* x, const T* dy, const T* statistics, T* dweight,
-                                T* dbias, bool accumulate_weight, bool accumulate_bias) {
+void layer_norm_backward_affine(Cpu, Index rows, Index columns, const T* x, const T* dy, const T* statistics,
+                                T* dweight, T* dbias, bool accumulate_weight, bool accumulate_bias) {
   for_packets<T>(columns, [&](Index j, auto count) {
     const auto zero = splat(T{0});
     if (dweight != nullptr)
-      store(dweight + j, reduce_rows(Index{0}, rows, zero, Sum<T>{}, [&](Index r) {
-              const auto d = psub(load(x + r * columns + j, count), splat(statistics[r]));
-              return pmul(load(dy + r * columns + j, count), pmul(d, splat(statistics[rows + r])));
-            }), count, accumulate_weight);
+      store(dweight + j,
+            reduce_rows(Index{0}, rows, zero, Sum<T>{},
+                        [&](Index r) {
+                          const auto d = psub(load(x + r * columns + j, count), splat(statistics[r]));
+                          return pmul(load(dy + r * columns + j, count), pmul(d, splat(statistics[rows + r])));
+                        }),
+            count, accumulate_weight);
     if (dbias != nullptr)
-      store(dbias + j, reduce_rows(Index{0}, rows, zero, Sum<T>{}, [&](Index r) { return load(dy + r * columns + j, count); }),
+      store(dbias + j,
+            reduce_rows(Index{0}, rows, zero, Sum<T>{}, [&](Index r) { return load(dy + r * columns + j, count); }),
             count, accumulate_bias);
   });
 }
