@@ -35,9 +35,15 @@ class Tensor {
   Tensor(Storage<D> storage, T* data, const Shape<Rank>& shape, const Shape<Rank>& strides)
       : storage_(std::move(storage)), data_(data), shape_(shape), strides_(strides) {}
 
-  /// Dense, contents undefined. Throws ShapeError where a size is negative.
+  /// Dense, contents undefined. Throws ShapeError where a size is negative or their product too large for any memory.
   static Tensor empty(const Shape<Rank>& shape, D device = {}) {
-    for (const Index size : shape) check<ShapeError>(size >= 0, "Tensor: shape ", shape, " has a negative size");
+    constexpr Index most = (Index{1} << 56) / static_cast<Index>(sizeof(T));
+    Index count = 1;
+    for (const Index size : shape) {
+      check<ShapeError>(size >= 0, "Tensor: shape ", shape, " has a negative size");
+      check<ShapeError>(size == 0 || count <= most / size, "Tensor: shape ", shape, " has too many elements");
+      if (size > 0) count *= size;
+    }
     Storage<D> storage(device, static_cast<std::size_t>(chorus::numel(shape)) * sizeof(T));
     T* data = static_cast<T*>(storage.data());
     return Tensor(std::move(storage), data, shape, row_major(shape));

@@ -109,8 +109,10 @@ TEST_CASE("trajectories: a convolutional net's losses are the same under all pol
     INFO(devices << " devices");
     std::vector<int> ids{0, 1, 2};
     ids.resize(static_cast<std::size_t>(devices));
-    DataParallel<Model> dp{seeded(), {.device_ids = ids}, 1};
-    require_same(losses(dp), expected);
+    {
+      DataParallel<Model> dp{seeded(), {.device_ids = ids}, 1};
+      require_same(losses(dp), expected);
+    }  // no thread of it may live where processes are forked
     const auto text = test::common_text(devices, [](const World& world) {
       const auto communicator = comm::connect(world);
       DistributedDataParallel<Model> ddp{seeded(), *communicator, {}, 1};

@@ -10,6 +10,10 @@
 namespace ch = chorus;
 using Storage = ch::Storage<ch::Cpu>;
 
+// A sanitizer would end the program where memory runs out, which one test wants to see.
+extern "C" const char* __asan_default_options() { return "allocator_may_return_null=1"; }
+extern "C" const char* __tsan_default_options() { return "allocator_may_return_null=1"; }
+
 namespace {
 // Devices that no other test uses.
 constexpr ch::Cpu device{40}, shared{41};
