@@ -1,6 +1,6 @@
-// One file for all policies: what is saved under one loads under every other, under the same names; and what is refused.
+// One file for all policies: what is saved under one loads under every other, under the same names; and what is
+// refused.
 #include <catch.hpp>
-
 #include <chorus/io/checkpoint.hpp>
 #include <chorus/parallel/data_parallel.hpp>
 
@@ -21,8 +21,9 @@ namespace {
 
 using Model = test::Normed<Cpu>;
 
-const std::vector<std::string> names{"fc1.bias",    "fc1.weight",  "fc2.bias",          "fc2.weight",
-                                     "norm.bias",   "norm.num_batches_tracked", "norm.running_mean", "norm.running_var", "norm.weight"};
+const std::vector<std::string> names{"fc1.bias",          "fc1.weight",       "fc2.bias",
+                                     "fc2.weight",        "norm.bias",        "norm.num_batches_tracked",
+                                     "norm.running_mean", "norm.running_var", "norm.weight"};
 
 std::vector<std::string> names_in(const std::string& path) {
   const io::SafetensorsReader file(path);
@@ -107,7 +108,8 @@ TEST_CASE("checkpoint: under dp what was loaded reaches all devices") {
   io::load(net.module(), folder / "model");
   net.eval();
   single.eval();
-  CHECK(test::distance(net(numbers(6, 5, 1)).value().to_vector(), single(numbers(6, 5, 1)).value().to_vector()) < 1e-13);
+  CHECK(test::distance(net(numbers(6, 5, 1)).value().to_vector(), single(numbers(6, 5, 1)).value().to_vector()) <
+        1e-13);
 }
 
 TEST_CASE("checkpoint: the file of a run is a model's file, too") {
@@ -138,10 +140,11 @@ TEST_CASE("checkpoint: a file of another model is refused in one message, and no
       const auto message = message_of<FileError>([&] { io::load(net.module(), folder / "other"); });
       return message + (fingerprint(net) == before ? "" : "; and it changed the model");
     });
-    CHECK(text == "loading " + (folder / "other") +
-                      ": the file doesn't fit the model; missing: norm.weight, norm.bias, norm.running_mean, "
-                      "norm.running_var, norm.num_batches_tracked; unexpected: fc3.bias, fc3.weight; mismatched: fc2.weight "
-                      "(expected F64 [3, 12], got F64 [4, 12]), fc2.bias (expected F64 [3], got F64 [4])");
+    CHECK(text ==
+          "loading " + (folder / "other") +
+              ": the file doesn't fit the model; missing: norm.weight, norm.bias, norm.running_mean, "
+              "norm.running_var, norm.num_batches_tracked; unexpected: fc3.bias, fc3.weight; mismatched: fc2.weight "
+              "(expected F64 [3, 12], got F64 [4, 12]), fc2.bias (expected F64 [3], got F64 [4])");
   }
 }
 
@@ -161,10 +164,12 @@ TEST_CASE("checkpoint: resuming needs a checkpoint, of this optimizer, with sane
 
   optim::Adam adam{net.parameters(), {.lr = 0.1}};
   io::save_checkpoint(net, adam, {}, folder / "adam");
-  CHECK_THAT(refusal(folder / "adam"), Contains("missing: training/momentum.") && Contains("unexpected: training/exp_avg."));
+  CHECK_THAT(refusal(folder / "adam"),
+             Contains("missing: training/momentum.") && Contains("unexpected: training/exp_avg."));
 
   const auto with_step = [&](const std::string& value) {
-    io::write_safetensors(folder / "odd", {}, {{"training/epoch", "0"}, {"training/batch", "0"}, {"training/step", value}});
+    io::write_safetensors(folder / "odd", {},
+                          {{"training/epoch", "0"}, {"training/batch", "0"}, {"training/step", value}});
     return refusal(folder / "odd");
   };
   for (const std::string value : {"-1", "", "1e3", "12 ", "99999999999999999999"})

@@ -1,6 +1,5 @@
 // DataParallel against SingleDevice: devices, inputs, outputs, errors, flags, buffers, hooks and memory.
 #include <catch.hpp>
-
 #include <chorus/core/trace.hpp>
 #include <chorus/parallel/data_parallel.hpp>
 #include <stdexcept>
@@ -23,7 +22,8 @@ constexpr double rounding = 1e-13;
 template <class Model>
 struct Parallel : DataParallel<Model> {
   explicit Parallel(std::vector<int> ids, int output_device = -1, int dim = 0)
-      : DataParallel<Model>(make<Model>(), {.device_ids = std::move(ids), .output_device = output_device, .dim = dim}, 3) {}
+      : DataParallel<Model>(make<Model>(), {.device_ids = std::move(ids), .output_device = output_device, .dim = dim},
+                            3) {}
 };
 template <class Model>
 struct Single : SingleDevice<Model> {
@@ -165,7 +165,7 @@ TEST_CASE("dp: devices and axes that make no sense are refused") {
   CHECK_THAT(message_of<DeviceError>([] { Net net({0, 1}, 64); }), Contains("cpu:64"));
 }
 
-TEST_CASE("dp: dropout masks are those of a single device") { 
+TEST_CASE("dp: dropout masks are those of a single device") {
   require_same_run(Parallel<test::Dropping<Cpu>>({0, 1}));
   require_same_run(Parallel<test::Dropping<Cpu>>({0, 1, 2}));
   Parallel<test::Dropping<Cpu>> net({0, 1, 2});
@@ -211,7 +211,9 @@ TEST_CASE("dp: several inputs, of which a variable gets its gradient, and argume
     for (const auto& named : single.parameters()) named.parameter->set_grad_arrived(false);
     CHECK(distance(run(net, leaf), run(single, leaf)) < rounding);
   }
-  CHECK_THAT(message_of<ShapeError>([&] { net(numbers(7, 5, 1), numbers(6, 4, 1), 0.5, std::vector<double>{0, 3}); }),
+  CHECK_THAT(message_of<ShapeError>([&] {
+               net(numbers(7, 5, 1), numbers(6, 4, 1), 0.5, std::vector<double>{0, 3});
+             }),
              Contains("7 and 6 samples along axis 0"));
 }
 
@@ -255,9 +257,12 @@ TEST_CASE("dp: what a replica throws is thrown again, with replica and device an
   Parallel<Harmed<Cpu>> net({0, 3, 5});
   auto x = numbers(6, 5, 1);
   x(3, 0) = 7;  // on the second device
-  CHECK(message_of<ShapeError>([&] { net(x, Harm::shape); }) == "DataParallel: replica 1 on device cpu:3: seven is no shape");
-  CHECK(message_of<CommError>([&] { net(x, Harm::comm); }) == "DataParallel: replica 1 on device cpu:3: seven does not answer");
-  CHECK(message_of<Error>([&] { net(x, Harm::out_of_range); }) == "DataParallel: replica 1 on device cpu:3: seven is too much");
+  CHECK(message_of<ShapeError>([&] { net(x, Harm::shape); }) ==
+        "DataParallel: replica 1 on device cpu:3: seven is no shape");
+  CHECK(message_of<CommError>([&] { net(x, Harm::comm); }) ==
+        "DataParallel: replica 1 on device cpu:3: seven does not answer");
+  CHECK(message_of<Error>([&] { net(x, Harm::out_of_range); }) ==
+        "DataParallel: replica 1 on device cpu:3: seven is too much");
   x(0, 0) = 7;  // on two: the first is reported
   CHECK_THAT(message_of<ShapeError>([&] { net(x, Harm::shape); }), Contains("replica 0 on device cpu:0"));
 }
@@ -268,7 +273,8 @@ TEST_CASE("dp: after an error in a replica the next step is right") {
   auto bad = numbers(6, 5, 1);
   bad(5, 0) = 7;  // on the last device: the others' gradients are there by then
   const auto y = net(bad, Harm::backward);
-  CHECK(message_of<UsageError>([&] { y.backward(numbers(6, 3, 2)); }) == "DataParallel: replica 2 on device cpu:2: seven can't go back");
+  CHECK(message_of<UsageError>([&] { y.backward(numbers(6, 3, 2)); }) ==
+        "DataParallel: replica 2 on device cpu:2: seven can't go back");
   CHECK_FALSE(message_of<ShapeError>([&] { net(bad, Harm::shape); }).empty());
   for (const auto& named : net.parameters()) named.parameter->set_grad_arrived(false);  // as zero_grad does
   net(bad, Harm::none).backward(numbers(6, 3, 2));

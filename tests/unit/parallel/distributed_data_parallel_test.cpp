@@ -1,6 +1,5 @@
 // DistributedDataParallel with real processes: what its ranks compute, agree on and refuse.
 #include <catch.hpp>
-
 #include <chorus/core/trace.hpp>
 
 #include "ranks.hpp"
@@ -10,8 +9,8 @@ using namespace std::chrono_literals;
 using Catch::Matchers::Contains;
 using comm::World;
 using test::common_text;
-using test::Distributed;
 using test::distance;
+using test::Distributed;
 using test::labels;
 using test::make;
 using test::numbers;
@@ -125,7 +124,8 @@ TEST_CASE("ddp: batch norm trains through empty shares, with rank 0's buffers ev
     Distributed<test::Normed<Cpu>> rank(world);
     auto& net = rank.net;
     optim::Adam optimizer{net.parameters(), {.lr = 0.01}};
-    auto losses = test::each_step([&](std::uint32_t number, Index size) { return test::step(net, optimizer, number, size, world); });
+    auto losses = test::each_step(
+        [&](std::uint32_t number, Index size) { return test::step(net, optimizer, number, size, world); });
     // The next pass brings rank 0's buffers; a batch without samples leaves them as they are.
     net(numbers(0, 5, 0)).backward(numbers(0, 3, 0));
     auto state = net.module().norm.running_mean.value().to_vector();
@@ -190,14 +190,16 @@ TEST_CASE("ddp: frozen parameters stay and are not sent") {
   model.fc2.weight.set_requires_grad(false);
   model.fc3.bias.set_requires_grad(false);
   SingleDevice<test::Smooth<Cpu>> single{std::move(model), 3};
-  const auto expected = run(single, [](auto& net, auto& optimizer, auto number) { test::step(net, optimizer, number, 7); });
+  const auto expected =
+      run(single, [](auto& net, auto& optimizer, auto number) { test::step(net, optimizer, number, 7); });
   const auto text = common_text(3, [&](const World& world) {
     auto own = make<test::Smooth<Cpu>>();
     own.fc2.weight.set_requires_grad(false);
     own.fc3.bias.set_requires_grad(false);
     Distributed<test::Smooth<Cpu>> rank(world, {}, own);
     CHECK(rank.net.bucket_bytes() == std::vector<std::size_t>{(35 + 7 + 6 + 18) * sizeof(double)});
-    const auto got = run(rank.net, [&](auto& net, auto& optimizer, auto number) { test::step(net, optimizer, number, 7, world); });
+    const auto got =
+        run(rank.net, [&](auto& net, auto& optimizer, auto number) { test::step(net, optimizer, number, 7, world); });
     return test::text_of(got);
   });
   CHECK(distance(test::numbers_in(text), expected) < rounding);
@@ -297,7 +299,8 @@ TEST_CASE("ddp: gradients accumulate over backward passes") {
   const auto text = common_text(3, [](const World& world) {
     Distributed<test::Smooth<Cpu>> rank(world);
     for (std::uint32_t number = 0; number < 3; ++number)
-      cross_entropy(rank.net(test::share(numbers(7, 5, number), world)), test::share(labels(7, 3, number), world)).backward();
+      cross_entropy(rank.net(test::share(numbers(7, 5, number), world)), test::share(labels(7, 3, number), world))
+          .backward();
     return test::text_of(test::gradients(rank.net.module()));
   });
   CHECK(distance(test::numbers_in(text), test::gradients(single.module())) < rounding);
@@ -339,7 +342,8 @@ TEST_CASE("ddp: means are over samples, and whether ranks agree is known to all"
     Distributed<test::Smooth<Cpu>> rank(world);
     auto& net = rank.net;
     const double nobody = net.mean(std::nan(""), 0);
-    const double mean = net.mean(world.rank == 2 ? std::nan("") : 10.0 * (world.rank + 1), 2 - world.rank);  // 10, 10, 20
+    const double mean =
+        net.mean(world.rank == 2 ? std::nan("") : 10.0 * (world.rank + 1), 2 - world.rank);  // 10, 10, 20
     double sums[2] = {1, static_cast<double>(world.rank)};
     net.sum(sums);
     const bool same = net.same_on_all_ranks("text"), longer = net.same_on_all_ranks(world.rank == 2 ? "texts" : "text"),
@@ -368,7 +372,9 @@ TEST_CASE("ddp: a rank that throws in the middle of backward, or between steps, 
       for (int step = 0;; ++step) {
         const bool now = world.rank == 1 && step == 2;
         const auto trouble = [] { throw std::runtime_error("a user's error"); };
-        sum(rank.net(test::share(numbers(8, 5, 1), world), now && in_backward ? std::function<void()>(trouble) : nullptr)).backward();
+        sum(rank.net(test::share(numbers(8, 5, 1), world),
+                     now && in_backward ? std::function<void()>(trouble) : nullptr))
+            .backward();
         if (now) trouble();
       }
       return std::string("no error");
@@ -377,7 +383,8 @@ TEST_CASE("ddp: a rank that throws in the middle of backward, or between steps, 
     const auto texts = ranks.texts();
     CHECK(comm::Clock::now() - start < 5s);
     CHECK(texts[1] == "a user's error");
-    for (const std::size_t rank : {0u, 2u}) CHECK_THAT(texts[rank], Contains(cat("rank ", rank, ": ")) && Contains("#"));
+    for (const std::size_t rank : {0u, 2u})
+      CHECK_THAT(texts[rank], Contains(cat("rank ", rank, ": ")) && Contains("#"));
     CHECK_THAT(texts[0] + texts[2], Contains("rank 1 has left the group"));
   }
 }
@@ -392,7 +399,8 @@ TEST_CASE("ddp: a rank that dies in the middle of backward is named by the other
   const auto start = comm::Clock::now();
   const auto texts = ranks.texts();
   CHECK(comm::Clock::now() - start < 5s);
-  for (const std::size_t rank : {0u, 2u}) CHECK_THAT(texts[rank], Contains(cat("rank ", rank, ": ")) && Contains("rank 1 is gone"));
+  for (const std::size_t rank : {0u, 2u})
+    CHECK_THAT(texts[rank], Contains(cat("rank ", rank, ": ")) && Contains("rank 1 is gone"));
 }
 
 TEST_CASE("ddp: the parameters and the loss may outlive the net") {

@@ -1,6 +1,5 @@
 // Buckets: how they are cut, in which order they leave, and that their number changes nothing but rounding.
 #include <catch.hpp>
-
 #include <chorus/comm/thread_group.hpp>
 #include <thread>
 
@@ -63,10 +62,12 @@ void in_threads(int ranks, const Body& body) {
 TEST_CASE("buckets are ranges of the flat gradients, cut before a cap is passed") {
   auto model = make<test::Smooth<Cpu>>();  // from the back: 3, 18, 6, 42, 7, 35 numbers of 8 bytes
   const nn::FlatParameters<Cpu> flat(model);
-  const auto cut = [&](double first, double others) { return elements(detail::make_buckets(flat, {first * kib, others * kib})); };
+  const auto cut = [&](double first, double others) {
+    return elements(detail::make_buckets(flat, {first * kib, others * kib}));
+  };
   CHECK(cut(1024, 1024) == std::vector<std::size_t>{111});
-  CHECK(cut(0.2, 1024) == std::vector<std::size_t>{21, 90});      // 204.8 bytes: 24 + 144 fit, 48 more don't
-  CHECK(cut(0.2, 0.5) == std::vector<std::size_t>{21, 55, 35});   // 512 bytes hold 64 numbers
+  CHECK(cut(0.2, 1024) == std::vector<std::size_t>{21, 90});          // 204.8 bytes: 24 + 144 fit, 48 more don't
+  CHECK(cut(0.2, 0.5) == std::vector<std::size_t>{21, 55, 35});       // 512 bytes hold 64 numbers
   CHECK(cut(0, 0) == std::vector<std::size_t>{3, 18, 6, 42, 7, 35});  // larger than the cap: a bucket of its own
   const auto buckets = detail::make_buckets(flat, {0.2 * kib, 0.5 * kib});
   CHECK(buckets[1].begin == 21);
@@ -79,7 +80,8 @@ TEST_CASE("buckets hold one dtype each") {
   const auto buckets = detail::make_buckets(flat, {});
   REQUIRE(buckets.size() == 2);
   for (const auto& bucket : buckets)
-    for (const std::size_t i : bucket.parameters) CHECK(flat.entries()[i].parameter().dtype() == flat.groups()[bucket.group].dtype);
+    for (const std::size_t i : bucket.parameters)
+      CHECK(flat.entries()[i].parameter().dtype() == flat.groups()[bucket.group].dtype);
   CHECK(buckets[0].count + buckets[1].count == 21 + 20 + 42 + 48);
 }
 
@@ -182,7 +184,8 @@ TEST_CASE("buckets: parameters frozen or thawed between steps, in the same way o
   for (const double cap : {0.0, 25.0}) {
     const auto text = test::common_text(3, [&](const World& world) {
       test::Distributed<test::Smooth<Cpu>> rank(world, {.first_bucket_cap_mb = cap, .bucket_cap_mb = cap});
-      return test::text_of(run(rank.net, [&](auto& optimizer, auto number) { test::step(rank.net, optimizer, number, 7, world); }));
+      return test::text_of(
+          run(rank.net, [&](auto& optimizer, auto number) { test::step(rank.net, optimizer, number, 7, world); }));
     });
     CHECK(distance(test::numbers_in(text), expected) < 1e-13);
   }

@@ -2,12 +2,6 @@
 /// What the tests of the policies share: small smooth models in double, batches of made-up numbers, and training steps.
 
 #include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <functional>
-#include <string>
-#include <vector>
-
 #include <chorus/core/philox.hpp>
 #include <chorus/io/parameters_hash.hpp>
 #include <chorus/nn/activations.hpp>
@@ -22,6 +16,11 @@
 #include <chorus/optim/clip.hpp>
 #include <chorus/optim/sgd.hpp>
 #include <chorus/parallel/single_device.hpp>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
 
 namespace test {
 
@@ -32,12 +31,14 @@ using ch::Index;
 inline ch::Tensor<double, 2> numbers(Index rows, Index columns, std::uint32_t key) {
   auto out = ch::Tensor<double, 2>::empty({rows, columns});
   for (Index i = 0; i < out.numel(); ++i)
-    out.data()[i] = 2.0 * static_cast<double>(ch::unit_float(ch::philox(99, {static_cast<std::uint32_t>(i), key, 0, 0})[0])) - 1;
+    out.data()[i] =
+        2.0 * static_cast<double>(ch::unit_float(ch::philox(99, {static_cast<std::uint32_t>(i), key, 0, 0})[0])) - 1;
   return out;
 }
 inline ch::Tensor<std::int64_t, 1> labels(Index count, Index classes, std::uint32_t key) {
   auto out = ch::Tensor<std::int64_t, 1>::empty({count});
-  for (Index i = 0; i < count; ++i) out.data()[i] = static_cast<std::int64_t>(ch::philox(98, {static_cast<std::uint32_t>(i), key, 0, 0})[0] % classes);
+  for (Index i = 0; i < count; ++i)
+    out.data()[i] = static_cast<std::int64_t>(ch::philox(98, {static_cast<std::uint32_t>(i), key, 0, 0})[0] % classes);
   return out;
 }
 
@@ -77,7 +78,8 @@ Model make(std::uint32_t key = 1) {
   std::uint32_t next = key * 100;
   for (const auto& named : ch::nn::named_parameters<ch::Cpu>(model)) {
     const auto values = numbers(1, named.parameter->count(), next++);
-    for (Index i = 0; i < values.numel(); ++i) static_cast<double*>(named.parameter->value_data())[i] = 0.7 * values.data()[i];
+    for (Index i = 0; i < values.numel(); ++i)
+      static_cast<double*>(named.parameter->value_data())[i] = 0.7 * values.data()[i];
   }
   return model;
 }

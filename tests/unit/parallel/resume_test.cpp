@@ -1,7 +1,6 @@
 // A run that was stopped in the middle of an epoch and resumed ends with the bits of one that was not, under every
 // policy; and a run may go on under another policy.
 #include <catch.hpp>
-
 #include <chorus/data/loader.hpp>
 #include <chorus/data/synthetic_images.hpp>
 #include <chorus/data/transforms.hpp>
@@ -37,12 +36,16 @@ Model seeded() {
   return {};
 }
 
-/// Trains from `from` (a file, or "") for steps up to `last`, and saves to `to`; the state as text. 3 epochs of 4 batches.
+/// Trains from `from` (a file, or "") for steps up to `last`, and saves to `to`; the state as text. 3 epochs of 4
+/// batches.
 template <class Policy>
-std::string run(Policy& net, bool adam, const std::string& from, std::int64_t last, const std::string& to, const World& world) {
+std::string run(Policy& net, bool adam, const std::string& from, std::int64_t last, const std::string& to,
+                const World& world) {
   const data::SyntheticImages images{26, 1, data::Split::train, {1, 8, 8}};
-  data::DataLoader loader{images, net.sampler(images),
-                          {.batch = 7, .workers = 1, .transforms = {data::RandomCrop{1}, data::RandomHorizontalFlip{}}}};
+  data::DataLoader loader{
+      images,
+      net.sampler(images),
+      {.batch = 7, .workers = 1, .transforms = {data::RandomCrop{1}, data::RandomHorizontalFlip{}}}};
   std::unique_ptr<optim::Optimizer<Cpu>> optimizer;
   if (adam)
     optimizer = std::make_unique<optim::Adam<Cpu>>(net.parameters(), optim::AdamOptions{.lr = 0.01});
@@ -87,11 +90,12 @@ std::string run_under(const std::string& policy, int devices, bool adam, const s
     return with_buffers(net, {});
   }
   const auto texts = test::Ranks(devices, [&](const World& world) {
-    const auto communicator = comm::connect(world);
-    // Small buckets: sums of three ranks are rounded in an order that depends on them.
-    DistributedDataParallel<Model> net{seeded(), *communicator, {.first_bucket_cap_mb = 1e-3, .bucket_cap_mb = 2e-3}, 9};
-    return with_buffers(net, world);
-  }).texts();
+                       const auto communicator = comm::connect(world);
+                       // Small buckets: sums of three ranks are rounded in an order that depends on them.
+                       DistributedDataParallel<Model> net{
+                           seeded(), *communicator, {.first_bucket_cap_mb = 1e-3, .bucket_cap_mb = 2e-3}, 9};
+                       return with_buffers(net, world);
+                     }).texts();
   for (const auto& text : texts)
     if (texts[0].find(text) != 0) return "ranks differ: " + texts[0] + " and " + text;
   return texts[0];
@@ -107,9 +111,15 @@ TEST_CASE("resume: stopped in the middle of an epoch or at its end, a run ends w
     std::int64_t stop;
   };
   const TemporaryFolder folder;
-  for (const auto& [policy, devices, adam, stop] :
-       {Case{"single", 1, false, 6}, {"single", 1, true, 1}, {"dp", 2, false, 3}, {"dp", 3, true, 6}, {"ddp", 1, false, 6},
-        {"ddp", 2, true, 6}, {"ddp", 3, false, 6}, {"ddp", 3, true, 1}, {"ddp", 3, false, 8}}) {
+  for (const auto& [policy, devices, adam, stop] : {Case{"single", 1, false, 6},
+                                                    {"single", 1, true, 1},
+                                                    {"dp", 2, false, 3},
+                                                    {"dp", 3, true, 6},
+                                                    {"ddp", 1, false, 6},
+                                                    {"ddp", 2, true, 6},
+                                                    {"ddp", 3, false, 6},
+                                                    {"ddp", 3, true, 1},
+                                                    {"ddp", 3, false, 8}}) {
     INFO(policy << " on " << devices << (adam ? ", Adam" : ", SGD") << ", stopped after step " << stop);
     const auto whole = run_under(policy, devices, adam, "", 12, "");
     const auto part = run_under(policy, devices, adam, "", stop, folder / "run");

@@ -1,7 +1,6 @@
 // Bytes that the policies move, counted at the trace points: what device 0 sends under DataParallel, and what each rank
 // sends under DistributedDataParallel.
 #include <catch.hpp>
-
 #include <chorus/core/trace.hpp>
 #include <chorus/parallel/data_parallel.hpp>
 
@@ -30,19 +29,21 @@ constexpr std::size_t even_bytes = (60 + 12 + 288 + 24 + 288 + 12) * sizeof(doub
 /// Of one training step, by rank: bytes of gradients, and all bytes.
 template <class Model>
 std::vector<std::array<std::uint64_t, 2>> ddp_bytes(int ranks, const DistributedDataParallelOptions& options = {}) {
-  const auto texts = test::Ranks(ranks, [&](const World& world) {
-    test::Distributed<Model> rank(world, options);
-    optim::Sgd optimizer{rank.net.parameters(), {.lr = 0.1}};
-    const auto step = [&](std::uint32_t number) {
-      optimizer.zero_grad();
-      cross_entropy(rank.net(test::share(numbers(7, 5, number), world)), test::share(labels(7, 3, number), world)).backward();
-      optimizer.step();
-    };
-    step(1);  // the first one learns the order
-    trace::reset_traffic();
-    step(2);
-    return cat(sent(world.rank, Traffic::gradients), " ", trace::bytes_sent(world.rank));
-  }).texts();
+  const auto texts =
+      test::Ranks(ranks, [&](const World& world) {
+        test::Distributed<Model> rank(world, options);
+        optim::Sgd optimizer{rank.net.parameters(), {.lr = 0.1}};
+        const auto step = [&](std::uint32_t number) {
+          optimizer.zero_grad();
+          cross_entropy(rank.net(test::share(numbers(7, 5, number), world)), test::share(labels(7, 3, number), world))
+              .backward();
+          optimizer.step();
+        };
+        step(1);  // the first one learns the order
+        trace::reset_traffic();
+        step(2);
+        return cat(sent(world.rank, Traffic::gradients), " ", trace::bytes_sent(world.rank));
+      }).texts();
   std::vector<std::array<std::uint64_t, 2>> out;
   for (const auto& text : texts) {
     INFO(text);
@@ -85,13 +86,13 @@ TEST_CASE("traffic: where N doesn't divide a bucket, a rank sends up to 2 number
 
 TEST_CASE("traffic: under ddp rank 0's buffers go around once before each pass in training") {
   const auto text = test::Ranks(3, [](const World& world) {
-    test::Distributed<test::Normed<Cpu>> rank(world);
-    trace::reset_traffic();
-    rank.net(numbers(2, 5, 1));
-    rank.net.eval();
-    rank.net(numbers(2, 5, 1));
-    return cat(sent(world.rank, Traffic::buffers), ";");
-  }).texts();
+                      test::Distributed<test::Normed<Cpu>> rank(world);
+                      trace::reset_traffic();
+                      rank.net(numbers(2, 5, 1));
+                      rank.net.eval();
+                      rank.net(numbers(2, 5, 1));
+                      return cat(sent(world.rank, Traffic::buffers), ";");
+                    }).texts();
   constexpr std::size_t bytes = (3 + 3 + 1) * 8;
   CHECK(text == std::vector<std::string>{cat(bytes, ";"), cat(bytes, ";"), "0;"});  // a chain that ends at rank 2
 }
