@@ -147,7 +147,10 @@ void train(ch::Run& run, const Options& options) {
   // Files are opened when all else is known to be right: a mistake leaves old ones as they were.
   if (run.is_main() && !options.save.empty()) ch::io::AtomicFile{options.save};  // throws now, not after an epoch
   ch::MetricsLog metrics{run.is_main() ? options.metrics : std::string()};
-  if (run.is_main() && !options.quiet) std::printf("%s\n", ch::nn::summary(net.module()).c_str());
+  if (run.is_main() && !options.quiet) {
+    std::printf("%s\n", ch::nn::summary(net.module()).c_str());
+    std::fflush(stdout);
+  }
   ch::Progress progress{{.enabled = run.is_main() && !options.quiet, .epochs = static_cast<int>(options.epochs), .first_epoch = static_cast<int>(position.epoch)}};
   StepLosses losses{net, metrics, progress};
   losses.start_at(position.step);

@@ -2530,9 +2530,15 @@ class Tensor {
   Tensor(Storage<D> storage, T* data, const Shape<Rank>& shape, const Shape<Rank>& strides)
       : storage_(std::move(storage)), data_(data), shape_(shape), strides_(strides) {}
 
-  /// Dense, contents undefined. Throws ShapeError where a size is negative.
+  /// Dense, contents undefined. Throws ShapeError where a size is negative or their product too large for any memory.
   static Tensor empty(const Shape<Rank>& shape, D device = {}) {
-    for (const Index size : shape) check<ShapeError>(size >= 0, "Tensor: shape ", shape, " has a negative size");
+    constexpr Index most = (Index{1} << 56) / static_cast<Index>(sizeof(T));
+    Index count = 1;
+    for (const Index size : shape) {
+      check<ShapeError>(size >= 0, "Tensor: shape ", shape, " has a negative size");
+      check<ShapeError>(size == 0 || count <= most / size, "Tensor: shape ", shape, " has too many elements");
+      if (size > 0) count *= size;
+    }
     Storage<D> storage(device, static_cast<std::size_t>(chorus::numel(shape)) * sizeof(T));
     T* data = static_cast<T*>(storage.data());
     return Tensor(std::move(storage), data, shape, row_major(shape));
@@ -3048,10 +3054,12 @@ struct GradientCheckOptions {
 };
 
 /// Compares the gradients by all `inputs` (double, on the CPU) of `function(inputs...)`, a Variable of any shape, with
-/// central differences. The output is weighted with fixed random numbers, so that errors don't cancel. Returns the largest
-/// difference, relative to the largest gradient of that input (at least 1); 1e-6 is a good bound for smooth functions.
+/// central differences. The output is weighted with fixed random numbers, so that errors don't cancel. Returns the
+/// largest difference, relative to the largest gradient of that input (at least 1); 1e-6 is a good bound for smooth
+/// functions.
 template <class Function, int... Ranks>
-double gradient_error(const Function& function, const GradientCheckOptions& options, const Tensor<double, Ranks>&... inputs) {
+double gradient_error(const Function& function, const GradientCheckOptions& options,
+                      const Tensor<double, Ranks>&... inputs) {
   const auto weight = [](Index i) {
     return static_cast<double>(unit_float(philox(7, {static_cast<std::uint32_t>(i), 0, 0, 0})[0])) + 0.5;
   };
@@ -3103,7 +3111,7 @@ double gradient_error(const Function& function, const Tensor<double, Ranks>&... 
   return gradient_error(function, GradientCheckOptions{}, inputs...);
 }
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI
 #endif  // CHORUS_SINGLE_CHORUS_AUTOGRAD_GRADIENT_CHECK_HPP
 
 // <chorus/autograd/parameter.hpp>
@@ -5345,7 +5353,8 @@ struct BroadcastLayout {
   void add(const char* operation, const std::array<Index, InputRank>& input, std::size_t i) {
     shape = broadcast_shapes(operation, shape, input);
     const auto dense = row_major(input);
-    for (std::size_t axis = 0; axis < InputRank; ++axis) strides[i][Rank - InputRank + axis] = input[axis] == 1 ? 0 : dense[axis];
+    for (std::size_t axis = 0; axis < InputRank; ++axis)
+      strides[i][Rank - InputRank + axis] = input[axis] == 1 ? 0 : dense[axis];
   }
   template <std::size_t InputRank>
   void compare(const std::array<Index, InputRank>& input) {
@@ -5362,7 +5371,8 @@ template <class F, Operand First, Operand... Rest>
 auto pointwise(const char* operation, const F& f, const First& first, const Rest&... rest) {
   using T = typename tensor_of<First>::value_type;
   using D = typename tensor_of<First>::device_type;
-  static_assert((std::is_same_v<T, typename tensor_of<Rest>::value_type> && ...), "element-wise: operands have different scalar types");
+  static_assert((std::is_same_v<T, typename tensor_of<Rest>::value_type> && ...),
+                "element-wise: operands have different scalar types");
   constexpr int rank = std::max({tensor_of<First>::rank, tensor_of<Rest>::rank...});
   constexpr std::size_t count = 1 + sizeof...(Rest);
   const std::tuple inputs{contiguous(value_of(first)), contiguous(value_of(rest))...};
@@ -5371,7 +5381,8 @@ auto pointwise(const char* operation, const F& f, const First& first, const Rest
   layout.shape.fill(1);
   std::apply(
       [&](const auto&... input) {
-        check<DeviceError>(((input.device() == device) && ...), operation, ": operands are on ", device, " and on another device");
+        check<DeviceError>(((input.device() == device) && ...), operation, ": operands are on ", device,
+                           " and on another device");
         std::size_t i = 0;
         (layout.add(operation, input.shape(), i++), ...);
         (layout.compare(input.shape()), ...);
@@ -5384,20 +5395,23 @@ auto pointwise(const char* operation, const F& f, const First& first, const Rest
   if (count == 1 || layout.same) {
     kernels::pointwise_forward(device, f, out.numel(), pointers(inputs), out.data());
   } else if constexpr (count > 1) {
-    kernels::pointwise_forward(device, f, std::span<const Index>(layout.shape), pointers(inputs), layout.spans(), out.data());
+    kernels::pointwise_forward(device, f, std::span<const Index>(layout.shape), pointers(inputs), layout.spans(),
+                               out.data());
   }
   return record(
       operation, std::move(out),
       [f, inputs, pointers, layout](const auto& dy, auto... nodes) {
         std::array<T*, count> grads{};
         std::array<bool, count> accumulate{};
-        // Kernels write each gradient to a place of its own; an operand that occurs again gets one and is added after that.
+        // Kernels write each gradient to a place of its own; an operand that occurs again gets one and is added after
+        // that.
         std::array<Storage<D>, count> again{};
         const auto want = [&](std::size_t i, auto node) {
           if (!node) return;
           const auto target = node->target();
           const auto before = grads.begin() + static_cast<std::ptrdiff_t>(i);
-          if (std::find(grads.begin(), before, target.data()) != before) again[i] = Storage<D>(dy.device(), target.grad.bytes());
+          if (std::find(grads.begin(), before, target.data()) != before)
+            again[i] = Storage<D>(dy.device(), target.grad.bytes());
           grads[i] = again[i] ? static_cast<T*>(again[i].data()) : target.data();
           accumulate[i] = target.accumulate && !again[i];
         };
@@ -5410,8 +5424,8 @@ auto pointwise(const char* operation, const F& f, const First& first, const Rest
         if (count == 1 || layout.same) {
           kernels::pointwise_backward(dy.device(), f, dy.numel(), pointers(inputs), gradient, grads, accumulate);
         } else if constexpr (count > 1) {
-          kernels::pointwise_backward(dy.device(), f, std::span<const Index>(layout.shape), pointers(inputs), layout.spans(),
-                                      gradient, grads, layout.spans(), accumulate);
+          kernels::pointwise_backward(dy.device(), f, std::span<const Index>(layout.shape), pointers(inputs),
+                                      layout.spans(), gradient, grads, layout.spans(), accumulate);
         }
         (add_again(j++, nodes), ...);
       },
@@ -5420,15 +5434,16 @@ auto pointwise(const char* operation, const F& f, const First& first, const Rest
 
 }  // namespace detail
 
-/// `f` of each element, in one pass forward and one back: the gradient comes from calling `f` with Dual numbers. A functor is
-/// `struct SwiGlu { template <class S> CHORUS_HD S operator()(const S& a, const S& b) const { ... } };`, with `where(condition,
-/// a, b)` for a choice and mathematical functions called without a namespace. Operands broadcast as in NumPy.
+/// `f` of each element, in one pass forward and one back: the gradient comes from calling `f` with Dual numbers. A
+/// functor is `struct SwiGlu { template <class S> CHORUS_HD S operator()(const S& a, const S& b) const { ... } };`,
+/// with `where(condition, a, b)` for a choice and mathematical functions called without a namespace. Operands broadcast
+/// as in NumPy.
 template <class F, Operand... Xs>
 auto pointwise(const F& f, const Xs&... xs) {
   return detail::pointwise("pointwise", f, xs...);
 }
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI
 #endif  // CHORUS_SINGLE_CHORUS_OPS_POINTWISE_HPP
 
 namespace chorus::inline CHORUS_ABI {
@@ -5472,7 +5487,8 @@ auto elu(const X& x, double alpha = 1) {
   return detail::pointwise("elu", functors::Elu{alpha}, x);
 }
 
-/// log(1 + exp(beta x)) / beta, and x itself where beta x is above the threshold. Throws UsageError unless beta is positive.
+/// log(1 + exp(beta x)) / beta, and x itself where beta x is above the threshold. Throws UsageError unless beta is
+/// positive.
 template <Operand X>
 auto softplus(const X& x, double beta = 1, double threshold = 20) {
   check<UsageError>(beta > 0, "softplus: beta is positive, got ", beta);
@@ -5486,7 +5502,7 @@ auto hardtanh(const X& x, double min = -1, double max = 1) {
   return detail::pointwise("hardtanh", functors::Hardtanh{min, max}, x);
 }
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI
 #endif  // CHORUS_SINGLE_CHORUS_OPS_ACTIVATIONS_HPP
 
 // <chorus/ops/dropout.hpp>
@@ -5653,9 +5669,9 @@ void dropout_backward(Cpu, Index samples, Index inner, const T* dy, T* dx, doubl
 
 namespace chorus::inline CHORUS_ABI {
 
-/// In training, zeroes each element with probability p and scales the others by 1 / (1 - p); else x itself. x: [batch, ...].
-/// Which elements go depends on the seed, the pass, and the sample's place in the global batch, not on the device that
-/// holds it. Throws UsageError unless 0 <= p < 1.
+/// In training, zeroes each element with probability p and scales the others by 1 / (1 - p); else x itself. x: [batch,
+/// ...]. Which elements go depends on the seed, the pass, and the sample's place in the global batch, not on the device
+/// that holds it. Throws UsageError unless 0 <= p < 1.
 template <Operand X>
 auto dropout(const X& x, double p, bool training = true) {
   static_assert(tensor_of<X>::rank >= 1, "dropout: the input has a batch axis");
@@ -5663,7 +5679,8 @@ auto dropout(const X& x, double p, bool training = true) {
   const auto input = contiguous(value_of(x));
   const auto key = next_random_key();
   if (!training || p == 0)
-    return record("dropout", input, [](const auto& dy, auto dx) { dx->add(dy); }, x);
+    return record(
+        "dropout", input, [](const auto& dy, auto dx) { dx->add(dy); }, x);
   const kernels::DropoutKey philox_key{key.seed, key.step, key.operation, key.first_sample};
   const Index samples = input.size(0), inner = samples == 0 ? 0 : input.numel() / samples;
   const auto device = input.device();
@@ -5678,7 +5695,7 @@ auto dropout(const X& x, double p, bool training = true) {
       x);
 }
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI
 #endif  // CHORUS_SINGLE_CHORUS_OPS_DROPOUT_HPP
 
 // <chorus/ops/elementary.hpp>
@@ -5712,7 +5729,7 @@ CHORUS_UNARY(tanh, Tanh)
 CHORUS_UNARY(erf, Erf)
 #undef CHORUS_UNARY
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI
 #endif  // CHORUS_SINGLE_CHORUS_OPS_ELEMENTARY_HPP
 
 // <chorus/ops/pooling.hpp>
@@ -5892,7 +5909,7 @@ struct Size2d {
   constexpr Size2d(Index h, Index w) : height(h), width(w) {}
 };
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI
 #endif  // CHORUS_SINGLE_CHORUS_OPS_SIZE2D_HPP
 
 namespace chorus::inline CHORUS_ABI {
@@ -5921,8 +5938,9 @@ inline kernels::Pool2dShape pool2d_shape(const char* operation, const Shape<4>& 
   check<UsageError>(shape.padding_h >= 0 && shape.padding_w >= 0 && 2 * shape.padding_h <= shape.kernel_h &&
                         2 * shape.padding_w <= shape.kernel_w,
                     operation, ": the padding is at most half of the window");
-  check<ShapeError>(shape.height + 2 * shape.padding_h >= shape.kernel_h && shape.width + 2 * shape.padding_w >= shape.kernel_w,
-                    operation, ": a window of ", shape.kernel_h, " x ", shape.kernel_w, " does not fit an input of shape ", input);
+  check<ShapeError>(
+      shape.height + 2 * shape.padding_h >= shape.kernel_h && shape.width + 2 * shape.padding_w >= shape.kernel_w,
+      operation, ": a window of ", shape.kernel_h, " x ", shape.kernel_w, " does not fit an input of shape ", input);
   return shape;
 }
 }  // namespace detail
@@ -5946,8 +5964,7 @@ auto max_pool2d(const X& x, Size2d window, const PoolOptions& options = {}) {
       "max_pool2d", std::move(out),
       [argmax, shape, device](const auto& dy, auto dx) {
         const auto [grad, accumulate] = dx->target();
-        kernels::max_pool2d_backward(device, shape, dy.data(),
-                                     argmax.data(), grad.data(), accumulate);
+        kernels::max_pool2d_backward(device, shape, dy.data(), argmax.data(), grad.data(), accumulate);
       },
       x);
 }
@@ -5971,7 +5988,7 @@ auto avg_pool2d(const X& x, Size2d window, const PoolOptions& options = {}) {
       x);
 }
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI
 #endif  // CHORUS_SINGLE_CHORUS_OPS_POOLING_HPP
 
 // <chorus/ops/shape.hpp>
@@ -6203,7 +6220,7 @@ auto stack(Index axis, const First& first, const Rest&... rest) {
   return concat(axis, widen(first), widen(rest)...);
 }
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI
 #endif  // CHORUS_SINGLE_CHORUS_OPS_SHAPE_HPP
 
 // <chorus/ops/softmax.hpp>
@@ -6624,7 +6641,8 @@ auto reduce(const char* operation, const X& x, Index axis, Forward forward, Back
   const auto input = contiguous(value_of(x));
   const auto a = normalize_axis(operation, axis, rank);
   const auto view = around_axis(input.shape(), a);
-  auto out = Tensor<T, rank - 1, typename tensor_of<X>::device_type>::empty(without_axis<rank>(input.shape(), a), input.device());
+  auto out = Tensor<T, rank - 1, typename tensor_of<X>::device_type>::empty(without_axis<rank>(input.shape(), a),
+                                                                            input.device());
   forward(input.device(), view, input.data(), out.data());
   return record(
       operation, out,
@@ -6655,8 +6673,7 @@ auto reduce_keeping(const X& x, Index axis, Reduce along_axis) {
 template <Operand X>
 auto sum(const X& x, Index axis) {
   return detail::reduce(
-      "sum", x, axis,
-      [](auto device, auto view, const auto* in, auto* out) { kernels::sum(device, view, in, out); },
+      "sum", x, axis, [](auto device, auto view, const auto* in, auto* out) { kernels::sum(device, view, in, out); },
       [](auto device, auto view, const auto*, const auto*, const auto* dy, auto* dx, bool accumulate) {
         kernels::sum_backward(device, view, dy, dx, accumulate);
       });
@@ -6666,8 +6683,7 @@ auto sum(const X& x, Index axis) {
 template <Operand X>
 auto mean(const X& x, Index axis) {
   return detail::reduce(
-      "mean", x, axis,
-      [](auto device, auto view, const auto* in, auto* out) { kernels::mean(device, view, in, out); },
+      "mean", x, axis, [](auto device, auto view, const auto* in, auto* out) { kernels::mean(device, view, in, out); },
       [](auto device, auto view, const auto*, const auto*, const auto* dy, auto* dx, bool accumulate) {
         kernels::mean_backward(device, view, dy, dx, accumulate);
       });
@@ -6677,8 +6693,7 @@ auto mean(const X& x, Index axis) {
 template <Operand X>
 auto amax(const X& x, Index axis) {
   return detail::reduce(
-      "amax", x, axis,
-      [](auto device, auto view, const auto* in, auto* out) { kernels::amax(device, view, in, out); },
+      "amax", x, axis, [](auto device, auto view, const auto* in, auto* out) { kernels::amax(device, view, in, out); },
       [](auto device, auto view, const auto* in, const auto* out, const auto* dy, auto* dx, bool accumulate) {
         kernels::amax_backward(device, view, in, out, dy, dx, accumulate);
       });
@@ -6688,20 +6703,19 @@ auto amax(const X& x, Index axis) {
 template <Operand X>
 auto amin(const X& x, Index axis) {
   return detail::reduce(
-      "amin", x, axis,
-      [](auto device, auto view, const auto* in, auto* out) { kernels::amin(device, view, in, out); },
+      "amin", x, axis, [](auto device, auto view, const auto* in, auto* out) { kernels::amin(device, view, in, out); },
       [](auto device, auto view, const auto* in, const auto* out, const auto* dy, auto* dx, bool accumulate) {
         kernels::amin_backward(device, view, in, out, dy, dx, accumulate);
       });
 }
 
-#define CHORUS_REDUCTION_FORMS(NAME)                                                       \
-  template <Operand X>                                                                     \
-  auto NAME(const X& x) {                                                                  \
+#define CHORUS_REDUCTION_FORMS(NAME)                                                             \
+  template <Operand X>                                                                           \
+  auto NAME(const X& x) {                                                                        \
     return detail::reduce_all(x, [](const auto& flat, Index axis) { return NAME(flat, axis); }); \
-  }                                                                                        \
-  template <Operand X>                                                                     \
-  auto NAME(const X& x, Index axis, KeepAxis) {                                            \
+  }                                                                                              \
+  template <Operand X>                                                                           \
+  auto NAME(const X& x, Index axis, KeepAxis) {                                                  \
     return detail::reduce_keeping(x, axis, [](const auto& in, Index a) { return NAME(in, a); }); \
   }
 CHORUS_REDUCTION_FORMS(sum)
@@ -6716,7 +6730,9 @@ template <Operand X>
 auto var(const X& x, Index axis, Index correction = 1) {
   return detail::reduce(
       "var", x, axis,
-      [correction](auto device, auto view, const auto* in, auto* out) { kernels::var(device, view, in, out, correction); },
+      [correction](auto device, auto view, const auto* in, auto* out) {
+        kernels::var(device, view, in, out, correction);
+      },
       [correction](auto device, auto view, const auto* in, const auto*, const auto* dy, auto* dx, bool accumulate) {
         kernels::var_backward(device, view, in, dy, dx, correction, accumulate);
       });
@@ -6739,13 +6755,13 @@ Tensor<Index, tensor_of<X>::rank - 1, typename tensor_of<X>::device_type> argmax
   constexpr int rank = tensor_of<X>::rank;
   const auto input = contiguous(value_of(x));
   const auto a = normalize_axis("argmax", axis, rank);
-  auto out = Tensor<Index, rank - 1, typename tensor_of<X>::device_type>::empty(detail::without_axis<rank>(input.shape(), a),
-                                                                                 input.device());
+  auto out = Tensor<Index, rank - 1, typename tensor_of<X>::device_type>::empty(
+      detail::without_axis<rank>(input.shape(), a), input.device());
   kernels::argmax(input.device(), detail::around_axis(input.shape(), a), input.data(), out.data());
   return out;
 }
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI
 #endif  // CHORUS_SINGLE_CHORUS_OPS_REDUCTION_HPP
 
 namespace chorus::inline CHORUS_ABI {
@@ -6812,7 +6828,7 @@ auto logsumexp(const X& x, Index axis, KeepAxis) {
   return detail::reduce_keeping(x, axis, [](const auto& in, Index a) { return logsumexp(in, a); });
 }
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI
 #endif  // CHORUS_SINGLE_CHORUS_OPS_SOFTMAX_HPP
 
 namespace chorus::inline CHORUS_ABI::nn {
@@ -7241,10 +7257,10 @@ kernels::ChannelShape channel_view(const std::array<Index, N>& shape) {
 }
 }  // namespace detail
 
-/// x: [batch, channels, ...], weight, bias, running_mean, running_var: [channels] -> (x - mean) / sqrt(var + eps) * weight +
-/// bias for each channel. In training, mean and (biased) variance are the batch's, and the running ones are moved towards
-/// them (the variance unbiased), except by an empty batch; else the running ones are used. Throws ShapeError where channels
-/// don't fit, or for a training batch with one number a channel.
+/// x: [batch, channels, ...], weight, bias, running_mean, running_var: [channels] -> (x - mean) / sqrt(var + eps) *
+/// weight + bias for each channel. In training, mean and (biased) variance are the batch's, and the running ones are
+/// moved towards them (the variance unbiased), except by an empty batch; else the running ones are used. Throws
+/// ShapeError where channels don't fit, or for a training batch with one number a channel.
 template <Operand X, Operand W, Operand B, class T, class D>
 auto batch_norm(const X& x, const W& weight, const B& bias, const Tensor<T, 1, D>& running_mean,
                 const Tensor<T, 1, D>& running_var, bool training, const BatchNormOptions& options = {}) {
@@ -7263,15 +7279,17 @@ auto batch_norm(const X& x, const W& weight, const B& bias, const Tensor<T, 1, D
   if (training) {
     mean = Tensor<T, 1, D>::empty({view.channels}, device);
     invstd = Tensor<T, 1, D>::empty({view.channels}, device);
-    kernels::batch_norm_forward_train(device, view, input.data(), w.data(), b.data(), running_mean.data(), running_var.data(),
-                                      options.momentum, options.eps, out.data(), mean.data(), invstd.data());
+    kernels::batch_norm_forward_train(device, view, input.data(), w.data(), b.data(), running_mean.data(),
+                                      running_var.data(), options.momentum, options.eps, out.data(), mean.data(),
+                                      invstd.data());
   } else {
-    kernels::batch_norm_forward_eval(device, view, input.data(), w.data(), b.data(), running_mean.data(), running_var.data(),
-                                     options.eps, out.data());
+    kernels::batch_norm_forward_eval(device, view, input.data(), w.data(), b.data(), running_mean.data(),
+                                     running_var.data(), options.eps, out.data());
   }
   return record(
       "batch_norm", std::move(out),
-      [input, w, mean, invstd, running_var, view, training, eps = options.eps](const auto& dy, auto dx, auto dw, auto db) {
+      [input, w, mean, invstd, running_var, view, training, eps = options.eps](const auto& dy, auto dx, auto dw,
+                                                                               auto db) {
         T* grads[3] = {};
         std::array<bool, 3> accumulate{};
         const auto want = [&](std::size_t i, auto node) {
@@ -7284,8 +7302,8 @@ auto batch_norm(const X& x, const W& weight, const B& bias, const Tensor<T, 1, D
         want(1, dw);
         want(2, db);
         if (training)
-          kernels::batch_norm_backward_train(dy.device(), view, input.data(), dy.data(), w.data(), mean.data(), invstd.data(),
-                                             grads[0], grads[1], grads[2], accumulate);
+          kernels::batch_norm_backward_train(dy.device(), view, input.data(), dy.data(), w.data(), mean.data(),
+                                             invstd.data(), grads[0], grads[1], grads[2], accumulate);
         else
           kernels::batch_norm_backward_eval(dy.device(), view, input.data(), dy.data(), w.data(), mean.data(),
                                             running_var.data(), eps, grads[0], grads[1], grads[2], accumulate);
@@ -7293,7 +7311,7 @@ auto batch_norm(const X& x, const W& weight, const B& bias, const Tensor<T, 1, D
       x, weight, bias);
 }
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI
 #endif  // CHORUS_SINGLE_CHORUS_OPS_BATCH_NORM_HPP
 
 namespace chorus::inline CHORUS_ABI::nn {
@@ -8166,10 +8184,10 @@ auto conv2d(const X& x, const W& weight, const B& bias, const Conv2dOptions& opt
                         shape.dilation_w > 0 && shape.padding_h >= 0 && shape.padding_w >= 0,
                     "conv2d: stride, dilation and groups are at least 1, padding at least 0");
   check<ShapeError>(w.size(1) * shape.groups == shape.in_channels && shape.out_channels % shape.groups == 0,
-                    "conv2d: an input of shape ", input.shape(), " does not fit a weight of shape ", w.shape(), " with ",
-                    shape.groups, " groups");
-  check<ShapeError>(!b.defined() || b.numel() == shape.out_channels, "conv2d: the bias has ", b.numel(), " elements for ",
-                    shape.out_channels, " channels");
+                    "conv2d: an input of shape ", input.shape(), " does not fit a weight of shape ", w.shape(),
+                    " with ", shape.groups, " groups");
+  check<ShapeError>(!b.defined() || b.numel() == shape.out_channels, "conv2d: the bias has ", b.numel(),
+                    " elements for ", shape.out_channels, " channels");
   check<ShapeError>(shape.height + 2 * shape.padding_h >= shape.dilation_h * (shape.kernel_h - 1) + 1 &&
                         shape.width + 2 * shape.padding_w >= shape.dilation_w * (shape.kernel_w - 1) + 1,
                     "conv2d: the kernel of ", w.shape(), " is larger than the padded input of ", input.shape());
@@ -8196,7 +8214,7 @@ auto conv2d(const X& x, const W& weight, const B& bias, const Conv2dOptions& opt
       x, weight, bias);
 }
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI
 #endif  // CHORUS_SINGLE_CHORUS_OPS_CONVOLUTION_HPP
 
 namespace chorus::inline CHORUS_ABI::nn {
@@ -8270,9 +8288,9 @@ class Conv2d : public Module {
 // <chorus/kernels/cpu/indexing.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_INDEXING_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_INDEXING_HPP
-/// Picking along an axis by a list of indices (index_select) or by an index for each element (gather), and the way back,
-/// which adds up what was picked several times, in the order of the indices. x: [outer, axis, inner]; y: [outer, count,
-/// inner].
+/// Picking along an axis by a list of indices (index_select) or by an index for each element (gather), and the way
+/// back, which adds up what was picked several times, in the order of the indices. x: [outer, axis, inner]; y: [outer,
+/// count, inner].
 
 namespace chorus::inline CHORUS_ABI::kernels {
 
@@ -8290,7 +8308,8 @@ void index_select(Cpu, AxisShape whole, Index count, const std::int64_t* index, 
   const auto bytes = static_cast<std::size_t>(whole.inner) * sizeof(T);
   if (bytes == 0) return;
   for (Index o = 0; o < whole.outer; ++o)
-    for (Index i = 0; i < count; ++i, y += whole.inner) std::memcpy(y, x + (o * whole.axis + index[i]) * whole.inner, bytes);
+    for (Index i = 0; i < count; ++i, y += whole.inner)
+      std::memcpy(y, x + (o * whole.axis + index[i]) * whole.inner, bytes);
 }
 
 /// dx[o, index[i], :] += dy[o, i, :]; dx starts from zero unless `accumulate`.
@@ -8329,7 +8348,8 @@ void gather_backward(Cpu device, AxisShape whole, Index count, const std::int64_
 
 namespace chorus::inline CHORUS_ABI {
 
-/// Entry i of an axis of the result is entry `index[i]` of that axis of x. Throws UsageError for an index outside of the axis.
+/// Entry i of an axis of the result is entry `index[i]` of that axis of x. Throws UsageError for an index outside of
+/// the axis.
 template <Operand X, class D>
 auto index_select(const X& x, Index axis, const Tensor<std::int64_t, 1, D>& index) {
   const auto input = contiguous(value_of(x));
@@ -8344,13 +8364,14 @@ auto index_select(const X& x, Index axis, const Tensor<std::int64_t, 1, D>& inde
       "index_select", std::move(out),
       [whole, chosen](const auto& dy, auto dx) {
         const auto [grad, accumulate] = dx->target();
-        kernels::index_select_backward(grad.device(), whole, chosen.numel(), chosen.data(), dy.data(), grad.data(), accumulate);
+        kernels::index_select_backward(grad.device(), whole, chosen.numel(), chosen.data(), dy.data(), grad.data(),
+                                       accumulate);
       },
       x);
 }
 
-/// weight: [entries, features], index: [...] -> the entries' rows: [..., features]. Throws UsageError for an index that is no
-/// entry.
+/// weight: [entries, features], index: [...] -> the entries' rows: [..., features]. Throws UsageError for an index that
+/// is no entry.
 template <Operand W, int Rank, class D>
 auto embedding(const W& weight, const Tensor<std::int64_t, Rank, D>& index) {
   static_assert(tensor_of<W>::rank == 2, "embedding: the weight is [entries, features]");
@@ -8380,9 +8401,9 @@ auto gather_along(const X& x, std::size_t axis, const Indices& index) {
 }
 }  // namespace detail
 
-/// The result has the index's shape; along `axis` its element is x's at the position that the index gives, at the same place
-/// in the other axes, where the index may be smaller than x. Throws ShapeError where it is larger, UsageError for an index
-/// outside of the axis.
+/// The result has the index's shape; along `axis` its element is x's at the position that the index gives, at the same
+/// place in the other axes, where the index may be smaller than x. Throws ShapeError where it is larger, UsageError for
+/// an index outside of the axis.
 template <Operand X, class D>
 auto gather(const X& x, Index axis, const Tensor<std::int64_t, tensor_of<X>::rank, D>& index) {
   static_assert(tensor_of<X>::rank >= 1, "gather: the input has at least one axis");
@@ -8391,14 +8412,14 @@ auto gather(const X& x, Index axis, const Tensor<std::int64_t, tensor_of<X>::ran
   for (std::size_t other = 0; other < index.shape().size(); ++other) {
     const Index size = index.shape()[other];
     if (other == a || size == narrowed.shape()[other]) continue;
-    check<ShapeError>(size < narrowed.shape()[other], "gather: an index of shape ", index.shape(), " is larger than the input of ",
-                      value_of(x).shape(), " beside axis ", axis);
+    check<ShapeError>(size < narrowed.shape()[other], "gather: an index of shape ", index.shape(),
+                      " is larger than the input of ", value_of(x).shape(), " beside axis ", axis);
     narrowed = slice(narrowed, static_cast<Index>(other), 0, size);
   }
   return detail::gather_along(narrowed, a, index);
 }
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI
 #endif  // CHORUS_SINGLE_CHORUS_OPS_INDEXING_HPP
 
 namespace chorus::inline CHORUS_ABI::nn {
@@ -8446,8 +8467,8 @@ class Embedding : public Module {
 // <chorus/kernels/cpu/layer_norm.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_LAYER_NORM_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_LAYER_NORM_HPP
-/// Layer normalisation on the CPU (Ba, Kiros, Hinton 2016). x, y: [rows, columns]; weight, bias: [columns], null for 1 and 0;
-/// statistics: [2, rows], the rows' means and their 1 / sqrt(variance + eps).
+/// Layer normalisation on the CPU (Ba, Kiros, Hinton 2016). x, y: [rows, columns]; weight, bias: [columns], null for 1
+/// and 0; statistics: [2, rows], the rows' means and their 1 / sqrt(variance + eps).
 
 namespace chorus::inline CHORUS_ABI::kernels {
 
@@ -8464,8 +8485,8 @@ void layer_norm_forward(Cpu, Index rows, Index columns, const T* x, const T* wei
                         T* statistics) {
   const auto n = splat(static_cast<T>(columns));
   detail::for_rows<T>(rows, columns, [&](const Row<T>& line) {
-    const auto mean = Eigen::internal::pdiv(
-        line.reduce(Sum<T>{}, [&](Index i, auto count) { return load(x + i, count); }), n);
+    const auto mean =
+        Eigen::internal::pdiv(line.reduce(Sum<T>{}, [&](Index i, auto count) { return load(x + i, count); }), n);
     const auto squares = line.reduce(Sum<T>{}, [&](Index i, auto count) {
       const auto d = psub(load(x + i, count), mean);
       return pmul(d, d);
@@ -8484,7 +8505,8 @@ void layer_norm_forward(Cpu, Index rows, Index columns, const T* x, const T* wei
   });
 }
 
-/// With g = dy * weight and u = (x - mean) * invstd: dx = invstd * (g - mean(g) - u * mean(g * u)). Overwrites dx, or adds.
+/// With g = dy * weight and u = (x - mean) * invstd: dx = invstd * (g - mean(g) - u * mean(g * u)). Overwrites dx, or
+/// adds.
 template <class T>
 void layer_norm_backward_input(Cpu, Index rows, Index columns, const T* x, const T* weight, const T* dy,
                                const T* statistics, T* dx, bool accumulate) {
@@ -8508,17 +8530,21 @@ void layer_norm_backward_input(Cpu, Index rows, Index columns, const T* x, const
 
 /// dweight = sum over rows of dy * (x - mean) * invstd, dbias = sum of dy. Either may be null. Overwrite, or add.
 template <class T>
-void layer_norm_backward_affine(Cpu, Index rows, Index columns, const T* x, const T* dy, const T* statistics, T* dweight,
-                                T* dbias, bool accumulate_weight, bool accumulate_bias) {
+void layer_norm_backward_affine(Cpu, Index rows, Index columns, const T* x, const T* dy, const T* statistics,
+                                T* dweight, T* dbias, bool accumulate_weight, bool accumulate_bias) {
   for_packets<T>(columns, [&](Index j, auto count) {
     const auto zero = splat(T{0});
     if (dweight != nullptr)
-      store(dweight + j, reduce_rows(Index{0}, rows, zero, Sum<T>{}, [&](Index r) {
-              const auto d = psub(load(x + r * columns + j, count), splat(statistics[r]));
-              return pmul(load(dy + r * columns + j, count), pmul(d, splat(statistics[rows + r])));
-            }), count, accumulate_weight);
+      store(dweight + j,
+            reduce_rows(Index{0}, rows, zero, Sum<T>{},
+                        [&](Index r) {
+                          const auto d = psub(load(x + r * columns + j, count), splat(statistics[r]));
+                          return pmul(load(dy + r * columns + j, count), pmul(d, splat(statistics[rows + r])));
+                        }),
+            count, accumulate_weight);
     if (dbias != nullptr)
-      store(dbias + j, reduce_rows(Index{0}, rows, zero, Sum<T>{}, [&](Index r) { return load(dy + r * columns + j, count); }),
+      store(dbias + j,
+            reduce_rows(Index{0}, rows, zero, Sum<T>{}, [&](Index r) { return load(dy + r * columns + j, count); }),
             count, accumulate_bias);
   });
 }
@@ -8531,8 +8557,9 @@ void layer_norm_backward_affine(Cpu, Index rows, Index columns, const T* x, cons
 // <chorus/ops/arithmetic.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_ARITHMETIC_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_ARITHMETIC_HPP
-/// Arithmetic of operands and numbers, element by element: + - * / and pow, maximum, minimum, clamp. Operands broadcast as in
-/// NumPy; each function gives a Tensor for Tensors, else a Variable. Throws ShapeError where shapes don't broadcast.
+/// Arithmetic of operands and numbers, element by element: + - * / and pow, maximum, minimum, clamp. Operands broadcast
+/// as in NumPy; each function gives a Tensor for Tensors, else a Variable. Throws ShapeError where shapes don't
+/// broadcast.
 
 namespace chorus::inline CHORUS_ABI {
 
@@ -8587,14 +8614,14 @@ CHORUS_BINARY(minimum, Minimum)
 CHORUS_BINARY(pow, Pow)
 #undef CHORUS_BINARY
 
-#define CHORUS_WITH_NUMBER(NAME, NUMBER_RIGHT, NUMBER_LEFT)                                \
-  template <Operand X>                                                                     \
-  auto NAME(const X& x, Arithmetic auto number) {                                          \
+#define CHORUS_WITH_NUMBER(NAME, NUMBER_RIGHT, NUMBER_LEFT)                                  \
+  template <Operand X>                                                                       \
+  auto NAME(const X& x, Arithmetic auto number) {                                            \
     return detail::pointwise(#NAME, functors::NUMBER_RIGHT{static_cast<double>(number)}, x); \
-  }                                                                                        \
-  template <Operand X>                                                                     \
-  auto NAME(Arithmetic auto number, const X& x) {                                          \
-    return detail::pointwise(#NAME, functors::NUMBER_LEFT{static_cast<double>(number)}, x); \
+  }                                                                                          \
+  template <Operand X>                                                                       \
+  auto NAME(Arithmetic auto number, const X& x) {                                            \
+    return detail::pointwise(#NAME, functors::NUMBER_LEFT{static_cast<double>(number)}, x);  \
   }
 CHORUS_WITH_NUMBER(add, AddScalar, AddScalar)
 CHORUS_WITH_NUMBER(mul, MulScalar, MulScalar)
@@ -8621,26 +8648,26 @@ auto neg(const X& x) {
   return detail::pointwise("neg", functors::Neg{}, x);
 }
 
-/// x limited to [min, max]; an infinity leaves its side open. At the limits themselves the gradient passes. Throws UsageError
-/// unless min <= max.
+/// x limited to [min, max]; an infinity leaves its side open. At the limits themselves the gradient passes. Throws
+/// UsageError unless min <= max.
 template <Operand X>
 auto clamp(const X& x, double min, double max = std::numeric_limits<double>::infinity()) {
   check<UsageError>(min <= max, "clamp: the limits are [", min, ", ", max, "]");
   return detail::pointwise("clamp", functors::Clamp{min, max}, x);
 }
 
-#define CHORUS_OPERATOR(OP, NAME)                         \
-  template <Operand A, Operand B>                         \
-  auto operator OP(const A& a, const B& b) {              \
-    return NAME(a, b);                                    \
-  }                                                       \
-  template <Operand X>                                    \
-  auto operator OP(const X& x, Arithmetic auto number) {  \
-    return NAME(x, number);                               \
-  }                                                       \
-  template <Operand X>                                    \
-  auto operator OP(Arithmetic auto number, const X& x) {  \
-    return NAME(number, x);                               \
+#define CHORUS_OPERATOR(OP, NAME)                        \
+  template <Operand A, Operand B>                        \
+  auto operator OP(const A& a, const B& b) {             \
+    return NAME(a, b);                                   \
+  }                                                      \
+  template <Operand X>                                   \
+  auto operator OP(const X& x, Arithmetic auto number) { \
+    return NAME(x, number);                              \
+  }                                                      \
+  template <Operand X>                                   \
+  auto operator OP(Arithmetic auto number, const X& x) { \
+    return NAME(number, x);                              \
   }
 CHORUS_OPERATOR(+, add)
 CHORUS_OPERATOR(-, sub)
@@ -8653,7 +8680,7 @@ auto operator-(const X& x) {
   return neg(x);
 }
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI
 #endif  // CHORUS_SINGLE_CHORUS_OPS_ARITHMETIC_HPP
 
 namespace chorus::inline CHORUS_ABI {
@@ -8667,9 +8694,9 @@ struct ScaleShift {
 };
 }  // namespace functors
 
-/// x: [...], weight, bias: the shape of x's last axes, which are normalised together (Ba, Kiros, Hinton 2016) -> (x - mean) /
-/// sqrt(var + eps) * weight + bias, var being the biased variance. Both may be undefined: 1 and 0. Throws ShapeError where
-/// shapes don't fit.
+/// x: [...], weight, bias: the shape of x's last axes, which are normalised together (Ba, Kiros, Hinton 2016) -> (x -
+/// mean) / sqrt(var + eps) * weight + bias, var being the biased variance. Both may be undefined: 1 and 0. Throws
+/// ShapeError where shapes don't fit.
 template <Operand X, Operand W, Operand B>
 auto layer_norm(const X& x, const W& weight, const B& bias, double eps = 1e-5) {
   using T = typename tensor_of<X>::value_type;
@@ -8689,7 +8716,8 @@ auto layer_norm(const X& x, const W& weight, const B& bias, double eps = 1e-5) {
   auto out = tensor_of<X>::empty(input.shape(), device);
   // Mean and 1 / deviation of each row.
   const auto statistics = Tensor<T, 2, typename tensor_of<X>::device_type>::empty({2, rows}, device);
-  kernels::layer_norm_forward(device, rows, columns, input.data(), w.data(), b.data(), eps, out.data(), statistics.data());
+  kernels::layer_norm_forward(device, rows, columns, input.data(), w.data(), b.data(), eps, out.data(),
+                              statistics.data());
   return record(
       "layer_norm", std::move(out),
       [input, w, statistics, device, rows, columns](const auto& dy, auto dx, auto dw, auto db) {
@@ -8704,13 +8732,13 @@ auto layer_norm(const X& x, const W& weight, const B& bias, double eps = 1e-5) {
           };
           want(0, dw);
           want(1, db);
-          kernels::layer_norm_backward_affine(device, rows, columns, input.data(), dy.data(), statistics.data(), grads[0],
-                                              grads[1], accumulate[0], accumulate[1]);
+          kernels::layer_norm_backward_affine(device, rows, columns, input.data(), dy.data(), statistics.data(),
+                                              grads[0], grads[1], accumulate[0], accumulate[1]);
         }
         if (dx) {
           const auto [grad, accumulate] = dx->target();
-          kernels::layer_norm_backward_input(device, rows, columns, input.data(), w.data(), dy.data(), statistics.data(),
-                                             grad.data(), accumulate);
+          kernels::layer_norm_backward_input(device, rows, columns, input.data(), w.data(), dy.data(),
+                                             statistics.data(), grad.data(), accumulate);
         }
       },
       x, weight, bias);
@@ -8724,8 +8752,8 @@ auto group_norm(const X& x, Index groups, const W& weight, const B& bias, double
   constexpr int rank = tensor_of<X>::rank;
   static_assert(rank >= 2, "group_norm: the input is [batch, channels, ...]");
   const auto& shape = value_of(x).shape();
-  check<ShapeError>(groups > 0 && shape[1] % groups == 0, "group_norm: ", groups, " groups do not divide the channels of shape ",
-                    shape);
+  check<ShapeError>(groups > 0 && shape[1] % groups == 0, "group_norm: ", groups,
+                    " groups do not divide the channels of shape ", shape);
   check<ShapeError>(value_of(weight).numel() == shape[1] && value_of(bias).numel() == shape[1],
                     "group_norm: an input of shape ", shape, " does not fit a weight of ", value_of(weight).numel(),
                     " and a bias of ", value_of(bias).numel(), " channels");
@@ -8734,21 +8762,21 @@ auto group_norm(const X& x, Index groups, const W& weight, const B& bias, double
   Shape<rank - 1> per_channel{};
   per_channel.fill(1);
   per_channel[0] = shape[1];
-  return detail::pointwise("group_norm", functors::ScaleShift{}, reshape(normalized, shape), reshape(weight, per_channel),
-                           reshape(bias, per_channel));
+  return detail::pointwise("group_norm", functors::ScaleShift{}, reshape(normalized, shape),
+                           reshape(weight, per_channel), reshape(bias, per_channel));
 }
 
-/// x: [..., features], weight: [features] -> x / sqrt(mean(x²) + eps) * weight (Zhang, Sennrich 2019). Throws ShapeError
-/// where sizes differ.
+/// x: [..., features], weight: [features] -> x / sqrt(mean(x²) + eps) * weight (Zhang, Sennrich 2019). Throws
+/// ShapeError where sizes differ.
 template <Operand X, Operand W>
 auto rms_norm(const X& x, const W& weight, double eps = 1e-6) {
   static_assert(tensor_of<X>::rank >= 1 && tensor_of<W>::rank == 1, "rms_norm: the weight is [features]");
-  check<ShapeError>(value_of(x).size(-1) == value_of(weight).numel(), "rms_norm: an input of shape ", value_of(x).shape(),
-                    " does not fit a weight of ", value_of(weight).numel(), " features");
+  check<ShapeError>(value_of(x).size(-1) == value_of(weight).numel(), "rms_norm: an input of shape ",
+                    value_of(x).shape(), " does not fit a weight of ", value_of(weight).numel(), " features");
   return x * rsqrt(mean(square(x), -1, keep_axis) + eps) * weight;
 }
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI
 #endif  // CHORUS_SINGLE_CHORUS_OPS_NORMALIZATION_HPP
 
 namespace chorus::inline CHORUS_ABI::nn {
@@ -8878,25 +8906,18 @@ void gemm(Cpu, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index 
 
 namespace chorus::inline CHORUS_ABI {
 
-/// a: [m, k], b: [k, n] -> [m, n]; or with the same leading axes in both, a product for each: [batch..., m, k] and
-/// [batch..., k, n]. Throws ShapeError where sizes differ.
+namespace detail {
+// A product for each pair of matrices of two stacks of one shape.
 template <Operand A, Operand B>
-auto matmul(const A& a, const B& b) {
+auto stacked_matmul(const A& a, const B& b) {
   using T = typename tensor_of<A>::value_type;
   constexpr int rank = tensor_of<A>::rank;
-  static_assert(rank >= 2 && rank == tensor_of<B>::rank, "matmul: operands are matrices, or stacks of matrices of one rank");
   const auto left = contiguous(value_of(a));
   const auto right = contiguous(value_of(b));
   using kernels::Trans;
   const auto device = left.device();
   const Index m = left.size(-2), k = left.size(-1), n = right.size(-1);
-  bool fits = right.size(-2) == k;
-  Index count = 1;
-  for (int axis = 0; axis < rank - 2; ++axis) {
-    fits = fits && left.size(axis) == right.size(axis);
-    count *= left.size(axis);
-  }
-  check<ShapeError>(fits, "matmul: shapes ", left.shape(), " and ", right.shape(), " do not fit");
+  const Index count = std::accumulate(left.shape().begin(), left.shape().end() - 2, Index{1}, std::multiplies<>());
   auto shape = left.shape();
   shape.back() = n;
   auto out = Tensor<T, rank, typename tensor_of<A>::device_type>::empty(shape, device);
@@ -8922,8 +8943,48 @@ auto matmul(const A& a, const B& b) {
       a, b);
 }
 
-/// x: [..., in], weight: [out, in], bias: [out] or absent -> x weightᵀ + bias: [..., out]. Throws ShapeError where sizes
-/// differ.
+// The sizes of two stacks once the axes in front of the matrices are broadcast. Throws ShapeError where anything
+// differs.
+template <std::size_t A, std::size_t B>
+auto matmul_shapes(const std::array<Index, A>& a, const std::array<Index, B>& b) {
+  constexpr std::size_t rank = std::max(A, B);
+  std::array<Index, rank> left{}, right{};
+  bool fits = a[A - 1] == b[B - 2];
+  for (std::size_t i = 1; i <= rank; ++i) {
+    const Index size_a = i <= A ? a[A - i] : 1, size_b = i <= B ? b[B - i] : 1, common = size_a == 1 ? size_b : size_a;
+    fits = fits && (i <= 2 || size_a == size_b || size_a == 1 || size_b == 1);
+    left[rank - i] = i <= 2 ? size_a : common;
+    right[rank - i] = i <= 2 ? size_b : common;
+  }
+  check<ShapeError>(fits, "matmul: shapes ", a, " and ", b, " do not fit");
+  return std::pair(left, right);
+}
+}  // namespace detail
+
+/// a: [..., m, k], b: [..., k, n] -> [..., m, n], a product for each pair of matrices; the axes in front broadcast.
+/// Throws ShapeError where sizes differ.
+template <Operand A, Operand B>
+auto matmul(const A& a, const B& b) {
+  constexpr int rank_a = tensor_of<A>::rank, rank_b = tensor_of<B>::rank;
+  static_assert(rank_a >= 2 && rank_b >= 2, "matmul: operands are matrices or stacks of matrices");
+  const auto& shape_a = value_of(a).shape();
+  const auto& shape_b = value_of(b).shape();
+  const auto shapes = detail::matmul_shapes(shape_a, shape_b);
+  if constexpr (rank_a > 2 && rank_b == 2) {
+    // One matrix for the whole stack: one tall product.
+    auto out = shape_a;
+    out.back() = shape_b[1];
+    const Index rows = std::accumulate(shape_a.begin(), shape_a.end() - 1, Index{1}, std::multiplies<>());
+    return reshape(detail::stacked_matmul(reshape(a, Shape<2>{rows, shape_b[0]}), b), out);
+  } else {
+    if constexpr (rank_a == rank_b)
+      if (shapes.first == shape_a && shapes.second == shape_b) return detail::stacked_matmul(a, b);
+    return detail::stacked_matmul(expand(a, shapes.first), expand(b, shapes.second));
+  }
+}
+
+/// x: [..., in], weight: [out, in], bias: [out] or absent -> x weightᵀ + bias: [..., out]. Throws ShapeError where
+/// sizes differ.
 template <Operand X, Operand W, Operand B>
 auto linear(const X& x, const W& weight, const B& bias) {
   using kernels::Trans;
@@ -8933,8 +8994,8 @@ auto linear(const X& x, const W& weight, const B& bias) {
   const auto input = contiguous(value_of(x));
   const auto w = contiguous(value_of(weight));
   const auto b = contiguous(value_of(bias));
-  check<ShapeError>(input.size(-1) == w.size(1), "linear: the input's shape is ", input.shape(), ", the weight's ", w.shape(),
-                    ": expected ", w.size(1), " features, got ", input.size(-1));
+  check<ShapeError>(input.size(-1) == w.size(1), "linear: the input's shape is ", input.shape(), ", the weight's ",
+                    w.shape(), ": expected ", w.size(1), " features, got ", input.size(-1));
   const Index out_features = w.size(0), in_features = w.size(1);
   check<ShapeError>(!b.defined() || b.numel() == out_features, "linear: the bias has ", b.numel(), " elements for ",
                     out_features, " features");
@@ -8960,8 +9021,8 @@ auto linear(const X& x, const W& weight, const B& bias) {
         }
         if (dx) {
           const auto [grad, accumulate] = dx->target();
-          kernels::gemm(device, Trans::no, Trans::no, rows, in_features, out_features, dy.data(), out_features, w.data(),
-                        in_features, grad.data(), in_features, accumulate);
+          kernels::gemm(device, Trans::no, Trans::no, rows, in_features, out_features, dy.data(), out_features,
+                        w.data(), in_features, grad.data(), in_features, accumulate);
         }
       },
       x, weight, bias);
@@ -8971,7 +9032,7 @@ auto linear(const X& x, const W& weight) {
   return linear(x, weight, Tensor<typename tensor_of<X>::value_type, 1, typename tensor_of<X>::device_type>());
 }
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI
 #endif  // CHORUS_SINGLE_CHORUS_OPS_MATMUL_HPP
 
 namespace chorus::inline CHORUS_ABI::nn {
@@ -9124,14 +9185,14 @@ auto masked_fill(const X& x, const Tensor<bool, Rank, D>& mask, double value) {
   return detail::pointwise("masked_fill", functors::MaskedFill{value}, numbers, x);
 }
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI
 #endif  // CHORUS_SINGLE_CHORUS_OPS_MASKING_HPP
 
 namespace chorus::inline CHORUS_ABI {
 
 /// q: [batch..., queries, features], k: [batch..., keys, features], v: [batch..., keys, values] -> softmax(q kᵀ /
-/// sqrt(features)) v: [batch..., queries, values]. With `causal`, query i sees keys 0 to i only. Throws ShapeError where
-/// sizes differ.
+/// sqrt(features)) v: [batch..., queries, values]. With `causal`, query i sees keys 0 to i only. Throws ShapeError
+/// where sizes differ.
 template <Operand Q, Operand K, Operand V>
 auto scaled_dot_product_attention(const Q& q, const K& k, const V& v, bool causal = false) {
   using D = typename tensor_of<Q>::device_type;
@@ -9149,7 +9210,7 @@ auto scaled_dot_product_attention(const Q& q, const K& k, const V& v, bool causa
   return matmul(softmax(scores, -1), v);
 }
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI
 #endif  // CHORUS_SINGLE_CHORUS_OPS_ATTENTION_HPP
 
 // <chorus/ops/convolution1d.hpp>
@@ -9170,15 +9231,16 @@ auto conv1d(const X& x, const W& weight, const B& bias, const Conv1dOptions& opt
   static_assert(tensor_of<X>::rank == 3 && tensor_of<W>::rank == 3, "conv1d: the input is [batch, channels, length]");
   const auto& in = value_of(x).shape();
   const auto& w = value_of(weight).shape();
-  const auto y = conv2d(reshape(x, Shape<4>{in[0], in[1], 1, in[2]}), reshape(weight, Shape<4>{w[0], w[1], 1, w[2]}), bias,
-                        {.stride = {1, options.stride},
-                         .padding = {0, options.padding},
-                         .dilation = {1, options.dilation},
-                         .groups = options.groups});
+  const auto y =
+      conv2d(reshape(x, Shape<4>{in[0], in[1], 1, in[2]}), reshape(weight, Shape<4>{w[0], w[1], 1, w[2]}), bias,
+             {.stride = {1, options.stride},
+              .padding = {0, options.padding},
+              .dilation = {1, options.dilation},
+              .groups = options.groups});
   return reshape(y, Shape<3>{y.size(0), y.size(1), y.size(3)});
 }
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI
 #endif  // CHORUS_SINGLE_CHORUS_OPS_CONVOLUTION1D_HPP
 
 // <chorus/ops/cross_entropy.hpp>
@@ -9390,16 +9452,16 @@ auto nll_loss(const X& log_probabilities, const Tensor<std::int64_t, 1, D>& labe
       "nll_loss", std::move(loss),
       [scores, targets, options](const auto& dloss, auto dx) {
         const auto [grad, accumulate] = dx->target();
-        kernels::nll_loss_backward(scores.device(), scores.size(0), scores.size(1), targets.data(), options, dloss.data(),
-                                   grad.data(), accumulate);
+        kernels::nll_loss_backward(scores.device(), scores.size(0), scores.size(1), targets.data(), options,
+                                   dloss.data(), grad.data(), accumulate);
       },
       log_probabilities);
 }
 }  // namespace detail
 
-/// logits: [batch, classes], labels: [batch] in [0, classes) -> -log softmax(logits)[label], averaged (or summed) over the
-/// batch. The mean over no samples is 0, so that an empty share of a batch contributes nothing. Throws UsageError for a bad
-/// label, ShapeError where the batches differ.
+/// logits: [batch, classes], labels: [batch] in [0, classes) -> -log softmax(logits)[label], averaged (or summed) over
+/// the batch. The mean over no samples is 0, so that an empty share of a batch contributes nothing. Throws UsageError
+/// for a bad label, ShapeError where the batches differ.
 template <Operand X, class D>
 auto cross_entropy(const X& logits, const Tensor<std::int64_t, 1, D>& labels, const CrossEntropyOptions& options = {}) {
   return detail::cross_entropy<0>(logits, labels, options);
@@ -9407,25 +9469,29 @@ auto cross_entropy(const X& logits, const Tensor<std::int64_t, 1, D>& labels, co
 
 /// The same without a reduction: [batch].
 template <Operand X, class D>
-auto cross_entropy_per_sample(const X& logits, const Tensor<std::int64_t, 1, D>& labels, CrossEntropyOptions options = {}) {
+auto cross_entropy_per_sample(const X& logits, const Tensor<std::int64_t, 1, D>& labels,
+                              CrossEntropyOptions options = {}) {
   options.reduction = Reduction::none;
   return detail::cross_entropy<1>(logits, labels, options);
 }
 
-/// log_probabilities: [batch, classes], labels: [batch] -> -log_probabilities[label], averaged (or summed) over the batch.
+/// log_probabilities: [batch, classes], labels: [batch] -> -log_probabilities[label], averaged (or summed) over the
+/// batch.
 template <Operand X, class D>
-auto nll_loss(const X& log_probabilities, const Tensor<std::int64_t, 1, D>& labels, const NllLossOptions& options = {}) {
+auto nll_loss(const X& log_probabilities, const Tensor<std::int64_t, 1, D>& labels,
+              const NllLossOptions& options = {}) {
   return detail::nll_loss<0>(log_probabilities, labels, options);
 }
 
 /// The same without a reduction: [batch].
 template <Operand X, class D>
-auto nll_loss_per_sample(const X& log_probabilities, const Tensor<std::int64_t, 1, D>& labels, NllLossOptions options = {}) {
+auto nll_loss_per_sample(const X& log_probabilities, const Tensor<std::int64_t, 1, D>& labels,
+                         NllLossOptions options = {}) {
   options.reduction = Reduction::none;
   return detail::nll_loss<1>(log_probabilities, labels, options);
 }
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI
 #endif  // CHORUS_SINGLE_CHORUS_OPS_CROSS_ENTROPY_HPP
 
 // <chorus/ops/cumulative.hpp>
@@ -9445,8 +9511,8 @@ auto nll_loss_per_sample(const X& log_probabilities, const Tensor<std::int64_t, 
 
 namespace chorus::inline CHORUS_ABI::kernels {
 
-/// y[i] = x[0] + ... + x[i] along the axis, or with `reverse` x[i] + ... + x[last]; overwrites y, or adds to it. Summed in
-/// double.
+/// y[i] = x[0] + ... + x[i] along the axis, or with `reverse` x[i] + ... + x[last]; overwrites y, or adds to it. Summed
+/// in double.
 template <class T>
 void cumsum(Cpu, AxisShape shape, const T* x, T* y, bool reverse = false, bool accumulate = false) {
   for (Index o = 0; o < shape.outer; ++o)
@@ -9483,14 +9549,14 @@ auto cumsum(const X& x, Index axis) {
       x);
 }
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI
 #endif  // CHORUS_SINGLE_CHORUS_OPS_CUMULATIVE_HPP
 
 // <chorus/ops/losses.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_LOSSES_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_LOSSES_HPP
-/// Losses that compare two operands element by element. Each comes in two forms: `NAME` is the mean (or sum) of all elements,
-/// `NAME_per_element` keeps them. Gradients go to both operands.
+/// Losses that compare two operands element by element. Each comes in two forms: `NAME` is the mean (or sum) of all
+/// elements, `NAME_per_element` keeps them. Gradients go to both operands.
 
 namespace chorus::inline CHORUS_ABI {
 
@@ -9554,21 +9620,22 @@ namespace detail {
 // The mean of no elements is 0, so that an empty share of a batch contributes nothing.
 template <Operand X, Operand Y, class F>
 auto reduced_loss(const char* operation, const F& f, const X& x, const Y& target, Reduction reduction) {
-  check<UsageError>(reduction != Reduction::none, operation, ": for the loss of each element call ", operation, "_per_element");
+  check<UsageError>(reduction != Reduction::none, operation, ": for the loss of each element call ", operation,
+                    "_per_element");
   const auto losses = pointwise(operation, f, x, target);
   const Index count = reduction == Reduction::mean ? std::max(losses.numel(), Index{1}) : 1;
   return sum(losses) / count;
 }
 }  // namespace detail
 
-#define CHORUS_LOSS(NAME, FUNCTOR)                                                           \
-  template <Operand X, Operand Y>                                                            \
-  auto NAME(const X& x, const Y& target, Reduction reduction = Reduction::mean) {            \
-    return detail::reduced_loss(#NAME, functors::FUNCTOR{}, x, target, reduction);           \
-  }                                                                                          \
-  template <Operand X, Operand Y>                                                            \
-  auto NAME##_per_element(const X& x, const Y& target) {                                     \
-    return detail::pointwise(#NAME, functors::FUNCTOR{}, x, target);                         \
+#define CHORUS_LOSS(NAME, FUNCTOR)                                                 \
+  template <Operand X, Operand Y>                                                  \
+  auto NAME(const X& x, const Y& target, Reduction reduction = Reduction::mean) {  \
+    return detail::reduced_loss(#NAME, functors::FUNCTOR{}, x, target, reduction); \
+  }                                                                                \
+  template <Operand X, Operand Y>                                                  \
+  auto NAME##_per_element(const X& x, const Y& target) {                           \
+    return detail::pointwise(#NAME, functors::FUNCTOR{}, x, target);               \
   }
 /// (x - target)²
 CHORUS_LOSS(mse_loss, SquaredError)
@@ -9602,8 +9669,8 @@ auto huber_loss_per_element(const X& x, const Y& target, double delta = 1) {
   return detail::pointwise("huber_loss", functors::Huber{delta}, x, target);
 }
 
-/// The Kullback-Leibler divergence of distributions `target` from those whose logarithms are given: both [batch, ...]; summed,
-/// and divided by the batch's size (PyTorch's `batchmean`).
+/// The Kullback-Leibler divergence of distributions `target` from those whose logarithms are given: both [batch, ...];
+/// summed, and divided by the batch's size (PyTorch's `batchmean`).
 template <Operand X, Operand Y>
 auto kl_div(const X& log_probabilities, const Y& target) {
   static_assert(tensor_of<X>::rank >= 1, "kl_div: the input has a batch axis");
@@ -9616,7 +9683,7 @@ auto kl_div_per_element(const X& log_probabilities, const Y& target) {
   return detail::pointwise("kl_div", functors::KlDivergence{}, log_probabilities, target);
 }
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI
 #endif  // CHORUS_SINGLE_CHORUS_OPS_LOSSES_HPP
 
 // <chorus/ops/padding.hpp>
@@ -9630,15 +9697,15 @@ struct Padding2d {
   Index left = 0, right = 0, top = 0, bottom = 0;
 };
 
-/// x: [..., height, width] -> [..., top + height + bottom, left + width + right], `value` around x. Throws UsageError for
-/// negative padding.
+/// x: [..., height, width] -> [..., top + height + bottom, left + width + right], `value` around x. Throws UsageError
+/// for negative padding.
 template <Operand X>
 auto pad2d(const X& x, const Padding2d& padding, double value = 0) {
   using T = typename tensor_of<X>::value_type;
   static_assert(tensor_of<X>::rank >= 2, "pad2d: the input is [..., height, width]");
   check<UsageError>(padding.left >= 0 && padding.right >= 0 && padding.top >= 0 && padding.bottom >= 0,
-                    "pad2d: padding is at least 0, got left ", padding.left, ", right ", padding.right, ", top ", padding.top,
-                    ", bottom ", padding.bottom);
+                    "pad2d: padding is at least 0, got left ", padding.left, ", right ", padding.right, ", top ",
+                    padding.top, ", bottom ", padding.bottom);
   const auto input = contiguous(value_of(x));
   const Index height = input.size(-2), width = input.size(-1);
   const auto inside = [padding, height, width](const auto& whole) {
@@ -9655,7 +9722,7 @@ auto pad2d(const X& x, const Padding2d& padding, double value = 0) {
       "pad2d", std::move(out), [inside](const auto& dy, auto dx) { dx->add(contiguous(inside(dy))); }, x);
 }
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI
 #endif  // CHORUS_SINGLE_CHORUS_OPS_PADDING_HPP
 
 // <chorus/ops/recurrent.hpp>
@@ -9720,8 +9787,8 @@ void check_recurrent(const char* operation, const X& x, const W& weight_ih, cons
   const auto& ih = value_of(weight_ih).shape();
   const auto& hh = value_of(weight_hh).shape();
   check<ShapeError>(ih[1] == in[2] && hh[0] == gates * hh[1] && ih[0] == hh[0], operation, ": an input of shape ", in,
-                    " and weights of shapes ", ih, " and ", hh, " do not fit: expected [", gates, " hidden, features] and [",
-                    gates, " hidden, hidden]");
+                    " and weights of shapes ", ih, " and ", hh, " do not fit: expected [", gates,
+                    " hidden, features] and [", gates, " hidden, hidden]");
   check<ShapeError>(in[1] > 0, operation, ": an input of shape ", in, " has no time steps");
 }
 
@@ -9747,8 +9814,9 @@ auto join_steps(const std::vector<State>& steps) {
 
 }  // namespace detail
 
-/// x: [batch, time, features], weight_ih: [4 hidden, features], weight_hh: [4 hidden, hidden], biases: [4 hidden]; gates in the
-/// order input, forget, candidate, output; states start from zero. Throws ShapeError where sizes don't fit.
+/// x: [batch, time, features], weight_ih: [4 hidden, features], weight_hh: [4 hidden, hidden], biases: [4 hidden];
+/// gates in the order input, forget, candidate, output; states start from zero. Throws ShapeError where sizes don't
+/// fit.
 template <Operand X, Operand W, Operand B>
 auto lstm(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, const B& bias_hh) {
   using T = typename tensor_of<X>::value_type;
@@ -9760,7 +9828,8 @@ auto lstm(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, 
   State c = h;
   std::vector<State> steps;
   for (Index t = 0; t < time; ++t) {
-    const auto gates = detail::pointwise("lstm", functors::Add{}, detail::time_step(from_x, t), linear(h, weight_hh, bias_hh));
+    const auto gates =
+        detail::pointwise("lstm", functors::Add{}, detail::time_step(from_x, t), linear(h, weight_hh, bias_hh));
     c = detail::pointwise("lstm", functors::LstmCell{}, detail::gate(gates, 0, hidden), detail::gate(gates, 1, hidden),
                           detail::gate(gates, 2, hidden), c);
     h = detail::pointwise("lstm", functors::LstmOutput{}, detail::gate(gates, 3, hidden), c);
@@ -9770,8 +9839,8 @@ auto lstm(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, 
   return LstmResult<decltype(output), State>{std::move(output), h, c};
 }
 
-/// x: [batch, time, features], weight_ih: [3 hidden, features], weight_hh: [3 hidden, hidden], biases: [3 hidden]; gates in the
-/// order reset, update, candidate; the state starts from zero. Throws ShapeError where sizes don't fit.
+/// x: [batch, time, features], weight_ih: [3 hidden, features], weight_hh: [3 hidden, hidden], biases: [3 hidden];
+/// gates in the order reset, update, candidate; the state starts from zero. Throws ShapeError where sizes don't fit.
 template <Operand X, Operand W, Operand B>
 auto gru(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, const B& bias_hh) {
   using T = typename tensor_of<X>::value_type;
@@ -9784,16 +9853,18 @@ auto gru(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, c
   for (Index t = 0; t < time; ++t) {
     const auto gx = detail::time_step(from_x, t);
     const auto gh = linear(h, weight_hh, bias_hh);
-    const auto candidate = detail::pointwise("gru", functors::GruCandidate{}, detail::gate(gx, 0, hidden),
-                                             detail::gate(gh, 0, hidden), detail::gate(gx, 2, hidden), detail::gate(gh, 2, hidden));
-    h = detail::pointwise("gru", functors::GruState{}, detail::gate(gx, 1, hidden), detail::gate(gh, 1, hidden), candidate, h);
+    const auto candidate =
+        detail::pointwise("gru", functors::GruCandidate{}, detail::gate(gx, 0, hidden), detail::gate(gh, 0, hidden),
+                          detail::gate(gx, 2, hidden), detail::gate(gh, 2, hidden));
+    h = detail::pointwise("gru", functors::GruState{}, detail::gate(gx, 1, hidden), detail::gate(gh, 1, hidden),
+                          candidate, h);
     steps.push_back(h);
   }
   auto output = detail::join_steps(steps);
   return GruResult<decltype(output), State>{std::move(output), h};
 }
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI
 #endif  // CHORUS_SINGLE_CHORUS_OPS_RECURRENT_HPP
 
 // <chorus/ops/resize.hpp>
@@ -9803,13 +9874,13 @@ auto gru(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, c
 
 namespace chorus::inline CHORUS_ABI {
 
-/// x: [batch, channels, height, width] -> each pixel repeated `scale` times along both axes. Throws UsageError unless the
-/// scale is positive.
+/// x: [batch, channels, height, width] -> each pixel repeated `scale` times along both axes. Throws UsageError unless
+/// the scale is positive.
 template <Operand X>
 auto upsample_nearest2d(const X& x, Size2d scale) {
   static_assert(tensor_of<X>::rank == 4, "upsample_nearest2d: the input is [batch, channels, height, width]");
-  check<UsageError>(scale.height > 0 && scale.width > 0, "upsample_nearest2d: the scale is at least 1, got ", scale.height, " x ",
-                    scale.width);
+  check<UsageError>(scale.height > 0 && scale.width > 0, "upsample_nearest2d: the scale is at least 1, got ",
+                    scale.height, " x ", scale.width);
   const auto [n, c, h, w] = value_of(x).shape();
   const auto pixels = reshape(x, Shape<5>{n * c, h, 1, w, 1});
   return reshape(expand(pixels, Shape<5>{n * c, h, scale.height, w, scale.width}),
@@ -9829,14 +9900,14 @@ Tensor<T, 2, D> averaging_matrix(Index in, Index out, D device) {
 }
 }  // namespace detail
 
-/// x: [batch, channels, height, width] -> [batch, channels, size.height, size.width], each the mean of its part of the image,
-/// as PyTorch divides it. Throws UsageError unless the size is positive, ShapeError for an image without pixels.
+/// x: [batch, channels, height, width] -> [batch, channels, size.height, size.width], each the mean of its part of the
+/// image, as PyTorch divides it. Throws UsageError unless the size is positive, ShapeError for an image without pixels.
 template <Operand X>
 auto adaptive_avg_pool2d(const X& x, Size2d size) {
   using T = typename tensor_of<X>::value_type;
   static_assert(tensor_of<X>::rank == 4, "adaptive_avg_pool2d: the input is [batch, channels, height, width]");
-  check<UsageError>(size.height > 0 && size.width > 0, "adaptive_avg_pool2d: the size is at least 1, got ", size.height, " x ",
-                    size.width);
+  check<UsageError>(size.height > 0 && size.width > 0, "adaptive_avg_pool2d: the size is at least 1, got ", size.height,
+                    " x ", size.width);
   const auto [n, c, h, w] = value_of(x).shape();
   check<ShapeError>(h > 0 && w > 0, "adaptive_avg_pool2d: an image of shape ", value_of(x).shape(), " has no pixels");
   const auto device = value_of(x).device();
@@ -9854,7 +9925,7 @@ auto global_avg_pool(const X& x) {
   return mean(flatten<2>(x), 2);
 }
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI
 #endif  // CHORUS_SINGLE_CHORUS_OPS_RESIZE_HPP
 
 // <chorus/ops/transposed_convolution.hpp>
@@ -9871,12 +9942,13 @@ struct ConvTranspose2dOptions {
 };
 
 /// x: [batch, in, height, width], weight: [in, out / groups, kernel_h, kernel_w] -> [batch, out, out_h, out_w] with
-/// out_h = (height - 1) stride - 2 padding + dilation (kernel - 1) + output_padding + 1. Throws ShapeError where channels
-/// don't fit or nothing would be left, UsageError for options that make no sense.
+/// out_h = (height - 1) stride - 2 padding + dilation (kernel - 1) + output_padding + 1. Throws ShapeError where
+/// channels don't fit or nothing would be left, UsageError for options that make no sense.
 template <Operand X, Operand W>
 auto conv_transpose2d(const X& x, const W& weight, const ConvTranspose2dOptions& options = {}) {
   using T = typename tensor_of<X>::value_type;
-  static_assert(tensor_of<X>::rank == 4 && tensor_of<W>::rank == 4, "conv_transpose2d: the input is [batch, channels, height, width]");
+  static_assert(tensor_of<X>::rank == 4 && tensor_of<W>::rank == 4,
+                "conv_transpose2d: the input is [batch, channels, height, width]");
   const auto input = contiguous(value_of(x));
   const auto w = contiguous(value_of(weight));
   const auto [stride, padding, extra, dilation, groups] = options;
@@ -9938,7 +10010,7 @@ auto conv_transpose2d(const X& x, const W& weight, const B& bias, const ConvTran
   return conv_transpose2d(x, weight, options) + reshape(bias, Shape<3>{channels, 1, 1});
 }
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI
 #endif  // CHORUS_SINGLE_CHORUS_OPS_TRANSPOSED_CONVOLUTION_HPP
 
 // <chorus/optim/adagrad.hpp>
@@ -10356,8 +10428,8 @@ struct AdagradOptions {
   double lr = 0.01, lr_decay = 0, eps = 1e-10, weight_decay = 0;
 };
 
-/// sum += g²; p -= lr / (1 + lr_decay t) g / (sqrt(sum) + eps), t being the number of steps before. Weight decay is added to
-/// the gradient.
+/// sum += g²; p -= lr / (1 + lr_decay t) g / (sqrt(sum) + eps), t being the number of steps before. Weight decay is
+/// added to the gradient.
 template <Device D>
 class Adagrad final : public Optimizer<D> {
  public:
@@ -10365,14 +10437,14 @@ class Adagrad final : public Optimizer<D> {
   explicit Adagrad(std::vector<nn::NamedParameter<D>> parameters, const AdagradOptions& options = {})
       : Optimizer<D>(std::move(parameters), options.lr), options_(options) {
     check<UsageError>(options.lr_decay >= 0 && options.eps >= 0 && options.weight_decay >= 0,
-                      "Adagrad: lr_decay, eps and weight_decay are at least 0, got ", options.lr_decay, ", ", options.eps,
-                      " and ", options.weight_decay);
+                      "Adagrad: lr_decay, eps and weight_decay are at least 0, got ", options.lr_decay, ", ",
+                      options.eps, " and ", options.weight_decay);
   }
 
   void step() override {
     this->for_each_range([&]<class T>(T, const typename Optimizer<D>::Range& range) {
-      kernels::adagrad_step(this->device(), range.count, static_cast<T*>(range.value), static_cast<const T*>(range.grad),
-                            static_cast<T*>(range.state[0]),
+      kernels::adagrad_step(this->device(), range.count, static_cast<T*>(range.value),
+                            static_cast<const T*>(range.grad), static_cast<T*>(range.state[0]),
                             kernels::AdagradScalars{.lr = this->lr(),
                                                     .lr_decay = options_.lr_decay,
                                                     .eps = options_.eps,
@@ -10512,8 +10584,8 @@ struct RmsPropOptions {
   double lr = 0.01, alpha = 0.99, eps = 1e-8, weight_decay = 0, momentum = 0;
 };
 
-/// v = alpha v + (1 - alpha) g²; p -= lr g / (sqrt(v) + eps), or along the momentum of that. Weight decay is added to the
-/// gradient.
+/// v = alpha v + (1 - alpha) g²; p -= lr g / (sqrt(v) + eps), or along the momentum of that. Weight decay is added to
+/// the gradient.
 template <Device D>
 class RmsProp final : public Optimizer<D> {
  public:
@@ -10522,14 +10594,15 @@ class RmsProp final : public Optimizer<D> {
       : Optimizer<D>(std::move(parameters), options.lr), options_(options) {
     check<UsageError>(options.alpha >= 0 && options.alpha < 1, "RmsProp: alpha is in [0, 1), got ", options.alpha);
     check<UsageError>(options.eps >= 0 && options.weight_decay >= 0 && options.momentum >= 0,
-                      "RmsProp: eps, weight_decay and momentum are at least 0, got ", options.eps, ", ", options.weight_decay,
-                      " and ", options.momentum);
+                      "RmsProp: eps, weight_decay and momentum are at least 0, got ", options.eps, ", ",
+                      options.weight_decay, " and ", options.momentum);
   }
 
   void step() override {
     this->for_each_range([&]<class T>(T, const typename Optimizer<D>::Range& range) {
-      kernels::rms_prop_step(this->device(), range.count, static_cast<T*>(range.value), static_cast<const T*>(range.grad),
-                             static_cast<T*>(range.state[0]), static_cast<T*>(range.state[1]),
+      kernels::rms_prop_step(this->device(), range.count, static_cast<T*>(range.value),
+                             static_cast<const T*>(range.grad), static_cast<T*>(range.state[0]),
+                             static_cast<T*>(range.state[1]),
                              kernels::RmsPropScalars{.lr = this->lr(),
                                                      .alpha = options_.alpha,
                                                      .eps = options_.eps,
@@ -10611,8 +10684,8 @@ struct ExponentialDecay {
   double operator()(double start, int epoch) const { return start * std::pow(gamma, epoch); }
 };
 
-/// The rate times a factor that goes in a straight line from `start_factor` to `end_factor` in `total` epochs and stays there:
-/// a warm-up.
+/// The rate times a factor that goes in a straight line from `start_factor` to `end_factor` in `total` epochs and stays
+/// there: a warm-up.
 struct LinearRamp {
   double start_factor = 1.0 / 3, end_factor = 1;
   int total = 5;
@@ -10623,8 +10696,8 @@ struct LinearRamp {
   }
 };
 
-/// Half a cosine from the start to `eta_min` in `t_max` epochs (SGDR, Loshchilov, Hutter 2017, without restarts), and on
-/// along the cosine after that, as in PyTorch.
+/// Half a cosine from the start to `eta_min` in `t_max` epochs (SGDR, Loshchilov, Hutter 2017, without restarts), and
+/// on along the cosine after that, as in PyTorch.
 struct CosineAnnealing {
   int t_max = 10;
   double eta_min = 0;
@@ -10635,20 +10708,21 @@ struct CosineAnnealing {
 };
 
 /// From max_lr / div_factor up to max_lr in the first `pct_start` of `total` steps, then down to the first rate /
-/// final_div_factor, both along half a cosine (Smith, Topin 2017, as in PyTorch, without its cycling of the momentum). The
-/// optimizer's own rate has no influence; after the last step the rate stays.
+/// final_div_factor, both along half a cosine (Smith, Topin 2017, as in PyTorch, without its cycling of the momentum).
+/// The optimizer's own rate has no influence; after the last step the rate stays.
 struct OneCycle {
   double max_lr = 0.1;
   int total = 100;
   double pct_start = 0.3, div_factor = 25, final_div_factor = 1e4;
   double operator()(double, int step) const {
     check<UsageError>(total > 1 && pct_start >= 0 && pct_start <= 1 && div_factor > 0 && final_div_factor > 0,
-                      "OneCycle: expected total above 1, pct_start in [0, 1] and positive factors, got ", total, ", ", pct_start,
-                      ", ", div_factor, " and ", final_div_factor);
+                      "OneCycle: expected total above 1, pct_start in [0, 1] and positive factors, got ", total, ", ",
+                      pct_start, ", ", div_factor, " and ", final_div_factor);
     const auto along_cosine = [](double from, double to, double done) {
       return to + (from - to) * (1 + std::cos(std::numbers::pi * done)) / 2;
     };
-    const double first = max_lr / div_factor, last = total - 1, top = pct_start * total - 1, at = std::min<double>(step, last);
+    const double first = max_lr / div_factor, last = total - 1, top = pct_start * total - 1,
+                 at = std::min<double>(step, last);
     if (at <= top && top > 0) return along_cosine(first, max_lr, at / top);
     return along_cosine(max_lr, first / final_div_factor, (at - top) / (last - top));
   }
@@ -11252,12 +11326,19 @@ class DataParallel : public Policy<Model> {
     using Output = decltype(std::apply([&](const auto&... own) { return this->model_.forward(own...); }, std::declval<Shares&>()));
     std::vector<std::optional<Shares>> shares(used);
     std::vector<std::optional<Output>> outputs(used);
+    const auto update_copy = [&](std::size_t i) {
+      if (i > 0) replicas_[i - 1]->follow(this->flat_, buffers_, device(0));
+    };
+    // The first device's forward pass may write into the buffers: all others have copied them before.
+    if (!buffers_.empty()) run(used, update_copy);
     run(used, [&](std::size_t i) {
       const GradMode mode(grad);
       RandomContext context{random.seed, random.step, 0, [first = detail::share_begin(batch, used, i)] { return first; }};
       const RandomScope scope(context);
       shares[i].emplace(scatter(i, used, inputs...));
-      Model& model = up_to_date(i);
+      if (buffers_.empty()) update_copy(i);
+      Model& model = i == 0 ? this->model_ : replicas_[i - 1]->model();
+      if (i > 0) detail::copy_training_flags(this->model_, model);
       outputs[i].emplace(std::apply([&](const auto&... own) { return model.forward(own...); }, *shares[i]));
     });
     this->end_forward();
@@ -11302,14 +11383,6 @@ class DataParallel : public Policy<Model> {
   auto scatter(std::size_t i, std::size_t used, const Inputs&... inputs) const {
     return std::tuple<decltype(detail::scatter(inputs, 0, used, i, D{}))...>(
         detail::scatter(inputs, options_.dim, used, i, device(i))...);
-  }
-
-  Model& up_to_date(std::size_t i) {
-    if (i == 0) return this->model_;
-    auto& replica = *replicas_[i - 1];
-    replica.follow(this->flat_, buffers_, device(0));
-    detail::copy_training_flags(this->model_, replica.model());
-    return replica.model();
   }
 
   template <class Outputs, class Shares, std::size_t... I, class... Inputs>
@@ -11357,9 +11430,7 @@ class DataParallel : public Policy<Model> {
     for (std::size_t r = 1; r < used; ++r) {
       auto& replica = *replicas_[r - 1];
       for (std::size_t e = 0; e < entries.size(); ++e) {
-        auto& from = replica.flat().entries()[e].parameter();
-        if (!from.grad_arrived()) continue;
-        from.set_grad_arrived(false);
+        if (!replica.flat().entries()[e].parameter().grad_arrived()) continue;
         auto& to = entries[e].parameter();
         const bool add = to.grad_arrived();
         to.set_grad_arrived(true);
