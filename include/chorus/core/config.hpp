@@ -16,6 +16,20 @@
 #define CHORUS_USE_OPENSSL 0
 #endif
 
+// Header-only, or with the larger functions in a library (include/chorus/compiled/, target chorus::compiled): with
+// CHORUS_COMPILED=1 headers only declare those that don't depend on a user's types. CHORUS_INLINE marks their definitions;
+// the library's own sources set CHORUS_BUILDS_LIBRARY, so that they are emitted there.
+#ifndef CHORUS_COMPILED
+#define CHORUS_COMPILED 0
+#endif
+#if defined(CHORUS_BUILDS_LIBRARY)
+#define CHORUS_INLINE [[gnu::used]] inline
+#elif CHORUS_COMPILED
+#define CHORUS_INLINE
+#else
+#define CHORUS_INLINE inline
+#endif
+
 // The configuration is part of every symbol's name, so that mixing two of them in one program is a link error.
 #if CHORUS_USE_CUDA
 #define CHORUS_ABI v0_1_cuda

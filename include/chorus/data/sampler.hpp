@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <chorus/core/error.hpp>
 #include <chorus/data/random_stream.hpp>
-#include <chorus/kernels/cpu/random.hpp>
+#include <chorus/kernels/random.hpp>
 #include <cstdint>
 #include <numeric>
 #include <span>

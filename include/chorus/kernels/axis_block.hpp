@@ -1,4 +1,22 @@
 #pragma once
-/// Ranges of an axis, for every kind of device that this build has.
+/// A range of an axis, taken out or put in: what slice and concat move. The whole is seen as [outer, axis, inner], the
+/// block as [outer, count, inner], both dense.
 
+#include <chorus/core/device.hpp>
+#include <chorus/kernels/axis_shape.hpp>
+
+namespace chorus::inline CHORUS_ABI::kernels {
+
+/// block = whole[:, start : start + count, :], or is added to.
+template <class T>
+void take_block(Cpu device, AxisShape whole, Index start, Index count, const T* from, T* block, bool accumulate = false);
+
+/// whole[:, start : start + count, :] = block, or is added to.
+template <class T>
+void put_block(Cpu device, AxisShape whole, Index start, Index count, const T* block, T* to, bool accumulate = false);
+
+}  // namespace chorus::inline CHORUS_ABI::kernels
+
+#if !CHORUS_COMPILED
 #include <chorus/kernels/cpu/axis_block.hpp>
+#endif

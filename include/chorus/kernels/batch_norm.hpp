@@ -1,4 +1,72 @@
 #pragma once
-/// The batch_norm kernels for every kind of device that this build has.
+/// Batch normalisation (Ioffe and Szegedy, "Batch normalization", ICML 2015, algorithms 1 and 2), with x, y: [batch,
+/// channels, inner] and everything else [channels]. Statistics and normalisation are functions of their own: between
+/// them SyncBatchNorm adds up the sums of all ranks. Sums are doubles: first of all channels, then of all channels.
 
+#include <array>
+
+#include <chorus/core/device.hpp>
+#include <chorus/kernels/axis_shape.hpp>
+
+namespace chorus::inline CHORUS_ABI::kernels {
+
+/// sums: [2, channels], sum(x) and sum(x * x). Each piece of a channel is summed about its own mean, so that a mean
+/// that is large against the deviation costs no digits.
+template <class T>
+void batch_norm_sums(Cpu, ChannelShape shape, const T* x, double* sums);
+
+/// Mean and 1 / sqrt(variance + eps) from the sums over `count` elements per channel, and the running statistics moved
+/// towards them (the variance unbiased); those may be null. Leaves them alone where count is 0.
+template <class T>
+void batch_norm_statistics(Cpu, Index channels, double count, const double* sums, double momentum, double eps,
+                           T* running_mean, T* running_var, T* mean, T* invstd);
+
+/// y = (x - mean) * invstd * weight + bias. weight and bias may be null: 1 and 0. `y` may be `x`.
+template <class T>
+void batch_norm_normalise(Cpu, ChannelShape shape, const T* x, const T* weight, const T* bias, const T* mean,
+                          const T* invstd, T* y);
+
+/// The whole forward pass of training; saves mean and invstd for the backward pass. Throws ShapeError where a channel
+/// has one element alone: it has no variance.
+template <class T>
+void batch_norm_forward_train(Cpu cpu, ChannelShape shape, const T* x, const T* weight, const T* bias, T* running_mean,
+                              T* running_var, double momentum, double eps, T* y, T* saved_mean, T* saved_invstd);
+
+/// The forward pass with running statistics.
+template <class T>
+void batch_norm_forward_eval(Cpu cpu, ChannelShape shape, const T* x, const T* weight, const T* bias,
+                             const T* running_mean, const T* running_var, double eps, T* y);
+
+/// sums: [2, channels], sum(dy) and sum(dy * (x - mean)).
+template <class T>
+void batch_norm_backward_sums(Cpu, ChannelShape shape, const T* x, const T* dy, const T* mean, double* sums);
+
+/// dweight = invstd * sum(dy * (x - mean)), dbias = sum(dy). Either may be null.
+template <class T>
+void batch_norm_backward_affine(Cpu, Index channels, const double* sums, const T* invstd, T* dweight, T* dbias,
+                                bool accumulate_weight, bool accumulate_bias);
+
+/// dx = weight * invstd * (dy - sum(dy) / count - (x - mean) * invstd^2 * sum(dy * (x - mean)) / count), the sums being
+/// over `count` elements per channel. With null sums the statistics were constants (evaluation): dx = weight * invstd *
+/// dy.
+template <class T>
+void batch_norm_backward_input(Cpu, ChannelShape shape, const T* x, const T* dy, const T* weight, const T* mean,
+                               const T* invstd, double count, const double* sums, T* dx, bool accumulate);
+
+/// The whole backward pass of training. Outputs that are null are not computed; `accumulate` is for dx, dweight, dbias.
+template <class T>
+void batch_norm_backward_train(Cpu cpu, ChannelShape shape, const T* x, const T* dy, const T* weight,
+                               const T* saved_mean, const T* saved_invstd, T* dx, T* dweight, T* dbias,
+                               std::array<bool, 3> accumulate);
+
+/// The backward pass of evaluation, where the statistics are constants.
+template <class T>
+void batch_norm_backward_eval(Cpu cpu, ChannelShape shape, const T* x, const T* dy, const T* weight,
+                              const T* running_mean, const T* running_var, double eps, T* dx, T* dweight, T* dbias,
+                              std::array<bool, 3> accumulate);
+
+}  // namespace chorus::inline CHORUS_ABI::kernels
+
+#if !CHORUS_COMPILED
 #include <chorus/kernels/cpu/batch_norm.hpp>
+#endif

@@ -1,7 +1,7 @@
 #pragma once
 /// Dense copies of strided views.
 
-#include <chorus/kernels/pointwise.hpp>
+#include <chorus/kernels/copy.hpp>
 #include <chorus/tensor/tensor.hpp>
 
 namespace chorus::inline CHORUS_ABI {

@@ -1,4 +1,41 @@
 #pragma once
-/// The cross_entropy kernels for every kind of device that this build has.
+/// Cross entropy straight from logits, and negative log likelihood. Losses are overwritten; gradients are overwritten
+/// or, with `accumulate`, added to.
 
+#include <cstdint>
+
+#include <chorus/core/device.hpp>
+#include <chorus/core/dtype.hpp>
+#include <chorus/kernels/loss_options.hpp>
+
+namespace chorus::inline CHORUS_ABI::kernels {
+
+/// loss = logsumexp(x) - x[label], smoothed as in PyTorch: (1 - s) * that + s * (logsumexp(x) - mean(x)).
+/// logits: [batch, classes]; labels: [batch]; loss: [batch] for Reduction::none, else one number; log_sum_exp: [batch],
+/// kept for the backward pass. Throws UsageError for a bad label or a smoothing outside of [0, 1] before it writes
+/// anything.
+template <class T>
+void cross_entropy_forward(Cpu cpu, Index batch, Index classes, const T* logits, const std::int64_t* labels,
+                           const CrossEntropyOptions& options, T* loss, T* log_sum_exp);
+
+/// dlogits = (softmax(x) - target) * scale with target = (1 - s) * onehot + s / classes; 0 for ignored samples.
+/// dloss: [batch] for Reduction::none, else one number. `dlogits` may be `logits`, unless it accumulates.
+template <class T>
+void cross_entropy_backward(Cpu cpu, Index batch, Index classes, const T* logits, const std::int64_t* labels,
+                            const CrossEntropyOptions& options, const T* log_sum_exp, const T* dloss, T* dlogits,
+                            bool accumulate);
+
+/// loss = -log_probabilities[label]. Shapes, errors and reductions as in `cross_entropy_forward`.
+template <class T>
+void nll_loss_forward(Cpu cpu, Index batch, Index classes, const T* log_probabilities, const std::int64_t* labels,
+                      const NllLossOptions& options, T* loss);
+
+template <class T>
+void nll_loss_backward(Cpu cpu, Index batch, Index classes, const std::int64_t* labels, const NllLossOptions& options,
+                       const T* dloss, T* dlog_probabilities, bool accumulate);
+
+}  // namespace chorus::inline CHORUS_ABI::kernels
+
+#if !CHORUS_COMPILED
 #include <chorus/kernels/cpu/cross_entropy.hpp>
+#endif

@@ -1,4 +1,18 @@
 #pragma once
-/// Running sums, for every kind of device that this build has.
+/// Running sums along an axis. x, y: [outer, axis, inner].
 
+#include <chorus/core/device.hpp>
+#include <chorus/kernels/axis_shape.hpp>
+
+namespace chorus::inline CHORUS_ABI::kernels {
+
+/// y[i] = x[0] + ... + x[i] along the axis, or with `reverse` x[i] + ... + x[last]; overwrites y, or adds to it. Summed
+/// in double.
+template <class T>
+void cumsum(Cpu, AxisShape shape, const T* x, T* y, bool reverse = false, bool accumulate = false);
+
+}  // namespace chorus::inline CHORUS_ABI::kernels
+
+#if !CHORUS_COMPILED
 #include <chorus/kernels/cpu/cumulative.hpp>
+#endif

@@ -1,4 +1,25 @@
 #pragma once
-/// The dropout kernels for every kind of device that this build has.
+/// Dropout (Srivastava et al., JMLR 15, 2014; scaled in training). The backward pass draws the mask again instead of
+/// keeping it. Forward overwrites y; backward overwrites dx or, with `accumulate`, adds.
 
+#include <chorus/core/device.hpp>
+#include <chorus/core/dtype.hpp>
+#include <chorus/kernels/dropout_key.hpp>
+
+namespace chorus::inline CHORUS_ABI::kernels {
+
+/// y = x / (1 - p) where the element is kept, else 0; kept with probability 1 - p, as DropoutKey says. x, y: [samples,
+/// inner]; `y` may be `x`. Throws UsageError for p outside of [0, 1].
+template <class T>
+void dropout_forward(Cpu, Index samples, Index inner, const T* x, T* y, double p, const DropoutKey& key);
+
+/// dx = dy / (1 - p) where the element was kept, else 0.
+template <class T>
+void dropout_backward(Cpu, Index samples, Index inner, const T* dy, T* dx, double p, const DropoutKey& key,
+                      bool accumulate);
+
+}  // namespace chorus::inline CHORUS_ABI::kernels
+
+#if !CHORUS_COMPILED
 #include <chorus/kernels/cpu/dropout.hpp>
+#endif

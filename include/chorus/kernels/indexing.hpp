@@ -1,4 +1,35 @@
 #pragma once
-/// Picking by index, for every kind of device that this build has.
+/// Picking along an axis by a list of indices (index_select) or by an index for each element (gather), and the way
+/// back, which adds up what was picked several times, in the order of the indices. x: [outer, axis, inner]; y: [outer,
+/// count, inner].
 
+#include <cstdint>
+
+#include <chorus/core/device.hpp>
+#include <chorus/kernels/axis_shape.hpp>
+
+namespace chorus::inline CHORUS_ABI::kernels {
+
+/// y[o, i, :] = x[o, index[i], :]. Overwrites y. Throws UsageError for an index outside of the axis.
+template <class T>
+void index_select(Cpu, AxisShape whole, Index count, const std::int64_t* index, const T* x, T* y);
+
+/// dx[o, index[i], :] += dy[o, i, :]; dx starts from zero unless `accumulate`.
+template <class T>
+void index_select_backward(Cpu device, AxisShape whole, Index count, const std::int64_t* index, const T* dy, T* dx,
+                           bool accumulate);
+
+/// y[o, j, i] = x[o, index[o, j, i], i]. Overwrites y. Throws UsageError for an index outside of the axis.
+template <class T>
+void gather(Cpu, AxisShape whole, Index count, const std::int64_t* index, const T* x, T* y);
+
+/// dx[o, index[o, j, i], i] += dy[o, j, i]; dx starts from zero unless `accumulate`.
+template <class T>
+void gather_backward(Cpu device, AxisShape whole, Index count, const std::int64_t* index, const T* dy, T* dx,
+                     bool accumulate);
+
+}  // namespace chorus::inline CHORUS_ABI::kernels
+
+#if !CHORUS_COMPILED
 #include <chorus/kernels/cpu/indexing.hpp>
+#endif

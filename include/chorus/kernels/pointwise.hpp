@@ -1,4 +1,43 @@
 #pragma once
-/// Element-wise kernels for every kind of device that this build has.
+/// Element-wise functors over arrays: one fused pass forward, one back. The backward pass reads the inputs again and
+/// needs nothing else saved.
 
+#include <array>
+#include <cstddef>
+#include <span>
+
+#include <chorus/core/device.hpp>
+#include <chorus/core/dtype.hpp>
+#include <chorus/kernels/copy.hpp>
+
+namespace chorus::inline CHORUS_ABI::kernels {
+
+/// out[i] = f(in_0[i], in_1[i], ...) for dense arrays of one size; `out` may be one of the inputs.
+template <class F, class T, std::size_t N>
+void pointwise_forward(Cpu, const F& f, Index count, const std::array<const T*, N>& in, T* out);
+
+/// dx_k[i] = (or +=, where `accumulate[k]`) dy[i] * df/dx_k(in_0[i], ...). A null `dx[k]` is not wanted. A `dx[k]` may
+/// be `dy` or an input.
+template <class F, class T, std::size_t N>
+void pointwise_backward(Cpu, const F& f, Index count, const std::array<const T*, N>& in, const T* dy,
+                        const std::array<T*, N>& dx, const std::array<bool, N>& accumulate);
+
+/// The same with broadcasting: input k is read with `in_strides[k]` (0 along broadcast axes, as `Tensor::expand` gives
+/// them); `out` is dense in `shape` and overlaps no input. Throws ShapeError.
+template <class F, class T, std::size_t N>
+void pointwise_forward(Cpu device, const F& f, std::span<const Index> shape, const std::array<const T*, N>& in,
+                       const std::array<std::span<const Index>, N>& in_strides, T* out);
+
+/// Backward with broadcasting: `dy` is dense in `shape`; dx_k has `dx_strides[k]`, 0 along the axes over which it sums,
+/// and is dense in its own shape (or, with `accumulate[k]` or without sums, any view).
+template <class F, class T, std::size_t N>
+void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, const std::array<const T*, N>& in,
+                        const std::array<std::span<const Index>, N>& in_strides, const T* dy,
+                        const std::array<T*, N>& dx, const std::array<std::span<const Index>, N>& dx_strides,
+                        const std::array<bool, N>& accumulate);
+
+}  // namespace chorus::inline CHORUS_ABI::kernels
+
+#if !CHORUS_COMPILED
 #include <chorus/kernels/cpu/pointwise.hpp>
+#endif

@@ -1,20 +1,16 @@
 #pragma once
-/// Two-dimensional convolution (cross-correlation, as in PyTorch) on the CPU. x: [batch, in_channels, height, width],
-/// weight: [out_channels, in_channels / groups, kernel_h, kernel_w], y: [batch, out_channels, out_height, out_width].
-/// Results overwrite; gradients overwrite or, with `accumulate`, add.
-///
-/// Each pass is a matrix product over rasters (raster.hpp), some images at a time. With many rows it pays to gather
-/// panels of the pixels that are wanted; with few, the rasters are multiplied as they are, with the positions between
-/// the rows.
+/// Two-dimensional convolution on the CPU. Each pass is a matrix product over rasters (raster.hpp), some images at a
+/// time. With many rows it pays to gather panels of the pixels that are wanted; with few, the rasters are multiplied as
+/// they are, with the positions between the rows.
 
-#include <chorus/core/device.hpp>
-#include <chorus/kernels/convolution_shape.hpp>
+#include <functional>
+
+#include <chorus/kernels/convolution.hpp>
 #include <chorus/kernels/cpu/input_raster.hpp>
 #include <chorus/kernels/cpu/pack.hpp>
 #include <chorus/kernels/cpu/raster.hpp>
 #include <chorus/kernels/cpu/scratch.hpp>
 #include <chorus/kernels/cpu/tile.hpp>
-#include <functional>
 
 namespace chorus::inline CHORUS_ABI::kernels {
 
@@ -85,7 +81,6 @@ void multiply_gathered(Index m, Index n, const Pixels& pixels, const T* a, Index
 
 }  // namespace detail
 
-/// y = conv(x, weight) + bias; `bias` may be null.
 template <std::floating_point T>
 void conv2d_forward(Cpu device, const Conv2dShape& s, const T* x, const T* weight, const T* bias, T* y) {
   using namespace detail;
@@ -114,7 +109,6 @@ void conv2d_forward(Cpu device, const Conv2dShape& s, const T* x, const T* weigh
     }
 }
 
-/// dweight = the gradient with respect to the weight.
 template <std::floating_point T>
 void conv2d_backward_weight(Cpu device, const Conv2dShape& s, const T* x, const T* dy, T* dweight, bool accumulate) {
   using namespace detail;
@@ -159,8 +153,6 @@ void conv2d_backward_weight(Cpu device, const Conv2dShape& s, const T* x, const 
     }
 }
 
-/// dx = the gradient with respect to x. Along each axis dx[i] with i + padding = stride * j + phase is the sum of
-/// weight[t] * dy[j - t * dilation / stride] over the taps t with t * dilation % stride = phase.
 template <std::floating_point T>
 void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, const T* dy, T* dx, bool accumulate) {
   using namespace detail;
@@ -223,7 +215,6 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
     }
 }
 
-/// dbias = the sum of dy over batch and pixels.
 template <std::floating_point T>
 void conv2d_backward_bias(Cpu, const Conv2dShape& s, const T* dy, T* dbias, bool accumulate) {
   const Index pixels = s.out_height() * s.out_width();

@@ -1,18 +1,18 @@
 #pragma once
-/// Copies, fills and sums of whole arrays, dense or strided, of any scalar type.
+/// Copies, fills and sums of whole arrays on the CPU.
 
 #include <algorithm>
 #include <array>
-#include <chorus/core/device.hpp>
-#include <chorus/core/dtype.hpp>
-#include <chorus/kernels/cpu/packet.hpp>
-#include <chorus/kernels/strided_runs.hpp>
 #include <cstring>
 #include <span>
 
+#include <chorus/core/dtype.hpp>
+#include <chorus/kernels/copy.hpp>
+#include <chorus/kernels/cpu/packet.hpp>
+#include <chorus/kernels/strided_runs.hpp>
+
 namespace chorus::inline CHORUS_ABI::kernels {
 
-/// x = value
 template <Scalar T>
 void fill(Cpu, Index count, T* x, T value) {
   if constexpr (Real<T>)
@@ -21,20 +21,17 @@ void fill(Cpu, Index count, T* x, T value) {
     std::fill_n(x, count, value);
 }
 
-/// y = x in another scalar type, converted as `static_cast` does. The arrays don't overlap.
 template <Scalar From, Scalar To>
 void convert(Cpu, Index count, const From* x, To* y) {
   for (Index i = 0; i < count; ++i) y[i] = static_cast<To>(x[i]);
 }
 
-/// y += a x
 template <Real T>
 void axpy(Cpu, Index count, T a, const T* x, T* y) {
   const auto factor = splat(a);
   for_packets<T>(count, [&](Index i, auto n) { store(y + i, pmadd(factor, load(x + i, n), load(y + i, n)), n); });
 }
 
-/// x *= a
 template <Real T>
 void scale(Cpu, Index count, T a, T* x) {
   const auto factor = splat(a);
@@ -96,7 +93,6 @@ void transpose(Index rows, Index columns, const T* src, Index src_stride, T* dst
 
 }  // namespace detail
 
-/// dst = the view (src, src_strides) in row-major order of `shape`: makes slices, permutations and broadcasts dense.
 template <Scalar T>
 void copy_strided(Cpu, std::span<const Index> shape, const T* src, std::span<const Index> src_strides, T* dst) {
   Index count = 1;
@@ -136,11 +132,9 @@ void copy_strided(Cpu, std::span<const Index> shape, const T* src, std::span<con
   }
 }
 
-/// The opposite of `copy_strided`: dense `src` in row-major order of `shape` goes to the view (dst, dst_strides), and
-/// is added to what is there if `accumulate` (floating-point types only). Elements that the view leaves out stay.
 template <Scalar T>
 void scatter_strided(Cpu, std::span<const Index> shape, const T* src, T* dst, std::span<const Index> dst_strides,
-                     bool accumulate = false) {
+                     bool accumulate) {
   Index count = 1;
   for (const Index size : shape) count *= size;
   if (count == 0) return;

@@ -1,16 +1,14 @@
 #pragma once
-/// Cross entropy straight from logits, and negative log likelihood, on the CPU. Losses are overwritten; gradients are
-/// overwritten or, with `accumulate`, added to.
+/// Cross entropy and negative log likelihood on the CPU.
 
 #include <algorithm>
 #include <cstdint>
 #include <string_view>
 
-#include <chorus/core/device.hpp>
 #include <chorus/core/error.hpp>
 #include <chorus/kernels/cpu/reduction.hpp>
 #include <chorus/kernels/cpu/softmax.hpp>
-#include <chorus/kernels/loss_options.hpp>
+#include <chorus/kernels/cross_entropy.hpp>
 
 namespace chorus::inline CHORUS_ABI::kernels {
 
@@ -55,10 +53,6 @@ T sample_scale(Index i, Index counted, Reduction reduction, const T* dloss) {
 }
 }  // namespace detail
 
-/// loss = logsumexp(x) - x[label], smoothed as in PyTorch: (1 - s) * that + s * (logsumexp(x) - mean(x)).
-/// logits: [batch, classes]; labels: [batch]; loss: [batch] for Reduction::none, else one number; log_sum_exp: [batch],
-/// kept for the backward pass. Throws UsageError for a bad label or a smoothing outside of [0, 1] before it writes
-/// anything.
 template <class T>
 void cross_entropy_forward(Cpu cpu, Index batch, Index classes, const T* logits, const std::int64_t* labels,
                            const CrossEntropyOptions& options, T* loss, T* log_sum_exp) {
@@ -79,8 +73,6 @@ void cross_entropy_forward(Cpu cpu, Index batch, Index classes, const T* logits,
   });
 }
 
-/// dlogits = (softmax(x) - target) * scale with target = (1 - s) * onehot + s / classes; 0 for ignored samples.
-/// dloss: [batch] for Reduction::none, else one number. `dlogits` may be `logits`, unless it accumulates.
 template <class T>
 void cross_entropy_backward(Cpu cpu, Index batch, Index classes, const T* logits, const std::int64_t* labels,
                             const CrossEntropyOptions& options, const T* log_sum_exp, const T* dloss, T* dlogits,
@@ -104,7 +96,6 @@ void cross_entropy_backward(Cpu cpu, Index batch, Index classes, const T* logits
   }
 }
 
-/// loss = -log_probabilities[label]. Shapes, errors and reductions as in `cross_entropy_forward`.
 template <class T>
 void nll_loss_forward(Cpu cpu, Index batch, Index classes, const T* log_probabilities, const std::int64_t* labels,
                       const NllLossOptions& options, T* loss) {

@@ -1,15 +1,13 @@
 #pragma once
-/// Running sums along an axis on the CPU. x, y: [outer, axis, inner].
+/// Running sums on the CPU.
 
-#include <chorus/core/device.hpp>
-#include <chorus/kernels/axis_shape.hpp>
+
+#include <chorus/kernels/cumulative.hpp>
 
 namespace chorus::inline CHORUS_ABI::kernels {
 
-/// y[i] = x[0] + ... + x[i] along the axis, or with `reverse` x[i] + ... + x[last]; overwrites y, or adds to it. Summed
-/// in double.
 template <class T>
-void cumsum(Cpu, AxisShape shape, const T* x, T* y, bool reverse = false, bool accumulate = false) {
+void cumsum(Cpu, AxisShape shape, const T* x, T* y, bool reverse, bool accumulate) {
   for (Index o = 0; o < shape.outer; ++o)
     for (Index i = 0; i < shape.inner; ++i) {
       double sum = 0;

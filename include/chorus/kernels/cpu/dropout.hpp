@@ -1,15 +1,13 @@
 #pragma once
-/// Dropout on the CPU (Srivastava et al., JMLR 15, 2014; scaled in training). The backward pass draws the mask again
-/// instead of keeping it. Forward overwrites y; backward overwrites dx or, with `accumulate`, adds.
+/// Dropout on the CPU.
 
 #include <algorithm>
 #include <array>
 
-#include <chorus/core/device.hpp>
 #include <chorus/core/dtype.hpp>
 #include <chorus/core/error.hpp>
 #include <chorus/kernels/cpu/philox_block.hpp>
-#include <chorus/kernels/dropout_key.hpp>
+#include <chorus/kernels/dropout.hpp>
 
 namespace chorus::inline CHORUS_ABI::kernels {
 
@@ -56,14 +54,11 @@ void dropout(Index samples, Index inner, const T* in, T* out, double p, const Dr
 }
 }  // namespace detail
 
-/// y = x / (1 - p) where the element is kept, else 0; kept with probability 1 - p, as DropoutKey says. x, y: [samples,
-/// inner]; `y` may be `x`. Throws UsageError for p outside of [0, 1].
 template <class T>
 void dropout_forward(Cpu, Index samples, Index inner, const T* x, T* y, double p, const DropoutKey& key) {
   detail::dropout<false>(samples, inner, x, y, p, key);
 }
 
-/// dx = dy / (1 - p) where the element was kept, else 0.
 template <class T>
 void dropout_backward(Cpu, Index samples, Index inner, const T* dy, T* dx, double p, const DropoutKey& key,
                       bool accumulate) {

@@ -2,10 +2,9 @@
 /// Matrix products on the CPU, in the manner of BLIS (Van Zee, van de Geijn, 2015), but only `b` is packed: panels of
 /// it into the first-level cache. `a` is read one number at a time, so its layout doesn't matter.
 
-#include <chorus/core/device.hpp>
 #include <chorus/kernels/cpu/pack.hpp>
 #include <chorus/kernels/cpu/tile.hpp>
-#include <chorus/kernels/trans.hpp>
+#include <chorus/kernels/gemm.hpp>
 
 namespace chorus::inline CHORUS_ABI::kernels {
 
@@ -15,12 +14,9 @@ inline constexpr Index gemm_depth = 256, gemm_rows = 256;
 
 }  // namespace detail
 
-/// c = op(a) op(b), or c += with `accumulate`; `bias_n` (of length n, or null) is added to every row. Row-major; op(a):
-/// [m, k], op(b): [k, n], c: [m, n]. `lda` is the row pitch of `a` as stored: [m, k], or [k, m] with Trans::yes;
-/// likewise `ldb`.
 template <std::floating_point T>
 void gemm(Cpu, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b, Index ldb, T* c,
-          Index ldc, bool accumulate, const T* bias_n = nullptr) {
+          Index ldc, bool accumulate, const T* bias_n) {
   using namespace detail;
   constexpr Index w = tile_columns<T>;
   alignas(64) T panel[gemm_depth * w], start[w] = {};

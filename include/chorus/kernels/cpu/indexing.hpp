@@ -1,15 +1,13 @@
 #pragma once
-/// Picking along an axis by a list of indices (index_select) or by an index for each element (gather), and the way
-/// back, which adds up what was picked several times, in the order of the indices. x: [outer, axis, inner]; y: [outer,
-/// count, inner].
+/// Picking along an axis on the CPU.
 
 #include <cstdint>
 #include <cstring>
 #include <string_view>
 
 #include <chorus/core/error.hpp>
-#include <chorus/kernels/axis_shape.hpp>
 #include <chorus/kernels/cpu/copy.hpp>
+#include <chorus/kernels/indexing.hpp>
 
 namespace chorus::inline CHORUS_ABI::kernels {
 
@@ -20,7 +18,6 @@ inline void check_indices(std::string_view operation, Index count, const std::in
 }
 }  // namespace detail
 
-/// y[o, i, :] = x[o, index[i], :]. Overwrites y. Throws UsageError for an index outside of the axis.
 template <class T>
 void index_select(Cpu, AxisShape whole, Index count, const std::int64_t* index, const T* x, T* y) {
   detail::check_indices("index_select", count, index, whole.axis);
@@ -31,7 +28,6 @@ void index_select(Cpu, AxisShape whole, Index count, const std::int64_t* index, 
       std::memcpy(y, x + (o * whole.axis + index[i]) * whole.inner, bytes);
 }
 
-/// dx[o, index[i], :] += dy[o, i, :]; dx starts from zero unless `accumulate`.
 template <class T>
 void index_select_backward(Cpu device, AxisShape whole, Index count, const std::int64_t* index, const T* dy, T* dx,
                            bool accumulate) {
@@ -41,7 +37,6 @@ void index_select_backward(Cpu device, AxisShape whole, Index count, const std::
       axpy(device, whole.inner, T{1}, dy, dx + (o * whole.axis + index[i]) * whole.inner);
 }
 
-/// y[o, j, i] = x[o, index[o, j, i], i]. Overwrites y. Throws UsageError for an index outside of the axis.
 template <class T>
 void gather(Cpu, AxisShape whole, Index count, const std::int64_t* index, const T* x, T* y) {
   detail::check_indices("gather", whole.outer * count * whole.inner, index, whole.axis);
@@ -50,7 +45,6 @@ void gather(Cpu, AxisShape whole, Index count, const std::int64_t* index, const 
       for (Index i = 0; i < whole.inner; ++i) *y++ = x[*index++ * whole.inner + i];
 }
 
-/// dx[o, index[o, j, i], i] += dy[o, j, i]; dx starts from zero unless `accumulate`.
 template <class T>
 void gather_backward(Cpu device, AxisShape whole, Index count, const std::int64_t* index, const T* dy, T* dx,
                      bool accumulate) {

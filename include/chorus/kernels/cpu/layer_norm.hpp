@@ -1,11 +1,10 @@
 #pragma once
-/// Layer normalisation on the CPU (Ba, Kiros, Hinton 2016). x, y: [rows, columns]; weight, bias: [columns], null for 1
-/// and 0; statistics: [2, rows], the rows' means and their 1 / sqrt(variance + eps).
+/// Layer normalisation on the CPU.
 
 #include <cmath>
 
-#include <chorus/core/device.hpp>
 #include <chorus/kernels/cpu/axis_lines.hpp>
+#include <chorus/kernels/layer_norm.hpp>
 
 namespace chorus::inline CHORUS_ABI::kernels {
 
@@ -16,7 +15,6 @@ void for_rows(Index rows, Index columns, const F& f) {
 }
 }  // namespace detail
 
-/// y = (x - mean) * invstd * weight + bias. Overwrites y and statistics.
 template <class T>
 void layer_norm_forward(Cpu, Index rows, Index columns, const T* x, const T* weight, const T* bias, double eps, T* y,
                         T* statistics) {
@@ -42,8 +40,6 @@ void layer_norm_forward(Cpu, Index rows, Index columns, const T* x, const T* wei
   });
 }
 
-/// With g = dy * weight and u = (x - mean) * invstd: dx = invstd * (g - mean(g) - u * mean(g * u)). Overwrites dx, or
-/// adds.
 template <class T>
 void layer_norm_backward_input(Cpu, Index rows, Index columns, const T* x, const T* weight, const T* dy,
                                const T* statistics, T* dx, bool accumulate) {
@@ -65,7 +61,6 @@ void layer_norm_backward_input(Cpu, Index rows, Index columns, const T* x, const
   });
 }
 
-/// dweight = sum over rows of dy * (x - mean) * invstd, dbias = sum of dy. Either may be null. Overwrite, or add.
 template <class T>
 void layer_norm_backward_affine(Cpu, Index rows, Index columns, const T* x, const T* dy, const T* statistics,
                                 T* dweight, T* dbias, bool accumulate_weight, bool accumulate_bias) {

@@ -1,18 +1,19 @@
 #pragma once
-/// Element-wise functors over CPU arrays: one fused pass forward, one back. The backward pass reads the inputs again
-/// and needs nothing else saved. A functor is compiled once forward and once back; broadcasting only arranges blocks
+/// Element-wise functors on the CPU. A functor is compiled once forward and once back; broadcasting only arranges blocks
 /// for it.
 
 #include <array>
-#include <chorus/autograd/functor_gradient.hpp>
-#include <chorus/kernels/cpu/copy.hpp>
-#include <chorus/kernels/functors.hpp>
-#include <chorus/kernels/pack.hpp>
-#include <chorus/kernels/strided_runs.hpp>
 #include <cstddef>
 #include <cstring>
 #include <span>
 #include <utility>
+
+#include <chorus/autograd/functor_gradient.hpp>
+#include <chorus/kernels/cpu/copy.hpp>
+#include <chorus/kernels/functors.hpp>
+#include <chorus/kernels/pack.hpp>
+#include <chorus/kernels/pointwise.hpp>
+#include <chorus/kernels/strided_runs.hpp>
 
 namespace chorus::inline CHORUS_ABI::kernels {
 
@@ -70,7 +71,6 @@ std::array<StridedRuns, N> runs_of(std::span<const Index> shape, const std::arra
 
 }  // namespace detail
 
-/// out[i] = f(in_0[i], in_1[i], ...) for dense arrays of one size; `out` may be one of the inputs.
 template <class F, class T, std::size_t N>
 void pointwise_forward(Cpu, const F& f, Index count, const std::array<const T*, N>& in, T* out) {
   constexpr std::make_index_sequence<N> each;
@@ -90,8 +90,6 @@ void pointwise_forward(Cpu, const F& f, Index count, const std::array<const T*, 
   std::memcpy(out + whole, padded[N].v, bytes);
 }
 
-/// dx_k[i] = (or +=, where `accumulate[k]`) dy[i] * df/dx_k(in_0[i], ...). A null `dx[k]` is not wanted. A `dx[k]` may
-/// be `dy` or an input.
 template <class F, class T, std::size_t N>
 void pointwise_backward(Cpu, const F& f, Index count, const std::array<const T*, N>& in, const T* dy,
                         const std::array<T*, N>& dx, const std::array<bool, N>& accumulate) {
@@ -116,8 +114,6 @@ void pointwise_backward(Cpu, const F& f, Index count, const std::array<const T*,
     if (dx[k] != nullptr) std::memcpy(dx[k] + whole, padded_dx[k].v, bytes);
 }
 
-/// The same with broadcasting: input k is read with `in_strides[k]` (0 along broadcast axes, as `Tensor::expand` gives
-/// them); `out` is dense in `shape` and overlaps no input. Throws ShapeError.
 template <class F, class T, std::size_t N>
 void pointwise_forward(Cpu device, const F& f, std::span<const Index> shape, const std::array<const T*, N>& in,
                        const std::array<std::span<const Index>, N>& in_strides, T* out) {
@@ -139,8 +135,6 @@ void pointwise_forward(Cpu device, const F& f, std::span<const Index> shape, con
   }
 }
 
-/// Backward with broadcasting: `dy` is dense in `shape`; dx_k has `dx_strides[k]`, 0 along the axes over which it sums,
-/// and is dense in its own shape (or, with `accumulate[k]` or without sums, any view).
 template <class F, class T, std::size_t N>
 void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, const std::array<const T*, N>& in,
                         const std::array<std::span<const Index>, N>& in_strides, const T* dy,

@@ -1,12 +1,12 @@
 #pragma once
-/// Max and average pooling on the CPU. Results overwrite; gradients overwrite or, with `accumulate`, add.
+/// Max and average pooling on the CPU.
 
 #include <algorithm>
-#include <chorus/core/device.hpp>
-#include <chorus/kernels/cpu/packet.hpp>
-#include <chorus/kernels/pooling_shape.hpp>
 #include <cstdint>
 #include <limits>
+
+#include <chorus/kernels/cpu/packet.hpp>
+#include <chorus/kernels/pooling.hpp>
 
 namespace chorus::inline CHORUS_ABI::kernels {
 
@@ -61,8 +61,6 @@ Index max_pool_2x2(Index n, const T* row, Index width, Index position, const T* 
 }
 }  // namespace detail
 
-/// y = the largest number of each window, and `argmax` (null, or as large as y) its index within the plane: the first
-/// of equal ones. NaN counts as largest.
 template <class T>
 void max_pool2d_forward(Cpu, const Pool2dShape& s, const T* x, T* y, std::int32_t* argmax) {
   const Index pixels = s.out_height() * s.out_width();
@@ -95,7 +93,6 @@ void max_pool2d_forward(Cpu, const Pool2dShape& s, const T* x, T* y, std::int32_
     }
 }
 
-/// dx = dy where x was its window's maximum, else 0; summed where windows overlap.
 template <class T>
 void max_pool2d_backward(Cpu, const Pool2dShape& s, const T* dy, const std::int32_t* argmax, T* dx, bool accumulate) {
   const Index in = s.height * s.width, out = s.out_height() * s.out_width();
@@ -104,7 +101,6 @@ void max_pool2d_backward(Cpu, const Pool2dShape& s, const T* dy, const std::int3
     for (Index i = plane * out; i < (plane + 1) * out; ++i) dx[plane * in + argmax[i]] += dy[i];
 }
 
-/// y = the mean of each window, padding counted as zeros (PyTorch's count_include_pad).
 template <class T>
 void avg_pool2d_forward(Cpu, const Pool2dShape& s, const T* x, T* y) {
   const Index pixels = s.out_height() * s.out_width();
@@ -118,7 +114,6 @@ void avg_pool2d_forward(Cpu, const Pool2dShape& s, const T* x, T* y) {
   });
 }
 
-/// dx = each window's dy, shared evenly among its pixels.
 template <class T>
 void avg_pool2d_backward(Cpu, const Pool2dShape& s, const T* dy, T* dx, bool accumulate) {
   const Index pixels = s.out_height() * s.out_width();

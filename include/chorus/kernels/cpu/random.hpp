@@ -1,6 +1,5 @@
 #pragma once
-/// Random numbers on the CPU, counter-based: number i of a stream depends on (seed, stream, i) alone, so that any part
-/// of the stream can be drawn anywhere. A stream is a purpose: a parameter's number, an epoch.
+/// Counter-based random numbers on the CPU.
 
 #include <algorithm>
 #include <array>
@@ -12,9 +11,9 @@
 #include <utility>
 #include <vector>
 
-#include <chorus/core/device.hpp>
 #include <chorus/core/dtype.hpp>
 #include <chorus/core/philox.hpp>
+#include <chorus/kernels/random.hpp>
 
 namespace chorus::inline CHORUS_ABI::kernels {
 
@@ -37,8 +36,6 @@ void fill_from_stream(std::uint64_t seed, std::uint64_t stream, Index offset, In
 }
 }  // namespace detail
 
-/// Numbers `offset` to `offset + count - 1` of a stream, uniform in [lo, hi): 24 random bits for a float, 53 for a
-/// double. The floats have the same bits on every device.
 template <class T>
 void fill_uniform(Cpu, std::uint64_t seed, std::uint64_t stream, Index offset, Index count, T* out, T lo, T hi) {
   const double start = static_cast<double>(lo), width = static_cast<double>(hi) - start;
@@ -60,7 +57,6 @@ void fill_uniform(Cpu, std::uint64_t seed, std::uint64_t stream, Index offset, I
   }
 }
 
-/// Numbers `offset` to `offset + count - 1` of a stream, normally distributed (Box and Muller 1958, in double).
 template <class T>
 void fill_normal(Cpu, std::uint64_t seed, std::uint64_t stream, Index offset, Index count, T* out, T mean,
                  T deviation) {
@@ -77,8 +73,7 @@ void fill_normal(Cpu, std::uint64_t seed, std::uint64_t stream, Index offset, In
   });
 }
 
-/// The numbers 0 to n - 1 in random order (Fisher and Yates; Durstenfeld 1964).
-inline std::vector<Index> permutation(std::uint64_t seed, std::uint64_t stream, Index n) {
+CHORUS_INLINE std::vector<Index> permutation(std::uint64_t seed, std::uint64_t stream, Index n) {
   __extension__ using Wide = unsigned __int128;
   std::vector<Index> order(static_cast<std::size_t>(std::max(Index{0}, n)));
   std::iota(order.begin(), order.end(), Index{0});

@@ -1,13 +1,11 @@
 #pragma once
-/// Softmax, its logarithm and logsumexp along one axis, on the CPU. Results overwrite; gradients overwrite or, with
-/// `accumulate`, add. Inputs are shifted by their maximum, so that no finite input overflows. As in PyTorch a NaN, and
-/// a line of -inf alone, make NaN.
+/// Softmax, its logarithm and logsumexp on the CPU.
 
 #include <cmath>
 #include <limits>
 
-#include <chorus/core/device.hpp>
 #include <chorus/kernels/cpu/axis_lines.hpp>
+#include <chorus/kernels/softmax.hpp>
 
 namespace chorus::inline CHORUS_ABI::kernels {
 
@@ -32,13 +30,11 @@ Packet<T> logsumexp(const Line& line, const T* x) {
 }
 }  // namespace detail
 
-/// y = log(sum(exp(x))). x: [outer, axis, inner]; y: [outer, inner]. -inf for an empty axis.
 template <class T>
 void logsumexp_forward(Cpu, AxisShape shape, const T* x, T* y) {
   for_lines<T>(shape, [&](const auto& line) { line.store_result(y, detail::logsumexp(line, x)); });
 }
 
-/// dx = exp(x - y) * dy. x, dx: [outer, axis, inner]; y, dy: [outer, inner].
 template <class T>
 void logsumexp_backward(Cpu, AxisShape shape, const T* x, const T* y, const T* dy, T* dx, bool accumulate) {
   for_lines<T>(shape, [&](const auto& line) {
@@ -49,7 +45,6 @@ void logsumexp_backward(Cpu, AxisShape shape, const T* x, const T* y, const T* d
   });
 }
 
-/// y = exp(x) / sum(exp(x)). `y` may be `x`.
 template <class T>
 void softmax_forward(Cpu, AxisShape shape, const T* x, T* y) {
   for_lines<T>(shape, [&](const auto& line) {
@@ -64,7 +59,6 @@ void softmax_forward(Cpu, AxisShape shape, const T* x, T* y) {
   });
 }
 
-/// dx = y * (dy - sum(y * dy)). `dx` may be `dy`, unless it accumulates.
 template <class T>
 void softmax_backward(Cpu, AxisShape shape, const T* y, const T* dy, T* dx, bool accumulate) {
   for_lines<T>(shape, [&](const auto& line) {
@@ -76,7 +70,6 @@ void softmax_backward(Cpu, AxisShape shape, const T* y, const T* dy, T* dx, bool
   });
 }
 
-/// y = x - log(sum(exp(x))). `y` may be `x`.
 template <class T>
 void log_softmax_forward(Cpu, AxisShape shape, const T* x, T* y) {
   for_lines<T>(shape, [&](const auto& line) {
@@ -85,7 +78,6 @@ void log_softmax_forward(Cpu, AxisShape shape, const T* x, T* y) {
   });
 }
 
-/// dx = dy - exp(y) * sum(dy). `dx` may be `dy`, unless it accumulates.
 template <class T>
 void log_softmax_backward(Cpu, AxisShape shape, const T* y, const T* dy, T* dx, bool accumulate) {
   for_lines<T>(shape, [&](const auto& line) {

@@ -1,0 +1,41 @@
+#pragma once
+/// Copies, fills and sums of whole arrays, dense or strided, of any scalar type.
+
+#include <span>
+
+#include <chorus/core/device.hpp>
+#include <chorus/core/dtype.hpp>
+
+namespace chorus::inline CHORUS_ABI::kernels {
+
+/// x = value
+template <Scalar T>
+void fill(Cpu, Index count, T* x, T value);
+
+/// y = x in another scalar type, converted as `static_cast` does. The arrays don't overlap.
+template <Scalar From, Scalar To>
+void convert(Cpu, Index count, const From* x, To* y);
+
+/// y += a x
+template <Real T>
+void axpy(Cpu, Index count, T a, const T* x, T* y);
+
+/// x *= a
+template <Real T>
+void scale(Cpu, Index count, T a, T* x);
+
+/// dst = the view (src, src_strides) in row-major order of `shape`: makes slices, permutations and broadcasts dense.
+template <Scalar T>
+void copy_strided(Cpu, std::span<const Index> shape, const T* src, std::span<const Index> src_strides, T* dst);
+
+/// The opposite of `copy_strided`: dense `src` in row-major order of `shape` goes to the view (dst, dst_strides), and
+/// is added to what is there if `accumulate` (floating-point types only). Elements that the view leaves out stay.
+template <Scalar T>
+void scatter_strided(Cpu, std::span<const Index> shape, const T* src, T* dst, std::span<const Index> dst_strides,
+                     bool accumulate = false);
+
+}  // namespace chorus::inline CHORUS_ABI::kernels
+
+#if !CHORUS_COMPILED
+#include <chorus/kernels/cpu/copy.hpp>
+#endif
