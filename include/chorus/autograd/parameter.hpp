@@ -105,6 +105,9 @@ class AnyParameter {
 /// A leaf Variable that a model owns. An empty one stands for "there is none" (a layer without bias).
 template <Real T, int Rank, Device D = Cpu>
 class Parameter : public AnyParameter {
+  static_assert(std::floating_point<T>,
+                "parameters are float or double: bf16 and half copies of them come from to<bf16>() in forward");
+
  public:
   using value_type = T;
   using device_type = D;

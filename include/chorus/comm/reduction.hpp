@@ -14,7 +14,7 @@ struct Reduction {
   ReduceOp op = ReduceOp::sum;
   std::size_t element = 1;  ///< bytes of one number
   double scale = 1;
-  /// out[i] = in[i] (+) scale * mine[i]; `out` may be `in` or `mine`
+  /// out[i] = in[i] (+) scale * mine[i], bf16 and half in float; `out` may be `in` or `mine`
   void (*combine)(void* out, const void* in, const void* mine, std::size_t count, double scale) = nullptr;
   /// out[i] = scale * mine[i]; `out` may be `mine`
   void (*scaled)(void* out, const void* mine, std::size_t count, double scale) = nullptr;
@@ -65,9 +65,12 @@ template <class T, class Op>
 void combine(void* out, const void* in, const void* mine, std::size_t count, double scale) {
   const auto o = static_cast<T*>(out);
   const auto a = static_cast<const T*>(in), b = static_cast<const T*>(mine);
-  if constexpr (std::is_floating_point_v<T>) {
-    const T factor = static_cast<T>(scale);
-    for_each_index(count, [=](std::size_t i) { o[i] = Op::apply(a[i], static_cast<T>(factor * b[i])); });
+  if constexpr (Real<T>) {
+    using Compute = compute_type<T>;
+    const Compute factor = static_cast<Compute>(scale);
+    for_each_index(count, [=](std::size_t i) {
+      o[i] = Op::template apply<Compute>(a[i], static_cast<Compute>(factor * b[i]));
+    });
   } else {
     for_each_index(count, [=](std::size_t i) { o[i] = Op::apply(a[i], b[i]); });
   }
@@ -75,11 +78,11 @@ void combine(void* out, const void* in, const void* mine, std::size_t count, dou
 
 template <class T>
 void scaled(void* out, const void* mine, std::size_t count, double scale) {
-  if constexpr (std::is_floating_point_v<T>) {
+  if constexpr (Real<T>) {
     if (scale != 1) {
       const auto o = static_cast<T*>(out);
       const auto a = static_cast<const T*>(mine);
-      const T factor = static_cast<T>(scale);
+      const auto factor = static_cast<compute_type<T>>(scale);
       for_each_index(count, [=](std::size_t i) { o[i] = static_cast<T>(factor * a[i]); });
       return;
     }
@@ -92,7 +95,7 @@ void scaled(void* out, const void* mine, std::size_t count, double scale) {
 /// The reduction of numbers of type T with `op`. Throws UsageError for a scale that T cannot hold.
 template <Scalar T>
 Reduction reduction(ReduceOp op, double scale) {
-  check<UsageError>(scale == 1 || std::is_floating_point_v<T>, "collective: scale ", scale,
+  check<UsageError>(scale == 1 || Real<T>, "collective: scale ", scale,
                     " needs floating-point numbers, these are ", dtype<T>);
   const auto combine = op == ReduceOp::sum   ? &detail::combine<T, detail::Sum>
                        : op == ReduceOp::min ? &detail::combine<T, detail::Min>

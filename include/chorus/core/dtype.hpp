@@ -8,6 +8,7 @@
 
 #include <chorus/core/config.hpp>
 #include <chorus/core/error.hpp>
+#include <chorus/core/narrow_float.hpp>
 
 namespace chorus::inline CHORUS_ABI {
 
@@ -15,7 +16,7 @@ namespace chorus::inline CHORUS_ABI {
 using Index = std::int64_t;
 
 /// Names as in the safetensors format.
-enum class DType : std::uint8_t { boolean, u8, i8, i16, u16, i32, u32, i64, u64, f32, f64 };
+enum class DType : std::uint8_t { boolean, u8, i8, i16, u16, i32, u32, i64, u64, f16, bfloat16, f32, f64 };
 
 template <class T>
 struct dtype_of;
@@ -33,6 +34,8 @@ CHORUS_DTYPE(std::int32_t, i32);
 CHORUS_DTYPE(std::uint32_t, u32);
 CHORUS_DTYPE(std::int64_t, i64);
 CHORUS_DTYPE(std::uint64_t, u64);
+CHORUS_DTYPE(half, f16);
+CHORUS_DTYPE(bf16, bfloat16);
 CHORUS_DTYPE(float, f32);
 CHORUS_DTYPE(double, f64);
 #undef CHORUS_DTYPE
@@ -43,18 +46,19 @@ concept Scalar = requires { dtype_of<T>::value; };
 
 /// A type that gradients can be taken in.
 template <class T>
-concept Real = Scalar<T> && std::floating_point<T>;
+concept Real = Scalar<T> && (std::floating_point<T> || Narrow<T>);
 
 template <Scalar T>
 inline constexpr DType dtype = dtype_of<T>::value;
 
 constexpr std::string_view name(DType type) {
-  constexpr std::string_view names[] = {"BOOL", "U8", "I8", "I16", "U16", "I32", "U32", "I64", "U64", "F32", "F64"};
+  constexpr std::string_view names[] = {"BOOL", "U8", "I8", "I16", "U16", "I32", "U32", "I64", "U64",
+                                        "F16",  "BF16", "F32", "F64"};
   return names[static_cast<std::size_t>(type)];
 }
 
 constexpr std::size_t size_of(DType type) {
-  constexpr std::size_t sizes[] = {1, 1, 1, 2, 2, 4, 4, 8, 8, 4, 8};
+  constexpr std::size_t sizes[] = {1, 1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8};
   return sizes[static_cast<std::size_t>(type)];
 }
 

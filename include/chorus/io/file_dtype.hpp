@@ -1,6 +1,5 @@
 #pragma once
-/// The element types that a safetensors file may hold: those of chorus::DType and the narrow floats that tensors don't
-/// have yet.
+/// The element types that a safetensors file may hold: those of chorus::DType and those that tensors don't have.
 
 #include <cstddef>
 #include <cstdint>

@@ -115,7 +115,8 @@ inline std::string conforms(ch::comm::Communicator auto& c) {
   for (const auto& wrong : {conforms<bool>(c, 101), conforms<std::uint8_t>(c, 101), conforms<std::int8_t>(c, 101),
                             conforms<std::int16_t>(c, 101), conforms<std::uint16_t>(c, 101),
                             conforms<std::int32_t>(c, 101), conforms<std::uint32_t>(c, 101),
-                            conforms<std::int64_t>(c, 101), conforms<std::uint64_t>(c, 101), conforms<double>(c, 101)})
+                            conforms<std::int64_t>(c, 101), conforms<std::uint64_t>(c, 101), conforms<double>(c, 101),
+                            conforms<ch::bf16>(c, 1001), conforms<ch::half>(c, 1001)})
     if (!wrong.empty()) return wrong;
   if (auto wrong = conforms<double>(c, 200'003); !wrong.empty()) return wrong;  // several segments
   return conforms<std::int8_t>(c, 300'001);

@@ -8,6 +8,7 @@
 
 #include <chorus/core/dtype.hpp>
 #include <chorus/kernels/copy.hpp>
+#include <chorus/kernels/cpu/in_float.hpp>
 #include <chorus/kernels/cpu/packet.hpp>
 #include <chorus/kernels/strided_runs.hpp>
 
@@ -15,7 +16,7 @@ namespace chorus::inline CHORUS_ABI::kernels {
 
 template <Scalar T>
 void fill(Cpu, Index count, T* x, T value) {
-  if constexpr (Real<T>)
+  if constexpr (std::floating_point<T>)
     for_packets<T>(count, [&](Index i, auto n) { store(x + i, splat(value), n); });
   else
     std::fill_n(x, count, value);
@@ -23,19 +24,27 @@ void fill(Cpu, Index count, T* x, T value) {
 
 template <Scalar From, Scalar To>
 void convert(Cpu, Index count, const From* x, To* y) {
-  for (Index i = 0; i < count; ++i) y[i] = static_cast<To>(x[i]);
+  for (Index i = 0; i < count; ++i) y[i] = static_cast<To>(static_cast<compute_type<From>>(x[i]));
 }
 
 template <Real T>
 void axpy(Cpu, Index count, T a, const T* x, T* y) {
-  const auto factor = splat(a);
-  for_packets<T>(count, [&](Index i, auto n) { store(y + i, pmadd(factor, load(x + i, n), load(y + i, n)), n); });
+  if constexpr (Narrow<T>) {
+    for (Index i = 0; i < count; ++i) y[i] = a * x[i] + y[i];
+  } else {
+    const auto factor = splat(a);
+    for_packets<T>(count, [&](Index i, auto n) { store(y + i, pmadd(factor, load(x + i, n), load(y + i, n)), n); });
+  }
 }
 
 template <Real T>
 void scale(Cpu, Index count, T a, T* x) {
-  const auto factor = splat(a);
-  for_packets<T>(count, [&](Index i, auto n) { store(x + i, pmul(factor, load(x + i, n)), n); });
+  if constexpr (Narrow<T>) {
+    for (Index i = 0; i < count; ++i) x[i] = a * x[i];
+  } else {
+    const auto factor = splat(a);
+    for_packets<T>(count, [&](Index i, auto n) { store(x + i, pmul(factor, load(x + i, n)), n); });
+  }
 }
 
 namespace detail {
@@ -133,17 +142,24 @@ void copy_strided(Cpu, std::span<const Index> shape, const T* src, std::span<con
 }
 
 template <Scalar T>
-void scatter_strided(Cpu, std::span<const Index> shape, const T* src, T* dst, std::span<const Index> dst_strides,
+void scatter_strided(Cpu device, std::span<const Index> shape, const T* src, T* dst, std::span<const Index> dst_strides,
                      bool accumulate) {
   Index count = 1;
   for (const Index size : shape) count *= size;
   if (count == 0) return;
   StridedRuns runs(shape, dst_strides);
   if (!accumulate) return detail::scatter<false>(runs, count, src, dst);
-  if constexpr (Real<T>)
+  if constexpr (std::floating_point<T>) {
     detail::scatter<true>(runs, count, src, dst);
-  else
+  } else if constexpr (Narrow<T>) {
+    Index extent = 1;
+    for (std::size_t axis = 0; axis < shape.size(); ++axis) extent += (shape[axis] - 1) * dst_strides[axis];
+    in_float(
+        device, [&](const float* from, float* to) { scatter_strided(device, shape, from, to, dst_strides, true); },
+        reads(src, count), writes(dst, extent, /*keep=*/true));
+  } else {
     fail<UsageError>("scatter_strided: cannot accumulate ", dtype<T>);
+  }
 }
 
 }  // namespace chorus::inline CHORUS_ABI::kernels

@@ -1,0 +1,39 @@
+#pragma once
+/// Single tensors in safetensors files, of any dtype that a Tensor can have: bf16 and half lie there in 2 bytes.
+
+#include <algorithm>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include <chorus/io/safetensors_reader.hpp>
+#include <chorus/io/safetensors_writer.hpp>
+#include <chorus/tensor/tensor.hpp>
+
+namespace chorus::inline CHORUS_ABI::io {
+
+/// A dense tensor on the host as `write_safetensors` takes it; the tensor must outlive the view. Throws UsageError where
+/// it is not contiguous.
+template <Scalar T, int Rank>
+TensorView view_of(std::string name, const Tensor<T, Rank, Cpu>& tensor) {
+  check<UsageError>(tensor.is_contiguous(), "saving ", name, ": a tensor of shape ", tensor.shape(), " and strides ",
+                    tensor.strides(), " is not contiguous");
+  return {std::move(name), file_dtype(dtype<T>), tensor.shape(),
+          std::as_bytes(std::span(tensor.data(), static_cast<std::size_t>(tensor.numel())))};
+}
+
+/// The tensor of that name. Throws FileError where there is none, or it has another dtype or number of axes.
+template <Scalar T, int Rank>
+Tensor<T, Rank, Cpu> read_tensor(const SafetensorsReader& file, std::string_view name) {
+  const TensorEntry& entry = file.at(name);
+  check<FileError>(entry.dtype == file_dtype(dtype<T>) && entry.shape.size() == static_cast<std::size_t>(Rank),
+                   "loading ", file.path(), ": tensor ", name, ": expected ", dtype<T>, " with ", Rank, " axes, got ",
+                   entry.dtype, " ", std::span<const Index>(entry.shape));
+  Shape<Rank> shape{};
+  std::copy_n(entry.shape.begin(), Rank, shape.begin());
+  auto out = Tensor<T, Rank, Cpu>::empty(shape);
+  file.read(entry, std::as_writable_bytes(std::span(out.data(), static_cast<std::size_t>(out.numel()))));
+  return out;
+}
+
+}  // namespace chorus::inline CHORUS_ABI::io

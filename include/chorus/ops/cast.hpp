@@ -1,0 +1,31 @@
+#pragma once
+/// Conversion between scalar types.
+
+#include <chorus/autograd/parameter.hpp>
+#include <chorus/kernels/contiguous.hpp>
+
+namespace chorus::inline CHORUS_ABI {
+
+/// The same numbers in another scalar type, as `static_cast` converts them: `to<bf16>(x)`. Between floating-point types
+/// the gradient is converted back; to integers and bool there is none. What already has the type is returned as it is.
+template <Scalar To, Operand X>
+auto to(const X& x) {
+  using From = typename tensor_of<X>::value_type;
+  using Result = Tensor<To, tensor_of<X>::rank, typename tensor_of<X>::device_type>;
+  if constexpr (std::is_same_v<From, To>) {
+    if constexpr (requires { x.as_variable(); })
+      return x.as_variable();
+    else
+      return x;
+  } else {
+    const auto input = contiguous(value_of(x));
+    auto out = Result::empty(input.shape(), input.device());
+    kernels::convert(input.device(), input.numel(), input.data(), out.data());
+    if constexpr (Real<From> && Real<To>)
+      return record("to", std::move(out), [](const auto& dy, auto dx) { dx->add(to<From>(dy)); }, x);
+    else
+      return out;
+  }
+}
+
+}  // namespace chorus::inline CHORUS_ABI
