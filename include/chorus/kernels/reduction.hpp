@@ -16,6 +16,10 @@ void sum(Cpu, AxisShape shape, const T* x, T* y, bool accumulate = false);
 template <class T>
 void mean(Cpu, AxisShape shape, const T* x, T* y, bool accumulate = false);
 
+/// dx = dy * scale, for every element of the axis: the gradient of a sum, and with scale = 1 / axis that of a mean.
+template <class T>
+void sum_backward(Cpu, AxisShape shape, const T* dy, T* dx, bool accumulate, T scale = T{1});
+
 template <class T>
 void mean_backward(Cpu cpu, AxisShape shape, const T* dy, T* dx, bool accumulate);
 

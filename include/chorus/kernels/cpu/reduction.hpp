@@ -68,9 +68,8 @@ T sum_all(Cpu, Index n, const T* x) {
       Row<T>{0, 0, n}.reduce(Sum<T>{}, [&](Index i, auto count) { return load(x + i, count); }));
 }
 
-/// dx = dy * scale, for every element of the axis: the gradient of a sum, and with scale = 1 / axis that of a mean.
 template <class T>
-void sum_backward(Cpu, AxisShape shape, const T* dy, T* dx, bool accumulate, T scale = T{1}) {
+void sum_backward(Cpu, AxisShape shape, const T* dy, T* dx, bool accumulate, T scale) {
   for_lines<T>(shape, [&](const auto& line) {
     const auto value = pmul(line.load_result(dy), splat(scale));
     line.each([&](Index i, auto count) { store(dx + i, value, count, accumulate); });
