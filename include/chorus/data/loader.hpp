@@ -4,19 +4,22 @@
 
 #include <chorus/core/error.hpp>
 #include <chorus/data/dataset.hpp>
-#include <chorus/data/prefetch.hpp>
 #include <chorus/data/sampler.hpp>
 #include <chorus/data/transforms.hpp>
 #include <chorus/tensor/tensor.hpp>
 #include <cstdint>
 #include <functional>
 #include <iterator>
+#include <memory>
 #include <optional>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 namespace chorus::inline CHORUS_ABI::data {
+
+template <class Item>
+class Prefetch;
 
 /// One rank's share of a global batch: `auto& [images, labels] = batch;`.
 struct Batch {
@@ -45,51 +48,33 @@ struct LoaderOptions {
   std::vector<Transform> transforms = {};
 };
 
-/// Batches of `dataset`, in the order and the shares of `sampler`; the loader keeps a reference to the dataset, which
-/// must outlive it. Each pass of `for (auto& [images, labels] : loader)` is an epoch; the same one again unless
-/// `set_epoch` says otherwise. Threads live from begin() to the end of the epoch, to the next begin() or to the
-/// loader's destruction. What a worker throws is rethrown to the caller, at the batch where it happened.
-template <Dataset D>
-class DataLoader {
+namespace detail {
+
+/// What a loader needs of its dataset, whatever its type.
+struct Source {
+  Index size;
+  ImageShape image_shape;
+  std::function<std::int64_t(Index, std::span<float>)> get;
+  std::optional<Normalize> normalization;
+};
+
+/// All of DataLoader that doesn't depend on the dataset's type.
+class Loader {
  public:
-  /// Throws UsageError where the sampler is for another size, or an option makes no sense.
-  DataLoader(const D& dataset, Sampler sampler, LoaderOptions options = {})
-      : dataset_(dataset), sampler_(std::move(sampler)), options_(std::move(options)) {
-    check<UsageError>(sampler_.dataset_size() == dataset.size(), "DataLoader: the sampler is for ",
-                      sampler_.dataset_size(), " samples, the dataset has ", dataset.size());
-    check<UsageError>(options_.batch >= 1, "DataLoader: expected a batch of at least 1, got ", options_.batch);
-    check<UsageError>(options_.workers >= 0 && options_.workers <= 1024, "DataLoader: expected 0 to 1024 workers, got ",
-                      options_.workers);
-    check<UsageError>(options_.prefetch >= 1 && options_.prefetch <= 1024,
-                      "DataLoader: expected to prefetch 1 to 1024 ", "batches a worker, got ", options_.prefetch);
-    batches_ = sampler_.global_batches(options_.batch, options_.drop_last);
-    if constexpr (requires {
-                    { dataset.normalization() } -> std::convertible_to<Normalize>;
-                  })
-      if (options_.normalize) options_.transforms.push_back(dataset.normalization());
-  }
-  DataLoader(const D&&, Sampler, LoaderOptions = {}) = delete;  // the dataset would be gone at once
-  DataLoader(const DataLoader&) = delete;
-  DataLoader& operator=(const DataLoader&) = delete;
+  Loader(Source source, Sampler sampler, LoaderOptions options);
+  Loader(const Loader&) = delete;
+  Loader& operator=(const Loader&) = delete;
 
   /// Batches in an epoch.
   Index size() const { return batches_; }
-  const D& dataset() const { return dataset_; }
   const Sampler& sampler() const { return sampler_; }
 
   /// Takes the order and the augmentation of another epoch, from the next begin() on; an epoch that is under way ends.
-  void set_epoch(Index epoch) {
-    running_.reset();
-    sampler_.set_epoch(epoch);
-  }
+  void set_epoch(Index epoch);
 
   /// Lets the next epoch start at batch `batches`, to go on where an earlier run was left; the one after is whole
   /// again.
-  void skip(Index batches) {
-    check<UsageError>(batches >= 0 && batches <= batches_, "DataLoader: can't skip ", batches, " batches of ",
-                      batches_);
-    skip_ = batches;
-  }
+  void skip(Index batches);
 
   /// Reads the batches one by one; all iterators of a loader are the same place.
   class Iterator {
@@ -97,7 +82,7 @@ class DataLoader {
     using value_type = Batch;
     using difference_type = std::ptrdiff_t;
 
-    explicit Iterator(DataLoader& loader) : loader_(&loader) {}
+    explicit Iterator(Loader& loader) : loader_(&loader) {}
     Batch& operator*() const { return *loader_->current_; }
     Iterator& operator++() {
       loader_->advance();
@@ -107,51 +92,55 @@ class DataLoader {
     bool operator==(std::default_sentinel_t) const { return !loader_->current_; }
 
    private:
-    DataLoader* loader_;
+    Loader* loader_;
   };
 
-  Iterator begin() {
-    running_.reset();
-    const Index ahead = Index{options_.prefetch} * std::max(options_.workers, 1);
-    running_.emplace(std::exchange(skip_, 0), batches_, options_.workers, ahead, [this](Index b) { return make(b); });
-    advance();
-    return Iterator(*this);
-  }
+  Iterator begin();
   std::default_sentinel_t end() const { return {}; }
 
+ protected:
+  ~Loader();
+
  private:
-  void advance() {
-    current_.reset();  // its memory is free for the next batch to be made
-    if (running_) current_ = running_->next();
-    if (!current_) running_.reset();
-  }
+  void advance();
+  Batch make(Index b) const;
 
-  /// Called on the workers' threads.
-  Batch make(Index b) const {
-    const auto samples = sampler_.share(b, options_.batch);
-    const ImageShape shape = dataset_.image_shape();
-    const auto count = static_cast<Index>(samples.size());
-    Batch out{.images = Tensor<float, 4>::empty({count, shape[0], shape[1], shape[2]}),
-              .labels = Tensor<std::int64_t, 1>::empty({count}),
-              .index = b,
-              .global_size = sampler_.global_size(b, options_.batch),
-              .first_sample = sampler_.share_begin(b, options_.batch)};
-    const auto pixels = static_cast<std::size_t>(shape[0] * shape[1] * shape[2]);
-    for (std::size_t i = 0; i < samples.size(); ++i) {
-      const Image image{{out.images.data() + i * pixels, pixels}, shape};
-      out.labels.data()[i] = dataset_.get(samples[i], image.pixels);
-      RandomStream random(sampler_.options().seed, Purpose::augment, samples[i], sampler_.epoch());
-      for (const auto& transform : options_.transforms) transform(image, random);
-    }
-    return out;
-  }
-
-  const D& dataset_;
+  Source source_;
   Sampler sampler_;
   LoaderOptions options_;
   Index batches_ = 0, skip_ = 0;
   std::optional<Batch> current_;
-  std::optional<Prefetch<Batch>> running_;  // last: its threads read the members above
+  std::unique_ptr<Prefetch<Batch>> running_;  // last: its threads read the members above
+};
+
+}  // namespace detail
+
+/// Batches of `dataset`, in the order and the shares of `sampler`; the loader keeps a reference to the dataset, which
+/// must outlive it. Each pass of `for (auto& [images, labels] : loader)` is an epoch; the same one again unless
+/// `set_epoch` says otherwise. Threads live from begin() to the end of the epoch, to the next begin() or to the
+/// loader's destruction. What a worker throws is rethrown to the caller, at the batch where it happened.
+template <Dataset D>
+class DataLoader : public detail::Loader {
+ public:
+  /// Throws UsageError where the sampler is for another size, or an option makes no sense.
+  DataLoader(const D& dataset, Sampler sampler, LoaderOptions options = {})
+      : Loader(source_of(dataset), std::move(sampler), std::move(options)), dataset_(dataset) {}
+  DataLoader(const D&&, Sampler, LoaderOptions = {}) = delete;  // the dataset would be gone at once
+
+  const D& dataset() const { return dataset_; }
+
+ private:
+  static detail::Source source_of(const D& dataset) {
+    detail::Source source{dataset.size(), dataset.image_shape(),
+                          [&dataset](Index i, std::span<float> image) { return dataset.get(i, image); }, std::nullopt};
+    if constexpr (requires {
+                    { dataset.normalization() } -> std::convertible_to<Normalize>;
+                  })
+      source.normalization = dataset.normalization();
+    return source;
+  }
+
+  const D& dataset_;
 };
 
 }  // namespace chorus::inline CHORUS_ABI::data
@@ -167,3 +156,7 @@ template <>
 struct std::tuple_element<1, chorus::data::Batch> {
   using type = chorus::Tensor<std::int64_t, 1>;
 };
+
+#if !CHORUS_COMPILED
+#include <chorus/data/loader_impl.hpp>
+#endif

@@ -35,20 +35,10 @@ struct SamplerOptions {
 class Sampler {
  public:
   /// Throws UsageError where the size is negative or the rank isn't in [0, world_size).
-  explicit Sampler(Index dataset_size, SamplerOptions options = {}) : size_(dataset_size), options_(options) {
-    check<UsageError>(size_ >= 0, "Sampler: expected a dataset of at least 0 samples, got ", size_);
-    check<UsageError>(options_.world_size >= 1, "Sampler: expected a world size of at least 1, got ",
-                      options_.world_size);
-    check<UsageError>(options_.rank >= 0 && options_.rank < options_.world_size, "Sampler: rank ", options_.rank,
-                      " is not in [0, ", options_.world_size, "), the ranks of a world of ", options_.world_size);
-    make_order();
-  }
+  explicit Sampler(Index dataset_size, SamplerOptions options = {});
 
   /// Takes the order of another epoch; without a call each epoch has that of epoch 0. All ranks must say the same.
-  void set_epoch(Index epoch) {
-    check<UsageError>(epoch >= 0, "Sampler: expected an epoch of at least 0, got ", epoch);
-    if (std::exchange(epoch_, epoch) != epoch && options_.shuffle) make_order();
-  }
+  void set_epoch(Index epoch);
 
   Index dataset_size() const { return size_; }
   Index epoch() const { return epoch_; }
@@ -60,10 +50,7 @@ class Sampler {
 
   /// Number of batches of `batch` samples over all ranks. Throws UsageError where a batch has fewer samples than the
   /// world has ranks.
-  Index global_batches(Index batch, bool drop_last = false) const {
-    check_batch(batch);
-    return drop_last ? size_ / batch : (size_ + batch - 1) / batch;
-  }
+  Index global_batches(Index batch, bool drop_last = false) const;
 
   /// Number of samples of global batch `b`, over all ranks and without padding.
   Index global_size(Index b, Index batch) const { return std::min(batch, size_ - b * batch); }
@@ -72,43 +59,17 @@ class Sampler {
   Index share_begin(Index b, Index batch) const { return boundary(global_size(b, batch), options_.rank); }
 
   /// This rank's samples of global batch `b`; valid until the epoch changes.
-  std::span<const Index> share(Index b, Index batch) const& {
-    check_batch(batch);
-    check<UsageError>(b >= 0 && b * batch < size_, "Sampler: batch ", b, " of ", batch, " does not exist in ", size_,
-                      " samples");
-    const Index count = global_size(b, batch);
-    const Index begin = boundary(count, options_.rank), end = boundary(count, options_.rank + 1);
-    return std::span(order_).subspan(static_cast<std::size_t>(b * batch + begin),
-                                     static_cast<std::size_t>(end - begin));
-  }
+  std::span<const Index> share(Index b, Index batch) const&;
   std::span<const Index> share(Index, Index) const&& = delete;  // would refer to a sampler that is gone
 
  private:
-  void check_batch(Index batch) const {
-    check<UsageError>(batch >= options_.world_size, "Sampler: a global batch of ", batch,
-                      " samples can't be shared among ", options_.world_size, " ranks: each needs at least one");
-  }
+  void check_batch(Index batch) const;
 
   /// The place in a global batch of `count` samples at which the share of `rank` starts and that of the rank before
   /// ends.
-  Index boundary(Index count, int rank) const {
-    const Index world = options_.world_size;
-    if (options_.padding) return rank * ((count + world - 1) / world);
-    return rank * (count / world) + std::min<Index>(rank, count % world);
-  }
+  Index boundary(Index count, int rank) const;
 
-  void make_order() {
-    if (options_.shuffle) {
-      const auto key = options_.seed ^ static_cast<std::uint64_t>(Purpose::shuffle);
-      order_ = kernels::permutation(key, static_cast<std::uint64_t>(epoch_), size_);
-    } else {
-      order_.resize(static_cast<std::size_t>(size_));
-      std::iota(order_.begin(), order_.end(), Index{0});
-    }
-    // Padding reads on past the end by at most world_size - 1 samples: the first ones again.
-    if (options_.padding && size_ > 0)
-      for (int i = 0; i + 1 < options_.world_size; ++i) order_.push_back(order_[static_cast<std::size_t>(i)]);
-  }
+  void make_order();
 
   Index size_;
   SamplerOptions options_;
@@ -120,3 +81,7 @@ class Sampler {
 using DistributedSampler = Sampler;
 
 }  // namespace chorus::inline CHORUS_ABI::data
+
+#if !CHORUS_COMPILED
+#include <chorus/data/sampler_impl.hpp>
+#endif

@@ -1,0 +1,61 @@
+#pragma once
+/// How Cifar10 reads its files.
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <chorus/core/error.hpp>
+#include <chorus/data/cifar10.hpp>
+#include <chorus/data/file.hpp>
+
+namespace chorus::inline CHORUS_ABI::data {
+
+CHORUS_INLINE std::string Cifar10::find(const std::string& folder) {
+  const auto has_batches = [](const std::string& place) {
+    return file_exists(place + "/data_batch_1.bin") || file_exists(place + "/test_batch.bin");
+  };
+  if (has_batches(folder)) return folder;
+  const std::string inside = folder + "/cifar-10-batches-bin";
+  return has_batches(inside) ? inside : std::string();
+}
+
+CHORUS_INLINE ImageDataset Cifar10::read(const std::string& folder, Split split) {
+  require_folder("Cifar10", folder);
+  const std::string place = find(folder);
+  check<FileError>(!place.empty(), "Cifar10: folder ", folder,
+                   " has neither data_batch_1.bin nor test_batch.bin, nor has ", "cifar-10-batches-bin in it");
+  std::vector<std::uint8_t> pixels, labels;
+  if (split == Split::test) {
+    read_batch(place + "/test_batch.bin", pixels, labels);
+  } else {
+    for (const char digit : {'1', '2', '3', '4', '5'})
+      read_batch(place + "/data_batch_" + digit + ".bin", pixels, labels);
+  }
+  return {{3, 32, 32},
+          std::move(pixels),
+          std::move(labels),
+          10,
+          {{0.4914f, 0.4822f, 0.4465f}, {0.2470f, 0.2435f, 0.2616f}}};
+}
+
+CHORUS_INLINE void Cifar10::read_batch(const std::string& path, std::vector<std::uint8_t>& pixels,
+                       std::vector<std::uint8_t>& labels) {
+  InputFile file(path);
+  constexpr std::size_t record_size = 1 + pixels_per_image;
+  check<FileError>(file.size() != 0 && file.size() % record_size == 0, "Cifar10: ", path,
+                   ": expected a whole number of ", record_size,
+                   "-byte records (a label and 3 x 32 x 32 pixels), got ", file.size(), " bytes");
+  const std::size_t first = labels.size(), last = first + file.size() / record_size;
+  labels.resize(last);
+  pixels.resize(last * pixels_per_image);
+  for (std::size_t i = first; i < last; ++i) {
+    const std::size_t got = file.read({&labels[i], 1}) + file.read({&pixels[i * pixels_per_image], pixels_per_image});
+    check<FileError>(got == record_size, "Cifar10: ", path, ": cut short in record ", i - first);
+    check<FileError>(labels[i] < 10, "Cifar10: ", path, ": the label of record ", i - first, " is ", int{labels[i]},
+                     ", expected 0 to 9");
+  }
+}
+
+}  // namespace chorus::inline CHORUS_ABI::data

@@ -1,0 +1,43 @@
+#pragma once
+/// How Mnist reads its files.
+
+#include <string>
+#include <utility>
+
+#include <chorus/core/error.hpp>
+#include <chorus/data/file.hpp>
+#include <chorus/data/idx.hpp>
+#include <chorus/data/mnist.hpp>
+
+namespace chorus::inline CHORUS_ABI::data {
+
+CHORUS_INLINE std::string Mnist::find(const std::string& folder, Split split, const char* suffix) {
+  const std::string plain = cat(folder, "/", split == Split::train ? "train" : "t10k", suffix);
+  if (file_exists(plain)) return plain;
+  return file_exists(plain + ".gz") ? plain + ".gz" : std::string();
+}
+
+CHORUS_INLINE std::string Mnist::require(const std::string& folder, Split split, const char* suffix) {
+  std::string path = find(folder, split, suffix);
+  check<FileError>(!path.empty(), "Mnist: folder ", folder, " has no ", split == Split::train ? "train" : "t10k",
+                   suffix, ", neither plain nor .gz");
+  return path;
+}
+
+CHORUS_INLINE ImageDataset Mnist::read(const std::string& folder, Split split) {
+  require_folder("Mnist", folder);
+  const std::string image_path = require(folder, split, images), label_path = require(folder, split, labels);
+  IdxArray pixels = read_idx(image_path, 3), classes = read_idx(label_path, 1);
+  check<FileError>(pixels.sizes[0] == classes.sizes[0], "Mnist: ", image_path, " has ", pixels.sizes[0],
+                   " images, but ", label_path, " has ", classes.sizes[0], " labels");
+  for (std::size_t i = 0; i < classes.values.size(); ++i)
+    check<FileError>(classes.values[i] < 10, "Mnist: ", label_path, ": label ", i, " is ", int{classes.values[i]},
+                     ", expected 0 to 9");
+  return {{1, pixels.sizes[1], pixels.sizes[2]},
+          std::move(pixels.values),
+          std::move(classes.values),
+          10,
+          {{0.1307f}, {0.3081f}}};
+}
+
+}  // namespace chorus::inline CHORUS_ABI::data

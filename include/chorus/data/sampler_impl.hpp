@@ -1,0 +1,68 @@
+#pragma once
+/// How Sampler makes an order and cuts it.
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include <chorus/core/error.hpp>
+#include <chorus/data/random_stream.hpp>
+#include <chorus/data/sampler.hpp>
+#include <chorus/kernels/random.hpp>
+
+namespace chorus::inline CHORUS_ABI::data {
+
+CHORUS_INLINE Sampler::Sampler(Index dataset_size, SamplerOptions options) : size_(dataset_size), options_(options) {
+  check<UsageError>(size_ >= 0, "Sampler: expected a dataset of at least 0 samples, got ", size_);
+  check<UsageError>(options_.world_size >= 1, "Sampler: expected a world size of at least 1, got ",
+                    options_.world_size);
+  check<UsageError>(options_.rank >= 0 && options_.rank < options_.world_size, "Sampler: rank ", options_.rank,
+                    " is not in [0, ", options_.world_size, "), the ranks of a world of ", options_.world_size);
+  make_order();
+}
+
+CHORUS_INLINE void Sampler::set_epoch(Index epoch) {
+  check<UsageError>(epoch >= 0, "Sampler: expected an epoch of at least 0, got ", epoch);
+  if (std::exchange(epoch_, epoch) != epoch && options_.shuffle) make_order();
+}
+
+CHORUS_INLINE Index Sampler::global_batches(Index batch, bool drop_last) const {
+  check_batch(batch);
+  return drop_last ? size_ / batch : (size_ + batch - 1) / batch;
+}
+
+CHORUS_INLINE std::span<const Index> Sampler::share(Index b, Index batch) const& {
+  check_batch(batch);
+  check<UsageError>(b >= 0 && b * batch < size_, "Sampler: batch ", b, " of ", batch, " does not exist in ", size_,
+                    " samples");
+  const Index count = global_size(b, batch);
+  const Index begin = boundary(count, options_.rank), end = boundary(count, options_.rank + 1);
+  return std::span(order_).subspan(static_cast<std::size_t>(b * batch + begin),
+                                   static_cast<std::size_t>(end - begin));
+}
+
+CHORUS_INLINE void Sampler::check_batch(Index batch) const {
+  check<UsageError>(batch >= options_.world_size, "Sampler: a global batch of ", batch,
+                    " samples can't be shared among ", options_.world_size, " ranks: each needs at least one");
+}
+
+CHORUS_INLINE Index Sampler::boundary(Index count, int rank) const {
+  const Index world = options_.world_size;
+  if (options_.padding) return rank * ((count + world - 1) / world);
+  return rank * (count / world) + std::min<Index>(rank, count % world);
+}
+
+CHORUS_INLINE void Sampler::make_order() {
+  if (options_.shuffle) {
+    const auto key = options_.seed ^ static_cast<std::uint64_t>(Purpose::shuffle);
+    order_ = kernels::permutation(key, static_cast<std::uint64_t>(epoch_), size_);
+  } else {
+    order_.resize(static_cast<std::size_t>(size_));
+    std::iota(order_.begin(), order_.end(), Index{0});
+  }
+  // Padding reads on past the end by at most world_size - 1 samples: the first ones again.
+  if (options_.padding && size_ > 0)
+    for (int i = 0; i + 1 < options_.world_size; ++i) order_.push_back(order_[static_cast<std::size_t>(i)]);
+}
+
+}  // namespace chorus::inline CHORUS_ABI::data
