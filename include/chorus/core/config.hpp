@@ -9,6 +9,12 @@
 #ifndef CHORUS_USE_CUDA
 #define CHORUS_USE_CUDA 0
 #endif
+#ifndef CHORUS_USE_CUDNN
+#define CHORUS_USE_CUDNN 0
+#endif
+#ifndef CHORUS_USE_NCCL
+#define CHORUS_USE_NCCL 0
+#endif
 #ifndef CHORUS_USE_ZLIB
 #define CHORUS_USE_ZLIB 0
 #endif

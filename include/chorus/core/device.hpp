@@ -16,8 +16,20 @@ struct Cpu {
   int index = 0;
   static constexpr const char* kind = "cpu";
   static constexpr int max_devices = 64;
+  static constexpr int first_slot = 0;
   friend auto operator<=>(const Cpu&, const Cpu&) = default;
 };
+
+#if CHORUS_USE_CUDA
+/// A GPU of this machine, by its number in the CUDA runtime. Programs that compute on it are compiled by nvcc.
+struct Cuda {
+  int index = 0;
+  static constexpr const char* kind = "cuda";
+  static constexpr int max_devices = 64;
+  static constexpr int first_slot = Cpu::max_devices;
+  friend auto operator<=>(const Cuda&, const Cuda&) = default;
+};
+#endif
 
 /// A device type: a kind and an index.
 template <class D>
@@ -25,6 +37,12 @@ concept Device = std::regular<D> && requires(D d) {
   { d.index } -> std::convertible_to<int>;
   { D::kind } -> std::convertible_to<const char*>;
 };
+
+/// Where `trace` counts a device's memory: kinds of devices have slots of their own.
+template <Device D>
+constexpr int trace_slot(D device) {
+  return D::first_slot + device.index;
+}
 
 template <Device D>
 void append(std::string& out, const D& device) {

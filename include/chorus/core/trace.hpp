@@ -13,7 +13,8 @@
 
 namespace chorus::inline CHORUS_ABI::trace {
 
-inline constexpr int max_devices = 64;
+/// Slots for devices: 64 of a kind (`trace_slot`).
+inline constexpr int max_devices = 128;
 
 /// What a message between devices or ranks carried.
 enum class Traffic : std::uint8_t { control, parameters, gradients, buffers, inputs, outputs };

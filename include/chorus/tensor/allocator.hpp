@@ -3,12 +3,13 @@
 
 #include <array>
 #include <atomic>
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <mutex>
 #include <new>
+#include <string>
+#include <string_view>
 #include <utility>
 
 #include <sys/mman.h>
@@ -16,6 +17,7 @@
 #include <chorus/core/device.hpp>
 #include <chorus/core/error.hpp>
 #include <chorus/core/trace.hpp>
+#include <chorus/tensor/size_class.hpp>
 
 namespace chorus::inline CHORUS_ABI {
 
@@ -58,6 +60,18 @@ struct Block {
   Block* next_free = nullptr;
 };
 
+namespace detail {
+template <Device D>
+[[noreturn]] void out_of_memory(D device, std::size_t bytes, std::string_view more = {}) {
+  std::string held;
+  for (std::size_t kind = 0; kind < trace::memory_kinds; ++kind) {
+    const auto memory = static_cast<trace::Memory>(kind);
+    held += cat(kind == 0 ? "" : ", ", trace::name(memory), " ", trace::memory(trace_slot(device), memory) >> 20, " MiB");
+  }
+  fail<Error>("out of memory on ", device, ": asked for ", bytes, " bytes; in use: ", held, more);
+}
+}  // namespace detail
+
 /// Keeps freed blocks by size class, four classes an octave, so at most a quarter of a block is unused. One per device;
 /// never destroyed, since tensors in static storage may outlive it. Thread-safe.
 template <Device D>
@@ -72,7 +86,7 @@ class CachingAllocator {
 
   /// A block of at least `bytes`, aligned to 64 bytes, contents undefined. Throws Error when the device has no more.
   Block<D>* allocate(D device, std::size_t bytes) {
-    const auto [list, rounded] = size_class(bytes);
+    const auto [list, rounded] = size_class<smallest>(bytes);
     Block<D>* block = nullptr;
     {
       std::lock_guard lock(mutex_);
@@ -81,13 +95,13 @@ class CachingAllocator {
     }
     if (block == nullptr) block = fresh(device, rounded);
     block->kind = MemoryScope::current();
-    trace::allocated(device.index, block->kind, static_cast<std::int64_t>(block->bytes));
+    trace::allocated(trace_slot(device), block->kind, static_cast<std::int64_t>(block->bytes));
     return block;
   }
 
   void release(Block<D>* block) noexcept {
-    trace::allocated(block->device.index, block->kind, -static_cast<std::int64_t>(block->bytes));
-    const auto list = size_class(block->bytes).first;
+    trace::allocated(trace_slot(block->device), block->kind, -static_cast<std::int64_t>(block->bytes));
+    const auto list = size_class<smallest>(block->bytes).list;
     std::lock_guard lock(mutex_);
     block->next_free = free_[list];
     free_[list] = block;
@@ -110,25 +124,13 @@ class CachingAllocator {
  private:
   static constexpr std::size_t smallest = 64;
 
-  // The list's number and the block size for a request. Sizes are 64 * {4, 5, 6, 7} / 4 * 2^octave.
-  static std::pair<std::size_t, std::size_t> size_class(std::size_t bytes) {
-    if (bytes <= smallest * 4) {
-      const std::size_t units = bytes == 0 ? 1 : (bytes + smallest - 1) / smallest;
-      return {units - 1, units * smallest};
-    }
-    const auto octave = static_cast<std::size_t>(std::bit_width(bytes - 1)) - 1;
-    const std::size_t quarter = std::size_t{1} << (octave - 2);
-    const std::size_t steps = (bytes + quarter - 1) / quarter;  // 5 to 8
-    return {4 * (octave - 7) + steps - 5, steps * quarter};
-  }
-
   Block<D>* fresh(D device, std::size_t bytes) {
     void* data = system_allocate(device, bytes);
     if (data == nullptr) {
       empty_cache();
       data = system_allocate(device, bytes);
     }
-    if (data == nullptr) out_of_memory(device, bytes);
+    if (data == nullptr) detail::out_of_memory(device, bytes);
     system_allocations_.fetch_add(1, std::memory_order_relaxed);
     auto* block = new Block<D>;
     block->device = device;
@@ -137,17 +139,8 @@ class CachingAllocator {
     return block;
   }
 
-  [[noreturn]] static void out_of_memory(D device, std::size_t bytes) {
-    std::string held;
-    for (std::size_t kind = 0; kind < trace::memory_kinds; ++kind) {
-      const auto memory = static_cast<trace::Memory>(kind);
-      held += cat(kind == 0 ? "" : ", ", trace::name(memory), " ", trace::memory(device.index, memory) >> 20, " MiB");
-    }
-    fail<Error>("out of memory on ", device, ": asked for ", bytes, " bytes; in use: ", held);
-  }
-
   std::mutex mutex_;
-  std::array<Block<D>*, 256> free_{};
+  std::array<Block<D>*, size_classes> free_{};
   std::atomic<std::uint64_t> system_allocations_{0};
 };
 
@@ -176,6 +169,8 @@ class Storage {
   void* data() const { return block_ == nullptr ? nullptr : block_->data; }
   std::size_t bytes() const { return block_ == nullptr ? 0 : block_->bytes; }
   D device() const { return block_ == nullptr ? D{} : block_->device; }
+  /// The block itself. For library code.
+  Block<D>* block() const { return block_; }
   int owners() const { return block_ == nullptr ? 0 : block_->owners.load(std::memory_order_relaxed); }
 
  private:
@@ -183,3 +178,7 @@ class Storage {
 };
 
 }  // namespace chorus
+
+#if CHORUS_USE_CUDA
+#include <chorus/tensor/cuda/allocator.hpp>
+#endif

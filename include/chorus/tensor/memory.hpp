@@ -18,3 +18,7 @@ inline void zero_bytes(Cpu, void* data, std::size_t bytes) {
 }
 
 }  // namespace chorus
+
+#if CHORUS_USE_CUDA
+#include <chorus/tensor/cuda/memory.hpp>
+#endif

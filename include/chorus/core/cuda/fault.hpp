@@ -1,0 +1,54 @@
+#pragma once
+/// Bad input that only a kernel sees, such as a label outside of its classes. The kernel notes the first one, goes on
+/// without it, and the next call that waits for the device throws.
+
+#include <array>
+#include <cstdint>
+#include <mutex>
+#include <new>
+
+#include <chorus/core/cuda/stream.hpp>
+
+namespace chorus::inline CHORUS_ABI::cuda {
+
+/// What a kernel notes, in host memory that the device writes to. `operation` and `noun` are texts that live forever.
+struct Fault {
+  unsigned set;
+  const char *operation, *noun;
+  std::int64_t place, value, limit;
+};
+
+/// The device's note. Throws DeviceError.
+inline Fault* fault_of(Cuda device) {
+  static std::array<std::once_flag, Cuda::max_devices> once;
+  static std::array<Fault*, Cuda::max_devices> faults{};
+  require(device);
+  const auto i = static_cast<std::size_t>(device.index);
+  std::call_once(once[i], [&] {
+    const DeviceGuard guard(device);
+    void* memory = nullptr;
+    CHORUS_CUDA_CHECK(cudaHostAlloc(&memory, sizeof(Fault), cudaHostAllocMapped | cudaHostAllocPortable));
+    faults[i] = new (memory) Fault{};
+  });
+  return faults[i];
+}
+
+/// Throws UsageError where a kernel whose work is done has noted a fault, and forgets it.
+inline void check_faults(Cuda device) {
+  Fault* fault = fault_of(device);
+  if (*static_cast<volatile unsigned*>(&fault->set) == 0) [[likely]]
+    return;
+  const Fault seen = *fault;
+  *fault = {};
+  fail<UsageError>(seen.operation, ": ", seen.noun, " ", seen.value, " at place ", seen.place, " is not in [0, ",
+                   seen.limit, ")");
+}
+
+/// Waits until this thread's stream of `device` has done all that it has been given. Throws what went wrong on the
+/// way: DeviceError, UsageError for bad input that only a kernel saw, TimeoutError.
+inline void synchronize(Cuda device) {
+  synchronize(current_stream(device));
+  check_faults(device);
+}
+
+}  // namespace chorus::inline CHORUS_ABI::cuda

@@ -1,0 +1,115 @@
+#pragma once
+/// The CUDA runtime behind chorus's errors: checked calls, which devices there are, and which one a thread works on.
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <string_view>
+#include <utility>
+
+#include <chorus/core/device.hpp>
+#include <chorus/core/error.hpp>
+
+namespace chorus::inline CHORUS_ABI::cuda {
+
+namespace detail {
+/// Source paths from "include/" on, so that messages don't depend on where the project lies.
+constexpr std::string_view short_path(std::string_view path) {
+  const auto at = path.rfind("chorus/");
+  return at == std::string_view::npos ? path : path.substr(at);
+}
+
+[[noreturn, gnu::noinline, gnu::cold]] inline void throw_error(cudaError_t status, const char* call, const char* file,
+                                                               int line) {
+  static_cast<void>(cudaGetLastError());  // an error of one call must not be found by the next
+  fail<DeviceError>("CUDA: ", call, " failed: ", cudaGetErrorString(status), " (", cudaGetErrorName(status), "), at ",
+                    short_path(file), ":", line);
+}
+}  // namespace detail
+
+/// Throws DeviceError, which names the call, its error and its place, unless `status` is success.
+inline void check(cudaError_t status, const char* call, const char* file, int line) {
+  if (status != cudaSuccess) [[unlikely]]
+    detail::throw_error(status, call, file, line);
+}
+#define CHORUS_CUDA_CHECK(...) ::chorus::cuda::check(__VA_ARGS__, #__VA_ARGS__, __FILE__, __LINE__)
+
+namespace detail {
+struct Devices {
+  int count = 0;
+  cudaError_t status = cudaSuccess;
+};
+inline const Devices& devices() {
+  static const Devices found = [] {
+    Devices d;
+    d.status = cudaGetDeviceCount(&d.count);
+    if (d.status != cudaSuccess) d.count = 0;
+    static_cast<void>(cudaGetLastError());
+    return d;
+  }();
+  return found;
+}
+}  // namespace detail
+
+/// The number of GPUs that this process can use; 0 where there is none, or no driver.
+inline int device_count() { return detail::devices().count; }
+
+/// Throws DeviceError, which says what this machine has, unless `device` exists.
+inline void require(Cuda device) {
+  const auto& found = detail::devices();
+  if (device.index >= 0 && device.index < found.count) [[likely]]
+    return;
+  if (found.count == 0)
+    fail<DeviceError>("device ", device, " does not exist: this machine has no CUDA device (",
+                      found.status == cudaSuccess ? "none was found" : cudaGetErrorString(found.status), ")");
+  fail<DeviceError>("device ", device, " does not exist: this machine has ", found.count,
+                    " CUDA devices, numbered from 0");
+}
+
+/// While it lives, CUDA calls of this thread go to `device`.
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(Cuda device) {
+    CHORUS_CUDA_CHECK(cudaGetDevice(&before_));
+    if (before_ == device.index)
+      before_ = -1;
+    else
+      CHORUS_CUDA_CHECK(cudaSetDevice(device.index));
+  }
+  ~DeviceGuard() {
+    if (before_ >= 0) static_cast<void>(cudaSetDevice(before_));
+  }
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+
+ private:
+  int before_ = -1;
+};
+
+/// Pinned host memory, which copies to and from devices read without staging. Empty where `bytes` is 0.
+class HostBuffer {
+ public:
+  HostBuffer() = default;
+  explicit HostBuffer(std::size_t bytes) : bytes_(bytes) {
+    if (bytes != 0) CHORUS_CUDA_CHECK(cudaHostAlloc(&data_, bytes, cudaHostAllocPortable | cudaHostAllocMapped));
+  }
+  HostBuffer(HostBuffer&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+  HostBuffer& operator=(HostBuffer other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~HostBuffer() {
+    if (data_ != nullptr) static_cast<void>(cudaFreeHost(data_));
+  }
+
+  void* data() const { return data_; }
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  void* data_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::cuda

@@ -1,0 +1,165 @@
+#pragma once
+/// Streams and events. All threads share one compute stream per device, so that a tensor may pass from one thread to
+/// another as it does on the CPU: what a thread enqueues runs after all that was enqueued before. A thread that wants a
+/// stream of its own (communication, copies, graph capture) takes one by StreamScope, and orders it by `order`.
+
+#include <array>
+#include <chrono>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include <chorus/core/cuda/runtime.hpp>
+
+namespace chorus::inline CHORUS_ABI::cuda {
+
+/// Owns a stream that doesn't wait for the legacy default stream.
+class Stream {
+ public:
+  explicit Stream(Cuda device) : device_(device) {
+    require(device);
+    const DeviceGuard guard(device);
+    CHORUS_CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+  }
+  Stream(Stream&& other) noexcept : device_(other.device_), stream_(std::exchange(other.stream_, nullptr)) {}
+  Stream& operator=(Stream other) noexcept {
+    std::swap(device_, other.device_);
+    std::swap(stream_, other.stream_);
+    return *this;
+  }
+  ~Stream() {
+    if (stream_ != nullptr) static_cast<void>(cudaStreamDestroy(stream_));
+  }
+
+  Cuda device() const { return device_; }
+  cudaStream_t get() const { return stream_; }
+  operator cudaStream_t() const { return stream_; }  // NOLINT: it stands for the stream
+
+ private:
+  Cuda device_;
+  cudaStream_t stream_ = nullptr;
+};
+
+namespace detail {
+inline cudaStream_t& stream_of_thread(Cuda device) {
+  thread_local std::array<cudaStream_t, Cuda::max_devices> streams{};
+  return streams[static_cast<std::size_t>(device.index)];
+}
+}  // namespace detail
+
+/// The compute stream that all threads share. Throws DeviceError where the device does not exist.
+inline cudaStream_t compute_stream(Cuda device) {
+  require(device);
+  static std::array<std::once_flag, Cuda::max_devices> once;
+  static std::array<cudaStream_t, Cuda::max_devices> streams{};  // never destroyed: tensors outlive everything
+  const auto i = static_cast<std::size_t>(device.index);
+  std::call_once(once[i], [&] {
+    const DeviceGuard guard(device);
+    CHORUS_CUDA_CHECK(cudaStreamCreateWithFlags(&streams[i], cudaStreamNonBlocking));
+  });
+  return streams[i];
+}
+
+/// Where this thread's work on `device` goes: its StreamScope's stream, or else the compute stream.
+inline cudaStream_t current_stream(Cuda device) {
+  require(device);
+  const cudaStream_t own = detail::stream_of_thread(device);
+  return own != nullptr ? own : compute_stream(device);
+}
+
+/// While it lives, this thread's work on `device`, and the memory it takes there, belongs to `stream`.
+class StreamScope {
+ public:
+  StreamScope(Cuda device, cudaStream_t stream) : device_(device) {
+    require(device);
+    before_ = std::exchange(detail::stream_of_thread(device), stream);
+  }
+  explicit StreamScope(const Stream& stream) : StreamScope(stream.device(), stream.get()) {}
+  ~StreamScope() { detail::stream_of_thread(device_) = before_; }
+  StreamScope(const StreamScope&) = delete;
+  StreamScope& operator=(const StreamScope&) = delete;
+
+ private:
+  Cuda device_;
+  cudaStream_t before_ = nullptr;
+};
+
+/// Whether what is enqueued on `stream` is being captured into a graph.
+inline bool is_capturing(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  CHORUS_CUDA_CHECK(cudaStreamIsCapturing(stream, &status));
+  return status != cudaStreamCaptureStatusNone;
+}
+
+/// A place in a stream's work, for other streams to wait for.
+class Event {
+ public:
+  explicit Event(Cuda device) {
+    require(device);
+    const DeviceGuard guard(device);
+    CHORUS_CUDA_CHECK(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
+  }
+  Event(Event&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
+  Event& operator=(Event other) noexcept {
+    std::swap(event_, other.event_);
+    return *this;
+  }
+  ~Event() {
+    if (event_ != nullptr) static_cast<void>(cudaEventDestroy(event_));
+  }
+
+  /// Marks what `stream`, of this event's device, has been given so far.
+  void record(cudaStream_t stream) const { CHORUS_CUDA_CHECK(cudaEventRecord(event_, stream)); }
+  /// What `stream`, of any device, is given from now on runs after the mark.
+  void hold(cudaStream_t stream) const { CHORUS_CUDA_CHECK(cudaStreamWaitEvent(stream, event_, 0)); }
+  /// Whether all marked work is done; true where nothing was ever marked.
+  bool done() const {
+    const cudaError_t status = cudaEventQuery(event_);
+    if (status == cudaErrorNotReady) return false;
+    CHORUS_CUDA_CHECK(status);
+    return true;
+  }
+  cudaEvent_t get() const { return event_; }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
+/// What `later` is given from now on runs after all that `earlier`, a stream of `device`, has been given so far. May be
+/// captured: it then joins `later` to the capture.
+inline void order(Cuda device, cudaStream_t earlier, cudaStream_t later) {
+  if (earlier == later) return;
+  const Event event(device);
+  event.record(earlier);
+  event.hold(later);
+}
+
+/// How long `synchronize` waits unless it is told otherwise. Far above any kernel's time: it ends a wait for peers that
+/// are gone.
+inline constexpr std::chrono::milliseconds default_wait{600'000};
+
+/// Calls `done()` until it is true. Throws TimeoutError after `limit`.
+template <class Done>
+void wait_until(const Done& done, const char* what, std::chrono::milliseconds limit = default_wait) {
+  using Clock = std::chrono::steady_clock;
+  const auto start = Clock::now();
+  while (!done()) {
+    const auto waited = Clock::now() - start;
+    if (waited > limit) fail<TimeoutError>("CUDA: ", what, " was not done after ", limit.count(), " ms");
+    if (waited > std::chrono::milliseconds(1)) std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+}
+
+/// Waits until `stream` has done all that it has been given. Throws DeviceError for errors of that work, and TimeoutError.
+inline void synchronize(cudaStream_t stream, std::chrono::milliseconds limit = default_wait) {
+  wait_until(
+      [stream] {
+        const cudaError_t status = cudaStreamQuery(stream);
+        if (status == cudaErrorNotReady) return false;
+        CHORUS_CUDA_CHECK(status);
+        return true;
+      },
+      "a stream's work", limit);
+}
+
+}  // namespace chorus::inline CHORUS_ABI::cuda

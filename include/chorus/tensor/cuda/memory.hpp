@@ -1,0 +1,142 @@
+#pragma once
+/// Copies between host and GPUs, on a GPU and between GPUs, and zeroing. Work on a GPU goes to the thread's current
+/// stream. A copy from the host returns as soon as the source may change; a copy to the host when the numbers are there.
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstring>
+#include <mutex>
+#include <optional>
+
+#include <chorus/core/cuda/fault.hpp>
+#include <chorus/core/device.hpp>
+
+namespace chorus::inline CHORUS_ABI {
+
+namespace cuda {
+
+namespace detail {
+
+/// Pinned pieces through which a device's copies from the host pass: the caller copies into one while the device reads
+/// another.
+class Staging {
+ public:
+  static constexpr std::size_t piece = std::size_t{4} << 20, pieces = 4;
+
+  static Staging& of(Cuda device) {
+    static auto& all = *new std::array<Staging, Cuda::max_devices>;
+    return all[static_cast<std::size_t>(device.index)];
+  }
+
+  void copy(Cuda device, std::byte* to, const std::byte* from, std::size_t bytes, cudaStream_t stream) {
+    const std::lock_guard lock(mutex_);
+    while (bytes > 0) {
+      Slot& slot = slots_[next_];
+      next_ = (next_ + 1) % pieces;
+      if (!slot.read) {
+        slot.read.emplace(device);
+        slot.buffer = HostBuffer(piece);
+      }
+      wait_until([&] { return slot.read->done(); }, "a copy from the host");
+      const std::size_t now = std::min(bytes, piece);
+      std::memcpy(slot.buffer.data(), from, now);
+      CHORUS_CUDA_CHECK(cudaMemcpyAsync(to, slot.buffer.data(), now, cudaMemcpyHostToDevice, stream));
+      slot.read->record(stream);
+      to += now;
+      from += now;
+      bytes -= now;
+    }
+  }
+
+ private:
+  struct Slot {
+    HostBuffer buffer;
+    std::optional<Event> read;
+  };
+  std::mutex mutex_;
+  std::array<Slot, pieces> slots_;
+  std::size_t next_ = 0;
+};
+
+/// Lets `to` read and write `from`'s memory directly, where the machine can.
+inline void enable_peer(Cuda to, Cuda from) {
+  static std::array<std::once_flag, Cuda::max_devices * Cuda::max_devices> once;
+  std::call_once(once[static_cast<std::size_t>(to.index * Cuda::max_devices + from.index)], [&] {
+    int possible = 0;
+    CHORUS_CUDA_CHECK(cudaDeviceCanAccessPeer(&possible, to.index, from.index));
+    if (possible == 0) return;  // the driver copies through the host
+    const DeviceGuard guard(to);
+    const cudaError_t status = cudaDeviceEnablePeerAccess(from.index, 0);
+    if (status == cudaErrorPeerAccessAlreadyEnabled)
+      static_cast<void>(cudaGetLastError());
+    else
+      CHORUS_CUDA_CHECK(status);
+  });
+}
+
+}  // namespace detail
+
+/// Enqueues a copy from pinned host memory; `from` must stay as it is until `stream` has done it.
+inline void copy_from_pinned(Cuda device, void* to, const void* from, std::size_t bytes, cudaStream_t stream) {
+  if (bytes == 0) return;
+  const DeviceGuard guard(device);
+  CHORUS_CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream));
+}
+/// Enqueues a copy to pinned host memory, which holds the numbers when `stream` has done it.
+inline void copy_to_pinned(Cuda device, void* to, const void* from, std::size_t bytes, cudaStream_t stream) {
+  if (bytes == 0) return;
+  const DeviceGuard guard(device);
+  CHORUS_CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream));
+}
+
+}  // namespace cuda
+
+/// From the host: `from` may change at once. Throws UsageError inside of a graph capture, which would repeat the copy.
+inline void copy_bytes(Cuda to_device, void* to, Cpu, const void* from, std::size_t bytes) {
+  if (bytes == 0) return;
+  const cudaStream_t stream = cuda::current_stream(to_device);
+  const cuda::DeviceGuard guard(to_device);
+  check<UsageError>(!cuda::is_capturing(stream), "copy from the host to ", to_device,
+                    ": not possible while a graph is captured; copy into the graph's inputs before it is replayed");
+  cuda::detail::Staging::of(to_device).copy(to_device, static_cast<std::byte*>(to), static_cast<const std::byte*>(from),
+                                            bytes, stream);
+}
+
+/// To the host: waits for it. Throws what went wrong in the work before it.
+inline void copy_bytes(Cpu, void* to, Cuda from_device, const void* from, std::size_t bytes) {
+  if (bytes == 0) return;
+  const cudaStream_t stream = cuda::current_stream(from_device);
+  const cuda::DeviceGuard guard(from_device);
+  check<UsageError>(!cuda::is_capturing(stream), "copy from ", from_device,
+                    " to the host: not possible while a graph is captured; read the graph's outputs after its replay");
+  CHORUS_CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream));
+  cuda::synchronize(from_device);
+}
+
+/// On one device, or between two: then each device's stream goes on where the other's data is in order.
+inline void copy_bytes(Cuda to_device, void* to, Cuda from_device, const void* from, std::size_t bytes) {
+  if (bytes == 0) return;
+  const cudaStream_t stream = cuda::current_stream(to_device);
+  if (to_device == from_device) {
+    const cuda::DeviceGuard guard(to_device);
+    CHORUS_CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream));
+    return;
+  }
+  const cudaStream_t source = cuda::current_stream(from_device);
+  cuda::detail::enable_peer(to_device, from_device);
+  cuda::order(from_device, source, stream);
+  {
+    const cuda::DeviceGuard guard(to_device);
+    CHORUS_CUDA_CHECK(cudaMemcpyPeerAsync(to, to_device.index, from, from_device.index, bytes, stream));
+  }
+  cuda::order(to_device, stream, source);
+}
+
+inline void zero_bytes(Cuda device, void* data, std::size_t bytes) {
+  if (bytes == 0) return;
+  const cuda::DeviceGuard guard(device);
+  CHORUS_CUDA_CHECK(cudaMemsetAsync(data, 0, bytes, cuda::current_stream(device)));
+}
+
+}  // namespace chorus::inline CHORUS_ABI
