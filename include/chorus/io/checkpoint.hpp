@@ -53,7 +53,7 @@ template <class Net, Device D>
 void save_checkpoint(Net& net, optim::Optimizer<D>& optimizer, const TrainingPosition& position,
                      const std::string& path) {
   detail::Outgoing out;
-  detail::add_model(out, net.module());
+  detail::add_model<D>(out, net.module());
   for (const auto& tensor : detail::optimizer_places(optimizer))
     if (tensor.device)
       out.add(tensor.name, tensor.dtype, tensor.shape, *tensor.device, tensor.data);

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include <chorus/io/model_file.hpp>
+#include <chorus/io/model_file_impl.hpp>
 #include <chorus/io/safetensors_reader.hpp>
 
 namespace chorus::inline CHORUS_ABI::io {
@@ -68,7 +68,7 @@ void read_all(const SafetensorsReader& file, const std::vector<Incoming<D>>& wan
 template <class Model>
 auto model_places(Model& model) {
   std::vector<Incoming<typename Model::device_type>> wanted;
-  for_each_tensor(
+  for_each_tensor<typename Model::device_type>(
       model,
       [&](const std::string& name, DType dtype, std::span<const Index> extents, auto device, void* data) {
         wanted.push_back({name, dtype, {extents.begin(), extents.end()}, device, data});

@@ -2,80 +2,27 @@
 /// Models as safetensors files: every parameter and buffer under its path, as PyTorch names it (`conv1.weight`). The
 /// same file loads under any policy and on any number of devices.
 
-#include <span>
 #include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
 
-#include <chorus/io/safetensors_writer.hpp>
+#include <chorus/io/metadata.hpp>
 #include <chorus/nn/module.hpp>
 
 namespace chorus::inline CHORUS_ABI::io {
 
 namespace detail {
-
-/// A tensor in device memory that goes into a file, or comes from one. What begins with this prefix in a checkpoint is
-/// not the model's.
-inline constexpr std::string_view training_prefix = "training/";
-
-/// Tensors on their way to a file, brought to the host.
-class Outgoing {
- public:
-  template <Device D>
-  void add(std::string name, DType dtype, std::vector<Index> shape, D device, const void* data) {
-    const auto bytes = static_cast<std::size_t>(numel(shape)) * size_of(dtype);
-    items_.push_back({std::move(name), dtype, std::move(shape), std::vector<std::byte>(bytes)});
-    copy_bytes(Cpu{}, items_.back().bytes.data(), device, data, bytes);
-  }
-  std::vector<TensorView> views() const {
-    std::vector<TensorView> out;
-    for (const Item& item : items_) out.push_back({item.name, file_dtype(item.dtype), item.shape, item.bytes});
-    return out;
-  }
-
- private:
-  struct Item {
-    std::string name;
-    DType dtype;
-    std::vector<Index> shape;
-    std::vector<std::byte> bytes;
-  };
-  std::vector<Item> items_;
-};
-
-/// Calls `visit(name, dtype, extents, device, data)` for all numbers of a model; `touch` says that they will change.
-template <class Model, class Visit>
-void for_each_tensor(Model& model, const Visit& visit, bool touch) {
-  using D = typename Model::device_type;
-  for (const auto& named : nn::named_parameters<D>(model)) {
-    visit(named.name, named.parameter->dtype(), named.parameter->extents(), named.parameter->where(),
-          named.parameter->value_data());
-    if (touch) named.parameter->touch();
-  }
-  for (const auto& named : nn::named_buffers<D>(model))
-    visit(named.name, named.buffer->dtype(), named.buffer->extents(), named.buffer->where(), named.buffer->data());
+template <Device D>
+void save_module(nn::Module& model, const std::string& path, const Metadata& metadata);
 }
-
-template <class Model>
-void add_model(Outgoing& out, Model& model) {
-  for_each_tensor(
-      model,
-      [&](const std::string& name, DType dtype, std::span<const Index> extents, auto device, const void* data) {
-        out.add(name, dtype, {extents.begin(), extents.end()}, device, data);
-      },
-      false);
-}
-
-}  // namespace detail
 
 /// Writes all parameters and buffers of `model`, atomically: a failure leaves an older file as it was. Throws
 /// FileError.
 template <class Model>
 void save(Model& model, const std::string& path, const Metadata& metadata = {}) {
-  detail::Outgoing out;
-  detail::add_model(out, model);
-  write_safetensors(path, out.views(), metadata);
+  detail::save_module<typename Model::device_type>(model, path, metadata);
 }
 
 }  // namespace chorus::inline CHORUS_ABI::io
+
+#if !CHORUS_COMPILED
+#include <chorus/io/model_file_impl.hpp>
+#endif

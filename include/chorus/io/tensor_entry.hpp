@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <map>
 #include <span>
 #include <string>
 #include <string_view>
@@ -15,6 +14,7 @@
 #include <chorus/core/error.hpp>
 #include <chorus/io/file_dtype.hpp>
 #include <chorus/io/json_string.hpp>
+#include <chorus/io/metadata.hpp>
 
 namespace chorus::inline CHORUS_ABI::io {
 
@@ -27,9 +27,6 @@ struct TensorEntry {
   std::size_t begin = 0;
   std::size_t bytes = 0;
 };
-
-/// The notes that a file carries beside its tensors: text by text.
-using Metadata = std::map<std::string, std::string>;
 
 /// What a reader accepts. A file's sizes are also checked against the file itself before anything is allocated.
 struct ReaderLimits {

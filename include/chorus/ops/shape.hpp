@@ -144,8 +144,8 @@ template <Operand X>
 X concat(Index axis, std::span<const X> list) {
   check<UsageError>(!list.empty(), "concat: the list is empty");
   if (list.size() == 1) return list.front();
-  const auto half = list.size() / 2;
-  return concat(axis, concat(axis, list.first(half)), concat(axis, list.subspan(half)));
+  const auto middle = list.size() / 2;
+  return concat(axis, concat(axis, list.first(middle)), concat(axis, list.subspan(middle)));
 }
 
 /// Joins operands of one shape along a new axis.

@@ -38,14 +38,14 @@ void pack_columns(Index depth, Index columns, const T* b, Index b_row, T* to) {
       for (Index j = 0; j < 2 * w; ++j) to[p * 2 * w + j] = j < columns ? b[j * b_row + p] : T{0};
     return;
   }
-  for (Index half = 0; half < 2 * w; half += w)
+  for (Index side = 0; side < 2 * w; side += w)
     for (Index next = 0; next < depth; next += w) {
       const Index p = std::min(next, depth - w);
       Eigen::internal::PacketBlock<Packet<T>, w> square;
       for (Index j = 0; j < w; ++j)
-        square.packet[j] = half + j < columns ? load(b + (half + j) * b_row + p, Whole<T>{}) : splat(T{0});
+        square.packet[j] = side + j < columns ? load(b + (side + j) * b_row + p, Whole<T>{}) : splat(T{0});
       Eigen::internal::ptranspose(square);
-      for (Index j = 0; j < w; ++j) store(to + (p + j) * 2 * w + half, square.packet[j], Whole<T>{});
+      for (Index j = 0; j < w; ++j) store(to + (p + j) * 2 * w + side, square.packet[j], Whole<T>{});
     }
 }
 #pragma GCC diagnostic pop
