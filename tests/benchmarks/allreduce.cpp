@@ -43,7 +43,7 @@ Options parse(std::span<char*> arguments) {
   return options;
 }
 
-void benchmark(comm::RingCommunicator& c, const std::string& backend) {
+void benchmark(comm::AnyCommunicator& c, const std::string& backend) {
   const int n = c.size();
   for (const std::size_t count : {1u << 10, 1u << 14, 1u << 18, 1u << 20, 1u << 22, 1u << 24}) {
     const std::size_t repeats = count > 1'000'000 ? 15 : 200;
@@ -86,8 +86,8 @@ void run_threads(const Options& options) {
   auto group = comm::thread_group(options.ranks);
   std::vector<std::thread> threads;
   for (std::size_t rank = 1; rank < group.size(); ++rank)
-    threads.emplace_back([&, rank] { guarded([&] { benchmark(*group[rank], options.transport); }); });
-  benchmark(*group[0], options.transport);
+    threads.emplace_back([&, rank] { guarded([&] { benchmark(group[rank], options.transport); }); });
+  benchmark(group[0], options.transport);
   for (auto& thread : threads) thread.join();
 }
 
@@ -107,9 +107,8 @@ void run_processes(const Options& options) {
   if (world.rank == 0) world.listen_fd = dup(listener.fd());
   listener = comm::Socket();
   const int code = guarded([&] {
-    const auto c =
-        comm::connect(world, options.transport == "shm" ? comm::TransportKind::shm : comm::TransportKind::tcp);
-    benchmark(*c, options.transport);
+    auto c = comm::connect(world, {.backend = comm::backend_of(options.transport)});
+    benchmark(c, options.transport);
   });
   if (world.rank != 0) _exit(code);
   int status = 0, bad = code;

@@ -31,10 +31,14 @@ struct CollectiveOptions {
 ///
 ///   all_reduce(data, op, options)         data := the reduction of every rank's data; the same bits on every rank
 ///   broadcast(data, root, options)        data := root's data
-///   all_gather(mine, all, options)        all  := every rank's `mine`, in the order of ranks; all.size() == size *
-///   mine.size() reduce_scatter(all, mine, op, options) mine := this rank's part of the reduction of every rank's `all`
+///   all_gather(mine, all, options)        all := every rank's `mine`, in the order of ranks, size() * mine.size()
+///   reduce_scatter(all, mine, op, options)  mine := this rank's part of the reduction of every rank's `all`
 ///   send(data, peer), recv(data, peer)    in the order of calls, without tags; send may return before the peer
-///   receives barrier()                             returns when every rank has called it
+///                                         receives
+///   barrier()                             returns when every rank has called it
+///   abort(why)                            gives the group up, from any thread: every call of this rank that is
+///                                         waiting, and every later one, throws CommError with `why`; the other
+///                                         ranks' calls throw it too, as soon as the engine can tell them
 ///
 /// `X_async` starts X and returns a Work; asynchronous collectives run in the order of calls, and a blocking call
 /// keeps its place behind them. A failed communicator stays failed: every later call throws CommError.
@@ -50,6 +54,7 @@ concept Communicator = requires(C& c, std::span<float> out, std::span<const floa
   c.send(in, 0, options);
   c.recv(out, 0, options);
   c.barrier();
+  c.abort(std::string_view());
   { c.all_reduce_async(out, op, options) } -> std::same_as<Work>;
   { c.broadcast_async(out, 0, options) } -> std::same_as<Work>;
   { c.all_gather_async(in, out, options) } -> std::same_as<Work>;

@@ -1,24 +1,12 @@
 #pragma once
-/// The arithmetic of collectives: the ring code moves bytes and calls these two functions on them.
+/// The arithmetic of collectives: engines move bytes and call these functions on them.
 
-#include <chorus/comm/communicator.hpp>
+#include <chorus/comm/engine.hpp>
 #include <cstddef>
 #include <cstring>
 #include <type_traits>
 
 namespace chorus::inline CHORUS_ABI::comm {
-
-/// A scalar type and an operator, as code that knows only bytes sees them. Pointers are aligned to the scalar type.
-struct Reduction {
-  DType dtype = DType::u8;
-  ReduceOp op = ReduceOp::sum;
-  std::size_t element = 1;  ///< bytes of one number
-  double scale = 1;
-  /// out[i] = in[i] (+) scale * mine[i], bf16 and half in float; `out` may be `in` or `mine`
-  void (*combine)(void* out, const void* in, const void* mine, std::size_t count, double scale) = nullptr;
-  /// out[i] = scale * mine[i]; `out` may be `mine`
-  void (*scaled)(void* out, const void* mine, std::size_t count, double scale) = nullptr;
-};
 
 namespace detail {
 
@@ -92,7 +80,6 @@ void scaled(void* out, const void* mine, std::size_t count, double scale) {
 
 }  // namespace detail
 
-/// The reduction of numbers of type T with `op`. Throws UsageError for a scale that T cannot hold.
 template <Scalar T>
 Reduction reduction(ReduceOp op, double scale) {
   check<UsageError>(scale == 1 || Real<T>, "collective: scale ", scale,

@@ -17,7 +17,7 @@ namespace chorus::inline CHORUS_ABI::comm {
 
 /// What the ranks agreed on.
 struct Meeting {
-  TransportKind kind = TransportKind::tcp;
+  Backend kind = Backend::tcp;
   std::uint64_t key = 0;                     ///< random, the same on all ranks
   SharedRegion region;                       ///< shm
   std::array<Address, max_ranks> addresses;  ///< tcp: where each rank's `listener` is
@@ -32,7 +32,7 @@ struct Hello {
   std::uint64_t magic = detail::magic;
   std::int32_t rank = 0, size = 0, pid = 0, port = 0;
   std::uint64_t machine = 0;
-  TransportKind kind = TransportKind::automatic;
+  Backend kind = Backend::automatic;
   std::array<std::uint8_t, 7> reserved{};
 };
 
@@ -40,7 +40,7 @@ struct Answer {
   std::uint64_t magic = detail::magic;
   std::uint64_t key = 0;
   std::int32_t welcome = 0, pid = 0, fd = -1, port = 0;
-  TransportKind kind = TransportKind::tcp;
+  Backend kind = Backend::tcp;
   std::array<std::uint8_t, 7> reserved{};
   std::array<char, 1024> refusal{};
 };
@@ -76,7 +76,7 @@ inline void refuse(const Socket& guest, const std::string& why) {
 /// Rank 0's side.
 class Host {
  public:
-  Host(const World& world, TransportKind kind) : world_(world), kind_(kind) {}
+  Host(const World& world, Backend kind) : world_(world), kind_(kind) {}
 
   [[gnu::cold]] Meeting meet() {
     const auto deadline = Clock::now() + world_.timeout;
@@ -129,7 +129,7 @@ class Host {
     if (hello.rank < 1 || hello.rank >= world_.size)
       return cat("rank ", hello.rank, " is not in [1, ", world_.size, ")");
     if (hello.kind != kind_)
-      return cat("rank ", hello.rank, " asks for transport ", name_of(hello.kind), ", rank 0 for ", kind_);
+      return cat("rank ", hello.rank, " asks for backend ", hello.kind, ", rank 0 for ", kind_);
     auto& place = at(hello.rank);
     if (place.socket && !place.socket.ended())
       return cat("rank ", hello.rank, " is there already, as process ", place.hello.pid);
@@ -137,8 +137,6 @@ class Host {
     place.hello = hello;
     return "";
   }
-
-  static std::string_view name_of(TransportKind kind) { return kind <= TransportKind::tcp ? name(kind) : "unknown"; }
 
   [[gnu::cold]] std::string missing() {
     std::string ranks;
@@ -155,14 +153,14 @@ class Host {
     for (int rank = 1; rank < world_.size; ++rank) one_machine = one_machine && at(rank).hello.machine == machine_id();
     meeting.key = random_key();
     meeting.listener = Socket::listen(listener.local().with_port(0));
-    meeting.kind = kind_ != TransportKind::tcp && one_machine ? TransportKind::shm : TransportKind::tcp;
+    meeting.kind = kind_ != Backend::tcp && one_machine ? Backend::shm : Backend::tcp;
     Answer answer;
     answer.key = meeting.key;
     answer.welcome = 1;
     answer.kind = meeting.kind;
     answer.pid = getpid();
     answer.port = meeting.listener.local().port();
-    if (meeting.kind == TransportKind::shm) {
+    if (meeting.kind == Backend::shm) {
       meeting.region = SharedRegion::create(ShmTransport::region_bytes(world_.size));
       std::memcpy(meeting.region.data(), &meeting.key, sizeof meeting.key);
       for (int rank = 0; rank < world_.size; ++rank)
@@ -171,14 +169,14 @@ class Host {
       answer.fd = meeting.region.fd();
     }
     tell_all(bytes_of(answer), deadline);
-    if (answer.kind == TransportKind::shm) {
-      if (!all_share(deadline)) meeting.kind = TransportKind::tcp;
+    if (answer.kind == Backend::shm) {
+      if (!all_share(deadline)) meeting.kind = Backend::tcp;
       tell_all(bytes_of(meeting.kind), deadline);
     }
-    check<CommError>(kind_ != TransportKind::shm || meeting.kind == kind_, where_, ": ", no_shared_memory);
+    check<CommError>(kind_ != Backend::shm || meeting.kind == kind_, where_, ": ", no_shared_memory);
     for (int rank = 1; rank < world_.size; ++rank)
       meeting.addresses[static_cast<std::size_t>(rank)] = at(rank).socket.remote().with_port(at(rank).hello.port);
-    if (meeting.kind == TransportKind::tcp) tell_all(bytes_of(meeting.addresses), deadline);
+    if (meeting.kind == Backend::tcp) tell_all(bytes_of(meeting.addresses), deadline);
     return meeting;
   }
 
@@ -202,13 +200,13 @@ class Host {
   }
 
   const World& world_;
-  const TransportKind kind_;
+  const Backend kind_;
   std::array<Rank, max_ranks> ranks_;
   std::string where_, refused_;
 };
 
 /// The other ranks' side.
-[[gnu::cold]] inline Meeting join(const World& world, TransportKind kind) {
+[[gnu::cold]] inline Meeting join(const World& world, Backend kind) {
   const auto deadline = Clock::now() + world.timeout;
   const auto grace = deadline + std::chrono::milliseconds(500) + world.timeout / 10;  // rank 0's refusal may come late
   const auto address = Address::resolve(world.master_addr, world.master_port);
@@ -246,7 +244,7 @@ class Host {
   };
   meeting.key = answer.key;
   meeting.kind = answer.kind;
-  if (meeting.kind == TransportKind::shm) {
+  if (meeting.kind == Backend::shm) {
     std::uint8_t opened = 0;
     try {
       meeting.region = SharedRegion::open(answer.pid, answer.fd, ShmTransport::region_bytes(world.size));
@@ -257,8 +255,8 @@ class Host {
     host.send_all(bytes_of(opened), deadline);
     hear(bytes_of(meeting.kind));
   }
-  check<CommError>(kind != TransportKind::shm || meeting.kind == kind, where, ": ", no_shared_memory);
-  if (meeting.kind == TransportKind::tcp) hear(bytes_of(meeting.addresses));
+  check<CommError>(kind != Backend::shm || meeting.kind == kind, where, ": ", no_shared_memory);
+  if (meeting.kind == Backend::tcp) hear(bytes_of(meeting.addresses));
   meeting.addresses[0] = host.remote().with_port(answer.port);
   return meeting;
 }

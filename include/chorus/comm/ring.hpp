@@ -67,8 +67,10 @@ inline void relay(const Ring& ring, Step m, std::size_t count) {
       ring.reduction.combine(out, in, m.mine, n, ring.reduction.scale);
     } else if (in) {
       copy_bytes(out, in, bytes);
-    } else {
+    } else if (ring.reduction.scaled) {
       ring.reduction.scaled(out, m.mine, n, ring.reduction.scale);
+    } else {
+      copy_bytes(out, m.mine, bytes);
     }
     if (slot) {
       if (m.stores) copy_bytes(m.store, slot, bytes);

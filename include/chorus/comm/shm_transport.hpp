@@ -126,6 +126,7 @@ class ShmTransport final : public Transport {
       board_.verdict.store(2);
     }
     ring_all_bells();
+    ring_bell(rank);
   }
 
  private:
@@ -170,18 +171,13 @@ class ShmTransport final : public Transport {
     }
     const auto deadline = Clock::now() + timeout;
     sign.store(peer + 1);
-    try {
-      while (true) {
-        const auto bell = seat(rank).bell.load();
-        if (flag.load() != busy) break;
-        const auto now = Clock::now();
-        seat(rank).pulse.store(now.time_since_epoch().count());
-        look_for_trouble(peer, flag, busy, now >= deadline);
-        futex_wait(seat(rank).bell, bell, std::min<Clock::duration>(deadline - now, nap));
-      }
-    } catch (...) {
-      sign.store(0);
-      throw;
+    while (true) {
+      const auto bell = seat(rank).bell.load();
+      if (flag.load() != busy) break;
+      const auto now = Clock::now();
+      seat(rank).pulse.store(now.time_since_epoch().count());
+      look_for_trouble(peer, flag, busy, now >= deadline);  // what throws leaves the sign, for others' deadlines
+      futex_wait(seat(rank).bell, bell, std::min<Clock::duration>(deadline - now, nap));
     }
     sign.store(0);
   }

@@ -3,6 +3,8 @@
 /// about the rank itself, which must not wait behind data: that it leaves, gives up, or has long waited for another
 /// one. A process that dies closes both; the others see the news connection end without a goodbye.
 
+#include <sys/eventfd.h>
+
 #include <array>
 #include <chorus/comm/socket.hpp>
 #include <chorus/comm/transport.hpp>
@@ -47,7 +49,10 @@ class TcpTransport final : public Transport {
 
   using Peers = std::array<Peer, max_ranks>;
 
-  TcpTransport(int me, int ranks, std::chrono::milliseconds limit) : Transport(me, ranks, slot_bytes, slots, limit) {}
+  TcpTransport(int me, int ranks, std::chrono::milliseconds limit)
+      : Transport(me, ranks, slot_bytes, slots, limit), alarm_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+    chorus::check<CommError>(bool(alarm_), "eventfd: ", std::strerror(errno));
+  }
   ~TcpTransport() override { tell_all({.kind = detail::News::leaves}); }
 
   /// By rank; to be connected before anything else is called. This rank's own entry stays empty.
@@ -85,6 +90,9 @@ class TcpTransport final : public Transport {
     detail::News news{.kind = detail::News::gives_up};
     std::copy_n(why.data(), std::min(why.size(), news.reason.size() - 1), news.reason.data());
     tell_all(news);
+    aborted_.store(true);
+    const std::uint64_t one = 1;
+    [[maybe_unused]] const auto n = write(alarm_.fd(), &one, sizeof one);  // wakes the thread that waits here
   }
 
  private:
@@ -158,9 +166,10 @@ class TcpTransport final : public Transport {
   void wait(int peer, Goal goal) {
     const auto start = Clock::now(), deadline = start + timeout, alarm = start + timeout * 9 / 10;
     bool alarmed = false;
-    std::array<pollfd, 2 * max_ranks> events;
+    std::array<pollfd, 2 * max_ranks + 1> events;
     do {
       std::size_t n = 0;
+      events[n++] = {alarm_.fd(), POLLIN, 0};
       for (int who = 0; who < size; ++who) {
         auto& p = at(who);
         const int interest = (who == peer && goal == Goal::piece ? POLLIN : 0) | (p.used != 0 ? POLLOUT : 0);
@@ -182,6 +191,7 @@ class TcpTransport final : public Transport {
 
   /// Throws if a rank has died or given up, or if `needed` has left.
   void read_news(int needed) {
+    if (aborted_.load()) fail<LinkError>("this rank gave up");
     for (int who = 0; who < size; ++who) {
       auto& p = at(who);
       while (who != rank && !p.left) {
@@ -219,6 +229,8 @@ class TcpTransport final : public Transport {
   }
 
   Peers peers_;
+  Socket alarm_;  // readable once this rank has aborted
+  std::atomic<bool> aborted_{false};
 };
 
 }  // namespace chorus::inline CHORUS_ABI::comm

@@ -1,25 +1,23 @@
 #pragma once
 /// `thread_group`: ranks that are threads of one process, for tests and teaching.
 
-#include <chorus/comm/ring_communicator.hpp>
-#include <chorus/comm/shm_transport.hpp>
+#include <chorus/comm/any_communicator.hpp>
+#include <chorus/comm/world.hpp>
+#include <vector>
 
 namespace chorus::inline CHORUS_ABI::comm {
 
 /// One communicator per rank, to be used by one thread each. They share memory as processes on one machine do, and
-/// `trace` counts their bytes apart, by rank.
-inline std::vector<std::unique_ptr<RingCommunicator>> thread_group(
-    int size, std::chrono::milliseconds timeout = std::chrono::milliseconds(60'000)) {
-  check<UsageError>(size >= 1 && size <= max_ranks, "thread_group: ", size, " ranks, expected 1 to ", max_ranks);
-  std::vector<std::unique_ptr<RingCommunicator>> group;
-  if (size == 1) group.push_back(std::make_unique<RingCommunicator>());
-  if (size == 1) return group;
-  const auto bytes = ShmTransport::region_bytes(size);
-  const auto region = SharedRegion::create(bytes);
-  for (int rank = 0; rank < size; ++rank)
-    group.push_back(std::make_unique<RingCommunicator>(std::unique_ptr<Transport>(
-        new ShmTransport(SharedRegion::open(getpid(), region.fd(), bytes), rank, size, timeout))));
-  return group;
-}
+/// `trace` counts their bytes apart, by rank. Throws UsageError for a size that is not in [1, max_ranks].
+std::vector<AnyCommunicator> thread_group(int size,
+                                          std::chrono::milliseconds timeout = std::chrono::milliseconds(60'000));
+
+/// The same for threads that know only their own place: waits until world.size of them have come with one
+/// world.master_port. Throws TimeoutError after world.timeout, CommError where a rank comes twice.
+AnyCommunicator join_thread_group(const World& world);
 
 }  // namespace chorus::inline CHORUS_ABI::comm
+
+#if !CHORUS_COMPILED
+#include <chorus/comm/thread_group_impl.hpp>
+#endif

@@ -2,22 +2,13 @@
 /// `Transport`: links between the ranks of a group, over which the algorithms of `ring.hpp` are written once.
 
 #include <atomic>
-#include <chorus/comm/communicator.hpp>
+#include <chorus/comm/engine.hpp>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <string>
 
 namespace chorus::inline CHORUS_ABI::comm {
-
-enum class Op : std::uint8_t { all_reduce, broadcast, all_gather, reduce_scatter, message, barrier };
-
-constexpr std::string_view name(Op op) {
-  constexpr std::string_view names[] = {"all_reduce",     "broadcast", "all_gather",
-                                        "reduce_scatter", "message",   "barrier"};
-  const auto i = static_cast<std::size_t>(op);
-  return i < std::size(names) ? names[i] : "an unknown operation";
-}
 
 /// Which call a piece of data belongs to. It travels with every piece, and both ends compare: ranks that call different
 /// collectives get an error that names both, not a hang or wrong numbers.
@@ -59,8 +50,8 @@ struct LinkTimeout : LinkError {
 /// rank can send some while its peer is busy; `queue_pieces` of them before `acquire` waits.
 ///
 /// Every call that waits throws LinkTimeout when the peer makes no progress for `timeout`, and LinkError when a process
-/// of the group has died, when a rank has called `abort`, and when the peer has left. Not thread-safe: one thread at a
-/// time.
+/// of the group has died, when a rank has called `abort`, and when the peer has left. But for `abort`, for one thread at
+/// a time.
 class Transport {
  public:
   struct Piece {
@@ -86,7 +77,8 @@ class Transport {
   virtual void flush() = 0;
   /// Throws if the group is known to have failed. Cheap.
   virtual void check() = 0;
-  /// Tells all ranks that this one gives up, and why.
+  /// Tells all ranks that this one gives up, and why. Calls that wait here, and later ones, throw LinkError, too. From
+  /// any thread.
   virtual void abort(const std::string& why) noexcept = 0;
 
   const int rank, size;

@@ -24,13 +24,15 @@ struct World {
 using Clock = std::chrono::steady_clock;
 using Deadline = Clock::time_point;
 
-/// What carries the bytes between ranks. `automatic`: shared memory when all ranks run on one machine, else TCP.
-enum class TransportKind : std::uint8_t { automatic, shm, tcp };
+/// What carries out collectives. `automatic`: shared memory when all ranks run on one machine, else TCP. `thread`: ranks
+/// are threads of one process. `mpi`, `gloo` and `nccl` have headers of their own, which a program has to include.
+enum class Backend : std::uint8_t { automatic, shm, tcp, thread, mpi, gloo, nccl };
 
-constexpr std::string_view name(TransportKind kind) {
-  constexpr std::string_view names[] = {"automatic", "shm", "tcp"};
-  return names[static_cast<std::size_t>(kind)];
+constexpr std::string_view name(Backend backend) {
+  constexpr std::string_view names[] = {"auto", "shm", "tcp", "thread", "mpi", "gloo", "nccl"};
+  const auto i = static_cast<std::size_t>(backend);
+  return i < std::size(names) ? names[i] : "unknown";
 }
-inline void append(std::string& out, TransportKind kind) { out += name(kind); }
+inline void append(std::string& out, Backend backend) { out += name(backend); }
 
 }  // namespace chorus::inline CHORUS_ABI::comm

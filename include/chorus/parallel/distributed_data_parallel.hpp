@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -13,8 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include <chorus/comm/communicator.hpp>
-#include <chorus/comm/ring_communicator.hpp>
+#include <chorus/comm/any_communicator.hpp>
 #include <chorus/parallel/gradient_buckets.hpp>
 #include <chorus/parallel/policy.hpp>
 #include <chorus/parallel/same_model.hpp>
@@ -33,7 +33,7 @@ struct DistributedDataParallelOptions {
 
 /// The gradient is the mean over the *samples* of all ranks: with shares of different sizes the step is the one that a
 /// single device would take. All ranks hold bit-identical parameters after each step. Every rank makes the same calls.
-template <class Model, class Communicator = comm::RingCommunicator>
+template <class Model, class Communicator = comm::AnyCommunicator>
 class DistributedDataParallel : public Policy<Model> {
  public:
   using D = typename Model::device_type;
@@ -69,6 +69,13 @@ class DistributedDataParallel : public Policy<Model> {
     requires requires(Run& run) { run.communicator(); }
   DistributedDataParallel(Model model, Run& run, const DistributedDataParallelOptions& options = {})
       : DistributedDataParallel(std::move(model), run.communicator(), options, run.seed()) {}
+
+  /// Peers don't wait for a rank that throws while gradients are under way: the group is given up.
+  ~DistributedDataParallel() {
+    const bool unwinding = std::uncaught_exceptions() > exceptions_before_;
+    if (in_backward_ || (unwinding && !counting_.done()))
+      communicator_.abort(cat("rank ", communicator_.rank(), " threw an exception in the middle of a step"));
+  }
 
   /// The model's output for this rank's share of the batch.
   template <class... Inputs>
@@ -302,6 +309,7 @@ class DistributedDataParallel : public Policy<Model> {
   static constexpr std::size_t no_bucket = static_cast<std::size_t>(-1);
 
   Communicator& communicator_;
+  const int exceptions_before_ = std::uncaught_exceptions();
   DistributedDataParallelOptions options_;
   std::vector<nn::NamedBuffer<D>> buffers_;
   std::vector<std::uint8_t> buffer_message_;

@@ -201,9 +201,9 @@ class Run {
   const comm::World& world() const { return world_; }
   /// The connection to the other ranks, made at the first call, in which all of them have to take part.
   /// Throws CommError where they don't meet.
-  auto& communicator() {
+  comm::AnyCommunicator& communicator() {
     if (!communicator_) {
-      communicator_ = comm::connect(world_);
+      communicator_.emplace(comm::connect(world_));
       world_.listen_fd = -1;  // it took that over
     }
     return *communicator_;
@@ -216,7 +216,7 @@ class Run {
   Arguments arguments_;
   LaunchOptions options_;
   comm::World world_;
-  decltype(comm::connect(std::declval<const comm::World&>())) communicator_;
+  std::optional<comm::AnyCommunicator> communicator_;
 };
 
 }  // namespace chorus

@@ -11,9 +11,9 @@ using Catch::Matchers::Equals;
 namespace {
 
 std::string sum_of_ranks(const comm::World& world) {
-  const auto c = comm::connect(world);
+  auto c = comm::connect(world);
   std::vector<int> x{world.rank + 1};
-  c->all_reduce(std::span(x));
+  c.all_reduce(std::span(x));
   return cat(x[0]);
 }
 
@@ -49,7 +49,7 @@ TEST_CASE("ranks that come in any order, and late, form a group", "[comm]") {
 
 TEST_CASE("strangers at the port don't keep ranks from forming", "[comm]") {
   comm::detail::Hello twin{.rank = 1, .size = 3}, wrong_size{.rank = 2, .size = 9}, no_such{.rank = 7, .size = 3},
-      other_kind{.rank = 2, .size = 3, .kind = comm::TransportKind::tcp}, huge{.rank = 1 << 30, .size = 3};
+      other_kind{.rank = 2, .size = 3, .kind = comm::Backend::tcp}, huge{.rank = 1 << 30, .size = 3};
   huge.machine = ~0ull;
   test::Ranks ranks(3, [](const comm::World& world) {
     if (world.rank == 2) std::this_thread::sleep_for(400ms);
@@ -76,7 +76,7 @@ TEST_CASE("strangers at the port don't keep ranks from forming", "[comm]") {
   CHECK_THAT(refused(wrong_size), Contains("rank 2 says that there are 9 ranks, rank 0 says 3"));
   CHECK_THAT(refused(no_such), Contains("rank 7 is not in [1, 3)"));
   CHECK_THAT(refused(huge), Contains("rank 1073741824 is not in [1, 3)"));
-  CHECK_THAT(refused(other_kind), Contains("rank 2 asks for transport tcp, rank 0 for automatic"));
+  CHECK_THAT(refused(other_kind), Contains("rank 2 asks for backend tcp, rank 0 for auto"));
   CHECK(hear_refusal(http) == "closed");
   CHECK(hear_refusal(garbage) == "closed");
   CHECK(hear_refusal(length) == "closed");
@@ -139,10 +139,10 @@ TEST_CASE("addresses that cannot be used", "[comm]") {
 }
 
 TEST_CASE("nothing listens outside loopback, nor at all once the group has formed", "[comm]") {
-  for (const auto kind : {comm::TransportKind::shm, comm::TransportKind::tcp}) {
+  for (const auto kind : {comm::Backend::shm, comm::Backend::tcp}) {
     test::Ranks ranks(2, [kind](const comm::World& world) -> std::string {
-      const auto c = comm::connect(world, kind);
-      c->barrier();
+      auto c = comm::connect(world, {.backend = kind});
+      c.barrier();
       test::Ranks::give_sign();
       for (int fd = 3; fd < 100; ++fd) {
         int listens = 0;
@@ -153,7 +153,7 @@ TEST_CASE("nothing listens outside loopback, nor at all once the group has forme
           return cat("listens on ", address);
         }
       }
-      c->barrier();
+      c.barrier();
       return "";
     });
     for (const auto& text : ranks.texts()) CHECK(text == "");
@@ -174,9 +174,9 @@ TEST_CASE("IPv6", "[comm]") {
     world.listen_fd = -1;
     world.master_addr = "::1";
     world.master_port = port;
-    const auto c = comm::connect(world, comm::TransportKind::tcp);
+    auto c = comm::connect(world, {.backend = comm::Backend::tcp});
     std::vector<int> x{world.rank + 1};
-    c->all_reduce(std::span(x));
+    c.all_reduce(std::span(x));
     return cat(x[0]);
   });
   CHECK(ranks.texts() == std::vector<std::string>(3, "6"));

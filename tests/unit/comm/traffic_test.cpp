@@ -13,7 +13,7 @@ std::vector<std::uint64_t> bytes(int size, F f) {
   trace::reset_traffic();
   auto group = comm::thread_group(size);
   std::vector<std::thread> threads;
-  for (auto& c : group) threads.emplace_back([&] { f(*c); });
+  for (auto& c : group) threads.emplace_back([&] { f(c); });
   for (auto& thread : threads) thread.join();
   std::vector<std::uint64_t> sent;
   for (int rank = 0; rank < size; ++rank) {
@@ -29,7 +29,7 @@ TEST_CASE("all_reduce sends 2 (n - 1) / n of the data from every rank", "[comm]"
   for (int size = 1; size <= 5; ++size) {
     const auto n = static_cast<std::uint64_t>(size);
     for (const std::uint64_t count : {n * 1000, n * 1'000'000}) {
-      const auto sent = bytes(size, [&](comm::RingCommunicator& c) {
+      const auto sent = bytes(size, [&](comm::AnyCommunicator& c) {
         std::vector<float> data(count, 1);
         c.all_reduce(std::span(data), comm::ReduceOp::sum, {.scale = 0.5, .traffic = Traffic::gradients});
       });
@@ -40,7 +40,7 @@ TEST_CASE("all_reduce sends 2 (n - 1) / n of the data from every rank", "[comm]"
 
 TEST_CASE("chunks are rounded to whole numbers, so that a rank is at most 2 of them off", "[comm]") {
   const std::uint64_t count = 1'000'003;
-  const auto sent = bytes(4, [&](comm::RingCommunicator& c) {
+  const auto sent = bytes(4, [&](comm::AnyCommunicator& c) {
     std::vector<double> data(count, 1);
     c.all_reduce(std::span(data), comm::ReduceOp::sum, {.traffic = Traffic::gradients});
   });
@@ -54,7 +54,7 @@ TEST_CASE("chunks are rounded to whole numbers, so that a rank is at most 2 of t
 
 TEST_CASE("bytes of the other collectives", "[comm]") {
   const auto sends = [](int size, auto f) {
-    return bytes(size, [&](comm::RingCommunicator& c) {
+    return bytes(size, [&](comm::AnyCommunicator& c) {
       std::vector<float> mine(50'000), all(mine.size() * static_cast<std::size_t>(size));
       f(c, std::span(mine), std::span(all));
     });

@@ -53,7 +53,7 @@ template <class Body>
 void in_threads(int ranks, const Body& body) {
   auto group = comm::thread_group(ranks, std::chrono::seconds(10));
   std::vector<std::thread> threads;
-  for (auto& communicator : group) threads.emplace_back([&] { body(communicator->rank(), *communicator); });
+  for (auto& communicator : group) threads.emplace_back([&] { body(communicator.rank(), communicator); });
   for (auto& thread : threads) thread.join();
 }
 
@@ -194,7 +194,7 @@ TEST_CASE("buckets: parameters frozen or thawed between steps, in the same way o
 TEST_CASE("buckets: ranks may be threads, too") {
   const auto expected = test::train_single<test::Smooth<Cpu>>();
   std::vector<std::vector<double>> got(3);
-  in_threads(3, [&](int rank, comm::RingCommunicator& communicator) {
+  in_threads(3, [&](int rank, comm::AnyCommunicator& communicator) {
     DistributedDataParallel<test::Smooth<Cpu>> net{make<test::Smooth<Cpu>>(), communicator, {}, 3};
     optim::Sgd optimizer{net.parameters(), {.lr = 0.3, .momentum = 0.9, .weight_decay = 0.01}};
     const World world{.rank = rank, .size = 3};

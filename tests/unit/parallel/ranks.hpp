@@ -12,12 +12,12 @@ namespace test {
 /// A rank's net, with its communicator.
 template <class Model>
 struct Distributed {
-  std::unique_ptr<ch::comm::RingCommunicator> communicator;
+  ch::comm::AnyCommunicator communicator;
   ch::DistributedDataParallel<Model> net;
 
   explicit Distributed(const ch::comm::World& world, const ch::DistributedDataParallelOptions& options = {},
                        Model model = make<Model>())
-      : communicator(ch::comm::connect(world)), net(std::move(model), *communicator, options, 3) {}
+      : communicator(ch::comm::connect(world)), net(std::move(model), communicator, options, 3) {}
 };
 
 /// This rank's rows of a global batch: sizes differ by at most one, and may be 0.

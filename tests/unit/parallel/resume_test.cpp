@@ -90,10 +90,10 @@ std::string run_under(const std::string& policy, int devices, bool adam, const s
     return with_buffers(net, {});
   }
   const auto texts = test::Ranks(devices, [&](const World& world) {
-                       const auto communicator = comm::connect(world);
+                       auto communicator = comm::connect(world);
                        // Small buckets: sums of three ranks are rounded in an order that depends on them.
                        DistributedDataParallel<Model> net{
-                           seeded(), *communicator, {.first_bucket_cap_mb = 1e-3, .bucket_cap_mb = 2e-3}, 9};
+                           seeded(), communicator, {.first_bucket_cap_mb = 1e-3, .bucket_cap_mb = 2e-3}, 9};
                        return with_buffers(net, world);
                      }).texts();
   for (const auto& text : texts)
@@ -157,8 +157,8 @@ TEST_CASE("resume: parameters that were trained may be frozen when a run goes on
   const auto text = test::common_text(2, [&](const World& world) {
     auto model = seeded();
     freeze(model);
-    const auto communicator = comm::connect(world);
-    DistributedDataParallel<Model> net{std::move(model), *communicator, {}, 9};
+    auto communicator = comm::connect(world);
+    DistributedDataParallel<Model> net{std::move(model), communicator, {}, 9};
     optim::Sgd optimizer{net.parameters(), {.lr = 0.05, .momentum = 0.9}};
     io::load_checkpoint(net, optimizer, folder / "run");
     net.eval();

@@ -114,8 +114,8 @@ TEST_CASE("trajectories: a convolutional net's losses are the same under all pol
       require_same(losses(dp), expected);
     }  // no thread of it may live where processes are forked
     const auto text = test::common_text(devices, [](const World& world) {
-      const auto communicator = comm::connect(world);
-      DistributedDataParallel<Model> ddp{seeded(), *communicator, {}, 1};
+      auto communicator = comm::connect(world);
+      DistributedDataParallel<Model> ddp{seeded(), communicator, {}, 1};
       const auto all = losses(ddp);
       return test::text_of(all) + "|" + io::parameters_sha256(ddp.module());
     });

@@ -1,7 +1,8 @@
 #pragma once
-/// One call of a RingCommunicator, and the object that runs such calls one after another.
+/// `RingRunner`: runs calls with the algorithms of `ring.hpp` over a Transport.
 
 #include <array>
+#include <chorus/comm/abort_reason.hpp>
 #include <chorus/comm/in_order.hpp>
 #include <chorus/comm/ring.hpp>
 #include <chorus/comm/world.hpp>
@@ -9,29 +10,15 @@
 
 namespace chorus::inline CHORUS_ABI::comm {
 
-struct RingCall {
-  Op op = Op::barrier;
-  Reduction reduction = comm::reduction<std::uint8_t>(ReduceOp::sum, 1);
-  trace::Traffic traffic = trace::Traffic::control;
-  std::size_t count = 0;     ///< numbers per rank: of `mine` where there is a `mine`, else of `data`
-  const void* in = nullptr;  ///< what this rank contributes
-  void* out = nullptr;       ///< where the result goes
-  int peer = 0;              ///< the root of a broadcast, the other end of a message
-  bool receives = false;     ///< a message: recv, not send
-};
-
 /// Runs calls over a link, numbers them, and turns what goes wrong into one message: rank, call, peer, why.
 class RingRunner {
  public:
   explicit RingRunner(std::unique_ptr<Transport> link) : link_(std::move(link)) {}
 
   /// Returns how the call failed.
-  Failure run(const RingCall& call, const std::atomic<bool>& caller_waits) {
-    if (!link_) {
-      run_alone(call);
-      return {};
-    }
+  Failure run(const Call& call, const std::atomic<bool>& caller_waits) {
     const Envelope envelope = number(call);
+    if (aborted_) return failed(call, envelope, "");
     if (!failure_.empty()) return failed(call, envelope, cat("this communicator has failed before: ", failure_));
     try {
       link_->check();
@@ -46,8 +33,13 @@ class RingRunner {
     }
   }
 
+  /// Ends the run that goes on, wherever it waits, and fails all later ones.
+  void abort(std::string_view why) noexcept {
+    if (aborted_.set(why)) link_->abort(aborted_.why());
+  }
+
  private:
-  Envelope number(const RingCall& call) {
+  Envelope number(const Call& call) {
     Envelope envelope{.op = call.op, .dtype = call.reduction.dtype, .count = call.count};
     const auto peer = static_cast<std::size_t>(call.peer);
     switch (call.op) {
@@ -64,10 +56,11 @@ class RingRunner {
     return envelope;
   }
 
-  [[gnu::cold]] Failure failed(const RingCall& call, const Envelope& envelope, std::string_view why,
+  [[gnu::cold]] Failure failed(const Call& call, const Envelope& envelope, std::string_view why,
                                bool timed_out = false) {
     const auto direction = call.op != Op::message ? "" : call.receives ? "receiving " : "sending ";
-    const auto what = cat("rank ", link_->rank, ": ", direction, envelope, ": ", why);
+    const auto what = cat("rank ", link_->rank, ": ", direction, envelope, ": ", aborted_ ? "aborted: " : "",
+                          aborted_ ? std::string_view(aborted_.why()) : why);
     if (failure_.empty()) {
       failure_ = what;
       link_->abort(what);
@@ -75,7 +68,7 @@ class RingRunner {
     return {what, timed_out};
   }
 
-  void start(const RingCall& call, const Envelope& envelope) {
+  void start(const Call& call, const Envelope& envelope) {
     const Ring ring{*link_, envelope, call.reduction, call.traffic};
     const auto in = static_cast<const std::byte*>(call.in);
     const auto out = static_cast<std::byte*>(call.out);
@@ -96,14 +89,8 @@ class RingRunner {
     }
   }
 
-  /// A group of one: nothing moves, but results are where, and what, they would be.
-  static void run_alone(const RingCall& call) {
-    if (call.op == Op::broadcast || call.op == Op::barrier) return;
-    if (call.out != call.in || call.reduction.scale != 1)
-      call.reduction.scaled(call.out, call.in, call.count, call.reduction.scale);
-  }
-
   std::unique_ptr<Transport> link_;
+  AbortReason aborted_;
   std::string failure_;
   std::uint32_t collectives_ = 0;
   std::array<std::uint32_t, max_ranks> sent_{}, received_{};  // messages, per peer

@@ -1,0 +1,163 @@
+#pragma once
+/// `AnyCommunicator`: a communicator whose engine is chosen at run time.
+
+#include <chorus/comm/engine.hpp>
+#include <memory>
+#include <type_traits>
+
+namespace chorus::inline CHORUS_ABI::comm {
+
+/// The engine of a group of one, in which nothing moves.
+std::shared_ptr<Engine> alone();
+
+/// A Communicator over any Engine; `connect` and `thread_group` make it. Call it from one thread at a time, so that all
+/// ranks see one order; `abort` alone may be called from anywhere. Wrong sizes, roots and peers throw UsageError before
+/// anything moves; failures of the group throw CommError, which names this rank, the call, the peer and why.
+class AnyCommunicator {
+ public:
+  /// A group of one.
+  AnyCommunicator() : AnyCommunicator(alone()) {}
+  explicit AnyCommunicator(std::shared_ptr<Engine> engine) : engine_(std::move(engine)) {}
+  /// A moved-from communicator can only be assigned to or destroyed.
+  AnyCommunicator(AnyCommunicator&&) noexcept = default;
+  AnyCommunicator& operator=(AnyCommunicator&&) noexcept = default;
+
+  int rank() const { return engine_->rank; }
+  int size() const { return engine_->size; }
+  /// What carries the bytes: `shm`, `tcp`, `mpi`, ...
+  std::string_view backend() const { return engine_->name(); }
+
+  /// data := the reduction of every rank's scale * data.
+  template <Scalar T, std::size_t E>
+  void all_reduce(std::span<T, E> data, ReduceOp op = ReduceOp::sum, CollectiveOptions options = {}) {
+    engine_->now(reduces<T>(Op::all_reduce, data.data(), data.data(), data.size(), op, options));
+  }
+  template <Scalar T, std::size_t E>
+  Work all_reduce_async(std::span<T, E> data, ReduceOp op = ReduceOp::sum, CollectiveOptions options = {}) {
+    return engine_->later(reduces<T>(Op::all_reduce, data.data(), data.data(), data.size(), op, options));
+  }
+
+  /// data := root's data.
+  template <Scalar T, std::size_t E>
+  void broadcast(std::span<T, E> data, int root, CollectiveOptions options = {}) {
+    engine_->now(moves<T>(Op::broadcast, data.data(), data.data(), data.size(), root, options));
+  }
+  template <Scalar T, std::size_t E>
+  Work broadcast_async(std::span<T, E> data, int root, CollectiveOptions options = {}) {
+    return engine_->later(moves<T>(Op::broadcast, data.data(), data.data(), data.size(), root, options));
+  }
+
+  /// all := every rank's `mine`, in the order of ranks; all.size() is size() * mine.size(). `mine` may be its own
+  /// place.
+  template <Scalar T, std::size_t E>
+  void all_gather(std::span<const std::type_identity_t<T>> mine, std::span<T, E> all, CollectiveOptions options = {}) {
+    engine_->now(gathers<T>(mine, all, options));
+  }
+  template <Scalar T, std::size_t E>
+  Work all_gather_async(std::span<const std::type_identity_t<T>> mine, std::span<T, E> all,
+                        CollectiveOptions options = {}) {
+    return engine_->later(gathers<T>(mine, all, options));
+  }
+
+  /// mine := this rank's part of the reduction of every rank's scale * all; all.size() is size() * mine.size().
+  template <Scalar T, std::size_t E>
+  void reduce_scatter(std::span<const std::type_identity_t<T>> all, std::span<T, E> mine, ReduceOp op = ReduceOp::sum,
+                      CollectiveOptions options = {}) {
+    engine_->now(scatters<T>(all, mine, op, options));
+  }
+  template <Scalar T, std::size_t E>
+  Work reduce_scatter_async(std::span<const std::type_identity_t<T>> all, std::span<T, E> mine,
+                            ReduceOp op = ReduceOp::sum, CollectiveOptions options = {}) {
+    return engine_->later(scatters<T>(all, mine, op, options));
+  }
+
+  /// Messages between two ranks arrive in the order in which they were sent. `send` returns when `data` may be reused:
+  /// before the peer has received it, if the link's queue has room. Two ranks that send each other much at once, and
+  /// only then receive, wait for each other until the timeout.
+  template <class T, std::size_t E>
+    requires Scalar<std::remove_const_t<T>>
+  void send(std::span<T, E> data, int peer, CollectiveOptions options = {}) {
+    engine_->now(sends<std::remove_const_t<T>>(data, peer, options));
+  }
+  template <class T, std::size_t E>
+    requires Scalar<std::remove_const_t<T>>
+  Work send_async(std::span<T, E> data, int peer, CollectiveOptions options = {}) {
+    return engine_->later(sends<std::remove_const_t<T>>(data, peer, options));
+  }
+  template <Scalar T, std::size_t E>
+  void recv(std::span<T, E> data, int peer, CollectiveOptions options = {}) {
+    engine_->now(receives<T>(data, peer, options));
+  }
+  template <Scalar T, std::size_t E>
+  Work recv_async(std::span<T, E> data, int peer, CollectiveOptions options = {}) {
+    return engine_->later(receives<T>(data, peer, options));
+  }
+
+  /// Returns when every rank has called it.
+  void barrier() { engine_->now(Call{}); }
+  Work barrier_async() { return engine_->later(Call{}); }
+
+  /// Gives the group up: calls that wait, later calls, and the other ranks' throw CommError with `why`.
+  void abort(std::string_view why) noexcept { engine_->abort(why); }
+
+  Engine& engine() const { return *engine_; }
+
+ private:
+  template <class T>
+  static Call reduces(Op op, const T* in, T* out, std::size_t count, ReduceOp how, const CollectiveOptions& options) {
+    return {op, reduction<T>(how, options.scale), options.traffic, count, in, out};
+  }
+
+  template <class T>
+  Call moves(Op op, const T* in, T* out, std::size_t count, int peer, const CollectiveOptions& options) const {
+    check_move(op, peer, options);
+    return {op, {.dtype = dtype<T>, .element = sizeof(T)}, options.traffic, count, in, out, peer};
+  }
+
+  template <class T>
+  Call gathers(std::span<const T> mine, std::span<T> all, const CollectiveOptions& options) const {
+    check_parts("all_gather", all.size(), mine.size());
+    return moves<T>(Op::all_gather, mine.data(), all.data(), mine.size(), rank(), options);
+  }
+
+  template <class T>
+  Call scatters(std::span<const T> all, std::span<T> mine, ReduceOp op, const CollectiveOptions& options) const {
+    check_parts("reduce_scatter", all.size(), mine.size());
+    return reduces<T>(Op::reduce_scatter, all.data(), mine.data(), mine.size(), op, options);
+  }
+
+  template <class T>
+  Call sends(std::span<const T> data, int peer, const CollectiveOptions& options) const {
+    check_peer("send", peer);
+    return moves<T>(Op::message, data.data(), nullptr, data.size(), peer, options);
+  }
+  template <class T>
+  Call receives(std::span<T> data, int peer, const CollectiveOptions& options) const {
+    check_peer("recv", peer);
+    auto call = moves<T>(Op::message, nullptr, data.data(), data.size(), peer, options);
+    call.receives = true;
+    return call;
+  }
+
+  void check_move(Op op, int peer, const CollectiveOptions& options) const {
+    check<UsageError>(options.scale == 1, name(op), ": scale ", options.scale, " needs an operation that reduces");
+    check<UsageError>(peer >= 0 && peer < size(), name(op), ": rank ", peer, " is not in [0, ", size(), ")");
+  }
+  void check_peer(std::string_view what, int peer) const {
+    check<UsageError>(peer != rank(), what, ": rank ", peer, " is this rank itself");
+  }
+  void check_parts(std::string_view what, std::size_t all, std::size_t mine) const {
+    check<UsageError>(all == mine * static_cast<std::size_t>(size()), what, ": all has ", all, " numbers, expected ",
+                      size(), " ranks x ", mine);
+  }
+
+  std::shared_ptr<Engine> engine_;
+};
+
+static_assert(Communicator<AnyCommunicator>);
+
+}  // namespace chorus::inline CHORUS_ABI::comm
+
+#if !CHORUS_COMPILED
+#include <chorus/comm/alone.hpp>
+#endif

@@ -1,0 +1,66 @@
+#pragma once
+/// What stands behind `connect`.
+
+#include <array>
+#include <chorus/comm/connect.hpp>
+#include <chorus/comm/mesh.hpp>
+#include <chorus/comm/ring_communicator.hpp>
+#include <chorus/comm/thread_group.hpp>
+
+namespace chorus::inline CHORUS_ABI::comm {
+
+namespace detail {
+
+inline EngineMaker& maker_of(Backend backend) {
+  static std::array<EngineMaker, 8> makers{};
+  return makers[static_cast<std::size_t>(backend) % makers.size()];
+}
+
+[[gnu::cold]] inline std::unique_ptr<Transport> meet(const World& world, Backend backend) {
+  check<UsageError>((world.rank == 0 && world.listen_fd >= 0) || (world.master_port > 0 && world.master_port < 65536),
+                    "connect: master_port is ", world.master_port, ", expected 1 to 65535");
+  auto meeting = world.rank == 0 ? Host(world, backend).meet() : join(world, backend);
+  if (meeting.kind == Backend::shm)
+    return std::make_unique<ShmTransport>(std::move(meeting.region), world.rank, world.size, world.timeout);
+  auto link = std::make_unique<TcpTransport>(world.rank, world.size, world.timeout);
+  connect_all(world, meeting, link->peers());
+  return link;
+}
+
+}  // namespace detail
+
+CHORUS_INLINE AnyCommunicator connect(const World& world, const ConnectOptions& options) {
+  check<UsageError>(world.size >= 1 && world.size <= max_ranks, "connect: world size is ", world.size,
+                    ", expected 1 to ", max_ranks);
+  check<UsageError>(world.rank >= 0 && world.rank < world.size, "connect: rank ", world.rank, " is not in [0, ",
+                    world.size, ")");
+  check<UsageError>(world.timeout.count() > 0, "connect: timeout is ", world.timeout.count(),
+                    " ms, expected more than 0");
+  const auto backend = options.backend;
+  const auto maker = detail::maker_of(backend);
+  check<UsageError>(backend <= Backend::thread || maker, "connect: this program was built without backend ", backend,
+                    ": include <chorus/comm/", backend, ".hpp> and link its library");
+  if (world.size == 1) {
+    const auto unused = Socket::adopt(world.listen_fd);
+    return AnyCommunicator();
+  }
+  if (maker) return AnyCommunicator(maker(world));
+  if (backend == Backend::thread) return join_thread_group(world);
+  auto link = detail::meet(world, backend);
+  const auto carrier = dynamic_cast<const ShmTransport*>(link.get()) ? Backend::shm : Backend::tcp;
+  return RingCommunicator(name(carrier), std::move(link));
+}
+
+CHORUS_INLINE Backend backend_of(std::string_view text) {
+  for (auto backend : {Backend::automatic, Backend::shm, Backend::tcp, Backend::thread, Backend::mpi, Backend::gloo,
+                       Backend::nccl})
+    if (name(backend) == text) return backend;
+  fail<UsageError>("backend '", text, "' is unknown, expected auto, shm, tcp, thread, mpi, gloo or nccl");
+}
+
+CHORUS_INLINE bool register_backend(Backend backend, EngineMaker maker) {
+  detail::maker_of(backend) = maker;
+  return true;
+}
+
+}  // namespace chorus::inline CHORUS_ABI::comm

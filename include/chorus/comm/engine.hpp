@@ -1,0 +1,72 @@
+#pragma once
+/// `Engine`: what carries out the calls of a communicator, behind a virtual interface that knows bytes and no types.
+
+#include <chorus/comm/communicator.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace chorus::inline CHORUS_ABI::comm {
+
+enum class Op : std::uint8_t { all_reduce, broadcast, all_gather, reduce_scatter, message, barrier };
+
+constexpr std::string_view name(Op op) {
+  constexpr std::string_view names[] = {"all_reduce",     "broadcast", "all_gather",
+                                        "reduce_scatter", "message",   "barrier"};
+  const auto i = static_cast<std::size_t>(op);
+  return i < std::size(names) ? names[i] : "an unknown operation";
+}
+
+/// A scalar type and an operator, as code that knows only bytes sees them. Pointers are aligned to the scalar type.
+struct Reduction {
+  DType dtype = DType::u8;
+  ReduceOp op = ReduceOp::sum;
+  std::size_t element = 1;  ///< bytes of one number
+  double scale = 1;
+  /// out[i] = in[i] (+) scale * mine[i], bf16 and half in float; `out` may be `in` or `mine`. Null in calls that only move
+  /// numbers.
+  void (*combine)(void* out, const void* in, const void* mine, std::size_t count, double scale) = nullptr;
+  /// out[i] = scale * mine[i]; `out` may be `mine`. Null: a plain copy.
+  void (*scaled)(void* out, const void* mine, std::size_t count, double scale) = nullptr;
+};
+
+/// The reduction of numbers of type T with `op`. Throws UsageError for a scale that T cannot hold.
+template <Scalar T>
+Reduction reduction(ReduceOp op, double scale);
+
+/// One call of a communicator.
+struct Call {
+  Op op = Op::barrier;
+  Reduction reduction;
+  trace::Traffic traffic = trace::Traffic::control;
+  std::size_t count = 0;     ///< numbers per rank: of `mine` where there is a `mine`, else of `data`
+  const void* in = nullptr;  ///< what this rank contributes
+  void* out = nullptr;       ///< where the result goes; `in` where a call is in place
+  int peer = 0;              ///< the root of a broadcast, the other end of a message
+  bool receives = false;     ///< a message: recv, not send
+};
+
+/// One rank's end of a group. Its calls have been checked: sizes fit, roots and peers are ranks. They are carried out in
+/// the order in which they came. The first failure is final, and thrown by every later call.
+class Engine {
+ public:
+  Engine(int me, int ranks) : rank(me), size(ranks) {}
+  virtual ~Engine() = default;  ///< finishes what was called, and leaves the group
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  virtual void now(const Call& call) = 0;
+  virtual Work later(const Call& call) = 0;
+  /// See Communicator. From any thread, and while others wait in `now`.
+  virtual void abort(std::string_view why) noexcept = 0;
+  /// What carries the bytes: `shm`, `tcp`, ...
+  virtual std::string_view name() const = 0;
+
+  const int rank, size;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::comm
+
+#if !CHORUS_COMPILED
+#include <chorus/comm/reduction.hpp>
+#endif

@@ -1,0 +1,41 @@
+#pragma once
+/// `QueuedEngine`: an engine that runs its calls one after another, blocking ones in the caller's thread, asynchronous
+/// ones in a thread of its own.
+
+#include <chorus/comm/abort_reason.hpp>
+#include <chorus/comm/engine.hpp>
+#include <chorus/comm/in_order.hpp>
+#include <memory>
+
+namespace chorus::inline CHORUS_ABI::comm {
+
+/// `Runner` has `Failure run(const Call&, const std::atomic<bool>& caller_waits)`, called by one thread at a time, and
+/// `void abort(std::string_view) noexcept`, called from any, after which the run that goes on and all later ones fail
+/// soon. The first failure is the runner's to keep: it fails again in every later call.
+template <class Runner>
+class QueuedEngine final : public Engine {
+ public:
+  template <class... Arguments>
+  QueuedEngine(int me, int ranks, std::string_view what, Arguments&&... arguments)
+      : Engine(me, ranks),
+        name_(what),
+        runner_(std::forward<Arguments>(arguments)...),
+        calls_(std::make_shared<InOrder<Call>>(&run, &runner_)) {}
+  ~QueuedEngine() override { calls_->stop(); }
+
+  void now(const Call& call) override { calls_->now(call); }
+  Work later(const Call& call) override { return {calls_, calls_->later(call)}; }
+  void abort(std::string_view why) noexcept override { runner_.abort(why); }
+  std::string_view name() const override { return name_; }
+
+ private:
+  static Failure run(void* runner, const Call& call, const std::atomic<bool>& caller_waits) {
+    return static_cast<Runner*>(runner)->run(call, caller_waits);
+  }
+
+  std::string_view name_;
+  Runner runner_;
+  std::shared_ptr<InOrder<Call>> calls_;  // Works share it
+};
+
+}  // namespace chorus::inline CHORUS_ABI::comm

@@ -1,0 +1,107 @@
+// Giving a group up: whoever waits is told why.
+#include <catch.hpp>
+#include <chorus/comm/thread_group.hpp>
+#include <thread>
+
+#include "processes.hpp"
+
+using namespace chorus;
+using namespace std::chrono_literals;
+using Catch::Matchers::Contains;
+using Catch::Matchers::StartsWith;
+
+TEST_CASE("abort ends what waits and what comes, here and elsewhere, with its reason", "[comm]") {
+  for (const auto backend : {comm::Backend::shm, comm::Backend::tcp}) {
+    test::Ranks ranks(
+        3,
+        [backend](const comm::World& world) -> std::string {
+          auto c = comm::connect(world, {.backend = backend});
+          c.barrier();
+          std::vector<float> x(1'000'000);
+          std::string text;
+          const auto note = [&](auto call) {
+            try {
+              call();
+            } catch (const CommError& error) {
+              text += std::string(error.what()) + "\n";
+            }
+          };
+          if (world.rank == 1) {  // the others wait for this rank; its own pending call waits for rank 2's recv
+            auto pending = c.recv_async(std::span(x), 2);
+            std::this_thread::sleep_for(100ms);
+            c.abort("no flour left");
+            c.abort("a second reason");
+            note([&] { pending.wait(); });
+            note([&] { c.barrier(); });
+          } else {
+            note([&] { c.all_reduce(std::span(x)); });
+            note([&] { c.barrier(); });
+          }
+          return text;
+        },
+        20s);
+    const auto start = comm::Clock::now();
+    const auto texts = ranks.texts();
+    CHECK(comm::Clock::now() - start < 5s);
+    CHECK(texts[1] ==
+          "rank 1: receiving message #0 (1000000 F32): aborted: no flour left\n"
+          "rank 1: barrier #1: aborted: no flour left\n");
+    for (const int rank : {0, 2}) {
+      const auto first = cat("rank ", rank, ": all_reduce #1 (sum of 1000000 F32): ");
+      CHECK_THAT(texts[static_cast<std::size_t>(rank)], StartsWith(first) && Contains("no flour left") &&
+                                                            Contains("this communicator has failed before"));
+      CHECK_THAT(texts[static_cast<std::size_t>(rank)], !Contains("second"));
+    }
+  }
+}
+
+TEST_CASE("abort from another thread ends a blocking call", "[comm]") {
+  auto group = comm::thread_group(2, 20s);
+  std::thread other([&] {
+    std::this_thread::sleep_for(50ms);
+    group[0].abort("enough");
+  });
+  const auto start = comm::Clock::now();
+  CHECK_THROWS_WITH(group[0].barrier(), "rank 0: barrier #0: aborted: enough");
+  CHECK(comm::Clock::now() - start < 5s);
+  other.join();
+  CHECK_THROWS_WITH(group[1].barrier(), "rank 1: barrier #0: rank 0 gave up: enough");
+}
+
+TEST_CASE("a group of one can be aborted, too", "[comm]") {
+  comm::AnyCommunicator c;
+  c.barrier();
+  c.abort("enough");
+  CHECK_THROWS_WITH(c.barrier(), "rank 0: barrier: aborted: enough");
+  CHECK_THROWS_AS(c.barrier_async(), CommError);
+}
+
+TEST_CASE("threads that know only their place meet by their port", "[comm]") {
+  std::vector<std::string> sums(5);
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 5; ++i)
+    threads.emplace_back([&sums, i] {  // a group of two and a group of three at once
+      const bool first = i < 2;
+      comm::World world{.rank = first ? i : i - 2, .size = first ? 2 : 3, .master_port = first ? 1 : 2};
+      world.timeout = 10s;
+      auto c = comm::connect(world, {.backend = comm::Backend::thread});
+      std::vector<int> x{i};
+      c.all_reduce(std::span(x));
+      sums[static_cast<std::size_t>(i)] = cat(c.backend(), " ", x[0]);
+    });
+  for (auto& thread : threads) thread.join();
+  CHECK(sums == std::vector<std::string>{"thread 1", "thread 1", "thread 9", "thread 9", "thread 9"});
+  comm::World lonely{.rank = 1, .size = 3};
+  lonely.timeout = 50ms;
+  CHECK_THROWS_WITH(comm::connect(lonely, {.backend = comm::Backend::thread}),
+                    "rank 1: ranks 0, 2 of 3 did not come within 50 ms");
+}
+
+TEST_CASE("backends by name", "[comm]") {
+  CHECK(comm::backend_of("gloo") == comm::Backend::gloo);
+  CHECK(comm::backend_of("auto") == comm::Backend::automatic);
+  CHECK_THROWS_WITH(comm::backend_of("smoke"),
+                    "backend 'smoke' is unknown, expected auto, shm, tcp, thread, mpi, gloo or nccl");
+  CHECK_THROWS_WITH(comm::connect({.rank = 0, .size = 2}, {.backend = comm::Backend::nccl}),
+                    Contains("built without backend nccl"));
+}
