@@ -25,7 +25,7 @@ struct Envelope {
 /// `all_reduce #7 (sum of 1024 F32)`
 [[gnu::cold]] inline void append(std::string& out, const Envelope& call) {
   const bool reduces = call.op == Op::all_reduce || call.op == Op::reduce_scatter;
-  const bool known = call.dtype <= DType::f16 && (!reduces || call.detail <= static_cast<std::uint8_t>(ReduceOp::max));
+  const bool known = call.dtype <= DType::f64 && (!reduces || call.detail <= static_cast<std::uint8_t>(ReduceOp::max));
   out += name(call.op);
   out += " #";
   chorus::append(out, call.sequence);
