@@ -2,6 +2,7 @@
 /// The reference models of the step benchmarks, and one training step of each.
 
 #include <algorithm>
+#include <chorus/chorus.hpp>
 #include <chrono>
 #include <cstdio>
 #include <memory>
@@ -10,8 +11,6 @@
 #include <string>
 #include <string_view>
 #include <vector>
-
-#include <chorus/chorus.hpp>
 
 namespace bench {
 
@@ -85,10 +84,16 @@ struct GptBlock : ch::nn::Module {
   ch::nn::Linear<ch::Cpu> qkv, proj, fc1, fc2;
   CHORUS_MODULE(GptBlock, norm1, qkv, proj, norm2, fc1, fc2)
   explicit GptBlock(ch::Index width)
-      : norm1{width}, norm2{width}, qkv{width, 3 * width}, proj{width, width}, fc1{width, 4 * width}, fc2{4 * width, width} {}
+      : norm1{width},
+        norm2{width},
+        qkv{width, 3 * width},
+        proj{width, width},
+        fc1{width, 4 * width},
+        fc2{4 * width, width} {}
   auto forward(const auto& x) const {
     const auto [batch, context, width] = x.shape();
-    const auto parts = ch::permute(ch::reshape(qkv(norm1(x)), ch::Shape<5>{batch, context, 3, heads, width / heads}), {2, 0, 3, 1, 4});
+    const auto parts =
+        ch::permute(ch::reshape(qkv(norm1(x)), ch::Shape<5>{batch, context, 3, heads, width / heads}), {2, 0, 3, 1, 4});
     const auto part = [&, b = batch, c = context, w = width](ch::Index i) {
       return ch::reshape(ch::slice(parts, 0, i, i + 1), ch::Shape<4>{b, heads, c, w / heads});
     };
@@ -152,7 +157,8 @@ double median_ms(const Step& step, std::size_t most, double seconds) {
 
 /// One training step on a fixed batch: zero_grad, forward, cross entropy, backward, optimizer step.
 template <class Net, class Images>
-auto make_step(Net& net, ch::optim::Optimizer<ch::Cpu>& optimizer, const Images& images, const ch::Tensor<std::int64_t, 1>& targets) {
+auto make_step(Net& net, ch::optim::Optimizer<ch::Cpu>& optimizer, const Images& images,
+               const ch::Tensor<std::int64_t, 1>& targets) {
   return [&net, &optimizer, images, targets] {
     optimizer.zero_grad();
     const auto loss = ch::cross_entropy(net(images), targets);
@@ -161,7 +167,8 @@ auto make_step(Net& net, ch::optim::Optimizer<ch::Cpu>& optimizer, const Images&
   };
 }
 
-/// Calls `run(name, Model, images, targets, optimizer)` for the cases that were asked for; returns false for an unknown one.
+/// Calls `run(name, Model, images, targets, optimizer)` for the cases that were asked for; returns false for an unknown
+/// one.
 template <class Run>
 bool for_each_case(std::span<const std::string_view> wanted, const Run& run) {
   const auto sgd = [](auto parameters) -> std::unique_ptr<ch::optim::Optimizer<ch::Cpu>> {
@@ -181,14 +188,24 @@ bool for_each_case(std::span<const std::string_view> wanted, const Run& run) {
   const auto asked = [&](std::string_view name) {
     return wanted.empty() || std::find(wanted.begin(), wanted.end(), name) != wanted.end();
   };
-  if (asked("toy_b16")) run("toy_b16", [] { return Toy{}; }, normal<4>({16, 3, 32, 32}), labels(16, 10), sgd);
-  if (asked("toy_b128")) run("toy_b128", [] { return Toy{}; }, normal<4>({128, 3, 32, 32}), labels(128, 10), sgd);
-  if (asked("mlp_b64")) run("mlp_b64", [] { return Mlp{}; }, normal<2>({64, 784}), labels(64, 10), adam);
-  if (asked("resnet18_b32")) run("resnet18_b32", [] { return ResNet18{}; }, normal<4>({32, 3, 32, 32}), labels(32, 10), sgd);
+  if (asked("toy_b16"))
+    run(
+        "toy_b16", [] { return Toy{}; }, normal<4>({16, 3, 32, 32}), labels(16, 10), sgd);
+  if (asked("toy_b128"))
+    run(
+        "toy_b128", [] { return Toy{}; }, normal<4>({128, 3, 32, 32}), labels(128, 10), sgd);
+  if (asked("mlp_b64"))
+    run(
+        "mlp_b64", [] { return Mlp{}; }, normal<2>({64, 784}), labels(64, 10), adam);
+  if (asked("resnet18_b32"))
+    run(
+        "resnet18_b32", [] { return ResNet18{}; }, normal<4>({32, 3, 32, 32}), labels(32, 10), sgd);
   if (asked("gpt_b16"))
-    run("gpt_b16", [] { return Gpt{}; }, labels(16 * 128, 65).view(ch::Shape<2>{16, 128}), labels(16 * 128, 65),
+    run(
+        "gpt_b16", [] { return Gpt{}; }, labels(16 * 128, 65).view(ch::Shape<2>{16, 128}), labels(16 * 128, 65),
         [](auto parameters) -> std::unique_ptr<ch::optim::Optimizer<ch::Cpu>> {
-          return std::make_unique<ch::optim::AdamW<ch::Cpu>>(parameters, ch::optim::AdamOptions{.lr = 1e-3, .weight_decay = 0.01});
+          return std::make_unique<ch::optim::AdamW<ch::Cpu>>(parameters,
+                                                             ch::optim::AdamOptions{.lr = 1e-3, .weight_decay = 0.01});
         });
   return true;
 }

@@ -2,6 +2,7 @@
 // of the five reference models. Each line gives the best of many runs.
 //
 //   kernels [seconds per measurement, default 0.1]
+//   kernels floor    the machine's peak and bandwidth, and the least time of a training step of each reference model
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // g++ 12 sees it in its own headers, under Eigen's products
 #endif
@@ -12,9 +13,13 @@
 #include <chorus/kernels/pooling.hpp>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <ctime>
 #include <random>
+#include <string_view>
 #include <vector>
+
+#include "floor.hpp"
 
 namespace {
 
@@ -101,9 +106,35 @@ void pooling(const char* name, const Pool2dShape& s) {
   std::printf("max_pool2d %-18s forward %8.1f us; backward %8.1f us\n", name, forward * 1e6, backward * 1e6);
 }
 
+/// Multiplications and additions per second of the register tile, its operands in the first-level cache.
+double peak_flops() {
+  constexpr Index depth = 64, rows = kernels::detail::tile_rows, columns = kernels::detail::tile_columns<float>;
+  const auto a = normal(rows * depth), b = normal(depth * columns), start = normal(columns);
+  std::vector<float> c(static_cast<std::size_t>(rows * columns));
+  Index offsets[depth];
+  for (Index p = 0; p < depth; ++p) offsets[p] = p * columns;
+  const double seconds = best_seconds([&] {
+    for (int repeat = 0; repeat < 1000; ++repeat)
+      kernels::detail::multiply_tile<rows>(depth, kernels::detail::Matrix<float>{a.data(), depth, 1}, b.data(), offsets,
+                                           start.data(), c.data(), columns, false);
+  });
+  return 2e3 * static_cast<double>(depth * rows * columns) / seconds;
+}
+
+/// Bytes read and written per second by a copy of more than the caches hold.
+double copy_bandwidth() {
+  std::vector<char> from(std::size_t{256} << 20, 1), to(from.size());
+  const double seconds = best_seconds([&] { std::memcpy(to.data(), from.data(), from.size()); });
+  return 2 * static_cast<double>(from.size()) / seconds;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (argc > 1 && std::string_view(argv[1]) == "floor") {
+    bench::print_floors(peak_flops(), copy_bandwidth());
+    return 0;
+  }
   if (argc > 1) budget = std::atof(argv[1]);
   constexpr Trans N = Trans::no, T = Trans::yes;
   matrix_product(N, N, 512, 512, 512);

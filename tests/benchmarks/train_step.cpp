@@ -1,6 +1,9 @@
 /// Times one training step of the reference models: train_step THREADS [CASE ...]
-/// One line a case: name, threads, median step in ms, samples per second. A step is zero_grad, forward, cross entropy,
-/// backward, optimizer step, on one fixed random batch, in float. With several threads, DataParallel has one device each.
+/// One line a case: name, threads, median step in ms, samples per second, the process's peak resident size so far. A
+/// step is zero_grad, forward, cross entropy, backward, optimizer step, on one fixed random batch, in float. With
+/// several threads, DataParallel has one device each.
+
+#include <sys/resource.h>
 
 #include <cstdlib>
 
@@ -15,23 +18,27 @@ int main(int argc, char** argv) {
     return 2;
   }
   const std::vector<std::string_view> wanted(argv + std::min(argc, 2), argv + argc);
-  const bool known = bench::for_each_case(wanted, [&](const char* name, auto make, const auto& images, const auto& targets, auto make_optimizer) {
-    const auto time = [&](auto& net) {
-      const auto optimizer = make_optimizer(net.parameters());
-      const double ms = bench::median_ms(bench::make_step(net, *optimizer, images, targets), 300, 4);
-      std::printf("%s threads=%d median_ms=%.3f samples_per_s=%.0f\n", name, threads, ms, static_cast<double>(images.size(0)) / ms * 1e3);
-      std::fflush(stdout);
-    };
-    using Model = decltype(make());
-    if (threads == 1) {
-      ch::SingleDevice<Model> net{make()};
-      time(net);
-    } else {
-      std::vector<int> devices;
-      for (int i = 0; i < threads; ++i) devices.push_back(i);
-      ch::DataParallel<Model> net{make(), {.device_ids = devices}};
-      time(net);
-    }
-  });
+  const bool known = bench::for_each_case(
+      wanted, [&](const char* name, auto make, const auto& images, const auto& targets, auto make_optimizer) {
+        const auto time = [&](auto& net) {
+          const auto optimizer = make_optimizer(net.parameters());
+          const double ms = bench::median_ms(bench::make_step(net, *optimizer, images, targets), 300, 4);
+          rusage use{};
+          getrusage(RUSAGE_SELF, &use);
+          std::printf("%s threads=%d median_ms=%.3f samples_per_s=%.0f peak_rss_mib=%.0f\n", name, threads, ms,
+                      static_cast<double>(images.size(0)) / ms * 1e3, static_cast<double>(use.ru_maxrss) / 1024);
+          std::fflush(stdout);
+        };
+        using Model = decltype(make());
+        if (threads == 1) {
+          ch::SingleDevice<Model> net{make()};
+          time(net);
+        } else {
+          std::vector<int> devices;
+          for (int i = 0; i < threads; ++i) devices.push_back(i);
+          ch::DataParallel<Model> net{make(), {.device_ids = devices}};
+          time(net);
+        }
+      });
   return known ? 0 : 2;
 }
