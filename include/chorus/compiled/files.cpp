@@ -1,0 +1,14 @@
+// Part of the library chorus::compiled: datasets, loaders and model files.
+
+#define CHORUS_BUILDS_LIBRARY
+#include <chorus/data/cifar10.hpp>
+#include <chorus/data/loader.hpp>
+#include <chorus/data/mnist.hpp>
+#include <chorus/data/sampler.hpp>
+#include <chorus/io/model_file.hpp>
+
+namespace chorus::inline CHORUS_ABI::io::detail {
+
+template void save_module<Cpu>(nn::Module&, const std::string&, const Metadata&);
+
+}  // namespace chorus::inline CHORUS_ABI::io::detail

@@ -1,0 +1,111 @@
+// Part of the library chorus::compiled: the kernels on the CPU.
+
+#define CHORUS_BUILDS_LIBRARY
+#include <chorus/kernels/axis_block.hpp>
+#include <chorus/kernels/batch_norm.hpp>
+#include <chorus/kernels/convolution.hpp>
+#include <chorus/kernels/copy.hpp>
+#include <chorus/kernels/cross_entropy.hpp>
+#include <chorus/kernels/cumulative.hpp>
+#include <chorus/kernels/dropout.hpp>
+#include <chorus/kernels/gemm.hpp>
+#include <chorus/kernels/indexing.hpp>
+#include <chorus/kernels/layer_norm.hpp>
+#include <chorus/kernels/optimizer.hpp>
+#include <chorus/kernels/pooling.hpp>
+#include <chorus/kernels/random.hpp>
+#include <chorus/kernels/reduction.hpp>
+#include <chorus/kernels/softmax.hpp>
+
+namespace chorus::inline CHORUS_ABI::kernels {
+
+// Tables name each kernel, so that it is emitted here; nobody reads them.
+using Erased = void (*)();
+template <class Kernel>
+Erased erased(Kernel* kernel) {
+  return reinterpret_cast<Erased>(kernel);
+}
+
+template <class T>
+struct Floating {
+  static inline const Erased table[] = {
+      erased(&take_block<T>),
+      erased(&put_block<T>),
+      erased(&axpy<T>),
+      erased(&scale<T>),
+      erased(&gemm<T>),
+      erased(&conv2d_forward<T>),
+      erased(&conv2d_backward_input<T>),
+      erased(&conv2d_backward_weight<T>),
+      erased(&conv2d_backward_bias<T>),
+      erased(&max_pool2d_forward<T>),
+      erased(&max_pool2d_backward<T>),
+      erased(&avg_pool2d_forward<T>),
+      erased(&avg_pool2d_backward<T>),
+      erased(&batch_norm_sums<T>),
+      erased(&batch_norm_statistics<T>),
+      erased(&batch_norm_normalise<T>),
+      erased(&batch_norm_forward_train<T>),
+      erased(&batch_norm_forward_eval<T>),
+      erased(&batch_norm_backward_sums<T>),
+      erased(&batch_norm_backward_affine<T>),
+      erased(&batch_norm_backward_input<T>),
+      erased(&batch_norm_backward_train<T>),
+      erased(&batch_norm_backward_eval<T>),
+      erased(&layer_norm_forward<T>),
+      erased(&layer_norm_backward_input<T>),
+      erased(&layer_norm_backward_affine<T>),
+      erased(&softmax_forward<T>),
+      erased(&softmax_backward<T>),
+      erased(&log_softmax_forward<T>),
+      erased(&log_softmax_backward<T>),
+      erased(&logsumexp_forward<T>),
+      erased(&logsumexp_backward<T>),
+      erased(&cross_entropy_forward<T>),
+      erased(&cross_entropy_backward<T>),
+      erased(&nll_loss_forward<T>),
+      erased(&nll_loss_backward<T>),
+      erased(&sum<T>),
+      erased(&sum_backward<T>),
+      erased(&mean<T>),
+      erased(&mean_backward<T>),
+      erased(&amax<T>),
+      erased(&amax_backward<T>),
+      erased(&amin<T>),
+      erased(&amin_backward<T>),
+      erased(&argmax<T>),
+      erased(&var<T>),
+      erased(&var_backward<T>),
+      erased(&cumsum<T>),
+      erased(&dropout_forward<T>),
+      erased(&dropout_backward<T>),
+      erased(&fill_uniform<T>),
+      erased(&fill_normal<T>),
+      erased(&index_select_backward<T>),
+      erased(&gather_backward<T>),
+      erased(&sgd_step<T>),
+      erased(&adam_step<T>),
+      erased(&rms_prop_step<T>),
+      erased(&adagrad_step<T>),
+      erased(&square_sum<T>),
+  };
+};
+template struct Floating<float>;
+template struct Floating<double>;
+
+template <class T>
+struct Movement {
+  static inline const Erased table[] = {
+      erased(&fill<T>),           erased(&copy_strided<T>),    erased(&scatter_strided<T>),
+      erased(&index_select<T>),   erased(&gather<T>),          erased(&convert<T, float>),
+      erased(&convert<float, T>), erased(&convert<T, double>), erased(&convert<double, T>),
+  };
+};
+template struct Movement<float>;
+template struct Movement<double>;
+template struct Movement<std::int32_t>;
+template struct Movement<std::int64_t>;
+template struct Movement<std::uint8_t>;
+template struct Movement<bool>;
+
+}  // namespace chorus::inline CHORUS_ABI::kernels
