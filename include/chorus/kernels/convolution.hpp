@@ -29,6 +29,7 @@ void conv2d_backward_bias(Cpu, const Conv2dShape& s, const T* dy, T* dbias, bool
 
 }  // namespace chorus::inline CHORUS_ABI::kernels
 
+#include <chorus/kernels/cpu/narrow_convolution.hpp>
 #if !CHORUS_COMPILED
 #include <chorus/kernels/cpu/convolution.hpp>
 #endif

@@ -20,6 +20,7 @@ void dropout_backward(Cpu, Index samples, Index inner, const T* dy, T* dx, doubl
 
 }  // namespace chorus::inline CHORUS_ABI::kernels
 
+#include <chorus/kernels/cpu/narrow_dropout.hpp>
 #if !CHORUS_COMPILED
 #include <chorus/kernels/cpu/dropout.hpp>
 #endif

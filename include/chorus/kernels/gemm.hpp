@@ -18,6 +18,7 @@ void gemm(Cpu, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index 
 
 }  // namespace chorus::inline CHORUS_ABI::kernels
 
+#include <chorus/kernels/cpu/narrow_gemm.hpp>
 #if !CHORUS_COMPILED
 #include <chorus/kernels/cpu/gemm.hpp>
 #endif

@@ -30,6 +30,7 @@ void gather_backward(Cpu device, AxisShape whole, Index count, const std::int64_
 
 }  // namespace chorus::inline CHORUS_ABI::kernels
 
+#include <chorus/kernels/cpu/narrow_indexing.hpp>
 #if !CHORUS_COMPILED
 #include <chorus/kernels/cpu/indexing.hpp>
 #endif

@@ -38,6 +38,7 @@ void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, co
 
 }  // namespace chorus::inline CHORUS_ABI::kernels
 
+#include <chorus/kernels/cpu/narrow_pointwise.hpp>
 #if !CHORUS_COMPILED
 #include <chorus/kernels/cpu/pointwise.hpp>
 #endif

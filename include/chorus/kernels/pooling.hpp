@@ -27,6 +27,7 @@ void avg_pool2d_backward(Cpu, const Pool2dShape& s, const T* dy, T* dx, bool acc
 
 }  // namespace chorus::inline CHORUS_ABI::kernels
 
+#include <chorus/kernels/cpu/narrow_pooling.hpp>
 #if !CHORUS_COMPILED
 #include <chorus/kernels/cpu/pooling.hpp>
 #endif

@@ -54,6 +54,7 @@ void var_backward(Cpu, AxisShape shape, const T* x, const T* dy, T* dx, Index co
 
 }  // namespace chorus::inline CHORUS_ABI::kernels
 
+#include <chorus/kernels/cpu/narrow_reduction.hpp>
 #if !CHORUS_COMPILED
 #include <chorus/kernels/cpu/reduction.hpp>
 #endif

@@ -34,6 +34,7 @@ void log_softmax_backward(Cpu, AxisShape shape, const T* y, const T* dy, T* dx, 
 
 }  // namespace chorus::inline CHORUS_ABI::kernels
 
+#include <chorus/kernels/cpu/narrow_softmax.hpp>
 #if !CHORUS_COMPILED
 #include <chorus/kernels/cpu/softmax.hpp>
 #endif

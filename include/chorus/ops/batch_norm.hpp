@@ -6,6 +6,7 @@
 #include <chorus/autograd/parameter.hpp>
 #include <chorus/kernels/batch_norm.hpp>
 #include <chorus/kernels/contiguous.hpp>
+#include <chorus/ops/cast.hpp>
 
 namespace chorus::inline CHORUS_ABI {
 
@@ -77,6 +78,14 @@ auto batch_norm(const X& x, const W& weight, const B& bias, const Tensor<T, 1, D
                                             running_var.data(), eps, grads[0], grads[1], grads[2], accumulate);
       },
       x, weight, bias);
+}
+
+/// Of bf16 and half inputs all is computed in float; the running statistics are float, weight and bias float or as x.
+template <NarrowOperand X, Operand W, Operand B, class D>
+auto batch_norm(const X& x, const W& weight, const B& bias, const Tensor<float, 1, D>& running_mean,
+                const Tensor<float, 1, D>& running_var, bool training, const BatchNormOptions& options = {}) {
+  return to<typename tensor_of<X>::value_type>(batch_norm(to<float>(x), to<float>(weight), to<float>(bias),
+                                                          running_mean, running_var, training, options));
 }
 
 }  // namespace chorus::inline CHORUS_ABI

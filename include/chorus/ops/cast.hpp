@@ -19,13 +19,20 @@ auto to(const X& x) {
       return x;
   } else {
     const auto input = contiguous(value_of(x));
-    auto out = Result::empty(input.shape(), input.device());
-    kernels::convert(input.device(), input.numel(), input.data(), out.data());
+    Result out;
+    if (input.defined()) {
+      out = Result::empty(input.shape(), input.device());
+      kernels::convert(input.device(), input.numel(), input.data(), out.data());
+    }
     if constexpr (Real<From> && Real<To>)
       return record("to", std::move(out), [](const auto& dy, auto dx) { dx->add(to<From>(dy)); }, x);
     else
       return out;
   }
 }
+
+/// An operand of bf16 or half.
+template <class X>
+concept NarrowOperand = Operand<X> && Narrow<typename tensor_of<X>::value_type>;
 
 }  // namespace chorus::inline CHORUS_ABI

@@ -6,6 +6,7 @@
 #include <chorus/autograd/parameter.hpp>
 #include <chorus/kernels/contiguous.hpp>
 #include <chorus/kernels/cross_entropy.hpp>
+#include <chorus/ops/cast.hpp>
 
 namespace chorus::inline CHORUS_ABI {
 
@@ -43,6 +44,12 @@ auto cross_entropy(const X& logits, const Tensor<std::int64_t, 1, D>& labels, co
       logits);
 }
 
+// Of bf16 and half scores the loss is computed in float.
+template <int Rank, NarrowOperand X, class D>
+auto cross_entropy(const X& logits, const Tensor<std::int64_t, 1, D>& labels, const CrossEntropyOptions& options) {
+  return to<typename tensor_of<X>::value_type>(cross_entropy<Rank>(to<float>(logits), labels, options));
+}
+
 template <int Rank, Operand X, class D>
 auto nll_loss(const X& log_probabilities, const Tensor<std::int64_t, 1, D>& labels, const NllLossOptions& options) {
   using T = typename tensor_of<X>::value_type;
@@ -62,6 +69,10 @@ auto nll_loss(const X& log_probabilities, const Tensor<std::int64_t, 1, D>& labe
                                    dloss.data(), grad.data(), accumulate);
       },
       log_probabilities);
+}
+template <int Rank, NarrowOperand X, class D>
+auto nll_loss(const X& log_probabilities, const Tensor<std::int64_t, 1, D>& labels, const NllLossOptions& options) {
+  return to<typename tensor_of<X>::value_type>(nll_loss<Rank>(to<float>(log_probabilities), labels, options));
 }
 }  // namespace detail
 

@@ -3,6 +3,7 @@
 
 #include <chorus/kernels/layer_norm.hpp>
 #include <chorus/ops/arithmetic.hpp>
+#include <chorus/ops/cast.hpp>
 #include <chorus/ops/elementary.hpp>
 #include <chorus/ops/reduction.hpp>
 
@@ -97,6 +98,22 @@ auto rms_norm(const X& x, const W& weight, double eps = 1e-6) {
   check<ShapeError>(value_of(x).size(-1) == value_of(weight).numel(), "rms_norm: an input of shape ",
                     value_of(x).shape(), " does not fit a weight of ", value_of(weight).numel(), " features");
   return x * rsqrt(mean(square(x), -1, keep_axis) + eps) * weight;
+}
+
+// Of bf16 and half inputs all is computed in float; weights and biases may be float or as the input.
+template <NarrowOperand X, Operand W, Operand B>
+auto layer_norm(const X& x, const W& weight, const B& bias, double eps = 1e-5) {
+  using T = typename tensor_of<X>::value_type;
+  return to<T>(layer_norm(to<float>(x), to<float>(weight), to<float>(bias), eps));
+}
+template <NarrowOperand X, Operand W, Operand B>
+auto group_norm(const X& x, Index groups, const W& weight, const B& bias, double eps = 1e-5) {
+  using T = typename tensor_of<X>::value_type;
+  return to<T>(group_norm(to<float>(x), groups, to<float>(weight), to<float>(bias), eps));
+}
+template <NarrowOperand X, Operand W>
+auto rms_norm(const X& x, const W& weight, double eps = 1e-6) {
+  return to<typename tensor_of<X>::value_type>(rms_norm(to<float>(x), to<float>(weight), eps));
 }
 
 }  // namespace chorus::inline CHORUS_ABI

@@ -1,0 +1,97 @@
+#pragma once
+/// Element-wise functors over bf16 and half on the CPU, computed in float.
+
+#include <algorithm>
+#include <array>
+#include <chorus/kernels/cpu/in_float.hpp>
+#include <chorus/kernels/pointwise.hpp>
+#include <utility>
+
+namespace chorus::inline CHORUS_ABI::kernels {
+
+namespace detail {
+inline constexpr Index narrow_block = 512;
+
+template <class From, class To>
+void convert_array(Index count, const From* from, To* to) {
+  for (Index i = 0; i < count; ++i) to[i] = from[i];
+}
+}  // namespace detail
+
+template <class F, Narrow T, std::size_t N>
+void pointwise_forward(Cpu device, const F& f, Index count, const std::array<const T*, N>& in, T* out) {
+  using namespace detail;
+  alignas(64) float buffers[N + 1][narrow_block];
+  std::array<const float*, N> pointers;
+  std::copy_n(buffers, N, pointers.begin());
+  for (Index start = 0; start < count; start += narrow_block) {
+    const Index n = std::min(narrow_block, count - start);
+    for (std::size_t k = 0; k < N; ++k) convert_array(n, in[k] + start, buffers[k]);
+    pointwise_forward(device, f, n, pointers, buffers[N]);
+    convert_array(n, buffers[N], out + start);
+  }
+}
+
+template <class F, Narrow T, std::size_t N>
+void pointwise_backward(Cpu device, const F& f, Index count, const std::array<const T*, N>& in, const T* dy,
+                        const std::array<T*, N>& dx, const std::array<bool, N>& accumulate) {
+  using namespace detail;
+  alignas(64) float buffers[N][narrow_block], grads[N][narrow_block], gradient[narrow_block];
+  std::array<const float*, N> pointers;
+  std::array<float*, N> grad_pointers;
+  for (std::size_t k = 0; k < N; ++k) {
+    pointers[k] = buffers[k];
+    grad_pointers[k] = dx[k] == nullptr ? nullptr : grads[k];
+  }
+  for (Index start = 0; start < count; start += narrow_block) {
+    const Index n = std::min(narrow_block, count - start);
+    convert_array(n, dy + start, gradient);
+    for (std::size_t k = 0; k < N; ++k) {
+      convert_array(n, in[k] + start, buffers[k]);
+      if (dx[k] != nullptr && accumulate[k]) convert_array(n, dx[k] + start, grads[k]);
+    }
+    pointwise_backward(device, f, n, pointers, static_cast<const float*>(gradient), grad_pointers, accumulate);
+    for (std::size_t k = 0; k < N; ++k)
+      if (dx[k] != nullptr) convert_array(n, grads[k], dx[k] + start);
+  }
+}
+
+/// With broadcasting whole arrays are converted, so that sums over repeated axes stay in float to their end.
+template <class F, Narrow T, std::size_t N>
+void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, const std::array<const T*, N>& in,
+                        const std::array<std::span<const Index>, N>& in_strides, const T* dy,
+                        const std::array<T*, N>& dx, const std::array<std::span<const Index>, N>& dx_strides,
+                        const std::array<bool, N>& accumulate) {
+  Index count = 1;
+  for (const Index size : shape) count *= size;
+  if (count == 0) {
+    for (std::size_t k = 0; k < N; ++k) {
+      Index own = 1;
+      for (std::size_t axis = 0; axis < shape.size(); ++axis) own *= dx_strides[k][axis] == 0 ? 1 : shape[axis];
+      if (dx[k] != nullptr && !accumulate[k]) fill(device, own, dx[k], T{});
+    }
+    return;
+  }
+  const auto extent = [&](std::span<const Index> strides) {
+    Index last = 0;
+    for (std::size_t axis = 0; axis < shape.size(); ++axis) last += (shape[axis] - 1) * strides[axis];
+    return last + 1;
+  };
+  const auto run = [&]<std::size_t... K>(std::index_sequence<K...>) {
+    in_float(
+        device,
+        [&](const float* gradient, auto*... arrays) {
+          const std::array<float*, 2 * N> all{arrays...};
+          std::array<const float*, N> inputs;
+          std::array<float*, N> grads;
+          std::copy_n(all.begin(), N, inputs.begin());
+          std::copy_n(all.begin() + N, N, grads.begin());
+          pointwise_backward(device, f, shape, inputs, in_strides, gradient, grads, dx_strides, accumulate);
+        },
+        reads(dy, count), reads(in[K], extent(in_strides[K]))...,
+        writes(dx[K], extent(dx_strides[K]), accumulate[K])...);
+  };
+  run(std::make_index_sequence<N>());
+}
+
+}  // namespace chorus::inline CHORUS_ABI::kernels
