@@ -1,0 +1,134 @@
+#pragma once
+/// What stands behind Run and its options.
+
+#include <sched.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include <chorus/parallel/run.hpp>
+#include <chorus/parallel/world_from_environment.hpp>
+
+namespace chorus::inline CHORUS_ABI {
+
+CHORUS_INLINE Arguments::Arguments(int argc, const char* const* argv) : argv_(argv) {
+  while (count_ + 1 < argc && std::string_view(argv[count_ + 1]) != "--") ++count_;
+  used_.resize(static_cast<std::size_t>(count_));
+}
+
+CHORUS_INLINE std::optional<std::string_view> Arguments::find(const char* name) {
+  std::optional<std::string_view> value;
+  for (int i = 0; i < count_; ++i) {
+    const char* rest = after_name(i, name);
+    if (rest == nullptr) continue;
+    used_[static_cast<std::size_t>(i)] = 1;
+    if (*rest == '=') {
+      value = rest + 1;
+    } else {
+      if (i + 1 == count_ || word(i + 1).starts_with("--")) detail::usage_error("option --%s needs a value", name);
+      value = word(i + 1);
+    }
+  }
+  return value;
+}
+
+CHORUS_INLINE bool Arguments::has(const char* name) {
+  bool found = false;
+  for (int i = 0; i < count_; ++i) {
+    const char* rest = after_name(i, name);
+    if (rest == nullptr) continue;
+    used_[static_cast<std::size_t>(i)] = 1;
+    if (*rest == '=') detail::usage_error("option --%s takes no value, got '%s'", name, rest + 1);
+    found = true;
+  }
+  return found;
+}
+
+CHORUS_INLINE std::string Arguments::unused() const {
+  std::string out;
+  for (int i = 0; i < count_; ++i) {
+    if (used_[static_cast<std::size_t>(i)] || !word(i).starts_with("--")) continue;
+    out += ' ';
+    out.append(word(i));
+  }
+  return out;
+}
+
+// What follows `--name` in word i: nothing or `=value`; a null pointer where that is another word.
+CHORUS_INLINE const char* Arguments::after_name(int i, const char* name) const {
+  const std::size_t length = std::strlen(name);
+  const char* text = argv_[i + 1];
+  if (std::strncmp(text, "--", 2) != 0 || std::strncmp(text + 2, name, length) != 0) return nullptr;
+  const char* rest = text + 2 + length;
+  return *rest == '\0' || *rest == '=' ? rest : nullptr;
+}
+
+namespace detail {
+inline std::chrono::milliseconds timeout_of(const char* what, std::string_view text) {
+  const double value = to_number<double>(what, text);
+  if (!(value >= 0.001 && value <= 1e6)) {
+    usage_error("%s must be a number of seconds from 0.001 to 1000000, got %g", what, value);
+  }
+  return std::chrono::milliseconds(static_cast<std::int64_t>(value * 1000));
+}
+}  // namespace detail
+
+CHORUS_INLINE LaunchOptions LaunchOptions::from(Arguments& arguments) {
+  LaunchOptions options;
+  if (const auto text = arguments.find("devices")) options.devices = detail::to_number<int>("--devices", *text);
+  if (const auto text = arguments.find("seed")) options.seed = detail::to_number<std::uint64_t>("--seed", *text);
+  if (const auto text = arguments.find("timeout")) options.timeout = detail::timeout_of("--timeout", *text);
+  if (const auto text = arguments.find("backend")) options.backend = comm::backend_of(*text);
+  return options;
+}
+
+CHORUS_INLINE void LaunchOptions::complete() {
+  if (devices && (*devices < 1 || *devices > most_devices)) {
+    detail::usage_error("--devices must be from 1 to %d, got %d", most_devices, *devices);
+  }
+  if (!timeout) {
+    const char* text = detail::env("CHORUS_TIMEOUT");
+    timeout = detail::timeout_of("environment variable CHORUS_TIMEOUT", text ? text : "60");
+  }
+  if (timeout->count() <= 0) detail::usage_error("the timeout must be above 0 ms, got %ld", long{timeout->count()});
+  if (!backend) {
+    const char* text = detail::env("CHORUS_BACKEND");
+    backend = text ? comm::backend_of(text) : comm::Backend::automatic;
+  }
+}
+
+CHORUS_INLINE int default_devices() {
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  return sched_getaffinity(0, sizeof cores, &cores) == 0 ? std::clamp(CPU_COUNT(&cores), 1, 2) : 2;
+}
+
+CHORUS_INLINE Run::Run(Arguments arguments, LaunchOptions options, comm::World world)
+    : arguments_(std::move(arguments)), options_(options), world_(std::move(world)) {
+  options_.complete();
+  world_.timeout = *options_.timeout;
+}
+
+CHORUS_INLINE std::string Run::option(const char* name) {
+  const auto value = arguments_.find(name);
+  if (!value) detail::usage_error("option --%s is missing: give it as --%s VALUE", name, name);
+  return std::string(*value);
+}
+CHORUS_INLINE std::string Run::option(const char* name, const char* fallback) {
+  return std::string(arguments_.find(name).value_or(fallback));
+}
+
+CHORUS_INLINE comm::AnyCommunicator& Run::communicator() {
+  if (!communicator_) {
+    communicator_.emplace(comm::connect(world_, {.backend = *options_.backend}));
+    world_.listen_fd = -1;  // it took that over
+  }
+  return *communicator_;
+}
+
+CHORUS_INLINE void Run::abort(std::string_view why) noexcept {
+  if (communicator_) communicator_->abort(why);
+}
+
+}  // namespace chorus
