@@ -105,7 +105,9 @@ class AnyCommunicator {
  private:
   template <class T>
   static Call reduces(Op op, const T* in, T* out, std::size_t count, ReduceOp how, const CollectiveOptions& options) {
-    return {op, reduction<T>(how, options.scale), options.traffic, count, in, out};
+    Call call{op, reduction<T>(how, options.scale), options.traffic, count, in, out};
+    call.bucket = options.bucket;
+    return call;
   }
 
   template <class T>

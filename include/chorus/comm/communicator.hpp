@@ -25,6 +25,7 @@ struct CollectiveOptions {
   /// memory. Only for all_reduce and reduce_scatter of floating-point numbers.
   double scale = 1;
   trace::Traffic traffic = trace::Traffic::control;  ///< what the bytes are counted as
+  int bucket = -1;                                   ///< the number of a gradient bucket, for messages
 };
 
 /// A group of ranks. Every rank calls the same collectives, in the same order, with the same counts and scalar types.

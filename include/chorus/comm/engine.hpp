@@ -44,6 +44,7 @@ struct Call {
   void* out = nullptr;       ///< where the result goes; `in` where a call is in place
   int peer = 0;              ///< the root of a broadcast, the other end of a message
   bool receives = false;     ///< a message: recv, not send
+  int bucket = -1;           ///< the number of a gradient bucket, for messages
 };
 
 /// One rank's end of a group. Its calls have been checked: sizes fit, roots and peers are ranks. They are carried out in

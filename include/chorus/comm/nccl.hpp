@@ -1,0 +1,136 @@
+#pragma once
+/// NCCL as a Communicator of GPU memory: `NcclCommunicator<>`. Needs CUDA and NCCL; link chorus::cuda.
+
+#include <nccl.h>
+
+#include <chorus/comm/nccl_engine.hpp>
+#include <chorus/core/cuda/stream.hpp>
+#include <cstdlib>
+#include <string>
+
+namespace chorus::inline CHORUS_ABI::comm {
+
+/// The calls of NCCL and of the CUDA runtime that NcclCommunicator makes; each returns the library's code. Streams and
+/// events are numbered by the runtime, so that what throws elsewhere in chorus is a code here, too.
+struct NcclApi {
+  using Comm = ncclComm_t;
+  using Stream = cudaStream_t;
+  using Event = cudaEvent_t;
+  using UniqueId = ncclUniqueId;
+  using RedOp = ncclRedOp_t;
+
+  static constexpr int success = 0, in_progress = ncclInProgress, not_ready = cudaErrorNotReady;
+  static_assert(static_cast<int>(ncclSuccess) == success && static_cast<int>(cudaSuccess) == success);
+
+  static int unique_id(UniqueId& id) { return ncclGetUniqueId(&id); }
+  static int init(Comm& comm, int size, const UniqueId& id, int rank) {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    return ncclCommInitRankConfig(&comm, size, id, rank, &config);
+  }
+  static int async_error(Comm comm, int& state) {
+    ncclResult_t result = ncclSuccess;
+    const int code = ncclCommGetAsyncError(comm, &result);
+    state = result;
+    return code;
+  }
+  static int finalize(Comm comm) { return ncclCommFinalize(comm); }
+  static void destroy(Comm comm) { static_cast<void>(ncclCommDestroy(comm)); }
+  static void abort(Comm comm) { static_cast<void>(ncclCommAbort(comm)); }
+  static std::string nccl_error(int code, Comm comm) {
+    const char* more = ncclGetLastError(comm);
+    return cat(ncclGetErrorString(static_cast<ncclResult_t>(code)), more != nullptr && *more != '\0' ? ": " : "",
+               more != nullptr ? more : "",
+               code == ncclInvalidUsage ? " (one GPU for several ranks? See share_gpu in chorus/comm/nccl.hpp)" : "");
+  }
+
+  static RedOp reduce_op(ReduceOp op) {
+    return op == ReduceOp::sum ? ncclSum : op == ReduceOp::min ? ncclMin : ncclMax;
+  }
+  static int scaled_sum(RedOp& op, double scale, DType dtype, Comm comm) {
+    union {
+      double f64;
+      float f32;
+      std::uint16_t narrow;
+    } scalar{};
+    if (dtype == DType::f64) scalar.f64 = scale;
+    if (dtype == DType::f32) scalar.f32 = static_cast<float>(scale);
+    if (dtype == DType::bfloat16) scalar.narrow = bf16(scale).bits();
+    if (dtype == DType::f16) scalar.narrow = half(scale).bits();
+    return ncclRedOpCreatePreMulSum(&op, &scalar, type(dtype), ncclScalarHostImmediate, comm);
+  }
+  static void destroy_operator(RedOp op, Comm comm) { static_cast<void>(ncclRedOpDestroy(op, comm)); }
+
+  static int all_reduce(const void* in, void* out, std::size_t n, DType dtype, RedOp op, Comm comm, Stream stream) {
+    return ncclAllReduce(in, out, n, type(dtype), op, comm, stream);
+  }
+  static int reduce_scatter(const void* in, void* out, std::size_t n, DType dtype, RedOp op, Comm comm, Stream stream) {
+    return ncclReduceScatter(in, out, n, type(dtype), op, comm, stream);
+  }
+  static int broadcast(const void* in, void* out, std::size_t bytes, int root, Comm comm, Stream stream) {
+    return ncclBroadcast(in, out, bytes, ncclUint8, root, comm, stream);
+  }
+  static int all_gather(const void* in, void* out, std::size_t bytes, Comm comm, Stream stream) {
+    return ncclAllGather(in, out, bytes, ncclUint8, comm, stream);
+  }
+  static int send(const void* in, std::size_t bytes, int peer, Comm comm, Stream stream) {
+    return ncclSend(in, bytes, ncclUint8, peer, comm, stream);
+  }
+  static int recv(void* out, std::size_t bytes, int peer, Comm comm, Stream stream) {
+    return ncclRecv(out, bytes, ncclUint8, peer, comm, stream);
+  }
+  static int group_start() { return ncclGroupStart(); }
+  static int group_end() { return ncclGroupEnd(); }
+
+  static int use_device(int device) { return cudaSetDevice(device); }
+  static int create_stream(Stream& stream) { return cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking); }
+  static void destroy_stream(Stream stream) { static_cast<void>(cudaStreamDestroy(stream)); }
+  static Stream compute_stream(int device) { return cuda::current_stream(Cuda{device}); }
+  static bool capturing(Stream stream) { return cuda::is_capturing(stream); }
+  static int create_event(Event& event) { return cudaEventCreateWithFlags(&event, cudaEventDisableTiming); }
+  static void destroy_event(Event event) { static_cast<void>(cudaEventDestroy(event)); }
+  static int record(Event event, Stream stream) { return cudaEventRecord(event, stream); }
+  static int wait(Stream stream, Event event) { return cudaStreamWaitEvent(stream, event, 0); }
+  static int query(Event event) { return cudaEventQuery(event); }
+  static std::string cuda_error(int code) { return cudaGetErrorString(static_cast<cudaError_t>(code)); }
+
+ private:
+  static ncclDataType_t type(DType dtype) {
+    switch (dtype) {
+      case DType::i8:
+        return ncclInt8;
+      case DType::i32:
+        return ncclInt32;
+      case DType::u32:
+        return ncclUint32;
+      case DType::i64:
+        return ncclInt64;
+      case DType::u64:
+        return ncclUint64;
+      case DType::f16:
+        return ncclFloat16;
+      case DType::bfloat16:
+        return ncclBfloat16;
+      case DType::f32:
+        return ncclFloat32;
+      case DType::f64:
+        return ncclFloat64;
+      default:
+        return ncclUint8;
+    }
+  }
+};
+
+/// Lets several ranks, each a process of its own, share one GPU, for tests on a machine that has but one: NCCL then
+/// takes each for another host and goes through sockets on loopback, slowly. To be called before a process's first call
+/// of NCCL. It sets NCCL_HOSTID, NCCL_NET, NCCL_SOCKET_IFNAME and NCCL_IB_DISABLE where they are not set.
+inline void share_gpu(int rank) {
+  setenv("NCCL_HOSTID", cat("chorus-rank-", rank).c_str(), 0);
+  setenv("NCCL_NET", "Socket", 0);
+  setenv("NCCL_SOCKET_IFNAME", "lo", 0);
+  setenv("NCCL_IB_DISABLE", "1", 0);
+}
+
+static_assert(Communicator<NcclCommunicator<>>);
+
+}  // namespace chorus::inline CHORUS_ABI::comm

@@ -1,0 +1,155 @@
+#pragma once
+/// `NcclCommunicator`: NCCL as a Communicator of device memory, over any table of the calls it makes.
+
+#include <chorus/comm/any_communicator.hpp>
+#include <chorus/comm/nccl_queue.hpp>
+
+namespace chorus::inline CHORUS_ABI::comm {
+
+struct NcclApi;
+
+namespace detail {
+
+/// Turns a communicator's calls into NCCL's.
+template <class Api>
+class NcclEngine final : public Engine {
+ public:
+  NcclEngine(AnyCommunicator& control, int device, std::chrono::milliseconds timeout, Api api)
+      : Engine(control.rank(), control.size()),
+        control_(control),
+        queue_(std::make_shared<NcclQueue<Api>>(api, rank, device, timeout,
+                                                [&control](const std::string& why) { control.abort(why); })) {
+    typename Api::UniqueId id{};
+    int code = rank == 0 ? api.unique_id(id) : Api::success;
+    // The other ranks wait for the id: they have to hear it where there is none.
+    control.broadcast(std::span(&code, 1), 0);
+    check<CommError>(code == Api::success, "rank 0: nccl: no id for the group: ", api.nccl_error(code, {}));
+    control.broadcast(std::span(reinterpret_cast<std::uint8_t*>(&id), sizeof id), 0);
+    queue_->join(size, id);
+  }
+  ~NcclEngine() override { queue_->stop(); }
+
+  void now(const Call& call) override {
+    if (call.op != Op::barrier) return queue_->wait(enqueue(call));
+    queue_->synchronize();
+    control_.barrier();
+  }
+  Work later(const Call& call) override {
+    if (call.op == Op::barrier) return control_.barrier_async();
+    return {queue_, enqueue(call)};
+  }
+  void abort(std::string_view why) noexcept override { queue_->abort(why); }
+  std::string_view name() const override { return "nccl"; }
+
+  NcclQueue<Api>& queue() { return *queue_; }
+  AnyCommunicator& control() { return control_; }
+
+ private:
+  using Comm = typename Api::Comm;
+  using Stream = typename Api::Stream;
+  using RedOp = typename Api::RedOp;
+
+  std::uint64_t enqueue(const Call& call) {
+    const bool reduces = call.op == Op::all_reduce || call.op == Op::reduce_scatter;
+    if (reduces) check_reduction(call);
+    count_traffic(call);
+    const Envelope envelope{
+        .op = call.op,
+        .dtype = call.reduction.dtype,
+        .detail = static_cast<std::uint8_t>(reduces ? static_cast<int>(call.reduction.op) : call.peer),
+        .count = call.count};
+    return queue_->enqueue(
+        envelope, call.bucket, [&](Api& api, Comm comm, Stream stream, std::vector<RedOp>& operators) {
+          return reduces ? reduce(call, api, comm, stream, operators) : move(call, api, comm, stream);
+        });
+  }
+
+  static int reduce(const Call& call, Api& api, Comm comm, Stream stream, std::vector<RedOp>& operators) {
+    // On bool, sum and max are "or" and min is "and": 0 and 1 as bytes do the same under max and min.
+    const bool logical = call.reduction.dtype == DType::boolean;
+    const DType type = logical ? DType::u8 : call.reduction.dtype;
+    RedOp op = api.reduce_op(logical && call.reduction.op == ReduceOp::sum ? ReduceOp::max : call.reduction.op);
+    if (call.reduction.scale != 1) {
+      if (const int code = api.scaled_sum(op, call.reduction.scale, type, comm); code != Api::success) return code;
+      operators.push_back(op);
+    }
+    return call.op == Op::all_reduce ? api.all_reduce(call.in, call.out, call.count, type, op, comm, stream)
+                                     : api.reduce_scatter(call.in, call.out, call.count, type, op, comm, stream);
+  }
+
+  static int move(const Call& call, Api& api, Comm comm, Stream stream) {
+    const std::size_t bytes = call.count * call.reduction.element;
+    if (call.op == Op::broadcast) return api.broadcast(call.in, call.out, bytes, call.peer, comm, stream);
+    if (call.op == Op::all_gather) return api.all_gather(call.in, call.out, bytes, comm, stream);
+    return call.receives ? api.recv(call.out, bytes, call.peer, comm, stream)
+                         : api.send(call.in, bytes, call.peer, comm, stream);
+  }
+
+  static void check_reduction(const Call& call) {
+    const auto& [dtype, op, element, scale, combine, scaled] = call.reduction;
+    check<UsageError>(dtype != DType::i16 && dtype != DType::u16, comm::name(call.op), ": nccl does not reduce ",
+                      dtype);
+    check<UsageError>(scale == 1 || op == ReduceOp::sum, comm::name(call.op),
+                      ": nccl scales contributions to a sum, not to a ", op);
+  }
+
+  // NCCL chooses its algorithm by itself: this counts what a ring sends.
+  void count_traffic(const Call& call) const {
+    const auto others = static_cast<std::size_t>(size - 1), bytes = call.count * call.reduction.element;
+    const std::size_t sent = call.op == Op::all_reduce ? 2 * bytes * others / static_cast<std::size_t>(size)
+                             : call.op == Op::broadcast
+                                 ? (size > 1 && rank != (call.peer + size - 1) % size ? bytes : 0)
+                             : call.op == Op::message ? (call.receives ? 0 : bytes)
+                                                      : bytes * others;
+    trace::sent(rank, call.traffic, sent);
+  }
+
+  AnyCommunicator& control_;
+  std::shared_ptr<NcclQueue<Api>> queue_;
+};
+
+}  // namespace detail
+
+/// A Communicator whose spans lie in the memory of one device; `comm/nccl.hpp` has the real Api. Calls are put on a
+/// stream of the communicator's own, behind what the calling thread's compute stream has been given so far. Waiting, be
+/// it in a blocking call or for a Work, makes the compute stream wait, not the host: the host learns of a failure at
+/// the next call, and whoever waits for the device goes on because a failed communicator is aborted. `barrier` alone
+/// blocks the host. Reductions of 16-bit integers, and of scaled minima and maxima, are UsageErrors.
+///
+/// Messages that cross (a rank sends before it receives what the peer sends first) need a `group`.
+template <class Api = NcclApi>
+class NcclCommunicator : public AnyCommunicator {
+ public:
+  /// Every rank calls it with its own device. `control` joins the same ranks over host memory; it must outlive this,
+  /// and is told when this rank gives up. `timeout`: how long a call waits for the other ranks. Throws CommError.
+  NcclCommunicator(AnyCommunicator& control, int device,
+                   std::chrono::milliseconds timeout = std::chrono::milliseconds(60'000), Api api = {})
+      : NcclCommunicator(std::make_shared<detail::NcclEngine<Api>>(control, device, timeout, std::move(api))) {}
+
+  /// For numbers in host memory.
+  AnyCommunicator& control() const { return nccl_->control(); }
+
+  /// Collectives that `calls` makes become one launch, finished when the compute stream goes on. No barrier in it.
+  template <class Calls>
+  void group(const Calls& calls) const {
+    auto& queue = nccl_->queue();
+    queue.wait(queue.group(calls));
+  }
+
+  /// Blocks the host until all calls so far have ended; throws how one of them failed.
+  void synchronize() const { nccl_->queue().synchronize(); }
+
+  /// Runs `start`, which launches a graph that contains calls of this communicator on the compute stream; deadline and
+  /// errors are watched as those of a call. `name` is for messages and must live on.
+  template <class Start>
+  void launch(const char* name, const Start& start) const {
+    nccl_->queue().launch(name, start);
+  }
+
+ private:
+  explicit NcclCommunicator(std::shared_ptr<detail::NcclEngine<Api>> engine)
+      : AnyCommunicator(engine), nccl_(engine.get()) {}
+  detail::NcclEngine<Api>* nccl_;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::comm

@@ -1,0 +1,381 @@
+#pragma once
+/// `NcclQueue`: the calls of one rank in flight on a communication stream, and the thread that watches them.
+
+#include <algorithm>
+#include <chorus/comm/in_order.hpp>
+#include <chorus/comm/transport.hpp>
+#include <chorus/comm/world.hpp>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace chorus::inline CHORUS_ABI::comm {
+
+/// Orders collectives behind the compute stream's work with events, and the compute stream behind them when a Work is
+/// waited for; the host goes on. A thread looks at what is in flight every few milliseconds: where NCCL or CUDA report
+/// an error, or the other ranks do not come within `timeout`, it aborts the communicator, so that the device's kernels
+/// end and whoever waits for the device goes on, to meet the failure at the next call.
+///
+/// All calls of NCCL are made under one lock, and none of them blocks: the communicator is a non-blocking one. Inside a
+/// stream capture nothing is watched, since captured events cannot be asked; `launch` watches a graph's replay.
+template <class Api>
+class NcclQueue final : public Progress {
+ public:
+  using Comm = typename Api::Comm;
+  using Stream = typename Api::Stream;
+  using Event = typename Api::Event;
+  using RedOp = typename Api::RedOp;
+
+  /// `tell` is called once, with the reason, when this rank gives up; from any thread.
+  NcclQueue(Api api, int rank, int device, std::chrono::milliseconds timeout,
+            std::function<void(const std::string&)> tell)
+      : api_(std::move(api)), rank_(rank), device_(device), timeout_(timeout), tell_(std::move(tell)) {
+    check_cuda(api_.use_device(device_), "choosing device");
+    check_cuda(api_.create_stream(stream_), "making a stream on device");
+  }
+  ~NcclQueue() override { stop(); }
+
+  /// Meets the other ranks; all of them call it. Throws CommError.
+  void join(int size, const typename Api::UniqueId& id) {
+    const std::lock_guard lock(mutex_);
+    check_cuda(api_.use_device(device_), "choosing device");
+    accept(api_.init(comm_, size, id, rank_), named("meeting the other ranks"));
+    watcher_ = std::thread([this] { watch(); });
+  }
+
+  /// Issues one call on the stream: `issue(api, comm, stream, operators)` returns NCCL's code, and adds to `operators`
+  /// those that are to be destroyed once the call is under way. Returns its ticket.
+  template <class Issue>
+  std::uint64_t enqueue(const Envelope& envelope, int bucket, const Issue& issue) {
+    const std::lock_guard lock(mutex_);
+    Call call;
+    call.envelope = envelope;
+    call.envelope.sequence = calls_++;
+    call.bucket = bucket;
+    if (grouping_) {
+      group_.envelope = call.envelope;
+      group_.bucket = bucket;
+      accept_later(issue(api_, comm_, stream_, operators_), call);
+      return issued_ + 1;
+    }
+    open(call);
+    accept(issue(api_, comm_, stream_, operators_), call);
+    return close(call);
+  }
+
+  /// Calls made by `calls` become one launch, in which they run side by side. Returns its ticket.
+  template <class Calls>
+  std::uint64_t group(const Calls& calls) {
+    const std::lock_guard lock(mutex_);
+    check<UsageError>(!grouping_, "nccl: a group inside of a group");
+    group_ = {};
+    group_.grouped = true;
+    open(group_);
+    accept_later(api_.group_start(), group_);
+    grouping_ = true;
+    try {
+      calls();
+    } catch (...) {
+      grouping_ = false;
+      if (!failure_) {
+        api_.group_end();
+        give_up(describe(group_, "the calls of a group could not all be made"), false);
+      }
+      throw;
+    }
+    grouping_ = false;
+    accept(api_.group_end(), group_);
+    return close(group_);
+  }
+
+  /// Runs `start`, which puts work that contains calls of this communicator on the compute stream, and watches it.
+  template <class Start>
+  void launch(const char* name, const Start& start) {
+    const std::lock_guard lock(mutex_);
+    Call call = named(name);
+    raise_if_failed(call);
+    check_cuda(call, api_.use_device(device_));
+    const Stream compute = api_.compute_stream(device_);
+    call.ready = event();
+    check_cuda(call, api_.record(call.ready, compute));
+    start();
+    call.done = event();
+    check_cuda(call, api_.record(call.done, compute));
+    call.ticket = ++issued_;
+    in_flight_.push_back(call);
+    change_.notify_all();
+  }
+
+  /// Has the compute stream wait for a call; the host does not.
+  void wait(std::uint64_t ticket) override {
+    const std::lock_guard lock(mutex_);
+    const auto found = [ticket](const Call& call) { return call.ticket == ticket; };
+    const auto captured = std::find_if(captured_.begin(), captured_.end(), found);
+    const auto flying = std::find_if(in_flight_.begin(), in_flight_.end(), found);
+    if (captured == captured_.end() && flying == in_flight_.end()) {
+      if (ticket > finished_ && failure_) failure_.raise();
+      return;  // has ended, or belongs to the group that is being made, which is waited for as a whole
+    }
+    Call call = captured != captured_.end() ? *captured : *flying;
+    check_cuda(call, api_.use_device(device_));
+    check_cuda(call, api_.wait(api_.compute_stream(device_), call.done));
+    if (captured == captured_.end()) return;
+    recycle(call);
+    captured_.erase(captured);
+  }
+
+  bool done(std::uint64_t ticket) override {
+    const std::lock_guard lock(mutex_);
+    inspect();
+    return finished_ >= ticket || bool(failure_);
+  }
+
+  /// Returns when all calls so far have ended on the device; throws how one of them failed. Never longer than `timeout`
+  /// per call. Not inside of a capture.
+  void synchronize() {
+    for (int turn = 0;; ++turn) {
+      {
+        const std::lock_guard lock(mutex_);
+        inspect();
+        if (failure_) failure_.raise();
+        if (in_flight_.empty()) return;
+      }
+      pause(turn);
+    }
+  }
+
+  /// Gives up, for a reason of the caller's.
+  void abort(std::string_view why) noexcept {
+    const std::lock_guard lock(mutex_);
+    if (!failure_) give_up(cat("rank ", rank_, ": aborted: ", why), false);
+  }
+
+  /// Ends the watching thread and leaves the group: in order if all is well, by an abort where a call has failed or an
+  /// exception is on its way, since then nobody knows whether the other ranks still come.
+  void stop() noexcept {
+    {
+      const std::lock_guard lock(mutex_);
+      if (std::exchange(stopping_, true)) return;
+      change_.notify_all();
+    }
+    if (watcher_.joinable()) watcher_.join();
+    try {
+      if (comm_ != Comm{} && std::uncaught_exceptions() > exceptions_)
+        abort("its owner was destroyed by an exception");
+      else if (comm_ != Comm{})
+        leave();
+    } catch (...) {
+      // The communicator was aborted, and those who wait for a call hear why.
+    }
+    const std::lock_guard lock(mutex_);
+    for (const auto& made : events_) api_.destroy_event(made);
+    api_.destroy_stream(stream_);
+  }
+
+  int device() const { return device_; }
+
+ private:
+  struct Call {
+    Envelope envelope = {};
+    int bucket = -1;
+    const char* name = nullptr;  // instead of the envelope
+    bool grouped = false;        // the envelope is the last one of the group
+    std::uint64_t ticket = 0;
+    Event ready{}, done{};  // where the stream may begin it, and where it has ended
+    bool captured = false;
+    bool runs = false;  // `ready` has been reached: from then on the others are waited for
+    Deadline deadline{};
+  };
+
+  static Call named(const char* name) {
+    Call call;
+    call.name = name;
+    return call;
+  }
+
+  std::string describe(const Call& call, std::string_view why) const {
+    auto text = cat("rank ", rank_, ": ");
+    if (call.grouped) text += "a group of calls up to ";
+    if (call.name != nullptr)
+      text += call.name;
+    else
+      append(text, call.envelope);
+    if (call.bucket >= 0) text += cat(", gradient bucket ", call.bucket);
+    return cat(text, ": nccl: ", why);
+  }
+
+  // What follows is called under the lock.
+
+  void raise_if_failed(const Call& call) {
+    if (failure_) Failure{describe(call, cat("this communicator has failed before: ", failure_.what))}.raise();
+  }
+
+  void open(Call& call) {
+    raise_if_failed(call);
+    check_cuda(call, api_.use_device(device_));
+    const Stream compute = api_.compute_stream(device_);
+    call.captured = api_.capturing(compute);
+    call.ready = event();
+    check_cuda(call, api_.record(call.ready, compute));
+    check_cuda(call, api_.wait(stream_, call.ready));
+  }
+
+  // NCCL may launch from a thread of its own: only once it has accepted the call does an event stand behind it.
+  std::uint64_t close(Call& call) {
+    for (const RedOp& op : operators_) api_.destroy_operator(op, comm_);
+    operators_.clear();
+    call.done = event();
+    check_cuda(call, api_.record(call.done, stream_));
+    call.ticket = ++issued_;
+    if (call.captured)
+      captured_.push_back(call);
+    else
+      in_flight_.push_back(call);
+    change_.notify_all();
+    return call.ticket;
+  }
+
+  void accept_later(int code, const Call& call) {
+    raise_if_failed(call);
+    if (code != Api::success && code != Api::in_progress) refuse(code, call);
+  }
+
+  void accept(int code, const Call& call) {
+    const auto deadline = Clock::now() + timeout_;
+    for (int turn = 0; code == Api::in_progress; ++turn) {
+      if (const int asked = api_.async_error(comm_, code); asked != Api::success) code = asked;
+      if (code == Api::in_progress && Clock::now() >= deadline) {
+        give_up(describe(call, cat("not under way after ", timeout_.count(), " ms")), true);
+        failure_.raise();
+      }
+      if (code == Api::in_progress) pause(turn);
+    }
+    if (code != Api::success) refuse(code, call);
+  }
+
+  [[noreturn]] void refuse(int code, const Call& call) {
+    give_up(describe(call, api_.nccl_error(code, comm_)), false);
+    failure_.raise();
+  }
+
+  void check_cuda(int code, const char* what) {
+    check<CommError>(code == Api::success, "rank ", rank_, ": nccl: ", what, " ", device_, ": ", api_.cuda_error(code));
+  }
+  void check_cuda(const Call& call, int code) {
+    if (code == Api::success) return;
+    give_up(describe(call, api_.cuda_error(code)), false);
+    failure_.raise();
+  }
+
+  // Finds out what has ended, and whether what has not is in trouble.
+  void inspect() {
+    while (!failure_ && !in_flight_.empty()) {
+      Call& first = in_flight_.front();
+      const int ended = api_.query(first.done);
+      if (ended == Api::success) {
+        finished_ = first.ticket;
+        recycle(first);
+        in_flight_.pop_front();
+        continue;
+      }
+      if (ended != Api::not_ready) return give_up(describe(first, api_.cuda_error(ended)), false);
+      int state = Api::success;
+      if (const int asked = api_.async_error(comm_, state); asked != Api::success) state = asked;
+      if (state != Api::success && state != Api::in_progress)
+        return give_up(describe(first, api_.nccl_error(state, comm_)), false);
+      if (!first.runs && api_.query(first.ready) == Api::success) {
+        first.runs = true;
+        first.deadline = Clock::now() + timeout_;
+      }
+      if (first.runs && Clock::now() >= first.deadline)
+        give_up(describe(first, cat("not every rank has joined in and finished within ", timeout_.count(), " ms")),
+                true);
+      return;
+    }
+  }
+
+  void give_up(std::string why, bool timed_out) noexcept {
+    failure_ = {std::move(why), timed_out};
+    if (comm_ != Comm{}) api_.abort(std::exchange(comm_, Comm{}));
+    in_flight_.clear();
+    captured_.clear();
+    operators_.clear();
+    change_.notify_all();
+    if (tell_) tell_(failure_.what);
+  }
+
+  void leave() {
+    synchronize();
+    const std::lock_guard lock(mutex_);
+    const Call call = named("leaving the group");
+    accept(api_.finalize(comm_), call);
+    api_.destroy(std::exchange(comm_, Comm{}));
+  }
+
+  Event event() {
+    if (spare_.empty()) {
+      Event made{};
+      check_cuda(api_.create_event(made), "making an event on device");
+      events_.push_back(made);
+      return made;
+    }
+    const Event taken = spare_.back();
+    spare_.pop_back();
+    return taken;
+  }
+  void recycle(const Call& call) {
+    spare_.push_back(call.ready);
+    spare_.push_back(call.done);
+  }
+
+  void watch() {
+    api_.use_device(device_);
+    std::unique_lock lock(mutex_);
+    while (!stopping_) {
+      inspect();
+      if (in_flight_.empty())
+        change_.wait(lock, [this] { return stopping_ || !in_flight_.empty(); });
+      else
+        change_.wait_for(lock, period, [this] { return stopping_; });
+    }
+  }
+
+  static void pause(int turn) {
+    if (turn < 100)
+      std::this_thread::yield();
+    else
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+
+  static constexpr std::chrono::milliseconds period{5};
+
+  Api api_;
+  const int rank_, device_;
+  const std::chrono::milliseconds timeout_;
+  const std::function<void(const std::string&)> tell_;
+  const int exceptions_ = std::uncaught_exceptions();
+
+  std::recursive_mutex mutex_;
+  std::condition_variable_any change_;
+  Comm comm_{};
+  Stream stream_{};
+  std::vector<Event> events_, spare_;
+  std::deque<Call> in_flight_;
+  std::vector<Call> captured_;  // until they are waited for, in the same capture
+  std::vector<RedOp> operators_;
+  Call group_;
+  bool grouping_ = false, stopping_ = false;
+  std::uint32_t calls_ = 0;
+  std::uint64_t issued_ = 0, finished_ = 0;
+  Failure failure_;
+  std::thread watcher_;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::comm

@@ -1,0 +1,209 @@
+// What NcclCommunicator does when NCCL, CUDA or another rank fails: an error that says where, an abort, never a hang.
+#include <catch.hpp>
+
+#include "../message_of.hpp"
+#include "nccl_ranks.hpp"
+
+using namespace chorus;
+using Catch::Matchers::Contains;
+using test::StandIn;
+using test::StandInDevice;
+using test::StandInNccl;
+using namespace std::chrono_literals;
+
+namespace {
+
+/// A group of one, with two calls behind it.
+struct Alone {
+  comm::AnyCommunicator control;
+  std::shared_ptr<StandInDevice> device = std::make_shared<StandInDevice>();
+  std::vector<float> numbers = std::vector<float>(16);
+  StandInNccl nccl;
+  explicit Alone(std::chrono::milliseconds timeout = 10s) : nccl(control, 0, timeout, StandIn{device}) {
+    nccl.all_reduce(std::span(numbers));
+    nccl.broadcast(std::span(numbers), 0);
+    nccl.synchronize();
+  }
+  comm::Work reduce() { return nccl.all_reduce_async(std::span(numbers), comm::ReduceOp::sum, {.bucket = 2}); }
+};
+
+}  // namespace
+
+TEST_CASE("nccl: a refused call names rank, call, number and bucket, and aborts", "[comm]") {
+  Alone one;
+  one.device->refusals["all_reduce"] = 5;
+  CHECK(message_of<CommError>([&] { one.reduce(); }) ==
+        "rank 0: all_reduce #2 (sum of 16 F32), gradient bucket 2: nccl: error 5");
+  CHECK(one.device->aborted());
+  CHECK_THAT(message_of<CommError>([&] { one.nccl.broadcast(std::span(one.numbers), 0); }),
+             Contains("broadcast #3") && Contains("failed before") && Contains("all_reduce #2"));
+  CHECK_THAT(message_of<CommError>([&] { one.nccl.barrier(); }), Contains("all_reduce #2"));
+  CHECK_THAT(message_of<CommError>([&] { one.control.barrier(); }), Contains("all_reduce #2"));
+}
+
+TEST_CASE("nccl: a CUDA error is a failure, too", "[comm]") {
+  for (const char* call : {"record", "wait"}) {
+    Alone one;
+    one.device->refusals[call] = 77;
+    CHECK_THAT(message_of<CommError>([&] { one.reduce().wait(); }), Contains("bucket 2") && Contains("CUDA error 77"));
+    CHECK(one.device->aborted());
+  }
+}
+
+TEST_CASE("nccl: an error that NCCL reports later aborts without a call by the host", "[comm]") {
+  Alone one;
+  one.device->stuck = true;
+  auto work = one.reduce();
+  work.wait();
+  bool went_on = false;
+  one.device->compute([&] { went_on = true; });
+  one.device->async_code = 6;
+  CHECK(one.device->finish());
+  CHECK(went_on);
+  CHECK(one.device->aborted());
+  CHECK_THAT(message_of<CommError>([&] { one.nccl.synchronize(); }), Contains("all_reduce #2") && Contains("error 6"));
+}
+
+TEST_CASE("nccl: a call that the others do not join runs into its deadline", "[comm]") {
+  Alone one(200ms);
+  one.device->stuck = true;
+  auto work = one.reduce();
+  work.wait();
+  one.device->compute([] {});
+  CHECK(one.device->finish());  // whoever waits for the device goes on
+  CHECK_THAT(message_of<TimeoutError>([&] { one.nccl.synchronize(); }),
+             Contains("all_reduce #2") && Contains("bucket 2") && Contains("200 ms"));
+  CHECK(work.done());
+  CHECK(one.device->aborted());
+}
+
+TEST_CASE("nccl: the deadline counts from when the device comes to the call", "[comm]") {
+  Alone one(200ms);
+  std::atomic<bool> computing = true;
+  one.device->compute_while(computing);
+  one.reduce().wait();
+  std::this_thread::sleep_for(500ms);
+  CHECK(!one.device->aborted());
+  computing = false;
+  one.nccl.synchronize();
+}
+
+TEST_CASE("nccl: calls that are accepted late", "[comm]") {
+  Alone one;
+  one.device->slow_accepts = 300;
+  one.reduce().wait();
+  const auto lines = one.device->record();
+  const auto accepted = std::find(lines.begin(), lines.end(), "nearly accepted");
+  REQUIRE(lines.end() - accepted > 1);
+  CHECK(accepted[-1].starts_with("all_reduce"));
+  CHECK((accepted[1].starts_with("record") && accepted[1].ends_with("on comm")));
+  one.nccl.synchronize();
+
+  Alone late(200ms);
+  late.device->slow_accepts = 1'000'000;
+  CHECK_THAT(message_of<TimeoutError>([&] { late.reduce(); }),
+             Contains("not under way after 200 ms") && Contains("bucket 2"));
+  late.device->slow_accepts = 0;
+  CHECK(late.device->aborted());
+}
+
+TEST_CASE("nccl: a replay has a deadline", "[comm]") {
+  Alone one(200ms);
+  one.device->stuck = true;
+  auto never = one.reduce();
+  one.nccl.launch("a graph's replay", [&] { never.wait(); });
+  CHECK_THROWS_AS(one.nccl.synchronize(), TimeoutError);
+}
+
+TEST_CASE("nccl: a group whose calls cannot all be made aborts", "[comm]") {
+  Alone one;
+  CHECK_THROWS_AS(one.nccl.group([&] {
+    one.reduce();
+    throw std::runtime_error("in between");
+  }),
+                  std::runtime_error);
+  CHECK(one.device->aborted());
+  CHECK_THROWS_AS(one.reduce(), CommError);
+}
+
+TEST_CASE("nccl: abort, from another thread", "[comm]") {
+  Alone one;
+  one.device->stuck = true;
+  auto work = one.reduce();
+  std::thread other([&] { one.nccl.abort("enough"); });
+  other.join();
+  CHECK_THAT(message_of<CommError>([&] { work.wait(); }), Contains("rank 0") && Contains("enough"));
+}
+
+TEST_CASE("nccl: left by an exception, the group is aborted, not finalized", "[comm]") {
+  std::shared_ptr<StandInDevice> device;
+  try {
+    Alone one;
+    device = one.device;
+    device->stuck = true;
+    auto work = one.reduce();
+    throw std::runtime_error("elsewhere");
+  } catch (const std::runtime_error&) {
+  }
+  CHECK(device->aborted());
+  CHECK(device->count("finalize") == 0);
+}
+
+TEST_CASE("nccl: what it does not do is said before anything moves", "[comm]") {
+  Alone one;
+  std::vector<std::int16_t> shorts(3);
+  CHECK_THAT(message_of<UsageError>([&] { one.nccl.all_reduce(std::span(shorts)); }), Contains("I16"));
+  CHECK_THAT(
+      message_of<UsageError>([&] { one.nccl.all_reduce(std::span(one.numbers), comm::ReduceOp::max, {.scale = 2}); }),
+      Contains("max"));
+  CHECK_THROWS_AS(one.nccl.broadcast(std::span(one.numbers), 1), UsageError);
+  one.nccl.broadcast(std::span(shorts), 0);
+  CHECK(!one.device->aborted());
+}
+
+TEST_CASE("nccl: where rank 0 gets no id, every rank says so", "[comm]") {
+  const auto texts = test::nccl_ranks(3, [](test::NcclRank& rank) -> std::string {
+    rank.device->refusals["unique_id"] = 2;
+    return message_of<CommError>([&] { rank.nccl(); });
+  });
+  for (const auto& text : texts) CHECK_THAT(text, Contains("rank 0: nccl: no id") && Contains("error 2"));
+}
+
+TEST_CASE("nccl: one rank fails and the others hear of it", "[comm]") {
+  const auto texts = test::nccl_ranks(3, [](test::NcclRank& rank) -> std::string {
+    auto nccl = rank.nccl();
+    std::vector<float> numbers(1000);
+    if (rank.control.rank() == 1) rank.device->refusals["all_reduce"] = 3;
+    return message_of<CommError>([&] {
+      nccl.all_reduce_async(std::span(numbers)).wait();
+      rank.control.barrier();
+    });
+  });
+  CHECK_THAT(texts[1], Contains("rank 1: all_reduce #0") && Contains("error 3"));
+  CHECK_THAT(texts[0], Contains("rank 1") && Contains("error 3"));
+  CHECK_THAT(texts[2], Contains("rank 1") && Contains("error 3"));
+}
+
+TEST_CASE("nccl: one rank is killed and the others end", "[comm]") {
+  auto listener = test::free_port();
+  const int port = listener.local().port(), fd = listener.fd();
+  test::Ranks ranks(3, [&](const comm::World& world) {
+    test::NcclRank rank(world, port, fd);
+    auto nccl = rank.nccl(3s);
+    std::vector<float> numbers(1000);
+    return message_of<CommError>([&] {
+      for (int step = 0;; ++step) {
+        if (step == 5) test::Ranks::give_sign();
+        nccl.all_reduce(std::span(numbers));
+        nccl.synchronize();
+      }
+    });
+  });
+  ranks.await_sign(1);
+  kill(ranks.pid(1), SIGKILL);
+  for (const int rank : {0, 2}) {
+    const auto outcome = ranks.outcome(rank);
+    CHECK_THAT(outcome.text, Contains(cat("rank ", rank, ": ")) && Contains("all_reduce"));
+    CHECK(outcome.seconds < 20);
+  }
+}

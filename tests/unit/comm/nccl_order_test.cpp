@@ -1,0 +1,128 @@
+// What NcclCommunicator asks of NCCL and CUDA, in which order, and that no stream runs ahead of what it needs.
+#include <catch.hpp>
+
+#include "conformance.hpp"
+#include "nccl_ranks.hpp"
+
+using namespace chorus;
+using test::StandIn;
+using test::StandInDevice;
+using test::StandInNccl;
+using Lines = std::vector<std::string>;
+
+TEST_CASE("nccl: one call, from the id to the end", "[comm]") {
+  comm::AnyCommunicator alone;
+  const auto device = std::make_shared<StandInDevice>();
+  std::vector<float> numbers(16);
+  {
+    StandInNccl nccl(alone, 0, std::chrono::seconds(10), StandIn{device});
+    CHECK(device->record() == Lines{"create_stream", "unique_id", "init rank 0 of 1 by stand-in"});
+    device->stuck = true;
+    auto work = nccl.all_reduce_async(std::span(numbers), comm::ReduceOp::sum, {.scale = 0.5});
+    work.wait();
+    nccl.broadcast(std::span(numbers), 0);
+    device->stuck = false;
+  }
+  CHECK(device->record() == Lines{"create_stream", "unique_id", "init rank 0 of 1 by stand-in", "record 0 on compute",
+                                  "wait comm for 0", "operator 0.5", "all_reduce 16 F32 on comm", "destroy_operator",
+                                  "record 1 on comm", "wait compute for 1", "record 2 on compute", "wait comm for 2",
+                                  "broadcast 64 U8 on comm", "record 3 on comm", "wait compute for 3", "finalize",
+                                  "destroy", "destroy_stream"});
+}
+
+TEST_CASE("nccl: events are used again once they are reached", "[comm]") {
+  comm::AnyCommunicator alone;
+  const auto device = std::make_shared<StandInDevice>();
+  StandInNccl nccl(alone, 0, std::chrono::seconds(10), StandIn{device});
+  std::vector<float> numbers(16);
+  for (int i = 0; i < 20; ++i) {
+    nccl.all_reduce(std::span(numbers));
+    nccl.synchronize();
+  }
+  CHECK(device->count("record 0 on") + device->count("record 1 on") == 40);
+}
+
+TEST_CASE("nccl: the collectives of a Communicator", "[comm]") {
+  for (const int size : {1, 2, 3}) {
+    const auto wrong = test::nccl_ranks(size, [](test::NcclRank& rank) {
+      rank.device->host_computes = true;
+      auto nccl = rank.nccl();
+      std::string found;
+      for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{1001}})
+        if (found.empty()) found = test::conforms<float>(nccl, count);
+      if (found.empty()) found = test::conforms<double>(nccl, 101);
+      if (found.empty()) found = test::conforms<bool>(nccl, 101);
+      if (found.empty()) found = test::conforms<std::uint8_t>(nccl, 101);
+      if (found.empty()) found = test::conforms<std::int64_t>(nccl, 101);
+      return found;
+    });
+    for (const auto& text : wrong) CHECK(text == "");
+  }
+}
+
+TEST_CASE("nccl: no stream runs ahead", "[comm]") {
+  const auto wrong = test::nccl_ranks(2, [](test::NcclRank& rank) -> std::string {
+    auto nccl = rank.nccl();
+    const auto r = static_cast<float>(rank.control.rank());
+    std::vector<float> numbers(100, -1000), second(100, -1000), got(100), got_second(100);
+    for (int step = 0; step < 5; ++step) {
+      const auto s = static_cast<float>(step);
+      rank.device->compute([&, r, s] { std::fill(numbers.begin(), numbers.end(), 1 + r + s); });
+      auto first = nccl.all_reduce_async(std::span(numbers), comm::ReduceOp::sum, {.scale = 0.5});
+      rank.device->compute([&, r, s] { std::fill(second.begin(), second.end(), 10 * (1 + r) + s); });
+      auto other = nccl.all_reduce_async(std::span(second));
+      first.wait();
+      rank.device->compute([&] { got = numbers; });
+      other.wait();
+      rank.device->compute([&] { got_second = second; });
+      if (step % 2 == 1) continue;  // two steps ahead of the device
+      if (!rank.device->finish()) return "the compute stream did not come to its end";
+      if (got != std::vector<float>(100, 1.5f + s)) return cat("step ", step, ": the first sum is ", got[0]);
+      if (got_second != std::vector<float>(100, 30 + 2 * s))
+        return cat("step ", step, ": the second sum is ", got_second[0]);
+    }
+    return "";
+  });
+  for (const auto& text : wrong) CHECK(text == "");
+}
+
+TEST_CASE("nccl: a group is one launch", "[comm]") {
+  const auto wrong = test::nccl_ranks(2, [](test::NcclRank& rank) -> std::string {
+    auto nccl = rank.nccl();
+    std::vector<double> mine{1.0 + rank.control.rank()}, theirs(1), sum{2.0 + rank.control.rank()};
+    const int peer = 1 - rank.control.rank();
+    nccl.group([&] {
+      nccl.send(std::span<const double>(mine), peer);
+      nccl.recv(std::span(theirs), peer);
+      nccl.all_reduce(std::span(sum), comm::ReduceOp::sum, {.scale = 0.25});
+    });
+    rank.device->compute([] {});
+    if (!rank.device->finish()) return "the compute stream did not come to its end";
+    if (theirs[0] != 1.0 + peer || sum[0] != 1.25) return cat("got ", theirs[0], " and ", sum[0]);
+    if (rank.device->count("record") != 2) return cat(rank.device->count("record"), " events");
+    return "";
+  });
+  for (const auto& text : wrong) CHECK(text == "");
+}
+
+TEST_CASE("nccl: inside of a capture nothing is asked, and the stream joins", "[comm]") {
+  comm::AnyCommunicator alone;
+  const auto device = std::make_shared<StandInDevice>();
+  std::vector<float> numbers(16);
+  StandInNccl nccl(alone, 0, std::chrono::seconds(10), StandIn{device});
+  nccl.all_reduce(std::span(numbers));
+  nccl.synchronize();
+  device->capturing = true;
+  auto work = nccl.all_reduce_async(std::span(numbers));
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  work.wait();
+  device->capturing = false;
+  CHECK(device->count("query") == 0);
+  const auto lines = device->record();
+  CHECK(lines.back().starts_with("wait compute for"));
+
+  bool launched = false;
+  nccl.launch("a replay", [&] { launched = true; });
+  nccl.synchronize();
+  CHECK(launched);
+}
