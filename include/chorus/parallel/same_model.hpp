@@ -2,25 +2,26 @@
 /// The check that all ranks built the same model, before any number is sent.
 
 #include <algorithm>
+#include <chorus/nn/module.hpp>
 #include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
-
-#include <chorus/nn/module.hpp>
 
 namespace chorus::inline CHORUS_ABI::detail {
 
-/// One line for each parameter and buffer: `conv1.weight F32 [6, 3, 5, 5]`.
-template <Device D>
-std::string model_description(nn::Module& model) {
+/// One line for each parameter and buffer whose name `counts` accepts: `conv1.weight F32 [6, 3, 5, 5]`.
+template <Device D, class Counts>
+std::string model_description(nn::Module& model, const Counts& counts) {
   std::string text;
   for (const auto& named : nn::named_parameters<D>(model))
-    text += cat(named.name, " ", named.parameter->dtype(), " ", named.parameter->extents(),
-                named.parameter->wants_grad() ? "\n" : ", frozen,\n");
+    if (counts(named.name))
+      text += cat(named.name, " ", named.parameter->dtype(), " ", named.parameter->extents(),
+                  named.parameter->wants_grad() ? "\n" : ", frozen,\n");
   for (const auto& named : nn::named_buffers<D>(model))
-    text += cat(named.name, " ", named.buffer->dtype(), " ", named.buffer->extents(), "\n");
+    if (counts(named.name)) text += cat(named.name, " ", named.buffer->dtype(), " ", named.buffer->extents(), "\n");
   return text;
 }
 
@@ -38,11 +39,11 @@ inline std::pair<std::string, std::string> first_difference(std::string_view a, 
   }
 }
 
-/// Throws the same UsageError on every rank where a rank's model is not rank 0's.
-template <Device D, class Communicator>
-void check_same_model(Communicator& communicator, nn::Module& model) {
-  const std::string own = model_description<D>(model);
+/// Throws the same UsageError on every rank where a rank's description is not rank 0's.
+template <class Communicator>
+void check_same_description(Communicator& communicator, std::string_view policy, const std::string& own) {
   const auto ranks = static_cast<std::size_t>(communicator.size());
+  if (ranks == 1) return;
   const auto own_length = static_cast<std::int64_t>(own.size());
   std::vector<std::int64_t> lengths(ranks);
   communicator.all_gather(std::span<const std::int64_t>(&own_length, 1), std::span<std::int64_t>(lengths), {});
@@ -51,12 +52,13 @@ void check_same_model(Communicator& communicator, nn::Module& model) {
   padded.resize(longest);
   communicator.all_gather(std::span<const std::uint8_t>(padded), std::span<std::uint8_t>(all), {});
   const auto of_rank = [&](std::size_t rank) {
-    return std::string_view(reinterpret_cast<const char*>(all.data()) + rank * longest, static_cast<std::size_t>(lengths[rank]));
+    return std::string_view(reinterpret_cast<const char*>(all.data()) + rank * longest,
+                            static_cast<std::size_t>(lengths[rank]));
   };
   for (std::size_t rank = 1; rank < ranks; ++rank) {
     if (of_rank(rank) == of_rank(0)) continue;
     const auto [theirs, first] = first_difference(of_rank(rank), of_rank(0));
-    fail<UsageError>("DistributedDataParallel: the ranks' models differ: rank ", rank, " has ", theirs, " where rank 0 has ", first);
+    fail<UsageError>(policy, ": the ranks' models differ: rank ", rank, " has ", theirs, " where rank 0 has ", first);
   }
 }
 

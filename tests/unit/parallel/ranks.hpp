@@ -10,14 +10,14 @@
 namespace test {
 
 /// A rank's net, with its communicator.
-template <class Model>
+template <class Model, class Hook = ch::AllReduce>
 struct Distributed {
   ch::comm::AnyCommunicator communicator;
-  ch::DistributedDataParallel<Model> net;
+  ch::DistributedDataParallel<Model, Hook> net;
 
   explicit Distributed(const ch::comm::World& world, const ch::DistributedDataParallelOptions& options = {},
-                       Model model = make<Model>())
-      : communicator(ch::comm::connect(world)), net(std::move(model), communicator, options, 3) {}
+                       Model model = make<Model>(), Hook hook = {})
+      : communicator(ch::comm::connect(world)), net(std::move(model), communicator, options, 3, std::move(hook)) {}
 };
 
 /// This rank's rows of a global batch: sizes differ by at most one, and may be 0.

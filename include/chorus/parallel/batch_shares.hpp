@@ -1,0 +1,99 @@
+#pragma once
+/// How many samples each rank has in the current global batch.
+
+#include <algorithm>
+#include <chorus/comm/communicator.hpp>
+#include <chorus/core/error.hpp>
+#include <cstdint>
+#include <numeric>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace chorus::inline CHORUS_ABI::detail {
+
+/// Each forward pass tells all ranks how many samples this one has: one number a rank, on its way while forward runs.
+template <class Communicator>
+class BatchShares {
+ public:
+  explicit BatchShares(Communicator& communicator)
+      : communicator_(communicator), messages_(static_cast<std::size_t>(communicator.size())) {}
+
+  /// A forward pass of this rank begins. `sync`: gradients will be averaged; `training`: buffers will be sent.
+  void begin(std::int64_t samples, bool sync, bool training) {
+    exchange(samples * 4 + (sync ? 2 : 0) + (training ? 1 : 0));
+  }
+  /// This rank has no more batches: it only keeps the others company.
+  void begin_joined() { exchange(joined); }
+  /// A forward pass that nobody else needs to know of.
+  void begin_alone() {
+    counting_.wait();
+    std::fill(messages_.begin(), messages_.end(), 0);
+  }
+
+  void wait() { counting_.wait(); }
+  bool done() const { return counting_.done(); }
+
+  /// The place of this rank's first sample in the global batch: the shares lie in the order of the ranks.
+  std::int64_t first_sample() {
+    wait();
+    std::int64_t first = 0;
+    for (int rank = 0; rank < communicator_.rank(); ++rank) first += samples(rank);
+    return first;
+  }
+  /// This rank's part of the global batch: the weight of its mean gradient.
+  double weight() {
+    wait();
+    std::int64_t all = 0;
+    for (int rank = 0; rank < communicator_.size(); ++rank) all += samples(rank);
+    if (all == 0) return 1.0 / communicator_.size();
+    return static_cast<double>(samples(communicator_.rank())) / static_cast<double>(all);
+  }
+
+  /// The ranks that have run out of batches, as text: "1, 3"; empty where none has.
+  std::string joined_ranks() {
+    wait();
+    std::string out;
+    for (std::size_t rank = 0; rank < messages_.size(); ++rank)
+      if (messages_[rank] == joined) out += cat(out.empty() ? "" : ", ", rank);
+    return out;
+  }
+  /// The first rank that still has batches, whose buffers and order hold for all; -1: none.
+  int first_active() {
+    wait();
+    for (std::size_t rank = 0; rank < messages_.size(); ++rank)
+      if (messages_[rank] != joined) return static_cast<int>(rank);
+    return -1;
+  }
+  /// What `begin` was told on the first active rank.
+  bool sync() { return (of_first_active() & 2) != 0; }
+  bool training() { return (of_first_active() & 1) != 0; }
+
+ private:
+  static constexpr std::int64_t joined = -1;
+
+  void exchange(std::int64_t message) {
+    counting_.wait();
+    message_ = message;
+    if (communicator_.size() == 1)
+      messages_[0] = message;
+    else
+      counting_ = communicator_.all_gather_async(std::span<const std::int64_t>(&message_, 1),
+                                                 std::span<std::int64_t>(messages_), {});
+  }
+  std::int64_t samples(int rank) const {
+    const auto message = messages_[static_cast<std::size_t>(rank)];
+    return message == joined ? 0 : message / 4;
+  }
+  std::int64_t of_first_active() {
+    const int rank = first_active();
+    return rank < 0 ? 0 : messages_[static_cast<std::size_t>(rank)];
+  }
+
+  Communicator& communicator_;
+  std::int64_t message_ = 0;
+  std::vector<std::int64_t> messages_;  // of all ranks, once counting_ has ended
+  comm::Work counting_;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::detail

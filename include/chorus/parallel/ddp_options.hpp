@@ -1,0 +1,72 @@
+#pragma once
+/// The options of DistributedDataParallel, under PyTorch's names.
+
+#include <chorus/core/error.hpp>
+#include <chorus/parallel/gradient_buckets.hpp>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace chorus::inline CHORUS_ABI {
+
+/// What is done where an averaged gradient has numbers that are infinite, no numbers, or too large to be squared. All
+/// ranks hold the same averages, so all decide the same.
+enum class NonFinite : std::uint8_t {
+  propagate,    ///< nothing
+  throw_error,  ///< every rank throws NonFiniteError, which names parameters, and the ranks from which it came
+  skip_step     ///< every rank forgets this pass's gradients, so that the optimizer's step changes nothing
+};
+
+/// A gradient that is no finite number.
+struct NonFiniteError : Error {
+  using Error::Error;
+};
+
+struct DistributedDataParallelOptions {
+  /// See BucketOptions. They hold from the first step on.
+  double first_bucket_cap_mb = 1, bucket_cap_mb = 25;
+  std::vector<double> bucket_cap_mb_list = {};
+  /// Send rank 0's buffers to all ranks before each forward pass in training.
+  bool broadcast_buffers = true;
+  /// Allow parameters that get no gradient in some backward passes, others on each rank. Costs a small collective a
+  /// step.
+  bool find_unused_parameters = false;
+  /// Every backward pass uses the same parameters, equally often: what the first one has shown is expected of all.
+  /// Allows parameters that some ranks, or all, never use, and such whose gradient comes in several parts (a backward
+  /// pass within backward); what no rank uses is never sent. The first pass sends at its end.
+  bool static_graph = false;
+  /// Compare the ranks' models and take rank 0's numbers at construction. Without, the ranks must have them already.
+  bool init_sync = true;
+  /// Names of parameters and buffers that are each rank's own: never compared, sent or averaged.
+  std::vector<std::string> parameters_and_buffers_to_ignore = {};
+  /// Names of parameters whose gradients are sent behind all others, in buckets of their own.
+  std::vector<std::string> delay_all_reduce_named_params = {};
+  NonFinite non_finite = NonFinite::propagate;
+
+  BucketOptions buckets() const { return {first_bucket_cap_mb, bucket_cap_mb, bucket_cap_mb_list}; }
+
+  /// Throws UsageError for sizes that are none.
+  void check_values() const {
+    const auto check_cap = [](double cap) {
+      check<UsageError>(cap >= 0, "DistributedDataParallel: a bucket's cap is at least 0 MiB, got ", cap);
+    };
+    check_cap(first_bucket_cap_mb);
+    check_cap(bucket_cap_mb);
+    for (const double cap : bucket_cap_mb_list) check_cap(cap);
+  }
+
+  /// All of them, for the comparison of ranks.
+  std::string describe() const {
+    std::string text = cat("options: bucket_cap_mb ", first_bucket_cap_mb, " ", bucket_cap_mb);
+    for (const double cap : bucket_cap_mb_list) text += cat(" ", cap);
+    text += cat(", broadcast_buffers ", broadcast_buffers, ", find_unused_parameters ", find_unused_parameters,
+                ", static_graph ", static_graph, ", non_finite ", static_cast<int>(non_finite), ", ignored");
+    for (const auto& name : parameters_and_buffers_to_ignore) text += cat(" ", name);
+    text += ", delayed";
+    for (const auto& name : delay_all_reduce_named_params) text += cat(" ", name);
+    return text + "\n";
+  }
+};
+
+}  // namespace chorus::inline CHORUS_ABI

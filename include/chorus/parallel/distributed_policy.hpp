@@ -1,0 +1,132 @@
+#pragma once
+/// What the policies of several processes share: a model on each rank, shares of the data, and numbers that all ranks
+/// agree on.
+
+#include <algorithm>
+#include <chorus/comm/communicator.hpp>
+#include <chorus/parallel/batch_shares.hpp>
+#include <chorus/parallel/policy.hpp>
+#include <chorus/parallel/same_model.hpp>
+#include <chorus/parallel/scatter_gather.hpp>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace chorus::inline CHORUS_ABI {
+
+/// Base of DistributedDataParallel, LocalSgd and ParameterServer.
+template <class Model, class Communicator>
+class DistributedPolicy : public Policy<Model> {
+ public:
+  using D = typename Model::device_type;
+  static constexpr bool distributed = true;
+
+  template <class Dataset>
+  data::Sampler sampler(const Dataset& dataset, const SamplingOptions& options = {}) const {
+    return data::Sampler(dataset.size(), {.rank = communicator_.rank(),
+                                          .world_size = communicator_.size(),
+                                          .shuffle = options.shuffle,
+                                          .seed = this->seed(),
+                                          .padding = options.padding});
+  }
+  int devices() const { return communicator_.size(); }
+  Communicator& communicator() const { return communicator_; }
+
+  /// `value`, the mean over this rank's `samples`, as the mean over the samples of all ranks.
+  double mean(double value, Index samples) {
+    double sums[2] = {samples == 0 ? 0 : value * static_cast<double>(samples), static_cast<double>(samples)};
+    sum(sums);
+    return sums[1] == 0 ? 0 : sums[0] / sums[1];
+  }
+  /// Sums over all ranks, in place.
+  void sum(std::span<double> values) { communicator_.all_reduce(values, comm::ReduceOp::sum, {}); }
+
+  /// Whether `text` is the same on all ranks; a collective.
+  bool same_on_all_ranks(std::string_view text) {
+    std::vector<std::uint8_t> first(text.begin(), text.end());
+    auto length = static_cast<std::uint64_t>(first.size());
+    communicator_.broadcast(std::span(&length, 1), 0, {});
+    first.resize(length);
+    communicator_.broadcast(std::span<std::uint8_t>(first), 0, {});
+    double different = std::equal(first.begin(), first.end(), text.begin(), text.end()) ? 0 : 1;
+    sum({&different, 1});
+    return different == 0;
+  }
+
+ protected:
+  DistributedPolicy(Model model, Communicator& communicator, std::uint64_t seed)
+      : Policy<Model>(std::move(model), seed),
+        communicator_(communicator),
+        shares_(communicator),
+        buffers_(nn::named_buffers<D>(this->model_)) {
+    this->random_.first_sample = [this] { return shares_.first_sample(); };
+  }
+
+  /// Throws UsageError, on every rank, where the ranks' models, or `options`, differ.
+  template <class Counts>
+  void check_same(std::string_view policy, const std::string& options, const Counts& counts) {
+    detail::check_same_description(communicator_, policy, options + detail::model_description<D>(this->model_, counts));
+  }
+
+  void broadcast_bytes(void* data, std::size_t bytes, int root, trace::Traffic traffic) {
+    if (bytes == 0 || communicator_.size() == 1) return;
+    communicator_.broadcast(std::span(static_cast<std::uint8_t*>(data), bytes), root, {.traffic = traffic});
+  }
+
+  /// Takes `root`'s parameters: those whose names `counts` accepts, which lie before the others.
+  template <class Counts>
+  void broadcast_parameters(int root, const Counts& counts) {
+    std::vector<std::size_t> elements(this->flat_.groups().size());
+    for (const auto& entry : this->flat_.entries())
+      if (counts(entry.named.name)) {
+        elements[entry.group] = entry.begin + entry.count;
+        entry.parameter().touch();
+      }
+    for (std::size_t g = 0; g < elements.size(); ++g) {
+      const auto& group = this->flat_.groups()[g];
+      broadcast_bytes(group.value(0), elements[g] * size_of(group.dtype), root, trace::Traffic::parameters);
+    }
+  }
+
+  /// Takes `root`'s buffers, in one message.
+  void broadcast_buffers(int root) {
+    std::size_t bytes = 0;
+    for (const auto& named : buffers_) bytes += named.buffer->size_bytes();
+    if (bytes == 0 || communicator_.size() == 1) return;
+    buffer_message_.resize(bytes);
+    const auto copy = [&](bool pack) {
+      std::uint8_t* place = buffer_message_.data();
+      for (const auto& named : buffers_) {
+        const std::size_t size = named.buffer->size_bytes();
+        if (pack)
+          copy_bytes(Cpu{}, place, named.buffer->where(), named.buffer->data(), size);
+        else
+          copy_bytes(named.buffer->where(), named.buffer->data(), Cpu{}, place, size);
+        place += size;
+      }
+    };
+    if (communicator_.rank() == root) copy(true);
+    broadcast_bytes(buffer_message_.data(), bytes, root, trace::Traffic::buffers);
+    if (communicator_.rank() != root) copy(false);
+  }
+
+  /// The model's forward pass, with the random numbers of this rank's share.
+  template <class... Inputs>
+  auto forward(const Inputs&... inputs) {
+    const RandomScope scope(this->begin_forward());
+    auto output = this->model_.forward(inputs...);
+    this->end_forward();
+    return output;
+  }
+
+  Communicator& communicator_;
+  detail::BatchShares<Communicator> shares_;
+  std::vector<nn::NamedBuffer<D>> buffers_;
+  std::vector<std::uint8_t> buffer_message_;
+};
+
+}  // namespace chorus::inline CHORUS_ABI

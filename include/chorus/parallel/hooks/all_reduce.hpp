@@ -1,0 +1,70 @@
+#pragma once
+/// Communication hooks: types that say how DistributedDataParallel averages a bucket of gradients. Here: what a hook is
+/// given, and the default, the all-reduce.
+
+#include <chorus/comm/communicator.hpp>
+#include <chorus/core/device.hpp>
+#include <cstddef>
+#include <optional>
+#include <span>
+#include <vector>
+
+namespace chorus::inline CHORUS_ABI {
+
+/// A parameter of a bucket: the place of its first number, and its shape.
+struct GradBucketPart {
+  std::size_t begin;
+  std::span<const Index> shape;
+};
+
+/// One bucket's gradients. A hook replaces this rank's by what all ranks shall have: sum(weight * gradients) over the
+/// ranks, where the weights are the ranks' parts of the batch, and add up to 1.
+///
+/// A hook is a class with two function templates, called in the same order on every rank:
+///
+///   comm::Work start(const GradBucket<T, D>&, Communicator&)
+///     when the bucket is full, in the middle of backward;
+///   std::optional<comm::Work> resume(const GradBucket<T, D>&, Communicator&, int round)
+///     when the last Work has ended: starts another one (round 0, 1, ...), or leaves the result in the bucket and
+///     returns nothing.
+///
+/// It may have, to act at the beginning of each forward pass in training,
+///   void before_forward(const nn::FlatParameters<D>&, Communicator&, double weight).
+/// State is the hook's own: one hook belongs to one net. When buckets change, `reset()` is called, if there is one.
+template <class T, Device D>
+struct GradBucket {
+  std::size_t index;  ///< in the order in which buckets are sent
+  D device;
+  std::span<T> gradients;
+  double weight;
+  std::span<const GradBucketPart> parts;
+};
+
+/// The default: a ring all-reduce, which weighs on the way. Each of n ranks sends 2 (n - 1) / n of the bucket's bytes.
+struct AllReduce {
+  template <class T, Device D, class Communicator>
+  comm::Work start(const GradBucket<T, D>& bucket, Communicator& communicator) {
+    if (communicator.size() == 1) return {};
+    return communicator.all_reduce_async(bucket.gradients, comm::ReduceOp::sum,
+                                         {.scale = bucket.weight, .traffic = trace::Traffic::gradients});
+  }
+  template <class T, Device D, class Communicator>
+  std::optional<comm::Work> resume(const GradBucket<T, D>&, Communicator&, int) {
+    return {};
+  }
+};
+
+/// Sends nothing: each rank keeps its own gradients. To measure what communication costs, and for methods that average
+/// parameters instead.
+struct NoCommunication {
+  template <class T, Device D, class Communicator>
+  comm::Work start(const GradBucket<T, D>&, Communicator&) {
+    return {};
+  }
+  template <class T, Device D, class Communicator>
+  std::optional<comm::Work> resume(const GradBucket<T, D>&, Communicator&, int) {
+    return {};
+  }
+};
+
+}  // namespace chorus::inline CHORUS_ABI

@@ -1,0 +1,167 @@
+// DistributedDataParallel::join: ranks with different numbers of batches.
+#include <catch.hpp>
+
+#include "ranks.hpp"
+
+using namespace chorus;
+using namespace std::chrono_literals;
+using Catch::Matchers::Contains;
+using comm::World;
+using test::common_text;
+using test::distance;
+using test::Distributed;
+using test::labels;
+using test::make;
+using test::numbers;
+
+namespace {
+
+constexpr double rounding = 1e-13;
+
+/// The rows that rank `rank` has in step `step`: rank r has `batches[r]` of 2 + r rows each.
+Tensor<double, 2> rows(int rank, int step) {
+  return numbers(2 + rank, 5, static_cast<std::uint32_t>(10 * step + rank));
+}
+
+template <class Net>
+auto loss_of(Net& net, int rank, int step) {
+  return cross_entropy(net(rows(rank, step)), labels(2 + rank, 3, static_cast<std::uint32_t>(step)));
+}
+
+/// Trains with `batches[rank]` batches on each rank; parameters of all ranks, who must agree.
+template <class Model>
+std::string train_unevenly(const std::vector<int>& batches, const DistributedDataParallelOptions& options = {}) {
+  return common_text(static_cast<int>(batches.size()), [=](const World& world) {
+    Distributed<Model> rank(world, options);
+    optim::Sgd optimizer{rank.net.parameters(), {.lr = 0.3}};
+    for (int epoch = 0; epoch < 2; ++epoch)
+      rank.net.join([&] {
+        for (int step = 0; step < batches[static_cast<std::size_t>(world.rank)]; ++step) {
+          optimizer.zero_grad();
+          loss_of(rank.net, world.rank, step).backward();
+          optimizer.step();
+        }
+      });
+    return test::text_of(test::values(rank.net.module()));
+  });
+}
+
+/// One device that takes, in each step, the batches of the ranks that still have one.
+template <class Model>
+std::vector<double> train_alone(const std::vector<int>& batches) {
+  SingleDevice<Model> net{make<Model>(), 3};
+  optim::Sgd optimizer{net.parameters(), {.lr = 0.3}};
+  for (int epoch = 0; epoch < 2; ++epoch)
+    for (int step = 0;; ++step) {
+      Index samples = 0;
+      for (std::size_t r = 0; r < batches.size(); ++r)
+        if (step < batches[r]) samples += 2 + static_cast<int>(r);
+      if (samples == 0) break;
+      optimizer.zero_grad();
+      for (int r = 0; r < static_cast<int>(batches.size()); ++r)
+        if (step < batches[static_cast<std::size_t>(r)])
+          (loss_of(net, r, step) * ((2.0 + r) / static_cast<double>(samples))).backward();
+      optimizer.step();
+    }
+  return test::values(net.module());
+}
+
+}  // namespace
+
+TEST_CASE("join: uneven numbers of batches train as one device does with what is left") {
+  for (const std::vector<int>& batches : {std::vector<int>{3, 1, 2}, {1, 4, 4}, {2, 2, 2}, {0, 3, 1}}) {
+    INFO(test::text_of({batches.begin(), batches.end()}));
+    const auto text = train_unevenly<test::Smooth<Cpu>>(batches);
+    INFO(text);
+    CHECK(distance(test::numbers_in(text), train_alone<test::Smooth<Cpu>>(batches)) < rounding);
+  }
+}
+
+TEST_CASE("join: with many small buckets, unused parameters allowed, and a static graph") {
+  const std::vector<int> batches{1, 3, 2};
+  const auto expected = train_alone<test::Smooth<Cpu>>(batches);
+  for (const auto& options : {DistributedDataParallelOptions{.first_bucket_cap_mb = 0, .bucket_cap_mb = 0},
+                              DistributedDataParallelOptions{.find_unused_parameters = true},
+                              DistributedDataParallelOptions{.static_graph = true}})
+    CHECK(distance(test::numbers_in(train_unevenly<test::Smooth<Cpu>>(batches, options)), expected) < rounding);
+}
+
+TEST_CASE("join: buffers come from a rank that still trains, and end the same on all") {
+  const auto text = common_text(3, [](const World& world) {
+    Distributed<test::Normed<Cpu>> rank(world);
+    rank.net.join([&] {
+      for (int step = 0; step < 1 + 2 * world.rank; ++step) loss_of(rank.net, world.rank, step).backward();
+    });
+    const auto& norm = rank.net.module().norm;
+    return test::text_of(norm.running_mean.value().to_vector()) + cat(norm.num_batches_tracked.value().item());
+  });
+  REQUIRE_FALSE(text.empty());
+  CHECK(test::numbers_in(text).back() == 5);  // rank 2's
+}
+
+TEST_CASE("join: accumulation under no_sync at each interval") {
+  const auto text = common_text(2, [](const World& world) {
+    Distributed<test::Smooth<Cpu>> rank(world);
+    optim::Sgd optimizer{rank.net.parameters(), {.lr = 0.3}};
+    rank.net.join([&] {
+      for (int step = 0; step < 2 + 2 * world.rank; ++step) {
+        if (step % 2 == 0) {
+          const auto quiet = rank.net.no_sync();
+          loss_of(rank.net, world.rank, step).backward();
+        } else {
+          loss_of(rank.net, world.rank, step).backward();
+          optimizer.step();
+          optimizer.zero_grad();
+        }
+      }
+    });
+    return test::text_of(test::values(rank.net.module()));
+  });
+  SingleDevice<test::Smooth<Cpu>> net{make<test::Smooth<Cpu>>(), 3};
+  optim::Sgd optimizer{net.parameters(), {.lr = 0.3}};
+  for (int step = 0; step < 4; ++step) {
+    if (step < 2) (loss_of(net, 0, step) * 0.4).backward();
+    (loss_of(net, 1, step) * (step < 2 ? 0.6 : 1)).backward();
+    if (step % 2 == 0) continue;
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+  CHECK(distance(test::numbers_in(text), test::values(net.module())) < rounding);
+}
+
+TEST_CASE("join: throw_on_early_termination ends all ranks, with the one that ran out") {
+  const auto text = common_text(3, [](const World& world) {
+    Distributed<test::Smooth<Cpu>> rank(world);
+    return test::message_of<UsageError>([&] {
+      rank.net.join(
+          [&] {
+            for (int step = 0; step < 3 - world.rank % 2; ++step) loss_of(rank.net, world.rank, step).backward();
+          },
+          {.throw_on_early_termination = true});
+    });
+  });
+  CHECK(text ==
+        "DistributedDataParallel::join: rank 1 has run out of batches; throw_on_early_termination ends all ranks");
+}
+
+TEST_CASE("join: what a body throws comes out, and a join inside a join is refused") {
+  comm::AnyCommunicator alone;
+  DistributedDataParallel<test::Smooth<Cpu>> net{make<test::Smooth<Cpu>>(), alone};
+  CHECK(test::message_of<FileError>([&] { net.join([] { fail<FileError>("no such file"); }); }) == "no such file");
+  CHECK_THAT(test::message_of<UsageError>([&] { net.join([&] { net.join([] {}); }); }),
+             Contains("inside another join"));
+  net.join([&] { loss_of(net, 0, 0).backward(); });
+}
+
+TEST_CASE("join: ranks whose epochs end unevenly without join end soon, all of them") {
+  test::Ranks ranks(2, [](const World& world) {
+    Distributed<test::Smooth<Cpu>> rank(world);
+    for (int step = 0; step < 1 + world.rank; ++step) loss_of(rank.net, world.rank, step).backward();
+    return std::string("done");
+  });
+  const auto start = comm::Clock::now();
+  const auto texts = ranks.texts();
+  CHECK(comm::Clock::now() - start < 5s);
+  CHECK(texts[0] == "done");
+  CHECK_THAT(texts[1], Contains("rank 0 has left the group"));
+}
