@@ -1,9 +1,7 @@
 #pragma once
 /// A progress bar for a training loop: `for (int epoch : ch::progress(run, 10))`.
 
-#include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <cstdio>
 #include <iterator>
 #include <string>
@@ -27,10 +25,7 @@ struct ProgressOptions {
 /// appear when the loop calls `step`; a loop that doesn't gets a line of time per epoch.
 class Progress {
  public:
-  explicit Progress(ProgressOptions options)
-      : options_(options), terminal_(isatty(fileno(options.out)) == 1), epoch_(options.first_epoch) {
-    check<UsageError>(options.epochs >= 0, "progress: epochs is ", options.epochs, ", expected 0 or more");
-  }
+  explicit Progress(ProgressOptions options);
   ~Progress() { clear(); }
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
@@ -53,92 +48,35 @@ class Progress {
     Progress* progress_;
   };
 
-  Iterator begin() {
-    start_epoch();
-    return Iterator(*this);
-  }
+  Iterator begin();
   std::default_sentinel_t end() const { return {}; }
 
   /// Tells that the batch number `step` of the `steps` in this epoch is done, with its mean `loss` over `samples`.
-  void step(double loss, Index samples, Index step, Index steps) {
-    if (!options_.enabled) return;
-    loss_sum_ += loss * static_cast<double>(samples);
-    samples_ += samples;
-    const auto now = Clock::now();
-    if (now - drawn_ < (terminal_ ? std::chrono::milliseconds(100) : std::chrono::seconds(10))) return;
-    drawn_ = now;
-    const double done = steps > 0 ? std::min(1.0, static_cast<double>(step + 1) / static_cast<double>(steps)) : 0;
-    write(head() + (terminal_ ? "  " + bar(done) : "") + "  step " + cat(step + 1, "/", steps) + rates() +
-              eta(done > 0 ? seconds() / done : 0, seconds()),
-          !terminal_);
-  }
+  void step(double loss, Index samples, Index step, Index steps);
 
  private:
   using Clock = std::chrono::steady_clock;
 
-  void start_epoch() {
-    loss_sum_ = 0;
-    samples_ = 0;
-    started_ = drawn_ = Clock::now();
-  }
+  void start_epoch();
 
-  void finish_epoch() {
-    if (options_.enabled) {
-      char time[32];
-      std::snprintf(time, sizeof time, "  %.2f s", seconds());
-      const bool last = epoch_ + 1 >= options_.epochs;
-      write(head() + rates() + time + (last ? "" : eta(seconds(), seconds())), true);
-    }
-    ++epoch_;
-    start_epoch();
-  }
+  void finish_epoch();
 
   double seconds() const { return std::chrono::duration<double>(Clock::now() - started_).count(); }
 
   std::string head() const { return cat("epoch ", epoch_ + 1, "/", options_.epochs); }
 
-  static std::string bar(double done) {
-    constexpr int width = 20;
-    const int full = static_cast<int>(done * width);
-    std::string cells(static_cast<std::size_t>(full), '=');
-    if (full < width) cells += '>';
-    cells.resize(width, ' ');
-    return "[" + cells + "]";
-  }
+  static std::string bar(double done);
 
   // The mean loss of the epoch so far, and the throughput.
-  std::string rates() const {
-    if (samples_ == 0) return "";
-    const auto count = static_cast<double>(samples_);
-    char text[80];
-    const double rate = count / std::max(seconds(), 1e-9);
-    std::snprintf(text, sizeof text, "  loss %.4f  %.0f samples/s", loss_sum_ / count, rate);
-    return text;
-  }
+  std::string rates() const;
 
   // What is left of the run, if each epoch takes as long as this one will and this one has run for `elapsed` seconds.
-  std::string eta(double epoch_seconds, double elapsed) const {
-    if (epoch_seconds <= 0) return "";
-    const auto left = static_cast<long>(std::lround(epoch_seconds * (options_.epochs - epoch_) - elapsed));
-    char text[48];
-    if (left >= 3600) {
-      std::snprintf(text, sizeof text, "  ETA %ld:%02ld:%02ld", left / 3600, left / 60 % 60, left % 60);
-    } else {
-      std::snprintf(text, sizeof text, "  ETA %ld:%02ld", left / 60, left % 60);
-    }
-    return text;
-  }
+  std::string eta(double epoch_seconds, double elapsed) const;
 
-  void write(const std::string& line, bool final) {
-    std::fprintf(options_.out, "%s%s%s", terminal_ ? "\r\x1b[K" : "", line.c_str(), final ? "\n" : "");
-    std::fflush(options_.out);
-    line_open_ = !final;
-  }
+  void write(const std::string& line, bool final);
 
   // An exception left the loop: what it prints starts on a line of its own.
-  void clear() {
-    if (line_open_) std::fputc('\n', options_.out);
-  }
+  void clear();
 
   ProgressOptions options_;
   bool terminal_;
@@ -156,3 +94,7 @@ Progress progress(Run& run, int epochs, int first_epoch = 0) {
 }
 
 }  // namespace chorus::inline CHORUS_ABI
+
+#if !CHORUS_COMPILED
+#include <chorus/train/progress_impl.hpp>
+#endif

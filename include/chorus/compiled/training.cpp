@@ -1,0 +1,11 @@
+// Part of the library chorus::compiled: what trains models on the CPU, whatever the model.
+
+#define CHORUS_BUILDS_LIBRARY
+#include <chorus/nn/flat_parameters.hpp>
+#include <chorus/train/progress.hpp>
+
+namespace chorus::inline CHORUS_ABI {
+
+template class nn::FlatParameters<Cpu>;
+
+}  // namespace chorus::inline CHORUS_ABI
