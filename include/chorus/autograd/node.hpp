@@ -95,6 +95,11 @@ class Node {
   /// Called on a leaf once all of this backward's contributions are in its gradient.
   virtual void gradient_is_final() {}
   virtual bool is_leaf() const { return false; }
+  /// Whether backward sends gradients to the inputs that `for_each_input` names and nowhere else.
+  virtual bool only_to_inputs() const { return true; }
+  /// While a node is skipped, those that use its value send it no gradient: for `grad`, which goes to some nodes only.
+  bool skipped() const { return skipped_; }
+  void set_skipped(bool skipped) { skipped_ = skipped; }
 
   const char* operation() const { return operation_; }
   /// Grows in the order in which nodes are made: an operation's inputs have smaller numbers.
@@ -132,6 +137,7 @@ class Node {
   std::uint64_t sequence_;
   std::uint64_t visited_by_ = 0;  // the backward run that last counted this node
   int pending_ = 0;               // consumers that have yet to contribute in that run
+  bool skipped_ = false;
   std::atomic<int> owners_{0};
 };
 

@@ -70,6 +70,17 @@ class GradNode : public Node {
   const Shape<Rank>& shape() const { return shape_; }
   D device() const { return device_; }
 
+  /// A gradient and the place where it lies.
+  struct Held {
+    tensor_type grad;
+    bool has_grad = false, bound = false;
+  };
+  /// Puts another gradient, or none, in the place of this one, which is returned: for `grad`, which adds to none.
+  Held exchange_grad(Held held) {
+    return {std::exchange(grad_, std::move(held.grad)), std::exchange(has_grad_, held.has_grad),
+            std::exchange(bound_, held.bound)};
+  }
+
  protected:
   // Puts the gradient at a place that stays: a range of a flat buffer.
   void bind_grad(tensor_type place) {
@@ -184,6 +195,9 @@ template <class X>
 inline constexpr bool is_variable = false;
 template <class T, int Rank, class D>
 inline constexpr bool is_variable<Variable<T, Rank, D>> = true;
+// See <chorus/ops/higher_order.hpp>.
+template <class X>
+inline constexpr bool is_graph_variable = false;
 }  // namespace detail
 
 /// A Variable, or what converts to one by `as_variable` (a Parameter).
@@ -225,9 +239,14 @@ using tensor_of = std::remove_cvref_t<decltype(value_of(std::declval<const X&>()
 
 namespace detail {
 
+template <class N>
+N* unless_skipped(N* node) {
+  return node != nullptr && !node->skipped() ? node : nullptr;
+}
+
 /// An operation's node. `Inputs` are the types of the inputs' nodes.
 template <class Backward, class T, int Rank, class D, class... Inputs>
-class OperationNode final : public GradNode<T, Rank, D> {
+class OperationNode : public GradNode<T, Rank, D> {
  public:
   OperationNode(const char* operation, const Tensor<T, Rank, D>& value, Backward backward, Ref<Inputs>... inputs)
       : GradNode<T, Rank, D>(operation, value.shape(), value.device()),
@@ -239,7 +258,7 @@ class OperationNode final : public GradNode<T, Rank, D> {
     check<UsageError>(saved_.has_value(), "backward: the graph behind '", this->operation(),
                       "' was freed by an earlier backward; pass retain_graph = true to that one");
     const auto grad = this->take_grad();
-    std::apply([&](const auto&... inputs) { (*saved_)(grad, inputs.get()...); }, inputs_);
+    std::apply([&](const auto&... inputs) { (*saved_)(grad, unless_skipped(inputs.get())...); }, inputs_);
     if (!keep) {
       saved_.reset();
       inputs_ = {};
@@ -267,16 +286,27 @@ auto make_operation(const char* operation, auto value, auto backward, Ref<Inputs
 
 }  // namespace detail
 
+namespace detail {
+inline const char* operation_name(const char* name) { return name; }
+template <class Operation>
+const char* operation_name(const Operation& operation) {
+  return operation.name;
+}
+}  // namespace detail
+
 /// Gives an operation's result a place on the tape. `backward(dy, dx...)` gets the gradient by the result, and for each
 /// input a pointer to the node that collects its gradient (null where none is wanted). What it captures is what is saved.
-/// Where all inputs are Tensors the result is the Tensor itself.
-template <class T, int Rank, class D, class Backward, Operand... Inputs>
-auto record(const char* operation, Tensor<T, Rank, D> value, Backward backward, const Inputs&... inputs) {
+/// Where all inputs are Tensors the result is the Tensor itself. `operation` is its name, or an object with a `name` and
+/// what else <chorus/ops/higher_order.hpp> has to know of it.
+template <class Operation, class T, int Rank, class D, class Backward, Operand... Inputs>
+auto record(Operation operation, Tensor<T, Rank, D> value, Backward backward, const Inputs&... inputs) {
   if constexpr ((AnyTensor<Inputs> && ...)) {
     return value;
+  } else if constexpr ((detail::is_graph_variable<Inputs> || ...)) {
+    return record_graph(std::move(operation), std::move(value), std::move(backward), inputs...);
   } else {
     if (!grad_enabled()) return Variable<T, Rank, D>(std::move(value));
-    return detail::make_operation(operation, std::move(value), std::move(backward), node_of(inputs)...);
+    return detail::make_operation(detail::operation_name(operation), std::move(value), std::move(backward), node_of(inputs)...);
   }
 }
 

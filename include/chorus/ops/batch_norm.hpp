@@ -16,6 +16,17 @@ struct BatchNormOptions {
   double momentum = 0.1;
 };
 
+// What the tape remembers of this operation beside its backward function: see ops/higher_order.hpp.
+namespace operations {
+template <class T, class D>
+struct BatchNorm {
+  static constexpr const char* name = "batch_norm";
+  Tensor<T, 1, D> running_mean, running_var;
+  bool training;
+  double eps;
+};
+}  // namespace operations
+
 namespace detail {
 template <std::size_t N>
 kernels::ChannelShape channel_view(const std::array<Index, N>& shape) {
@@ -56,7 +67,7 @@ auto batch_norm(const X& x, const W& weight, const B& bias, const Tensor<T, 1, D
                                      running_var.data(), options.eps, out.data());
   }
   return record(
-      "batch_norm", std::move(out),
+      operations::BatchNorm<T, D>{running_mean, running_var, training, options.eps}, std::move(out),
       [input, w, mean, invstd, running_var, view, training, eps = options.eps](const auto& dy, auto dx, auto dw,
                                                                                auto db) {
         T* grads[3] = {};

@@ -8,6 +8,14 @@
 
 namespace chorus::inline CHORUS_ABI {
 
+// What the tape remembers of these operations beside their backward functions: see ops/higher_order.hpp.
+namespace operations {
+struct Conv2d {
+  static constexpr const char* name = "conv2d";
+  kernels::Conv2dShape shape;
+};
+}  // namespace operations
+
 struct Conv2dOptions {
   Size2d stride = 1, padding = 0, dilation = 1;
   Index groups = 1;
@@ -53,7 +61,7 @@ auto conv2d(const X& x, const W& weight, const B& bias, const Conv2dOptions& opt
       {shape.batch, shape.out_channels, shape.out_height(), shape.out_width()}, device);
   kernels::conv2d_forward(device, shape, input.data(), w.data(), b.data(), out.data());
   return record(
-      "conv2d", std::move(out),
+      operations::Conv2d{shape}, std::move(out),
       [input, w, shape, device](const auto& dy, auto dx, auto dw, auto db) {
         if (db) {
           const auto [grad, accumulate] = db->target();

@@ -10,6 +10,22 @@
 
 namespace chorus::inline CHORUS_ABI {
 
+// What the tape remembers of these operations beside their backward functions: see ops/higher_order.hpp.
+namespace operations {
+template <class D>
+struct CrossEntropy {
+  static constexpr const char* name = "cross_entropy";
+  Tensor<std::int64_t, 1, D> labels;
+  CrossEntropyOptions options;
+};
+template <class D>
+struct NllLoss {
+  static constexpr const char* name = "nll_loss";
+  Tensor<std::int64_t, 1, D> labels;
+  NllLossOptions options;
+};
+}  // namespace operations
+
 namespace detail {
 template <class T, class D, class Options>
 void check_class_loss(const char* operation, const Tensor<T, 2, D>& scores, const Tensor<std::int64_t, 1, D>& labels,
@@ -35,7 +51,7 @@ auto cross_entropy(const X& logits, const Tensor<std::int64_t, 1, D>& labels, co
   kernels::cross_entropy_forward(device, batch, classes, scores.data(), targets.data(), options, loss.data(),
                                  log_sum_exp.data());
   return record(
-      "cross_entropy", std::move(loss),
+      operations::CrossEntropy<D>{targets, options}, std::move(loss),
       [scores, targets, options, log_sum_exp](const auto& dloss, auto dlogits) {
         const auto [grad, accumulate] = dlogits->target();
         kernels::cross_entropy_backward(scores.device(), scores.size(0), scores.size(1), scores.data(), targets.data(),
@@ -62,7 +78,7 @@ auto nll_loss(const X& log_probabilities, const Tensor<std::int64_t, 1, D>& labe
   kernels::nll_loss_forward(scores.device(), scores.size(0), scores.size(1), scores.data(), targets.data(), options,
                             loss.data());
   return record(
-      "nll_loss", std::move(loss),
+      operations::NllLoss<D>{targets, options}, std::move(loss),
       [scores, targets, options](const auto& dloss, auto dx) {
         const auto [grad, accumulate] = dx->target();
         kernels::nll_loss_backward(scores.device(), scores.size(0), scores.size(1), targets.data(), options,

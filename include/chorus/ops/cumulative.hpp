@@ -6,6 +6,14 @@
 
 namespace chorus::inline CHORUS_ABI {
 
+// What the tape remembers of these operations beside their backward functions: see ops/higher_order.hpp.
+namespace operations {
+struct CumulativeSum {
+  static constexpr const char* name = "cumsum";
+  Index axis;
+};
+}  // namespace operations
+
 /// Element i along the axis is the sum of x's elements 0 to i.
 template <Operand X>
 auto cumsum(const X& x, Index axis) {
@@ -14,7 +22,7 @@ auto cumsum(const X& x, Index axis) {
   auto out = tensor_of<X>::empty(input.shape(), input.device());
   kernels::cumsum(input.device(), view, input.data(), out.data());
   return record(
-      "cumsum", std::move(out),
+      operations::CumulativeSum{axis}, std::move(out),
       [view](const auto& dy, auto dx) {
         const auto [grad, accumulate] = dx->target();
         kernels::cumsum(dy.device(), view, dy.data(), grad.data(), /*reverse=*/true, accumulate);

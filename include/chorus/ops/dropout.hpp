@@ -8,6 +8,15 @@
 
 namespace chorus::inline CHORUS_ABI {
 
+// What the tape remembers of these operations beside their backward functions: see ops/higher_order.hpp.
+namespace operations {
+struct Dropout {
+  static constexpr const char* name = "dropout";
+  double p;  // 0: nothing was dropped
+  kernels::DropoutKey key;
+};
+}  // namespace operations
+
 /// In training, zeroes each element with probability p and scales the others by 1 / (1 - p); else x itself. x: [batch,
 /// ...]. Which elements go depends on the seed, the pass, and the sample's place in the global batch, not on the device
 /// that holds it. Throws UsageError unless 0 <= p < 1.
@@ -19,14 +28,14 @@ auto dropout(const X& x, double p, bool training = true) {
   const auto key = next_random_key();
   if (!training || p == 0)
     return record(
-        "dropout", input, [](const auto& dy, auto dx) { dx->add(dy); }, x);
+        operations::Dropout{0, {}}, input, [](const auto& dy, auto dx) { dx->add(dy); }, x);
   const kernels::DropoutKey philox_key{key.seed, key.step, key.operation, key.first_sample};
   const Index samples = input.size(0), inner = samples == 0 ? 0 : input.numel() / samples;
   const auto device = input.device();
   auto out = tensor_of<X>::empty(input.shape(), device);
   kernels::dropout_forward(device, samples, inner, input.data(), out.data(), p, philox_key);
   return record(
-      "dropout", std::move(out),
+      operations::Dropout{p, philox_key}, std::move(out),
       [samples, inner, p, philox_key](const auto& dy, auto dx) {
         const auto [grad, accumulate] = dx->target();
         kernels::dropout_backward(dy.device(), samples, inner, dy.data(), grad.data(), p, philox_key, accumulate);

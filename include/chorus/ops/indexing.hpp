@@ -8,6 +8,22 @@
 
 namespace chorus::inline CHORUS_ABI {
 
+// What the tape remembers of these operations beside their backward functions: see ops/higher_order.hpp.
+namespace operations {
+template <class D>
+struct IndexSelect {
+  static constexpr const char* name = "index_select";
+  Tensor<std::int64_t, 1, D> index;
+  std::size_t axis;
+};
+template <int Rank, class D>
+struct Gather {
+  static constexpr const char* name = "gather";
+  Tensor<std::int64_t, Rank, D> index;
+  std::size_t axis;
+};
+}  // namespace operations
+
 /// Entry i of an axis of the result is entry `index[i]` of that axis of x. Throws UsageError for an index outside of
 /// the axis.
 template <Operand X, class D>
@@ -21,7 +37,7 @@ auto index_select(const X& x, Index axis, const Tensor<std::int64_t, 1, D>& inde
   auto out = tensor_of<X>::empty(shape, input.device());
   kernels::index_select(input.device(), whole, chosen.numel(), chosen.data(), input.data(), out.data());
   return record(
-      "index_select", std::move(out),
+      operations::IndexSelect<D>{chosen, a}, std::move(out),
       [whole, chosen](const auto& dy, auto dx) {
         const auto [grad, accumulate] = dx->target();
         kernels::index_select_backward(grad.device(), whole, chosen.numel(), chosen.data(), dy.data(), grad.data(),
@@ -52,7 +68,7 @@ auto gather_along(const X& x, std::size_t axis, const Indices& index) {
   auto out = tensor_of<X>::empty(chosen.shape(), input.device());
   kernels::gather(input.device(), whole, count, chosen.data(), input.data(), out.data());
   return record(
-      "gather", std::move(out),
+      operations::Gather<tensor_of<X>::rank, typename tensor_of<X>::device_type>{chosen, axis}, std::move(out),
       [whole, count, chosen](const auto& dy, auto dx) {
         const auto [grad, accumulate] = dx->target();
         kernels::gather_backward(grad.device(), whole, count, chosen.data(), dy.data(), grad.data(), accumulate);

@@ -12,6 +12,16 @@
 
 namespace chorus::inline CHORUS_ABI {
 
+// What the tape remembers of these operations beside their backward functions: see ops/higher_order.hpp.
+namespace operations {
+struct Matmul {
+  static constexpr const char* name = "matmul";
+};
+struct Linear {
+  static constexpr const char* name = "linear";
+};
+}  // namespace operations
+
 namespace detail {
 // A product for each pair of matrices of two stacks of one shape.
 template <Operand A, Operand B>
@@ -31,7 +41,7 @@ auto stacked_matmul(const A& a, const B& b) {
     kernels::gemm(device, Trans::no, Trans::no, m, n, k, left.data() + i * m * k, k, right.data() + i * k * n, n,
                   out.data() + i * m * n, n, false);
   return record(
-      "matmul", std::move(out),
+      operations::Matmul{}, std::move(out),
       [left, right, device, count, m, n, k](const auto& dy, auto da, auto db) {
         if (da) {
           const auto [grad, accumulate] = da->target();
@@ -114,7 +124,7 @@ auto linear(const X& x, const W& weight, const B& bias) {
   kernels::gemm(device, Trans::no, Trans::yes, rows, out_features, in_features, input.data(), in_features, w.data(),
                 in_features, out.data(), out_features, false, b.data());
   return record(
-      "linear", std::move(out),
+      operations::Linear{}, std::move(out),
       [input, w, device, rows, in_features, out_features](const auto& dy, auto dx, auto dw, auto db) {
         if (db) {
           const auto [grad, accumulate] = db->target();

@@ -9,6 +9,15 @@
 
 namespace chorus::inline CHORUS_ABI {
 
+// What the tape remembers of this operation beside its backward function: see ops/higher_order.hpp.
+namespace operations {
+struct LayerNorm {
+  static constexpr const char* name = "layer_norm";
+  Index rows, columns;
+  double eps;
+};
+}  // namespace operations
+
 namespace functors {
 struct ScaleShift {
   template <class S>
@@ -43,7 +52,7 @@ auto layer_norm(const X& x, const W& weight, const B& bias, double eps = 1e-5) {
   kernels::layer_norm_forward(device, rows, columns, input.data(), w.data(), b.data(), eps, out.data(),
                               statistics.data());
   return record(
-      "layer_norm", std::move(out),
+      operations::LayerNorm{rows, columns, eps}, std::move(out),
       [input, w, statistics, device, rows, columns](const auto& dy, auto dx, auto dw, auto db) {
         if (dw || db) {
           T* grads[2] = {};

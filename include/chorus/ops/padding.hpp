@@ -10,6 +10,14 @@ struct Padding2d {
   Index left = 0, right = 0, top = 0, bottom = 0;
 };
 
+// What the tape remembers of this operation beside its backward function: see ops/higher_order.hpp.
+namespace operations {
+struct Pad2d {
+  static constexpr const char* name = "pad2d";
+  Padding2d padding;
+};
+}  // namespace operations
+
 /// x: [..., height, width] -> [..., top + height + bottom, left + width + right], `value` around x. Throws UsageError
 /// for negative padding.
 template <Operand X>
@@ -32,7 +40,8 @@ auto pad2d(const X& x, const Padding2d& padding, double value = 0) {
   const auto place = inside(out);
   kernels::scatter_strided(input.device(), input.shape(), input.data(), place.data(), place.strides());
   return record(
-      "pad2d", std::move(out), [inside](const auto& dy, auto dx) { dx->add(contiguous(inside(dy))); }, x);
+      operations::Pad2d{padding}, std::move(out),
+      [inside](const auto& dy, auto dx) { dx->add(contiguous(inside(dy))); }, x);
 }
 
 }  // namespace chorus::inline CHORUS_ABI

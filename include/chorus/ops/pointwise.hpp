@@ -14,6 +14,15 @@
 
 namespace chorus::inline CHORUS_ABI {
 
+// What the tape remembers of these operations beside their backward functions: see ops/higher_order.hpp.
+namespace operations {
+template <class F>
+struct Pointwise {
+  const char* name;
+  F f;
+};
+}  // namespace operations
+
 namespace detail {
 
 /// How each input of an element-wise function lies in the output: by strides, which are 0 along axes that are repeated.
@@ -73,7 +82,7 @@ auto pointwise(const char* operation, const F& f, const First& first, const Rest
                                out.data());
   }
   return record(
-      operation, std::move(out),
+      operations::Pointwise<F>{operation, f}, std::move(out),
       [f, inputs, pointers, layout](const auto& dy, auto... nodes) {
         std::array<T*, count> grads{};
         std::array<bool, count> accumulate{};

@@ -10,6 +10,19 @@
 
 namespace chorus::inline CHORUS_ABI {
 
+// What the tape remembers of these operations beside their backward functions: see ops/higher_order.hpp.
+namespace operations {
+template <class D>
+struct MaxPool2d {
+  static constexpr const char* name = "max_pool2d";
+  Tensor<std::int32_t, 4, D> argmax;
+};
+struct AvgPool2d {
+  static constexpr const char* name = "avg_pool2d";
+  kernels::Pool2dShape shape;
+};
+}  // namespace operations
+
 /// `stride` 0 stands for the window's own size.
 struct PoolOptions {
   Size2d stride = 0, padding = 0;
@@ -57,7 +70,7 @@ auto max_pool2d(const X& x, Size2d window, const PoolOptions& options = {}) {
   if (recorded) argmax = Tensor<std::int32_t, 4, D>::empty(out_shape, device);
   kernels::max_pool2d_forward(device, shape, input.data(), out.data(), argmax.data());
   return record(
-      "max_pool2d", std::move(out),
+      operations::MaxPool2d<D>{argmax}, std::move(out),
       [argmax, shape, device](const auto& dy, auto dx) {
         const auto [grad, accumulate] = dx->target();
         kernels::max_pool2d_backward(device, shape, dy.data(), argmax.data(), grad.data(), accumulate);
@@ -76,7 +89,7 @@ auto avg_pool2d(const X& x, Size2d window, const PoolOptions& options = {}) {
       {input.size(0), input.size(1), shape.out_height(), shape.out_width()}, device);
   kernels::avg_pool2d_forward(device, shape, input.data(), out.data());
   return record(
-      "avg_pool2d", std::move(out),
+      operations::AvgPool2d{shape}, std::move(out),
       [shape, device](const auto& dy, auto dx) {
         const auto [grad, accumulate] = dx->target();
         kernels::avg_pool2d_backward(device, shape, dy.data(), grad.data(), accumulate);

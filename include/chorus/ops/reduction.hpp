@@ -8,6 +8,30 @@
 
 namespace chorus::inline CHORUS_ABI {
 
+// What the tape remembers of these operations beside their backward functions: see ops/higher_order.hpp.
+namespace operations {
+struct Sum {
+  static constexpr const char* name = "sum";
+  Index axis;
+};
+struct Mean {
+  static constexpr const char* name = "mean";
+  Index axis;
+};
+struct Amax {
+  static constexpr const char* name = "amax";
+  Index axis;
+};
+struct Amin {
+  static constexpr const char* name = "amin";
+  Index axis;
+};
+struct Var {
+  static constexpr const char* name = "var";
+  Index axis, correction;
+};
+}  // namespace operations
+
 /// As the last argument of a reduction: the axis stays, with size 1.
 struct KeepAxis {};
 inline constexpr KeepAxis keep_axis{};
@@ -23,13 +47,13 @@ Shape<Rank - 1> without_axis(const Shape<Rank>& shape, std::size_t axis) {
 }
 
 // A reduction along an axis: `forward(device, view, x, y)` and `backward(device, view, x, y, dy, dx, accumulate)`.
-template <Operand X, class Forward, class Backward>
-auto reduce(const char* operation, const X& x, Index axis, Forward forward, Backward backward) {
+template <class Operation, Operand X, class Forward, class Backward>
+auto reduce(Operation operation, const X& x, Index axis, Forward forward, Backward backward) {
   using T = typename tensor_of<X>::value_type;
   constexpr int rank = tensor_of<X>::rank;
   static_assert(rank >= 1, "a tensor without axes cannot be reduced along one");
   const auto input = contiguous(value_of(x));
-  const auto a = normalize_axis(operation, axis, rank);
+  const auto a = normalize_axis(operation_name(operation), axis, rank);
   const auto view = around_axis(input.shape(), a);
   auto out = Tensor<T, rank - 1, typename tensor_of<X>::device_type>::empty(without_axis<rank>(input.shape(), a),
                                                                             input.device());
@@ -63,7 +87,8 @@ auto reduce_keeping(const X& x, Index axis, Reduce along_axis) {
 template <Operand X>
 auto sum(const X& x, Index axis) {
   return detail::reduce(
-      "sum", x, axis, [](auto device, auto view, const auto* in, auto* out) { kernels::sum(device, view, in, out); },
+      operations::Sum{axis}, x, axis,
+      [](auto device, auto view, const auto* in, auto* out) { kernels::sum(device, view, in, out); },
       [](auto device, auto view, const auto*, const auto*, const auto* dy, auto* dx, bool accumulate) {
         kernels::sum_backward(device, view, dy, dx, accumulate);
       });
@@ -73,7 +98,8 @@ auto sum(const X& x, Index axis) {
 template <Operand X>
 auto mean(const X& x, Index axis) {
   return detail::reduce(
-      "mean", x, axis, [](auto device, auto view, const auto* in, auto* out) { kernels::mean(device, view, in, out); },
+      operations::Mean{axis}, x, axis,
+      [](auto device, auto view, const auto* in, auto* out) { kernels::mean(device, view, in, out); },
       [](auto device, auto view, const auto*, const auto*, const auto* dy, auto* dx, bool accumulate) {
         kernels::mean_backward(device, view, dy, dx, accumulate);
       });
@@ -83,7 +109,8 @@ auto mean(const X& x, Index axis) {
 template <Operand X>
 auto amax(const X& x, Index axis) {
   return detail::reduce(
-      "amax", x, axis, [](auto device, auto view, const auto* in, auto* out) { kernels::amax(device, view, in, out); },
+      operations::Amax{axis}, x, axis,
+      [](auto device, auto view, const auto* in, auto* out) { kernels::amax(device, view, in, out); },
       [](auto device, auto view, const auto* in, const auto* out, const auto* dy, auto* dx, bool accumulate) {
         kernels::amax_backward(device, view, in, out, dy, dx, accumulate);
       });
@@ -93,7 +120,8 @@ auto amax(const X& x, Index axis) {
 template <Operand X>
 auto amin(const X& x, Index axis) {
   return detail::reduce(
-      "amin", x, axis, [](auto device, auto view, const auto* in, auto* out) { kernels::amin(device, view, in, out); },
+      operations::Amin{axis}, x, axis,
+      [](auto device, auto view, const auto* in, auto* out) { kernels::amin(device, view, in, out); },
       [](auto device, auto view, const auto* in, const auto* out, const auto* dy, auto* dx, bool accumulate) {
         kernels::amin_backward(device, view, in, out, dy, dx, accumulate);
       });
@@ -119,7 +147,7 @@ CHORUS_REDUCTION_FORMS(amin)
 template <Operand X>
 auto var(const X& x, Index axis, Index correction = 1) {
   return detail::reduce(
-      "var", x, axis,
+      operations::Var{axis, correction}, x, axis,
       [correction](auto device, auto view, const auto* in, auto* out) {
         kernels::var(device, view, in, out, correction);
       },

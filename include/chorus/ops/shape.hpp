@@ -3,14 +3,36 @@
 /// concat, stack.
 
 #include <array>
-#include <numeric>
-#include <span>
-
 #include <chorus/autograd/parameter.hpp>
 #include <chorus/kernels/axis_block.hpp>
 #include <chorus/kernels/contiguous.hpp>
+#include <numeric>
+#include <span>
 
 namespace chorus::inline CHORUS_ABI {
+
+// What the tape remembers of these operations beside their backward functions: see ops/higher_order.hpp.
+namespace operations {
+struct Reshape {
+  static constexpr const char* name = "reshape";
+};
+template <int Rank>
+struct Permute {
+  static constexpr const char* name = "permute";
+  Shape<Rank> inverse;
+};
+struct Expand {
+  static constexpr const char* name = "expand";
+};
+struct Slice {
+  static constexpr const char* name = "slice";
+  Index axis, start;
+};
+struct Concat {
+  static constexpr const char* name = "concat";
+  Index axis;
+};
+}  // namespace operations
 
 namespace detail {
 /// A shape seen from one of its axes: what lies outside, the axis, what lies inside.
@@ -27,7 +49,8 @@ template <Operand X, std::size_t NewRank>
 auto reshape(const X& x, const std::array<Index, NewRank>& shape) {
   const auto input = contiguous(value_of(x));
   return record(
-      "reshape", input.view(shape), [old = input.shape()](const auto& dy, auto dx) { dx->add(dy.view(old)); }, x);
+      operations::Reshape{}, input.view(shape),
+      [old = input.shape()](const auto& dy, auto dx) { dx->add(dy.view(old)); }, x);
 }
 
 /// Joins all axes from `start_axis` on: [batch, channels, height, width] -> [batch, channels * height * width].
@@ -57,7 +80,8 @@ auto permute(const X& x, const Shape<tensor_of<X>::rank>& axes) {
   for (std::size_t i = 0; i < rank; ++i)
     inverse[normalize_axis("permute", axes[i], tensor_of<X>::rank)] = static_cast<Index>(i);
   return record(
-      "permute", std::move(out), [inverse](const auto& dy, auto dx) { dx->add(contiguous(dy.permute(inverse))); }, x);
+      operations::Permute<tensor_of<X>::rank>{inverse}, std::move(out),
+      [inverse](const auto& dy, auto dx) { dx->add(contiguous(dy.permute(inverse))); }, x);
 }
 
 /// Swaps two axes.
@@ -76,7 +100,7 @@ auto expand(const X& x, const std::array<Index, NewRank>& shape) {
   const auto& input = value_of(x);
   auto out = contiguous(input.expand(shape));
   return record(
-      "expand", std::move(out),
+      operations::Expand{}, std::move(out),
       [shape](const auto& dy, auto dx) {
         const auto [grad, accumulate] = dx->target();
         if (!accumulate) zero_bytes(grad.device(), grad.data(), grad.bytes());
@@ -92,7 +116,7 @@ auto slice(const X& x, Index axis, Index start, Index stop) {
   const auto whole = detail::around_axis(input.shape(), normalize_axis("slice", axis, tensor_of<X>::rank));
   auto out = contiguous(input.slice(axis, start, stop));
   return record(
-      "slice", std::move(out),
+      operations::Slice{axis, start}, std::move(out),
       [whole, start, count = stop - start](const auto& dy, auto dx) {
         const auto [grad, accumulate] = dx->target();
         if (!accumulate) zero_bytes(grad.device(), grad.data(), grad.bytes());
@@ -126,7 +150,7 @@ auto concat(Index axis, const First& first, const Rest&... rest) {
   for (std::size_t i = 0; i < count; ++i)
     kernels::put_block(device, whole, starts[i], parts[i].shape()[a], parts[i].data(), out.data());
   return record(
-      "concat", std::move(out),
+      operations::Concat{axis}, std::move(out),
       [whole, starts, a](const auto& dy, auto... inputs) {
         const auto give = [&](std::size_t i, auto input) {
           if (!input) return;

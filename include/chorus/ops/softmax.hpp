@@ -7,12 +7,28 @@
 
 namespace chorus::inline CHORUS_ABI {
 
+// What the tape remembers of these operations beside their backward functions: see ops/higher_order.hpp.
+namespace operations {
+struct Softmax {
+  static constexpr const char* name = "softmax";
+  Index axis;
+};
+struct LogSoftmax {
+  static constexpr const char* name = "log_softmax";
+  Index axis;
+};
+struct LogSumExp {
+  static constexpr const char* name = "logsumexp";
+  Index axis;
+};
+}  // namespace operations
+
 namespace detail {
 // Both need only their result for the way back.
-template <Operand X, class Forward, class Backward>
-auto along_axis(const char* operation, const X& x, Index axis, Forward forward, Backward backward) {
+template <class Operation, Operand X, class Forward, class Backward>
+auto along_axis(Operation operation, const X& x, Index axis, Forward forward, Backward backward) {
   const auto input = contiguous(value_of(x));
-  const auto view = around_axis(input.shape(), normalize_axis(operation, axis, tensor_of<X>::rank));
+  const auto view = around_axis(input.shape(), normalize_axis(operation_name(operation), axis, tensor_of<X>::rank));
   auto out = tensor_of<X>::empty(input.shape(), input.device());
   forward(input.device(), view, input.data(), out.data());
   return record(
@@ -29,7 +45,7 @@ auto along_axis(const char* operation, const X& x, Index axis, Forward forward, 
 template <Operand X>
 auto softmax(const X& x, Index axis) {
   return detail::along_axis(
-      "softmax", x, axis,
+      operations::Softmax{axis}, x, axis,
       [](auto device, auto view, const auto* in, auto* out) { kernels::softmax_forward(device, view, in, out); },
       [](auto device, auto view, const auto* y, const auto* dy, auto* dx, bool accumulate) {
         kernels::softmax_backward(device, view, y, dy, dx, accumulate);
@@ -40,7 +56,7 @@ auto softmax(const X& x, Index axis) {
 template <Operand X>
 auto log_softmax(const X& x, Index axis) {
   return detail::along_axis(
-      "log_softmax", x, axis,
+      operations::LogSoftmax{axis}, x, axis,
       [](auto device, auto view, const auto* in, auto* out) { kernels::log_softmax_forward(device, view, in, out); },
       [](auto device, auto view, const auto* y, const auto* dy, auto* dx, bool accumulate) {
         kernels::log_softmax_backward(device, view, y, dy, dx, accumulate);
@@ -51,7 +67,7 @@ auto log_softmax(const X& x, Index axis) {
 template <Operand X>
 auto logsumexp(const X& x, Index axis) {
   return detail::reduce(
-      "logsumexp", x, axis,
+      operations::LogSumExp{axis}, x, axis,
       [](auto device, auto view, const auto* in, auto* out) { kernels::logsumexp_forward(device, view, in, out); },
       [](auto device, auto view, const auto* in, const auto* out, const auto* dy, auto* dx, bool accumulate) {
         kernels::logsumexp_backward(device, view, in, out, dy, dx, accumulate);

@@ -10,6 +10,14 @@
 
 namespace chorus::inline CHORUS_ABI {
 
+// What the tape remembers of these operations beside their backward functions: see ops/higher_order.hpp.
+namespace operations {
+struct ConvTranspose2d {
+  static constexpr const char* name = "conv_transpose2d";
+  kernels::Conv2dShape shape;
+};
+}  // namespace operations
+
 struct ConvTranspose2dOptions {
   /// `output_padding` adds rows and columns at the bottom and on the right.
   Size2d stride = 1, padding = 0, output_padding = 0, dilation = 1;
@@ -61,7 +69,7 @@ auto conv_transpose2d(const X& x, const W& weight, const ConvTranspose2dOptions&
       {shape.batch, shape.in_channels, shape.height, shape.width}, device);
   kernels::conv2d_backward_input(device, shape, w.data(), input.data(), out.data(), false);
   return record(
-      "conv_transpose2d", std::move(out),
+      operations::ConvTranspose2d{shape}, std::move(out),
       [input, w, shape, device](const auto& dy, auto dx, auto dw) {
         if (dw) {
           const auto [grad, accumulate] = dw->target();

@@ -98,6 +98,7 @@ class ReplicaBackward final : public Node {
   void for_each_input(void (*visit)(Node&, void*), void* context) const override {
     for (const auto& input : inputs) visit(*input, context);
   }
+  bool only_to_inputs() const override { return false; }
 
   Roots roots;                                              // of each replica, the outputs that have a gradient
   std::function<void(const Roots&, bool keep)> run;         // backward on all replicas

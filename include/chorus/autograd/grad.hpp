@@ -1,0 +1,153 @@
+#pragma once
+/// grad: gradients by chosen values as results, added to nothing (PyTorch's torch.autograd.grad).
+
+#include <algorithm>
+#include <chorus/autograd/variable.hpp>
+#include <optional>
+#include <tuple>
+#include <type_traits>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+namespace chorus::inline CHORUS_ABI {
+
+struct GradOptions {
+  /// Record how the gradients are made, so that gradients can be taken through them: for GraphVariables, see
+  /// <chorus/ops/higher_order.hpp>.
+  bool create_graph = false;
+  /// Keep what the operations saved, so that backward or grad can go through them again. Unset: as `create_graph`.
+  std::optional<bool> retain_graph = {};
+  /// Give an undefined gradient for an input on which the value does not depend, rather than an error.
+  bool allow_unused = false;
+};
+
+namespace detail {
+
+/// The part of a tape that lies between a value and the chosen inputs. While it lives, all else behind the value is
+/// skipped.
+class GradPath {
+ public:
+  GradPath(const Ref<Node>& root, const std::vector<Node*>& inputs, bool allow_unused)
+      : inputs_(inputs.begin(), inputs.end()) {
+    check<UsageError>(inputs_.size() == inputs.size() && !inputs_.contains(nullptr),
+                      "grad: inputs are different values that require a gradient; one does not, or is given twice");
+    add(*root);
+    const Node* freed = nullptr;
+    for (std::size_t next = 0; next < nodes_.size(); ++next) {
+      Node& node = *nodes_[next];
+      any_input_ = false;
+      node.for_each_input([](Node& input, void* path) { static_cast<GradPath*>(path)->add(input); }, this);
+      if (!any_input_ && !node.is_leaf()) freed = &node;
+    }
+    for (const Node* input : inputs_) {
+      if (known_.contains(input) || allow_unused) continue;
+      check<UsageError>(freed == nullptr, "grad: the graph behind '", freed == nullptr ? "" : freed->operation(),
+                        "' was freed by an earlier backward; pass retain_graph = true to that one");
+      fail<UsageError>(
+          "grad: the value does not depend on one of the inputs; with allow_unused its gradient is undefined");
+    }
+    std::sort(nodes_.begin(), nodes_.end(),
+              [](const Ref<Node>& a, const Ref<Node>& b) { return a->sequence() > b->sequence(); });
+    // From the first recorded to the last: an operation leads to an input where one of its own inputs is on the path.
+    for (std::size_t i = nodes_.size(); i-- > 0;) {
+      struct Search {
+        const GradPath* path;
+        bool found;
+      } search{this, false};
+      nodes_[i]->for_each_input(
+          [](Node& input, void* context) {
+            auto& s = *static_cast<Search*>(context);
+            s.found = s.found || s.path->contains(input);
+          },
+          &search);
+      if (search.found) through_.insert(nodes_[i].get());
+    }
+    for (const auto& node : nodes_) {
+      check<UsageError>(
+          !leads_on(*node) || node->only_to_inputs(), "grad: '", node->operation(),
+          "' sends gradients to parameters by itself; call grad inside of the function that it runs, or backward");
+      if (!contains(*node)) node->set_skipped(true);
+    }
+  }
+  ~GradPath() {
+    for (const auto& node : nodes_)
+      if (node) node->set_skipped(false);
+  }
+  GradPath(const GradPath&) = delete;
+  GradPath& operator=(const GradPath&) = delete;
+
+  /// All nodes, the last recorded first.
+  const std::vector<Ref<Node>>& nodes() const { return nodes_; }
+  bool is_input(const Node& node) const { return inputs_.contains(&node); }
+  /// Whether an input lies behind this node.
+  bool leads_on(const Node& node) const { return through_.contains(&node); }
+  bool contains(const Node& node) const { return is_input(node) || leads_on(node); }
+
+ private:
+  void add(Node& node) {
+    any_input_ = true;
+    if (known_.insert(&node).second) nodes_.emplace_back(&node);
+  }
+
+  std::vector<Ref<Node>> nodes_;
+  std::unordered_set<const Node*> known_, inputs_, through_;
+  bool any_input_ = false;
+};
+
+/// Takes an input's gradient out of the way of what `grad` computes, and puts it back.
+template <class N>
+class Divert {
+ public:
+  Divert(const Ref<N>& node) : node_(node), held_(node->exchange_grad({})) {}
+  ~Divert() { node_->exchange_grad(std::move(held_)); }
+  Divert(const Divert&) = delete;
+  Divert& operator=(const Divert&) = delete;
+
+ private:
+  Ref<N> node_;
+  typename N::Held held_;
+};
+
+/// The gradients as Tensors.
+template <class T, class D, class... Nodes>
+auto grad_tensors(const Variable<T, 0, D>& value, const GradOptions& options, const Ref<Nodes>&... nodes) {
+  check<UsageError>(value.requires_grad(), "grad: nothing behind the value requires a gradient");
+  const GradPath path(value.node(), {nodes.get()...}, options.allow_unused);
+  const std::tuple<Divert<Nodes>...> diverted{nodes...};
+  std::tuple<typename Nodes::tensor_type...> gradients;
+  if (path.contains(*value.node())) value.node()->add(Tensor<T, 0, D>::full({}, T{1}, value.device()));
+  const NoGrad no_grad;
+  for (const Ref<Node>& node : path.nodes()) {
+    if (path.is_input(*node)) {
+      const auto take = [&](auto& gradient, const auto& input) {
+        if (node.get() == input.get()) gradient = input->grad();
+      };
+      std::apply([&](auto&... gradient) { (take(gradient, nodes), ...); }, gradients);
+    }
+    if (path.leads_on(*node)) node->backward(options.retain_graph.value_or(options.create_graph));
+  }
+  return gradients;
+}
+
+}  // namespace detail
+
+/// The gradients of `value`, a scalar, by `inputs`, a tuple of Variables and Parameters, leaves or not: a tuple of
+/// Tensors. Nothing is added to any value's `grad()`, no hook runs. For a value of another shape take `sum(value *
+/// seed)`. Throws UsageError for an input that requires no gradient or on which the value does not depend (but see
+/// `allow_unused`).
+///   const auto [dx, dw] = ch::grad(loss, std::tie(x, layer.weight));
+template <AnyVariable Y, class... Inputs>
+auto grad(const Y& value, const std::tuple<Inputs...>& inputs, const GradOptions& options = {}) {
+  static_assert(tensor_of<Y>::rank == 0, "grad: the value is a scalar; of another one take sum(value * seed)");
+  check<UsageError>(!options.create_graph, "grad: create_graph is for GraphVariables: begin the computation with ",
+                    "GraphVariable(x), of <chorus/ops/higher_order.hpp>");
+  return std::apply([&](const auto&... x) { return detail::grad_tensors(value, options, node_of(x)...); }, inputs);
+}
+/// The same by one input: a Tensor.
+template <AnyVariable Y, AnyVariable X>
+auto grad(const Y& value, const X& input, const GradOptions& options = {}) {
+  return std::get<0>(grad(value, std::tie(input), options));
+}
+
+}  // namespace chorus::inline CHORUS_ABI

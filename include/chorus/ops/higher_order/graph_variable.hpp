@@ -1,0 +1,197 @@
+#pragma once
+/// GraphVariable: a Variable whose gradients are recorded as it is, so that gradients can be taken through gradients.
+
+#include <chorus/autograd/grad.hpp>
+#include <chorus/autograd/parameter.hpp>
+#include <chorus/ops/arithmetic.hpp>
+#include <memory>
+#include <tuple>
+#include <type_traits>
+#include <unordered_map>
+#include <utility>
+
+namespace chorus::inline CHORUS_ABI {
+
+/// What an operation makes of a GraphVariable and whatever else is a GraphVariable. It is a Variable too: `backward`
+/// adds to leaves, in Tensors, as ever.
+template <Real T, int Rank, Device D = Cpu>
+class GraphVariable : public Variable<T, Rank, D> {
+ public:
+  GraphVariable() = default;
+  /// A leaf, or with `requires_grad` unset a constant that begins a recorded computation.
+  explicit GraphVariable(Tensor<T, Rank, D> value, bool requires_grad = false)
+      : Variable<T, Rank, D>(std::move(value), requires_grad) {}
+  GraphVariable(Tensor<T, Rank, D> value, Ref<GradNode<T, Rank, D>> node)
+      : Variable<T, Rank, D>(std::move(value), std::move(node)) {}
+  /// The same value on the same tape.
+  explicit GraphVariable(const Variable<T, Rank, D>& x) : Variable<T, Rank, D>(x) {}
+  explicit GraphVariable(const Parameter<T, Rank, D>& x)
+      : Variable<T, Rank, D>(x ? x.as_variable() : Variable<T, Rank, D>()) {}
+
+  const Variable<T, Rank, D>& as_variable() const { return *this; }
+  GraphVariable detach() const { return GraphVariable(this->value()); }
+};
+
+namespace detail {
+
+template <class T, int Rank, class D>
+inline constexpr bool is_graph_variable<GraphVariable<T, Rank, D>> = true;
+
+template <class N>
+struct GraphVariableOf;
+template <class T, int Rank, class D>
+struct GraphVariableOf<GradNode<T, Rank, D>> {
+  using type = GraphVariable<T, Rank, D>;
+};
+
+/// The gradients of one call of `grad`, by node, while it runs.
+class GraphGradients {
+ public:
+  explicit GraphGradients(const GradPath& path) : path_(path) {}
+
+  template <class T, int Rank, class D>
+  void add(const GradNode<T, Rank, D>& node, const GraphVariable<T, Rank, D>& gradient) {
+    check(gradient.shape() == node.shape(), "grad: a gradient of shape ", gradient.shape(), " for a value of shape ",
+          node.shape(), " that '", node.operation(), "' made: this is a bug");
+    auto& place = gradients_[&node];
+    if (!place)
+      place = std::make_shared<GraphVariable<T, Rank, D>>(gradient);
+    else
+      place = std::make_shared<GraphVariable<T, Rank, D>>(of(node) + gradient);
+  }
+  /// Undefined where there is none.
+  template <class T, int Rank, class D>
+  GraphVariable<T, Rank, D> of(const GradNode<T, Rank, D>& node) const {
+    const auto place = gradients_.find(&node);
+    if (place == gradients_.end()) return {};
+    return *static_cast<const GraphVariable<T, Rank, D>*>(place->second.get());
+  }
+  void forget(const Node& node) { gradients_.erase(&node); }
+  bool wants(const Node* node) const { return node != nullptr && path_.contains(*node); }
+
+ private:
+  const GradPath& path_;
+  std::unordered_map<const Node*, std::shared_ptr<void>> gradients_;
+};
+
+/// A node that can send its gradient to its inputs by operations that are recorded themselves.
+class GraphNode {
+ public:
+  virtual void graph_backward(GraphGradients& gradients) = 0;
+
+ protected:
+  ~GraphNode() = default;
+};
+
+template <class Operation, class Backward, class T, int Rank, class D, class... Inputs>
+class GraphOperation final : public OperationNode<Backward, T, Rank, D, Inputs...>, public GraphNode {
+ public:
+  GraphOperation(Operation operation, const Tensor<T, Rank, D>& value, Backward backward,
+                 typename GraphVariableOf<Inputs>::type... inputs)
+      : OperationNode<Backward, T, Rank, D, Inputs...>(operation_name(operation), value, std::move(backward),
+                                                       inputs.node()...),
+        saved_(std::in_place, Saved{std::move(operation), value, {std::move(inputs)...}}) {}
+
+  void backward(bool keep) override {
+    OperationNode<Backward, T, Rank, D, Inputs...>::backward(keep);
+    if (!keep) saved_.reset();
+  }
+
+  void graph_backward(GraphGradients& gradients) override {
+    check<UsageError>(saved_.has_value(), "grad: the graph behind '", this->operation(),
+                      "' was freed by an earlier backward; pass retain_graph = true to that one");
+    const auto dy = gradients.of(*this);
+    if (!dy.value().defined()) return;
+    const GraphVariable<T, Rank, D> y(saved_->value, Ref<GradNode<T, Rank, D>>(this));
+    std::apply(
+        [&](const auto&... x) {
+          if constexpr (requires { derivatives(saved_->operation, dy, y, x...); }) {
+            const auto rules = derivatives(saved_->operation, dy, y, x...);
+            const auto give = [&](const auto& rule, const auto& input) {
+              if (gradients.wants(input.node().get())) gradients.add(*input.node(), rule());
+            };
+            std::apply([&](const auto&... rule) { (give(rule, x), ...); }, rules);
+          } else {
+            fail<UsageError>("grad: create_graph: '", this->operation(), "' has no derivative of this order");
+          }
+        },
+        saved_->inputs);
+  }
+
+ private:
+  struct Saved {
+    Operation operation;
+    Tensor<T, Rank, D> value;
+    std::tuple<typename GraphVariableOf<Inputs>::type...> inputs;
+  };
+  std::optional<Saved> saved_;
+};
+
+template <Operand X>
+auto as_graph(const X& x) {
+  return GraphVariable(value_of(x), node_of(x));
+}
+
+template <class Operation, class T, int Rank, class D, class Backward, class... Nodes>
+GraphVariable<T, Rank, D> make_graph_operation(Operation operation, Tensor<T, Rank, D> value, Backward backward,
+                                               const Nodes&... inputs) {
+  if (!(inputs.requires_grad() || ...)) return GraphVariable(std::move(value));
+  using Made = GraphOperation<Operation, Backward, T, Rank, D, typename Nodes::node_type...>;
+  Ref<GradNode<T, Rank, D>> node(new Made(std::move(operation), value, std::move(backward), inputs...));
+  return GraphVariable(std::move(value), std::move(node));
+}
+
+}  // namespace detail
+
+/// What `record` does where one of the inputs is a GraphVariable: the result is one. Its node can also send its
+/// gradient on by recorded operations, if there is a `derivatives(operation, dy, y, inputs...)`: all GraphVariables ->
+/// a tuple of functions, one for each input, that give the gradient by it.
+template <class Operation, class T, int Rank, class D, class Backward, Operand... Inputs>
+auto record_graph(Operation operation, Tensor<T, Rank, D> value, Backward backward, const Inputs&... inputs) {
+  if (!grad_enabled()) return GraphVariable<T, Rank, D>(std::move(value));
+  return detail::make_graph_operation(std::move(operation), std::move(value), std::move(backward),
+                                      detail::as_graph(inputs)...);
+}
+
+namespace detail {
+
+template <class T, class D, class... Nodes>
+auto grad_variables(const GraphVariable<T, 0, D>& value, const GradOptions& options, const Ref<Nodes>&... nodes) {
+  check<UsageError>(value.requires_grad(), "grad: nothing behind the value requires a gradient");
+  const GradPath path(value.node(), {nodes.get()...}, options.allow_unused);
+  GraphGradients gradients(path);
+  gradients.add(*value.node(), GraphVariable(Tensor<T, 0, D>::full({}, T{1}, value.device())));
+  const GradMode recording(true);
+  for (const Ref<Node>& node : path.nodes()) {
+    if (!path.leads_on(*node)) continue;
+    auto* graph_node = dynamic_cast<GraphNode*>(node.get());
+    check<UsageError>(graph_node != nullptr, "grad: create_graph: '", node->operation(),
+                      "' was recorded by plain Variables; let the computation begin with GraphVariables");
+    graph_node->graph_backward(gradients);
+    if (!path.is_input(*node)) gradients.forget(*node);
+  }
+  return std::tuple{gradients.of(*nodes)...};
+}
+
+}  // namespace detail
+
+/// The gradients of a scalar by a tuple of inputs, as for Variables (see <chorus/autograd/grad.hpp>), as
+/// GraphVariables: with `create_graph` recorded ones. Throws UsageError, which names the operation, where one on the
+/// way has no second derivative.
+template <class T, class D, class... Inputs>
+auto grad(const GraphVariable<T, 0, D>& value, const std::tuple<Inputs...>& inputs, const GradOptions& options = {}) {
+  return std::apply(
+      [&](const auto&... x) {
+        if (options.create_graph) return detail::grad_variables(value, options, node_of(x)...);
+        return std::apply([](const auto&... gradient) { return std::tuple{GraphVariable(gradient)...}; },
+                          detail::grad_tensors(value, options, node_of(x)...));
+      },
+      inputs);
+}
+/// The same by one input.
+template <class T, class D, AnyVariable X>
+auto grad(const GraphVariable<T, 0, D>& value, const X& input, const GradOptions& options = {}) {
+  return std::get<0>(grad(value, std::tie(input), options));
+}
+
+}  // namespace chorus::inline CHORUS_ABI

@@ -1,0 +1,85 @@
+#pragma once
+/// Derivatives of layer and batch normalisation, recorded: the formulas of their kernels, by operations.
+
+#include <chorus/ops/batch_norm.hpp>
+#include <chorus/ops/higher_order/reduction.hpp>
+#include <chorus/ops/normalization.hpp>
+#include <tuple>
+
+namespace chorus::inline CHORUS_ABI {
+
+namespace detail {
+
+// x: [rows, columns], normalised in each row, and 1 / deviation of each row.
+template <class X>
+auto normalized_rows(const X& x, double eps) {
+  const auto centred = x - mean(x, 1, keep_axis);
+  const auto inverse = rsqrt(mean(square(centred), 1, keep_axis) + eps);
+  return std::pair(centred * inverse, inverse);
+}
+
+// The gradient by x where `dn` is that by what `normalized_rows` made of it.
+template <class Dn, class N, class I>
+auto unnormalized_rows(const Dn& dn, const N& normalized, const I& inverse) {
+  return (dn - mean(dn, 1, keep_axis) - normalized * mean(dn * normalized, 1, keep_axis)) * inverse;
+}
+
+// [batch, channels, ...] as [channels, batch * inner], and back.
+template <class X>
+auto channels_first(const X& x) {
+  const Index batch = x.size(0), channels = x.size(1);
+  const Index inner = x.numel() / std::max(batch * channels, Index{1});
+  return reshape(permute(reshape(x, Shape<3>{batch, channels, inner}), Shape<3>{1, 0, 2}),
+                 Shape<2>{channels, batch * inner});
+}
+template <class X, std::size_t Rank>
+auto batch_first(const X& x, const std::array<Index, Rank>& shape) {
+  const Index inner = numel(shape) / std::max(shape[0] * shape[1], Index{1});
+  return reshape(permute(reshape(x, Shape<3>{shape[1], shape[0], inner}), Shape<3>{1, 0, 2}), shape);
+}
+
+}  // namespace detail
+
+template <class Dy, class Y, class X, class W, class B>
+auto derivatives(const operations::LayerNorm& operation, const Dy& dy, const Y&, const X& x, const W& weight,
+                 const B& bias) {
+  const auto rows = [shape = Shape<2>{operation.rows, operation.columns}](const auto& operand) {
+    return reshape(operand, shape);
+  };
+  const auto row = [columns = operation.columns](const auto& operand) { return reshape(operand, Shape<1>{columns}); };
+  return std::tuple{[&, rows, row] {
+                      const auto [normalized, inverse] = detail::normalized_rows(rows(x), operation.eps);
+                      auto dn = rows(dy);
+                      if (weight.value().defined()) dn = dn * row(weight);
+                      return reshape(detail::unnormalized_rows(dn, normalized, inverse), x.shape());
+                    },
+                    [&, rows] {
+                      const auto [normalized, inverse] = detail::normalized_rows(rows(x), operation.eps);
+                      return reshape(sum(rows(dy) * normalized, 0), weight.shape());
+                    },
+                    [&, rows] { return reshape(sum(rows(dy), 0), bias.shape()); }};
+}
+
+template <class T, class D, class Dy, class Y, class X, class W, class B>
+auto derivatives(const operations::BatchNorm<T, D>& operation, const Dy& dy, const Y&, const X& x, const W& weight,
+                 const B&) {
+  // What normalises: the batch's own statistics, or constants.
+  const auto statistics = [&operation, &x] {
+    if (operation.training) return detail::normalized_rows(detail::channels_first(x), operation.eps);
+    const Shape<2> column{x.size(1), 1};
+    const auto inverse = GraphVariable(rsqrt(reshape(operation.running_var, column) + operation.eps));
+    return std::pair((detail::channels_first(x) - reshape(operation.running_mean, column)) * inverse, inverse);
+  };
+  return std::tuple{[&, statistics] {
+                      const auto [normalized, inverse] = statistics();
+                      auto dn = detail::channels_first(dy);
+                      if (weight.value().defined()) dn = dn * reshape(weight, Shape<2>{x.size(1), 1});
+                      const auto dx =
+                          operation.training ? detail::unnormalized_rows(dn, normalized, inverse) : dn * inverse;
+                      return detail::batch_first(dx, x.shape());
+                    },
+                    [&, statistics] { return sum(detail::channels_first(dy) * statistics().first, 1); },
+                    [&] { return sum(detail::channels_first(dy), 1); }};
+}
+
+}  // namespace chorus::inline CHORUS_ABI

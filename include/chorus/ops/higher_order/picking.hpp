@@ -1,0 +1,154 @@
+#pragma once
+/// Derivatives of what picks elements, recorded: index_select, gather, pooling, dropout. All are linear.
+
+#include <chorus/ops/dropout.hpp>
+#include <chorus/ops/higher_order/pointwise.hpp>
+#include <chorus/ops/indexing.hpp>
+#include <chorus/ops/pooling.hpp>
+#include <cstdint>
+#include <tuple>
+
+namespace chorus::inline CHORUS_ABI {
+
+namespace operations {
+template <class D>
+struct IndexAdd {
+  static constexpr const char* name = "index_add";
+  Tensor<std::int64_t, 1, D> index;
+  std::size_t axis;
+};
+template <int Rank, class D>
+struct ScatterAdd {
+  static constexpr const char* name = "scatter_add";
+  Tensor<std::int64_t, Rank, D> index;
+  std::size_t axis;
+};
+struct AvgUnpool2d {
+  static constexpr const char* name = "avg_unpool2d";
+  kernels::Pool2dShape shape;
+};
+}  // namespace operations
+
+namespace detail {
+
+/// index_select's transpose: entry i of x is added to entry `index[i]` of zeros of the shape.
+template <Operand X, class D>
+auto index_add(const X& x, const Shape<tensor_of<X>::rank>& shape, std::size_t axis,
+               const Tensor<std::int64_t, 1, D>& index) {
+  const auto input = contiguous(value_of(x));
+  const auto whole = around_axis(shape, axis);
+  auto out = tensor_of<X>::empty(shape, input.device());
+  kernels::index_select_backward(input.device(), whole, index.numel(), index.data(), input.data(), out.data(), false);
+  return record(
+      operations::IndexAdd<D>{index, axis}, std::move(out),
+      [index, whole, of = input.shape()](const auto& dy, auto dx) {
+        auto grad = tensor_of<X>::empty(of, dy.device());
+        kernels::index_select(dy.device(), whole, index.numel(), index.data(), dy.data(), grad.data());
+        dx->add(grad);
+      },
+      x);
+}
+
+/// gather's transpose.
+template <Operand X, int Rank, class D>
+auto scatter_add(const X& x, const Shape<Rank>& shape, std::size_t axis, const Tensor<std::int64_t, Rank, D>& index) {
+  const auto input = contiguous(value_of(x));
+  const auto whole = around_axis(shape, axis);
+  const Index count = index.shape()[axis];
+  auto out = tensor_of<X>::empty(shape, input.device());
+  kernels::gather_backward(input.device(), whole, count, index.data(), input.data(), out.data(), false);
+  return record(
+      operations::ScatterAdd<Rank, D>{index, axis}, std::move(out),
+      [index, whole, count, of = input.shape()](const auto& dy, auto dx) {
+        auto grad = tensor_of<X>::empty(of, dy.device());
+        kernels::gather(dy.device(), whole, count, index.data(), dy.data(), grad.data());
+        dx->add(grad);
+      },
+      x);
+}
+
+/// avg_pool2d's transpose.
+template <Operand X>
+auto avg_unpool2d(const X& x, const Shape<4>& shape, const kernels::Pool2dShape& pool) {
+  const auto input = contiguous(value_of(x));
+  auto out = tensor_of<X>::empty(shape, input.device());
+  kernels::avg_pool2d_backward(input.device(), pool, input.data(), out.data(), false);
+  return record(
+      operations::AvgUnpool2d{pool}, std::move(out),
+      [pool, of = input.shape()](const auto& dy, auto dx) {
+        auto grad = tensor_of<X>::empty(of, dy.device());
+        kernels::avg_pool2d_forward(dy.device(), pool, dy.data(), grad.data());
+        dx->add(grad);
+      },
+      x);
+}
+
+/// Multiplies by the factors, 0 or 1 / (1 - p), that an earlier dropout had.
+template <Operand X>
+auto dropout_again(const X& x, const operations::Dropout& operation) {
+  const auto input = contiguous(value_of(x));
+  const Index samples = input.size(0), inner = samples == 0 ? 0 : input.numel() / samples;
+  auto out = tensor_of<X>::empty(input.shape(), input.device());
+  kernels::dropout_forward(input.device(), samples, inner, input.data(), out.data(), operation.p, operation.key);
+  return record(
+      operation, std::move(out),
+      [samples, inner, operation](const auto& dy, auto dx) {
+        const auto [grad, accumulate] = dx->target();
+        kernels::dropout_backward(dy.device(), samples, inner, dy.data(), grad.data(), operation.p, operation.key,
+                                  accumulate);
+      },
+      x);
+}
+
+}  // namespace detail
+
+template <class D, class Dy, class Y, class X>
+auto derivatives(const operations::IndexSelect<D>& operation, const Dy& dy, const Y&, const X& x) {
+  return std::tuple{[&] { return detail::index_add(dy, x.shape(), operation.axis, operation.index); }};
+}
+template <class D, class Dy, class Y, class X>
+auto derivatives(const operations::IndexAdd<D>& operation, const Dy& dy, const Y&, const X&) {
+  return std::tuple{[&] { return index_select(dy, static_cast<Index>(operation.axis), operation.index); }};
+}
+template <int Rank, class D, class Dy, class Y, class X>
+auto derivatives(const operations::Gather<Rank, D>& operation, const Dy& dy, const Y&, const X& x) {
+  return std::tuple{[&] { return detail::scatter_add(dy, x.shape(), operation.axis, operation.index); }};
+}
+template <int Rank, class D, class Dy, class Y, class X>
+auto derivatives(const operations::ScatterAdd<Rank, D>& operation, const Dy& dy, const Y&, const X&) {
+  return std::tuple{[&] { return detail::gather_along(dy, operation.axis, operation.index); }};
+}
+
+template <class D, class Dy, class Y, class X>
+auto derivatives(const operations::MaxPool2d<D>& operation, const Dy& dy, const Y&, const X& x) {
+  return std::tuple{[&] {
+    // In each plane the elements that were the largest of their windows, by number.
+    const auto& [batch, channels, height, width] = x.shape();
+    const Shape<3> picked{batch, channels, operation.argmax.size(2) * operation.argmax.size(3)};
+    auto index = Tensor<std::int64_t, 3, D>::empty(picked, x.device());
+    kernels::convert(x.device(), index.numel(), operation.argmax.data(), index.data());
+    return reshape(
+        detail::scatter_add(reshape(dy, picked), Shape<3>{batch, channels, height * width}, std::size_t{2}, index),
+        x.shape());
+  }};
+}
+template <class Dy, class Y, class X>
+auto derivatives(const operations::AvgPool2d& operation, const Dy& dy, const Y&, const X& x) {
+  return std::tuple{[&] { return detail::avg_unpool2d(dy, x.shape(), operation.shape); }};
+}
+template <class Dy, class Y, class X>
+auto derivatives(const operations::AvgUnpool2d& operation, const Dy& dy, const Y& y, const X&) {
+  (void)y;
+  return std::tuple{[&] {
+    const auto& s = operation.shape;
+    return avg_pool2d(dy, {s.kernel_h, s.kernel_w},
+                      {.stride = {s.stride_h, s.stride_w}, .padding = {s.padding_h, s.padding_w}});
+  }};
+}
+
+template <class Dy, class Y, class X>
+auto derivatives(const operations::Dropout& operation, const Dy& dy, const Y&, const X&) {
+  return std::tuple{[&] { return detail::dropout_again(dy, operation); }};
+}
+
+}  // namespace chorus::inline CHORUS_ABI

@@ -1,0 +1,167 @@
+#pragma once
+/// Derivatives of element-wise functions, recorded: Dual numbers of Dual numbers. And of what changes shapes.
+
+#include <array>
+#include <chorus/ops/higher_order/graph_variable.hpp>
+#include <chorus/ops/padding.hpp>
+#include <chorus/ops/pointwise.hpp>
+#include <chorus/ops/shape.hpp>
+#include <tuple>
+#include <utility>
+
+namespace chorus::inline CHORUS_ABI {
+
+namespace functors {
+/// dy * df/dx_I (x...)
+template <class F, int I>
+struct PartialDerivative {
+  F f;
+  template <class S, class... X>
+  CHORUS_HD S operator()(const S& dy, const X&... x) const {
+    return math::gradient(f, dy, x...).d[I];
+  }
+};
+}  // namespace functors
+
+namespace operations {
+struct SumTo {
+  static constexpr const char* name = "sum_to";
+};
+struct PutSlice {
+  static constexpr const char* name = "put_slice";
+  Index axis, start, count;
+};
+}  // namespace operations
+
+namespace detail {
+
+template <class F>
+inline constexpr bool is_derivative = false;
+template <class F, int I>
+inline constexpr bool is_derivative<functors::PartialDerivative<F, I>> = true;
+
+/// Sums x over the axes that `expand` to x's shape would repeat: expand's transpose.
+template <Operand X, std::size_t Rank>
+auto sum_to(const X& x, const std::array<Index, Rank>& shape) {
+  using T = typename tensor_of<X>::value_type;
+  const auto input = contiguous(value_of(x));
+  auto out = Tensor<T, static_cast<int>(Rank), typename tensor_of<X>::device_type>::zeros(shape, input.device());
+  kernels::scatter_strided(input.device(), input.shape(), input.data(), out.data(), out.expand(input.shape()).strides(),
+                           true);
+  return record(
+      operations::SumTo{}, std::move(out),
+      [whole = input.shape()](const auto& dy, auto dx) { dx->add(contiguous(dy.expand(whole))); }, x);
+}
+
+/// x as a slice of zeros of another shape: slice's transpose.
+template <Operand X>
+auto put_slice(const X& x, const Shape<tensor_of<X>::rank>& shape, Index axis, Index start) {
+  const auto input = contiguous(value_of(x));
+  const Index count = input.size(axis);
+  const auto whole = around_axis(shape, normalize_axis("put_slice", axis, tensor_of<X>::rank));
+  auto out = tensor_of<X>::zeros(shape, input.device());
+  kernels::put_block(input.device(), whole, start, count, input.data(), out.data());
+  return record(
+      operations::PutSlice{axis, start, count}, std::move(out),
+      [axis, start, count](const auto& dy, auto dx) { dx->add(contiguous(dy.slice(axis, start, start + count))); }, x);
+}
+
+}  // namespace detail
+
+template <class F, class Dy, class Y, class... Xs>
+requires(!detail::is_derivative<F>) auto derivatives(const operations::Pointwise<F>& operation, const Dy& dy, const Y&,
+                                                     const Xs&... x) {
+  const auto by = [&]<int I>(std::integral_constant<int, I>) {
+    return [&operation, &dy, &x...] {
+      const functors::PartialDerivative<F, I> derivative{operation.f};
+      return detail::sum_to(detail::pointwise(operation.name, derivative, dy, x...),
+                            std::get<I>(std::tie(x...)).shape());
+    };
+  };
+  return [&]<int... I>(std::integer_sequence<int, I...>) { return std::tuple{by(std::integral_constant<int, I>{})...}; }
+  (std::make_integer_sequence<int, static_cast<int>(sizeof...(Xs))>());
+}
+
+// Those of which any order is easy to have.
+template <class Dy, class Y, class A, class B>
+auto derivatives(const operations::Pointwise<functors::Add>&, const Dy& dy, const Y&, const A& a, const B& b) {
+  return std::tuple{[&] { return detail::sum_to(dy, a.shape()); }, [&] { return detail::sum_to(dy, b.shape()); }};
+}
+template <class Dy, class Y, class A, class B>
+auto derivatives(const operations::Pointwise<functors::Sub>&, const Dy& dy, const Y&, const A& a, const B& b) {
+  return std::tuple{[&] { return detail::sum_to(dy, a.shape()); }, [&] { return detail::sum_to(-dy, b.shape()); }};
+}
+template <class Dy, class Y, class A, class B>
+auto derivatives(const operations::Pointwise<functors::Mul>&, const Dy& dy, const Y&, const A& a, const B& b) {
+  return std::tuple{[&] { return detail::sum_to(dy * b, a.shape()); },
+                    [&] { return detail::sum_to(dy * a, b.shape()); }};
+}
+template <class Dy, class Y, class X>
+auto derivatives(const operations::Pointwise<functors::Neg>&, const Dy& dy, const Y&, const X&) {
+  return std::tuple{[&] { return -dy; }};
+}
+template <class Dy, class Y, class X>
+auto derivatives(const operations::Pointwise<functors::AddScalar>&, const Dy& dy, const Y&, const X&) {
+  return std::tuple{[&] { return dy; }};
+}
+template <class Dy, class Y, class X>
+auto derivatives(const operations::Pointwise<functors::MulScalar>& operation, const Dy& dy, const Y&, const X&) {
+  return std::tuple{[&] { return dy * operation.f.value; }};
+}
+template <class Dy, class Y, class X>
+auto derivatives(const operations::Pointwise<functors::DivScalar>& operation, const Dy& dy, const Y&, const X&) {
+  return std::tuple{[&] { return dy / operation.f.value; }};
+}
+template <class Dy, class Y, class X>
+auto derivatives(const operations::Pointwise<functors::Square>&, const Dy& dy, const Y&, const X& x) {
+  return std::tuple{[&] { return dy * x * 2; }};
+}
+template <class Dy, class Y, class X>
+auto derivatives(const operations::Pointwise<functors::Exp>&, const Dy& dy, const Y& y, const X&) {
+  return std::tuple{[&] { return dy * y; }};
+}
+
+template <class Dy, class Y, class X>
+auto derivatives(const operations::SumTo&, const Dy& dy, const Y&, const X& x) {
+  return std::tuple{[&] { return expand(dy, x.shape()); }};
+}
+template <class Dy, class Y, class X>
+auto derivatives(const operations::Expand&, const Dy& dy, const Y&, const X& x) {
+  return std::tuple{[&] { return detail::sum_to(dy, x.shape()); }};
+}
+template <class Dy, class Y, class X>
+auto derivatives(const operations::Reshape&, const Dy& dy, const Y&, const X& x) {
+  return std::tuple{[&] { return reshape(dy, x.shape()); }};
+}
+template <int Rank, class Dy, class Y, class X>
+auto derivatives(const operations::Permute<Rank>& operation, const Dy& dy, const Y&, const X&) {
+  return std::tuple{[&] { return permute(dy, operation.inverse); }};
+}
+template <class Dy, class Y, class X>
+auto derivatives(const operations::Slice& operation, const Dy& dy, const Y&, const X& x) {
+  return std::tuple{[&] { return detail::put_slice(dy, x.shape(), operation.axis, operation.start); }};
+}
+template <class Dy, class Y, class X>
+auto derivatives(const operations::PutSlice& operation, const Dy& dy, const Y&, const X&) {
+  return std::tuple{[&] { return slice(dy, operation.axis, operation.start, operation.start + operation.count); }};
+}
+template <class Dy, class Y, class... Xs>
+auto derivatives(const operations::Concat& operation, const Dy& dy, const Y&, const Xs&... x) {
+  Index end = 0;
+  const auto part = [&](const auto& input) {
+    end += input.size(operation.axis);
+    return [&dy, axis = operation.axis, start = end - input.size(operation.axis), stop = end] {
+      return slice(dy, axis, start, stop);
+    };
+  };
+  return std::tuple{part(x)...};
+}
+template <class Dy, class Y, class X>
+auto derivatives(const operations::Pad2d& operation, const Dy& dy, const Y&, const X& x) {
+  return std::tuple{[&] {
+    const auto& [left, right, top, bottom] = operation.padding;
+    return slice(slice(dy, -2, top, top + x.size(-2)), -1, left, left + x.size(-1));
+  }};
+}
+
+}  // namespace chorus::inline CHORUS_ABI

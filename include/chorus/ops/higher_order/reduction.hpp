@@ -1,0 +1,151 @@
+#pragma once
+/// Derivatives of matrix products, reductions, softmax and losses over classes, recorded.
+
+#include <chorus/ops/cross_entropy.hpp>
+#include <chorus/ops/cumulative.hpp>
+#include <chorus/ops/elementary.hpp>
+#include <chorus/ops/higher_order/pointwise.hpp>
+#include <chorus/ops/matmul.hpp>
+#include <chorus/ops/softmax.hpp>
+#include <tuple>
+
+namespace chorus::inline CHORUS_ABI {
+
+namespace detail {
+// A gradient by a reduced value, repeated along the axis that was reduced.
+template <class Dy, class X>
+auto repeated(const Dy& dy, Index axis, const X& x) {
+  auto shape = x.shape();
+  shape[normalize_axis("reduction", axis, tensor_of<X>::rank)] = 1;
+  return expand(reshape(dy, shape), x.shape());
+}
+}  // namespace detail
+
+template <class Dy, class Y, class A, class B>
+auto derivatives(const operations::Matmul&, const Dy& dy, const Y&, const A& a, const B& b) {
+  return std::tuple{[&] { return matmul(dy, transpose(b, -2, -1)); }, [&] { return matmul(transpose(a, -2, -1), dy); }};
+}
+
+template <class Dy, class Y, class X, class W, class B>
+auto derivatives(const operations::Linear&, const Dy& dy, const Y&, const X& x, const W& weight, const B&) {
+  const auto rows = [](const auto& operand, Index features) {
+    return reshape(operand, Shape<2>{operand.numel() / std::max(features, Index{1}), features});
+  };
+  const Index out = weight.size(0), in = weight.size(1);
+  return std::tuple{[&, rows, out] { return reshape(matmul(rows(dy, out), weight), x.shape()); },
+                    [&, rows, out, in] { return matmul(transpose(rows(dy, out), 0, 1), rows(x, in)); },
+                    [&, rows, out] { return sum(rows(dy, out), 0); }};
+}
+
+template <class Dy, class Y, class X>
+auto derivatives(const operations::Sum& operation, const Dy& dy, const Y&, const X& x) {
+  return std::tuple{[&] { return detail::repeated(dy, operation.axis, x); }};
+}
+template <class Dy, class Y, class X>
+auto derivatives(const operations::Mean& operation, const Dy& dy, const Y&, const X& x) {
+  return std::tuple{[&] { return detail::repeated(dy / x.size(operation.axis), operation.axis, x); }};
+}
+template <class Dy, class Y, class X>
+auto derivatives(const operations::Var& operation, const Dy& dy, const Y&, const X& x) {
+  return std::tuple{[&] {
+    const auto factor = dy * (2.0 / static_cast<double>(x.size(operation.axis) - operation.correction));
+    return detail::repeated(factor, operation.axis, x) * (x - mean(x, operation.axis, keep_axis));
+  }};
+}
+
+namespace detail {
+// Each element's share of the gradient: where the extremes lie does not change with x, almost everywhere.
+template <class Dy, class Y, class X, class Kernel>
+auto extreme_derivative(Index axis, const Dy& dy, const Y& y, const X& x, Kernel backward) {
+  const auto input = contiguous(x.value());
+  const auto view = around_axis(input.shape(), normalize_axis("amax", axis, tensor_of<X>::rank));
+  const auto ones = tensor_of<Y>::full(y.shape(), 1, y.device());
+  auto share = tensor_of<X>::empty(input.shape(), input.device());
+  backward(input.device(), view, input.data(), y.value().data(), ones.data(), share.data());
+  return repeated(dy, axis, x) * share;
+}
+}  // namespace detail
+
+template <class Dy, class Y, class X>
+auto derivatives(const operations::Amax& operation, const Dy& dy, const Y& y, const X& x) {
+  return std::tuple{[&] {
+    return detail::extreme_derivative(
+        operation.axis, dy, y, x,
+        [](auto device, auto view, const auto* in, const auto* out, const auto* ones, auto* share) {
+          kernels::amax_backward(device, view, in, out, ones, share, false);
+        });
+  }};
+}
+template <class Dy, class Y, class X>
+auto derivatives(const operations::Amin& operation, const Dy& dy, const Y& y, const X& x) {
+  return std::tuple{[&] {
+    return detail::extreme_derivative(
+        operation.axis, dy, y, x,
+        [](auto device, auto view, const auto* in, const auto* out, const auto* ones, auto* share) {
+          kernels::amin_backward(device, view, in, out, ones, share, false);
+        });
+  }};
+}
+
+template <class Dy, class Y, class X>
+auto derivatives(const operations::Softmax& operation, const Dy& dy, const Y& y, const X&) {
+  return std::tuple{[&] { return y * (dy - sum(dy * y, operation.axis, keep_axis)); }};
+}
+template <class Dy, class Y, class X>
+auto derivatives(const operations::LogSoftmax& operation, const Dy& dy, const Y& y, const X&) {
+  return std::tuple{[&] { return dy - exp(y) * sum(dy, operation.axis, keep_axis); }};
+}
+template <class Dy, class Y, class X>
+auto derivatives(const operations::LogSumExp& operation, const Dy& dy, const Y&, const X& x) {
+  return std::tuple{[&] { return detail::repeated(dy, operation.axis, x) * softmax(x, operation.axis); }};
+}
+
+template <class Dy, class Y, class X>
+auto derivatives(const operations::CumulativeSum& operation, const Dy& dy, const Y&, const X&) {
+  // The sum of the elements from i on.
+  return std::tuple{[&] { return sum(dy, operation.axis, keep_axis) - cumsum(dy, operation.axis) + dy; }};
+}
+
+namespace detail {
+/// The gradient of nll_loss by the log probabilities, for a gradient of 1 by each sample's loss, or by the reduced one.
+template <class X, class D>
+auto label_gradient(const X& scores, const Tensor<std::int64_t, 1, D>& labels, std::int64_t ignore_index,
+                    Reduction reduction) {
+  using T = typename tensor_of<X>::value_type;
+  if (reduction == Reduction::none) reduction = Reduction::sum;
+  const auto one = Tensor<T, 0, D>::full({}, T{1}, scores.device());
+  auto gradient = tensor_of<X>::empty(scores.shape(), scores.device());
+  kernels::nll_loss_backward(scores.device(), scores.size(0), scores.size(1), labels.data(), {ignore_index, reduction},
+                             one.data(), gradient.data(), false);
+  return gradient;
+}
+
+// A gradient by the loss, or by each sample's, beside [batch, classes].
+template <class Dy>
+auto beside_scores(const Dy& dy) {
+  if constexpr (tensor_of<Dy>::rank == 0)
+    return dy;
+  else
+    return reshape(dy, Shape<2>{dy.numel(), 1});
+}
+}  // namespace detail
+
+template <class D, class Dy, class Y, class X>
+auto derivatives(const operations::NllLoss<D>& operation, const Dy& dy, const Y&, const X& x) {
+  return std::tuple{[&] {
+    const auto& [ignore_index, reduction] = operation.options;
+    return detail::beside_scores(dy) * detail::label_gradient(x, operation.labels, ignore_index, reduction);
+  }};
+}
+template <class D, class Dy, class Y, class X>
+auto derivatives(const operations::CrossEntropy<D>& operation, const Dy& dy, const Y&, const X& x) {
+  return std::tuple{[&] {
+    const auto& [ignore_index, smoothing, reduction] = operation.options;
+    const auto sharp = detail::label_gradient(x, operation.labels, ignore_index, reduction);
+    const auto weight = -sum(sharp, 1, keep_axis);  // of each sample: 0 where it is ignored
+    const auto targets = (1 - smoothing) * sharp - weight * (smoothing / static_cast<double>(x.size(1)));
+    return detail::beside_scores(dy) * (softmax(x, 1) * weight + targets);
+  }};
+}
+
+}  // namespace chorus::inline CHORUS_ABI
