@@ -7,5 +7,7 @@
 namespace chorus::inline CHORUS_ABI {
 
 template class nn::FlatParameters<Cpu>;
+template std::vector<nn::NamedParameter<Cpu>> nn::named_parameters<Cpu>(nn::Module&);
+template std::vector<nn::NamedBuffer<Cpu>> nn::named_buffers<Cpu>(nn::Module&);
 
 }  // namespace chorus::inline CHORUS_ABI

@@ -116,17 +116,11 @@ struct NamedBuffer {
 
 namespace detail {
 
-// Walks a module and all below it; what is shared is seen at each of its places.
+/// Walks a module and all below it; what is shared is seen at each of its places.
 class Walker : public Visitor {
  public:
   void walk(Module& module) { module.visit(*this); }
-  void module(std::string_view name, Module& child) override {
-    const auto length = prefix_.size();
-    prefix_.append(name).append(1, '.');
-    enter(child);
-    child.visit(*this);
-    prefix_.resize(length);
-  }
+  void module(std::string_view name, Module& child) override;
   void parameter(std::string_view, AnyParameter&) override {}
   void buffer(std::string_view, AnyBuffer&) override {}
 
@@ -139,51 +133,21 @@ class Walker : public Visitor {
   std::string prefix_;
 };
 
-template <Device D>
-struct Collector final : Walker {
-  std::vector<NamedParameter<D>> parameters;
-  std::vector<NamedBuffer<D>> buffers;
-  void parameter(std::string_view name, AnyParameter& handle) override {
-    for (const auto& known : parameters)
-      if (known.handle.shared() == handle.shared()) return;
-    parameters.push_back({path(name), handle, &handle.on<D>()});
-  }
-  void buffer(std::string_view name, AnyBuffer& handle) override {
-    for (const auto& known : buffers)
-      if (known.handle.shared() == handle.shared()) return;
-    buffers.push_back({path(name), handle, &handle.on<D>()});
-  }
-};
-
 }  // namespace detail
 
 /// All parameters of a model with their paths, in the order in which members are listed; a shared one once.
 template <Device D>
-std::vector<NamedParameter<D>> named_parameters(Module& module) {
-  detail::Collector<D> collector;
-  collector.walk(module);
-  return std::move(collector.parameters);
-}
+std::vector<NamedParameter<D>> named_parameters(Module& module);
 
 /// All buffers of a model with their paths, likewise.
 template <Device D>
-std::vector<NamedBuffer<D>> named_buffers(Module& module) {
-  detail::Collector<D> collector;
-  collector.walk(module);
-  return std::move(collector.buffers);
-}
-
-inline void Module::train(bool training) {
-  struct Switch final : detail::Walker {
-    bool on = true;
-    void enter(Module& module) override { module.training_ = on; }
-  } all;
-  all.on = training;
-  training_ = training;
-  all.walk(*this);
-}
+std::vector<NamedBuffer<D>> named_buffers(Module& module);
 
 }  // namespace chorus::inline CHORUS_ABI::nn
+
+#if !CHORUS_COMPILED
+#include <chorus/nn/module_impl.hpp>
+#endif
 
 /// Inside a model: lists its layers, submodules, parameters and buffers, whose names become paths, and makes the model
 /// callable as its `forward` is.
