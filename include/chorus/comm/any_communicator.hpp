@@ -26,6 +26,7 @@ class AnyCommunicator {
   int size() const { return engine_->size; }
   /// What carries the bytes: `shm`, `tcp`, `mpi`, ...
   std::string_view backend() const { return engine_->name(); }
+  bool takes_device_memory() const { return engine_->takes_device_memory(); }
 
   /// data := the reduction of every rank's scale * data.
   template <Scalar T, std::size_t E>

@@ -62,6 +62,8 @@ class Engine {
   virtual void abort(std::string_view why) noexcept = 0;
   /// What carries the bytes: `shm`, `tcp`, ...
   virtual std::string_view name() const = 0;
+  /// Whether calls may name memory of a GPU, and then run on streams. Host memory may always be named.
+  virtual bool takes_device_memory() const { return false; }
 
   const int rank, size;
 };

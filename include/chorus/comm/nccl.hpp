@@ -82,6 +82,13 @@ struct NcclApi {
   static int group_start() { return ncclGroupStart(); }
   static int group_end() { return ncclGroupEnd(); }
 
+  static bool on_device(const void* memory) {
+    cudaPointerAttributes attributes{};
+    if (cudaPointerGetAttributes(&attributes, memory) == cudaSuccess)
+      return attributes.type == cudaMemoryTypeDevice || attributes.type == cudaMemoryTypeManaged;
+    static_cast<void>(cudaGetLastError());
+    return false;
+  }
   static int use_device(int device) { return cudaSetDevice(device); }
   static int create_stream(Stream& stream) { return cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking); }
   static void destroy_stream(Stream stream) { static_cast<void>(cudaStreamDestroy(stream)); }

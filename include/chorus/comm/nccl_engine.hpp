@@ -17,6 +17,7 @@ class NcclEngine final : public Engine {
   NcclEngine(AnyCommunicator& control, int device, std::chrono::milliseconds timeout, Api api)
       : Engine(control.rank(), control.size()),
         control_(control),
+        api_(api),
         queue_(std::make_shared<NcclQueue<Api>>(api, rank, device, timeout,
                                                 [&control](const std::string& why) { control.abort(why); })) {
     typename Api::UniqueId id{};
@@ -30,24 +31,32 @@ class NcclEngine final : public Engine {
   ~NcclEngine() override { queue_->stop(); }
 
   void now(const Call& call) override {
-    if (call.op != Op::barrier) return queue_->wait(enqueue(call));
-    queue_->synchronize();
-    control_.barrier();
+    if (is_empty(call)) return;
+    if (call.op == Op::barrier) queue_->synchronize();
+    if (is_on_host(call)) return control_.engine().now(call);
+    queue_->wait(enqueue(call));
   }
   Work later(const Call& call) override {
-    if (call.op == Op::barrier) return control_.barrier_async();
+    if (is_empty(call)) return {};
+    if (is_on_host(call)) return control_.engine().later(call);
     return {queue_, enqueue(call)};
   }
+  bool takes_device_memory() const override { return true; }
   void abort(std::string_view why) noexcept override { queue_->abort(why); }
   std::string_view name() const override { return "nccl"; }
 
   NcclQueue<Api>& queue() { return *queue_; }
-  AnyCommunicator& control() { return control_; }
 
  private:
   using Comm = typename Api::Comm;
   using Stream = typename Api::Stream;
   using RedOp = typename Api::RedOp;
+
+  // The same on all ranks: where nothing moves, there need be no memory that could tell the way.
+  static bool is_empty(const Call& call) { return call.count == 0 && call.op != Op::barrier; }
+  bool is_on_host(const Call& call) const {
+    return call.op == Op::barrier || !api_.on_device(call.in != nullptr ? call.in : call.out);
+  }
 
   std::uint64_t enqueue(const Call& call) {
     const bool reduces = call.op == Op::all_reduce || call.op == Op::reduce_scatter;
@@ -105,16 +114,18 @@ class NcclEngine final : public Engine {
   }
 
   AnyCommunicator& control_;
+  Api api_;
   std::shared_ptr<NcclQueue<Api>> queue_;
 };
 
 }  // namespace detail
 
-/// A Communicator whose spans lie in the memory of one device; `comm/nccl.hpp` has the real Api. Calls are put on a
-/// stream of the communicator's own, behind what the calling thread's compute stream has been given so far. Waiting, be
-/// it in a blocking call or for a Work, makes the compute stream wait, not the host: the host learns of a failure at
-/// the next call, and whoever waits for the device goes on because a failed communicator is aborted. `barrier` alone
-/// blocks the host. Reductions of 16-bit integers, and of scaled minima and maxima, are UsageErrors.
+/// A Communicator for numbers in one device's memory; `comm/nccl.hpp` has the real Api. Those in host memory go over
+/// `control`, as does the barrier. Calls are put on a stream of the communicator's own, behind what the calling
+/// thread's compute stream has been given so far. Waiting, be it in a blocking call or for a Work, makes the compute
+/// stream wait, not the host: the host learns of a failure at the next call, and whoever waits for the device goes on
+/// because a failed communicator is aborted. `barrier` alone blocks the host. Reductions of 16-bit integers, and of
+/// scaled minima and maxima, are UsageErrors.
 ///
 /// Messages that cross (a rank sends before it receives what the peer sends first) need a `group`.
 template <class Api = NcclApi>
@@ -125,9 +136,6 @@ class NcclCommunicator : public AnyCommunicator {
   NcclCommunicator(AnyCommunicator& control, int device,
                    std::chrono::milliseconds timeout = std::chrono::milliseconds(60'000), Api api = {})
       : NcclCommunicator(std::make_shared<detail::NcclEngine<Api>>(control, device, timeout, std::move(api))) {}
-
-  /// For numbers in host memory.
-  AnyCommunicator& control() const { return nccl_->control(); }
 
   /// Collectives that `calls` makes become one launch, finished when the compute stream goes on. No barrier in it.
   template <class Calls>

@@ -126,3 +126,18 @@ TEST_CASE("nccl: inside of a capture nothing is asked, and the stream joins", "[
   nccl.synchronize();
   CHECK(launched);
 }
+
+TEST_CASE("nccl: host memory goes over the other communicator", "[comm]") {
+  const auto wrong = test::nccl_ranks(2, [](test::NcclRank& rank) -> std::string {
+    auto nccl = rank.nccl();
+    std::vector<double> on_host{1.0 + rank.control.rank()}, both(2), nothing;
+    rank.device->host_memory = on_host.data();
+    nccl.all_reduce(std::span(on_host));
+    nccl.all_gather_async(std::span<const double>(on_host), std::span(both)).wait();
+    nccl.all_reduce(std::span(nothing));
+    if (on_host[0] != 3 || both != std::vector<double>{3, 3}) return cat("got ", on_host[0], " and ", both[1]);
+    if (rank.device->count("all_") != 0) return "the device was asked";
+    return nccl.takes_device_memory() && !rank.control.takes_device_memory() ? "" : "takes_device_memory";
+  });
+  for (const auto& text : wrong) CHECK(text == "");
+}

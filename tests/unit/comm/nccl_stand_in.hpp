@@ -24,6 +24,8 @@ class StandInDevice {
 
   /// The compute stream is the host itself: it does its work at once, and waiting for an event blocks.
   bool host_computes = false;
+  /// What is not on the device.
+  const void* host_memory = nullptr;
   /// What the next calls of a name return, once each.
   std::map<std::string, int> refusals;
   /// How often a call is "in progress" before it is accepted.
@@ -230,6 +232,7 @@ struct StandIn {
     return code != 0 ? code : slowly();
   }
 
+  bool on_device(const void* memory) const { return memory != device->host_memory; }
   int use_device(int) { return device->refusals.contains("use_device") ? device->note("use_device") : 0; }
   int create_stream(Stream& stream) {
     stream = 1;
