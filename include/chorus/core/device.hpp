@@ -27,7 +27,8 @@ struct Cuda {
   static constexpr const char* kind = "cuda";
   static constexpr int max_devices = 64;
   static constexpr int first_slot = Cpu::max_devices;
-  friend auto operator<=>(const Cuda&, const Cuda&) = default;
+  friend constexpr bool operator==(const Cuda& a, const Cuda& b) { return a.index == b.index; }
+  friend constexpr auto operator<=>(const Cuda& a, const Cuda& b) { return a.index <=> b.index; }
 };
 #endif
 

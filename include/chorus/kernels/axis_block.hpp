@@ -20,3 +20,6 @@ void put_block(Cpu device, AxisShape whole, Index start, Index count, const T* b
 #if !CHORUS_COMPILED
 #include <chorus/kernels/cpu/axis_block.hpp>
 #endif
+#if CHORUS_USE_CUDA && defined(__CUDACC__)
+#include <chorus/kernels/cuda/axis_block.hpp>
+#endif

@@ -70,3 +70,6 @@ void batch_norm_backward_eval(Cpu cpu, ChannelShape shape, const T* x, const T* 
 #if !CHORUS_COMPILED
 #include <chorus/kernels/cpu/batch_norm.hpp>
 #endif
+#if CHORUS_USE_CUDA && defined(__CUDACC__)
+#include <chorus/kernels/cuda/batch_norm.hpp>
+#endif

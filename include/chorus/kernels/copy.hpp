@@ -39,3 +39,6 @@ void scatter_strided(Cpu, std::span<const Index> shape, const T* src, T* dst, st
 #if !CHORUS_COMPILED
 #include <chorus/kernels/cpu/copy.hpp>
 #endif
+#if CHORUS_USE_CUDA && defined(__CUDACC__)
+#include <chorus/kernels/cuda/copy.hpp>
+#endif

@@ -39,3 +39,6 @@ void nll_loss_backward(Cpu cpu, Index batch, Index classes, const std::int64_t* 
 #if !CHORUS_COMPILED
 #include <chorus/kernels/cpu/cross_entropy.hpp>
 #endif
+#if CHORUS_USE_CUDA && defined(__CUDACC__)
+#include <chorus/kernels/cuda/cross_entropy.hpp>
+#endif

@@ -16,3 +16,6 @@ void cumsum(Cpu, AxisShape shape, const T* x, T* y, bool reverse = false, bool a
 #if !CHORUS_COMPILED
 #include <chorus/kernels/cpu/cumulative.hpp>
 #endif
+#if CHORUS_USE_CUDA && defined(__CUDACC__)
+#include <chorus/kernels/cuda/cumulative.hpp>
+#endif

@@ -24,3 +24,6 @@ void dropout_backward(Cpu, Index samples, Index inner, const T* dy, T* dx, doubl
 #if !CHORUS_COMPILED
 #include <chorus/kernels/cpu/dropout.hpp>
 #endif
+#if CHORUS_USE_CUDA && defined(__CUDACC__)
+#include <chorus/kernels/cuda/dropout.hpp>
+#endif

@@ -34,3 +34,6 @@ void gather_backward(Cpu device, AxisShape whole, Index count, const std::int64_
 #if !CHORUS_COMPILED
 #include <chorus/kernels/cpu/indexing.hpp>
 #endif
+#if CHORUS_USE_CUDA && defined(__CUDACC__)
+#include <chorus/kernels/cuda/indexing.hpp>
+#endif

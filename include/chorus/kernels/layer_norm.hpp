@@ -28,3 +28,6 @@ void layer_norm_backward_affine(Cpu, Index rows, Index columns, const T* x, cons
 #if !CHORUS_COMPILED
 #include <chorus/kernels/cpu/layer_norm.hpp>
 #endif
+#if CHORUS_USE_CUDA && defined(__CUDACC__)
+#include <chorus/kernels/cuda/layer_norm.hpp>
+#endif

@@ -58,3 +58,6 @@ double square_sum(Cpu, Index count, const T* x);
 #if !CHORUS_COMPILED
 #include <chorus/kernels/cpu/optimizer.hpp>
 #endif
+#if CHORUS_USE_CUDA && defined(__CUDACC__)
+#include <chorus/kernels/cuda/optimizer.hpp>
+#endif

@@ -42,3 +42,6 @@ void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, co
 #if !CHORUS_COMPILED
 #include <chorus/kernels/cpu/pointwise.hpp>
 #endif
+#if CHORUS_USE_CUDA && defined(__CUDACC__)
+#include <chorus/kernels/cuda/pointwise.hpp>
+#endif

@@ -31,3 +31,6 @@ void avg_pool2d_backward(Cpu, const Pool2dShape& s, const T* dy, T* dx, bool acc
 #if !CHORUS_COMPILED
 #include <chorus/kernels/cpu/pooling.hpp>
 #endif
+#if CHORUS_USE_CUDA && defined(__CUDACC__)
+#include <chorus/kernels/cuda/pooling.hpp>
+#endif

@@ -28,3 +28,6 @@ CHORUS_INLINE std::vector<Index> permutation(std::uint64_t seed, std::uint64_t s
 #if !CHORUS_COMPILED
 #include <chorus/kernels/cpu/random.hpp>
 #endif
+#if CHORUS_USE_CUDA && defined(__CUDACC__)
+#include <chorus/kernels/cuda/random.hpp>
+#endif

@@ -58,3 +58,6 @@ void var_backward(Cpu, AxisShape shape, const T* x, const T* dy, T* dx, Index co
 #if !CHORUS_COMPILED
 #include <chorus/kernels/cpu/reduction.hpp>
 #endif
+#if CHORUS_USE_CUDA && defined(__CUDACC__)
+#include <chorus/kernels/cuda/reduction.hpp>
+#endif

@@ -38,3 +38,6 @@ void log_softmax_backward(Cpu, AxisShape shape, const T* y, const T* dy, T* dx, 
 #if !CHORUS_COMPILED
 #include <chorus/kernels/cpu/softmax.hpp>
 #endif
+#if CHORUS_USE_CUDA && defined(__CUDACC__)
+#include <chorus/kernels/cuda/softmax.hpp>
+#endif

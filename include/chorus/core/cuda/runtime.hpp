@@ -66,10 +66,11 @@ inline void require(Cuda device) {
                     " CUDA devices, numbered from 0");
 }
 
-/// While it lives, CUDA calls of this thread go to `device`.
+/// While it lives, CUDA calls of this thread go to `device`. Throws DeviceError where that doesn't exist.
 class DeviceGuard {
  public:
   explicit DeviceGuard(Cuda device) {
+    require(device);
     CHORUS_CUDA_CHECK(cudaGetDevice(&before_));
     if (before_ == device.index)
       before_ = -1;

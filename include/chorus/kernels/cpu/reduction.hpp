@@ -38,7 +38,8 @@ void sum(AxisShape shape, const T* x, T* y, bool accumulate, T divisor) {
       T* to = y + o * shape.inner + j;
       const auto total = reduce_rows(Index{0}, shape.axis, Strip<T>{zero, zero, zero, zero}, std::plus<>{},
                                      [&](Index i) { return Strip<T>::load(from + i * shape.inner); });
-      for (const auto& part : {total.a, total.b, total.c, total.d}) {
+      const Packet<T> parts[] = {total.a, total.b, total.c, total.d};
+      for (const auto& part : parts) {
         store(to, pdiv(part, n), Whole<T>{}, accumulate);
         to += lanes<T>;
       }

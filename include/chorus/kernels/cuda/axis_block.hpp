@@ -1,0 +1,45 @@
+#pragma once
+/// Ranges of an axis, taken out or put in, on GPUs.
+
+#include <chorus/kernels/axis_block.hpp>
+#include <chorus/kernels/cuda/launch.hpp>
+
+namespace chorus::inline CHORUS_ABI::kernels {
+
+namespace cuda {
+
+/// One of the two places is inside of the whole, the other in the block.
+template <class T>
+struct MoveBlock {
+  AxisShape whole;
+  Index start, row;  ///< `row`: elements of the block in one step of `outer`
+  const T* from;
+  T* to;
+  bool take, accumulate;
+  __device__ void operator()(Index i) const {
+    const Index o = i / row, inside = (o * whole.axis + start) * whole.inner + (i - o * row);
+    const Index source = take ? inside : i, target = take ? i : inside;
+    if constexpr (requires { compute_type<T>{} + compute_type<T>{}; })
+      put(to, target, get(from, source), accumulate);
+    else
+      to[target] = from[source];
+  }
+};
+
+}  // namespace cuda
+
+template <class T>
+void take_block(Cuda device, AxisShape whole, Index start, Index count, const T* from, T* block, bool accumulate = false) {
+  const Index row = count * whole.inner;
+  cuda::for_each(device, "take_block", whole.outer * row,
+                 cuda::MoveBlock<T>{whole, start, row, from, block, true, accumulate});
+}
+
+template <class T>
+void put_block(Cuda device, AxisShape whole, Index start, Index count, const T* block, T* to, bool accumulate = false) {
+  const Index row = count * whole.inner;
+  cuda::for_each(device, "put_block", whole.outer * row,
+                 cuda::MoveBlock<T>{whole, start, row, block, to, false, accumulate});
+}
+
+}  // namespace chorus::inline CHORUS_ABI::kernels

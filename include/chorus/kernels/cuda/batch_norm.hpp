@@ -1,0 +1,266 @@
+#pragma once
+/// Batch normalisation on GPUs. Sums are doubles, made in an order that depends on the shape alone.
+
+#include <array>
+#include <cmath>
+
+#include <chorus/core/error.hpp>
+#include <chorus/kernels/batch_norm.hpp>
+#include <chorus/kernels/cuda/lines.hpp>
+
+namespace chorus::inline CHORUS_ABI::kernels {
+
+namespace cuda {
+
+/// Walks over the elements of each channel.
+struct ChannelWalk {
+  ChannelShape shape;
+  __device__ Index offset(Index channel, Index i) const {
+    const Index sample = i / shape.inner;
+    return (sample * shape.channels + channel) * shape.inner + (i - sample * shape.inner);
+  }
+};
+
+template <class T>
+struct ChannelSums {
+  ChannelWalk walk;
+  const T* x;
+  double* sums;
+  __device__ Index start(Index channel) const { return channel; }
+  __device__ Pair value(Index channel, Index i, Index) const {
+    const auto value = static_cast<double>(get(x, walk.offset(channel, i)));
+    return {value, value * value};
+  }
+  __device__ void finish(Index channel, const Pair& sum) const {
+    sums[channel] = sum.a;
+    sums[walk.shape.channels + channel] = sum.b;
+  }
+};
+
+template <class T>
+struct ChannelGradientSums {
+  ChannelWalk walk;
+  const T *x, *dy, *mean;
+  double* sums;
+  __device__ Index start(Index channel) const { return channel; }
+  __device__ Pair value(Index channel, Index i, Index) const {
+    const Index at = walk.offset(channel, i);
+    const auto gradient = static_cast<double>(get(dy, at));
+    return {gradient, gradient * static_cast<double>(get(x, at) - get(mean, channel))};
+  }
+  __device__ void finish(Index channel, const Pair& sum) const {
+    sums[channel] = sum.a;
+    sums[walk.shape.channels + channel] = sum.b;
+  }
+};
+
+template <class T>
+struct ChannelStatistics {
+  Index channels;
+  double count;
+  const double* sums;
+  double momentum, eps;
+  T *running_mean, *running_var, *mean, *invstd;
+  __device__ void operator()(Index c) const {
+    using C = compute_type<T>;
+    const double m = count > 0 ? sums[c] / count : 0;
+    const double square = count > 0 ? sums[channels + c] / count - m * m : 0;
+    const double variance = square > 0 || square != square ? square : 0;
+    put(mean, c, static_cast<C>(m));
+    put(invstd, c, static_cast<C>(1 / std::sqrt(variance + eps)));
+    if (!(count > 0)) return;
+    move(running_mean, c, m);
+    move(running_var, c, count > 1 ? variance * count / (count - 1) : variance);
+  }
+  __device__ void move(T* running, Index c, double value) const {
+    if (running != nullptr)
+      put(running, c,
+          static_cast<compute_type<T>>((1 - momentum) * static_cast<double>(get(running, c)) + momentum * value));
+  }
+};
+
+template <class T>
+struct InverseStd {
+  const T* variance;
+  double eps;
+  T* out;
+  __device__ void operator()(Index c) const {
+    put(out, c, static_cast<compute_type<T>>(1 / std::sqrt(static_cast<double>(get(variance, c)) + eps)));
+  }
+};
+
+/// The channel of element i; of `n` neighbours, the same where `inner` is a multiple of their number.
+inline __device__ Index channel_of(const ChannelShape& shape, Index i) { return i / shape.inner % shape.channels; }
+
+template <class T>
+__global__ void normalise(ChannelShape shape, const T* x, const T* weight, const T* bias, const T* mean, const T* invstd,
+                          T* y, bool vector, bool one_channel) {
+  using C = compute_type<T>;
+  for_vectors<Vector<T>::width>(shape.numel(), [&](Index first, int n) {
+    auto value = load_vector(x + first, n, vector);
+    C centre = 0, scale = 0, shift = 0;
+#pragma unroll
+    for (int l = 0; l < Vector<T>::width; ++l) {
+      if (l >= n) break;
+      if (l == 0 || !one_channel) {
+        const Index c = channel_of(shape, first + l);
+        centre = get(mean, c);
+        scale = weight != nullptr ? get(invstd, c) * get(weight, c) : get(invstd, c);
+        shift = bias != nullptr ? get(bias, c) : C(0);
+      }
+      value.v[l] = static_cast<T>((static_cast<C>(value.v[l]) - centre) * scale + shift);
+    }
+    store_vector(y + first, value, n, vector);
+  });
+}
+
+template <class T>
+__global__ void normalise_gradient(ChannelShape shape, const T* x, const T* dy, const T* weight, const T* mean,
+                                   const T* invstd, double count, const double* sums, T* dx, bool accumulate, bool vector,
+                                   bool one_channel) {
+  using C = compute_type<T>;
+  for_vectors<Vector<T>::width>(shape.numel(), [&](Index first, int n) {
+    const auto value = load_vector(x + first, n, vector);
+    auto gradient = load_vector(dy + first, n, vector);
+    Vector<T> before;
+    if (accumulate) before = load_vector(dx + first, n, vector);
+    C m = 0, scale = 0, centre = 0, slope = 0;
+#pragma unroll
+    for (int l = 0; l < Vector<T>::width; ++l) {
+      if (l >= n) break;
+      if (l == 0 || !one_channel) {
+        const Index c = channel_of(shape, first + l);
+        const C inverse = get(invstd, c);
+        m = get(mean, c);
+        scale = weight != nullptr ? inverse * get(weight, c) : inverse;
+        if (sums != nullptr) {
+          const auto s = static_cast<double>(inverse);
+          centre = static_cast<C>(sums[c] / count);
+          slope = static_cast<C>(s * s * sums[shape.channels + c] / count);
+        }
+      }
+      const C d = static_cast<C>(gradient.v[l]) - centre - (static_cast<C>(value.v[l]) - m) * slope;
+      gradient.v[l] = static_cast<T>(accumulate ? static_cast<C>(before.v[l]) + scale * d : scale * d);
+    }
+    store_vector(dx + first, gradient, n, vector);
+  });
+}
+
+template <class T>
+unsigned vector_blocks(Index count) {
+  return blocks_for(divide_up(count, Vector<T>::width));
+}
+
+template <class T>
+struct ChannelAffineGradient {
+  Index channels;
+  const double* sums;
+  const T* invstd;
+  T *dweight, *dbias;
+  bool accumulate_weight, accumulate_bias;
+  __device__ void operator()(Index c) const {
+    using C = compute_type<T>;
+    if (dweight != nullptr)
+      put(dweight, c, static_cast<C>(sums[channels + c] * static_cast<double>(get(invstd, c))), accumulate_weight);
+    if (dbias != nullptr) put(dbias, c, static_cast<C>(sums[c]), accumulate_bias);
+  }
+};
+
+}  // namespace cuda
+
+template <class T>
+void batch_norm_sums(Cuda device, ChannelShape shape, const T* x, double* sums) {
+  cuda::reduce<cuda::Pair>(device, "batch_norm sums", shape.channels, shape.per_channel(), shape.inner == 1,
+                           cuda::ChannelSums<T>{{shape}, x, sums});
+}
+
+template <class T>
+void batch_norm_statistics(Cuda device, Index channels, double count, const double* sums, double momentum, double eps,
+                           T* running_mean, T* running_var, T* mean, T* invstd) {
+  cuda::for_each(device, "batch_norm statistics", channels,
+                 cuda::ChannelStatistics<T>{channels, count, sums, momentum, eps, running_mean, running_var, mean, invstd});
+}
+
+template <class T>
+void batch_norm_normalise(Cuda device, ChannelShape shape, const T* x, const T* weight, const T* bias, const T* mean,
+                          const T* invstd, T* y) {
+  if (shape.numel() == 0) return;
+  cuda::launch(device, "batch_norm", cuda::vector_blocks<T>(shape.numel()), cuda::normalise<T>, shape, x, weight, bias,
+               mean, invstd, y, cuda::aligned(x, y), shape.inner % cuda::Vector<T>::width == 0);
+}
+
+template <class T>
+void batch_norm_forward_train(Cuda device, ChannelShape shape, const T* x, const T* weight, const T* bias, T* running_mean,
+                              T* running_var, double momentum, double eps, T* y, T* saved_mean, T* saved_invstd) {
+  check<ShapeError>(shape.per_channel() != 1, "batch_norm: training needs more than one value per channel, got [batch ",
+                    shape.batch, ", channels ", shape.channels, ", inner ", shape.inner, "]");
+  const cuda::Scratch<double> sums(device, 2 * shape.channels);
+  batch_norm_sums(device, shape, x, sums.data());
+  batch_norm_statistics(device, shape.channels, static_cast<double>(shape.per_channel()), sums.data(), momentum, eps,
+                        running_mean, running_var, saved_mean, saved_invstd);
+  batch_norm_normalise(device, shape, x, weight, bias, saved_mean, saved_invstd, y);
+}
+
+template <class T>
+void batch_norm_forward_eval(Cuda device, ChannelShape shape, const T* x, const T* weight, const T* bias,
+                             const T* running_mean, const T* running_var, double eps, T* y) {
+  const cuda::Scratch<T> invstd(device, shape.channels);
+  cuda::for_each(device, "batch_norm", shape.channels, cuda::InverseStd<T>{running_var, eps, invstd.data()});
+  batch_norm_normalise(device, shape, x, weight, bias, running_mean, static_cast<const T*>(invstd.data()), y);
+}
+
+template <class T>
+void batch_norm_backward_sums(Cuda device, ChannelShape shape, const T* x, const T* dy, const T* mean, double* sums) {
+  cuda::reduce<cuda::Pair>(device, "batch_norm gradient sums", shape.channels, shape.per_channel(), shape.inner == 1,
+                           cuda::ChannelGradientSums<T>{{shape}, x, dy, mean, sums});
+}
+
+template <class T>
+void batch_norm_backward_affine(Cuda device, Index channels, const double* sums, const T* invstd, T* dweight, T* dbias,
+                                bool accumulate_weight, bool accumulate_bias) {
+  cuda::for_each(device, "batch_norm gradient", channels,
+                 cuda::ChannelAffineGradient<T>{channels, sums, invstd, dweight, dbias, accumulate_weight, accumulate_bias});
+}
+
+template <class T>
+void batch_norm_backward_input(Cuda device, ChannelShape shape, const T* x, const T* dy, const T* weight, const T* mean,
+                               const T* invstd, double count, const double* sums, T* dx, bool accumulate) {
+  if (shape.numel() == 0) return;
+  cuda::launch(device, "batch_norm gradient", cuda::vector_blocks<T>(shape.numel()), cuda::normalise_gradient<T>, shape, x,
+               dy, weight, mean, invstd, count, sums, dx, accumulate, cuda::aligned(x, dy, dx),
+               shape.inner % cuda::Vector<T>::width == 0);
+}
+
+template <class T>
+void batch_norm_backward_train(Cuda device, ChannelShape shape, const T* x, const T* dy, const T* weight,
+                               const T* saved_mean, const T* saved_invstd, T* dx, T* dweight, T* dbias,
+                               std::array<bool, 3> accumulate) {
+  const cuda::Scratch<double> sums(device, 2 * shape.channels);
+  batch_norm_backward_sums(device, shape, x, dy, saved_mean, sums.data());
+  batch_norm_backward_affine(device, shape.channels, static_cast<const double*>(sums.data()), saved_invstd, dweight, dbias,
+                             accumulate[1], accumulate[2]);
+  if (dx != nullptr)
+    batch_norm_backward_input(device, shape, x, dy, weight, saved_mean, saved_invstd,
+                              static_cast<double>(shape.per_channel()), static_cast<const double*>(sums.data()), dx,
+                              accumulate[0]);
+}
+
+template <class T>
+void batch_norm_backward_eval(Cuda device, ChannelShape shape, const T* x, const T* dy, const T* weight,
+                              const T* running_mean, const T* running_var, double eps, T* dx, T* dweight, T* dbias,
+                              std::array<bool, 3> accumulate) {
+  const cuda::Scratch<T> memory(device, shape.channels);
+  const T* invstd = memory.data();
+  cuda::for_each(device, "batch_norm", shape.channels, cuda::InverseStd<T>{running_var, eps, memory.data()});
+  if (dweight != nullptr || dbias != nullptr) {
+    const cuda::Scratch<double> sums(device, 2 * shape.channels);
+    batch_norm_backward_sums(device, shape, x, dy, running_mean, sums.data());
+    batch_norm_backward_affine(device, shape.channels, static_cast<const double*>(sums.data()), invstd, dweight, dbias,
+                               accumulate[1], accumulate[2]);
+  }
+  if (dx != nullptr)
+    batch_norm_backward_input(device, shape, x, dy, weight, running_mean, invstd, 0, static_cast<const double*>(nullptr),
+                              dx, accumulate[0]);
+}
+
+}  // namespace chorus::inline CHORUS_ABI::kernels

@@ -1,0 +1,32 @@
+#pragma once
+/// How a kernel notes bad input: the first one is kept, for the next call that waits for the device.
+
+#include <cstdint>
+
+#include <chorus/core/cuda/fault.hpp>
+
+namespace chorus::inline CHORUS_ABI::kernels::cuda {
+
+using chorus::cuda::Fault;
+
+/// `operation` and `noun` are addresses of the host, which nobody reads here.
+struct FaultNote {
+  Fault* fault;
+  const char *operation, *noun;
+
+  __device__ void operator()(Index place, std::int64_t value, std::int64_t limit) const {
+    if (atomicCAS(&fault->set, 0u, 1u) != 0u) return;
+    fault->operation = operation;
+    fault->noun = noun;
+    fault->place = place;
+    fault->value = value;
+    fault->limit = limit;
+    __threadfence_system();
+  }
+};
+
+inline FaultNote fault_note(Cuda device, const char* operation, const char* noun) {
+  return {chorus::cuda::fault_of(device), operation, noun};
+}
+
+}  // namespace chorus::inline CHORUS_ABI::kernels::cuda

@@ -1,0 +1,170 @@
+#pragma once
+/// How kernels divide their work among blocks and threads: plain arithmetic, which needs no GPU and no CUDA headers.
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+
+#include <chorus/core/dtype.hpp>
+#include <chorus/core/error.hpp>
+
+namespace chorus::inline CHORUS_ABI::kernels::cuda {
+
+/// Threads of every block.
+inline constexpr int block_threads = 256;
+/// Bytes of one access; pointers that are multiples of it allow them.
+inline constexpr int access_bytes = 16;
+
+constexpr Index divide_up(Index a, Index b) { return (a + b - 1) / b; }
+
+/// Blocks for `items` pieces of work, one for a thread at a time; threads go on in strides of the whole grid where there
+/// are more. At least 1, and the same on every GPU, so that results are.
+constexpr unsigned blocks_for(Index items, Index per_block = block_threads) {
+  constexpr Index most = 8192;
+  return static_cast<unsigned>(std::clamp(divide_up(items, per_block), Index{1}, most));
+}
+
+/// The largest power of two, at most `most`, that divides the address.
+inline int alignment_of(const void* pointer, int most = 256) {
+  const auto address = reinterpret_cast<std::uintptr_t>(pointer);
+  return address == 0 ? most : std::min(most, 1 << std::min(30, std::countr_zero(address)));
+}
+/// Whether all pointers (null ones don't count) allow accesses of 16 bytes.
+template <class... T>
+bool aligned(const T*... pointers) {
+  return ((alignment_of(pointers) >= access_bytes) && ...);
+}
+
+/// How a block's threads share lines: `lanes` threads on each of `lines` neighbouring lines.
+struct LinePlan {
+  int lanes = block_threads, lines = 1;
+  /// Neighbouring threads work on one line (which is contiguous), or each on a line of its own.
+  bool along = true;
+};
+
+/// For lines of `length` numbers that are `inner` apart: few threads a line where lines are short or lie side by side.
+constexpr LinePlan plan_lines(Index length, Index inner) {
+  const auto power_of_two = [](Index n) { return static_cast<int>(std::bit_ceil(static_cast<std::uint64_t>(n))); };
+  if (inner == 1) {
+    const int lanes = power_of_two(std::clamp(length <= 32 ? length : length / 4, Index{1}, Index{block_threads}));
+    const int at_least = length > 32 ? std::max(32, lanes) : lanes;
+    return {at_least, block_threads / at_least, true};
+  }
+  const int most_lanes = block_threads / power_of_two(std::clamp(inner, Index{1}, Index{32}));
+  const int lanes = std::min(most_lanes, power_of_two(std::clamp(divide_up(length, 2), Index{1}, Index{block_threads})));
+  return {lanes, block_threads / lanes, false};
+}
+
+/// How a reduction is shared: LinePlan within a block, and `splits` blocks a line, whose results are reduced again.
+struct ReducePlan {
+  Index outputs = 0, length = 0;
+  LinePlan lines;
+  int splits = 1;
+  Index split_length = 0;
+
+  constexpr Index tiles() const { return divide_up(outputs, lines.lines); }
+};
+
+/// For `outputs` reductions over `length` elements each; `neighbours` tells that the outputs' elements lie side by side,
+/// rather than those of one output. No thread adds up more than about 1024 numbers as long as splits suffice.
+constexpr ReducePlan plan_reduce(Index outputs, Index length, bool neighbours) {
+  ReducePlan plan{outputs, length, plan_lines(length, neighbours ? std::max(outputs, Index{2}) : 1), 1, length};
+  const Index at_once = Index{plan.lines.lanes} * 1024;
+  const Index enough = divide_up(512, std::max(Index{1}, plan.tiles()));  // blocks that fill a GPU
+  const Index by_length = divide_up(length, at_once), worth = length / (Index{plan.lines.lanes} * 16);
+  const Index splits = std::clamp(std::max(by_length, std::min(enough, worth)), Index{1}, Index{512});
+  plan.split_length = divide_up(length, splits);
+  plan.splits = plan.split_length == 0 ? 1 : static_cast<int>(divide_up(length, plan.split_length));
+  return plan;
+}
+
+inline constexpr int most_axes = 8;
+
+/// Offsets of element i, counted in row-major order of a shape, in `N` strided arrays at once.
+template <int N>
+struct StridedMap {
+  int axes = 0;  ///< after merging; the innermost first
+  Index size[most_axes] = {}, stride[N][most_axes] = {};
+
+  struct Offsets {
+    Index at[N];
+  };
+  CHORUS_HD Offsets operator()(Index i) const {
+    Offsets out{};
+    for (int axis = 0; axis < axes; ++axis) {
+      const Index next = i / size[axis], place = i - next * size[axis];
+      for (int k = 0; k < N; ++k) out.at[k] += place * stride[k][axis];
+      i = next;
+    }
+    return out;
+  }
+};
+
+/// The map for these strides, in elements; axes that all arrays can walk as one are merged. Throws ShapeError.
+template <std::size_t N>
+StridedMap<static_cast<int>(N)> strided_map(std::span<const Index> shape,
+                                            const std::array<std::span<const Index>, N>& strides) {
+  StridedMap<static_cast<int>(N)> map;
+  for (const auto& each : strides)
+    check<ShapeError>(shape.size() == each.size() && shape.size() <= static_cast<std::size_t>(most_axes), "kernels: shape ",
+                      shape, " with strides ", each, "; expected as many strides as sizes, at most ", most_axes);
+  for (std::size_t axis = shape.size(); axis-- > 0;) {
+    if (shape[axis] == 1) continue;
+    const int last = map.axes - 1;
+    bool merges = map.axes > 0;
+    for (std::size_t k = 0; k < N && merges; ++k) merges = strides[k][axis] == map.stride[k][last] * map.size[last];
+    if (merges) {
+      map.size[last] *= shape[axis];
+      continue;
+    }
+    map.size[map.axes] = shape[axis];
+    for (std::size_t k = 0; k < N; ++k) map.stride[k][map.axes] = strides[k][axis];
+    ++map.axes;
+  }
+  return map;
+}
+
+/// A sum over the axes where `strides` is 0: which elements of a dense array of `shape` belong to which sum.
+struct BroadcastSum {
+  StridedMap<2> outputs;   ///< of the first element in the dense array, and of the sum
+  StridedMap<1> elements;  ///< of the others in the dense array, from the first
+  Index output_count = 1, element_count = 1;
+  bool neighbours = false;  ///< the dense array's last axis is kept
+};
+inline BroadcastSum broadcast_sum(std::span<const Index> shape, std::span<const Index> strides) {
+  std::array<Index, most_axes> kept{}, kept_dense{}, kept_strides{}, summed{}, summed_dense{};
+  std::size_t kept_axes = 0, summed_axes = 0;
+  BroadcastSum out;
+  check<ShapeError>(shape.size() == strides.size() && shape.size() <= static_cast<std::size_t>(most_axes),
+                    "kernels: shape ", shape, " with strides ", strides);
+  std::array<Index, most_axes> dense{};
+  Index step = 1;
+  bool innermost = true;
+  for (std::size_t axis = shape.size(); axis-- > 0; step *= shape[axis]) {
+    dense[axis] = step;
+    if (shape[axis] != 1 && std::exchange(innermost, false)) out.neighbours = strides[axis] != 0;
+  }
+  for (std::size_t axis = 0; axis < shape.size(); ++axis) {
+    if (strides[axis] == 0) {
+      summed[summed_axes] = shape[axis];
+      summed_dense[summed_axes++] = dense[axis];
+      out.element_count *= shape[axis];
+    } else {
+      kept[kept_axes] = shape[axis];
+      kept_dense[kept_axes] = dense[axis];
+      kept_strides[kept_axes++] = strides[axis];
+      out.output_count *= shape[axis];
+    }
+  }
+  using Span = std::span<const Index>;
+  out.outputs = strided_map<2>(Span(kept.data(), kept_axes),
+                               {Span(kept_dense.data(), kept_axes), Span(kept_strides.data(), kept_axes)});
+  out.elements = strided_map<1>(Span(summed.data(), summed_axes), {Span(summed_dense.data(), summed_axes)});
+  return out;
+}
+
+}  // namespace chorus::inline CHORUS_ABI::kernels::cuda

@@ -1,0 +1,140 @@
+#pragma once
+/// Picking by index on GPUs. A bad index is seen by the kernel: it picks zeros, and the next call that waits for the device
+/// throws UsageError. The ways back add up in the order of the indices, without atomics.
+
+#include <cstdint>
+
+#include <chorus/kernels/cuda/fault.hpp>
+#include <chorus/kernels/cuda/lines.hpp>
+#include <chorus/kernels/indexing.hpp>
+
+namespace chorus::inline CHORUS_ABI::kernels {
+
+namespace cuda {
+
+template <class T>
+struct IndexSelect {
+  AxisShape whole;
+  Index count;
+  const std::int64_t* index;
+  const T* x;
+  T* y;
+  FaultNote note;
+  __device__ void operator()(Index i) const {
+    const Index row = i / whole.inner, o = row / count, place = row - o * count;
+    const std::int64_t at = index[place];
+    if (at < 0 || at >= whole.axis) {
+      note(place, at, whole.axis);
+      y[i] = static_cast<T>(0);
+      return;
+    }
+    y[i] = x[(o * whole.axis + at) * whole.inner + (i - row * whole.inner)];
+  }
+};
+
+/// One block for each place in the list that is the first with its index: it looks for the others behind it, and adds up
+/// all their rows. The list is read block_threads indices at a time.
+template <class T>
+__global__ void index_select_gradient(AxisShape whole, Index count, const std::int64_t* index, const T* dy, T* dx) {
+  using C = compute_type<T>;
+  __shared__ bool same[block_threads];
+  const int thread = static_cast<int>(threadIdx.x);
+  for (Index block = blockIdx.x; block < whole.outer * count; block += gridDim.x) {
+    const Index o = block / count, place = block - o * count;
+    const std::int64_t wanted = index[place];
+    if (wanted < 0 || wanted >= whole.axis) continue;
+    bool earlier = false;
+    for (Index begin = 0; begin < place && !earlier; begin += block_threads) {
+      const Index i = begin + thread;
+      earlier = __syncthreads_or(i < place && index[i] == wanted) != 0;
+    }
+    if (earlier) continue;
+    const T* from = dy + o * count * whole.inner;
+    T* to = dx + (o * whole.axis + wanted) * whole.inner;
+    for (Index begin = place; begin < count; begin += block_threads) {
+      const Index i = begin + thread;
+      const bool mine = i < count && index[i] == wanted;
+      same[thread] = mine;
+      if (__syncthreads_or(mine) == 0) continue;
+      const int n = count - begin < block_threads ? static_cast<int>(count - begin) : block_threads;
+      for (Index j = thread; j < whole.inner; j += block_threads) {
+        C sum = get(to, j);
+        for (int k = 0; k < n; ++k)
+          if (same[k]) sum += get(from, (begin + k) * whole.inner + j);
+        put(to, j, sum);
+      }
+      __syncthreads();  // before the next piece overwrites `same`
+    }
+  }
+}
+
+template <class T>
+struct GatherPicked {
+  AxisShape whole;
+  Index count;
+  const std::int64_t* index;
+  const T* x;
+  T* y;
+  FaultNote note;
+  __device__ void operator()(Index i) const {
+    const Index row = i / whole.inner, o = row / count;
+    const std::int64_t at = index[i];
+    if (at < 0 || at >= whole.axis) {
+      note(i, at, whole.axis);
+      y[i] = static_cast<T>(0);
+      return;
+    }
+    y[i] = x[(o * whole.axis + at) * whole.inner + (i - row * whole.inner)];
+  }
+};
+
+/// One thread for each line: what it adds to is its own.
+template <class T>
+struct GatherGradient {
+  AxisShape whole;
+  Index count;
+  const std::int64_t* index;
+  const T* dy;
+  T* dx;
+  __device__ void operator()(Index line) const {
+    const Index o = line / whole.inner, inner = line - o * whole.inner;
+    for (Index j = 0; j < count; ++j) {
+      const Index i = (o * count + j) * whole.inner + inner;
+      const std::int64_t at = index[i];
+      if (at >= 0 && at < whole.axis) put(dx, (o * whole.axis + at) * whole.inner + inner, get(dy, i), true);
+    }
+  }
+};
+
+}  // namespace cuda
+
+template <class T>
+void index_select(Cuda device, AxisShape whole, Index count, const std::int64_t* index, const T* x, T* y) {
+  cuda::for_each(device, "index_select", whole.outer * count * whole.inner,
+                 cuda::IndexSelect<T>{whole, count, index, x, y, cuda::fault_note(device, "index_select", "index")});
+}
+
+template <class T>
+void index_select_backward(Cuda device, AxisShape whole, Index count, const std::int64_t* index, const T* dy, T* dx,
+                           bool accumulate) {
+  if (!accumulate) zero_bytes(device, dx, static_cast<std::size_t>(whole.numel()) * sizeof(T));
+  if (whole.outer * count * whole.inner == 0) return;
+  cuda::launch(device, "index_select gradient", cuda::blocks_for(whole.outer * count, 1), cuda::index_select_gradient<T>,
+               whole, count, index, dy, dx);
+}
+
+template <class T>
+void gather(Cuda device, AxisShape whole, Index count, const std::int64_t* index, const T* x, T* y) {
+  cuda::for_each(device, "gather", whole.outer * count * whole.inner,
+                 cuda::GatherPicked<T>{whole, count, index, x, y, cuda::fault_note(device, "gather", "index")});
+}
+
+template <class T>
+void gather_backward(Cuda device, AxisShape whole, Index count, const std::int64_t* index, const T* dy, T* dx,
+                     bool accumulate) {
+  if (!accumulate) zero_bytes(device, dx, static_cast<std::size_t>(whole.numel()) * sizeof(T));
+  cuda::for_each(device, "gather gradient", whole.outer * whole.inner,
+                 cuda::GatherGradient<T>{whole, count, index, dy, dx});
+}
+
+}  // namespace chorus::inline CHORUS_ABI::kernels

@@ -1,0 +1,105 @@
+#pragma once
+/// What every kernel is made of: launching, the walk over elements in strides of the grid, 16-byte accesses, and numbers
+/// of 2 bytes computed in float.
+
+#include <cuda_runtime.h>
+
+#include <type_traits>
+
+#include <chorus/core/cuda/stream.hpp>
+#include <chorus/core/narrow_float.hpp>
+#include <chorus/kernels/cuda/geometry.hpp>
+#include <chorus/tensor/allocator.hpp>
+
+namespace chorus::inline CHORUS_ABI::kernels::cuda {
+
+using chorus::cuda::DeviceGuard;
+
+/// Enqueues a kernel on the thread's stream. Throws DeviceError, with the name, where it can't be started.
+template <class... Parameters, class... Arguments>
+void launch(Cuda device, const char* name, dim3 blocks, void (*kernel)(Parameters...), const Arguments&... arguments) {
+  const DeviceGuard guard(device);
+  kernel<<<blocks, block_threads, 0, chorus::cuda::current_stream(device)>>>(static_cast<Parameters>(arguments)...);
+  chorus::cuda::check(cudaGetLastError(), name, __FILE__, __LINE__);
+}
+
+/// Working memory of a kernel, in the order of the stream: another kernel may have it as soon as this goes out of scope.
+template <class T>
+class Scratch {
+ public:
+  Scratch(Cuda device, Index count) : storage_(device, static_cast<std::size_t>(count) * sizeof(T)) {}
+  T* data() const { return static_cast<T*>(storage_.data()); }
+
+ private:
+  Storage<Cuda> storage_;
+};
+
+inline __device__ Index thread_index() { return Index{blockIdx.x} * blockDim.x + threadIdx.x; }
+inline __device__ Index thread_count() { return Index{gridDim.x} * blockDim.x; }
+
+namespace detail {
+template <class F>
+__global__ void each(Index count, const __grid_constant__ F f) {
+  for (Index i = thread_index(); i < count; i += thread_count()) f(i);
+}
+}  // namespace detail
+
+/// Calls `f(i)` for each i below `count`, on the device. `f` is a struct of plain values.
+template <class F>
+void for_each(Cuda device, const char* name, Index count, const F& f) {
+  static_assert(std::is_trivially_copyable_v<F>);
+  if (count > 0) launch(device, name, blocks_for(count), detail::each<F>, count, f);
+}
+
+/// The number at `from[i]`, as it is computed with.
+template <class T>
+__device__ compute_type<T> get(const T* from, Index i) {
+  return static_cast<compute_type<T>>(from[i]);
+}
+/// Writes a number, or adds it to what is there.
+template <class T>
+__device__ void put(T* to, Index i, compute_type<T> value, bool accumulate = false) {
+  to[i] = static_cast<T>(accumulate ? static_cast<compute_type<T>>(to[i]) + value : value);
+}
+
+/// As many neighbouring numbers as one access moves.
+template <class T>
+struct alignas(access_bytes) Vector {
+  static constexpr int width = access_bytes / static_cast<int>(sizeof(T));
+  T v[width];
+};
+
+/// The first `n` numbers from `from`, the others 0; in one access where `vector` says that the address allows it.
+template <class T>
+__device__ Vector<T> load_vector(const T* from, int n, bool vector) {
+  if (vector && n == Vector<T>::width) return *reinterpret_cast<const Vector<T>*>(from);
+  Vector<T> out;
+#pragma unroll
+  for (int i = 0; i < Vector<T>::width; ++i) out.v[i] = i < n ? from[i] : static_cast<T>(0);
+  return out;
+}
+template <class T>
+__device__ void store_vector(T* to, const Vector<T>& value, int n, bool vector) {
+  if (vector && n == Vector<T>::width) {
+    *reinterpret_cast<Vector<T>*>(to) = value;
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < Vector<T>::width; ++i)
+    if (i < n) to[i] = value.v[i];
+}
+
+/// Calls `f(first, n)` for the vectors of `count` numbers; only the last has less than `width` of them.
+template <int width, class F>
+__device__ void for_vectors(Index count, const F& f) {
+  for (Index first = width * thread_index(); first < count; first += width * thread_count())
+    f(first, count - first < width ? static_cast<int>(count - first) : width);
+}
+
+/// Pointers of the arrays that a kernel with `N` operands works on.
+template <class T, int N>
+struct Many {
+  T at[N];
+};
+
+}  // namespace chorus::inline CHORUS_ABI::kernels::cuda

@@ -1,0 +1,107 @@
+#pragma once
+/// Layer normalisation on GPUs.
+
+#include <cmath>
+
+#include <chorus/kernels/cuda/lines.hpp>
+#include <chorus/kernels/layer_norm.hpp>
+
+namespace chorus::inline CHORUS_ABI::kernels {
+
+namespace cuda {
+
+template <class T>
+struct LayerNorm {
+  Index rows;
+  const T *x, *weight, *bias;
+  double eps;
+  T *y, *statistics;
+  __device__ void operator()(const Line& line) const {
+    using C = compute_type<T>;
+    const auto n = static_cast<double>(line.length);
+    const C mean = static_cast<C>(line.sum([&](Index i) { return get(x, i); }) / n);
+    const double squares = line.sum([&](Index i) {
+      const auto d = static_cast<double>(get(x, i) - mean);
+      return d * d;
+    });
+    const C invstd = static_cast<C>(1 / std::sqrt(squares / n + eps));
+    if (line.first()) {
+      put(statistics, line.result, mean);
+      put(statistics, rows + line.result, invstd);
+    }
+    line.each([&](Index i) {
+      const Index column = i - line.at;
+      C value = (get(x, i) - mean) * invstd;
+      if (weight != nullptr) value *= get(weight, column);
+      if (bias != nullptr) value += get(bias, column);
+      put(y, i, value);
+    });
+  }
+};
+
+template <class T>
+struct LayerNormGradient {
+  Index rows;
+  const T *x, *weight, *dy, *statistics;
+  T* dx;
+  bool accumulate;
+  __device__ void operator()(const Line& line) const {
+    using C = compute_type<T>;
+    const C mean = line.exists ? get(statistics, line.result) : C(0);
+    const C invstd = line.exists ? get(statistics, rows + line.result) : C(0);
+    const auto gradient = [&](Index i) {
+      return weight != nullptr ? get(dy, i) * get(weight, i - line.at) : get(dy, i);
+    };
+    const auto normalised = [&](Index i) { return (get(x, i) - mean) * invstd; };
+    const auto n = static_cast<double>(line.length);
+    const C a = static_cast<C>(line.sum(gradient) / n);
+    const C b = static_cast<C>(
+        line.sum([&](Index i) { return static_cast<double>(gradient(i)) * static_cast<double>(normalised(i)); }) / n);
+    line.each([&](Index i) { put(dx, i, invstd * (gradient(i) - a - normalised(i) * b), accumulate); });
+  }
+};
+
+template <class T>
+struct LayerNormAffineGradient {
+  Index rows, columns;
+  const T *x, *dy, *statistics;
+  T *dweight, *dbias;
+  bool accumulate_weight, accumulate_bias;
+  __device__ Index start(Index column) const { return column; }
+  __device__ Pair value(Index column, Index row, Index) const {
+    const Index i = row * columns + column;
+    const auto gradient = static_cast<double>(get(dy, i));
+    return {gradient * static_cast<double>((get(x, i) - get(statistics, row)) * get(statistics, rows + row)), gradient};
+  }
+  __device__ void finish(Index column, const Pair& sum) const {
+    using C = compute_type<T>;
+    if (dweight != nullptr) put(dweight, column, static_cast<C>(sum.a), accumulate_weight);
+    if (dbias != nullptr) put(dbias, column, static_cast<C>(sum.b), accumulate_bias);
+  }
+};
+
+}  // namespace cuda
+
+template <class T>
+void layer_norm_forward(Cuda device, Index rows, Index columns, const T* x, const T* weight, const T* bias, double eps,
+                        T* y, T* statistics) {
+  cuda::for_lines(device, "layer_norm", AxisShape{rows, columns, 1},
+                  cuda::LayerNorm<T>{rows, x, weight, bias, eps, y, statistics});
+}
+
+template <class T>
+void layer_norm_backward_input(Cuda device, Index rows, Index columns, const T* x, const T* weight, const T* dy,
+                               const T* statistics, T* dx, bool accumulate) {
+  cuda::for_lines(device, "layer_norm gradient", AxisShape{rows, columns, 1},
+                  cuda::LayerNormGradient<T>{rows, x, weight, dy, statistics, dx, accumulate});
+}
+
+template <class T>
+void layer_norm_backward_affine(Cuda device, Index rows, Index columns, const T* x, const T* dy, const T* statistics,
+                                T* dweight, T* dbias, bool accumulate_weight, bool accumulate_bias) {
+  cuda::reduce<cuda::Pair>(device, "layer_norm gradient", columns, rows, true,
+                           cuda::LayerNormAffineGradient<T>{rows, columns, x, dy, statistics, dweight, dbias,
+                                                            accumulate_weight, accumulate_bias});
+}
+
+}  // namespace chorus::inline CHORUS_ABI::kernels

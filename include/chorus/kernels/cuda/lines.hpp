@@ -1,0 +1,163 @@
+#pragma once
+/// Lines of a tensor along one axis, and reductions, as blocks of threads see them. A block shares each line among some of
+/// its threads; sums are made in an order that depends on sizes alone, so that a run repeated has the same bits.
+
+#include <chorus/kernels/axis_shape.hpp>
+#include <chorus/kernels/cuda/launch.hpp>
+
+namespace chorus::inline CHORUS_ABI::kernels::cuda {
+
+/// Combines `value` over the lanes of each line of the block; all threads of the block call it, all get the result.
+template <class A, class Combine>
+__device__ A combine_lanes(const LinePlan& plan, int lane, int line, A value, const Combine& combine) {
+  __shared__ A all[block_threads];
+  __syncthreads();  // an earlier result may still be read
+  all[lane * plan.lines + line] = value;
+  for (int half = plan.lanes / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (lane < half) {
+      A& mine = all[lane * plan.lines + line];
+      mine = combine(mine, all[(lane + half) * plan.lines + line]);
+    }
+  }
+  __syncthreads();
+  return all[line];
+}
+
+struct Plus {
+  template <class A>
+  __device__ A operator()(A a, A b) const {
+    return a + b;
+  }
+};
+/// The larger one; NaN wins.
+struct Larger {
+  template <class A>
+  __device__ A operator()(A a, A b) const {
+    return a > b || a != a ? a : b;
+  }
+};
+struct Smaller {
+  template <class A>
+  __device__ A operator()(A a, A b) const {
+    return a < b || a != a ? a : b;
+  }
+};
+
+/// One thread's share of a line. A line that doesn't exist has no length: its threads only take part in `reduce`.
+struct Line {
+  LinePlan plan;
+  int lane, line;
+  bool exists;
+  Index at;      ///< of the first element in [outer, axis, inner]
+  Index result;  ///< of the line's place in [outer, inner]
+  Index length, stride;
+
+  /// Calls `f(offset)` for this thread's elements.
+  template <class F>
+  __device__ void each(const F& f) const {
+    for (Index i = lane; i < length; i += plan.lanes) f(at + i * stride);
+  }
+  /// The whole line's `combine` of `value(offset)`; all threads of the block call it.
+  template <class A, class Combine, class Value>
+  __device__ A reduce(A neutral, const Combine& combine, const Value& value) const {
+    A mine = neutral;
+    each([&](Index i) { mine = combine(mine, static_cast<A>(value(i))); });
+    return combine_lanes(plan, lane, line, mine, combine);
+  }
+  template <class Value>
+  __device__ double sum(const Value& value) const {
+    return reduce(0.0, Plus{}, value);
+  }
+  /// True in the one thread that writes what belongs to the line.
+  __device__ bool first() const { return exists && lane == 0; }
+};
+
+namespace detail {
+template <class Body>
+__global__ void lines(AxisShape shape, LinePlan plan, const __grid_constant__ Body body) {
+  const int thread = static_cast<int>(threadIdx.x);
+  const int lane = plan.along ? thread % plan.lanes : thread / plan.lines;
+  const int line = plan.along ? thread / plan.lanes : thread % plan.lines;
+  const Index count = shape.outer * shape.inner;
+  for (Index first = Index{blockIdx.x} * plan.lines; first < count; first += Index{gridDim.x} * plan.lines) {
+    const Index result = first + line;
+    const bool exists = result < count;
+    const Index o = result / shape.inner, i = result - o * shape.inner;
+    body(Line{plan, lane, line, exists, o * shape.axis * shape.inner + i, result, exists ? shape.axis : 0, shape.inner});
+  }
+}
+}  // namespace detail
+
+/// Calls `body(line)` for all lines along the axis, on the device.
+template <class Body>
+void for_lines(Cuda device, const char* name, AxisShape shape, const Body& body) {
+  static_assert(std::is_trivially_copyable_v<Body>);
+  const Index count = shape.outer * shape.inner;
+  if (count == 0) return;
+  const LinePlan plan = plan_lines(shape.axis, shape.inner);
+  launch(device, name, blocks_for(count, plan.lines), detail::lines<Body>, shape, plan, body);
+}
+
+namespace detail {
+template <class A, class Job>
+__global__ void reduce(const __grid_constant__ ReducePlan plan, const __grid_constant__ Job job, A* partial) {
+  const int thread = static_cast<int>(threadIdx.x);
+  const int lane = plan.lines.along ? thread % plan.lines.lanes : thread / plan.lines.lines;
+  const int line = plan.lines.along ? thread / plan.lines.lanes : thread % plan.lines.lines;
+  const Index begin = Index{blockIdx.y} * plan.split_length;
+  const Index end = begin + plan.split_length < plan.length ? begin + plan.split_length : plan.length;
+  for (Index first = Index{blockIdx.x} * plan.lines.lines; first < plan.outputs;
+       first += Index{gridDim.x} * plan.lines.lines) {
+    const Index output = first + line;
+    A sum = {};
+    if (output < plan.outputs) {
+      const Index start = job.start(output);
+      for (Index i = begin + lane; i < end; i += plan.lines.lanes) sum = sum + job.value(start, i, output);
+    }
+    sum = combine_lanes(plan.lines, lane, line, sum, Plus{});
+    if (lane != 0 || output >= plan.outputs) continue;
+    if (plan.splits == 1)
+      job.finish(output, sum);
+    else
+      partial[blockIdx.y * plan.outputs + output] = sum;
+  }
+}
+
+template <class A, class Job>
+struct FinishSplits {
+  ReducePlan plan;
+  Job job;
+  const A* partial;
+  __device__ void operator()(Index output) const {
+    A sum = {};
+    for (Index split = 0; split < plan.splits; ++split) sum = sum + partial[split * plan.outputs + output];
+    job.finish(output, sum);
+  }
+};
+}  // namespace detail
+
+/// For each output: `job.finish(output, sum)` with the sum, in A, of `job.value(job.start(output), i, output)` over i
+/// below `length`.
+template <class A, class Job>
+void reduce(Cuda device, const char* name, Index outputs, Index length, bool neighbours, const Job& job) {
+  static_assert(std::is_trivially_copyable_v<Job>);
+  if (outputs == 0) return;
+  const ReducePlan plan = plan_reduce(outputs, length, neighbours);
+  const dim3 blocks(blocks_for(outputs, plan.lines.lines), static_cast<unsigned>(plan.splits));
+  if (plan.splits == 1) {
+    launch(device, name, blocks, detail::reduce<A, Job>, plan, job, static_cast<A*>(nullptr));
+    return;
+  }
+  const Scratch<A> partial(device, plan.splits * outputs);
+  launch(device, name, blocks, detail::reduce<A, Job>, plan, job, partial.data());
+  for_each(device, name, outputs, detail::FinishSplits<A, Job>{plan, job, partial.data()});
+}
+
+/// Two sums at once. It has no initialiser, as shared memory demands.
+struct Pair {
+  double a, b;
+  friend __device__ Pair operator+(const Pair& x, const Pair& y) { return {x.a + y.a, x.b + y.b}; }
+};
+
+}  // namespace chorus::inline CHORUS_ABI::kernels::cuda

@@ -1,0 +1,126 @@
+#pragma once
+/// Softmax, its logarithm and logsumexp along one axis, on GPUs: one block reads a line up to three times, from cache.
+
+#include <cmath>
+#include <limits>
+
+#include <chorus/kernels/cuda/lines.hpp>
+#include <chorus/kernels/softmax.hpp>
+
+namespace chorus::inline CHORUS_ABI::kernels {
+
+namespace cuda {
+
+/// log(sum(exp(x))) of a line, the same in all its threads.
+template <class T>
+__device__ compute_type<T> log_sum_exp(const Line& line, const T* x) {
+  using C = compute_type<T>;
+  const C infinity = std::numeric_limits<C>::infinity();
+  const C maximum = line.reduce(-infinity, Larger{}, [&](Index i) { return get(x, i); });
+  // A line of -inf alone must give -inf, and one with +inf must give that: shift those by 0.
+  const C shift = maximum > -infinity && maximum < infinity ? maximum : C(0);
+  const double total = line.sum([&](Index i) { return std::exp(get(x, i) - shift); });
+  return shift + static_cast<C>(std::log(total));
+}
+
+template <class T>
+struct LogSumExp {
+  const T* x;
+  T* y;
+  __device__ void operator()(const Line& line) const {
+    const auto value = log_sum_exp(line, x);
+    if (line.first()) put(y, line.result, value);
+  }
+};
+
+template <class T>
+struct LogSumExpGradient {
+  const T *x, *y, *dy;
+  T* dx;
+  bool accumulate;
+  __device__ void operator()(const Line& line) const {
+    line.each([&](Index i) {
+      put(dx, i, std::exp(get(x, i) - get(y, line.result)) * get(dy, line.result), accumulate);
+    });
+  }
+};
+
+template <class T>
+struct Softmax {
+  const T* x;
+  T* y;
+  __device__ void operator()(const Line& line) const {
+    using C = compute_type<T>;
+    const C maximum = line.reduce(-std::numeric_limits<C>::infinity(), Larger{}, [&](Index i) { return get(x, i); });
+    const double total = line.sum([&](Index i) { return std::exp(get(x, i) - maximum); });
+    const C factor = static_cast<C>(1 / total);
+    line.each([&](Index i) { put(y, i, std::exp(get(x, i) - maximum) * factor); });
+  }
+};
+
+template <class T>
+struct SoftmaxGradient {
+  const T *y, *dy;
+  T* dx;
+  bool accumulate;
+  __device__ void operator()(const Line& line) const {
+    const auto dot =
+        static_cast<compute_type<T>>(line.sum([&](Index i) { return static_cast<double>(get(y, i)) * get(dy, i); }));
+    line.each([&](Index i) { put(dx, i, get(y, i) * (get(dy, i) - dot), accumulate); });
+  }
+};
+
+template <class T>
+struct LogSoftmax {
+  const T* x;
+  T* y;
+  __device__ void operator()(const Line& line) const {
+    const auto value = log_sum_exp(line, x);
+    line.each([&](Index i) { put(y, i, get(x, i) - value); });
+  }
+};
+
+template <class T>
+struct LogSoftmaxGradient {
+  const T *y, *dy;
+  T* dx;
+  bool accumulate;
+  __device__ void operator()(const Line& line) const {
+    const auto total = static_cast<compute_type<T>>(line.sum([&](Index i) { return get(dy, i); }));
+    line.each([&](Index i) { put(dx, i, get(dy, i) - std::exp(get(y, i)) * total, accumulate); });
+  }
+};
+
+}  // namespace cuda
+
+template <class T>
+void logsumexp_forward(Cuda device, AxisShape shape, const T* x, T* y) {
+  cuda::for_lines(device, "logsumexp", shape, cuda::LogSumExp<T>{x, y});
+}
+
+template <class T>
+void logsumexp_backward(Cuda device, AxisShape shape, const T* x, const T* y, const T* dy, T* dx, bool accumulate) {
+  cuda::for_lines(device, "logsumexp gradient", shape, cuda::LogSumExpGradient<T>{x, y, dy, dx, accumulate});
+}
+
+template <class T>
+void softmax_forward(Cuda device, AxisShape shape, const T* x, T* y) {
+  cuda::for_lines(device, "softmax", shape, cuda::Softmax<T>{x, y});
+}
+
+template <class T>
+void softmax_backward(Cuda device, AxisShape shape, const T* y, const T* dy, T* dx, bool accumulate) {
+  cuda::for_lines(device, "softmax gradient", shape, cuda::SoftmaxGradient<T>{y, dy, dx, accumulate});
+}
+
+template <class T>
+void log_softmax_forward(Cuda device, AxisShape shape, const T* x, T* y) {
+  cuda::for_lines(device, "log_softmax", shape, cuda::LogSoftmax<T>{x, y});
+}
+
+template <class T>
+void log_softmax_backward(Cuda device, AxisShape shape, const T* y, const T* dy, T* dx, bool accumulate) {
+  cuda::for_lines(device, "log_softmax gradient", shape, cuda::LogSoftmaxGradient<T>{y, dy, dx, accumulate});
+}
+
+}  // namespace chorus::inline CHORUS_ABI::kernels
