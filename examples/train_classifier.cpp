@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <utility>
@@ -138,7 +139,9 @@ void train(ch::Run& run, const Options& options) {
   Net net{typename Net::model_type{ImageFacts{channels, height, width, train_set.classes()}}, run};
   auto optimizer = make_optimizer(net, options);
   ch::io::TrainingPosition position;
-  if (!options.resume.empty()) position = ch::io::load_checkpoint(net, *optimizer, options.resume);
+  const bool go_on = options.resume == "auto" && !options.save.empty() && std::filesystem::exists(options.save);
+  const std::string resume = options.resume != "auto" ? options.resume : go_on ? options.save : "";
+  if (!resume.empty()) position = ch::io::load_checkpoint(net, *optimizer, resume);
 
   ch::data::LoaderOptions loading{.batch = options.batch, .workers = options.workers};
   if (options.augment) loading.transforms = {ch::data::RandomCrop{4}, ch::data::RandomHorizontalFlip{}};
@@ -259,7 +262,7 @@ int main(int argc, char** argv) {
   app.add_option("--metrics", options.metrics, "file for the run's numbers, as JSON lines");
   app.add_option("--save", options.save, "checkpoint file, written after each epoch");
   app.add_option("--save-every", options.save_every, "write it every so many steps, too")->check(CLI::NonNegativeNumber);
-  app.add_option("--resume", options.resume, "checkpoint file to go on from, saved under any policy");
+  app.add_option("--resume", options.resume, "checkpoint file to go on from, saved under any policy; auto: that of --save, once it is there");
   app.add_option("--steps", options.steps, "stop after so many steps in all; 0: don't")->check(CLI::NonNegativeNumber);
   app.add_option("--timeout", options.timeout, "seconds that a process waits for another one (default: CHORUS_TIMEOUT, else 60)")->check(CLI::Range(0.001, 1e6));
   app.add_flag("--quiet", options.quiet, "no progress, no summary");

@@ -101,7 +101,13 @@ inline int launch_here(bool distributed, char** argv, Arguments arguments, Launc
   comm::World world;
   if (distributed) {
     auto joined = join(options.devices);
-    if (!joined) return supervise({options.devices.value_or(default_devices()), own_program(), argv}).status;
+    if (!joined) {
+      RankGroup group;
+      group.ranks = options.devices.value_or(default_devices());
+      group.program = own_program();
+      group.argv = argv;
+      return supervise(group).status;
+    }
     world = std::move(*joined);
   }
   manual_seed(options.seed);

@@ -2,12 +2,9 @@
 /// Starts the ranks of one machine as processes and stands by them: the first that fails is named and ends all, signals
 /// are passed on, and nobody outlives the supervisor. `tether.hpp` is the rank's end of this.
 
-#include <arpa/inet.h>
 #include <fcntl.h>
-#include <netinet/in.h>
 #include <signal.h>
 #include <spawn.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -22,19 +19,31 @@
 #include <utility>
 #include <vector>
 
+#include <chorus/comm/socket.hpp>
 #include <chorus/core/config.hpp>
 #include <chorus/parallel/message.hpp>
+#include <chorus/parallel/rank_output.hpp>
 #include <chorus/parallel/signal_pipe.hpp>
 #include <chorus/parallel/tether.hpp>
+#include <chorus/parallel/world_from_environment.hpp>
 
 namespace chorus::inline CHORUS_ABI {
 
 /// The processes to start: `ranks` times the same program with the same arguments and torchrun's variables.
 struct RankGroup {
-  int ranks = 1;
-  std::string program;                     ///< path of the executable
+  int ranks = 1;                           ///< on this machine
+  std::string program;                     ///< the executable: a path, or a name to be found in PATH
   char* const* argv = nullptr;             ///< its arguments, ended by a null pointer
   std::chrono::milliseconds grace{3'000};  ///< between SIGTERM and SIGKILL
+
+  int nodes = 1, node_rank = 0;           ///< machines with as many ranks each, and which of them this is
+  std::string master_addr = "127.0.0.1";  ///< of machine 0
+  int master_port = 0;                    ///< 0: a free one, for a single machine
+  int restart = 0, max_restarts = 0;      ///< for the ranks to know
+  std::string run_id = "none";
+
+  bool prefix = false;  ///< ranks' lines get `[rank N] ` in front
+  std::string log_dir;  ///< if not empty, they go to log_dir/attempt_R/rank_N.log, too
 };
 
 /// How a group ended.
@@ -46,33 +55,12 @@ struct GroupOutcome {
 
 namespace detail {
 
-/// A socket that listens on a free port of loopback. It is opened before there are ranks, and handed to rank 0 open, so
-/// that nobody can take the port in between.
-class Rendezvous {
- public:
-  Rendezvous() : socket_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), "socket") {
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t size = sizeof address;
-    auto* plain = reinterpret_cast<sockaddr*>(&address);
-    if (bind(fd(), plain, size) != 0 || listen(fd(), SOMAXCONN) != 0 || getsockname(fd(), plain, &size) != 0) {
-      system_error("no port on loopback");
-    }
-    port_ = ntohs(address.sin_port);
-  }
-  int fd() const { return socket_.get(); }
-  int port() const { return port_; }
-
- private:
-  Fd socket_;
-  int port_ = 0;
-};
-
 class Supervisor {
  public:
   explicit Supervisor(const RankGroup& group)
-      : group_(group), ranks_(std::make_unique<Rank[]>(static_cast<std::size_t>(group.ranks))) {}
+      : group_(group),
+        output_(group.prefix || !group.log_dir.empty() ? std::make_unique<RankOutput>(folder(group)) : nullptr),
+        ranks_(std::make_unique<Rank[]>(static_cast<std::size_t>(group.ranks))) {}
   Supervisor(const Supervisor&) = delete;
   Supervisor& operator=(const Supervisor&) = delete;
   /// Where something threw half-way, nobody is left behind.
@@ -116,29 +104,55 @@ class Supervisor {
     Fd reports;  ///< what the rank has to say when it fails
   };
 
+  int number(const Rank& rank) const {
+    return group_.node_rank * group_.ranks + static_cast<int>(&rank - ranks_.get());
+  }
   std::span<Rank> ranks() { return {ranks_.get(), static_cast<std::size_t>(group_.ranks)}; }
 
-  void start_all() {
-    Rendezvous rendezvous;
-    const Fd nothing(open("/dev/null", O_RDONLY | O_CLOEXEC), "/dev/null");
-    for (int rank = 0; rank < group_.ranks; ++rank) start(rank, rendezvous, nothing.get());
+  static std::string folder(const RankGroup& group) {
+    return group.log_dir.empty() ? "" : format("%s/attempt_%d", group.log_dir.c_str(), group.restart);
   }
 
-  void start(int rank, const Rendezvous& rendezvous, int nothing) {
+  /// On machine 0 the socket at which the ranks meet is opened before there are ranks, and handed to rank 0 open, so
+  /// that nobody can take the port in between.
+  void start_all() {
+    Fd listener;
+    int port = group_.master_port;
+    if (group_.node_rank == 0) {
+      const auto socket = comm::Socket::listen(comm::Address::resolve(group_.master_addr, port));
+      port = socket.local().port();
+      listener = Fd(dup(socket.fd()), "rendezvous");
+    }
+    const Fd nothing(open("/dev/null", O_RDONLY | O_CLOEXEC), "/dev/null");
+    for (int rank = 0; rank < group_.ranks; ++rank) start(rank, listener.get(), port, nothing.get());
+    if (output_) output_->start();
+  }
+
+  void start(int local_rank, int listener, int port, int nothing) {
+    const int rank = group_.node_rank * group_.ranks + local_rank, size = group_.nodes * group_.ranks;
     Pipe reports;
     const int report_fd = reports.write_end.get();
-    const std::string ours[] = {
+    std::vector<std::string> ours = {
         format("RANK=%d", rank),
-        format("LOCAL_RANK=%d", rank),
-        format("WORLD_SIZE=%d", group_.ranks),
+        format("LOCAL_RANK=%d", local_rank),
+        format("ROLE_RANK=%d", rank),
+        format("GROUP_RANK=%d", group_.node_rank),
+        format("WORLD_SIZE=%d", size),
         format("LOCAL_WORLD_SIZE=%d", group_.ranks),
-        "MASTER_ADDR=127.0.0.1",
-        format("MASTER_PORT=%d", rendezvous.port()),
+        format("ROLE_WORLD_SIZE=%d", size),
+        format("GROUP_WORLD_SIZE=%d", group_.nodes),
+        "ROLE_NAME=default",
+        "MASTER_ADDR=" + group_.master_addr,
+        format("MASTER_PORT=%d", port),
+        format("TORCHELASTIC_RESTART_COUNT=%d", group_.restart),
+        format("TORCHELASTIC_MAX_RESTARTS=%d", group_.max_restarts),
+        "TORCHELASTIC_RUN_ID=" + group_.run_id,
         "TORCHELASTIC_USE_AGENT_STORE=False",
         format("CHORUS_SUPERVISOR_PID=%d", getpid()),
         format("CHORUS_REPORT_FD=%d", report_fd),
-        format("CHORUS_RENDEZVOUS_FD=%d", rendezvous.fd()),  // of use to rank 0 alone
+        rank == 0 ? format("CHORUS_RENDEZVOUS_FD=%d", listener) : "CHORUS_RENDEZVOUS_FD=",
     };
+    if (group_.ranks > 1 && env("OMP_NUM_THREADS") == nullptr) ours.push_back("OMP_NUM_THREADS=1");
     std::vector<const char*> environment;
     for (const std::string& entry : ours) environment.push_back(entry.c_str());
     for (char** old = environ; *old != nullptr; ++old) {
@@ -154,9 +168,15 @@ class Supervisor {
     posix_spawn_file_actions_init(&files);
     posix_spawn_file_actions_adddup2(&files, report_fd, report_fd);
     if (rank == 0) {
-      posix_spawn_file_actions_adddup2(&files, rendezvous.fd(), rendezvous.fd());
+      posix_spawn_file_actions_adddup2(&files, listener, listener);
     } else {
       posix_spawn_file_actions_adddup2(&files, nothing, STDIN_FILENO);
+    }
+    Fd out;
+    if (output_) {
+      out = output_->add(rank);
+      posix_spawn_file_actions_adddup2(&files, out.get(), STDOUT_FILENO);
+      posix_spawn_file_actions_adddup2(&files, out.get(), STDERR_FILENO);
     }
     // Signals that we handle here are back at their default in a new program; nor may it inherit that we block any.
     posix_spawnattr_t attributes;
@@ -167,12 +187,13 @@ class Supervisor {
     posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
 
     pid_t pid = -1;
-    const int error = posix_spawn(&pid, group_.program.c_str(), &files, &attributes, group_.argv,
+    const int error = posix_spawnp(&pid, group_.program.c_str(), &files, &attributes, group_.argv,
                                   const_cast<char* const*>(environment.data()));
     posix_spawnattr_destroy(&attributes);
     posix_spawn_file_actions_destroy(&files);
-    if (error != 0) system_error(format("cannot start rank %d of %d", rank, group_.ranks).c_str(), error);
-    ranks_[static_cast<std::size_t>(rank)] = {pid, true, 0, std::move(reports.read_end)};
+    if (error != 0)
+      system_error(format("cannot start rank %d of %d: %s", rank, size, group_.program.c_str()).c_str(), error);
+    ranks_[static_cast<std::size_t>(local_rank)] = {pid, true, 0, std::move(reports.read_end)};
     ++running_;
   }
 
@@ -205,7 +226,7 @@ class Supervisor {
   /// Names the rank that failed first, and stops the others.
   void judge() {
     const int status = suspect_->wait_status;
-    outcome_.failed_rank = static_cast<int>(suspect_ - ranks_.get());
+    outcome_.failed_rank = number(*suspect_);
     outcome_.status = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
     const bool lost_peer = outcome_.status == lost_peer_status;
     if (const std::string report = read_report(*suspect_); !report.empty()) {
@@ -218,7 +239,7 @@ class Supervisor {
                 : format("%s, exit status %d", lost_peer ? "lost touch with the others" : "failed", outcome_.status);
     for (const Rank& rank : ranks()) {
       if (!lost_peer || rank.running || rank.wait_status != 0) continue;
-      line += format("; rank %d had ended before, exit status 0", static_cast<int>(&rank - ranks_.get()));
+      line += format("; rank %d had ended before, exit status 0", number(rank));
     }
     if (running_ == 1) line += "; stopping the other rank";
     if (running_ > 1) line += format("; stopping the other %d ranks", running_);
@@ -262,6 +283,7 @@ class Supervisor {
 
   const RankGroup& group_;
   SignalPipe signals_;
+  std::unique_ptr<RankOutput> output_;  ///< null: ranks write to where this process writes
   std::unique_ptr<Rank[]> ranks_;
   int running_ = 0;
   Stage stage_ = Stage::watching;

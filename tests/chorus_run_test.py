@@ -1,0 +1,156 @@
+#!/usr/bin/env python3
+"""Runs programs under chorus-run: what ranks find in their environment, where their output goes, how a job ends, and that
+a training run in which ranks are killed again and again ends with the parameters of an undisturbed one.
+usage: chorus_run_test.py CHORUS_RUN TRAIN_CLASSIFIER [KILLS]"""
+
+import json
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+RUN, TRAIN = sys.argv[1:3]
+KILLS = int(sys.argv[3]) if len(sys.argv) > 3 else 20
+temporary = tempfile.TemporaryDirectory(prefix="chorus_run_")
+FOLDER = pathlib.Path(temporary.name)
+started = time.monotonic()
+# What a launcher around this test has set is none of ours.
+CLEAN = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMI", "SLURM_", "TORCHELASTIC_", "CHORUS_"))
+         and k not in ("RANK", "WORLD_SIZE", "OMP_NUM_THREADS", "MASTER_ADDR", "MASTER_PORT")}
+
+
+def say(text):
+    print(f"{time.monotonic() - started:5.1f} s  {text}", flush=True)
+
+
+def run(*words, limit=30, environment=None):
+    """Status, standard output and standard error."""
+    done = subprocess.run([RUN, *map(str, words)], capture_output=True, text=True, timeout=limit,
+                          env={**CLEAN, **(environment or {})})
+    return done.returncode, done.stdout, done.stderr
+
+
+def expect(condition, *what):
+    if not condition:
+        raise AssertionError(" ".join(map(str, what)))
+
+
+def children(pid):
+    try:
+        return [int(word) for word in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except FileNotFoundError:
+        return []
+
+
+def environment_of_ranks():
+    status, out, err = run("--nproc-per-node", 3, "--rdzv-id", "job7", "--max-restarts", 2, "--prefix", "sh", "-c",
+                           "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $GROUP_RANK $GROUP_WORLD_SIZE $ROLE_RANK "
+                           "$ROLE_WORLD_SIZE $ROLE_NAME $MASTER_ADDR $TORCHELASTIC_RESTART_COUNT $TORCHELASTIC_MAX_RESTARTS "
+                           "$TORCHELASTIC_RUN_ID $OMP_NUM_THREADS")
+    expect(status == 0, status, err)
+    wanted = [f"[rank {r}] {r} {r} 3 3 0 1 {r} 3 default 127.0.0.1 0 2 job7 1" for r in range(3)]
+    expect(sorted(out.splitlines()) == wanted, out)
+    # The second of two machines: its ranks are 2 and 3.
+    status, out, err = run("--nnodes", 2, "--node-rank", 1, "--nproc-per-node", 2, "--master-addr", "127.0.0.1",
+                           "--prefix", "sh", "-c", "echo $RANK $LOCAL_RANK $WORLD_SIZE $GROUP_RANK $MASTER_PORT")
+    expect(sorted(out.splitlines()) == ["[rank 2] 2 0 4 1 29500", "[rank 3] 3 1 4 1 29500"], out, err)
+    say("environment: ok")
+
+
+def logs_and_prefixes():
+    logs = FOLDER / "logs"
+    status, out, err = run("--nproc-per-node", 2, "--log-dir", logs, "--max-restarts", 1, "sh", "-c",
+                           'echo attempt $TORCHELASTIC_RESTART_COUNT; echo to stderr >&2; printf "no end"; exit $((1 - TORCHELASTIC_RESTART_COUNT))')
+    expect(status == 0, status, err)
+    for attempt in range(2):
+        for rank in range(2):
+            text = (logs / f"attempt_{attempt}" / f"rank_{rank}.log").read_text()
+            if attempt == 1:
+                expect(text == f"attempt {attempt}\nto stderr\nno end\n", text)
+                for line in (f"attempt {attempt}", "to stderr", "no end"):
+                    expect(f"[rank {rank}] {line}\n" in out, out)
+    expect("chorus: restart 1 of 1" in err, err)
+    big = "x" * 3_000_000  # far more than pipes hold, in one line
+    status, out, err = run("--nproc-per-node", 2, "--prefix", sys.executable, "-c", f"print('x' * {len(big)})")
+    expect(out.count("x") == 2 * len(big), len(out))
+    say("logs: ok")
+
+
+def endings():
+    status, out, err = run("--nproc-per-node", 3, "--max-restarts", 2, "sh", "-c",
+                           "if [ $RANK = 1 ]; then exit 7; fi; exec sleep 30")
+    expect(status == 7, status, err)
+    expect(err.count("rank 1 (pid ") == 3 and err.count("failed, exit status 7") == 3, err)
+    expect(err.splitlines().index("chorus: restart 2 of 2") == 3, err)
+    status, out, err = run("--nproc-per-node", 2, "--max-restarts", 2, "sh", "-c", "exit 2")
+    expect(status == 2 and "restart" not in err, err)  # a wrong option stays wrong
+    for words, part in ((["--nproc-per-node", 2], "no program to start"), (["--nproc-per-node", 2, "no such program"], "No such file"),
+                        (["--nproc-pernode", 2, "true"], "unknown option --nproc-pernode"), (["--nnodes", 2, "--node-rank", 2, "true"], "--node-rank 2"),
+                        (["--nnodes", 2, "--standalone", "true"], "--standalone is for one machine"),
+                        (["--nnodes", 9, "--nproc-per-node", 9, "true"], "9 machines x 9 ranks are more than 64")):
+        status, out, err = run(*words)
+        expect(status in (1, 2) and part in err, words, status, err)
+    for name in ("SIGTERM", "SIGINT"):
+        job = subprocess.Popen([RUN, "--nproc-per-node", "2", "--max-restarts", "3", "sleep", "30"], stderr=subprocess.PIPE, text=True, env=CLEAN)
+        while len(children(job.pid)) < 2:
+            time.sleep(0.01)
+        ranks = children(job.pid)
+        job.send_signal(getattr(signal, name))
+        _, err = job.communicate(timeout=10)
+        expect(job.returncode == 128 + getattr(signal, name), job.returncode)
+        expect(f"{name}: stopping 2 ranks" in err and "restart" not in err, err)
+        expect(not any(pathlib.Path(f"/proc/{pid}").exists() for pid in ranks), "a rank stayed")
+    say("endings: ok")
+
+
+def hash_of(metrics):
+    last = json.loads(metrics.read_text().splitlines()[-1])
+    expect(last["event"] == "done", last)
+    return last["parameters_sha256"]
+
+
+def killed_again_and_again():
+    options = ["--policy", "ddp", "--model", "mlp", "--optimizer", "adam", "--train-images", "600", "--test-images", "40", "--batch", "10",
+               "--epochs", "5", "--augment", "--workers", "0", "--quiet", "--save-every", "1", "--timeout", "10"]
+    undisturbed = FOLDER / "undisturbed.jsonl"
+    status, out, err = run("--nproc-per-node", 2, TRAIN, *options, "--save", FOLDER / "undisturbed.safetensors", "--metrics", undisturbed, limit=300)
+    expect(status == 0, err)
+    checkpoint, metrics = FOLDER / "killed.safetensors", FOLDER / "killed.jsonl"
+    shared_memory = set(os.listdir("/dev/shm"))
+    job = subprocess.Popen([RUN, "--nproc-per-node", "2", "--max-restarts", str(KILLS), TRAIN, *options, "--save", str(checkpoint),
+                            "--resume", "auto", "--metrics", str(metrics)], stderr=subprocess.PIPE, text=True, env=CLEAN)
+    chance = random.Random(7)
+    before = set()
+    for kill in range(KILLS):
+        limit = time.monotonic() + 60
+        saved = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
+        in_start = kill % 4 == 3  # a quarter of the kills hits ranks that are just starting
+        while True:
+            expect(time.monotonic() < limit and job.poll() is None, f"no progress before kill {kill}", job.poll())
+            ranks = set(children(job.pid)) - before
+            if len(ranks) == 2 and (in_start or (checkpoint.exists() and checkpoint.stat().st_mtime_ns != saved)):
+                break
+            time.sleep(0.001)
+        time.sleep(chance.uniform(0, 0.06))
+        before |= ranks
+        os.kill(chance.choice(sorted(ranks)), signal.SIGKILL)
+    _, err = job.communicate(timeout=300)
+    expect(job.returncode == 0, job.returncode, err)
+    expect(err.count("was killed by SIGKILL") == KILLS and f"restart {KILLS} of {KILLS}" in err, err)
+    expect(hash_of(metrics) == hash_of(undisturbed), "the parameters differ from the undisturbed run's")
+    first = json.loads(metrics.read_text().splitlines()[0])  # of the last attempt: it went on where others had come to
+    expect(first["event"] == "step" and first["step"] >= KILLS // 2, first)
+    left = [path.name for path in FOLDER.glob("killed.safetensors?*")]
+    expect(not left, "left behind:", left)
+    expect(set(os.listdir("/dev/shm")) <= shared_memory, os.listdir("/dev/shm"))
+    say(f"{KILLS} kills: the same parameters")
+
+
+environment_of_ranks()
+logs_and_prefixes()
+endings()
+killed_again_and_again()
