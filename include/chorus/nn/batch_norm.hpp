@@ -1,18 +1,29 @@
 #pragma once
 /// Batch normalisation layers.
 
-#include <cstdint>
-
 #include <chorus/nn/init.hpp>
 #include <chorus/nn/module.hpp>
 #include <chorus/ops/batch_norm.hpp>
+#include <chorus/ops/sync_batch_norm.hpp>
+#include <cstdint>
 
 namespace chorus::inline CHORUS_ABI::nn {
 
+/// Whether a layer's statistics are those of its device's share of the batch, or of the whole batch.
+class Synchronisable {
+ public:
+  bool synchronised() const { return synchronised_; }
+  void set_synchronised(bool synchronised) { synchronised_ = synchronised; }
+
+ private:
+  bool synchronised_ = false;
+};
+
 /// Normalises each channel of x: [batch, channels, ...] over the batch and all inner axes. In training the batch's
-/// statistics are used and the running ones are updated; in evaluation the running ones are used.
+/// statistics are used and the running ones are updated; in evaluation the running ones are used. Under DataParallel
+/// and DistributedDataParallel the batch is the device's share, unless the layer is synchronised: see SyncBatchNorm.
 template <Device D, Real T = float>
-class BatchNorm : public Module {
+class BatchNorm : public Module, public Synchronisable {
  public:
   using device_type = D;
   Parameter<T, 1, D> weight, bias;
@@ -31,11 +42,14 @@ class BatchNorm : public Module {
 
   template <Operand X>
   auto operator()(const X& x) const {
-    if (training() && x.numel() > 0) {
+    const auto& group = batch_group();
+    const bool shared = synchronised() && training() && group;
+    if (training() && (x.numel() > 0 || shared)) {
       const auto& count = num_batches_tracked.value();
       const std::int64_t next = count.item() + 1;
       copy_bytes(count.device(), count.data(), Cpu{}, &next, sizeof next);
     }
+    if (shared) return sync_batch_norm(x, weight, bias, running_mean.value(), running_var.value(), group, options_);
     return batch_norm(x, weight, bias, running_mean.value(), running_var.value(), training(), options_);
   }
   void visit(Visitor& visitor) override {
@@ -45,7 +59,9 @@ class BatchNorm : public Module {
     visitor.buffer("running_var", running_var);
     visitor.buffer("num_batches_tracked", num_batches_tracked);
   }
-  std::string describe() const override { return cat("BatchNorm(", weight.shape()[0], ")"); }
+  std::string describe() const override {
+    return cat(synchronised() ? "SyncBatchNorm(" : "BatchNorm(", weight.shape()[0], ")");
+  }
 
  private:
   BatchNormOptions options_;
@@ -56,5 +72,29 @@ template <Device D, Real T = float>
 using BatchNorm1d = BatchNorm<D, T>;
 template <Device D, Real T = float>
 using BatchNorm2d = BatchNorm<D, T>;
+
+/// BatchNorm whose statistics, forward and backward, are those of the whole batch under every policy: training on any
+/// number of devices takes the steps of one. Shares may be uneven or empty. It costs each forward pass a collective of
+/// 2 channels + 1 numbers of 8 bytes, and each backward pass one of 2 channels.
+template <Device D, Real T = float>
+class SyncBatchNorm : public BatchNorm<D, T> {
+ public:
+  explicit SyncBatchNorm(Index channels, const BatchNormOptions& options = {}) : BatchNorm<D, T>(channels, options) {
+    this->set_synchronised(true);
+  }
+};
+
+/// The model, all of whose BatchNorm layers have become synchronised.
+template <class Model>
+Model convert_sync_batch_norm(Model model) {
+  struct Convert final : detail::Walker {
+    void enter(Module& module) override {
+      if (auto* norm = dynamic_cast<Synchronisable*>(&module)) norm->set_synchronised(true);
+    }
+  } convert;
+  if (auto* norm = dynamic_cast<Synchronisable*>(&model)) norm->set_synchronised(true);
+  convert.walk(model);
+  return model;
+}
 
 }  // namespace chorus::inline CHORUS_ABI::nn

@@ -1,8 +1,13 @@
 #pragma once
-/// DataParallel: one process, several devices. The batch is scattered, copies of the model run on all devices at once, the
-/// outputs are gathered, and in backward the gradients are summed to the first device, where the optimizer steps.
+/// DataParallel: one process, several devices. The batch is scattered, copies of the model run on all devices at once,
+/// the outputs are gathered, and in backward the gradients are summed to the first device, where the optimizer steps.
 
 #include <algorithm>
+#include <chorus/parallel/device_threads.hpp>
+#include <chorus/parallel/policy.hpp>
+#include <chorus/parallel/replicas.hpp>
+#include <chorus/parallel/scatter_gather.hpp>
+#include <chorus/parallel/thread_batch_group.hpp>
 #include <memory>
 #include <optional>
 #include <span>
@@ -10,11 +15,6 @@
 #include <tuple>
 #include <utility>
 #include <vector>
-
-#include <chorus/parallel/device_threads.hpp>
-#include <chorus/parallel/policy.hpp>
-#include <chorus/parallel/replicas.hpp>
-#include <chorus/parallel/scatter_gather.hpp>
 
 namespace chorus::inline CHORUS_ABI {
 
@@ -27,8 +27,9 @@ struct DataParallelOptions {
   int dim = 0;
 };
 
-/// Keeps a copy of the model on each device from step to step; each forward pass sends it the parameters that have changed.
-/// What a copy writes into its buffers is lost, but for the first device's. Must outlive the losses made through it.
+/// Keeps a copy of the model on each device from step to step; each forward pass sends it the parameters that have
+/// changed. What a copy writes into its buffers is lost, but for the first device's. Must outlive the losses made
+/// through it.
 template <class Model>
 class DataParallel : public Policy<Model> {
  public:
@@ -50,13 +51,14 @@ class DataParallel : public Policy<Model> {
   }
   /// For `launch`: as many devices as `run` says.
   template <class Run>
-    requires requires(Run& run) { run.seed(); }
-  DataParallel(Model model, Run& run) : DataParallel(std::move(model), {.device_ids = first_indices(run.devices())}, run.seed()) {}
+  requires requires(Run& run) { run.seed(); }
+  DataParallel(Model model, Run& run)
+      : DataParallel(std::move(model), {.device_ids = first_indices(run.devices())}, run.seed()) {}
 
   /// The model's output for the whole batch, on the output device; scalars become a vector with one element a device.
-  /// Tensors and Variables are cut along `dim` into shares that differ by at most one, on no more devices than there are
-  /// samples; other arguments go to every copy as they are. What a copy throws is thrown again, of the same kind, with the
-  /// copy's number and device in the message.
+  /// Tensors and Variables are cut along `dim` into shares that differ by at most one, on no more devices than there
+  /// are samples; other arguments go to every copy as they are. What a copy throws is thrown again, of the same kind,
+  /// with the copy's number and device in the message.
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
     const auto& random = this->begin_forward();
@@ -64,7 +66,8 @@ class DataParallel : public Policy<Model> {
     const auto used = static_cast<std::size_t>(std::clamp<Index>(batch, 1, devices()));
     const bool grad = grad_enabled();
     using Shares = decltype(scatter(0, 1, inputs...));
-    using Output = decltype(std::apply([&](const auto&... own) { return this->model_.forward(own...); }, std::declval<Shares&>()));
+    using Output =
+        decltype(std::apply([&](const auto&... own) { return this->model_.forward(own...); }, std::declval<Shares&>()));
     std::vector<std::optional<Shares>> shares(used);
     std::vector<std::optional<Output>> outputs(used);
     const auto update_copy = [&](std::size_t i) {
@@ -72,9 +75,12 @@ class DataParallel : public Policy<Model> {
     };
     // The first device's forward pass may write into the buffers: all others have copied them before.
     if (!buffers_.empty()) run(used, update_copy);
+    batch_groups_.begin(used);
     run(used, [&](std::size_t i) {
       const GradMode mode(grad);
-      RandomContext context{random.seed, random.step, 0, [first = detail::share_begin(batch, used, i)] { return first; }};
+      const detail::ThreadBatchGroups::Membership membership(batch_groups_, used, i);
+      RandomContext context{random.seed, random.step, 0,
+                            [first = detail::share_begin(batch, used, i)] { return first; }};
       const RandomScope scope(context);
       shares[i].emplace(scatter(i, used, inputs...));
       if (buffers_.empty()) update_copy(i);
@@ -88,7 +94,8 @@ class DataParallel : public Policy<Model> {
 
   template <class Dataset>
   data::Sampler sampler(const Dataset& dataset, const SamplingOptions& options = {}) const {
-    return data::Sampler(dataset.size(), {.shuffle = options.shuffle, .seed = this->seed(), .padding = options.padding});
+    return data::Sampler(dataset.size(),
+                         {.shuffle = options.shuffle, .seed = this->seed(), .padding = options.padding});
   }
   int devices() const { return static_cast<int>(options_.device_ids.size()); }
   const DataParallelOptions& options() const { return options_; }
@@ -147,7 +154,11 @@ class DataParallel : public Policy<Model> {
     // A backward pass that failed may have left gradients on the copies.
     for (std::size_t r = 1; r < roots.size(); ++r)
       for (const auto& entry : replicas_[r - 1]->flat().entries()) entry.parameter().set_grad_arrived(false);
-    run(roots.size(), [&](std::size_t i) { run_backward(roots[i], {.retain_graph = keep, .hooks = false}); });
+    batch_groups_.begin(roots.size());
+    run(roots.size(), [&](std::size_t i) {
+      const detail::ThreadBatchGroups::Membership membership(batch_groups_, roots.size(), i);
+      run_backward(roots[i], {.retain_graph = keep, .hooks = false});
+    });
     reduce_gradients(roots.size());
     // Hooks wait until the gradients of all devices are in, and of all forward passes behind the loss.
     if (!hooks_due_.expired()) return;
@@ -192,11 +203,14 @@ class DataParallel : public Policy<Model> {
         const auto& group = this->flat_.groups()[piece.group];
         const std::byte* from = piece.replica->flat().groups()[piece.group].grad(at);
         if (!piece.add)
-          copy_bytes(device(0), group.grad(at), piece.replica->device(), from, static_cast<std::size_t>(last - first) * size_of(group.dtype));
+          copy_bytes(device(0), group.grad(at), piece.replica->device(), from,
+                     static_cast<std::size_t>(last - first) * size_of(group.dtype));
         else if (group.dtype == DType::f32)
-          kernels::axpy(device(0), last - first, 1.0f, reinterpret_cast<const float*>(from), reinterpret_cast<float*>(group.grad(at)));
+          kernels::axpy(device(0), last - first, 1.0f, reinterpret_cast<const float*>(from),
+                        reinterpret_cast<float*>(group.grad(at)));
         else
-          kernels::axpy(device(0), last - first, 1.0, reinterpret_cast<const double*>(from), reinterpret_cast<double*>(group.grad(at)));
+          kernels::axpy(device(0), last - first, 1.0, reinterpret_cast<const double*>(from),
+                        reinterpret_cast<double*>(group.grad(at)));
       }
     });
   }
@@ -204,8 +218,9 @@ class DataParallel : public Policy<Model> {
   DataParallelOptions options_;
   std::vector<nn::NamedBuffer<D>> buffers_;
   std::vector<std::unique_ptr<detail::Replica<Model>>> replicas_;  // number 0 is the model itself
+  detail::ThreadBatchGroups batch_groups_;
   DeviceThreads threads_;
   std::weak_ptr<bool> hooks_due_;  // alive during a backward pass at whose end the hooks will run
 };
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI

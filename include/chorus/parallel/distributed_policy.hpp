@@ -4,12 +4,13 @@
 
 #include <algorithm>
 #include <chorus/comm/communicator.hpp>
+#include <chorus/core/batch_group.hpp>
 #include <chorus/parallel/batch_shares.hpp>
 #include <chorus/parallel/policy.hpp>
 #include <chorus/parallel/same_model.hpp>
 #include <chorus/parallel/scatter_gather.hpp>
 #include <cstdint>
-#include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -35,6 +36,8 @@ class DistributedPolicy : public Policy<Model> {
   }
   int devices() const { return communicator_.size(); }
   Communicator& communicator() const { return communicator_; }
+
+  ~DistributedPolicy() { group_->policy = nullptr; }
 
   /// `value`, the mean over this rank's `samples`, as the mean over the samples of all ranks.
   double mean(double value, Index samples) {
@@ -118,6 +121,7 @@ class DistributedPolicy : public Policy<Model> {
   template <class... Inputs>
   auto forward(const Inputs&... inputs) {
     const RandomScope scope(this->begin_forward());
+    const BatchGroupScope group(grad_enabled() ? group_ : nullptr);
     auto output = this->model_.forward(inputs...);
     this->end_forward();
     return output;
@@ -127,6 +131,20 @@ class DistributedPolicy : public Policy<Model> {
   detail::BatchShares<Communicator> shares_;
   std::vector<nn::NamedBuffer<D>> buffers_;
   std::vector<std::uint8_t> buffer_message_;
+
+ private:
+  /// Nodes of the tape may outlive the policy: then the group is gone.
+  struct Group final : BatchGroup {
+    explicit Group(DistributedPolicy& owner) : policy(&owner) {}
+    void sum(std::span<double> values) override { of_living().sum(values); }
+    double weight() override { return of_living().shares_.weight(); }
+    DistributedPolicy& of_living() const {
+      check<UsageError>(policy != nullptr, "SyncBatchNorm: the policy that ran the forward pass is gone");
+      return *policy;
+    }
+    DistributedPolicy* policy;
+  };
+  std::shared_ptr<Group> group_ = std::make_shared<Group>(*this);
 };
 
 }  // namespace chorus::inline CHORUS_ABI
