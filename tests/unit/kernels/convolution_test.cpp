@@ -173,6 +173,55 @@ TEST_CASE("convolution equals its definition for the sizes of real networks") {
                   true, random);
 }
 
+TEST_CASE("3 x 3 convolutions of many channels equal their definition, with tiles cut at the edges") {
+  std::mt19937 random(5);
+  const auto shape = [](Index batch, Index height, Index width, Index padding_h, Index padding_w, Index groups) {
+    return Conv2dShape{.batch = batch,
+                       .in_channels = 33 * groups,
+                       .height = height,
+                       .width = width,
+                       .out_channels = 40 * groups,
+                       .kernel_h = 3,
+                       .kernel_w = 3,
+                       .padding_h = padding_h,
+                       .padding_w = padding_w,
+                       .groups = groups};
+  };
+  for (const auto& s : {shape(1, 10, 18, 0, 0, 1), shape(3, 7, 11, 1, 1, 1), shape(2, 9, 6, 0, 1, 2),
+                        shape(2, 10, 14, 2, 1, 1), shape(70, 4, 4, 1, 1, 1)}) {
+    REQUIRE(kernels::detail::suits_winograd<float>(s));
+    compare<float>(s, false, random);
+    compare<float>(s, true, random);
+  }
+}
+
+TEST_CASE("a sample's result and gradient have the same bits in any batch") {
+  std::mt19937 random(6);
+  for (const Index channels : {3, 32}) {
+    Conv2dShape s{.batch = 21,
+                  .in_channels = channels,
+                  .height = 9,
+                  .width = 8,
+                  .out_channels = 34,
+                  .kernel_h = 3,
+                  .kernel_w = 3,
+                  .padding_h = 1,
+                  .padding_w = 1};
+    const auto x = normal<float>(21 * channels * 72, random), w = normal<float>(34 * channels * 9, random);
+    const auto dy = normal<float>(21 * 34 * 72, random);
+    std::vector<float> y(dy.size()), dx(x.size()), one_y(34 * 72), one_dx(at(channels * 72));
+    kernels::conv2d_forward<float>(Cpu{}, s, x.data(), w.data(), nullptr, y.data());
+    kernels::conv2d_backward_input(Cpu{}, s, w.data(), dy.data(), dx.data(), false);
+    s.batch = 1;
+    for (const std::size_t n : {0u, 7u, 20u}) {
+      kernels::conv2d_forward<float>(Cpu{}, s, x.data() + n * one_dx.size(), w.data(), nullptr, one_y.data());
+      kernels::conv2d_backward_input(Cpu{}, s, w.data(), dy.data() + n * one_y.size(), one_dx.data(), false);
+      CHECK(std::equal(one_y.begin(), one_y.end(), y.data() + n * one_y.size()));
+      CHECK(std::equal(one_dx.begin(), one_dx.end(), dx.data() + n * one_dx.size()));
+    }
+  }
+}
+
 TEST_CASE("convolution of nothing writes what a sum of nothing is") {
   std::mt19937 random(3);
   for (const bool accumulate : {false, true}) {

@@ -3,14 +3,14 @@
 /// time. With many rows it pays to gather panels of the pixels that are wanted; with few, the rasters are multiplied as
 /// they are, with the positions between the rows.
 
-#include <functional>
-
 #include <chorus/kernels/convolution.hpp>
 #include <chorus/kernels/cpu/input_raster.hpp>
 #include <chorus/kernels/cpu/pack.hpp>
 #include <chorus/kernels/cpu/raster.hpp>
 #include <chorus/kernels/cpu/scratch.hpp>
 #include <chorus/kernels/cpu/tile.hpp>
+#include <chorus/kernels/cpu/winograd.hpp>
+#include <functional>
 
 namespace chorus::inline CHORUS_ABI::kernels {
 
@@ -86,6 +86,14 @@ void conv2d_forward(Cpu device, const Conv2dShape& s, const T* x, const T* weigh
   using namespace detail;
   const Index filters = s.out_channels / s.groups, out_h = s.out_height(), out_w = s.out_width(), out = out_h * out_w;
   if (s.batch * s.out_channels * out == 0) return;
+  if (suits_winograd<T>(s)) {
+    const Index channels = s.in_channels / s.groups;
+    for (Index group = 0; group < s.groups; ++group)
+      winograd_convolve(device, s, false, x + group * channels * s.height * s.width,
+                        weight + group * filters * channels * 9, bias == nullptr ? nullptr : bias + group * filters,
+                        y + group * filters * out, false);
+    return;
+  }
   const InputRaster<T> raster(s);
   const bool gather = filters >= gather_rows;
   const Index k = raster.channels * s.kernel_h * s.kernel_w, row = raster.images * raster.plane + tile_columns<T>;
@@ -116,6 +124,13 @@ void conv2d_backward_weight(Cpu device, const Conv2dShape& s, const T* x, const 
   const Index k = s.in_channels / s.groups * s.kernel_h * s.kernel_w;
   if (!accumulate) std::fill_n(dweight, s.out_channels * k, T{0});
   if (s.batch * s.out_channels * k * out == 0) return;
+  if (suits_winograd<T>(s)) {
+    const Index channels = s.in_channels / s.groups;
+    for (Index group = 0; group < s.groups; ++group)
+      winograd_backward_weight(device, s, x + group * channels * s.height * s.width, dy + group * filters * out,
+                               dweight + group * filters * k);
+    return;
+  }
   const InputRaster<T> raster(s);
   const bool gather = filters >= gather_rows;
   const Index row = raster.images * raster.plane + tile_columns<T>;
@@ -159,6 +174,19 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
   const Index filters = s.out_channels / s.groups, channels = s.in_channels / s.groups, taps = s.kernel_h * s.kernel_w;
   const Index out_h = s.out_height(), out_w = s.out_width(), out = out_h * out_w, image = s.height * s.width;
   if (s.batch * s.in_channels * image == 0) return;
+  // A convolution of dy with the weight turned around.
+  Conv2dShape back = s;
+  std::swap(back.in_channels, back.out_channels);
+  back.height = out_h;
+  back.width = out_w;
+  back.padding_h = s.kernel_h - 1 - s.padding_h;
+  back.padding_w = s.kernel_w - 1 - s.padding_w;
+  if (suits_winograd<T>(back) && back.padding_h >= 0 && back.padding_w >= 0) {
+    for (Index group = 0; group < s.groups; ++group)
+      winograd_convolve<T>(device, back, true, dy + group * filters * out, weight + group * filters * channels * taps,
+                           nullptr, dx + group * channels * image, accumulate);
+    return;
+  }
 
   // The j of dx's first and last pixel. dy's raster has zeros above and left of dy, for taps that reach there.
   const Index first_h = s.padding_h / s.stride_h, last_h = (s.height - 1 + s.padding_h) / s.stride_h;

@@ -34,8 +34,13 @@ template <class T>
 void pack_columns(Index depth, Index columns, const T* b, Index b_row, T* to) {
   constexpr Index w = lanes<T>;
   if (depth < w) {
-    for (Index p = 0; p < depth; ++p)
-      for (Index j = 0; j < 2 * w; ++j) to[p * 2 * w + j] = j < columns ? b[j * b_row + p] : T{0};
+    for (Index side = 0; side < 2 * w; side += w) {
+      Eigen::internal::PacketBlock<Packet<T>, w> square;
+      for (Index j = 0; j < w; ++j)
+        square.packet[j] = side + j < columns ? load(b + (side + j) * b_row, depth) : splat(T{0});
+      Eigen::internal::ptranspose(square);
+      for (Index p = 0; p < depth; ++p) store(to + p * 2 * w + side, square.packet[p], Whole<T>{});
+    }
     return;
   }
   for (Index side = 0; side < 2 * w; side += w)
