@@ -32,6 +32,14 @@ class ParameterOn {
   std::uint64_t version() const { return version_; }
   /// To be called by whoever writes into the value's memory.
   void touch() { ++version_; }
+  /// A copy of the value in a type of 2 bytes, good while `version` is the value's: MixedPrecision keeps it, `to` takes it.
+  struct NarrowCopy {
+    Storage<D> storage;
+    void* data = nullptr;
+    DType dtype{};
+    std::uint64_t version = 0;
+  };
+  NarrowCopy narrow_copy;
   /// Moves value and gradient, contents included, to these places, which stay.
   virtual void bind(const Storage<D>& values, void* value, const Storage<D>& grads, void* grad) = 0;
   virtual void on_grad(std::function<void()> hook) = 0;
@@ -137,6 +145,14 @@ class Parameter : public AnyParameter {
     typed().touch();
   }
   void register_hook(std::function<void()> hook) const { typed().add_hook(std::move(hook)); }
+
+  /// The copy in a type of 2 bytes that is kept for this parameter; undefined where there is none, or an old one.
+  template <Narrow N>
+  Tensor<N, Rank, D> narrow_copy() const {
+    if (!node_ || typed().narrow_copy.version != typed().version() || typed().narrow_copy.dtype != chorus::dtype<N>) return {};
+    const auto& copy = typed().narrow_copy;
+    return {copy.storage, static_cast<N*>(copy.data), shape(), row_major(shape())};
+  }
 
   Variable<T, Rank, D> as_variable() const {
     if (!node_ || !requires_grad()) return Variable<T, Rank, D>(value());

@@ -20,12 +20,19 @@ auto to(const X& x) {
   } else {
     const auto input = contiguous(value_of(x));
     Result out;
-    if (input.defined()) {
+    if constexpr (Narrow<To> && requires { x.template narrow_copy<To>(); }) out = x.template narrow_copy<To>();
+    if (input.defined() && !out.defined()) {
       out = Result::empty(input.shape(), input.device());
       kernels::convert(input.device(), input.numel(), input.data(), out.data());
     }
     if constexpr (Real<From> && Real<To>)
-      return record("to", std::move(out), [](const auto& dy, auto dx) { dx->add(to<From>(dy)); }, x);
+      return record(
+          "to", std::move(out),
+          [](const auto& dy, auto dx) {
+            if (dx->has_grad()) return dx->add(to<From>(dy));
+            kernels::convert(dy.device(), dy.numel(), dy.data(), dx->target().data());
+          },
+          x);
     else
       return out;
   }
@@ -34,5 +41,9 @@ auto to(const X& x) {
 /// An operand of bf16 or half.
 template <class X>
 concept NarrowOperand = Operand<X> && Narrow<typename tensor_of<X>::value_type>;
+
+/// Two operands of different scalar types.
+template <class X, class Y>
+concept OfOtherType = !std::is_same_v<typename tensor_of<X>::value_type, typename tensor_of<Y>::value_type>;
 
 }  // namespace chorus::inline CHORUS_ABI

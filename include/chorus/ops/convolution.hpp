@@ -4,6 +4,7 @@
 #include <chorus/autograd/parameter.hpp>
 #include <chorus/kernels/contiguous.hpp>
 #include <chorus/kernels/convolution.hpp>
+#include <chorus/ops/cast.hpp>
 #include <chorus/ops/size2d.hpp>
 
 namespace chorus::inline CHORUS_ABI {
@@ -77,6 +78,14 @@ auto conv2d(const X& x, const W& weight, const B& bias, const Conv2dOptions& opt
         }
       },
       x, weight, bias);
+}
+
+/// Of bf16 and half inputs everything is: weight and bias are taken in the input's type.
+template <NarrowOperand X, Operand W, Operand B>
+  requires OfOtherType<X, W>
+auto conv2d(const X& x, const W& weight, const B& bias, const Conv2dOptions& options = {}) {
+  using T = typename tensor_of<X>::value_type;
+  return conv2d(x, to<T>(weight), to<T>(bias), options);
 }
 
 }  // namespace chorus::inline CHORUS_ABI

@@ -8,6 +8,7 @@
 
 #include <chorus/kernels/gemm.hpp>
 #include <chorus/kernels/reduction.hpp>
+#include <chorus/ops/cast.hpp>
 #include <chorus/ops/shape.hpp>
 
 namespace chorus::inline CHORUS_ABI {
@@ -142,6 +143,13 @@ auto linear(const X& x, const W& weight, const B& bias) {
         }
       },
       x, weight, bias);
+}
+/// Of bf16 and half inputs everything is: weight and bias are taken in the input's type.
+template <NarrowOperand X, Operand W, Operand B>
+  requires OfOtherType<X, W>
+auto linear(const X& x, const W& weight, const B& bias) {
+  using T = typename tensor_of<X>::value_type;
+  return linear(x, to<T>(weight), to<T>(bias));
 }
 template <Operand X, Operand W>
 auto linear(const X& x, const W& weight) {

@@ -1,0 +1,159 @@
+#pragma once
+/// MixedPrecision: a model that computes in bf16 or half, over float parameters (Micikevicius et al., "Mixed Precision
+/// Training", ICLR 2018).
+
+#include <algorithm>
+#include <chorus/nn/module.hpp>
+#include <chorus/ops/cast.hpp>
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+namespace chorus::inline CHORUS_ABI::nn {
+
+namespace detail {
+
+/// 2-byte copies of a model's float parameters, laid out as they are. A copy of this object has none.
+template <Narrow T, Device D>
+class NarrowCopies {
+ public:
+  NarrowCopies() = default;
+  NarrowCopies(const NarrowCopies&) {}
+  NarrowCopies& operator=(const NarrowCopies&) {
+    places_.clear();
+    return *this;
+  }
+
+  /// Converts the parameters that have changed since the last call: neighbours in memory by one kernel.
+  void refresh(Module& model) {
+    Collector found;
+    model.visit(found);
+    auto& parameters = found.parameters;
+    std::sort(parameters.begin(), parameters.end(),
+              [](const auto* a, const auto* b) { return std::less<>()(a->value_data(), b->value_data()); });
+    parameters.erase(std::unique(parameters.begin(), parameters.end()), parameters.end());  // shared ones
+    if (!laid_out_for(parameters)) lay_out(parameters);
+
+    const auto is_old = [&](std::size_t i) { return parameters[i]->narrow_copy.version != parameters[i]->version(); };
+    for (std::size_t i = 0; i < parameters.size();) {
+      const std::size_t first = i;
+      Index count = 0;
+      while (i < parameters.size() && is_old(i) && value(*parameters[i]) == value(*parameters[first]) + count) {
+        count += parameters[i]->count();
+        parameters[i]->narrow_copy.version = parameters[i]->version();
+        ++i;
+      }
+      if (count > 0)
+        kernels::convert(parameters[first]->where(), count, value(*parameters[first]),
+                         static_cast<T*>(parameters[first]->narrow_copy.data));
+      i = std::max(i, first + 1);
+    }
+  }
+
+ private:
+  struct Collector final : Visitor {
+    std::vector<ParameterOn<D>*> parameters;
+    void module(std::string_view, Module& child) override { child.visit(*this); }
+    void parameter(std::string_view, AnyParameter& handle) override {
+      auto& parameter = handle.on<D>();
+      if (parameter.dtype() == DType::f32 && parameter.count() > 0) parameters.push_back(&parameter);
+    }
+    void buffer(std::string_view, AnyBuffer&) override {}
+  };
+
+  static const float* value(const ParameterOn<D>& parameter) {
+    return static_cast<const float*>(parameter.value_data());
+  }
+
+  bool laid_out_for(const std::vector<ParameterOn<D>*>& parameters) const {
+    return std::equal(parameters.begin(), parameters.end(), places_.begin(), places_.end(),
+                      [](const auto* parameter, const auto& place) {
+                        return parameter == place.parameter && parameter->value_data() == place.value;
+                      });
+  }
+
+  void lay_out(const std::vector<ParameterOn<D>*>& parameters) {
+    places_.clear();
+    if (parameters.empty()) return;
+    std::size_t count = 0;
+    for (const auto* parameter : parameters) count += static_cast<std::size_t>(parameter->count());
+    const MemoryScope scope(trace::Memory::parameters);
+    const Storage<D> storage(parameters.front()->where(), count * sizeof(T));
+    auto* data = static_cast<T*>(storage.data());
+    for (auto* parameter : parameters) {
+      parameter->narrow_copy = {storage, data, dtype<T>, 0};
+      places_.push_back({parameter, parameter->value_data()});
+      data += parameter->count();
+    }
+  }
+
+  struct Place {
+    const ParameterOn<D>* parameter;
+    const void* value;
+  };
+  std::vector<Place> places_;
+};
+
+}  // namespace detail
+
+/// `Model`, whose layers compute in T: floating-point inputs are turned into T, outputs into float. Parameters, their
+/// gradients, their reduction over devices and the optimizer's step stay float, as does the loss; of the parameters a
+/// copy in T is kept, which is renewed in the first forward pass after a step. A type like any other model, for every
+/// policy: `DistributedDataParallel<MixedPrecision<ToyModel<Cuda>>>`; parameters keep their names. With half, gradients
+/// may be too small for T: see optim::GradScaler.
+template <class Model, Narrow T = bf16>
+class MixedPrecision : public Module {
+ public:
+  using device_type = typename Model::device_type;
+
+  explicit MixedPrecision(Model model = {}) : model_(std::move(model)) {}
+
+  /// What `Model::forward` takes and gives, tuples included; tensors that are not floating-point pass as they are.
+  template <class... Inputs>
+  auto forward(const Inputs&... inputs) const {
+    copies_.refresh(model_);
+    return widened(model_.forward(narrowed(inputs)...));
+  }
+  template <class... Inputs>
+  auto operator()(const Inputs&... inputs) const {
+    return forward(inputs...);
+  }
+
+  /// The model inside.
+  Model& model() { return model_; }
+  void visit(Visitor& visitor) override { model_.visit(visitor); }
+  std::string describe() const override { return cat("MixedPrecision(", model_.describe(), ", ", dtype<T>, ")"); }
+
+ private:
+  template <class X>
+  static decltype(auto) narrowed(const X& x) {
+    if constexpr (Operand<X>) {
+      if constexpr (Real<typename tensor_of<X>::value_type>)
+        return to<T>(x);
+      else
+        return x;
+    } else {
+      return x;
+    }
+  }
+
+  template <class Y>
+  static auto widened(const Y& y) {
+    if constexpr (NarrowOperand<Y>)
+      return to<float>(y);
+    else
+      return y;
+  }
+  template <class... Members>
+  static auto widened(const std::tuple<Members...>& members) {
+    return std::apply([](const auto&... y) { return std::tuple(widened(y)...); }, members);
+  }
+
+  mutable Model model_;  // a visit hands out its parameters, to which the copies belong
+  mutable detail::NarrowCopies<T, device_type> copies_;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::nn
