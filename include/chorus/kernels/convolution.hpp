@@ -33,3 +33,6 @@ void conv2d_backward_bias(Cpu, const Conv2dShape& s, const T* dy, T* dbias, bool
 #if !CHORUS_COMPILED
 #include <chorus/kernels/cpu/convolution.hpp>
 #endif
+#if CHORUS_USE_CUDA && defined(__CUDACC__)
+#include <chorus/kernels/cuda/convolution.hpp>
+#endif

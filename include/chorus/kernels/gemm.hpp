@@ -22,3 +22,6 @@ void gemm(Cpu, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index 
 #if !CHORUS_COMPILED
 #include <chorus/kernels/cpu/gemm.hpp>
 #endif
+#if CHORUS_USE_CUDA && defined(__CUDACC__)
+#include <chorus/kernels/cuda/gemm.hpp>
+#endif

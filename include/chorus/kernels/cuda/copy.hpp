@@ -25,7 +25,7 @@ struct Convert {
 };
 
 template <class T>
-__global__ void axpy(Index count, compute_type<T> a, const T* x, T* y, bool vector) {
+__global__ void add_scaled(Index count, compute_type<T> a, const T* x, T* y, bool vector) {
   for_vectors<Vector<T>::width>(count, [&](Index i, int n) {
     const auto from = load_vector(x + i, n, vector);
     auto to = load_vector(y + i, n, vector);
@@ -37,7 +37,7 @@ __global__ void axpy(Index count, compute_type<T> a, const T* x, T* y, bool vect
 }
 
 template <class T>
-__global__ void scale(Index count, compute_type<T> a, T* x, bool vector) {
+__global__ void multiply(Index count, compute_type<T> a, T* x, bool vector) {
   for_vectors<Vector<T>::width>(count, [&](Index i, int n) {
     auto value = load_vector(x + i, n, vector);
 #pragma unroll
@@ -85,14 +85,14 @@ void convert(Cuda device, Index count, const From* x, To* y) {
 template <Real T>
 void axpy(Cuda device, Index count, T a, const T* x, T* y) {
   if (count > 0)
-    cuda::launch(device, "axpy", cuda::blocks_for(cuda::divide_up(count, cuda::Vector<T>::width)), cuda::axpy<T>, count,
+    cuda::launch(device, "axpy", cuda::blocks_for(cuda::divide_up(count, cuda::Vector<T>::width)), cuda::add_scaled<T>, count,
                  static_cast<compute_type<T>>(a), x, y, cuda::aligned(x, y));
 }
 
 template <Real T>
 void scale(Cuda device, Index count, T a, T* x) {
   if (count > 0)
-    cuda::launch(device, "scale", cuda::blocks_for(cuda::divide_up(count, cuda::Vector<T>::width)), cuda::scale<T>, count,
+    cuda::launch(device, "scale", cuda::blocks_for(cuda::divide_up(count, cuda::Vector<T>::width)), cuda::multiply<T>, count,
                  static_cast<compute_type<T>>(a), x, cuda::aligned(x));
 }
 

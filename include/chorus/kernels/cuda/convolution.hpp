@@ -1,0 +1,138 @@
+#pragma once
+/// Two-dimensional convolution on GPUs: cuDNN, or by the definition where it is missing or has no way.
+
+#include <optional>
+
+#include <chorus/kernels/convolution.hpp>
+#include <chorus/kernels/cuda/copy.hpp>
+#include <chorus/kernels/cuda/direct_convolution.hpp>
+#include <chorus/kernels/cuda/precision.hpp>
+#include <chorus/tensor/memory.hpp>
+#if CHORUS_USE_CUDNN
+#include <chorus/kernels/cuda/cudnn.hpp>
+#endif
+
+namespace chorus::inline CHORUS_ABI::kernels {
+
+namespace cuda {
+
+#if CHORUS_USE_CUDNN
+
+/// An operand at an address that cuDNN takes: itself, or a copy where its place in a flat buffer is not aligned.
+template <class T>
+class AlignedOperand {
+ public:
+  AlignedOperand(Cuda device, const T* data, Index count) : data_(data) {
+    if (aligned(data)) return;
+    copy_.emplace(device, count);
+    copy_bytes(device, copy_->data(), device, data, static_cast<std::size_t>(count) * sizeof(T));
+    data_ = copy_->data();
+  }
+  const T* data() const { return data_; }
+
+ private:
+  std::optional<Scratch<T>> copy_;
+  const T* data_;
+};
+
+/// Runs a pass whose operands are aligned and whose result is overwritten. False where cuDNN has no way.
+template <class T>
+bool cudnn_run(Cuda device, ConvolutionPass pass, const Conv2dShape& s, const T* x, const T* weight, const T* y) {
+  const DeviceGuard guard(device);
+  auto& context = CudnnContext::of(device);
+  const std::lock_guard lock(context.mutex);
+  const ConvolutionPlan& plan = context.plan({pass, dtype<T>, tf32_allowed(), s});
+  if (!plan.usable()) return false;
+  CHORUS_CUDNN_CHECK(cudnnSetStream(context.handle, chorus::cuda::current_stream(device)));
+  const Scratch<std::byte> workspace(device, plan.workspace_bytes());
+  plan.run(context.handle, x, weight, y, workspace.data());
+  return true;
+}
+
+/// Calls `run(target)` with an aligned place for `count` numbers, then moves or adds them to `out`. Returns what it returns.
+template <class T, class Run>
+bool into(Cuda device, T* out, Index count, bool accumulate, const Run& run) {
+  if (!accumulate && aligned(out)) return run(out);
+  const Scratch<T> result(device, count);
+  if (!run(result.data())) return false;
+  if (accumulate)
+    kernels::axpy(device, count, static_cast<T>(1.0f), static_cast<const T*>(result.data()), out);
+  else
+    copy_bytes(device, out, device, result.data(), static_cast<std::size_t>(count) * sizeof(T));
+  return true;
+}
+
+#endif
+
+/// Elements of a convolution's tensors.
+struct ConvolutionCounts {
+  Index x, weight, y;
+  explicit ConvolutionCounts(const Conv2dShape& s)
+      : x(s.batch * s.in_channels * s.height * s.width),
+        weight(s.out_channels * (s.in_channels / s.groups) * s.kernel_h * s.kernel_w),
+        y(s.batch * s.out_channels * s.out_height() * s.out_width()) {}
+  bool any_empty() const { return x == 0 || weight == 0 || y == 0; }
+};
+
+}  // namespace cuda
+
+template <Real T>
+void conv2d_forward(Cuda device, const Conv2dShape& s, const T* x, const T* weight, const T* bias, T* y) {
+  const cuda::ConvolutionCounts counts(s);
+  bool done = false;
+#if CHORUS_USE_CUDNN
+  if (!counts.any_empty()) {
+    const cuda::AlignedOperand<T> from(device, x, counts.x), taps(device, weight, counts.weight);
+    done = cuda::into(device, y, counts.y, false, [&](T* target) {
+      return cuda::cudnn_run<T>(device, cuda::ConvolutionPass::forward, s, from.data(), taps.data(), target);
+    });
+  }
+#endif
+  if (!done)
+    cuda::for_each(device, "conv2d", counts.y, cuda::DirectForward<T>{cuda::ConvolutionSizes::of(s), x, weight, y});
+  if (bias != nullptr)
+    cuda::for_each(device, "bias of conv2d", counts.y,
+                   cuda::AddChannelBias<T>{s.out_channels, s.out_height() * s.out_width(), bias, y});
+}
+
+template <Real T>
+void conv2d_backward_weight(Cuda device, const Conv2dShape& s, const T* x, const T* dy, T* dweight, bool accumulate) {
+  const cuda::ConvolutionCounts counts(s);
+#if CHORUS_USE_CUDNN
+  if (!counts.any_empty()) {
+    const cuda::AlignedOperand<T> from(device, x, counts.x), gradient(device, dy, counts.y);
+    const bool done = cuda::into(device, dweight, counts.weight, accumulate, [&](T* target) {
+      return cuda::cudnn_run<T>(device, cuda::ConvolutionPass::backward_weight, s, from.data(), target, gradient.data());
+    });
+    if (done) return;
+  }
+#endif
+  cuda::reduce<double>(
+      device, "conv2d gradient by the weight", counts.weight, s.batch * s.out_height() * s.out_width(), false,
+      cuda::DirectBackwardWeight<T>{cuda::ConvolutionSizes::of(s), x, dy, dweight, accumulate});
+}
+
+template <Real T>
+void conv2d_backward_input(Cuda device, const Conv2dShape& s, const T* weight, const T* dy, T* dx, bool accumulate) {
+  const cuda::ConvolutionCounts counts(s);
+#if CHORUS_USE_CUDNN
+  if (!counts.any_empty()) {
+    const cuda::AlignedOperand<T> taps(device, weight, counts.weight), gradient(device, dy, counts.y);
+    const bool done = cuda::into(device, dx, counts.x, accumulate, [&](T* target) {
+      return cuda::cudnn_run<T>(device, cuda::ConvolutionPass::backward_input, s, target, taps.data(), gradient.data());
+    });
+    if (done) return;
+  }
+#endif
+  cuda::for_each(device, "conv2d gradient by the input", counts.x,
+                 cuda::DirectBackwardInput<T>{cuda::ConvolutionSizes::of(s), weight, dy, dx, accumulate});
+}
+
+template <Real T>
+void conv2d_backward_bias(Cuda device, const Conv2dShape& s, const T* dy, T* dbias, bool accumulate) {
+  const Index pixels = s.out_height() * s.out_width();
+  cuda::reduce<double>(device, "conv2d gradient by the bias", s.out_channels, s.batch * pixels, pixels == 1,
+                       cuda::ChannelBiasGradient<T>{s.out_channels, pixels, dy, dbias, accumulate});
+}
+
+}  // namespace chorus::inline CHORUS_ABI::kernels

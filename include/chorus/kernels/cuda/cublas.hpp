@@ -1,0 +1,134 @@
+#pragma once
+/// cuBLASLt: descriptors and the algorithm of each matrix product, worked out once and kept.
+
+#include <cublasLt.h>
+
+#include <array>
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include <chorus/core/cuda/stream.hpp>
+#include <chorus/kernels/cuda/plan_key.hpp>
+
+namespace chorus::inline CHORUS_ABI::kernels::cuda {
+
+/// Throws DeviceError, which names the call, its error and its place.
+inline void check_cublas(cublasStatus_t status, const char* call, const char* file, int line) {
+  if (status != CUBLAS_STATUS_SUCCESS) [[unlikely]]
+    fail<DeviceError>("cuBLASLt: ", call, " failed: ", cublasLtGetStatusString(status), ", at ",
+                      chorus::cuda::detail::short_path(file), ":", line);
+}
+#define CHORUS_CUBLAS_CHECK(...) ::chorus::kernels::cuda::check_cublas(__VA_ARGS__, #__VA_ARGS__, __FILE__, __LINE__)
+
+template <class T>
+inline constexpr cudaDataType_t cuda_type = CUDA_R_32F;
+template <>
+inline constexpr cudaDataType_t cuda_type<double> = CUDA_R_64F;
+template <>
+inline constexpr cudaDataType_t cuda_type<bf16> = CUDA_R_16BF;
+template <>
+inline constexpr cudaDataType_t cuda_type<half> = CUDA_R_16F;
+
+/// How one product is computed. Row-major C = A B is column-major Cᵀ = Bᵀ Aᵀ: cuBLASLt's A is our B.
+class GemmPlan {
+ public:
+  GemmPlan(cublasLtHandle_t handle, const GemmProblem& problem, cudaDataType_t type, const void* bias) {
+    const bool exact = type == CUDA_R_64F;
+    const cublasComputeType_t compute = exact                                    ? CUBLAS_COMPUTE_64F
+                                        : type == CUDA_R_32F && problem.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32
+                                                                                 : CUBLAS_COMPUTE_32F;
+    CHORUS_CUBLAS_CHECK(cublasLtMatmulDescCreate(&operation_, compute, exact ? CUDA_R_64F : CUDA_R_32F));
+    const cublasOperation_t left = problem.tb == Trans::yes ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const cublasOperation_t right = problem.ta == Trans::yes ? CUBLAS_OP_T : CUBLAS_OP_N;
+    set(CUBLASLT_MATMUL_DESC_TRANSA, left);
+    set(CUBLASLT_MATMUL_DESC_TRANSB, right);
+    if (problem.bias) {
+      set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+      set_bias(bias);
+    }
+    layout(&a_, type, problem.n, problem.k, problem.ldb, left);
+    layout(&b_, type, problem.k, problem.m, problem.lda, right);
+    layout(&c_, type, problem.n, problem.m, problem.ldc, CUBLAS_OP_N);
+
+    cublasLtMatmulPreference_t preference = nullptr;
+    CHORUS_CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference));
+    const std::unique_ptr<cublasLtMatmulPreferenceOpaque_t, void (*)(cublasLtMatmulPreference_t)> owner(
+        preference, [](cublasLtMatmulPreference_t p) { cublasLtMatmulPreferenceDestroy(p); });
+    const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t name, const auto& value) {
+      CHORUS_CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, name, &value, sizeof value));
+    };
+    prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, std::size_t{32} << 20);
+    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, static_cast<std::uint32_t>(problem.align_b));
+    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, static_cast<std::uint32_t>(problem.align_a));
+    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, static_cast<std::uint32_t>(problem.align_c));
+    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, static_cast<std::uint32_t>(problem.align_c));
+    int found = 0;
+    const cublasStatus_t status =
+        cublasLtMatmulAlgoGetHeuristic(handle, operation_, a_, b_, c_, c_, preference, 1, &choice_, &found);
+    if (status != CUBLAS_STATUS_NOT_SUPPORTED)
+      CHORUS_CUBLAS_CHECK(status);
+    usable_ = status == CUBLAS_STATUS_SUCCESS && found > 0 && choice_.state == CUBLAS_STATUS_SUCCESS;
+  }
+  GemmPlan(const GemmPlan&) = delete;
+  GemmPlan& operator=(const GemmPlan&) = delete;
+  ~GemmPlan() {
+    for (const cublasLtMatrixLayout_t layout : {a_, b_, c_})
+      if (layout != nullptr) cublasLtMatrixLayoutDestroy(layout);
+    if (operation_ != nullptr) cublasLtMatmulDescDestroy(operation_);
+  }
+
+  /// False where cuBLASLt has no algorithm for the problem.
+  bool usable() const { return usable_; }
+  std::size_t workspace_bytes() const { return choice_.workspaceSize; }
+  void set_bias(const void* bias) { set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias); }
+
+  /// c = a b, or c += with `accumulate`. `Scale` is float, or double for doubles.
+  template <class Scale>
+  void run(cublasLtHandle_t handle, const void* a, const void* b, void* c, bool accumulate, void* workspace,
+           cudaStream_t stream) const {
+    const Scale alpha = 1, beta = accumulate ? 1 : 0;
+    CHORUS_CUBLAS_CHECK(cublasLtMatmul(handle, operation_, &alpha, b, a_, a, b_, &beta, c, c_, c, c_, &choice_.algo,
+                                       workspace, choice_.workspaceSize, stream));
+  }
+
+ private:
+  template <class Value>
+  void set(cublasLtMatmulDescAttributes_t name, const Value& value) {
+    CHORUS_CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(operation_, name, &value, sizeof value));
+  }
+  // Of an operand that is [rows, columns] once `operation` is applied.
+  static void layout(cublasLtMatrixLayout_t* out, cudaDataType_t type, Index rows, Index columns, Index pitch,
+                     cublasOperation_t operation) {
+    if (operation == CUBLAS_OP_T) std::swap(rows, columns);
+    CHORUS_CUBLAS_CHECK(cublasLtMatrixLayoutCreate(out, type, static_cast<std::uint64_t>(rows),
+                                                   static_cast<std::uint64_t>(columns), pitch));
+  }
+
+  cublasLtMatmulDesc_t operation_ = nullptr;
+  cublasLtMatrixLayout_t a_ = nullptr, b_ = nullptr, c_ = nullptr;
+  cublasLtMatmulHeuristicResult_t choice_{};
+  bool usable_ = false;
+};
+
+/// A device's handle and plans. Never destroyed, as the driver may be gone before.
+struct CublasContext {
+  std::mutex mutex;
+  cublasLtHandle_t handle = nullptr;
+  std::map<PlanKey, std::unique_ptr<GemmPlan>> plans;
+
+  static CublasContext& of(Cuda device) {
+    chorus::cuda::require(device);
+    static auto& all = *new std::array<CublasContext, Cuda::max_devices>;
+    return all[static_cast<std::size_t>(device.index)];
+  }
+  /// With `mutex` locked and the device current.
+  GemmPlan& plan(const GemmProblem& problem, cudaDataType_t type, const void* bias) {
+    if (handle == nullptr) CHORUS_CUBLAS_CHECK(cublasLtCreate(&handle));
+    auto& plan = plans[problem.key()];
+    if (!plan) plan = std::make_unique<GemmPlan>(handle, problem, type, bias);
+    return *plan;
+  }
+};
+
+}  // namespace chorus::inline CHORUS_ABI::kernels::cuda

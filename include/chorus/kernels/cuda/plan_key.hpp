@@ -1,0 +1,55 @@
+#pragma once
+/// What a plan of a vendor's library is good for: numbers that are compared one by one. Needs no CUDA headers.
+
+#include <algorithm>
+#include <array>
+#include <compare>
+#include <cstddef>
+#include <initializer_list>
+
+#include <chorus/core/dtype.hpp>
+#include <chorus/kernels/convolution_shape.hpp>
+#include <chorus/kernels/trans.hpp>
+
+namespace chorus::inline CHORUS_ABI::kernels::cuda {
+
+struct PlanKey {
+  std::array<Index, 16> numbers{};
+
+  PlanKey(std::initializer_list<Index> list) { std::copy(list.begin(), list.end(), numbers.begin()); }
+  friend auto operator<=>(const PlanKey& a, const PlanKey& b) { return a.numbers <=> b.numbers; }
+  friend bool operator==(const PlanKey& a, const PlanKey& b) { return a.numbers == b.numbers; }
+};
+
+/// A row-major matrix product (see kernels/gemm.hpp). Alignments are those of the addresses, in bytes.
+struct GemmProblem {
+  DType dtype;
+  Trans ta, tb;
+  Index m, n, k, lda, ldb, ldc;
+  bool bias, tf32;
+  int align_a, align_b, align_c;
+
+  PlanKey key() const {
+    return {static_cast<Index>(dtype), ta == Trans::yes, tb == Trans::yes, m,       n,       k,      lda, ldb, ldc,
+            bias,                      tf32,             align_a,          align_b, align_c};
+  }
+};
+
+enum class ConvolutionPass : int { forward, backward_input, backward_weight };
+
+/// A convolution of dense tensors, whose last axis is their width.
+struct ConvolutionProblem {
+  ConvolutionPass pass;
+  DType dtype;
+  bool tf32;
+  Conv2dShape shape;
+
+  PlanKey key() const {
+    const Conv2dShape& s = shape;
+    return {static_cast<Index>(pass) * 64 + static_cast<Index>(dtype) * 2 + Index{tf32},
+            s.batch,    s.in_channels, s.height,    s.width,     s.out_channels, s.kernel_h,   s.kernel_w,
+            s.stride_h, s.stride_w,    s.padding_h, s.padding_w, s.dilation_h,   s.dilation_w, s.groups};
+  }
+};
+
+}  // namespace chorus::inline CHORUS_ABI::kernels::cuda
