@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <new>
 #include <span>
 #include <type_traits>
@@ -80,6 +81,26 @@ class NodePool {
 
 }  // namespace detail
 
+class Node;
+
+namespace detail {
+
+/// What is done with a node's gradient before it goes on; a list.
+struct GradientHook {
+  virtual ~GradientHook() = default;
+  virtual void run(Node& node) = 0;
+  std::unique_ptr<GradientHook> next;
+};
+
+/// How many DetectAnomaly live, in all threads.
+inline std::atomic<int>& anomaly_detectors() {
+  static std::atomic<int> count{0};
+  return count;
+}
+inline bool detects_anomalies() { return anomaly_detectors().load(std::memory_order_relaxed) != 0; }
+
+}  // namespace detail
+
 /// One recorded operation, or a leaf. It also holds the gradient by its one output while backward runs.
 class Node {
  public:
@@ -101,6 +122,18 @@ class Node {
   bool skipped() const { return skipped_; }
   void set_skipped(bool skipped) { skipped_ = skipped; }
 
+  /// Whether the gradient that the node holds, if any, has neither NaN nor infinity.
+  virtual bool gradient_is_finite() const { return true; }
+  /// Hooks see the gradient by this node's value, complete, and may replace it, before it goes on.
+  void add_gradient_hook(std::unique_ptr<detail::GradientHook> hook) {
+    auto* last = &gradient_hooks_;
+    while (*last) last = &(*last)->next;
+    *last = std::move(hook);
+  }
+  void run_gradient_hooks() {
+    for (auto* hook = gradient_hooks_.get(); hook != nullptr; hook = hook->next.get()) hook->run(*this);
+  }
+
   const char* operation() const { return operation_; }
   /// Grows in the order in which nodes are made: an operation's inputs have smaller numbers.
   std::uint64_t sequence() const { return sequence_; }
@@ -108,15 +141,16 @@ class Node {
   void* operator new(std::size_t bytes) { return detail::NodePool::allocate(bytes); }
   void operator delete(void* data, std::size_t bytes) { detail::NodePool::release(data, bytes); }
 
- private:
-  friend void run_backward(std::span<const Ref<Node>> roots, const BackwardOptions& options);
-  template <class>
-  friend class Ref;
-
+  /// A number between those of the nodes that exist and those that will.
   static std::uint64_t next_sequence() {
     static std::atomic<std::uint64_t> counter{0};
     return counter.fetch_add(1, std::memory_order_relaxed);
   }
+
+ private:
+  friend void run_backward(std::span<const Ref<Node>> roots, const BackwardOptions& options);
+  template <class>
+  friend class Ref;
 
   // Destroying a node may release its inputs: they are queued, so that a long chain doesn't exhaust the stack.
   static void dispose(Node* node) {
@@ -139,6 +173,7 @@ class Node {
   int pending_ = 0;               // consumers that have yet to contribute in that run
   bool skipped_ = false;
   std::atomic<int> owners_{0};
+  std::unique_ptr<detail::GradientHook> gradient_hooks_;
 };
 
 /// A counted pointer to a Node.

@@ -144,7 +144,11 @@ class Parameter : public AnyParameter {
     copy_bytes(device(), value().data(), numbers.device(), numbers.data(), numbers.bytes());
     typed().touch();
   }
-  void register_hook(std::function<void()> hook) const { typed().add_hook(std::move(hook)); }
+  /// See Variable::register_hook.
+  template <class Hook>
+  void register_hook(Hook hook) const {
+    Variable<T, Rank, D>(value(), Ref<GradNode<T, Rank, D>>(&typed())).register_hook(std::move(hook));
+  }
 
   /// The copy in a type of 2 bytes that is kept for this parameter; undefined where there is none, or an old one.
   template <Narrow N>

@@ -21,6 +21,18 @@ inline std::vector<std::function<void()>>*& backward_end_actions() {
   thread_local std::vector<std::function<void()>>* actions = nullptr;
   return actions;
 }
+/// Runs a node and throws NonFiniteError where what it sends to an input is not finite.
+[[gnu::noinline, gnu::cold]] inline void backward_with_checks(Node& node, bool keep) {
+  check<NonFiniteError>(node.gradient_is_finite(), "anomaly: a NaN or an infinity in the gradient by the output of '",
+                        node.operation(), "': that with which backward began, or what a hook made of it");
+  std::vector<Ref<Node>> inputs;
+  node.for_each_input(
+      [](Node& input, void* list) { static_cast<std::vector<Ref<Node>>*>(list)->emplace_back(&input); }, &inputs);
+  node.backward(keep);
+  for (const auto& input : inputs)
+    check<NonFiniteError>(input->gradient_is_finite(), "anomaly: backward of '", node.operation(),
+                          "' made a NaN or an infinity in the gradient by what '", input->operation(), "' gave it");
+}
 }  // namespace detail
 
 /// Has `action` called once, at the end of the backward run that this thread is in. For gradient hooks.
@@ -33,7 +45,8 @@ inline void at_backward_end(std::function<void()> action) {
 struct BackwardOptions {
   /// Keep what the operations saved, so that backward can run again.
   bool retain_graph = false;
-  /// Run the leaves' hooks. Without, whoever runs backward has more to add to the gradients.
+  /// Run the leaves' hooks. Without, whoever runs backward has more to add to the leaves' gradients, perhaps in the midst
+  /// of a run over the same leaves.
   bool hooks = true;
 };
 
@@ -49,6 +62,7 @@ inline void run_backward(std::span<const Ref<Node>> roots, const BackwardOptions
     std::vector<Ref<Node>> nodes;
     std::vector<Node*> final_leaves;
     std::uint64_t run = 0;
+    bool count = true;
   };
   thread_local std::vector<std::unique_ptr<Lists>> spare;
   if (spare.empty()) spare.push_back(std::make_unique<Lists>());
@@ -63,11 +77,12 @@ inline void run_backward(std::span<const Ref<Node>> roots, const BackwardOptions
   spare.pop_back();
   Lists& lists = *borrowed.lists;
   lists.run = run;
+  lists.count = options.hooks;
 
   for (const auto& root : roots) {
     if (root->visited_by_ == run) continue;
     root->visited_by_ = run;
-    root->pending_ = 0;
+    if (lists.count) root->pending_ = 0;
     lists.nodes.push_back(root);
   }
   for (std::size_t next = 0; next < lists.nodes.size(); ++next) {
@@ -76,10 +91,10 @@ inline void run_backward(std::span<const Ref<Node>> roots, const BackwardOptions
           auto& found = *static_cast<Lists*>(context);
           if (input.visited_by_ != found.run) {
             input.visited_by_ = found.run;
-            input.pending_ = 0;
+            if (found.count) input.pending_ = 0;
             found.nodes.emplace_back(&input);
           }
-          ++input.pending_;
+          if (found.count) ++input.pending_;
         },
         &lists);
   }
@@ -98,13 +113,17 @@ inline void run_backward(std::span<const Ref<Node>> roots, const BackwardOptions
       if (root->is_leaf() && root->pending_ == 0) root->gradient_is_final();
   for (Ref<Node>& node : lists.nodes) {
     if (node->is_leaf()) continue;
+    if (node->gradient_hooks_) node->run_gradient_hooks();
     // Counted before the node runs, since it then forgets its inputs.
-    node->for_each_input(
+    if (lists.count) node->for_each_input(
         [](Node& input, void* context) {
           if (--input.pending_ == 0 && input.is_leaf()) static_cast<Lists*>(context)->final_leaves.push_back(&input);
         },
         &lists);
-    node->backward(options.retain_graph);
+    if (detail::detects_anomalies()) [[unlikely]]
+      detail::backward_with_checks(*node, options.retain_graph);
+    else
+      node->backward(options.retain_graph);
     if (options.hooks)
       for (Node* leaf : lists.final_leaves) leaf->gradient_is_final();
     lists.final_leaves.clear();

@@ -1,11 +1,12 @@
 #pragma once
 /// Variable: a Tensor that records how it was made, so that gradients can be taken through it.
 
-#include <functional>
+#include <cmath>
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <optional>
-#include <string>
+#include <string_view>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -26,6 +27,27 @@ struct GradTarget {
   bool accumulate = false;
   T* data() const { return grad.data(); }
 };
+
+namespace detail {
+template <class T>
+bool all_finite(const T* data, Index count) {
+  for (Index i = 0; i < count; ++i)
+    if (!std::isfinite(static_cast<double>(data[i]))) return false;
+  return true;
+}
+template <class T, int Rank, class D>
+[[gnu::noinline, gnu::cold]] bool all_finite(const Tensor<T, Rank, D>& x) {
+  const auto host = contiguous(x).to_vector();
+  return all_finite(host.data(), static_cast<Index>(host.size()));
+}
+template <class T, int Rank, class D>
+[[gnu::noinline, gnu::cold]] void check_finite(const char* operation, const Tensor<T, Rank, D>& value) {
+  // What masks attention is infinite on purpose.
+  if (std::string_view(operation) == "masked_fill") return;
+  check<NonFiniteError>(all_finite(value), "anomaly: a NaN or an infinity in the output of '", operation, "', of shape ",
+                        value.shape());
+}
+}  // namespace detail
 
 /// A node that holds the gradient by one value.
 template <Real T, int Rank, Device D>
@@ -62,6 +84,18 @@ class GradNode : public Node {
   bool has_grad() const { return has_grad_; }
   /// The gradient; undefined where there is none.
   tensor_type grad() const { return has_grad_ ? grad_ : tensor_type{}; }
+  /// Puts other numbers in the gradient's place. Throws ShapeError where shapes differ.
+  void replace_grad(const tensor_type& other) {
+    check<ShapeError>(other.defined() && other.shape() == shape_, "register_hook: the hook of a gradient of shape ",
+                      shape_, " returned shape ", other.shape());
+    const auto dense = contiguous(other);
+    if (dense.data() == grad_.data()) return;
+    if (bound_)
+      copy_bytes(device_, grad_.data(), dense.device(), dense.data(), dense.bytes());
+    else
+      grad_ = dense;
+    has_grad_ = true;
+  }
   /// Forgets the gradient. The memory stays: the next contribution overwrites it.
   void zero_grad() {
     has_grad_ = false;
@@ -69,6 +103,7 @@ class GradNode : public Node {
   }
   const Shape<Rank>& shape() const { return shape_; }
   D device() const { return device_; }
+  bool gradient_is_finite() const override { return !has_grad_ || detail::all_finite(grad_); }
 
   /// A gradient and the place where it lies.
   struct Held {
@@ -120,6 +155,7 @@ class LeafNode : public GradNode<T, Rank, D> {
   void for_each_input(void (*)(Node&, void*), void*) const override {}
   bool is_leaf() const override { return true; }
   void gradient_is_final() override {
+    this->run_gradient_hooks();
     for (const auto& hook : hooks_) hook();
   }
   /// `hook` runs during each backward as soon as this leaf's gradient is complete.
@@ -129,6 +165,23 @@ class LeafNode : public GradNode<T, Rank, D> {
  private:
   std::vector<std::function<void()>> hooks_;
 };
+
+namespace detail {
+template <class Hook, class N>
+struct TypedHook final : GradientHook {
+  explicit TypedHook(Hook h) : hook(std::move(h)) {}
+  void run(Node& node) override {
+    auto& typed = static_cast<N&>(node);
+    const auto grad = typed.grad();
+    if (!grad.defined()) return;
+    if constexpr (std::is_void_v<decltype(hook(grad))>)
+      hook(grad);
+    else
+      typed.replace_grad(hook(grad));
+  }
+  Hook hook;
+};
+}  // namespace detail
 
 /// A Tensor and the node behind it. Copies share both.
 template <Real T, int Rank, Device D = Cpu>
@@ -179,10 +232,19 @@ class Variable {
     run_backward({&root, 1}, {.retain_graph = retain_graph});
   }
 
-  /// `hook` runs during each backward as soon as this leaf's gradient is complete. Throws UsageError on other values.
-  void register_hook(std::function<void()> hook) const {
-    check<UsageError>(node_ && node_->is_leaf(), "register_hook: not a leaf that requires a gradient");
-    static_cast<LeafNode<T, Rank, D>&>(*node_).add_hook(std::move(hook));
+  /// `hook` runs in each backward, but not in `grad`, as soon as the gradient by this value is complete; a leaf's
+  /// includes what was there before. `hook(gradient)` sees it, and what it returns, a Tensor of the same shape, goes on
+  /// in its place, if it returns anything. `hook()` is for leaves alone and runs after those. Throws UsageError where no
+  /// gradient is required.
+  template <class Hook>
+  void register_hook(Hook hook) const {
+    if constexpr (std::is_invocable_v<Hook>) {
+      check<UsageError>(node_ && node_->is_leaf(), "register_hook: not a leaf that requires a gradient");
+      static_cast<LeafNode<T, Rank, D>&>(*node_).add_hook(std::move(hook));
+    } else {
+      check<UsageError>(requires_grad(), "register_hook: the value does not require a gradient");
+      node_->add_gradient_hook(std::make_unique<detail::TypedHook<Hook, node_type>>(std::move(hook)));
+    }
   }
 
  private:
@@ -278,6 +340,8 @@ template <class... Inputs>
 auto make_operation(const char* operation, auto value, auto backward, Ref<Inputs>... inputs) {
   using Value = decltype(value);
   using Result = Variable<typename Value::value_type, Value::rank, typename Value::device_type>;
+  if (detects_anomalies()) [[unlikely]]
+    check_finite(operation, value);
   if (!(static_cast<bool>(inputs) || ...)) return Result(std::move(value));
   using Made = OperationNode<decltype(backward), typename Value::value_type, Value::rank, typename Value::device_type, Inputs...>;
   Ref<typename Result::node_type> node(new Made(operation, value, std::move(backward), std::move(inputs)...));

@@ -45,6 +45,10 @@ struct CommError : Error {
 struct TimeoutError : CommError {
   using CommError::CommError;
 };
+/// A NaN or an infinity where numbers are expected.
+struct NonFiniteError : Error {
+  using Error::Error;
+};
 
 // How a value looks in a message. A type of chorus brings its own `append`, found by its namespace.
 inline void append(std::string& out, std::string_view part) { out += part; }
@@ -138,6 +142,8 @@ void check(bool ok, const Parts&... parts) {
     fail<TimeoutError>(context, std::string_view(e.what()));
   } catch (const CommError& e) {
     fail<CommError>(context, std::string_view(e.what()));
+  } catch (const NonFiniteError& e) {
+    fail<NonFiniteError>(context, std::string_view(e.what()));
   } catch (const std::exception& e) {
     fail<Error>(context, std::string_view(e.what()));
   }

@@ -18,11 +18,6 @@ enum class NonFinite : std::uint8_t {
   skip_step     ///< every rank forgets this pass's gradients, so that the optimizer's step changes nothing
 };
 
-/// A gradient that is no finite number.
-struct NonFiniteError : Error {
-  using Error::Error;
-};
-
 struct DistributedDataParallelOptions {
   /// See BucketOptions. They hold from the first step on.
   double first_bucket_cap_mb = 1, bucket_cap_mb = 25;

@@ -1,6 +1,7 @@
 #pragma once
 /// GraphVariable: a Variable whose gradients are recorded as it is, so that gradients can be taken through gradients.
 
+#include <chorus/autograd/custom_function.hpp>
 #include <chorus/autograd/grad.hpp>
 #include <chorus/autograd/parameter.hpp>
 #include <chorus/ops/arithmetic.hpp>
@@ -51,6 +52,7 @@ class GraphGradients {
 
   template <class T, int Rank, class D>
   void add(const GradNode<T, Rank, D>& node, const GraphVariable<T, Rank, D>& gradient) {
+    if (!gradient.value().defined()) return;  // a user's own function may give none
     check(gradient.shape() == node.shape(), "grad: a gradient of shape ", gradient.shape(), " for a value of shape ",
           node.shape(), " that '", node.operation(), "' made: this is a bug");
     auto& place = gradients_[&node];
@@ -135,6 +137,8 @@ auto as_graph(const X& x) {
 template <class Operation, class T, int Rank, class D, class Backward, class... Nodes>
 GraphVariable<T, Rank, D> make_graph_operation(Operation operation, Tensor<T, Rank, D> value, Backward backward,
                                                const Nodes&... inputs) {
+  if (detects_anomalies()) [[unlikely]]
+    check_finite(operation_name(operation), value);
   if (!(inputs.requires_grad() || ...)) return GraphVariable(std::move(value));
   using Made = GraphOperation<Operation, Backward, T, Rank, D, typename Nodes::node_type...>;
   Ref<GradNode<T, Rank, D>> node(new Made(std::move(operation), value, std::move(backward), inputs...));
@@ -151,6 +155,18 @@ auto record_graph(Operation operation, Tensor<T, Rank, D> value, Backward backwa
   if (!grad_enabled()) return GraphVariable<T, Rank, D>(std::move(value));
   return detail::make_graph_operation(std::move(operation), std::move(value), std::move(backward),
                                       detail::as_graph(inputs)...);
+}
+
+/// A user's backward function that takes GraphVariables, too, is what it is in Tensors: computed once for all inputs.
+template <class Backward, class Dy, class Y, class... Xs>
+requires std::is_invocable_v<const Backward&, const Dy&, const Y&, const Xs&...>
+auto derivatives(const operations::Custom<Backward>& operation, const Dy& dy, const Y& y, const Xs&... x) {
+  const auto gradients = std::make_shared<decltype(detail::as_tuple(operation.backward(dy, y, x...)))>(
+      detail::as_tuple(operation.backward(dy, y, x...)));
+  return [&]<std::size_t... I>(std::index_sequence<I...>) {
+    return std::tuple{[gradients] { return std::get<I>(*gradients); }...};
+  }
+  (std::index_sequence_for<Xs...>{});
 }
 
 namespace detail {

@@ -1,0 +1,67 @@
+#pragma once
+/// Differentiable functions of a user's own.
+
+#include <chorus/autograd/variable.hpp>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+namespace chorus::inline CHORUS_ABI {
+
+// What the tape remembers of this operation beside its backward function: see ops/higher_order.hpp.
+namespace operations {
+template <class Backward>
+struct Custom {
+  const char* name;
+  Backward backward;
+};
+}  // namespace operations
+
+namespace detail {
+template <class X>
+inline constexpr bool is_tuple = false;
+template <class... Xs>
+inline constexpr bool is_tuple<std::tuple<Xs...>> = true;
+
+template <class X>
+auto as_tuple(X x) {
+  if constexpr (is_tuple<X>)
+    return x;
+  else
+    return std::tuple<X>(std::move(x));
+}
+}  // namespace detail
+
+/// A function given by its forward and its backward pass, both in Tensors: `forward(x...)` returns the value y,
+/// `backward(dy, y, x...)` the gradient by x, or a tuple of those by each input (an undefined Tensor{}: none). `inputs`
+/// are Tensors, Variables or Parameters; the result is a Tensor for Tensors, else a Variable. Inputs and value are
+/// saved for the way back. A backward function that takes any operand (`const auto&`) is differentiated again in
+/// programs with <chorus/ops/higher_order.hpp>. Throws ShapeError where a gradient hasn't its input's shape.
+///   auto clipped_exp(const auto& x) {  // exp(min(x, 3)), whose gradient never ends
+///     return ch::custom_function(
+///         "clipped_exp", [](const auto& in) { return ch::exp(ch::minimum(in, ceiling)); },
+///         [](const auto& dy, const auto& y, const auto& in) { return dy * y; }, x);
+///   }
+template <class Forward, class Backward, Operand... Inputs>
+auto custom_function(const char* name, const Forward& forward, const Backward& backward, const Inputs&... inputs) {
+  const auto y = forward(value_of(inputs)...);
+  static_assert(AnyTensor<decltype(y)>, "custom_function: forward gets Tensors and returns one");
+  return record(
+      operations::Custom<Backward>{name, backward}, y,
+      [name, backward, y, saved = std::tuple{value_of(inputs)...}](const auto& dy, auto... nodes) {
+        const auto give = [name](auto node, const auto& gradient) {
+          if (!node || !gradient.defined()) return;
+          check<ShapeError>(gradient.shape() == node->shape(), name, ": backward gave a gradient of shape ",
+                            gradient.shape(), " for an input of shape ", node->shape());
+          node->add(contiguous(gradient));
+        };
+        const auto gradients =
+            detail::as_tuple(std::apply([&](const auto&... x) { return backward(dy, y, x...); }, saved));
+        static_assert(std::tuple_size_v<std::remove_const_t<decltype(gradients)>> == sizeof...(Inputs),
+                      "custom_function: backward returns a gradient for each input");
+        std::apply([&](const auto&... gradient) { (give(nodes, gradient), ...); }, gradients);
+      },
+      inputs...);
+}
+
+}  // namespace chorus::inline CHORUS_ABI
