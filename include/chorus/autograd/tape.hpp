@@ -3,15 +3,14 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chorus/autograd/node.hpp>
+#include <chorus/core/error.hpp>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <span>
 #include <utility>
 #include <vector>
-
-#include <chorus/autograd/node.hpp>
-#include <chorus/core/error.hpp>
 
 namespace chorus::inline CHORUS_ABI {
 
@@ -26,8 +25,8 @@ inline std::vector<std::function<void()>>*& backward_end_actions() {
   check<NonFiniteError>(node.gradient_is_finite(), "anomaly: a NaN or an infinity in the gradient by the output of '",
                         node.operation(), "': that with which backward began, or what a hook made of it");
   std::vector<Ref<Node>> inputs;
-  node.for_each_input(
-      [](Node& input, void* list) { static_cast<std::vector<Ref<Node>>*>(list)->emplace_back(&input); }, &inputs);
+  node.for_each_input([](Node& input, void* list) { static_cast<std::vector<Ref<Node>>*>(list)->emplace_back(&input); },
+                      &inputs);
   node.backward(keep);
   for (const auto& input : inputs)
     check<NonFiniteError>(input->gradient_is_finite(), "anomaly: backward of '", node.operation(),
@@ -45,14 +44,14 @@ inline void at_backward_end(std::function<void()> action) {
 struct BackwardOptions {
   /// Keep what the operations saved, so that backward can run again.
   bool retain_graph = false;
-  /// Run the leaves' hooks. Without, whoever runs backward has more to add to the leaves' gradients, perhaps in the midst
-  /// of a run over the same leaves.
+  /// Run the leaves' hooks. Without, whoever runs backward has more to add to the leaves' gradients, perhaps in the
+  /// midst of a run over the same leaves.
   bool hooks = true;
 };
 
 /// Sends the gradients that `roots` hold to all leaves behind them. Operations run in the reverse of the order in which
-/// they were recorded, without recursion; a leaf's hooks run as soon as its last contribution is in. Memory is freed on the
-/// way unless the graph is retained.
+/// they were recorded, without recursion; a leaf's hooks run as soon as its last contribution is in. Memory is freed on
+/// the way unless the graph is retained.
 inline void run_backward(std::span<const Ref<Node>> roots, const BackwardOptions& options = {}) {
   static std::atomic<std::uint64_t> runs{0};
   const std::uint64_t run = runs.fetch_add(1, std::memory_order_relaxed) + 1;
@@ -115,11 +114,12 @@ inline void run_backward(std::span<const Ref<Node>> roots, const BackwardOptions
     if (node->is_leaf()) continue;
     if (node->gradient_hooks_) node->run_gradient_hooks();
     // Counted before the node runs, since it then forgets its inputs.
-    if (lists.count) node->for_each_input(
-        [](Node& input, void* context) {
-          if (--input.pending_ == 0 && input.is_leaf()) static_cast<Lists*>(context)->final_leaves.push_back(&input);
-        },
-        &lists);
+    if (lists.count)
+      node->for_each_input(
+          [](Node& input, void* context) {
+            if (--input.pending_ == 0 && input.is_leaf()) static_cast<Lists*>(context)->final_leaves.push_back(&input);
+          },
+          &lists);
     if (detail::detects_anomalies()) [[unlikely]]
       detail::backward_with_checks(*node, options.retain_graph);
     else
@@ -132,4 +132,4 @@ inline void run_backward(std::span<const Ref<Node>> roots, const BackwardOptions
   for (const auto& action : actions) action();
 }
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI

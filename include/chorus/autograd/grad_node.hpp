@@ -1,0 +1,182 @@
+#pragma once
+/// GradNode and LeafNode: the gradient by a value, while backward runs or for good.
+
+#include <chorus/autograd/node.hpp>
+#include <chorus/kernels/contiguous.hpp>
+#include <chorus/kernels/pointwise.hpp>
+#include <chorus/tensor/tensor.hpp>
+#include <cmath>
+#include <functional>
+#include <memory>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace chorus::inline CHORUS_ABI {
+
+/// Where a backward function writes the gradient of one input: dense memory, to be added to or overwritten.
+template <Real T, int Rank, Device D>
+struct GradTarget {
+  Tensor<T, Rank, D> grad;
+  bool accumulate = false;
+  T* data() const { return grad.data(); }
+};
+
+namespace detail {
+template <class T>
+bool all_finite(const T* data, Index count) {
+  for (Index i = 0; i < count; ++i)
+    if (!std::isfinite(static_cast<double>(data[i]))) return false;
+  return true;
+}
+template <class T, int Rank, class D>
+[[gnu::noinline, gnu::cold]] bool all_finite(const Tensor<T, Rank, D>& x) {
+  const auto host = contiguous(x).to_vector();
+  return all_finite(host.data(), static_cast<Index>(host.size()));
+}
+template <class T, int Rank, class D>
+[[gnu::noinline, gnu::cold]] void check_finite(const char* operation, const Tensor<T, Rank, D>& value) {
+  // What masks attention is infinite on purpose.
+  if (std::string_view(operation) == "masked_fill") return;
+  check<NonFiniteError>(all_finite(value), "anomaly: a NaN or an infinity in the output of '", operation,
+                        "', of shape ", value.shape());
+}
+}  // namespace detail
+
+/// A node that holds the gradient by one value.
+template <Real T, int Rank, Device D>
+class GradNode : public Node {
+ public:
+  using tensor_type = Tensor<T, Rank, D>;
+
+  GradNode(const char* operation, const Shape<Rank>& shape, D device)
+      : Node(operation), shape_(shape), device_(device) {}
+
+  /// Where the next contribution goes; from then on there is a gradient.
+  GradTarget<T, Rank, D> target() {
+    if (!grad_.defined()) {
+      grad_ = tensor_type::empty(shape_, device_);
+    } else if (has_grad_ && !bound_ && grad_.storage().owners() > 1) {
+      add_out_of_place(tensor_type::zeros(shape_, device_));
+    }
+    return {grad_, std::exchange(has_grad_, true)};
+  }
+
+  /// A contribution that stands ready, dense, in a tensor of its own or in one that others may hold too.
+  void add(const tensor_type& contribution) {
+    if (!has_grad_ && !bound_) {
+      grad_ = contribution;
+      has_grad_ = true;
+    } else {
+      const auto [grad, accumulate] = target();
+      if (accumulate)
+        kernels::axpy(device_, grad.numel(), T{1}, contribution.data(), grad.data());
+      else
+        copy_bytes(device_, grad.data(), device_, contribution.data(), grad.bytes());
+    }
+  }
+
+  bool has_grad() const { return has_grad_; }
+  /// The gradient; undefined where there is none.
+  tensor_type grad() const { return has_grad_ ? grad_ : tensor_type{}; }
+  /// Puts other numbers in the gradient's place. Throws ShapeError where shapes differ.
+  void replace_grad(const tensor_type& other) {
+    check<ShapeError>(other.defined() && other.shape() == shape_, "register_hook: the hook of a gradient of shape ",
+                      shape_, " returned shape ", other.shape());
+    const auto dense = contiguous(other);
+    if (dense.data() == grad_.data()) return;
+    if (bound_)
+      copy_bytes(device_, grad_.data(), dense.device(), dense.data(), dense.bytes());
+    else
+      grad_ = dense;
+    has_grad_ = true;
+  }
+  /// Forgets the gradient. The memory stays: the next contribution overwrites it.
+  void zero_grad() {
+    has_grad_ = false;
+    if (!bound_ && grad_.storage().owners() > 1) grad_ = {};
+  }
+  const Shape<Rank>& shape() const { return shape_; }
+  D device() const { return device_; }
+  bool gradient_is_finite() const override { return !has_grad_ || detail::all_finite(grad_); }
+
+  /// A gradient and the place where it lies.
+  struct Held {
+    tensor_type grad;
+    bool has_grad = false, bound = false;
+  };
+  /// Puts another gradient, or none, in the place of this one, which is returned: for `grad`, which adds to none.
+  Held exchange_grad(Held held) {
+    return {std::exchange(grad_, std::move(held.grad)), std::exchange(has_grad_, held.has_grad),
+            std::exchange(bound_, held.bound)};
+  }
+
+ protected:
+  // Puts the gradient at a place that stays: a range of a flat buffer.
+  void bind_grad(tensor_type place) {
+    if (has_grad_) copy_bytes(device_, place.data(), device_, grad_.data(), grad_.bytes());
+    grad_ = std::move(place);
+    bound_ = true;
+  }
+  tensor_type take_grad() {
+    has_grad_ = false;
+    return std::move(grad_);
+  }
+  void set_has_grad(bool has) { has_grad_ = has; }
+  void set_device(D device) { device_ = device; }
+  const tensor_type& grad_memory() const { return grad_; }
+
+ private:
+  // Others hold this memory, so it must not change: continues in a copy.
+  void add_out_of_place(tensor_type copy) {
+    copy_bytes(device_, copy.data(), device_, grad_.data(), grad_.bytes());
+    grad_ = std::move(copy);
+  }
+
+  Shape<Rank> shape_;
+  D device_;
+  tensor_type grad_;
+  bool has_grad_ = false;
+  bool bound_ = false;
+};
+
+/// The gradient of a value that no operation made.
+template <Real T, int Rank, Device D>
+class LeafNode : public GradNode<T, Rank, D> {
+ public:
+  explicit LeafNode(const Tensor<T, Rank, D>& value) : GradNode<T, Rank, D>("leaf", value.shape(), value.device()) {}
+
+  void backward(bool) override {}
+  void for_each_input(void (*)(Node&, void*), void*) const override {}
+  bool is_leaf() const override { return true; }
+  void gradient_is_final() override {
+    this->run_gradient_hooks();
+    for (const auto& hook : hooks_) hook();
+  }
+  /// `hook` runs during each backward as soon as this leaf's gradient is complete.
+  void add_hook(std::function<void()> hook) { hooks_.push_back(std::move(hook)); }
+  void remove_hooks() { hooks_.clear(); }
+
+ private:
+  std::vector<std::function<void()>> hooks_;
+};
+
+namespace detail {
+template <class Hook, class N>
+struct TypedHook final : GradientHook {
+  explicit TypedHook(Hook h) : hook(std::move(h)) {}
+  void run(Node& node) override {
+    auto& typed = static_cast<N&>(node);
+    const auto grad = typed.grad();
+    if (!grad.defined()) return;
+    if constexpr (std::is_void_v<decltype(hook(grad))>)
+      hook(grad);
+    else
+      typed.replace_grad(hook(grad));
+  }
+  Hook hook;
+};
+}  // namespace detail
+
+}  // namespace chorus::inline CHORUS_ABI
