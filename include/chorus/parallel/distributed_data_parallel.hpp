@@ -78,6 +78,12 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
     return this->forward(inputs...);
   }
 
+  /// All ranks call it; under a hook that lets parameters drift apart, they are brought together.
+  void eval() {
+    if constexpr (averages_parameters) hook().synchronise(this->flat_, this->communicator_);
+    Base::eval();
+  }
+
   /// While it lives, backward adds to this rank's own gradients alone; the first backward after it averages the sum.
   /// Each pass counts by its own global batch, so that micro-batches may be shared out unevenly.
   class NoSync {
@@ -99,6 +105,7 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   template <class Body>
   void join(const Body& body, const JoinOptions& options = {}) {
     check<UsageError>(!joining_, "DistributedDataParallel::join: inside another join");
+    check<UsageError>(!averages_parameters, "DistributedDataParallel::join: the hook averages parameters by itself");
     const struct Scope {
       bool& joining;
       ~Scope() { joining = false; }
@@ -127,6 +134,10 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   std::int64_t skipped_steps() const { return reducer_.skipped_steps(); }
 
  private:
+  static constexpr bool averages_parameters = requires(Hook & h, const nn::FlatParameters<D>& flat, Communicator& c) {
+    h.before_forward(flat, c);
+  };
+
   static DistributedDataParallelOptions checked(const DistributedDataParallelOptions& options, Model& model) {
     options.check_values();
     const auto known = [&](const std::string& wanted) {
@@ -158,7 +169,7 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
     if (joining_ && throw_early_) check_all_here();
     reducer_.prepare();
     if (sends_buffers) this->broadcast_buffers(joining_ ? this->shares_.first_active() : 0);
-    if constexpr (requires { hook().before_forward(this->flat_, this->communicator_); })
+    if constexpr (averages_parameters)
       if (this->training()) hook().before_forward(this->flat_, this->communicator_);
   }
 

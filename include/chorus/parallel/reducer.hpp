@@ -25,6 +25,8 @@ namespace chorus::inline CHORUS_ABI::detail {
 /// Calls `f(float*)` or `f(double*)`: a pointer into a flat buffer as what it is.
 template <class F>
 void with_type(DType type, std::byte* at, const F& f) {
+  check<UsageError>(type == DType::f32 || type == DType::f64, "DistributedDataParallel: gradients of dtype ", type,
+                    " can't be averaged; expected F32 or F64");
   if (type == DType::f32)
     f(reinterpret_cast<float*>(at));
   else
@@ -302,6 +304,7 @@ class Reducer {
           for (const std::size_t i : bucket.parameters) parameter(i).set_grad_arrived(true);
     }
     if (options_.non_finite != NonFinite::propagate) judge();
+    if constexpr (requires { hook_.after_backward(); }) hook_.after_backward();
     in_backward_ = false;
     unit_.reset();
     // Where parameters may be left out, ranks don't know the same order.

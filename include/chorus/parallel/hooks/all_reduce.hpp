@@ -28,8 +28,9 @@ struct GradBucketPart {
 ///     when the last Work has ended: starts another one (round 0, 1, ...), or leaves the result in the bucket and
 ///     returns nothing.
 ///
-/// It may have, to act at the beginning of each forward pass in training,
-///   void before_forward(const nn::FlatParameters<D>&, Communicator&, double weight).
+/// It may have, for methods that average parameters, too,
+///   void after_backward(), void before_forward(flat parameters, communicator): around an optimizer's step;
+///   void synchronise(flat parameters, communicator): in `eval()`, when all ranks shall have the same parameters.
 /// State is the hook's own: one hook belongs to one net. When buckets change, `reset()` is called, if there is one.
 template <class T, Device D>
 struct GradBucket {

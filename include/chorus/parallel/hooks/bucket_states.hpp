@@ -1,0 +1,34 @@
+#pragma once
+/// What a communication hook keeps of each bucket from step to step.
+
+#include <chorus/tensor/tensor.hpp>
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+namespace chorus::inline CHORUS_ABI::detail {
+
+/// A hook doesn't know its model's scalar and device types; what it keeps does. A bucket's index has one type of state.
+class BucketStates {
+ public:
+  template <class State>
+  State& of(std::size_t index) {
+    if (states_.size() <= index) states_.resize(index + 1);
+    if (!states_[index]) states_[index] = std::make_shared<State>();
+    return *static_cast<State*>(states_[index].get());
+  }
+  void clear() { states_.clear(); }
+
+ private:
+  std::vector<std::shared_ptr<void>> states_;
+};
+
+/// `tensor` with `count` numbers; 0 where it is new.
+template <Scalar T, Device D>
+void grow(Tensor<T, 1, D>& tensor, std::size_t count, D device) {
+  if (tensor.defined() && tensor.numel() == static_cast<Index>(count)) return;
+  const MemoryScope scope(trace::Memory::buckets);
+  tensor = Tensor<T, 1, D>::zeros({static_cast<Index>(count)}, device);
+}
+
+}  // namespace chorus::inline CHORUS_ABI::detail

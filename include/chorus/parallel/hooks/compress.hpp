@@ -1,0 +1,63 @@
+#pragma once
+/// Gradients that travel in 2 bytes a number.
+
+#include <chorus/kernels/copy.hpp>
+#include <chorus/parallel/hooks/all_reduce.hpp>
+#include <chorus/parallel/hooks/bucket_states.hpp>
+#include <optional>
+
+namespace chorus::inline CHORUS_ABI {
+
+/// An all-reduce of numbers of type `Wire`, which are added up in float. What the rounding cuts off is added to the
+/// next step's gradient (Seide et al., "1-bit stochastic gradient descent", Interspeech 2014), unless `error_feedback`
+/// is off. Each of n ranks sends 2 (n - 1) / n of the bucket's numbers, of 2 bytes each.
+template <Narrow Wire>
+struct Compress {
+  bool error_feedback = true;
+
+  template <class T, Device D, class Communicator>
+  comm::Work start(const GradBucket<T, D>& bucket, Communicator& communicator) {
+    if (communicator.size() == 1) return {};
+    auto& state = states.of<State<T, D>>(bucket.index);
+    const auto count = static_cast<Index>(bucket.gradients.size());
+    T* grad = bucket.gradients.data();
+    detail::grow(state.wire, bucket.gradients.size(), bucket.device);
+    if (error_feedback) {
+      detail::grow(state.rest, bucket.gradients.size(), bucket.device);
+      kernels::axpy(bucket.device, count, T{1}, state.rest.data(), grad);
+    }
+    kernels::convert(bucket.device, count, grad, state.wire.data());
+    if (error_feedback) {
+      kernels::convert(bucket.device, count, state.wire.data(), state.rest.data());
+      kernels::scale(bucket.device, count, T{-1}, state.rest.data());
+      kernels::axpy(bucket.device, count, T{1}, grad, state.rest.data());
+    }
+    return communicator.all_reduce_async(std::span<Wire>(state.wire.data(), bucket.gradients.size()),
+                                         comm::ReduceOp::sum,
+                                         {.scale = bucket.weight, .traffic = trace::Traffic::gradients});
+  }
+
+  template <class T, Device D, class Communicator>
+  std::optional<comm::Work> resume(const GradBucket<T, D>& bucket, Communicator& communicator, int) {
+    if (communicator.size() > 1)
+      kernels::convert(bucket.device, static_cast<Index>(bucket.gradients.size()),
+                       states.of<State<T, D>>(bucket.index).wire.data(), bucket.gradients.data());
+    return {};
+  }
+
+  void reset() { states.clear(); }
+
+  template <class T, class D>
+  struct State {
+    Tensor<Wire, 1, D> wire;
+    Tensor<T, 1, D> rest;  // what has not been sent yet
+  };
+  detail::BucketStates states = {};
+};
+
+/// 3 decimal digits and the exponents of float: any gradient fits.
+using Bf16Compress = Compress<bf16>;
+/// 3.3 decimal digits; gradients beyond 65504 become infinite, those below 6e-8 are left for later steps.
+using Fp16Compress = Compress<half>;
+
+}  // namespace chorus::inline CHORUS_ABI

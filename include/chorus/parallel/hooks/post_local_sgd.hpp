@@ -1,0 +1,50 @@
+#pragma once
+/// Post-local SGD: gradients are averaged at first, and parameters every few steps from then on.
+
+#include <chorus/parallel/average_parameters.hpp>
+#include <chorus/parallel/hooks/all_reduce.hpp>
+#include <optional>
+
+namespace chorus::inline CHORUS_ABI {
+
+/// Lin, Stich, Patel, Jaggi, "Don't use large mini-batches, use local SGD", ICLR 2020. The average is taken at the
+/// beginning of the forward pass that follows; between averages, ranks have different parameters: call the policy's
+/// `eval()`, on all ranks, before these are tested or saved. Each of n ranks sends 2 (n - 1) / n of the model's bytes
+/// in each of the first `start_local_sgd_iter` steps, and then every `period` steps.
+struct PostLocalSgd {
+  int start_local_sgd_iter = 100;
+  int period = 4;
+
+  template <class T, Device D, class Communicator>
+  comm::Work start(const GradBucket<T, D>& bucket, Communicator& communicator) {
+    if (steps >= start_local_sgd_iter) return {};
+    return AllReduce{}.start(bucket, communicator);
+  }
+  template <class T, Device D, class Communicator>
+  std::optional<comm::Work> resume(const GradBucket<T, D>&, Communicator&, int) {
+    return {};
+  }
+
+  /// A backward pass that synchronises has ended; the optimizer's step follows.
+  void after_backward() {
+    check<UsageError>(period > 0, "PostLocalSgd: the period is at least 1, got ", period);
+    ++steps;
+    due = steps > start_local_sgd_iter && (steps - start_local_sgd_iter) % period == 0;
+    apart = steps > start_local_sgd_iter;
+  }
+  template <Device D, class Communicator>
+  void before_forward(const nn::FlatParameters<D>& flat, Communicator& communicator) {
+    if (due) synchronise(flat, communicator);
+  }
+  template <Device D, class Communicator>
+  void synchronise(const nn::FlatParameters<D>& flat, Communicator& communicator) {
+    if (apart) detail::average_parameters(flat, communicator, 1.0 / communicator.size());
+    due = apart = false;
+  }
+
+  int steps = 0;
+  bool due = false;    ///< an average is to be taken
+  bool apart = false;  ///< ranks have stepped on their own since the last one
+};
+
+}  // namespace chorus::inline CHORUS_ABI

@@ -1,0 +1,169 @@
+#pragma once
+/// PowerSGD: gradients that travel as products of two thin matrices (Vogels, Karimireddy, Jaggi, "PowerSGD: practical
+/// low-rank gradient compression for distributed optimization", NeurIPS 2019).
+
+#include <algorithm>
+#include <chorus/core/philox.hpp>
+#include <chorus/kernels/copy.hpp>
+#include <chorus/kernels/gemm.hpp>
+#include <chorus/parallel/hooks/all_reduce.hpp>
+#include <chorus/parallel/hooks/bucket_states.hpp>
+#include <cmath>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace chorus::inline CHORUS_ABI {
+
+/// A parameter of shape [n, ...] is an n x m matrix M, gradient and what earlier steps have left out. One step of
+/// subspace iteration: P = mean of M Q over ranks, made orthonormal; Q = mean of M' P; the gradient becomes P Q', and
+/// this rank's M - P Q' waits for the next step. Sent are rank (n + m) numbers in place of n m, twice (n - 1) / n each,
+/// in two all-reduces. Vectors, and matrices that would not get smaller, go as they are.
+struct PowerSgd {
+  /// Columns of P and Q. 1 or 2 are usual.
+  Index matrix_approximation_rank = 1;
+  /// So many steps are averaged in full at first, while gradients change most.
+  int start_powersgd_iter = 0;
+  std::uint64_t seed = 0;
+
+  template <class T, Device D, class Communicator>
+  comm::Work start(const GradBucket<T, D>& bucket, Communicator& communicator) {
+    auto& state = states.of<State<T, D>>(bucket.index);
+    if (communicator.size() == 1) return {};
+    if (bucket.index == 0) ++steps;
+    state.full = steps <= start_powersgd_iter;
+    if (state.full) return communicator.all_reduce_async(bucket.gradients, comm::ReduceOp::sum, options(bucket.weight));
+    if (state.pieces.empty()) lay_out(bucket, state);
+    const auto count = static_cast<Index>(bucket.gradients.size());
+    kernels::axpy(bucket.device, count, T{1}, state.rest.data(), bucket.gradients.data());
+    for (const Piece& piece : state.pieces) {
+      const T* grad = bucket.gradients.data() + piece.begin;
+      T* to = state.first.data() + piece.in_first;
+      if (piece.low_rank())
+        kernels::gemm(bucket.device, no, no, piece.rows, piece.rank, piece.columns, grad, piece.columns,
+                      state.second.data() + piece.in_second, piece.rank, to, piece.rank, false);
+      else
+        copy_bytes(bucket.device, to, bucket.device, grad, static_cast<std::size_t>(piece.rows) * sizeof(T));
+    }
+    return communicator.all_reduce_async(
+        std::span<T>(state.first.data(), static_cast<std::size_t>(state.first.numel())), comm::ReduceOp::sum,
+        options(bucket.weight));
+  }
+
+  template <class T, Device D, class Communicator>
+  std::optional<comm::Work> resume(const GradBucket<T, D>& bucket, Communicator& communicator, int round) {
+    if (communicator.size() == 1) return {};
+    auto& state = states.of<State<T, D>>(bucket.index);
+    if (state.full) return {};
+    if (round == 0) {
+      for (const Piece& piece : state.pieces) {
+        if (!piece.low_rank()) continue;
+        T* p = state.first.data() + piece.in_first;
+        orthonormalise(bucket.device, piece, p);
+        kernels::gemm(bucket.device, yes, no, piece.columns, piece.rank, piece.rows,
+                      bucket.gradients.data() + piece.begin, piece.columns, p, piece.rank,
+                      state.second.data() + piece.in_second, piece.rank, false);
+      }
+      return communicator.all_reduce_async(
+          std::span<T>(state.second.data(), static_cast<std::size_t>(state.second.numel())), comm::ReduceOp::sum,
+          options(bucket.weight));
+    }
+    const auto count = static_cast<Index>(bucket.gradients.size());
+    copy_bytes(bucket.device, state.rest.data(), bucket.device, bucket.gradients.data(), bucket.gradients.size_bytes());
+    for (const Piece& piece : state.pieces) {
+      T* grad = bucket.gradients.data() + piece.begin;
+      const T* first = state.first.data() + piece.in_first;
+      if (piece.low_rank())
+        kernels::gemm(bucket.device, no, yes, piece.rows, piece.columns, piece.rank, first, piece.rank,
+                      state.second.data() + piece.in_second, piece.rank, grad, piece.columns, false);
+      else
+        copy_bytes(bucket.device, grad, bucket.device, first, static_cast<std::size_t>(piece.rows) * sizeof(T));
+    }
+    kernels::axpy(bucket.device, count, T{-1}, bucket.gradients.data(), state.rest.data());
+    for (const Piece& piece : state.pieces)  // what was sent in full leaves no rest
+      if (!piece.low_rank())
+        zero_bytes(bucket.device, state.rest.data() + piece.begin, static_cast<std::size_t>(piece.rows) * sizeof(T));
+    return {};
+  }
+
+  void reset() { states.clear(); }
+
+  /// A parameter: `rows` x `columns` numbers, approximated by `rank` columns; rank 0: it goes in full, as `rows`
+  /// numbers.
+  struct Piece {
+    std::size_t begin, in_first, in_second;
+    Index rows, columns, rank;
+    bool low_rank() const { return rank > 0; }
+  };
+  template <class T, class D>
+  struct State {
+    std::vector<Piece> pieces;
+    Tensor<T, 1, D> rest;           // what has not been sent yet
+    Tensor<T, 1, D> first, second;  // all P, and what goes in full; all Q
+    bool full = false;
+  };
+  int steps = 0;
+  detail::BucketStates states = {};
+
+ private:
+  static constexpr auto no = kernels::Trans::no, yes = kernels::Trans::yes;
+
+  static comm::CollectiveOptions options(double weight) {
+    return {.scale = weight, .traffic = trace::Traffic::gradients};
+  }
+
+  template <class T, Device D>
+  void lay_out(const GradBucket<T, D>& bucket, State<T, D>& state) const {
+    std::size_t first = 0, second = 0;
+    for (const auto& part : bucket.parts) {
+      Index count = 1;
+      for (const Index extent : part.shape) count *= extent;
+      const Index rows = part.shape.size() < 2 || count == 0 ? count : part.shape[0];
+      const Index columns = rows == 0 ? 0 : count / rows;
+      const Index rank = std::min({matrix_approximation_rank, rows, columns});
+      Piece piece{part.begin, first, second, count, 1, 0};
+      if (part.shape.size() >= 2 && (rows + columns) * rank < count)
+        piece = {part.begin, first, second, rows, columns, rank};
+      first += static_cast<std::size_t>(piece.rows * std::max(piece.rank, Index{1}));
+      second += static_cast<std::size_t>(piece.columns * piece.rank);
+      state.pieces.push_back(piece);
+    }
+    detail::grow(state.rest, bucket.gradients.size(), bucket.device);
+    detail::grow(state.first, first, bucket.device);
+    detail::grow(state.second, second, bucket.device);
+    std::vector<T> q(second);  // the same on all ranks
+    for (std::size_t i = 0; i < second; ++i)
+      q[i] = static_cast<T>(unit_float(philox(seed, {static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(i >> 32),
+                                                     static_cast<std::uint32_t>(bucket.index), 0})[0])) -
+             static_cast<T>(0.5);
+    copy_bytes(bucket.device, state.second.data(), Cpu{}, q.data(), second * sizeof(T));
+  }
+
+  // Gram and Schmidt's, column by column; a column that vanishes stays 0.
+  template <class T, Device D>
+  static void orthonormalise(D device, const Piece& piece, T* matrix) {
+    const auto rows = static_cast<std::size_t>(piece.rows), rank = static_cast<std::size_t>(piece.rank);
+    std::vector<T> p(rows * rank);
+    copy_bytes(Cpu{}, p.data(), device, matrix, p.size() * sizeof(T));
+    const auto dot = [&](std::size_t a, std::size_t b) {
+      double sum = 0;
+      for (std::size_t i = 0; i < rows; ++i)
+        sum += static_cast<double>(p[i * rank + a]) * static_cast<double>(p[i * rank + b]);
+      return sum;
+    };
+    for (std::size_t c = 0; c < rank; ++c) {
+      const double before = dot(c, c);
+      for (std::size_t earlier = 0; earlier < c; ++earlier) {
+        const auto along = static_cast<T>(dot(earlier, c));
+        for (std::size_t i = 0; i < rows; ++i) p[i * rank + c] -= along * p[i * rank + earlier];
+      }
+      const double length = dot(c, c);
+      const bool vanished = !(length > 1e-12 * before);  // what is left is rounding
+      const auto factor = static_cast<T>(vanished && length == length ? 0 : 1 / std::sqrt(length));
+      for (std::size_t i = 0; i < rows; ++i) p[i * rank + c] *= factor;
+    }
+    copy_bytes(device, matrix, Cpu{}, p.data(), p.size() * sizeof(T));
+  }
+};
+
+}  // namespace chorus::inline CHORUS_ABI

@@ -1,0 +1,183 @@
+// Communication hooks: what they average to, what they send, and what they make up for later.
+#include <catch.hpp>
+#include <chorus/core/trace.hpp>
+#include <chorus/parallel/hooks/compress.hpp>
+#include <chorus/parallel/hooks/post_local_sgd.hpp>
+#include <chorus/parallel/hooks/power_sgd.hpp>
+#include <chorus/parallel/hooks/quantize.hpp>
+
+#include "ranks.hpp"
+
+using namespace chorus;
+using comm::World;
+using test::common_text;
+using test::distance;
+using test::Distributed;
+using test::make;
+using test::numbers;
+
+namespace {
+
+/// Its matrices are large enough to be worth compressing.
+template <class D>
+struct Wide : nn::Module {
+  nn::Linear<D, double> fc1{20, 24}, fc2{24, 16};
+  CHORUS_MODULE(Wide, fc1, fc2)
+  auto forward(const auto& x) const { return fc2(tanh(fc1(x))); }
+};
+constexpr std::size_t wide_numbers = 20 * 24 + 24 + 24 * 16 + 16;
+using Model = Wide<Cpu>;
+
+template <class Net>
+void backward(Net& net, const World& world, Index batch, std::uint32_t number = 1) {
+  net(test::share(numbers(batch, 20, number), world)).backward(test::share(numbers(batch, 16, number + 100), world));
+}
+/// A loss's mean, as `backward` above has it for a seed: the seed's share of the batch does the weighing.
+std::vector<double> mean_gradient(Index batch, int ranks, std::uint32_t number = 1) {
+  SingleDevice<Model> net{make<Model>(), 3};
+  for (int rank = 0; rank < ranks; ++rank) {
+    const World world{.rank = rank, .size = ranks};
+    const auto x = test::share(numbers(batch, 20, number), world);
+    const auto weight = static_cast<double>(x.size(0)) / static_cast<double>(batch);
+    (net(x) * weight).backward(contiguous(test::share(numbers(batch, 16, number + 100), world)));
+  }
+  return test::gradients(net.module());
+}
+double length(const std::vector<double>& x) {
+  double sum = 0;
+  for (const double v : x) sum += v * v;
+  return std::sqrt(sum);
+}
+
+/// The gradients of `steps` passes over the same batch, each by itself, and the bytes that the last one sent.
+template <class Hook>
+struct Outcome {
+  std::vector<std::vector<double>> gradients;
+  std::uint64_t bytes = 0;
+
+  Outcome(int ranks, int steps, Index batch, const Hook& hook = {}) {
+    const auto text = common_text(ranks, [=](const World& world) {
+      Distributed<Model, Hook> rank(world, {}, make<Model>(), hook);
+      std::string out;
+      for (int step = 0; step < steps; ++step) {
+        for (const auto& named : rank.net.parameters()) named.parameter->set_grad_arrived(false);
+        trace::reset_traffic();
+        backward(rank.net, world, batch);
+        out += test::text_of(test::gradients(rank.net.module()));
+      }
+      std::vector<double> sent{static_cast<double>(trace::bytes_sent(world.rank, trace::Traffic::gradients))};
+      rank.net.sum(sent);
+      return out + cat(sent[0]);
+    });
+    const auto all = test::numbers_in(text);
+    REQUIRE(all.size() == static_cast<std::size_t>(steps) * wide_numbers + 1);
+    for (int step = 0; step < steps; ++step)
+      gradients.emplace_back(all.begin() + step * static_cast<std::ptrdiff_t>(wide_numbers),
+                             all.begin() + (step + 1) * static_cast<std::ptrdiff_t>(wide_numbers));
+    bytes = static_cast<std::uint64_t>(all.back());
+  }
+
+  /// How far step `step` is off, relatively.
+  double error(std::size_t step, const std::vector<double>& expected) const {
+    auto rest = gradients[step];
+    for (std::size_t i = 0; i < rest.size(); ++i) rest[i] -= expected[i];
+    return length(rest) / length(expected);
+  }
+  /// The same of the mean over all steps: what is left out in one step comes in the next.
+  double error_of_mean(const std::vector<double>& expected) const {
+    std::vector<double> rest(expected.size());
+    for (std::size_t i = 0; i < rest.size(); ++i) {
+      for (const auto& one : gradients) rest[i] += one[i] / static_cast<double>(gradients.size());
+      rest[i] -= expected[i];
+    }
+    return length(rest) / length(expected);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("hooks: an all-reduce sends 2(n-1)/n of the gradients' bytes, a compressed one a half or a quarter of that") {
+  for (const int n : {2, 3}) {
+    INFO(n << " ranks");
+    const auto all = static_cast<std::uint64_t>(2 * (n - 1)) * wide_numbers;  // of all ranks together
+    CHECK(Outcome<AllReduce>(n, 1, 7).bytes == all * 8);
+    CHECK(Outcome<Bf16Compress>(n, 1, 7).bytes == all * 2);
+    CHECK(Outcome<Fp16Compress>(n, 1, 7).bytes == all * 2);
+    constexpr std::uint64_t blocks = (wide_numbers + 511) / 512;
+    CHECK(Outcome<Quantize8Bit>(n, 1, 7).bytes ==
+          static_cast<std::uint64_t>(n * (n - 1)) * (wide_numbers + 4 * blocks));
+    CHECK(Outcome<NoCommunication>(1, 1, 7).bytes == 0);
+  }
+}
+
+TEST_CASE("hooks: averages are those of the all-reduce, to the precision of the wire") {
+  const auto expected = mean_gradient(7, 3);
+  CHECK(Outcome<AllReduce>(3, 1, 7).error(0, expected) < 1e-14);
+  CHECK(Outcome<Bf16Compress>(3, 1, 7).error(0, expected) < 1e-2);
+  CHECK(Outcome<Bf16Compress>(3, 1, 7).error(0, expected) > 1e-5);  // it did travel so
+  CHECK(Outcome<Fp16Compress>(3, 1, 7).error(0, expected) < 1e-3);
+  CHECK(Outcome<Quantize8Bit>(3, 1, 7).error(0, expected) < 3e-2);
+}
+
+TEST_CASE("hooks: what rounding cuts off comes with the next steps") {
+  const auto expected = mean_gradient(7, 2);
+  const auto gain = [&]<class Hook>(const Hook& hook) {
+    const Outcome<Hook> outcome(2, 16, 7, hook);
+    return outcome.error_of_mean(expected) / outcome.error(0, expected);
+  };
+  CHECK(gain(Quantize8Bit{}) < 0.2);
+  CHECK(gain(PowerSgd{}) < 0.5);
+  // A part of a narrow float's error is made on the way, in the sums of ranks.
+  CHECK(gain(Bf16Compress{.error_feedback = true}) < 0.9 * gain(Bf16Compress{.error_feedback = false}));
+}
+
+TEST_CASE("hooks: powersgd is exact for gradients of its rank, and sends rank (n + m) numbers") {
+  // Of two samples, one on each rank, a layer's gradient has rank 2.
+  const auto expected = mean_gradient(2, 2);
+  const Outcome<PowerSgd> two(2, 2, 2, {.matrix_approximation_rank = 2});
+  CHECK(two.error(0, expected) < 1e-9);
+  CHECK(two.error(1, expected) < 1e-9);
+  constexpr std::uint64_t sent = 2 * (20 + 24) + 24 + 2 * (24 + 16) + 16;
+  CHECK(two.bytes == 2 * sent * 8);
+  const Outcome<PowerSgd> one(2, 1, 2);
+  CHECK(one.error(0, expected) > 0.05);
+  CHECK(one.error(0, expected) < 1);
+  // The first steps in full.
+  const Outcome<PowerSgd> later(2, 3, 7, {.start_powersgd_iter = 2});
+  const auto full = mean_gradient(7, 2);
+  CHECK(later.error(0, full) < 1e-14);
+  CHECK(later.error(1, full) < 1e-14);
+  CHECK(later.error(2, full) > 0.01);
+}
+
+TEST_CASE("hooks: without communication each rank has its own gradients") {
+  const auto texts = test::Ranks(2, [](const World& world) {
+                       Distributed<Model, NoCommunication> rank(world);
+                       trace::reset_traffic();
+                       backward(rank.net, world, 8);
+                       return cat(trace::bytes_sent(world.rank, trace::Traffic::gradients), " ") +
+                              test::text_of(test::gradients(rank.net.module()));
+                     }).texts();
+  CHECK(texts[0] != texts[1]);
+  CHECK(texts[0].substr(0, 2) == "0 ");
+}
+
+TEST_CASE("hooks: post-local sgd averages gradients first, then parameters, every few steps and in eval") {
+  const auto text = common_text(2, [](const World& world) {
+    Distributed<Model, PostLocalSgd> rank(world, {}, make<Model>(), {.start_local_sgd_iter = 2, .period = 2});
+    optim::Sgd optimizer{rank.net.parameters(), {.lr = 0.1}};
+    std::string log;
+    for (std::uint32_t step = 0; step < 7; ++step) {
+      optimizer.zero_grad();
+      trace::reset_traffic();
+      backward(rank.net, world, 8, step);
+      log += cat(trace::bytes_sent(world.rank, trace::Traffic::gradients) / 8, "+",
+                 trace::bytes_sent(world.rank, trace::Traffic::parameters) / 8, " ");
+      optimizer.step();
+    }
+    log += rank.net.same_on_all_ranks(io::parameters_sha256(rank.net.module())) ? "same " : "apart ";
+    rank.net.eval();
+    return log + (rank.net.same_on_all_ranks(io::parameters_sha256(rank.net.module())) ? "same" : "apart");
+  });
+  CHECK(text == "904+0 904+0 0+0 0+0 0+904 0+0 0+904 apart same");
+}
