@@ -98,6 +98,19 @@ class AnyCommunicator {
   void barrier() { engine_->now(Call{}); }
   Work barrier_async() { return engine_->later(Call{}); }
 
+  /// The same, for a group in which a rank may be missing: rank 0 names all ranks that have not come by the deadline, in
+  /// an error that every rank throws. Slower than `barrier`. Over MPI, gloo and NCCL it is a barrier, which names none.
+  void monitored_barrier() {
+    Call call;
+    call.op = Op::monitored_barrier;
+    engine_->now(call);
+  }
+
+  /// The newest 64 calls of this rank, one a line: number, call, when it began and how long it took, or that it is under
+  /// way or failed. Where CHORUS_FLIGHT_RECORDER is set, the first failure writes it to stderr (`stderr`) or to the
+  /// file $CHORUS_FLIGHT_RECORDER.rankN.
+  std::string flight_record() const { return engine_->record(); }
+
   /// Gives the group up: calls that wait, later calls, and the other ranks' throw CommError with `why`.
   void abort(std::string_view why) noexcept { engine_->abort(why); }
 

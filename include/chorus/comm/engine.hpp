@@ -4,15 +4,16 @@
 #include <chorus/comm/communicator.hpp>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 namespace chorus::inline CHORUS_ABI::comm {
 
-enum class Op : std::uint8_t { all_reduce, broadcast, all_gather, reduce_scatter, message, barrier };
+enum class Op : std::uint8_t { all_reduce, broadcast, all_gather, reduce_scatter, message, barrier, monitored_barrier };
 
 constexpr std::string_view name(Op op) {
-  constexpr std::string_view names[] = {"all_reduce",     "broadcast", "all_gather",
-                                        "reduce_scatter", "message",   "barrier"};
+  constexpr std::string_view names[] = {"all_reduce", "broadcast", "all_gather",       "reduce_scatter",
+                                        "message",    "barrier",   "monitored_barrier"};
   const auto i = static_cast<std::size_t>(op);
   return i < std::size(names) ? names[i] : "an unknown operation";
 }
@@ -62,6 +63,8 @@ class Engine {
   virtual void abort(std::string_view why) noexcept = 0;
   /// What carries the bytes: `shm`, `tcp`, ...
   virtual std::string_view name() const = 0;
+  /// The newest calls, one a line, as `flight recorder` prints them; empty where an engine keeps none.
+  virtual std::string record() const { return {}; }
   /// Whether calls may name memory of a GPU, and then run on streams. Host memory may always be named.
   virtual bool takes_device_memory() const { return false; }
 

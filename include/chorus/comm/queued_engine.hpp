@@ -11,7 +11,7 @@ namespace chorus::inline CHORUS_ABI::comm {
 
 /// `Runner` has `Failure run(const Call&, const std::atomic<bool>& caller_waits)`, called by one thread at a time, and
 /// `void abort(std::string_view) noexcept`, called from any, after which the run that goes on and all later ones fail
-/// soon. The first failure is the runner's to keep: it fails again in every later call.
+/// soon; and `std::string record() const`, see Engine. The first failure is the runner's to keep: it fails again in every later call.
 template <class Runner>
 class QueuedEngine final : public Engine {
  public:
@@ -27,6 +27,7 @@ class QueuedEngine final : public Engine {
   Work later(const Call& call) override { return {calls_, calls_->later(call)}; }
   void abort(std::string_view why) noexcept override { runner_.abort(why); }
   std::string_view name() const override { return name_; }
+  std::string record() const override { return runner_.record(); }
 
  private:
   static Failure run(void* runner, const Call& call, const std::atomic<bool>& caller_waits) {

@@ -11,6 +11,9 @@
 #include <algorithm>
 #include <chorus/comm/reduction.hpp>
 #include <chorus/comm/transport.hpp>
+#include <chorus/comm/world.hpp>
+#include <thread>
+#include <vector>
 
 namespace chorus::inline CHORUS_ABI::comm {
 
@@ -184,6 +187,34 @@ inline void ring_barrier(const Ring& ring) {
     detail::relay(ring, {.to = ring.neighbour(distance)}, 0);
     detail::relay(ring, {.from = ring.neighbour(-distance)}, 0);
   }
+}
+
+/// All report to rank 0, which answers when all have; at the deadline it knows who has not.
+inline void monitored_barrier(const Ring& ring) {
+  if (ring.rank() != 0) {
+    detail::relay(ring, {.to = 0}, 0);
+    detail::relay(ring, {.from = 0}, 0);
+    return;
+  }
+  const auto deadline = Clock::now() + ring.link.timeout * 9 / 10;  // before the others' own
+  std::vector<int> missing(static_cast<std::size_t>(ring.size() - 1));
+  for (std::size_t i = 0; i < missing.size(); ++i) missing[i] = static_cast<int>(i) + 1;
+  while (!missing.empty() && Clock::now() < deadline) {
+    ring.link.check();
+    const auto before = missing.size();
+    std::erase_if(missing, [&](int peer) {
+      const bool came = ring.link.has_piece(peer);
+      if (came) detail::relay(ring, {.from = peer}, 0);
+      return came;
+    });
+    if (missing.size() == before) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  std::string names;
+  for (const int peer : missing) names += cat(names.empty() ? "" : ", ", peer);
+  if (!missing.empty())
+    fail<LinkTimeout>(missing.size() == 1 ? "rank " : "ranks ", names, " of ", ring.size(), " did not come within ",
+                      ring.link.timeout.count() * 9 / 10, " ms");
+  for (int peer = 1; peer < ring.size(); ++peer) detail::relay(ring, {.to = peer}, 0);
 }
 
 }  // namespace chorus::inline CHORUS_ABI::comm

@@ -111,6 +111,8 @@ class ShmTransport final : public Transport {
     if (seat(peer).wants_room.load() == rank + 1) ring_bell(peer);
   }
 
+  bool has_piece(int peer) override { return slot(peer, rank, received_).full.load(std::memory_order_acquire) != 0; }
+
   void flush() override {}
 
   void check() override {

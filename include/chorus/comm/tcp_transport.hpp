@@ -80,6 +80,12 @@ class TcpTransport final : public Transport {
   }
   void release(int peer) override { at(peer).received = 0; }
 
+  bool has_piece(int peer) override {
+    auto& p = at(peer);
+    if (!p.in) p.in = std::make_unique<std::byte[]>(slot_bytes + alignment);
+    return pull(peer);
+  }
+
   void flush() override {
     for (int peer = 0; peer < size; ++peer) await(peer, Goal::sent);
   }

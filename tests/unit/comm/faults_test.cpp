@@ -45,6 +45,9 @@ std::string repeat(const comm::World& world, comm::Backend kind, comm::Op op) {
       case comm::Op::barrier:
         c.barrier();
         break;
+      case comm::Op::monitored_barrier:
+        c.monitored_barrier();
+        break;
       case comm::Op::message:
         c.all_reduce_async(std::span(all)).wait();
         break;
@@ -58,7 +61,7 @@ TEST_CASE("a killed rank is noticed by all others within a second", "[comm]") {
   const auto before = entries("/dev/shm");
   for (const auto kind : kinds) {
     for (const auto op : {comm::Op::all_reduce, comm::Op::broadcast, comm::Op::all_gather, comm::Op::reduce_scatter,
-                          comm::Op::barrier, comm::Op::message}) {
+                          comm::Op::barrier, comm::Op::monitored_barrier, comm::Op::message}) {
       for (const int victim : {0, 2}) {
         test::Ranks ranks(
             3, [=](const comm::World& world) { return repeat(world, kind, op); }, 20s);

@@ -1,0 +1,109 @@
+// What a communicator can tell when something is wrong: who is missing, and what was called last.
+#include <catch.hpp>
+#include <chorus/comm/thread_group.hpp>
+#include <filesystem>
+#include <fstream>
+
+#include "processes.hpp"
+
+using namespace chorus;
+using namespace std::chrono_literals;
+using Catch::Matchers::Contains;
+
+TEST_CASE("monitored_barrier names all ranks that are missing, to all that are there", "[comm]") {
+  for (const auto backend : {comm::Backend::shm, comm::Backend::tcp}) {
+    test::Ranks ranks(
+        5,
+        [backend](const comm::World& world) -> std::string {
+          auto c = comm::connect(world, {.backend = backend});
+          c.monitored_barrier();
+          try {
+            if (world.rank == 1 || world.rank == 3) {
+              std::this_thread::sleep_for(1500ms);
+              return "";
+            }
+            c.monitored_barrier();
+          } catch (const CommError& error) {
+            return error.what();
+          }
+          return "no error";
+        },
+        1s);
+    const auto texts = ranks.texts();
+    CHECK(texts[0] == "rank 0: monitored_barrier #1: ranks 1, 3 of 5 did not come within 900 ms");
+    for (const int rank : {2, 4}) CHECK_THAT(texts[static_cast<std::size_t>(rank)], Contains(": rank 0 gave up: " + texts[0]));
+  }
+}
+
+TEST_CASE("monitored_barrier lets ranks that come late through, and counts as a call of its own", "[comm]") {
+  for (const auto backend : {comm::Backend::shm, comm::Backend::tcp}) {
+    test::Ranks ranks(3, [backend](const comm::World& world) -> std::string {
+      auto c = comm::connect(world, {.backend = backend});
+      std::this_thread::sleep_for(world.rank * 50ms);
+      const auto start = comm::Clock::now();
+      c.monitored_barrier();
+      const auto waited = comm::Clock::now() - start;
+      std::vector<int> x{1};
+      c.all_reduce(std::span(x));
+      if (world.rank == 0 && waited < 80ms) return "did not wait";
+      try {
+        world.rank == 0 ? c.monitored_barrier() : c.barrier();
+      } catch (const CommError& error) {
+        return error.what();
+      }
+      return "no error";
+    });
+    const auto texts = ranks.texts();
+    CHECK_THAT(texts[0] + texts[1] + texts[2], Contains("is in another call") && Contains("monitored_barrier #2"));
+    CHECK(texts[0].find("did not wait") == std::string::npos);
+  }
+}
+
+TEST_CASE("the flight recorder keeps the newest calls", "[comm]") {
+  auto group = comm::thread_group(2, 200ms);
+  auto& c = group[0];
+  std::thread other([&] {
+    std::vector<int> y(10);
+    for (int i = 0; i < 70; ++i) group[1].broadcast(std::span(y), 0);
+    group[1].recv(std::span(y), 0);
+  });
+  std::vector<int> x(10);
+  for (int i = 0; i < 70; ++i) c.broadcast(std::span(x), 0);
+  c.send(std::span(x), 1);
+  other.join();
+  std::vector<float> gradients(100);
+  CHECK_THROWS_AS(c.all_reduce(std::span(gradients), comm::ReduceOp::sum, {.bucket = 3}), TimeoutError);
+  const auto text = c.flight_record();
+  CHECK(std::count(text.begin(), text.end(), '\n') == 64);
+  CHECK(text.find("rank 0: call 8: broadcast #8 (10 I32 from rank 0), at ") == 0);
+  CHECK_THAT(text, Contains("call 70: sending message #0 (10 I32) to rank 1, at "));
+  CHECK_THAT(text, Contains("call 71: all_reduce #70 (sum of 100 F32), gradient bucket 3, at ") && Contains(" us, took ") &&
+                       Contains(" us, failed after "));
+  CHECK(comm::AnyCommunicator().flight_record() == "");
+}
+
+TEST_CASE("the flight recorder is written at the first failure", "[comm]") {
+  const auto folder = std::filesystem::temp_directory_path() / cat("chorus_flight_", getpid());
+  std::filesystem::create_directory(folder);
+  const auto path = (folder / "record").string();
+  test::Ranks ranks(2, [path](const comm::World& world) -> std::string {
+    setenv("CHORUS_FLIGHT_RECORDER", path.c_str(), 1);
+    auto c = comm::connect(world);
+    c.barrier();
+    std::vector<float> x(10);
+    try {
+      if (world.rank == 0) c.all_reduce(std::span(x));
+      c.barrier();
+    } catch (const CommError&) {
+      return "error";
+    }
+    return "no error";
+  });
+  CHECK(ranks.texts() == std::vector<std::string>(2, "error"));
+  for (int rank = 0; rank < 2; ++rank) {
+    std::ifstream file(cat(path, ".rank", rank));
+    const std::string text(std::istreambuf_iterator<char>(file), {});
+    CHECK_THAT(text, Contains(cat("rank ", rank, ": call 0: barrier #0, at ")) && Contains("failed after"));
+  }
+  std::filesystem::remove_all(folder);
+}
