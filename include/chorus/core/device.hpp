@@ -10,6 +10,8 @@
 
 namespace chorus::inline CHORUS_ABI {
 
+// nvcc loses comparisons that are defaulted, so devices write theirs out.
+
 /// A processor of this machine. `Cpu{1}`, `Cpu{2}`, ... are virtual devices: each has its own memory account, and under
 /// `DataParallel` its own thread, so that everything about several devices can be run and tested on one machine.
 struct Cpu {
@@ -17,7 +19,8 @@ struct Cpu {
   static constexpr const char* kind = "cpu";
   static constexpr int max_devices = 64;
   static constexpr int first_slot = 0;
-  friend auto operator<=>(const Cpu&, const Cpu&) = default;
+  friend constexpr bool operator==(const Cpu& a, const Cpu& b) { return a.index == b.index; }
+  friend constexpr auto operator<=>(const Cpu& a, const Cpu& b) { return a.index <=> b.index; }
 };
 
 #if CHORUS_USE_CUDA

@@ -12,6 +12,7 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 
 #include <chorus/core/config.hpp>
 
@@ -65,9 +66,10 @@ void append(std::string& out, Number part) {
 template <class Element, std::size_t Extent>
 void append(std::string& out, std::span<Element, Extent> parts) {
   out += '[';
-  for (std::size_t i = 0; i < parts.size(); ++i) {
-    if (i != 0) out += ", ";
-    append(out, parts[i]);
+  bool first = true;
+  for (const auto& part : parts) {
+    if (!std::exchange(first, false)) out += ", ";
+    append(out, part);
   }
   out += ']';
 }

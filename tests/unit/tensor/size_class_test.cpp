@@ -1,6 +1,5 @@
-#include <chorus/tensor/size_class.hpp>
-
 #include <catch.hpp>
+#include <chorus/tensor/size_class.hpp>
 
 namespace {
 

@@ -3,11 +3,10 @@
 /// without it, and the next call that waits for the device throws.
 
 #include <array>
+#include <chorus/core/cuda/stream.hpp>
 #include <cstdint>
 #include <mutex>
 #include <new>
-
-#include <chorus/core/cuda/stream.hpp>
 
 namespace chorus::inline CHORUS_ABI::cuda {
 

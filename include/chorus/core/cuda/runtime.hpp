@@ -3,12 +3,11 @@
 
 #include <cuda_runtime_api.h>
 
+#include <chorus/core/device.hpp>
+#include <chorus/core/error.hpp>
 #include <cstddef>
 #include <string_view>
 #include <utility>
-
-#include <chorus/core/device.hpp>
-#include <chorus/core/error.hpp>
 
 namespace chorus::inline CHORUS_ABI::cuda {
 

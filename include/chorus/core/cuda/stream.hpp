@@ -4,12 +4,11 @@
 /// stream of its own (communication, copies, graph capture) takes one by StreamScope, and orders it by `order`.
 
 #include <array>
+#include <chorus/core/cuda/runtime.hpp>
 #include <chrono>
 #include <mutex>
 #include <thread>
 #include <utility>
-
-#include <chorus/core/cuda/runtime.hpp>
 
 namespace chorus::inline CHORUS_ABI::cuda {
 
@@ -150,7 +149,8 @@ void wait_until(const Done& done, const char* what, std::chrono::milliseconds li
   }
 }
 
-/// Waits until `stream` has done all that it has been given. Throws DeviceError for errors of that work, and TimeoutError.
+/// Waits until `stream` has done all that it has been given. Throws DeviceError for errors of that work, and
+/// TimeoutError.
 inline void synchronize(cudaStream_t stream, std::chrono::milliseconds limit = default_wait) {
   wait_until(
       [stream] {

@@ -29,7 +29,8 @@ struct MoveBlock {
 }  // namespace cuda
 
 template <class T>
-void take_block(Cuda device, AxisShape whole, Index start, Index count, const T* from, T* block, bool accumulate = false) {
+void take_block(Cuda device, AxisShape whole, Index start, Index count, const T* from, T* block,
+                bool accumulate = false) {
   const Index row = count * whole.inner;
   cuda::for_each(device, "take_block", whole.outer * row,
                  cuda::MoveBlock<T>{whole, start, row, from, block, true, accumulate});

@@ -2,11 +2,10 @@
 /// Batch normalisation on GPUs. Sums are doubles, made in an order that depends on the shape alone.
 
 #include <array>
-#include <cmath>
-
 #include <chorus/core/error.hpp>
 #include <chorus/kernels/batch_norm.hpp>
 #include <chorus/kernels/cuda/lines.hpp>
+#include <cmath>
 
 namespace chorus::inline CHORUS_ABI::kernels {
 
@@ -93,8 +92,8 @@ struct InverseStd {
 inline __device__ Index channel_of(const ChannelShape& shape, Index i) { return i / shape.inner % shape.channels; }
 
 template <class T>
-__global__ void normalise(ChannelShape shape, const T* x, const T* weight, const T* bias, const T* mean, const T* invstd,
-                          T* y, bool vector, bool one_channel) {
+__global__ void normalise(ChannelShape shape, const T* x, const T* weight, const T* bias, const T* mean,
+                          const T* invstd, T* y, bool vector, bool one_channel) {
   using C = compute_type<T>;
   for_vectors<Vector<T>::width>(shape.numel(), [&](Index first, int n) {
     auto value = load_vector(x + first, n, vector);
@@ -116,8 +115,8 @@ __global__ void normalise(ChannelShape shape, const T* x, const T* weight, const
 
 template <class T>
 __global__ void normalise_gradient(ChannelShape shape, const T* x, const T* dy, const T* weight, const T* mean,
-                                   const T* invstd, double count, const double* sums, T* dx, bool accumulate, bool vector,
-                                   bool one_channel) {
+                                   const T* invstd, double count, const double* sums, T* dx, bool accumulate,
+                                   bool vector, bool one_channel) {
   using C = compute_type<T>;
   for_vectors<Vector<T>::width>(shape.numel(), [&](Index first, int n) {
     const auto value = load_vector(x + first, n, vector);
@@ -177,8 +176,9 @@ void batch_norm_sums(Cuda device, ChannelShape shape, const T* x, double* sums) 
 template <class T>
 void batch_norm_statistics(Cuda device, Index channels, double count, const double* sums, double momentum, double eps,
                            T* running_mean, T* running_var, T* mean, T* invstd) {
-  cuda::for_each(device, "batch_norm statistics", channels,
-                 cuda::ChannelStatistics<T>{channels, count, sums, momentum, eps, running_mean, running_var, mean, invstd});
+  cuda::for_each(
+      device, "batch_norm statistics", channels,
+      cuda::ChannelStatistics<T>{channels, count, sums, momentum, eps, running_mean, running_var, mean, invstd});
 }
 
 template <class T>
@@ -190,8 +190,9 @@ void batch_norm_normalise(Cuda device, ChannelShape shape, const T* x, const T* 
 }
 
 template <class T>
-void batch_norm_forward_train(Cuda device, ChannelShape shape, const T* x, const T* weight, const T* bias, T* running_mean,
-                              T* running_var, double momentum, double eps, T* y, T* saved_mean, T* saved_invstd) {
+void batch_norm_forward_train(Cuda device, ChannelShape shape, const T* x, const T* weight, const T* bias,
+                              T* running_mean, T* running_var, double momentum, double eps, T* y, T* saved_mean,
+                              T* saved_invstd) {
   check<ShapeError>(shape.per_channel() != 1, "batch_norm: training needs more than one value per channel, got [batch ",
                     shape.batch, ", channels ", shape.channels, ", inner ", shape.inner, "]");
   const cuda::Scratch<double> sums(device, 2 * shape.channels);
@@ -218,16 +219,17 @@ void batch_norm_backward_sums(Cuda device, ChannelShape shape, const T* x, const
 template <class T>
 void batch_norm_backward_affine(Cuda device, Index channels, const double* sums, const T* invstd, T* dweight, T* dbias,
                                 bool accumulate_weight, bool accumulate_bias) {
-  cuda::for_each(device, "batch_norm gradient", channels,
-                 cuda::ChannelAffineGradient<T>{channels, sums, invstd, dweight, dbias, accumulate_weight, accumulate_bias});
+  cuda::for_each(
+      device, "batch_norm gradient", channels,
+      cuda::ChannelAffineGradient<T>{channels, sums, invstd, dweight, dbias, accumulate_weight, accumulate_bias});
 }
 
 template <class T>
 void batch_norm_backward_input(Cuda device, ChannelShape shape, const T* x, const T* dy, const T* weight, const T* mean,
                                const T* invstd, double count, const double* sums, T* dx, bool accumulate) {
   if (shape.numel() == 0) return;
-  cuda::launch(device, "batch_norm gradient", cuda::vector_blocks<T>(shape.numel()), cuda::normalise_gradient<T>, shape, x,
-               dy, weight, mean, invstd, count, sums, dx, accumulate, cuda::aligned(x, dy, dx),
+  cuda::launch(device, "batch_norm gradient", cuda::vector_blocks<T>(shape.numel()), cuda::normalise_gradient<T>, shape,
+               x, dy, weight, mean, invstd, count, sums, dx, accumulate, cuda::aligned(x, dy, dx),
                shape.inner % cuda::Vector<T>::width == 0);
 }
 
@@ -237,8 +239,8 @@ void batch_norm_backward_train(Cuda device, ChannelShape shape, const T* x, cons
                                std::array<bool, 3> accumulate) {
   const cuda::Scratch<double> sums(device, 2 * shape.channels);
   batch_norm_backward_sums(device, shape, x, dy, saved_mean, sums.data());
-  batch_norm_backward_affine(device, shape.channels, static_cast<const double*>(sums.data()), saved_invstd, dweight, dbias,
-                             accumulate[1], accumulate[2]);
+  batch_norm_backward_affine(device, shape.channels, static_cast<const double*>(sums.data()), saved_invstd, dweight,
+                             dbias, accumulate[1], accumulate[2]);
   if (dx != nullptr)
     batch_norm_backward_input(device, shape, x, dy, weight, saved_mean, saved_invstd,
                               static_cast<double>(shape.per_channel()), static_cast<const double*>(sums.data()), dx,
@@ -259,8 +261,8 @@ void batch_norm_backward_eval(Cuda device, ChannelShape shape, const T* x, const
                                accumulate[1], accumulate[2]);
   }
   if (dx != nullptr)
-    batch_norm_backward_input(device, shape, x, dy, weight, running_mean, invstd, 0, static_cast<const double*>(nullptr),
-                              dx, accumulate[0]);
+    batch_norm_backward_input(device, shape, x, dy, weight, running_mean, invstd, 0,
+                              static_cast<const double*>(nullptr), dx, accumulate[0]);
 }
 
 }  // namespace chorus::inline CHORUS_ABI::kernels

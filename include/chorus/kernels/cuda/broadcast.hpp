@@ -1,10 +1,9 @@
 #pragma once
 /// Sums over the axes along which an array was broadcast, on GPUs.
 
-#include <span>
-
 #include <chorus/kernels/cuda/copy.hpp>
 #include <chorus/kernels/cuda/lines.hpp>
+#include <span>
 
 namespace chorus::inline CHORUS_ABI::kernels {
 
@@ -37,8 +36,8 @@ void sum_broadcast(Cuda device, std::span<const Index> shape, const T* from, T* 
 }  // namespace cuda
 
 template <Scalar T>
-void scatter_strided(Cuda device, std::span<const Index> shape, const T* src, T* dst, std::span<const Index> dst_strides,
-                     bool accumulate) {
+void scatter_strided(Cuda device, std::span<const Index> shape, const T* src, T* dst,
+                     std::span<const Index> dst_strides, bool accumulate) {
   Index count = 1;
   bool repeats = false;
   for (std::size_t axis = 0; axis < shape.size(); ++axis) {

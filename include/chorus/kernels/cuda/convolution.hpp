@@ -1,13 +1,12 @@
 #pragma once
 /// Two-dimensional convolution on GPUs: cuDNN, or by the definition where it is missing or has no way.
 
-#include <optional>
-
 #include <chorus/kernels/convolution.hpp>
 #include <chorus/kernels/cuda/copy.hpp>
 #include <chorus/kernels/cuda/direct_convolution.hpp>
 #include <chorus/kernels/cuda/precision.hpp>
 #include <chorus/tensor/memory.hpp>
+#include <optional>
 #if CHORUS_USE_CUDNN
 #include <chorus/kernels/cuda/cudnn.hpp>
 #endif
@@ -49,7 +48,8 @@ bool cudnn_run(Cuda device, ConvolutionPass pass, const Conv2dShape& s, const T*
   return true;
 }
 
-/// Calls `run(target)` with an aligned place for `count` numbers, then moves or adds them to `out`. Returns what it returns.
+/// Calls `run(target)` with an aligned place for `count` numbers, then moves or adds them to `out`. Returns what it
+/// returns.
 template <class T, class Run>
 bool into(Cuda device, T* out, Index count, bool accumulate, const Run& run) {
   if (!accumulate && aligned(out)) return run(out);
@@ -102,14 +102,14 @@ void conv2d_backward_weight(Cuda device, const Conv2dShape& s, const T* x, const
   if (!counts.any_empty()) {
     const cuda::AlignedOperand<T> from(device, x, counts.x), gradient(device, dy, counts.y);
     const bool done = cuda::into(device, dweight, counts.weight, accumulate, [&](T* target) {
-      return cuda::cudnn_run<T>(device, cuda::ConvolutionPass::backward_weight, s, from.data(), target, gradient.data());
+      return cuda::cudnn_run<T>(device, cuda::ConvolutionPass::backward_weight, s, from.data(), target,
+                                gradient.data());
     });
     if (done) return;
   }
 #endif
-  cuda::reduce<double>(
-      device, "conv2d gradient by the weight", counts.weight, s.batch * s.out_height() * s.out_width(), false,
-      cuda::DirectBackwardWeight<T>{cuda::ConvolutionSizes::of(s), x, dy, dweight, accumulate});
+  cuda::reduce<double>(device, "conv2d gradient by the weight", counts.weight, s.batch * s.out_height() * s.out_width(),
+                       false, cuda::DirectBackwardWeight<T>{cuda::ConvolutionSizes::of(s), x, dy, dweight, accumulate});
 }
 
 template <Real T>

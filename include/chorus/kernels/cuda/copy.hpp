@@ -1,10 +1,9 @@
 #pragma once
 /// Copies, fills and sums of whole arrays on GPUs.
 
-#include <span>
-
 #include <chorus/kernels/copy.hpp>
 #include <chorus/kernels/cuda/launch.hpp>
+#include <span>
 
 namespace chorus::inline CHORUS_ABI::kernels {
 
@@ -41,7 +40,8 @@ __global__ void multiply(Index count, compute_type<T> a, T* x, bool vector) {
   for_vectors<Vector<T>::width>(count, [&](Index i, int n) {
     auto value = load_vector(x + i, n, vector);
 #pragma unroll
-    for (int k = 0; k < Vector<T>::width; ++k) value.v[k] = static_cast<T>(a * static_cast<compute_type<T>>(value.v[k]));
+    for (int k = 0; k < Vector<T>::width; ++k)
+      value.v[k] = static_cast<T>(a * static_cast<compute_type<T>>(value.v[k]));
     store_vector(x + i, value, n, vector);
   });
 }
@@ -85,15 +85,15 @@ void convert(Cuda device, Index count, const From* x, To* y) {
 template <Real T>
 void axpy(Cuda device, Index count, T a, const T* x, T* y) {
   if (count > 0)
-    cuda::launch(device, "axpy", cuda::blocks_for(cuda::divide_up(count, cuda::Vector<T>::width)), cuda::add_scaled<T>, count,
-                 static_cast<compute_type<T>>(a), x, y, cuda::aligned(x, y));
+    cuda::launch(device, "axpy", cuda::blocks_for(cuda::divide_up(count, cuda::Vector<T>::width)), cuda::add_scaled<T>,
+                 count, static_cast<compute_type<T>>(a), x, y, cuda::aligned(x, y));
 }
 
 template <Real T>
 void scale(Cuda device, Index count, T a, T* x) {
   if (count > 0)
-    cuda::launch(device, "scale", cuda::blocks_for(cuda::divide_up(count, cuda::Vector<T>::width)), cuda::multiply<T>, count,
-                 static_cast<compute_type<T>>(a), x, cuda::aligned(x));
+    cuda::launch(device, "scale", cuda::blocks_for(cuda::divide_up(count, cuda::Vector<T>::width)), cuda::multiply<T>,
+                 count, static_cast<compute_type<T>>(a), x, cuda::aligned(x));
 }
 
 template <Scalar T>
@@ -109,8 +109,8 @@ void copy_strided(Cuda device, std::span<const Index> shape, const T* src, std::
 
 // Where places repeat (stride 0) and results add up, each place sums its own elements.
 template <Scalar T>
-void scatter_strided(Cuda device, std::span<const Index> shape, const T* src, T* dst, std::span<const Index> dst_strides,
-                     bool accumulate = false);
+void scatter_strided(Cuda device, std::span<const Index> shape, const T* src, T* dst,
+                     std::span<const Index> dst_strides, bool accumulate = false);
 
 }  // namespace chorus::inline CHORUS_ABI::kernels
 

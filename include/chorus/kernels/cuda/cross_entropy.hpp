@@ -2,11 +2,10 @@
 /// Cross entropy straight from logits, and negative log likelihood, on GPUs. A bad label is seen by the kernel: that
 /// sample counts as ignored, and the next call that waits for the device throws UsageError.
 
-#include <cstdint>
-
 #include <chorus/kernels/cross_entropy.hpp>
 #include <chorus/kernels/cuda/fault.hpp>
 #include <chorus/kernels/cuda/softmax.hpp>
+#include <cstdint>
 
 namespace chorus::inline CHORUS_ABI::kernels {
 
@@ -17,9 +16,7 @@ struct Labels {
   const std::int64_t* labels;
   std::int64_t ignore_index;
   Index classes;
-  __device__ bool counts(Index i) const {
-    return labels[i] != ignore_index && labels[i] >= 0 && labels[i] < classes;
-  }
+  __device__ bool counts(Index i) const { return labels[i] != ignore_index && labels[i] >= 0 && labels[i] < classes; }
   __device__ void check(Index i, const FaultNote& note) const {
     if (labels[i] != ignore_index && !counts(i)) note(i, labels[i], classes);
   }
@@ -36,8 +33,9 @@ struct CrossEntropy {
   __device__ void operator()(const Line& line) const {
     using C = compute_type<T>;
     const C lse = cuda::log_sum_exp(line, logits);
-    const C mean = static_cast<C>(smoothing == C(0) ? 0.0 : line.sum([&](Index i) { return get(logits, i); }) /
-                                                                static_cast<double>(labels.classes));
+    const C mean = static_cast<C>(smoothing == C(0) ? 0.0 : line.sum([&](Index i) {
+      return get(logits, i);
+    }) / static_cast<double>(labels.classes));
     if (!line.first()) return;
     const Index i = line.result;
     put(log_sum_exp, i, lse);
@@ -164,10 +162,9 @@ void cross_entropy_forward(Cuda device, Index batch, Index classes, const T* log
   using C = compute_type<T>;
   const cuda::Labels targets{labels, options.ignore_index, classes};
   const cuda::Scratch<C> losses(device, batch);
-  cuda::for_lines(
-      device, "cross_entropy", AxisShape{batch, classes, 1},
-      cuda::CrossEntropy<T>{logits, targets, cuda::fault_note(device, "cross_entropy", "label"),
-                            static_cast<C>(options.label_smoothing), losses.data(), log_sum_exp});
+  cuda::for_lines(device, "cross_entropy", AxisShape{batch, classes, 1},
+                  cuda::CrossEntropy<T>{logits, targets, cuda::fault_note(device, "cross_entropy", "label"),
+                                        static_cast<C>(options.label_smoothing), losses.data(), log_sum_exp});
   cuda::finish_losses<T>(device, batch, targets, options.reduction, losses.data(), loss);
 }
 
@@ -178,8 +175,12 @@ void cross_entropy_backward(Cuda device, Index batch, Index classes, const T* lo
   const cuda::Labels targets{labels, options.ignore_index, classes};
   const auto counted = cuda::count_labels(device, batch, targets);
   cuda::for_each(device, "cross_entropy gradient", batch * classes,
-                 cuda::CrossEntropyGradient<T>{logits, targets, static_cast<compute_type<T>>(options.label_smoothing),
-                                               log_sum_exp, {options.reduction, dloss, counted.data()}, dlogits,
+                 cuda::CrossEntropyGradient<T>{logits,
+                                               targets,
+                                               static_cast<compute_type<T>>(options.label_smoothing),
+                                               log_sum_exp,
+                                               {options.reduction, dloss, counted.data()},
+                                               dlogits,
                                                accumulate});
 }
 
@@ -188,14 +189,15 @@ void nll_loss_forward(Cuda device, Index batch, Index classes, const T* log_prob
                       const NllLossOptions& options, T* loss) {
   const cuda::Labels targets{labels, options.ignore_index, classes};
   const cuda::Scratch<compute_type<T>> losses(device, batch);
-  cuda::for_each(device, "nll_loss", batch,
-                 cuda::NllLoss<T>{log_probabilities, targets, cuda::fault_note(device, "nll_loss", "label"), losses.data()});
+  cuda::for_each(
+      device, "nll_loss", batch,
+      cuda::NllLoss<T>{log_probabilities, targets, cuda::fault_note(device, "nll_loss", "label"), losses.data()});
   cuda::finish_losses<T>(device, batch, targets, options.reduction, losses.data(), loss);
 }
 
 template <class T>
-void nll_loss_backward(Cuda device, Index batch, Index classes, const std::int64_t* labels, const NllLossOptions& options,
-                       const T* dloss, T* dlog_probabilities, bool accumulate) {
+void nll_loss_backward(Cuda device, Index batch, Index classes, const std::int64_t* labels,
+                       const NllLossOptions& options, const T* dloss, T* dlog_probabilities, bool accumulate) {
   const cuda::Labels targets{labels, options.ignore_index, classes};
   const auto counted = cuda::count_labels(device, batch, targets);
   cuda::for_each(

@@ -4,12 +4,11 @@
 #include <cublasLt.h>
 
 #include <array>
+#include <chorus/core/cuda/stream.hpp>
+#include <chorus/kernels/cuda/plan_key.hpp>
 #include <map>
 #include <memory>
 #include <mutex>
-
-#include <chorus/core/cuda/stream.hpp>
-#include <chorus/kernels/cuda/plan_key.hpp>
 
 namespace chorus::inline CHORUS_ABI::kernels::cuda {
 
@@ -35,9 +34,9 @@ class GemmPlan {
  public:
   GemmPlan(cublasLtHandle_t handle, const GemmProblem& problem, cudaDataType_t type, const void* bias) {
     const bool exact = type == CUDA_R_64F;
-    const cublasComputeType_t compute = exact                                    ? CUBLAS_COMPUTE_64F
+    const cublasComputeType_t compute = exact                                ? CUBLAS_COMPUTE_64F
                                         : type == CUDA_R_32F && problem.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32
-                                                                                 : CUBLAS_COMPUTE_32F;
+                                                                             : CUBLAS_COMPUTE_32F;
     CHORUS_CUBLAS_CHECK(cublasLtMatmulDescCreate(&operation_, compute, exact ? CUDA_R_64F : CUDA_R_32F));
     const cublasOperation_t left = problem.tb == Trans::yes ? CUBLAS_OP_T : CUBLAS_OP_N;
     const cublasOperation_t right = problem.ta == Trans::yes ? CUBLAS_OP_T : CUBLAS_OP_N;
@@ -66,8 +65,7 @@ class GemmPlan {
     int found = 0;
     const cublasStatus_t status =
         cublasLtMatmulAlgoGetHeuristic(handle, operation_, a_, b_, c_, c_, preference, 1, &choice_, &found);
-    if (status != CUBLAS_STATUS_NOT_SUPPORTED)
-      CHORUS_CUBLAS_CHECK(status);
+    if (status != CUBLAS_STATUS_NOT_SUPPORTED) CHORUS_CUBLAS_CHECK(status);
     usable_ = status == CUBLAS_STATUS_SUCCESS && found > 0 && choice_.state == CUBLAS_STATUS_SUCCESS;
   }
   GemmPlan(const GemmPlan&) = delete;

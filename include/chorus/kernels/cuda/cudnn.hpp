@@ -4,15 +4,14 @@
 #include <cudnn.h>
 
 #include <array>
+#include <chorus/core/cuda/stream.hpp>
+#include <chorus/kernels/cuda/plan_key.hpp>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <utility>
 #include <vector>
-
-#include <chorus/core/cuda/stream.hpp>
-#include <chorus/kernels/cuda/plan_key.hpp>
 
 namespace chorus::inline CHORUS_ABI::kernels::cuda {
 
@@ -42,8 +41,7 @@ class CudnnDescriptor {
 
   template <class Value>
   void set(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, const Value* values, std::size_t count) {
-    CHORUS_CUDNN_CHECK(
-        cudnnBackendSetAttribute(descriptor_, name, type, static_cast<std::int64_t>(count), values));
+    CHORUS_CUDNN_CHECK(cudnnBackendSetAttribute(descriptor_, name, type, static_cast<std::int64_t>(count), values));
   }
   template <class Value>
   void set(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, const Value& value) {
@@ -81,10 +79,14 @@ namespace detail {
 
 inline cudnnDataType_t cudnn_type(DType type) {
   switch (type) {
-    case DType::f64: return CUDNN_DATA_DOUBLE;
-    case DType::f16: return CUDNN_DATA_HALF;
-    case DType::bfloat16: return CUDNN_DATA_BFLOAT16;
-    default: return CUDNN_DATA_FLOAT;
+    case DType::f64:
+      return CUDNN_DATA_DOUBLE;
+    case DType::f16:
+      return CUDNN_DATA_HALF;
+    case DType::bfloat16:
+      return CUDNN_DATA_BFLOAT16;
+    default:
+      return CUDNN_DATA_FLOAT;
   }
 }
 
@@ -108,9 +110,12 @@ struct PassNames {
 inline PassNames pass_names(ConvolutionPass pass) {
   switch (pass) {
     case ConvolutionPass::forward:
-      return {CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA,
-              CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA,          CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC,
-              CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W,             CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X,
+      return {CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR,
+              CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA,
+              CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA,
+              CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC,
+              CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W,
+              CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X,
               CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y};
     case ConvolutionPass::backward_input:
       return {CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR,
@@ -144,7 +149,8 @@ inline CudnnDescriptor cudnn_operation(const ConvolutionProblem& problem) {
   CudnnDescriptor convolution(CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR);
   const bool doubles = problem.dtype == DType::f64;
   const std::array<std::int64_t, 2> padding{s.padding_h, s.padding_w};
-  convolution.set(CUDNN_ATTR_CONVOLUTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, doubles ? CUDNN_DATA_DOUBLE : CUDNN_DATA_FLOAT);
+  convolution.set(CUDNN_ATTR_CONVOLUTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE,
+                  doubles ? CUDNN_DATA_DOUBLE : CUDNN_DATA_FLOAT);
   convolution.set(CUDNN_ATTR_CONVOLUTION_CONV_MODE, CUDNN_TYPE_CONVOLUTION_MODE, CUDNN_CROSS_CORRELATION);
   convolution.set(CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, CUDNN_TYPE_INT64, std::int64_t{2});
   convolution.set(CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, padding);

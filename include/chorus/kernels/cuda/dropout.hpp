@@ -26,7 +26,8 @@ struct Dropout {
     const Index begin = sample * inner + 4 * quad, left = inner - 4 * quad;
 #pragma unroll
     for (int k = 0; k < 4; ++k)
-      if (k < left) put(out, begin + k, get(in, begin + k) * (dropout_keeps(words[k], threshold) ? scale : C(0)), accumulate);
+      if (k < left)
+        put(out, begin + k, get(in, begin + k) * (dropout_keeps(words[k], threshold) ? scale : C(0)), accumulate);
   }
 };
 

@@ -1,9 +1,8 @@
 #pragma once
 /// How a kernel notes bad input: the first one is kept, for the next call that waits for the device.
 
-#include <cstdint>
-
 #include <chorus/core/cuda/fault.hpp>
+#include <cstdint>
 
 namespace chorus::inline CHORUS_ABI::kernels::cuda {
 

@@ -45,7 +45,8 @@ struct AddBias {
 
 /// False where cuBLASLt has no algorithm for it.
 template <class T>
-bool cublas_gemm(Cuda device, const GemmProblem& problem, const T* a, const T* b, T* c, bool accumulate, const T* bias) {
+bool cublas_gemm(Cuda device, const GemmProblem& problem, const T* a, const T* b, T* c, bool accumulate,
+                 const T* bias) {
   using Scale = std::conditional_t<std::is_same_v<T, double>, double, float>;
   const DeviceGuard guard(device);
   auto& context = CublasContext::of(device);
@@ -61,8 +62,8 @@ bool cublas_gemm(Cuda device, const GemmProblem& problem, const T* a, const T* b
 }  // namespace cuda
 
 template <Real T>
-void gemm(Cuda device, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b, Index ldb, T* c,
-          Index ldc, bool accumulate, const T* bias_n = nullptr) {
+void gemm(Cuda device, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b, Index ldb,
+          T* c, Index ldc, bool accumulate, const T* bias_n = nullptr) {
   if (m == 0 || n == 0) return;
   const int align_c = std::min(cuda::alignment_of(c), cuda::alignment_of(bias_n));
   cuda::GemmProblem problem{dtype<T>,
@@ -87,8 +88,9 @@ void gemm(Cuda device, Trans ta, Trans tb, Index m, Index n, Index k, const T* a
       return;
     }
   }
-  cuda::for_each(device, "matrix product", m * n,
-                 cuda::PlainGemm<T>{ta == Trans::yes, tb == Trans::yes, n, k, a, lda, b, ldb, c, ldc, accumulate, bias_n});
+  cuda::for_each(
+      device, "matrix product", m * n,
+      cuda::PlainGemm<T>{ta == Trans::yes, tb == Trans::yes, n, k, a, lda, b, ldb, c, ldc, accumulate, bias_n});
 }
 
 }  // namespace chorus::inline CHORUS_ABI::kernels

@@ -4,13 +4,12 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <chorus/core/dtype.hpp>
+#include <chorus/core/error.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <utility>
-
-#include <chorus/core/dtype.hpp>
-#include <chorus/core/error.hpp>
 
 namespace chorus::inline CHORUS_ABI::kernels::cuda {
 
@@ -21,8 +20,8 @@ inline constexpr int access_bytes = 16;
 
 constexpr Index divide_up(Index a, Index b) { return (a + b - 1) / b; }
 
-/// Blocks for `items` pieces of work, one for a thread at a time; threads go on in strides of the whole grid where there
-/// are more. At least 1, and the same on every GPU, so that results are.
+/// Blocks for `items` pieces of work, one for a thread at a time; threads go on in strides of the whole grid where
+/// there are more. At least 1, and the same on every GPU, so that results are.
 constexpr unsigned blocks_for(Index items, Index per_block = block_threads) {
   constexpr Index most = 8192;
   return static_cast<unsigned>(std::clamp(divide_up(items, per_block), Index{1}, most));
@@ -55,7 +54,8 @@ constexpr LinePlan plan_lines(Index length, Index inner) {
     return {at_least, block_threads / at_least, true};
   }
   const int most_lanes = block_threads / power_of_two(std::clamp(inner, Index{1}, Index{32}));
-  const int lanes = std::min(most_lanes, power_of_two(std::clamp(divide_up(length, 2), Index{1}, Index{block_threads})));
+  const int lanes =
+      std::min(most_lanes, power_of_two(std::clamp(divide_up(length, 2), Index{1}, Index{block_threads})));
   return {lanes, block_threads / lanes, false};
 }
 
@@ -69,8 +69,8 @@ struct ReducePlan {
   constexpr Index tiles() const { return divide_up(outputs, lines.lines); }
 };
 
-/// For `outputs` reductions over `length` elements each; `neighbours` tells that the outputs' elements lie side by side,
-/// rather than those of one output. No thread adds up more than about 1024 numbers as long as splits suffice.
+/// For `outputs` reductions over `length` elements each; `neighbours` tells that the outputs' elements lie side by
+/// side, rather than those of one output. No thread adds up more than about 1024 numbers as long as splits suffice.
 constexpr ReducePlan plan_reduce(Index outputs, Index length, bool neighbours) {
   ReducePlan plan{outputs, length, plan_lines(length, neighbours ? std::max(outputs, Index{2}) : 1), 1, length};
   const Index at_once = Index{plan.lines.lanes} * 1024;
@@ -110,8 +110,9 @@ StridedMap<static_cast<int>(N)> strided_map(std::span<const Index> shape,
                                             const std::array<std::span<const Index>, N>& strides) {
   StridedMap<static_cast<int>(N)> map;
   for (const auto& each : strides)
-    check<ShapeError>(shape.size() == each.size() && shape.size() <= static_cast<std::size_t>(most_axes), "kernels: shape ",
-                      shape, " with strides ", each, "; expected as many strides as sizes, at most ", most_axes);
+    check<ShapeError>(shape.size() == each.size() && shape.size() <= static_cast<std::size_t>(most_axes),
+                      "kernels: shape ", shape, " with strides ", each, "; expected as many strides as sizes, at most ",
+                      most_axes);
   for (std::size_t axis = shape.size(); axis-- > 0;) {
     if (shape[axis] == 1) continue;
     const int last = map.axes - 1;

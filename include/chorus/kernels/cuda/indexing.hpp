@@ -1,12 +1,11 @@
 #pragma once
-/// Picking by index on GPUs. A bad index is seen by the kernel: it picks zeros, and the next call that waits for the device
-/// throws UsageError. The ways back add up in the order of the indices, without atomics.
-
-#include <cstdint>
+/// Picking by index on GPUs. A bad index is seen by the kernel: it picks zeros, and the next call that waits for the
+/// device throws UsageError. The ways back add up in the order of the indices, without atomics.
 
 #include <chorus/kernels/cuda/fault.hpp>
 #include <chorus/kernels/cuda/lines.hpp>
 #include <chorus/kernels/indexing.hpp>
+#include <cstdint>
 
 namespace chorus::inline CHORUS_ABI::kernels {
 
@@ -32,8 +31,8 @@ struct IndexSelect {
   }
 };
 
-/// One block for each place in the list that is the first with its index: it looks for the others behind it, and adds up
-/// all their rows. The list is read block_threads indices at a time.
+/// One block for each place in the list that is the first with its index: it looks for the others behind it, and adds
+/// up all their rows. The list is read block_threads indices at a time.
 template <class T>
 __global__ void index_select_gradient(AxisShape whole, Index count, const std::int64_t* index, const T* dy, T* dx) {
   using C = compute_type<T>;
@@ -119,8 +118,8 @@ void index_select_backward(Cuda device, AxisShape whole, Index count, const std:
                            bool accumulate) {
   if (!accumulate) zero_bytes(device, dx, static_cast<std::size_t>(whole.numel()) * sizeof(T));
   if (whole.outer * count * whole.inner == 0) return;
-  cuda::launch(device, "index_select gradient", cuda::blocks_for(whole.outer * count, 1), cuda::index_select_gradient<T>,
-               whole, count, index, dy, dx);
+  cuda::launch(device, "index_select gradient", cuda::blocks_for(whole.outer * count, 1),
+               cuda::index_select_gradient<T>, whole, count, index, dy, dx);
 }
 
 template <class T>

@@ -1,15 +1,14 @@
 #pragma once
-/// What every kernel is made of: launching, the walk over elements in strides of the grid, 16-byte accesses, and numbers
-/// of 2 bytes computed in float.
+/// What every kernel is made of: launching, the walk over elements in strides of the grid, 16-byte accesses, and
+/// numbers of 2 bytes computed in float.
 
 #include <cuda_runtime.h>
-
-#include <type_traits>
 
 #include <chorus/core/cuda/stream.hpp>
 #include <chorus/core/narrow_float.hpp>
 #include <chorus/kernels/cuda/geometry.hpp>
 #include <chorus/tensor/allocator.hpp>
+#include <type_traits>
 
 namespace chorus::inline CHORUS_ABI::kernels::cuda {
 
@@ -23,7 +22,8 @@ void launch(Cuda device, const char* name, dim3 blocks, void (*kernel)(Parameter
   chorus::cuda::check(cudaGetLastError(), name, __FILE__, __LINE__);
 }
 
-/// Working memory of a kernel, in the order of the stream: another kernel may have it as soon as this goes out of scope.
+/// Working memory of a kernel, in the order of the stream: another kernel may have it as soon as this goes out of
+/// scope.
 template <class T>
 class Scratch {
  public:

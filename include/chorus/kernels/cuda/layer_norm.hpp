@@ -1,10 +1,9 @@
 #pragma once
 /// Layer normalisation on GPUs.
 
-#include <cmath>
-
 #include <chorus/kernels/cuda/lines.hpp>
 #include <chorus/kernels/layer_norm.hpp>
+#include <cmath>
 
 namespace chorus::inline CHORUS_ABI::kernels {
 

@@ -1,6 +1,6 @@
 #pragma once
-/// Lines of a tensor along one axis, and reductions, as blocks of threads see them. A block shares each line among some of
-/// its threads; sums are made in an order that depends on sizes alone, so that a run repeated has the same bits.
+/// Lines of a tensor along one axis, and reductions, as blocks of threads see them. A block shares each line among some
+/// of its threads; sums are made in an order that depends on sizes alone, so that a run repeated has the same bits.
 
 #include <chorus/kernels/axis_shape.hpp>
 #include <chorus/kernels/cuda/launch.hpp>
@@ -84,7 +84,8 @@ __global__ void lines(AxisShape shape, LinePlan plan, const __grid_constant__ Bo
     const Index result = first + line;
     const bool exists = result < count;
     const Index o = result / shape.inner, i = result - o * shape.inner;
-    body(Line{plan, lane, line, exists, o * shape.axis * shape.inner + i, result, exists ? shape.axis : 0, shape.inner});
+    body(
+        Line{plan, lane, line, exists, o * shape.axis * shape.inner + i, result, exists ? shape.axis : 0, shape.inner});
   }
 }
 }  // namespace detail

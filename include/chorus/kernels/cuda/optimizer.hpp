@@ -2,11 +2,10 @@
 /// Optimizer steps over flat arrays on GPUs, one launch each. What changes from step to step (learning rate, number of
 /// the step) may lie in device memory, so that a captured graph can be replayed with other numbers.
 
-#include <cmath>
-
 #include <chorus/kernels/cuda/lines.hpp>
 #include <chorus/kernels/optimizer.hpp>
 #include <chorus/tensor/memory.hpp>
+#include <cmath>
 
 namespace chorus::inline CHORUS_ABI::kernels {
 
@@ -19,8 +18,8 @@ struct Scalars {
   const S* device = nullptr;
 };
 
-/// Calls `rule.update(i)` for all elements; `rule.prepare(scalars)` first turns the scalars into what the formula needs,
-/// once a block, since powers of doubles are slow.
+/// Calls `rule.update(i)` for all elements; `rule.prepare(scalars)` first turns the scalars into what the formula
+/// needs, once a block, since powers of doubles are slow.
 template <class S, class Rule>
 __global__ void optimizer_step(Index count, const __grid_constant__ Scalars<S> scalars, Rule rule) {
   __shared__ typename Rule::Prepared prepared;
@@ -40,8 +39,12 @@ struct SgdRule {
   const T* g;
   T* momentum;
   static __device__ Prepared prepare(const SgdScalars& s) {
-    return {static_cast<C>(s.lr),           static_cast<C>(s.weight_decay), static_cast<C>(s.momentum),
-            static_cast<C>(1 - s.dampening), s.nesterov,                     s.first_step};
+    return {static_cast<C>(s.lr),
+            static_cast<C>(s.weight_decay),
+            static_cast<C>(s.momentum),
+            static_cast<C>(1 - s.dampening),
+            s.nesterov,
+            s.first_step};
   }
   __device__ void update(Index i, const Prepared& s) const {
     const C value = get(p, i);
@@ -140,7 +143,8 @@ struct AdagradRule {
 template <class S, class Rule>
 void run_step(Cuda device, const char* name, Index count, const Scalars<S>& scalars, const Rule& rule) {
   // Several elements a thread, to repay the block's preparation.
-  if (count > 0) launch(device, name, blocks_for(count, 4 * block_threads), optimizer_step<S, Rule>, count, scalars, rule);
+  if (count > 0)
+    launch(device, name, blocks_for(count, 4 * block_threads), optimizer_step<S, Rule>, count, scalars, rule);
 }
 
 template <class T>
@@ -164,14 +168,14 @@ void square_sum(Cuda device, Index count, const T* x, double* sum) {
 }  // namespace cuda
 
 // Each step takes its scalars by value, or as cuda::Scalars with the address of a struct in device memory.
-#define CHORUS_OPTIMIZER_STEP(NAME, SCALARS, PARAMETERS, RULE)                               \
-  template <Real T>                                                                          \
-  void NAME(Cuda device, Index count, PARAMETERS, const cuda::Scalars<SCALARS>& s) {         \
-    cuda::run_step(device, #NAME, count, s, RULE);                                           \
-  }                                                                                          \
-  template <Real T>                                                                          \
-  void NAME(Cuda device, Index count, PARAMETERS, const SCALARS& s) {                        \
-    cuda::run_step(device, #NAME, count, cuda::Scalars<SCALARS>{s}, RULE);                   \
+#define CHORUS_OPTIMIZER_STEP(NAME, SCALARS, PARAMETERS, RULE)                       \
+  template <Real T>                                                                  \
+  void NAME(Cuda device, Index count, PARAMETERS, const cuda::Scalars<SCALARS>& s) { \
+    cuda::run_step(device, #NAME, count, s, RULE);                                   \
+  }                                                                                  \
+  template <Real T>                                                                  \
+  void NAME(Cuda device, Index count, PARAMETERS, const SCALARS& s) {                \
+    cuda::run_step(device, #NAME, count, cuda::Scalars<SCALARS>{s}, RULE);           \
   }
 #define CHORUS_LIST(...) __VA_ARGS__
 CHORUS_OPTIMIZER_STEP(sgd_step, SgdScalars, CHORUS_LIST(T* p, const T* g, T* momentum),

@@ -3,13 +3,12 @@
 
 #include <algorithm>
 #include <array>
-#include <compare>
-#include <cstddef>
-#include <initializer_list>
-
 #include <chorus/core/dtype.hpp>
 #include <chorus/kernels/convolution_shape.hpp>
 #include <chorus/kernels/trans.hpp>
+#include <compare>
+#include <cstddef>
+#include <initializer_list>
 
 namespace chorus::inline CHORUS_ABI::kernels::cuda {
 
@@ -30,8 +29,20 @@ struct GemmProblem {
   int align_a, align_b, align_c;
 
   PlanKey key() const {
-    return {static_cast<Index>(dtype), ta == Trans::yes, tb == Trans::yes, m,       n,       k,      lda, ldb, ldc,
-            bias,                      tf32,             align_a,          align_b, align_c};
+    return {static_cast<Index>(dtype),
+            ta == Trans::yes,
+            tb == Trans::yes,
+            m,
+            n,
+            k,
+            lda,
+            ldb,
+            ldc,
+            bias,
+            tf32,
+            align_a,
+            align_b,
+            align_c};
   }
 };
 
@@ -47,8 +58,20 @@ struct ConvolutionProblem {
   PlanKey key() const {
     const Conv2dShape& s = shape;
     return {static_cast<Index>(pass) * 64 + static_cast<Index>(dtype) * 2 + Index{tf32},
-            s.batch,    s.in_channels, s.height,    s.width,     s.out_channels, s.kernel_h,   s.kernel_w,
-            s.stride_h, s.stride_w,    s.padding_h, s.padding_w, s.dilation_h,   s.dilation_w, s.groups};
+            s.batch,
+            s.in_channels,
+            s.height,
+            s.width,
+            s.out_channels,
+            s.kernel_h,
+            s.kernel_w,
+            s.stride_h,
+            s.stride_w,
+            s.padding_h,
+            s.padding_w,
+            s.dilation_h,
+            s.dilation_w,
+            s.groups};
   }
 };
 

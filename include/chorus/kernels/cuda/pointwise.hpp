@@ -1,16 +1,15 @@
 #pragma once
-/// Element-wise functors on GPUs: one fused kernel forward, one back. The same functors as on the CPU, called with plain
-/// numbers (bf16 and half in float); inputs that were broadcast get their gradient by a sum of its own.
+/// Element-wise functors on GPUs: one fused kernel forward, one back. The same functors as on the CPU, called with
+/// plain numbers (bf16 and half in float); inputs that were broadcast get their gradient by a sum of its own.
 
 #include <array>
-#include <optional>
-#include <type_traits>
-#include <utility>
-
 #include <chorus/autograd/functor_gradient.hpp>
 #include <chorus/kernels/cuda/broadcast.hpp>
 #include <chorus/kernels/functors.hpp>
 #include <chorus/kernels/pointwise.hpp>
+#include <optional>
+#include <type_traits>
+#include <utility>
 
 namespace chorus::inline CHORUS_ABI::kernels {
 
@@ -23,8 +22,9 @@ __device__ C call(const F& f, X... x) {
 }
 
 template <class F, class T, int... K>
-__global__ void pointwise(const __grid_constant__ F f, Index count, const __grid_constant__ Many<const T*, sizeof...(K)> in,
-                          T* out, bool vector, std::integer_sequence<int, K...>) {
+__global__ void pointwise(const __grid_constant__ F f, Index count,
+                          const __grid_constant__ Many<const T*, sizeof...(K)> in, T* out, bool vector,
+                          std::integer_sequence<int, K...>) {
   using C = compute_type<T>;
   for_vectors<Vector<T>::width>(count, [&](Index i, int n) {
     const Vector<T> x[] = {load_vector(in.at[K] + i, n, vector)...};
@@ -140,8 +140,8 @@ void pointwise_forward(Cuda device, const F& f, std::span<const Index> shape, co
   static_assert(std::is_trivially_copyable_v<F>, "a functor for the GPU holds plain values only");
   cuda::with_indices<N>([&]<int... K>(std::integer_sequence<int, K...>) {
     cuda::for_each(device, "pointwise", cuda::element_count(shape),
-                   cuda::StridedPointwise<F, T, K...>{
-                       f, cuda::strided_map<N>(shape, in_strides), cuda::Many<const T*, sizeof...(K)>{{in[K]...}}, out});
+                   cuda::StridedPointwise<F, T, K...>{f, cuda::strided_map<N>(shape, in_strides),
+                                                      cuda::Many<const T*, sizeof...(K)>{{in[K]...}}, out});
   });
 }
 
@@ -165,7 +165,8 @@ void pointwise_backward(Cuda device, const F& f, std::span<const Index> shape, c
     strides[k] = in_strides[k];
     strides[N + k] = dx_strides[k];
     bool sums = count == 0;
-    for (std::size_t axis = 0; axis < shape.size(); ++axis) sums = sums || (dx_strides[k][axis] == 0 && shape[axis] != 1);
+    for (std::size_t axis = 0; axis < shape.size(); ++axis)
+      sums = sums || (dx_strides[k][axis] == 0 && shape[axis] != 1);
     if (dx[k] == nullptr || !sums) continue;
     whole[k].emplace(device, count);
     targets[k] = whole[k]->data();

@@ -1,12 +1,11 @@
 #pragma once
-/// Max and average pooling on GPUs. Gradients are gathered: each pixel of the image looks at the windows over it, so that
-/// nothing is added by two threads.
-
-#include <cstdint>
-#include <limits>
+/// Max and average pooling on GPUs. Gradients are gathered: each pixel of the image looks at the windows over it, so
+/// that nothing is added by two threads.
 
 #include <chorus/kernels/cuda/launch.hpp>
 #include <chorus/kernels/pooling.hpp>
+#include <cstdint>
+#include <limits>
 
 namespace chorus::inline CHORUS_ABI::kernels {
 
@@ -17,7 +16,7 @@ struct PoolSizes {
   Index planes, height, width, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w, out_height, out_width;
 
   static PoolSizes of(const Pool2dShape& s) {
-    return {s.planes,   s.height,   s.width,     s.kernel_h,  s.kernel_w,     s.stride_h,
+    return {s.planes,   s.height,    s.width,     s.kernel_h,     s.kernel_w,   s.stride_h,
             s.stride_w, s.padding_h, s.padding_w, s.out_height(), s.out_width()};
   }
   Index in() const { return planes * height * width; }

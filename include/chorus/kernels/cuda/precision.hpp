@@ -2,7 +2,6 @@
 /// How exact products of floats are on GPUs.
 
 #include <atomic>
-
 #include <chorus/core/config.hpp>
 
 namespace chorus::inline CHORUS_ABI {

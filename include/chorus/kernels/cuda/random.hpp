@@ -1,13 +1,12 @@
 #pragma once
 /// Random numbers on GPUs: the words, and the uniform floats, are those of the CPU.
 
-#include <cmath>
-#include <cstdint>
-#include <numbers>
-
 #include <chorus/core/philox.hpp>
 #include <chorus/kernels/cuda/launch.hpp>
 #include <chorus/kernels/random.hpp>
+#include <cmath>
+#include <cstdint>
+#include <numbers>
 
 namespace chorus::inline CHORUS_ABI::kernels {
 
@@ -68,8 +67,8 @@ struct Normal {
 };
 
 template <class T, class Numbers>
-void fill_from_stream(Cuda device, const char* name, std::uint64_t seed, std::uint64_t stream, Index offset, Index count,
-                      T* out, const Numbers& numbers) {
+void fill_from_stream(Cuda device, const char* name, std::uint64_t seed, std::uint64_t stream, Index offset,
+                      Index count, T* out, const Numbers& numbers) {
   const Index first = offset / Numbers::count;
   for_each(device, name, count > 0 ? divide_up(offset + count, Numbers::count) - first : 0,
            FillFromStream<T, Numbers>{seed, stream, first, offset, count, out, numbers});
@@ -78,20 +77,21 @@ void fill_from_stream(Cuda device, const char* name, std::uint64_t seed, std::ui
 }  // namespace cuda
 
 template <class T>
-void fill_uniform(Cuda device, std::uint64_t seed, std::uint64_t stream, Index offset, Index count, T* out, T lo, T hi) {
+void fill_uniform(Cuda device, std::uint64_t seed, std::uint64_t stream, Index offset, Index count, T* out, T lo,
+                  T hi) {
   using C = compute_type<T>;
   const C low = static_cast<C>(lo), high = static_cast<C>(hi);
-  cuda::fill_from_stream(device, "fill_uniform", seed, stream, offset, count, out,
-                         cuda::Uniform<C>{static_cast<double>(low), static_cast<double>(high) - static_cast<double>(low),
-                                          std::nextafter(high, low)});
+  cuda::fill_from_stream(
+      device, "fill_uniform", seed, stream, offset, count, out,
+      cuda::Uniform<C>{static_cast<double>(low), static_cast<double>(high) - static_cast<double>(low),
+                       std::nextafter(high, low)});
 }
 
 template <class T>
 void fill_normal(Cuda device, std::uint64_t seed, std::uint64_t stream, Index offset, Index count, T* out, T mean,
                  T deviation) {
-  cuda::fill_from_stream(
-      device, "fill_normal", seed, stream, offset, count, out,
-      cuda::Normal<compute_type<T>>{static_cast<double>(mean), static_cast<double>(deviation)});
+  cuda::fill_from_stream(device, "fill_normal", seed, stream, offset, count, out,
+                         cuda::Normal<compute_type<T>>{static_cast<double>(mean), static_cast<double>(deviation)});
 }
 
 }  // namespace chorus::inline CHORUS_ABI::kernels

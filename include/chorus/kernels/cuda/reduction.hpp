@@ -1,11 +1,10 @@
 #pragma once
-/// Reductions over one axis, and their gradients, on GPUs. Sums are made in double, in an order that depends on the shape
-/// alone.
-
-#include <limits>
+/// Reductions over one axis, and their gradients, on GPUs. Sums are made in double, in an order that depends on the
+/// shape alone.
 
 #include <chorus/kernels/cuda/lines.hpp>
 #include <chorus/kernels/reduction.hpp>
+#include <limits>
 
 namespace chorus::inline CHORUS_ABI::kernels {
 

@@ -1,11 +1,10 @@
 #pragma once
 /// Softmax, its logarithm and logsumexp along one axis, on GPUs: one block reads a line up to three times, from cache.
 
-#include <cmath>
-#include <limits>
-
 #include <chorus/kernels/cuda/lines.hpp>
 #include <chorus/kernels/softmax.hpp>
+#include <cmath>
+#include <limits>
 
 namespace chorus::inline CHORUS_ABI::kernels {
 
@@ -39,9 +38,8 @@ struct LogSumExpGradient {
   T* dx;
   bool accumulate;
   __device__ void operator()(const Line& line) const {
-    line.each([&](Index i) {
-      put(dx, i, std::exp(get(x, i) - get(y, line.result)) * get(dy, line.result), accumulate);
-    });
+    line.each(
+        [&](Index i) { put(dx, i, std::exp(get(x, i) - get(y, line.result)) * get(dy, line.result), accumulate); });
   }
 };
 

@@ -1,9 +1,11 @@
 #pragma once
-/// Device memory of GPUs: blocks in size classes, kept and reused in stream order. A block belongs to the stream on which
-/// it was taken; what that stream does next may use it again at once, without waiting.
+/// Device memory of GPUs: blocks in size classes, kept and reused in stream order. A block belongs to the stream on
+/// which it was taken; what that stream does next may use it again at once, without waiting.
 
 #include <array>
 #include <atomic>
+#include <chorus/core/cuda/stream.hpp>
+#include <chorus/tensor/allocator.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -11,9 +13,6 @@
 #include <unordered_map>
 #include <utility>
 #include <vector>
-
-#include <chorus/core/cuda/stream.hpp>
-#include <chorus/tensor/allocator.hpp>
 
 namespace chorus::inline CHORUS_ABI {
 
@@ -41,7 +40,7 @@ namespace cuda {
 /// Blocks of one stream. Thread-safe.
 class MemoryPool {
  public:
-  static constexpr std::size_t smallest = 256;          ///< bytes, and the alignment of every block
+  static constexpr std::size_t smallest = 256;            ///< bytes, and the alignment of every block
   static constexpr std::size_t largest_carved = 1 << 18;  ///< requests up to this are carved from slabs
   static constexpr std::size_t slab_bytes = 1 << 21;      ///< what the driver maps at least
 
@@ -349,7 +348,8 @@ inline void* MemoryPool::from_driver(std::size_t bytes) {
     static_cast<void>(cudaGetLastError());
     std::size_t free = 0, total = 0;
     static_cast<void>(cudaMemGetInfo(&free, &total));
-    chorus::detail::out_of_memory(device_, bytes, cat("; the device has ", free >> 20, " of ", total >> 20, " MiB free"));
+    chorus::detail::out_of_memory(device_, bytes,
+                                  cat("; the device has ", free >> 20, " of ", total >> 20, " MiB free"));
   }
   CHORUS_CUDA_CHECK(status);
   system_allocations_.fetch_add(1, std::memory_order_relaxed);

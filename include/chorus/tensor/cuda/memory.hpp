@@ -1,16 +1,16 @@
 #pragma once
 /// Copies between host and GPUs, on a GPU and between GPUs, and zeroing. Work on a GPU goes to the thread's current
-/// stream. A copy from the host returns as soon as the source may change; a copy to the host when the numbers are there.
+/// stream. A copy from the host returns as soon as the source may change; a copy to the host when the numbers are
+/// there.
 
 #include <algorithm>
 #include <array>
+#include <chorus/core/cuda/fault.hpp>
+#include <chorus/core/device.hpp>
 #include <cstddef>
 #include <cstring>
 #include <mutex>
 #include <optional>
-
-#include <chorus/core/cuda/fault.hpp>
-#include <chorus/core/device.hpp>
 
 namespace chorus::inline CHORUS_ABI {
 
