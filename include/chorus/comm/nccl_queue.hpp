@@ -276,29 +276,31 @@ class NcclQueue final : public Progress {
 
   // Finds out what has ended, and whether what has not is in trouble.
   void inspect() {
-    while (!failure_ && !in_flight_.empty()) {
-      Call& first = in_flight_.front();
-      const int ended = api_.query(first.done);
-      if (ended == Api::success) {
-        finished_ = first.ticket;
-        recycle(first);
-        in_flight_.pop_front();
-        continue;
-      }
-      if (ended != Api::not_ready) return give_up(describe(first, api_.cuda_error(ended)), false);
-      int state = Api::success;
-      if (const int asked = api_.async_error(comm_, state); asked != Api::success) state = asked;
-      if (state != Api::success && state != Api::in_progress)
-        return give_up(describe(first, api_.nccl_error(state, comm_)), false);
-      if (!first.runs && api_.query(first.ready) == Api::success) {
-        first.runs = true;
-        first.deadline = Clock::now() + timeout_;
-      }
-      if (first.runs && Clock::now() >= first.deadline)
-        give_up(describe(first, cat("not every rank has joined in and finished within ", timeout_.count(), " ms")),
-                true);
-      return;
+    if (failure_ || in_flight_.empty()) return;
+    Call first;
+    int ended = Api::success;
+    while (ended == Api::success && !in_flight_.empty()) {
+      first = in_flight_.front();
+      ended = api_.query(first.done);
+      if (ended != Api::success) break;
+      finished_ = first.ticket;
+      recycle(first);
+      in_flight_.pop_front();
     }
+    int state = Api::success;
+    if (const int asked = api_.async_error(comm_, state); asked != Api::success) state = asked;
+    if (state != Api::success && state != Api::in_progress)
+      return give_up(describe(first, api_.nccl_error(state, comm_)), false);
+    if (in_flight_.empty()) return;
+    if (ended != Api::not_ready) return give_up(describe(first, api_.cuda_error(ended)), false);
+
+    Call& waits = in_flight_.front();
+    if (!waits.runs && api_.query(waits.ready) == Api::success) {
+      waits.runs = true;
+      waits.deadline = Clock::now() + timeout_;
+    }
+    if (waits.runs && Clock::now() >= waits.deadline)
+      give_up(describe(waits, cat("not every rank has joined in and finished within ", timeout_.count(), " ms")), true);
   }
 
   void give_up(std::string why, bool timed_out) noexcept {

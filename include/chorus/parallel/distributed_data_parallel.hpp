@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chorus/comm/any_communicator.hpp>
 #include <chorus/parallel/distributed_policy.hpp>
+#include <chorus/parallel/rank_device.hpp>
 #include <chorus/parallel/reducer.hpp>
 #include <cstdint>
 #include <exception>
@@ -52,11 +53,12 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
       });
     }
   }
-  /// For `launch`: takes communicator and seed from `run`.
+  /// For `launch`: takes communicator and seed from `run`. A model on GPUs moves to this rank's, and talks over NCCL.
   template <class Run>
   requires requires(Run& run) { run.communicator(); }
   DistributedDataParallel(Model model, Run& run, const DistributedDataParallelOptions& options = {}, Hook hook = {})
-      : DistributedDataParallel(std::move(model), run.communicator(), options, run.seed(), std::move(hook)) {}
+      : DistributedDataParallel(std::make_unique<detail::RankDevice<D>>(run), std::move(model), options, run.seed(),
+                                std::move(hook)) {}
 
   /// Peers don't wait for a rank that throws while gradients are under way: the group is given up.
   ~DistributedDataParallel() {
@@ -138,6 +140,13 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
     h.before_forward(flat, c);
   };
 
+  DistributedDataParallel(std::unique_ptr<detail::RankDevice<D>> device, Model model,
+                          const DistributedDataParallelOptions& options, std::uint64_t seed, Hook hook)
+      : DistributedDataParallel(device->place(std::move(model)), device->communicator(), options, seed,
+                                std::move(hook)) {
+    device_ = std::move(device);
+  }
+
   static DistributedDataParallelOptions checked(const DistributedDataParallelOptions& options, Model& model) {
     options.check_values();
     const auto known = [&](const std::string& wanted) {
@@ -197,6 +206,7 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
     if (root >= 0) take_state(static_cast<int>(root));
   }
 
+  std::unique_ptr<detail::RankDevice<D>> device_;  // where it was made for a run
   DistributedDataParallelOptions options_;
   detail::Reducer<D, Hook, Communicator> reducer_;
   bool joining_ = false, throw_early_ = false;

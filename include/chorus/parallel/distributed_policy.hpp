@@ -66,6 +66,10 @@ class DistributedPolicy : public Policy<Model> {
         communicator_(communicator),
         shares_(communicator),
         buffers_(nn::named_buffers<D>(this->model_)) {
+    if constexpr (!std::is_same_v<D, Cpu>)
+      check<UsageError>(communicator.takes_device_memory(), "a distributed policy for a model on ", D::kind,
+                        " needs a communicator for its memory, such as comm::NcclCommunicator; got ",
+                        communicator.backend());
     this->random_.first_sample = [this] { return shares_.first_sample(); };
   }
 
@@ -100,15 +104,16 @@ class DistributedPolicy : public Policy<Model> {
     std::size_t bytes = 0;
     for (const auto& named : buffers_) bytes += named.buffer->size_bytes();
     if (bytes == 0 || communicator_.size() == 1) return;
-    buffer_message_.resize(bytes);
+    const D device = buffers_.front().buffer->where();
+    if (buffer_message_.bytes() < bytes) {
+      const MemoryScope scope(trace::Memory::buckets);
+      buffer_message_ = Storage<D>(device, bytes);
+    }
     const auto copy = [&](bool pack) {
-      std::uint8_t* place = buffer_message_.data();
+      auto* place = static_cast<std::byte*>(buffer_message_.data());
       for (const auto& named : buffers_) {
         const std::size_t size = named.buffer->size_bytes();
-        if (pack)
-          copy_bytes(Cpu{}, place, named.buffer->where(), named.buffer->data(), size);
-        else
-          copy_bytes(named.buffer->where(), named.buffer->data(), Cpu{}, place, size);
+        copy_bytes(device, pack ? place : named.buffer->data(), device, pack ? named.buffer->data() : place, size);
         place += size;
       }
     };
@@ -130,7 +135,7 @@ class DistributedPolicy : public Policy<Model> {
   Communicator& communicator_;
   detail::BatchShares<Communicator> shares_;
   std::vector<nn::NamedBuffer<D>> buffers_;
-  std::vector<std::uint8_t> buffer_message_;
+  Storage<D> buffer_message_;
 
  private:
   /// Nodes of the tape may outlive the policy: then the group is gone.

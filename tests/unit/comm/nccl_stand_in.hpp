@@ -119,7 +119,7 @@ class StandInDevice {
     enqueue(stream, [this, work, call] {
       if (data_ == nullptr) return true;
       if (!*work) *work = data_->engine().later(call);
-      if (!(**work).done()) return false;
+      if (async_code != 0 || !(**work).done()) return false;
       try {
         (**work).wait();
         return true;

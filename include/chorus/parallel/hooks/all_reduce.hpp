@@ -47,7 +47,9 @@ struct AllReduce {
   comm::Work start(const GradBucket<T, D>& bucket, Communicator& communicator) {
     if (communicator.size() == 1) return {};
     return communicator.all_reduce_async(bucket.gradients, comm::ReduceOp::sum,
-                                         {.scale = bucket.weight, .traffic = trace::Traffic::gradients});
+                                         {.scale = bucket.weight,
+                                          .traffic = trace::Traffic::gradients,
+                                          .bucket = static_cast<int>(bucket.index)});
   }
   template <class T, Device D, class Communicator>
   std::optional<comm::Work> resume(const GradBucket<T, D>&, Communicator&, int) {

@@ -1,0 +1,85 @@
+// DistributedDataParallel over NcclCommunicator, with the stand-in for NCCL: the steps of the ring, bucket by bucket.
+#include "../comm/nccl_ranks.hpp"
+
+#include <catch.hpp>
+#include <chorus/parallel/distributed_data_parallel.hpp>
+
+#include "ranks.hpp"
+
+using namespace chorus;
+using Model = test::Normed<Cpu>;
+
+namespace {
+
+constexpr DistributedDataParallelOptions small_buckets{.first_bucket_cap_mb = 1e-4, .bucket_cap_mb = 5e-4};
+
+template <class Net>
+std::string steps(Net& net, const comm::World& world) {
+  optim::Sgd optimizer{net.parameters(), {.lr = 0.3, .momentum = 0.9}};
+  std::string out;
+  for (std::uint32_t i = 0; i < 6; ++i)
+    out += cat(test::step(net, optimizer, i, 12, world), " ", io::parameters_sha256(net.module()), "\n");
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("DDP over nccl takes the steps that it takes over the ring", "[parallel]") {
+  const auto ring = test::common_text(3, [](const comm::World& world) {
+    test::Distributed<Model> rank(world, small_buckets);
+    return steps(rank.net, world);
+  });
+  const auto texts = test::nccl_ranks(3, [](test::NcclRank& rank) {
+    rank.device->host_computes = true;
+    auto nccl = rank.nccl();
+    DistributedDataParallel<Model> net(test::make<Model>(), nccl, small_buckets, 3);
+    return steps(net, rank.data_world);
+  });
+  REQUIRE(!ring.empty());
+  for (const auto& text : texts) CHECK(text == ring);
+}
+
+TEST_CASE("DDP over nccl: one all-reduce a bucket, begun before backward has ended", "[parallel]") {
+  const auto texts = test::nccl_ranks(2, [](test::NcclRank& rank) -> std::string {
+    rank.device->host_computes = true;
+    auto nccl = rank.nccl();
+    DistributedDataParallel<Model> net(test::make<Model>(), nccl, small_buckets, 3);
+    optim::Sgd optimizer{net.parameters(), {.lr = 0.3}};
+    test::step(net, optimizer, 0, 12, rank.data_world);  // learns the order
+    const auto sizes = net.bucket_bytes();
+    const auto before = rank.device->record().size();
+    bool backward = true;
+    int in_backward = 0;
+    net.module().fc1.weight.register_hook([&] {
+      if (std::exchange(backward, false)) in_backward = rank.device->count("all_reduce");
+    });
+    const int earlier = rank.device->count("all_reduce");
+    test::step(net, optimizer, 1, 12, rank.data_world);
+    const auto lines = rank.device->record();
+    std::size_t next = 0;
+    for (auto i = before; i < lines.size() && next < sizes.size(); ++i)
+      if (lines[i] == cat("all_reduce ", sizes[next] / 8, " F64 on comm")) ++next;
+    if (sizes.size() < 3) return cat(sizes.size(), " buckets");
+    if (next != sizes.size()) return cat("bucket ", next, " of ", sizes.size(), " is missing");
+    if (in_backward <= earlier) return "no bucket left before the last gradient was there";
+    return "";
+  });
+  for (const auto& text : texts) CHECK(text == "");
+}
+
+TEST_CASE("DDP over nccl: a failed bucket is named", "[parallel]") {
+  const auto texts = test::nccl_ranks(2, [](test::NcclRank& rank) -> std::string {
+    rank.device->host_computes = true;
+    auto nccl = rank.nccl();
+    DistributedDataParallel<Model> net(test::make<Model>(), nccl, small_buckets, 3);
+    optim::Sgd optimizer{net.parameters(), {.lr = 0.3}};
+    test::step(net, optimizer, 0, 12, rank.data_world);
+    if (rank.data_world.rank == 1) rank.device->refusals["all_reduce"] = 3;
+    return test::message_of<CommError>([&] {
+      for (std::uint32_t i = 1; i < 100; ++i) test::step(net, optimizer, i, 12, rank.data_world);
+    });
+  });
+  CHECK_THAT(texts[1],
+             Catch::Matchers::Contains("rank 1: all_reduce") && Catch::Matchers::Contains("gradient bucket 0"));
+  CHECK_THAT(texts[0], Catch::Matchers::Contains("rank 0") && Catch::Matchers::Contains("nccl"));
+}
