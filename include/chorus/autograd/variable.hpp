@@ -91,6 +91,8 @@ inline constexpr bool is_variable<Variable<T, Rank, D>> = true;
 template <class X>
 inline constexpr bool is_graph_variable = false;
 }  // namespace detail
+template <Real T, int Rank, Device D>
+class GraphVariable;
 
 /// A Variable, or what converts to one by `as_variable` (a Parameter).
 template <class X>
@@ -204,5 +206,51 @@ auto record(Operation operation, Tensor<T, Rank, D> value, Backward backward, co
                                   node_of(inputs)...);
   }
 }
+
+namespace detail {
+
+template <Operand First, Operand... Rest>
+struct FirstOf {
+  using value_type = typename tensor_of<First>::value_type;
+  using device_type = typename tensor_of<First>::device_type;
+};
+
+/// What `record` gives for a result of this rank and these inputs.
+template <int Rank, Operand... Inputs>
+using Recorded = std::conditional_t<
+    (AnyTensor<Inputs> && ...),
+    Tensor<typename FirstOf<Inputs...>::value_type, Rank, typename FirstOf<Inputs...>::device_type>,
+    std::conditional_t<
+        (is_graph_variable<Inputs> || ...),
+        GraphVariable<typename FirstOf<Inputs...>::value_type, Rank, typename FirstOf<Inputs...>::device_type>,
+        Variable<typename FirstOf<Inputs...>::value_type, Rank, typename FirstOf<Inputs...>::device_type>>>;
+
+template <class T, int Rank, class D>
+Variable<T, Rank, D> variable_of(const Tensor<T, Rank, D>& x) {
+  return Variable<T, Rank, D>(x);
+}
+template <class T, int Rank, class D>
+const Variable<T, Rank, D>& variable_of(const Variable<T, Rank, D>& x) {
+  return x;
+}
+template <class X>
+  requires requires(const X& x) { x.as_variable(); }
+decltype(auto) variable_of(const X& x) {
+  return x.as_variable();
+}
+
+/// Calls `operation` with Variables in the place of all operands, so that it is compiled once for all mixtures of Tensors,
+/// Variables and Parameters. For Tensors alone it gives a Tensor, too.
+template <class Operation, Operand... Inputs>
+auto with_variables(const Operation& operation, const Inputs&... inputs) {
+  if constexpr ((is_graph_variable<Inputs> || ...))
+    return operation(inputs...);
+  else if constexpr ((AnyTensor<Inputs> && ...))
+    return operation(variable_of(inputs)...).value();
+  else
+    return operation(variable_of(inputs)...);
+}
+
+}  // namespace detail
 
 }  // namespace chorus::inline CHORUS_ABI

@@ -22,11 +22,9 @@ struct Conv2dOptions {
   Index groups = 1;
 };
 
-/// x: [batch, in, height, width], weight: [out, in / groups, kernel_h, kernel_w], bias: [out] or absent
-/// -> [batch, out, out_h, out_w] with out_h = (height + 2 padding - dilation (kernel - 1) - 1) / stride + 1.
-/// Throws ShapeError where channels don't fit or the kernel is larger than the padded image.
+namespace operations {
 template <Operand X, Operand W, Operand B>
-auto conv2d(const X& x, const W& weight, const B& bias, const Conv2dOptions& options = {}) {
+detail::Recorded<4, X, W, B> conv2d(const X& x, const W& weight, const B& bias, const Conv2dOptions& options) {
   using T = typename tensor_of<X>::value_type;
   static_assert(tensor_of<X>::rank == 4, "conv2d: the input is [batch, channels, height, width]");
   const auto input = contiguous(value_of(x));
@@ -62,7 +60,7 @@ auto conv2d(const X& x, const W& weight, const B& bias, const Conv2dOptions& opt
       {shape.batch, shape.out_channels, shape.out_height(), shape.out_width()}, device);
   kernels::conv2d_forward(device, shape, input.data(), w.data(), b.data(), out.data());
   return record(
-      operations::Conv2d{shape}, std::move(out),
+      Conv2d{shape}, std::move(out),
       [input, w, shape, device](const auto& dy, auto dx, auto dw, auto db) {
         if (db) {
           const auto [grad, accumulate] = db->target();
@@ -78,6 +76,15 @@ auto conv2d(const X& x, const W& weight, const B& bias, const Conv2dOptions& opt
         }
       },
       x, weight, bias);
+}
+}  // namespace operations
+
+/// x: [batch, in, height, width], weight: [out, in / groups, kernel_h, kernel_w], bias: [out] or absent
+/// -> [batch, out, out_h, out_w] with out_h = (height + 2 padding - dilation (kernel - 1) - 1) / stride + 1.
+/// Throws ShapeError where channels don't fit or the kernel is larger than the padded image.
+template <Operand X, Operand W, Operand B>
+auto conv2d(const X& x, const W& weight, const B& bias, const Conv2dOptions& options = {}) {
+  return detail::with_variables([&](const auto&... xs) { return operations::conv2d(xs..., options); }, x, weight, bias);
 }
 
 /// Of bf16 and half inputs everything is: weight and bias are taken in the input's type.

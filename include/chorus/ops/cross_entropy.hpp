@@ -1,12 +1,11 @@
 #pragma once
 /// Losses over classes.
 
-#include <cstdint>
-
 #include <chorus/autograd/parameter.hpp>
 #include <chorus/kernels/contiguous.hpp>
 #include <chorus/kernels/cross_entropy.hpp>
 #include <chorus/ops/cast.hpp>
+#include <cstdint>
 
 namespace chorus::inline CHORUS_ABI {
 
@@ -37,7 +36,8 @@ void check_class_loss(const char* operation, const Tensor<T, 2, D>& scores, cons
 }
 
 template <int Rank, Operand X, class D>
-auto cross_entropy(const X& logits, const Tensor<std::int64_t, 1, D>& labels, const CrossEntropyOptions& options) {
+Recorded<Rank, X> cross_entropy(const X& logits, const Tensor<std::int64_t, 1, D>& labels,
+                                const CrossEntropyOptions& options) {
   using T = typename tensor_of<X>::value_type;
   const auto scores = contiguous(value_of(logits));
   const auto targets = contiguous(labels);
@@ -97,7 +97,7 @@ auto nll_loss(const X& log_probabilities, const Tensor<std::int64_t, 1, D>& labe
 /// for a bad label, ShapeError where the batches differ.
 template <Operand X, class D>
 auto cross_entropy(const X& logits, const Tensor<std::int64_t, 1, D>& labels, const CrossEntropyOptions& options = {}) {
-  return detail::cross_entropy<0>(logits, labels, options);
+  return detail::with_variables([&](const auto& x) { return detail::cross_entropy<0>(x, labels, options); }, logits);
 }
 
 /// The same without a reduction: [batch].

@@ -2,14 +2,13 @@
 /// Matrix products and the linear layer's function.
 
 #include <algorithm>
-#include <functional>
-#include <numeric>
-#include <utility>
-
 #include <chorus/kernels/gemm.hpp>
 #include <chorus/kernels/reduction.hpp>
 #include <chorus/ops/cast.hpp>
 #include <chorus/ops/shape.hpp>
+#include <functional>
+#include <numeric>
+#include <utility>
 
 namespace chorus::inline CHORUS_ABI {
 
@@ -100,14 +99,12 @@ auto matmul(const A& a, const B& b) {
   }
 }
 
-/// x: [..., in], weight: [out, in], bias: [out] or absent -> x weightᵀ + bias: [..., out]. Throws ShapeError where
-/// sizes differ.
+namespace operations {
 template <Operand X, Operand W, Operand B>
-auto linear(const X& x, const W& weight, const B& bias) {
+detail::Recorded<tensor_of<X>::rank, X, W, B> linear(const X& x, const W& weight, const B& bias) {
   using kernels::Trans;
   using T = typename tensor_of<X>::value_type;
   constexpr int rank = tensor_of<X>::rank;
-  static_assert(rank >= 1, "linear: the input has at least one axis");
   const auto input = contiguous(value_of(x));
   const auto w = contiguous(value_of(weight));
   const auto b = contiguous(value_of(bias));
@@ -125,7 +122,7 @@ auto linear(const X& x, const W& weight, const B& bias) {
   kernels::gemm(device, Trans::no, Trans::yes, rows, out_features, in_features, input.data(), in_features, w.data(),
                 in_features, out.data(), out_features, false, b.data());
   return record(
-      operations::Linear{}, std::move(out),
+      Linear{}, std::move(out),
       [input, w, device, rows, in_features, out_features](const auto& dy, auto dx, auto dw, auto db) {
         if (db) {
           const auto [grad, accumulate] = db->target();
@@ -143,6 +140,15 @@ auto linear(const X& x, const W& weight, const B& bias) {
         }
       },
       x, weight, bias);
+}
+}  // namespace operations
+
+/// x: [..., in], weight: [out, in], bias: [out] or absent -> x weightᵀ + bias: [..., out]. Throws ShapeError where
+/// sizes differ.
+template <Operand X, Operand W, Operand B>
+auto linear(const X& x, const W& weight, const B& bias) {
+  static_assert(tensor_of<X>::rank >= 1, "linear: the input has at least one axis");
+  return detail::with_variables([](const auto&... xs) { return operations::linear(xs...); }, x, weight, bias);
 }
 /// Of bf16 and half inputs everything is: weight and bias are taken in the input's type.
 template <NarrowOperand X, Operand W, Operand B>

@@ -3,14 +3,13 @@
 
 #include <algorithm>
 #include <array>
-#include <span>
-#include <tuple>
-#include <type_traits>
-
 #include <chorus/autograd/parameter.hpp>
 #include <chorus/kernels/contiguous.hpp>
 #include <chorus/kernels/functors.hpp>
 #include <chorus/kernels/pointwise.hpp>
+#include <span>
+#include <tuple>
+#include <type_traits>
 
 namespace chorus::inline CHORUS_ABI {
 
@@ -50,13 +49,17 @@ struct BroadcastLayout {
   }
 };
 
+template <Operand... Inputs>
+inline constexpr int broadcast_rank = std::max({tensor_of<Inputs>::rank...});
+
 template <class F, Operand First, Operand... Rest>
-auto pointwise(const char* operation, const F& f, const First& first, const Rest&... rest) {
+Recorded<broadcast_rank<First, Rest...>, First, Rest...> map(const char* operation, const F& f, const First& first,
+                                                             const Rest&... rest) {
   using T = typename tensor_of<First>::value_type;
   using D = typename tensor_of<First>::device_type;
   static_assert((std::is_same_v<T, typename tensor_of<Rest>::value_type> && ...),
                 "element-wise: operands have different scalar types");
-  constexpr int rank = std::max({tensor_of<First>::rank, tensor_of<Rest>::rank...});
+  constexpr int rank = broadcast_rank<First, Rest...>;
   constexpr std::size_t count = 1 + sizeof...(Rest);
   const std::tuple inputs{contiguous(value_of(first)), contiguous(value_of(rest))...};
   const D device = std::get<0>(inputs).device();
@@ -113,6 +116,11 @@ auto pointwise(const char* operation, const F& f, const First& first, const Rest
         (add_again(j++, nodes), ...);
       },
       first, rest...);
+}
+
+template <class F, Operand... Inputs>
+auto pointwise(const char* operation, const F& f, const Inputs&... inputs) {
+  return with_variables([&](const auto&... xs) { return map(operation, f, xs...); }, inputs...);
 }
 
 }  // namespace detail

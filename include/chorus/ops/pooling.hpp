@@ -1,12 +1,11 @@
 #pragma once
 /// Max and average pooling over windows of an image.
 
-#include <cstdint>
-
 #include <chorus/autograd/parameter.hpp>
 #include <chorus/kernels/contiguous.hpp>
 #include <chorus/kernels/pooling.hpp>
 #include <chorus/ops/size2d.hpp>
+#include <cstdint>
 
 namespace chorus::inline CHORUS_ABI {
 
@@ -54,10 +53,9 @@ inline kernels::Pool2dShape pool2d_shape(const char* operation, const Shape<4>& 
 }
 }  // namespace detail
 
-/// x: [batch, channels, height, width] -> the largest number of each window: [batch, channels, out_h, out_w] with
-/// out_h = (height + 2 padding - window) / stride + 1. Where several are largest, the first gets the gradient.
+namespace operations {
 template <Operand X>
-auto max_pool2d(const X& x, Size2d window, const PoolOptions& options = {}) {
+detail::Recorded<4, X> max_pool2d(const X& x, Size2d window, const PoolOptions& options) {
   using T = typename tensor_of<X>::value_type;
   using D = typename tensor_of<X>::device_type;
   const auto input = contiguous(value_of(x));
@@ -65,17 +63,25 @@ auto max_pool2d(const X& x, Size2d window, const PoolOptions& options = {}) {
   const auto device = input.device();
   const Shape<4> out_shape{input.size(0), input.size(1), shape.out_height(), shape.out_width()};
   auto out = Tensor<T, 4, D>::empty(out_shape, device);
-  const bool recorded = AnyVariable<X> && grad_enabled();
+  const bool recorded = node_of(x) && grad_enabled();
   Tensor<std::int32_t, 4, D> argmax;
   if (recorded) argmax = Tensor<std::int32_t, 4, D>::empty(out_shape, device);
   kernels::max_pool2d_forward(device, shape, input.data(), out.data(), argmax.data());
   return record(
-      operations::MaxPool2d<D>{argmax}, std::move(out),
+      MaxPool2d<D>{argmax}, std::move(out),
       [argmax, shape, device](const auto& dy, auto dx) {
         const auto [grad, accumulate] = dx->target();
         kernels::max_pool2d_backward(device, shape, dy.data(), argmax.data(), grad.data(), accumulate);
       },
       x);
+}
+}  // namespace operations
+
+/// x: [batch, channels, height, width] -> the largest number of each window: [batch, channels, out_h, out_w] with
+/// out_h = (height + 2 padding - window) / stride + 1. Where several are largest, the first gets the gradient.
+template <Operand X>
+auto max_pool2d(const X& x, Size2d window, const PoolOptions& options = {}) {
+  return detail::with_variables([&](const auto& v) { return operations::max_pool2d(v, window, options); }, x);
 }
 
 /// The mean of each window, padding counted as zeros; shapes as for max_pool2d.

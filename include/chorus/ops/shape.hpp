@@ -44,13 +44,19 @@ kernels::AxisShape around_axis(const std::array<Index, N>& shape, std::size_t ax
 }
 }  // namespace detail
 
+namespace operations {
+template <Operand X, std::size_t NewRank>
+detail::Recorded<static_cast<int>(NewRank), X> reshape(const X& x, const std::array<Index, NewRank>& shape) {
+  const auto input = contiguous(value_of(x));
+  return record(
+      Reshape{}, input.view(shape), [old = input.shape()](const auto& dy, auto dx) { dx->add(dy.view(old)); }, x);
+}
+}  // namespace operations
+
 /// Another shape with as many elements; one size may be -1. Throws ShapeError where it doesn't fit.
 template <Operand X, std::size_t NewRank>
 auto reshape(const X& x, const std::array<Index, NewRank>& shape) {
-  const auto input = contiguous(value_of(x));
-  return record(
-      operations::Reshape{}, input.view(shape),
-      [old = input.shape()](const auto& dy, auto dx) { dx->add(dy.view(old)); }, x);
+  return detail::with_variables([&](const auto& v) { return operations::reshape(v, shape); }, x);
 }
 
 /// Joins all axes from `start_axis` on: [batch, channels, height, width] -> [batch, channels * height * width].
