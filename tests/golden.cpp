@@ -55,6 +55,7 @@ int main(int argc, char** argv) {
   golden::add_losses(operations);
   golden::add_recurrent(operations);
   golden::add_optimizers(operations);
+  golden::add_more(operations);
   golden::add_training(operations);
 
   std::size_t failed = 0;

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include <chorus/autograd/variable.hpp>
+#include <chorus/ops/size2d.hpp>
 
 #include <golden_file.hpp>
 
@@ -152,6 +153,10 @@ class Case {
     const auto& expected = file_[name].i64();
     if (!std::equal(actual.begin(), actual.end(), expected.begin(), expected.end())) report(name, "differs");
   }
+  /// `gradient()` is to be compared with GRAD at the end.
+  void expect_gradient(const std::string& grad, std::function<std::vector<float>()> gradient) {
+    gradients_.emplace_back(grad, std::move(gradient));
+  }
   /// Counts a tensor of the case as used.
   void seen(const std::string& name) { used_.insert(name); }
   void report(const std::string& tensor, const std::string& problem) { failures_.push_back(tensor + ": " + problem); }
@@ -224,6 +229,20 @@ void with_rank(int rank, const F& f) {
   }
 }
 
+/// Height and width: one number or a list of two.
+inline ch::Size2d size2d(const Case& test, const char* name, Index otherwise) {
+  const auto found = test.attrs().find(name);
+  if (found == test.attrs().end() || found->is_null()) return otherwise;
+  return found->is_array() ? ch::Size2d(found->at(0).get<Index>(), found->at(1).get<Index>())
+                           : ch::Size2d(found->get<Index>());
+}
+
+/// An input that a case may lack; undefined there.
+template <int Rank>
+Variable<Rank> optional_in(Case& test, const char* name) {
+  return test.has(ch::cat("in.", name)) ? test.in<Rank>(name) : Variable<Rank>();
+}
+
 using Operation = void (*)(Case&);
 /// Every operation that golden cases may name. The parts register theirs.
 using Operations = std::map<std::string, Operation, std::less<>>;
@@ -235,6 +254,7 @@ void add_layers(Operations& operations);
 void add_losses(Operations& operations);
 void add_recurrent(Operations& operations);
 void add_optimizers(Operations& operations);
+void add_more(Operations& operations);
 void add_training(Operations& operations);
 
 }  // namespace golden

@@ -3,6 +3,7 @@
 #include <chorus/ops/batch_norm.hpp>
 #include <chorus/ops/convolution.hpp>
 #include <chorus/ops/convolution1d.hpp>
+#include <chorus/ops/convolution3d.hpp>
 #include <chorus/ops/matmul.hpp>
 #include <chorus/ops/normalization.hpp>
 #include <chorus/ops/pooling.hpp>
@@ -14,18 +15,11 @@
 namespace golden {
 namespace {
 
-// Height and width: one number or a list of two.
-ch::Size2d size2d(const Case& test, const char* name, Index otherwise) {
+ch::Size3d size3d(const Case& test, const char* name, Index otherwise) {
   const auto found = test.attrs().find(name);
   if (found == test.attrs().end() || found->is_null()) return otherwise;
-  return found->is_array() ? ch::Size2d(found->at(0).get<Index>(), found->at(1).get<Index>())
-                           : ch::Size2d(found->get<Index>());
-}
-
-// An input that a case may lack; undefined there.
-template <int Rank>
-Variable<Rank> optional_in(Case& test, const char* name) {
-  return test.has(ch::cat("in.", name)) ? test.in<Rank>(name) : Variable<Rank>();
+  if (!found->is_array()) return found->get<Index>();
+  return {found->at(0).get<Index>(), found->at(1).get<Index>(), found->at(2).get<Index>()};
 }
 
 void matmul(Case& test) {
@@ -71,6 +65,31 @@ void add_layers(Operations& operations) {
                               .dilation = test.attr<Index>("dilation", 1),
                               .groups = test.attr<Index>("groups", 1)}));
   };
+  operations["conv_transpose1d"] = [](Case& test) {
+    const ch::ConvTranspose1dOptions options{.stride = test.attr<Index>("stride", 1),
+                                             .padding = test.attr<Index>("padding", 0),
+                                             .output_padding = test.attr<Index>("output_padding", 0),
+                                             .dilation = test.attr<Index>("dilation", 1),
+                                             .groups = test.attr<Index>("groups", 1)};
+    const auto x = test.in<3>("x"), weight = test.in<3>("weight");
+    if (test.has("in.bias"))
+      test.out("y", ch::conv_transpose1d(x, weight, test.in<1>("bias"), options));
+    else
+      test.out("y", ch::conv_transpose1d(x, weight, options));
+  };
+  operations["conv3d"] = [](Case& test) {
+    test.out("y", ch::conv3d(test.in<5>("x"), test.in<5>("weight"), optional_in<1>(test, "bias"),
+                             {.stride = size3d(test, "stride", 1),
+                              .padding = size3d(test, "padding", 0),
+                              .dilation = size3d(test, "dilation", 1),
+                              .groups = test.attr<Index>("groups", 1)}));
+  };
+  operations["instance_norm"] = [](Case& test) {
+    with_rank<3>(test.rank("x"), [&]<int Rank>(std::integral_constant<int, Rank>) {
+      test.out("y", ch::instance_norm(test.in<Rank>("x"), optional_in<1>(test, "weight"), optional_in<1>(test, "bias"),
+                                      test.attr("eps", 1e-5)));
+    });
+  };
   operations["conv_transpose2d"] = [](Case& test) {
     const ch::ConvTranspose2dOptions options{.stride = size2d(test, "stride", 1),
                                              .padding = size2d(test, "padding", 0),
@@ -89,7 +108,9 @@ void add_layers(Operations& operations) {
   };
   operations["avg_pool2d"] = [](Case& test) {
     test.out("y", ch::avg_pool2d(test.in<4>("x"), size2d(test, "kernel", 1),
-                                 {.stride = size2d(test, "stride", 0), .padding = size2d(test, "padding", 0)}));
+                                 {.stride = size2d(test, "stride", 0),
+                                  .padding = size2d(test, "padding", 0),
+                                  .count_include_pad = test.attr("count_include_pad", true)}));
   };
   operations["adaptive_avg_pool2d"] = [](Case& test) {
     test.out("y", ch::adaptive_avg_pool2d(test.in<4>("x"), size2d(test, "output", 1)));
@@ -108,8 +129,8 @@ void add_layers(Operations& operations) {
   };
   operations["group_norm"] = [](Case& test) {
     with_rank<2>(test.rank("x"), [&]<int Rank>(std::integral_constant<int, Rank>) {
-      test.out("y", ch::group_norm(test.in<Rank>("x"), test.attr<Index>("groups"), test.in<1>("weight"),
-                                   test.in<1>("bias"), test.attr("eps", 1e-5)));
+      test.out("y", ch::group_norm(test.in<Rank>("x"), test.attr<Index>("groups"), optional_in<1>(test, "weight"),
+                                   optional_in<1>(test, "bias"), test.attr("eps", 1e-5)));
     });
   };
   operations["rms_norm"] = [](Case& test) {
@@ -119,8 +140,11 @@ void add_layers(Operations& operations) {
   };
   operations["scaled_dot_product_attention"] = [](Case& test) {
     with_rank<2>(test.rank("q"), [&]<int Rank>(std::integral_constant<int, Rank>) {
-      test.out("y", ch::scaled_dot_product_attention(test.in<Rank>("q"), test.in<Rank>("k"), test.in<Rank>("v"),
-                                                     test.attr("causal", false)));
+      const auto q = test.in<Rank>("q"), k = test.in<Rank>("k"), v = test.in<Rank>("v");
+      if (test.has("in.mask"))
+        test.out("y", ch::scaled_dot_product_attention(q, k, v, test.mask<2>("mask")));
+      else
+        test.out("y", ch::scaled_dot_product_attention(q, k, v, test.attr("causal", false)));
     });
   };
 }

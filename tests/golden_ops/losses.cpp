@@ -1,6 +1,8 @@
 // Losses.
+#include <chorus/ops/class_losses.hpp>
 #include <chorus/ops/cross_entropy.hpp>
 #include <chorus/ops/losses.hpp>
+#include <chorus/ops/more_losses.hpp>
 
 #include "case.hpp"
 
@@ -27,16 +29,26 @@ void loss(Case& test, const PerElement& per_element, const Reduced& reduced) {
   }
 }
 
+// `per_sample(x, target, weight..., options)`, or `reduced` of the same; weight where the case has one.
 template <class PerSample, class Reduced, class Options>
 void class_loss(Case& test, Options options, const PerSample& per_sample, const Reduced& reduced) {
   options.reduction = reduction_of(test);
   options.ignore_index = test.attr<std::int64_t>("ignore_index", -100);
-  const auto x = test.in<2>("x");
-  const Labels labels = test.integers<1>("target");
-  if (options.reduction == ch::Reduction::none)
-    test.out("y", per_sample(x, labels, options));
-  else
-    test.out("y", reduced(x, labels, options));
+  const auto run = [&](const auto& x, const auto& labels) {
+    const auto call = [&](const auto&... arguments) {
+      if (options.reduction == ch::Reduction::none)
+        test.out("y", per_sample(arguments..., options));
+      else
+        test.out("y", reduced(arguments..., options));
+    };
+    if (test.has("in.weight"))
+      call(x, labels, test.tensor<1>("weight"));
+    else
+      call(x, labels);
+  };
+  if (test.rank("x") == 2) return run(test.in<2>("x"), test.integers<1>("target"));
+  if (test.rank("x") == 4) return run(test.in<4>("x"), test.integers<3>("target"));
+  ch::fail<ch::ShapeError>("scores of rank ", test.rank("x"));
 }
 
 }  // namespace
@@ -50,8 +62,17 @@ void add_losses(Operations& operations) {
   }
   LOSS(mse_loss);
   LOSS(l1_loss);
-  LOSS(bce_with_logits);
 #undef LOSS
+  operations["bce_with_logits"] = [](Case& test) {
+    if (test.has("in.pos_weight")) {
+      const auto x = test.in<2>("x"), target = test.in<2>("target");
+      const auto weight = test.tensor<2>("weight");
+      return test.out("y", ch::bce_with_logits(x, target, weight, test.tensor<1>("pos_weight"), reduction_of(test)));
+    }
+    loss(
+        test, [](const auto& x, const auto& t) { return ch::bce_with_logits_per_element(x, t); },
+        [](const auto& x, const auto& t, ch::Reduction reduction) { return ch::bce_with_logits(x, t, reduction); });
+  };
   operations["smooth_l1_loss"] = [](Case& test) {
     const double beta = test.attr("beta", 1.0);
     loss(
@@ -80,6 +101,16 @@ void add_losses(Operations& operations) {
           });
   };
   operations["cross_entropy"] = [](Case& test) {
+    if (test.file("in.target").values.index() == 0) {  // probabilities
+      const ch::CrossEntropyOptions options{.label_smoothing = test.attr("label_smoothing", 0.0),
+                                            .reduction = reduction_of(test)};
+      const auto x = test.in<2>("x"), target = test.in<2>("target");
+      if (options.reduction == ch::Reduction::none)
+        test.out("y", ch::cross_entropy_per_sample(x, target, options));
+      else
+        test.out("y", ch::cross_entropy(x, target, options));
+      return;
+    }
     class_loss(
         test, ch::CrossEntropyOptions{.label_smoothing = test.attr("label_smoothing", 0.0)},
         [](const auto&... arguments) { return ch::cross_entropy_per_sample(arguments...); },

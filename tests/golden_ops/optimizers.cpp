@@ -1,12 +1,11 @@
 // Optimizers on a module of one parameter, learning rate schedules, gradient clipping.
-#include <memory>
-
 #include <chorus/optim/adagrad.hpp>
 #include <chorus/optim/adam.hpp>
 #include <chorus/optim/clip.hpp>
 #include <chorus/optim/rmsprop.hpp>
 #include <chorus/optim/schedules.hpp>
 #include <chorus/optim/sgd.hpp>
+#include <memory>
 
 #include "case.hpp"
 

@@ -96,7 +96,11 @@ void add_pointwise(Operations& operations) {
   };
   operations["masked_fill"] = [](Case& test) {
     with_rank(test.rank("x"), [&]<int Rank>(std::integral_constant<int, Rank>) {
-      test.out("y", ch::masked_fill(test.in<Rank>("x"), test.mask<Rank>("mask"), test.attr<double>("value")));
+      const auto x = test.in<Rank>("x");
+      with_rank(test.rank("mask"), [&]<int MaskRank>(std::integral_constant<int, MaskRank>) {
+        if constexpr (MaskRank <= Rank)
+          test.out("y", ch::masked_fill(x, test.mask<MaskRank>("mask"), test.attr<double>("value")));
+      });
     });
   };
 }

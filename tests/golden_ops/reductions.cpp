@@ -1,6 +1,7 @@
 // Reductions, softmax and its kin, running sums.
 #include <chorus/ops/cumulative.hpp>
 #include <chorus/ops/reduction.hpp>
+#include <chorus/ops/reduction_axes.hpp>
 #include <chorus/ops/softmax.hpp>
 
 #include "case.hpp"
@@ -12,6 +13,18 @@ namespace {
 template <class F>
 void reduction(Case& test, const F& f) {
   if (test.attrs().at("axis").is_null()) return test.out("y", f(test.in<1>("x", {test.numel("x")})));
+  if (test.attrs().at("axis").is_array()) {
+    const auto axes = test.attr<std::vector<Index>>("axis");
+    return with_rank<1>(static_cast<int>(axes.size()), [&]<int Axes>(std::integral_constant<int, Axes>) {
+      if constexpr (Axes <= 3) {
+        const auto x = test.in<3>("x");
+        if (test.attr("keepdim", false))
+          test.out("y", f(x, as_shape<Axes>("axes", axes), ch::keep_axis));
+        else
+          test.out("y", f(x, as_shape<Axes>("axes", axes)));
+      }
+    });
+  }
   const auto axis = test.attr<Index>("axis");
   with_rank<1>(test.rank("x"), [&]<int Rank>(std::integral_constant<int, Rank>) {
     const auto x = test.in<Rank>("x");
@@ -60,6 +73,14 @@ void add_reductions(Operations& operations) {
   };
   operations["cumsum"] = [](Case& test) {
     along_axis(test, [](const auto& x, Index axis) { return ch::cumsum(x, axis); });
+  };
+  operations["cumprod"] = [](Case& test) {
+    along_axis(test, [](const auto& x, Index axis) { return ch::cumprod(x, axis); });
+  };
+  operations["argmin"] = [](Case& test) {
+    with_rank<1>(test.rank("x"), [&]<int Rank>(std::integral_constant<int, Rank>) {
+      test.compare_integers("out.y", ch::argmin(test.tensor<Rank>("x"), test.attr<Index>("axis")).to_vector());
+    });
   };
   operations["argmax"] = [](Case& test) {
     if (test.attrs().at("axis").is_null()) {

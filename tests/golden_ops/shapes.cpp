@@ -1,7 +1,8 @@
 // The same numbers in another shape or order, and numbers picked by index.
+#include <chorus/ops/embedding.hpp>
 #include <chorus/ops/indexing.hpp>
-#include <chorus/ops/padding.hpp>
-#include <chorus/ops/resize.hpp>
+#include <chorus/ops/interpolation.hpp>
+#include <chorus/ops/padding_modes.hpp>
 #include <chorus/ops/shape.hpp>
 
 #include "case.hpp"
@@ -62,11 +63,24 @@ void add_shapes(Operations& operations) {
     with_rank<2>(test.rank("x"), [&]<int Rank>(std::integral_constant<int, Rank>) {
       const ch::Padding2d padding{test.attr<Index>("left"), test.attr<Index>("right"), test.attr<Index>("top"),
                                   test.attr<Index>("bottom")};
-      test.out("y", ch::pad2d(test.in<Rank>("x"), padding, test.attr("value", 0.0)));
+      const auto mode = test.attr<std::string>("mode", "constant");
+      const auto x = test.in<Rank>("x");
+      if (mode == "constant") return test.out("y", ch::pad2d(x, padding, test.attr("value", 0.0)));
+      ch::check<ch::UsageError>(mode == "reflect" || mode == "replicate" || mode == "circular", "unknown mode ", mode);
+      test.out("y", ch::pad2d(x, padding,
+                              mode == "reflect"     ? ch::PaddingMode::reflect
+                              : mode == "replicate" ? ch::PaddingMode::replicate
+                                                    : ch::PaddingMode::circular));
     });
   };
   operations["upsample_nearest2d"] = [](Case& test) {
-    test.out("y", ch::upsample_nearest2d(test.in<4>("x"), test.attr<Index>("scale")));
+    test.out("y", ch::upsample_nearest2d(test.in<4>("x"), size2d(test, "scale", 1)));
+  };
+  operations["upsample_bilinear2d"] = [](Case& test) {
+    test.out("y", ch::upsample_bilinear2d(test.in<4>("x"), size2d(test, "size", 1), test.attr("align_corners", false)));
+  };
+  operations["adaptive_max_pool2d"] = [](Case& test) {
+    test.out("y", ch::adaptive_max_pool2d(test.in<4>("x"), size2d(test, "output", 1)));
   };
   operations["gather"] = [](Case& test) {
     with_rank<1>(test.rank("x"), [&]<int Rank>(std::integral_constant<int, Rank>) {
@@ -80,7 +94,12 @@ void add_shapes(Operations& operations) {
   };
   operations["embedding"] = [](Case& test) {
     with_rank(test.rank("index"), [&]<int Rank>(std::integral_constant<int, Rank>) {
-      test.out("y", ch::embedding(test.in<2>("weight"), test.integers<Rank>("index")));
+      const auto weight = test.in<2>("weight");
+      const auto index = test.integers<Rank>("index");
+      if (test.attrs().contains("padding_idx"))
+        test.out("y", ch::embedding(weight, index, test.attr<Index>("padding_idx")));
+      else
+        test.out("y", ch::embedding(weight, index));
     });
   };
 }

@@ -1,7 +1,4 @@
 // Whole training runs of two small models.
-#include <cstring>
-#include <memory>
-
 #include <chorus/nn/batch_norm.hpp>
 #include <chorus/nn/convolution.hpp>
 #include <chorus/nn/linear.hpp>
@@ -13,6 +10,8 @@
 #include <chorus/ops/shape.hpp>
 #include <chorus/optim/adam.hpp>
 #include <chorus/optim/sgd.hpp>
+#include <cstring>
+#include <memory>
 
 #include "case.hpp"
 

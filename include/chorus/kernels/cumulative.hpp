@@ -1,5 +1,5 @@
 #pragma once
-/// Running sums along an axis. x, y: [outer, axis, inner].
+/// Running sums and products along an axis. x, y: [outer, axis, inner].
 
 #include <chorus/core/device.hpp>
 #include <chorus/kernels/axis_shape.hpp>
@@ -10,6 +10,14 @@ namespace chorus::inline CHORUS_ABI::kernels {
 /// in double.
 template <class T>
 void cumsum(Cpu, AxisShape shape, const T* x, T* y, bool reverse = false, bool accumulate = false);
+
+/// y[i] = x[0] ... x[i], computed in double.
+template <class T>
+void cumprod(Cpu, AxisShape shape, const T* x, T* y);
+
+/// dx[i] = (or +=) the sum over j >= i of dy[j] times the product of x[0] to x[j] without x[i]: right where x has zeros.
+template <class T>
+void cumprod_backward(Cpu, AxisShape shape, const T* x, const T* dy, T* dx, bool accumulate);
 
 }  // namespace chorus::inline CHORUS_ABI::kernels
 

@@ -31,4 +31,15 @@ auto scaled_dot_product_attention(const Q& q, const K& k, const V& v, bool causa
   return matmul(softmax(scores, -1), v);
 }
 
+/// The same where the mask says which keys each query sees: true for those; [queries, keys] or with axes in front.
+/// Every query must see a key: else its result is NaN.
+template <Operand Q, Operand K, Operand V, int Rank, Device D>
+auto scaled_dot_product_attention(const Q& q, const K& k, const V& v, const Tensor<bool, Rank, D>& mask) {
+  using T = typename tensor_of<Q>::value_type;
+  const auto features = static_cast<double>(value_of(q).size(-1));
+  const auto scores = matmul(q * (1 / std::sqrt(features)), transpose(k, -2, -1));
+  const auto never = Tensor<T, 0, D>::full({}, static_cast<T>(-std::numeric_limits<float>::infinity()), mask.device());
+  return matmul(softmax(where(mask, scores, never), -1), v);
+}
+
 }  // namespace chorus::inline CHORUS_ABI

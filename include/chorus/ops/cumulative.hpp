@@ -30,4 +30,20 @@ auto cumsum(const X& x, Index axis) {
       x);
 }
 
+/// Element i along the axis is the product of x's elements 0 to i.
+template <Operand X>
+auto cumprod(const X& x, Index axis) {
+  const auto input = contiguous(value_of(x));
+  const auto view = detail::around_axis(input.shape(), normalize_axis("cumprod", axis, tensor_of<X>::rank));
+  auto out = tensor_of<X>::empty(input.shape(), input.device());
+  kernels::cumprod(input.device(), view, input.data(), out.data());
+  return record(
+      "cumprod", std::move(out),
+      [view, input](const auto& dy, auto dx) {
+        const auto [grad, accumulate] = dx->target();
+        kernels::cumprod_backward(dy.device(), view, input.data(), dy.data(), grad.data(), accumulate);
+      },
+      x);
+}
+
 }  // namespace chorus::inline CHORUS_ABI

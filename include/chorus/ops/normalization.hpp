@@ -77,8 +77,8 @@ auto layer_norm(const X& x, const W& weight, const B& bias, double eps = 1e-5) {
       x, weight, bias);
 }
 
-/// x: [batch, channels, ...], weight, bias: [channels]: like layer_norm, over each of `groups` groups of neighbouring
-/// channels of a sample (Wu, He 2018). Throws ShapeError where channels don't fit or groups don't divide them.
+/// x: [batch, channels, ...], weight, bias: [channels], or both undefined: like layer_norm, over each of `groups` groups
+/// of neighbouring channels of a sample (Wu, He 2018). Throws ShapeError where channels don't fit or groups don't divide them.
 template <Operand X, Operand W, Operand B>
 auto group_norm(const X& x, Index groups, const W& weight, const B& bias, double eps = 1e-5) {
   using Row = Tensor<typename tensor_of<X>::value_type, 1, typename tensor_of<X>::device_type>;
@@ -87,7 +87,8 @@ auto group_norm(const X& x, Index groups, const W& weight, const B& bias, double
   const auto& shape = value_of(x).shape();
   check<ShapeError>(groups > 0 && shape[1] % groups == 0, "group_norm: ", groups,
                     " groups do not divide the channels of shape ", shape);
-  check<ShapeError>(value_of(weight).numel() == shape[1] && value_of(bias).numel() == shape[1],
+  const bool affine = value_of(weight).defined() || value_of(bias).defined();
+  check<ShapeError>(!affine || (value_of(weight).numel() == shape[1] && value_of(bias).numel() == shape[1]),
                     "group_norm: an input of shape ", shape, " does not fit a weight of ", value_of(weight).numel(),
                     " and a bias of ", value_of(bias).numel(), " channels");
   const Index rows = shape[0] * groups, columns = rows == 0 ? 0 : value_of(x).numel() / rows;
@@ -95,8 +96,18 @@ auto group_norm(const X& x, Index groups, const W& weight, const B& bias, double
   Shape<rank - 1> per_channel{};
   per_channel.fill(1);
   per_channel[0] = shape[1];
-  return detail::pointwise("group_norm", functors::ScaleShift{}, reshape(normalized, shape),
-                           reshape(weight, per_channel), reshape(bias, per_channel));
+  const auto scaled = [&] {
+    return detail::pointwise("group_norm", functors::ScaleShift{}, reshape(normalized, shape),
+                             reshape(weight, per_channel), reshape(bias, per_channel));
+  };
+  return affine ? scaled() : decltype(scaled())(reshape(normalized, shape));
+}
+
+/// Normalises each channel of each sample by itself (Ulyanov et al. 2016): group_norm with one channel a group.
+template <Operand X, Operand W, Operand B>
+auto instance_norm(const X& x, const W& weight, const B& bias, double eps = 1e-5) {
+  static_assert(tensor_of<X>::rank >= 3, "instance_norm: the input is [batch, channels, ...] with axes to normalise");
+  return group_norm(x, value_of(x).size(1), weight, bias, eps);
 }
 
 /// x: [..., features], weight: [features] -> x / sqrt(mean(x²) + eps) * weight (Zhang, Sennrich 2019). Throws

@@ -4,6 +4,7 @@
 #include <chorus/autograd/parameter.hpp>
 #include <chorus/kernels/contiguous.hpp>
 #include <chorus/kernels/pooling.hpp>
+#include <chorus/ops/arithmetic.hpp>
 #include <chorus/ops/size2d.hpp>
 #include <cstdint>
 
@@ -25,6 +26,8 @@ struct AvgPool2d {
 /// `stride` 0 stands for the window's own size.
 struct PoolOptions {
   Size2d stride = 0, padding = 0;
+  /// Whether padding counts in a mean.
+  bool count_include_pad = true;
 };
 
 namespace detail {
@@ -84,7 +87,27 @@ auto max_pool2d(const X& x, Size2d window, const PoolOptions& options = {}) {
   return detail::with_variables([&](const auto& v) { return operations::max_pool2d(v, window, options); }, x);
 }
 
-/// The mean of each window, padding counted as zeros; shapes as for max_pool2d.
+namespace detail {
+// For each window its size divided by the pixels of the image in it: [out_h, out_w].
+template <Real T, Device D>
+Tensor<T, 2, D> padding_correction(const kernels::Pool2dShape& s, D device) {
+  const auto inside = [](Index i, Index stride, Index padding, Index window, Index size) {
+    const Index start = i * stride - padding;
+    return std::min(start + window, size) - std::max(start, Index{0});
+  };
+  auto host = Tensor<T, 2, Cpu>::empty({s.out_height(), s.out_width()});
+  for (Index i = 0; i < host.size(0); ++i)
+    for (Index j = 0; j < host.size(1); ++j) {
+      const Index pixels = inside(i, s.stride_h, s.padding_h, s.kernel_h, s.height) *
+                           inside(j, s.stride_w, s.padding_w, s.kernel_w, s.width);
+      host(i, j) = static_cast<T>(static_cast<double>(s.kernel_h * s.kernel_w) / static_cast<double>(pixels));
+    }
+  return Tensor<T, 2, D>::from({host.data(), static_cast<std::size_t>(host.numel())}, host.shape(), device);
+}
+}  // namespace detail
+
+/// The mean of each window, padding counted as zeros or, without `count_include_pad`, left out; shapes as for
+/// max_pool2d.
 template <Operand X>
 auto avg_pool2d(const X& x, Size2d window, const PoolOptions& options = {}) {
   using T = typename tensor_of<X>::value_type;
@@ -94,13 +117,15 @@ auto avg_pool2d(const X& x, Size2d window, const PoolOptions& options = {}) {
   auto out = Tensor<T, 4, typename tensor_of<X>::device_type>::empty(
       {input.size(0), input.size(1), shape.out_height(), shape.out_width()}, device);
   kernels::avg_pool2d_forward(device, shape, input.data(), out.data());
-  return record(
+  const auto y = record(
       operations::AvgPool2d{shape}, std::move(out),
       [shape, device](const auto& dy, auto dx) {
         const auto [grad, accumulate] = dx->target();
         kernels::avg_pool2d_backward(device, shape, dy.data(), grad.data(), accumulate);
       },
       x);
+  if (options.count_include_pad || (shape.padding_h == 0 && shape.padding_w == 0)) return y;
+  return y * detail::padding_correction<T>(shape, device);
 }
 
 }  // namespace chorus::inline CHORUS_ABI

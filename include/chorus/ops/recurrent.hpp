@@ -82,6 +82,30 @@ auto time_step(const X& sequence, Index t) {
   return reshape(slice(sequence, 1, t, t + 1), Shape<2>{shape[0], shape[2]});
 }
 
+template <Operand X, Operand W, Operand H>
+void check_state(const char* operation, const X& x, const W& weight_hh, const H& state) {
+  const Shape<2> expected{value_of(x).size(0), value_of(weight_hh).size(1)};
+  check<ShapeError>(value_of(state).shape() == expected, operation, ": a first state of shape ", value_of(state).shape(),
+                    ", expected ", expected);
+}
+
+template <Operand X, Operand W>
+auto zero_state(const X& x, const W& weight_hh) {
+  return Tensor<typename tensor_of<X>::value_type, 2, typename tensor_of<X>::device_type>::zeros(
+      {value_of(x).size(0), value_of(weight_hh).size(1)}, value_of(x).device());
+}
+
+// A first state, a Tensor or recorded, as the steps' states are.
+template <class State, Operand H>
+State as_state(const H& h) {
+  if constexpr (std::is_same_v<State, H>)
+    return h;
+  else if constexpr (requires { State(h.as_variable()); })
+    return State(h.as_variable());
+  else
+    return State(h);
+}
+
 template <class State>
 auto join_steps(const std::vector<State>& steps) {
   const auto& shape = steps.front().shape();
@@ -93,42 +117,55 @@ auto join_steps(const std::vector<State>& steps) {
 }  // namespace detail
 
 /// x: [batch, time, features], weight_ih: [4 hidden, features], weight_hh: [4 hidden, hidden], biases: [4 hidden];
-/// gates in the order input, forget, candidate, output; states start from zero. Throws ShapeError where sizes don't
-/// fit.
-template <Operand X, Operand W, Operand B>
-auto lstm(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, const B& bias_hh) {
-  using T = typename tensor_of<X>::value_type;
+/// gates in the order input, forget, candidate, output; h, c: the states before the first step, [batch, hidden]. With
+/// `reverse` the sequence is read from its end; outputs stay at their steps. Throws ShapeError where sizes don't fit.
+template <Operand X, Operand W, Operand B, Operand H, Operand C>
+auto lstm(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, const B& bias_hh, const H& h0,
+          const C& c0, bool reverse = false) {
   detail::check_recurrent("lstm", x, weight_ih, weight_hh, 4);
-  const Index batch = value_of(x).size(0), time = value_of(x).size(1), hidden = value_of(weight_hh).size(1);
+  detail::check_state("lstm", x, weight_hh, h0);
+  detail::check_state("lstm", x, weight_hh, c0);
+  const Index time = value_of(x).size(1), hidden = value_of(weight_hh).size(1);
   const auto from_x = linear(x, weight_ih, bias_ih);
-  using State = decltype(detail::time_step(from_x, 0));
-  State h(Tensor<T, 2, typename tensor_of<X>::device_type>::zeros({batch, hidden}, value_of(x).device()));
-  State c = h;
-  std::vector<State> steps;
-  for (Index t = 0; t < time; ++t) {
+  using State = decltype(detail::pointwise("lstm", functors::LstmCell{}, detail::time_step(from_x, 0),
+                                           linear(h0, weight_hh, bias_hh), c0, c0));
+  auto h = detail::as_state<State>(h0), c = detail::as_state<State>(c0);
+  std::vector<State> steps(static_cast<std::size_t>(time));
+  for (Index step = 0; step < time; ++step) {
+    const Index t = reverse ? time - 1 - step : step;
     const auto gates =
         detail::pointwise("lstm", functors::Add{}, detail::time_step(from_x, t), linear(h, weight_hh, bias_hh));
     c = detail::pointwise("lstm", functors::LstmCell{}, detail::gate(gates, 0, hidden), detail::gate(gates, 1, hidden),
                           detail::gate(gates, 2, hidden), c);
     h = detail::pointwise("lstm", functors::LstmOutput{}, detail::gate(gates, 3, hidden), c);
-    steps.push_back(h);
+    steps[static_cast<std::size_t>(t)] = h;
   }
   auto output = detail::join_steps(steps);
   return LstmResult<decltype(output), State>{std::move(output), h, c};
 }
+/// The same with states that start from zero.
+template <Operand X, Operand W, Operand B>
+auto lstm(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, const B& bias_hh) {
+  const auto zero = detail::zero_state(x, weight_hh);
+  return lstm(x, weight_ih, weight_hh, bias_ih, bias_hh, zero, zero);
+}
 
 /// x: [batch, time, features], weight_ih: [3 hidden, features], weight_hh: [3 hidden, hidden], biases: [3 hidden];
-/// gates in the order reset, update, candidate; the state starts from zero. Throws ShapeError where sizes don't fit.
-template <Operand X, Operand W, Operand B>
-auto gru(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, const B& bias_hh) {
-  using T = typename tensor_of<X>::value_type;
+/// gates in the order reset, update, candidate; h: the state before the first step, [batch, hidden]; `reverse` as for
+/// lstm. Throws ShapeError where sizes don't fit.
+template <Operand X, Operand W, Operand B, Operand H>
+auto gru(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, const B& bias_hh, const H& h0,
+         bool reverse = false) {
   detail::check_recurrent("gru", x, weight_ih, weight_hh, 3);
-  const Index batch = value_of(x).size(0), time = value_of(x).size(1), hidden = value_of(weight_hh).size(1);
+  detail::check_state("gru", x, weight_hh, h0);
+  const Index time = value_of(x).size(1), hidden = value_of(weight_hh).size(1);
   const auto from_x = linear(x, weight_ih, bias_ih);
-  using State = decltype(detail::time_step(from_x, 0));
-  State h(Tensor<T, 2, typename tensor_of<X>::device_type>::zeros({batch, hidden}, value_of(x).device()));
-  std::vector<State> steps;
-  for (Index t = 0; t < time; ++t) {
+  using State = decltype(detail::pointwise("gru", functors::Add{}, detail::time_step(from_x, 0),
+                                           linear(h0, weight_hh, bias_hh)));
+  auto h = detail::as_state<State>(h0);
+  std::vector<State> steps(static_cast<std::size_t>(time));
+  for (Index step = 0; step < time; ++step) {
+    const Index t = reverse ? time - 1 - step : step;
     const auto gx = detail::time_step(from_x, t);
     const auto gh = linear(h, weight_hh, bias_hh);
     const auto candidate =
@@ -136,10 +173,15 @@ auto gru(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, c
                           detail::gate(gx, 2, hidden), detail::gate(gh, 2, hidden));
     h = detail::pointwise("gru", functors::GruState{}, detail::gate(gx, 1, hidden), detail::gate(gh, 1, hidden),
                           candidate, h);
-    steps.push_back(h);
+    steps[static_cast<std::size_t>(t)] = h;
   }
   auto output = detail::join_steps(steps);
   return GruResult<decltype(output), State>{std::move(output), h};
+}
+/// The same with a state that starts from zero.
+template <Operand X, Operand W, Operand B>
+auto gru(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, const B& bias_hh) {
+  return gru(x, weight_ih, weight_hh, bias_ih, bias_hh, detail::zero_state(x, weight_hh));
 }
 
 }  // namespace chorus::inline CHORUS_ABI

@@ -93,4 +93,45 @@ auto conv_transpose2d(const X& x, const W& weight, const B& bias, const ConvTran
   return conv_transpose2d(x, weight, options) + reshape(bias, Shape<3>{channels, 1, 1});
 }
 
+struct ConvTranspose1dOptions {
+  Index stride = 1, padding = 0, output_padding = 0, dilation = 1, groups = 1;
+};
+
+namespace detail {
+inline ConvTranspose2dOptions as_images(const ConvTranspose1dOptions& o) {
+  return {.stride = {1, o.stride},
+          .padding = {0, o.padding},
+          .output_padding = {0, o.output_padding},
+          .dilation = {1, o.dilation},
+          .groups = o.groups};
+}
+template <Operand X>
+auto as_image(const X& x) {
+  const auto& s = value_of(x).shape();
+  return reshape(x, Shape<4>{s[0], s[1], 1, s[2]});
+}
+template <Operand Y>
+auto as_sequence(const Y& y) {
+  return reshape(y, Shape<3>{y.size(0), y.size(1), y.size(3)});
+}
+}  // namespace detail
+
+/// x: [batch, in, length], weight: [in, out / groups, kernel] -> [batch, out, (length - 1) stride - 2 padding +
+/// dilation (kernel - 1) + output_padding + 1]: conv_transpose2d on images of height 1.
+template <Operand X, Operand W>
+auto conv_transpose1d(const X& x, const W& weight, const ConvTranspose1dOptions& options = {}) {
+  static_assert(tensor_of<X>::rank == 3 && tensor_of<W>::rank == 3,
+                "conv_transpose1d: the input is [batch, channels, length]");
+  return detail::as_sequence(
+      conv_transpose2d(detail::as_image(x), detail::as_image(weight), detail::as_images(options)));
+}
+/// The same with a bias for each channel: [out].
+template <Operand X, Operand W, Operand B>
+auto conv_transpose1d(const X& x, const W& weight, const B& bias, const ConvTranspose1dOptions& options = {}) {
+  static_assert(tensor_of<X>::rank == 3 && tensor_of<W>::rank == 3,
+                "conv_transpose1d: the input is [batch, channels, length]");
+  return detail::as_sequence(
+      conv_transpose2d(detail::as_image(x), detail::as_image(weight), bias, detail::as_images(options)));
+}
+
 }  // namespace chorus::inline CHORUS_ABI

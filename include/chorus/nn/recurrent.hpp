@@ -1,0 +1,181 @@
+#pragma once
+/// LSTM and GRU: several layers, both directions, with PyTorch's parameter names (`weight_ih_l0_reverse`) and
+/// initialisation.
+
+#include <chorus/nn/init.hpp>
+#include <chorus/nn/module.hpp>
+#include <chorus/ops/dropout.hpp>
+#include <chorus/ops/recurrent.hpp>
+#include <cmath>
+#include <string>
+#include <vector>
+
+namespace chorus::inline CHORUS_ABI::nn {
+
+struct RecurrentOptions {
+  Index num_layers = 1;
+  bool bias = true;
+  /// Inputs and outputs are [batch, time, features], else [time, batch, features].
+  bool batch_first = false;
+  /// Applied to the outputs of all layers but the last.
+  double dropout = 0;
+  bool bidirectional = false;
+};
+
+/// The parameters of an LSTM or a GRU, and the walk through layers and directions.
+template <Device D, Real T>
+class Recurrent : public Module {
+ public:
+  using device_type = D;
+
+  /// The weights of one layer in one direction.
+  struct Cell {
+    Parameter<T, 2, D> weight_ih, weight_hh;
+    Parameter<T, 1, D> bias_ih, bias_hh;
+  };
+  /// Of layer 0, of its reverse direction if there is one, of layer 1, ...
+  std::vector<Cell> cells;
+
+  void visit(Visitor& visitor) override {
+    for (std::size_t i = 0; i < cells.size(); ++i) {
+      const auto directions = static_cast<std::size_t>(this->directions());
+      const std::string ending = cat("_l", i / directions, i % directions == 1 ? "_reverse" : "");
+      visitor.parameter("weight_ih" + ending, cells[i].weight_ih);
+      visitor.parameter("weight_hh" + ending, cells[i].weight_hh);
+      if (!options_.bias) continue;
+      visitor.parameter("bias_ih" + ending, cells[i].bias_ih);
+      visitor.parameter("bias_hh" + ending, cells[i].bias_hh);
+    }
+  }
+  std::string describe() const override {
+    return cat(name_, "(", cells[0].weight_ih.shape()[1], ", ", hidden_, ", num_layers=", options_.num_layers,
+               options_.bidirectional ? ", bidirectional)" : ")");
+  }
+
+ protected:
+  Recurrent(const char* name, Index gates, Index in_features, Index hidden, const RecurrentOptions& options)
+      : name_(name), hidden_(hidden), options_(options) {
+    check<ShapeError>(in_features > 0 && hidden > 0 && options.num_layers > 0, name, ": ", in_features, " inputs, ",
+                      hidden, " hidden features, ", options.num_layers, " layers: all must be positive");
+    check<UsageError>(options.dropout >= 0 && options.dropout < 1, name,
+                      ": the probability of dropout is in [0, 1), got ", options.dropout);
+    const double bound = 1 / std::sqrt(static_cast<double>(hidden));
+    for (Index i = 0; i < options.num_layers * directions(); ++i) {
+      const Index inputs = i < directions() ? in_features : hidden * directions();
+      Cell cell;
+      cell.weight_ih = Parameter(init::uniform<T, D, 2>({gates * hidden, inputs}, bound));
+      cell.weight_hh = Parameter(init::uniform<T, D, 2>({gates * hidden, hidden}, bound));
+      if (options.bias) {
+        cell.bias_ih = Parameter(init::uniform<T, D, 1>({gates * hidden}, bound));
+        cell.bias_hh = Parameter(init::uniform<T, D, 1>({gates * hidden}, bound));
+      }
+      cells.push_back(std::move(cell));
+    }
+  }
+
+  Index directions() const { return options_.bidirectional ? 2 : 1; }
+
+  /// Calls `run(input, cell, number, reverse)`, which returns outputs [batch, time, hidden], for all layers and
+  /// directions, and gives the last layer's outputs.
+  template <class X, class Run>
+  auto through_layers(const X& x, const Run& run) const {
+    const auto layer = [&](const auto& in, Index number) {
+      const auto at = static_cast<std::size_t>(number * directions());
+      auto forward = run(in, cells[at], number * directions(), false);
+      if (!options_.bidirectional) return forward;
+      return concat(2, forward, run(in, cells[at + 1], number * directions() + 1, true));
+    };
+    auto y = options_.batch_first ? layer(x, 0) : layer(transpose(x, 0, 1), 0);
+    for (Index number = 1; number < options_.num_layers; ++number)
+      y = layer(dropout(y, options_.dropout, this->training()), number);
+    return options_.batch_first ? y : decltype(y)(transpose(y, 0, 1));
+  }
+
+  /// Row `number` of the first states [layers * directions, batch, hidden].
+  template <Operand H>
+  auto state_of(const H& states, Index number) const {
+    const Shape<3> expected{static_cast<Index>(cells.size()), value_of(states).size(1), hidden_};
+    check<ShapeError>(value_of(states).shape() == expected, name_, ": first states of shape ", value_of(states).shape(),
+                      ", expected ", expected);
+    return reshape(slice(states, 0, number, number + 1), Shape<2>{expected[1], expected[2]});
+  }
+  template <Operand X>
+  Tensor<T, 3, D> zero_states(const X& x) const {
+    const Index batch = value_of(x).size(options_.batch_first ? 0 : 1);
+    return Tensor<T, 3, D>::zeros({static_cast<Index>(cells.size()), batch, hidden_}, value_of(x).device());
+  }
+  /// The states of all layers and directions, each [batch, hidden], as [layers * directions, batch, hidden].
+  template <class State>
+  static auto join_states(const std::vector<State>& states) {
+    const auto& shape = states.front().shape();
+    std::vector<decltype(reshape(states.front(), Shape<3>{}))> rows;
+    for (const State& state : states) rows.push_back(reshape(state, Shape<3>{1, shape[0], shape[1]}));
+    return concat(0, std::span<const typename decltype(rows)::value_type>(rows));
+  }
+
+ private:
+  const char* name_;
+  Index hidden_;
+  RecurrentOptions options_;
+};
+
+/// x: [time, batch, features] (or batch first) -> {output: [time, batch, directions * hidden], hidden, cell: [layers *
+/// directions, batch, hidden]}. First states default to zero. Throws ShapeError where sizes don't fit.
+template <Device D, Real T = float>
+class LSTM final : public Recurrent<D, T> {
+ public:
+  LSTM(Index in_features, Index hidden, const RecurrentOptions& options = {})
+      : Recurrent<D, T>("LSTM", 4, in_features, hidden, options) {}
+
+  template <Operand X, Operand H, Operand C>
+  auto operator()(const X& x, const H& h0, const C& c0) const {
+    using State = decltype(lstm(x, this->cells[0].weight_ih, this->cells[0].weight_hh, this->cells[0].bias_ih,
+                                this->cells[0].bias_hh, this->state_of(h0, 0), this->state_of(c0, 0))
+                               .hidden);
+    std::vector<State> hidden, cell;
+    auto output = this->through_layers(x, [&](const auto& in, const auto& of, Index number, bool reverse) {
+      auto made = lstm(in, of.weight_ih, of.weight_hh, of.bias_ih, of.bias_hh, this->state_of(h0, number),
+                       this->state_of(c0, number), reverse);
+      hidden.push_back(made.hidden);
+      cell.push_back(made.cell);
+      return made.output;
+    });
+    auto states = this->join_states(hidden);
+    return LstmResult<decltype(output), decltype(states)>{std::move(output), std::move(states),
+                                                          this->join_states(cell)};
+  }
+  template <Operand X>
+  auto operator()(const X& x) const {
+    const auto zero = this->zero_states(x);
+    return (*this)(x, zero, zero);
+  }
+};
+
+/// The same with one state: {output, hidden}.
+template <Device D, Real T = float>
+class GRU final : public Recurrent<D, T> {
+ public:
+  GRU(Index in_features, Index hidden, const RecurrentOptions& options = {})
+      : Recurrent<D, T>("GRU", 3, in_features, hidden, options) {}
+
+  template <Operand X, Operand H>
+  auto operator()(const X& x, const H& h0) const {
+    using State = decltype(gru(x, this->cells[0].weight_ih, this->cells[0].weight_hh, this->cells[0].bias_ih,
+                               this->cells[0].bias_hh, this->state_of(h0, 0))
+                               .hidden);
+    std::vector<State> hidden;
+    auto output = this->through_layers(x, [&](const auto& in, const auto& of, Index number, bool reverse) {
+      auto made = gru(in, of.weight_ih, of.weight_hh, of.bias_ih, of.bias_hh, this->state_of(h0, number), reverse);
+      hidden.push_back(made.hidden);
+      return made.output;
+    });
+    auto states = this->join_states(hidden);
+    return GruResult<decltype(output), decltype(states)>{std::move(output), std::move(states)};
+  }
+  template <Operand X>
+  auto operator()(const X& x) const {
+    return (*this)(x, this->zero_states(x));
+  }
+};
+
+}  // namespace chorus::inline CHORUS_ABI::nn

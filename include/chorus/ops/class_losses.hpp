@@ -1,0 +1,171 @@
+#pragma once
+/// Losses over classes beyond [batch, classes]: weights of classes, a class for each pixel, probabilities as targets.
+
+#include <chorus/ops/arithmetic.hpp>
+#include <chorus/ops/cross_entropy.hpp>
+#include <chorus/ops/reduction.hpp>
+#include <chorus/ops/softmax.hpp>
+#include <cstdint>
+
+namespace chorus::inline CHORUS_ABI {
+
+namespace detail {
+
+// [batch, classes, ...] -> [batch * ..., classes]
+template <Operand X>
+auto class_rows(const X& x) {
+  constexpr int rank = tensor_of<X>::rank;
+  static_assert(rank >= 2, "a loss over classes takes scores [batch, classes, ...]");
+  Shape<rank> order{};
+  order[0] = 0;
+  for (int axis = 2; axis < rank; ++axis) order[static_cast<std::size_t>(axis - 1)] = axis;
+  order.back() = 1;
+  const Index classes = value_of(x).size(1);
+  const Index rows = classes == 0 ? 0 : value_of(x).numel() / classes;
+  return reshape(permute(x, order), Shape<2>{rows, classes});
+}
+
+template <std::size_t Rank>
+Shape<static_cast<int>(Rank) - 1> shape_without_classes(const std::array<Index, Rank>& scores) {
+  Shape<static_cast<int>(Rank) - 1> out{};
+  out[0] = scores[0];
+  for (std::size_t axis = 2; axis < Rank; ++axis) out[axis - 1] = scores[axis];
+  return out;
+}
+
+template <class D, class T, int Rank>
+Tensor<std::int64_t, 1, D> label_row(const char* operation, const Tensor<T, Rank, D>& scores,
+                                     const Tensor<std::int64_t, Rank - 1, D>& labels) {
+  check<ShapeError>(labels.shape() == shape_without_classes(scores.shape()), operation, ": scores of shape ",
+                    scores.shape(), " do not fit labels of shape ", labels.shape());
+  return contiguous(labels).view(Shape<1>{-1});
+}
+
+// The losses of samples, and what a mean of them is divided by.
+template <Operand X, class T, class D>
+auto weighted_losses(const X& log_probabilities, const Tensor<std::int64_t, 1, D>& labels,
+                     const Tensor<T, 1, D>& weight, std::int64_t ignore_index, double smoothing) {
+  const auto& shape = value_of(log_probabilities).shape();
+  check<ShapeError>(weight.numel() == shape[1], "loss over classes: ", weight.numel(), " weights for ", shape[1],
+                    " classes");
+  const NllLossOptions options{.ignore_index = ignore_index, .reduction = Reduction::none};
+  const auto scaled = log_probabilities * weight;
+  auto losses = nll_loss_per_sample(scaled, labels, options);
+  if (smoothing != 0) {
+    const auto counted = nll_loss_per_sample(Tensor<T, 2, D>::full(shape, T{-1}, weight.device()), labels, options);
+    losses = losses * (1 - smoothing) -
+             sum(scaled, 1) * counted * (smoothing / static_cast<double>(std::max(shape[1], Index{1})));
+  }
+  return losses;
+}
+
+template <class T, class D>
+Tensor<T, 0, D> total_weight(const Tensor<std::int64_t, 1, D>& labels, const Tensor<T, 1, D>& weight,
+                             std::int64_t ignore_index) {
+  const Shape<2> shape{labels.numel(), weight.numel()};
+  const auto each = nll_loss_per_sample(contiguous((-weight).expand(shape)), labels, {.ignore_index = ignore_index});
+  // The mean of no sample is 0, not 0 / 0.
+  return maximum(sum(each), Tensor<T, 0, D>::full({}, std::numeric_limits<T>::min(), weight.device()));
+}
+
+template <Operand X, class T, class D>
+auto reduce_weighted(const X& losses, const Tensor<std::int64_t, 1, D>& labels, const Tensor<T, 1, D>& weight,
+                     std::int64_t ignore_index, Reduction reduction) {
+  auto total = sum(losses);
+  if (reduction == Reduction::mean) total = total / total_weight(labels, weight, ignore_index);
+  return total;
+}
+
+}  // namespace detail
+
+/// logits: [batch, classes, ...], labels: [batch, ...]: cross entropy of each place, averaged (or summed) over all.
+template <Operand X, int LabelRank, class D>
+requires(LabelRank >= 2 && tensor_of<X>::rank == LabelRank + 1) auto cross_entropy(
+    const X& logits, const Tensor<std::int64_t, LabelRank, D>& labels, const CrossEntropyOptions& options = {}) {
+  const auto row = detail::label_row("cross_entropy", value_of(logits), labels);
+  return cross_entropy(detail::class_rows(logits), row, options);
+}
+/// The same without a reduction: [batch, ...].
+template <Operand X, int LabelRank, class D>
+requires(LabelRank >= 2 && tensor_of<X>::rank == LabelRank + 1) auto cross_entropy_per_sample(
+    const X& logits, const Tensor<std::int64_t, LabelRank, D>& labels, const CrossEntropyOptions& options = {}) {
+  const auto row = detail::label_row("cross_entropy", value_of(logits), labels);
+  return reshape(cross_entropy_per_sample(detail::class_rows(logits), row, options), labels.shape());
+}
+
+/// With a weight for each class, [classes]: every loss is multiplied by its label's weight, and the mean is divided by
+/// the sum of those, as PyTorch does. logits: [batch, classes, ...], labels: [batch, ...].
+template <Operand X, int LabelRank, class T, class D>
+auto cross_entropy(const X& logits, const Tensor<std::int64_t, LabelRank, D>& labels, const Tensor<T, 1, D>& weight,
+                   const CrossEntropyOptions& options = {}) {
+  const auto row = detail::label_row("cross_entropy", value_of(logits), labels);
+  const auto losses = detail::weighted_losses(log_softmax(detail::class_rows(logits), 1), row, weight,
+                                              options.ignore_index, options.label_smoothing);
+  return detail::reduce_weighted(losses, row, weight, options.ignore_index, options.reduction);
+}
+template <Operand X, int LabelRank, class T, class D>
+auto cross_entropy_per_sample(const X& logits, const Tensor<std::int64_t, LabelRank, D>& labels,
+                              const Tensor<T, 1, D>& weight, const CrossEntropyOptions& options = {}) {
+  const auto row = detail::label_row("cross_entropy", value_of(logits), labels);
+  return reshape(detail::weighted_losses(log_softmax(detail::class_rows(logits), 1), row, weight, options.ignore_index,
+                                         options.label_smoothing),
+                 labels.shape());
+}
+
+/// Negative log likelihood of log_probabilities: [batch, classes, ...], labels: [batch, ...], likewise.
+template <Operand X, int LabelRank, class D>
+requires(LabelRank >= 2 && tensor_of<X>::rank == LabelRank + 1) auto nll_loss(
+    const X& log_probabilities, const Tensor<std::int64_t, LabelRank, D>& labels, const NllLossOptions& options = {}) {
+  const auto row = detail::label_row("nll_loss", value_of(log_probabilities), labels);
+  return nll_loss(detail::class_rows(log_probabilities), row, options);
+}
+template <Operand X, int LabelRank, class D>
+requires(LabelRank >= 2 && tensor_of<X>::rank == LabelRank + 1) auto nll_loss_per_sample(
+    const X& log_probabilities, const Tensor<std::int64_t, LabelRank, D>& labels, const NllLossOptions& options = {}) {
+  const auto row = detail::label_row("nll_loss", value_of(log_probabilities), labels);
+  return reshape(nll_loss_per_sample(detail::class_rows(log_probabilities), row, options), labels.shape());
+}
+
+/// Negative log likelihood with a weight for each class, likewise.
+template <Operand X, int LabelRank, class T, class D>
+auto nll_loss(const X& log_probabilities, const Tensor<std::int64_t, LabelRank, D>& labels,
+              const Tensor<T, 1, D>& weight, const NllLossOptions& options = {}) {
+  const auto row = detail::label_row("nll_loss", value_of(log_probabilities), labels);
+  const auto losses =
+      detail::weighted_losses(detail::class_rows(log_probabilities), row, weight, options.ignore_index, 0);
+  return detail::reduce_weighted(losses, row, weight, options.ignore_index, options.reduction);
+}
+template <Operand X, int LabelRank, class T, class D>
+auto nll_loss_per_sample(const X& log_probabilities, const Tensor<std::int64_t, LabelRank, D>& labels,
+                         const Tensor<T, 1, D>& weight, const NllLossOptions& options = {}) {
+  const auto row = detail::label_row("nll_loss", value_of(log_probabilities), labels);
+  return reshape(detail::weighted_losses(detail::class_rows(log_probabilities), row, weight, options.ignore_index, 0),
+                 labels.shape());
+}
+
+/// Targets that are probabilities: [batch, classes, ...] like the logits -> -sum over classes of target
+/// log_softmax(logits) for each place: [batch, ...]. Throws ShapeError where shapes differ.
+template <Operand X, Operand Y>
+requires(
+    tensor_of<X>::rank == tensor_of<Y>::rank &&
+    Real<typename tensor_of<Y>::value_type>) auto cross_entropy_per_sample(const X& logits, const Y& target,
+                                                                           const CrossEntropyOptions& options = {}) {
+  const auto& shape = value_of(logits).shape();
+  check<ShapeError>(shape == value_of(target).shape(), "cross_entropy: logits of shape ", shape,
+                    " do not fit targets of shape ", value_of(target).shape());
+  const double s = options.label_smoothing;
+  check<UsageError>(s >= 0 && s <= 1, "cross_entropy: label_smoothing must be in [0, 1], got ", s);
+  const auto smooth = target * (1 - s) + s / static_cast<double>(std::max(shape[1], Index{1}));
+  return -sum(smooth * log_softmax(logits, 1), 1);
+}
+/// The same averaged over the batch and all places, or summed.
+template <Operand X, Operand Y>
+requires(tensor_of<X>::rank == tensor_of<Y>::rank &&
+         Real<typename tensor_of<Y>::value_type>) auto cross_entropy(const X& logits, const Y& target,
+                                                                     const CrossEntropyOptions& options = {}) {
+  const auto losses = cross_entropy_per_sample(logits, target, options);
+  const Index count = options.reduction == Reduction::mean ? std::max(losses.numel(), Index{1}) : 1;
+  return sum(losses) / count;
+}
+
+}  // namespace chorus::inline CHORUS_ABI

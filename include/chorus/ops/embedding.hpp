@@ -1,0 +1,26 @@
+#pragma once
+/// Embedding with an entry that stands for "nothing".
+
+#include <chorus/ops/indexing.hpp>
+#include <chorus/ops/masking.hpp>
+
+namespace chorus::inline CHORUS_ABI {
+
+/// The same as embedding(weight, index), but entry `padding_index` gets no gradient. Throws UsageError where there is
+/// no such entry.
+template <Operand W, int Rank, class D>
+auto embedding(const W& weight, const Tensor<std::int64_t, Rank, D>& index, Index padding_index) {
+  check<UsageError>(padding_index >= 0 && padding_index < value_of(weight).size(0), "embedding: padding_index ",
+                    padding_index, " is not in [0, ", value_of(weight).size(0), ")");
+  const auto rows = embedding(weight, index);
+  Shape<Rank + 1> shape{};
+  std::copy(index.shape().begin(), index.shape().end(), shape.begin());
+  shape.back() = 1;
+  auto host = Tensor<bool, Rank + 1, Cpu>::empty(shape);
+  const auto indices = contiguous(index).to_vector();
+  for (std::size_t i = 0; i < indices.size(); ++i) host.data()[i] = indices[i] == padding_index;
+  const auto padding = Tensor<bool, Rank + 1, D>::from(std::span<const bool>(host.data(), indices.size()), shape, index.device());
+  return where(padding, value_of(rows), rows);
+}
+
+}  // namespace chorus::inline CHORUS_ABI

@@ -1,0 +1,88 @@
+#pragma once
+/// Reductions along several axes at once: `mean(x, std::array<Index, 2>{2, 3})`.
+
+#include <array>
+#include <chorus/ops/arithmetic.hpp>
+#include <chorus/ops/reduction.hpp>
+#include <chorus/ops/softmax.hpp>
+
+namespace chorus::inline CHORUS_ABI {
+
+namespace detail {
+
+template <std::size_t N, std::size_t Rank>
+std::array<bool, Rank> chosen_axes(const char* operation, const std::array<Index, N>& axes) {
+  std::array<bool, Rank> chosen{};
+  for (const Index axis : axes) {
+    const auto a = normalize_axis(operation, axis, static_cast<int>(Rank));
+    check<ShapeError>(!chosen[a], operation, ": axes ", axes, " name an axis twice");
+    chosen[a] = true;
+  }
+  return chosen;
+}
+
+// The axes that stay, in their order, and one last axis with all elements of the others.
+template <std::size_t N, Operand X>
+auto merge_axes(const char* operation, const X& x, const std::array<Index, N>& axes) {
+  constexpr auto rank = static_cast<std::size_t>(tensor_of<X>::rank);
+  static_assert(N >= 1 && N <= rank, "a reduction names 1 to rank axes");
+  const auto chosen = chosen_axes<N, rank>(operation, axes);
+  Shape<tensor_of<X>::rank> order{};
+  std::array<Index, rank - N + 1> shape{};
+  shape.back() = 1;
+  std::size_t stay = 0, go = rank - N;
+  for (std::size_t axis = 0; axis < rank; ++axis) {
+    const Index size = value_of(x).shape()[axis];
+    if (chosen[axis])
+      shape.back() *= size;
+    else
+      shape[stay] = size;
+    order[chosen[axis] ? go++ : stay++] = static_cast<Index>(axis);
+  }
+  return reshape(permute(x, order), shape);
+}
+
+template <std::size_t N, Operand X, Operand Reduced>
+auto restore_axes(const X& x, const Reduced& reduced, const std::array<Index, N>& axes) {
+  auto shape = value_of(x).shape();
+  for (const Index axis : axes) shape[normalize_axis("reduction", axis, tensor_of<X>::rank)] = 1;
+  return reshape(reduced, shape);
+}
+
+}  // namespace detail
+
+#define CHORUS_REDUCTION_OF_AXES(NAME)                                \
+  template <Operand X, std::size_t N>                                 \
+  auto NAME(const X& x, const std::array<Index, N>& axes) {           \
+    return NAME(detail::merge_axes(#NAME, x, axes), -1);              \
+  }                                                                   \
+  template <Operand X, std::size_t N>                                 \
+  auto NAME(const X& x, const std::array<Index, N>& axes, KeepAxis) { \
+    return detail::restore_axes(x, NAME(x, axes), axes);              \
+  }
+/// NAME(x, axes) goes over several axes, which go away, or with keep_axis stay with size 1. Throws ShapeError where an
+/// axis doesn't exist or is named twice.
+CHORUS_REDUCTION_OF_AXES(sum)
+CHORUS_REDUCTION_OF_AXES(mean)
+CHORUS_REDUCTION_OF_AXES(amax)
+CHORUS_REDUCTION_OF_AXES(amin)
+CHORUS_REDUCTION_OF_AXES(logsumexp)
+#undef CHORUS_REDUCTION_OF_AXES
+
+/// The variance over several axes, with the same forms.
+template <Operand X, std::size_t N>
+auto var(const X& x, const std::array<Index, N>& axes, Index correction = 1) {
+  return var(detail::merge_axes("var", x, axes), -1, correction);
+}
+template <Operand X, std::size_t N>
+auto var(const X& x, const std::array<Index, N>& axes, KeepAxis, Index correction = 1) {
+  return detail::restore_axes(x, var(x, axes, correction), axes);
+}
+
+/// The position of the smallest element along an axis; of several, the first.
+template <Operand X>
+auto argmin(const X& x, Index axis) {
+  return argmax(-value_of(x), axis);
+}
+
+}  // namespace chorus::inline CHORUS_ABI
