@@ -1,5 +1,5 @@
 // Times all-reduce over float sums between ranks of this machine, in the form of the usual MPI program:
-//   allreduce [--ranks N] [--transport shm|tcp|thread]
+//   allreduce [--ranks N] [--transport shm|tcp|thread|mpi|gloo]
 // One line a size: bytes, ranks, median ms, busbw in GB/s (bytes * 2(n-1)/n / time, as nccl-tests defines it).
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -10,6 +10,12 @@
 #include <csignal>
 #include <cstdio>
 #include <functional>
+#if CHORUS_USE_GLOO
+#include <chorus/comm/gloo.hpp>
+#endif
+#if CHORUS_USE_MPI
+#include <chorus/comm/mpi.hpp>
+#endif
 
 namespace {
 
@@ -20,7 +26,7 @@ struct Options {
   std::string transport = "shm";
 };
 
-constexpr const char* usage = "usage: allreduce [--ranks N] [--transport shm|tcp|thread]\n";
+constexpr const char* usage = "usage: allreduce [--ranks N] [--transport shm|tcp|thread|mpi|gloo]\n";
 
 Options parse(std::span<char*> arguments) {
   Options options;
@@ -35,8 +41,9 @@ Options parse(std::span<char*> arguments) {
                             options.ranks <= comm::max_ranks,
                         "--ranks ", value, ": expected a number from 1 to ", comm::max_ranks);
     } else {
-      check<UsageError>(value == "shm" || value == "tcp" || value == "thread", "--transport ", value,
-                        ": expected shm, tcp or thread");
+      const std::string_view known[] = {"shm", "tcp", "thread", "mpi", "gloo"};
+      check<UsageError>(std::find(std::begin(known), std::end(known), value) != std::end(known), "--transport ", value,
+                        ": expected shm, tcp, thread, mpi or gloo");
       options.transport = value;
     }
   }
@@ -116,6 +123,23 @@ void run_processes(const Options& options) {
   check(bad == 0, "a rank failed");
 }
 
+/// A rank where mpirun has started this program; else starts mpirun.
+void run_mpi([[maybe_unused]] const Options& options, [[maybe_unused]] char** argv) {
+#if CHORUS_USE_MPI
+  if (std::getenv("OMPI_COMM_WORLD_RANK") || std::getenv("PMI_RANK")) {
+    comm::MpiCommunicator c;
+    return benchmark(c, options.transport);
+  }
+  const auto ranks = cat(options.ranks);
+  setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 0);
+  setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 0);
+  execlp("mpirun", "mpirun", "--oversubscribe", "-np", ranks.c_str(), argv[0], "--transport", "mpi", nullptr);
+  fail("mpirun: ", std::strerror(errno));
+#else
+  fail<UsageError>("--transport mpi: this program was built without MPI");
+#endif
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -124,6 +148,7 @@ int main(int argc, char** argv) {
     return std::fputs(usage, stdout), 0;
   return guarded([&] {
     const auto options = parse(arguments);
+    if (options.transport == "mpi") return run_mpi(options, argv);
     options.transport == "thread" ? run_threads(options) : run_processes(options);
   });
 }

@@ -65,6 +65,8 @@ class Engine {
   virtual std::string_view name() const = 0;
   /// The newest calls, one a line, as `flight recorder` prints them; empty where an engine keeps none.
   virtual std::string record() const { return {}; }
+  /// What is known to be wrong with the group, without waiting; while no call is under way.
+  virtual std::string trouble() { return {}; }
   /// Whether calls may name memory of a GPU, and then run on streams. Host memory may always be named.
   virtual bool takes_device_memory() const { return false; }
 

@@ -28,6 +28,10 @@ class QueuedEngine final : public Engine {
   void abort(std::string_view why) noexcept override { runner_.abort(why); }
   std::string_view name() const override { return name_; }
   std::string record() const override { return runner_.record(); }
+  std::string trouble() override {
+    if constexpr (requires { runner_.trouble(); }) return runner_.trouble();
+    return {};
+  }
 
  private:
   static Failure run(void* runner, const Call& call, const std::atomic<bool>& caller_waits) {

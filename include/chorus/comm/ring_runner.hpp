@@ -34,6 +34,14 @@ class RingRunner {
     if (book_.abort(why)) link_->abort(book_.aborted().why());
   }
   std::string record() const { return book_.record(); }
+  std::string trouble() {
+    try {
+      link_->check();
+    } catch (const LinkError& error) {
+      return error.what();
+    }
+    return {};
+  }
 
  private:
   [[gnu::cold]] Failure failed(std::string_view why, bool timed_out = false) {

@@ -1,0 +1,251 @@
+#pragma once
+/// Gloo as an engine: `GlooCommunicator`, or Backend::gloo of a program that includes this header. Link chorus::gloo.
+///
+/// Ranks meet as those of chorus' own engines do; gloo's connections lie on the address where they met. Deadlines are
+/// gloo's own: each of its waits lasts at most the timeout. What differs from chorus' own engines: calls are not compared,
+/// so ranks that call different things get a timeout at best; abort tells the other ranks at once, but a call of this
+/// rank that waits inside gloo ends only at its deadline; gloo has no reduce-scatter that fits, so it is an all-reduce
+/// of a copy; `trace` counts what a ring would send.
+
+#include <gloo/allgather.h>
+#include <gloo/allreduce.h>
+#include <gloo/barrier.h>
+#include <gloo/broadcast.h>
+#include <gloo/rendezvous/context.h>
+#include <gloo/rendezvous/store.h>
+#include <gloo/transport/tcp/device.h>
+#include <gloo/transport/unbound_buffer.h>
+
+#include <chorus/comm/call_book.hpp>
+#include <chorus/comm/connect.hpp>
+#include <chorus/comm/queued_engine.hpp>
+#include <chorus/comm/socket.hpp>
+#include <cstring>
+#include <map>
+#include <thread>
+#include <vector>
+
+namespace chorus::inline CHORUS_ABI::comm {
+
+namespace detail {
+
+/// Gloo's key-value store. All ranks set in the same order, each a key of its own, so that a `set` is an all-gather.
+class GatheredStore final : public gloo::rendezvous::Store {
+ public:
+  explicit GatheredStore(AnyCommunicator& control) : control_(control) {}
+
+  void set(const std::string& key, const std::vector<char>& data) override {
+    const auto ranks = static_cast<std::size_t>(control_.size());
+    const std::int64_t own[2] = {static_cast<std::int64_t>(key.size()), static_cast<std::int64_t>(data.size())};
+    std::vector<std::int64_t> lengths(2 * ranks);
+    control_.all_gather(own, std::span(lengths));
+    std::size_t longest = 0;
+    for (std::size_t i = 0; i < ranks; ++i)
+      longest = std::max(longest, static_cast<std::size_t>(lengths[2 * i] + lengths[2 * i + 1]));
+    std::vector<std::uint8_t> padded(key.begin(), key.end()), all(longest * ranks);
+    padded.insert(padded.end(), data.begin(), data.end());
+    padded.resize(longest);
+    control_.all_gather(padded, std::span(all));
+    for (std::size_t rank = 0; rank < ranks; ++rank) {
+      const auto begin = all.begin() + static_cast<std::ptrdiff_t>(rank * longest), middle = begin + lengths[2 * rank];
+      values_[std::string(begin, middle)].assign(middle, middle + lengths[2 * rank + 1]);
+    }
+  }
+  std::vector<char> get(const std::string& key) override {
+    const auto found = values_.find(key);
+    check<CommError>(found != values_.end(), "no rank has set '", key, "'");
+    return found->second;
+  }
+  void wait(const std::vector<std::string>&) override {}
+  void wait(const std::vector<std::string>&, const std::chrono::milliseconds&) override {}
+
+ private:
+  AnyCommunicator& control_;
+  std::map<std::string, std::vector<char>> values_;
+};
+
+class GlooRunner {
+ public:
+  explicit GlooRunner(const World& world)
+      : book_(world.rank), timeout_(world.timeout), control_(connect(world)) {
+    gloo::transport::tcp::attr attributes;
+    attributes.hostname = own_address(world);
+    auto device = gloo::transport::tcp::CreateDevice(attributes);
+    auto context = std::make_shared<gloo::rendezvous::Context>(world.rank, world.size);
+    context->setTimeout(timeout_);
+    GatheredStore store(control_);
+    try {
+      context->connectFullMesh(store, device);
+    } catch (const std::exception& error) {
+      control_.abort(error.what());
+      fail<CommError>("rank ", world.rank, ": gloo: ", error.what());
+    }
+    context_ = std::move(context);
+  }
+
+  Failure run(const Call& call, const std::atomic<bool>&) {
+    book_.begin(call);
+    if (book_.broken()) return book_.fail("");
+    try {
+      start(call);
+      book_.end();
+      return {};
+    } catch (const std::exception& error) {
+      const std::string_view why = error.what();
+      return failed(cat("gloo: ", why), why.find("imed out") != std::string_view::npos);
+    }
+  }
+
+  void abort(std::string_view why) noexcept {
+    if (!book_.abort(why)) return;
+    control_.abort(why);
+    close();
+  }
+  std::string record() const { return book_.record(); }
+
+ private:
+  /// Where rank 0 listens, on rank 0; elsewhere the address that leads there.
+  static std::string own_address(const World& world) {
+    auto address = Address::resolve(world.master_addr, world.master_port);
+    if (world.rank != 0) {
+      const Socket probe(::socket(address.storage.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));  // sends nothing
+      if (::connect(probe.fd(), address.data(), address.length) == 0) address = probe.local();
+    }
+    char text[INET6_ADDRSTRLEN] = {};
+    getnameinfo(address.data(), address.length, text, sizeof text, nullptr, 0, NI_NUMERICHOST);
+    return text;
+  }
+
+  void close() noexcept {
+    try {
+      context_->closeConnections();
+    } catch (...) {
+      // The other ranks then notice at their deadlines.
+    }
+  }
+
+  Failure failed(std::string_view why, bool timed_out) {
+    const bool first = !book_.broken();
+    const auto failure = book_.fail(reason(why), timed_out);
+    if (first) {
+      control_.abort(failure.what);
+      close();
+    }
+    return failure;
+  }
+  /// A connection that breaks is how gloo learns that a rank gave up: the control communicator knows why.
+  std::string reason(std::string_view why) {
+    for (int i = 0; i < 10; ++i, std::this_thread::sleep_for(std::chrono::milliseconds(10)))
+      if (const auto trouble = control_.engine().trouble(); !trouble.empty()) return cat(why, "; ", trouble);
+    return std::string(why);
+  }
+
+  gloo::AllreduceOptions::Func combine(const Reduction& reduction) const {
+    return [f = reduction.combine](void* out, const void* a, const void* b, std::size_t n) { f(out, a, b, n, 1); };
+  }
+
+  /// Gloo's templates want a type of the element's size, and nothing else of it.
+  template <class F>
+  static void with_size(std::size_t element, F f) {
+    element == 1   ? f(std::uint8_t{})
+    : element == 2 ? f(std::uint16_t{})
+    : element == 4 ? f(std::uint32_t{})
+                   : f(std::uint64_t{});
+  }
+
+  void all_reduce(const Reduction& reduction, void* data, std::size_t count) {
+    gloo::AllreduceOptions options(context_);
+    with_size(reduction.element, [&]<class T>(T) { options.setOutput(static_cast<T*>(data), count); });
+    options.setReduceFunction(combine(reduction));
+    options.setTimeout(timeout_);
+    gloo::allreduce(options);
+  }
+
+  void start(const Call& call) {
+    const auto n = static_cast<std::size_t>(context_->size), element = call.reduction.element;
+    const auto rank = static_cast<std::size_t>(context_->rank);
+    switch (call.op) {
+      case Op::all_reduce:
+        if (call.count == 0) return;
+        if (call.reduction.scale != 1) call.reduction.scaled(call.out, call.out, call.count, call.reduction.scale);
+        all_reduce(call.reduction, call.out, call.count);
+        return count_sent(call, 2 * (n - 1) * call.count / n);
+      case Op::reduce_scatter:
+        if (call.count == 0) return;
+        scratch_.resize(n * call.count * element);
+        call.reduction.scaled(scratch_.data(), call.in, n * call.count, call.reduction.scale);
+        all_reduce(call.reduction, scratch_.data(), n * call.count);
+        std::memcpy(call.out, scratch_.data() + rank * call.count * element, call.count * element);
+        return count_sent(call, 2 * (n - 1) * call.count);
+      case Op::broadcast: {
+        if (call.count == 0) return;
+        gloo::BroadcastOptions options(context_);
+        options.setOutput(static_cast<std::uint8_t*>(call.out), call.count * element);
+        options.setRoot(call.peer);
+        options.setTimeout(timeout_);
+        gloo::broadcast(options);
+        return count_sent(call, (rank + 1) % n == static_cast<std::size_t>(call.peer) ? 0 : call.count);
+      }
+      case Op::all_gather: {
+        if (call.count == 0) return;
+        const auto bytes = call.count * element;
+        const auto all = static_cast<std::uint8_t*>(call.out);
+        if (call.in != all + rank * bytes) std::memcpy(all + rank * bytes, call.in, bytes);
+        gloo::AllgatherOptions options(context_);
+        options.setOutput(all, n * bytes);
+        options.setTimeout(timeout_);
+        gloo::allgather(options);
+        return count_sent(call, (n - 1) * call.count);
+      }
+      case Op::message: {
+        const auto bytes = call.count * element;
+        auto buffer = context_->createUnboundBuffer(call.receives ? call.out : const_cast<void*>(call.in), bytes);
+        if (call.receives) {
+          buffer->recv(call.peer, message_slot);
+          buffer->waitRecv(timeout_);
+        } else {
+          buffer->send(call.peer, message_slot);
+          buffer->waitSend(timeout_);
+        }
+        return count_sent(call, call.receives ? 0 : call.count);
+      }
+      case Op::barrier:
+      case Op::monitored_barrier: {
+        gloo::BarrierOptions options(context_);
+        options.setTimeout(timeout_);
+        return gloo::barrier(options);
+      }
+    }
+  }
+
+  void count_sent(const Call& call, std::size_t numbers) const {
+    trace::sent(context_->rank, call.traffic, numbers * call.reduction.element);
+  }
+
+  static constexpr std::uint64_t message_slot = 0x7fff'ffff'0000'0000;  // none of the collectives'
+
+  CallBook book_;
+  std::chrono::milliseconds timeout_;
+  AnyCommunicator control_;  ///< how the ranks met; carries reasons
+  std::shared_ptr<gloo::rendezvous::Context> context_;
+  std::vector<std::byte> scratch_;
+};
+
+inline std::shared_ptr<Engine> gloo_engine(const World& world) {
+  return std::make_shared<QueuedEngine<GlooRunner>>(world.rank, world.size, "gloo", world);
+}
+
+inline const bool gloo_registered = register_backend(Backend::gloo, gloo_engine);
+
+}  // namespace detail
+
+/// A Communicator over gloo.
+class GlooCommunicator : public AnyCommunicator {
+ public:
+  /// Meets the other ranks as `connect` does. Throws what it throws.
+  explicit GlooCommunicator(const World& world) : AnyCommunicator(connect(world, {.backend = Backend::gloo})) {}
+};
+
+static_assert(Communicator<GlooCommunicator>);
+
+}  // namespace chorus::inline CHORUS_ABI::comm

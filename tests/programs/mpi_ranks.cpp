@@ -1,0 +1,50 @@
+// A rank of an MPI job that mpi_test starts with mpirun: `mpi_ranks WHAT`.
+#include <chorus/comm/connect.hpp>
+#include <chorus/parallel/world_from_environment.hpp>
+#include <cstdio>
+
+#include "../unit/comm/conformance.hpp"
+
+#if CHORUS_USE_MPI
+#include <chorus/comm/mpi.hpp>
+
+using namespace chorus;
+
+int main(int argc, char** argv) {
+  const std::string what = argc > 1 ? argv[1] : "";
+  std::string text;
+  try {
+    if (what == "typed") {
+      comm::MpiCommunicator c;
+      text = test::conforms(c);
+    } else {
+      auto world = world_from_environment().value_or(comm::World{});
+      world.timeout = std::chrono::seconds(what == "late" ? 1 : 30);
+      auto c = comm::connect(world, {.backend = comm::Backend::mpi});
+      std::vector<float> x(100'000, 1);
+      if (what == "conforms") {
+        text = test::conforms(c);
+        if (text.empty() && world.size > 1 && c.backend() != "mpi") text = c.backend();
+      } else {
+        c.all_reduce(std::span(x));
+        if (world.rank == 1 && what == "abort") c.abort("no flour left");
+        if (world.rank == 1 && what == "late") std::this_thread::sleep_for(std::chrono::seconds(2));
+        c.all_reduce(std::span(x));
+      }
+    }
+  } catch (const TimeoutError& error) {
+    text = cat("late: ", error.what());
+  } catch (const Error& error) {
+    text = error.what();
+  }
+  std::printf("%s\n", text.empty() ? "ok" : text.c_str());
+  std::fflush(stdout);
+  // Where ranks have failed, MPI's end would wait for them.
+  std::_Exit(0);
+}
+#else
+int main() {
+  std::puts("this build is without MPI");
+  return 77;
+}
+#endif

@@ -1,0 +1,64 @@
+// Gloo behind the Communicator concept.
+#include <catch.hpp>
+
+#include "conformance.hpp"
+#include "processes.hpp"
+
+#if CHORUS_USE_GLOO
+#include <chorus/comm/gloo.hpp>
+
+using namespace chorus;
+using namespace std::chrono_literals;
+using Catch::Matchers::Contains;
+using Catch::Matchers::StartsWith;
+
+TEST_CASE("collectives over gloo", "[comm]") {
+  for (int size = 1; size <= 4; ++size) {
+    test::Ranks ranks(
+        size,
+        [](const comm::World& world) {
+          auto c = comm::connect(world, {.backend = comm::Backend::gloo});
+          if (world.size > 1 && c.backend() != "gloo") return std::string(c.backend());
+          return test::conforms(c);
+        },
+        30s);
+    for (const auto& text : ranks.texts()) CHECK(text == "");
+  }
+}
+
+TEST_CASE("gloo: a rank that dies, waits too long or gives up is an error of all others", "[comm]") {
+  for (const std::string what : {"dies", "stays away", "aborts"}) {
+    test::Ranks ranks(
+        3,
+        [what](const comm::World& world) -> std::string {
+          comm::GlooCommunicator c(world);
+          std::vector<float> x(100'000, 1);
+          c.all_reduce(std::span(x));
+          if (world.rank == 1 && what == "dies") raise(SIGKILL);
+          if (world.rank == 1 && what == "aborts") c.abort("no flour left");
+          if (world.rank == 1 && what == "stays away") std::this_thread::sleep_for(2500ms);
+          try {
+            c.all_reduce(std::span(x));
+          } catch (const TimeoutError& error) {
+            return cat("late: ", error.what());
+          } catch (const CommError& error) {
+            return error.what();
+          }
+          return "no error";
+        },
+        1s);
+    const auto start = comm::Clock::now();
+    const auto texts = ranks.texts();
+    CHECK(comm::Clock::now() - start < 8s);
+    for (const std::size_t rank : {0u, 2u}) {
+      INFO(what << ": " << texts[rank]);
+      CHECK_THAT(texts[rank], Contains(cat("rank ", rank, ": all_reduce #1 (sum of 100000 F32): ")));
+      if (what == "aborts") CHECK_THAT(texts[rank], Contains("no flour left"));
+    }
+    if (what == "stays away") CHECK_THAT(texts[0] + texts[2], Contains("late: "));
+    if (what == "aborts") CHECK(texts[1] == "rank 1: all_reduce #1 (sum of 100000 F32): aborted: no flour left");
+  }
+}
+#else
+TEST_CASE("collectives over gloo", "[comm]") { WARN("not checked: this build is without gloo"); }
+#endif
