@@ -196,6 +196,8 @@ const char* operation_name(const Operation& operation) {
 /// `name` and what else <chorus/ops/higher_order.hpp> has to know of it.
 template <class Operation, class T, int Rank, class D, class Backward, Operand... Inputs>
 auto record(Operation operation, Tensor<T, Rank, D> value, Backward backward, const Inputs&... inputs) {
+  static_assert((std::is_same_v<typename tensor_of<Inputs>::device_type, D> && ...),
+                "operands lie on different kinds of devices: use to_device(x, device)");
   if constexpr ((AnyTensor<Inputs> && ...)) {
     return value;
   } else if constexpr ((detail::is_graph_variable<Inputs> || ...)) {

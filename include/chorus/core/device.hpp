@@ -26,10 +26,15 @@ struct Cpu {
 #if CHORUS_USE_CUDA
 /// A GPU of this machine, by its number in the CUDA runtime. Programs that compute on it are compiled by nvcc.
 struct Cuda {
-  int index = 0;
+  int index = default_index();
   static constexpr const char* kind = "cuda";
   static constexpr int max_devices = 64;
   static constexpr int first_slot = Cpu::max_devices;
+  /// The number behind `Cuda{}`: 0, or what `launch` has chosen for this rank. To be changed before tensors are made.
+  static int& default_index() {
+    static int index = 0;
+    return index;
+  }
   friend constexpr bool operator==(const Cuda& a, const Cuda& b) { return a.index == b.index; }
   friend constexpr auto operator<=>(const Cuda& a, const Cuda& b) { return a.index <=> b.index; }
 };

@@ -5,17 +5,10 @@
 
 #include <chorus/core/random.hpp>
 #include <chorus/kernels/random.hpp>
+#include <chorus/kernels/to_device.hpp>
 #include <chorus/tensor/tensor.hpp>
 
 namespace chorus::inline CHORUS_ABI::nn::init {
-
-template <Device D, Real T, int Rank>
-Tensor<T, Rank, D> to_device(const Tensor<T, Rank, Cpu>& host) {
-  if constexpr (std::is_same_v<D, Cpu>)
-    return host;
-  else
-    return Tensor<T, Rank, D>::from({host.data(), static_cast<std::size_t>(host.numel())}, host.shape());
-}
 
 /// Uniform in [-bound, bound), from the next random stream: the same numbers on every device.
 template <Real T, Device D, int Rank>
@@ -24,7 +17,7 @@ Tensor<T, Rank, D> uniform(const Shape<Rank>& shape, double bound) {
   auto host = Tensor<T, Rank, Cpu>::empty(shape);
   kernels::fill_uniform(Cpu{}, initial_seed(), next_random_stream(), 0, host.numel(), host.data(), static_cast<T>(-bound),
                         static_cast<T>(bound));
-  return to_device<D>(host);
+  return to_device(host, D{});
 }
 
 /// From N(mean, deviation²), from the next random stream.
@@ -34,7 +27,7 @@ Tensor<T, Rank, D> normal(const Shape<Rank>& shape, double mean, double deviatio
   auto host = Tensor<T, Rank, Cpu>::empty(shape);
   kernels::fill_normal(Cpu{}, initial_seed(), next_random_stream(), 0, host.numel(), host.data(), static_cast<T>(mean),
                        static_cast<T>(deviation));
-  return to_device<D>(host);
+  return to_device(host, D{});
 }
 
 /// PyTorch's default for weights and biases of linear and convolution layers: uniform within 1 / sqrt(fan_in)

@@ -4,6 +4,7 @@
 #include <chorus/autograd/parameter.hpp>
 #include <chorus/kernels/contiguous.hpp>
 #include <chorus/kernels/cross_entropy.hpp>
+#include <chorus/kernels/to_device.hpp>
 #include <chorus/ops/cast.hpp>
 #include <cstdint>
 
@@ -94,10 +95,12 @@ auto nll_loss(const X& log_probabilities, const Tensor<std::int64_t, 1, D>& labe
 
 /// logits: [batch, classes], labels: [batch] in [0, classes) -> -log softmax(logits)[label], averaged (or summed) over
 /// the batch. The mean over no samples is 0, so that an empty share of a batch contributes nothing. Throws UsageError
-/// for a bad label, ShapeError where the batches differ.
+/// for a bad label (on a GPU the next call that waits for it does), ShapeError where the batches differ. Labels may lie
+/// on another device, such as the loader's.
 template <Operand X, class D>
 auto cross_entropy(const X& logits, const Tensor<std::int64_t, 1, D>& labels, const CrossEntropyOptions& options = {}) {
-  return detail::with_variables([&](const auto& x) { return detail::cross_entropy<0>(x, labels, options); }, logits);
+  const auto targets = to_device(labels, value_of(logits).device());
+  return detail::with_variables([&](const auto& x) { return detail::cross_entropy<0>(x, targets, options); }, logits);
 }
 
 /// The same without a reduction: [batch].
@@ -105,7 +108,7 @@ template <Operand X, class D>
 auto cross_entropy_per_sample(const X& logits, const Tensor<std::int64_t, 1, D>& labels,
                               CrossEntropyOptions options = {}) {
   options.reduction = Reduction::none;
-  return detail::cross_entropy<1>(logits, labels, options);
+  return detail::cross_entropy<1>(logits, to_device(labels, value_of(logits).device()), options);
 }
 
 /// log_probabilities: [batch, classes], labels: [batch] -> -log_probabilities[label], averaged (or summed) over the
@@ -113,7 +116,7 @@ auto cross_entropy_per_sample(const X& logits, const Tensor<std::int64_t, 1, D>&
 template <Operand X, class D>
 auto nll_loss(const X& log_probabilities, const Tensor<std::int64_t, 1, D>& labels,
               const NllLossOptions& options = {}) {
-  return detail::nll_loss<0>(log_probabilities, labels, options);
+  return detail::nll_loss<0>(log_probabilities, to_device(labels, value_of(log_probabilities).device()), options);
 }
 
 /// The same without a reduction: [batch].
@@ -121,7 +124,7 @@ template <Operand X, class D>
 auto nll_loss_per_sample(const X& log_probabilities, const Tensor<std::int64_t, 1, D>& labels,
                          NllLossOptions options = {}) {
   options.reduction = Reduction::none;
-  return detail::nll_loss<1>(log_probabilities, labels, options);
+  return detail::nll_loss<1>(log_probabilities, to_device(labels, value_of(log_probabilities).device()), options);
 }
 
 }  // namespace chorus::inline CHORUS_ABI

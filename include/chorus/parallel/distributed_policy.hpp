@@ -127,7 +127,7 @@ class DistributedPolicy : public Policy<Model> {
   auto forward(const Inputs&... inputs) {
     const RandomScope scope(this->begin_forward());
     const BatchGroupScope group(grad_enabled() ? group_ : nullptr);
-    auto output = this->model_.forward(inputs...);
+    auto output = this->model_.forward(this->on_model_device(inputs)...);
     this->end_forward();
     return output;
   }

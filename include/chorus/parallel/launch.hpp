@@ -5,20 +5,34 @@
 #include <memory>
 #include <type_traits>
 
+#include <chorus/core/device.hpp>
 #include <chorus/parallel/run.hpp>
+#if CHORUS_USE_CUDA
+#include <chorus/core/cuda/runtime.hpp>
+#endif
 
 namespace chorus::inline CHORUS_ABI {
 
 namespace detail {
+
+/// Each rank of a machine has a GPU of its own, as far as there are enough: the one that tensors go to by default.
+template <class Net>
+void choose_default_device([[maybe_unused]] int local_rank) {
+#if CHORUS_USE_CUDA
+  if constexpr (requires { requires std::is_same_v<typename Net::device_type, Cuda>; })
+    if (const int devices = cuda::device_count(); devices > 0) Cuda::default_index() = local_rank % devices;
+#endif
+}
 
 /// A program's body without its type.
 struct LaunchBody {
   const void* body;
   int (*call)(const void* body, Run& run);
 
-  template <class Body>
+  template <class Net, class Body>
   static LaunchBody of(Body& body) {
     return {std::addressof(body), [](const void* from, Run& run) {
+              choose_default_device<Net>(run.local_rank());
               auto& call = *static_cast<Body*>(const_cast<void*>(from));
               if constexpr (std::is_void_v<decltype(call(run))>) {
                 call(run);
@@ -45,7 +59,7 @@ int launch(bool distributed, int argc, char** argv, const LaunchOptions* options
 /// to the program itself.
 template <class Net, class Body>
 int launch(int argc, char** argv, const LaunchOptions& options, Body&& body) {
-  return detail::launch(Net::distributed, argc, argv, &options, detail::LaunchBody::of(body));
+  return detail::launch(Net::distributed, argc, argv, &options, detail::LaunchBody::of<Net>(body));
 }
 
 /// The same, with `--devices N`, `--seed S`, `--timeout SECONDS`, `--backend NAME` and `--help` read from the command
@@ -53,7 +67,7 @@ int launch(int argc, char** argv, const LaunchOptions& options, Body&& body) {
 /// named at the end.
 template <class Net, class Body>
 int launch(int argc, char** argv, Body&& body) {
-  return detail::launch(Net::distributed, argc, argv, nullptr, detail::LaunchBody::of(body));
+  return detail::launch(Net::distributed, argc, argv, nullptr, detail::LaunchBody::of<Net>(body));
 }
 
 }  // namespace chorus

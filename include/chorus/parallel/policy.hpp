@@ -8,6 +8,7 @@
 
 #include <chorus/core/random.hpp>
 #include <chorus/data/sampler.hpp>
+#include <chorus/kernels/to_device.hpp>
 #include <chorus/nn/flat_parameters.hpp>
 
 namespace chorus::inline CHORUS_ABI {
@@ -49,6 +50,17 @@ class Policy {
 
  protected:
   Policy(Model model, std::uint64_t seed) : model_(std::move(model)), flat_(model_) { random_.seed = seed; }
+
+  /// An argument of the model: a Tensor from another kind of device, such as a loader's batch, is copied to the model's.
+  template <class X>
+  decltype(auto) on_model_device(const X& x) const {
+    if constexpr (!AnyTensor<X>)
+      return (x);
+    else if constexpr (std::is_same_v<typename X::device_type, device_type>)
+      return (x);
+    else
+      return to_device(x, flat_.groups().front().values.device());
+  }
 
   /// The random context of the forward pass that begins.
   RandomContext& begin_forward() {

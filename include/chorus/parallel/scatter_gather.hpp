@@ -10,7 +10,7 @@
 
 #include <chorus/autograd/parameter.hpp>
 #include <chorus/kernels/axis_block.hpp>
-#include <chorus/kernels/contiguous.hpp>
+#include <chorus/kernels/to_device.hpp>
 #include <chorus/ops/shape.hpp>
 
 namespace chorus::inline CHORUS_ABI::detail {
@@ -22,14 +22,12 @@ constexpr Index share_begin(Index count, std::size_t shares, std::size_t i) {
 }
 
 /// A dense copy of `x` on `device`; `x` itself where it is one already.
-template <Scalar T, int Rank, Device D>
-Tensor<T, Rank, D> on_device(const Tensor<T, Rank, D>& x, D device, trace::Traffic traffic) {
+template <Scalar T, int Rank, Device From, Device D>
+Tensor<T, Rank, D> on_device(const Tensor<T, Rank, From>& x, D device, trace::Traffic traffic) {
   const auto dense = contiguous(x);
-  if (dense.device() == device) return dense;
-  auto out = Tensor<T, Rank, D>::empty(dense.shape(), device);
-  copy_bytes(device, out.data(), dense.device(), dense.data(), dense.bytes());
-  trace::sent(dense.device().index, traffic, dense.bytes());
-  return out;
+  if constexpr (std::is_same_v<From, D>)  // what comes from the host is no traffic between devices
+    if (dense.device() != device) trace::sent(dense.device().index, traffic, dense.bytes());
+  return to_device(dense, device);
 }
 
 /// Whether an argument is cut up: a Tensor or Variable that has the axis. Others go to every replica as they are.

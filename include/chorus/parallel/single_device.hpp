@@ -24,7 +24,7 @@ class SingleDevice : public Policy<Model> {
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
     const RandomScope scope(this->begin_forward());
-    auto output = this->model_.forward(inputs...);
+    auto output = this->model_.forward(this->on_model_device(inputs)...);
     this->end_forward();
     return output;
   }
