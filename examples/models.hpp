@@ -2,11 +2,13 @@
 /// The models of train_classifier.
 
 #include <chorus/chorus.hpp>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
 
-/// What a model has to know of its images.
-struct ImageFacts {
-  chorus::Index channels, height, width, classes;
-};
+#include "models/image_facts.hpp"
+#include "models/resnet.hpp"
 
 /// LeNet's form: two convolutions, three linear layers. Images of 28 x 28 are padded to its 32 x 32.
 template <class Device>
@@ -30,7 +32,9 @@ struct ToyModel : chorus::nn::Module {
 
  private:
   static chorus::Index padding(const ImageFacts& image) { return image.height < 32 ? 2 : 0; }
-  static chorus::Index pooled(chorus::Index size, chorus::Index padding) { return ((size + 2 * padding - 4) / 2 - 4) / 2; }
+  static chorus::Index pooled(chorus::Index size, chorus::Index padding) {
+    return ((size + 2 * padding - 4) / 2 - 4) / 2;
+  }
 };
 
 /// Three linear layers with dropout between them.
@@ -46,5 +50,35 @@ struct Mlp : chorus::nn::Module {
   auto forward(const auto& images) const {
     auto x = dropout(chorus::relu(fc1(chorus::flatten(images))));
     return fc3(dropout(chorus::relu(fc2(x))));
+  }
+};
+
+/// One of the models above, chosen at run time by its name: one type for the policies, so that a program compiles each
+/// of them once.
+template <class Device>
+struct Classifier : chorus::nn::Module {
+  using device_type = Device;
+  static constexpr const char* names[] = {"toy", "mlp", "resnet18", "resnet50"};
+  std::variant<ToyModel<Device>, Mlp<Device>, ResNet18<Device>, ResNet50<Device>> model;
+
+  Classifier(std::string_view name, const ImageFacts& image) : model{make(name, image)} {}
+
+  auto forward(const auto& images) const {
+    return std::visit([&](const auto& chosen) { return chosen.forward(images); }, model);
+  }
+  void visit(chorus::nn::Visitor& visitor) override {
+    std::visit([&](auto& chosen) { chosen.visit(visitor); }, model);
+  }
+  std::string describe() const override {
+    return std::visit([](const auto& chosen) { return chosen.describe(); }, model);
+  }
+
+ private:
+  static decltype(model) make(std::string_view name, const ImageFacts& image) {
+    if (name == "toy") return ToyModel<Device>(image);
+    if (name == "mlp") return Mlp<Device>(image);
+    if (name == "resnet18") return ResNet18<Device>(image);
+    chorus::check<chorus::UsageError>(name == "resnet50", "there is no model '", name, "'");
+    return ResNet50<Device>(image);
   }
 };

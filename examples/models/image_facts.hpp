@@ -1,0 +1,8 @@
+#pragma once
+/// What a model has to know of its images.
+
+#include <chorus/core/dtype.hpp>
+
+struct ImageFacts {
+  chorus::Index channels, height, width, classes;
+};

@@ -1,0 +1,231 @@
+#pragma once
+/// What the example programs share: options, the choice of a policy, the optimizer, losses on their way into the log.
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chorus/chorus.hpp>
+#include <chorus/io/parameters_hash.hpp>
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+/// Options of every example. Each sets its own defaults before `add_options`.
+struct TrainingOptions {
+  std::string policy = "single", optimizer = "sgd", schedule = "none";
+  std::optional<int> devices{};
+  chorus::Index batch = 64, epochs = 5, steps = 0;
+  std::uint64_t seed = 1;
+  double lr = 0.02, momentum = 0.9, weight_decay = 0, clip = 0;
+  std::optional<double> timeout{};
+  bool quiet = false;
+  std::string metrics{}, save{};
+};
+
+inline void add_options(CLI::App& app, TrainingOptions& options) {
+  const auto positive = CLI::Range(1, 1 << 24);
+  // So that a script's options can be overridden by later ones.
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  app.add_option("--policy", options.policy, "single, dp or ddp")
+      ->check(CLI::IsMember({"single", "dp", "ddp"}))
+      ->capture_default_str();
+  app.add_option("--devices", options.devices, "devices; under ddp, processes (default: 2 for dp and ddp)")
+      ->check(CLI::Range(1, 64));
+  app.add_option("--batch", options.batch, "samples in a batch, over all devices")
+      ->check(positive)
+      ->capture_default_str();
+  app.add_option("--epochs", options.epochs, "passes over the data")
+      ->check(CLI::Range(0, 1 << 20))
+      ->capture_default_str();
+  app.add_option("--steps", options.steps, "stop after so many steps in all; 0: don't")->check(CLI::NonNegativeNumber);
+  app.add_option("--seed", options.seed, "seed of everything random")->capture_default_str();
+  app.add_option("--optimizer", options.optimizer, "sgd or adam")
+      ->check(CLI::IsMember({"sgd", "adam"}))
+      ->capture_default_str();
+  app.add_option("--lr", options.lr, "learning rate")->check(CLI::NonNegativeNumber)->capture_default_str();
+  app.add_option("--momentum", options.momentum, "sgd's momentum")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app.add_option("--weight-decay", options.weight_decay, "weight decay")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app.add_option("--schedule", options.schedule, "none, step (a tenth after each third of the run) or cosine")
+      ->check(CLI::IsMember({"none", "step", "cosine"}))
+      ->capture_default_str();
+  app.add_option("--clip", options.clip, "largest norm of the gradient; 0: any")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app.add_option("--metrics", options.metrics, "file for the run's numbers, as JSON lines");
+  app.add_option("--timeout", options.timeout,
+                 "seconds that a process waits for another one (default: CHORUS_TIMEOUT, else 60)")
+      ->check(CLI::Range(0.001, 1e6));
+  app.add_flag("--quiet", options.quiet, "no progress, no summary");
+}
+
+/// Reads the command line. Returns main's status where the program ends here: after --help, or for a mistake.
+inline std::optional<int> parse(CLI::App& app, int argc, char** argv, const TrainingOptions& options) {
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
+  if (options.policy == "single" && options.devices.value_or(1) != 1) {
+    std::fprintf(stderr, "%s: --policy single has one device, got --devices %d: choose dp or ddp\n",
+                 app.get_name().c_str(), *options.devices);
+    return 2;
+  }
+  return std::nullopt;
+}
+
+/// Calls `body(std::type_identity<Net>{}, run)` with the policy that the options name around the model.
+template <class Model, class Body>
+int launch(int argc, char** argv, const TrainingOptions& options, const Body& body) {
+  chorus::LaunchOptions launching;
+  launching.devices = options.devices;
+  launching.seed = options.seed;
+  if (options.timeout)
+    launching.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(*options.timeout * 1000));
+  const auto with = [&]<class Net>(std::type_identity<Net> net) {
+    return chorus::launch<Net>(argc, argv, launching, [&](chorus::Run& run) { body(net, run); });
+  };
+  if (options.policy == "dp") return with(std::type_identity<chorus::DataParallel<Model>>{});
+  if (options.policy == "ddp") return with(std::type_identity<chorus::DistributedDataParallel<Model>>{});
+  return with(std::type_identity<chorus::SingleDevice<Model>>{});
+}
+
+/// The optimizer that the options name.
+template <class Net>
+auto make_optimizer(Net& net, const TrainingOptions& options)
+    -> std::unique_ptr<chorus::optim::Optimizer<typename Net::device_type>> {
+  using D = typename Net::device_type;
+  if (options.optimizer == "adam")
+    return std::make_unique<chorus::optim::Adam<D>>(
+        net.parameters(), chorus::optim::AdamOptions{.lr = options.lr, .weight_decay = options.weight_decay});
+  return std::make_unique<chorus::optim::Sgd<D>>(
+      net.parameters(),
+      chorus::optim::SgdOptions{.lr = options.lr, .momentum = options.momentum, .weight_decay = options.weight_decay});
+}
+
+/// The learning rate of an epoch.
+inline double rate(const TrainingOptions& options, int epoch) {
+  const int epochs = static_cast<int>(options.epochs);
+  if (options.schedule == "step")
+    return chorus::optim::StepDecay{.step_size = std::max(1, epochs / 3)}(options.lr, epoch);
+  if (options.schedule == "cosine") return chorus::optim::CosineAnnealing{.t_max = epochs}(options.lr, epoch);
+  return options.lr;
+}
+
+/// Losses of steps on their way into the metrics file: each rank knows its share alone, so they are summed over the
+/// ranks, many at a time.
+template <class Net>
+class StepLosses {
+ public:
+  StepLosses(Net& net, chorus::MetricsLog& metrics, chorus::Progress& progress)
+      : net_(net), metrics_(metrics), progress_(progress) {}
+
+  void add(double loss, chorus::Index samples, chorus::Index index, chorus::Index batches) {
+    sums_.push_back(samples == 0 ? 0 : loss * static_cast<double>(samples));
+    sums_.push_back(static_cast<double>(samples));
+    places_.push_back({index, batches});
+    if (places_.size() == 16) flush();
+  }
+  void flush() {
+    net_.sum(sums_);
+    for (std::size_t i = 0; i < places_.size(); ++i) {
+      const double samples = sums_[2 * i + 1], loss = samples == 0 ? 0 : sums_[2 * i] / samples;
+      metrics_.step(next_step_++, loss);
+      progress_.step(loss, static_cast<chorus::Index>(samples), places_[i].first, places_[i].second);
+      epoch_loss_ += sums_[2 * i];
+      epoch_samples_ += samples;
+    }
+    sums_.clear();
+    places_.clear();
+  }
+  /// The mean loss since the last call.
+  double epoch_mean() {
+    flush();
+    const double mean = epoch_samples_ == 0 ? 0 : epoch_loss_ / epoch_samples_;
+    epoch_loss_ = epoch_samples_ = 0;
+    return mean;
+  }
+  double samples() const { return epoch_samples_; }
+  void start_at(std::int64_t step) { next_step_ = step; }
+
+ private:
+  Net& net_;
+  chorus::MetricsLog& metrics_;
+  chorus::Progress& progress_;
+  std::vector<double> sums_;
+  std::vector<std::pair<chorus::Index, chorus::Index>> places_;
+  std::int64_t next_step_ = 0;
+  double epoch_loss_ = 0, epoch_samples_ = 0;
+};
+
+/// What the run moved and held, for each device or rank.
+template <class Net>
+std::vector<std::uint64_t> per_device(Net& net, std::uint64_t (*measure)(int device, int rank)) {
+  std::vector<double> values(static_cast<std::size_t>(net.devices()));
+  if constexpr (Net::distributed) {
+    const int rank = net.communicator().rank();
+    values[static_cast<std::size_t>(rank)] = static_cast<double>(measure(0, rank));
+    net.sum(values);
+  } else {
+    for (int i = 0; i < net.devices(); ++i) values[static_cast<std::size_t>(i)] = static_cast<double>(measure(i, i));
+  }
+  return {values.begin(), values.end()};
+}
+
+/// The last line of the metrics file.
+template <class Net>
+chorus::RunSummary run_summary(Net& net, double samples, double seconds) {
+  return {.policy = Net::name,
+          .devices = net.devices(),
+          .samples_per_second = seconds > 0 ? samples / seconds : 0,
+          .bytes_sent_per_device = per_device(net, [](int, int rank) { return chorus::trace::bytes_sent(rank); }),
+          .peak_memory_bytes_per_device =
+              per_device(net, [](int device, int) { return std::uint64_t{chorus::trace::memory(device).peak}; }),
+          .parameters_sha256 = chorus::io::parameters_sha256(net.module())};
+}
+
+/// The training loop of the smaller examples. `batches` has size(), set_epoch(epoch) and get(b), this rank's share of
+/// global batch b; `loss_of(batch)` gives the mean loss over it and the number of its samples.
+template <class Net, class Batches, class Loss>
+void fit(Net& net, chorus::Run& run, const TrainingOptions& options, Batches& batches, const Loss& loss_of) {
+  const auto start = std::chrono::steady_clock::now();
+  auto optimizer = make_optimizer(net, options);
+  chorus::MetricsLog metrics{run.is_main() ? options.metrics : std::string()};
+  const bool talks = run.is_main() && !options.quiet;
+  if (talks) std::printf("%s\n", chorus::nn::summary(net.module()).c_str());
+  chorus::Progress progress{{.enabled = talks, .epochs = static_cast<int>(options.epochs)}};
+  StepLosses losses{net, metrics, progress};
+  double samples = 0;
+  chorus::Index step = 0;
+  for (const int epoch : progress) {
+    const auto epoch_start = std::chrono::steady_clock::now();
+    optimizer->set_lr(rate(options, epoch));
+    batches.set_epoch(epoch);
+    for (chorus::Index b = 0; b < batches.size() && (options.steps == 0 || step < options.steps); ++b, ++step) {
+      const auto batch = batches.get(b);
+      optimizer->zero_grad();
+      const auto [loss, count] = loss_of(batch);
+      loss.backward();
+      if (options.clip > 0) chorus::optim::clip_grad_norm(net.parameters(), options.clip);
+      optimizer->step();
+      losses.add(loss.item(), count, b, batches.size());
+    }
+    losses.flush();
+    samples += losses.samples();
+    const double mean = losses.epoch_mean();
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - epoch_start;
+    metrics.epoch(epoch, mean, 0, seconds.count());
+    if (talks) std::printf("epoch %d: mean loss %.4f\n", epoch + 1, mean);
+    if (options.steps > 0 && step >= options.steps) break;
+  }
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  metrics.done(run_summary(net, samples, seconds.count()));
+  if (run.is_main() && !options.save.empty()) chorus::io::save(net.module(), options.save);
+}
