@@ -62,3 +62,7 @@
 #include <chorus/tensor/tensor.hpp>
 #include <chorus/train/metrics.hpp>
 #include <chorus/train/progress.hpp>
+
+#if CHORUS_COMPILED
+#include <chorus/compiled/extern.hpp>
+#endif

@@ -1,6 +1,7 @@
 // Part of the library chorus::compiled: what trains models on the CPU, whatever the model.
 
 #define CHORUS_BUILDS_LIBRARY
+#include <chorus/autograd/tape.hpp>
 #include <chorus/nn/flat_parameters.hpp>
 #include <chorus/train/progress.hpp>
 

@@ -1,0 +1,123 @@
+#pragma once
+/// How backward walks.
+
+#include <algorithm>
+#include <atomic>
+#include <chorus/autograd/tape.hpp>
+#include <chorus/core/error.hpp>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace chorus::inline CHORUS_ABI {
+
+namespace detail {
+/// What is to be done when the backward run of this thread has ended; null outside of one.
+inline std::vector<std::function<void()>>*& backward_end_actions() {
+  thread_local std::vector<std::function<void()>>* actions = nullptr;
+  return actions;
+}
+/// Runs a node and throws NonFiniteError where what it sends to an input is not finite.
+[[gnu::noinline, gnu::cold]] inline void backward_with_checks(Node& node, bool keep) {
+  check<NonFiniteError>(node.gradient_is_finite(), "anomaly: a NaN or an infinity in the gradient by the output of '",
+                        node.operation(), "': that with which backward began, or what a hook made of it");
+  std::vector<Ref<Node>> inputs;
+  node.for_each_input([](Node& input, void* list) { static_cast<std::vector<Ref<Node>>*>(list)->emplace_back(&input); },
+                      &inputs);
+  node.backward(keep);
+  for (const auto& input : inputs)
+    check<NonFiniteError>(input->gradient_is_finite(), "anomaly: backward of '", node.operation(),
+                          "' made a NaN or an infinity in the gradient by what '", input->operation(), "' gave it");
+}
+}  // namespace detail
+
+CHORUS_INLINE void at_backward_end(std::function<void()> action) {
+  auto* actions = detail::backward_end_actions();
+  check<UsageError>(actions != nullptr, "at_backward_end: no backward is running in this thread");
+  actions->push_back(std::move(action));
+}
+
+CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const BackwardOptions& options) {
+  static std::atomic<std::uint64_t> runs{0};
+  const std::uint64_t run = runs.fetch_add(1, std::memory_order_relaxed) + 1;
+
+  // Nested runs (DataParallel's replicas) use lists of their own; all are kept for the next run.
+  struct Lists {
+    std::vector<Ref<Node>> nodes;
+    std::vector<Node*> final_leaves;
+    std::uint64_t run = 0;
+    bool count = true;
+  };
+  thread_local std::vector<std::unique_ptr<Lists>> spare;
+  if (spare.empty()) spare.push_back(std::make_unique<Lists>());
+  struct Borrowed {
+    std::unique_ptr<Lists> lists;
+    ~Borrowed() {
+      lists->nodes.clear();
+      lists->final_leaves.clear();
+      spare.push_back(std::move(lists));
+    }
+  } borrowed{std::move(spare.back())};
+  spare.pop_back();
+  Lists& lists = *borrowed.lists;
+  lists.run = run;
+  lists.count = options.hooks;
+
+  for (const auto& root : roots) {
+    if (root->visited_by_ == run) continue;
+    root->visited_by_ = run;
+    if (lists.count) root->pending_ = 0;
+    lists.nodes.push_back(root);
+  }
+  for (std::size_t next = 0; next < lists.nodes.size(); ++next) {
+    lists.nodes[next]->for_each_input(
+        [](Node& input, void* context) {
+          auto& found = *static_cast<Lists*>(context);
+          if (input.visited_by_ != found.run) {
+            input.visited_by_ = found.run;
+            if (found.count) input.pending_ = 0;
+            found.nodes.emplace_back(&input);
+          }
+          if (found.count) ++input.pending_;
+        },
+        &lists);
+  }
+  std::sort(lists.nodes.begin(), lists.nodes.end(),
+            [](const Ref<Node>& a, const Ref<Node>& b) { return a->sequence() > b->sequence(); });
+
+  std::vector<std::function<void()>> actions;
+  struct Scope {
+    std::vector<std::function<void()>>* outer;
+    ~Scope() { detail::backward_end_actions() = outer; }
+  } scope{std::exchange(detail::backward_end_actions(), &actions)};
+
+  const NoGrad no_grad;
+  if (options.hooks)
+    for (const auto& root : roots)
+      if (root->is_leaf() && root->pending_ == 0) root->gradient_is_final();
+  for (Ref<Node>& node : lists.nodes) {
+    if (node->is_leaf()) continue;
+    if (node->gradient_hooks_) node->run_gradient_hooks();
+    // Counted before the node runs, since it then forgets its inputs.
+    if (lists.count)
+      node->for_each_input(
+          [](Node& input, void* context) {
+            if (--input.pending_ == 0 && input.is_leaf()) static_cast<Lists*>(context)->final_leaves.push_back(&input);
+          },
+          &lists);
+    if (detail::detects_anomalies()) [[unlikely]]
+      detail::backward_with_checks(*node, options.retain_graph);
+    else
+      node->backward(options.retain_graph);
+    if (options.hooks)
+      for (Node* leaf : lists.final_leaves) leaf->gradient_is_final();
+    lists.final_leaves.clear();
+    node = {};
+  }
+  for (const auto& action : actions) action();
+}
+
+}  // namespace chorus::inline CHORUS_ABI

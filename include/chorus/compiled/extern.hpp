@@ -1,0 +1,63 @@
+#pragma once
+/// What programs need not instantiate, because the library chorus::compiled holds it: included by chorus.hpp where
+/// CHORUS_COMPILED is 1, and by the library itself, which defines CHORUS_EXTERN to nothing.
+
+#include <chorus/nn/convolution.hpp>
+#include <chorus/nn/linear.hpp>
+#include <chorus/ops/activations.hpp>
+#include <chorus/ops/convolution.hpp>
+#include <chorus/ops/cross_entropy.hpp>
+#include <chorus/ops/matmul.hpp>
+#include <chorus/ops/pooling.hpp>
+#include <chorus/ops/shape.hpp>
+#include <chorus/optim/sgd.hpp>
+
+#ifndef CHORUS_EXTERN
+#define CHORUS_EXTERN extern
+#endif
+
+namespace chorus::inline CHORUS_ABI {
+
+namespace detail {
+template <int Rank>
+using Value = Variable<float, Rank, Cpu>;
+}
+
+CHORUS_EXTERN template class Tensor<std::int64_t, 1, Cpu>;
+CHORUS_EXTERN template class Storage<Cpu>;
+
+// Tensors, nodes and shapes of each rank.
+#define CHORUS_RANK(R)                                         \
+  CHORUS_EXTERN template class Tensor<float, R, Cpu>;          \
+  CHORUS_EXTERN template class GradNode<float, R, Cpu>;        \
+  CHORUS_EXTERN template class LeafNode<float, R, Cpu>;        \
+  CHORUS_EXTERN template class Variable<float, R, Cpu>;        \
+  CHORUS_EXTERN template class ParameterNode<float, R, Cpu>;   \
+  CHORUS_EXTERN template detail::Value<R> detail::map(const char*, const functors::Relu&, const detail::Value<R>&);
+CHORUS_RANK(1)
+CHORUS_RANK(2)
+CHORUS_RANK(3)
+CHORUS_RANK(4)
+#undef CHORUS_RANK
+CHORUS_EXTERN template class Tensor<float, 0, Cpu>;
+CHORUS_EXTERN template class GradNode<float, 0, Cpu>;
+CHORUS_EXTERN template class Variable<float, 0, Cpu>;
+
+CHORUS_EXTERN template detail::Value<2> operations::reshape(const detail::Value<4>&, const std::array<Index, 2>&);
+CHORUS_EXTERN template detail::Value<2> operations::linear(const detail::Value<2>&, const detail::Value<2>&,
+                                                           const detail::Value<1>&);
+CHORUS_EXTERN template detail::Value<3> operations::linear(const detail::Value<3>&, const detail::Value<2>&,
+                                                           const detail::Value<1>&);
+CHORUS_EXTERN template detail::Value<4> operations::conv2d(const detail::Value<4>&, const detail::Value<4>&,
+                                                           const detail::Value<1>&, const Conv2dOptions&);
+CHORUS_EXTERN template detail::Value<4> operations::max_pool2d(const detail::Value<4>&, Size2d, const PoolOptions&);
+CHORUS_EXTERN template detail::Value<0> detail::cross_entropy<0>(const detail::Value<2>&,
+                                                                 const Tensor<std::int64_t, 1, Cpu>&,
+                                                                 const CrossEntropyOptions&);
+
+CHORUS_EXTERN template class nn::Linear<Cpu, float>;
+CHORUS_EXTERN template class nn::Conv2d<Cpu, float>;
+CHORUS_EXTERN template class optim::Optimizer<Cpu>;
+CHORUS_EXTERN template class optim::Sgd<Cpu>;
+
+}  // namespace chorus::inline CHORUS_ABI
