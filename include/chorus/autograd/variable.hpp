@@ -50,7 +50,9 @@ class Variable {
   /// Gradients of this scalar by all leaves behind it are added to the leaves. With `retain_graph` it can be done
   /// again.
   void backward(bool retain_graph = false) const requires(Rank == 0) {
-    backward(tensor_type::full({}, T{1}, value_.device()), retain_graph);
+    auto one = tensor_type::empty({}, value_.device());
+    kernels::fill(value_.device(), 1, one.data(), T{1});  // nothing comes from the host: the step may be captured
+    backward(one, retain_graph);
   }
   /// The same for a value of any shape; `seed` is the gradient by this value.
   void backward(const tensor_type& seed, bool retain_graph = false) const {

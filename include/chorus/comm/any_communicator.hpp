@@ -26,6 +26,9 @@ class AnyCommunicator {
   int size() const { return engine_->size; }
   /// What carries the bytes: `shm`, `tcp`, `mpi`, ...
   std::string_view backend() const { return engine_->name(); }
+  /// Runs `start`, which starts a captured step with calls of this communicator in it, and watches that as a call. `what`,
+  /// for messages, lives on.
+  void launch(const char* what, const std::function<void()>& start) { engine_->launch(what, start); }
   bool takes_device_memory() const { return engine_->takes_device_memory(); }
 
   /// data := the reduction of every rank's scale * data.

@@ -4,6 +4,7 @@
 #include <chorus/comm/communicator.hpp>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 
@@ -67,6 +68,9 @@ class Engine {
   virtual std::string record() const { return {}; }
   /// What is known to be wrong with the group, without waiting; while no call is under way.
   virtual std::string trouble() { return {}; }
+  /// Runs `start`, which starts something that contains calls of this engine: a captured step. `what`, for messages, lives
+  /// on.
+  virtual void launch(const char*, const std::function<void()>& start) { start(); }
   /// Whether calls may name memory of a GPU, and then run on streams. Host memory may always be named.
   virtual bool takes_device_memory() const { return false; }
 

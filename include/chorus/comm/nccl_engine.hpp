@@ -42,6 +42,7 @@ class NcclEngine final : public Engine {
     return {queue_, enqueue(call)};
   }
   bool takes_device_memory() const override { return true; }
+  void launch(const char* what, const std::function<void()>& start) override { queue_->launch(what, start); }
   void abort(std::string_view why) noexcept override { queue_->abort(why); }
   std::string_view name() const override { return "nccl"; }
 
@@ -146,13 +147,6 @@ class NcclCommunicator : public AnyCommunicator {
 
   /// Blocks the host until all calls so far have ended; throws how one of them failed.
   void synchronize() const { nccl_->queue().synchronize(); }
-
-  /// Runs `start`, which launches a graph that contains calls of this communicator on the compute stream; deadline and
-  /// errors are watched as those of a call. `name` is for messages and must live on.
-  template <class Start>
-  void launch(const char* name, const Start& start) const {
-    nccl_->queue().launch(name, start);
-  }
 
  private:
   explicit NcclCommunicator(std::shared_ptr<detail::NcclEngine<Api>> engine)

@@ -133,7 +133,7 @@ class NcclQueue final : public Progress {
 
   bool done(std::uint64_t ticket) override {
     const std::lock_guard lock(mutex_);
-    inspect();
+    if (captured_.empty()) inspect();  // a capturing thread may not ask
     return finished_ >= ticket || bool(failure_);
   }
 

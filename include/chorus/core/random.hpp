@@ -61,17 +61,27 @@ class RandomScope {
   RandomContext* before_;
 };
 
-/// The key of one random operation.
+/// The key of one random operation. In a step that is captured to be replayed, `replays` is where the device finds the
+/// number that is to be added to `step`.
 struct RandomKey {
   std::uint64_t seed = 0;
   std::uint32_t step = 0, operation = 0;
   std::int64_t first_sample = 0;
+  const std::uint32_t* replays = nullptr;
 };
+
+namespace detail {
+inline const std::uint32_t*& replay_count() {
+  thread_local const std::uint32_t* count = nullptr;
+  return count;
+}
+}  // namespace detail
 
 /// The key for the next random operation of this thread. Outside of a policy each call is a pass of its own.
 inline RandomKey next_random_key() {
   if (auto* context = detail::random_context())
-    return {context->seed, context->step, context->next_operation++, context->first_sample ? context->first_sample() : 0};
+    return {context->seed, context->step, context->next_operation++, context->first_sample ? context->first_sample() : 0,
+            detail::replay_count()};
   constexpr std::uint32_t outside_of_policies = 0xFFFFFFFFu;
   return {initial_seed(), next_random_stream(), outside_of_policies, 0};
 }

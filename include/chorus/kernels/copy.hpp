@@ -12,6 +12,9 @@ namespace chorus::inline CHORUS_ABI::kernels {
 template <Scalar T>
 void fill(Cpu, Index count, T* x, T value);
 
+/// ++*x, wherever it lies.
+void increment(Cpu, std::int64_t* x);
+
 /// y = x in another scalar type, converted as `static_cast` does. The arrays don't overlap.
 template <Scalar From, Scalar To>
 void convert(Cpu, Index count, const From* x, To* y);

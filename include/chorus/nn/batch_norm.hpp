@@ -45,9 +45,7 @@ class BatchNorm : public Module, public Synchronisable {
     const auto& group = batch_group();
     const bool shared = synchronised() && training() && group;
     if (training() && (x.numel() > 0 || shared)) {
-      const auto& count = num_batches_tracked.value();
-      const std::int64_t next = count.item() + 1;
-      copy_bytes(count.device(), count.data(), Cpu{}, &next, sizeof next);
+      kernels::increment(num_batches_tracked.value().device(), num_batches_tracked.value().data());
     }
     if (shared) return sync_batch_norm(x, weight, bias, running_mean.value(), running_var.value(), group, options_);
     return batch_norm(x, weight, bias, running_mean.value(), running_var.value(), training(), options_);

@@ -29,7 +29,7 @@ auto dropout(const X& x, double p, bool training = true) {
   if (!training || p == 0)
     return record(
         operations::Dropout{0, {}}, input, [](const auto& dy, auto dx) { dx->add(dy); }, x);
-  const kernels::DropoutKey philox_key{key.seed, key.step, key.operation, key.first_sample};
+  const kernels::DropoutKey philox_key{key.seed, key.step, key.operation, key.first_sample, key.replays};
   const Index samples = input.size(0), inner = samples == 0 ? 0 : input.numel() / samples;
   const auto device = input.device();
   auto out = tensor_of<X>::empty(input.shape(), device);

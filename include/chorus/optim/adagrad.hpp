@@ -1,11 +1,10 @@
 #pragma once
 /// Adagrad (Duchi, Hazan, Singer 2011), as PyTorch computes it.
 
-#include <utility>
-#include <vector>
-
 #include <chorus/kernels/optimizer.hpp>
 #include <chorus/optim/optimizer.hpp>
+#include <utility>
+#include <vector>
 
 namespace chorus::inline CHORUS_ABI::optim {
 
@@ -30,11 +29,11 @@ class Adagrad final : public Optimizer<D> {
     this->for_each_range([&]<class T>(T, const typename Optimizer<D>::Range& range) {
       kernels::adagrad_step(this->device(), range.count, static_cast<T*>(range.value),
                             static_cast<const T*>(range.grad), static_cast<T*>(range.state[0]),
-                            kernels::AdagradScalars{.lr = this->lr(),
-                                                    .lr_decay = options_.lr_decay,
-                                                    .eps = options_.eps,
-                                                    .weight_decay = options_.weight_decay,
-                                                    .step = range.steps + 1});
+                            this->scalars(kernels::AdagradScalars{.lr = this->lr(),
+                                                                  .lr_decay = options_.lr_decay,
+                                                                  .eps = options_.eps,
+                                                                  .weight_decay = options_.weight_decay,
+                                                                  .step = range.steps + 1}));
     });
   }
 

@@ -1,11 +1,10 @@
 #pragma once
 /// Adam (Kingma, Ba 2015), AMSGrad (Reddi et al. 2018) and AdamW (Loshchilov, Hutter 2019), as PyTorch computes them.
 
-#include <utility>
-#include <vector>
-
 #include <chorus/kernels/optimizer.hpp>
 #include <chorus/optim/optimizer.hpp>
+#include <utility>
+#include <vector>
 
 namespace chorus::inline CHORUS_ABI::optim {
 
@@ -14,8 +13,8 @@ struct AdamOptions {
   bool amsgrad = false;
 };
 
-/// m and v are decaying means of g and g²; p -= lr (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps). Weight decay is
-/// added to the gradient.
+/// m and v are decaying means of g and g²; p -= lr (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps). Weight decay
+/// is added to the gradient.
 template <Device D>
 class Adam : public Optimizer<D> {
  public:
@@ -26,14 +25,15 @@ class Adam : public Optimizer<D> {
   void step() override {
     this->for_each_range([&]<class T>(T, const typename Optimizer<D>::Range& range) {
       kernels::adam_step(this->device(), range.count, static_cast<T*>(range.value), static_cast<const T*>(range.grad),
-                         static_cast<T*>(range.state[0]), static_cast<T*>(range.state[1]), static_cast<T*>(range.state[2]),
-                         kernels::AdamScalars{.lr = this->lr(),
-                                              .beta1 = options_.beta1,
-                                              .beta2 = options_.beta2,
-                                              .eps = options_.eps,
-                                              .weight_decay = options_.weight_decay,
-                                              .decoupled = decoupled_,
-                                              .step = range.steps + 1});
+                         static_cast<T*>(range.state[0]), static_cast<T*>(range.state[1]),
+                         static_cast<T*>(range.state[2]),
+                         this->scalars(kernels::AdamScalars{.lr = this->lr(),
+                                                            .beta1 = options_.beta1,
+                                                            .beta2 = options_.beta2,
+                                                            .eps = options_.eps,
+                                                            .weight_decay = options_.weight_decay,
+                                                            .decoupled = decoupled_,
+                                                            .step = range.steps + 1}));
     });
   }
 

@@ -10,6 +10,10 @@
 #include <vector>
 
 #include <chorus/nn/flat_parameters.hpp>
+#if CHORUS_USE_CUDA
+#include <chorus/kernels/optimizer.hpp>
+#include <chorus/tensor/cuda/replay.hpp>
+#endif
 
 namespace chorus::inline CHORUS_ABI::optim {
 
@@ -86,6 +90,24 @@ class Optimizer : public HasLearningRate {
     std::int64_t steps;  // before this one
   };
 
+  /// A step's scalars as kernels take them. In a captured step they lie in device memory, where each replay finds its own
+  /// learning rate and number.
+  template <class S>
+  auto scalars(const S& now) {
+#if CHORUS_USE_CUDA && defined(__CUDACC__)
+    if constexpr (std::is_same_v<D, Cuda>) {
+      kernels::cuda::Scalars<S> out{now};
+      if (auto* numbers = cuda::replay_numbers())
+        out.device = numbers->add(now, [this, now](S& scalars, std::uint32_t replay) {
+          scalars.lr = lr();
+          if constexpr (requires { now.step; }) scalars.step = now.step + replay;
+        });
+      return out;
+    } else
+#endif
+      return now;
+  }
+
   /// The names of the state that each parameter has, of its own dtype and shape, at first 0.
   virtual std::span<const std::string_view> slots() const = 0;
 
@@ -94,6 +116,17 @@ class Optimizer : public HasLearningRate {
   void for_each_range(const Update& update) {
     make_state();
     Range range{};
+#if CHORUS_USE_CUDA
+    if constexpr (std::is_same_v<D, Cuda>)
+      if (auto* numbers = cuda::replay_numbers()) {
+        std::vector<Entry*> stepping;
+        for (Entry& entry : entries_)
+          if (entry.named.parameter->grad_arrived() && entry.named.parameter->wants_grad()) stepping.push_back(&entry);
+        numbers->at_replay([stepping = std::move(stepping)] {
+          for (Entry* entry : stepping) ++entry->steps;
+        });
+      }
+#endif
     const auto flush = [&] {
       if (range.count == 0) return;
       if (range.dtype == DType::f32)

@@ -1,11 +1,10 @@
 #pragma once
 /// RMSprop (Tieleman, Hinton 2012), as PyTorch computes it.
 
-#include <utility>
-#include <vector>
-
 #include <chorus/kernels/optimizer.hpp>
 #include <chorus/optim/optimizer.hpp>
+#include <utility>
+#include <vector>
 
 namespace chorus::inline CHORUS_ABI::optim {
 
@@ -32,11 +31,11 @@ class RmsProp final : public Optimizer<D> {
       kernels::rms_prop_step(this->device(), range.count, static_cast<T*>(range.value),
                              static_cast<const T*>(range.grad), static_cast<T*>(range.state[0]),
                              static_cast<T*>(range.state[1]),
-                             kernels::RmsPropScalars{.lr = this->lr(),
-                                                     .alpha = options_.alpha,
-                                                     .eps = options_.eps,
-                                                     .weight_decay = options_.weight_decay,
-                                                     .momentum = options_.momentum});
+                             this->scalars(kernels::RmsPropScalars{.lr = this->lr(),
+                                                                   .alpha = options_.alpha,
+                                                                   .eps = options_.eps,
+                                                                   .weight_decay = options_.weight_decay,
+                                                                   .momentum = options_.momentum}));
     });
   }
 

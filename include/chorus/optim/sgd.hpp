@@ -1,11 +1,10 @@
 #pragma once
 /// Stochastic gradient descent with momentum, as PyTorch computes it.
 
-#include <utility>
-#include <vector>
-
 #include <chorus/kernels/optimizer.hpp>
 #include <chorus/optim/optimizer.hpp>
+#include <utility>
+#include <vector>
 
 namespace chorus::inline CHORUS_ABI::optim {
 
@@ -23,7 +22,8 @@ class Sgd final : public Optimizer<D> {
   explicit Sgd(std::vector<nn::NamedParameter<D>> parameters, const SgdOptions& options = {})
       : Optimizer<D>(std::move(parameters), options.lr), options_(options) {
     check<UsageError>(options.momentum >= 0 && options.weight_decay >= 0,
-                      "Sgd: momentum and weight_decay are at least 0, got ", options.momentum, " and ", options.weight_decay);
+                      "Sgd: momentum and weight_decay are at least 0, got ", options.momentum, " and ",
+                      options.weight_decay);
     check<UsageError>(!options.nesterov || (options.momentum > 0 && options.dampening == 0),
                       "Sgd: Nesterov needs momentum above 0 and no dampening");
   }
@@ -32,12 +32,12 @@ class Sgd final : public Optimizer<D> {
     this->for_each_range([&]<class T>(T, const typename Optimizer<D>::Range& range) {
       kernels::sgd_step(this->device(), range.count, static_cast<T*>(range.value), static_cast<const T*>(range.grad),
                         static_cast<T*>(range.state[0]),
-                        kernels::SgdScalars{.lr = this->lr(),
-                                            .momentum = options_.momentum,
-                                            .dampening = options_.dampening,
-                                            .weight_decay = options_.weight_decay,
-                                            .nesterov = options_.nesterov,
-                                            .first_step = range.steps == 0});
+                        this->scalars(kernels::SgdScalars{.lr = this->lr(),
+                                                          .momentum = options_.momentum,
+                                                          .dampening = options_.dampening,
+                                                          .weight_decay = options_.weight_decay,
+                                                          .nesterov = options_.nesterov,
+                                                          .first_step = range.steps == 0}));
     });
   }
 

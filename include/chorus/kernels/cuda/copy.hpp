@@ -62,6 +62,11 @@ struct Scatter {
   __device__ void operator()(Index i) const { dst[map(i).at[0]] = src[i]; }
 };
 
+struct Increment {
+  std::int64_t* x;
+  __device__ void operator()(Index) const { ++*x; }
+};
+
 template <class T>
 struct ScatterAdd {
   StridedMap<1> map;
@@ -76,6 +81,8 @@ template <Scalar T>
 void fill(Cuda device, Index count, T* x, T value) {
   cuda::for_each(device, "fill", count, cuda::Fill<T>{x, value});
 }
+
+inline void increment(Cuda device, std::int64_t* x) { cuda::for_each(device, "increment", 1, cuda::Increment{x}); }
 
 template <Scalar From, Scalar To>
 void convert(Cuda device, Index count, const From* x, To* y) {

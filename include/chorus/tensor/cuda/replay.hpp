@@ -1,0 +1,98 @@
+#pragma once
+/// Numbers that a captured step reads from device memory, since they change from replay to replay: the learning rate,
+/// the number of the step, the number of the replay.
+
+#include <chorus/core/random.hpp>
+#include <chorus/tensor/allocator.hpp>
+#include <chorus/tensor/memory.hpp>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace chorus::inline CHORUS_ABI::cuda {
+
+/// Made before a capture; filled while a ReplayScope of it lives in the capturing thread; renewed before each replay.
+class ReplayNumbers {
+ public:
+  explicit ReplayNumbers(Cuda device) : device_(device), memory_(device, capacity), host_(capacity) {
+    count_ = add<std::uint32_t>(0, [](std::uint32_t& count, std::uint32_t replay) { count = replay; });
+  }
+  ReplayNumbers(const ReplayNumbers&) = delete;
+  ReplayNumbers& operator=(const ReplayNumbers&) = delete;
+
+  /// The address, on the device, of numbers that are `first` in the first replay; before each one `next(numbers,
+  /// replay)` is called, with replays counted from 0. Throws Error where there are too many.
+  template <class S, class Next>
+  const S* add(const S& first, Next next) {
+    static_assert(std::is_trivially_copyable_v<S>);
+    const std::size_t place =
+        (used_ + alignof(std::max_align_t) - 1) / alignof(std::max_align_t) * alignof(std::max_align_t);
+    chorus::check<Error>(place + sizeof(S) <= capacity, "a captured step has more than ", capacity,
+                         " bytes of numbers that change from replay to replay");
+    used_ = place + sizeof(S);
+    std::memcpy(host_.data() + place, &first, sizeof(S));
+    renewals_.push_back([this, place, next = std::move(next)](std::uint32_t replay) {
+      S numbers;
+      std::memcpy(&numbers, host_.data() + place, sizeof(S));
+      next(numbers, replay);
+      std::memcpy(host_.data() + place, &numbers, sizeof(S));
+    });
+    return reinterpret_cast<const S*>(static_cast<const std::byte*>(memory_.data()) + place);
+  }
+
+  /// What the host does in the step beside what was captured: once in the capture, which the first replay carries out,
+  /// and by `action` before each later one.
+  void at_replay(std::function<void()> action) { actions_.push_back(std::move(action)); }
+
+  /// Enqueues the numbers of the next replay on the thread's stream.
+  void renew() {
+    for (const auto& renewal : renewals_) renewal(replays_);
+    if (replays_ > 0)
+      for (const auto& action : actions_) action();
+    ++replays_;
+    copy_bytes(device_, memory_.data(), Cpu{}, host_.data(), used_);
+  }
+
+  const std::uint32_t* count() const { return count_; }
+
+ private:
+  static constexpr std::size_t capacity = 1 << 14;
+
+  Cuda device_;
+  Storage<Cuda> memory_;
+  std::vector<std::byte> host_;
+  std::size_t used_ = 0;
+  std::vector<std::function<void(std::uint32_t)>> renewals_;
+  std::vector<std::function<void()>> actions_;
+  std::uint32_t replays_ = 0;
+  const std::uint32_t* count_ = nullptr;
+};
+
+/// Where the step that this thread captures finds its changing numbers; null outside of a capture.
+inline ReplayNumbers*& replay_numbers() {
+  thread_local ReplayNumbers* numbers = nullptr;
+  return numbers;
+}
+
+/// While it lives, this thread captures a step whose changing numbers are `numbers`.
+class ReplayScope {
+ public:
+  explicit ReplayScope(ReplayNumbers& numbers)
+      : before_(std::exchange(replay_numbers(), &numbers)),
+        count_before_(std::exchange(chorus::detail::replay_count(), numbers.count())) {}
+  ~ReplayScope() {
+    replay_numbers() = before_;
+    chorus::detail::replay_count() = count_before_;
+  }
+  ReplayScope(const ReplayScope&) = delete;
+  ReplayScope& operator=(const ReplayScope&) = delete;
+
+ private:
+  ReplayNumbers* before_;
+  const std::uint32_t* count_before_;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::cuda
