@@ -3,12 +3,16 @@
 /// the outputs are gathered, and in backward the gradients are summed to the first device, where the optimizer steps.
 
 #include <algorithm>
+#include <chorus/parallel/device_balance.hpp>
 #include <chorus/parallel/device_threads.hpp>
+#include <chorus/parallel/gather.hpp>
+#include <chorus/parallel/message.hpp>
 #include <chorus/parallel/policy.hpp>
 #include <chorus/parallel/replicas.hpp>
-#include <chorus/parallel/scatter_gather.hpp>
+#include <chorus/parallel/scatter.hpp>
 #include <chorus/parallel/thread_batch_group.hpp>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -48,6 +52,7 @@ class DataParallel : public Policy<Model> {
     check<UsageError>(options_.dim >= 0, "DataParallel: dim is at least 0, got ", options_.dim);
     for (std::size_t i = 1; i < options_.device_ids.size(); ++i)
       replicas_.push_back(std::make_unique<detail::Replica<Model>>(this->model_, device(i)));
+    warn_of_imbalance();
   }
   /// For `launch`: as many devices as `run` says.
   template <class Run>
@@ -89,7 +94,32 @@ class DataParallel : public Policy<Model> {
       outputs[i].emplace(std::apply([&](const auto&... own) { return model.forward(own...); }, *shares[i]));
     });
     this->end_forward();
+    shares_.clear();
+    for (std::size_t i = 0; i < used; ++i)
+      shares_.push_back(detail::share_begin(batch, used, i + 1) - detail::share_begin(batch, used, i));
     return gather(outputs, shares, std::index_sequence_for<Inputs...>{}, inputs...);
+  }
+
+  /// For models that return their loss, the mean over their share: of the last forward pass's losses, one a device, the
+  /// mean over the whole batch, in which each device counts by its number of samples. Throws ShapeError for others.
+  template <Real T>
+  Variable<T, 0, D> mean_loss(const Variable<T, 1, D>& losses) const {
+    check<ShapeError>(losses.numel() == static_cast<Index>(shares_.size()), "DataParallel::mean_loss: got ",
+                      losses.numel(), " losses of the last forward pass, which ran on ", shares_.size(), " devices");
+    const auto batch = std::accumulate(shares_.begin(), shares_.end(), Index{0});
+    std::vector<T> weights;
+    for (const Index share : shares_)
+      weights.push_back(batch == 0 ? T{1} : static_cast<T>(share) / static_cast<T>(batch));
+    const auto values = losses.value().to_vector();
+    const T mean = std::inner_product(values.begin(), values.end(), weights.begin(), T{0});
+    return record(
+        "mean_loss", Tensor<T, 0, D>::full({}, mean, losses.device()),
+        [weights](const auto& dy, auto dx) {
+          auto grads = weights;
+          for (T& grad : grads) grad *= dy.item();
+          dx->add(Tensor<T, 1, D>::from(grads, {static_cast<Index>(grads.size())}, dy.device()));
+        },
+        losses);
   }
 
   template <class Dataset>
@@ -108,6 +138,16 @@ class DataParallel : public Policy<Model> {
   bool same_on_all_ranks(std::string_view) const { return true; }
 
  private:
+  // Where the kind of device tells its sizes: `device_size(D)`.
+  void warn_of_imbalance() const {
+    if constexpr (requires(D device) { device_size(device); }) {
+      std::vector<detail::DeviceSize> sizes;
+      for (const int id : options_.device_ids) sizes.push_back(device_size(D{id}));
+      if (const auto text = detail::imbalance(options_.device_ids, sizes); !text.empty())
+        detail::say("warning: " + text);
+    }
+  }
+
   static D first_device(const DataParallelOptions& options) {
     check<UsageError>(!options.device_ids.empty(), "DataParallel: device_ids is empty: expected at least one device");
     return D{options.device_ids.front()};
@@ -134,17 +174,18 @@ class DataParallel : public Policy<Model> {
   }
 
   template <class Outputs, class Shares, std::size_t... I, class... Inputs>
-  auto gather(const Outputs& outputs, const Shares& shares, std::index_sequence<I...>, const Inputs&... inputs) {
+  auto gather(const Outputs& outputs, Shares& shares, std::index_sequence<I...>, const Inputs&... inputs) {
     using Output = typename Outputs::value_type::value_type;
     std::vector<Output> parts;
     for (const auto& output : outputs) parts.push_back(*output);
     Ref<detail::ReplicaBackward> backward(new detail::ReplicaBackward(parts.size()));
     backward->run = [this](const auto& roots, bool keep) { backward_on_replicas(roots, keep); };
     const auto share = [&]<std::size_t At>(std::integral_constant<std::size_t, At>, const auto& input) {
-      std::vector<std::remove_cvref_t<std::tuple_element_t<At, typename Shares::value_type::value_type>>> list;
-      if constexpr (AnyVariable<decltype(input)>)
-        for (const auto& own : shares) list.push_back(std::get<At>(*own));
-      detail::return_gradient(input, options_.dim, std::move(list), *backward);
+      if constexpr (detail::holds_operands<decltype(input)>) {
+        std::vector<std::remove_reference_t<std::tuple_element_t<At, typename Shares::value_type::value_type>>*> list;
+        for (auto& own : shares) list.push_back(&std::get<At>(*own));
+        detail::return_gradient(input, options_.dim, list, *backward);
+      }
     };
     (share(std::integral_constant<std::size_t, I>{}, inputs), ...);
     return detail::gather(parts, options_.dim, D{options_.output_device}, backward);
@@ -220,6 +261,7 @@ class DataParallel : public Policy<Model> {
   std::vector<std::unique_ptr<detail::Replica<Model>>> replicas_;  // number 0 is the model itself
   detail::ThreadBatchGroups batch_groups_;
   DeviceThreads threads_;
+  std::vector<Index> shares_;      // samples of each device in the last forward pass
   std::weak_ptr<bool> hooks_due_;  // alive during a backward pass at whose end the hooks will run
 };
 

@@ -8,7 +8,7 @@
 #include <chorus/parallel/batch_shares.hpp>
 #include <chorus/parallel/policy.hpp>
 #include <chorus/parallel/same_model.hpp>
-#include <chorus/parallel/scatter_gather.hpp>
+#include <chorus/parallel/scatter.hpp>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -38,6 +38,12 @@ class DistributedPolicy : public Policy<Model> {
   Communicator& communicator() const { return communicator_; }
 
   ~DistributedPolicy() { group_->policy = nullptr; }
+
+  /// For models that return their loss: what backward starts from. The same under every policy.
+  template <AnyVariable Loss>
+  const Loss& mean_loss(const Loss& loss) const {
+    return loss;
+  }
 
   /// `value`, the mean over this rank's `samples`, as the mean over the samples of all ranks.
   double mean(double value, Index samples) {

@@ -1,11 +1,10 @@
 #pragma once
 /// SingleDevice: the policy of one device, which the others must agree with.
 
+#include <chorus/parallel/policy.hpp>
 #include <span>
 #include <string_view>
 #include <utility>
-
-#include <chorus/parallel/policy.hpp>
 
 namespace chorus::inline CHORUS_ABI {
 
@@ -18,7 +17,7 @@ class SingleDevice : public Policy<Model> {
   explicit SingleDevice(Model model, std::uint64_t seed = initial_seed()) : Policy<Model>(std::move(model), seed) {}
   /// For `launch`: takes the seed from `run`.
   template <class Run>
-    requires requires(Run& run) { run.seed(); }
+  requires requires(Run& run) { run.seed(); }
   SingleDevice(Model model, Run& run) : SingleDevice(std::move(model), run.seed()) {}
 
   template <class... Inputs>
@@ -31,9 +30,16 @@ class SingleDevice : public Policy<Model> {
 
   template <class Dataset>
   data::Sampler sampler(const Dataset& dataset, const SamplingOptions& options = {}) const {
-    return data::Sampler(dataset.size(), {.shuffle = options.shuffle, .seed = this->seed(), .padding = options.padding});
+    return data::Sampler(dataset.size(),
+                         {.shuffle = options.shuffle, .seed = this->seed(), .padding = options.padding});
   }
   int devices() const { return 1; }
+
+  /// For models that return their loss: what backward starts from. The same under every policy.
+  template <AnyVariable Loss>
+  const Loss& mean_loss(const Loss& loss) const {
+    return loss;
+  }
 
   /// `value`, the mean over this process's `samples`, as the mean over the samples of all processes.
   double mean(double value, Index) const { return value; }
@@ -43,4 +49,4 @@ class SingleDevice : public Policy<Model> {
   bool same_on_all_ranks(std::string_view) const { return true; }
 };
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI

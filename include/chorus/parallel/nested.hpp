@@ -1,0 +1,84 @@
+#pragma once
+/// Values inside of values: what a model takes and returns may be tuples, vectors, maps and structs of tensors.
+
+#include <chorus/autograd/parameter.hpp>
+#include <cstddef>
+#include <map>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace chorus::inline CHORUS_ABI::detail {
+
+template <class X>
+inline constexpr bool is_tuple = false;
+template <class... Members>
+inline constexpr bool is_tuple<std::tuple<Members...>> = true;
+template <class X>
+inline constexpr bool is_pair = false;
+template <class First, class Second>
+inline constexpr bool is_pair<std::pair<First, Second>> = true;
+template <class X>
+inline constexpr bool is_vector = false;
+template <class Element>
+inline constexpr bool is_vector<std::vector<Element>> = true;
+template <class X>
+inline constexpr bool is_map = false;
+template <class Key, class Value>
+inline constexpr bool is_map<std::map<Key, Value>> = true;
+
+template <class X>
+concept IsTuple = is_tuple<X> || is_pair<X>;
+/// A struct that lists its members, as `auto fields() { return std::tie(images, mask); }`.
+template <class X>
+concept HasFields = requires(X& x) {
+  x.fields();
+};
+
+template <class X>
+constexpr bool holds_operands_in();
+/// Whether there are tensors in a value of type X, at any depth.
+template <class X>
+inline constexpr bool holds_operands = holds_operands_in<std::remove_cvref_t<X>>();
+
+template <class X>
+constexpr bool holds_operands_in() {
+  if constexpr (Operand<X>) {
+    return true;
+  } else if constexpr (IsTuple<X>) {
+    return []<std::size_t... I>(std::index_sequence<I...>) {
+      return (holds_operands<std::tuple_element_t<I, X>> || ...);
+    }
+    (std::make_index_sequence<std::tuple_size_v<X>>{});
+  } else if constexpr (is_vector<X>) {
+    return holds_operands<typename X::value_type>;
+  } else if constexpr (is_map<X>) {
+    return holds_operands<typename X::mapped_type>;
+  } else if constexpr (HasFields<X>) {
+    return holds_operands<decltype(std::declval<X&>().fields())>;
+  } else {
+    return false;
+  }
+}
+
+/// Calls `f` with every tensor in `x`, at any depth.
+template <class X, class F>
+void for_each_operand(const X& x, const F& f) {
+  if constexpr (!holds_operands<X>) {
+    return;
+  } else if constexpr (Operand<X>) {
+    f(x);
+  } else if constexpr (IsTuple<X>) {
+    std::apply([&](const auto&... members) { (for_each_operand(members, f), ...); }, x);
+  } else if constexpr (is_vector<X>) {
+    for (const auto& element : x) for_each_operand(element, f);
+  } else if constexpr (is_map<X>) {
+    for (const auto& [key, value] : x) for_each_operand(value, f);
+  } else {
+    X copy = x;  // of handles
+    std::apply([&](const auto&... members) { (for_each_operand(members, f), ...); }, copy.fields());
+  }
+}
+
+}  // namespace chorus::inline CHORUS_ABI::detail
