@@ -17,6 +17,8 @@ struct AdagradOptions {
 template <Device D>
 class Adagrad final : public Optimizer<D> {
  public:
+  using options_type = AdagradOptions;
+
   /// Throws UsageError for negative options.
   explicit Adagrad(std::vector<nn::NamedParameter<D>> parameters, const AdagradOptions& options = {})
       : Optimizer<D>(std::move(parameters), options.lr), options_(options) {

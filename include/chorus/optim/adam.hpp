@@ -18,6 +18,8 @@ struct AdamOptions {
 template <Device D>
 class Adam : public Optimizer<D> {
  public:
+  using options_type = AdamOptions;
+
   /// Throws UsageError for betas outside of [0, 1) and negative eps or weight_decay.
   explicit Adam(std::vector<nn::NamedParameter<D>> parameters, const AdamOptions& options = {})
       : Adam(std::move(parameters), options, false) {}

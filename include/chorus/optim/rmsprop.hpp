@@ -17,6 +17,8 @@ struct RmsPropOptions {
 template <Device D>
 class RmsProp final : public Optimizer<D> {
  public:
+  using options_type = RmsPropOptions;
+
   /// Throws UsageError for alpha outside of [0, 1) and other negative options.
   explicit RmsProp(std::vector<nn::NamedParameter<D>> parameters, const RmsPropOptions& options = {})
       : Optimizer<D>(std::move(parameters), options.lr), options_(options) {

@@ -18,6 +18,8 @@ struct SgdOptions {
 template <Device D>
 class Sgd final : public Optimizer<D> {
  public:
+  using options_type = SgdOptions;
+
   /// Throws UsageError for negative options, and for Nesterov without momentum or with dampening.
   explicit Sgd(std::vector<nn::NamedParameter<D>> parameters, const SgdOptions& options = {})
       : Optimizer<D>(std::move(parameters), options.lr), options_(options) {

@@ -9,6 +9,7 @@
 #include <chorus/parallel/reducer.hpp>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -126,6 +127,15 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
       for (std::size_t i = 0; i < entries.size(); ++i)
         if (entries[i].named.name == wanted) order.push_back(i);
     if (order.size() == entries.size()) reducer_.reorder(order);
+  }
+
+  /// Calls `step` with each parameter as soon as its averaged gradient is there, in the middle of backward; with
+  /// nothing, no more. For FusedOptimizer. Throws UsageError under a NonFinite policy, which judges when backward has
+  /// ended.
+  void step_in_backward(std::function<void(const ParameterOn<D>&)> step) {
+    check<UsageError>(!step || options_.non_finite == NonFinite::propagate,
+                      "DistributedDataParallel: an optimizer that steps in backward can't wait for a NonFinite policy");
+    reducer_.on_averaged = std::move(step);
   }
 
   const DistributedDataParallelOptions& options() const { return options_; }

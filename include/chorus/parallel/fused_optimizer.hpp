@@ -1,32 +1,39 @@
 #pragma once
 /// Optimizers whose step is part of backward: parameters move as soon as their averaged gradient is there.
 
+#include <algorithm>
+#include <chorus/optim/optimizer.hpp>
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
 
-#include <chorus/optim/optimizer.hpp>
-
 namespace chorus::inline CHORUS_ABI {
 
 /// An optimizer of type `Opt` for each parameter of a DistributedDataParallel net, which steps it in the middle of
-/// backward, while its gradient is still in the cache and other buckets are under way. The training loop stays the same:
-/// `step()` finds nothing left to do. What needs all gradients at once, before any step, does not go together with it:
-/// clipping, NonFinite policies, several backward passes per step (but for those under no_sync).
+/// backward, while its gradient is still in the cache and other buckets are under way. The training loop stays the
+/// same: `step()` finds nothing left to do. What needs all gradients at once, before any step, does not go together
+/// with it: clipping, NonFinite policies, several backward passes per step (but for those under no_sync).
 ///
 ///   ch::FusedOptimizer<ch::optim::Sgd<ch::Cpu>> optimizer{net, {.lr = 0.1, .momentum = 0.9}};
 template <class Opt>
 class FusedOptimizer : public optim::HasLearningRate {
  public:
   /// Steps all parameters of `net`, which it must not outlive.
-  template <class Net, class Options>
-  FusedOptimizer(Net& net, const Options& options) : HasLearningRate(options.lr) {
-    make(net, options);
-  }
   template <class Net>
-    requires requires { typename Opt::options_type; }
-  FusedOptimizer(Net& net, const typename Opt::options_type& options) : HasLearningRate(options.lr) {
-    make(net, options);
+  FusedOptimizer(Net& net, const typename Opt::options_type& options)
+      : HasLearningRate(options.lr), remove_([&net] { net.step_in_backward({}); }) {
+    using Parameter = ParameterOn<typename Net::device_type>;
+    std::vector<std::pair<const Parameter*, Opt*>> found;
+    for (const auto& named : net.parameters()) {
+      optimizers_.push_back(std::make_unique<Opt>(std::vector{named}, options));
+      found.emplace_back(named.parameter, optimizers_.back().get());
+    }
+    std::sort(found.begin(), found.end());
+    net.step_in_backward([found = std::move(found)](const Parameter& parameter) {
+      std::lower_bound(found.begin(), found.end(), std::pair<const Parameter*, Opt*>(&parameter, nullptr))
+          ->second->step();
+    });
   }
   FusedOptimizer(const FusedOptimizer&) = delete;
   FusedOptimizer& operator=(const FusedOptimizer&) = delete;
@@ -36,40 +43,23 @@ class FusedOptimizer : public optim::HasLearningRate {
   void step() {}
   /// Forgets all gradients.
   void zero_grad() {
-    for (auto& [parameter, optimizer] : optimizers_) optimizer->zero_grad();
+    for (auto& optimizer : optimizers_) optimizer->zero_grad();
   }
   void set_lr(double lr) {
     HasLearningRate::set_lr(lr);
-    for (auto& [parameter, optimizer] : optimizers_) optimizer->set_lr(lr);
+    for (auto& optimizer : optimizers_) optimizer->set_lr(lr);
   }
   /// The state of all parameters, for checkpoints.
   std::vector<optim::StateTensor> state() {
     std::vector<optim::StateTensor> all;
-    for (auto& [parameter, optimizer] : optimizers_)
+    for (auto& optimizer : optimizers_)
       for (auto& tensor : optimizer->state()) all.push_back(std::move(tensor));
     return all;
   }
 
  private:
-  template <class Net, class Options>
-  void make(Net& net, const Options& options) {
-    using Parameter = ParameterOn<typename Net::device_type>;
-    std::vector<std::pair<const Parameter*, Opt*>> found;
-    for (const auto& named : net.parameters()) {
-      auto optimizer = std::make_unique<Opt>(std::vector{named}, options);
-      found.emplace_back(named.parameter, optimizer.get());
-      optimizers_.emplace_back(named.parameter, std::move(optimizer));
-    }
-    std::sort(found.begin(), found.end());
-    net.step_in_backward([found = std::move(found)](const Parameter& parameter) {
-      const auto at = std::lower_bound(found.begin(), found.end(), std::pair<const Parameter*, Opt*>(&parameter, nullptr));
-      at->second->step();
-    });
-    remove_ = [&net] { net.step_in_backward({}); };
-  }
-
-  std::vector<std::pair<const void*, std::unique_ptr<Opt>>> optimizers_;
+  std::vector<std::unique_ptr<Opt>> optimizers_;
   std::function<void()> remove_;
 };
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI

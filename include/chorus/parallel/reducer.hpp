@@ -52,8 +52,8 @@ class Reducer {
   std::int64_t skipped_steps() const { return skipped_; }
   /// Whether backward averages gradients; without, each rank adds up its own.
   bool sync = true;
-  /// Called with each entry whose gradient has been averaged, in the middle of backward: for an optimizer's step.
-  std::function<void(std::size_t)> on_averaged;
+  /// Called with each parameter whose gradient has been averaged, in the middle of backward: for an optimizer's step.
+  std::function<void(const ParameterOn<D>&)> on_averaged;
 
   /// Before a forward pass: makes new buckets where parameters were frozen or thawed, and weighs what earlier passes
   /// under no_sync have added up, so that each pass counts by its own batch.
@@ -280,7 +280,7 @@ class Reducer {
     for (int round = 0; resume(b, round); ++round) buckets_[b].work.wait();
     for (const std::size_t i : buckets_[b].parameters) {
       parameter(i).set_grad_arrived(true);  // in a static graph other ranks' may have
-      on_averaged(i);
+      on_averaged(parameter(i));
     }
   }
 
@@ -294,7 +294,7 @@ class Reducer {
       agree_on_unused();
       if (on_averaged)
         for (std::size_t i = 0; i < bucket_of_.size(); ++i)
-          if (bucket_of_[i] != no_bucket && parameter(i).grad_arrived()) on_averaged(i);
+          if (bucket_of_[i] != no_bucket && parameter(i).grad_arrived()) on_averaged(parameter(i));
     } else if (on_averaged) {
       for (; next_step_ < buckets_.size(); ++next_step_) step_bucket(next_step_);
     } else {

@@ -1,0 +1,163 @@
+// Optimizers that know of DistributedDataParallel: fused into backward, and with their state shared out.
+#include <catch.hpp>
+#include <chorus/core/trace.hpp>
+#include <chorus/optim/schedules.hpp>
+#include <chorus/parallel/fused_optimizer.hpp>
+#include <chorus/parallel/sharded_optimizer.hpp>
+
+#include "ranks.hpp"
+
+using namespace chorus;
+using Catch::Matchers::Contains;
+using comm::World;
+using test::common_text;
+using test::distance;
+using test::Distributed;
+using test::labels;
+using test::make;
+using test::numbers;
+
+namespace {
+
+constexpr double rounding = 1e-13;
+
+/// Parameters after some steps, whose learning rate changes, on one device with the plain optimizer.
+template <class Opt>
+std::vector<double> plain(const typename Opt::options_type& options) {
+  SingleDevice<test::Smooth<Cpu>> net{make<test::Smooth<Cpu>>(), 3};
+  Opt optimizer{net.parameters(), options};
+  for (std::uint32_t number = 0; number < 4; ++number) {
+    optimizer.set_lr(options.lr / (1 + number));
+    test::step(net, optimizer, number, 7);
+  }
+  return test::values(net.module());
+}
+
+/// The same on ranks, with an optimizer made by `Made{net, options}`.
+template <class Made, class Options>
+std::string distributed(int ranks, const Options& options, const DistributedDataParallelOptions& net_options = {}) {
+  return common_text(ranks, [=](const World& world) {
+    Distributed<test::Smooth<Cpu>> rank(world, net_options);
+    Made optimizer{rank.net, options};
+    for (std::uint32_t number = 0; number < 4; ++number) {
+      optimizer.set_lr(options.lr / (1 + number));
+      optimizer.zero_grad();
+      cross_entropy(rank.net(test::share(numbers(7, 5, number), world)), test::share(labels(7, 3, number), world))
+          .backward();
+      optimizer.step();
+    }
+    return test::text_of(test::values(rank.net.module()));
+  });
+}
+
+const optim::SgdOptions sgd{.lr = 0.3, .momentum = 0.9, .weight_decay = 0.01};
+const optim::AdamOptions adam{.lr = 0.05, .amsgrad = true};
+using Sgd = optim::Sgd<Cpu>;
+using Adam = optim::Adam<Cpu>;
+
+template <class D>
+struct Part : nn::Module {
+  nn::Linear<D, double> fc1{5, 7}, extra{7, 7}, fc2{7, 3};
+  CHORUS_MODULE(Part, fc1, extra, fc2)
+  auto forward(const auto& x, bool use) const { return use ? fc2(tanh(extra(tanh(fc1(x))))) : fc2(tanh(fc1(x))); }
+};
+
+}  // namespace
+
+TEST_CASE("fused optimizer: the steps are those of the plain one, in one bucket or many") {
+  for (const int ranks : {1, 2, 3})
+    for (const double cap : {25.0, 0.0}) {
+      const DistributedDataParallelOptions options{.first_bucket_cap_mb = cap, .bucket_cap_mb = cap};
+      CHECK(distance(test::numbers_in(distributed<FusedOptimizer<Sgd>>(ranks, sgd, options)), plain<Sgd>(sgd)) <
+            rounding);
+      CHECK(distance(test::numbers_in(distributed<FusedOptimizer<Adam>>(ranks, adam, options)), plain<Adam>(adam)) <
+            rounding);
+    }
+}
+
+TEST_CASE("fused optimizer: parameters have moved when backward ends, and not under no_sync") {
+  const auto text = common_text(2, [](const World& world) {
+    Distributed<test::Smooth<Cpu>> rank(world);
+    FusedOptimizer<Sgd> optimizer{rank.net, {.lr = 0.3}};
+    const auto moved = [&] {
+      const auto before = test::values(rank.net.module());
+      sum(rank.net(test::share(numbers(8, 5, 1), world))).backward();
+      return test::values(rank.net.module()) == before ? "same " : "moved ";
+    };
+    std::string log = moved();
+    optimizer.zero_grad();
+    {
+      const auto quiet = rank.net.no_sync();
+      log += moved();
+    }
+    return log + moved();
+  });
+  CHECK(text == "moved same moved ");
+}
+
+TEST_CASE("fused optimizer: what no rank uses stays, with find_unused_parameters") {
+  const auto text = common_text(2, [](const World& world) {
+    Distributed<Part<Cpu>> rank(world, {.find_unused_parameters = true});
+    FusedOptimizer<Sgd> optimizer{rank.net, {.lr = 0.3, .weight_decay = 0.1}};
+    std::string log;
+    for (const bool use : {false, true}) {
+      optimizer.zero_grad();
+      const auto before = rank.net.module().extra.weight.value().to_vector();
+      sum(rank.net(test::share(numbers(8, 5, 1), world), use && world.rank == 1)).backward();
+      log += rank.net.module().extra.weight.value().to_vector() == before ? "same " : "moved ";
+    }
+    return log + test::text_of(test::values(rank.net.module()));
+  });
+  CHECK_THAT(text, Contains("same moved "));
+}
+
+TEST_CASE("fused optimizer: goes with no NonFinite policy, and leaves the net as it was") {
+  comm::AnyCommunicator alone;
+  DistributedDataParallel<test::Smooth<Cpu>> strict{
+      make<test::Smooth<Cpu>>(), alone, {.non_finite = NonFinite::skip_step}};
+  CHECK_THAT(test::message_of<UsageError>([&] { FusedOptimizer<Sgd> optimizer(strict, {}); }), Contains("NonFinite"));
+  DistributedDataParallel<test::Smooth<Cpu>> net{make<test::Smooth<Cpu>>(), alone};
+  { FusedOptimizer<Sgd> optimizer{net, {.lr = 0.3}}; }
+  const auto before = test::values(net.module());
+  sum(net(numbers(8, 5, 1))).backward();
+  CHECK(test::values(net.module()) == before);
+}
+
+TEST_CASE("sharded optimizer: the steps are those of the plain one") {
+  // 111 numbers: shares of 3 ranks are even, those of 2 and 4 are not.
+  for (const int ranks : {1, 2, 3, 4}) {
+    INFO(ranks << " ranks");
+    CHECK(distance(test::numbers_in(distributed<ShardedOptimizer<Sgd>>(ranks, sgd)), plain<Sgd>(sgd)) < rounding);
+    CHECK(distance(test::numbers_in(distributed<ShardedOptimizer<Adam>>(ranks, adam)), plain<Adam>(adam)) < rounding);
+  }
+}
+
+TEST_CASE("sharded optimizer: each of n ranks holds an n-th of the state, and sends (n-1)/n of the parameters") {
+  const auto text = common_text(3, [](const World& world) {
+    Distributed<test::Smooth<Cpu>> rank(world);
+    ShardedOptimizer<Adam> optimizer{rank.net, {.lr = 0.1}};
+    sum(rank.net(test::share(numbers(8, 5, 1), world))).backward();
+    trace::reset_traffic();
+    optimizer.step();
+    std::size_t numbers_held = 0;
+    for (const auto& tensor : optimizer.state())
+      if (tensor.dtype == DType::f64) numbers_held += static_cast<std::size_t>(tensor.shape[0]);
+    return cat(numbers_held, " ", trace::bytes_sent(world.rank, trace::Traffic::parameters) / 8);
+  });
+  CHECK(text == cat(2 * 37, " ", 2 * 37));
+}
+
+TEST_CASE("sharded optimizer: a step that no rank needs changes nothing, and own parameters are refused") {
+  const auto text = common_text(2, [](const World& world) {
+    Distributed<test::Smooth<Cpu>> rank(world);
+    ShardedOptimizer<Sgd> optimizer{rank.net, {.lr = 0.3, .weight_decay = 0.1}};
+    const auto before = test::values(rank.net.module());
+    optimizer.step();
+    return cat(test::values(rank.net.module()) == before);
+  });
+  CHECK(text == "true");
+  comm::AnyCommunicator alone;
+  DistributedDataParallel<test::Smooth<Cpu>> net{
+      make<test::Smooth<Cpu>>(), alone, {.parameters_and_buffers_to_ignore = {"fc1.bias"}}};
+  CHECK_THAT(test::message_of<UsageError>([&] { ShardedOptimizer<Sgd> optimizer(net, {}); }), Contains("own"));
+}
