@@ -57,8 +57,7 @@ class DataParallel : public Policy<Model> {
   /// For `launch`: as many devices as `run` says.
   template <class Run>
   requires requires(Run& run) { run.seed(); }
-  DataParallel(Model model, Run& run)
-      : DataParallel(std::move(model), {.device_ids = first_indices(run.devices())}, run.seed()) {}
+  DataParallel(Model model, Run& run) : DataParallel(std::move(model), {.device_ids = devices_of(run)}, run.seed()) {}
 
   /// The model's output for the whole batch, on the output device; scalars become a vector with one element a device.
   /// Tensors and Variables are cut along `dim` into shares that differ by at most one, on no more devices than there
@@ -152,9 +151,21 @@ class DataParallel : public Policy<Model> {
     check<UsageError>(!options.device_ids.empty(), "DataParallel: device_ids is empty: expected at least one device");
     return D{options.device_ids.front()};
   }
-  static std::vector<int> first_indices(int count) {
+  // Where a run wants more devices than there are GPUs, copies share them.
+  template <class Run>
+  static std::vector<int> devices_of(Run& run) {
+    int count = 0, there = 0;
+    if constexpr (std::is_same_v<D, Cpu>) {
+      there = count = run.devices();
+    } else {
+#if CHORUS_USE_CUDA
+      cuda::require(D{0});
+      there = cuda::device_count();
+      count = run.devices(there);
+#endif
+    }
     std::vector<int> indices;
-    for (int i = 0; i < count; ++i) indices.push_back(i);
+    for (int i = 0; i < count; ++i) indices.push_back(i % there);
     return indices;
   }
   D device(std::size_t i) const { return D{options_.device_ids[i]}; }
@@ -236,24 +247,36 @@ class DataParallel : public Policy<Model> {
       }
     }
     if (pieces.empty()) return;
-    run(used, [&](std::size_t i) {
+    // A GPU adds by itself, in the order of its stream.
+    const std::size_t workers = std::is_same_v<D, Cpu> ? used : 1;
+    run(workers, [&](std::size_t i) {
       for (const Piece& piece : pieces) {
         const auto count = static_cast<Index>(piece.count);
-        const auto first = detail::share_begin(count, used, i), last = detail::share_begin(count, used, i + 1);
+        const auto first = detail::share_begin(count, workers, i), last = detail::share_begin(count, workers, i + 1);
         const auto at = piece.begin + static_cast<std::size_t>(first);
         const auto& group = this->flat_.groups()[piece.group];
-        const std::byte* from = piece.replica->flat().groups()[piece.group].grad(at);
-        if (!piece.add)
-          copy_bytes(device(0), group.grad(at), piece.replica->device(), from,
-                     static_cast<std::size_t>(last - first) * size_of(group.dtype));
-        else if (group.dtype == DType::f32)
-          kernels::axpy(device(0), last - first, 1.0f, reinterpret_cast<const float*>(from),
-                        reinterpret_cast<float*>(group.grad(at)));
-        else
-          kernels::axpy(device(0), last - first, 1.0, reinterpret_cast<const double*>(from),
-                        reinterpret_cast<double*>(group.grad(at)));
+        add_gradients(group.dtype, last - first, *piece.replica, piece.replica->flat().groups()[piece.group].grad(at),
+                      group.grad(at), piece.add);
       }
     });
+  }
+
+  // `to`, on the first device, becomes or grows by `from`, on a copy's.
+  void add_gradients(DType dtype, Index count, const detail::Replica<Model>& replica, const std::byte* from,
+                     std::byte* to, bool add) {
+    const auto bytes = static_cast<std::size_t>(count) * size_of(dtype);
+    if (!add) return copy_bytes(device(0), to, replica.device(), from, bytes);
+    Storage<D> near;
+    if constexpr (!std::is_same_v<D, Cpu>)
+      if (replica.device() != device(0)) {  // a copy waits for the other device's stream, a kernel would not
+        near = Storage<D>(device(0), bytes);
+        copy_bytes(device(0), near.data(), replica.device(), from, bytes);
+        from = static_cast<const std::byte*>(near.data());
+      }
+    if (dtype == DType::f32)
+      kernels::axpy(device(0), count, 1.0f, reinterpret_cast<const float*>(from), reinterpret_cast<float*>(to));
+    else
+      kernels::axpy(device(0), count, 1.0, reinterpret_cast<const double*>(from), reinterpret_cast<double*>(to));
   }
 
   DataParallelOptions options_;
