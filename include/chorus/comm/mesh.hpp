@@ -9,7 +9,8 @@ namespace chorus::inline CHORUS_ABI::comm {
 namespace detail {
 struct MeshHello {
   std::uint64_t key = 0;
-  std::int32_t rank = -1, lane = 0;
+  std::int32_t rank = -1, lane = 0, to = -1, reserved = 0;
+  Mac proof{};
 };
 }  // namespace detail
 
@@ -27,7 +28,8 @@ struct MeshHello {
     for (int lane = 0; lane < 2; ++lane) {
       auto& socket = socket_of(rank, lane) = Socket::connect(address, deadline);
       const int error = errno;
-      detail::MeshHello hello{meeting.key, world.rank, lane};
+      detail::MeshHello hello{.key = meeting.key, .rank = world.rank, .lane = lane, .to = rank};
+      hello.proof = prove(world.token, {detail::proven(hello)});
       check<CommError>(socket && socket.send_all(bytes_of(hello), deadline), "rank ", world.rank,
                        ": cannot connect to rank ", rank, " at ", address, ": ", std::strerror(error));
     }
@@ -40,6 +42,8 @@ struct MeshHello {
     detail::MeshHello hello;
     std::memcpy(&hello, guest.hello.data(), sizeof hello);
     if (hello.key != meeting.key || hello.rank <= world.rank || hello.rank >= world.size) continue;
+    if (hello.to != world.rank || (hello.lane != 0 && hello.lane != 1)) continue;
+    if (!same(hello.proof, prove(world.token, {detail::proven(hello)}))) continue;
     auto& place = socket_of(hello.rank, hello.lane);
     if (!place) --missing;
     place = std::move(guest.socket);

@@ -1,16 +1,21 @@
 #pragma once
 /// How the ranks of a job find each other: rank 0 listens, the others report to it, and all learn the same outcome.
 ///
-/// Each message is a struct of fixed size in this machine's byte order: Hello (rank to rank 0), Answer (back: a refusal
-/// with its reason, or the transport), then for TCP the addresses of all ranks, and for shared memory an Ack (rank to
-/// rank 0: whether it could open the region) and a Verdict (back: the transport for all). Nothing is encrypted and
-/// nobody is authenticated: listen on loopback, or in a network that you trust.
-
-#include <sys/random.h>
+/// Each message is a struct of fixed size in this machine's byte order: Challenge (rank 0 to rank), Hello (back), Answer
+/// (a refusal with its reason, or the transport), then for TCP the addresses of all ranks, and for shared memory an Ack
+/// (rank to rank 0: whether it could open the region) and a Verdict (back: the transport for all).
+///
+/// Where the job has a token, Hello holds an HMAC of rank 0's challenge and of itself, Answer one of the rank's own
+/// challenge and of itself, and the connections of TcpTransport begin with one of the meeting's key: each side proves that
+/// it knows the token, which itself is never sent, and a proof is good for one connection. Off loopback a token is
+/// obligatory. Nothing is encrypted: whoever can read and change packets on the way reads the data and can take over
+/// connections; through networks that others share, use a tunnel.
 
 #include <chorus/comm/guests.hpp>
+#include <chorus/comm/hmac.hpp>
 #include <chorus/comm/shm_transport.hpp>
 #include <chorus/comm/world.hpp>
+#include <cstddef>
 #include <thread>
 
 namespace chorus::inline CHORUS_ABI::comm {
@@ -26,14 +31,16 @@ struct Meeting {
 
 namespace detail {
 
-inline constexpr std::uint64_t magic = 0x0001'7375'726f'6863;  // "chorus", then the protocol's version
+inline constexpr std::uint64_t magic = 0x0002'7375'726f'6863;  // "chorus", then the protocol's version
 
 struct Hello {
   std::uint64_t magic = detail::magic;
+  Nonce nonce{};  ///< this rank's challenge to rank 0
   std::int32_t rank = 0, size = 0, pid = 0, port = 0;
   std::uint64_t machine = 0;
   Backend kind = Backend::automatic;
   std::array<std::uint8_t, 7> reserved{};
+  Mac proof{};
 };
 
 struct Answer {
@@ -43,7 +50,26 @@ struct Answer {
   Backend kind = Backend::tcp;
   std::array<std::uint8_t, 7> reserved{};
   std::array<char, 1024> refusal{};
+  Mac proof{};
 };
+
+/// All of a message but its proof, which comes last.
+template <class Message>
+std::span<const std::byte> proven(const Message& message) {
+  return std::as_bytes(std::span(&message, 1)).first(offsetof(Message, proof));
+}
+
+/// Who may meet where. Throws UsageError.
+[[gnu::cold]] inline void check_token(const World& world, const Address& address) {
+  check<UsageError>(world.token.empty() || world.token.size() >= 16, "connect: the job's token has ",
+                    world.token.size(), " characters, expected at least 16");
+  if (address.loopback()) return;
+  check<UsageError>(can_authenticate, "connect: ", address,
+                    " is not on loopback, and this program was built without OpenSSL, which authenticates ranks there");
+  check<UsageError>(!world.token.empty(), "connect: ", address,
+                    " is not on loopback: ranks need a token to know each other by, the same secret of at least 16 "
+                    "characters in CHORUS_TOKEN of all of them");
+}
 
 /// The same number for processes that can open each other's memory: one boot of one kernel, one space of process ids.
 inline std::uint64_t machine_id() {
@@ -60,7 +86,7 @@ inline std::uint64_t machine_id() {
 
 inline std::uint64_t random_key() {
   std::uint64_t key = 0;
-  check<CommError>(getrandom(&key, sizeof key, 0) == sizeof key, "getrandom: ", std::strerror(errno));
+  fill_random(std::as_writable_bytes(std::span(&key, 1)));
   return key;
 }
 
@@ -84,7 +110,8 @@ class Host {
                               ? Socket::adopt(world_.listen_fd)
                               : Socket::listen(Address::resolve(world_.master_addr, world_.master_port));
     where_ = cat("rank 0: rendezvous at ", listener.local());
-    Guests guests(listener, sizeof(Hello));
+    check_token(world_, listener.local());
+    Guests guests(listener, sizeof(Hello), magic);
     while (!complete()) {
       auto guest = guests.next(deadline);
       if (!guest.socket) {
@@ -96,7 +123,10 @@ class Host {
       Hello hello;
       std::memcpy(&hello, guest.hello.data(), sizeof hello);
       if (hello.magic != magic) continue;  // a stranger
-      const auto objection = admit(guest.socket, hello);
+      const bool knows = same(hello.proof, prove(world_.token, {std::as_bytes(std::span(guest.nonce)), proven(hello)}));
+      const auto objection = knows ? admit(guest.socket, hello)
+                                   : cat("process ", hello.pid, ", which says that it is rank ", hello.rank,
+                                         ", does not know the job's token");
       if (objection.empty()) continue;
       refuse(guest.socket, cat(where_, ": ", objection));
       refused_ = objection;
@@ -168,7 +198,10 @@ class Host {
                                    rank == 0 ? getpid() : at(rank).hello.pid);
       answer.fd = meeting.region.fd();
     }
-    tell_all(bytes_of(answer), deadline);
+    for (int rank = 1; rank < world_.size; ++rank) {
+      answer.proof = prove(world_.token, {std::as_bytes(std::span(at(rank).hello.nonce)), proven(answer)});
+      if (!at(rank).socket.send_all(bytes_of(answer), deadline)) lost(rank);
+    }
     if (answer.kind == Backend::shm) {
       if (!all_share(deadline)) meeting.kind = Backend::tcp;
       tell_all(bytes_of(meeting.kind), deadline);
@@ -211,12 +244,14 @@ class Host {
   const auto grace = deadline + std::chrono::milliseconds(500) + world.timeout / 10;  // rank 0's refusal may come late
   const auto address = Address::resolve(world.master_addr, world.master_port);
   const auto where = cat("rank ", world.rank, ": rendezvous at ", address);
+  check_token(world, address);
   Hello hello;
   hello.rank = world.rank;
   hello.size = world.size;
   hello.pid = getpid();
   hello.machine = machine_id();
   hello.kind = kind;
+  fill_random(hello.nonce);
 
   Meeting meeting;
   Socket host;
@@ -232,12 +267,17 @@ class Host {
     meeting.listener = Socket::listen(host.local().with_port(0));
     hello.port = meeting.listener.local().port();
     trouble = "it took the connection and gave no answer";
-    if (!host.send_all(bytes_of(hello), deadline) || !host.receive_all(bytes_of(answer.magic), grace)) continue;
-    check<CommError>(answer.magic == magic, where, ": something other than a rank 0 of this version answers there");
-    if (host.receive_all(bytes_of(answer).subspan(sizeof answer.magic), grace)) break;
+    Challenge challenge;
+    if (!host.receive_all(bytes_of(challenge.magic), grace)) continue;
+    check<CommError>(challenge.magic == magic, where, ": something other than a rank 0 of this version answers there");
+    if (!host.receive_all(std::as_writable_bytes(std::span(challenge.nonce)), grace)) continue;
+    hello.proof = prove(world.token, {std::as_bytes(std::span(challenge.nonce)), proven(hello)});
+    if (host.send_all(bytes_of(hello), deadline) && host.receive_all(bytes_of(answer), grace)) break;
   }
   answer.refusal.back() = 0;
   check<CommError>(answer.welcome == 1, "rank ", world.rank, ": ", answer.refusal.data());
+  check<CommError>(same(answer.proof, prove(world.token, {std::as_bytes(std::span(hello.nonce)), proven(answer)})), where,
+                   ": who answers there does not know the job's token");
 
   const auto hear = [&](std::span<std::byte> message) {
     check<CommError>(host.receive_all(message, grace), where, ": rank 0 went away");

@@ -48,6 +48,15 @@ struct Address {
     return other;
   }
 
+  /// Whether only this machine can reach it.
+  bool loopback() const {
+    if (storage.ss_family == AF_INET6) {
+      const auto& address = reinterpret_cast<const sockaddr_in6*>(&storage)->sin6_addr;
+      return IN6_IS_ADDR_LOOPBACK(&address) || (IN6_IS_ADDR_V4MAPPED(&address) && address.s6_addr[12] == 127);
+    }
+    return ntohl(reinterpret_cast<const sockaddr_in*>(&storage)->sin_addr.s_addr) >> 24 == 127;
+  }
+
   /// Looks `name` up. Throws CommError.
   static Address resolve(const std::string& name, int port) {
     addrinfo hints{}, *found = nullptr;

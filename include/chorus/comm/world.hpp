@@ -17,6 +17,9 @@ struct World {
   int local_rank = 0, local_size = 1;     ///< the same among the processes of this machine
   std::string master_addr = "127.0.0.1";  ///< where rank 0 listens; a name or an address of rank 0's machine
   int master_port = 0;
+  /// A secret of the job, the same on all ranks, of at least 16 characters: ranks prove to each other that they know it.
+  /// Needed where master_addr is not on loopback.
+  std::string token = {};
   int listen_fd = -1;  ///< rank 0: a socket that listens there already, which `connect` takes over; or -1
   std::chrono::milliseconds timeout{60'000};  ///< the longest that any wait for another rank lasts
 };

@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include <chorus/comm/hmac.hpp>
 #include <chorus/comm/socket.hpp>
 #include <chorus/core/config.hpp>
 #include <chorus/parallel/message.hpp>
@@ -109,6 +110,15 @@ class Supervisor {
   }
   std::span<Rank> ranks() { return {ranks_.get(), static_cast<std::size_t>(group_.ranks)}; }
 
+  /// Other users of this machine can reach loopback, too.
+  static std::string random_token() {
+    comm::Mac bytes;
+    comm::fill_random(bytes);
+    std::string token;
+    for (const std::byte byte : bytes) token += format("%02x", static_cast<unsigned>(byte));
+    return token;
+  }
+
   static std::string folder(const RankGroup& group) {
     return group.log_dir.empty() ? "" : format("%s/attempt_%d", group.log_dir.c_str(), group.restart);
   }
@@ -123,6 +133,7 @@ class Supervisor {
       port = socket.local().port();
       listener = Fd(dup(socket.fd()), "rendezvous");
     }
+    if (group_.nodes == 1 && env("CHORUS_TOKEN") == nullptr) token_ = random_token();
     const Fd nothing(open("/dev/null", O_RDONLY | O_CLOEXEC), "/dev/null");
     for (int rank = 0; rank < group_.ranks; ++rank) start(rank, listener.get(), port, nothing.get());
     if (output_) output_->start();
@@ -152,6 +163,7 @@ class Supervisor {
         format("CHORUS_REPORT_FD=%d", report_fd),
         rank == 0 ? format("CHORUS_RENDEZVOUS_FD=%d", listener) : "CHORUS_RENDEZVOUS_FD=",
     };
+    if (!token_.empty()) ours.push_back("CHORUS_TOKEN=" + token_);
     if (group_.ranks > 1 && env("OMP_NUM_THREADS") == nullptr) ours.push_back("OMP_NUM_THREADS=1");
     std::vector<const char*> environment;
     for (const std::string& entry : ours) environment.push_back(entry.c_str());
@@ -288,6 +300,7 @@ class Supervisor {
   int running_ = 0;
   Stage stage_ = Stage::watching;
   const Rank* suspect_ = nullptr;  ///< the best explanation so far
+  std::string token_;  ///< a secret of this job alone; empty where its starter has set one
   std::optional<Clock::time_point> deadline_;
   GroupOutcome outcome_;
 };

@@ -105,6 +105,7 @@ inline int port_of_job(std::string_view job) {
 /// - mpirun (Open MPI: OMPI_COMM_WORLD_*; MPICH: PMI_RANK, PMI_SIZE) and srun (SLURM_PROCID, SLURM_STEP_NUM_TASKS; only
 ///   where srun started several tasks). MASTER_ADDR and MASTER_PORT count here too. Without them the ranks of one host
 ///   meet on loopback at a port made from the job's id (20000 to 31999); on several hosts they must be set.
+/// CHORUS_TOKEN is the job's secret, which ranks need where MASTER_ADDR is not on loopback.
 /// CHORUS_RENDEZVOUS_FD, set by chorus' own launcher, is a socket that already listens there.
 /// Throws UsageError for a variable that is missing or malformed.
 inline std::optional<comm::World> world_from_environment() {
@@ -134,6 +135,7 @@ inline std::optional<comm::World> world_from_environment() {
   const bool loopback = world.master_addr.starts_with("127.") || world.master_addr == "localhost";
   world.local_rank = seat->local_rank.value_or(seat->rank);
   world.local_size = seat->local_size.value_or(loopback ? seat->size : 1);
+  if (const char* token = env("CHORUS_TOKEN")) world.token = token;
   const char* agent_store = env("TORCHELASTIC_USE_AGENT_STORE");
   if (torchrun && port && agent_store && std::string_view(agent_store) == "True") {
     if (*port == 65535) usage_error("MASTER_PORT is 65535, but ranks meet at the port above torchrun's own");

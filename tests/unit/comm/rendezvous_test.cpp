@@ -23,8 +23,10 @@ comm::Socket visit(int port) {
 void say(const comm::Socket& socket, std::string_view text) {
   socket.send_all(std::as_bytes(std::span(text)), comm::Clock::now() + 100ms);
 }
-std::string hear_refusal(const comm::Socket& socket) {
+std::string hear_refusal(const comm::Socket& socket, bool challenged = false) {
+  comm::Challenge challenge;
   comm::detail::Answer answer;
+  if (!challenged && !socket.receive_all(comm::bytes_of(challenge), comm::Clock::now() + 1s)) return "closed";
   if (!socket.receive_all(comm::bytes_of(answer), comm::Clock::now() + 1s)) return "closed";
   return answer.welcome ? "welcome" : answer.refusal.data();
 }

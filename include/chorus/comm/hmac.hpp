@@ -1,0 +1,56 @@
+#pragma once
+/// Proofs that a peer knows the job's token: HMAC-SHA256, by OpenSSL.
+
+#include <sys/random.h>
+
+#include <array>
+#include <cerrno>
+#include <chorus/core/error.hpp>
+#include <cstddef>
+#include <cstring>
+#include <initializer_list>
+#include <span>
+#include <string>
+#include <vector>
+#if CHORUS_USE_OPENSSL
+#include <openssl/evp.h>
+#include <openssl/hmac.h>
+#endif
+
+namespace chorus::inline CHORUS_ABI::comm {
+
+inline constexpr bool can_authenticate = CHORUS_USE_OPENSSL;
+
+using Nonce = std::array<std::byte, 16>;
+using Mac = std::array<std::byte, 32>;
+
+inline void fill_random(std::span<std::byte> bytes) {
+  check<CommError>(getrandom(bytes.data(), bytes.size(), 0) == static_cast<ssize_t>(bytes.size()),
+                   "getrandom: ", std::strerror(errno));
+}
+
+/// The proof for `parts`, one after another, each of a fixed size. Zeros where there is no token, or no OpenSSL.
+[[gnu::cold]] inline Mac prove([[maybe_unused]] const std::string& token,
+                               [[maybe_unused]] std::initializer_list<std::span<const std::byte>> parts) {
+  Mac mac{};
+#if CHORUS_USE_OPENSSL
+  if (token.empty()) return mac;
+  std::vector<unsigned char> message;
+  for (const auto part : parts)
+    for (const std::byte byte : part) message.push_back(static_cast<unsigned char>(byte));
+  unsigned length = 0;
+  const auto* made = HMAC(EVP_sha256(), token.data(), static_cast<int>(token.size()), message.data(), message.size(),
+                          reinterpret_cast<unsigned char*>(mac.data()), &length);
+  check<CommError>(made != nullptr && length == mac.size(), "HMAC-SHA256 failed");
+#endif
+  return mac;
+}
+
+/// In a time that does not depend on where they differ.
+inline bool same(const Mac& a, const Mac& b) {
+  unsigned difference = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) difference |= static_cast<unsigned>(a[i] ^ b[i]);
+  return difference == 0;
+}
+
+}  // namespace chorus::inline CHORUS_ABI::comm
