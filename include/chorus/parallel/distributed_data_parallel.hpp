@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chorus/comm/any_communicator.hpp>
 #include <chorus/parallel/distributed_policy.hpp>
+#include <chorus/parallel/no_sync.hpp>
 #include <chorus/parallel/rank_device.hpp>
 #include <chorus/parallel/reducer.hpp>
 #include <cstdint>
@@ -89,17 +90,6 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
 
   /// While it lives, backward adds to this rank's own gradients alone; the first backward after it averages the sum.
   /// Each pass counts by its own global batch, so that micro-batches may be shared out unevenly.
-  class NoSync {
-   public:
-    explicit NoSync(bool& sync) : sync_(sync), before_(std::exchange(sync, false)) {}
-    ~NoSync() { sync_ = before_; }
-    NoSync(const NoSync&) = delete;
-    NoSync& operator=(const NoSync&) = delete;
-
-   private:
-    bool& sync_;
-    bool before_;
-  };
   [[nodiscard]] NoSync no_sync() { return NoSync(reducer_.sync); }
 
   /// Runs `body`, a loop over batches of which ranks may have different numbers, each an iteration of forward and

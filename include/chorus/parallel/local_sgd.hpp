@@ -1,0 +1,116 @@
+#pragma once
+/// LocalSgd: ranks step on their own and average their parameters now and then.
+
+#include <algorithm>
+#include <chorus/comm/any_communicator.hpp>
+#include <chorus/parallel/average_parameters.hpp>
+#include <chorus/parallel/distributed_policy.hpp>
+#include <chorus/parallel/no_sync.hpp>
+#include <cstdint>
+#include <memory>
+#include <numeric>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace chorus::inline CHORUS_ABI {
+
+struct LocalSgdOptions {
+  /// Optimizer steps between averages. 1: after every one.
+  int period = 8;
+};
+
+/// Local SGD, also known as federated or parameter averaging (Stich, "Local SGD converges fast and communicates
+/// little", ICLR 2019): each rank trains on its share of the data by itself; after every `period` steps, at the
+/// beginning of the forward pass that follows, all take the mean of their parameters and buffers, in which a rank
+/// counts by the samples that it has seen since the last mean. Momentum and other state of optimizers stay each rank's
+/// own.
+///
+/// Each of n ranks sends 2 (n - 1) / n of the model's bytes per `period` steps, and 8 bytes per rank for the samples: a
+/// `period`-th of DistributedDataParallel's. With a period of 1 and plain SGD the steps are those of one device.
+///
+/// In between, ranks have different parameters: `eval()`, which all ranks call, brings them together.
+template <class Model, class Communicator = comm::AnyCommunicator>
+class LocalSgd : public DistributedPolicy<Model, Communicator> {
+  using Base = DistributedPolicy<Model, Communicator>;
+
+ public:
+  using D = typename Model::device_type;
+  static constexpr const char* name = "local_sgd";
+
+  /// Compares the models of all ranks and takes rank 0's numbers, as DistributedDataParallel does. Throws UsageError
+  /// for a period below 1. The communicator must outlive this.
+  LocalSgd(Model model, Communicator& communicator, const LocalSgdOptions& options = {},
+           std::uint64_t seed = initial_seed())
+      : Base(std::move(model), communicator, seed), options_(options) {
+    check<UsageError>(options.period >= 1, "LocalSgd: the period is at least 1 step, got ", options.period);
+    const auto all = [](const auto&) { return true; };
+    this->check_same("LocalSgd", cat("options: period ", options.period, "\n"), all);
+    this->broadcast_parameters(0, all);
+    this->broadcast_buffers(0);
+    // Nobody is asked for the sizes of the shares: they are taken to be as large as this rank's.
+    this->random_.first_sample = [this] { return this->communicator_.rank() * samples_; };
+    for (const auto& entry : this->flat_.entries())
+      entry.parameter().on_grad([this, alive = std::weak_ptr<void>(alive_)] {
+        if (!alive.expired()) gradient_ready();
+      });
+  }
+  /// For `launch`: takes communicator and seed from `run`.
+  template <class Run>
+  requires requires(Run& run) { run.communicator(); }
+  LocalSgd(Model model, Run& run, const LocalSgdOptions& options = {})
+      : LocalSgd(std::move(model), run.communicator(), options, run.seed()) {}
+
+  /// The model's output for this rank's share of the batch.
+  template <class... Inputs>
+  auto operator()(const Inputs&... inputs) {
+    samples_ = detail::batch_size(0, inputs...);
+    if (grad_enabled() && this->training() && steps_ >= options_.period) synchronise();
+    return this->forward(inputs...);
+  }
+
+  /// While it lives, backward passes add to gradients and don't count as steps.
+  [[nodiscard]] NoSync no_sync() { return NoSync(sync_); }
+
+  /// All ranks take the mean of their parameters and buffers now.
+  void synchronise() {
+    if (this->communicator_.size() > 1) {
+      std::vector<std::int64_t> all(static_cast<std::size_t>(this->communicator_.size()));
+      this->communicator_.all_gather(std::span<const std::int64_t>(&seen_, 1), std::span<std::int64_t>(all), {});
+      const auto sum = std::accumulate(all.begin(), all.end(), std::int64_t{0});
+      if (std::any_of(all.begin(), all.end(), [](auto seen) { return seen != 0; })) {
+        detail::average_parameters(this->flat_, this->communicator_,
+                                   static_cast<double>(seen_) / static_cast<double>(sum));
+        this->broadcast_buffers(0);
+      }
+    }
+    seen_ = 0;
+    steps_ = 0;
+  }
+  /// All ranks call it: they are brought together.
+  void eval() {
+    synchronise();
+    Base::eval();
+  }
+
+ private:
+  // The first gradient of a backward pass.
+  void gradient_ready() {
+    if (in_backward_) return;
+    in_backward_ = true;
+    at_backward_end([this] {
+      in_backward_ = false;
+      seen_ += samples_;
+      if (sync_) ++steps_;
+    });
+  }
+
+  LocalSgdOptions options_;
+  std::int64_t samples_ = 0;  // of the last forward pass
+  std::int64_t seen_ = 0;     // since the last mean
+  int steps_ = 0;
+  bool sync_ = true, in_backward_ = false;
+  std::shared_ptr<void> alive_ = std::make_shared<int>();  // the model's parameters, and their hooks, may live longer
+};
+
+}  // namespace chorus::inline CHORUS_ABI

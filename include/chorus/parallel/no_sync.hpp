@@ -1,0 +1,22 @@
+#pragma once
+/// The scope in which a distributed policy adds up gradients on each rank by itself.
+
+#include <chorus/core/config.hpp>
+#include <utility>
+
+namespace chorus::inline CHORUS_ABI {
+
+/// Made by a policy's `no_sync()`.
+class NoSync {
+ public:
+  explicit NoSync(bool& sync) : sync_(sync), before_(std::exchange(sync, false)) {}
+  ~NoSync() { sync_ = before_; }
+  NoSync(const NoSync&) = delete;
+  NoSync& operator=(const NoSync&) = delete;
+
+ private:
+  bool& sync_;
+  bool before_;
+};
+
+}  // namespace chorus::inline CHORUS_ABI

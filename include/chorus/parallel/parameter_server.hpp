@@ -1,0 +1,171 @@
+#pragma once
+/// ParameterServer: rank 0 has the parameters; all others push gradients to it and pull parameters from it.
+
+#include <chorus/comm/any_communicator.hpp>
+#include <chorus/kernels/pointwise.hpp>
+#include <chorus/parallel/distributed_policy.hpp>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace chorus::inline CHORUS_ABI {
+
+/// Synchronous SGD with a parameter server (Li et al., "Scaling distributed machine learning with the parameter
+/// server", OSDI 2014). At the end of backward every worker sends its gradients, and has none left, so that its
+/// optimizer's step changes nothing; the server, rank 0, which works on a share of the batch as well, adds them up and
+/// steps, alone. At the beginning of the next forward pass in training every worker fetches the new parameters. The
+/// training loop is that of the other policies, and so are the steps: gradients are means over the samples of the
+/// batch.
+///
+/// The server sends n - 1 times the model's bytes a step and receives as many; a worker sends and receives them once.
+/// With DistributedDataParallel's ring every rank sends 2 (n - 1) / n times: as much in all, but no link is crowded.
+/// Optimizer state exists on the server alone.
+///
+/// After the last step workers are behind: `eval()`, which all ranks call, fetches the parameters, too.
+template <class Model, class Communicator = comm::AnyCommunicator>
+class ParameterServer : public DistributedPolicy<Model, Communicator> {
+  using Base = DistributedPolicy<Model, Communicator>;
+
+ public:
+  using D = typename Model::device_type;
+  static constexpr const char* name = "parameter_server";
+
+  /// Compares the models of all ranks. The communicator must outlive this.
+  ParameterServer(Model model, Communicator& communicator, std::uint64_t seed = initial_seed())
+      : Base(std::move(model), communicator, seed) {
+    this->check_same("ParameterServer", "", [](const auto&) { return true; });
+    pull();
+    for (const auto& entry : this->flat_.entries())
+      entry.parameter().on_grad([this, alive = std::weak_ptr<void>(alive_)] {
+        if (!alive.expired()) gradient_ready();
+      });
+  }
+  /// For `launch`: takes communicator and seed from `run`.
+  template <class Run>
+  requires requires(Run& run) { run.communicator(); }
+  ParameterServer(Model model, Run& run) : ParameterServer(std::move(model), run.communicator(), run.seed()) {}
+
+  /// The model's output for this rank's share of the batch.
+  template <class... Inputs>
+  auto operator()(const Inputs&... inputs) {
+    if (grad_enabled()) {
+      this->shares_.begin(detail::batch_size(0, inputs...), true, this->training());
+      if (this->training() && stepped_) pull();
+      keep_earlier_gradients();
+    } else {
+      this->shares_.begin_alone();
+    }
+    return this->forward(inputs...);
+  }
+
+  bool is_server() const { return this->communicator_.rank() == 0; }
+
+  /// Workers take the server's parameters and buffers now; all ranks call it.
+  void pull() {
+    const comm::CollectiveOptions options{.traffic = trace::Traffic::parameters};
+    for (const auto& group : this->flat_.groups())
+      with_numbers(group, group.value(0), [&](auto values) {
+        if (is_server())
+          for (int worker = 1; worker < this->devices(); ++worker) this->communicator_.send(values, worker, options);
+        else
+          this->communicator_.recv(values, 0, options);
+      });
+    if (!is_server())
+      for (const auto& entry : this->flat_.entries()) entry.parameter().touch();
+    this->broadcast_buffers(0);
+    stepped_ = false;
+  }
+  void eval() {
+    if (stepped_) pull();
+    Base::eval();
+  }
+
+ private:
+  template <class F>
+  static void with_numbers(const typename nn::FlatParameters<D>::Group& group, std::byte* at, const F& f) {
+    check<UsageError>(group.dtype == DType::f32 || group.dtype == DType::f64,
+                      "ParameterServer: parameters are F32 or F64, got ", group.dtype);
+    if (group.dtype == DType::f32)
+      f(std::span<float>(reinterpret_cast<float*>(at), group.count));
+    else
+      f(std::span<double>(reinterpret_cast<double*>(at), group.count));
+  }
+
+  // What earlier passes have left on the server, weighed and complete, is to stay as it is when `push` weighs all.
+  void keep_earlier_gradients() {
+    earlier_ = false;
+    if (!is_server()) return;
+    const double weight = this->shares_.weight();
+    for (const auto& entry : this->flat_.entries()) {
+      auto& p = entry.parameter();
+      if (!p.grad_arrived()) continue;
+      earlier_ = true;
+      if (weight == 0) continue;
+      const auto scale = [&]<class T>(T* grad) {
+        kernels::scale(p.where(), p.count(), static_cast<T>(1 / weight), grad);
+      };
+      if (p.dtype() == DType::f32)
+        scale(static_cast<float*>(p.grad_data()));
+      else
+        scale(static_cast<double*>(p.grad_data()));
+    }
+  }
+
+  // The first gradient of a backward pass.
+  void gradient_ready() {
+    if (in_backward_) return;
+    in_backward_ = true;
+    at_backward_end([this] {
+      push();
+      in_backward_ = false;
+      stepped_ = true;
+    });
+  }
+
+  // Gradients weighed by samples go to the server, with a mark for each parameter that has one.
+  void push() {
+    const double share = this->shares_.weight();
+    const double weight = share == 0 && earlier_ ? 1 : share;  // without samples there are no gradients of its own
+    auto& communicator = this->communicator_;
+    const auto& entries = this->flat_.entries();
+    std::vector<std::uint8_t> own(entries.size()), marks(entries.size());
+    for (std::size_t i = 0; i < entries.size(); ++i) {
+      auto& p = entries[i].parameter();
+      own[i] = p.grad_arrived() && p.wants_grad() ? 1 : 0;
+      if (own[i] == 0) zero_bytes(p.where(), p.grad_data(), p.size_bytes());
+    }
+    const D device = entries.front().parameter().where();
+    const comm::CollectiveOptions options{.traffic = trace::Traffic::gradients};
+    for (const auto& group : this->flat_.groups())
+      with_numbers(group, group.grad(0), [&]<class T>(std::span<T> grads) {
+        const auto count = static_cast<Index>(grads.size());
+        kernels::scale(device, count, static_cast<T>(weight), grads.data());
+        if (!is_server()) return communicator.send(grads, 0, options);
+        const MemoryScope scope(trace::Memory::buckets);
+        const auto theirs = Tensor<T, 1, D>::empty({count}, device);
+        for (int worker = 1; worker < this->devices(); ++worker) {
+          communicator.recv(std::span<T>(theirs.data(), grads.size()), worker, options);
+          kernels::axpy(device, count, T{1}, theirs.data(), grads.data());
+        }
+      });
+    if (is_server()) {
+      for (int worker = 1; worker < this->devices(); ++worker) {
+        communicator.recv(std::span<std::uint8_t>(marks), worker);
+        for (std::size_t i = 0; i < own.size(); ++i) own[i] |= marks[i];
+      }
+    } else {
+      communicator.send(std::span<const std::uint8_t>(own), 0);
+    }
+    for (std::size_t i = 0; i < entries.size(); ++i)
+      entries[i].parameter().set_grad_arrived(is_server() && own[i] != 0);
+  }
+
+  bool in_backward_ = false;
+  bool earlier_ = false;  // gradients of earlier passes are there
+  bool stepped_ = false;  // the server's parameters may have changed since the last pull
+  std::shared_ptr<void> alive_ = std::make_shared<int>();  // the model's parameters, and their hooks, may live longer
+};
+
+}  // namespace chorus::inline CHORUS_ABI
