@@ -1,10 +1,11 @@
-/// Times one training step of the reference models: train_step THREADS [CASE ...]
+/// Times one training step of the reference models: train_step THREADS [--devices] [CASE ...]
 /// One line a case: name, threads, median step in ms, samples per second, the process's peak resident size so far. A
-/// step is zero_grad, forward, cross entropy, backward, optimizer step, on one fixed random batch, in float. With
-/// several threads, DataParallel has one device each.
+/// step is zero_grad, forward, cross entropy, backward, optimizer step, on one fixed random batch, in float. Operations
+/// share their work out over the threads; with --devices, DataParallel has one device for each thread instead.
 
 #include <sys/resource.h>
 
+#include <chorus/core/threads.hpp>
 #include <cstdlib>
 
 #include "cases.hpp"
@@ -14,10 +15,11 @@ namespace ch = chorus;
 int main(int argc, char** argv) {
   const int threads = argc > 1 ? std::atoi(argv[1]) : 1;
   if (threads < 1 || threads > 64) {
-    std::fprintf(stderr, "usage: train_step THREADS [CASE ...]; THREADS is from 1 to 64\n");
+    std::fprintf(stderr, "usage: train_step THREADS [--devices] [CASE ...]; THREADS is from 1 to 64\n");
     return 2;
   }
-  const std::vector<std::string_view> wanted(argv + std::min(argc, 2), argv + argc);
+  const bool devices = argc > 2 && std::string_view(argv[2]) == "--devices";
+  const std::vector<std::string_view> wanted(argv + std::min(argc, devices ? 3 : 2), argv + argc);
   const bool known = bench::for_each_case(
       wanted, [&](const char* name, auto make, const auto& images, const auto& targets, auto make_optimizer) {
         const auto time = [&](auto& net) {
@@ -30,13 +32,14 @@ int main(int argc, char** argv) {
           std::fflush(stdout);
         };
         using Model = decltype(make());
-        if (threads == 1) {
+        if (!devices) {
+          ch::set_num_threads(threads);
           ch::SingleDevice<Model> net{make()};
           time(net);
         } else {
-          std::vector<int> devices;
-          for (int i = 0; i < threads; ++i) devices.push_back(i);
-          ch::DataParallel<Model> net{make(), {.device_ids = devices}};
+          std::vector<int> ids;
+          for (int i = 0; i < threads; ++i) ids.push_back(i);
+          ch::DataParallel<Model> net{make(), {.device_ids = ids}};
           time(net);
         }
       });

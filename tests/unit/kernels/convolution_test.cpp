@@ -1,4 +1,5 @@
 #include <catch.hpp>
+#include <chorus/core/threads.hpp>
 #include <chorus/kernels/convolution.hpp>
 #include <cmath>
 #include <limits>
@@ -219,6 +220,37 @@ TEST_CASE("a sample's result and gradient have the same bits in any batch") {
       CHECK(std::equal(one_y.begin(), one_y.end(), y.data() + n * one_y.size()));
       CHECK(std::equal(one_dx.begin(), one_dx.end(), dx.data() + n * one_dx.size()));
     }
+  }
+}
+
+TEST_CASE("convolutions give the same bits on any number of threads") {
+  std::mt19937 random(7);
+  for (const Index channels : {5, 34}) {
+    const Conv2dShape s{.batch = 23,
+                        .in_channels = channels,
+                        .height = 17,
+                        .width = 18,
+                        .out_channels = 40,
+                        .kernel_h = 3,
+                        .kernel_w = 3,
+                        .padding_h = 1,
+                        .padding_w = 1};
+    const auto x = normal<float>(23 * channels * 17 * 18, random), w = normal<float>(40 * channels * 9, random);
+    const auto dy = normal<float>(23 * 40 * 17 * 18, random), bias = normal<float>(40, random);
+    const auto run = [&](int threads) {
+      set_num_threads(threads);
+      std::vector<float> y(dy.size()), dx(x.size()), dw(w.size()), db(40);
+      kernels::conv2d_forward<float>(Cpu{}, s, x.data(), w.data(), bias.data(), y.data());
+      kernels::conv2d_backward_input(Cpu{}, s, w.data(), dy.data(), dx.data(), false);
+      kernels::conv2d_backward_weight(Cpu{}, s, x.data(), dy.data(), dw.data(), false);
+      kernels::conv2d_backward_bias(Cpu{}, s, dy.data(), db.data(), false);
+      set_num_threads(1);
+      for (const auto* part : {&dx, &dw, &db}) y.insert(y.end(), part->begin(), part->end());
+      return y;
+    };
+    const auto alone = run(1);
+    CHECK(run(2) == alone);
+    CHECK(run(3) == alone);
   }
 }
 

@@ -78,19 +78,23 @@ struct Columns {
   }
 };
 
-/// Calls `f` with every Row, or with every Columns where `inner` is not 1: those from `first` (of inner) on.
+/// Calls `f`, on several threads where it pays, with every Row, or with every Columns where `inner` is not 1: those
+/// from `first` (of inner) on.
 template <class T, class F>
 void for_lines(AxisShape shape, const F& f, Index first = 0) {
-  for (Index o = 0; o < shape.outer; ++o) {
-    if (shape.inner == 1)
-      f(Row<T>{o * shape.axis, o, shape.axis});
-    else
-      for_packets<T>(shape.inner - first, [&](Index i, auto count) {
-        const Index j = first + i;
-        f(Columns<T, decltype(count)>{o * shape.axis * shape.inner + j, o * shape.inner + j, shape.axis, shape.inner,
-                                      count});
-      });
-  }
+  const Index least = thread_elements / std::max<Index>(1, shape.axis * shape.inner) + 1;
+  parallel_ranges(shape.outer, 1, least, [&](Index begin, Index outers) {
+    for (Index o = begin; o < begin + outers; ++o) {
+      if (shape.inner == 1)
+        f(Row<T>{o * shape.axis, o, shape.axis});
+      else
+        for_packets<T>(shape.inner - first, [&](Index i, auto count) {
+          const Index j = first + i;
+          f(Columns<T, decltype(count)>{o * shape.axis * shape.inner + j, o * shape.inner + j, shape.axis, shape.inner,
+                                        count});
+        });
+    }
+  });
 }
 
 }  // namespace chorus::inline CHORUS_ABI::kernels

@@ -3,12 +3,11 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
-#include <vector>
-
 #include <chorus/core/error.hpp>
 #include <chorus/kernels/batch_norm.hpp>
 #include <chorus/kernels/cpu/axis_lines.hpp>
+#include <cmath>
+#include <vector>
 
 namespace chorus::inline CHORUS_ABI::kernels {
 
@@ -34,29 +33,37 @@ template <class T, class F>
 void for_channels(ChannelShape shape, const F& f) {
   const Index sample = shape.channels * shape.inner;
   const Index rows = shape.inner == 1 ? 32 : std::clamp(2048 / std::max(Index{1}, shape.inner), Index{1}, Index{16});
-  for (Index b = 0; b < shape.batch; b += rows) {
-    const Index n = std::min(rows, shape.batch - b);
-    if (shape.inner == 1)
-      for_packets<T>(shape.channels, [&](Index c, auto count) {
-        f(Columns<T, decltype(count)>{b * sample + c, c, n, sample, count}, n);
-      });
-    else
-      for (Index c = 0; c < shape.channels; ++c)
-        f(RowBlock<T>{{b * sample + c * shape.inner, c, shape.inner}, n, sample}, n * shape.inner);
-  }
+  const Index least = thread_elements / std::max<Index>(1, shape.batch * shape.inner) + lanes<T>;
+  parallel_ranges(shape.channels, lanes<T>, least, [&](Index begin, Index channels) {
+    const Index end = begin + channels;
+    for (Index b = 0; b < shape.batch; b += rows) {
+      const Index n = std::min(rows, shape.batch - b);
+      if (shape.inner == 1)
+        for_packets<T>(end - begin, [&](Index i, auto count) {
+          const Index c = begin + i;
+          f(Columns<T, decltype(count)>{b * sample + c, c, n, sample, count}, n);
+        });
+      else
+        for (Index c = begin; c < end; ++c)
+          f(RowBlock<T>{{b * sample + c * shape.inner, c, shape.inner}, n, sample}, n * shape.inner);
+    }
+  });
 }
 
 /// Calls `f(line)` in the order of memory; a line belongs to one channel, or to a packet of channels where inner is 1.
 template <class T, class F>
 void for_samples(ChannelShape shape, const F& f) {
-  for (Index b = 0; b < shape.batch; ++b) {
-    if (shape.inner == 1)
-      for_packets<T>(shape.channels, [&](Index c, auto count) {
-        f(Columns<T, decltype(count)>{b * shape.channels + c, c, 1, shape.channels, count});
-      });
-    else
-      for (Index c = 0; c < shape.channels; ++c) f(Row<T>{(b * shape.channels + c) * shape.inner, c, shape.inner});
-  }
+  const Index least = thread_elements / std::max<Index>(1, shape.channels * shape.inner) + 1;
+  parallel_ranges(shape.batch, 1, least, [&](Index begin, Index samples) {
+    for (Index b = begin; b < begin + samples; ++b) {
+      if (shape.inner == 1)
+        for_packets<T>(shape.channels, [&](Index c, auto count) {
+          f(Columns<T, decltype(count)>{b * shape.channels + c, c, 1, shape.channels, count});
+        });
+      else
+        for (Index c = 0; c < shape.channels; ++c) f(Row<T>{(b * shape.channels + c) * shape.inner, c, shape.inner});
+    }
+  });
 }
 
 /// Memory for numbers per channel, kept for the next call of this thread that asks for the same slot.

@@ -3,6 +3,7 @@
 /// time. With many rows it pays to gather panels of the pixels that are wanted; with few, the rasters are multiplied as
 /// they are, with the positions between the rows.
 
+#include <chorus/core/threads.hpp>
 #include <chorus/kernels/convolution.hpp>
 #include <chorus/kernels/cpu/input_raster.hpp>
 #include <chorus/kernels/cpu/pack.hpp>
@@ -19,6 +20,13 @@ namespace detail {
 inline constexpr Index conv_depth = 256, conv_rows = 256, gather_rows = 24;
 
 constexpr Index round_up(Index n, Index unit) { return (n + unit - 1) / unit * unit; }
+
+/// Whether a pass is worth threads: 2 million multiplications take some 40 us.
+inline bool worth_threads(const Conv2dShape& s) {
+  return s.batch * s.out_channels * s.out_height() * s.out_width() * (s.in_channels / s.groups) * s.kernel_h *
+             s.kernel_w >
+         2'000'000;
+}
 
 /// Runs of positions that hold all pixels: one for all, or one for each image where that is less work.
 inline Runs runs_of(const Pixels& p, Index unit) {
@@ -98,23 +106,23 @@ void conv2d_forward(Cpu device, const Conv2dShape& s, const T* x, const T* weigh
   const bool gather = filters >= gather_rows;
   const Index k = raster.channels * s.kernel_h * s.kernel_w, row = raster.images * raster.plane + tile_columns<T>;
   const Index pitch = gather ? out_w : raster.pitch, plane = gather ? out : raster.plane;
-  const Scratch<T> xs(device, raster.size()), ys(device, filters * row);
   const Scratch<Index> offsets(device, k);
   raster.offsets(offsets.data());
-  for (Index group = 0; group < s.groups; ++group)
-    for (Index first = 0; first < s.batch; first += raster.images) {
-      const Index count = std::min(raster.images, s.batch - first);
-      raster.fill(x + (first * s.in_channels + group * raster.channels) * s.height * s.width, count, xs.data());
-      multiply_raster(gather, filters, k, raster.pixels(count), Matrix<T>{weight + group * filters * k, k, 1},
-                      xs.data(), offsets.data(), ys.data(), row);
-      for (Index n = 0; n < count; ++n)
-        for (Index o = 0; o < filters; ++o) {
-          const Index channel = group * filters + o;
-          from_raster(ys.data() + o * row + n * plane, Axis{out_h, 1, 0}, Axis{out_w, 1, 0}, out_h, pitch,
-                      bias != nullptr ? bias[channel] : T{0}, y + ((first + n) * s.out_channels + channel) * out,
-                      false);
-        }
-    }
+  const auto convolve = [&](Index task) {
+    const Index group = task % s.groups, first = task / s.groups * raster.images;
+    const Index count = std::min(raster.images, s.batch - first);
+    const Scratch<T> xs(device, raster.size()), ys(device, filters * row);
+    raster.fill(x + (first * s.in_channels + group * raster.channels) * s.height * s.width, count, xs.data());
+    multiply_raster(gather, filters, k, raster.pixels(count), Matrix<T>{weight + group * filters * k, k, 1}, xs.data(),
+                    offsets.data(), ys.data(), row);
+    for (Index n = 0; n < count; ++n)
+      for (Index o = 0; o < filters; ++o) {
+        const Index channel = group * filters + o;
+        from_raster(ys.data() + o * row + n * plane, Axis{out_h, 1, 0}, Axis{out_w, 1, 0}, out_h, pitch,
+                    bias != nullptr ? bias[channel] : T{0}, y + ((first + n) * s.out_channels + channel) * out, false);
+      }
+  };
+  parallel_for((s.batch + raster.images - 1) / raster.images * s.groups, convolve, worth_threads(s));
 }
 
 template <std::floating_point T>
@@ -134,38 +142,49 @@ void conv2d_backward_weight(Cpu device, const Conv2dShape& s, const T* x, const 
   const InputRaster<T> raster(s);
   const bool gather = filters >= gather_rows;
   const Index row = raster.images * raster.plane + tile_columns<T>;
-  const Scratch<T> xs(device, raster.size()), ys(device, filters * row);
   const Scratch<Index> offsets(device, k);
   raster.offsets(offsets.data());
-  for (Index group = 0; group < s.groups; ++group)
-    for (Index first = 0; first < s.batch; first += raster.images) {
-      const Index count = std::min(raster.images, s.batch - first);
-      raster.fill(x + (first * s.in_channels + group * raster.channels) * s.height * s.width, count, xs.data());
-      const Pixels pixels = raster.pixels(count);
-      const Runs runs = runs_of(pixels, lanes<T>);
-      // dy as `b`'s pixels lie: without gaps, as they are computed in one run, or as in one run for each image.
-      const Index pitch = gather ? out_w : raster.pitch, rows = gather || runs.count > 1 ? out_h : raster.rows;
-      const Index plane = gather ? out : runs.count > 1 ? runs.length : raster.plane;
-      for (Index o = 0; o < filters; ++o) {
-        T* to = ys.data() + o * row;
-        for (Index n = 0; n < count; ++n, to += plane) {
-          to_raster(dy + ((first + n) * s.out_channels + group * filters + o) * out, Axis{out_h, 1, 0},
-                    Axis{out_w, 1, 0}, rows, pitch, to);
-          if (rows * pitch < plane) std::fill_n(to + rows * pitch, plane - rows * pitch, T{0});
-        }
-        std::fill_n(to, tile_columns<T>, T{0});
+  const auto add_images = [&](Index group, Index first, T* xs, T* ys, T* dw) {
+    const Index count = std::min(raster.images, s.batch - first);
+    raster.fill(x + (first * s.in_channels + group * raster.channels) * s.height * s.width, count, xs);
+    const Pixels pixels = raster.pixels(count);
+    const Runs runs = runs_of(pixels, lanes<T>);
+    // dy as `b`'s pixels lie: without gaps, as they are computed in one run, or as in one run for each image.
+    const Index pitch = gather ? out_w : raster.pitch, rows = gather || runs.count > 1 ? out_h : raster.rows;
+    const Index plane = gather ? out : runs.count > 1 ? runs.length : raster.plane;
+    for (Index o = 0; o < filters; ++o) {
+      T* to = ys + o * row;
+      for (Index n = 0; n < count; ++n, to += plane) {
+        to_raster(dy + ((first + n) * s.out_channels + group * filters + o) * out, Axis{out_h, 1, 0}, Axis{out_w, 1, 0},
+                  rows, pitch, to);
+        if (rows * pitch < plane) std::fill_n(to + rows * pitch, plane - rows * pitch, T{0});
       }
-      T* dw = dweight + group * filters * k;
-      if (gather) {
-        multiply_gathered(filters, k, pixels, ys.data(), row, xs.data(), offsets.data(), dw, k);
-        continue;
-      }
-      for_pieces(filters, dot_rows, [&](Index o, Index dots) {
-        for (Index p = 0; p < k; p += dot_columns)
-          dot_rows_tile(dots, std::min<Index>(dot_columns, k - p), runs, ys.data() + o * row, row, xs.data(),
-                        offsets.data() + p, dw + o * k + p, k);
-      });
+      std::fill_n(to, tile_columns<T>, T{0});
     }
+    if (gather) return multiply_gathered(filters, k, pixels, ys, row, xs, offsets.data(), dw, k);
+    for_pieces(filters, dot_rows, [&](Index o, Index dots) {
+      for (Index p = 0; p < k; p += dot_columns)
+        dot_rows_tile(dots, std::min<Index>(dot_columns, k - p), runs, ys + o * row, row, xs, offsets.data() + p,
+                      dw + o * k + p, k);
+    });
+  };
+  // The batch in slices with sums of their own, added up in pairs: shorter sums, smaller rounding errors, and work for
+  // threads. Their number is a matter of the shape alone.
+  const Index size = s.out_channels * k, blocks = (s.batch + raster.images - 1) / raster.images;
+  const Index slices = std::min<Index>(blocks, size <= (Index{1} << 16) ? 8 : 2);
+  const Scratch<T> partial(device, (slices - 1) * size);
+  const auto sums = [&](Index slice) { return slice == 0 ? dweight : partial.data() + (slice - 1) * size; };
+  const auto sum_slice = [&](Index slice) {
+    const Scratch<T> xs(device, raster.size()), ys(device, filters * row);
+    if (slice > 0) std::fill_n(sums(slice), size, T{0});
+    for (Index group = 0; group < s.groups; ++group)
+      for (Index b = slice * blocks / slices; b < (slice + 1) * blocks / slices; ++b)
+        add_images(group, b * raster.images, xs.data(), ys.data(), sums(slice) + group * filters * k);
+  };
+  parallel_for(slices, sum_slice, worth_threads(s));
+  for (Index step = 1; step < slices; step *= 2)
+    for (Index slice = 0; slice + step < slices; slice += 2 * step)
+      for (Index i = 0; i < size; ++i) sums(slice)[i] += sums(slice + step)[i];
 }
 
 template <std::floating_point T>
@@ -199,7 +218,6 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
   const Index slack = (first_h + top) * pitch + first_w + left + 2 * tile_columns<T>;
   const bool gather = channels >= gather_rows;
 
-  const Scratch<T> ys(device, filters * images * plane + slack), xs(device, channels * row);
   const Scratch<T> turned(device, filters * taps * channels);
   const Scratch<Index> offsets(device, filters * taps);
   for (Index group = 0; group < s.groups; ++group)
@@ -217,8 +235,9 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
           ++k;
         }
 
-      for (Index first = 0; first < s.batch; first += images) {
-        const Index count = std::min(images, s.batch - first);
+      const auto convolve = [&](Index block) {
+        const Index first = block * images, count = std::min(images, s.batch - first);
+        const Scratch<T> ys(device, filters * images * plane + slack), xs(device, channels * row);
         T* to = ys.data();
         for (Index o = 0; o < filters; ++o) {
           for (Index n = 0; n < count; ++n, to += plane)
@@ -239,21 +258,23 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
                         Axis{s.width, s.stride_w, first_w * s.stride_w + phase_w - s.padding_w}, pixels.rows,
                         gather ? pixels.columns : pitch, T{0},
                         dx + ((first + n) * s.in_channels + group * channels + c) * image, accumulate);
-      }
+      };
+      parallel_for((s.batch + images - 1) / images, convolve, worth_threads(s));
     }
 }
 
 template <std::floating_point T>
 void conv2d_backward_bias(Cpu, const Conv2dShape& s, const T* dy, T* dbias, bool accumulate) {
   const Index pixels = s.out_height() * s.out_width();
-  for (Index o = 0; o < s.out_channels; ++o) {
+  const auto sum_channel = [&](Index o) {
     const T total = reduce_rows(0, s.batch, T{0}, std::plus<T>{}, [&](Index n) {
       const T* plane = dy + (n * s.out_channels + o) * pixels;
       return Sum<T>::fold(reduce_packets<T>(0, pixels, splat(T{0}), Sum<T>{},
                                             [&](Index i, auto count) { return load(plane + i, count); }));
     });
     dbias[o] = (accumulate ? dbias[o] : T{0}) + total;
-  }
+  };
+  parallel_for(s.out_channels, sum_channel, s.batch * s.out_channels * pixels > (Index{1} << 17));
 }
 
 }  // namespace chorus::inline CHORUS_ABI::kernels

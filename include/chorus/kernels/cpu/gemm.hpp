@@ -2,6 +2,7 @@
 /// Matrix products on the CPU, in the manner of BLIS (Van Zee, van de Geijn, 2015), but only `b` is packed: panels of
 /// it into the first-level cache. `a` is read one number at a time, so its layout doesn't matter.
 
+#include <chorus/core/threads.hpp>
 #include <chorus/kernels/cpu/pack.hpp>
 #include <chorus/kernels/cpu/tile.hpp>
 #include <chorus/kernels/gemm.hpp>
@@ -12,12 +13,10 @@ namespace detail {
 
 inline constexpr Index gemm_depth = 256, gemm_rows = 256;
 
-}  // namespace detail
-
-template <std::floating_point T>
-void gemm(Cpu, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b, Index ldb, T* c,
-          Index ldc, bool accumulate, const T* bias_n) {
-  using namespace detail;
+/// `gemm` on one thread.
+template <class T>
+void gemm_alone(Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b, Index ldb, T* c,
+                Index ldc, bool accumulate, const T* bias_n) {
   constexpr Index w = tile_columns<T>;
   alignas(64) T panel[gemm_depth * w], start[w] = {};
   Index packed[gemm_depth], direct[gemm_depth];
@@ -54,6 +53,24 @@ void gemm(Cpu, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index 
     block(0, 0);
   else
     for_pieces(k, gemm_depth, block);
+}
+
+}  // namespace detail
+
+template <std::floating_point T>
+void gemm(Cpu, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b, Index ldb, T* c,
+          Index ldc, bool accumulate, const T* bias_n) {
+  const bool by_rows = m >= n;
+  const Index size = by_rows ? m : n, unit = by_rows ? detail::tile_rows : detail::tile_columns<T>;
+  const Index least = std::max<Index>(4 * unit, 2'000'000 / std::max<Index>(1, m * n / std::max<Index>(1, size) * k));
+  parallel_ranges(size, unit, least, [&](Index first, Index count) {
+    if (by_rows)
+      detail::gemm_alone(ta, tb, count, n, k, a + first * (ta == Trans::no ? lda : 1), lda, b, ldb, c + first * ldc,
+                         ldc, accumulate, bias_n);
+    else
+      detail::gemm_alone(ta, tb, m, count, k, a, lda, b + first * (tb == Trans::no ? 1 : ldb), ldb, c + first, ldc,
+                         accumulate, bias_n == nullptr ? nullptr : bias_n + first);
+  });
 }
 
 }  // namespace chorus::inline CHORUS_ABI::kernels

@@ -1,25 +1,17 @@
 #pragma once
 /// Layer normalisation on the CPU.
 
-#include <cmath>
-
 #include <chorus/kernels/cpu/axis_lines.hpp>
 #include <chorus/kernels/layer_norm.hpp>
+#include <cmath>
 
 namespace chorus::inline CHORUS_ABI::kernels {
-
-namespace detail {
-template <class T, class F>
-void for_rows(Index rows, Index columns, const F& f) {
-  for (Index r = 0; r < rows; ++r) f(Row<T>{r * columns, r, columns});
-}
-}  // namespace detail
 
 template <class T>
 void layer_norm_forward(Cpu, Index rows, Index columns, const T* x, const T* weight, const T* bias, double eps, T* y,
                         T* statistics) {
   const auto n = splat(static_cast<T>(columns));
-  detail::for_rows<T>(rows, columns, [&](const Row<T>& line) {
+  for_lines<T>(AxisShape{rows, columns, 1}, [&](const auto& line) {
     const auto mean =
         Eigen::internal::pdiv(line.reduce(Sum<T>{}, [&](Index i, auto count) { return load(x + i, count); }), n);
     const auto squares = line.reduce(Sum<T>{}, [&](Index i, auto count) {
@@ -44,7 +36,7 @@ template <class T>
 void layer_norm_backward_input(Cpu, Index rows, Index columns, const T* x, const T* weight, const T* dy,
                                const T* statistics, T* dx, bool accumulate) {
   const auto n = splat(static_cast<T>(columns));
-  detail::for_rows<T>(rows, columns, [&](const Row<T>& line) {
+  for_lines<T>(AxisShape{rows, columns, 1}, [&](const auto& line) {
     const auto mean = line.load_result(statistics), invstd = line.load_result(statistics + rows);
     const auto gradient = [&](Index i, auto count) {
       const auto g = load(dy + i, count);
@@ -64,7 +56,7 @@ void layer_norm_backward_input(Cpu, Index rows, Index columns, const T* x, const
 template <class T>
 void layer_norm_backward_affine(Cpu, Index rows, Index columns, const T* x, const T* dy, const T* statistics,
                                 T* dweight, T* dbias, bool accumulate_weight, bool accumulate_bias) {
-  for_packets<T>(columns, [&](Index j, auto count) {
+  const auto sum_columns = [&](Index j, auto count) {
     const auto zero = splat(T{0});
     if (dweight != nullptr)
       store(dweight + j,
@@ -78,6 +70,9 @@ void layer_norm_backward_affine(Cpu, Index rows, Index columns, const T* x, cons
       store(dbias + j,
             reduce_rows(Index{0}, rows, zero, Sum<T>{}, [&](Index r) { return load(dy + r * columns + j, count); }),
             count, accumulate_bias);
+  };
+  parallel_ranges(columns, lanes<T>, thread_elements / std::max<Index>(1, rows) + lanes<T>, [&](Index first, Index n) {
+    for_packets<T>(n, [&](Index i, auto count) { sum_columns(first + i, count); });
   });
 }
 

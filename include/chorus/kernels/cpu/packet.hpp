@@ -2,10 +2,9 @@
 /// SIMD registers for kernels that reduce: loads and stores with a tail, and sums in an order that is fixed (whatever
 /// the alignment) and accurate.
 
+#include <chorus/core/config.hpp>
 #include <limits>
 #include <type_traits>
-
-#include <chorus/core/config.hpp>
 
 // GCC's own AVX-512 header leaves registers undefined, of which GCC up to 12 then warns wherever it inlines them.
 #pragma GCC diagnostic push
@@ -17,6 +16,7 @@
 #pragma GCC diagnostic pop
 
 #include <chorus/core/dtype.hpp>
+#include <chorus/core/threads.hpp>
 
 namespace chorus::inline CHORUS_ABI::kernels {
 
@@ -114,6 +114,16 @@ void for_packets(Index n, F f) {
   Index i = 0;
   for (; i + lanes<T> <= n; i += lanes<T>) f(i, Whole<T>{});
   if (i < n) f(i, n - i);
+}
+
+/// The least numbers for a thread of its own: some 10 us.
+inline constexpr Index thread_elements = 1 << 15;
+
+/// The same by several threads, for an `f` that treats each packet by itself.
+template <class T, class F>
+void parallel_packets(Index n, F f) {
+  parallel_ranges(n, lanes<T>, thread_elements,
+                  [&](Index first, Index count) { for_packets<T>(count, [&](Index i, auto k) { f(first + i, k); }); });
 }
 
 /// What `reduce_packets` and `reduce_rows` combine with. Max and Min let NaN win.

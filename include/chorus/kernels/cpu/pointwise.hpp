@@ -1,19 +1,20 @@
 #pragma once
-/// Element-wise functors on the CPU. A functor is compiled once forward and once back; broadcasting only arranges blocks
-/// for it.
+/// Element-wise functors on the CPU. A functor is compiled once forward and once back; broadcasting only arranges
+/// blocks for it.
 
 #include <array>
-#include <cstddef>
-#include <cstring>
-#include <span>
-#include <utility>
-
 #include <chorus/autograd/functor_gradient.hpp>
+#include <chorus/core/threads.hpp>
 #include <chorus/kernels/cpu/copy.hpp>
+#include <chorus/kernels/cpu/packet.hpp>
 #include <chorus/kernels/functors.hpp>
 #include <chorus/kernels/pack.hpp>
 #include <chorus/kernels/pointwise.hpp>
 #include <chorus/kernels/strided_runs.hpp>
+#include <cstddef>
+#include <cstring>
+#include <span>
+#include <utility>
 
 namespace chorus::inline CHORUS_ABI::kernels {
 
@@ -75,7 +76,11 @@ template <class F, class T, std::size_t N>
 void pointwise_forward(Cpu, const F& f, Index count, const std::array<const T*, N>& in, T* out) {
   constexpr std::make_index_sequence<N> each;
   const Index whole = count / Pack<T>::width * Pack<T>::width, tail = count - whole;
-  if (whole > 0) detail::forward_packs(f, whole, in, out, each);
+  parallel_ranges(whole, Pack<T>::width, thread_elements, [&](Index first, Index n) {
+    auto from = in;
+    for (auto& pointer : from) pointer += first;
+    detail::forward_packs(f, n, from, out + first, each);
+  });
   if (tail == 0) return;
   // The tail goes through one padded Pack, so that the result of an element doesn't depend on its place.
   const std::size_t bytes = static_cast<std::size_t>(tail) * sizeof(T);
@@ -95,7 +100,14 @@ void pointwise_backward(Cpu, const F& f, Index count, const std::array<const T*,
                         const std::array<T*, N>& dx, const std::array<bool, N>& accumulate) {
   constexpr std::make_index_sequence<N> each;
   const Index whole = count / Pack<T>::width * Pack<T>::width, tail = count - whole;
-  if (whole > 0) detail::backward_packs(f, whole, in, dy, dx, accumulate, each);
+  parallel_ranges(whole, Pack<T>::width, thread_elements, [&](Index first, Index n) {
+    auto from = in;
+    auto to = dx;
+    for (auto& pointer : from) pointer += first;
+    for (auto& pointer : to)
+      if (pointer != nullptr) pointer += first;
+    detail::backward_packs(f, n, from, dy + first, to, accumulate, each);
+  });
   if (tail == 0) return;
   const std::size_t bytes = static_cast<std::size_t>(tail) * sizeof(T);
   Pack<T> padded[N], padded_dy(0), padded_dx[N];

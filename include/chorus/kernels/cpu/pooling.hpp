@@ -2,28 +2,32 @@
 /// Max and average pooling on the CPU.
 
 #include <algorithm>
-#include <cstdint>
-#include <limits>
-
 #include <chorus/kernels/cpu/packet.hpp>
 #include <chorus/kernels/pooling.hpp>
+#include <cstdint>
+#include <limits>
 
 namespace chorus::inline CHORUS_ABI::kernels {
 
 namespace detail {
+/// The least planes for a thread of its own.
+inline Index least_planes(const Pool2dShape& s) { return thread_elements / std::max<Index>(1, s.height * s.width) + 1; }
+
 /// Calls f(plane, output index in the plane, first row, last row + 1, first column, last column + 1) for every window,
 /// cut to the image.
 template <class F>
 void for_windows(const Pool2dShape& s, F f) {
-  for (Index plane = 0; plane < s.planes; ++plane)
-    for (Index oh = 0, out = 0; oh < s.out_height(); ++oh) {
-      const Index top = oh * s.stride_h - s.padding_h;
-      for (Index ow = 0; ow < s.out_width(); ++ow, ++out) {
-        const Index left = ow * s.stride_w - s.padding_w;
-        f(plane, out, std::max<Index>(top, 0), std::min(top + s.kernel_h, s.height), std::max<Index>(left, 0),
-          std::min(left + s.kernel_w, s.width));
+  parallel_ranges(s.planes, 1, least_planes(s), [&](Index first, Index planes) {
+    for (Index plane = first; plane < first + planes; ++plane)
+      for (Index oh = 0, out = 0; oh < s.out_height(); ++oh) {
+        const Index top = oh * s.stride_h - s.padding_h;
+        for (Index ow = 0; ow < s.out_width(); ++ow, ++out) {
+          const Index left = ow * s.stride_w - s.padding_w;
+          f(plane, out, std::max<Index>(top, 0), std::min(top + s.kernel_h, s.height), std::max<Index>(left, 0),
+            std::min(left + s.kernel_w, s.width));
+        }
       }
-    }
+  });
 }
 
 /// Windows of 2 x 2 side by side: as many of a row's `n` as can be computed in whole packets without reading behind
@@ -83,22 +87,26 @@ void max_pool2d_forward(Cpu, const Pool2dShape& s, const T* x, T* y, std::int32_
                           s.padding_h == 0 && s.padding_w == 0 && s.width < (Index{1} << 24);
   if (!two_by_two) return detail::for_windows(s, window);
   const Index columns = s.out_width();
-  for (Index plane = 0; plane < s.planes; ++plane)
-    for (Index i = 0; i < s.out_height(); ++i) {
-      const Index out = plane * pixels + i * columns;
-      Index j = detail::max_pool_2x2(columns, x + (plane * s.height + 2 * i) * s.width, s.width, 2 * i * s.width,
-                                     x + s.planes * s.height * s.width, y + out, y + s.planes * pixels,
-                                     argmax != nullptr ? argmax + out : nullptr);
-      for (; j < columns; ++j) window(plane, i * columns + j, 2 * i, 2 * i + 2, 2 * j, 2 * j + 2);
-    }
+  parallel_ranges(s.planes, 1, detail::least_planes(s), [&](Index first, Index planes) {
+    for (Index plane = first; plane < first + planes; ++plane)
+      for (Index i = 0; i < s.out_height(); ++i) {
+        const Index out = plane * pixels + i * columns;
+        Index j = detail::max_pool_2x2(columns, x + (plane * s.height + 2 * i) * s.width, s.width, 2 * i * s.width,
+                                       x + s.planes * s.height * s.width, y + out, y + (first + planes) * pixels,
+                                       argmax != nullptr ? argmax + out : nullptr);
+        for (; j < columns; ++j) window(plane, i * columns + j, 2 * i, 2 * i + 2, 2 * j, 2 * j + 2);
+      }
+  });
 }
 
 template <class T>
 void max_pool2d_backward(Cpu, const Pool2dShape& s, const T* dy, const std::int32_t* argmax, T* dx, bool accumulate) {
   const Index in = s.height * s.width, out = s.out_height() * s.out_width();
-  if (!accumulate) std::fill_n(dx, s.planes * in, T{0});
-  for (Index plane = 0; plane < s.planes; ++plane)
-    for (Index i = plane * out; i < (plane + 1) * out; ++i) dx[plane * in + argmax[i]] += dy[i];
+  parallel_ranges(s.planes, 1, detail::least_planes(s), [&](Index first, Index planes) {
+    if (!accumulate) std::fill_n(dx + first * in, planes * in, T{0});
+    for (Index plane = first; plane < first + planes; ++plane)
+      for (Index i = plane * out; i < (plane + 1) * out; ++i) dx[plane * in + argmax[i]] += dy[i];
+  });
 }
 
 template <class T>

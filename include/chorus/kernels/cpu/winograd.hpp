@@ -8,6 +8,7 @@
 /// needs no shuffles, images of any size fill the products, and a result doesn't depend on the other tiles.
 
 #include <chorus/core/device.hpp>
+#include <chorus/core/threads.hpp>
 #include <chorus/kernels/convolution_shape.hpp>
 #include <chorus/kernels/cpu/pack.hpp>
 #include <chorus/kernels/cpu/scratch.hpp>
@@ -40,31 +41,41 @@ constexpr Index whole_panels(Index n) {
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 
-/// Images of `channels` x `height` x `width`, cut into tiles of 4 x 4, with `halo` pixels around that they share.
+/// Images of `channels` x `height` x `width`, cut into tiles of 4 x 4, with `halo` pixels around that they share. Some
+/// rows of tiles of one image make a strip.
 struct TiledImages {
-  Index channels, height, width, down, across, halo, padding_h, padding_w;
+  Index images, image_size, channels, height, width, down, across, halo, padding_h, padding_w;
 
   Index per_image() const { return down * across; }
-  Index rows() const { return down * winograd_out + halo; }
+  Index strip_rows() const { return std::clamp<Index>(16 / across, 1, down); }
+  Index strips_per_image() const { return (down + strip_rows() - 1) / strip_rows(); }
   Index columns() const { return across * winograd_out + halo; }
+  /// Tiles in front of a strip.
+  Index tiles_before(Index strip) const {
+    return strip / strips_per_image() * per_image() + strip % strips_per_image() * strip_rows() * across;
+  }
+  Index strip_size() const { return (strip_rows() * winograd_out + halo) * columns(); }
 
-  /// to[i, j, c] = image[c, i - padding_h, j - padding_w], zero outside; `pitch` is the channels' count there.
+  /// to[i, j, c] = image[c, i + top - padding_h, j - padding_w], zero outside, for `rows` rows; `pitch` is the
+  /// channels' count there.
   template <class T>
-  void channels_last(const T* image, Index pitch, T* to) const {
+  void channels_last(const T* image, Index top, Index rows, Index pitch, T* to) const {
     constexpr Index w = lanes<T>;
-    const Index pixels = height * width;
-    std::fill_n(to, rows() * columns() * pitch, T{0});
-    for (Index q = 0; q < pixels; q += w) {
-      const Index count = std::min(w, pixels - q);
+    std::fill_n(to, rows * columns() * pitch, T{0});
+    const Index first = std::clamp<Index>(top - padding_h, 0, height);
+    const Index last = std::clamp<Index>(top - padding_h + rows, 0, height);
+    for (Index q = first * width; q < last * width; q += w) {
+      const Index count = std::min(w, last * width - q);
       T* places[w];
-      for (Index i = 0; i < count; ++i) {
-        const Index h = (q + i) / width + padding_h, x = (q + i) % width + padding_w;
-        places[i] = h < rows() && x < columns() ? to + (h * columns() + x) * pitch : nullptr;
+      for (Index i = 0, h = q / width, x = q % width; i < count; ++i) {
+        const Index column = x + padding_w;
+        places[i] = column < columns() ? to + ((h + padding_h - top) * columns() + column) * pitch : nullptr;
+        if (++x == width) ++h, x = 0;
       }
       for (Index c = 0; c < channels; c += w) {
         Eigen::internal::PacketBlock<Packet<T>, w> square;
         for (Index l = 0; l < w; ++l) {
-          const T* from = image + (c + l) * pixels + q;
+          const T* from = image + (c + l) * height * width + q;
           square.packet[l] = c + l >= channels ? splat(T{0}) : count == w ? load(from, Whole<T>{}) : load(from, count);
         }
         Eigen::internal::ptranspose(square);
@@ -75,24 +86,30 @@ struct TiledImages {
   }
 };
 
-/// Transforms tiles [first, first + count) of x: to[point * point_pitch + tile * pitch + channel]. `raster` has room
-/// for one image; `image` says which one it holds. Images are `image_size` numbers apart.
+/// Transforms the tiles of strips [first, first + count) of x: to[point * point_pitch + tile * pitch + channel], where
+/// `to` is the place of the first strip's first tile.
 template <int In, class T, class Transform>
-void transform_tiles(const TiledImages& tiles, const T* x, Index image_size, Index first, Index count, Index pitch,
-                     Index point_pitch, T* raster, Index& image, const Transform& transform, T* to) {
-  const Index columns = tiles.columns();
-  for (Index t = 0; t < count; ++t) {
-    const Index n = (first + t) / tiles.per_image(), place = (first + t) % tiles.per_image();
-    if (n != image) tiles.channels_last(x + n * image_size, pitch, raster);
-    image = n;
-    const T* corner = raster + (place / tiles.across * columns + place % tiles.across) * winograd_out * pitch;
-    for (Index c = 0; c < pitch; c += lanes<T>)
-      transform_both_axes<In, 6, T>(
-          transform, [&](int i, int j) { return load(corner + (i * columns + j) * pitch + c, Whole<T>{}); },
-          [&](int i, int j, const Packet<T>& value) {
-            store(to + (i * 6 + j) * point_pitch + t * pitch + c, value, Whole<T>{});
-          });
-  }
+void transform_tiles(Cpu device, const TiledImages& tiles, const T* x, Index first, Index count, Index pitch,
+                     Index point_pitch, const Transform& transform, T* to) {
+  const Index columns = tiles.columns(), start = tiles.tiles_before(first);
+  parallel_for(count, [&](Index s) {
+    const Index n = (first + s) / tiles.strips_per_image();
+    const Index top = (first + s) % tiles.strips_per_image() * tiles.strip_rows();
+    const Index rows = std::min(tiles.strip_rows(), tiles.down - top);
+    const Scratch<T> raster(device, tiles.strip_size() * pitch);
+    tiles.channels_last(x + n * tiles.image_size, top * winograd_out, rows * winograd_out + tiles.halo, pitch,
+                        raster.data());
+    T* out = to + (tiles.tiles_before(first + s) - start) * pitch;
+    for (Index t = 0; t < rows * tiles.across; ++t, out += pitch) {
+      const T* corner = raster.data() + (t / tiles.across * columns + t % tiles.across) * winograd_out * pitch;
+      for (Index c = 0; c < pitch; c += lanes<T>)
+        transform_both_axes<In, 6, T>(
+            transform, [&](int i, int j) { return load(corner + (i * columns + j) * pitch + c, Whole<T>{}); },
+            [&](int i, int j, const Packet<T>& value) {
+              store(out + (i * 6 + j) * point_pitch + c, value, Whole<T>{});
+            });
+    }
+  });
 }
 
 /// The weights at all points, in panels of `tile_columns` results: to[panel, point, channel, result]. With `turned`,
@@ -102,8 +119,9 @@ template <class T>
 void transform_weights(bool turned, Index filters, Index channels, const T* weight, T* to) {
   constexpr Index w = tile_columns<T>, at_once = 16;
   const Index results = turned ? channels : filters, terms = turned ? filters : channels;
-  alignas(64) T taps[at_once * 9 * w];
-  for (Index r = 0; r < results; r += w)
+  parallel_for((results + w - 1) / w, [&](Index panel_number) {
+    const Index r = panel_number * w;
+    alignas(64) T taps[at_once * 9 * w];
     for (Index c = 0; c < terms; c += at_once) {
       const Index columns = std::min(w, results - r), count = std::min(at_once, terms - c);
       if (turned)
@@ -121,6 +139,7 @@ void transform_weights(bool turned, Index filters, Index channels, const T* weig
               [&](int y, int x, const Packet<T>& value) { store(panel + (y * 6 + x) * terms * w, value, Whole<T>{}); });
         }
     }
+  });
 }
 
 /// One tile's results for a panel of channels, to y (channels first) + bias. m: [point, channel], points `point_pitch`
@@ -158,83 +177,120 @@ void store_tile(const T* m, Index point_pitch, Index channels, const T* bias, In
 }
 #pragma GCC diagnostic pop
 
+/// What one group's passes share: how its images are cut, how many strips make a block of some `winograd_tiles` tiles,
+/// and how many are transformed before they are multiplied.
+template <class T>
+struct WinogradPlan {
+  Index channels, filters, pitch, out_h, out_w;
+  TiledImages tiles;
+  Index strips, block, at_once, most;
+
+  explicit WinogradPlan(const Conv2dShape& s)
+      : channels(s.in_channels / s.groups),
+        filters(s.out_channels / s.groups),
+        pitch(whole_panels<T>(channels)),
+        out_h(s.out_height()),
+        out_w(s.out_width()),
+        tiles{s.batch,         s.in_channels * s.height * s.width,
+              channels,        s.height,
+              s.width,         (out_h + 3) / 4,
+              (out_w + 3) / 4, 2,
+              s.padding_h,     s.padding_w},
+        strips(s.batch * tiles.strips_per_image()),
+        block(std::max<Index>(1, winograd_tiles / (tiles.strip_rows() * tiles.across))),
+        at_once(block * num_threads()),
+        most(std::min(at_once, strips) * tiles.strip_rows() * tiles.across) {}
+  /// Points are apart by a little more than their tiles take, so that they don't share their places in the caches.
+  Index point_pitch(Index numbers) const { return most * numbers + lanes<T>; }
+};
+
 /// y = conv(x, weight) + bias for one group of channels of the shape `s`, or y +=. With `turned`, the gradient by the
 /// input: `s` is then that convolution's own shape, with the channels of dy as inputs. x and y start at the group.
 template <class T>
 void winograd_convolve(Cpu device, const Conv2dShape& s, bool turned, const T* x, const T* weight, const T* bias, T* y,
                        bool accumulate) {
   constexpr Index w = tile_columns<T>;
-  const Index channels = s.in_channels / s.groups, filters = s.out_channels / s.groups,
-              pitch = whole_panels<T>(channels);
-  const Index out_h = s.out_height(), out_w = s.out_width();
-  const TiledImages tiles{channels, s.height, s.width, (out_h + 3) / 4, (out_w + 3) / 4, 2, s.padding_h, s.padding_w};
-  const Index total = s.batch * tiles.per_image(), most = std::min(total, winograd_tiles);
-  const Index point_pitch = most * pitch + lanes<T>, result_pitch = most * w + lanes<T>;
-
-  const Scratch<T> u(device, winograd_points * channels * whole_panels<T>(filters));
-  const Scratch<T> v(device, winograd_points * point_pitch), m(device, winograd_points * result_pitch);
-  const Scratch<T> raster(device, tiles.rows() * tiles.columns() * pitch);
+  const WinogradPlan<T> plan(s);
+  const auto& tiles = plan.tiles;
+  const Index channels = plan.channels, filters = plan.filters, out_h = plan.out_h, out_w = plan.out_w;
+  const Index panels = (filters + w - 1) / w, point_pitch = plan.point_pitch(plan.pitch);
+  const Scratch<T> u(device, winograd_points * channels * panels * w), v(device, winograd_points * point_pitch);
   transform_weights(turned, turned ? channels : filters, turned ? filters : channels, weight, u.data());
   alignas(64) constexpr T zeros[w] = {};
   Index packed[winograd_depth];
   for (Index p = 0; p < winograd_depth; ++p) packed[p] = p * w;
 
-  Index image = -1;
-  for_pieces(total, winograd_tiles, [&](Index first, Index count) {
-    transform_tiles<6>(tiles, x, s.in_channels * s.height * s.width, first, count, pitch, point_pitch, raster.data(),
-                       image, WinogradTransforms<T>::input, v.data());
-    for (Index o = 0; o < filters; o += w) {
+  for (Index strip = 0; strip < plan.strips; strip += plan.at_once) {
+    const Index strips = std::min(plan.at_once, plan.strips - strip);
+    const Index first = tiles.tiles_before(strip), total = tiles.tiles_before(strip + strips) - first;
+    transform_tiles<6>(device, tiles, x, strip, strips, plan.pitch, point_pitch, WinogradTransforms<T>::input,
+                       v.data());
+    const Index blocks = (total + winograd_tiles - 1) / winograd_tiles;
+    parallel_for(panels * blocks, [&](Index task) {
+      const Index o = task / blocks * w, block = task % blocks * winograd_tiles;
+      const Index count = std::min(winograd_tiles, total - block), result_pitch = winograd_tiles * w + lanes<T>;
+      const Scratch<T> m(device, winograd_points * result_pitch);
       for (Index point = 0; point < winograd_points; ++point)
         for_pieces(channels, winograd_depth, [&](Index c, Index depth) {
-          multiply_panel(count, w, depth, Matrix<T>{v.data() + point * point_pitch + c, pitch, 1},
+          multiply_panel(count, w, depth,
+                         Matrix<T>{v.data() + point * point_pitch + block * plan.pitch + c, plan.pitch, 1},
                          u.data() + (o * winograd_points + point * w) * channels + c * w, packed, zeros,
                          m.data() + point * result_pitch, w, c > 0);
         });
       for (Index t = 0; t < count; ++t) {
-        const Index n = (first + t) / tiles.per_image(), place = (first + t) % tiles.per_image();
+        const Index n = (first + block + t) / tiles.per_image(), place = (first + block + t) % tiles.per_image();
         const Index i = place / tiles.across * winograd_out, j = place % tiles.across * winograd_out;
         store_tile(m.data() + t * w, result_pitch, std::min(w, filters - o), bias == nullptr ? nullptr : bias + o,
                    std::min(winograd_out, out_h - i), std::min(winograd_out, out_w - j), out_w, out_h * out_w,
                    y + ((n * s.out_channels + o) * out_h + i) * out_w + j, accumulate);
       }
-    }
-  });
+    });
+  }
 }
 
 /// dweight += its gradient, for one group.
 template <class T>
 void winograd_backward_weight(Cpu device, const Conv2dShape& s, const T* x, const T* dy, T* dweight) {
   constexpr Index w = tile_columns<T>;
-  const Index channels = s.in_channels / s.groups, filters = s.out_channels / s.groups;
-  const Index pitch = whole_panels<T>(channels), filter_pitch = whole_panels<T>(filters);
-  const Index out_h = s.out_height(), out_w = s.out_width();
-  const TiledImages tiles{channels, s.height, s.width, (out_h + 3) / 4, (out_w + 3) / 4, 2, s.padding_h, s.padding_w};
-  const TiledImages dy_tiles{filters, out_h, out_w, tiles.down, tiles.across, 0, 0, 0};
-  const Index total = s.batch * tiles.per_image(), most = std::min(total, winograd_tiles);
-  const Index point_pitch = most * pitch + lanes<T>, dy_pitch = most * filter_pitch + lanes<T>;
-
+  const WinogradPlan<T> plan(s);
+  const Index channels = plan.channels, filters = plan.filters, pitch = plan.pitch;
+  const Index filter_pitch = whole_panels<T>(filters);
+  TiledImages dy_tiles = plan.tiles;
+  dy_tiles.image_size = s.out_channels * plan.out_h * plan.out_w;
+  dy_tiles.channels = filters;
+  dy_tiles.height = plan.out_h;
+  dy_tiles.width = plan.out_w;
+  dy_tiles.halo = dy_tiles.padding_h = dy_tiles.padding_w = 0;
+  const Index point_pitch = plan.point_pitch(pitch), dy_pitch = plan.point_pitch(filter_pitch);
   const Scratch<T> v(device, winograd_points * point_pitch), m(device, winograd_points * dy_pitch);
   const Scratch<T> du(device, winograd_points * filters * pitch);
-  const Scratch<T> raster(device, tiles.rows() * tiles.columns() * pitch);
-  const Scratch<T> dy_raster(device, dy_tiles.rows() * dy_tiles.columns() * filter_pitch);
   alignas(64) constexpr T zeros[w] = {};
   Index offsets[winograd_tiles];
   for (Index p = 0; p < winograd_tiles; ++p) offsets[p] = p * pitch;
 
-  Index image = -1, dy_image = -1;
-  for_pieces(total, winograd_tiles, [&](Index first, Index count) {
-    transform_tiles<6>(tiles, x, s.in_channels * s.height * s.width, first, count, pitch, point_pitch, raster.data(),
-                       image, WinogradTransforms<T>::input, v.data());
-    transform_tiles<4>(dy_tiles, dy, s.out_channels * out_h * out_w, first, count, filter_pitch, dy_pitch,
-                       dy_raster.data(), dy_image, WinogradTransforms<T>::output_gradient, m.data());
-    for (Index point = 0; point < winograd_points; ++point)
-      for (Index c = 0; c < pitch; c += w)
-        multiply_panel(filters, w, count, Matrix<T>{m.data() + point * dy_pitch, 1, filter_pitch},
-                       v.data() + point * point_pitch + c, offsets, zeros, du.data() + point * filters * pitch + c,
-                       pitch, first > 0);
-  });
+  // Each block of strips is summed by itself, however many are taken at once.
+  for (Index strip = 0; strip < plan.strips; strip += plan.at_once) {
+    const Index strips = std::min(plan.at_once, plan.strips - strip), first = plan.tiles.tiles_before(strip);
+    transform_tiles<6>(device, plan.tiles, x, strip, strips, pitch, point_pitch, WinogradTransforms<T>::input,
+                       v.data());
+    transform_tiles<4>(device, dy_tiles, dy, strip, strips, filter_pitch, dy_pitch,
+                       WinogradTransforms<T>::output_gradient, m.data());
+    parallel_for(winograd_points, [&](Index point) {
+      for (Index block = strip; block < strip + strips; block += plan.block) {
+        const Index begin = plan.tiles.tiles_before(block) - first;
+        const Index end = plan.tiles.tiles_before(std::min(block + plan.block, strip + strips)) - first;
+        for (Index c = 0; c < pitch; c += w)
+          for_pieces(end - begin, winograd_tiles, [&](Index at, Index depth) {
+            multiply_panel(filters, w, depth,
+                           Matrix<T>{m.data() + point * dy_pitch + (begin + at) * filter_pitch, 1, filter_pitch},
+                           v.data() + point * point_pitch + (begin + at) * pitch + c, offsets, zeros,
+                           du.data() + point * filters * pitch + c, pitch, block + at > 0);
+          });
+      }
+    });
+  }
 
-  for (Index o = 0; o < filters; ++o)
+  parallel_for(filters, [&](Index o) {
     for (Index c = 0; c < channels; c += lanes<T>) {
       alignas(64) T taps[9 * lanes<T>];
       const T* from = du.data() + o * pitch + c;
@@ -246,6 +302,7 @@ void winograd_backward_weight(Cpu device, const Conv2dShape& s, const T* x, cons
       for (Index l = 0; l < std::min(lanes<T>, channels - c); ++l)
         for (Index tap = 0; tap < 9; ++tap) to[l * 9 + tap] += taps[tap * lanes<T> + l];
     }
+  });
 }
 
 }  // namespace chorus::inline CHORUS_ABI::kernels::detail

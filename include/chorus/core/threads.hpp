@@ -1,0 +1,163 @@
+#pragma once
+/// Threads within an operation. Kernels share their work out over results, never over the terms of a sum, so that the
+/// bits don't depend on the number of threads.
+
+#include <algorithm>
+#include <atomic>
+#include <chorus/core/dtype.hpp>
+#include <chorus/core/error.hpp>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace chorus::inline CHORUS_ABI {
+
+namespace detail {
+
+/// Threads that serve one calling thread. They sleep between tasks, after a moment of waiting for the next one.
+class ThreadTeam {
+ public:
+  using Task = void (*)(const void* context, Index index);
+
+  explicit ThreadTeam(int helpers) {
+    for (int i = 0; i < helpers; ++i) helpers_.emplace_back([this] { serve(); });
+  }
+  ~ThreadTeam() {
+    task_ = nullptr;
+    call();
+    for (auto& helper : helpers_) helper.join();
+  }
+  ThreadTeam(const ThreadTeam&) = delete;
+  ThreadTeam& operator=(const ThreadTeam&) = delete;
+
+  int size() const { return static_cast<int>(helpers_.size()) + 1; }
+
+  /// Calls `task(context, i)` for i from 0 to `count` - 1, by whoever is free. Rethrows the first exception.
+  void run(Index count, Task task, const void* context) {
+    task_ = task;
+    context_ = context;
+    count_ = count;
+    next_.store(0, std::memory_order_relaxed);
+    busy_.store(static_cast<int>(helpers_.size()), std::memory_order_relaxed);
+    call();
+    work();
+    wait_while(busy_, [](int busy) { return busy != 0; });
+    if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+  }
+
+ private:
+  void call() {
+    calls_.fetch_add(1, std::memory_order_release);
+    calls_.notify_all();
+  }
+
+  void work() noexcept {
+    for (;;) {
+      const Index i = next_.fetch_add(1, std::memory_order_relaxed);
+      if (i >= count_) return;
+      try {
+        task_(context_, i);
+      } catch (...) {
+        const std::lock_guard lock(mutex_);
+        if (!error_) error_ = std::current_exception();
+      }
+    }
+  }
+
+  void serve() {
+    for (std::uint32_t seen = 0;;) {
+      wait_while(calls_, [&](std::uint32_t calls) { return calls == seen; });
+      ++seen;
+      if (task_ == nullptr) return;
+      work();
+      if (busy_.fetch_sub(1, std::memory_order_acq_rel) == 1) busy_.notify_one();
+    }
+  }
+
+  template <class T, class Condition>
+  static void wait_while(std::atomic<T>& value, const Condition& condition) {
+    constexpr int looks = 4000;  // some 20 us: a step's next operation comes sooner
+    for (int i = 0; i < looks; ++i) {
+      if (!condition(value.load(std::memory_order_acquire))) return;
+#if defined(__x86_64__)
+      __builtin_ia32_pause();
+#endif
+    }
+    for (;;) {
+      const T now = value.load(std::memory_order_acquire);
+      if (!condition(now)) return;
+      value.wait(now, std::memory_order_acquire);
+    }
+  }
+
+  std::vector<std::thread> helpers_;
+  std::atomic<std::uint32_t> calls_{0};
+  std::atomic<int> busy_{0};
+  std::atomic<Index> next_{0};
+  Task task_ = nullptr;
+  const void* context_ = nullptr;
+  Index count_ = 0;
+  std::mutex mutex_;
+  std::exception_ptr error_;
+};
+
+/// This thread's team; null where it works alone.
+inline std::unique_ptr<ThreadTeam>& thread_team() {
+  thread_local std::unique_ptr<ThreadTeam> team;
+  return team;
+}
+
+}  // namespace detail
+
+/// How many threads operations called from this thread use.
+inline int num_threads() {
+  const auto& team = detail::thread_team();
+  return team ? team->size() : 1;
+}
+
+/// Has operations that are called from this thread use `n` threads: itself and n - 1 helpers, which end with it. At
+/// first each thread works alone, so that devices' threads and ranks don't crowd a machine. Throws UsageError where n
+/// < 1.
+inline void set_num_threads(int n) {
+  check<UsageError>(n >= 1 && n <= 1024, "set_num_threads: expected 1 to 1024 threads, got ", n);
+  if (n == num_threads()) return;
+  detail::thread_team() = nullptr;
+  if (n > 1) detail::thread_team() = std::make_unique<detail::ThreadTeam>(n - 1);
+}
+
+/// Calls `f(i)` for i from 0 to `count` - 1, on this thread's team where it is `worth_it`: some 10 us of work a thread.
+/// What `f` calls works alone.
+template <class F>
+void parallel_for(Index count, const F& f, bool worth_it = true) {
+  auto& team = detail::thread_team();
+  if (team == nullptr || count <= 1 || !worth_it) {
+    for (Index i = 0; i < count; ++i) f(i);
+    return;
+  }
+  // Without its team while it works, so that an operation inside of another one does not ask for it again.
+  struct Borrowed {
+    std::unique_ptr<detail::ThreadTeam> team = std::move(detail::thread_team());
+    ~Borrowed() { detail::thread_team() = std::move(team); }
+  } borrowed;
+  borrowed.team->run(
+      count, [](const void* context, Index i) { (*static_cast<const F*>(context))(i); }, &f);
+}
+
+/// Calls `f(first, count)` for pieces of [0, n) that are multiples of `unit` but for the last: one piece where a team
+/// is not worth it, which is below `least` elements a thread.
+template <class F>
+void parallel_ranges(Index n, Index unit, Index least, const F& f) {
+  const Index threads = num_threads();
+  if (threads == 1 || n < 2 * least) {
+    if (n > 0) f(Index{0}, n);
+    return;
+  }
+  const Index pieces = std::min(n / least, 4 * threads);
+  const Index size = ((n + pieces - 1) / pieces + unit - 1) / unit * unit;
+  parallel_for((n + size - 1) / size, [&](Index i) { f(i * size, std::min(size, n - i * size)); });
+}
+
+}  // namespace chorus::inline CHORUS_ABI

@@ -1,0 +1,80 @@
+// The same bits on any number of threads.
+#include <catch.hpp>
+#include <chorus/core/threads.hpp>
+#include <chorus/kernels/batch_norm.hpp>
+#include <chorus/kernels/gemm.hpp>
+#include <chorus/kernels/layer_norm.hpp>
+#include <chorus/kernels/pooling.hpp>
+
+#include "reference.hpp"
+
+namespace {
+
+using namespace chorus;
+using kernels::Trans;
+using Floats = std::vector<float>;
+
+Floats zeros(Index count) { return Floats(static_cast<std::size_t>(count)); }
+
+/// Runs `f` on one, two and three threads and compares what it returns.
+template <class F>
+void check_same(const F& f) {
+  const Floats alone = f();
+  for (const int threads : {2, 3}) {
+    set_num_threads(threads);
+    const Floats shared = f();
+    set_num_threads(1);
+    CHECK(shared == alone);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("matrix products give the same bits on any number of threads") {
+  for (const Trans ta : {Trans::no, Trans::yes})
+    for (const Trans tb : {Trans::no, Trans::yes})
+      for (const auto& [m, n, k] : {std::array<Index, 3>{301, 130, 300}, {70, 517, 203}, {1000, 40, 90}}) {
+        const auto a = numbers<float>(m * k, 1), b = numbers<float>(k * n, 2), bias = numbers<float>(n, 3);
+        check_same([&, m = m, n = n, k = k] {
+          auto c = numbers<float>(m * n, 4);
+          kernels::gemm(Cpu{}, ta, tb, m, n, k, a.data(), ta == Trans::no ? k : m, b.data(), tb == Trans::no ? n : k,
+                        c.data(), n, true, bias.data());
+          return c;
+        });
+      }
+}
+
+TEST_CASE("normalisation and pooling give the same bits on any number of threads") {
+  const kernels::ChannelShape shape{7, 49, 300};
+  const Index count = 7 * 49 * 300;
+  const auto x = numbers<float>(count, 5), dy = numbers<float>(count, 6);
+  check_same([&] {
+    auto y = zeros(count), mean = zeros(49), invstd = zeros(49), dx = zeros(count), dw = zeros(49), db = zeros(49);
+    kernels::batch_norm_forward_train<float>(Cpu{}, shape, x.data(), nullptr, nullptr, nullptr, nullptr, 0.1, 1e-5,
+                                             y.data(), mean.data(), invstd.data());
+    kernels::batch_norm_backward_train<float>(Cpu{}, shape, x.data(), dy.data(), nullptr, mean.data(), invstd.data(),
+                                              dx.data(), dw.data(), db.data(), {});
+    for (const auto* part : {&mean, &invstd, &dx, &dw, &db}) y.insert(y.end(), part->begin(), part->end());
+    return y;
+  });
+  check_same([&] {
+    auto y = zeros(count), statistics = zeros(2 * 343), dx = zeros(count), dw = zeros(300), db = zeros(300);
+    kernels::layer_norm_forward<float>(Cpu{}, 343, 300, x.data(), nullptr, nullptr, 1e-5, y.data(), statistics.data());
+    kernels::layer_norm_backward_input<float>(Cpu{}, 343, 300, x.data(), nullptr, dy.data(), statistics.data(),
+                                              dx.data(), false);
+    kernels::layer_norm_backward_affine<float>(Cpu{}, 343, 300, x.data(), dy.data(), statistics.data(), dw.data(),
+                                               db.data(), false, false);
+    for (const auto* part : {&dx, &dw, &db}) y.insert(y.end(), part->begin(), part->end());
+    return y;
+  });
+  const kernels::Pool2dShape pool{
+      .planes = 343, .height = 15, .width = 20, .kernel_h = 2, .kernel_w = 2, .stride_h = 2, .stride_w = 2};
+  check_same([&] {
+    auto y = zeros(343 * 70), dx = zeros(count);
+    std::vector<std::int32_t> argmax(y.size());
+    kernels::max_pool2d_forward(Cpu{}, pool, x.data(), y.data(), argmax.data());
+    kernels::max_pool2d_backward(Cpu{}, pool, dy.data(), argmax.data(), dx.data(), false);
+    y.insert(y.end(), dx.begin(), dx.end());
+    return y;
+  });
+}
