@@ -88,7 +88,8 @@ inline int call(Run& run, const Tether& tether, LaunchBody body) {
     return body.call(body.body, run);
   } catch (...) {
     const Failure failure = current_failure();
-    tether.report(run.world_size() > 1 ? format("rank %d: ", run.rank()) : std::string(), failure.message);
+    const bool named = run.world_size() == 1 || failure.message.starts_with("rank ");  // as a communicator's errors are
+    tether.report(named ? std::string() : format("rank %d: ", run.rank()), failure.message);
     run.abort(failure.message);
     return failure.status;
   }

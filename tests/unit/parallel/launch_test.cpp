@@ -228,6 +228,15 @@ TEST_CASE("launch starts as many ranks as devices were asked for") {
   CHECK(count(program.text(), "\n") == 3);
 }
 
+TEST_CASE("64 ranks start on one machine") {
+  for (const std::string backend : {"shm", "tcp"}) {
+    Program program({probe(), "--do", "reduce", "--devices", "64", "--backend", backend});
+    CHECK(program.finish(30s) == 0);
+    INFO(program.text());
+    CHECK(count(program.text(), "sum 2080\n") == 64);
+  }
+}
+
 TEST_CASE("launch takes options that the program has read itself, and the timeout from the environment") {
   Program program({probe(), "--parsed", "--do", "hello", "--devices", "2"}, {"CHORUS_TIMEOUT=9"});
   CHECK(program.finish() == 0);
