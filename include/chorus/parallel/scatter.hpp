@@ -132,6 +132,16 @@ class ReplicaBackward final : public Node {
   std::vector<Ref<Node>> inputs;
 };
 
+// Member I of a share that is a tuple, or a struct with fields.
+template <std::size_t I>
+struct PickMember {
+  auto& operator()(auto& share) const { return std::get<I>(share); }
+};
+template <std::size_t I>
+struct PickField {
+  auto& operator()(auto& share) const { return std::get<I>(share.fields()); }
+};
+
 /// Hands the gradients by the replicas' shares of an input back to the input: of each Variable in it. `shares` are what
 /// `scatter` has made of `x` for each device.
 template <class X, class Share>
@@ -145,9 +155,7 @@ void return_gradient(const X& x, int dim, const std::vector<Share*>& shares, Rep
     return;
   } else if constexpr (IsTuple<X>) {
     [&]<std::size_t... I>(std::index_sequence<I...>) {
-      (member(
-           std::get<I>(x), [](auto& share) -> auto& { return std::get<I>(share); }),
-       ...);
+      (member(std::get<I>(x), PickMember<I>{}), ...);
     }
     (std::make_index_sequence<std::tuple_size_v<X>>{});
   } else if constexpr (is_vector<X>) {
@@ -162,9 +170,7 @@ void return_gradient(const X& x, int dim, const std::vector<Share*>& shares, Rep
     X copy = x;
     const auto fields = copy.fields();
     [&]<std::size_t... I>(std::index_sequence<I...>) {
-      (member(
-           std::get<I>(fields), [](auto& share) -> auto& { return std::get<I>(share.fields()); }),
-       ...);
+      (member(std::get<I>(fields), PickField<I>{}), ...);
     }
     (std::make_index_sequence<std::tuple_size_v<std::remove_const_t<decltype(fields)>>>{});
   } else {

@@ -1,0 +1,122 @@
+#pragma once
+/// The reference models of the step benchmarks, on any kind of device.
+
+#include <chorus/chorus.hpp>
+#include <optional>
+
+namespace bench {
+
+namespace ch = chorus;
+
+template <class D>
+struct Toy : ch::nn::Module {
+  ch::nn::Conv2d<D> conv1{3, 6, {.kernel = 5}}, conv2{6, 16, {.kernel = 5}};
+  ch::nn::Linear<D> fc1{400, 120}, fc2{120, 84}, fc3{84, 10};
+  CHORUS_MODULE(Toy, conv1, conv2, fc1, fc2, fc3)
+  auto forward(const auto& images) const {
+    auto x = ch::max_pool2d(ch::relu(conv1(images)), 2);
+    x = ch::max_pool2d(ch::relu(conv2(x)), 2);
+    return fc3(ch::relu(fc2(ch::relu(fc1(ch::flatten(x))))));
+  }
+};
+
+template <class D>
+struct Mlp : ch::nn::Module {
+  ch::nn::Linear<D> fc1{784, 512}, fc2{512, 512}, fc3{512, 10};
+  CHORUS_MODULE(Mlp, fc1, fc2, fc3)
+  auto forward(const auto& x) const { return fc3(ch::relu(fc2(ch::relu(fc1(x))))); }
+};
+
+template <class D>
+struct Block : ch::nn::Module {
+  ch::nn::Conv2d<D> conv1, conv2;
+  ch::nn::BatchNorm2d<D> bn1, bn2;
+  std::optional<ch::nn::Conv2d<D>> shortcut_conv;
+  std::optional<ch::nn::BatchNorm2d<D>> shortcut_bn;
+  CHORUS_MODULE(Block, conv1, bn1, conv2, bn2, shortcut_conv, shortcut_bn)
+  Block(ch::Index in, ch::Index out, ch::Index stride)
+      : conv1{in, out, {.kernel = 3, .stride = stride, .padding = 1, .bias = false}},
+        conv2{out, out, {.kernel = 3, .padding = 1, .bias = false}},
+        bn1{out},
+        bn2{out} {
+    if (stride == 1 && in == out) return;
+    shortcut_conv.emplace(in, out, ch::nn::Conv2dOptions{.kernel = 1, .stride = stride, .bias = false});
+    shortcut_bn.emplace(out);
+  }
+  auto forward(const auto& x) const {
+    const auto y = bn2(conv2(ch::relu(bn1(conv1(x)))));
+    return shortcut_conv ? ch::relu(y + (*shortcut_bn)((*shortcut_conv)(x))) : ch::relu(y + x);
+  }
+};
+
+/// The CIFAR form: a 3 x 3 stem without pooling; 64, 128, 256, 512 channels, two basic blocks each.
+template <class D>
+struct ResNet18 : ch::nn::Module {
+  ch::nn::Conv2d<D> stem{3, 64, {.kernel = 3, .padding = 1, .bias = false}};
+  ch::nn::BatchNorm2d<D> bn{64};
+  ch::nn::ModuleList<Block<D>> blocks;
+  ch::nn::Linear<D> head{512, 10};
+  CHORUS_MODULE(ResNet18, stem, bn, blocks, head)
+  ResNet18() {
+    ch::Index in = 64;
+    for (const ch::Index out : {64, 128, 256, 512}) {
+      const ch::Index stride = out == 64 ? 1 : 2;
+      blocks.push_back(Block<D>(in, out, stride));
+      blocks.push_back(Block<D>(out, out, 1));
+      in = out;
+    }
+  }
+  auto forward(const auto& images) const {
+    auto x = ch::relu(bn(stem(images)));
+    for (const auto& block : blocks) x = block(x);
+    const auto& shape = x.shape();
+    return head(ch::mean(ch::reshape(x, ch::Shape<3>{shape[0], shape[1], shape[2] * shape[3]}), 2));
+  }
+};
+
+template <class D>
+struct GptBlock : ch::nn::Module {
+  static constexpr ch::Index heads = 4;
+  ch::nn::LayerNorm<D> norm1, norm2;
+  ch::nn::Linear<D> qkv, proj, fc1, fc2;
+  CHORUS_MODULE(GptBlock, norm1, qkv, proj, norm2, fc1, fc2)
+  explicit GptBlock(ch::Index width)
+      : norm1{width},
+        norm2{width},
+        qkv{width, 3 * width},
+        proj{width, width},
+        fc1{width, 4 * width},
+        fc2{4 * width, width} {}
+  auto forward(const auto& x) const {
+    const auto [batch, context, width] = x.shape();
+    const auto parts =
+        ch::permute(ch::reshape(qkv(norm1(x)), ch::Shape<5>{batch, context, 3, heads, width / heads}), {2, 0, 3, 1, 4});
+    const auto part = [&, b = batch, c = context, w = width](ch::Index i) {
+      return ch::reshape(ch::slice(parts, 0, i, i + 1), ch::Shape<4>{b, heads, c, w / heads});
+    };
+    const auto seen = ch::scaled_dot_product_attention(part(0), part(1), part(2), true);
+    const auto y = x + proj(ch::reshape(ch::permute(seen, {0, 2, 1, 3}), ch::Shape<3>{batch, context, width}));
+    return y + fc2(ch::gelu(fc1(norm2(y))));
+  }
+};
+
+/// 65 tokens, width 128, 4 heads, 4 blocks, context 128.
+template <class D>
+struct Gpt : ch::nn::Module {
+  ch::nn::Embedding<D> tokens{65, 128}, places{128, 128};
+  ch::nn::ModuleList<GptBlock<D>> blocks;
+  ch::nn::LayerNorm<D> norm{128};
+  ch::nn::Linear<D> head{128, 65};
+  CHORUS_MODULE(Gpt, tokens, places, blocks, norm, head)
+  Gpt() {
+    for (int i = 0; i < 4; ++i) blocks.push_back(GptBlock<D>(128));
+  }
+  auto forward(const auto& text) const {
+    const auto [batch, context] = text.shape();
+    auto x = tokens(text) + ch::slice(places.weight, 0, 0, context);
+    for (const auto& block : blocks) x = block(x);
+    return ch::reshape(head(norm(x)), ch::Shape<2>{batch * context, 65});
+  }
+};
+
+}  // namespace bench
