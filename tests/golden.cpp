@@ -56,6 +56,7 @@ int main(int argc, char** argv) {
   golden::add_recurrent(operations);
   golden::add_optimizers(operations);
   golden::add_more(operations);
+  golden::add_transformer(operations);
   golden::add_training(operations);
 
   std::size_t failed = 0;

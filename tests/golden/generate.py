@@ -400,6 +400,51 @@ def recurrent():
             case(f"{op}_{layers}_{both}_{batch_first}_{states}", op, run, inputs, {"batch_first": batch_first, "num_layers": layers, "bidirectional": both})
 
 
+def transformer():
+    def module_case(name, op, module, inputs, forward, attrs):
+        module = module.double()
+        names = [key for key, _ in module.named_parameters()]
+        parameters = {key: randn(*p.shape, scale=.3) for key, p in module.named_parameters()}
+
+        def run(**values):
+            given = {key: values.pop(key) for key in names}
+            for key, value in given.items():
+                owner = module
+                *path, last = key.split(".")
+                for part in path:
+                    owner = getattr(owner, part)
+                owner._parameters.pop(last, None)
+                owner.__dict__[last] = value
+            return forward(module, **values)
+        case(name, op, run, inputs | parameters, attrs)
+
+    def hidden(queries, keys):
+        return torch.ones(queries, keys, dtype=torch.bool).triu(1)
+    for causal in (False, True):
+        for bias in (False, True):
+            module_case(f"multihead_attention_{causal}_{bias}", "multihead_attention", torch.nn.MultiheadAttention(8, 2, bias=bias, batch_first=True),
+                        {"query": randn(2, 5, 8), "key": randn(2, 6, 8), "value": randn(2, 6, 8)},
+                        lambda m, query, key, value: m(query, key, value, attn_mask=hidden(5, 6) if causal else None)[0], {"heads": 2, "causal": causal})
+    for first in (False, True):
+        options = {"nhead": 2, "dim_feedforward": 12, "dropout": 0.0, "batch_first": True, "norm_first": first, "activation": "gelu" if first else "relu"}
+        attrs = {"heads": 2, "feed_forward": 12, "norm_first": first, "gelu": first}
+        module_case(f"transformer_encoder_layer_{first}", "transformer_encoder_layer", torch.nn.TransformerEncoderLayer(8, **options), {"x": randn(2, 5, 8)},
+                    lambda m, x: m(x, hidden(5, 5)), attrs | {"causal": True})
+        module_case(f"transformer_decoder_layer_{first}", "transformer_decoder_layer", torch.nn.TransformerDecoderLayer(8, **options), {"x": randn(2, 5, 8), "memory": randn(2, 3, 8)},
+                    lambda m, x, memory: m(x, memory, hidden(5, 5)), attrs)
+
+
+def activations():
+    for name, function, attrs in (("selu", F.selu, {}), ("celu", of(F.celu, alpha=1.5), {"alpha": 1.5}), ("softsign", F.softsign, {}), ("tanhshrink", F.tanhshrink, {}),
+                                  ("hardshrink", of(F.hardshrink, lambd=.3), {"lambda": .3}), ("softshrink", of(F.softshrink, lambd=.3), {"lambda": .3}),
+                                  ("threshold", of(F.threshold, threshold=.2, value=-4.0), {"threshold": .2, "value": -4.0})):
+        case(name, name, function, {"x": randn(3, 37)}, attrs)
+    for slopes in (1, 3):
+        case(f"prelu_{slopes}", "prelu", lambda x, weight: F.prelu(x, weight), {"x": randn(2, 3, 4), "weight": randn(slopes)})
+    for axis in (0, -1):
+        case(f"glu_{axis}", "glu", lambda x: F.glu(x, axis), {"x": randn(4, 6)}, {"axis": axis})
+
+
 def optimizers():
     def optimizer(name, op, make, attrs, steps=8):
         if wanted and not name.startswith(wanted):
@@ -425,7 +470,7 @@ def optimizers():
     optimizer("adagrad_decay", "optim.adagrad", lambda p: O.Adagrad(p, lr=.1, lr_decay=.2, weight_decay=.1), {"lr": .1, "lr_decay": .2, "weight_decay": .1})
 
 
-for number, part in enumerate((elementwise, reductions, shapes, products, pooling, normalisation, attention, losses, recurrent, optimizers)):
+for number, part in enumerate((elementwise, reductions, shapes, products, pooling, normalisation, attention, losses, recurrent, transformer, activations, optimizers)):
     generator.manual_seed(zlib.crc32(part.__name__.encode()))
     torch.manual_seed(number)
     part()

@@ -255,6 +255,7 @@ void add_losses(Operations& operations);
 void add_recurrent(Operations& operations);
 void add_optimizers(Operations& operations);
 void add_more(Operations& operations);
+void add_transformer(Operations& operations);
 void add_training(Operations& operations);
 
 }  // namespace golden

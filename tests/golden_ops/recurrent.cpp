@@ -1,7 +1,7 @@
 // Recurrent layers.
 #include <chorus/nn/recurrent.hpp>
 
-#include "case.hpp"
+#include "module_case.hpp"
 
 namespace golden {
 namespace {
@@ -18,19 +18,7 @@ Layer layer_of(Case& test) {
                .bias = test.has("in.bias_ih_l0"),
                .batch_first = test.attr("batch_first", false),
                .bidirectional = test.attr("bidirectional", false)});
-  for (const auto& named : nn::named_parameters<ch::Cpu>(layer)) {
-    const auto& values = test.file("in." + named.name).f32();
-    const auto count = static_cast<std::size_t>(named.parameter->count());
-    ch::check<ch::ShapeError>(values.size() == count, named.name, ": ", values.size(), " numbers");
-    std::copy(values.begin(), values.end(), static_cast<float*>(named.parameter->value_data()));
-    const auto grad = "grad." + named.name;
-    if (test.has(grad))
-      test.expect_gradient(grad, [handle = named.handle, parameter = named.parameter, count] {
-        if (!parameter->grad_arrived()) return std::vector<float>();
-        const auto* from = static_cast<const float*>(parameter->grad_data());
-        return std::vector<float>(from, from + count);
-      });
-  }
+  load_parameters(test, layer);
   return layer;
 }
 

@@ -1,0 +1,152 @@
+#pragma once
+/// Convolution layers of sequences and volumes, and transposed convolutions.
+
+#include <chorus/nn/init.hpp>
+#include <chorus/nn/module.hpp>
+#include <chorus/ops/convolution1d.hpp>
+#include <chorus/ops/convolution3d.hpp>
+#include <chorus/ops/transposed_convolution.hpp>
+
+namespace chorus::inline CHORUS_ABI::nn {
+
+namespace detail {
+// What all convolution layers have. PyTorch's initialisation takes the weight's second
+// axis and the taps for the fan-in, of transposed convolutions too.
+template <int Rank, Device D, Real T>
+class ConvolutionBase : public Module {
+ public:
+  using device_type = D;
+  Parameter<T, Rank, D> weight;
+  Parameter<T, 1, D> bias;
+
+  void visit(Visitor& visitor) override {
+    visitor.parameter("weight", weight);
+    if (bias) visitor.parameter("bias", bias);
+  }
+  std::string describe() const override {
+    const auto taps = std::span<const Index>(weight.shape()).subspan(2);
+    return cat(name_, "(", in_, ", ", out_, ", kernel=", taps, ")");
+  }
+
+ protected:
+  ConvolutionBase(const char* name, Index in, Index out, const Shape<Rank - 2>& taps, Index groups, bool with_bias,
+                  bool transposed)
+      : name_(name), in_(in), out_(out) {
+    bool fits = in > 0 && out > 0 && groups > 0 && in % groups == 0 && out % groups == 0;
+    for (const Index tap : taps) fits = fits && tap > 0;
+    check<ShapeError>(fits, name, ": ", in, " -> ", out, " channels, kernel ", taps, ", ", groups,
+                      " groups: all must be positive, and groups divide the channels");
+    Shape<Rank> shape{};
+    shape[0] = transposed ? in : out;
+    shape[1] = (transposed ? out : in) / groups;
+    std::copy(taps.begin(), taps.end(), shape.begin() + 2);
+    const Index fan_in = numel(shape) / shape[0];
+    weight = Parameter(init::default_uniform<T, D, Rank>(shape, fan_in));
+    if (with_bias) bias = Parameter(init::default_uniform<T, D, 1>({out}, fan_in));
+  }
+
+ private:
+  const char* name_;
+  Index in_, out_;
+};
+}  // namespace detail
+
+struct Conv1dOptions {
+  Index kernel = 1, stride = 1, padding = 0, dilation = 1, groups = 1;
+  bool bias = true;
+};
+
+/// x: [batch, in, length] -> [batch, out, out_length]; weight: [out, in / groups, kernel].
+template <Device D, Real T = float>
+class Conv1d : public detail::ConvolutionBase<3, D, T> {
+ public:
+  /// Throws ShapeError unless channels and kernel are positive and `groups` divides both channel numbers.
+  Conv1d(Index in_channels, Index out_channels, const Conv1dOptions& options)
+      : detail::ConvolutionBase<3, D, T>("Conv1d", in_channels, out_channels, {options.kernel}, options.groups,
+                                         options.bias, false),
+        options_{options.stride, options.padding, options.dilation, options.groups} {}
+  template <Operand X>
+  auto operator()(const X& x) const {
+    return conv1d(x, this->weight, this->bias, options_);
+  }
+
+ private:
+  chorus::Conv1dOptions options_;
+};
+
+struct Conv3dOptions {
+  Size3d kernel = 1, stride = 1, padding = 0, dilation = 1;
+  Index groups = 1;
+  bool bias = true;
+};
+
+/// x: [batch, in, depth, height, width] -> [batch, out, ...]; weight: [out, in / groups, depth, height, width].
+template <Device D, Real T = float>
+class Conv3d : public detail::ConvolutionBase<5, D, T> {
+ public:
+  /// Throws as Conv1d does.
+  Conv3d(Index in_channels, Index out_channels, const Conv3dOptions& options)
+      : detail::ConvolutionBase<5, D, T>("Conv3d", in_channels, out_channels,
+                                         {options.kernel.depth, options.kernel.height, options.kernel.width},
+                                         options.groups, options.bias, false),
+        options_{options.stride, options.padding, options.dilation, options.groups} {}
+  template <Operand X>
+  auto operator()(const X& x) const {
+    return conv3d(x, this->weight, this->bias, options_);
+  }
+
+ private:
+  chorus::Conv3dOptions options_;
+};
+
+struct ConvTranspose1dOptions {
+  Index kernel = 1, stride = 1, padding = 0, output_padding = 0, dilation = 1, groups = 1;
+  bool bias = true;
+};
+
+/// x: [batch, in, length] -> [batch, out, ...]; weight: [in, out / groups, kernel].
+template <Device D, Real T = float>
+class ConvTranspose1d : public detail::ConvolutionBase<3, D, T> {
+ public:
+  /// Throws as Conv1d does.
+  ConvTranspose1d(Index in_channels, Index out_channels, const ConvTranspose1dOptions& options)
+      : detail::ConvolutionBase<3, D, T>("ConvTranspose1d", in_channels, out_channels, {options.kernel}, options.groups,
+                                         options.bias, true),
+        options_{options.stride, options.padding, options.output_padding, options.dilation, options.groups} {}
+  template <Operand X>
+  auto operator()(const X& x) const {
+    const auto with_bias = [&] { return conv_transpose1d(x, this->weight, this->bias, options_); };
+    return this->bias ? with_bias() : decltype(with_bias())(conv_transpose1d(x, this->weight, options_));
+  }
+
+ private:
+  chorus::ConvTranspose1dOptions options_;
+};
+
+struct ConvTranspose2dOptions {
+  Size2d kernel = 1, stride = 1, padding = 0, output_padding = 0, dilation = 1;
+  Index groups = 1;
+  bool bias = true;
+};
+
+/// x: [batch, in, height, width] -> [batch, out, ...]; weight: [in, out / groups, kernel_h, kernel_w].
+template <Device D, Real T = float>
+class ConvTranspose2d : public detail::ConvolutionBase<4, D, T> {
+ public:
+  /// Throws as Conv1d does.
+  ConvTranspose2d(Index in_channels, Index out_channels, const ConvTranspose2dOptions& options)
+      : detail::ConvolutionBase<4, D, T>("ConvTranspose2d", in_channels, out_channels,
+                                         {options.kernel.height, options.kernel.width}, options.groups, options.bias,
+                                         true),
+        options_{options.stride, options.padding, options.output_padding, options.dilation, options.groups} {}
+  template <Operand X>
+  auto operator()(const X& x) const {
+    const auto with_bias = [&] { return conv_transpose2d(x, this->weight, this->bias, options_); };
+    return this->bias ? with_bias() : decltype(with_bias())(conv_transpose2d(x, this->weight, options_));
+  }
+
+ private:
+  chorus::ConvTranspose2dOptions options_;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::nn

@@ -1,0 +1,187 @@
+#pragma once
+/// Functions as layers, beside those of activations.hpp.
+
+#include <chorus/nn/activations.hpp>
+#include <chorus/nn/init.hpp>
+#include <chorus/ops/dropout_variants.hpp>
+#include <chorus/ops/interpolation.hpp>
+#include <chorus/ops/more_activations.hpp>
+
+namespace chorus::inline CHORUS_ABI::nn {
+
+#define CHORUS_FUNCTION_LAYER(LAYER, FUNCTION)               \
+  struct LAYER : Module {                                    \
+    template <Operand X>                                     \
+    auto operator()(const X& x) const {                      \
+      return FUNCTION(x);                                    \
+    }                                                        \
+    std::string describe() const override { return #LAYER; } \
+  }
+CHORUS_FUNCTION_LAYER(SELU, selu);
+CHORUS_FUNCTION_LAYER(Softsign, softsign);
+CHORUS_FUNCTION_LAYER(Tanhshrink, tanhshrink);
+CHORUS_FUNCTION_LAYER(GELUTanh, gelu_tanh);
+/// The mean of each channel of an image: [batch, channels].
+CHORUS_FUNCTION_LAYER(GlobalAvgPool, global_avg_pool);
+#undef CHORUS_FUNCTION_LAYER
+
+// One option, given at construction.
+#define CHORUS_FUNCTION_LAYER(LAYER, FUNCTION, OPTION, DEFAULT)                                \
+  struct LAYER : Module {                                                                      \
+    double OPTION;                                                                             \
+    explicit LAYER(double option = DEFAULT) : OPTION(option) {}                                \
+    template <Operand X>                                                                       \
+    auto operator()(const X& x) const {                                                        \
+      return FUNCTION(x, OPTION);                                                              \
+    }                                                                                          \
+    std::string describe() const override { return cat(#LAYER "(" #OPTION "=", OPTION, ")"); } \
+  }
+CHORUS_FUNCTION_LAYER(CELU, celu, alpha, 1);
+CHORUS_FUNCTION_LAYER(Hardshrink, hardshrink, lambda, 0.5);
+CHORUS_FUNCTION_LAYER(Softshrink, softshrink, lambda, 0.5);
+#undef CHORUS_FUNCTION_LAYER
+
+/// log(1 + exp(beta x)) / beta; x itself where beta x is above the threshold.
+struct Softplus : Module {
+  double beta, threshold;
+  explicit Softplus(double scale = 1, double above = 20) : beta(scale), threshold(above) {}
+  template <Operand X>
+  auto operator()(const X& x) const {
+    return softplus(x, beta, threshold);
+  }
+  std::string describe() const override { return cat("Softplus(", beta, ")"); }
+};
+
+/// x limited to [min, max].
+struct Hardtanh : Module {
+  double min, max;
+  explicit Hardtanh(double low = -1, double high = 1) : min(low), max(high) {}
+  template <Operand X>
+  auto operator()(const X& x) const {
+    return hardtanh(x, min, max);
+  }
+  std::string describe() const override { return cat("Hardtanh(", min, ", ", max, ")"); }
+};
+
+/// x above the threshold, else the value.
+struct Threshold : Module {
+  double threshold, value;
+  Threshold(double above, double otherwise) : threshold(above), value(otherwise) {}
+  template <Operand X>
+  auto operator()(const X& x) const {
+    return chorus::threshold(x, threshold, value);
+  }
+  std::string describe() const override { return cat("Threshold(", threshold, ", ", value, ")"); }
+};
+
+/// log(softmax(x)) along an axis.
+struct LogSoftmax : Module {
+  Index axis;
+  explicit LogSoftmax(Index along) : axis(along) {}
+  template <Operand X>
+  auto operator()(const X& x) const {
+    return log_softmax(x, axis);
+  }
+  std::string describe() const override { return cat("LogSoftmax(", axis, ")"); }
+};
+
+/// The first half of an axis times the sigmoid of the second.
+struct GLU : Module {
+  Index axis;
+  explicit GLU(Index along = -1) : axis(along) {}
+  template <Operand X>
+  auto operator()(const X& x) const {
+    return glu(x, axis);
+  }
+  std::string describe() const override { return cat("GLU(", axis, ")"); }
+};
+
+/// x for positive x, else x times a learned slope: one, or one a channel of x: [batch, channels, ...].
+template <Device D, Real T = float>
+class PReLU : public Module {
+ public:
+  using device_type = D;
+  Parameter<T, 1, D> weight;
+  explicit PReLU(Index channels = 1, double slope = 0.25) {
+    check<ShapeError>(channels > 0, "PReLU: ", channels, " channels: must be positive");
+    weight = Parameter(init::constant<T, D, 1>({channels}, static_cast<T>(slope)));
+  }
+  template <Operand X>
+  auto operator()(const X& x) const {
+    return prelu(x, weight);
+  }
+  void visit(Visitor& visitor) override { visitor.parameter("weight", weight); }
+  std::string describe() const override { return cat("PReLU(", weight.shape()[0], ")"); }
+};
+
+/// x as it is: in the place of a layer that a variant of a model lacks.
+struct Identity : Module {
+  template <Operand X>
+  X operator()(const X& x) const {
+    return x;
+  }
+  std::string describe() const override { return "Identity"; }
+};
+
+/// In training zeroes whole channels of x: [batch, channels, ...] with probability `p`.
+struct Dropout2d : Dropout {
+  using Dropout::Dropout;
+  template <Operand X>
+  auto operator()(const X& x) const {
+    return dropout_channels(x, p, training());
+  }
+  std::string describe() const override { return cat("Dropout2d(", p, ")"); }
+};
+/// Dropout for SELU: keeps mean and variance.
+struct AlphaDropout : Dropout {
+  using Dropout::Dropout;
+  template <Operand X>
+  auto operator()(const X& x) const {
+    return alpha_dropout(x, p, training());
+  }
+  std::string describe() const override { return cat("AlphaDropout(", p, ")"); }
+};
+
+/// Images of any size to images of one.
+struct AdaptiveAvgPool2d : Module {
+  Size2d size;
+  explicit AdaptiveAvgPool2d(Size2d to) : size(to) {}
+  template <Operand X>
+  auto operator()(const X& x) const {
+    return adaptive_avg_pool2d(x, size);
+  }
+  std::string describe() const override { return cat("AdaptiveAvgPool2d(", size.height, "x", size.width, ")"); }
+};
+struct AdaptiveMaxPool2d : Module {
+  Size2d size;
+  explicit AdaptiveMaxPool2d(Size2d to) : size(to) {}
+  template <Operand X>
+  auto operator()(const X& x) const {
+    return adaptive_max_pool2d(x, size);
+  }
+  std::string describe() const override { return cat("AdaptiveMaxPool2d(", size.height, "x", size.width, ")"); }
+};
+
+enum class UpsampleMode : std::uint8_t { nearest, bilinear };
+
+/// Images `scale` times as large.
+struct Upsample : Module {
+  Size2d scale;
+  UpsampleMode mode;
+  bool align_corners;
+  explicit Upsample(Size2d by, UpsampleMode how = UpsampleMode::nearest, bool corners = false)
+      : scale(by), mode(how), align_corners(corners) {}
+  template <Operand X>
+  auto operator()(const X& x) const {
+    auto nearest = [&] { return upsample_nearest2d(x, scale); };
+    if (mode == UpsampleMode::nearest) return nearest();
+    const Size2d size{value_of(x).size(2) * scale.height, value_of(x).size(3) * scale.width};
+    return decltype(nearest())(upsample_bilinear2d(x, size, align_corners));
+  }
+  std::string describe() const override {
+    return cat("Upsample(", scale.height, "x", scale.width,
+               mode == UpsampleMode::nearest ? ", nearest)" : ", bilinear)");
+  }
+};
+
+}  // namespace chorus::inline CHORUS_ABI::nn

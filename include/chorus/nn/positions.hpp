@@ -1,0 +1,92 @@
+#pragma once
+/// Encodings of positions in a sequence: learned, sinusoidal, rotary.
+
+#include <chorus/nn/init.hpp>
+#include <chorus/nn/module.hpp>
+#include <chorus/ops/arithmetic.hpp>
+#include <chorus/ops/shape.hpp>
+#include <cmath>
+
+namespace chorus::inline CHORUS_ABI::nn {
+
+/// Adds a learned vector for each place: x: [batch, length, features], weight: [most, features].
+template <Device D, Real T = float>
+class LearnedPositions : public Module {
+ public:
+  using device_type = D;
+  Parameter<T, 2, D> weight;
+
+  /// Starts with numbers from N(0, 0.02²). Throws ShapeError unless both sizes are positive.
+  LearnedPositions(Index most, Index features) {
+    check<ShapeError>(most > 0 && features > 0, "LearnedPositions: ", most, " places of ", features,
+                      " features: both must be positive");
+    weight = Parameter(init::normal<T, D, 2>({most, features}, 0, 0.02));
+  }
+  /// Throws ShapeError where the sequence is longer than there are places.
+  template <Operand X>
+  auto operator()(const X& x) const {
+    const Index length = value_of(x).size(-2);
+    check<ShapeError>(length <= weight.shape()[0], "LearnedPositions: a sequence of ", length, " is longer than ",
+                      weight.shape()[0], " places");
+    return x + slice(weight, 0, 0, length);
+  }
+  void visit(Visitor& visitor) override { visitor.parameter("weight", weight); }
+  std::string describe() const override {
+    return cat("LearnedPositions(", weight.shape()[0], ", ", weight.shape()[1], ")");
+  }
+};
+
+namespace detail {
+// [length, features / 2]: place times 10000^(-2 i / features).
+template <Real T, class F>
+Tensor<T, 2, Cpu> position_angles(Index length, Index features, const F& f) {
+  auto out = Tensor<T, 2, Cpu>::empty({length, features / 2});
+  for (Index place = 0; place < length; ++place)
+    for (Index i = 0; i < features / 2; ++i)
+      out(place, i) =
+          static_cast<T>(f(static_cast<double>(place) *
+                           std::pow(10000.0, -2.0 * static_cast<double>(i) / static_cast<double>(features))));
+  return out;
+}
+template <class D, Real T>
+Tensor<T, 2, D> on_device(const Tensor<T, 2, Cpu>& host, D device) {
+  return Tensor<T, 2, D>::from({host.data(), static_cast<std::size_t>(host.numel())}, host.shape(), device);
+}
+}  // namespace detail
+
+/// Adds sines (features 0, 2, ...) and cosines (1, 3, ...) of the place at falling frequencies (Vaswani et al. 2017) to
+/// x: [batch, length, features]. Throws ShapeError for an odd number of features.
+struct SinusoidalPositions : Module {
+  template <Operand X>
+  auto operator()(const X& x) const {
+    using T = typename tensor_of<X>::value_type;
+    const Index length = value_of(x).size(-2), features = value_of(x).size(-1);
+    check<ShapeError>(features % 2 == 0, "SinusoidalPositions: ", features, " features are not even");
+    const auto sines = detail::position_angles<T>(length, features, [](double angle) { return std::sin(angle); });
+    const auto cosines = detail::position_angles<T>(length, features, [](double angle) { return std::cos(angle); });
+    const auto table = reshape(stack(2, sines, cosines), Shape<2>{length, features});
+    return x + detail::on_device(table, value_of(x).device());
+  }
+  std::string describe() const override { return "SinusoidalPositions"; }
+};
+
+/// Turns the pairs (i, i + features / 2) of queries or keys x: [..., length, features] by an angle that grows with the
+/// place, so that products of them depend on distances alone (Su et al. 2021). `first` is the place of the first entry.
+/// Throws ShapeError for an odd number of features.
+template <Operand X>
+auto rotary_positions(const X& x, Index first = 0) {
+  using T = typename tensor_of<X>::value_type;
+  const Index length = value_of(x).size(-2), features = value_of(x).size(-1);
+  check<ShapeError>(features % 2 == 0, "rotary_positions: ", features, " features are not even");
+  check<UsageError>(first >= 0, "rotary_positions: the first place is ", first);
+  const auto table = [&](auto f) {
+    const auto angles = detail::position_angles<T>(first + length, features, f).slice(0, first, first + length);
+    return detail::on_device(contiguous(angles), value_of(x).device());
+  };
+  const auto sine = table([](double angle) { return std::sin(angle); });
+  const auto cosine = table([](double angle) { return std::cos(angle); });
+  const auto a = slice(x, -1, 0, features / 2), b = slice(x, -1, features / 2, features);
+  return concat(-1, a * cosine - b * sine, b * cosine + a * sine);
+}
+
+}  // namespace chorus::inline CHORUS_ABI::nn

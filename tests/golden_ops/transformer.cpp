@@ -1,0 +1,72 @@
+// Attention layers, layers of the transformer, activations beside the usual ones.
+#include <chorus/nn/transformer.hpp>
+#include <chorus/ops/more_activations.hpp>
+
+#include "module_case.hpp"
+
+namespace golden {
+namespace {
+
+namespace nn = ch::nn;
+
+nn::TransformerOptions options_of(const Case& test) {
+  return {.heads = test.attr<Index>("heads"),
+          .feed_forward = test.attr<Index>("feed_forward"),
+          .dropout = 0,
+          .activation = test.attr("gelu", false) ? nn::FeedForwardActivation::gelu : nn::FeedForwardActivation::relu,
+          .norm_first = test.attr("norm_first", false)};
+}
+
+// An element-wise function sees no axes.
+template <class F>
+void unary(Case& test, const F& f) {
+  with_rank<1>(test.rank("x"), [&]<int Rank>(std::integral_constant<int, Rank>) {
+    if constexpr (Rank == 2) test.out("y", f(test.in<Rank>("x")));
+  });
+}
+
+}  // namespace
+
+void add_transformer(Operations& operations) {
+  operations["multihead_attention"] = [](Case& test) {
+    const auto query = test.in<3>("query");
+    nn::MultiheadAttention<ch::Cpu> layer(query.size(2), test.attr<Index>("heads"),
+                                          {.bias = test.has("in.in_proj_bias")});
+    load_parameters(test, layer);
+    test.out("y", layer(query, test.in<3>("key"), test.in<3>("value"), test.attr("causal", false)));
+  };
+  operations["transformer_encoder_layer"] = [](Case& test) {
+    const auto x = test.in<3>("x");
+    nn::TransformerEncoderLayer<ch::Cpu> layer(x.size(2), options_of(test));
+    load_parameters(test, layer);
+    test.out("y", layer(x, test.attr("causal", false)));
+  };
+  operations["transformer_decoder_layer"] = [](Case& test) {
+    const auto x = test.in<3>("x");
+    nn::TransformerDecoderLayer<ch::Cpu> layer(x.size(2), options_of(test));
+    load_parameters(test, layer);
+    test.out("y", layer(x, test.in<3>("memory")));
+  };
+  operations["selu"] = [](Case& test) { unary(test, [](const auto& x) { return ch::selu(x); }); };
+  operations["celu"] = [](Case& test) {
+    unary(test, [&](const auto& x) { return ch::celu(x, test.attr("alpha", 1.0)); });
+  };
+  operations["softsign"] = [](Case& test) { unary(test, [](const auto& x) { return ch::softsign(x); }); };
+  operations["tanhshrink"] = [](Case& test) { unary(test, [](const auto& x) { return ch::tanhshrink(x); }); };
+  operations["hardshrink"] = [](Case& test) {
+    unary(test, [&](const auto& x) { return ch::hardshrink(x, test.attr("lambda", 0.5)); });
+  };
+  operations["softshrink"] = [](Case& test) {
+    unary(test, [&](const auto& x) { return ch::softshrink(x, test.attr("lambda", 0.5)); });
+  };
+  operations["threshold"] = [](Case& test) {
+    unary(test,
+          [&](const auto& x) { return ch::threshold(x, test.attr<double>("threshold"), test.attr<double>("value")); });
+  };
+  operations["prelu"] = [](Case& test) { test.out("y", ch::prelu(test.in<3>("x"), test.in<1>("weight"))); };
+  operations["glu"] = [](Case& test) {
+    unary(test, [&](const auto& x) { return ch::glu(x, test.attr<Index>("axis")); });
+  };
+}
+
+}  // namespace golden
