@@ -469,6 +469,19 @@ def optimizers():
         optimizer(f"rmsprop_{name}", "optim.rmsprop", lambda p: O.RMSprop(p, **attrs), attrs)
     optimizer("adagrad_decay", "optim.adagrad", lambda p: O.Adagrad(p, lr=.1, lr_decay=.2, weight_decay=.1), {"lr": .1, "lr_decay": .2, "weight_decay": .1})
 
+    for name, attrs in (("min", {"factor": .5, "patience": 1}), ("max", {"factor": .1, "patience": 0, "mode": "max", "cooldown": 2, "threshold": .05}),
+                        ("floor", {"factor": .3, "patience": 0, "min_lr": .01})):
+        if wanted and not f"schedule_plateau_{name}".startswith(wanted):
+            continue
+        tool = O.SGD([torch.nn.Parameter(torch.zeros(1))], lr=.2)
+        scheduler = O.lr_scheduler.ReduceLROnPlateau(tool, **attrs)
+        measure = torch.tensor([5., 4., 4., 4., 3.9, 4., 4.1, 4.2, 4.2, 1., 2., 2., 2., 2., 2., .99, .9, .95, .95])
+        rates = []
+        for value in measure.tolist():
+            scheduler.step(value)
+            rates.append(tool.param_groups[0]["lr"])
+        save(f"schedule_plateau_{name}", "schedule.plateau", attrs | {"lr": .2}, {"in.measure": measure, "out.lr": torch.tensor(rates)})
+
 
 for number, part in enumerate((elementwise, reductions, shapes, products, pooling, normalisation, attention, losses, recurrent, transformer, activations, optimizers)):
     generator.manual_seed(zlib.crc32(part.__name__.encode()))

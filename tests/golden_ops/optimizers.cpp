@@ -108,14 +108,14 @@ void add_optimizers(Operations& operations) {
     });
   };
   operations["optim.rmsprop"] = [](Case& test) {
-    ch::check<ch::UsageError>(!test.attr("centered", false), "centered RMSprop is not there");
     optimizer(test, [&](Parameters parameters) {
       return std::make_unique<optim::RmsProp<ch::Cpu>>(
           std::move(parameters), optim::RmsPropOptions{.lr = test.attr("lr", 0.01),
                                                        .alpha = test.attr("alpha", 0.99),
                                                        .eps = test.attr("eps", 1e-8),
                                                        .weight_decay = test.attr("weight_decay", 0.0),
-                                                       .momentum = test.attr("momentum", 0.0)});
+                                                       .momentum = test.attr("momentum", 0.0),
+                                                       .centered = test.attr("centered", false)});
     });
   };
   operations["optim.adagrad"] = [](Case& test) {
@@ -126,6 +126,21 @@ void add_optimizers(Operations& operations) {
                                                        .eps = test.attr("eps", 1e-10),
                                                        .weight_decay = test.attr("weight_decay", 0.0)});
     });
+  };
+  operations["schedule.plateau"] = [](Case& test) {
+    optim::HasLearningRate rate(test.attr<double>("lr"));
+    optim::ReduceOnPlateau schedule(rate, {.factor = test.attr<double>("factor"),
+                                           .patience = test.attr<int>("patience"),
+                                           .threshold = test.attr("threshold", 1e-4),
+                                           .larger_is_better = test.attr<std::string>("mode", "min") == "max",
+                                           .cooldown = test.attr("cooldown", 0),
+                                           .min_lr = test.attr("min_lr", 0.0)});
+    std::vector<float> rates;
+    for (const float measure : test.file("in.measure").f32()) {
+      schedule.step(static_cast<double>(measure));
+      rates.push_back(static_cast<float>(rate.lr()));
+    }
+    test.compare_numbers("out.lr", rates);
   };
   operations["schedule.step"] = [](Case& test) {
     schedule(test, optim::StepDecay{test.attr<int>("step_size"), test.attr("gamma", 0.1)});

@@ -29,13 +29,15 @@ class Adagrad final : public Optimizer<D> {
 
   void step() override {
     this->for_each_range([&]<class T>(T, const typename Optimizer<D>::Range& range) {
-      kernels::adagrad_step(this->device(), range.count, static_cast<T*>(range.value),
-                            static_cast<const T*>(range.grad), static_cast<T*>(range.state[0]),
-                            this->scalars(kernels::AdagradScalars{.lr = this->lr(),
-                                                                  .lr_decay = options_.lr_decay,
-                                                                  .eps = options_.eps,
-                                                                  .weight_decay = options_.weight_decay,
-                                                                  .step = range.steps + 1}));
+      kernels::adagrad_step(
+          this->device(), range.count, static_cast<T*>(range.value), static_cast<const T*>(range.grad),
+          static_cast<T*>(range.state[0]),
+          this->scalars(kernels::AdagradScalars{.lr = this->lr_of(range),
+                                                .lr_decay = options_.lr_decay,
+                                                .eps = options_.eps,
+                                                .weight_decay = range.weight_decay(options_.weight_decay),
+                                                .step = range.steps + 1},
+                        range));
     });
   }
 

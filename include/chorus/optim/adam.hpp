@@ -29,13 +29,14 @@ class Adam : public Optimizer<D> {
       kernels::adam_step(this->device(), range.count, static_cast<T*>(range.value), static_cast<const T*>(range.grad),
                          static_cast<T*>(range.state[0]), static_cast<T*>(range.state[1]),
                          static_cast<T*>(range.state[2]),
-                         this->scalars(kernels::AdamScalars{.lr = this->lr(),
+                         this->scalars(kernels::AdamScalars{.lr = this->lr_of(range),
                                                             .beta1 = options_.beta1,
                                                             .beta2 = options_.beta2,
                                                             .eps = options_.eps,
-                                                            .weight_decay = options_.weight_decay,
+                                                            .weight_decay = range.weight_decay(options_.weight_decay),
                                                             .decoupled = decoupled_,
-                                                            .step = range.steps + 1}));
+                                                            .step = range.steps + 1},
+                                       range));
     });
   }
 

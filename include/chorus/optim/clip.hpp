@@ -1,9 +1,11 @@
 #pragma once
 /// Gradient clipping.
 
+#include <array>
 #include <cmath>
 #include <vector>
 
+#include <chorus/kernels/functors.hpp>
 #include <chorus/kernels/optimizer.hpp>
 #include <chorus/kernels/pointwise.hpp>
 #include <chorus/nn/module.hpp>
@@ -40,6 +42,16 @@ double clip_grad_norm(const std::vector<nn::NamedParameter<D>>& parameters, doub
       kernels::scale(parameter.where(), parameter.count(), static_cast<T>(factor), grad);
     });
   return norm;
+}
+
+/// Limits every number of all gradients to [-limit, limit]. Throws UsageError unless the limit is positive.
+template <Device D>
+void clip_grad_value(const std::vector<nn::NamedParameter<D>>& parameters, double limit) {
+  check<UsageError>(limit > 0, "clip_grad_value: the limit must be positive, got ", limit);
+  detail::for_each_grad(parameters, [&]<class T>(auto& parameter, T* grad) {
+    kernels::pointwise_forward(parameter.where(), functors::Clamp{-limit, limit}, parameter.count(),
+                               std::array<const T*, 1>{grad}, grad);
+  });
 }
 
 }  // namespace chorus::inline CHORUS_ABI::optim

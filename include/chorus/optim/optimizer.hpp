@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -41,6 +42,24 @@ struct StateTensor {
   bool on_host = false;
 };
 
+/// What some parameters have of their own: see Optimizer::set_group.
+struct GroupOptions {
+  /// Their learning rate is that of the optimizer times this one, whatever schedules set.
+  double lr_scale = 1;
+  /// Their weight decay, instead of the optimizer's.
+  std::optional<double> weight_decay = {};
+};
+
+/// Whether a parameter is a bias or belongs to a normalisation: those have at most one axis.
+struct IsBiasOrNorm {
+  bool operator()(const auto& named) const { return named.parameter->extents().size() <= 1; }
+};
+/// Whether a parameter's name begins so: `encoder.` stands for all below that module.
+struct NameBegins {
+  std::string prefix;
+  bool operator()(const auto& named) const { return named.name.starts_with(prefix); }
+};
+
 template <Device D>
 class Optimizer : public HasLearningRate {
  public:
@@ -75,6 +94,25 @@ class Optimizer : public HasLearningRate {
     return out;
   }
 
+  /// Options for the parameters that `chosen(NamedParameter)` chooses, as IsBiasOrNorm and NameBegins do; of several
+  /// calls the last one holds. Other options differ by having an optimizer each. Throws UsageError where none is chosen
+  /// or an option is negative.
+  template <class Chosen>
+  void set_group(const Chosen& chosen, const GroupOptions& options) {
+    check<UsageError>(options.lr_scale >= 0 && options.weight_decay.value_or(0) >= 0,
+                      "optimizer: a group's lr_scale and weight_decay are at least 0, got ", options.lr_scale, " and ",
+                      options.weight_decay.value_or(0));
+    bool any = false;
+    for (Entry& entry : entries_)
+      if (chosen(std::as_const(entry.named))) {
+        entry.group = options;
+        any = true;
+      }
+    check<UsageError>(any, "optimizer: no parameter is in the group");
+  }
+  /// Weight decay acts on weights alone, not on biases and the parameters of normalisation.
+  void no_decay_on_biases_and_norms() { set_group(IsBiasOrNorm{}, {.weight_decay = 0}); }
+
   D device() const { return entries_.front().named.parameter->where(); }
 
  protected:
@@ -88,18 +126,23 @@ class Optimizer : public HasLearningRate {
     const void* grad;
     std::array<void*, max_slots> state;
     std::int64_t steps;  // before this one
+    GroupOptions group;
+    std::size_t axes;  // of the first parameter
+
+    double weight_decay(double of_optimizer) const { return group.weight_decay.value_or(of_optimizer); }
   };
+  double lr_of(const Range& range) const { return lr() * range.group.lr_scale; }
 
   /// A step's scalars as kernels take them. In a captured step they lie in device memory, where each replay finds its own
   /// learning rate and number.
   template <class S>
-  auto scalars(const S& now) {
+  auto scalars(const S& now, [[maybe_unused]] const Range& range) {
 #if CHORUS_USE_CUDA && defined(__CUDACC__)
     if constexpr (std::is_same_v<D, Cuda>) {
       kernels::cuda::Scalars<S> out{now};
       if (auto* numbers = cuda::replay_numbers())
-        out.device = numbers->add(now, [this, now](S& scalars, std::uint32_t replay) {
-          scalars.lr = lr();
+        out.device = numbers->add(now, [this, now, scale = range.group.lr_scale](S& scalars, std::uint32_t replay) {
+          scalars.lr = lr() * scale;
           if constexpr (requires { now.step; }) scalars.step = now.step + replay;
         });
       return out;
@@ -108,12 +151,21 @@ class Optimizer : public HasLearningRate {
       return now;
   }
 
+  /// Throws UsageError in a step that is captured as a graph, whose replays would repeat this step's scalars.
+  void refuse_capture([[maybe_unused]] const char* name) const {
+#if CHORUS_USE_CUDA
+    if constexpr (std::is_same_v<D, Cuda>)
+      check<UsageError>(cuda::replay_numbers() == nullptr, name, ": a step of it cannot be captured");
+#endif
+  }
+
   /// The names of the state that each parameter has, of its own dtype and shape, at first 0.
   virtual std::span<const std::string_view> slots() const = 0;
 
-  /// Calls `update(T{}, range)` for ranges that cover all parameters with gradients, then counts the step.
+  /// Calls `update(T{}, range)` for ranges that cover all parameters with gradients, then counts the step. With
+  /// `each_alone` a range is one parameter.
   template <class Update>
-  void for_each_range(const Update& update) {
+  void for_each_range(const Update& update, bool each_alone = false) {
     make_state();
     Range range{};
 #if CHORUS_USE_CUDA
@@ -138,10 +190,11 @@ class Optimizer : public HasLearningRate {
     for (Entry& entry : entries_) {
       auto& parameter = *entry.named.parameter;
       if (!parameter.grad_arrived() || !parameter.wants_grad()) continue;
-      Range next{parameter.dtype(), parameter.count(), parameter.value_data(), parameter.grad_data(), {}, entry.steps++};
+      Range next{parameter.dtype(), parameter.count(), parameter.value_data(), parameter.grad_data(), {}, entry.steps++,
+                 entry.group, parameter.extents().size()};
       for (std::size_t slot = 0; slot < slots().size(); ++slot) next.state[slot] = state_data(entry, slot);
       parameter.touch();
-      if (!continues(range, next)) {
+      if (each_alone || !continues(range, next)) {
         flush();
         range = next;
       } else {
@@ -156,6 +209,7 @@ class Optimizer : public HasLearningRate {
     nn::NamedParameter<D> named;
     std::int64_t steps = 0;
     std::size_t state_begin = 0;  // bytes
+    GroupOptions group = {};
   };
 
   void make_state() {
@@ -185,6 +239,7 @@ class Optimizer : public HasLearningRate {
       return static_cast<const std::byte*>(first) + bytes == second;
     };
     bool all = range.count > 0 && range.dtype == next.dtype && range.steps == next.steps &&
+               range.group.lr_scale == next.group.lr_scale && range.group.weight_decay == next.group.weight_decay &&
                follows(range.value, next.value) && follows(range.grad, next.grad);
     for (std::size_t slot = 0; slot < slots().size(); ++slot) all = all && follows(range.state[slot], next.state[slot]);
     return all;

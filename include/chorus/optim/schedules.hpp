@@ -86,6 +86,91 @@ struct CosineAnnealing {
   }
 };
 
+/// In the first `steps` epochs the rate grows in a straight line from start_factor times the start to the start, then
+/// follows `then`, whose epoch 0 is the one after: `Warmup{{.t_max = 90}, 5}` for CosineAnnealing.
+template <class Formula>
+struct Warmup {
+  Formula then;
+  int steps = 5;
+  double start_factor = 0;
+  double operator()(double start, int epoch) const {
+    check<UsageError>(steps > 0, "Warmup: steps is at least 1, got ", steps);
+    if (epoch >= steps) return then(start, epoch - steps);
+    return start * (start_factor + (1 - start_factor) * epoch / steps);
+  }
+};
+template <class Formula>
+Warmup(Formula, int) -> Warmup<Formula>;
+template <class Formula>
+Warmup(Formula, int, double) -> Warmup<Formula>;
+
+/// The linear scaling rule (Goyal et al. 2017): a batch k times as large takes a rate k times as large, reached by a
+/// warm-up of about 5 epochs. Throws UsageError unless all are positive.
+inline double scaled_lr(double base_lr, Index base_batch, Index batch) {
+  check<UsageError>(base_lr > 0 && base_batch > 0 && batch > 0, "scaled_lr: a rate and batches are positive, got ",
+                    base_lr, ", ", base_batch, " and ", batch);
+  return base_lr * static_cast<double>(batch) / static_cast<double>(base_batch);
+}
+
+struct ReduceOnPlateauOptions {
+  double factor = 0.1;
+  /// Epochs without improvement that are forgiven.
+  int patience = 10;
+  /// What counts as an improvement: a loss below best (1 - threshold), or a score above best (1 + threshold).
+  double threshold = 1e-4;
+  bool larger_is_better = false;
+  /// Epochs after a reduction that don't count.
+  int cooldown = 0;
+  double min_lr = 0;
+};
+
+/// Multiplies the rate by `factor` when a measure has stopped improving, as PyTorch's ReduceLROnPlateau does with a
+/// relative threshold. All ranks must be given the same measure.
+class ReduceOnPlateau {
+ public:
+  /// Throws UsageError unless 0 < factor < 1 and the other options are at least 0.
+  explicit ReduceOnPlateau(HasLearningRate& optimizer, const ReduceOnPlateauOptions& options = {})
+      : optimizer_(optimizer), options_(options) {
+    check<UsageError>(options.factor > 0 && options.factor < 1 && options.patience >= 0 && options.threshold >= 0 &&
+                          options.cooldown >= 0 && options.min_lr >= 0,
+                      "ReduceOnPlateau: the factor is in (0, 1), got ", options.factor,
+                      "; patience, threshold, cooldown and min_lr are at least 0");
+  }
+
+  /// An epoch's loss or score.
+  void step(double measure) {
+    if (!seen_ || improves(measure)) {
+      best_ = measure;
+      seen_ = true;
+      bad_ = 0;
+    } else {
+      ++bad_;
+    }
+    if (resting_ > 0) {
+      --resting_;
+      bad_ = 0;
+    }
+    if (bad_ <= options_.patience) return;
+    const double lr = std::max(optimizer_.lr() * options_.factor, options_.min_lr);
+    if (optimizer_.lr() - lr > 1e-8) optimizer_.set_lr(lr);
+    resting_ = options_.cooldown;
+    bad_ = 0;
+  }
+  double best() const { return best_; }
+
+ private:
+  bool improves(double measure) const {
+    return options_.larger_is_better ? measure > best_ * (1 + options_.threshold)
+                                     : measure < best_ * (1 - options_.threshold);
+  }
+
+  HasLearningRate& optimizer_;
+  ReduceOnPlateauOptions options_;
+  double best_ = 0;
+  bool seen_ = false;
+  int bad_ = 0, resting_ = 0;
+};
+
 /// From max_lr / div_factor up to max_lr in the first `pct_start` of `total` steps, then down to the first rate /
 /// final_div_factor, both along half a cosine (Smith, Topin 2017, as in PyTorch, without its cycling of the momentum).
 /// The optimizer's own rate has no influence; after the last step the rate stays.

@@ -1,0 +1,133 @@
+#pragma once
+/// Averages of parameters over steps: exponential (EMA) and equal weights (SWA).
+
+#include <algorithm>
+#include <chorus/kernels/copy.hpp>
+#include <chorus/nn/module.hpp>
+#include <chorus/optim/optimizer.hpp>
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+namespace chorus::inline CHORUS_ABI::optim {
+
+/// How an average follows.
+struct AverageRule {
+  /// The share of the average that stays in an update; below 0, all updates weigh the same.
+  double decay = -1;
+  double keep(std::int64_t updates) const {
+    return decay >= 0 ? decay : static_cast<double>(updates) / static_cast<double>(updates + 1);
+  }
+};
+/// An exponential moving average (EMA). Throws UsageError unless 0 <= decay < 1.
+inline AverageRule exponential(double decay) {
+  check<UsageError>(decay >= 0 && decay < 1, "exponential: the decay is in [0, 1), got ", decay);
+  return {decay};
+}
+/// The mean of the parameters at all updates: stochastic weight averaging (Izmailov et al. 2018).
+inline AverageRule equal_weights() { return {}; }
+
+/// A second set of a model's parameters that follows them. It starts as a copy of them.
+///
+///   optim::ParameterAverage average{net.parameters(), optim::exponential(0.999)};
+///   ...                                  // after each optimizer.step():
+///   average.update();
+///   ...
+///   optim::AveragedScope use{average};   // the model computes with the averages while this lives
+template <Device D>
+class ParameterAverage {
+ public:
+  /// Throws UsageError where there are no parameters.
+  ParameterAverage(std::vector<nn::NamedParameter<D>> parameters, AverageRule rule) : rule_(rule) {
+    check<UsageError>(!parameters.empty(), "ParameterAverage: there are no parameters");
+    const MemoryScope scope(trace::Memory::optimizer);
+    for (auto& named : parameters) {
+      auto& parameter = *named.parameter;
+      Storage<D> copy(parameter.where(), parameter.size_bytes());
+      copy_bytes(parameter.where(), copy.data(), parameter.where(), parameter.value_data(), parameter.size_bytes());
+      entries_.push_back({std::move(named), std::move(copy)});
+    }
+  }
+  ParameterAverage(const ParameterAverage&) = delete;
+  ParameterAverage& operator=(const ParameterAverage&) = delete;
+
+  /// average = keep average + (1 - keep) parameter.
+  void update() {
+    check<UsageError>(!swapped_, "ParameterAverage: no update while the model holds the averages");
+    const double keep = rule_.keep(updates_++);
+    for (Entry& entry : entries_)
+      with_type(entry, [&]<class T>(T* average, T* value, D device, Index count) {
+        kernels::scale(device, count, static_cast<T>(keep), average);
+        kernels::axpy(device, count, static_cast<T>(1 - keep), static_cast<const T*>(value), average);
+      });
+  }
+
+  /// Exchanges the model's numbers and the averages.
+  void swap() {
+    for (Entry& entry : entries_) {
+      auto& parameter = *entry.named.parameter;
+      const auto device = parameter.where();
+      Storage<D> aside(device, parameter.size_bytes());
+      copy_bytes(device, aside.data(), device, parameter.value_data(), parameter.size_bytes());
+      copy_bytes(device, parameter.value_data(), device, entry.average.data(), parameter.size_bytes());
+      entry.average = std::move(aside);
+      parameter.touch();
+    }
+    swapped_ = !swapped_;
+  }
+
+  std::int64_t updates() const { return updates_; }
+
+  /// The averages and their number, for checkpoints: `average.conv1.weight`.
+  std::vector<StateTensor> state() {
+    std::vector<StateTensor> out;
+    for (Entry& entry : entries_) {
+      const auto extents = entry.named.parameter->extents();
+      out.push_back({cat("average.", entry.named.name),
+                     entry.named.parameter->dtype(),
+                     {extents.begin(), extents.end()},
+                     entry.average.data()});
+    }
+    out.push_back({"average_updates", DType::i64, {}, &updates_, true});
+    return out;
+  }
+
+ private:
+  struct Entry {
+    nn::NamedParameter<D> named;
+    Storage<D> average;
+  };
+
+  template <class F>
+  static void with_type(Entry& entry, const F& f) {
+    auto& parameter = *entry.named.parameter;
+    const auto call = [&]<class T>(T) {
+      f(static_cast<T*>(entry.average.data()), static_cast<T*>(parameter.value_data()), parameter.where(),
+        parameter.count());
+    };
+    if (parameter.dtype() == DType::f32)
+      call(float{});
+    else
+      call(double{});
+  }
+
+  AverageRule rule_;
+  std::vector<Entry> entries_;
+  std::int64_t updates_ = 0;
+  bool swapped_ = false;
+};
+
+/// While it lives, the model computes with the averages.
+template <Device D>
+class AveragedScope {
+ public:
+  explicit AveragedScope(ParameterAverage<D>& average) : average_(average) { average_.swap(); }
+  ~AveragedScope() { average_.swap(); }
+  AveragedScope(const AveragedScope&) = delete;
+  AveragedScope& operator=(const AveragedScope&) = delete;
+
+ private:
+  ParameterAverage<D>& average_;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::optim

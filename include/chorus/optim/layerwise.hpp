@@ -1,0 +1,156 @@
+#pragma once
+/// Optimizers for large batches that scale each parameter's step by the ratio of its norm to its step's: LARS, LAMB.
+/// They look at whole parameters, so that an optimizer of slices (ShardedOptimizer) cannot hold them.
+
+#include <chorus/kernels/optimizer.hpp>
+#include <chorus/optim/elementwise.hpp>
+#include <cmath>
+#include <utility>
+#include <vector>
+
+namespace chorus::inline CHORUS_ABI::optim {
+
+namespace detail {
+/// An array of one parameter's size beside the state.
+template <class T, Device D>
+class StepMemory {
+ public:
+  StepMemory(D device, Index count) : storage_(device, static_cast<std::size_t>(count) * sizeof(T)) {}
+  T* data() const { return static_cast<T*>(storage_.data()); }
+
+ private:
+  Storage<D> storage_;
+};
+
+template <class T, Device D>
+double norm(D device, Index count, const T* x) {
+  return std::sqrt(kernels::square_sum(device, count, x));
+}
+}  // namespace detail
+
+struct LarsOptions {
+  double lr = 0.1, momentum = 0.9, weight_decay = 0;
+  /// The share of a parameter's norm that a step may have at a learning rate of 1.
+  double trust = 0.001, eps = 1e-8;
+};
+
+/// g += weight_decay p; m = momentum m + rate g with rate = lr trust |p| / (|gradient| + weight_decay |p| + eps), or lr
+/// where |p| or |gradient| is 0; p -= m (You, Gitman, Ginsburg 2017). Parameters of at most one axis (biases,
+/// normalisation) take plain steps of lr without weight decay.
+template <Device D>
+class Lars final : public Optimizer<D> {
+ public:
+  using options_type = LarsOptions;
+
+  /// Throws UsageError for negative options.
+  explicit Lars(std::vector<nn::NamedParameter<D>> parameters, const LarsOptions& options = {})
+      : Optimizer<D>(std::move(parameters), options.lr), options_(options) {
+    check<UsageError>(options.momentum >= 0 && options.weight_decay >= 0 && options.trust > 0 && options.eps >= 0,
+                      "Lars: momentum, weight_decay and eps are at least 0, trust above it; got ", options.momentum,
+                      ", ", options.weight_decay, ", ", options.eps, " and ", options.trust);
+  }
+
+  void step() override {
+    this->refuse_capture("Lars");
+    this->for_each_range(
+        [&]<class T>(T, const typename Optimizer<D>::Range& range) {
+          const auto device = this->device();
+          const auto p = static_cast<T*>(range.value), m = static_cast<T*>(range.state[0]);
+          const auto g = static_cast<const T*>(range.grad);
+          double rate = this->lr_of(range), decay = 0;
+          if (range.axes > 1) {
+            decay = range.weight_decay(options_.weight_decay);
+            const double of_p = detail::norm(device, range.count, static_cast<const T*>(p)),
+                         of_g = detail::norm(device, range.count, g);
+            if (of_p > 0 && of_g > 0) rate *= options_.trust * of_p / (of_g + decay * of_p + options_.eps);
+          }
+          detail::update(device, range.count, detail::Mix{options_.momentum, rate}, m, static_cast<const T*>(m), g);
+          detail::update(device, range.count, detail::Mix{1, rate * decay}, m, static_cast<const T*>(m),
+                         static_cast<const T*>(p));
+          detail::update(device, range.count, detail::Mix{1, -1}, p, static_cast<const T*>(p),
+                         static_cast<const T*>(m));
+        },
+        /*each_alone=*/true);
+  }
+
+ protected:
+  std::span<const std::string_view> slots() const override {
+    static constexpr std::string_view names[] = {"momentum"};
+    return names;
+  }
+
+ private:
+  LarsOptions options_;
+};
+
+struct LambOptions {
+  double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-6, weight_decay = 0.01;
+};
+
+namespace detail {
+struct LambDirection {
+  double first, second, eps, weight_decay;
+  template <class S>
+  CHORUS_HD S operator()(const S& m, const S& v, const S& p) const {
+    using namespace math;
+    using R = real_of<S>;
+    return m * R(first) / (sqrt(v * R(second)) + R(eps)) + p * R(weight_decay);
+  }
+};
+}  // namespace detail
+
+/// Adam's direction with weight decay, u = (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay p, and
+/// p -= lr |p| / |u| u, or p -= lr u where |p| or |u| is 0 (You et al. 2020).
+template <Device D>
+class Lamb final : public Optimizer<D> {
+ public:
+  using options_type = LambOptions;
+
+  /// Throws UsageError for betas outside of [0, 1) and negative eps or weight_decay.
+  explicit Lamb(std::vector<nn::NamedParameter<D>> parameters, const LambOptions& options = {})
+      : Optimizer<D>(std::move(parameters), options.lr), options_(options) {
+    check<UsageError>(options.beta1 >= 0 && options.beta1 < 1 && options.beta2 >= 0 && options.beta2 < 1,
+                      "Lamb: betas are in [0, 1), got ", options.beta1, " and ", options.beta2);
+    check<UsageError>(options.eps >= 0 && options.weight_decay >= 0, "Lamb: eps and weight_decay are at least 0, got ",
+                      options.eps, " and ", options.weight_decay);
+  }
+
+  void step() override {
+    this->refuse_capture("Lamb");
+    this->for_each_range(
+        [&]<class T>(T, const typename Optimizer<D>::Range& range) {
+          const auto device = this->device();
+          const auto p = static_cast<T*>(range.value), m = static_cast<T*>(range.state[0]),
+                     v = static_cast<T*>(range.state[1]);
+          const auto g = static_cast<const T*>(range.grad);
+          const auto t = static_cast<double>(range.steps + 1);
+          detail::update(device, range.count, detail::Mix{options_.beta1, 1 - options_.beta1}, m,
+                         static_cast<const T*>(m), g);
+          detail::update(device, range.count, detail::MixSquare{options_.beta2, 1 - options_.beta2}, v,
+                         static_cast<const T*>(v), g);
+          const detail::StepMemory<T, D> u(device, range.count);
+          detail::update(
+              device, range.count,
+              detail::LambDirection{1 / (1 - std::pow(options_.beta1, t)), 1 / (1 - std::pow(options_.beta2, t)),
+                                    options_.eps, range.weight_decay(options_.weight_decay)},
+              u.data(), static_cast<const T*>(m), static_cast<const T*>(v), static_cast<const T*>(p));
+          const double of_p = detail::norm(device, range.count, static_cast<const T*>(p)),
+                       of_u = detail::norm(device, range.count, static_cast<const T*>(u.data()));
+          const double rate = this->lr_of(range) * (of_p > 0 && of_u > 0 ? of_p / of_u : 1);
+          detail::update(device, range.count, detail::Mix{1, -rate}, p, static_cast<const T*>(p),
+                         static_cast<const T*>(u.data()));
+        },
+        /*each_alone=*/true);
+  }
+
+ protected:
+  std::span<const std::string_view> slots() const override {
+    static constexpr std::string_view names[] = {"exp_avg", "exp_avg_sq"};
+    return names;
+  }
+
+ private:
+  LambOptions options_;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::optim

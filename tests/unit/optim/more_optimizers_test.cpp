@@ -1,0 +1,170 @@
+#include <catch.hpp>
+#include <chorus/optim/adam.hpp>
+#include <chorus/optim/averaging.hpp>
+#include <chorus/optim/clip.hpp>
+#include <chorus/optim/layerwise.hpp>
+#include <chorus/optim/lion.hpp>
+#include <chorus/optim/schedules.hpp>
+#include <chorus/optim/sgd.hpp>
+#include <cmath>
+
+#include "../message_of.hpp"
+
+namespace ch = chorus;
+namespace nn = ch::nn;
+namespace optim = ch::optim;
+using ch::Cpu;
+using ch::Index;
+using Numbers = std::vector<double>;
+
+namespace {
+
+struct Model : nn::Module {
+  ch::Parameter<double, 2> weight{ch::Tensor<double, 2>::from({1, -2, 3, 0.5, -0.1, 4}, {2, 3})};
+  ch::Parameter<double, 1> bias{ch::Tensor<double, 1>::from({0.5, -1.5}, {2})};
+  CHORUS_MODULE(Model, weight, bias)
+
+  auto forward(const auto& x) const { return x; }
+  std::vector<nn::NamedParameter<Cpu>> parameters() { return nn::named_parameters<Cpu>(*this); }
+  std::vector<Numbers> values() const { return {weight.value().to_vector(), bias.value().to_vector()}; }
+  std::vector<Numbers> give(int step) const {
+    const auto put = [&](const auto& parameter, double seed) {
+      using Value = std::remove_cvref_t<decltype(parameter.value())>;
+      auto grad = Value::empty(parameter.shape());
+      for (Index i = 0; i < grad.numel(); ++i) grad.data()[i] = std::sin(seed + 0.7 * step + static_cast<double>(i));
+      parameter.zero_grad();
+      parameter.as_variable().node()->add(grad);
+      return grad.to_vector();
+    };
+    return {put(weight, 1), put(bias, 2)};
+  }
+};
+
+double norm(const Numbers& x) {
+  double squares = 0;
+  for (const double value : x) squares += value * value;
+  return std::sqrt(squares);
+}
+
+// Runs `optimizer` and `reference(number of the parameter, its numbers, gradient, step)` side by side.
+template <class Reference>
+void check_steps(Model& model, optim::Optimizer<Cpu>& optimizer, const Reference& reference) {
+  auto expected = model.values();
+  for (int step = 1; step <= 5; ++step) {
+    const auto grads = model.give(step);
+    for (std::size_t k = 0; k < expected.size(); ++k) reference(k, expected[k], grads[k], step);
+    optimizer.step();
+    const auto got = model.values();
+    for (std::size_t k = 0; k < expected.size(); ++k)
+      for (std::size_t i = 0; i < expected[k].size(); ++i)
+        CHECK(got[k][i] == Approx(expected[k][i]).epsilon(1e-12).margin(1e-14));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("Lion steps along the sign of the mixed momentum") {
+  Model model;
+  optim::Lion<Cpu> optimizer(model.parameters(), {.lr = 0.1, .beta1 = 0.8, .beta2 = 0.9, .weight_decay = 0.2});
+  Numbers m[2] = {Numbers(6), Numbers(2)};
+  check_steps(model, optimizer, [&](std::size_t k, Numbers& p, const Numbers& g, int) {
+    for (std::size_t i = 0; i < p.size(); ++i) {
+      const double mixed = 0.8 * m[k][i] + 0.2 * g[i];
+      p[i] -= 0.1 * ((mixed > 0 ? 1 : mixed < 0 ? -1 : 0) + 0.2 * p[i]);
+      m[k][i] = 0.9 * m[k][i] + 0.1 * g[i];
+    }
+  });
+}
+
+TEST_CASE("LAMB scales Adam's direction by the ratio of norms") {
+  Model model;
+  optim::Lamb<Cpu> optimizer(model.parameters(),
+                             {.lr = 0.1, .beta1 = 0.8, .beta2 = 0.9, .eps = 1e-3, .weight_decay = 0.2});
+  Numbers m[2] = {Numbers(6), Numbers(2)}, v[2] = {Numbers(6), Numbers(2)};
+  check_steps(model, optimizer, [&](std::size_t k, Numbers& p, const Numbers& g, int step) {
+    Numbers u;
+    for (std::size_t i = 0; i < p.size(); ++i) {
+      m[k][i] = 0.8 * m[k][i] + 0.2 * g[i];
+      v[k][i] = 0.9 * v[k][i] + 0.1 * g[i] * g[i];
+      u.push_back(m[k][i] / (1 - std::pow(0.8, step)) / (std::sqrt(v[k][i] / (1 - std::pow(0.9, step))) + 1e-3) +
+                  0.2 * p[i]);
+    }
+    const double rate = 0.1 * norm(p) / norm(u);
+    for (std::size_t i = 0; i < p.size(); ++i) p[i] -= rate * u[i];
+  });
+}
+
+TEST_CASE("LARS scales the steps of weights, and biases take plain ones") {
+  Model model;
+  optim::Lars<Cpu> optimizer(model.parameters(), {.lr = 0.5, .momentum = 0.9, .weight_decay = 0.2, .trust = 0.02});
+  Numbers m[2] = {Numbers(6), Numbers(2)};
+  check_steps(model, optimizer, [&](std::size_t k, Numbers& p, const Numbers& g, int) {
+    const double decay = k == 0 ? 0.2 : 0;
+    const double rate = k == 0 ? 0.5 * 0.02 * norm(p) / (norm(g) + decay * norm(p) + 1e-8) : 0.5;
+    for (std::size_t i = 0; i < p.size(); ++i) {
+      m[k][i] = 0.9 * m[k][i] + rate * (g[i] + decay * p[i]);
+      p[i] -= m[k][i];
+    }
+  });
+}
+
+TEST_CASE("groups have a learning rate and a weight decay of their own") {
+  Model model;
+  optim::Sgd<Cpu> optimizer(model.parameters(), {.lr = 0.1, .weight_decay = 0.5});
+  optimizer.no_decay_on_biases_and_norms();
+  optimizer.set_group(optim::NameBegins{"weight"}, {.lr_scale = 0.25});
+  check_steps(model, optimizer, [&](std::size_t k, Numbers& p, const Numbers& g, int) {
+    for (std::size_t i = 0; i < p.size(); ++i) p[i] -= (k == 0 ? 0.025 : 0.1) * (g[i] + (k == 0 ? 0.5 : 0) * p[i]);
+  });
+  CHECK(message_of<ch::UsageError>([&] { optimizer.set_group(optim::NameBegins{"conv"}, {}); }) ==
+        "optimizer: no parameter is in the group");
+  CHECK(message_of<ch::UsageError>([&] { optimizer.set_group(optim::IsBiasOrNorm{}, {.lr_scale = -1}); }) != "");
+}
+
+TEST_CASE("gradients are clipped by value") {
+  Model model;
+  const auto grads = model.give(1);
+  optim::clip_grad_value(model.parameters(), 0.5);
+  for (std::size_t i = 0; i < 6; ++i)
+    CHECK(model.weight.grad().data()[i] == std::min(0.5, std::max(-0.5, grads[0][i])));
+  CHECK_THROWS_AS(optim::clip_grad_value(model.parameters(), 0), ch::UsageError);
+}
+
+TEST_CASE("averages follow the parameters and take their place for a while") {
+  Model model;
+  optim::Sgd<Cpu> optimizer(model.parameters(), {.lr = 0.1});
+  optim::ParameterAverage<Cpu> ema(model.parameters(), optim::exponential(0.75)),
+      swa(model.parameters(), optim::equal_weights());
+  auto expected = model.values()[0], total = Numbers(6);
+  for (int step = 0; step < 4; ++step) {
+    model.give(step);
+    optimizer.step();
+    ema.update();
+    swa.update();
+    for (std::size_t i = 0; i < 6; ++i) {
+      expected[i] = 0.75 * expected[i] + 0.25 * model.values()[0][i];
+      total[i] += model.values()[0][i];
+    }
+  }
+  const auto now = model.values();
+  {
+    const optim::AveragedScope use(ema);
+    for (std::size_t i = 0; i < 6; ++i) CHECK(model.values()[0][i] == Approx(expected[i]));
+    CHECK_THROWS_AS(ema.update(), ch::UsageError);
+  }
+  CHECK(model.values() == now);
+  const optim::AveragedScope use(swa);
+  for (std::size_t i = 0; i < 6; ++i) CHECK(model.values()[0][i] == Approx(total[i] / 4));
+  CHECK(ema.state().front().name == "average.weight");
+  CHECK_THROWS_AS(optim::exponential(1), ch::UsageError);
+}
+
+TEST_CASE("a warm-up leads into another schedule, and the linear scaling rule gives its top") {
+  optim::HasLearningRate rate(optim::scaled_lr(0.1, 256, 1024));
+  optim::Schedule schedule(rate, optim::Warmup{optim::StepDecay{.step_size = 2, .gamma = 0.5}, 4});
+  Numbers rates;
+  for (int epoch = 0; epoch < 8; ++epoch, schedule.step()) rates.push_back(rate.lr());
+  const Numbers expected{0, 0.1, 0.2, 0.3, 0.4, 0.4, 0.2, 0.2};
+  for (std::size_t i = 0; i < expected.size(); ++i) CHECK(rates[i] == Approx(expected[i]).margin(1e-15));
+  CHECK_THROWS_AS(optim::scaled_lr(0.1, 0, 10), ch::UsageError);
+}
