@@ -18,7 +18,7 @@ struct ConnectOptions {
 /// master_port in one group.
 AnyCommunicator connect(const World& world, const ConnectOptions& options = {});
 
-/// `auto`, `shm`, `tcp`, `thread`, `mpi`, `gloo` or `nccl`. Throws UsageError for another name.
+/// `auto`, `shm`, `tcp`, `thread`, `hierarchical`, `mpi`, `gloo` or `nccl`. Throws UsageError for another name.
 Backend backend_of(std::string_view name);
 
 /// Makes the engine of one rank, where world.size is 2 or more.

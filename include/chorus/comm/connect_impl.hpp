@@ -3,6 +3,7 @@
 
 #include <array>
 #include <chorus/comm/connect.hpp>
+#include <chorus/comm/hybrid_transport.hpp>
 #include <chorus/comm/mesh.hpp>
 #include <chorus/comm/ring_communicator.hpp>
 #include <chorus/comm/thread_group.hpp>
@@ -24,7 +25,14 @@ inline EngineMaker& maker_of(Backend backend) {
     return std::make_unique<ShmTransport>(std::move(meeting.region), world.rank, world.size, world.timeout);
   auto link = std::make_unique<TcpTransport>(world.rank, world.size, world.timeout);
   connect_all(world, meeting, link->peers());
-  return link;
+  if (backend != Backend::hierarchical) return link;
+  try {
+    return std::make_unique<HybridTransport>(std::move(link));
+  } catch (const LinkTimeout& error) {
+    throw TimeoutError(cat("rank ", world.rank, ": connect: ", error.what()));
+  } catch (const LinkError& error) {
+    throw CommError(cat("rank ", world.rank, ": connect: ", error.what()));
+  }
 }
 
 }  // namespace detail
@@ -38,7 +46,7 @@ CHORUS_INLINE AnyCommunicator connect(const World& world, const ConnectOptions& 
                     " ms, expected more than 0");
   const auto backend = options.backend;
   const auto maker = detail::maker_of(backend);
-  check<UsageError>(backend <= Backend::thread || maker, "connect: this program was built without backend ", backend,
+  check<UsageError>(backend <= Backend::hierarchical || maker, "connect: this program was built without backend ", backend,
                     ": include <chorus/comm/", backend, ".hpp> and link its library");
   if (world.size == 1) {
     const auto unused = Socket::adopt(world.listen_fd);
@@ -47,15 +55,17 @@ CHORUS_INLINE AnyCommunicator connect(const World& world, const ConnectOptions& 
   if (maker) return AnyCommunicator(maker(world));
   if (backend == Backend::thread) return join_thread_group(world);
   auto link = detail::meet(world, backend);
-  const auto carrier = dynamic_cast<const ShmTransport*>(link.get()) ? Backend::shm : Backend::tcp;
+  const auto carrier = dynamic_cast<const ShmTransport*>(link.get()) ? Backend::shm
+                       : !link->machines().empty()                  ? Backend::hierarchical
+                                                                    : Backend::tcp;
   return RingCommunicator(name(carrier), std::move(link));
 }
 
 CHORUS_INLINE Backend backend_of(std::string_view text) {
-  for (auto backend : {Backend::automatic, Backend::shm, Backend::tcp, Backend::thread, Backend::mpi, Backend::gloo,
-                       Backend::nccl})
+  for (auto backend : {Backend::automatic, Backend::shm, Backend::tcp, Backend::thread, Backend::hierarchical,
+                       Backend::mpi, Backend::gloo, Backend::nccl})
     if (name(backend) == text) return backend;
-  fail<UsageError>("backend '", text, "' is unknown, expected auto, shm, tcp, thread, mpi, gloo or nccl");
+  fail<UsageError>("backend '", text, "' is unknown, expected auto, shm, tcp, thread, hierarchical, mpi, gloo or nccl");
 }
 
 CHORUS_INLINE bool register_backend(Backend backend, EngineMaker maker) {

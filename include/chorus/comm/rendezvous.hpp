@@ -183,7 +183,7 @@ class Host {
     for (int rank = 1; rank < world_.size; ++rank) one_machine = one_machine && at(rank).hello.machine == machine_id();
     meeting.key = random_key();
     meeting.listener = Socket::listen(listener.local().with_port(0));
-    meeting.kind = kind_ != Backend::tcp && one_machine ? Backend::shm : Backend::tcp;
+    meeting.kind = (kind_ == Backend::automatic || kind_ == Backend::shm) && one_machine ? Backend::shm : Backend::tcp;
     Answer answer;
     answer.key = meeting.key;
     answer.welcome = 1;

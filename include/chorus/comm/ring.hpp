@@ -24,10 +24,19 @@ struct Ring {
   const Reduction& reduction;
   trace::Traffic traffic = trace::Traffic::control;
 
-  int rank() const { return link.rank; }
-  int size() const { return link.size; }
-  /// The rank `steps` further on; negative: further back.
-  int neighbour(int steps) const { return ((rank() + steps) % size() + size()) % size(); }
+  std::span<const int> members = {};  ///< the ranks of the ring, in order; empty: all
+
+  int size() const { return members.empty() ? link.size : static_cast<int>(members.size()); }
+  /// This rank's place in the ring, or the one `steps` further on; negative: further back.
+  int place(int steps = 0) const {
+    const int own = members.empty() ? link.rank
+                                    : static_cast<int>(std::find(members.begin(), members.end(), link.rank) - members.begin());
+    return ((own + steps) % size() + size()) % size();
+  }
+  /// The rank at that place.
+  int neighbour(int steps) const {
+    return members.empty() ? place(steps) : members[static_cast<std::size_t>(place(steps))];
+  }
   /// Numbers of a chunk that can be under way at once. Half a queue: a whole chunk fits while its receiver still reads
   /// the one before, so no rank waits for room in a circle.
   std::size_t longest_chunk() const { return link.queue_pieces / 2 * (link.piece_bytes / reduction.element); }
@@ -78,7 +87,7 @@ inline void relay(const Ring& ring, Step m, std::size_t count) {
     if (slot) {
       if (m.stores) copy_bytes(m.store, slot, bytes);
       ring.link.publish(m.to, ring.call, bytes);
-      trace::sent(ring.rank(), ring.traffic, bytes);
+      trace::sent(ring.link.rank, ring.traffic, bytes);
     }
     if (in) ring.link.release(m.from);
     m.mine += m.reads ? bytes : 0;
@@ -92,7 +101,7 @@ inline void relay(const Ring& ring, Step m, std::size_t count) {
 /// data: count numbers, in place. Bytes sent: 2 (n - 1) / n of the data, to within 2 numbers when n does not divide
 /// count.
 inline void ring_all_reduce(const Ring& ring, std::byte* data, std::size_t count) {
-  const int n = ring.size(), r = ring.rank(), next = ring.neighbour(1), previous = ring.neighbour(-1);
+  const int n = ring.size(), r = ring.place(), next = ring.neighbour(1), previous = ring.neighbour(-1);
   const auto element = ring.reduction.element;
   do {  // segments that fit the queues and the caches
     const auto ranks = static_cast<std::size_t>(n), segment = std::min(count, ranks * ring.longest_chunk());
@@ -100,19 +109,19 @@ inline void ring_all_reduce(const Ring& ring, std::byte* data, std::size_t count
     const auto length = [&](int c) { return start(c + 1) - start(c); };
     const auto at = [&](int c) { return data + start(c) * element; };
 
-    int c = ring.neighbour(-1);
+    int c = ring.place(-1);
     detail::relay(ring, {.to = next, .reads = true, .mine = at(c)}, length(c));
     for (int step = 2; step < n; ++step) {
-      c = ring.neighbour(-step);
+      c = ring.place(-step);
       detail::relay(ring, {.from = previous, .to = next, .reads = true, .mine = at(c)}, length(c));
     }
     detail::relay(ring, {.from = previous, .to = next, .reads = true, .stores = true, .mine = at(r), .store = at(r)},
                   length(r));
     for (int step = 1; step < n - 1; ++step) {
-      c = ring.neighbour(-step);
+      c = ring.place(-step);
       detail::relay(ring, {.from = previous, .to = next, .stores = true, .store = at(c)}, length(c));
     }
-    c = ring.neighbour(1);
+    c = ring.place(1);
     detail::relay(ring, {.from = previous, .stores = true, .store = at(c)}, length(c));
 
     data += segment * element;
@@ -126,7 +135,7 @@ inline void ring_reduce_scatter(const Ring& ring, const std::byte* all, std::byt
   const auto element = ring.reduction.element, stride = count * element;
   do {
     const auto length = std::min(count, ring.longest_chunk());
-    const auto at = [&](int steps) { return all + static_cast<std::size_t>(ring.neighbour(steps)) * stride; };
+    const auto at = [&](int steps) { return all + static_cast<std::size_t>(ring.place(steps)) * stride; };
 
     detail::relay(ring, {.to = next, .reads = true, .mine = at(-1)}, length);
     for (int step = 2; step < n; ++step)
@@ -146,7 +155,7 @@ inline void ring_all_gather(const Ring& ring, const std::byte* mine, std::byte* 
   const auto element = ring.reduction.element, stride = count * element;
   do {
     const auto length = std::min(count, ring.longest_chunk());
-    const auto at = [&](int steps) { return all + static_cast<std::size_t>(ring.neighbour(steps)) * stride; };
+    const auto at = [&](int steps) { return all + static_cast<std::size_t>(ring.place(steps)) * stride; };
 
     const bool in_place = mine == at(0);
     detail::relay(ring, {.to = next, .reads = true, .stores = !in_place, .mine = mine, .store = at(0)}, length);
@@ -160,11 +169,11 @@ inline void ring_all_gather(const Ring& ring, const std::byte* mine, std::byte* 
   } while (count != 0);
 }
 
-/// A chain from root to root - 1, piece by piece, so that all links are busy at once. Every rank but the last sends the
+/// A chain from root to the place before it, piece by piece, so that all links are busy at once. Every rank but the last sends the
 /// whole data once.
 inline void ring_broadcast(const Ring& ring, std::byte* data, std::size_t count, int root) {
   const int next = ring.neighbour(1), previous = ring.neighbour(-1);
-  if (ring.rank() == root) {
+  if (ring.link.rank == root) {
     detail::relay(ring, {.to = next, .reads = true, .mine = data}, count);
   } else if (next == root) {
     detail::relay(ring, {.from = previous, .stores = true, .store = data}, count);
@@ -191,7 +200,7 @@ inline void ring_barrier(const Ring& ring) {
 
 /// All report to rank 0, which answers when all have; at the deadline it knows who has not.
 inline void monitored_barrier(const Ring& ring) {
-  if (ring.rank() != 0) {
+  if (ring.link.rank != 0) {
     detail::relay(ring, {.to = 0}, 0);
     detail::relay(ring, {.from = 0}, 0);
     return;

@@ -2,6 +2,7 @@
 /// `RingRunner`: runs calls with the algorithms of `ring.hpp` over a Transport.
 
 #include <chorus/comm/call_book.hpp>
+#include <chorus/comm/hierarchical.hpp>
 #include <chorus/comm/ring.hpp>
 #include <memory>
 
@@ -57,7 +58,8 @@ class RingRunner {
     const auto out = static_cast<std::byte*>(call.out);
     switch (call.op) {
       case Op::all_reduce:
-        return ring_all_reduce(ring, out, call.count);
+        return link_->machines().empty() ? ring_all_reduce(ring, out, call.count)
+                                         : hierarchical_all_reduce(ring, out, call.count);
       case Op::broadcast:
         return ring_broadcast(ring, out, call.count, call.peer);
       case Op::all_gather:

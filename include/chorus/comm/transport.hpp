@@ -55,6 +55,9 @@ class Transport {
   /// any thread.
   virtual void abort(const std::string& why) noexcept = 0;
 
+  /// By rank, the machine where it runs, where that makes a difference: links within one are the fast ones. Else empty.
+  virtual std::span<const int> machines() const { return {}; }
+
   const int rank, size;
   const std::size_t piece_bytes, queue_pieces;
   const std::chrono::milliseconds timeout;

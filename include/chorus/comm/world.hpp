@@ -28,11 +28,12 @@ using Clock = std::chrono::steady_clock;
 using Deadline = Clock::time_point;
 
 /// What carries out collectives. `automatic`: shared memory when all ranks run on one machine, else TCP. `thread`: ranks
-/// are threads of one process. `mpi`, `gloo` and `nccl` have headers of their own, which a program has to include.
-enum class Backend : std::uint8_t { automatic, shm, tcp, thread, mpi, gloo, nccl };
+/// are threads of one process. `hierarchical`: shared memory inside machines, TCP between them, and an all-reduce in two
+/// levels. `mpi`, `gloo` and `nccl` have headers of their own, which a program has to include.
+enum class Backend : std::uint8_t { automatic, shm, tcp, thread, hierarchical, mpi, gloo, nccl };
 
 constexpr std::string_view name(Backend backend) {
-  constexpr std::string_view names[] = {"auto", "shm", "tcp", "thread", "mpi", "gloo", "nccl"};
+  constexpr std::string_view names[] = {"auto", "shm", "tcp", "thread", "hierarchical", "mpi", "gloo", "nccl"};
   const auto i = static_cast<std::size_t>(backend);
   return i < std::size(names) ? names[i] : "unknown";
 }

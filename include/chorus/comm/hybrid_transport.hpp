@@ -1,0 +1,103 @@
+#pragma once
+/// `HybridTransport`: shared memory between ranks of one machine, TCP between machines.
+
+#include <chorus/comm/rendezvous.hpp>
+#include <chorus/comm/ring.hpp>
+#include <chorus/comm/shm_transport.hpp>
+#include <chorus/comm/tcp_transport.hpp>
+#include <cstdlib>
+#include <memory>
+#include <vector>
+
+namespace chorus::inline CHORUS_ABI::comm {
+
+class HybridTransport final : public Transport {
+ public:
+  /// `tcp` joins all ranks. They tell each other where they run, and those of one machine map a region. A process with
+  /// CHORUS_HOST_ID counts as one of a machine of that name, for tests. Throws CommError.
+  explicit HybridTransport(std::unique_ptr<TcpTransport> tcp)
+      : Transport(tcp->rank, tcp->size, std::min(TcpTransport::slot_bytes, ShmTransport::slot_bytes),
+                  std::min(TcpTransport::slots, ShmTransport::slots), tcp->timeout),
+        tcp_(std::move(tcp)),
+        machines_(static_cast<std::size_t>(size)),
+        local_(static_cast<std::size_t>(size), -1) {
+    const auto ids = gather(own_id());
+    std::vector<int> ranks;  // of this machine
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      machines_[i] = static_cast<int>(std::find(ids.begin(), ids.end(), ids[i]) - ids.begin());
+      if (ids[i] != ids[static_cast<std::size_t>(rank)]) continue;
+      local_[i] = static_cast<int>(ranks.size());
+      ranks.push_back(static_cast<int>(i));
+    }
+    const auto pids = gather(static_cast<std::uint64_t>(getpid()));
+    const int here = static_cast<int>(ranks.size());
+    const auto leader = static_cast<std::size_t>(ranks.front());
+    SharedRegion region;
+    if (here > 1 && rank == ranks.front()) {
+      region = SharedRegion::create(ShmTransport::region_bytes(here));
+      for (int i = 0; i < here; ++i)
+        ShmTransport::name_process(region, static_cast<std::size_t>(i),
+                                   static_cast<int>(pids[static_cast<std::size_t>(ranks[static_cast<std::size_t>(i)])]));
+    }
+    const auto fds = gather(static_cast<std::uint64_t>(region.fd()));
+    if (here > 1 && rank != ranks.front())
+      region = SharedRegion::open(static_cast<int>(pids[leader]), static_cast<int>(fds[leader]),
+                                  ShmTransport::region_bytes(here));
+    gather(0);  // the leader's region stays open until all have it
+    if (here > 1)
+      shm_ = std::make_unique<ShmTransport>(std::move(region), local_[static_cast<std::size_t>(rank)], here, timeout);
+  }
+
+  std::byte* acquire(int peer) override { return to(peer).acquire(at(peer)); }
+  void publish(int peer, const Envelope& envelope, std::size_t bytes) override {
+    to(peer).publish(at(peer), envelope, bytes);
+  }
+  Piece receive(int peer) override { return to(peer).receive(at(peer)); }
+  void release(int peer) override { to(peer).release(at(peer)); }
+  bool has_piece(int peer) override { return to(peer).has_piece(at(peer)); }
+  void flush() override { tcp_->flush(); }
+  void check() override {
+    tcp_->check();
+    if (shm_) shm_->check();
+  }
+  void abort(const std::string& why) noexcept override {
+    tcp_->abort(why);
+    if (shm_) shm_->abort(why);
+  }
+  std::span<const int> machines() const override { return machines_; }
+
+ private:
+  bool is_local(int peer) const { return local_[static_cast<std::size_t>(peer)] >= 0; }
+  Transport& to(int peer) {
+    if (!is_local(peer)) return *tcp_;
+    shm_->may_spin = may_spin;
+    return *shm_;
+  }
+  int at(int peer) const { return is_local(peer) ? local_[static_cast<std::size_t>(peer)] : peer; }
+
+  static std::uint64_t own_id() {
+    const char* name = std::getenv("CHORUS_HOST_ID");
+    if (name == nullptr || *name == '\0') return detail::machine_id();
+    std::uint64_t hash = 14695981039346656037ull;  // FNV-1a
+    for (; *name != '\0'; ++name) hash = (hash ^ static_cast<unsigned char>(*name)) * 1099511628211ull;
+    return hash;
+  }
+
+  /// Every rank's number, over TCP.
+  std::vector<std::uint64_t> gather(std::uint64_t own) {
+    std::vector<std::uint64_t> all(static_cast<std::size_t>(size));
+    const Envelope call{.op = Op::all_gather, .dtype = DType::u64, .sequence = meetings_++, .count = 1};
+    const Reduction numbers{.dtype = DType::u64, .element = sizeof own};
+    ring_all_gather({*tcp_, call, numbers}, reinterpret_cast<const std::byte*>(&own),
+                    reinterpret_cast<std::byte*>(all.data()), 1);
+    tcp_->flush();
+    return all;
+  }
+
+  std::unique_ptr<TcpTransport> tcp_;
+  std::unique_ptr<ShmTransport> shm_;
+  std::vector<int> machines_, local_;  // by rank: its machine, and its number among this machine's ranks or -1
+  std::uint32_t meetings_ = 0;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::comm

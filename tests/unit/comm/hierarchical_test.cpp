@@ -1,0 +1,83 @@
+// Shared memory inside machines, TCP between them. Machines are played by CHORUS_HOST_ID.
+#include <catch.hpp>
+#include <numeric>
+
+#include "conformance.hpp"
+#include "processes.hpp"
+
+using namespace chorus;
+using namespace std::chrono_literals;
+using Catch::Matchers::Contains;
+
+namespace {
+
+/// Ranks on machines: `"aab"` puts ranks 0 and 1 on one, rank 2 on another.
+test::Ranks on_machines(const std::string& machines, std::function<std::string(comm::AnyCommunicator&)> f,
+                        std::chrono::milliseconds timeout = 10s) {
+  return test::Ranks(
+      static_cast<int>(machines.size()),
+      [=](const comm::World& world) {
+        setenv("CHORUS_HOST_ID", machines.substr(static_cast<std::size_t>(world.rank), 1).c_str(), 1);
+        auto c = comm::connect(world, {.backend = comm::Backend::hierarchical});
+        return f(c);
+      },
+      timeout);
+}
+
+}  // namespace
+
+TEST_CASE("collectives over machines of all shapes", "[comm]") {
+  for (const std::string machines : {"aa", "ab", "aab", "abb", "aabb", "abab", "aaabb", "abcab"}) {
+    auto ranks = on_machines(machines, [](comm::AnyCommunicator& c) {
+      if (c.backend() != "hierarchical") return std::string(c.backend());
+      return test::conforms(c);
+    });
+    INFO(machines);
+    for (const auto& text : ranks.texts()) CHECK(text == "");
+  }
+}
+
+TEST_CASE("between machines 2 (M - 1) / M of the data leave each leader, and nothing leaves the others", "[comm]") {
+  constexpr std::uint64_t count = 300'000, data = count * sizeof(float);
+  const auto sent = [&](const std::string& machines) {
+    auto ranks = on_machines(machines, [](comm::AnyCommunicator& c) {
+      std::vector<float> x(count, 1);
+      trace::reset_traffic();
+      c.all_reduce(std::span(x), comm::ReduceOp::sum, {.scale = 0.5, .traffic = trace::Traffic::gradients});
+      const float expected = 0.5f * static_cast<float>(c.size());
+      if (std::count(x.begin(), x.end(), expected) != static_cast<std::ptrdiff_t>(count)) return std::string("wrong sum");
+      return cat(trace::bytes_sent(c.rank(), trace::Traffic::gradients));
+    });
+    std::vector<std::string> texts = ranks.texts();
+    return texts;
+  };
+  const auto across = [&](std::uint64_t machines) { return 2 * (machines - 1) * data / machines; };
+  // A leader sends across, and the sums to the next rank inside; the others send once up the chain, and all but the last
+  // once down.
+  CHECK(sent("aabb") == std::vector{cat(across(2) + data), cat(data), cat(across(2) + data), cat(data)});
+  CHECK(sent("aaab") == std::vector{cat(across(2) + data), cat(2 * data), cat(data), cat(across(2))});
+  CHECK(sent("abc") == std::vector(3, cat(across(3))));
+  CHECK(sent("aaa") == std::vector{cat(data), cat(2 * data), cat(data)});
+}
+
+TEST_CASE("a rank that dies on one machine is an error on all", "[comm]") {
+  for (const int victim : {0, 1, 3}) {
+    auto ranks = on_machines("aabb", [](comm::AnyCommunicator& c) -> std::string {
+      std::vector<float> x(50'000);
+      c.barrier();
+      test::Ranks::give_sign();
+      try {
+        while (true) c.all_reduce(std::span(x));
+      } catch (const CommError& error) {
+        return error.what();
+      }
+    });
+    for (int rank = 0; rank < 4; ++rank) ranks.await_sign(rank);
+    std::this_thread::sleep_for(5ms);
+    const auto killed = comm::Clock::now();
+    kill(ranks.pid(victim), SIGKILL);
+    for (int rank = 0; rank < 4; ++rank)
+      if (rank != victim) CHECK_THAT(ranks.outcome(rank).text, Contains("is gone"));
+    CHECK(comm::Clock::now() - killed < 3s);
+  }
+}
