@@ -1,0 +1,32 @@
+#pragma once
+/// Whether this machine has a GPU, found out without a trace in this process: CUDA does not survive a fork.
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chorus/core/cuda/runtime.hpp>
+#include <cstdio>
+
+namespace test {
+
+inline bool has_gpu() {
+  static const bool has = [] {
+    const int pid = fork();
+    if (pid == 0) _exit(chorus::cuda::device_count() > 0 ? 0 : 1);
+    int status = 1;
+    waitpid(pid, &status, 0);
+    if (status != 0) std::fprintf(stderr, "SKIPPED: no CUDA device\n");
+    return status == 0;
+  }();
+  return has;
+}
+
+}  // namespace test
+
+/// Ends a test where there is no GPU, and says so.
+#define CHORUS_NEEDS_GPU             \
+  if (!test::has_gpu()) {            \
+    WARN("SKIPPED: no CUDA device"); \
+    return;                          \
+  }                                  \
+  static_assert(true)
