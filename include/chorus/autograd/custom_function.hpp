@@ -18,17 +18,13 @@ struct Custom {
 }  // namespace operations
 
 namespace detail {
-template <class X>
-inline constexpr bool is_tuple = false;
 template <class... Xs>
-inline constexpr bool is_tuple<std::tuple<Xs...>> = true;
-
-template <class X>
-auto as_tuple(X x) {
-  if constexpr (is_tuple<X>)
-    return x;
-  else
-    return std::tuple<X>(std::move(x));
+std::tuple<Xs...> as_tuple(std::tuple<Xs...> several) {
+  return several;
+}
+template <Operand X>
+std::tuple<X> as_tuple(X one) {
+  return std::tuple<X>(std::move(one));
 }
 }  // namespace detail
 

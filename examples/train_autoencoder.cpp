@@ -1,0 +1,131 @@
+/// Trains a convolutional autoencoder: images through a few numbers and back.
+
+#include <chorus/data/open_images.hpp>
+#include <fstream>
+
+#include "models/image_facts.hpp"
+#include "training.hpp"
+
+namespace ch = chorus;
+
+namespace {
+
+/// images: [batch, channels, height, width] -> `code` numbers for each -> images of the same shape.
+template <class Device>
+struct Autoencoder : ch::nn::Module {
+  ch::nn::Conv2d<Device> down1, down2, up1, up2;
+  ch::nn::Linear<Device> encode, decode;
+  ch::Index height, width;
+  CHORUS_MODULE(Autoencoder, down1, down2, encode, decode, up1, up2)
+
+  Autoencoder(const ImageFacts& image, ch::Index code)
+      : down1{image.channels, 16, {.kernel = 3, .stride = 2, .padding = 1}},
+        down2{16, 32, {.kernel = 3, .stride = 2, .padding = 1}},
+        up1{32, 16, {.kernel = 3, .padding = 1}},
+        up2{16, image.channels, {.kernel = 3, .padding = 1}},
+        encode{32 * (image.height / 4) * (image.width / 4), code},
+        decode{code, 32 * (image.height / 4) * (image.width / 4)},
+        height{image.height / 4},
+        width{image.width / 4} {
+    ch::check<ch::ShapeError>(image.height % 4 == 0 && image.width % 4 == 0,
+                              "the autoencoder halves images twice: ", image.height, " x ", image.width,
+                              " is not a multiple of 4");
+  }
+
+  auto forward(const auto& images) const {
+    const auto code = encode(ch::flatten(ch::relu(down2(ch::relu(down1(images))))));
+    const auto small = ch::reshape(ch::relu(decode(code)), ch::Shape<4>{images.size(0), 32, height, width});
+    return up2(ch::upsample_nearest2d(ch::relu(up1(ch::upsample_nearest2d(small, 2))), 2));
+  }
+};
+
+/// Images of a loader in the form that `fit` takes.
+struct ImageBatches {
+  ch::data::DataLoader<ch::data::ImageDataset>& loader;
+  decltype(loader.begin()) place = loader.begin();
+
+  ch::Index size() const { return loader.size(); }
+  void set_epoch(ch::Index epoch) {
+    loader.set_epoch(epoch);
+    place = loader.begin();
+  }
+  ch::Tensor<float, 4> get(ch::Index b) {
+    if (b > 0) ++place;
+    return (*place).images;
+  }
+};
+
+/// Writes images and what became of them, a pair a row, as a portable greymap of their first channel.
+void write_pairs(const std::string& path, const ch::Tensor<float, 4>& before, const ch::Tensor<float, 4>& after) {
+  const ch::Index rows = before.size(0), height = before.size(2), width = before.size(3);
+  std::string file = ch::cat("P5\n", 2 * width, " ", rows * height, "\n255\n");
+  const auto line = [&](const ch::Tensor<float, 4>& images, ch::Index i, ch::Index y) {
+    for (ch::Index x = 0; x < width; ++x) {
+      // The usual normalisation puts pixels between -2 and 3.
+      const float grey = std::clamp((images(i, 0, y, x) + 2.0f) / 5.0f, 0.0f, 1.0f);
+      file += static_cast<char>(static_cast<unsigned char>(255.0f * grey));
+    }
+  };
+  for (ch::Index i = 0; i < rows; ++i)
+    for (ch::Index y = 0; y < height; ++y) {
+      line(before, i, y);
+      line(after, i, y);
+    }
+  std::ofstream out(path, std::ios::binary);
+  out << file;
+  ch::check<ch::FileError>(out.good(), "cannot write ", path);
+}
+
+constexpr const char* description =
+    R"(Trains a convolutional autoencoder under any policy: images are squeezed through --code numbers.
+
+  train_autoencoder                           generated images
+  train_autoencoder --data DIR --code 64      DIR: MNIST's or CIFAR-10's files
+  train_autoencoder --images pairs.pgm        writes test images beside what the model makes of them)";
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  TrainingOptions options{.optimizer = "adam", .batch = 64, .epochs = 3, .lr = 2e-3};
+  std::string data = "synthetic", images;
+  ch::Index code = 32, train_images = 4000;
+  CLI::App app{description, "train_autoencoder"};
+  add_options(app, options);
+  app.add_option("--data", data, "'synthetic', or a folder with MNIST's IDX files or CIFAR-10's binary batches")
+      ->capture_default_str();
+  app.add_option("--train-images", train_images, "generated images")
+      ->check(CLI::Range(1, 1 << 24))
+      ->capture_default_str();
+  app.add_option("--code", code, "numbers that stand for an image")
+      ->check(CLI::Range(1, 1 << 16))
+      ->capture_default_str();
+  app.add_option("--images", images, "file for test images and their reconstructions (PGM)");
+  app.add_option("--save", options.save, "file for the trained weights (safetensors)");
+  if (const auto status = parse(app, argc, argv, options)) return *status;
+
+  return launch<Autoencoder<ch::Cpu>>(argc, argv, options, [&]<class Net>(std::type_identity<Net>, ch::Run& run) {
+    const auto dataset = [&](ch::data::Split split, ch::Index count) -> ch::data::ImageDataset {
+      if (data != "synthetic") return ch::data::open_images(data, split);
+      return ch::data::SyntheticImages{count, options.seed, split};
+    };
+    const auto train_set = dataset(ch::data::Split::train, train_images),
+               test_set = dataset(ch::data::Split::test, 256);
+    const auto [channels, height, width] = train_set.image_shape();
+    Net net{typename Net::model_type{ImageFacts{channels, height, width, train_set.classes()}, code}, run};
+    ch::data::DataLoader loader{train_set, net.sampler(train_set), {.batch = options.batch, .workers = 1}};
+    ImageBatches batches{loader};
+    fit(net, run, options, batches,
+        [&](const auto& batch) { return std::pair(ch::mse_loss(net(batch), batch), batch.size(0)); });
+
+    if (!run.is_main()) return;
+    const ch::NoGrad no_grad;
+    ch::data::DataLoader test{
+        test_set, ch::data::Sampler(test_set.size(), {.shuffle = false}), {.batch = 16, .workers = 0}};
+    const auto before = (*test.begin()).images;
+    const auto after = net.module().forward(before).value();
+    // A model that had learned the mean image's grey alone would leave the variance.
+    std::printf("test images: squared error %.4f, variance %.4f\n",
+                static_cast<double>(ch::mse_loss(after, before).item()), static_cast<double>(ch::var(before).item()));
+    if (!images.empty()) write_pairs(images, before, after);
+  });
+}

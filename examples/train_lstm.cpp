@@ -1,0 +1,83 @@
+/// Trains an LSTM language model (Graves 2013) on the letters of any text, and lets it write.
+
+#include <chorus/nn/recurrent.hpp>
+
+#include "text.hpp"
+#include "training.hpp"
+
+namespace ch = chorus;
+
+namespace {
+
+struct LstmSize {
+  ch::Index letters = 0, embedding = 32, hidden = 128, layers = 1;
+  double dropout = 0.1;
+};
+
+/// tokens: [samples, time] -> guesses at the letter after each: [samples, time, letters].
+template <class Device>
+struct LanguageModel : ch::nn::Module {
+  ch::nn::Embedding<Device> encoder;
+  ch::nn::LSTM<Device> lstm;
+  ch::nn::Dropout dropout;
+  ch::nn::Linear<Device> decoder;
+  CHORUS_MODULE(LanguageModel, encoder, lstm, dropout, decoder)
+
+  explicit LanguageModel(const LstmSize& size)
+      : encoder{size.letters, size.embedding},
+        lstm{size.embedding,
+             size.hidden,
+             {.num_layers = size.layers, .batch_first = true, .dropout = size.layers > 1 ? size.dropout : 0}},
+        dropout{size.dropout},
+        decoder{size.hidden, size.letters} {}
+
+  auto forward(const ch::Tensor<std::int64_t, 2, Device>& tokens) const {
+    return decoder(dropout(lstm(encoder(tokens)).output));
+  }
+};
+
+constexpr const char* description =
+    R"(Trains an LSTM on the letters of a text, under any policy, and lets it write at the end.
+
+  train_lstm                                  sentences that the program makes up
+  train_lstm --data FILE --epochs 3           any text file
+  train_lstm --policy dp --devices 2 --data FILE --hidden 256 --layers 2)";
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  TrainingOptions options{.optimizer = "adam", .batch = 32, .epochs = 2, .lr = 4e-3, .clip = 1};
+  LstmSize size;
+  std::string data = "generated", prompt = "the ";
+  ch::Index window = 48;
+  int letters = 300;
+  double temperature = 0.8;
+  CLI::App app{description, "train_lstm"};
+  add_options(app, options);
+  const auto sizes = CLI::Range(1, 1 << 16);
+  app.add_option("--data", data, "a text file; or 'generated'")->capture_default_str();
+  app.add_option("--window", window, "letters in a sample")->check(sizes)->capture_default_str();
+  app.add_option("--embedding", size.embedding, "features of a letter")->check(sizes)->capture_default_str();
+  app.add_option("--hidden", size.hidden, "features of the state")->check(sizes)->capture_default_str();
+  app.add_option("--layers", size.layers, "LSTM layers")->check(CLI::Range(1, 64))->capture_default_str();
+  app.add_option("--dropout", size.dropout, "in [0, 1)")->check(CLI::Range(0.0, 0.99))->capture_default_str();
+  app.add_option("--prompt", prompt, "what the text at the end begins with")->capture_default_str();
+  app.add_option("--letters", letters, "of the text at the end")->check(CLI::Range(0, 1 << 20))->capture_default_str();
+  app.add_option("--temperature", temperature, "below 1: the likeliest letters more often")
+      ->check(CLI::Range(0.01, 100.0))
+      ->capture_default_str();
+  app.add_option("--save", options.save, "file for the trained weights (safetensors)");
+  if (const auto status = parse(app, argc, argv, options)) return *status;
+
+  return launch<LanguageModel<ch::Cpu>>(argc, argv, options, [&]<class Net>(std::type_identity<Net>, ch::Run& run) {
+    const Text text = read_text(data, options.seed);
+    auto own = size;
+    own.letters = text.letters();
+    Net net{typename Net::model_type{own}, run};
+    TextBatches batches{text, window, net, options.batch};
+    fit(net, run, options, batches, [&](const auto& batch) { return guess_loss(net, batch); });
+    if (run.is_main() && letters > 0)
+      std::printf("%s\n",
+                  continue_text(net.module(), text, prompt, window, letters, temperature, options.seed).c_str());
+  });
+}
