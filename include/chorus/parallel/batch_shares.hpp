@@ -51,7 +51,7 @@ class BatchShares {
   }
 
   /// The ranks that have run out of batches, as text: "1, 3"; empty where none has.
-  std::string joined_ranks() {
+  [[gnu::cold]] std::string joined_ranks() {
     wait();
     std::string out;
     for (std::size_t rank = 0; rank < messages_.size(); ++rank)

@@ -42,7 +42,7 @@ struct DistributedDataParallelOptions {
   BucketOptions buckets() const { return {first_bucket_cap_mb, bucket_cap_mb, bucket_cap_mb_list}; }
 
   /// Throws UsageError for sizes that are none.
-  void check_values() const {
+  [[gnu::cold]] void check_values() const {
     const auto check_cap = [](double cap) {
       check<UsageError>(cap >= 0, "DistributedDataParallel: a bucket's cap is at least 0 MiB, got ", cap);
     };
@@ -52,7 +52,7 @@ struct DistributedDataParallelOptions {
   }
 
   /// All of them, for the comparison of ranks.
-  std::string describe() const {
+  [[gnu::cold]] std::string describe() const {
     std::string text = cat("options: bucket_cap_mb ", first_bucket_cap_mb, " ", bucket_cap_mb);
     for (const double cap : bucket_cap_mb_list) text += cat(" ", cap);
     text += cat(", broadcast_buffers ", broadcast_buffers, ", find_unused_parameters ", find_unused_parameters,

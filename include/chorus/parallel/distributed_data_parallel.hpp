@@ -110,7 +110,7 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   }
 
   /// Lays the flat buffers out as a checkpoint says. Names that the model doesn't have are left out.
-  void set_parameter_order(std::span<const std::string> names) {
+  [[gnu::cold]] void set_parameter_order(std::span<const std::string> names) {
     const auto& entries = this->flat_.entries();
     std::vector<std::size_t> order;
     for (const auto& wanted : names)
@@ -131,7 +131,11 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   const DistributedDataParallelOptions& options() const { return options_; }
   Hook& hook() { return reducer_.hook(); }
   /// Sizes of the buckets in bytes, in the order in which they are reduced.
-  std::vector<std::size_t> bucket_bytes() const { return reducer_.bucket_bytes(); }
+  std::vector<std::size_t> bucket_bytes() const {
+    std::vector<std::size_t> sizes;
+    for (const auto& bucket : reducer_.layout().buckets()) sizes.push_back(reducer_.layout().bytes(bucket));
+    return sizes;
+  }
   /// Backward passes whose gradients NonFinite::skip_step has thrown away.
   std::int64_t skipped_steps() const { return reducer_.skipped_steps(); }
 
@@ -147,7 +151,8 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
     device_ = std::move(device);
   }
 
-  static DistributedDataParallelOptions checked(const DistributedDataParallelOptions& options, Model& model) {
+  [[gnu::cold]] static DistributedDataParallelOptions checked(const DistributedDataParallelOptions& options,
+                                                              Model& model) {
     options.check_values();
     const auto known = [&](const std::string& wanted) {
       for (const auto& named : nn::named_parameters<D>(model))
@@ -167,7 +172,7 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
     return std::find(ignored.begin(), ignored.end(), wanted) == ignored.end();
   }
 
-  void take_state(int root) {
+  [[gnu::cold]] void take_state(int root) {
     this->broadcast_parameters(root, [&](const std::string& wanted) { return counts(wanted); });
     this->broadcast_buffers(root);
   }
@@ -182,13 +187,13 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
       if (this->training()) hook().before_forward(this->flat_, this->communicator_);
   }
 
-  void check_all_here() {
+  [[gnu::cold]] void check_all_here() {
     const auto joined = this->shares_.joined_ranks();
     check<UsageError>(joined.empty(), "DistributedDataParallel::join: rank ", joined,
                       " has run out of batches; throw_on_early_termination ends all ranks");
   }
 
-  void keep_company() {
+  [[gnu::cold]] void keep_company() {
     auto& shares = this->shares_;
     int last = -1;
     for (;;) {

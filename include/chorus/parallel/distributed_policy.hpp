@@ -55,7 +55,7 @@ class DistributedPolicy : public Policy<Model> {
   void sum(std::span<double> values) { communicator_.all_reduce(values, comm::ReduceOp::sum, {}); }
 
   /// Whether `text` is the same on all ranks; a collective.
-  bool same_on_all_ranks(std::string_view text) {
+  [[gnu::cold]] bool same_on_all_ranks(std::string_view text) {
     std::vector<std::uint8_t> first(text.begin(), text.end());
     auto length = static_cast<std::uint64_t>(first.size());
     communicator_.broadcast(std::span(&length, 1), 0, {});
@@ -81,7 +81,7 @@ class DistributedPolicy : public Policy<Model> {
 
   /// Throws UsageError, on every rank, where the ranks' models, or `options`, differ.
   template <class Counts>
-  void check_same(std::string_view policy, const std::string& options, const Counts& counts) {
+  [[gnu::cold]] void check_same(std::string_view policy, const std::string& options, const Counts& counts) {
     detail::check_same_description(communicator_, policy, options + detail::model_description<D>(this->model_, counts));
   }
 
@@ -92,7 +92,7 @@ class DistributedPolicy : public Policy<Model> {
 
   /// Takes `root`'s parameters: those whose names `counts` accepts, which lie before the others.
   template <class Counts>
-  void broadcast_parameters(int root, const Counts& counts) {
+  [[gnu::cold]] void broadcast_parameters(int root, const Counts& counts) {
     std::vector<std::size_t> elements(this->flat_.groups().size());
     for (const auto& entry : this->flat_.entries())
       if (counts(entry.named.name)) {

@@ -41,8 +41,8 @@ enum class Sending : std::uint8_t { no, early, late };
 
 /// Cuts the parts of the flat buffers that are sent into buckets, in the order of the layout; late ones apart.
 template <Device D>
-std::vector<GradientBucket> make_buckets(const nn::FlatParameters<D>& flat, const BucketOptions& options,
-                                         std::span<const Sending> sending) {
+[[gnu::cold]] std::vector<GradientBucket> make_buckets(const nn::FlatParameters<D>& flat, const BucketOptions& options,
+                                                       std::span<const Sending> sending) {
   constexpr double mib = 1024 * 1024;
   std::vector<GradientBucket> buckets;
   std::vector<GradientBucket> open(flat.groups().size());
@@ -76,7 +76,8 @@ std::vector<GradientBucket> make_buckets(const nn::FlatParameters<D>& flat, cons
 
 /// The same, with all gradients that are wanted.
 template <Device D>
-std::vector<GradientBucket> make_buckets(const nn::FlatParameters<D>& flat, const BucketOptions& options) {
+[[gnu::cold]] std::vector<GradientBucket> make_buckets(const nn::FlatParameters<D>& flat,
+                                                       const BucketOptions& options) {
   std::vector<Sending> sending;
   for (const auto& entry : flat.entries())
     sending.push_back(entry.parameter().wants_grad() ? Sending::early : Sending::no);

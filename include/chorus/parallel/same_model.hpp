@@ -14,7 +14,7 @@ namespace chorus::inline CHORUS_ABI::detail {
 
 /// One line for each parameter and buffer whose name `counts` accepts: `conv1.weight F32 [6, 3, 5, 5]`.
 template <Device D, class Counts>
-std::string model_description(nn::Module& model, const Counts& counts) {
+[[gnu::cold]] std::string model_description(nn::Module& model, const Counts& counts) {
   std::string text;
   for (const auto& named : nn::named_parameters<D>(model))
     if (counts(named.name))
@@ -26,7 +26,7 @@ std::string model_description(nn::Module& model, const Counts& counts) {
 }
 
 /// The first line in which two descriptions differ, of each; "nothing" where one has ended.
-inline std::pair<std::string, std::string> first_difference(std::string_view a, std::string_view b) {
+[[gnu::cold]] inline std::pair<std::string, std::string> first_difference(std::string_view a, std::string_view b) {
   const auto line = [](std::string_view& text) {
     const auto end = text.find('\n');
     const std::string_view first = end == std::string_view::npos ? std::string_view("nothing") : text.substr(0, end);
@@ -41,7 +41,7 @@ inline std::pair<std::string, std::string> first_difference(std::string_view a, 
 
 /// Throws the same UsageError on every rank where a rank's description is not rank 0's.
 template <class Communicator>
-void check_same_description(Communicator& communicator, std::string_view policy, const std::string& own) {
+[[gnu::cold]] void check_same_description(Communicator& communicator, std::string_view policy, const std::string& own) {
   const auto ranks = static_cast<std::size_t>(communicator.size());
   if (ranks == 1) return;
   const auto own_length = static_cast<std::int64_t>(own.size());

@@ -28,6 +28,7 @@ struct GradBucketPart {
 ///     when the last Work has ended: starts another one (round 0, 1, ...), or leaves the result in the bucket and
 ///     returns nothing.
 ///
+/// A hook whose `resume` starts more work has a member `static constexpr bool several_rounds = true`.
 /// It may have, for methods that average parameters, too,
 ///   void after_backward(), void before_forward(flat parameters, communicator): around an optimizer's step;
 ///   void synchronise(flat parameters, communicator): in `eval()`, when all ranks shall have the same parameters.
@@ -46,10 +47,9 @@ struct AllReduce {
   template <class T, Device D, class Communicator>
   comm::Work start(const GradBucket<T, D>& bucket, Communicator& communicator) {
     if (communicator.size() == 1) return {};
-    return communicator.all_reduce_async(bucket.gradients, comm::ReduceOp::sum,
-                                         {.scale = bucket.weight,
-                                          .traffic = trace::Traffic::gradients,
-                                          .bucket = static_cast<int>(bucket.index)});
+    return communicator.all_reduce_async(
+        bucket.gradients, comm::ReduceOp::sum,
+        {.scale = bucket.weight, .traffic = trace::Traffic::gradients, .bucket = static_cast<int>(bucket.index)});
   }
   template <class T, Device D, class Communicator>
   std::optional<comm::Work> resume(const GradBucket<T, D>&, Communicator&, int) {

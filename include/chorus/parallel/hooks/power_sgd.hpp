@@ -20,6 +20,7 @@ namespace chorus::inline CHORUS_ABI {
 /// this rank's M - P Q' waits for the next step. Sent are rank (n + m) numbers in place of n m, twice (n - 1) / n each,
 /// in two all-reduces. Vectors, and matrices that would not get smaller, go as they are.
 struct PowerSgd {
+  static constexpr bool several_rounds = true;
   /// Columns of P and Q. 1 or 2 are usual.
   Index matrix_approximation_rank = 1;
   /// So many steps are averaged in full at first, while gradients change most.
