@@ -6,6 +6,8 @@
 
 #include <chorus/core/cuda/runtime.hpp>
 #include <cstdio>
+#include <cstdlib>
+#include <cstdlib>
 
 namespace test {
 
@@ -23,10 +25,11 @@ inline bool has_gpu() {
 
 }  // namespace test
 
-/// Ends a test where there is no GPU, and says so.
-#define CHORUS_NEEDS_GPU             \
-  if (!test::has_gpu()) {            \
-    WARN("SKIPPED: no CUDA device"); \
-    return;                          \
-  }                                  \
+/// Ends a test where there is no GPU, and says so; with CHORUS_REQUIRE_GPU in the environment it fails there.
+#define CHORUS_NEEDS_GPU                                 \
+  if (!test::has_gpu()) {                                \
+    CHECK(std::getenv("CHORUS_REQUIRE_GPU") == nullptr); \
+    WARN("SKIPPED: no CUDA device");                     \
+    return;                                              \
+  }                                                      \
   static_assert(true)
