@@ -1,6 +1,7 @@
 // Part of the library chorus::compiled: the kernels on the CPU.
 
 #define CHORUS_BUILDS_LIBRARY
+#include <chorus/kernels/attention.hpp>
 #include <chorus/kernels/axis_block.hpp>
 #include <chorus/kernels/batch_norm.hpp>
 #include <chorus/kernels/convolution.hpp>
@@ -34,6 +35,8 @@ struct Floating {
       erased(&axpy<T>),
       erased(&scale<T>),
       erased(&gemm<T>),
+      erased(&attention_forward<T>),
+      erased(&attention_backward<T>),
       erased(&conv2d_forward<T>),
       erased(&conv2d_backward_input<T>),
       erased(&conv2d_backward_weight<T>),

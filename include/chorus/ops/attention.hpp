@@ -1,16 +1,85 @@
 #pragma once
 /// Scaled dot-product attention (Vaswani et al. 2017).
 
+#include <algorithm>
+#include <chorus/kernels/attention.hpp>
 #include <chorus/ops/arithmetic.hpp>
+#include <chorus/ops/dropout.hpp>
 #include <chorus/ops/masking.hpp>
 #include <chorus/ops/matmul.hpp>
 #include <chorus/ops/softmax.hpp>
 #include <cmath>
+#include <concepts>
+#include <functional>
 #include <limits>
+#include <numeric>
 
 namespace chorus::inline CHORUS_ABI {
 
+struct AttentionOptions {
+  /// Query i sees keys 0 to i only.
+  bool causal = false;
+  /// The probability of a weight to be dropped, in training (see `dropout`).
+  double dropout = 0;
+};
+
 namespace detail {
+
+/// Whether there is a kernel that goes by blocks: on the CPU, in float and double, for a gradient of the first order.
+template <class Q, class K, class V>
+inline constexpr bool has_attention_kernel =
+    std::same_as<typename tensor_of<Q>::device_type, Cpu>&& std::floating_point<typename tensor_of<Q>::value_type>&&
+            tensor_of<Q>::rank == tensor_of<K>::rank&& tensor_of<Q>::rank == tensor_of<V>::rank &&
+    !(is_graph_variable<Q> || is_graph_variable<K> || is_graph_variable<V>);
+
+/// `mask` is undefined or has the shape of the scores, or of one matrix of them.
+template <Operand Q, Operand K, Operand V>
+auto attention_in_blocks(const Q& q, const K& k, const V& v, const Tensor<typename tensor_of<Q>::value_type, 3>& mask,
+                         const AttentionOptions& options) {
+  using T = typename tensor_of<Q>::value_type;
+  constexpr int rank = tensor_of<Q>::rank;
+  const auto queries = contiguous(value_of(q));
+  const auto keys = contiguous(value_of(k));
+  const auto values = contiguous(value_of(v));
+  const auto device = queries.device();
+  auto shape = queries.shape();
+  const Index samples = rank > 2 ? shape[0] : 1;
+  const Index matrices = std::accumulate(shape.begin(), shape.end() - 2, Index{1}, std::multiplies<>());
+  kernels::AttentionShape s{.samples = samples,
+                            .heads = samples == 0 ? 0 : matrices / samples,
+                            .queries = queries.size(-2),
+                            .keys = keys.size(-2),
+                            .features = queries.size(-1),
+                            .values = values.size(-1),
+                            .scale = 1 / std::sqrt(static_cast<double>(queries.size(-1))),
+                            .causal = options.causal,
+                            .dropout = options.dropout,
+                            .mask_pitch = mask.defined() && mask.size(0) != 1 ? mask.size(1) * mask.size(2) : 0};
+  if (s.dropout > 0) {
+    const auto key = next_random_key();
+    s.key = {key.seed, key.step, key.operation, key.first_sample, key.replays};
+  }
+  auto log_sums = Tensor<T, 1>::empty({matrices * s.queries}, device);
+  shape.back() = s.values;
+  auto out = Tensor<T, rank>::empty(shape, device);
+  kernels::attention_forward(device, s, queries.data(), keys.data(), values.data(), mask.data(), out.data(),
+                             log_sums.data());
+  return record(
+      "scaled_dot_product_attention", out,
+      [queries, keys, values, mask, out, log_sums, s, device](const auto& dy, auto dq, auto dk, auto dv) {
+        const auto place = [&](auto node) -> T* {
+          if (!node) return nullptr;
+          const auto [grad, accumulate] = node->target();
+          if (!accumulate) zero_bytes(device, grad.data(), grad.bytes());
+          return grad.data();
+        };
+        T* const grads[] = {place(dq), place(dk), place(dv)};
+        kernels::attention_backward(device, s, queries.data(), keys.data(), values.data(), mask.data(), out.data(),
+                                    log_sums.data(), dy.data(), grads[0], grads[1], grads[2]);
+      },
+      q, k, v);
+}
+
 /// [queries, keys]: true where the key comes after the query. The newest one is kept, so that a step that is captured
 /// as a graph, in which nothing comes from the host, finds it.
 template <Device D>
@@ -24,32 +93,102 @@ Tensor<bool, 2, D> later_keys(Index queries, Index keys, D device) {
   kept = Tensor<bool, 2, D>::from(mask, later.shape(), device);
   return kept;
 }
+
+/// The same by operations of the library, in memory for all scores: for every device and type. `masked(scores)` hides
+/// what is not to be seen.
+template <Operand Q, Operand K, Operand V, class Masked>
+auto attention_as_a_whole(const Q& q, const K& k, const V& v, const Masked& masked, const AttentionOptions& options) {
+  const auto features = static_cast<double>(value_of(q).size(-1));
+  auto scores = masked(matmul(q * (1 / std::sqrt(features)), transpose(k, -2, -1)));
+  if (options.causal)
+    scores = masked_fill(scores, later_keys(scores.size(-2), scores.size(-1), scores.device()),
+                         -std::numeric_limits<double>::infinity());
+  const auto weights = softmax(scores, -1);
+  if (options.dropout == 0) return matmul(weights, v);
+  return matmul(dropout(weights, options.dropout), v);
+}
+
+/// A mask for each matrix of the scores, one after the other, or one for all.
+template <class T, int Rank, std::size_t N>
+Tensor<T, 3> attention_mask(const Tensor<T, Rank>& mask, std::array<Index, N> scores) {
+  static_assert(Rank >= 2 && Rank <= static_cast<int>(N), "the mask is [queries, keys], or with axes in front");
+  const auto matrix = [&](Index count) { return Shape<3>{count, scores[N - 2], scores[N - 1]}; };
+  const bool for_all = std::all_of(mask.shape().begin(), mask.shape().end() - 2, [](Index size) { return size == 1; });
+  if (!for_all) return contiguous(mask.expand(scores)).view(matrix(-1));
+  return contiguous(contiguous(mask).view(Shape<3>{1, mask.size(-2), mask.size(-1)}).expand(matrix(1)));
+}
+
+template <Operand Q, Operand K, Operand V, class MakeMask, class Masked>
+auto attention(const Q& q, const K& k, const V& v, const MakeMask& make_mask, const Masked& masked,
+               const AttentionOptions& options) {
+  const auto &queries = value_of(q), &keys = value_of(k), &values = value_of(v);
+  check<ShapeError>(queries.size(-1) == keys.size(-1) && keys.size(-2) == values.size(-2),
+                    "scaled_dot_product_attention: queries of shape ", queries.shape(), ", keys of shape ",
+                    keys.shape(), " and values of shape ", values.shape(), " do not fit");
+  check<UsageError>(options.dropout >= 0 && options.dropout < 1,
+                    "scaled_dot_product_attention: the probability of dropout is in [0, 1), got ", options.dropout);
+  check<UsageError>(options.dropout == 0 || tensor_of<Q>::rank > 2,
+                    "scaled_dot_product_attention: dropout needs a batch axis, got queries of shape ", queries.shape());
+  if constexpr (has_attention_kernel<Q, K, V>) {
+    auto scores = queries.shape();
+    const auto same_batch = [&](const auto& other) {
+      return std::equal(scores.begin(), scores.end() - 2, other.begin());
+    };
+    if (same_batch(keys.shape()) && same_batch(values.shape()) && queries.numel() > 0 && values.numel() > 0) {
+      scores.back() = keys.size(-2);
+      return attention_in_blocks(q, k, v, make_mask(scores), options);
+    }
+  }
+  return attention_as_a_whole(q, k, v, masked, options);
+}
+
 }  // namespace detail
 
 /// q: [batch..., queries, features], k: [batch..., keys, features], v: [batch..., keys, values] -> softmax(q kᵀ /
-/// sqrt(features)) v: [batch..., queries, values]. With `causal`, query i sees keys 0 to i only. Throws ShapeError
-/// where sizes differ.
+/// sqrt(features)) v: [batch..., queries, values]. On the CPU its memory grows with queries and keys, not with their
+/// product. Throws ShapeError where sizes differ, UsageError unless 0 <= dropout < 1.
+template <Operand Q, Operand K, Operand V>
+auto scaled_dot_product_attention(const Q& q, const K& k, const V& v, const AttentionOptions& options) {
+  using T = typename tensor_of<Q>::value_type;
+  return detail::attention(
+      q, k, v, [](const auto&) { return Tensor<T, 3>{}; }, [](const auto& scores) { return scores; }, options);
+}
 template <Operand Q, Operand K, Operand V>
 auto scaled_dot_product_attention(const Q& q, const K& k, const V& v, bool causal = false) {
-  const auto features = static_cast<double>(value_of(q).size(-1));
-  auto scores = matmul(q * (1 / std::sqrt(features)), transpose(k, -2, -1));
-  if (causal) {
-    const Index queries = scores.size(-2), keys = scores.size(-1);
-    scores = masked_fill(scores, detail::later_keys(queries, keys, scores.device()),
-                         -std::numeric_limits<double>::infinity());
-  }
-  return matmul(softmax(scores, -1), v);
+  return scaled_dot_product_attention(q, k, v, AttentionOptions{.causal = causal});
 }
 
 /// The same where the mask says which keys each query sees: true for those; [queries, keys] or with axes in front.
 /// Every query must see a key: else its result is NaN.
 template <Operand Q, Operand K, Operand V, int Rank, Device D>
-auto scaled_dot_product_attention(const Q& q, const K& k, const V& v, const Tensor<bool, Rank, D>& mask) {
+auto scaled_dot_product_attention(const Q& q, const K& k, const V& v, const Tensor<bool, Rank, D>& mask,
+                                  const AttentionOptions& options = {}) {
   using T = typename tensor_of<Q>::value_type;
-  const auto features = static_cast<double>(value_of(q).size(-1));
-  const auto scores = matmul(q * (1 / std::sqrt(features)), transpose(k, -2, -1));
-  const auto never = Tensor<T, 0, D>::full({}, static_cast<T>(-std::numeric_limits<float>::infinity()), mask.device());
-  return matmul(softmax(where(mask, scores, never), -1), v);
+  constexpr float hidden = -std::numeric_limits<float>::infinity();
+  return detail::attention(
+      q, k, v,
+      [&](const auto& scores) {
+        const auto seen = contiguous(mask);
+        auto added = Tensor<T, Rank>::empty(mask.shape(), mask.device());
+        std::transform(seen.data(), seen.data() + seen.numel(), added.data(),
+                       [](bool sees) { return sees ? T{0} : static_cast<T>(hidden); });
+        return detail::attention_mask(added, scores);
+      },
+      [&](const auto& scores) {
+        return where(mask, scores, Tensor<T, 0, D>::full({}, static_cast<T>(hidden), mask.device()));
+      },
+      options);
+}
+
+/// The same where the mask's numbers are added to the scores: [queries, keys] or with axes in front. It gets no
+/// gradient.
+template <Operand Q, Operand K, Operand V, int Rank, Device D>
+auto scaled_dot_product_attention(const Q& q, const K& k, const V& v,
+                                  const Tensor<typename tensor_of<Q>::value_type, Rank, D>& mask,
+                                  const AttentionOptions& options = {}) {
+  return detail::attention(
+      q, k, v, [&](const auto& scores) { return detail::attention_mask(mask, scores); },
+      [&](const auto& scores) { return scores + mask; }, options);
 }
 
 }  // namespace chorus::inline CHORUS_ABI

@@ -1,0 +1,44 @@
+#pragma once
+/// Scaled dot-product attention by blocks (Dao et al., "FlashAttention", NeurIPS 2022): the matrix of all queries by
+/// all keys is never in memory, only a block of it, forward and back. Every array is dense.
+
+#include <chorus/core/device.hpp>
+#include <chorus/core/dtype.hpp>
+#include <chorus/kernels/dropout_key.hpp>
+#include <concepts>
+
+namespace chorus::inline CHORUS_ABI::kernels {
+
+/// q: [samples, heads, queries, features], k: [samples, heads, keys, features], v: [samples, heads, keys, values].
+struct AttentionShape {
+  Index samples, heads, queries, keys, features, values;
+  /// What scores are multiplied by.
+  double scale;
+  /// Query i sees keys 0 to i only.
+  bool causal = false;
+  /// The probability of a weight to be dropped, by the key; the others are scaled by 1 / (1 - p).
+  double dropout = 0;
+  DropoutKey key = {};
+  /// Distance of the matrices in an additive mask; 0: there is one for all.
+  Index mask_pitch = 0;
+
+  Index batch() const { return samples * heads; }
+};
+
+/// y = softmax(scale q kᵀ + mask) v: [samples, heads, queries, values], and the log of each softmax's denominator,
+/// log_sums: [samples, heads, queries]. `mask` (null, or [queries, keys] numbers for each head, or for all) is added to
+/// the scores. A query that sees no key gives NaN.
+template <std::floating_point T>
+void attention_forward(Cpu device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask, T* y,
+                       T* log_sums);
+
+/// The gradients by q, k and v, added to what is there. Any may be null.
+template <std::floating_point T>
+void attention_backward(Cpu device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask,
+                        const T* y, const T* log_sums, const T* dy, T* dq, T* dk, T* dv);
+
+}  // namespace chorus::inline CHORUS_ABI::kernels
+
+#if !CHORUS_COMPILED
+#include <chorus/kernels/cpu/attention.hpp>
+#endif

@@ -1,0 +1,207 @@
+#pragma once
+/// Attention by blocks on the CPU: blocks of scores that stay in the first-level cache, products by `gemm_alone`.
+
+#include <algorithm>
+#include <array>
+#include <chorus/core/threads.hpp>
+#include <chorus/kernels/attention.hpp>
+#include <chorus/kernels/cpu/gemm.hpp>
+#include <chorus/kernels/cpu/philox_block.hpp>
+#include <chorus/kernels/cpu/scratch.hpp>
+#include <chorus/kernels/cpu/softmax.hpp>
+#include <cmath>
+#include <limits>
+
+namespace chorus::inline CHORUS_ABI::kernels {
+
+namespace detail {
+
+inline constexpr Index attention_block = 64;
+
+/// A block of the scores: queries [query, query + rows), keys [key, key + columns) of matrix `matrix` of the batch.
+struct AttentionBlock {
+  Index matrix, query, rows, key, columns;
+};
+
+/// How many of the block's keys query `i` of it sees.
+inline Index seen_keys(const AttentionShape& s, const AttentionBlock& b, Index i) {
+  return s.causal ? std::clamp<Index>(b.query + i + 1 - b.key, 0, b.columns) : b.columns;
+}
+
+/// scores[i, j] = scale q kᵀ + mask, -inf where a query sees no key. Rows are `attention_block` apart.
+template <class T>
+void attention_scores(const AttentionShape& s, const AttentionBlock& b, const T* q, const T* k, const T* mask,
+                      T* scores) {
+  gemm_alone<T>(Trans::no, Trans::yes, b.rows, b.columns, s.features, q + (b.matrix * s.queries + b.query) * s.features,
+                s.features, k + (b.matrix * s.keys + b.key) * s.features, s.features, scores, attention_block, false,
+                nullptr);
+  const auto scale = splat(static_cast<T>(s.scale));
+  for (Index i = 0; i < b.rows; ++i) {
+    T* row = scores + i * attention_block;
+    const T* added = mask == nullptr ? nullptr : mask + b.matrix * s.mask_pitch + (b.query + i) * s.keys + b.key;
+    for_packets<T>(b.columns, [&](Index j, auto n) {
+      const auto score = pmul(load(row + j, n), scale);
+      store(row + j, added == nullptr ? score : padd(score, load(added + j, n)), n);
+    });
+    std::fill(row + seen_keys(s, b, i), row + b.columns, -std::numeric_limits<T>::infinity());
+  }
+}
+
+/// factors[i, j] = 0 where the weight of query i and key j is dropped, else 1 / (1 - p): the numbers that `dropout`
+/// would give to the elements of [samples, heads, queries, keys].
+template <class T>
+void attention_dropout(const AttentionShape& s, const AttentionBlock& b, T* factors) {
+  const std::uint32_t threshold = dropout_threshold(s.dropout);
+  const T scale = static_cast<T>(dropout_scale(s.dropout));
+  constexpr auto at_once = static_cast<Index>(philox_block);
+  std::array<PhiloxWords, philox_block> counters;
+  std::array<std::uint32_t, 4 * philox_block> words;
+  const Index sample = b.matrix / s.heads, head = b.matrix % s.heads;
+  for (Index i = 0; i < b.rows; ++i) {
+    const Index first = (head * s.queries + b.query + i) * s.keys + b.key, last = first + b.columns;
+    for (Index quad = first / 4; quad * 4 < last; quad += at_once) {
+      for (Index c = 0; c < at_once; ++c)
+        counters[static_cast<std::size_t>(c)] = dropout_counter(s.key, s.key.first_sample + sample, quad + c);
+      philox_words(s.key.seed, counters.data(), words.data());
+      const Index end = std::min(last, (quad + at_once) * 4);
+      for (Index e = std::max(first, quad * 4); e < end; ++e)
+        factors[i * attention_block + e - first] =
+            dropout_keeps(words[static_cast<std::size_t>(e - quad * 4)], threshold) ? scale : T{0};
+    }
+  }
+}
+
+/// Calls f(first, count) for the blocks of [0, n).
+template <class F>
+void for_attention_blocks(Index n, F f) {
+  for (Index first = 0; first < n; first += attention_block) f(first, std::min(attention_block, n - first));
+}
+
+/// The result of one block of queries.
+template <class T>
+void attention_rows(Cpu device, const AttentionShape& s, Index matrix, Index query, Index rows, const T* q, const T* k,
+                    const T* v, const T* mask, T* y, T* log_sums) {
+  constexpr Index block = attention_block;
+  constexpr T lowest = -std::numeric_limits<T>::infinity();
+  const Scratch<T> memory(device, 2 * block * block);
+  T *scores = memory.data(), *factors = scores + block * block;
+  T largest[block], total[block];
+  std::fill_n(largest, block, lowest);
+  std::fill_n(total, block, T{0});
+  T* out = y + (matrix * s.queries + query) * s.values;
+  std::fill_n(out, rows * s.values, T{0});
+  const Index keys = s.causal ? std::min(s.keys, query + rows) : s.keys;
+  for_attention_blocks(keys, [&](Index key, Index columns) {
+    const AttentionBlock b{matrix, query, rows, key, columns};
+    attention_scores(s, b, q, k, mask, scores);
+    if (s.dropout > 0) attention_dropout(s, b, factors);
+    for (Index i = 0; i < rows; ++i) {
+      T* row = scores + i * block;
+      const Row<T> line{i * block, i, columns};
+      const T now =
+          Eigen::internal::pfirst(line.reduce(Max<T>{}, [&](Index j, auto n) { return load(scores + j, n, lowest); }));
+      const T high = std::max(largest[i], now), shift = high == lowest ? T{0} : high;
+      const T kept = largest[i] == high ? T{1} : std::exp(largest[i] - shift);
+      largest[i] = high;
+      const auto sum = reduce_packets<T>(0, columns, splat(T{0}), Sum<T>{}, [&](Index j, auto n) {
+        const auto weight = exp_to_zero<T>(psub(load(row + j, n, lowest), splat(shift)));
+        store(row + j, s.dropout > 0 ? pmul(weight, load(factors + i * block + j, n)) : weight, n);
+        return weight;
+      });
+      total[i] = total[i] * kept + Sum<T>::fold(sum);
+      if (kept != T{1})
+        for_packets<T>(s.values, [&](Index j, auto n) {
+          T* place = out + i * s.values + j;
+          store(place, pmul(load(place, n), splat(kept)), n);
+        });
+    }
+    gemm_alone<T>(Trans::no, Trans::no, rows, s.values, columns, scores, block, v + (matrix * s.keys + key) * s.values,
+                  s.values, out, s.values, true, nullptr);
+  });
+  for (Index i = 0; i < rows; ++i) {
+    const auto inverse = splat(T{1} / total[i]);
+    for_packets<T>(s.values, [&](Index j, auto n) {
+      T* place = out + i * s.values + j;
+      store(place, pmul(load(place, n), inverse), n);
+    });
+    log_sums[matrix * s.queries + query + i] = (largest[i] == lowest ? T{0} : largest[i]) + std::log(total[i]);
+  }
+}
+
+/// The gradients of one matrix of the batch.
+template <class T>
+void attention_matrix_backward(Cpu device, const AttentionShape& s, Index matrix, const T* q, const T* k, const T* v,
+                               const T* mask, const T* y, const T* log_sums, const T* dy, T* dq, T* dk, T* dv) {
+  constexpr Index block = attention_block;
+  const Scratch<T> memory(device, 3 * block * block + s.queries);
+  T *weights = memory.data(), *gradients = weights + block * block, *factors = gradients + block * block;
+  T* dots = factors + block * block;
+  const Index queries = matrix * s.queries, keys = matrix * s.keys;
+  for (Index i = 0; i < s.queries; ++i) {
+    const T *result = y + (queries + i) * s.values, *gradient = dy + (queries + i) * s.values;
+    dots[i] = Sum<T>::fold(reduce_packets<T>(0, s.values, splat(T{0}), Sum<T>{}, [&](Index j, auto n) {
+      return pmul(load(result + j, n), load(gradient + j, n));
+    }));
+  }
+  for_attention_blocks(s.keys, [&](Index key, Index columns) {
+    for_attention_blocks(s.queries, [&](Index query, Index rows) {
+      if (s.causal && query + rows <= key) return;
+      const AttentionBlock b{matrix, query, rows, key, columns};
+      const T* dy_rows = dy + (queries + query) * s.values;
+      attention_scores(s, b, q, k, mask, weights);
+      gemm_alone<T>(Trans::no, Trans::yes, rows, columns, s.values, dy_rows, s.values, v + (keys + key) * s.values,
+                    s.values, gradients, block, false, nullptr);
+      if (s.dropout > 0) attention_dropout(s, b, factors);
+      for (Index i = 0; i < rows; ++i) {
+        const auto shift = splat(log_sums[queries + query + i]), dot = splat(dots[query + i]);
+        const auto scale = splat(static_cast<T>(s.scale));
+        for_packets<T>(columns, [&](Index j, auto n) {
+          const Index at = i * block + j;
+          const auto weight = exp_to_zero<T>(psub(load(weights + at, n), shift));
+          auto gradient = load(gradients + at, n), used = weight;
+          if (s.dropout > 0) {
+            const auto factor = load(factors + at, n);
+            gradient = pmul(gradient, factor);
+            used = pmul(used, factor);
+          }
+          store(weights + at, used, n);
+          store(gradients + at, pmul(pmul(weight, psub(gradient, dot)), scale), n);
+        });
+      }
+      if (dv != nullptr)
+        gemm_alone<T>(Trans::yes, Trans::no, columns, s.values, rows, weights, block, dy_rows, s.values,
+                      dv + (keys + key) * s.values, s.values, true, nullptr);
+      if (dk != nullptr)
+        gemm_alone<T>(Trans::yes, Trans::no, columns, s.features, rows, gradients, block,
+                      q + (queries + query) * s.features, s.features, dk + (keys + key) * s.features, s.features, true,
+                      nullptr);
+      if (dq != nullptr)
+        gemm_alone<T>(Trans::no, Trans::no, rows, s.features, columns, gradients, block, k + (keys + key) * s.features,
+                      s.features, dq + (queries + query) * s.features, s.features, true, nullptr);
+    });
+  });
+}
+
+}  // namespace detail
+
+template <std::floating_point T>
+void attention_forward(Cpu device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask, T* y,
+                       T* log_sums) {
+  constexpr Index block = detail::attention_block;
+  const Index blocks = (s.queries + block - 1) / block;
+  parallel_for(s.batch() * blocks, [&](Index task) {
+    const Index query = task % blocks * block;
+    detail::attention_rows(device, s, task / blocks, query, std::min(block, s.queries - query), q, k, v, mask, y,
+                           log_sums);
+  });
+}
+
+template <std::floating_point T>
+void attention_backward(Cpu device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask,
+                        const T* y, const T* log_sums, const T* dy, T* dq, T* dk, T* dv) {
+  parallel_for(s.batch(), [&](Index matrix) {
+    detail::attention_matrix_backward(device, s, matrix, q, k, v, mask, y, log_sums, dy, dq, dk, dv);
+  });
+}
+
+}  // namespace chorus::inline CHORUS_ABI::kernels
