@@ -5,17 +5,20 @@
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 build=$(cd "${1:?usage: tests/python/run.sh BUILD_DIR}" && pwd)
-tool=$build/tests/programs/safetensors_tool
+programs=$build/tests/programs
 venv=$build/tests/python-venv
 
-if [ ! -x "$tool" ]; then
-  echo "tests/python/run.sh: $tool is not built" >&2
-  exit 1
-fi
+for tool in safetensors_tool npy_tool; do
+  if [ ! -x "$programs/$tool" ]; then
+    echo "tests/python/run.sh: $programs/$tool is not built" >&2
+    exit 1
+  fi
+done
 if ! "$venv/bin/python" -c 'import numpy, safetensors' 2>/dev/null; then
   if ! { python3 -m venv "$venv" && "$venv/bin/pip" install --quiet --disable-pip-version-check numpy safetensors; }; then
     echo "tests/python/run.sh: SKIPPED: no virtual environment with numpy and safetensors could be made"
     exit 77
   fi
 fi
-exec "$venv/bin/python" "$here/safetensors_check.py" "$tool"
+"$venv/bin/python" "$here/npy_check.py" "$programs/npy_tool"
+exec "$venv/bin/python" "$here/safetensors_check.py" "$programs/safetensors_tool"

@@ -1,0 +1,253 @@
+#pragma once
+/// NumPy's files of one array, `.npy`, versions 1 to 3 of the format:
+/// https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cerrno>
+#include <chorus/io/atomic_file.hpp>
+#include <chorus/io/descriptor.hpp>
+#include <chorus/io/json_string.hpp>
+#include <chorus/kernels/contiguous.hpp>
+#include <chorus/tensor/tensor.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace chorus::inline CHORUS_ABI::io {
+
+namespace detail {
+
+static_assert(std::endian::native == std::endian::little, ".npy files are written little-endian");
+
+/// What NumPy calls a dtype of tensors, without the byte order; empty for bf16, which NumPy has not.
+constexpr std::string_view numpy_name(DType type) {
+  constexpr std::string_view names[] = {"b1", "u1", "i1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "", "f4", "f8"};
+  return names[static_cast<std::size_t>(type)];
+}
+
+/// An array in a file's bytes.
+struct NpyArray {
+  DType dtype{};
+  bool fortran_order = false;
+  std::vector<Index> shape;
+  std::span<const std::byte> data;
+};
+
+/// Reads the dictionary of a header: {'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }.
+class NpyHeader {
+ public:
+  NpyHeader(std::string_view text, std::string_view who) : text_(text), who_(who) {}
+
+  NpyArray parse() {
+    NpyArray out;
+    bool seen[3] = {};
+    expect('{');
+    while (!take('}')) {
+      const std::string_view key = quoted();
+      const std::size_t which = key == "descr" ? 0 : key == "fortran_order" ? 1 : key == "shape" ? 2 : 3;
+      check<FileError>(which < 3 && !seen[which], who_, ": the header has the key ", Quoted{key}, " ",
+                       which < 3 ? "twice" : "which is unknown");
+      seen[which] = true;
+      expect(':');
+      if (which == 0) out.dtype = dtype();
+      if (which == 1) out.fortran_order = boolean();
+      if (which == 2) out.shape = sizes();
+      if (!take(',')) {
+        expect('}');
+        break;
+      }
+    }
+    check<FileError>(seen[0] && seen[1] && seen[2], who_, ": the header lacks 'descr', 'fortran_order' or 'shape'");
+    skip();
+    check<FileError>(at_ == text_.size(), who_, ": the header goes on after its dictionary");
+    return out;
+  }
+
+ private:
+  void skip() {
+    while (at_ < text_.size() && (text_[at_] == ' ' || text_[at_] == '\n')) ++at_;
+  }
+  bool take(char c) {
+    skip();
+    if (at_ >= text_.size() || text_[at_] != c) return false;
+    ++at_;
+    return true;
+  }
+  void expect(char c) { check<FileError>(take(c), who_, ": byte ", at_, " of the header: expected '", c, "'"); }
+  std::string_view quoted() {
+    skip();
+    const char mark = at_ < text_.size() ? text_[at_] : '\0';
+    check<FileError>(mark == '\'' || mark == '"', who_, ": byte ", at_, " of the header: expected a text in quotes");
+    const auto end = text_.find(mark, ++at_);
+    check<FileError>(end != std::string_view::npos, who_, ": the header ends in a text");
+    const auto out = text_.substr(at_, end - at_);
+    at_ = end + 1;
+    return out;
+  }
+  DType dtype() {
+    check<FileError>(!take('['), who_, ": structured arrays are not supported");
+    const std::string_view name = quoted();
+    for (std::size_t i = 0; i <= static_cast<std::size_t>(DType::f64); ++i) {
+      const auto type = static_cast<DType>(i);
+      const auto known = numpy_name(type);
+      if (known.empty() || name.size() != 3 || name.substr(1) != known) continue;
+      const bool one_byte = size_of(type) == 1;
+      check<FileError>(name[0] != '>' || one_byte, who_, ": big-endian numbers (", Quoted{name}, ") are not supported");
+      if (name[0] == '<' || name[0] == '=' || (one_byte && (name[0] == '|' || name[0] == '>'))) return type;
+    }
+    fail<FileError>(who_, ": numbers of type ", Quoted{name}, " are not supported");
+  }
+  bool boolean() {
+    skip();
+    for (const bool value : {true, false}) {
+      const std::string_view word = value ? "True" : "False";
+      if (text_.substr(at_, word.size()) != word) continue;
+      at_ += word.size();
+      return value;
+    }
+    fail<FileError>(who_, ": 'fortran_order' is neither True nor False");
+  }
+  std::vector<Index> sizes() {
+    std::vector<Index> out;
+    expect('(');
+    while (!take(')')) {
+      skip();
+      Index size = 0;
+      std::size_t digits = 0;
+      for (; at_ < text_.size() && text_[at_] >= '0' && text_[at_] <= '9'; ++at_, ++digits) {
+        check<FileError>(digits < 18, who_, ": a size in the shape is too large");
+        size = 10 * size + (text_[at_] - '0');
+      }
+      check<FileError>(digits > 0, who_, ": byte ", at_, " of the header: expected a size");
+      check<FileError>(out.size() < 8, who_, ": the shape has more than 8 axes");
+      out.push_back(size);
+      if (!take(',')) {
+        expect(')');
+        check<FileError>(out.size() > 1, who_, ": '(", out[0], ")' is no tuple");
+        break;
+      }
+    }
+    return out;
+  }
+
+  std::string_view text_, who_;
+  std::size_t at_ = 0;
+};
+
+/// The array in the bytes of a .npy file. Throws FileError where they break the format.
+inline NpyArray parse_npy(std::span<const std::byte> bytes, std::string_view who) {
+  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  check<FileError>(text.starts_with("\x93NUMPY") && text.size() >= 10, who, ": not a .npy file");
+  const int version = text[6];
+  check<FileError>(version >= 1 && version <= 3 && text[7] == 0, who, ": version ", version, ".", int{text[7]},
+                   " of the format is not supported");
+  const std::size_t prefix = version == 1 ? 10 : 12;
+  std::uint32_t length = 0;
+  check<FileError>(text.size() >= prefix, who, ": the file ends in its header");
+  std::memcpy(&length, bytes.data() + 8, prefix - 8);
+  check<FileError>(length <= 65535 && length <= text.size() - prefix, who, ": a header of ", length,
+                   " bytes in a file of ", text.size());
+  NpyArray out = NpyHeader(text.substr(prefix, length), who).parse();
+  out.data = bytes.subspan(prefix + length);
+  std::uint64_t expected = size_of(out.dtype);
+  bool empty = false;
+  for (const Index size : out.shape) {
+    empty = empty || size == 0;
+    const auto factor = static_cast<std::uint64_t>(std::max(size, Index{1}));
+    check<FileError>(expected <= (std::uint64_t{1} << 62) / factor, who, ": shape ", std::span<const Index>(out.shape),
+                     " is too large");
+    expected *= factor;
+  }
+  if (empty) expected = 0;
+  check<FileError>(expected == out.data.size(), who, ": shape ", std::span<const Index>(out.shape), " of ", out.dtype,
+                   " takes ", expected, " bytes, but the file has ", out.data.size());
+  return out;
+}
+
+/// The array as a Tensor; throws FileError where it has another dtype or number of axes.
+template <Scalar T, int Rank>
+Tensor<T, Rank, Cpu> to_tensor(const NpyArray& array, std::string_view who) {
+  check<FileError>(array.dtype == dtype<T> && array.shape.size() == static_cast<std::size_t>(Rank), who, ": expected ",
+                   dtype<T>, " with ", Rank, " axes, got ", array.dtype, " ", std::span<const Index>(array.shape));
+  Shape<Rank> shape{}, backwards{};
+  for (std::size_t i = 0; i < shape.size(); ++i) {
+    shape[i] = array.shape[array.fortran_order ? shape.size() - 1 - i : i];
+    backwards[i] = static_cast<Index>(shape.size() - 1 - i);
+  }
+  auto out = Tensor<T, Rank, Cpu>::empty(shape);
+  if (!array.data.empty()) std::memcpy(static_cast<void*>(out.data()), array.data.data(), array.data.size());
+  return array.fortran_order ? contiguous(out.permute(backwards)) : out;
+}
+
+/// All that stands before an array's numbers.
+inline std::string npy_header(DType type, std::span<const Index> shape, std::string_view who) {
+  check<UsageError>(!numpy_name(type).empty(), who, ": NumPy has no ", type, "; convert to another dtype first");
+  std::string text =
+      cat("{'descr': '", size_of(type) == 1 ? "|" : "<", numpy_name(type), "', 'fortran_order': False, 'shape': (");
+  for (std::size_t i = 0; i < shape.size(); ++i) text += cat(i == 0 ? "" : " ", shape[i], ",");
+  if (shape.size() > 1) text.pop_back();
+  text += "), }";
+  text.append(63 - (10 + text.size()) % 64, ' ');
+  text += '\n';
+  const auto length = static_cast<std::uint16_t>(text.size());
+  std::string out = "\x93NUMPY";
+  out += {'\x01', '\x00', static_cast<char>(length & 0xFF), static_cast<char>(length >> 8)};
+  return out + text;
+}
+
+/// A regular file's bytes. Throws FileError.
+inline std::vector<std::byte> read_whole(const std::string& path) {
+  const std::string who = cat("loading ", path);
+  Descriptor file;
+  // Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever.
+  file.value = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  check<FileError>(file.value >= 0, who, ": opening the file failed: ", std::strerror(errno));
+  struct stat facts {};
+  check<FileError>(::fstat(file.value, &facts) == 0, who, ": looking at the file failed: ", std::strerror(errno));
+  check<FileError>(S_ISREG(facts.st_mode), who, ": not a regular file");
+  std::vector<std::byte> out(static_cast<std::size_t>(facts.st_size));
+  for (std::size_t done = 0; done < out.size();) {
+    const ssize_t count = ::read(file.value, out.data() + done, std::min(out.size() - done, std::size_t{1} << 30));
+    if (count < 0 && errno == EINTR) continue;
+    check<FileError>(count > 0, who,
+                     ": reading failed: ", count < 0 ? std::strerror(errno) : "the file has become shorter");
+    done += static_cast<std::size_t>(count);
+  }
+  return out;
+}
+
+}  // namespace detail
+
+/// Reads an array that `numpy.save` wrote, in either memory order. Throws FileError where the file is damaged, holds
+/// what tensors cannot (texts, objects, complex or big-endian numbers), or has another dtype or number of axes.
+template <Scalar T, int Rank>
+Tensor<T, Rank, Cpu> load_npy(const std::string& path) {
+  const auto bytes = detail::read_whole(path);
+  const std::string who = cat("loading ", path);
+  return detail::to_tensor<T, Rank>(detail::parse_npy(bytes, who), who);
+}
+
+/// Writes an array for `numpy.load`, atomically. Throws FileError, and UsageError for bf16, which NumPy has not.
+template <Scalar T, int Rank, Device D>
+void save_npy(const std::string& path, const Tensor<T, Rank, D>& tensor) {
+  const auto header = detail::npy_header(dtype<T>, tensor.shape(), cat("saving ", path));
+  const auto dense = contiguous(tensor);
+  std::vector<std::byte> numbers(dense.bytes());
+  copy_bytes(Cpu{}, numbers.data(), dense.device(), dense.data(), numbers.size());
+  AtomicFile file(path);
+  file.write(header);
+  file.write(numbers);
+  file.commit();
+}
+
+}  // namespace chorus::inline CHORUS_ABI::io

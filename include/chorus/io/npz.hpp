@@ -1,0 +1,244 @@
+#pragma once
+/// NumPy's files of several arrays, `.npz`: zip archives (PKWARE's APPNOTE.TXT) of .npy files, stored or, with zlib,
+/// deflated.
+
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#if CHORUS_USE_ZLIB
+#include <zlib.h>
+#endif
+
+#include <chorus/io/npy.hpp>
+
+namespace chorus::inline CHORUS_ABI::io {
+
+namespace detail {
+
+/// The check sum of zip (and zlib): CRC-32.
+inline std::uint32_t crc32_of(std::span<const std::byte> bytes) {
+  static const auto table = [] {
+    std::array<std::uint32_t, 256> out{};
+    for (std::uint32_t i = 0; i < 256; ++i) {
+      std::uint32_t c = i;
+      for (int bit = 0; bit < 8; ++bit) c = (c & 1) != 0 ? 0xEDB88320u ^ (c >> 1) : c >> 1;
+      out[i] = c;
+    }
+    return out;
+  }();
+  std::uint32_t c = 0xFFFFFFFFu;
+  for (const std::byte byte : bytes) c = table[(c ^ std::to_integer<std::uint32_t>(byte)) & 0xFF] ^ (c >> 8);
+  return ~c;
+}
+
+/// Little-endian numbers at a place in an archive. Throws FileError past its end.
+class ZipBytes {
+ public:
+  ZipBytes(std::span<const std::byte> bytes, std::string who) : bytes_(bytes), who_(std::move(who)) {}
+
+  std::uint64_t number(std::uint64_t at, std::size_t width) const {
+    std::uint64_t out = 0;
+    const auto from = part(at, width);
+    std::memcpy(&out, from.data(), width);
+    return out;
+  }
+  std::span<const std::byte> part(std::uint64_t at, std::uint64_t size) const {
+    check<FileError>(at <= bytes_.size() && size <= bytes_.size() - at, who_, ": the archive is cut short or damaged");
+    return bytes_.subspan(static_cast<std::size_t>(at), static_cast<std::size_t>(size));
+  }
+  std::string text(std::uint64_t at, std::uint64_t size) const {
+    const auto from = part(at, size);
+    return {reinterpret_cast<const char*>(from.data()), from.size()};
+  }
+  std::uint64_t size() const { return bytes_.size(); }
+  const std::string& who() const { return who_; }
+
+ private:
+  std::span<const std::byte> bytes_;
+  std::string who_;
+};
+
+struct ZipEntry {
+  std::uint64_t method, packed, size, offset;
+  std::uint32_t crc;
+};
+
+/// The archive's own list of its files, which stands at its end. Throws FileError.
+inline std::map<std::string, ZipEntry> zip_directory(const ZipBytes& zip) {
+  constexpr std::uint64_t end_size = 22, wide = 0xFFFFFFFFu;
+  check<FileError>(zip.size() >= end_size, zip.who(), ": not a .npz file");
+  std::uint64_t end = zip.size() - end_size;
+  const std::uint64_t least = end > 65535 ? end - 65535 : 0;  // a comment may follow
+  while (zip.number(end, 4) != 0x06054B50u) {
+    check<FileError>(end > least, zip.who(), ": not a .npz file");
+    --end;
+  }
+  check<FileError>(end + end_size + zip.number(end + 20, 2) == zip.size(), zip.who(), ": the archive is damaged");
+  std::uint64_t directory_end = end, count = zip.number(end + 10, 2), at = zip.number(end + 16, 4);
+  if ((count == 0xFFFF || at == wide) && end >= 20 && zip.number(end - 20, 4) == 0x07064B50u) {
+    const std::uint64_t wide_end = zip.number(end - 12, 8);
+    check<FileError>(zip.number(wide_end, 4) == 0x06064B50u, zip.who(), ": the archive is damaged");
+    directory_end = wide_end;
+    count = zip.number(wide_end + 32, 8);
+    at = zip.number(wide_end + 48, 8);
+  }
+  std::map<std::string, ZipEntry> out;
+  for (std::uint64_t i = 0; i < count; ++i) {
+    check<FileError>(zip.number(at, 4) == 0x02014B50u, zip.who(), ": the archive's directory is damaged");
+    check<FileError>((zip.number(at + 8, 2) & 1) == 0, zip.who(), ": the archive is encrypted");
+    ZipEntry entry{zip.number(at + 10, 2), zip.number(at + 20, 4), zip.number(at + 24, 4), zip.number(at + 42, 4),
+                   static_cast<std::uint32_t>(zip.number(at + 16, 4))};
+    const std::uint64_t name = zip.number(at + 28, 2), extra = zip.number(at + 30, 2), note = zip.number(at + 32, 2);
+    // Sizes that don't fit stand in a field of their own, in this order.
+    for (std::uint64_t field = at + 46 + name; field + 4 <= at + 46 + name + extra;
+         field += 4 + zip.number(field + 2, 2)) {
+      if (zip.number(field, 2) != 1) continue;
+      std::uint64_t value = field + 4;
+      for (auto* number : {&entry.size, &entry.packed, &entry.offset})
+        if (*number == wide) {
+          *number = zip.number(value, 8);
+          value += 8;
+        }
+    }
+    const bool once = out.emplace(zip.text(at + 46, name), entry).second;
+    check<FileError>(once, zip.who(), ": the archive has two files of one name");
+    at += 46 + name + extra + note;
+  }
+  check<FileError>(at == directory_end, zip.who(), ": the archive's directory is damaged");
+  return out;
+}
+
+inline std::vector<std::byte> zip_content(const ZipBytes& zip, const std::string& name, const ZipEntry& entry) {
+  const std::string who = cat(zip.who(), ": ", Quoted{name});
+  check<FileError>(zip.number(entry.offset, 4) == 0x04034B50u, who, ": the archive is damaged");
+  const std::uint64_t begin = entry.offset + 30 + zip.number(entry.offset + 26, 2) + zip.number(entry.offset + 28, 2);
+  const auto packed = zip.part(begin, entry.packed);
+  std::vector<std::byte> out;
+  if (entry.method == 0) {
+    check<FileError>(entry.size == entry.packed, who, ": the archive is damaged");
+    out.assign(packed.begin(), packed.end());
+  } else {
+    check<FileError>(entry.method == 8, who, ": compression method ", entry.method, " is not supported");
+#if CHORUS_USE_ZLIB
+    // Deflate makes at most 1032 bytes of one.
+    check<FileError>(entry.size / 1032 <= entry.packed, who, ": the archive is damaged");
+    out.resize(static_cast<std::size_t>(entry.size));
+    z_stream stream{};
+    check<FileError>(inflateInit2(&stream, -MAX_WBITS) == Z_OK, who, ": zlib could not start");
+    int status = Z_OK;
+    std::size_t read = 0, written = 0;
+    while (status == Z_OK) {
+      constexpr std::size_t most = std::size_t{1} << 30;
+      stream.next_in = reinterpret_cast<Bytef*>(const_cast<std::byte*>(packed.data() + read));
+      stream.avail_in = static_cast<uInt>(std::min(packed.size() - read, most));
+      stream.next_out = reinterpret_cast<Bytef*>(out.data() + written);
+      stream.avail_out = static_cast<uInt>(std::min(out.size() - written, most));
+      const auto in_before = stream.avail_in, out_before = stream.avail_out;
+      status = inflate(&stream, Z_NO_FLUSH);
+      read += in_before - stream.avail_in;
+      written += out_before - stream.avail_out;
+    }
+    inflateEnd(&stream);
+    check<FileError>(status == Z_STREAM_END && written == out.size() && read == packed.size(), who,
+                     ": the compressed data are damaged");
+#else
+    fail<FileError>(who, ": compressed, and chorus was built without zlib");
+#endif
+  }
+  check<FileError>(crc32_of(out) == entry.crc, who, ": the check sum is wrong");
+  return out;
+}
+
+}  // namespace detail
+
+/// An open .npz file. Nothing is unpacked until it is asked for.
+class NpzReader {
+ public:
+  /// Throws FileError where the file can't be read or is no archive.
+  explicit NpzReader(const std::string& path)
+      : bytes_(detail::read_whole(path)), zip_(bytes_, cat("loading ", path)), entries_(detail::zip_directory(zip_)) {}
+  NpzReader(const NpzReader&) = delete;
+  NpzReader& operator=(const NpzReader&) = delete;
+
+  /// Names of the arrays, in alphabetic order.
+  std::vector<std::string> names() const {
+    std::vector<std::string> out;
+    for (const auto& [name, entry] : entries_)
+      if (name.ends_with(".npy")) out.push_back(name.substr(0, name.size() - 4));
+    return out;
+  }
+
+  /// The array of that name. Throws FileError where there is none, and as load_npy does.
+  template <Scalar T, int Rank>
+  Tensor<T, Rank, Cpu> read(const std::string& name) const {
+    const auto found = entries_.find(name + ".npy");
+    check<FileError>(found != entries_.end(), zip_.who(), ": no array ", Quoted{name}, " among the ", names().size(),
+                     " in the file");
+    const auto bytes = detail::zip_content(zip_, name, found->second);
+    const std::string who = cat(zip_.who(), ": ", Quoted{name});
+    return detail::to_tensor<T, Rank>(detail::parse_npy(bytes, who), who);
+  }
+
+ private:
+  std::vector<std::byte> bytes_;
+  detail::ZipBytes zip_;
+  std::map<std::string, detail::ZipEntry> entries_;
+};
+
+/// Collects arrays, then writes them as `numpy.savez` does, uncompressed.
+class NpzWriter {
+ public:
+  /// Throws UsageError for a name that is empty or comes twice, for bf16, and where the file would exceed 4 GiB.
+  template <Scalar T, int Rank, Device D>
+  void add(const std::string& name, const Tensor<T, Rank, D>& tensor) {
+    check<UsageError>(!name.empty() && name.size() < 1024 && offsets_.emplace(name, content_.size()).second,
+                      "saving a .npz file: the name '", name, "' is empty, too long, or there already");
+    std::string array = detail::npy_header(dtype<T>, tensor.shape(), cat("saving ", name));
+    const auto dense = contiguous(tensor);
+    const std::size_t begin = array.size();
+    array.resize(begin + dense.bytes());
+    copy_bytes(Cpu{}, array.data() + begin, dense.device(), dense.data(), dense.bytes());
+    check<UsageError>(content_.size() + array.size() < 0xF0000000u, "saving a .npz file: more than 4 GiB");
+    const std::string facts = record(array);
+    content_ += number(0x04034B50u, 4) + facts + number(name.size() + 4, 2) + number(0, 2) + name + ".npy" + array;
+    facts_.emplace(name, facts);
+  }
+
+  /// Writes the file, atomically. Throws FileError.
+  void save(const std::string& path) const {
+    std::string directory;
+    for (const auto& [name, offset] : offsets_)
+      directory += number(0x02014B50u, 4) + number(20, 2) + facts_.at(name) + number(name.size() + 4, 2) +
+                   std::string(12, '\0') + number(offset, 4) + name + ".npy";
+    const std::string end = number(0x06054B50u, 4) + number(0, 4) + number(offsets_.size(), 2) +
+                            number(offsets_.size(), 2) + number(directory.size(), 4) + number(content_.size(), 4) +
+                            number(0, 2);
+    AtomicFile file(path);
+    file.write(content_);
+    file.write(directory);
+    file.write(end);
+    file.commit();
+  }
+
+ private:
+  static std::string number(std::uint64_t value, std::size_t width) {
+    std::string out(width, '\0');
+    std::memcpy(out.data(), &value, width);
+    return out;
+  }
+  // What the directory and the array's own header share: version, flags (names in UTF-8), stored, 1980-01-01, sizes.
+  static std::string record(const std::string& array) {
+    return number(20, 2) + number(0x800, 2) + number(0, 2) + number(0, 2) + number(0x21, 2) +
+           number(detail::crc32_of(std::as_bytes(std::span(array))), 4) + number(array.size(), 4) +
+           number(array.size(), 4);
+  }
+
+  std::string content_;
+  std::map<std::string, std::size_t> offsets_;
+  std::map<std::string, std::string> facts_;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::io

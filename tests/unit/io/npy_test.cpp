@@ -1,0 +1,85 @@
+#include <catch.hpp>
+#include <chorus/io/npz.hpp>
+#include <chorus/tensor/print.hpp>
+
+#include "files.hpp"
+
+namespace ch = chorus;
+namespace io = chorus::io;
+using namespace chorus_test;
+
+namespace {
+// A .npy file of version 1 with that header, as it stands, and data 0, 1, 2, ...
+std::string npy_file(std::string_view header, std::size_t data_bytes) {
+  std::string out = "\x93NUMPY";
+  out += {'\x01', '\x00', static_cast<char>(header.size() & 0xFF), static_cast<char>(header.size() >> 8)};
+  out += header;
+  for (std::size_t i = 0; i < data_bytes; ++i) out += static_cast<char>(i);
+  return out;
+}
+template <class T, int Rank>
+std::string refusal(const std::string& content) {
+  const TemporaryFolder folder;
+  put(folder / "x.npy", content);
+  return message_of<ch::FileError>([&] { io::load_npy<T, Rank>(folder / "x.npy"); });
+}
+}  // namespace
+
+TEST_CASE("a .npy file as NumPy writes it, in either order") {
+  const TemporaryFolder folder;
+  const auto path = folder / "x.npy";
+  put(path, npy_file("{'descr': '|u1', 'fortran_order': False, 'shape': (2, 3), }\n", 6));
+  CHECK(ch::cat(io::load_npy<std::uint8_t, 2>(path)) == "[[0, 1, 2], [3, 4, 5]]");
+  put(path, npy_file("{'descr': '|u1', 'fortran_order': True, 'shape': (2, 3), }\n", 6));
+  CHECK(ch::cat(io::load_npy<std::uint8_t, 2>(path)) == "[[0, 2, 4], [1, 3, 5]]");
+  put(path, npy_file("{\"shape\":(),\"fortran_order\":False,\"descr\":\"<i2\"}", 2));
+  CHECK(io::load_npy<std::int16_t, 0>(path).item() == 256);
+}
+
+TEST_CASE("arrays come back, also half, views and empty ones") {
+  const TemporaryFolder folder;
+  const auto a = ch::Tensor<ch::half, 2>::from({1.0f, 2.0f, -0.5f, 4.0f, 5.0f, 6.0f}, {2, 3});
+  io::save_npy(folder / "a.npy", a.permute({1, 0}));
+  CHECK(ch::cat(io::load_npy<ch::half, 2>(folder / "a.npy")) == "[[1, 4], [2, 5], [-0.5, 6]]");
+  CHECK(get(folder / "a.npy").size() % 64 == 12);
+
+  io::NpzWriter writer;
+  writer.add("x", a);
+  writer.add("y", ch::Tensor<double, 3>::zeros({4, 0, 2}));
+  CHECK_THROWS_AS(writer.add("x", a), ch::UsageError);
+  writer.save(folder / "b.npz");
+  const io::NpzReader reader(folder / "b.npz");
+  CHECK(reader.names() == std::vector<std::string>{"x", "y"});
+  CHECK(ch::cat(reader.read<ch::half, 2>("x")) == ch::cat(a));
+  CHECK(reader.read<double, 3>("y").shape() == ch::Shape<3>{4, 0, 2});
+  CHECK(message_of<ch::FileError>([&] { reader.read<float, 1>("z"); }).find("no array \"z\" among the 2") !=
+        std::string::npos);
+}
+
+TEST_CASE("what is no array of numbers is refused, with the reason") {
+  const auto contains = [](const std::string& text, const char* part) { return text.find(part) != std::string::npos; };
+  const auto with = [](const char* descr, std::size_t bytes) {
+    return npy_file(ch::cat("{'descr': ", descr, ", 'fortran_order': False, 'shape': (2,), }"), bytes);
+  };
+  CHECK(contains(refusal<float, 1>("PK"), "not a .npy file"));
+  CHECK(contains(refusal<float, 1>(with("'>f4'", 8)), "big-endian"));
+  CHECK(contains(refusal<float, 1>(with("'<c8'", 16)), "\"<c8\" are not supported"));
+  CHECK(contains(refusal<float, 1>(with("'|O'", 16)), "not supported"));
+  CHECK(contains(refusal<float, 1>(with("[('x', '<f4')]", 8)), "structured"));
+  CHECK(contains(refusal<float, 1>(with("'<f4'", 7)), "shape [2] of F32 takes 8 bytes, but the file has 7"));
+  CHECK(contains(refusal<float, 1>(with("'<f4'", 9)), "takes 8 bytes, but the file has 9"));
+  CHECK(contains(refusal<double, 1>(with("'<f4'", 8)), "expected F64 with 1 axes, got F32 [2]"));
+  CHECK(contains(refusal<float, 1>(npy_file("{'descr': '<f4', 'shape': (2,)}", 8)), "lacks"));
+  CHECK(contains(refusal<float, 1>(npy_file("{'descr': '<f4', 'descr': '<f4'}", 8)), "twice"));
+  CHECK(contains(refusal<float, 1>(npy_file("{'descr': '<f4', 'fortran_order': False, 'shape': (2)}", 8)), "no tuple"));
+  CHECK(
+      contains(refusal<float, 1>(npy_file("{'descr': '<f4', 'fortran_order': False, 'shape': (2,)} x", 8)), "goes on"));
+  CHECK(contains(refusal<float, 2>(npy_file(
+                     "{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999999, 99999999999999999)}", 8)),
+                 "too large"));
+  const TemporaryFolder folder;
+  CHECK(message_of<ch::UsageError>([&] {
+          io::save_npy(folder / "x.npy", ch::Tensor<ch::bf16, 1>::zeros({2}));
+        }).find("NumPy has no BF16") != std::string::npos);
+  CHECK(folder.names().empty());
+}
