@@ -1,5 +1,6 @@
 /// Trains a small GPT (Radford et al. 2019) on the letters of any text, and lets it write.
 
+#include <chorus/autograd/checkpoint.hpp>
 #include <numeric>
 
 #include "text.hpp"
@@ -12,6 +13,7 @@ namespace {
 struct GptSize {
   ch::Index letters = 0, window = 64, width = 96, heads = 4, layers = 3;
   double dropout = 0.1;
+  bool checkpoint = false;
 };
 
 template <class Device>
@@ -63,13 +65,15 @@ struct Gpt : ch::nn::Module {
   ch::nn::ModuleList<Block<Device>> h;
   ch::nn::LayerNorm<Device> ln_f;
   ch::nn::Linear<Device> lm_head;
+  bool checkpoint;
   CHORUS_MODULE(Gpt, wte, wpe, h, ln_f, lm_head)
 
   explicit Gpt(const GptSize& size)
       : wte{size.letters, size.width},
         wpe{size.window, size.width},
         ln_f{size.width},
-        lm_head{size.width, size.letters, {.bias = false}} {
+        lm_head{size.width, size.letters, {.bias = false}},
+        checkpoint{size.checkpoint} {
     for (const auto* table : {&wte, &wpe})
       table->weight.assign(ch::nn::init::normal<float, Device, 2>(table->weight.shape(), 0, 0.02));
     for (ch::Index i = 0; i < size.layers; ++i) h.push_back(Block<Device>(size));
@@ -79,7 +83,8 @@ struct Gpt : ch::nn::Module {
     std::vector<std::int64_t> places(static_cast<std::size_t>(tokens.size(1)));
     std::iota(places.begin(), places.end(), 0);
     auto x = wte(tokens) + wpe(ch::Tensor<std::int64_t, 1, Device>::from(places, {tokens.size(1)}, tokens.device()));
-    for (const auto& block : h) x = block(x);
+    for (const auto& block : h)
+      x = checkpoint ? ch::checkpoint([&](const auto& in) { return block(in); }, x) : block(x);
     return lm_head(ln_f(x));
   }
 };
@@ -89,7 +94,7 @@ constexpr const char* description =
 
   train_gpt                                   sentences that the program makes up
   train_gpt --data FILE --epochs 3            any text file
-  train_gpt --policy ddp --devices 2 --data FILE --width 192 --layers 6 --heads 6 --window 128)";
+  train_gpt --policy ddp --devices 2 --data FILE --width 192 --layers 6 --heads 6 --window 128 --checkpoint)";
 
 }  // namespace
 
@@ -108,6 +113,7 @@ int main(int argc, char** argv) {
   app.add_option("--heads", size.heads, "of the attention; they divide the width")->check(sizes)->capture_default_str();
   app.add_option("--layers", size.layers, "blocks")->check(sizes)->capture_default_str();
   app.add_option("--dropout", size.dropout, "in [0, 1)")->check(CLI::Range(0.0, 0.99))->capture_default_str();
+  app.add_flag("--checkpoint", size.checkpoint, "compute what is in the blocks again in backward, to hold less memory");
   app.add_option("--prompt", prompt, "what the text at the end begins with")->capture_default_str();
   app.add_option("--letters", letters, "of the text at the end")->check(CLI::Range(0, 1 << 20))->capture_default_str();
   app.add_option("--temperature", temperature, "below 1: the likeliest letters more often")

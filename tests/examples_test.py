@@ -61,6 +61,14 @@ for policy, devices in (("dp", 2), ("ddp", 2), ("ddp", 3)):
     print(f"{policy} on {devices} devices: losses within {worst:.1e} of one device's")
     assert worst < 2e-3, f"{policy} leaves the single device's trajectory: {own} and {losses[:8]}"
 
+if NAME == "train_gpt":  # the same steps, dropout included, in less memory
+    plain, most = events("--layers", "6", steps=8)
+    again, less = events("--layers", "6", "--checkpoint", steps=8)
+    assert again == plain and less["parameters_sha256"] == most["parameters_sha256"], (again, plain)
+    peaks = [log["peak_memory_bytes_per_device"][0] for log in (most, less)]
+    print(f"peak memory {peaks[0]} bytes, with checkpoints {peaks[1]}")
+    assert peaks[1] < 0.7 * peaks[0], peaks
+
 text = run(*EXAMPLE["small"], "--steps", "2")
 if "--letters" in EXAMPLE["small"]:
     assert len(text.rsplit("\n\n", 1)[-1]) >= 20 or len(text) > 20, text

@@ -71,6 +71,16 @@ for policy, devices in (("single", 1), ("ddp", 2)):
 run(*SMALL, "--policy", "dp", "--resume", saved)
 print("a resumed run goes on as if it had not stopped")
 
+# Models with batch norm, whose statistics are those of each device's share.
+for model, policy, devices in (("resnet18", "single", 1), ("resnet18", "dp", 2), ("resnet18", "ddp", 2),
+                               ("resnet50", "single", 1)):
+    log = events("resnet", "--model", model, "--policy", policy, "--devices", str(devices), "--train-images", "16",
+                 "--test-images", "4", "--batch", "8", "--epochs", "1")
+    assert len(losses(log)) == 2 and all(0 < loss < 20 for loss in losses(log)), losses(log)
+    assert log[-1]["event"] == "done" and log[-1]["policy"] == policy, log[-1]
+assert "resnet50" in run("--model", "resnet7", fails=True)
+print("ResNets train")
+
 assert "pipeline" in run("--policy", "pipeline", fails=True)
 for options, part in ((["--batch", "0"], "batch"), (["--nonsense"], "nonsense"),
                       (["--data", "/nonexistent"], "/nonexistent"), (["--metrics", "/nonexistent/m"], "/nonexistent/m"),

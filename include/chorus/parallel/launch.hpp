@@ -33,12 +33,12 @@ struct LaunchBody {
   static LaunchBody of(Body& body) {
     return {std::addressof(body), [](const void* from, Run& run) {
               choose_default_device<Net>(run.local_rank());
-              auto& call = *static_cast<Body*>(const_cast<void*>(from));
-              if constexpr (std::is_void_v<decltype(call(run))>) {
-                call(run);
+              auto& typed = *static_cast<Body*>(const_cast<void*>(from));
+              if constexpr (std::is_void_v<decltype(typed(run))>) {
+                typed(run);
                 return 0;
               } else {
-                return static_cast<int>(call(run));
+                return static_cast<int>(typed(run));
               }
             }};
   }
