@@ -1,9 +1,13 @@
 #pragma once
 /// One golden case as a test sees it: inputs as Variables, results compared with PyTorch's, and nothing left out.
 
+#include <chorus/autograd/variable.hpp>
+#include <chorus/kernels/to_device.hpp>
+#include <chorus/ops/size2d.hpp>
 #include <cmath>
 #include <cstddef>
 #include <functional>
+#include <golden_file.hpp>
 #include <limits>
 #include <map>
 #include <optional>
@@ -14,22 +18,23 @@
 #include <utility>
 #include <vector>
 
-#include <chorus/autograd/variable.hpp>
-#include <chorus/ops/size2d.hpp>
-
-#include <golden_file.hpp>
-
 namespace golden {
 
 namespace ch = chorus;
 using ch::Index;
 using ch::Shape;
 
+/// What the cases run on; build/tests/golden_cuda has a GPU instead.
+#ifndef CHORUS_GOLDEN_DEVICE
+#define CHORUS_GOLDEN_DEVICE ::chorus::Cpu
+#endif
+using Device = CHORUS_GOLDEN_DEVICE;
+
 template <int Rank>
-using Tensor = ch::Tensor<float, Rank>;
+using Tensor = ch::Tensor<float, Rank, Device>;
 template <int Rank>
-using Variable = ch::Variable<float, Rank>;
-using Labels = ch::Tensor<std::int64_t, 1>;
+using Variable = ch::Variable<float, Rank, Device>;
+using Labels = ch::Tensor<std::int64_t, 1, Device>;
 
 /// The largest difference, relative to the largest expected magnitude; infinite for a NaN or a different number of
 /// elements.
@@ -91,15 +96,15 @@ class Case {
     return load<float, Rank>(ch::cat("in.", name));
   }
   template <int Rank>
-  ch::Tensor<std::int64_t, Rank> integers(std::string_view name) const {
+  ch::Tensor<std::int64_t, Rank, Device> integers(std::string_view name) const {
     return load<std::int64_t, Rank>(ch::cat("in.", name));
   }
   template <int Rank>
-  ch::Tensor<bool, Rank> mask(std::string_view name) const {
+  ch::Tensor<bool, Rank, Device> mask(std::string_view name) const {
     const auto& from = file_[ch::cat("in.", name)];
     auto out = ch::Tensor<bool, Rank>::empty(as_shape<Rank>(name, from.shape));
     for (std::size_t i = 0; i < from.u8().size(); ++i) out.data()[i] = from.u8()[i] != 0;
-    return out;
+    return ch::to_device(out, Device{});
   }
   /// Input NAME as a leaf; its gradient is compared at the end where the case has one.
   template <int Rank>
@@ -140,8 +145,7 @@ class Case {
   /// Compares numbers alone, for values that were computed in another shape.
   template <int Rank>
   void compare_numbers(const std::string& name, const Tensor<Rank>& value) {
-    const auto dense = ch::contiguous(value);
-    compare_numbers(name, std::span<const float>(dense.data(), static_cast<std::size_t>(dense.numel())));
+    compare_numbers(name, ch::contiguous(value).to_vector());
   }
   void compare_numbers(const std::string& name, std::span<const float> actual) {
     used_.insert(name);
@@ -180,10 +184,10 @@ class Case {
 
  private:
   template <class T, int Rank>
-  ch::Tensor<T, Rank> load(const std::string& name) const {
+  ch::Tensor<T, Rank, Device> load(const std::string& name) const {
     const auto& from = file_[name];
     const auto& values = std::get<std::vector<T>>(from.values);
-    return ch::Tensor<T, Rank>::from(std::span<const T>(values), as_shape<Rank>(name, from.shape));
+    return ch::Tensor<T, Rank, Device>::from(std::span<const T>(values), as_shape<Rank>(name, from.shape));
   }
   template <int Rank>
   Variable<Rank> leaf(std::string_view name, Tensor<Rank> value) {

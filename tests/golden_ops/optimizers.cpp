@@ -13,11 +13,11 @@ namespace golden {
 namespace {
 
 namespace optim = ch::optim;
-using Parameters = std::vector<ch::nn::NamedParameter<ch::Cpu>>;
+using Parameters = std::vector<ch::nn::NamedParameter<Device>>;
 
 /// Parameters p0, p1, ... as flat tensors: an optimizer sees no axes.
 struct Model : ch::nn::Module {
-  std::vector<ch::Parameter<float, 1>> list;
+  std::vector<ch::Parameter<float, 1, Device>> list;
   void visit(ch::nn::Visitor& visitor) override {
     for (std::size_t i = 0; i < list.size(); ++i) visitor.parameter(ch::cat("p", i), list[i]);
   }
@@ -30,7 +30,7 @@ struct Model : ch::nn::Module {
   }
 };
 
-void run(Case& test, Model& model, optim::Optimizer<ch::Cpu>& optimizer) {
+void run(Case& test, Model& model, optim::Optimizer<Device>& optimizer) {
   const auto& grads = test.file("in.grads");
   const auto steps = static_cast<std::size_t>(grads.shape.at(0)), size = model.list[0].value().bytes() / sizeof(float);
   std::vector<float> after;
@@ -47,7 +47,7 @@ template <class Make>
 void optimizer(Case& test, const Make& make) {
   Model model;
   model.add(test.file("in.p").f32());
-  const auto made = make(ch::nn::named_parameters<ch::Cpu>(model));
+  const auto made = make(ch::nn::named_parameters<Device>(model));
   run(test, model, *made);
 }
 
@@ -79,7 +79,7 @@ void clip(Case& test) {
     model.add(tensor->f32());
     model.set_grad(names.size() - 1, tensor->f32());
   }
-  const double norm = optim::clip_grad_norm(ch::nn::named_parameters<ch::Cpu>(model), test.attr<double>("max_norm"));
+  const double norm = optim::clip_grad_norm(ch::nn::named_parameters<Device>(model), test.attr<double>("max_norm"));
   test.compare_numbers("out.norm", std::vector<float>{static_cast<float>(norm)});
   for (std::size_t i = 0; i < names.size(); ++i) test.compare_numbers("out." + names[i], model.list[i].grad());
 }
@@ -89,7 +89,7 @@ void clip(Case& test) {
 void add_optimizers(Operations& operations) {
   operations["optim.sgd"] = [](Case& test) {
     optimizer(test, [&](Parameters parameters) {
-      return std::make_unique<optim::Sgd<ch::Cpu>>(std::move(parameters),
+      return std::make_unique<optim::Sgd<Device>>(std::move(parameters),
                                                    optim::SgdOptions{.lr = test.attr<double>("lr"),
                                                                      .momentum = test.attr("momentum", 0.0),
                                                                      .dampening = test.attr("dampening", 0.0),
@@ -99,17 +99,17 @@ void add_optimizers(Operations& operations) {
   };
   operations["optim.adam"] = [](Case& test) {
     optimizer(test, [&](Parameters parameters) {
-      return std::make_unique<optim::Adam<ch::Cpu>>(std::move(parameters), adam_options(test, 0));
+      return std::make_unique<optim::Adam<Device>>(std::move(parameters), adam_options(test, 0));
     });
   };
   operations["optim.adamw"] = [](Case& test) {
     optimizer(test, [&](Parameters parameters) {
-      return std::make_unique<optim::AdamW<ch::Cpu>>(std::move(parameters), adam_options(test, 0.01));
+      return std::make_unique<optim::AdamW<Device>>(std::move(parameters), adam_options(test, 0.01));
     });
   };
   operations["optim.rmsprop"] = [](Case& test) {
     optimizer(test, [&](Parameters parameters) {
-      return std::make_unique<optim::RmsProp<ch::Cpu>>(
+      return std::make_unique<optim::RmsProp<Device>>(
           std::move(parameters), optim::RmsPropOptions{.lr = test.attr("lr", 0.01),
                                                        .alpha = test.attr("alpha", 0.99),
                                                        .eps = test.attr("eps", 1e-8),
@@ -120,7 +120,7 @@ void add_optimizers(Operations& operations) {
   };
   operations["optim.adagrad"] = [](Case& test) {
     optimizer(test, [&](Parameters parameters) {
-      return std::make_unique<optim::Adagrad<ch::Cpu>>(
+      return std::make_unique<optim::Adagrad<Device>>(
           std::move(parameters), optim::AdagradOptions{.lr = test.attr("lr", 0.01),
                                                        .lr_decay = test.attr("lr_decay", 0.0),
                                                        .eps = test.attr("eps", 1e-10),

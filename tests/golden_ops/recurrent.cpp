@@ -30,7 +30,7 @@ void compare_states(Case& test, const char* name, const Variable<3>& states) {
 
 void add_recurrent(Operations& operations) {
   operations["lstm"] = [](Case& test) {
-    const auto layer = layer_of<nn::LSTM<ch::Cpu>>(test);
+    const auto layer = layer_of<nn::LSTM<Device>>(test);
     const auto x = test.in<3>("x");
     const auto made = test.has("in.h0") ? layer(x, test.in<3>("h0"), test.in<3>("c0")) : layer(x);
     test.out("y", made.output);
@@ -38,7 +38,7 @@ void add_recurrent(Operations& operations) {
     compare_states(test, "c", made.cell);
   };
   operations["gru"] = [](Case& test) {
-    const auto layer = layer_of<nn::GRU<ch::Cpu>>(test);
+    const auto layer = layer_of<nn::GRU<Device>>(test);
     const auto x = test.in<3>("x");
     const auto made = test.has("in.h0") ? layer(x, test.in<3>("h0")) : layer(x);
     test.out("y", made.output);

@@ -30,20 +30,20 @@ void unary(Case& test, const F& f) {
 void add_transformer(Operations& operations) {
   operations["multihead_attention"] = [](Case& test) {
     const auto query = test.in<3>("query");
-    nn::MultiheadAttention<ch::Cpu> layer(query.size(2), test.attr<Index>("heads"),
+    nn::MultiheadAttention<Device> layer(query.size(2), test.attr<Index>("heads"),
                                           {.bias = test.has("in.in_proj_bias")});
     load_parameters(test, layer);
     test.out("y", layer(query, test.in<3>("key"), test.in<3>("value"), test.attr("causal", false)));
   };
   operations["transformer_encoder_layer"] = [](Case& test) {
     const auto x = test.in<3>("x");
-    nn::TransformerEncoderLayer<ch::Cpu> layer(x.size(2), options_of(test));
+    nn::TransformerEncoderLayer<Device> layer(x.size(2), options_of(test));
     load_parameters(test, layer);
     test.out("y", layer(x, test.attr("causal", false)));
   };
   operations["transformer_decoder_layer"] = [](Case& test) {
     const auto x = test.in<3>("x");
-    nn::TransformerDecoderLayer<ch::Cpu> layer(x.size(2), options_of(test));
+    nn::TransformerDecoderLayer<Device> layer(x.size(2), options_of(test));
     load_parameters(test, layer);
     test.out("y", layer(x, test.in<3>("memory")));
   };

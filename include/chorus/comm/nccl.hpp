@@ -83,6 +83,7 @@ struct NcclApi {
   static int group_end() { return ncclGroupEnd(); }
 
   static bool on_device(const void* memory) {
+    const Unrestricted scope;
     cudaPointerAttributes attributes{};
     if (cudaPointerGetAttributes(&attributes, memory) == cudaSuccess)
       return attributes.type == cudaMemoryTypeDevice || attributes.type == cudaMemoryTypeManaged;
@@ -94,7 +95,10 @@ struct NcclApi {
   static void destroy_stream(Stream stream) { static_cast<void>(cudaStreamDestroy(stream)); }
   static Stream compute_stream(int device) { return cuda::current_stream(Cuda{device}); }
   static bool capturing(Stream stream) { return cuda::is_capturing(stream); }
-  static int create_event(Event& event) { return cudaEventCreateWithFlags(&event, cudaEventDisableTiming); }
+  static int create_event(Event& event) {
+    const Unrestricted scope;
+    return cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+  }
   static void destroy_event(Event event) { static_cast<void>(cudaEventDestroy(event)); }
   static int record(Event event, Stream stream) { return cudaEventRecord(event, stream); }
   static int wait(Stream stream, Event event) { return cudaStreamWaitEvent(stream, event, 0); }
@@ -102,6 +106,18 @@ struct NcclApi {
   static std::string cuda_error(int code) { return cudaGetErrorString(static_cast<cudaError_t>(code)); }
 
  private:
+  /// While it lives, this thread may ask and make what a capture by this thread does not concern.
+  class Unrestricted {
+   public:
+    Unrestricted() { static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode_)); }
+    ~Unrestricted() { static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode_)); }
+    Unrestricted(const Unrestricted&) = delete;
+    Unrestricted& operator=(const Unrestricted&) = delete;
+
+   private:
+    cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+  };
+
   static ncclDataType_t type(DType dtype) {
     switch (dtype) {
       case DType::i8:

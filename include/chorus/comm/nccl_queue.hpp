@@ -222,6 +222,10 @@ class NcclQueue final : public Progress {
     check_cuda(call, api_.use_device(device_));
     const Stream compute = api_.compute_stream(device_);
     call.captured = api_.capturing(compute);
+    if (!call.captured) {  // what a capture that came to nothing has left
+      for (const Call& left : captured_) recycle(left);
+      captured_.clear();
+    }
     call.ready = event();
     check_cuda(call, api_.record(call.ready, compute));
     check_cuda(call, api_.wait(stream_, call.ready));
