@@ -1,9 +1,12 @@
 #pragma once
 /// Runs a function as several ranks, each a process of its own, and collects what it returns or throws.
 
+#include <fcntl.h>
 #include <sys/wait.h>
 
 #include <chorus/comm/connect.hpp>
+#include <chorus/comm/rendezvous.hpp>
+#include <chorus/comm/socket.hpp>
 #include <csignal>
 #include <functional>
 #include <string>
