@@ -1,0 +1,128 @@
+// The device itself: memory, copies, faults that kernels see.
+#include <chorus/core/cuda/fault.hpp>
+#include <chorus/kernels/indexing.hpp>
+#include <thread>
+
+#include "../unit/message_of.hpp"
+#include "compare.hpp"
+
+using namespace chorus;
+using Memory = Storage<Cuda>;
+
+TEST_CASE("numbers travel to the device and back") {
+  if (!gpu_present()) return;
+  const auto sent = numbers<float>(3'000'000, 1);  // several pieces of staging
+  auto first = sent;
+  const auto there = Tensor<float, 1, Cuda>::from(first, {3'000'000});
+  first.assign(first.size(), 0.0f);  // may change at once
+  CHECK(there.to_vector() == sent);
+  const auto copy = Tensor<float, 1, Cuda>::zeros({3'000'000});
+  CHECK(copy.to_vector() == std::vector<float>(sent.size()));
+  copy_bytes(copy.device(), copy.data(), there.device(), there.data(), there.bytes());
+  CHECK(copy.to_vector() == sent);
+  if (cuda::device_count() > 1) {
+    const auto other = Tensor<float, 1, Cuda>::empty({3'000'000}, Cuda{1});
+    copy_bytes(other.device(), other.data(), there.device(), there.data(), there.bytes());
+    CHECK(other.to_vector() == sent);
+  }
+}
+
+TEST_CASE("freed memory is used again on its stream, not on another") {
+  if (!gpu_present()) return;
+  auto& allocator = CachingAllocator<Cuda>::of(Cuda{});
+  for (const std::size_t bytes : {1000, 700'000, 30'000'000}) {
+    const void* first = Memory(Cuda{}, bytes).data();
+    CHECK(reinterpret_cast<std::uintptr_t>(first) % 256 == 0);
+    const auto before = allocator.system_allocations();
+    CHECK(Memory(Cuda{}, bytes).data() == first);
+    CHECK(allocator.system_allocations() == before);
+    const cuda::Stream own(Cuda{});
+    const cuda::StreamScope scope(own);
+    CHECK(Memory(Cuda{}, bytes).data() != first);
+  }
+  allocator.empty_cache();
+}
+
+TEST_CASE("memory that another stream works with comes back in order") {
+  if (!gpu_present()) return;
+  const cuda::Stream other(Cuda{});
+  const void* first = nullptr;
+  {
+    const Memory block(Cuda{}, 5'000'000);
+    first = block.data();
+    cuda::record_use(block.block(), other);
+  }
+  CHECK(Memory(Cuda{}, 5'000'000).data() == first);
+}
+
+TEST_CASE("memory is accounted by kind, apart from the CPU's, and its end is an error that says so") {
+  if (!gpu_present()) return;
+  const int slot = trace_slot(Cuda{});
+  const auto before = trace::memory(slot, trace::Memory::optimizer), host = trace::memory(0, trace::Memory::optimizer);
+  {
+    const MemoryScope scope(trace::Memory::optimizer);
+    const Memory state(Cuda{}, 3 << 20);
+    CHECK(trace::memory(slot, trace::Memory::optimizer) == before + (3 << 20));
+    CHECK(trace::memory(0, trace::Memory::optimizer) == host);
+    const auto message = message_of<Error>([] { Memory(Cuda{}, std::size_t{1} << 50); });
+    CAPTURE(message);
+    CHECK(message.starts_with("out of memory on cuda:0: asked for 1125899906842624 bytes; in use: activations "));
+    CHECK(message.find("optimizer 3 MiB") != std::string::npos);
+    CHECK(message.find("MiB free") != std::string::npos);
+  }
+  CHECK(trace::memory(slot, trace::Memory::optimizer) == before);
+}
+
+TEST_CASE("a private pool serves what it has seen, and nothing else once it is sealed") {
+  if (!gpu_present()) return;
+  const cuda::Stream stream(Cuda{});
+  Memory survivor;
+  {
+    const cuda::PrivatePool pool(Cuda{}, stream);
+    const cuda::StreamScope on_stream(stream);
+    const cuda::PoolScope scope(pool);
+    const auto step = [] {
+      const Memory a(Cuda{}, 1000), b(Cuda{}, 3'000'000);
+      return std::pair(a.data(), b.data());
+    };
+    const auto first = step();
+    const auto allocations = pool->system_allocations();
+    pool->seal(true);
+    CHECK(step() == first);
+    CHECK(pool->system_allocations() == allocations);
+    const auto message = message_of<Error>([] { Memory(Cuda{}, 50'000'000); });
+    CHECK(message.starts_with("a private memory pool of cuda:0 has no block of "));
+    pool->seal(false);
+    survivor = Memory(Cuda{}, 1000);
+    CHECK(survivor.data() == first.first);
+  }
+  const Memory outside(Cuda{}, 1000);  // not from the pool, whose memory lives as long as the survivor
+  CHECK(outside.data() != survivor.data());
+  zero_bytes(Cuda{}, survivor.data(), 1000);
+  cuda::synchronize(Cuda{});
+}
+
+TEST_CASE("threads may take and give back at once") {
+  if (!gpu_present()) return;
+  const auto before = trace::memory(trace_slot(Cuda{})).current;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t)
+    threads.emplace_back([t] {
+      std::vector<Memory> alive;
+      for (int i = 0; i < 500; ++i) {
+        alive.emplace_back(Cuda{}, static_cast<std::size_t>(100 + (i * 3701 + t) % 900'000));
+        if (alive.size() > 20) alive.clear();
+      }
+    });
+  for (auto& thread : threads) thread.join();
+  CHECK(trace::memory(trace_slot(Cuda{})).current == before);
+}
+
+TEST_CASE("what only a kernel sees is thrown by the next wait, once") {
+  if (!gpu_present()) return;
+  const auto x = Tensor<float, 1, Cuda>::ones({6}), y = Tensor<float, 1, Cuda>::ones({4});
+  const auto index = Tensor<std::int64_t, 1, Cuda>::from({1, 7}, {2});
+  kernels::index_select(Cuda{}, {1, 3, 2}, 2, index.data(), x.data(), y.data());
+  CHECK(message_of<UsageError>([&] { y.to_vector(); }) == "index_select: index 7 at place 1 is not in [0, 3)");
+  CHECK(y.to_vector() == std::vector<float>{1, 1, 0, 0});
+}

@@ -1,0 +1,147 @@
+#pragma once
+// As much of cuBLASLt as chorus calls, computed on the CPU for floats and doubles. It refuses other types, biases of
+// doubles, and operands that are not aligned to 8 bytes, so that what stands behind it is tested, too.
+#include <cstdint>
+#include <cstring>
+
+#include "cuda_runtime_api.h"
+
+enum cublasStatus_t { CUBLAS_STATUS_SUCCESS = 0, CUBLAS_STATUS_NOT_SUPPORTED = 15 };
+enum cudaDataType_t { CUDA_R_32F = 0, CUDA_R_64F = 1, CUDA_R_16F = 2, CUDA_R_16BF = 14 };
+enum cublasComputeType_t { CUBLAS_COMPUTE_32F = 68, CUBLAS_COMPUTE_32F_FAST_TF32 = 77, CUBLAS_COMPUTE_64F = 70 };
+enum cublasOperation_t { CUBLAS_OP_N = 0, CUBLAS_OP_T = 1 };
+enum cublasLtEpilogue_t { CUBLASLT_EPILOGUE_DEFAULT = 1, CUBLASLT_EPILOGUE_BIAS = 4 };
+enum cublasLtMatmulDescAttributes_t {
+  CUBLASLT_MATMUL_DESC_TRANSA = 3,
+  CUBLASLT_MATMUL_DESC_TRANSB = 4,
+  CUBLASLT_MATMUL_DESC_EPILOGUE = 7,
+  CUBLASLT_MATMUL_DESC_BIAS_POINTER = 8,
+};
+enum cublasLtMatmulPreferenceAttributes_t {
+  CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1,
+  CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES = 5,
+  CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES = 6,
+  CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES = 7,
+  CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES = 8,
+};
+
+struct cublasLtMatmulDescOpaque_t {
+  cublasComputeType_t compute;
+  cublasOperation_t operation_a = CUBLAS_OP_N, operation_b = CUBLAS_OP_N;
+  cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+  const void* bias = nullptr;
+};
+struct cublasLtMatrixLayoutOpaque_t {
+  cudaDataType_t type;
+  std::uint64_t rows, columns;
+  std::int64_t pitch;
+};
+struct cublasLtMatmulPreferenceOpaque_t {
+  std::uint32_t alignment = 256;
+};
+struct cublasLtMatmulAlgo_t {};
+struct cublasLtMatmulHeuristicResult_t {
+  cublasLtMatmulAlgo_t algo;
+  std::size_t workspaceSize;
+  cublasStatus_t state;
+};
+using cublasLtHandle_t = int*;
+using cublasLtMatmulDesc_t = cublasLtMatmulDescOpaque_t*;
+using cublasLtMatrixLayout_t = cublasLtMatrixLayoutOpaque_t*;
+using cublasLtMatmulPreference_t = cublasLtMatmulPreferenceOpaque_t*;
+
+inline const char* cublasLtGetStatusString(cublasStatus_t) { return "not supported"; }
+inline cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) { return *handle = new int, CUBLAS_STATUS_SUCCESS; }
+inline cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* out, cublasComputeType_t compute, cudaDataType_t) {
+  return *out = new cublasLtMatmulDescOpaque_t{compute}, CUBLAS_STATUS_SUCCESS;
+}
+inline cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t d) { return delete d, CUBLAS_STATUS_SUCCESS; }
+inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cublasLtMatmulDescAttributes_t name,
+                                                     const void* value, std::size_t bytes) {
+  switch (name) {
+    case CUBLASLT_MATMUL_DESC_TRANSA:
+      std::memcpy(&d->operation_a, value, bytes);
+      break;
+    case CUBLASLT_MATMUL_DESC_TRANSB:
+      std::memcpy(&d->operation_b, value, bytes);
+      break;
+    case CUBLASLT_MATMUL_DESC_EPILOGUE:
+      std::memcpy(&d->epilogue, value, bytes);
+      break;
+    case CUBLASLT_MATMUL_DESC_BIAS_POINTER:
+      std::memcpy(&d->bias, value, bytes);
+      break;
+  }
+  return CUBLAS_STATUS_SUCCESS;
+}
+inline cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* out, cudaDataType_t type, std::uint64_t rows,
+                                                 std::uint64_t columns, std::int64_t pitch) {
+  return *out = new cublasLtMatrixLayoutOpaque_t{type, rows, columns, pitch}, CUBLAS_STATUS_SUCCESS;
+}
+inline cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l) { return delete l, CUBLAS_STATUS_SUCCESS; }
+inline cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* out) {
+  return *out = new cublasLtMatmulPreferenceOpaque_t, CUBLAS_STATUS_SUCCESS;
+}
+inline cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t p) {
+  return delete p, CUBLAS_STATUS_SUCCESS;
+}
+inline cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p,
+                                                           cublasLtMatmulPreferenceAttributes_t name, const void* value,
+                                                           std::size_t) {
+  if (name == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES) return CUBLAS_STATUS_SUCCESS;
+  std::uint32_t alignment = 0;
+  std::memcpy(&alignment, value, sizeof alignment);
+  if (alignment < p->alignment) p->alignment = alignment;
+  return CUBLAS_STATUS_SUCCESS;
+}
+inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t a,
+                                                     cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
+                                                     cublasLtMatrixLayout_t, cublasLtMatmulPreference_t p, int,
+                                                     cublasLtMatmulHeuristicResult_t* out, int* found) {
+  const bool bias = d->epilogue == CUBLASLT_EPILOGUE_BIAS;
+  if (p->alignment < 8 || (a->type != CUDA_R_32F && a->type != CUDA_R_64F) || (bias && a->type == CUDA_R_64F))
+    return CUBLAS_STATUS_NOT_SUPPORTED;
+  *out = {{}, 1024, CUBLAS_STATUS_SUCCESS};
+  *found = 1;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+namespace emulation {
+template <class T>
+void matmul(const cublasLtMatmulDescOpaque_t& d, const void* alpha, const void* a,
+            const cublasLtMatrixLayoutOpaque_t& la, const void* b, const cublasLtMatrixLayoutOpaque_t& lb,
+            const void* beta, void* c, const cublasLtMatrixLayoutOpaque_t& lc) {
+  const bool ta = d.operation_a == CUBLAS_OP_T, tb = d.operation_b == CUBLAS_OP_T;
+  const auto depth = static_cast<std::int64_t>(ta ? la.rows : la.columns);
+  if (depth != static_cast<std::int64_t>(tb ? lb.columns : lb.rows) || (ta ? la.columns : la.rows) != lc.rows ||
+      (tb ? lb.rows : lb.columns) != lc.columns) {
+    std::fprintf(stderr, "emulated cuBLASLt: layouts do not fit\n");
+    std::abort();
+  }
+  const T *x = static_cast<const T*>(a), *y = static_cast<const T*>(b), *bias = static_cast<const T*>(d.bias);
+  T* z = static_cast<T*>(c);
+  for (std::int64_t j = 0; j < static_cast<std::int64_t>(lc.columns); ++j)
+    for (std::int64_t i = 0; i < static_cast<std::int64_t>(lc.rows); ++i) {
+      double sum = 0;
+      for (std::int64_t p = 0; p < depth; ++p)
+        sum +=
+            double{x[ta ? i * la.pitch + p : p * la.pitch + i]} * double{y[tb ? p * lb.pitch + j : j * lb.pitch + p]};
+      T& out = z[j * lc.pitch + i];
+      const T scaled = *static_cast<const T*>(beta) == 0 ? T{0} : *static_cast<const T*>(beta) * out;
+      out = static_cast<T>(sum) * *static_cast<const T*>(alpha) + scaled;
+      if (d.epilogue == CUBLASLT_EPILOGUE_BIAS) out += bias[i];
+    }
+}
+}  // namespace emulation
+
+inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d, const void* alpha, const void* a,
+                                     cublasLtMatrixLayout_t la, const void* b, cublasLtMatrixLayout_t lb,
+                                     const void* beta, const void*, cublasLtMatrixLayout_t, void* c,
+                                     cublasLtMatrixLayout_t lc, const cublasLtMatmulAlgo_t*, void*, std::size_t,
+                                     cudaStream_t) {
+  if (la->type == CUDA_R_64F)
+    emulation::matmul<double>(*d, alpha, a, *la, b, *lb, beta, c, *lc);
+  else
+    emulation::matmul<float>(*d, alpha, a, *la, b, *lb, beta, c, *lc);
+  return CUBLAS_STATUS_SUCCESS;
+}

@@ -1,0 +1,255 @@
+#pragma once
+// A CUDA runtime that computes on the CPU, for tests on machines without a GPU. Two devices, whose memory is the
+// host's; streams do at once what they are given. Kernels run block by block, with a fiber for each thread that waits
+// at a barrier; threads of a block that don't meet at the same barriers end the program.
+#include <setjmp.h>
+#include <ucontext.h>
+
+#include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#define __host__
+#define __device__
+#define __global__
+#define __shared__ static
+#define __grid_constant__
+
+enum cudaError_t {
+  cudaSuccess = 0,
+  cudaErrorInvalidValue = 1,
+  cudaErrorMemoryAllocation = 2,
+  cudaErrorInvalidDevice = 101,
+  cudaErrorNotReady = 600,
+  cudaErrorPeerAccessAlreadyEnabled = 704,
+};
+enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2, cudaMemcpyDeviceToDevice = 3 };
+enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone = 0, cudaStreamCaptureStatusActive = 1 };
+inline constexpr unsigned cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2, cudaHostAllocPortable = 1,
+                          cudaHostAllocMapped = 2;
+
+struct CUstream_st {
+  bool capturing = false;
+};
+struct CUevent_st {};
+using cudaStream_t = CUstream_st*;
+using cudaEvent_t = CUevent_st*;
+
+struct uint3 {
+  unsigned x, y, z;
+};
+struct dim3 {
+  unsigned x = 1, y = 1, z = 1;
+  dim3(unsigned a = 1, unsigned b = 1, unsigned c = 1) : x(a), y(b), z(c) {}
+};
+
+namespace emulation {
+
+inline constexpr int devices = 2;
+
+struct Counters {
+  std::size_t held = 0, limit = std::size_t{1} << 32, mallocs = 0, launches = 0;
+};
+inline Counters& counters() {
+  static Counters all;
+  return all;
+}
+
+inline int& current_device() {
+  thread_local int device = 0;
+  return device;
+}
+
+/// The threads of one block: each fiber runs threads to their end, one after the other, until one waits at a barrier.
+class Block {
+ public:
+  uint3 thread{}, block{};
+  dim3 threads, blocks;
+
+  void run(dim3 grid, unsigned count, const std::function<void()>& kernel) {
+    const std::lock_guard lock(mutex_);
+    threads = dim3(count);
+    blocks = grid;
+    kernel_ = &kernel;
+    for (block.z = 0; block.z < grid.z; ++block.z)
+      for (block.y = 0; block.y < grid.y; ++block.y)
+        for (block.x = 0; block.x < grid.x; ++block.x) run_block();
+  }
+
+  /// The barrier; true in all threads where `value` was in any.
+  bool wait(bool value) {
+    any_ = any_ || value;
+    Fiber* self = running_;
+    self->thread = thread.x;
+    waiting_.push_back(self);
+    if (_setjmp(self->place) == 0) _longjmp(main_, 1);
+    return result_;
+  }
+
+  static Block& get() {
+    static Block block;
+    return block;
+  }
+
+ private:
+  // A fiber begins by a context; after that jumps are enough, and call no system.
+  struct Fiber {
+    ucontext_t context;
+    jmp_buf place;
+    std::vector<char> stack = std::vector<char>(128 << 10);
+    unsigned thread = 0;
+  };
+
+  static void enter() {
+    Block& self = get();
+    while (self.next_ < self.threads.x) {
+      self.thread.x = self.next_++;
+      (*self.kernel_)();
+      ++self.finished_;
+    }
+    Fiber* done = self.running_;
+    self.idle_.push_back(done);
+    _longjmp(self.main_, 1);
+  }
+
+  void begin(Fiber* fiber) {
+    running_ = fiber;
+    getcontext(&fiber->context);
+    fiber->context.uc_stack.ss_sp = fiber->stack.data();
+    fiber->context.uc_stack.ss_size = fiber->stack.size();
+    makecontext(&fiber->context, &Block::enter, 0);
+    if (_setjmp(main_) == 0) setcontext(&fiber->context);
+  }
+
+  void resume(Fiber* fiber) {
+    running_ = fiber;
+    if (_setjmp(main_) == 0) _longjmp(fiber->place, 1);
+  }
+
+  void run_block() {
+    next_ = finished_ = 0;
+    while (next_ < threads.x) {
+      if (idle_.empty()) {
+        all_.push_back(std::make_unique<Fiber>());
+        idle_.push_back(all_.back().get());
+      }
+      Fiber* fiber = idle_.back();
+      idle_.pop_back();
+      begin(fiber);
+    }
+    while (!waiting_.empty()) {
+      if (finished_ != 0) {
+        std::fprintf(stderr, "emulated CUDA: %u of %u threads ended while the others wait at a barrier\n", finished_,
+                     threads.x);
+        std::abort();
+      }
+      result_ = any_;
+      any_ = false;
+      std::vector<Fiber*> now;
+      now.swap(waiting_);
+      for (Fiber* fiber : now) {
+        thread.x = fiber->thread;
+        resume(fiber);
+      }
+    }
+  }
+
+  std::mutex mutex_;
+  const std::function<void()>* kernel_ = nullptr;
+  std::vector<std::unique_ptr<Fiber>> all_;
+  std::vector<Fiber*> idle_, waiting_;
+  Fiber* running_ = nullptr;
+  jmp_buf main_;
+  unsigned next_ = 0, finished_ = 0;
+  bool any_ = false, result_ = false;
+};
+
+}  // namespace emulation
+
+#define threadIdx (::emulation::Block::get().thread)
+#define blockIdx (::emulation::Block::get().block)
+#define blockDim (::emulation::Block::get().threads)
+#define gridDim (::emulation::Block::get().blocks)
+#define CHORUS_LAUNCH_KERNEL(KERNEL, BLOCKS, THREADS, STREAM, ...) \
+  (++::emulation::counters().launches, ::emulation::Block::get().run(BLOCKS, THREADS, [&] { KERNEL(__VA_ARGS__); }))
+
+inline void __syncthreads() { emulation::Block::get().wait(false); }
+inline int __syncthreads_or(int value) { return emulation::Block::get().wait(value != 0); }
+inline void __threadfence_system() {}
+inline unsigned atomicCAS(unsigned* place, unsigned expected, unsigned value) {
+  const unsigned before = *place;
+  if (before == expected) *place = value;
+  return before;
+}
+
+inline const char* cudaGetErrorString(cudaError_t status) {
+  switch (status) {
+    case cudaSuccess:
+      return "no error";
+    case cudaErrorMemoryAllocation:
+      return "out of memory";
+    case cudaErrorInvalidDevice:
+      return "invalid device ordinal";
+    default:
+      return "invalid argument";
+  }
+}
+inline const char* cudaGetErrorName(cudaError_t status) {
+  return status == cudaErrorMemoryAllocation ? "cudaErrorMemoryAllocation" : "cudaErrorInvalidValue";
+}
+inline cudaError_t cudaGetLastError() { return cudaSuccess; }
+inline cudaError_t cudaGetDeviceCount(int* count) { return *count = emulation::devices, cudaSuccess; }
+inline cudaError_t cudaGetDevice(int* device) { return *device = emulation::current_device(), cudaSuccess; }
+inline cudaError_t cudaSetDevice(int device) {
+  if (device < 0 || device >= emulation::devices) return cudaErrorInvalidDevice;
+  return emulation::current_device() = device, cudaSuccess;
+}
+inline cudaError_t cudaMalloc(void** data, std::size_t bytes) {
+  if (bytes > emulation::counters().limit) return cudaErrorMemoryAllocation;
+  ++emulation::counters().mallocs;
+  *data = std::aligned_alloc(512, (bytes + 511) / 512 * 512);
+  std::memset(*data, 0xFF, bytes);  // NaN, so that nobody relies on zeros
+  return cudaSuccess;
+}
+inline cudaError_t cudaFree(void* data) { return std::free(data), cudaSuccess; }
+inline cudaError_t cudaHostAlloc(void** data, std::size_t bytes, unsigned) {
+  return *data = std::malloc(bytes), cudaSuccess;
+}
+inline cudaError_t cudaFreeHost(void* data) { return cudaFree(data); }
+inline cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
+  *free = *total = emulation::counters().limit;
+  return cudaSuccess;
+}
+inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  return *stream = new CUstream_st, cudaSuccess;
+}
+inline cudaError_t cudaStreamDestroy(cudaStream_t stream) { return delete stream, cudaSuccess; }
+inline cudaError_t cudaStreamQuery(cudaStream_t) { return cudaSuccess; }
+inline cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
+  *status = stream->capturing ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
+inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  return *event = new CUevent_st, cudaSuccess;
+}
+inline cudaError_t cudaEventDestroy(cudaEvent_t event) { return delete event, cudaSuccess; }
+inline cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSuccess; }
+inline cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }
+inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cudaSuccess; }
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind, cudaStream_t) {
+  return std::memcpy(to, from, bytes), cudaSuccess;
+}
+inline cudaError_t cudaMemcpyPeerAsync(void* to, int, const void* from, int, std::size_t bytes, cudaStream_t) {
+  return std::memcpy(to, from, bytes), cudaSuccess;
+}
+inline cudaError_t cudaMemsetAsync(void* data, int value, std::size_t bytes, cudaStream_t) {
+  return std::memset(data, value, bytes), cudaSuccess;
+}
+inline cudaError_t cudaDeviceCanAccessPeer(int* possible, int, int) { return *possible = 1, cudaSuccess; }
+inline cudaError_t cudaDeviceEnablePeerAccess(int, unsigned) { return cudaSuccess; }
