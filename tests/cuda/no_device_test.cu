@@ -1,4 +1,4 @@
-// What needs no GPU: messages, and those parts of cuDNN's graph interface that cuDNN checks by itself.
+// What needs no GPU: messages, and those parts of cuDNN's interface that cuDNN checks by itself.
 #include <chorus/core/cuda/stream.hpp>
 
 #include "../unit/message_of.hpp"
