@@ -219,15 +219,27 @@ struct FirstOf {
   using device_type = typename tensor_of<First>::device_type;
 };
 
+// 0: a Tensor, of any scalar type; 1: a Variable; 2: a GraphVariable.
+template <int Kind, class T, int Rank, class D>
+struct RecordedAs {
+  using type = Tensor<T, Rank, D>;
+};
+template <class T, int Rank, class D>
+struct RecordedAs<1, T, Rank, D> {
+  using type = Variable<T, Rank, D>;
+};
+template <class T, int Rank, class D>
+struct RecordedAs<2, T, Rank, D> {
+  using type = GraphVariable<T, Rank, D>;
+};
+
 /// What `record` gives for a result of this rank and these inputs.
 template <int Rank, Operand... Inputs>
-using Recorded = std::conditional_t<
-    (AnyTensor<Inputs> && ...),
-    Tensor<typename FirstOf<Inputs...>::value_type, Rank, typename FirstOf<Inputs...>::device_type>,
-    std::conditional_t<
-        (is_graph_variable<Inputs> || ...),
-        GraphVariable<typename FirstOf<Inputs...>::value_type, Rank, typename FirstOf<Inputs...>::device_type>,
-        Variable<typename FirstOf<Inputs...>::value_type, Rank, typename FirstOf<Inputs...>::device_type>>>;
+using Recorded = typename RecordedAs<(is_graph_variable<Inputs> || ...)    ? 2
+                                     : (AnyTensor<Inputs> && ...) ? 0
+                                                                  : 1,
+                                     typename FirstOf<Inputs...>::value_type, Rank,
+                                     typename FirstOf<Inputs...>::device_type>::type;
 
 template <class T, int Rank, class D>
 Variable<T, Rank, D> variable_of(const Tensor<T, Rank, D>& x) {
@@ -247,8 +259,8 @@ decltype(auto) variable_of(const X& x) {
 /// Variables and Parameters. For Tensors alone it gives a Tensor, too.
 template <class Operation, Operand... Inputs>
 auto with_variables(const Operation& operation, const Inputs&... inputs) {
-  if constexpr ((is_graph_variable<Inputs> || ...))
-    return operation(inputs...);
+  if constexpr ((is_graph_variable<Inputs> || ...) || !(Real<typename tensor_of<Inputs>::value_type> && ...))
+    return operation(inputs...);  // integers and truth values have no gradients
   else if constexpr ((AnyTensor<Inputs> && ...))
     return operation(variable_of(inputs)...).value();
   else

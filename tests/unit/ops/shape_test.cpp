@@ -67,3 +67,14 @@ TEST_CASE("messages of shapes") {
   CHECK(message_of<ch::UsageError>([&] { ch::concat(0, std::span<const Tensor<2>>()); }) ==
         "concat: the list is empty");
 }
+
+TEST_CASE("integers and truth values change their shapes too") {
+  const auto x = ch::Tensor<std::int64_t, 2>::from({1, 2, 3, 4}, {2, 2});
+  CHECK(ch::concat(1, x, x).to_vector() == std::vector<Index>{1, 2, 1, 2, 3, 4, 3, 4});
+  CHECK(ch::stack(0, x, x).shape() == Shape<3>{2, 2, 2});
+  CHECK(ch::reshape(ch::permute(x, Shape<2>{1, 0}), Shape<1>{-1}).to_vector() == std::vector<Index>{1, 3, 2, 4});
+  CHECK(ch::slice(ch::expand(x, Shape<3>{3, 2, 2}), 0, 1, 2).numel() == 4);
+  const auto mask = ch::Tensor<bool, 1>::from({true, false}, {2});
+  const auto both = ch::concat(0, mask, mask);
+  CHECK((both(0) && !both(1) && both(2) && !both(3)));
+}

@@ -1,0 +1,122 @@
+#include <catch.hpp>
+#include <chorus/nn/containers.hpp>
+#include <chorus/nn/convolutions.hpp>
+#include <chorus/nn/group_norm.hpp>
+#include <chorus/nn/more_activations.hpp>
+#include <chorus/nn/positions.hpp>
+#include <chorus/ops/reduction.hpp>
+#include <cmath>
+
+#include "../message_of.hpp"
+
+namespace ch = chorus;
+namespace nn = ch::nn;
+using ch::Cpu;
+using ch::Index;
+using ch::Shape;
+
+namespace {
+template <class M>
+std::vector<std::string> names(M& module) {
+  std::vector<std::string> out;
+  for (const auto& named : nn::named_parameters<Cpu>(module)) out.push_back(named.name);
+  return out;
+}
+template <int Rank>
+ch::Tensor<float, Rank> ramp(const Shape<Rank>& shape) {
+  auto out = ch::Tensor<float, Rank>::empty(shape);
+  for (Index i = 0; i < out.numel(); ++i) out.data()[i] = std::sin(static_cast<float>(i));
+  return out;
+}
+}  // namespace
+
+TEST_CASE("convolution layers have PyTorch's shapes and bounds") {
+  nn::Conv1d<Cpu> sequence{4, 6, {.kernel = 3, .padding = 1, .groups = 2}};
+  CHECK(sequence.weight.shape() == Shape<3>{6, 2, 3});
+  CHECK(sequence(ramp<3>({2, 4, 5})).shape() == Shape<3>{2, 6, 5});
+  nn::Conv3d<Cpu> volume{2, 3, {.kernel = {1, 2, 3}, .bias = false}};
+  CHECK(volume.weight.shape() == Shape<5>{3, 2, 1, 2, 3});
+  CHECK(names(volume) == std::vector<std::string>{"weight"});
+  CHECK(volume(ramp<5>({1, 2, 3, 3, 3})).shape() == Shape<5>{1, 3, 3, 2, 1});
+  nn::ConvTranspose2d<Cpu> back{4, 6, {.kernel = 2, .stride = 2, .groups = 2}};
+  CHECK(back.weight.shape() == Shape<4>{4, 3, 2, 2});
+  CHECK(back(ramp<4>({1, 4, 3, 3})).shape() == Shape<4>{1, 6, 6, 6});
+  nn::ConvTranspose1d<Cpu> plain{4, 2, {.kernel = 3, .bias = false}};
+  CHECK(plain(ramp<3>({1, 4, 5})).shape() == Shape<3>{1, 2, 7});
+  float largest = 0;
+  for (const float w : back.weight.value().to_vector()) largest = std::max(largest, std::abs(w));
+  CHECK(largest <= 1 / std::sqrt(12.0f));
+  CHECK(largest > 0.7f / std::sqrt(12.0f));
+  CHECK(message_of<ch::ShapeError>([] {
+          nn::Conv1d<Cpu>{4, 6, {.kernel = 3, .groups = 4}};
+        }) == "Conv1d: 4 -> 6 channels, kernel [3], 4 groups: all must be positive, and groups divide the channels");
+}
+
+TEST_CASE("normalisation layers start without effect on normalised numbers") {
+  nn::GroupNorm<Cpu> group{2, 4};
+  nn::InstanceNorm2d<Cpu> plain{4}, affine{4, {.affine = true}};
+  nn::RMSNorm<Cpu> rms{6};
+  CHECK(names(group) == std::vector<std::string>{"weight", "bias"});
+  CHECK(names(plain).empty());
+  CHECK(names(affine).size() == 2);
+  const auto x = ramp<4>({2, 4, 3, 6});
+  CHECK(plain(x).value().to_vector() == affine(x).value().to_vector());
+  CHECK(std::abs(ch::mean(group(x)).item()) < 1e-6f);
+  CHECK(ch::mean(rms(x) * rms(x)).item() == Approx(1).epsilon(1e-3));
+  CHECK_THROWS_AS((nn::GroupNorm<Cpu>{3, 4}), ch::ShapeError);
+  CHECK_THROWS_AS(plain(ramp<4>({2, 3, 3, 3})), ch::ShapeError);
+}
+
+TEST_CASE("functions as layers in a Sequential") {
+  nn::Sequential net{nn::Upsample{2, nn::UpsampleMode::bilinear},
+                     nn::AdaptiveMaxPool2d{4},
+                     nn::AdaptiveAvgPool2d{{2, 3}},
+                     nn::SELU{},
+                     nn::Hardshrink{0.1},
+                     nn::Softplus{},
+                     nn::Hardtanh{},
+                     nn::Dropout2d{0.5},
+                     nn::Identity{},
+                     nn::GlobalAvgPool{},
+                     nn::LogSoftmax{1}};
+  net.eval();
+  const auto y = net(ramp<4>({2, 6, 3, 3}));
+  CHECK(y.shape() == Shape<2>{2, 6});
+  for (const float value : y.to_vector()) CHECK(value < 0);
+  nn::PReLU<Cpu> slope{3};
+  CHECK(names(slope) == std::vector<std::string>{"weight"});
+  CHECK(slope(ch::Tensor<float, 2>::full({1, 3}, -4)).value().to_vector() == std::vector<float>(3, -1));
+  CHECK(nn::Upsample{3}(ramp<4>({1, 1, 2, 2})).shape() == Shape<4>{1, 1, 6, 6});
+}
+
+TEST_CASE("sinusoidal positions are those of the paper") {
+  const auto y = nn::SinusoidalPositions{}(ch::Tensor<double, 3>::zeros({1, 7, 6}));
+  for (Index place = 0; place < 7; ++place)
+    for (Index i = 0; i < 3; ++i) {
+      const double angle = static_cast<double>(place) / std::pow(10000.0, 2.0 * static_cast<double>(i) / 6);
+      CHECK(y(0, place, 2 * i) == Approx(std::sin(angle)));
+      CHECK(y(0, place, 2 * i + 1) == Approx(std::cos(angle)));
+    }
+  CHECK_THROWS_AS(nn::SinusoidalPositions{}(ch::Tensor<double, 3>::zeros({1, 7, 5})), ch::ShapeError);
+}
+
+TEST_CASE("learned positions are added, and no more than there are") {
+  nn::LearnedPositions<Cpu> positions{5, 2};
+  const auto y = positions(ch::Tensor<float, 3>::zeros({2, 3, 2}));
+  CHECK(y.value().slice(0, 1, 2).to_vector() == positions.weight.value().slice(0, 0, 3).to_vector());
+  CHECK_THROWS_AS(positions(ch::Tensor<float, 3>::zeros({1, 6, 2})), ch::ShapeError);
+}
+
+TEST_CASE("products of rotated queries and keys depend on distances alone") {
+  const auto q = ch::Tensor<double, 2>::from({0.3, -1, 2, 0.7}, {1, 4}),
+             k = ch::Tensor<double, 2>::from({1, 0.2, -0.4, 3}, {1, 4});
+  const auto product = [&](Index query, Index key) {
+    return ch::sum(nn::rotary_positions(q, query) * nn::rotary_positions(k, key)).item();
+  };
+  CHECK(product(5, 3) == Approx(product(12, 10)));
+  CHECK(product(5, 3) != Approx(product(5, 4)));
+  CHECK(product(0, 0) == Approx(ch::sum(q * k).item()));
+  const auto both = nn::rotary_positions(ch::concat(0, q, q));
+  CHECK(both(0, 1) == q(0, 1));
+  CHECK(both(1, 3) == Approx(nn::rotary_positions(q, 1)(0, 3)));
+}
