@@ -70,7 +70,7 @@ class DistributedPolicy : public Policy<Model> {
   DistributedPolicy(Model model, Communicator& communicator, std::uint64_t seed)
       : Policy<Model>(std::move(model), seed),
         communicator_(communicator),
-        shares_(communicator),
+        shares_(communicator, std::is_same_v<D, Cpu>),
         buffers_(nn::named_buffers<D>(this->model_)) {
     if constexpr (!std::is_same_v<D, Cpu>)
       check<UsageError>(communicator.takes_device_memory(), "a distributed policy for a model on ", D::kind,

@@ -172,7 +172,8 @@ class Reducer {
   void with_bucket(std::size_t b, const F& f) {
     const auto& bucket = layout_.buckets()[b];
     with_type(layout_.dtype(bucket), layout_.gradients(bucket), [&]<class T>(T* grads) {
-      f(GradBucket<T, D>{b, layout_.device(bucket), std::span<T>(grads, bucket.count), weight_, layout_.parts(b)});
+      f(GradBucket<T, D>{b, layout_.device(bucket), std::span<T>(grads, bucket.count), weight_, layout_.parts(b),
+                         b + 1 == layout_.buckets().size()});
     });
   }
 

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <optional>
 #include <span>
+#include <type_traits>
 #include <vector>
 
 namespace chorus::inline CHORUS_ABI {
@@ -40,6 +41,7 @@ struct GradBucket {
   std::span<T> gradients;
   double weight;
   std::span<const GradBucketPart> parts;
+  bool last;  ///< no other bucket is still to be filled: there is nothing left for backward to do meanwhile
 };
 
 /// The default: a ring all-reduce, which weighs on the way. Each of n ranks sends 2 (n - 1) / n of the bucket's bytes.
@@ -47,9 +49,14 @@ struct AllReduce {
   template <class T, Device D, class Communicator>
   comm::Work start(const GradBucket<T, D>& bucket, Communicator& communicator) {
     if (communicator.size() == 1) return {};
-    return communicator.all_reduce_async(
-        bucket.gradients, comm::ReduceOp::sum,
-        {.scale = bucket.weight, .traffic = trace::Traffic::gradients, .bucket = static_cast<int>(bucket.index)});
+    const comm::CollectiveOptions options{
+        .scale = bucket.weight, .traffic = trace::Traffic::gradients, .bucket = static_cast<int>(bucket.index)};
+    // On the CPU this thread does the work itself, rather than wake another one.
+    if (std::is_same_v<D, Cpu> && bucket.last) {
+      communicator.all_reduce(bucket.gradients, comm::ReduceOp::sum, options);
+      return {};
+    }
+    return communicator.all_reduce_async(bucket.gradients, comm::ReduceOp::sum, options);
   }
   template <class T, Device D, class Communicator>
   std::optional<comm::Work> resume(const GradBucket<T, D>&, Communicator&, int) {
