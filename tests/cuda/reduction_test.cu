@@ -5,6 +5,7 @@
 #include <chorus/kernels/layer_norm.hpp>
 #include <chorus/kernels/reduction.hpp>
 #include <chorus/kernels/softmax.hpp>
+#include <chorus/kernels/sort.hpp>
 
 #include "../unit/message_of.hpp"
 #include "compare.hpp"
@@ -190,6 +191,34 @@ TEST_CASE("layer norm") {
       layer_norms<float>(3000, 20, affine, accumulate);
       layer_norms<double>(2, 33, affine, accumulate);
     }
+}
+
+TEST_CASE("running products, some through zero") {
+  if (!gpu_present()) return;
+  for (const AxisShape& s : {AxisShape{3, 5, 1}, AxisShape{2, 9, 4}, AxisShape{1, 1, 3}, AxisShape{2, 0, 3}})
+    for (const bool accumulate : {false, true}) {
+      auto x = numbers<float>(s.numel(), 1);
+      for (std::size_t i = 0; i < x.size(); i += 7) x[i] = 0;
+      const auto body = [&](auto device, float* in, float* dy, float* y, float* dx) {
+        kernels::cumprod(device, s, in, y);
+        kernels::cumprod_backward(device, s, in, dy, dx, accumulate);
+      };
+      compare(1e-5, body, x, numbers<float>(s.numel(), 2), numbers<float>(s.numel(), 3), numbers<float>(s.numel(), 4));
+    }
+}
+
+TEST_CASE("order along an axis: ties keep theirs, NaN is largest") {
+  if (!gpu_present()) return;
+  for (const AxisShape& s : {AxisShape{3, 50, 1}, AxisShape{2, 9, 4}, AxisShape{0, 5, 1}})
+    for (const bool descending : {false, true})
+      for (const Index count : {Index{1}, Index{4}, s.axis}) {
+        auto x = numbers<float>(s.numel(), 1);
+        for (std::size_t i = 0; i < x.size(); i += 5) x[i] = i % 2 == 0 ? 1.0f : NAN;
+        const auto body = [&](auto device, float* in, std::int64_t* index) {
+          kernels::argsort(device, s, count, descending, static_cast<const float*>(in), index);
+        };
+        compare(0, body, x, std::vector<std::int64_t>(static_cast<std::size_t>(s.outer * count * s.inner), -1));
+      }
 }
 
 TEST_CASE("running sums") {

@@ -19,3 +19,6 @@ void argsort(Cpu, AxisShape shape, Index count, bool descending, const T* x, std
 #if !CHORUS_COMPILED
 #include <chorus/kernels/cpu/sort.hpp>
 #endif
+#if CHORUS_USE_CUDA && defined(__CUDACC__)
+#include <chorus/kernels/cuda/sort.hpp>
+#endif

@@ -1,5 +1,6 @@
 #pragma once
-/// Running sums along an axis on GPUs, in double: a thread for each line where there are many, else a block.
+/// Running sums and products along an axis on GPUs, in double: a thread for each line; sums have a block for each where
+/// lines are few.
 
 #include <chorus/kernels/cuda/launch.hpp>
 #include <chorus/kernels/cumulative.hpp>
@@ -54,6 +55,54 @@ __global__ void scan_lines(Index lines, const __grid_constant__ RunningSum<T> jo
   }
 }
 
+/// The place of a line's first element in [outer, axis, inner].
+inline __device__ Index line_begin(const AxisShape& shape, Index line) {
+  const Index o = line / shape.inner;
+  return o * shape.axis * shape.inner + (line - o * shape.inner);
+}
+
+template <class T>
+struct RunningProduct {
+  AxisShape shape;
+  const T* x;
+  T* y;
+  __device__ void operator()(Index line) const {
+    double product = 1;
+    Index at = line_begin(shape, line);
+    for (Index a = 0; a < shape.axis; ++a, at += shape.inner) {
+      product *= static_cast<double>(get(x, at));
+      put(y, at, static_cast<compute_type<T>>(product));
+    }
+  }
+};
+
+/// What lies behind each element is worked out from the end, so that no division by x is needed, and kept in `behind`,
+/// which is laid out like x.
+template <class T>
+struct RunningProductGradient {
+  AxisShape shape;
+  const T *x, *dy;
+  T* dx;
+  double* behind;
+  bool accumulate;
+  __device__ void operator()(Index line) const {
+    const Index begin = line_begin(shape, line);
+    double sum = 0;
+    for (Index a = shape.axis; a-- > 0;) {
+      const Index at = begin + a * shape.inner;
+      const double rest = a + 1 < shape.axis ? static_cast<double>(get(x, at + shape.inner)) * sum : 0;
+      behind[at] = sum = static_cast<double>(get(dy, at)) + rest;
+    }
+    double before = 1;
+    for (Index a = 0; a < shape.axis; ++a) {
+      const Index at = begin + a * shape.inner;
+      const double value = static_cast<double>(get(x, at));
+      put(dx, at, static_cast<compute_type<T>>(before * behind[at]), accumulate);
+      before *= value;
+    }
+  }
+};
+
 }  // namespace cuda
 
 template <class T>
@@ -65,6 +114,19 @@ void cumsum(Cuda device, AxisShape shape, const T* x, T* y, bool reverse = false
     cuda::for_each(device, "cumsum", lines, job);
   else
     cuda::launch(device, "cumsum", cuda::blocks_for(lines, 1), cuda::scan_lines<T>, lines, job);
+}
+
+template <class T>
+void cumprod(Cuda device, AxisShape shape, const T* x, T* y) {
+  cuda::for_each(device, "cumprod", shape.axis == 0 ? 0 : shape.reduced(), cuda::RunningProduct<T>{shape, x, y});
+}
+
+template <class T>
+void cumprod_backward(Cuda device, AxisShape shape, const T* x, const T* dy, T* dx, bool accumulate) {
+  if (shape.numel() == 0) return;
+  const cuda::Scratch<double> behind(device, shape.numel());
+  cuda::for_each(device, "cumprod gradient", shape.reduced(),
+                 cuda::RunningProductGradient<T>{shape, x, dy, dx, behind.data(), accumulate});
 }
 
 }  // namespace chorus::inline CHORUS_ABI::kernels
