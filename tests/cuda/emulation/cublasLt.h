@@ -138,10 +138,17 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d, c
                                      cublasLtMatrixLayout_t la, const void* b, cublasLtMatrixLayout_t lb,
                                      const void* beta, const void*, cublasLtMatrixLayout_t, void* c,
                                      cublasLtMatrixLayout_t lc, const cublasLtMatmulAlgo_t*, void*, std::size_t,
-                                     cudaStream_t) {
-  if (la->type == CUDA_R_64F)
-    emulation::matmul<double>(*d, alpha, a, *la, b, *lb, beta, c, *lc);
-  else
-    emulation::matmul<float>(*d, alpha, a, *la, b, *lb, beta, c, *lc);
+                                     cudaStream_t stream) {
+  // What the descriptors, alpha and beta say is taken now, as the library does.
+  const bool wide = la->type == CUDA_R_64F;
+  double factors[2] = {};
+  std::memcpy(&factors[0], alpha, wide ? sizeof(double) : sizeof(float));
+  std::memcpy(&factors[1], beta, wide ? sizeof(double) : sizeof(float));
+  stream->run([wide, factors, desc = *d, a, la = *la, b, lb = *lb, c, lc = *lc] {
+    if (wide)
+      emulation::matmul<double>(desc, &factors[0], a, la, b, lb, &factors[1], c, lc);
+    else
+      emulation::matmul<float>(desc, &factors[0], a, la, b, lb, &factors[1], c, lc);
+  });
   return CUBLAS_STATUS_SUCCESS;
 }

@@ -34,12 +34,31 @@ enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone = 0, cudaStreamCaptur
 inline constexpr unsigned cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2, cudaHostAllocPortable = 1,
                           cudaHostAllocMapped = 2;
 
+// Of what a stream is given while it captures, copies of the calls, in order.
+struct CUgraph_st {
+  std::vector<std::function<void()>> calls;
+};
 struct CUstream_st {
   bool capturing = false;
+  CUgraph_st graph = {};
+
+  void run(std::function<void()> call) {
+    if (capturing)
+      graph.calls.push_back(std::move(call));
+    else
+      call();
+  }
 };
 struct CUevent_st {};
 using cudaStream_t = CUstream_st*;
 using cudaEvent_t = CUevent_st*;
+using cudaGraph_t = CUgraph_st*;
+using cudaGraphExec_t = CUgraph_st*;
+enum cudaStreamCaptureMode {
+  cudaStreamCaptureModeGlobal = 0,
+  cudaStreamCaptureModeThreadLocal = 1,
+  cudaStreamCaptureModeRelaxed = 2,
+};
 
 struct uint3 {
   unsigned x, y, z;
@@ -176,8 +195,10 @@ class Block {
 #define blockIdx (::emulation::Block::get().block)
 #define blockDim (::emulation::Block::get().threads)
 #define gridDim (::emulation::Block::get().blocks)
-#define CHORUS_LAUNCH_KERNEL(KERNEL, BLOCKS, THREADS, STREAM, ...) \
-  (++::emulation::counters().launches, ::emulation::Block::get().run(BLOCKS, THREADS, [&] { KERNEL(__VA_ARGS__); }))
+#define CHORUS_LAUNCH_KERNEL(KERNEL, BLOCKS, THREADS, STREAM, ...)                                 \
+  (++::emulation::counters().launches, (STREAM)->run([=, grid = dim3(BLOCKS), threads = THREADS] { \
+    ::emulation::Block::get().run(grid, threads, [&] { KERNEL(__VA_ARGS__); });                    \
+  }))
 
 inline void __syncthreads() { emulation::Block::get().wait(false); }
 inline int __syncthreads_or(int value) { return emulation::Block::get().wait(value != 0); }
@@ -242,14 +263,33 @@ inline cudaError_t cudaEventDestroy(cudaEvent_t event) { return delete event, cu
 inline cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSuccess; }
 inline cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }
 inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cudaSuccess; }
-inline cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind, cudaStream_t) {
-  return std::memcpy(to, from, bytes), cudaSuccess;
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
+  return stream->run([=] { std::memcpy(to, from, bytes); }), cudaSuccess;
 }
-inline cudaError_t cudaMemcpyPeerAsync(void* to, int, const void* from, int, std::size_t bytes, cudaStream_t) {
-  return std::memcpy(to, from, bytes), cudaSuccess;
+inline cudaError_t cudaMemcpyPeerAsync(void* to, int, const void* from, int, std::size_t bytes, cudaStream_t stream) {
+  return stream->run([=] { std::memcpy(to, from, bytes); }), cudaSuccess;
 }
-inline cudaError_t cudaMemsetAsync(void* data, int value, std::size_t bytes, cudaStream_t) {
-  return std::memset(data, value, bytes), cudaSuccess;
+inline cudaError_t cudaMemsetAsync(void* data, int value, std::size_t bytes, cudaStream_t stream) {
+  return stream->run([=] { std::memset(data, value, bytes); }), cudaSuccess;
+}
+inline cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+  stream->graph.calls.clear();
+  return stream->capturing = true, cudaSuccess;
+}
+inline cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+  stream->capturing = false;
+  *graph = new CUgraph_st(std::move(stream->graph));
+  stream->graph = {};
+  return cudaSuccess;
+}
+inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
+  return *exec = new CUgraph_st(*graph), cudaSuccess;
+}
+inline cudaError_t cudaGraphDestroy(cudaGraph_t graph) { return delete graph, cudaSuccess; }
+inline cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) { return delete exec, cudaSuccess; }
+inline cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
+  for (const auto& call : exec->calls) stream->run(call);
+  return cudaSuccess;
 }
 inline cudaError_t cudaDeviceCanAccessPeer(int* possible, int, int) { return *possible = 1, cudaSuccess; }
 inline cudaError_t cudaDeviceEnablePeerAccess(int, unsigned) { return cudaSuccess; }
