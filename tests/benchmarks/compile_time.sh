@@ -1,6 +1,8 @@
 #!/bin/sh
 # Compiles examples/quickstart.cpp and the same program written with libtorch in turn, N times each (default 5), and prints the
-# least user time of both and their ratio: chorus aims at a third. Needs libtorch's headers (Debian, Ubuntu: libtorch-dev).
+# least user time of each: chorus as a program that links chorus::compiled (as libtorch's links libtorch) aims at a third of
+# libtorch's; and header-only, where the program compiles all of chorus itself. Needs libtorch's headers (Debian, Ubuntu:
+# libtorch-dev).
 #
 #   tests/benchmarks/compile_time.sh [N]
 #
@@ -26,11 +28,13 @@ compile() {
   awk 'NR == 2 { split($1, part, /[ms]/); print 60 * part[1] + part[2] }' "$work/times" >>"$work/$name.times"
 }
 for run in $(seq "$runs"); do
-  compile chorus -std=c++20 -O2 -I "$top/include" -isystem "$eigen" "$top/examples/quickstart.cpp"
+  compile compiled -std=c++20 -O2 -DCHORUS_COMPILED=1 -I "$top/include" -isystem "$eigen" "$top/examples/quickstart.cpp"
+  compile header_only -std=c++20 -O2 -I "$top/include" -isystem "$eigen" "$top/examples/quickstart.cpp"
   compile libtorch -std=c++17 -O2 -I "$libtorch/include" -I "$libtorch/include/torch/csrc/api/include" \
     "$top/tests/benchmarks/compile_time/libtorch_quickstart.cpp"
 done
-chorus=$(sort -n "$work/chorus.times" | head -n 1)
-peer=$(sort -n "$work/libtorch.times" | head -n 1)
-awk -v chorus="$chorus" -v peer="$peer" -v runs="$runs" 'BEGIN {
-  printf "user seconds, least of %d: chorus %.2f, libtorch %.2f, ratio %.2f\n", runs, chorus, peer, chorus / peer }'
+least() { sort -n "$work/$1.times" | head -n 1; }
+awk -v compiled="$(least compiled)" -v header_only="$(least header_only)" -v peer="$(least libtorch)" -v runs="$runs" 'BEGIN {
+  printf "user seconds, least of %d: libtorch %.2f\n", runs, peer
+  printf "chorus::compiled %.2f, ratio %.2f\n", compiled, compiled / peer
+  printf "chorus header-only %.2f, ratio %.2f\n", header_only, header_only / peer }'

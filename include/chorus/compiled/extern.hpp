@@ -11,6 +11,7 @@
 #include <chorus/ops/pooling.hpp>
 #include <chorus/ops/shape.hpp>
 #include <chorus/optim/sgd.hpp>
+#include <chorus/parallel/distributed_data_parallel.hpp>
 
 #ifndef CHORUS_EXTERN
 #define CHORUS_EXTERN extern
@@ -24,15 +25,16 @@ using Value = Variable<float, Rank, Cpu>;
 }
 
 CHORUS_EXTERN template class Tensor<std::int64_t, 1, Cpu>;
+CHORUS_EXTERN template class CachingAllocator<Cpu>;
 CHORUS_EXTERN template class Storage<Cpu>;
 
 // Tensors, nodes and shapes of each rank.
-#define CHORUS_RANK(R)                                         \
-  CHORUS_EXTERN template class Tensor<float, R, Cpu>;          \
-  CHORUS_EXTERN template class GradNode<float, R, Cpu>;        \
-  CHORUS_EXTERN template class LeafNode<float, R, Cpu>;        \
-  CHORUS_EXTERN template class Variable<float, R, Cpu>;        \
-  CHORUS_EXTERN template class ParameterNode<float, R, Cpu>;   \
+#define CHORUS_RANK(R)                                       \
+  CHORUS_EXTERN template class Tensor<float, R, Cpu>;        \
+  CHORUS_EXTERN template class GradNode<float, R, Cpu>;      \
+  CHORUS_EXTERN template class LeafNode<float, R, Cpu>;      \
+  CHORUS_EXTERN template class Variable<float, R, Cpu>;      \
+  CHORUS_EXTERN template class ParameterNode<float, R, Cpu>; \
   CHORUS_EXTERN template detail::Value<R> detail::map(const char*, const functors::Relu&, const detail::Value<R>&);
 CHORUS_RANK(1)
 CHORUS_RANK(2)
@@ -59,5 +61,7 @@ CHORUS_EXTERN template class nn::Linear<Cpu, float>;
 CHORUS_EXTERN template class nn::Conv2d<Cpu, float>;
 CHORUS_EXTERN template class optim::Optimizer<Cpu>;
 CHORUS_EXTERN template class optim::Sgd<Cpu>;
+CHORUS_EXTERN template class detail::GradientLayout<Cpu>;
+CHORUS_EXTERN template class detail::Reducer<Cpu, AllReduce, comm::AnyCommunicator>;
 
 }  // namespace chorus::inline CHORUS_ABI

@@ -17,6 +17,7 @@
 #include <chorus/kernels/random.hpp>
 #include <chorus/kernels/reduction.hpp>
 #include <chorus/kernels/softmax.hpp>
+#include <chorus/kernels/sort.hpp>
 
 namespace chorus::inline CHORUS_ABI::kernels {
 
@@ -30,8 +31,6 @@ Erased erased(Kernel* kernel) {
 template <class T>
 struct Floating {
   static inline const Erased table[] = {
-      erased(&take_block<T>),
-      erased(&put_block<T>),
       erased(&axpy<T>),
       erased(&scale<T>),
       erased(&gemm<T>),
@@ -80,6 +79,8 @@ struct Floating {
       erased(&var<T>),
       erased(&var_backward<T>),
       erased(&cumsum<T>),
+      erased(&cumprod<T>),
+      erased(&cumprod_backward<T>),
       erased(&dropout_forward<T>),
       erased(&dropout_backward<T>),
       erased(&fill_uniform<T>),
@@ -99,9 +100,9 @@ template struct Floating<double>;
 template <class T>
 struct Movement {
   static inline const Erased table[] = {
-      erased(&fill<T>),           erased(&copy_strided<T>),    erased(&scatter_strided<T>),
-      erased(&index_select<T>),   erased(&gather<T>),          erased(&convert<T, float>),
-      erased(&convert<float, T>), erased(&convert<T, double>), erased(&convert<double, T>),
+      erased(&fill<T>),           erased(&argsort<T>),         erased(&take_block<T>),      erased(&put_block<T>),
+      erased(&copy_strided<T>),   erased(&scatter_strided<T>), erased(&index_select<T>),    erased(&gather<T>),
+      erased(&convert<T, float>), erased(&convert<float, T>),  erased(&convert<T, double>), erased(&convert<double, T>),
   };
 };
 template struct Movement<float>;

@@ -1,0 +1,34 @@
+#!/usr/bin/env python3
+"""Checks that the library chorus::compiled holds every kernel that kernels/*.hpp declare for the CPU, and the element-wise
+kernels of every functor of the library: a program that links it has no other place to get them from.
+
+    compiled.py INCLUDE_DIRECTORY
+"""
+import pathlib
+import re
+import sys
+
+
+def main():
+    root = pathlib.Path(sys.argv[1]) / "chorus"
+    library = "\n".join(path.read_text() for path in (root / "compiled").glob("*.cpp"))
+    named = set(re.findall(r"\w+", library))
+    missing = []
+    for header in sorted((root / "kernels").glob("*.hpp")):
+        text = re.sub(r"///?[^\n]*", "", header.read_text())
+        for declaration in re.findall(r"template <[^;{}]*?\b(\w+)\((?:const )?Cpu\b[^;{}]*\);", text):
+            if declaration not in named and not declaration.startswith("pointwise_"):
+                missing.append(f"{header.name}: {declaration}")
+    for header in sorted([*root.glob("ops/*.hpp"), root / "kernels" / "functors.hpp"]):
+        text = header.read_text()
+        inside = "".join(re.findall(r"namespace (?:\w+::)*functors \{(.*?)\}  // namespace", text, re.S))
+        if header.name == "functors.hpp":
+            inside = text
+        for functor in re.findall(r"struct (\w+) \{(?=[^}]*CHORUS_HD)", inside) + re.findall(r"CHORUS_FUNCTOR\((\w+), \w+\);", inside):
+            if functor not in named and functor != "NAME":
+                missing.append(f"{header.name}: functors::{functor}")
+    if missing:
+        sys.exit("chorus::compiled lacks, in include/chorus/compiled/*.cpp:\n  " + "\n  ".join(missing))
+
+
+main()
