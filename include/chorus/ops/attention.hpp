@@ -169,7 +169,7 @@ auto scaled_dot_product_attention(const Q& q, const K& k, const V& v, const Tens
       q, k, v,
       [&](const auto& scores) {
         const auto seen = contiguous(mask);
-        auto added = Tensor<T, Rank>::empty(mask.shape(), mask.device());
+        auto added = Tensor<T, Rank, D>::empty(mask.shape(), mask.device());
         std::transform(seen.data(), seen.data() + seen.numel(), added.data(),
                        [](bool sees) { return sees ? T{0} : static_cast<T>(hidden); });
         return detail::attention_mask(added, scores);
