@@ -7,6 +7,7 @@
 #include <chorus/optim/sgd.hpp>
 #include <chorus/parallel/cuda/graphed.hpp>
 #include <chorus/parallel/distributed_data_parallel.hpp>
+#include <chorus/parallel/run.hpp>
 #include <chorus/parallel/single_device.hpp>
 
 #include "../unit/comm/processes.hpp"
@@ -56,15 +57,13 @@ std::vector<double> train(Policy& net, const comm::World& world, bool graphed) {
   return losses;
 }
 
-std::string run(const comm::World& world, bool distributed, bool graphed) {
+std::string train_rank(const comm::World& world, bool distributed, bool graphed) {
   manual_seed(4);
   std::vector<double> losses;
   std::string hash;
   if (distributed) {
-    if (world.size > 1) comm::share_gpu(world.rank);
-    auto control = comm::connect(world);
-    comm::NcclCommunicator<> nccl(control, 0, 60s);
-    DistributedDataParallel<Net<Cuda>> net{Net<Cuda>{}, nccl, {.first_bucket_cap_mb = 1e-3, .bucket_cap_mb = 1e-2}, 9};
+    Run run({}, {.seed = 9, .timeout = 60s}, world);
+    DistributedDataParallel<Net<Cuda>> net{Net<Cuda>{}, run, {.first_bucket_cap_mb = 1e-3, .bucket_cap_mb = 1e-2}};
     losses = train(net, world, graphed);
     hash = io::parameters_sha256(net.module());
   } else {
@@ -92,14 +91,14 @@ std::vector<double> losses_in(const std::string& text) {
 TEST_CASE("DDP over NCCL: one rank and two, eager and captured, take the steps of one device", "[cuda]") {
   CHORUS_NEEDS_GPU;
   const auto single = losses_in(test::Ranks(
-                                    1, [](const comm::World& w) { return run(w, false, false); }, 60s)
+                                    1, [](const comm::World& w) { return train_rank(w, false, false); }, 60s)
                                     .texts()[0]);
   REQUIRE(single.size() == steps);
   CHECK(single.back() < single.front());
   for (const int size : {1, 2})
     for (const bool graphed : {false, true}) {
       const auto texts = test::Ranks(
-                             size, [&](const comm::World& w) { return run(w, true, graphed); }, 60s)
+                             size, [&](const comm::World& w) { return train_rank(w, true, graphed); }, 60s)
                              .texts();
       INFO(size << " ranks, graphed: " << graphed << ": " << texts[0]);
       for (const auto& text : texts) CHECK(text == texts[0]);  // the same bits on every rank
