@@ -76,6 +76,11 @@ class GraphGradients {
   std::unordered_map<const Node*, std::shared_ptr<void>> gradients_;
 };
 
+template <class Operation, class... Values>
+concept HasDerivatives = requires(const Operation& operation, const Values&... values) {
+  derivatives(operation, values...);
+};
+
 /// A node that can send its gradient to its inputs by operations that are recorded themselves.
 class GraphNode {
  public:
@@ -105,22 +110,24 @@ class GraphOperation final : public OperationNode<Backward, T, Rank, D, Inputs..
     const auto dy = gradients.of(*this);
     if (!dy.value().defined()) return;
     const GraphVariable<T, Rank, D> y(saved_->value, Ref<GradNode<T, Rank, D>>(this));
-    std::apply(
-        [&](const auto&... x) {
-          if constexpr (requires { derivatives(saved_->operation, dy, y, x...); }) {
-            const auto rules = derivatives(saved_->operation, dy, y, x...);
-            const auto give = [&](const auto& rule, const auto& input) {
-              if (gradients.wants(input.node().get())) gradients.add(*input.node(), rule());
-            };
-            std::apply([&](const auto&... rule) { (give(rule, x), ...); }, rules);
-          } else {
-            fail<UsageError>("grad: create_graph: '", this->operation(), "' has no derivative of this order");
-          }
-        },
-        saved_->inputs);
+    std::apply([&](const auto&... x) { send(gradients, dy, y, x...); }, saved_->inputs);
   }
 
  private:
+  template <class Value, class... Xs>
+  void send(GraphGradients& gradients, const Value& dy, const Value& y, const Xs&... x) const {
+    if constexpr (HasDerivatives<Operation, Value, Value, Xs...>) {
+      const auto rules = derivatives(saved_->operation, dy, y, x...);
+      std::apply([&](const auto&... rule) { (give(gradients, rule, x), ...); }, rules);
+    } else {
+      fail<UsageError>("grad: create_graph: '", this->operation(), "' has no derivative of this order");
+    }
+  }
+  template <class Rule, class X>
+  static void give(GraphGradients& gradients, const Rule& rule, const X& input) {
+    if (gradients.wants(input.node().get())) gradients.add(*input.node(), rule());
+  }
+
   struct Saved {
     Operation operation;
     Tensor<T, Rank, D> value;
