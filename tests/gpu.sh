@@ -47,8 +47,9 @@ check() {
   shift 2
   timeout -k 10 "$limit" "$@" >"$logs/$name.log" 2>&1
   status=$?
+  grep -q "SKIPPED: no CUDA device" "$logs/$name.log" && status=skipped
   if [ $status = 0 ]; then
-    say "PASSED $name: $(tail -1 "$logs/$name.log")"
+    say "PASSED $name: $(grep -v '^$' "$logs/$name.log" | tail -1)"
   else
     failed=$((failed + 1))
     say "FAILED $name ($([ $status = 124 ] && echo "not done after $limit s" || echo "status $status"))"
