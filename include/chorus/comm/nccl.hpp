@@ -3,6 +3,7 @@
 
 #include <nccl.h>
 
+#include <chorus/comm/connect.hpp>
 #include <chorus/comm/nccl_engine.hpp>
 #include <chorus/core/cuda/stream.hpp>
 #include <cstdlib>
@@ -155,5 +156,28 @@ inline void share_gpu(int rank) {
 }
 
 static_assert(Communicator<NcclCommunicator<>>);
+
+namespace detail {
+
+/// For Backend::nccl: a rank on the GPU of its local rank, with the communicator for host memory that it needs.
+struct NcclRank {
+  AnyCommunicator control;
+  NcclEngine<NcclApi> engine;
+
+  explicit NcclRank(const World& world)
+      : control(connect(world)), engine(control, world.local_rank % devices(), world.timeout, {}) {}
+  static int devices() {
+    int count = 0;
+    check<DeviceError>(cudaGetDeviceCount(&count) == cudaSuccess && count > 0, "nccl: this machine has no GPU");
+    return count;
+  }
+};
+inline std::shared_ptr<Engine> nccl_engine(const World& world) {
+  const auto rank = std::make_shared<NcclRank>(world);
+  return {rank, &rank->engine};
+}
+inline const bool nccl_registered = register_backend(Backend::nccl, nccl_engine);
+
+}  // namespace detail
 
 }  // namespace chorus::inline CHORUS_ABI::comm

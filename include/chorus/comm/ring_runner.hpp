@@ -1,7 +1,8 @@
 #pragma once
-/// `RingRunner`: runs calls with the algorithms of `ring.hpp` over a Transport.
+/// `RingRunner`: runs calls with the algorithms of `ring.hpp` and its like over a Transport.
 
 #include <chorus/comm/call_book.hpp>
+#include <chorus/comm/direct.hpp>
 #include <chorus/comm/hierarchical.hpp>
 #include <chorus/comm/ring.hpp>
 #include <memory>
@@ -58,8 +59,9 @@ class RingRunner {
     const auto out = static_cast<std::byte*>(call.out);
     switch (call.op) {
       case Op::all_reduce:
-        return link_->machines().empty() ? ring_all_reduce(ring, out, call.count)
-                                         : hierarchical_all_reduce(ring, out, call.count);
+        if (!link_->machines().empty()) return hierarchical_all_reduce(ring, out, call.count);
+        return link_->size <= most_direct_ranks ? direct_all_reduce(ring, out, call.count)
+                                                : ring_all_reduce(ring, out, call.count);
       case Op::broadcast:
         return ring_broadcast(ring, out, call.count, call.peer);
       case Op::all_gather:

@@ -65,7 +65,7 @@ class ShmTransport final : public Transport {
         region_(std::move(region)),
         board_(*reinterpret_cast<detail::Board*>(region_.data())),
         queues_(region_.data() + sizeof(detail::Board)),
-        room_to_spin_(static_cast<unsigned>(size) <= std::thread::hardware_concurrency()) {
+        rounds_(std::clamp(60 * static_cast<int>(std::thread::hardware_concurrency()) / size, 1, 60)) {
     for (int peer = 0; peer < size; ++peer) {
       const int pid = seat(peer).pid.load();
       death(peer) = pid != 0 && peer != rank ? static_cast<int>(syscall(SYS_pidfd_open, pid, 0)) : -1;
@@ -163,12 +163,12 @@ class ShmTransport final : public Transport {
   /// `sign` tells `peer` to ring this rank's bell. Who sets a flag looks at the sign afterwards, who sets the sign
   /// looks at the flag afterwards (all sequentially consistent), so one of them sees the other.
   void wait(int peer, std::atomic<std::int32_t>& sign, std::atomic<std::uint32_t>& flag, std::uint32_t busy) {
-    for (int round = 0; round < 60; ++round) {
+    for (int round = 0; round < rounds_; ++round) {
       for (int i = 0; i < 10; ++i) {
         if (flag.load(std::memory_order_acquire) != busy) return;
         spin_pause();
       }
-      if (!room_to_spin_ || !may_spin || !*may_spin) break;
+      if (!may_spin || !*may_spin) break;
       sched_yield();  // the peer may need this very core
     }
     const auto deadline = Clock::now() + timeout;
@@ -221,7 +221,7 @@ class ShmTransport final : public Transport {
   std::byte* queues_;
   std::array<std::uint32_t, max_ranks> sent_{}, received_{};  // per peer, the next slot
   std::array<int, max_ranks> deaths_{};                       // per peer: a pidfd, readable once its process has ended
-  bool room_to_spin_;
+  int rounds_;  // of looking and yielding before it sleeps; fewer where ranks outnumber cores
 };
 
 }  // namespace chorus::inline CHORUS_ABI::comm

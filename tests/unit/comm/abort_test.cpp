@@ -26,8 +26,9 @@ TEST_CASE("abort ends what waits and what comes, here and elsewhere, with its re
               text += std::string(error.what()) + "\n";
             }
           };
-          if (world.rank == 1) {  // the others wait for this rank; its own pending call waits for rank 2's recv
-            auto pending = c.recv_async(std::span(x), 2);
+          if (world.rank == 2) std::this_thread::sleep_for(300ms);  // the others wait for it
+          if (world.rank == 1) {
+            auto pending = c.all_reduce_async(std::span(x));
             std::this_thread::sleep_for(100ms);
             c.abort("no flour left");
             c.abort("a second reason");
@@ -44,8 +45,8 @@ TEST_CASE("abort ends what waits and what comes, here and elsewhere, with its re
     const auto texts = ranks.texts();
     CHECK(comm::Clock::now() - start < 5s);
     CHECK(texts[1] ==
-          "rank 1: receiving message #0 (1000000 F32): aborted: no flour left\n"
-          "rank 1: barrier #1: aborted: no flour left\n");
+          "rank 1: all_reduce #1 (sum of 1000000 F32): aborted: no flour left\n"
+          "rank 1: barrier #2: aborted: no flour left\n");
     for (const int rank : {0, 2}) {
       const auto first = cat("rank ", rank, ": all_reduce #1 (sum of 1000000 F32): ");
       CHECK_THAT(texts[static_cast<std::size_t>(rank)], StartsWith(first) && Contains("no flour left") &&
