@@ -5,6 +5,7 @@
 #include <chorus/core/cuda/runtime.hpp>
 #include <chorus/tensor/tensor.hpp>
 #include <cstdio>
+#include <cstdlib>
 #include <tuple>
 #include <vector>
 
@@ -18,6 +19,7 @@ using chorus::Cuda;
 /// Whether there is a GPU; says loudly where a test is left out. ctest looks for this text.
 inline bool gpu_present() {
   if (chorus::cuda::device_count() > 0) return true;
+  CHECK(std::getenv("CHORUS_REQUIRE_GPU") == nullptr);
   std::puts("SKIPPED: no CUDA device");
   return false;
 }
