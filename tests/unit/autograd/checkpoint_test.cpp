@@ -1,5 +1,6 @@
 #include <catch.hpp>
 #include <chorus/autograd/checkpoint.hpp>
+#include <chorus/autograd/grad.hpp>
 #include <chorus/autograd/parameter.hpp>
 #include <chorus/core/trace.hpp>
 #include <chorus/ops/arithmetic.hpp>
@@ -120,6 +121,9 @@ TEST_CASE("what checkpoint refuses, and what it leaves alone") {
   const auto before = ch::square(x);
   CHECK(message_of<ch::UsageError>([&] { ch::checkpoint([&](const auto& in) { return in * before; }, x); }) ==
         "checkpoint: the function uses what 'square' has recorded before it; give that as an input");
+  const auto sum = ch::sum(ch::checkpoint([](const auto& in) { return ch::square(in); }, x));
+  CHECK(message_of<ch::UsageError>([&] { ch::grad(sum, x); }).find("grad: 'checkpoint' sends gradients") == 0);
+  CHECK_FALSE(x.grad().defined());
   const ch::NoGrad no_grad;
   CHECK_FALSE(ch::checkpoint([](const auto& in) { return ch::square(in); }, x).requires_grad());
 }
