@@ -125,7 +125,10 @@ inline void direct_all_reduce(const Ring& ring, std::byte* data, std::size_t cou
   const auto block = [&](std::size_t i) {
     return detail::DirectBlock(ring, data + i * longest * element, std::min(longest, count - i * longest));
   };
-  for (std::size_t i = 0; i < blocks + 2; ++i) {  // three blocks under way at once
+  // Three blocks under way at once. Up to 7 pieces wait in a queue: chunks and sums of the blocks that a slower rank has
+  // not read yet. With room for them nobody waits in a circle.
+  check<LinkError>(ring.link.queue_pieces >= 7, "direct_all_reduce: queues of ", ring.link.queue_pieces, " pieces");
+  for (std::size_t i = 0; i < blocks + 2; ++i) {
     if (i < blocks) block(i).contribute();
     if (i >= 1 && i - 1 < blocks) block(i - 1).reduce();
     if (i >= 2) block(i - 2).collect();
