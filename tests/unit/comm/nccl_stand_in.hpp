@@ -137,7 +137,7 @@ class StandInDevice {
   std::vector<std::string> record_;
   std::vector<ch::comm::Call> group_;
   std::vector<double> scales_;
-  bool grouping_ = false, joined_ = false;
+  bool grouping_ = false;
 };
 
 /// The table of calls, as NcclApi.
