@@ -3,14 +3,13 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
-#include <span>
-
 #include <chorus/core/dtype.hpp>
 #include <chorus/kernels/copy.hpp>
 #include <chorus/kernels/cpu/in_float.hpp>
 #include <chorus/kernels/cpu/packet.hpp>
 #include <chorus/kernels/strided_runs.hpp>
+#include <cstring>
+#include <span>
 
 namespace chorus::inline CHORUS_ABI::kernels {
 
@@ -35,7 +34,8 @@ void axpy(Cpu, Index count, T a, const T* x, T* y) {
     for (Index i = 0; i < count; ++i) y[i] = a * x[i] + y[i];
   } else {
     const auto factor = splat(a);
-    for_packets<T>(count, [&](Index i, auto n) { store(y + i, pmadd(factor, load(x + i, n), load(y + i, n)), n); });
+    parallel_packets<T>(count,
+                        [&](Index i, auto n) { store(y + i, pmadd(factor, load(x + i, n), load(y + i, n)), n); });
   }
 }
 
