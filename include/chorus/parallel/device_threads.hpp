@@ -2,13 +2,12 @@
 /// One thread per device of a process, kept from step to step.
 
 #include <atomic>
+#include <chorus/core/config.hpp>
 #include <exception>
 #include <functional>
 #include <thread>
 #include <utility>
 #include <vector>
-
-#include <chorus/core/config.hpp>
 
 namespace chorus::inline CHORUS_ABI {
 
@@ -26,8 +25,8 @@ class DeviceThreads {
   DeviceThreads(const DeviceThreads&) = delete;
   DeviceThreads& operator=(const DeviceThreads&) = delete;
 
-  /// Calls `task(i)` for devices 0 to `count` - 1, each on its own thread, and returns when all have ended. What they threw
-  /// is in the result, by device.
+  /// Calls `task(i)` for devices 0 to `count` - 1, each on its own thread, and returns when all have ended. What they
+  /// threw is in the result, by device.
   const std::vector<std::exception_ptr>& run(std::size_t count, const std::function<void(std::size_t)>& task) {
     errors_.assign(errors_.size(), nullptr);
     task_ = &task;
@@ -75,4 +74,4 @@ class DeviceThreads {
   std::vector<Worker> workers_;
 };
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI

@@ -1,15 +1,14 @@
 #pragma once
 /// What all policies share: the model, its flat parameters, its samples and its random numbers.
 
-#include <cstdint>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include <chorus/core/random.hpp>
 #include <chorus/data/sampler.hpp>
 #include <chorus/kernels/to_device.hpp>
 #include <chorus/nn/flat_parameters.hpp>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
 
 namespace chorus::inline CHORUS_ABI {
 
@@ -24,7 +23,8 @@ class Policy {
   Policy(const Policy&) = delete;
   Policy& operator=(const Policy&) = delete;
 
-  /// The model itself: the one that is trained, saved and loaded. Its parameters have the same names under every policy.
+  /// The model itself: the one that is trained, saved and loaded. Its parameters have the same names under every
+  /// policy.
   Model& module() { return model_; }
   const Model& module() const { return model_; }
   /// All parameters, for an optimizer.
@@ -40,8 +40,8 @@ class Policy {
   std::uint32_t forward_passes() const { return random_.step; }
   void set_forward_passes(std::uint32_t passes) { random_.step = passes; }
 
-  /// The layout of the flat buffers, by parameters' names. Sums over three and more ranks may be rounded in an order that
-  /// depends on it, so a checkpoint keeps it.
+  /// The layout of the flat buffers, by parameters' names. Sums over three and more ranks may be rounded in an order
+  /// that depends on it, so a checkpoint keeps it.
   std::vector<std::string> parameter_order() const {
     std::vector<std::string> names;
     for (const auto& entry : flat_.entries()) names.push_back(entry.named.name);
@@ -51,7 +51,8 @@ class Policy {
  protected:
   Policy(Model model, std::uint64_t seed) : model_(std::move(model)), flat_(model_) { random_.seed = seed; }
 
-  /// An argument of the model: a Tensor from another kind of device, such as a loader's batch, is copied to the model's.
+  /// An argument of the model: a Tensor from another kind of device, such as a loader's batch, is copied to the
+  /// model's.
   template <class X>
   decltype(auto) on_model_device(const X& x) const {
     if constexpr (!AnyTensor<X>)
@@ -82,4 +83,4 @@ struct SamplingOptions {
   bool padding = false;
 };
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI

@@ -1,15 +1,14 @@
 #pragma once
 /// Copies of a model on several devices, for DataParallel.
 
+#include <chorus/core/random.hpp>
+#include <chorus/kernels/pointwise.hpp>
+#include <chorus/nn/flat_parameters.hpp>
 #include <cstddef>
 #include <map>
 #include <memory>
 #include <utility>
 #include <vector>
-
-#include <chorus/core/random.hpp>
-#include <chorus/kernels/pointwise.hpp>
-#include <chorus/nn/flat_parameters.hpp>
 
 namespace chorus::inline CHORUS_ABI::detail {
 
@@ -76,7 +75,8 @@ class Replica {
   D device() const { return device_; }
   RandomContext& random() { return random_; }
 
-  /// Fetches the parameters that have changed since the last call, all buffers, and nothing else; freezes what is frozen.
+  /// Fetches the parameters that have changed since the last call, all buffers, and nothing else; freezes what is
+  /// frozen.
   void follow(const Flat& original, const std::vector<nn::NamedBuffer<D>>& buffers, D source) {
     const auto& entries = original.entries();
     for (std::size_t i = 0; i < entries.size(); ++i)
@@ -94,7 +94,8 @@ class Replica {
       }
       const auto& from = original.groups()[entries[i].group];
       const std::size_t bytes = count * size_of(from.dtype);
-      copy_bytes(device_, flat_.groups()[entries[i].group].value(entries[i].begin), source, from.value(entries[i].begin), bytes);
+      copy_bytes(device_, flat_.groups()[entries[i].group].value(entries[i].begin), source,
+                 from.value(entries[i].begin), bytes);
       trace::sent(source.index, trace::Traffic::parameters, bytes);
       i = last;
     }

@@ -55,7 +55,31 @@ struct Spoiled : nn::Module {
   }
 };
 
+/// Takes its arguments by name.
+struct Named {
+  Tensor<double, 2> x;
+  double factor;
+  auto fields() { return std::tie(x, factor); }
+};
+template <class D>
+struct TakesNamed : nn::Module {
+  nn::Linear<D, double> fc{5, 3};
+  CHORUS_MODULE(TakesNamed, fc)
+  auto forward(const Named& named) const { return mean(tanh(fc(named.x))) * named.factor; }
+};
+
 }  // namespace
+
+TEST_CASE("ddp: samples count, and so weigh, inside of a struct") {
+  SingleDevice<TakesNamed<Cpu>> single{make<TakesNamed<Cpu>>(), 3};
+  single.mean_loss(single(Named{numbers(7, 5, 1), 2})).backward();
+  const auto text = common_text(3, [](const World& world) {
+    Distributed<TakesNamed<Cpu>> rank(world);
+    rank.net.mean_loss(rank.net(Named{contiguous(test::share(numbers(7, 5, 1), world)), 2})).backward();
+    return test::text_of(test::gradients(rank.net.module()));
+  });
+  CHECK(distance(test::numbers_in(text), test::gradients(single.module())) < rounding);
+}
 
 TEST_CASE("static graph: what no rank uses is dropped, what some use is averaged") {
   // Rank 1 alone uses `extra`, always.
