@@ -26,7 +26,7 @@ class ThreadTeam {
     for (int i = 0; i < helpers; ++i) helpers_.emplace_back([this] { serve(); });
   }
   ~ThreadTeam() {
-    task_ = nullptr;
+    stop_ = true;
     call();
     for (auto& helper : helpers_) helper.join();
   }
@@ -40,11 +40,11 @@ class ThreadTeam {
     task_ = task;
     context_ = context;
     count_ = count;
-    next_.store(0, std::memory_order_relaxed);
-    busy_.store(static_cast<int>(helpers_.size()), std::memory_order_relaxed);
+    unfinished_.store(count, std::memory_order_relaxed);
+    unclaimed_.store(count, std::memory_order_release);
     call();
     work();
-    wait_while(busy_, [](int busy) { return busy != 0; });
+    wait_while(unfinished_, [](Index left) { return left != 0; });
     if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
   }
 
@@ -54,26 +54,30 @@ class ThreadTeam {
     calls_.notify_all();
   }
 
+  // Whoever has claimed an index keeps `run` from ending, and so from the next task; a helper that wakes too late finds
+  // nothing to claim, and nobody waits for it.
   void work() noexcept {
     for (;;) {
-      const Index i = next_.fetch_add(1, std::memory_order_relaxed);
-      if (i >= count_) return;
+      Index left = unclaimed_.load(std::memory_order_acquire);
+      do {
+        if (left == 0) return;
+      } while (!unclaimed_.compare_exchange_weak(left, left - 1, std::memory_order_acquire));
       try {
-        task_(context_, i);
+        task_(context_, count_ - left);
       } catch (...) {
         const std::lock_guard lock(mutex_);
         if (!error_) error_ = std::current_exception();
       }
+      if (unfinished_.fetch_sub(1, std::memory_order_acq_rel) == 1) unfinished_.notify_one();
     }
   }
 
   void serve() {
     for (std::uint32_t seen = 0;;) {
       wait_while(calls_, [&](std::uint32_t calls) { return calls == seen; });
-      ++seen;
-      if (task_ == nullptr) return;
+      seen = calls_.load(std::memory_order_acquire);
+      if (stop_) return;
       work();
-      if (busy_.fetch_sub(1, std::memory_order_acq_rel) == 1) busy_.notify_one();
     }
   }
 
@@ -95,8 +99,8 @@ class ThreadTeam {
 
   std::vector<std::thread> helpers_;
   std::atomic<std::uint32_t> calls_{0};
-  std::atomic<int> busy_{0};
-  std::atomic<Index> next_{0};
+  std::atomic<Index> unclaimed_{0}, unfinished_{0};
+  std::atomic<bool> stop_{false};
   Task task_ = nullptr;
   const void* context_ = nullptr;
   Index count_ = 0;
