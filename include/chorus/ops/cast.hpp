@@ -6,6 +6,13 @@
 
 namespace chorus::inline CHORUS_ABI {
 
+// What the tape remembers of this operation beside its backward function: see ops/higher_order.hpp.
+namespace operations {
+struct Cast {
+  static constexpr const char* name = "to";
+};
+}  // namespace operations
+
 /// The same numbers in another scalar type, as `static_cast` converts them: `to<bf16>(x)`. Between floating-point types
 /// the gradient is converted back; to integers and bool there is none. What already has the type is returned as it is.
 template <Scalar To, Operand X>
@@ -13,7 +20,7 @@ auto to(const X& x) {
   using From = typename tensor_of<X>::value_type;
   using Result = Tensor<To, tensor_of<X>::rank, typename tensor_of<X>::device_type>;
   if constexpr (std::is_same_v<From, To>) {
-    if constexpr (requires { x.as_variable(); })
+    if constexpr (!detail::is_graph_variable<X> && requires { x.as_variable(); })
       return x.as_variable();
     else
       return x;
@@ -27,7 +34,7 @@ auto to(const X& x) {
     }
     if constexpr (Real<From> && Real<To>)
       return record(
-          "to", std::move(out),
+          operations::Cast{}, std::move(out),
           [](const auto& dy, auto dx) {
             if (dx->has_grad()) return dx->add(to<From>(dy));
             kernels::convert(dy.device(), dy.numel(), dy.data(), dx->target().data());

@@ -94,3 +94,12 @@ TEST_CASE("what grad with create_graph refuses") {
   CHECK(message_of<ch::UsageError>([&] { ch::grad(mixed, plain, {.create_graph = true}); }) ==
         "grad: create_graph: 'square' was recorded by plain Variables; let the computation begin with GraphVariables");
 }
+
+TEST_CASE("second derivatives through a conversion to float and back") {
+  const Variable<1> x(Tensor<1>::from({1, 2}, {2}), true);
+  const auto y = ch::sum(ch::square(ch::to<double>(ch::to<float>(ch::GraphVariable(x)))));
+  const auto [dx] = ch::grad(y, std::tie(x), {.create_graph = true});
+  CHECK(values(dx.value()) == std::vector<double>{2, 4});
+  ch::sum(ch::square(dx)).backward();
+  CHECK(x.grad().to_vector() == std::vector<double>{8, 16});
+}

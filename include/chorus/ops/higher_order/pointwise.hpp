@@ -2,6 +2,7 @@
 /// Derivatives of element-wise functions, recorded: Dual numbers of Dual numbers. And of what changes shapes.
 
 #include <array>
+#include <chorus/ops/cast.hpp>
 #include <chorus/ops/higher_order/graph_variable.hpp>
 #include <chorus/ops/padding.hpp>
 #include <chorus/ops/pointwise.hpp>
@@ -128,6 +129,10 @@ auto derivatives(const operations::SumTo&, const Dy& dy, const Y&, const X& x) {
 template <class Dy, class Y, class X>
 auto derivatives(const operations::Expand&, const Dy& dy, const Y&, const X& x) {
   return std::tuple{[&] { return detail::sum_to(dy, x.shape()); }};
+}
+template <class Dy, class Y, class X>
+auto derivatives(const operations::Cast&, const Dy& dy, const Y&, const X&) {
+  return std::tuple{[&] { return to<typename tensor_of<X>::value_type>(dy); }};
 }
 template <class Dy, class Y, class X>
 auto derivatives(const operations::Reshape&, const Dy& dy, const Y&, const X& x) {
