@@ -2,18 +2,17 @@
 /// Single tensors in safetensors files, of any dtype that a Tensor can have: bf16 and half lie there in 2 bytes.
 
 #include <algorithm>
+#include <chorus/io/safetensors_reader.hpp>
+#include <chorus/io/safetensors_writer.hpp>
+#include <chorus/tensor/tensor.hpp>
 #include <span>
 #include <string>
 #include <string_view>
 
-#include <chorus/io/safetensors_reader.hpp>
-#include <chorus/io/safetensors_writer.hpp>
-#include <chorus/tensor/tensor.hpp>
-
 namespace chorus::inline CHORUS_ABI::io {
 
-/// A dense tensor on the host as `write_safetensors` takes it; the tensor must outlive the view. Throws UsageError where
-/// it is not contiguous.
+/// A dense tensor on the host as `write_safetensors` takes it; the tensor must outlive the view. Throws UsageError
+/// where it is not contiguous.
 template <Scalar T, int Rank>
 TensorView view_of(std::string name, const Tensor<T, Rank, Cpu>& tensor) {
   check<UsageError>(tensor.is_contiguous(), "saving ", name, ": a tensor of shape ", tensor.shape(), " and strides ",

@@ -19,7 +19,8 @@ auto embedding(const W& weight, const Tensor<std::int64_t, Rank, D>& index, Inde
   auto host = Tensor<bool, Rank + 1, Cpu>::empty(shape);
   const auto indices = contiguous(index).to_vector();
   for (std::size_t i = 0; i < indices.size(); ++i) host.data()[i] = indices[i] == padding_index;
-  const auto padding = Tensor<bool, Rank + 1, D>::from(std::span<const bool>(host.data(), indices.size()), shape, index.device());
+  const auto padding =
+      Tensor<bool, Rank + 1, D>::from(std::span<const bool>(host.data(), indices.size()), shape, index.device());
   return where(padding, value_of(rows), rows);
 }
 

@@ -2,12 +2,11 @@
 /// Recurrent layers over whole sequences: LSTM (Hochreiter, Schmidhuber 1997) and GRU (Cho et al. 2014), with PyTorch's
 /// weights and gate order.
 
-#include <span>
-#include <vector>
-
 #include <chorus/ops/matmul.hpp>
 #include <chorus/ops/pointwise.hpp>
 #include <chorus/ops/shape.hpp>
+#include <span>
+#include <vector>
 
 namespace chorus::inline CHORUS_ABI {
 
@@ -85,8 +84,8 @@ auto time_step(const X& sequence, Index t) {
 template <Operand X, Operand W, Operand H>
 void check_state(const char* operation, const X& x, const W& weight_hh, const H& state) {
   const Shape<2> expected{value_of(x).size(0), value_of(weight_hh).size(1)};
-  check<ShapeError>(value_of(state).shape() == expected, operation, ": a first state of shape ", value_of(state).shape(),
-                    ", expected ", expected);
+  check<ShapeError>(value_of(state).shape() == expected, operation, ": a first state of shape ",
+                    value_of(state).shape(), ", expected ", expected);
 }
 
 template <Operand X, Operand W>
@@ -160,8 +159,8 @@ auto gru(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, c
   detail::check_state("gru", x, weight_hh, h0);
   const Index time = value_of(x).size(1), hidden = value_of(weight_hh).size(1);
   const auto from_x = linear(x, weight_ih, bias_ih);
-  using State = decltype(detail::pointwise("gru", functors::Add{}, detail::time_step(from_x, 0),
-                                           linear(h0, weight_hh, bias_hh)));
+  using State =
+      decltype(detail::pointwise("gru", functors::Add{}, detail::time_step(from_x, 0), linear(h0, weight_hh, bias_hh)));
   auto h = detail::as_state<State>(h0);
   std::vector<State> steps(static_cast<std::size_t>(time));
   for (Index step = 0; step < time; ++step) {

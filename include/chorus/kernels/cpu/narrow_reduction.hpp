@@ -23,7 +23,8 @@ void mean(Cpu device, AxisShape shape, const T* x, T* y, bool accumulate = false
 template <Narrow T>
 void sum_backward(Cpu device, AxisShape shape, const T* dy, T* dx, bool accumulate, T scale = T{1}) {
   in_float(
-      device, [&](float* in, float* out) { sum_backward(device, shape, in, out, accumulate, static_cast<float>(scale)); },
+      device,
+      [&](float* in, float* out) { sum_backward(device, shape, in, out, accumulate, static_cast<float>(scale)); },
       reads(dy, shape.reduced()), writes(dx, shape.numel(), accumulate));
 }
 
