@@ -41,6 +41,8 @@ template <Device D>
 class Lars final : public Optimizer<D> {
  public:
   using options_type = LarsOptions;
+  /// A step depends on norms of whole parameters, so that a piece of one can't be stepped alone.
+  static constexpr bool needs_whole_parameters = true;
 
   /// Throws UsageError for negative options.
   explicit Lars(std::vector<nn::NamedParameter<D>> parameters, const LarsOptions& options = {})
@@ -105,6 +107,8 @@ template <Device D>
 class Lamb final : public Optimizer<D> {
  public:
   using options_type = LambOptions;
+  /// A step depends on norms of whole parameters, so that a piece of one can't be stepped alone.
+  static constexpr bool needs_whole_parameters = true;
 
   /// Throws UsageError for betas outside of [0, 1) and negative eps or weight_decay.
   explicit Lamb(std::vector<nn::NamedParameter<D>> parameters, const LambOptions& options = {})

@@ -55,6 +55,9 @@ class ParameterSlice final : public ParameterOn<D> {
 ///   ch::ShardedOptimizer<ch::optim::Adam<ch::Cpu>> optimizer{net, {.lr = 1e-3}};
 template <class Opt>
 class ShardedOptimizer : public optim::HasLearningRate {
+  static_assert(!requires { Opt::needs_whole_parameters; },
+                "ShardedOptimizer: a shard ends in the middle of a parameter, and this optimizer needs whole ones");
+
  public:
   /// Steps all parameters of `net`, which it must not outlive. Throws UsageError where ranks have parameters of their
   /// own.
