@@ -7,6 +7,7 @@
 #include <chorus/ops/dropout.hpp>
 #include <chorus/ops/elementary.hpp>
 #include <chorus/ops/reduction.hpp>
+#include <memory>
 
 #include "../message_of.hpp"
 
@@ -44,8 +45,8 @@ Outcome run(bool checkpointed, bool under_a_policy) {
                               ++asked;
                               return 8;
                             }};
-  std::optional<ch::RandomScope> scope;
-  if (under_a_policy) scope.emplace(context);
+  std::unique_ptr<ch::RandomScope> scope;
+  if (under_a_policy) scope = std::make_unique<ch::RandomScope>(context);
   const auto apply = [&](const auto& in) { return checkpointed ? ch::checkpoint(part, in) : part(in); };
   const auto y = ch::square(apply(apply(x) * w)) + ch::dropout(w, 0.5);
   out.value = y.value().to_vector();
