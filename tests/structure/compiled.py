@@ -27,6 +27,10 @@ def main():
         for functor in re.findall(r"struct (\w+) \{(?=[^}]*CHORUS_HD)", inside) + re.findall(r"CHORUS_FUNCTOR\((\w+), \w+\);", inside):
             if functor not in named and functor != "NAME":
                 missing.append(f"{header.name}: functors::{functor}")
+    for header in sorted(root.glob("optim/*.hpp")):
+        for functor in re.findall(r"struct (\w+) \{(?=[^}]*CHORUS_HD)", header.read_text()):
+            if functor not in named:
+                missing.append(f"{header.name}: optim::detail::{functor}")
     if missing:
         sys.exit("chorus::compiled lacks, in include/chorus/compiled/*.cpp:\n  " + "\n  ".join(missing))
 

@@ -112,4 +112,13 @@ template struct Movement<std::int64_t>;
 template struct Movement<std::uint8_t>;
 template struct Movement<bool>;
 
+// Of the narrow types there is what converts them; arithmetic in them is compiled where it is used.
+template <class T>
+struct Conversion {
+  static inline const Erased table[] = {erased(&convert<T, float>), erased(&convert<float, T>),
+                                        erased(&convert<T, double>), erased(&convert<double, T>)};
+};
+template struct Conversion<bf16>;
+template struct Conversion<half>;
+
 }  // namespace chorus::inline CHORUS_ABI::kernels

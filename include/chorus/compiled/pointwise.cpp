@@ -9,6 +9,9 @@
 #include <chorus/ops/more_losses.hpp>
 #include <chorus/ops/normalization.hpp>
 #include <chorus/ops/recurrent.hpp>
+#include <chorus/optim/layerwise.hpp>
+#include <chorus/optim/lion.hpp>
+#include <chorus/optim/rmsprop.hpp>
 
 namespace chorus::inline CHORUS_ABI::kernels {
 
@@ -113,5 +116,21 @@ CHORUS_OF_SEVERAL(SquaredError, 2)
 CHORUS_OF_SEVERAL(Sub, 2)
 CHORUS_OF_SEVERAL(WeightedBinaryCrossEntropy, 4)
 CHORUS_OF_SEVERAL(Where, 3)
+
+// Steps of optimizers have no backward.
+template <class F, class T, std::size_t N>
+struct Forward {
+  static inline void (*const forward)(Cpu, const F&, Index, const Arrays<const T, N>&, T*) = pointwise_forward;
+};
+#define CHORUS_STEP(F, N)                              \
+  template struct Forward<optim::detail::F, float, N>; \
+  template struct Forward<optim::detail::F, double, N>;
+CHORUS_STEP(CenteredMean, 3)
+CHORUS_STEP(CenteredSquare, 3)
+CHORUS_STEP(CenteredStep, 5)
+CHORUS_STEP(LambDirection, 3)
+CHORUS_STEP(LionStep, 3)
+CHORUS_STEP(Mix, 2)
+CHORUS_STEP(MixSquare, 2)
 
 }  // namespace chorus::inline CHORUS_ABI::kernels

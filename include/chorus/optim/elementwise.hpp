@@ -3,6 +3,7 @@
 
 #include <array>
 #include <chorus/kernels/pointwise.hpp>
+#include <chorus/kernels/scalar_math.hpp>
 #include <chorus/optim/optimizer.hpp>
 
 namespace chorus::inline CHORUS_ABI::optim::detail {
