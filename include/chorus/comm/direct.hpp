@@ -4,16 +4,19 @@
 /// Data is cut into one chunk per rank. Every rank sends each chunk to its owner, the rank of that number; the owner adds
 /// them up in the order of ranks and sends the sum to all. A rank sends n - 1 chunks in each step, 2 (n - 1) / n of the
 /// data, as in the ring. Between two ranks, each sends the other all it has, and both add: one step, the same bytes.
-/// A number's sum is rounded in the order of ranks, wherever it lies. What differs from the ring: there n links are busy, here all n (n - 1) are, which costs queues and, in a network,
-/// contention.
+/// A number's sum is rounded in the order of ranks, wherever it lies. What differs from the ring: there n links are busy,
+/// here all n (n - 1) are, which costs queues and, in a network, contention.
 
 #include <array>
 #include <chorus/comm/ring.hpp>
 
 namespace chorus::inline CHORUS_ABI::comm {
 
-/// The most ranks that exchange directly.
-inline constexpr int most_direct_ranks = 8;
+/// Whether ranks exchange directly: two always, up to 8 for messages of at most 256 KiB. Longer ones of more ranks are
+/// faster in the ring, whose few busy queues stay in the caches.
+constexpr bool exchanges_directly(int ranks, std::size_t bytes) {
+  return ranks == 2 || (ranks <= 8 && bytes <= std::size_t{256} << 10);
+}
 
 namespace detail {
 

@@ -60,8 +60,9 @@ class RingRunner {
     switch (call.op) {
       case Op::all_reduce:
         if (!link_->machines().empty()) return hierarchical_all_reduce(ring, out, call.count);
-        return link_->size <= most_direct_ranks ? direct_all_reduce(ring, out, call.count)
-                                                : ring_all_reduce(ring, out, call.count);
+        return exchanges_directly(link_->size, call.count * call.reduction.element)
+                   ? direct_all_reduce(ring, out, call.count)
+                   : ring_all_reduce(ring, out, call.count);
       case Op::broadcast:
         return ring_broadcast(ring, out, call.count, call.peer);
       case Op::all_gather:
