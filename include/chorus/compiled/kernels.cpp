@@ -112,11 +112,13 @@ template struct Movement<std::int64_t>;
 template struct Movement<std::uint8_t>;
 template struct Movement<bool>;
 
-// Of the narrow types there is what converts them; arithmetic in them is compiled where it is used.
+// Of the narrow types there is what converts, copies and adds; other arithmetic in them is compiled where it is used.
 template <class T>
 struct Conversion {
-  static inline const Erased table[] = {erased(&convert<T, float>), erased(&convert<float, T>),
-                                        erased(&convert<T, double>), erased(&convert<double, T>)};
+  static inline const Erased table[] = {erased(&convert<T, float>),  erased(&convert<float, T>),
+                                        erased(&convert<T, double>), erased(&convert<double, T>),
+                                        erased(&fill<T>),            erased(&copy_strided<T>),
+                                        erased(&axpy<T>),            erased(&scale<T>)};
 };
 template struct Conversion<bf16>;
 template struct Conversion<half>;

@@ -2,6 +2,7 @@
 /// Derivatives of element-wise functions, recorded: Dual numbers of Dual numbers. And of what changes shapes.
 
 #include <array>
+#include <chorus/kernels/cpu/pointwise.hpp>
 #include <chorus/ops/cast.hpp>
 #include <chorus/ops/higher_order/graph_variable.hpp>
 #include <chorus/ops/padding.hpp>
