@@ -1,6 +1,7 @@
 #pragma once
 /// Copies, fills and sums of whole arrays, dense or strided, of any scalar type.
 
+#include <cstdint>
 #include <span>
 
 #include <chorus/core/device.hpp>
@@ -13,7 +14,7 @@ template <Scalar T>
 void fill(Cpu, Index count, T* x, T value);
 
 /// ++*x, wherever it lies.
-void increment(Cpu, std::int64_t* x);
+inline void increment(Cpu, std::int64_t* x) { ++*x; }
 
 /// y = x in another scalar type, converted as `static_cast` does. The arrays don't overlap.
 template <Scalar From, Scalar To>

@@ -21,8 +21,6 @@ void fill(Cpu, Index count, T* x, T value) {
     std::fill_n(x, count, value);
 }
 
-CHORUS_INLINE void increment(Cpu, std::int64_t* x) { ++*x; }
-
 template <Scalar From, Scalar To>
 void convert(Cpu, Index count, const From* x, To* y) {
   for (Index i = 0; i < count; ++i) y[i] = static_cast<To>(static_cast<compute_type<From>>(x[i]));
