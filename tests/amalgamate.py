@@ -10,47 +10,67 @@ INCLUDE = ROOT / "include"
 TARGET = ROOT / "single_include" / "chorus" / "chorus.hpp"
 INCLUDE_LINE = re.compile(r"\s*#\s*include\s*(<[^>]+>)")
 OPENS = re.compile(r"\s*#\s*(if|ifdef|ifndef)\b")
+TURNS = re.compile(r"\s*#\s*(else|elif)\b")
 CLOSES = re.compile(r"\s*#\s*endif\b")
 
 
 class Amalgamation:
-    """A header included under no condition is expanded at its first include and dropped at the others. One included
-    under an #if is expanded there, and again wherever else it is needed: its guard lets the compiler take it once."""
+    """A header is expanded where it is first included, and again where that was under a condition that need not hold here:
+    its guard lets the compiler take it once. The one header is header-only: what stands under `#if !CHORUS_COMPILED` belongs
+    to it, what under `#if CHORUS_COMPILED` doesn't."""
 
     def __init__(self):
         self.lines = []
-        self.unconditional = set()
+        self.open = []  # headers that are being expanded
+        self.conditions = []  # the #if lines around the present place
+        self.expanded = {}  # the sets of conditions under which a header was expanded
 
-    def add(self, header, depth):
-        if header in self.unconditional:
+    def seen(self, header):
+        here = frozenset(self.conditions)
+        if any(conditions <= here for conditions in self.expanded.get(header, [])):
+            return True
+        self.expanded.setdefault(header, []).append(here)
+        return False
+
+    def add(self, header):
+        if header in self.open or self.seen(header):
             return
-        if depth == 0:
-            self.unconditional.add(header)
+        self.open.append(header)
         guard = "CHORUS_SINGLE_" + re.sub(r"\W", "_", header).upper()
         self.lines += [f"// <{header}>", f"#ifndef {guard}", f"#define {guard}"]
+        kinds = []  # of the conditions around a line: kept, or resolved to taken or left out
         for line in (INCLUDE / header).read_text().splitlines():
-            if line.strip() == "#pragma once":
+            text = line.strip()
+            if text == "#pragma once":
                 continue
             if OPENS.match(line):
-                depth += 1
+                kinds.append({"#if !CHORUS_COMPILED": "taken", "#if CHORUS_COMPILED": "out"}.get(text, "kept"))
+                if kinds[-1] != "kept":
+                    continue
+                self.conditions.append(text)
             elif CLOSES.match(line):
-                depth -= 1
+                if kinds.pop() != "kept":
+                    continue
+                self.conditions.pop()
+            elif TURNS.match(line) and kinds[-1] == "kept":
+                self.conditions[-1] += text
+            if "out" in kinds:
+                continue
             match = INCLUDE_LINE.match(line)
             if match is None:
                 self.lines.append(line)
             elif match[1].startswith("<chorus/"):
-                self.add(match[1].strip("<>"), depth)
-            elif match[1] not in self.unconditional:
+                self.add(match[1].strip("<>"))
+            elif not self.seen(match[1]):
                 self.lines.append(line)
-                if depth == 0:
-                    self.unconditional.add(match[1])
         self.lines += [f"#endif  // {guard}", ""]
+        self.open.pop()
 
 
 def amalgamated():
     result = Amalgamation()
     result.lines = ["#pragma once", "// chorus in one header, made by tests/amalgamate.py from include/chorus: change it there.", ""]
-    result.add("chorus/chorus.hpp", 0)
+    result.add("chorus/chorus.hpp")
     return re.sub(r"\n{3,}", "\n\n", "\n".join(result.lines))
 
 
