@@ -23361,8 +23361,9 @@ inline void exchange_all_reduce(const Ring& ring, std::byte* data, std::size_t c
   const auto send = [&] {
     const auto n = std::min(count - sent, per_piece), bytes = n * element;
     const auto mine = data + sent * element, slot = ring.link.acquire(peer);
-    if (left && reduction.scale != 1) reduction.scaled(mine, mine, n, reduction.scale);
-    reduction.scaled(slot, mine, n, left ? 1 : reduction.scale);
+    // Both sides round the product before they add: a fused multiply-add on one of them would give it other bits.
+    if (reduction.scale != 1) reduction.scaled(mine, mine, n, reduction.scale);
+    copy_bytes(slot, mine, bytes);
     ring.link.publish(peer, ring.call, bytes);
     trace::sent(ring.link.rank, ring.traffic, bytes);
     sent += n;
@@ -23373,7 +23374,7 @@ inline void exchange_all_reduce(const Ring& ring, std::byte* data, std::size_t c
     const auto n = std::min(count - done, per_piece);
     const auto mine = data + done * element;
     const auto* theirs = receive(ring, peer, n * element).data;
-    left ? reduction.combine(mine, mine, theirs, n, 1) : reduction.combine(mine, theirs, mine, n, reduction.scale);
+    left ? reduction.combine(mine, mine, theirs, n, 1) : reduction.combine(mine, theirs, mine, n, 1);
     ring.link.release(peer);
     done += n;
   } while (done < count);
@@ -23397,17 +23398,19 @@ class DirectBlock {
   /// Adds up the chunk that this rank owns, and sends the sum to all. It grows in the slot for the first of them.
   void reduce() const {
     const auto own = length(rank()), bytes = own * element_;
+    const double scale = ring_.reduction.scale;
+    // As the others have done with theirs: the sum is the same, whoever owns it.
+    if (scale != 1) ring_.reduction.scaled(at(rank()), at(rank()), own, scale);
     const int first = rank() == 0 ? 1 : 0;
     std::byte* const sum = ring_.link.acquire(first);
     const std::byte* left = nullptr;
     for (int from = 0; from < size(); ++from) {
       const bool mine = from == rank();
       const std::byte* right = mine ? at(rank()) : receive(ring_, from, bytes).data;
-      const double scale = mine ? ring_.reduction.scale : 1;
       if (left != nullptr) {
-        ring_.reduction.combine(sum, left, right, own, scale);
+        ring_.reduction.combine(sum, left, right, own, 1);
       } else if (mine) {
-        ring_.reduction.scaled(sum, right, own, scale);
+        copy_bytes(sum, right, bytes);
       }
       if (from == 1 && first == 0) ring_.link.release(0);  // rank 0's piece was the left side so far
       if (!mine && from != 0) ring_.link.release(from);
@@ -27932,8 +27935,9 @@ inline void exchange_all_reduce(const Ring& ring, std::byte* data, std::size_t c
   const auto send = [&] {
     const auto n = std::min(count - sent, per_piece), bytes = n * element;
     const auto mine = data + sent * element, slot = ring.link.acquire(peer);
-    if (left && reduction.scale != 1) reduction.scaled(mine, mine, n, reduction.scale);
-    reduction.scaled(slot, mine, n, left ? 1 : reduction.scale);
+    // Both sides round the product before they add: a fused multiply-add on one of them would give it other bits.
+    if (reduction.scale != 1) reduction.scaled(mine, mine, n, reduction.scale);
+    copy_bytes(slot, mine, bytes);
     ring.link.publish(peer, ring.call, bytes);
     trace::sent(ring.link.rank, ring.traffic, bytes);
     sent += n;
@@ -27944,7 +27948,7 @@ inline void exchange_all_reduce(const Ring& ring, std::byte* data, std::size_t c
     const auto n = std::min(count - done, per_piece);
     const auto mine = data + done * element;
     const auto* theirs = receive(ring, peer, n * element).data;
-    left ? reduction.combine(mine, mine, theirs, n, 1) : reduction.combine(mine, theirs, mine, n, reduction.scale);
+    left ? reduction.combine(mine, mine, theirs, n, 1) : reduction.combine(mine, theirs, mine, n, 1);
     ring.link.release(peer);
     done += n;
   } while (done < count);
@@ -27968,17 +27972,19 @@ class DirectBlock {
   /// Adds up the chunk that this rank owns, and sends the sum to all. It grows in the slot for the first of them.
   void reduce() const {
     const auto own = length(rank()), bytes = own * element_;
+    const double scale = ring_.reduction.scale;
+    // As the others have done with theirs: the sum is the same, whoever owns it.
+    if (scale != 1) ring_.reduction.scaled(at(rank()), at(rank()), own, scale);
     const int first = rank() == 0 ? 1 : 0;
     std::byte* const sum = ring_.link.acquire(first);
     const std::byte* left = nullptr;
     for (int from = 0; from < size(); ++from) {
       const bool mine = from == rank();
       const std::byte* right = mine ? at(rank()) : receive(ring_, from, bytes).data;
-      const double scale = mine ? ring_.reduction.scale : 1;
       if (left != nullptr) {
-        ring_.reduction.combine(sum, left, right, own, scale);
+        ring_.reduction.combine(sum, left, right, own, 1);
       } else if (mine) {
-        ring_.reduction.scaled(sum, right, own, scale);
+        copy_bytes(sum, right, bytes);
       }
       if (from == 1 && first == 0) ring_.link.release(0);  // rank 0's piece was the left side so far
       if (!mine && from != 0) ring_.link.release(from);

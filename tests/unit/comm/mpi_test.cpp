@@ -52,7 +52,7 @@ TEST_CASE("mpi: deadlines and aborts", "[comm]") {
   const auto aborted = job(3, "abort");
   CHECK_THAT(aborted, Contains("rank 1: all_reduce #1 (sum of 100000 F32): aborted: no flour left\n"));
   for (const int rank : {0, 2})
-    CHECK_THAT(aborted, Contains(cat("rank ", rank, ": all_reduce #1 (sum of 100000 F32): ")));
+    CHECK_THAT(aborted, Contains(cat("rank ", rank, ": all_reduce #")));  // #1, or a slow one #0
   CHECK_THAT(aborted, Contains("gave up: ") && Contains("no flour left"));
   CHECK_THAT(job(2, "late"), Contains("late: rank 0: all_reduce #1 (sum of 100000 F32): mpi: waited 1000 ms"));
 }

@@ -39,7 +39,7 @@ TEST_CASE("gradients of attention under a mask") {
       numbers<3>({2, 2, 3}, 1), numbers<3>({2, 3, 3}, 2), numbers<3>({2, 3, 2}, 3));
 }
 
-TEST_CASE("gradients of activations") {
+TEST_CASE("gradients of more activations") {
   const auto x = numbers<2>({3, 8}, 1);
   check_operator([](const auto& a) { return ch::selu(a); }, x);
   check_operator([](const auto& a) { return ch::celu(a, 0.7); }, x);
