@@ -39,7 +39,10 @@ int main(int argc, char** argv) {
   }
   std::printf("%s\n", text.empty() ? "ok" : text.c_str());
   std::fflush(stdout);
-  // Where ranks have failed, MPI's end would wait for them.
+  // Where ranks have failed, MPI's end would wait for them. But mpirun ends all of them when one leaves without it: the
+  // others get time to say what they have to say.
+  if (what == "conforms" || what == "typed") return 0;
+  std::this_thread::sleep_for(std::chrono::seconds(2));
   std::_Exit(0);
 }
 #else
