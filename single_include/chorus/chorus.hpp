@@ -8460,6 +8460,22 @@ void save_module(nn::Module& model, const std::string& path, const Metadata& met
 #define CHORUS_SINGLE_CHORUS_NN_ACTIVATIONS_HPP
 /// Functions as layers, for Sequential: activations, pooling, flatten, dropout.
 
+// <chorus/nn/function_layer.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_FUNCTION_LAYER_HPP
+#define CHORUS_SINGLE_CHORUS_NN_FUNCTION_LAYER_HPP
+/// A function of one operand as a layer.
+
+/// Inside a namespace: the layer `LAYER`, which calls `FUNCTION`.
+#define CHORUS_FUNCTION_LAYER(LAYER, FUNCTION)               \
+  struct LAYER : Module {                                    \
+    template <Operand X>                                     \
+    auto operator()(const X& x) const {                      \
+      return FUNCTION(x);                                    \
+    }                                                        \
+    std::string describe() const override { return #LAYER; } \
+  }
+#endif  // CHORUS_SINGLE_CHORUS_NN_FUNCTION_LAYER_HPP
+
 // <chorus/ops/activations.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_ACTIVATIONS_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_ACTIVATIONS_HPP
@@ -11173,14 +11189,6 @@ auto logsumexp(const X& x, Index axis, KeepAxis) {
 
 namespace chorus::inline CHORUS_ABI::nn {
 
-#define CHORUS_FUNCTION_LAYER(LAYER, FUNCTION)               \
-  struct LAYER : Module {                                    \
-    template <Operand X>                                     \
-    auto operator()(const X& x) const {                      \
-      return FUNCTION(x);                                    \
-    }                                                        \
-    std::string describe() const override { return #LAYER; } \
-  }
 CHORUS_FUNCTION_LAYER(ReLU, relu);
 CHORUS_FUNCTION_LAYER(ReLU6, relu6);
 CHORUS_FUNCTION_LAYER(Sigmoid, sigmoid);
@@ -11192,7 +11200,6 @@ CHORUS_FUNCTION_LAYER(Mish, mish);
 CHORUS_FUNCTION_LAYER(Hardsigmoid, hardsigmoid);
 CHORUS_FUNCTION_LAYER(Hardswish, hardswish);
 CHORUS_FUNCTION_LAYER(Flatten, flatten);
-#undef CHORUS_FUNCTION_LAYER
 
 /// x for positive x, else slope x.
 struct LeakyReLU : Module {

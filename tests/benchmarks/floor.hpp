@@ -67,22 +67,27 @@ inline Work mlp_work() {
   return w;
 }
 
+/// A convolution of resnet18_b32 over images of size x size.
+inline chorus::kernels::Conv2dShape residual(chorus::Index in, chorus::Index out, chorus::Index size, chorus::Index kernel,
+                                             chorus::Index stride) {
+  return {.batch = 32,
+          .in_channels = in,
+          .height = size,
+          .width = size,
+          .out_channels = out,
+          .kernel_h = kernel,
+          .kernel_w = kernel,
+          .stride_h = stride,
+          .stride_w = stride,
+          .padding_h = kernel / 2,
+          .padding_w = kernel / 2};
+}
+
 inline Work resnet18_work() {
   Work w;
   const auto layer = [&](chorus::Index in, chorus::Index out, chorus::Index size, chorus::Index kernel,
                          chorus::Index stride) {
-    w.convolution({.batch = 32,
-                   .in_channels = in,
-                   .height = size,
-                   .width = size,
-                   .out_channels = out,
-                   .kernel_h = kernel,
-                   .kernel_w = kernel,
-                   .stride_h = stride,
-                   .stride_w = stride,
-                   .padding_h = kernel / 2,
-                   .padding_w = kernel / 2},
-                  in == 3);
+    w.convolution(residual(in, out, size, kernel, stride), in == 3);
     w.normalisation(32.0 * static_cast<double>(out * (size / stride) * (size / stride)));
   };
   layer(3, 64, 32, 3, 1);

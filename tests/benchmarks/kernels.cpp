@@ -164,19 +164,7 @@ int main(int argc, char** argv) {
   convolution("toy_b16, second", toy(16, 6, 16, 14));
   convolution("toy_b128, first", toy(128, 3, 6, 32));
   convolution("toy_b128, second", toy(128, 6, 16, 14));
-  const auto residual = [](Index in, Index out, Index size, Index kernel, Index stride) {
-    return Conv2dShape{.batch = 32,
-                       .in_channels = in,
-                       .height = size,
-                       .width = size,
-                       .out_channels = out,
-                       .kernel_h = kernel,
-                       .kernel_w = kernel,
-                       .stride_h = stride,
-                       .stride_w = stride,
-                       .padding_h = kernel / 2,
-                       .padding_w = kernel / 2};
-  };
+  using bench::residual;
   convolution("resnet18_b32, stem", residual(3, 64, 32, 3, 1));
   convolution("64 to 64, 32 x 32", residual(64, 64, 32, 3, 1));
   convolution("64 to 128, stride 2", residual(64, 128, 32, 3, 2));

@@ -1,7 +1,7 @@
 #pragma once
 /// Functions as layers, for Sequential: activations, pooling, flatten, dropout.
 
-#include <chorus/nn/module.hpp>
+#include <chorus/nn/function_layer.hpp>
 #include <chorus/ops/activations.hpp>
 #include <chorus/ops/dropout.hpp>
 #include <chorus/ops/elementary.hpp>
@@ -11,14 +11,6 @@
 
 namespace chorus::inline CHORUS_ABI::nn {
 
-#define CHORUS_FUNCTION_LAYER(LAYER, FUNCTION)               \
-  struct LAYER : Module {                                    \
-    template <Operand X>                                     \
-    auto operator()(const X& x) const {                      \
-      return FUNCTION(x);                                    \
-    }                                                        \
-    std::string describe() const override { return #LAYER; } \
-  }
 CHORUS_FUNCTION_LAYER(ReLU, relu);
 CHORUS_FUNCTION_LAYER(ReLU6, relu6);
 CHORUS_FUNCTION_LAYER(Sigmoid, sigmoid);
@@ -30,7 +22,6 @@ CHORUS_FUNCTION_LAYER(Mish, mish);
 CHORUS_FUNCTION_LAYER(Hardsigmoid, hardsigmoid);
 CHORUS_FUNCTION_LAYER(Hardswish, hardswish);
 CHORUS_FUNCTION_LAYER(Flatten, flatten);
-#undef CHORUS_FUNCTION_LAYER
 
 /// x for positive x, else slope x.
 struct LeakyReLU : Module {

@@ -9,24 +9,15 @@
 
 namespace chorus::inline CHORUS_ABI::nn {
 
-#define CHORUS_FUNCTION_LAYER(LAYER, FUNCTION)               \
-  struct LAYER : Module {                                    \
-    template <Operand X>                                     \
-    auto operator()(const X& x) const {                      \
-      return FUNCTION(x);                                    \
-    }                                                        \
-    std::string describe() const override { return #LAYER; } \
-  }
 CHORUS_FUNCTION_LAYER(SELU, selu);
 CHORUS_FUNCTION_LAYER(Softsign, softsign);
 CHORUS_FUNCTION_LAYER(Tanhshrink, tanhshrink);
 CHORUS_FUNCTION_LAYER(GELUTanh, gelu_tanh);
 /// The mean of each channel of an image: [batch, channels].
 CHORUS_FUNCTION_LAYER(GlobalAvgPool, global_avg_pool);
-#undef CHORUS_FUNCTION_LAYER
 
 // One option, given at construction.
-#define CHORUS_FUNCTION_LAYER(LAYER, FUNCTION, OPTION, DEFAULT)                                \
+#define CHORUS_OPTION_LAYER(LAYER, FUNCTION, OPTION, DEFAULT)                                  \
   struct LAYER : Module {                                                                      \
     double OPTION;                                                                             \
     explicit LAYER(double option = DEFAULT) : OPTION(option) {}                                \
@@ -36,10 +27,10 @@ CHORUS_FUNCTION_LAYER(GlobalAvgPool, global_avg_pool);
     }                                                                                          \
     std::string describe() const override { return cat(#LAYER "(" #OPTION "=", OPTION, ")"); } \
   }
-CHORUS_FUNCTION_LAYER(CELU, celu, alpha, 1);
-CHORUS_FUNCTION_LAYER(Hardshrink, hardshrink, lambda, 0.5);
-CHORUS_FUNCTION_LAYER(Softshrink, softshrink, lambda, 0.5);
-#undef CHORUS_FUNCTION_LAYER
+CHORUS_OPTION_LAYER(CELU, celu, alpha, 1);
+CHORUS_OPTION_LAYER(Hardshrink, hardshrink, lambda, 0.5);
+CHORUS_OPTION_LAYER(Softshrink, softshrink, lambda, 0.5);
+#undef CHORUS_OPTION_LAYER
 
 /// log(1 + exp(beta x)) / beta; x itself where beta x is above the threshold.
 struct Softplus : Module {

@@ -1,0 +1,16 @@
+#pragma once
+/// A function of one operand as a layer.
+
+#include <chorus/autograd/variable.hpp>
+#include <chorus/nn/module.hpp>
+#include <string>
+
+/// Inside a namespace: the layer `LAYER`, which calls `FUNCTION`.
+#define CHORUS_FUNCTION_LAYER(LAYER, FUNCTION)               \
+  struct LAYER : Module {                                    \
+    template <Operand X>                                     \
+    auto operator()(const X& x) const {                      \
+      return FUNCTION(x);                                    \
+    }                                                        \
+    std::string describe() const override { return #LAYER; } \
+  }

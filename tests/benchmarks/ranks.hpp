@@ -1,0 +1,59 @@
+#pragma once
+/// What the benchmarks of several ranks share: their command line, and how they are started.
+
+#include <cstdlib>
+#include <cstring>
+
+#include "cases.hpp"
+
+namespace bench {
+
+struct AnyNet {
+  static constexpr bool distributed = true;
+};
+
+/// Runs `body(run, name, make, images, targets, make_optimizer)` for each case on this many ranks, or as the rank that
+/// this process already is. Returns the exit status.
+template <class Body>
+int on_ranks(int argc, char** argv, std::optional<int> ranks, const std::vector<std::string_view>& wanted,
+             const Body& body) {
+  bool known = true;
+  const int status = chorus::launch<AnyNet>(
+      argc, argv, {.devices = ranks, .seed = 0, .timeout = {}},
+      [&](chorus::Run& run) { known = for_each_case(wanted, [&](const auto&... of_case) { body(run, of_case...); }); });
+  return known ? status : 2;
+}
+
+/// A rank's step on its share of the batch. Every rank makes the same number of steps: a fixed number, not a time.
+template <class Net, class Optimizer, class Images>
+double share_ms(Net& net, Optimizer& optimizer, int rank, const Images& images,
+                const chorus::Tensor<std::int64_t, 1>& targets, std::size_t steps) {
+  const auto ranks = static_cast<std::size_t>(net.devices()), own = static_cast<std::size_t>(rank);
+  const auto batch = images.size(0), rows = targets.numel() / batch;
+  const auto begin = chorus::detail::share_begin(batch, ranks, own),
+             end = chorus::detail::share_begin(batch, ranks, own + 1);
+  const auto step = make_step(net, optimizer, images.slice(0, begin, end), targets.slice(0, begin * rows, end * rows));
+  return median_ms(step, steps, 1e9);
+}
+inline std::size_t fixed_steps(std::string_view name) { return name.starts_with("resnet") ? 8 : 100; }
+
+struct RanksAndCases {
+  int ranks = 2;
+  std::vector<std::string_view> wanted;
+};
+
+/// Reads `--ranks N [CASE ...]`; nothing, after a message, where N is none.
+inline std::optional<RanksAndCases> ranks_and_cases(const char* program, int argc, char** argv) {
+  RanksAndCases out;
+  for (int i = 1; i < argc; ++i) {
+    if (std::strcmp(argv[i], "--ranks") == 0 && i + 1 < argc)
+      out.ranks = std::atoi(argv[++i]);
+    else
+      out.wanted.emplace_back(argv[i]);
+  }
+  if (out.ranks >= 1 && out.ranks <= chorus::comm::max_ranks) return out;
+  std::fprintf(stderr, "usage: %s --ranks N [CASE ...]; N is from 1 to %d\n", program, chorus::comm::max_ranks);
+  return std::nullopt;
+}
+
+}  // namespace bench
