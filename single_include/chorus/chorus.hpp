@@ -14584,8 +14584,9 @@ namespace chorus::inline CHORUS_ABI::kernels {
 
 namespace cuda {
 
-template <class T>
-struct IndexSelect {
+/// y[o, j, i] = x[o, at, i], where `at` is index[j], or index[o, j, i] with `each_element`.
+template <class T, bool each_element>
+struct Pick {
   AxisShape whole;
   Index count;
   const std::int64_t* index;
@@ -14593,7 +14594,7 @@ struct IndexSelect {
   T* y;
   FaultNote note;
   __device__ void operator()(Index i) const {
-    const Index row = i / whole.inner, o = row / count, place = row - o * count;
+    const Index row = i / whole.inner, o = row / count, place = each_element ? i : row - o * count;
     const std::int64_t at = index[place];
     if (at < 0 || at >= whole.axis) {
       note(place, at, whole.axis);
@@ -14640,26 +14641,6 @@ __global__ void index_select_gradient(AxisShape whole, Index count, const std::i
   }
 }
 
-template <class T>
-struct GatherPicked {
-  AxisShape whole;
-  Index count;
-  const std::int64_t* index;
-  const T* x;
-  T* y;
-  FaultNote note;
-  __device__ void operator()(Index i) const {
-    const Index row = i / whole.inner, o = row / count;
-    const std::int64_t at = index[i];
-    if (at < 0 || at >= whole.axis) {
-      note(i, at, whole.axis);
-      y[i] = static_cast<T>(0);
-      return;
-    }
-    y[i] = x[(o * whole.axis + at) * whole.inner + (i - row * whole.inner)];
-  }
-};
-
 /// One thread for each line: what it adds to is its own.
 template <class T>
 struct GatherGradient {
@@ -14683,7 +14664,7 @@ struct GatherGradient {
 template <class T>
 void index_select(Cuda device, AxisShape whole, Index count, const std::int64_t* index, const T* x, T* y) {
   cuda::for_each(device, "index_select", whole.outer * count * whole.inner,
-                 cuda::IndexSelect<T>{whole, count, index, x, y, cuda::fault_note(device, "index_select", "index")});
+                 cuda::Pick<T, false>{whole, count, index, x, y, cuda::fault_note(device, "index_select", "index")});
 }
 
 template <class T>
@@ -14698,7 +14679,7 @@ void index_select_backward(Cuda device, AxisShape whole, Index count, const std:
 template <class T>
 void gather(Cuda device, AxisShape whole, Index count, const std::int64_t* index, const T* x, T* y) {
   cuda::for_each(device, "gather", whole.outer * count * whole.inner,
-                 cuda::GatherPicked<T>{whole, count, index, x, y, cuda::fault_note(device, "gather", "index")});
+                 cuda::Pick<T, true>{whole, count, index, x, y, cuda::fault_note(device, "gather", "index")});
 }
 
 template <class T>
