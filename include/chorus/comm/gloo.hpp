@@ -19,6 +19,7 @@
 #include <chorus/comm/call_book.hpp>
 #include <chorus/comm/connect.hpp>
 #include <chorus/comm/queued_engine.hpp>
+#include <chorus/comm/sigpipe.hpp>
 #include <chorus/comm/socket.hpp>
 #include <cstring>
 #include <map>
@@ -70,6 +71,7 @@ class GlooRunner {
       : book_(world.rank), timeout_(world.timeout), control_(connect(world)) {
     gloo::transport::tcp::attr attributes;
     attributes.hostname = own_address(world);
+    const SigpipeBlock block;  // for the device's thread too
     auto device = gloo::transport::tcp::CreateDevice(attributes);
     auto context = std::make_shared<gloo::rendezvous::Context>(world.rank, world.size);
     context->setTimeout(timeout_);
@@ -86,6 +88,7 @@ class GlooRunner {
   Failure run(const Call& call, const std::atomic<bool>&) {
     book_.begin(call);
     if (book_.broken()) return book_.fail("");
+    const SigpipeBlock block;
     try {
       start(call);
       book_.end();
@@ -117,6 +120,7 @@ class GlooRunner {
   }
 
   void close() noexcept {
+    const SigpipeBlock block;
     try {
       context_->closeConnections();
     } catch (...) {
