@@ -72,6 +72,10 @@ template <Device D>
 }
 }  // namespace detail
 
+/// Whether memory of this kind, once made, stays: an optimizer's state, made in the midst of the first step, must not
+/// take the block of an activation, which the second step needs again. Such blocks have free lists of their own.
+constexpr bool stays(trace::Memory kind) { return kind == trace::Memory::optimizer || kind == trace::Memory::buckets; }
+
 /// Keeps freed blocks by size class, four classes an octave, so at most a quarter of a block is unused. One per device;
 /// never destroyed, since tensors in static storage may outlive it. Thread-safe.
 template <Device D>
@@ -87,35 +91,38 @@ class CachingAllocator {
   /// A block of at least `bytes`, aligned to 64 bytes, contents undefined. Throws Error when the device has no more.
   Block<D>* allocate(D device, std::size_t bytes) {
     const auto [list, rounded] = size_class<smallest>(bytes);
+    const trace::Memory kind = MemoryScope::current();
     Block<D>* block = nullptr;
     {
       std::lock_guard lock(mutex_);
-      block = free_[list];
-      if (block != nullptr) free_[list] = block->next_free;
+      Block<D>*& first = free_[stays(kind)][list];
+      block = first;
+      if (block != nullptr) first = block->next_free;
     }
     if (block == nullptr) block = fresh(device, rounded);
-    block->kind = MemoryScope::current();
+    block->kind = kind;
     trace::allocated(trace_slot(device), block->kind, static_cast<std::int64_t>(block->bytes));
     return block;
   }
 
   void release(Block<D>* block) noexcept {
     trace::allocated(trace_slot(block->device), block->kind, -static_cast<std::int64_t>(block->bytes));
-    const auto list = size_class<smallest>(block->bytes).list;
+    Block<D>*& first = free_[stays(block->kind)][size_class<smallest>(block->bytes).list];
     std::lock_guard lock(mutex_);
-    block->next_free = free_[list];
-    free_[list] = block;
+    block->next_free = first;
+    first = block;
   }
 
   /// Gives all unused blocks back to the system.
   void empty_cache() noexcept {
     std::lock_guard lock(mutex_);
-    for (auto& list : free_)
-      while (list != nullptr) {
-        Block<D>* block = std::exchange(list, list->next_free);
-        system_free(block->device, block->data);
-        delete block;
-      }
+    for (auto& lists : free_)
+      for (auto& list : lists)
+        while (list != nullptr) {
+          Block<D>* block = std::exchange(list, list->next_free);
+          system_free(block->device, block->data);
+          delete block;
+        }
   }
 
   /// How often the system was asked for memory; a steady training loop doesn't change it.
@@ -140,7 +147,7 @@ class CachingAllocator {
   }
 
   std::mutex mutex_;
-  std::array<Block<D>*, size_classes> free_{};
+  std::array<Block<D>*, size_classes> free_[2]{};
   std::atomic<std::uint64_t> system_allocations_{0};
 };
 

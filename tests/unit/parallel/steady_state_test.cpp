@@ -1,13 +1,10 @@
+#include <atomic>
 #include <catch.hpp>
-#include <chorus/nn/batch_norm.hpp>
-#include <chorus/nn/convolution.hpp>
-#include <chorus/nn/linear.hpp>
-#include <chorus/ops/activations.hpp>
 #include <chorus/ops/attention.hpp>
-#include <chorus/ops/cross_entropy.hpp>
-#include <chorus/ops/pooling.hpp>
-#include <chorus/optim/sgd.hpp>
-#include <chorus/parallel/single_device.hpp>
+#include <cstdlib>
+#include <new>
+
+#include "benchmarks/cases.hpp"
 
 namespace ch = chorus;
 
@@ -25,26 +22,56 @@ struct Net : ch::nn::Module {
   }
 };
 
+std::atomic<int> allocations{0};
+
 }  // namespace
 
-TEST_CASE("from the third step on, training asks the system for no device memory") {
-  ch::SingleDevice<Net> net{Net{}};
-  ch::optim::Sgd<ch::Cpu> optimizer(net.parameters(), {.lr = 0.01, .momentum = 0.9});
-  const auto images = ch::Tensor<float, 4>::full({6, 3, 8, 8}, 0.5f);
-  const auto labels = ch::Tensor<std::int64_t, 1>::full({6}, 3);
-  const auto step = [&] {
-    optimizer.zero_grad();
-    const auto loss = ch::cross_entropy(net(images), labels);
-    loss.backward();
-    optimizer.step();
-    return loss.item();
-  };
-  const auto first = step();
-  step();  // the momentum, made at the end of the first step, holds memory from here on
-  const auto& allocator = ch::CachingAllocator<ch::Cpu>::of(ch::Cpu{});
+// This program's: counts what is asked of the heap.
+void* operator new(std::size_t bytes) {
+  allocations.fetch_add(1, std::memory_order_relaxed);
+  if (void* data = std::malloc(bytes)) return data;
+  throw std::bad_alloc();
+}
+void operator delete(void* data) noexcept { std::free(data); }
+void operator delete(void* data, std::size_t) noexcept { std::free(data); }
+
+namespace {
+
+/// Trains for some steps: those after the first ask neither the system for device memory nor the heap for anything.
+template <class Optimizer, class Model, class Images>
+void check_second_step(Model model, const Images& images, ch::Index rows, typename Optimizer::options_type options) {
+  auto& allocator = ch::CachingAllocator<ch::Cpu>::of(ch::Cpu{});
+  allocator.empty_cache();  // no blocks of the models before
+  ch::SingleDevice<Model> net{std::move(model)};
+  Optimizer optimizer(net.parameters(), options);
+  const auto step = bench::make_step(net, optimizer, images, bench::labels(rows, 10));
+  const auto at_first = allocator.system_allocations();
+  step();
   const auto before = allocator.system_allocations();
-  float last = first;
-  for (int i = 0; i < 5; ++i) last = step();
+  CHECK(before > at_first);
+  const int heap = allocations;
+  for (int i = 0; i < 3; ++i) step();
+  const int asked = allocations - heap;
   CHECK(allocator.system_allocations() == before);
-  CHECK(last < first);
+  CHECK(asked == 0);
+}
+
+}  // namespace
+
+TEST_CASE("from the second step on, training asks the system and the heap for no memory") {
+  using D = ch::Cpu;
+  using ch::optim::Sgd, ch::optim::Adam, ch::optim::AdamW;
+  constexpr ch::optim::SgdOptions momentum{.lr = 0.01, .momentum = 0.9};
+  SECTION("a small CNN") { check_second_step<Sgd<D>>(bench::Toy<D>{}, bench::normal<4>({4, 3, 32, 32}), 4, momentum); }
+  SECTION("perceptrons") { check_second_step<Adam<D>>(bench::Mlp<D>{}, bench::normal<2>({4, 784}), 4, {}); }
+  SECTION("a ResNet") {
+    check_second_step<Sgd<D>>(bench::ResNet18<D>{}, bench::normal<4>({2, 3, 16, 16}), 2, momentum);
+  }
+  SECTION("a GPT") {
+    const auto text = bench::labels(64, 65).view(ch::Shape<2>{2, 32});
+    check_second_step<AdamW<D>>(bench::Gpt<D>{}, text, 64, {});
+  }
+  SECTION("batch norm, attention with dropout") {
+    check_second_step<Sgd<D>>(Net{}, bench::normal<4>({6, 3, 8, 8}), 6, momentum);
+  }
 }

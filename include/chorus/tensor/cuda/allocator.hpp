@@ -8,9 +8,9 @@
 #include <chorus/tensor/allocator.hpp>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -258,7 +258,8 @@ class PoolScope {
 
 }  // namespace cuda
 
-/// One pool for each stream of a device. Never destroyed, since tensors in static storage may outlive it. Thread-safe.
+/// One pool for each stream of a device, and one beside it for memory that stays. Never destroyed, since tensors in
+/// static storage may outlive it. Thread-safe.
 template <>
 class CachingAllocator<Cuda> {
  public:
@@ -272,9 +273,10 @@ class CachingAllocator<Cuda> {
   /// Throws Error when the device has no more.
   Block<Cuda>* allocate(Cuda device, std::size_t bytes) {
     cuda::MemoryPool* pool = cuda::detail::private_pool(device);
-    if (pool == nullptr) pool = &pool_of(device, cuda::current_stream(device));
+    const trace::Memory kind = MemoryScope::current();
+    if (pool == nullptr) pool = &pool_of(device, cuda::current_stream(device), stays(kind));
     Block<Cuda>* block = pool->allocate(bytes);
-    block->kind = MemoryScope::current();
+    block->kind = kind;
     trace::allocated(trace_slot(device), block->kind, static_cast<std::int64_t>(block->bytes));
     return block;
   }
@@ -299,9 +301,9 @@ class CachingAllocator<Cuda> {
  private:
   friend class cuda::MemoryPool;
 
-  cuda::MemoryPool& pool_of(Cuda device, cudaStream_t stream) {
+  cuda::MemoryPool& pool_of(Cuda device, cudaStream_t stream, bool stay) {
     const std::lock_guard lock(mutex_);
-    cuda::MemoryPool*& pool = pools_[stream];
+    cuda::MemoryPool*& pool = pools_[{stream, stay}];
     if (pool == nullptr) pool = new cuda::MemoryPool(device, stream);
     return *pool;
   }
@@ -310,7 +312,7 @@ class CachingAllocator<Cuda> {
   std::vector<cuda::MemoryPool*> pools() {
     const std::lock_guard lock(mutex_);
     std::vector<cuda::MemoryPool*> all;
-    for (const auto& [stream, pool] : pools_) all.push_back(pool);
+    for (const auto& [key, pool] : pools_) all.push_back(pool);
     return all;
   }
 
@@ -325,7 +327,7 @@ class CachingAllocator<Cuda> {
   }
 
   std::mutex mutex_;
-  std::unordered_map<cudaStream_t, cuda::MemoryPool*> pools_;
+  std::map<std::pair<cudaStream_t, bool>, cuda::MemoryPool*> pools_;
 };
 
 namespace cuda {
