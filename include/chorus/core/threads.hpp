@@ -17,13 +17,15 @@ namespace chorus::inline CHORUS_ABI {
 
 namespace detail {
 
-/// Threads that serve one calling thread. They sleep between tasks, after a moment of waiting for the next one.
+/// Threads that serve one calling thread. They sleep between tasks, after a moment of waiting for the next one. Each
+/// begins with a share of its own, the same part of every task, so that it finds in its cache what it wrote in the task
+/// before, and then helps with the others' shares.
 class ThreadTeam {
  public:
   using Task = void (*)(const void* context, Index index);
 
-  explicit ThreadTeam(int helpers) {
-    for (int i = 0; i < helpers; ++i) helpers_.emplace_back([this] { serve(); });
+  explicit ThreadTeam(int helpers) : size_(helpers + 1), shares_(new Share[static_cast<std::size_t>(size_)]) {
+    for (int i = 1; i < size_; ++i) helpers_.emplace_back([this, i] { serve(i); });
   }
   ~ThreadTeam() {
     stop_ = true;
@@ -33,7 +35,7 @@ class ThreadTeam {
   ThreadTeam(const ThreadTeam&) = delete;
   ThreadTeam& operator=(const ThreadTeam&) = delete;
 
-  int size() const { return static_cast<int>(helpers_.size()) + 1; }
+  int size() const { return size_; }
 
   /// Calls `task(context, i)` for i from 0 to `count` - 1, by whoever is free. Rethrows the first exception.
   void run(Index count, Task task, const void* context) {
@@ -41,9 +43,9 @@ class ThreadTeam {
     context_ = context;
     count_ = count;
     unfinished_.store(count, std::memory_order_relaxed);
-    unclaimed_.store(count, std::memory_order_release);
+    for (int i = 0; i < size_; ++i) shares_[i].unclaimed.store(end_of(i) - end_of(i - 1), std::memory_order_release);
     call();
-    work();
+    work(0);
     wait_while(unfinished_, [](Index left) { return left != 0; });
     if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
   }
@@ -56,28 +58,37 @@ class ThreadTeam {
 
   // Whoever has claimed an index keeps `run` from ending, and so from the next task; a helper that wakes too late finds
   // nothing to claim, and nobody waits for it.
-  void work() noexcept {
-    for (;;) {
-      Index left = unclaimed_.load(std::memory_order_acquire);
-      do {
-        if (left == 0) return;
-      } while (!unclaimed_.compare_exchange_weak(left, left - 1, std::memory_order_acquire));
-      try {
-        task_(context_, count_ - left);
-      } catch (...) {
-        const std::lock_guard lock(mutex_);
-        if (!error_) error_ = std::current_exception();
+  void work(int self) noexcept {
+    for (int k = 0; k < size_; ++k) {
+      const int share = (self + k) % size_;
+      while (const Index left = claim(shares_[share].unclaimed)) {
+        try {
+          task_(context_, end_of(share) - left);
+        } catch (...) {
+          const std::lock_guard lock(mutex_);
+          if (!error_) error_ = std::current_exception();
+        }
+        if (unfinished_.fetch_sub(1, std::memory_order_acq_rel) == 1) unfinished_.notify_one();
       }
-      if (unfinished_.fetch_sub(1, std::memory_order_acq_rel) == 1) unfinished_.notify_one();
     }
   }
 
-  void serve() {
+  // How many were unclaimed before; 0 where there is nothing to claim.
+  static Index claim(std::atomic<Index>& unclaimed) {
+    Index left = unclaimed.load(std::memory_order_acquire);
+    while (left != 0 && !unclaimed.compare_exchange_weak(left, left - 1, std::memory_order_acquire)) {
+    }
+    return left;
+  }
+
+  Index end_of(int share) const { return count_ * (share + 1) / size_; }
+
+  void serve(int self) {
     for (std::uint32_t seen = 0;;) {
       wait_while(calls_, [&](std::uint32_t calls) { return calls == seen; });
       seen = calls_.load(std::memory_order_acquire);
       if (stop_) return;
-      work();
+      work(self);
     }
   }
 
@@ -97,9 +108,15 @@ class ThreadTeam {
     }
   }
 
+  struct alignas(64) Share {
+    std::atomic<Index> unclaimed{0};
+  };
+
+  const int size_;
+  const std::unique_ptr<Share[]> shares_;
   std::vector<std::thread> helpers_;
-  std::atomic<std::uint32_t> calls_{0};
-  std::atomic<Index> unclaimed_{0}, unfinished_{0};
+  alignas(64) std::atomic<std::uint32_t> calls_{0};
+  alignas(64) std::atomic<Index> unfinished_{0};
   std::atomic<bool> stop_{false};
   Task task_ = nullptr;
   const void* context_ = nullptr;
@@ -151,15 +168,17 @@ void parallel_for(Index count, const F& f, bool worth_it = true) {
 }
 
 /// Calls `f(first, count)` for pieces of [0, n) that are multiples of `unit` but for the last: one piece where a team
-/// is not worth it, which is below `least` elements a thread.
+/// is not worth it, which is below `least` elements a thread; or up to `most` for each thread, so that one that is late
+/// does less.
 template <class F>
-void parallel_ranges(Index n, Index unit, Index least, const F& f) {
+void parallel_ranges(Index n, Index unit, Index least, const F& f, Index most = 4) {
   const Index threads = num_threads();
   if (threads == 1 || n < 2 * least) {
     if (n > 0) f(Index{0}, n);
     return;
   }
-  const Index pieces = std::min(n / least, 4 * threads);
+  Index pieces = std::min(n / least, most * threads);
+  if (pieces > threads) pieces -= pieces % threads;
   const Index size = ((n + pieces - 1) / pieces + unit - 1) / unit * unit;
   parallel_for((n + size - 1) / size, [&](Index i) { f(i * size, std::min(size, n - i * size)); });
 }

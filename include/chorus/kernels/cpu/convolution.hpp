@@ -21,11 +21,11 @@ inline constexpr Index conv_depth = 256, conv_rows = 256, gather_rows = 24;
 
 constexpr Index round_up(Index n, Index unit) { return (n + unit - 1) / unit * unit; }
 
-/// Whether a pass is worth threads: 2 million multiplications take some 40 us.
+/// Whether a pass is worth threads: a million multiplications take some 20 us.
 inline bool worth_threads(const Conv2dShape& s) {
   return s.batch * s.out_channels * s.out_height() * s.out_width() * (s.in_channels / s.groups) * s.kernel_h *
              s.kernel_w >
-         2'000'000;
+         1'000'000;
 }
 
 /// Runs of positions that hold all pixels: one for all, or one for each image where that is less work.
@@ -274,7 +274,7 @@ void conv2d_backward_bias(Cpu, const Conv2dShape& s, const T* dy, T* dbias, bool
     });
     dbias[o] = (accumulate ? dbias[o] : T{0}) + total;
   };
-  parallel_for(s.out_channels, sum_channel, s.batch * s.out_channels * pixels > (Index{1} << 17));
+  parallel_for(s.out_channels, sum_channel, s.batch * s.out_channels * pixels > 2 * thread_elements);
 }
 
 }  // namespace chorus::inline CHORUS_ABI::kernels

@@ -62,15 +62,19 @@ void gemm(Cpu, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index 
           Index ldc, bool accumulate, const T* bias_n) {
   const bool by_rows = m >= n;
   const Index size = by_rows ? m : n, unit = by_rows ? detail::tile_rows : detail::tile_columns<T>;
-  const Index least = std::max<Index>(4 * unit, 2'000'000 / std::max<Index>(1, m * n / std::max<Index>(1, size) * k));
-  parallel_ranges(size, unit, least, [&](Index first, Index count) {
+  // Some 10 us a thread. Each piece of rows packs all of b again: as few of them as can be, unless they are long.
+  const Index line = std::max<Index>(1, (by_rows ? n : m) * k);
+  const Index least = std::max<Index>(by_rows ? 4 * unit : unit, 500'000 / line);
+  const Index most = size * line > (Index{1} << 26) ? 4 : 1;
+  const auto multiply = [&](Index first, Index count) {
     if (by_rows)
       detail::gemm_alone(ta, tb, count, n, k, a + first * (ta == Trans::no ? lda : 1), lda, b, ldb, c + first * ldc,
                          ldc, accumulate, bias_n);
     else
       detail::gemm_alone(ta, tb, m, count, k, a, lda, b + first * (tb == Trans::no ? 1 : ldb), ldb, c + first, ldc,
                          accumulate, bias_n == nullptr ? nullptr : bias_n + first);
-  });
+  };
+  parallel_ranges(size, unit, least, multiply, most);
 }
 
 }  // namespace chorus::inline CHORUS_ABI::kernels

@@ -30,6 +30,28 @@ void for_windows(const Pool2dShape& s, F f) {
   });
 }
 
+/// 2 * `lanes` numbers from memory: those at even and those at odd places.
+template <class T>
+void load_pairs(const T* from, Packet<T>& even, Packet<T>& odd) {
+  constexpr Index w = lanes<T>;
+#if defined(__AVX512F__)
+  if constexpr (sizeof(Packet<T>) == 64 && sizeof(T) == 4) {
+    const auto low = load(from, Whole<T>{}), high = load(from + w, Whole<T>{});
+    const auto places = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    even = _mm512_permutex2var_ps(low, places, high);
+    odd = _mm512_permutex2var_ps(low, _mm512_add_epi32(places, _mm512_set1_epi32(1)), high);
+    return;
+  }
+#endif
+  alignas(64) T all[2][w];
+  for (Index i = 0; i < w; ++i) {
+    all[0][i] = from[2 * i];
+    all[1][i] = from[2 * i + 1];
+  }
+  even = load(all[0], Whole<T>{});
+  odd = load(all[1], Whole<T>{});
+}
+
 /// Windows of 2 x 2 side by side: as many of a row's `n` as can be computed in whole packets without reading behind
 /// `x_end` or writing behind `y_end`. Results are written up to a packet further than n. Returns how many are done.
 template <class T>
@@ -40,16 +62,12 @@ Index max_pool_2x2(Index n, const T* row, Index width, Index position, const T* 
   Index j = 0;
   for (; j < n && x_end - row >= width + 2 * (j + w) && y_end - y >= j + w; j += w) {
     const T *upper = row + 2 * j, *lower = upper + width;
-    alignas(64) T values[4][w];
-    for (Index i = 0; i < w; ++i) {
-      values[0][i] = upper[2 * i];
-      values[1][i] = upper[2 * i + 1];
-      values[2][i] = lower[2 * i];
-      values[3][i] = lower[2 * i + 1];
-    }
-    auto best = load(values[0], Whole<T>{}), step = splat(T{0});
+    Packet<T> values[4];
+    load_pairs(upper, values[0], values[1]);
+    load_pairs(lower, values[2], values[3]);
+    auto best = values[0], step = splat(T{0});
     for (int i = 1; i < 4; ++i) {
-      const auto value = load(values[i], Whole<T>{}), here = splat(steps[i]);
+      const auto value = values[i], here = splat(steps[i]);
       const auto number = pcmp_eq(value, value), larger = pcmp_lt(best, value);
       best = pselect(number, pselect(larger, value, best), value);
       step = pselect(number, pselect(larger, here, step), here);
