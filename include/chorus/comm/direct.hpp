@@ -20,10 +20,14 @@ constexpr bool exchanges_directly(int ranks, std::size_t bytes) {
 
 namespace detail {
 
+inline constexpr std::size_t shortest_piece = 32 * 1024;
+
 /// rank 0's number stands on the left of the operator on both sides, so that they get the same bits.
 inline void exchange_all_reduce(const Ring& ring, std::byte* data, std::size_t count) {
   const auto& reduction = ring.reduction;
-  const auto element = reduction.element, per_piece = ring.link.piece_bytes / element;
+  const auto element = reduction.element;
+  // Long enough to be worth a hand-over, and several, so that both sides work at once.
+  const auto per_piece = std::clamp(count / 4, shortest_piece / element, ring.link.piece_bytes / element);
   const int peer = 1 - ring.link.rank;
   const bool left = ring.link.rank == 0;
   std::size_t sent = 0, done = 0;
@@ -32,7 +36,7 @@ inline void exchange_all_reduce(const Ring& ring, std::byte* data, std::size_t c
     const auto mine = data + sent * element, slot = ring.link.acquire(peer);
     // Both sides round the product before they add: a fused multiply-add on one of them would give it other bits.
     if (reduction.scale != 1) reduction.scaled(mine, mine, n, reduction.scale);
-    copy_bytes(slot, mine, bytes);
+    ring.link.fill(peer, slot, mine, bytes);
     ring.link.publish(peer, ring.call, bytes);
     trace::sent(ring.link.rank, ring.traffic, bytes);
     sent += n;
@@ -59,7 +63,12 @@ class DirectBlock {
   void contribute() const {
     for (int owner = 0; owner < size(); ++owner) {
       if (owner == rank()) continue;
-      ring_.reduction.scaled(ring_.link.acquire(owner), at(owner), length(owner), ring_.reduction.scale);
+      std::byte* const slot = ring_.link.acquire(owner);
+      if (ring_.reduction.scale == 1) {
+        ring_.link.fill(owner, slot, at(owner), length(owner) * element_);
+      } else {
+        ring_.reduction.scaled(slot, at(owner), length(owner), ring_.reduction.scale);
+      }
       send(owner, length(owner));
     }
   }
@@ -87,7 +96,7 @@ class DirectBlock {
     }
     copy_bytes(at(rank()), sum, bytes);
     for (int to = first + 1; to < size(); ++to)
-      if (to != rank()) copy_bytes(ring_.link.acquire(to), sum, bytes);
+      if (to != rank()) ring_.link.fill(to, ring_.link.acquire(to), sum, bytes);
     for (int to = 0; to < size(); ++to)
       if (to != rank()) send(to, own);
   }

@@ -49,6 +49,9 @@ class HybridTransport final : public Transport {
   }
 
   std::byte* acquire(int peer) override { return to(peer).acquire(at(peer)); }
+  void fill(int peer, std::byte* slot, const std::byte* data, std::size_t bytes) override {
+    to(peer).fill(at(peer), slot, data, bytes);
+  }
   void publish(int peer, const Envelope& envelope, std::size_t bytes) override {
     to(peer).publish(at(peer), envelope, bytes);
   }

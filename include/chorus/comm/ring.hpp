@@ -74,18 +74,19 @@ inline void relay(const Ring& ring, Step m, std::size_t count) {
     const auto n = std::min(count, per_piece), bytes = n * element;
     const std::byte* in = m.from == nobody ? nullptr : receive(ring, m.from, bytes).data;
     std::byte* slot = m.to == nobody ? nullptr : ring.link.acquire(m.to);
-    std::byte* out = slot ? slot : m.store;
+    std::byte* out = m.stores ? m.store : slot;
+    const auto* moved = in ? in : m.mine;
     if (in && m.reads) {
       ring.reduction.combine(out, in, m.mine, n, ring.reduction.scale);
-    } else if (in) {
-      copy_bytes(out, in, bytes);
-    } else if (ring.reduction.scaled) {
+    } else if (!in && m.reads && ring.reduction.scale != 1) {
       ring.reduction.scaled(out, m.mine, n, ring.reduction.scale);
-    } else {
-      copy_bytes(out, m.mine, bytes);
+    } else if (m.stores) {
+      copy_bytes(m.store, moved, bytes);
+    } else if (slot) {
+      ring.link.fill(m.to, slot, moved, bytes);
     }
     if (slot) {
-      if (m.stores) copy_bytes(m.store, slot, bytes);
+      if (m.stores) ring.link.fill(m.to, slot, m.store, bytes);
       ring.link.publish(m.to, ring.call, bytes);
       trace::sent(ring.link.rank, ring.traffic, bytes);
     }

@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chorus/comm/far_copy.hpp>
 #include <chorus/comm/futex.hpp>
 #include <chorus/comm/shared_region.hpp>
 #include <chorus/comm/transport.hpp>
@@ -52,7 +53,7 @@ static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
 
 class ShmTransport final : public Transport {
  public:
-  static constexpr std::size_t slot_bytes = 32 * 1024, slots = 16;
+  static constexpr std::size_t slot_bytes = 128 * 1024, slots = 8;
 
   static constexpr std::size_t region_bytes(int size) {
     return sizeof(detail::Board) + static_cast<std::size_t>(size * size) * queue_stride;
@@ -88,6 +89,10 @@ class ShmTransport final : public Transport {
     auto& head = slot(rank, peer, sent_);
     if (head.full.load(std::memory_order_acquire) != 0) wait(peer, seat(rank).wants_room, head.full, 1);
     return reinterpret_cast<std::byte*>(&head) + sizeof head;
+  }
+
+  void fill(int peer, std::byte* slot, const std::byte* data, std::size_t bytes) override {
+    copies_[static_cast<std::size_t>(peer)](slot, data, bytes);
   }
 
   void publish(int peer, const Envelope& envelope, std::size_t bytes) override {
@@ -220,6 +225,7 @@ class ShmTransport final : public Transport {
   detail::Board& board_;
   std::byte* queues_;
   std::array<std::uint32_t, max_ranks> sent_{}, received_{};  // per peer, the next slot
+  std::array<FarCopy, max_ranks> copies_;
   std::array<int, max_ranks> deaths_{};                       // per peer: a pidfd, readable once its process has ended
   int rounds_;  // of looking and yielding before it sleeps; fewer where ranks outnumber cores
 };

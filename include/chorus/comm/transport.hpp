@@ -6,6 +6,8 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <span>
 #include <string>
 
 namespace chorus::inline CHORUS_ABI::comm {
@@ -40,6 +42,10 @@ class Transport {
 
   /// Waits for room in the queue to `peer`: `piece_bytes` to write to, aligned to 64 bytes.
   virtual std::byte* acquire(int peer) = 0;
+  /// Copies `bytes` into what `acquire` gave: faster than memcpy where a transport knows better.
+  virtual void fill(int, std::byte* slot, const std::byte* data, std::size_t bytes) {
+    if (bytes != 0) std::memcpy(slot, data, bytes);
+  }
   /// Sends the first `bytes` of what `acquire` gave.
   virtual void publish(int peer, const Envelope& envelope, std::size_t bytes) = 0;
   /// Waits for the next piece from `peer`; `release` gives its room back.

@@ -171,8 +171,8 @@ TEST_CASE("nccl: where rank 0 gets no id, every rank says so", "[comm]") {
 
 TEST_CASE("nccl: one rank fails and the others hear of it", "[comm]") {
   const auto texts = test::nccl_ranks(3, [](test::NcclRank& rank) -> std::string {
+    std::vector<float> numbers(1000);  // outlives the stream that works on it
     auto nccl = rank.nccl();
-    std::vector<float> numbers(1000);
     if (rank.control.rank() == 1) rank.device->refusals["all_reduce"] = 3;
     return message_of<CommError>([&] {
       nccl.all_reduce_async(std::span(numbers)).wait();
@@ -190,8 +190,8 @@ TEST_CASE("nccl: one rank is killed and the others end", "[comm]") {
   const int port = listener.local().port(), fd = listener.fd();
   test::Ranks ranks(3, [&](const comm::World& world) {
     test::NcclRank rank(world, port, fd);
-    auto nccl = rank.nccl(3s);
     std::vector<float> numbers(1000);
+    auto nccl = rank.nccl(3s);
     return message_of<CommError>([&] {
       for (int step = 0;; ++step) {
         if (step == 5) test::Ranks::give_sign();
