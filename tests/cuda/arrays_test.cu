@@ -1,6 +1,7 @@
 // Copies and fills, ranges of axes, picking by index, random numbers, dropout, optimizer steps.
 #include <chorus/kernels/axis_block.hpp>
 #include <chorus/kernels/copy.hpp>
+#include <chorus/kernels/cpu/copy.hpp>
 #include <chorus/kernels/dropout.hpp>
 #include <chorus/kernels/indexing.hpp>
 #include <chorus/kernels/optimizer.hpp>

@@ -1,4 +1,5 @@
 // Element-wise functors: forward and back, dense, of any alignment and length, and broadcast.
+#include <chorus/kernels/cpu/pointwise.hpp>
 #include <chorus/kernels/pointwise.hpp>
 
 #include "compare.hpp"

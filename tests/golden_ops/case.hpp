@@ -1,8 +1,10 @@
 #pragma once
 /// One golden case as a test sees it: inputs as Variables, results compared with PyTorch's, and nothing left out.
 
+#include <algorithm>
 #include <chorus/autograd/variable.hpp>
 #include <chorus/kernels/to_device.hpp>
+#include <chorus/ops/cast.hpp>
 #include <chorus/ops/size2d.hpp>
 #include <cmath>
 #include <cstddef>
@@ -13,6 +15,7 @@
 #include <optional>
 #include <set>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -30,10 +33,17 @@ using ch::Shape;
 #endif
 using Device = CHORUS_GOLDEN_DEVICE;
 
+/// What they compute in: the files' floats are converted on their way in and out.
+#ifndef CHORUS_GOLDEN_NUMBER
+#define CHORUS_GOLDEN_NUMBER float
+#endif
+using Number = CHORUS_GOLDEN_NUMBER;
+inline constexpr bool in_float = std::is_same_v<Number, float>;
+
 template <int Rank>
 using Tensor = ch::Tensor<float, Rank, Device>;
 template <int Rank>
-using Variable = ch::Variable<float, Rank, Device>;
+using Variable = ch::Variable<Number, Rank, Device>;
 using Labels = ch::Tensor<std::int64_t, 1, Device>;
 
 /// The largest difference, relative to the largest expected magnitude; infinite for a NaN or a different number of
@@ -66,6 +76,10 @@ Shape<Rank> as_shape(std::string_view what, std::span<const Index> from) {
   for (std::size_t i = 0; i < out.size(); ++i) out[i] = from[i];
   return out;
 }
+
+struct LeftOut : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
 
 class Case {
  public:
@@ -120,17 +134,22 @@ class Case {
   Index numel(std::string_view input) const { return ch::numel(file_[ch::cat("in.", input)].shape); }
 
   /// Compares output NAME, and where the case has a gradient for it sends that back.
-  template <int Rank>
-  void out(std::string_view name, const Variable<Rank>& value) {
-    compare(ch::cat("out.", name), value.value());
-    const auto seed = ch::cat("gout.", name);
-    if (!has(seed)) return;
-    used_.insert(seed);
-    value.backward(Tensor<Rank>::from(std::span<const float>(file_[seed].f32()), value.shape()), /*retain_graph=*/true);
+  template <class T, int Rank>
+  void out(std::string_view name, const ch::Variable<T, Rank, Device>& value) {
+    compare(ch::cat("out.", name), ch::to<float>(value.value()));
+    if (has(ch::cat("gout.", name))) back(name, value);
   }
   template <int Rank>
   void out(std::string_view name, const Tensor<Rank>& value) {
     compare(ch::cat("out.", name), value);
+  }
+  /// Sends the gradient of output NAME, which `value` is in whatever shape.
+  template <class T, int Rank>
+  void back(std::string_view name, const ch::Variable<T, Rank, Device>& value) {
+    const auto seed = ch::cat("gout.", name);
+    const auto gradient = Tensor<Rank>::from(std::span<const float>(file_[seed].f32()), value.shape());
+    used_.insert(seed);
+    value.backward(ch::to<T>(gradient), /*retain_graph=*/true);
   }
 
   /// Compares a tensor of the case, shape and numbers.
@@ -143,9 +162,9 @@ class Case {
     compare_numbers(name, value);
   }
   /// Compares numbers alone, for values that were computed in another shape.
-  template <int Rank>
-  void compare_numbers(const std::string& name, const Tensor<Rank>& value) {
-    compare_numbers(name, ch::contiguous(value).to_vector());
+  template <class T, int Rank>
+  void compare_numbers(const std::string& name, const ch::Tensor<T, Rank, Device>& value) {
+    compare_numbers(name, ch::contiguous(ch::to<float>(value)).to_vector());
   }
   void compare_numbers(const std::string& name, std::span<const float> actual) {
     used_.insert(name);
@@ -163,6 +182,8 @@ class Case {
   }
   /// Counts a tensor of the case as used.
   void seen(const std::string& name) { used_.insert(name); }
+  /// Ends a case that says nothing about this type of numbers, and why.
+  [[noreturn]] void leave_out(const char* why) const { throw LeftOut(why); }
   void report(const std::string& tensor, const std::string& problem) { failures_.push_back(tensor + ": " + problem); }
 
   /// Compares the gradients; what the case has and nothing was compared with is a failure. Returns all failures.
@@ -190,12 +211,13 @@ class Case {
     return ch::Tensor<T, Rank, Device>::from(std::span<const T>(values), as_shape<Rank>(name, from.shape));
   }
   template <int Rank>
-  Variable<Rank> leaf(std::string_view name, Tensor<Rank> value) {
+  Variable<Rank> leaf(std::string_view name, const Tensor<Rank>& value) {
     const auto grad = ch::cat("grad.", name);
-    const Variable<Rank> out(std::move(value), has(grad));
+    const Variable<Rank> out(ch::to<Number>(value), has(grad));
     if (has(grad))
-      gradients_.emplace_back(grad,
-                              [out] { return out.grad().defined() ? out.grad().to_vector() : std::vector<float>(); });
+      gradients_.emplace_back(grad, [out] {
+        return out.grad().defined() ? ch::to<float>(out.grad()).to_vector() : std::vector<float>();
+      });
     return out;
   }
 
@@ -206,14 +228,19 @@ class Case {
   std::vector<std::pair<std::string, std::function<std::vector<float>()>>> gradients_;
 };
 
-/// Calls `f` with the rank as a compile-time constant. Throws ShapeError outside of [Least, 5].
+/// Ranks that operators of any rank are compiled for. All take time to compile, nvcc's above all.
+inline constexpr int least_rank = in_float && std::is_same_v<Device, ch::Cpu> ? 0 : 1;
+inline constexpr int most_rank = in_float && std::is_same_v<Device, ch::Cpu> ? 5 : 4;
+
+/// Calls `f` with the rank as a compile-time constant. Throws ShapeError outside of [Least, most_rank].
 template <int Least = 0, class F>
 void with_rank(int rank, const F& f) {
+  constexpr int least = std::max(Least, least_rank);
   const auto call = [&]<int R>(std::integral_constant<int, R>) {
-    if constexpr (R >= Least)
+    if constexpr (R >= least && R <= most_rank)
       f(std::integral_constant<int, R>{});
     else
-      ch::fail<ch::ShapeError>("rank ", rank, " is below ", Least);
+      ch::fail<ch::ShapeError>("rank ", rank, " is not in [", least, ", ", most_rank, "]");
   };
   switch (rank) {
     case 0:
@@ -229,7 +256,7 @@ void with_rank(int rank, const F& f) {
     case 5:
       return call(std::integral_constant<int, 5>{});
     default:
-      ch::fail<ch::ShapeError>("rank ", rank, " is above 5");
+      ch::fail<ch::ShapeError>("rank ", rank, " is not in [", least, ", ", most_rank, "]");
   }
 }
 

@@ -42,7 +42,7 @@ void class_loss(Case& test, Options options, const PerSample& per_sample, const 
         test.out("y", reduced(arguments..., options));
     };
     if (test.has("in.weight"))
-      call(x, labels, test.tensor<1>("weight"));
+      call(x, labels, ch::to<Number>(test.tensor<1>("weight")));
     else
       call(x, labels);
   };
@@ -66,8 +66,9 @@ void add_losses(Operations& operations) {
   operations["bce_with_logits"] = [](Case& test) {
     if (test.has("in.pos_weight")) {
       const auto x = test.in<2>("x"), target = test.in<2>("target");
-      const auto weight = test.tensor<2>("weight");
-      return test.out("y", ch::bce_with_logits(x, target, weight, test.tensor<1>("pos_weight"), reduction_of(test)));
+      const auto weight = ch::to<Number>(test.tensor<2>("weight"));
+      const auto pos_weight = ch::to<Number>(test.tensor<1>("pos_weight"));
+      return test.out("y", ch::bce_with_logits(x, target, weight, pos_weight, reduction_of(test)));
     }
     loss(
         test, [](const auto& x, const auto& t) { return ch::bce_with_logits_per_element(x, t); },

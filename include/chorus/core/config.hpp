@@ -30,18 +30,19 @@
 #endif
 #if defined(CHORUS_BUILDS_LIBRARY)
 #define CHORUS_INLINE [[gnu::used]] inline
-#elif CHORUS_COMPILED
-#define CHORUS_INLINE
 #else
 #define CHORUS_INLINE inline
 #endif
-
-// The configuration is part of every symbol's name, so that mixing two of them in one program is a link error.
-#if CHORUS_USE_CUDA
-#define CHORUS_ABI v0_1_cuda
+// The library holds what models on the CPU need; those on GPUs instantiate theirs, where nvcc compiles them.
+#if !CHORUS_COMPILED || defined(__CUDACC__)
+#define CHORUS_DEFINES_DEVICE_TEMPLATES 1
 #else
-#define CHORUS_ABI v0_1
+#define CHORUS_DEFINES_DEVICE_TEMPLATES 0
 #endif
+
+// The version is part of every symbol's name, so that mixing two of them in one program is a link error. CHORUS_USE_CUDA
+// is not: it adds types and functions, and changes none.
+#define CHORUS_ABI v0_1
 
 // Marks functions that also run in a CUDA kernel.
 #if defined(__CUDACC__)

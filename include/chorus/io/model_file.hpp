@@ -23,6 +23,6 @@ void save(Model& model, const std::string& path, const Metadata& metadata = {}) 
 
 }  // namespace chorus::inline CHORUS_ABI::io
 
-#if !CHORUS_COMPILED
+#if CHORUS_DEFINES_DEVICE_TEMPLATES
 #include <chorus/io/model_file_impl.hpp>
 #endif

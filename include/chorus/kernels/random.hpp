@@ -21,7 +21,7 @@ void fill_normal(Cpu, std::uint64_t seed, std::uint64_t stream, Index offset, In
                  T deviation);
 
 /// The numbers 0 to n - 1 in random order (Fisher and Yates; Durstenfeld 1964).
-CHORUS_INLINE std::vector<Index> permutation(std::uint64_t seed, std::uint64_t stream, Index n);
+std::vector<Index> permutation(std::uint64_t seed, std::uint64_t stream, Index n);
 
 }  // namespace chorus::inline CHORUS_ABI::kernels
 

@@ -59,6 +59,6 @@ class FlatParameters {
 
 }  // namespace chorus::inline CHORUS_ABI::nn
 
-#if !CHORUS_COMPILED
+#if CHORUS_DEFINES_DEVICE_TEMPLATES
 #include <chorus/nn/flat_parameters_impl.hpp>
 #endif

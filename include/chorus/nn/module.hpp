@@ -145,7 +145,7 @@ std::vector<NamedBuffer<D>> named_buffers(Module& module);
 
 }  // namespace chorus::inline CHORUS_ABI::nn
 
-#if !CHORUS_COMPILED
+#if CHORUS_DEFINES_DEVICE_TEMPLATES
 #include <chorus/nn/module_impl.hpp>
 #endif
 
