@@ -86,10 +86,10 @@ void train(ch::Run& run, const Options& options) {
   bool stopped = false;
   for (const int epoch : progress) {
     const auto start = Clock::now();
-    optimizer->set_lr(rate(options, epoch));
     loader.set_epoch(epoch);
     loader.skip(position.batch);
     for (auto& [images, labels] : loader) {
+      optimizer->set_lr(rate(options, epoch, position.step));
       optimizer->zero_grad();
       const auto loss = ch::cross_entropy(net(images), labels);
       loss.backward();
@@ -143,6 +143,8 @@ take the same steps, up to rounding.
 
 int main(int argc, char** argv) {
   Options options;
+  // At its full rate, early training multiplies differences: rounding errors of different policies would part their ways.
+  options.warmup = 300;
   CLI::App app{description, "train_classifier"};
   add_options(app, options);
   app.add_option("--model", options.model, "toy (LeNet's form), mlp (with dropout), resnet18 or resnet50")

@@ -18,7 +18,7 @@
 struct TrainingOptions {
   std::string policy = "single", optimizer = "sgd", schedule = "none";
   std::optional<int> devices{};
-  chorus::Index batch = 64, epochs = 5, steps = 0;
+  chorus::Index batch = 64, epochs = 5, steps = 0, warmup = 0;
   std::uint64_t seed = 1;
   double lr = 0.02, momentum = 0.9, weight_decay = 0, clip = 0;
   std::optional<double> timeout{};
@@ -55,6 +55,9 @@ inline void add_options(CLI::App& app, TrainingOptions& options) {
       ->capture_default_str();
   app.add_option("--schedule", options.schedule, "none, step (a tenth after each third of the run) or cosine")
       ->check(CLI::IsMember({"none", "step", "cosine"}))
+      ->capture_default_str();
+  app.add_option("--warmup", options.warmup, "steps in which the learning rate rises from nearly nothing; 0: none")
+      ->check(CLI::Range(0, 1 << 24))
       ->capture_default_str();
   app.add_option("--clip", options.clip, "largest norm of the gradient; 0: any")
       ->check(CLI::NonNegativeNumber)
@@ -110,13 +113,16 @@ auto make_optimizer(Net& net, const TrainingOptions& options)
       chorus::optim::SgdOptions{.lr = options.lr, .momentum = options.momentum, .weight_decay = options.weight_decay});
 }
 
-/// The learning rate of an epoch.
-inline double rate(const TrainingOptions& options, int epoch) {
-  const int epochs = static_cast<int>(options.epochs);
+/// The learning rate of a step, which is counted over all epochs.
+inline double rate(const TrainingOptions& options, int epoch, chorus::Index step) {
+  const int epochs = static_cast<int>(options.epochs), warmup = static_cast<int>(options.warmup);
+  double lr = options.lr;
   if (options.schedule == "step")
-    return chorus::optim::StepDecay{.step_size = std::max(1, epochs / 3)}(options.lr, epoch);
-  if (options.schedule == "cosine") return chorus::optim::CosineAnnealing{.t_max = epochs}(options.lr, epoch);
-  return options.lr;
+    lr = chorus::optim::StepDecay{.step_size = std::max(1, epochs / 3)}(lr, epoch);
+  else if (options.schedule == "cosine")
+    lr = chorus::optim::CosineAnnealing{.t_max = epochs}(lr, epoch);
+  if (step >= warmup) return lr;
+  return chorus::optim::LinearRamp{.start_factor = 1.0 / (warmup + 1), .total = warmup}(lr, static_cast<int>(step));
 }
 
 /// Losses of steps on their way into the metrics file: each rank knows its share alone, so they are summed over the
@@ -206,10 +212,10 @@ void fit(Net& net, chorus::Run& run, const TrainingOptions& options, Batches& ba
   chorus::Index step = 0;
   for (const int epoch : progress) {
     const auto epoch_start = std::chrono::steady_clock::now();
-    optimizer->set_lr(rate(options, epoch));
     batches.set_epoch(epoch);
     for (chorus::Index b = 0; b < batches.size() && (options.steps == 0 || step < options.steps); ++b, ++step) {
       const auto batch = batches.get(b);
+      optimizer->set_lr(rate(options, epoch, step));
       optimizer->zero_grad();
       const auto [loss, count] = loss_of(batch);
       loss.backward();

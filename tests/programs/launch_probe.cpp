@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <chorus/core/random.hpp>
 #include <chorus/parallel/launch.hpp>
 #include <chrono>
 #include <cstdio>

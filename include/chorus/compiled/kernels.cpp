@@ -112,6 +112,18 @@ template struct Movement<std::int64_t>;
 template struct Movement<std::uint8_t>;
 template struct Movement<bool>;
 
+// Other integers are read from files and converted.
+template <class T>
+struct Copy {
+  static inline const Erased table[] = {erased(&fill<T>), erased(&copy_strided<T>), erased(&convert<T, float>),
+                                        erased(&convert<float, T>)};
+};
+template struct Copy<std::int8_t>;
+template struct Copy<std::int16_t>;
+template struct Copy<std::uint16_t>;
+template struct Copy<std::uint32_t>;
+template struct Copy<std::uint64_t>;
+
 // Of the narrow types there is what converts, copies and adds; other arithmetic in them is compiled where it is used.
 template <class T>
 struct Conversion {

@@ -10,9 +10,9 @@
 #include <array>
 #include <bit>
 #include <cerrno>
+#include <chorus/core/json_string.hpp>
 #include <chorus/io/atomic_file.hpp>
 #include <chorus/io/descriptor.hpp>
-#include <chorus/io/json_string.hpp>
 #include <chorus/kernels/contiguous.hpp>
 #include <chorus/tensor/tensor.hpp>
 #include <cstddef>

@@ -12,8 +12,8 @@
 
 #include <chorus/core/dtype.hpp>
 #include <chorus/core/error.hpp>
+#include <chorus/core/json_string.hpp>
 #include <chorus/io/file_dtype.hpp>
-#include <chorus/io/json_string.hpp>
 #include <chorus/io/metadata.hpp>
 
 namespace chorus::inline CHORUS_ABI::io {

@@ -16,6 +16,7 @@
 
 #include <chorus/core/dtype.hpp>
 #include <chorus/core/error.hpp>
+#include <chorus/core/json_string.hpp>
 
 namespace chorus::inline CHORUS_ABI {
 
@@ -36,7 +37,7 @@ class JsonObject {
  public:
   JsonObject& field(std::string_view key, std::string_view text) {
     next(key);
-    append_string(text);
+    append_json_string(text_, text);
     return *this;
   }
   template <class Number>
@@ -63,7 +64,7 @@ class JsonObject {
  private:
   void next(std::string_view key) {
     if (text_.size() > 1) text_ += ',';
-    append_string(key);
+    append_json_string(text_, key);
     text_ += ':';
   }
 
@@ -76,25 +77,6 @@ class JsonObject {
       }
     }
     append(text_, value);
-  }
-
-  void append_string(std::string_view text) {
-    constexpr std::string_view hex = "0123456789abcdef";
-    text_ += '"';
-    for (const char c : text) {
-      const auto byte = static_cast<unsigned char>(c);
-      if (c == '"' || c == '\\') {
-        text_ += '\\';
-        text_ += c;
-      } else if (byte < 0x20) {
-        text_ += "\\u00";
-        text_ += hex[byte >> 4];
-        text_ += hex[byte & 15];
-      } else {
-        text_ += c;
-      }
-    }
-    text_ += '"';
   }
 
   std::string text_ = "{";

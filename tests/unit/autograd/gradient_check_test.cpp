@@ -1,4 +1,5 @@
 #include <chorus/autograd/gradient_check.hpp>
+#include <chorus/kernels/cpu/pointwise.hpp>
 #include <chorus/ops/pointwise.hpp>
 
 #include <catch.hpp>

@@ -1,6 +1,8 @@
 // Bytes that cross the links, as trace counts them and as the textbook has them.
 #include <catch.hpp>
 #include <chorus/comm/thread_group.hpp>
+#include <thread>
+#include <vector>
 
 using namespace chorus;
 using trace::Traffic;

@@ -67,9 +67,8 @@ inline Bytes gzip(const Bytes& plain) {
   stream.next_out = out.data();
   stream.avail_out = static_cast<uInt>(out.size());
   deflate(&stream, Z_FINISH);
-  out.resize(out.size() - stream.avail_out);
   deflateEnd(&stream);
-  return out;
+  return {out.data(), out.data() + stream.total_out};
 }
 #endif
 

@@ -112,12 +112,12 @@ TEST_CASE("what no reader would take is refused before the disk is touched") {
 TEST_CASE("UTF-8 is judged as RFC 3629 has it") {
   for (const char* good : {"", "a", "\x7F", "\xC2\x80", "\xDF\xBF", "\xE0\xA0\x80", "\xED\x9F\xBF", "\xEE\x80\x80",
                            "\xEF\xBF\xBF", "\xF0\x90\x80\x80", "\xF4\x8F\xBF\xBF"}) {
-    CHECK(io::valid_utf8(good));
+    CHECK(chorus::valid_utf8(good));
   }
   for (const char* bad :
        {"\x80", "\xBF", "\xC0\x80", "\xC1\xBF", "\xC2", "\xC2\x41", "\xE0\x9F\xBF", "\xE2\x82", "\xED\xA0\x80",
         "\xED\xBF\xBF", "\xF0\x8F\xBF\xBF", "\xF0\x90\x80", "\xF4\x90\x80\x80", "\xF5\x80\x80\x80", "\xFF", "ok\xFE"}) {
-    CHECK_FALSE(io::valid_utf8(bad));
+    CHECK_FALSE(chorus::valid_utf8(bad));
   }
 }
 

@@ -1,6 +1,7 @@
 #include <catch.hpp>
 #include <chorus/core/threads.hpp>
 #include <chorus/kernels/convolution.hpp>
+#include <chorus/kernels/cpu/winograd.hpp>
 #include <cmath>
 #include <limits>
 #include <random>

@@ -7,7 +7,7 @@
 
 #include <chorus/core/config.hpp>
 
-namespace chorus::inline CHORUS_ABI::io {
+namespace chorus::inline CHORUS_ABI {
 
 /// Appends `text` in double quotes, with control characters, quotes and backslashes escaped.
 inline void append_json_string(std::string& out, std::string_view text) {
@@ -59,4 +59,4 @@ constexpr bool valid_utf8(std::string_view text) {
   return true;
 }
 
-}  // namespace chorus::inline CHORUS_ABI::io
+}  // namespace chorus::inline CHORUS_ABI
