@@ -12,22 +12,20 @@
 
 namespace chorus::inline CHORUS_ABI::comm {
 
-/// Whether ranks exchange directly: two always, up to 8 for messages of at most 256 KiB. Longer ones of more ranks are
-/// faster in the ring, whose few busy queues stay in the caches.
-constexpr bool exchanges_directly(int ranks, std::size_t bytes) {
-  return ranks == 2 || (ranks <= 8 && bytes <= std::size_t{256} << 10);
+/// Whether ranks exchange directly: up to 8 for messages of at most 256 KiB. Longer ones of more ranks are faster in the
+/// ring, whose few busy queues stay in the caches. Two exchange more, too, but where the ring saves copies: of its data
+/// nothing is overwritten that has not been sent.
+inline bool exchanges_directly(const Transport& link, std::size_t bytes) {
+  if (link.size == 2) return link.copies() || bytes <= std::size_t{64} << 10;
+  return link.size <= 8 && bytes <= std::size_t{256} << 10;
 }
 
 namespace detail {
 
-inline constexpr std::size_t shortest_piece = 32 * 1024;
-
 /// rank 0's number stands on the left of the operator on both sides, so that they get the same bits.
 inline void exchange_all_reduce(const Ring& ring, std::byte* data, std::size_t count) {
   const auto& reduction = ring.reduction;
-  const auto element = reduction.element;
-  // Long enough to be worth a hand-over, and several, so that both sides work at once.
-  const auto per_piece = std::clamp(count / 4, shortest_piece / element, ring.link.piece_bytes / element);
+  const auto element = reduction.element, per_piece = ring.longest_piece(count);
   const int peer = 1 - ring.link.rank;
   const bool left = ring.link.rank == 0;
   std::size_t sent = 0, done = 0;
@@ -64,11 +62,7 @@ class DirectBlock {
     for (int owner = 0; owner < size(); ++owner) {
       if (owner == rank()) continue;
       std::byte* const slot = ring_.link.acquire(owner);
-      if (ring_.reduction.scale == 1) {
-        ring_.link.fill(owner, slot, at(owner), length(owner) * element_);
-      } else {
-        ring_.reduction.scaled(slot, at(owner), length(owner), ring_.reduction.scale);
-      }
+      ring_.reduction.scaled(slot, at(owner), length(owner), ring_.reduction.scale);
       send(owner, length(owner));
     }
   }
@@ -96,7 +90,7 @@ class DirectBlock {
     }
     copy_bytes(at(rank()), sum, bytes);
     for (int to = first + 1; to < size(); ++to)
-      if (to != rank()) ring_.link.fill(to, ring_.link.acquire(to), sum, bytes);
+      if (to != rank()) copy_bytes(ring_.link.acquire(to), sum, bytes);
     for (int to = 0; to < size(); ++to)
       if (to != rank()) send(to, own);
   }

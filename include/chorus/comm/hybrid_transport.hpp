@@ -55,7 +55,14 @@ class HybridTransport final : public Transport {
   void publish(int peer, const Envelope& envelope, std::size_t bytes) override {
     to(peer).publish(at(peer), envelope, bytes);
   }
+  void send(int peer, const Envelope& envelope, const std::byte* data, std::size_t bytes) override {
+    to(peer).send(at(peer), envelope, data, bytes);
+  }
+  bool copies() const override { return false; }
   Piece receive(int peer) override { return to(peer).receive(at(peer)); }
+  Piece receive_at(int peer, const Envelope& envelope, std::byte* place, std::size_t bytes) override {
+    return to(peer).receive_at(at(peer), envelope, place, bytes);
+  }
   void release(int peer) override { to(peer).release(at(peer)); }
   bool has_piece(int peer) override { return to(peer).has_piece(at(peer)); }
   void flush() override { tcp_->flush(); }

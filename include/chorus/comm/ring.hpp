@@ -40,6 +40,12 @@ struct Ring {
   /// Numbers of a chunk that can be under way at once. Half a queue: a whole chunk fits while its receiver still reads
   /// the one before, so no rank waits for room in a circle.
   std::size_t longest_chunk() const { return link.queue_pieces / 2 * (link.piece_bytes / reduction.element); }
+  /// Numbers of each piece of `count` but the last: half a queue of pieces, so that both ends work at once, of a length
+  /// that is worth a hand-over.
+  std::size_t longest_piece(std::size_t count) const {
+    const auto parts = link.queue_pieces / 2, most = link.piece_bytes / reduction.element;
+    return std::clamp((count + parts - 1) / parts, std::min(most, 32 * 1024 / reduction.element), most);
+  }
 };
 
 namespace detail {
@@ -59,8 +65,8 @@ inline void copy_bytes(std::byte* out, const std::byte* in, std::size_t bytes) {
   if (bytes != 0) std::memcpy(out, in, bytes);
 }
 
-inline Transport::Piece receive(const Ring& ring, int from, std::size_t bytes) {
-  const auto piece = ring.link.receive(from);
+inline Transport::Piece receive(const Ring& ring, int from, std::size_t bytes, std::byte* place = nullptr) {
+  const auto piece = place ? ring.link.receive_at(from, ring.call, place, bytes) : ring.link.receive(from);
   check<LinkError>(piece.envelope == ring.call, "rank ", from, " is in another call, ", piece.envelope);
   check<LinkError>(piece.bytes == bytes, "rank ", from, " sent ", piece.bytes, " bytes where ", bytes, " belong");
   return piece;
@@ -69,27 +75,28 @@ inline Transport::Piece receive(const Ring& ring, int from, std::size_t bytes) {
 /// Moves `count` numbers, piece by piece: while one piece is being added here, the next one is being written by the
 /// neighbour. An empty chunk travels as one empty piece, so that a mismatch of calls shows in any case.
 inline void relay(const Ring& ring, Step m, std::size_t count) {
-  const auto element = ring.reduction.element, per_piece = ring.link.piece_bytes / element;
+  const auto element = ring.reduction.element, per_piece = ring.longest_piece(count);
   do {
     const auto n = std::min(count, per_piece), bytes = n * element;
-    const std::byte* in = m.from == nobody ? nullptr : receive(ring, m.from, bytes).data;
-    std::byte* slot = m.to == nobody ? nullptr : ring.link.acquire(m.to);
-    std::byte* out = m.stores ? m.store : slot;
-    const auto* moved = in ? in : m.mine;
-    if (in && m.reads) {
-      ring.reduction.combine(out, in, m.mine, n, ring.reduction.scale);
-    } else if (!in && m.reads && ring.reduction.scale != 1) {
-      ring.reduction.scaled(out, m.mine, n, ring.reduction.scale);
+    const bool moves = m.from != nobody && !m.reads, scales = m.from == nobody && m.reads && ring.reduction.scale != 1;
+    const std::byte* in = m.from == nobody ? nullptr : receive(ring, m.from, bytes, moves ? m.store : nullptr).data;
+    const std::byte* value = in && !m.reads ? in : m.mine;
+    std::byte* slot = nullptr;
+    if ((in && m.reads) || scales) {  // the value is made here: where it is stored, else in the slot
+      std::byte* const out = m.stores ? m.store : slot = ring.link.acquire(m.to);
+      if (in) {
+        ring.reduction.combine(out, in, m.mine, n, ring.reduction.scale);
+      } else {
+        ring.reduction.scaled(out, m.mine, n, ring.reduction.scale);
+      }
+      value = out;
     } else if (m.stores) {
-      copy_bytes(m.store, moved, bytes);
-    } else if (slot) {
-      ring.link.fill(m.to, slot, moved, bytes);
+      if (m.store != value) copy_bytes(m.store, value, bytes);
+      value = m.store;
     }
-    if (slot) {
-      if (m.stores) ring.link.fill(m.to, slot, m.store, bytes);
-      ring.link.publish(m.to, ring.call, bytes);
-      trace::sent(ring.link.rank, ring.traffic, bytes);
-    }
+    if (slot) ring.link.publish(m.to, ring.call, bytes);
+    if (!slot && m.to != nobody) ring.link.send(m.to, ring.call, value, bytes);
+    if (m.to != nobody) trace::sent(ring.link.rank, ring.traffic, bytes);
     if (in) ring.link.release(m.from);
     m.mine += m.reads ? bytes : 0;
     m.store += m.stores ? bytes : 0;

@@ -60,7 +60,7 @@ class RingRunner {
     switch (call.op) {
       case Op::all_reduce:
         if (!link_->machines().empty()) return hierarchical_all_reduce(ring, out, call.count);
-        return exchanges_directly(link_->size, call.count * call.reduction.element)
+        return exchanges_directly(*link_, call.count * call.reduction.element)
                    ? direct_all_reduce(ring, out, call.count)
                    : ring_all_reduce(ring, out, call.count);
       case Op::broadcast:

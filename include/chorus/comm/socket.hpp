@@ -8,6 +8,7 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -155,6 +156,16 @@ class Socket {
   /// Moves as many bytes as can be moved without waiting; -1 when the connection is closed or broken.
   std::ptrdiff_t try_send(std::span<const std::byte> bytes) const {
     const auto n = ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    return n >= 0 ? n : would_wait() ? 0 : -1;
+  }
+  /// The same with two ranges, one behind the other.
+  std::ptrdiff_t try_send(std::span<const std::byte> first, std::span<const std::byte> second) const {
+    iovec parts[2] = {{const_cast<std::byte*>(first.data()), first.size()},
+                      {const_cast<std::byte*>(second.data()), second.size()}};
+    msghdr message{};
+    message.msg_iov = parts;
+    message.msg_iovlen = 2;
+    const auto n = ::sendmsg(fd_, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     return n >= 0 ? n : would_wait() ? 0 : -1;
   }
   std::ptrdiff_t try_receive(std::span<std::byte> bytes) const {

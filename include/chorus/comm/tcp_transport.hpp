@@ -31,16 +31,20 @@ struct News {
 
 class TcpTransport final : public Transport {
  public:
-  static constexpr std::size_t slot_bytes = 128 * 1024, slots = 8;
+  static constexpr std::size_t slot_bytes = 512 * 1024, slots = 8;
 
   /// The connections to one peer, with what is half sent and half received.
   struct Peer {
     Socket data, news;
     std::unique_ptr<std::byte[]> out, in;  ///< out: a queue of slots; in: one piece. Allocated at first use
     std::size_t first = 0, used = 0;       ///< slots that wait to be sent
+    std::array<const std::byte*, slots> from{};  ///< by slot: the data, where it is not in the slot
     std::size_t sent = 0;                  ///< bytes of the first of them that have gone
     detail::PieceHead head;                ///< of the piece that comes in
     std::size_t received = 0;              ///< bytes of it that have come, with its head
+    std::byte* place = nullptr;            ///< where it is to go, if it is the announced one; else to `in`
+    Envelope announced;
+    std::size_t announced_bytes = 0;
     detail::News last;                     ///< the news that come in
     std::size_t news_received = 0;
     bool left = false;
@@ -60,29 +64,36 @@ class TcpTransport final : public Transport {
 
   std::byte* acquire(int peer) override {
     auto& p = at(peer);
-    if (!p.out) p.out = std::make_unique<std::byte[]>(slots * slot_stride + alignment);
+    if (!p.out) p.out = std::make_unique_for_overwrite<std::byte[]>(slots * slot_stride + alignment);
     await(peer, Goal::room);
     return payload(p, (p.first + p.used) % slots);
   }
 
   void publish(int peer, const Envelope& envelope, std::size_t bytes) override {
-    auto& p = at(peer);
-    new (payload(p, (p.first + p.used) % slots) - sizeof(detail::PieceHead)) detail::PieceHead{envelope, bytes};
-    ++p.used;
-    push(peer);
+    enqueue(peer, envelope, nullptr, bytes);
   }
+  void send(int peer, const Envelope& envelope, const std::byte* data, std::size_t bytes) override {
+    acquire(peer);
+    enqueue(peer, envelope, data, bytes);
+  }
+  bool copies() const override { return false; }
 
   Piece receive(int peer) override {
     auto& p = at(peer);
-    if (!p.in) p.in = std::make_unique<std::byte[]>(slot_bytes + alignment);
+    if (!p.in) p.in = std::make_unique_for_overwrite<std::byte[]>(slot_bytes + alignment);
     await(peer, Goal::piece);
-    return {p.head.envelope, aligned(p.in.get()), p.head.bytes};
+    return {p.head.envelope, destination(p), p.head.bytes};
   }
-  void release(int peer) override { at(peer).received = 0; }
+  Piece receive_at(int peer, const Envelope& envelope, std::byte* place, std::size_t bytes) override {
+    auto& p = at(peer);
+    if (p.received < sizeof p.head) p.place = place, p.announced = envelope, p.announced_bytes = bytes;
+    return receive(peer);
+  }
+  void release(int peer) override { at(peer).received = 0, at(peer).place = nullptr; }
 
   bool has_piece(int peer) override {
     auto& p = at(peer);
-    if (!p.in) p.in = std::make_unique<std::byte[]>(slot_bytes + alignment);
+    if (!p.in) p.in = std::make_unique_for_overwrite<std::byte[]>(slot_bytes + alignment);
     return pull(peer);
   }
 
@@ -115,13 +126,26 @@ class TcpTransport final : public Transport {
     return aligned(p.out.get()) + slot * slot_stride + alignment;
   }
 
+  void enqueue(int peer, const Envelope& envelope, const std::byte* data, std::size_t bytes) {
+    auto& p = at(peer);
+    const auto slot = (p.first + p.used) % slots;
+    new (payload(p, slot) - sizeof(detail::PieceHead)) detail::PieceHead{envelope, bytes};
+    p.from[slot] = data;
+    ++p.used;
+    push(peer);
+  }
+
   /// Sends what goes without waiting.
   void push(int peer) {
     auto& p = at(peer);
     while (p.used != 0) {
-      const auto* head = reinterpret_cast<const detail::PieceHead*>(payload(p, p.first) - sizeof(detail::PieceHead));
+      const auto* slot = payload(p, p.first);
+      const auto* head = reinterpret_cast<const detail::PieceHead*>(slot - sizeof(detail::PieceHead));
       const auto all = sizeof *head + head->bytes;
-      const auto n = p.data.try_send(std::span(reinterpret_cast<const std::byte*>(head), all).subspan(p.sent));
+      const std::span start(reinterpret_cast<const std::byte*>(head), sizeof *head);
+      const std::span data(p.from[p.first] ? p.from[p.first] : slot, head->bytes);
+      const auto n = p.sent < sizeof *head ? p.data.try_send(start.subspan(p.sent), data)
+                                           : p.data.try_send(data.subspan(p.sent - sizeof *head));
       if (n < 0) lost(peer);
       if (n == 0) return;
       p.sent += static_cast<std::size_t>(n);
@@ -130,6 +154,11 @@ class TcpTransport final : public Transport {
       p.first = (p.first + 1) % slots;
       --p.used;
     }
+  }
+
+  static std::byte* destination(const Peer& p) {
+    const bool announced = p.place && p.head.envelope == p.announced && p.head.bytes == p.announced_bytes;
+    return announced ? p.place : aligned(p.in.get());
   }
 
   /// Receives what is there; true once a whole piece is.
@@ -142,7 +171,7 @@ class TcpTransport final : public Transport {
                         " are possible");
       if (!in_head && p.received == sizeof p.head + p.head.bytes) return true;
       const auto rest = in_head ? bytes_of(p.head).subspan(p.received)
-                                : std::span(aligned(p.in.get()), p.head.bytes).subspan(p.received - sizeof p.head);
+                                : std::span(destination(p), p.head.bytes).subspan(p.received - sizeof p.head);
       const auto n = p.data.try_receive(rest);
       if (n < 0) lost(peer);
       if (n == 0) return false;

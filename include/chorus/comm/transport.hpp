@@ -48,8 +48,17 @@ class Transport {
   }
   /// Sends the first `bytes` of what `acquire` gave.
   virtual void publish(int peer, const Envelope& envelope, std::size_t bytes) = 0;
+  /// Sends `data`, which stays as it is until `flush`, in one piece.
+  virtual void send(int peer, const Envelope& envelope, const std::byte* data, std::size_t bytes) {
+    fill(peer, acquire(peer), data, bytes);
+    publish(peer, envelope, bytes);
+  }
+  /// Whether `send` has copied the data when it returns.
+  virtual bool copies() const { return true; }
   /// Waits for the next piece from `peer`; `release` gives its room back.
   virtual Piece receive(int peer) = 0;
+  /// The same where the piece is to be stored: if it is the one that is announced, it may be at `place` already.
+  virtual Piece receive_at(int peer, const Envelope&, std::byte*, std::size_t) { return receive(peer); }
   virtual void release(int peer) = 0;
   /// Whether `receive` would return at once.
   virtual bool has_piece(int peer) = 0;
