@@ -57,20 +57,34 @@ TEST_CASE("memory that another stream works with comes back in order") {
 
 TEST_CASE("memory is accounted by kind, apart from the CPU's, and its end is an error that says so") {
   if (!gpu_present()) return;
+  using Kind = trace::Memory;
+  const std::array kinds{Kind::parameters, Kind::gradients, Kind::activations, Kind::optimizer};
   const int slot = trace_slot(Cuda{});
-  const auto before = trace::memory(slot, trace::Memory::optimizer), host = trace::memory(0, trace::Memory::optimizer);
+  const auto in_use = [&] {
+    std::vector<std::int64_t> bytes;
+    for (const Kind kind : kinds) bytes.push_back(static_cast<std::int64_t>(trace::memory(slot, kind)));
+    return bytes;
+  };
+  const auto before = in_use();
+  const auto host = trace::memory(0, Kind::optimizer);
   {
-    const MemoryScope scope(trace::Memory::optimizer);
-    const Memory state(Cuda{}, 3 << 20);
-    CHECK(trace::memory(slot, trace::Memory::optimizer) == before + (3 << 20));
-    CHECK(trace::memory(0, trace::Memory::optimizer) == host);
+    std::vector<Memory> held;
+    for (std::size_t i = 0; i < kinds.size(); ++i) {
+      const MemoryScope scope(kinds[i]);
+      held.emplace_back(Cuda{}, (4 + i) << 20);
+    }
     const auto message = message_of<Error>([] { Memory(Cuda{}, std::size_t{1} << 50); });
     CAPTURE(message);
-    CHECK(message.starts_with("out of memory on cuda:0: asked for 1125899906842624 bytes; in use: activations "));
-    CHECK(message.find("optimizer 3 MiB") != std::string::npos);
+    CHECK(message.starts_with("out of memory on cuda:0: asked for 1125899906842624 bytes; in use: "));
+    for (std::size_t i = 0; i < kinds.size(); ++i) {
+      const std::int64_t bytes = before[i] + static_cast<std::int64_t>((4 + i) << 20);
+      CHECK(in_use()[i] == bytes);
+      CHECK(message.find(cat(trace::name(kinds[i]), " ", bytes >> 20, " MiB")) != std::string::npos);
+    }
+    CHECK(trace::memory(0, Kind::optimizer) == host);
     CHECK(message.find("MiB free") != std::string::npos);
   }
-  CHECK(trace::memory(slot, trace::Memory::optimizer) == before);
+  CHECK(in_use() == before);
 }
 
 TEST_CASE("a private pool serves what it has seen, and nothing else once it is sealed") {

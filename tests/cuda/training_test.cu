@@ -84,12 +84,100 @@ TEST_CASE("a model trains on a GPU as on the CPU") {
                 expected);
 }
 
-TEST_CASE("a repeated step asks the driver for no memory") {
-  if (!gpu_present()) return;
+namespace {
+
+using Optimizer = ch::optim::Sgd<Cuda>;
+
+template <class Net>
+void step(Net& net, Optimizer& optimizer, std::uint64_t seed) {
+  const auto images = ch::Tensor<float, 4>::from(numbers<float>(4 * 3 * 32 * 32, seed), {4, 3, 32, 32});
+  const auto labels = ch::Tensor<std::int64_t, 1>::from({1, 2, 3, 4}, {4});
+  optimizer.zero_grad();
+  ch::cross_entropy(net(images), labels).backward();
+  optimizer.step();
+}
+
+template <class Net>
+void check_second_step(Net& net) {
+  Optimizer optimizer{net.parameters(), {.lr = 0.01, .momentum = 0.9}};
   auto& allocator = ch::CachingAllocator<Cuda>::of(Cuda{});
-  ch::SingleDevice<ToyModel<Cuda>> net{ToyModel<Cuda>{}};
-  train<ch::optim::Sgd<Cuda>>(net, ch::optim::SgdOptions{.lr = 0.01});
+  allocator.empty_cache();
+  step(net, optimizer, 1);
   const auto before = allocator.system_allocations();
-  train<ch::optim::Sgd<Cuda>>(net, ch::optim::SgdOptions{.lr = 0.01});
+  step(net, optimizer, 2);
   CHECK(allocator.system_allocations() == before);
+}
+
+// An optimizer that only counts the ranges of parameters that one kernel each would update.
+struct Ranges : ch::optim::Optimizer<Cuda> {
+  using ch::optim::Optimizer<Cuda>::Optimizer;
+  int count = 0;
+  void step() override {
+    for_each_range([this](auto, const Range&) { ++count; });
+  }
+  std::span<const std::string_view> slots() const override {
+    static constexpr std::array<std::string_view, 1> names{"state"};
+    return names;
+  }
+};
+
+bool is_aligned(const void* place) { return reinterpret_cast<std::uintptr_t>(place) % 16 == 0; }
+
+}  // namespace
+
+TEST_CASE("the second step asks the driver for no memory") {
+  if (!gpu_present()) return;
+  ch::SingleDevice<ToyModel<Cuda>> single{ToyModel<Cuda>{}};
+  check_second_step(single);
+  ch::DataParallel<ToyModel<Cuda>> twice{ToyModel<Cuda>{}, {.device_ids = {0, 0}}};
+  check_second_step(twice);
+}
+
+TEST_CASE("a step without enough memory says what holds it, and the next one goes on") {
+  if (!gpu_present()) return;
+  ch::SingleDevice<ToyModel<Cuda>> net{ToyModel<Cuda>{}};
+  Optimizer optimizer{net.parameters(), {.lr = 0.01, .momentum = 0.9}};
+  step(net, optimizer, 1);
+  std::string message;
+  try {
+    const auto image = ch::Tensor<float, 4, Cuda>::zeros({1, 3, 32, 32});
+    net(image.expand(ch::Shape<4>{Index{1} << 40, 3, 32, 32}));
+  } catch (const ch::Error& error) {
+    message = error.what();
+  }
+  CAPTURE(message);
+  for (const char* part : {"out of memory on cuda:0: asked for ", "parameters ", "gradients ", "optimizer ", "activations ",
+                           " MiB free"})
+    CHECK(message.find(part) != std::string::npos);
+  step(net, optimizer, 2);
+  ch::cuda::synchronize(Cuda{});
+}
+
+TEST_CASE("parameters and their gradients lie where 16 bytes are one access, and one kernel updates them all") {
+  if (!gpu_present()) return;
+  ch::SingleDevice<ToyModel<Cuda>> net{ToyModel<Cuda>{}};
+  Optimizer optimizer{net.parameters(), {.lr = 0.01, .momentum = 0.9, .weight_decay = 0.1}};
+  for (std::uint64_t seed : {1, 2}) step(net, optimizer, seed);
+  Index own = 0;
+  double sum = 0;
+  for (const auto& named : net.parameters()) {
+    CHECK(is_aligned(named.parameter->value_data()));
+    CHECK(is_aligned(named.parameter->grad_data()));
+    own += named.parameter->count();
+    std::vector<float> values(static_cast<std::size_t>(named.parameter->count()));
+    ch::copy_bytes(Cpu{}, values.data(), Cuda{}, named.parameter->value_data(), named.parameter->size_bytes());
+    for (const float value : values) sum += std::abs(static_cast<double>(value));
+  }
+  // What lies between them stays 0.
+  const auto& group = net.flat_parameters().groups().at(0);
+  CHECK(group.count > static_cast<std::size_t>(own));
+  std::vector<float> all(group.count);
+  ch::copy_bytes(Cpu{}, all.data(), Cuda{}, group.value(0), all.size() * sizeof(float));
+  double whole = 0;
+  for (const float value : all) whole += std::abs(static_cast<double>(value));
+  CHECK(whole == Approx(sum).epsilon(1e-9));
+
+  Ranges ranges(net.parameters(), 0.1);
+  ranges.step();
+  CHECK(ranges.count == 1);
 }

@@ -3,6 +3,7 @@
 
 #include <compare>
 #include <concepts>
+#include <cstddef>
 #include <string>
 
 #include <chorus/core/config.hpp>
@@ -19,6 +20,7 @@ struct Cpu {
   static constexpr const char* kind = "cpu";
   static constexpr int max_devices = 64;
   static constexpr int first_slot = 0;
+  static constexpr std::size_t parameter_alignment = 1;
   friend constexpr bool operator==(const Cpu& a, const Cpu& b) { return a.index == b.index; }
   friend constexpr auto operator<=>(const Cpu& a, const Cpu& b) { return a.index <=> b.index; }
 };
@@ -30,6 +32,9 @@ struct Cuda {
   static constexpr const char* kind = "cuda";
   static constexpr int max_devices = 64;
   static constexpr int first_slot = Cpu::max_devices;
+  /// In bytes. Where a model's parameters lie in one buffer each begins at a multiple of it, so that kernels access it
+  /// 16 bytes at a time; and so it is with 2-byte copies in the same order.
+  static constexpr std::size_t parameter_alignment = 32;
   /// The number behind `Cuda{}`: 0, or what `launch` has chosen for this rank. To be changed before tensors are made.
   static int& default_index() {
     static int index = 0;
@@ -46,6 +51,13 @@ concept Device = std::regular<D> && requires(D d) {
   { d.index } -> std::convertible_to<int>;
   { D::kind } -> std::convertible_to<const char*>;
 };
+
+/// How many elements of `size` bytes a parameter of `count` takes in a buffer of many: up to where the next one begins.
+template <Device D>
+constexpr std::size_t padded_count(std::size_t count, std::size_t size) {
+  const std::size_t step = D::parameter_alignment < size ? 1 : D::parameter_alignment / size;
+  return (count + step - 1) / step * step;
+}
 
 /// Where `trace` counts a device's memory: kinds of devices have slots of their own.
 template <Device D>

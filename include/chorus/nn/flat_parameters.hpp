@@ -12,10 +12,11 @@ namespace chorus::inline CHORUS_ABI::nn {
 
 /// Owns the buffers; the parameters are views of them. Within a dtype parameters lie without gaps: those that want
 /// gradients first, in the order in which backward is expected to finish them (the last layer's first), frozen ones behind.
+/// On GPUs some zeros, which count as the parameter's, fill each up to an address that suits the next.
 template <Device D>
 class FlatParameters {
  public:
-  /// Where one parameter lies, in elements of its group's buffers.
+  /// Where one parameter lies, in elements of its group's buffers: `count` of them up to the next parameter.
   struct Entry {
     NamedParameter<D> named;
     std::size_t group, begin, count;

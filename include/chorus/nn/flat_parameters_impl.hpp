@@ -48,7 +48,7 @@ void FlatParameters<D>::lay_out(std::vector<NamedParameter<D>> parameters) {
     const DType type = named.parameter->dtype();
     auto group = std::find_if(groups.begin(), groups.end(), [&](const Group& g) { return g.dtype == type; });
     if (group == groups.end()) group = groups.insert(groups.end(), Group{type, {}, {}});
-    const auto count = static_cast<std::size_t>(named.parameter->count());
+    const std::size_t count = padded_count<D>(static_cast<std::size_t>(named.parameter->count()), size_of(type));
     entries.push_back({std::move(named), static_cast<std::size_t>(group - groups.begin()), group->count, count});
     group->count += count;
     if (entries.back().parameter().wants_grad()) group->trainable = group->count;
@@ -64,6 +64,10 @@ void FlatParameters<D>::lay_out(std::vector<NamedParameter<D>> parameters) {
     }
     const MemoryScope scope(trace::Memory::gradients);
     group.grads = Storage<D>(device, bytes);
+    if constexpr (D::parameter_alignment > 1) {
+      zero_bytes(device, group.values.data(), bytes);
+      zero_bytes(device, group.grads.data(), bytes);
+    }
   }
   for (const Entry& entry : entries) {
     const Group& group = groups[entry.group];

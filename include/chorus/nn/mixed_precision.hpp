@@ -42,7 +42,7 @@ class NarrowCopies {
       const std::size_t first = i;
       Index count = 0;
       while (i < parameters.size() && is_old(i) && value(*parameters[i]) == value(*parameters[first]) + count) {
-        count += parameters[i]->count();
+        count += occupied(*parameters[i]);
         parameters[i]->narrow_copy.version = parameters[i]->version();
         ++i;
       }
@@ -68,6 +68,11 @@ class NarrowCopies {
     return static_cast<const float*>(parameter.value_data());
   }
 
+  // Elements up to where the next parameter begins.
+  static Index occupied(const ParameterOn<D>& parameter) {
+    return static_cast<Index>(padded_count<D>(static_cast<std::size_t>(parameter.count()), sizeof(float)));
+  }
+
   bool laid_out_for(const std::vector<ParameterOn<D>*>& parameters) const {
     return std::equal(parameters.begin(), parameters.end(), places_.begin(), places_.end(),
                       [](const auto* parameter, const auto& place) {
@@ -79,14 +84,14 @@ class NarrowCopies {
     places_.clear();
     if (parameters.empty()) return;
     std::size_t count = 0;
-    for (const auto* parameter : parameters) count += static_cast<std::size_t>(parameter->count());
+    for (const auto* parameter : parameters) count += static_cast<std::size_t>(occupied(*parameter));
     const MemoryScope scope(trace::Memory::parameters);
     const Storage<D> storage(parameters.front()->where(), count * sizeof(T));
     auto* data = static_cast<T*>(storage.data());
     for (auto* parameter : parameters) {
       parameter->narrow_copy = {storage, data, dtype<T>, 0};
       places_.push_back({parameter, parameter->value_data()});
-      data += parameter->count();
+      data += occupied(*parameter);
     }
   }
 

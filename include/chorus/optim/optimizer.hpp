@@ -198,7 +198,7 @@ class Optimizer : public HasLearningRate {
         flush();
         range = next;
       } else {
-        range.count += next.count;
+        range.count = static_cast<Index>(occupied(range)) + next.count;
       }
     }
     flush();
@@ -219,8 +219,9 @@ class Optimizer : public HasLearningRate {
     for (const DType type : {DType::f32, DType::f64})  // a dtype's state lies together, as its parameters do
       for (Entry& entry : entries_)
         if (entry.named.parameter->dtype() == type) {
+          const auto count = static_cast<std::size_t>(entry.named.parameter->count());
           entry.state_begin = bytes;
-          bytes += entry.named.parameter->size_bytes();
+          bytes += padded_count<D>(count, size_of(type)) * size_of(type);
         }
     const MemoryScope scope(trace::Memory::optimizer);
     for (std::size_t slot = 0; slot < slots().size(); ++slot) {
@@ -233,8 +234,13 @@ class Optimizer : public HasLearningRate {
     return static_cast<std::byte*>(state_[slot].data()) + entry.state_begin;
   }
 
+  // Elements up to where a neighbour would begin.
+  static std::size_t occupied(const Range& range) {
+    return padded_count<D>(static_cast<std::size_t>(range.count), size_of(range.dtype));
+  }
+
   bool continues(const Range& range, const Range& next) const {
-    const auto bytes = static_cast<std::size_t>(range.count) * size_of(range.dtype);
+    const std::size_t bytes = occupied(range) * size_of(range.dtype);
     const auto follows = [bytes](const void* first, const void* second) {
       return static_cast<const std::byte*>(first) + bytes == second;
     };

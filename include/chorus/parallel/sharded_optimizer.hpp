@@ -109,7 +109,8 @@ class ShardedOptimizer : public optim::HasLearningRate {
     for (const auto& entry : flat.entries()) {
       const std::size_t count = flat.groups()[entry.group].count, share = count / ranks;
       const std::size_t first = rank * share, last = rank + 1 == ranks ? count : first + share;
-      const std::size_t begin = std::max(first, entry.begin), end = std::min(last, entry.begin + entry.count);
+      const auto elements = static_cast<std::size_t>(entry.parameter().count());
+      const std::size_t begin = std::max(first, entry.begin), end = std::min(last, entry.begin + elements);
       if (begin >= end) continue;
       const auto slice = std::make_shared<detail::ParameterSlice<D>>(
           entry.parameter(), static_cast<Index>(begin - entry.begin), static_cast<Index>(end - begin));
