@@ -1,5 +1,6 @@
 // The example's model on a GPU: the same training as on the CPU, under the policies of one process.
 #include <chorus/chorus.hpp>
+#include <chorus/optim/grad_scaler.hpp>
 #include <cmath>
 
 #include "compare.hpp"
@@ -180,4 +181,29 @@ TEST_CASE("parameters and their gradients lie where 16 bytes are one access, and
   Ranges ranges(net.parameters(), 0.1);
   ranges.step();
   CHECK(ranges.count == 1);
+}
+
+TEST_CASE("a step whose gradients overflow is left out") {
+  if (!gpu_present()) return;
+  ch::SingleDevice<ToyModel<Cuda>> net{ToyModel<Cuda>{}};
+  Optimizer optimizer{net.parameters(), {.lr = 0.01}};
+  ch::optim::GradScaler scaler(net.parameters(), {.init_scale = 1e38, .backoff_factor = 1e-30});
+  const auto scaled_step = [&] {
+    const auto images = ch::Tensor<float, 4>::from(numbers<float>(4 * 3 * 32 * 32, 1), {4, 3, 32, 32});
+    optimizer.zero_grad();
+    const auto loss = ch::cross_entropy(net(images), ch::Tensor<std::int64_t, 1>::from({1, 2, 3, 4}, {4}));
+    scaler.scale(loss * 100).backward();
+    return scaler.step(optimizer);
+  };
+  const auto bias = [&] {
+    std::vector<float> values(10);
+    ch::copy_bytes(Cpu{}, values.data(), Cuda{}, net.module().fc3.bias.value().data(), 10 * sizeof(float));
+    return values;
+  };
+  const auto before = bias();
+  CHECK_FALSE(scaled_step());
+  CHECK(bias() == before);
+  CHECK(scaler.skipped_steps() == 1);
+  CHECK(scaled_step());
+  CHECK(bias() != before);
 }

@@ -22,7 +22,8 @@ struct GradScalerOptions {
 ///   scaler.step(optimizer);
 ///
 /// Whether a step is left out is decided by the gradients after they were reduced over all devices. Sums keep what is
-/// infinite or not a number, and all ranks hold the same bits, so all decide alike without a word.
+/// infinite or not a number, and all ranks hold the same bits, so all decide alike without a word. The host decides: on
+/// GPUs it waits for the gradients, so that a step with a scaler cannot be captured by Graphed (UsageError says so).
 template <Device D>
 class GradScaler {
  public:
