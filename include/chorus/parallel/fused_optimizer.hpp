@@ -56,6 +56,7 @@ class FusedOptimizer : public optim::HasLearningRate {
       for (auto& tensor : optimizer->state()) all.push_back(std::move(tensor));
     return all;
   }
+  auto device() const { return optimizers_.front()->device(); }
 
  private:
   std::vector<std::unique_ptr<Opt>> optimizers_;

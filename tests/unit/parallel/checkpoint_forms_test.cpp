@@ -1,0 +1,85 @@
+// One checkpoint for the plain, the fused and the sharded form of an optimizer.
+#include <catch.hpp>
+#include <chorus/io/checkpoint.hpp>
+#include <chorus/parallel/fused_optimizer.hpp>
+#include <chorus/parallel/sharded_optimizer.hpp>
+
+#include "../io/files.hpp"
+#include "ranks.hpp"
+
+using namespace chorus;
+using chorus_test::TemporaryFolder;
+using comm::World;
+using test::distance;
+using test::labels;
+using test::numbers;
+
+namespace {
+
+using Adam = optim::Adam<Cpu>;
+const optim::AdamOptions adam{.lr = 0.05, .amsgrad = true};
+
+/// Trains from `from` (a file, or "") up to step `last`, and saves to `to`; the parameters as text.
+template <class Optimizer>
+std::string train(int ranks, const std::string& from, std::uint32_t last, const std::string& to) {
+  return test::common_text(ranks, [=](const World& world) {
+    test::Distributed<test::Smooth<Cpu>> rank(world);
+    auto optimizer = [&] {
+      if constexpr (std::is_same_v<Optimizer, Adam>)
+        return Adam{rank.net.parameters(), adam};
+      else
+        return Optimizer{rank.net, adam};
+    }();
+    io::TrainingPosition position;
+    if (!from.empty()) position = io::load_checkpoint(rank.net, optimizer, from);
+    for (; position.step < last; ++position.step) {
+      const auto number = static_cast<std::uint32_t>(position.step);
+      optimizer.zero_grad();
+      cross_entropy(rank.net(test::share(numbers(7, 5, number), world)), test::share(labels(7, 3, number), world))
+          .backward();
+      optimizer.step();
+    }
+    constexpr bool sharded = std::is_same_v<Optimizer, ShardedOptimizer<Adam>>;
+    if (!to.empty() && (sharded || world.rank == 0)) io::save_checkpoint(rank.net, optimizer, position, to);
+    return test::text_of(test::values(rank.net.module()));
+  });
+}
+
+}  // namespace
+
+TEST_CASE("checkpoints of fused and sharded optimizers: a resumed run ends with the same bits") {
+  const TemporaryFolder folder;
+  for (const int ranks : {2, 3}) {
+    INFO(ranks << " ranks");
+    const std::string file = folder / "run";
+    const auto fused = train<FusedOptimizer<Adam>>(ranks, "", 4, "");
+    REQUIRE(!fused.empty());
+    train<FusedOptimizer<Adam>>(ranks, "", 2, file);
+    CHECK(train<FusedOptimizer<Adam>>(ranks, file, 4, "") == fused);
+    const auto sharded = train<ShardedOptimizer<Adam>>(ranks, "", 4, "");
+    REQUIRE(!sharded.empty());
+    train<ShardedOptimizer<Adam>>(ranks, "", 2, file);
+    CHECK(train<ShardedOptimizer<Adam>>(ranks, file, 4, "") == sharded);
+  }
+}
+
+TEST_CASE("checkpoints of fused and sharded optimizers: one goes on as the other, on other ranks") {
+  const TemporaryFolder folder;
+  const auto whole = test::numbers_in(train<Adam>(1, "", 4, ""));
+  REQUIRE(!whole.empty());
+  const auto goes_on = [&](const std::string& text) { return distance(test::numbers_in(text), whole) < 1e-12; };
+  train<ShardedOptimizer<Adam>>(3, "", 2, folder / "sharded");
+  CHECK(goes_on(train<Adam>(1, folder / "sharded", 4, "")));
+  CHECK(goes_on(train<ShardedOptimizer<Adam>>(2, folder / "sharded", 4, "")));
+  train<Adam>(1, "", 2, folder / "plain");
+  CHECK(goes_on(train<ShardedOptimizer<Adam>>(4, folder / "plain", 4, "")));
+  CHECK(goes_on(train<FusedOptimizer<Adam>>(2, folder / "plain", 4, "")));
+  train<FusedOptimizer<Adam>>(2, "", 2, folder / "fused");
+  CHECK(goes_on(train<ShardedOptimizer<Adam>>(3, folder / "fused", 4, "")));
+}
+
+TEST_CASE("checkpoints of sharded optimizers: before the first step there is nothing but zeros") {
+  const TemporaryFolder folder;
+  train<ShardedOptimizer<Adam>>(2, "", 0, folder / "new");
+  CHECK(train<ShardedOptimizer<Adam>>(2, folder / "new", 2, "") == train<ShardedOptimizer<Adam>>(2, "", 2, ""));
+}
