@@ -1,6 +1,7 @@
-// Times all-reduce over float sums between ranks of this machine, in the form of the usual MPI program:
+// Times all-reduce over float sums between ranks of this machine, bound to cores, in the form of the usual MPI program:
 //   allreduce [--ranks N] [--transport shm|tcp|thread|mpi|gloo]
 // One line a size: bytes, ranks, median ms, busbw in GB/s (bytes * 2(n-1)/n / time, as nccl-tests defines it).
+#include <sched.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 
@@ -98,6 +99,18 @@ void run_threads(const Options& options) {
   for (auto& thread : threads) thread.join();
 }
 
+/// Each rank on a core of its own, if there are enough, as mpirun binds its ranks.
+void bind_to_core(int rank, int ranks) {
+  cpu_set_t all, own;
+  if (sched_getaffinity(0, sizeof all, &all) != 0 || CPU_COUNT(&all) < ranks) return;
+  int core = 0;
+  for (int skipped = -1; core < CPU_SETSIZE; ++core)
+    if (CPU_ISSET(core, &all) && ++skipped == rank) break;
+  CPU_ZERO(&own);
+  CPU_SET(core, &own);
+  sched_setaffinity(0, sizeof own, &own);
+}
+
 void run_processes(const Options& options) {
   comm::World world{.size = options.ranks, .local_size = options.ranks};
   auto listener = comm::Socket::listen(comm::Address::resolve(world.master_addr, 0));
@@ -111,6 +124,7 @@ void run_processes(const Options& options) {
     listener = comm::Socket();
     break;
   }
+  bind_to_core(world.rank, world.size);
   if (world.rank == 0) world.listen_fd = dup(listener.fd());
   listener = comm::Socket();
   const int code = guarded([&] {
