@@ -58,6 +58,7 @@ CHORUS_EXTERN template detail::Value<0> detail::cross_entropy<0>(const detail::V
                                                                  const CrossEntropyOptions&);
 
 CHORUS_EXTERN template class nn::Linear<Cpu, float>;
+CHORUS_EXTERN template class nn::detail::ConvolutionBase<4, Cpu, float>;
 CHORUS_EXTERN template class nn::Conv2d<Cpu, float>;
 CHORUS_EXTERN template class optim::Optimizer<Cpu>;
 CHORUS_EXTERN template class optim::Sgd<Cpu>;

@@ -1,11 +1,62 @@
 #pragma once
-/// The two-dimensional convolution layer.
+/// The two-dimensional convolution layer, and what it shares with the others (convolutions.hpp).
 
+#include <algorithm>
 #include <chorus/nn/init.hpp>
 #include <chorus/nn/module.hpp>
 #include <chorus/ops/convolution.hpp>
+#include <span>
+#include <string>
 
 namespace chorus::inline CHORUS_ABI::nn {
+
+namespace detail {
+// What all convolution layers have. PyTorch's initialisation takes the weight's second
+// axis and the taps for the fan-in, of transposed convolutions too.
+template <int Rank, Device D, Real T>
+class ConvolutionBase : public Module {
+ public:
+  using device_type = D;
+  Parameter<T, Rank, D> weight;
+  Parameter<T, 1, D> bias;
+
+  void visit(Visitor& visitor) override {
+    visitor.parameter("weight", weight);
+    if (bias) visitor.parameter("bias", bias);
+  }
+  std::string describe() const override {
+    return cat(name_, "(", in_, ", ", out_, ", kernel=", product(std::span<const Index>(weight.shape()).subspan(2)),
+               ")");
+  }
+
+ protected:
+  ConvolutionBase(const char* name, Index in, Index out, const Shape<Rank - 2>& taps, Index groups, bool with_bias,
+                  bool transposed)
+      : name_(name), in_(in), out_(out) {
+    bool fits = in > 0 && out > 0 && groups > 0 && in % groups == 0 && out % groups == 0;
+    for (const Index tap : taps) fits = fits && tap > 0;
+    check<ShapeError>(fits, name, ": ", in, " -> ", out, " channels, kernel ", product(taps), ", ", groups,
+                      " groups: all must be positive, and groups divide the channels");
+    Shape<Rank> shape{};
+    shape[0] = transposed ? in : out;
+    shape[1] = (transposed ? out : in) / groups;
+    std::copy(taps.begin(), taps.end(), shape.begin() + 2);
+    const Index fan_in = numel(shape) / shape[0];
+    weight = Parameter(init::default_uniform<T, D, Rank>(shape, fan_in));
+    if (with_bias) bias = Parameter(init::default_uniform<T, D, 1>({out}, fan_in));
+  }
+
+ private:
+  static std::string product(std::span<const Index> taps) {
+    std::string text = std::to_string(taps[0]);
+    for (const Index tap : taps.subspan(1)) text += cat("x", tap);
+    return text;
+  }
+
+  const char* name_;
+  Index in_, out_;
+};
+}  // namespace detail
 
 struct Conv2dOptions {
   Size2d kernel = 1, stride = 1, padding = 0, dilation = 1;
@@ -15,36 +66,21 @@ struct Conv2dOptions {
 
 /// x: [batch, in, height, width] -> [batch, out, out_h, out_w]; weight: [out, in / groups, kernel_h, kernel_w].
 template <Device D, Real T = float>
-class Conv2d : public Module {
+class Conv2d : public detail::ConvolutionBase<4, D, T> {
  public:
-  using device_type = D;
-  Parameter<T, 4, D> weight;
-  Parameter<T, 1, D> bias;
-
   /// Throws ShapeError unless channels and kernel are positive and `groups` divides both channel numbers.
   Conv2d(Index in_channels, Index out_channels, const Conv2dOptions& options)
-      : options_{options.stride, options.padding, options.dilation, options.groups} {
-    const auto [height, width] = options.kernel;
-    check<ShapeError>(in_channels > 0 && out_channels > 0 && height > 0 && width > 0 && options.groups > 0 &&
-                          in_channels % options.groups == 0 && out_channels % options.groups == 0,
-                      "Conv2d: ", in_channels, " -> ", out_channels, " channels, kernel ", height, " x ", width, ", ",
-                      options.groups, " groups: all must be positive, and groups divide the channels");
-    const Index fan_in = in_channels / options.groups * height * width;
-    weight = Parameter(init::default_uniform<T, D, 4>({out_channels, in_channels / options.groups, height, width}, fan_in));
-    if (options.bias) bias = Parameter(init::default_uniform<T, D, 1>({out_channels}, fan_in));
-  }
-
+      : detail::ConvolutionBase<4, D, T>("Conv2d", in_channels, out_channels,
+                                         {options.kernel.height, options.kernel.width}, options.groups, options.bias,
+                                         false),
+        options_{options.stride, options.padding, options.dilation, options.groups} {}
   template <Operand X>
   auto operator()(const X& x) const {
-    return conv2d(x, weight, bias, options_);
-  }
-  void visit(Visitor& visitor) override {
-    visitor.parameter("weight", weight);
-    if (bias) visitor.parameter("bias", bias);
+    return conv2d(x, this->weight, this->bias, options_);
   }
   std::string describe() const override {
-    const auto& w = weight.shape();
-    auto text = cat("Conv2d(", w[1] * options_.groups, ", ", w[0], ", kernel=", w[2], "x", w[3]);
+    auto text = detail::ConvolutionBase<4, D, T>::describe();
+    text.pop_back();
     if (options_.stride.height != 1) text += cat(", stride=", options_.stride.height);
     if (options_.padding.height != 0) text += cat(", padding=", options_.padding.height);
     if (options_.groups != 1) text += cat(", groups=", options_.groups);

@@ -1,55 +1,12 @@
 #pragma once
 /// Convolution layers of sequences and volumes, and transposed convolutions.
 
-#include <chorus/nn/init.hpp>
-#include <chorus/nn/module.hpp>
+#include <chorus/nn/convolution.hpp>
 #include <chorus/ops/convolution1d.hpp>
 #include <chorus/ops/convolution3d.hpp>
 #include <chorus/ops/transposed_convolution.hpp>
 
 namespace chorus::inline CHORUS_ABI::nn {
-
-namespace detail {
-// What all convolution layers have. PyTorch's initialisation takes the weight's second
-// axis and the taps for the fan-in, of transposed convolutions too.
-template <int Rank, Device D, Real T>
-class ConvolutionBase : public Module {
- public:
-  using device_type = D;
-  Parameter<T, Rank, D> weight;
-  Parameter<T, 1, D> bias;
-
-  void visit(Visitor& visitor) override {
-    visitor.parameter("weight", weight);
-    if (bias) visitor.parameter("bias", bias);
-  }
-  std::string describe() const override {
-    const auto taps = std::span<const Index>(weight.shape()).subspan(2);
-    return cat(name_, "(", in_, ", ", out_, ", kernel=", taps, ")");
-  }
-
- protected:
-  ConvolutionBase(const char* name, Index in, Index out, const Shape<Rank - 2>& taps, Index groups, bool with_bias,
-                  bool transposed)
-      : name_(name), in_(in), out_(out) {
-    bool fits = in > 0 && out > 0 && groups > 0 && in % groups == 0 && out % groups == 0;
-    for (const Index tap : taps) fits = fits && tap > 0;
-    check<ShapeError>(fits, name, ": ", in, " -> ", out, " channels, kernel ", taps, ", ", groups,
-                      " groups: all must be positive, and groups divide the channels");
-    Shape<Rank> shape{};
-    shape[0] = transposed ? in : out;
-    shape[1] = (transposed ? out : in) / groups;
-    std::copy(taps.begin(), taps.end(), shape.begin() + 2);
-    const Index fan_in = numel(shape) / shape[0];
-    weight = Parameter(init::default_uniform<T, D, Rank>(shape, fan_in));
-    if (with_bias) bias = Parameter(init::default_uniform<T, D, 1>({out}, fan_in));
-  }
-
- private:
-  const char* name_;
-  Index in_, out_;
-};
-}  // namespace detail
 
 struct Conv1dOptions {
   Index kernel = 1, stride = 1, padding = 0, dilation = 1, groups = 1;

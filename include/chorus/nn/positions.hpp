@@ -1,11 +1,13 @@
 #pragma once
 /// Encodings of positions in a sequence: learned, sinusoidal, rotary.
 
+#include <algorithm>
 #include <chorus/nn/init.hpp>
 #include <chorus/nn/module.hpp>
 #include <chorus/ops/arithmetic.hpp>
 #include <chorus/ops/shape.hpp>
 #include <cmath>
+#include <vector>
 
 namespace chorus::inline CHORUS_ABI::nn {
 
@@ -37,20 +39,37 @@ class LearnedPositions : public Module {
 };
 
 namespace detail {
-// [length, features / 2]: place times 10000^(-2 i / features).
-template <Real T, class F>
-Tensor<T, 2, Cpu> position_angles(Index length, Index features, const F& f) {
-  auto out = Tensor<T, 2, Cpu>::empty({length, features / 2});
-  for (Index place = 0; place < length; ++place)
-    for (Index i = 0; i < features / 2; ++i)
-      out(place, i) =
-          static_cast<T>(f(static_cast<double>(place) *
-                           std::pow(10000.0, -2.0 * static_cast<double>(i) / static_cast<double>(features))));
-  return out;
-}
-template <class D, Real T>
-Tensor<T, 2, D> on_device(const Tensor<T, 2, Cpu>& host, D device) {
-  return Tensor<T, 2, D>::from({host.data(), static_cast<std::size_t>(host.numel())}, host.shape(), device);
+// [at least `length`, features / 2]: sines and cosines of the place times 10000^(-2 i / features).
+template <Real T, Device D>
+struct PositionTables {
+  Index features = 0, length = 0;
+  D device{};
+  Tensor<T, 2, D> sine{}, cosine{};
+};
+
+// Each thread keeps its tables for the next call.
+template <Real T, Device D>
+const PositionTables<T, D>& position_tables(Index length, Index features, D device) {
+  thread_local std::vector<PositionTables<T, D>> kept;
+  auto tables = std::find_if(kept.begin(), kept.end(),
+                             [&](const auto& t) { return t.features == features && t.device == device; });
+  if (tables != kept.end() && tables->length >= length) return *tables;
+  const auto table = [&, places = tables == kept.end() ? length : std::max(length, 2 * tables->length)](auto f) {
+    auto host = Tensor<T, 2, Cpu>::empty({places, features / 2});
+    for (Index place = 0; place < places; ++place)
+      for (Index i = 0; i < features / 2; ++i)
+        host(place, i) =
+            static_cast<T>(f(static_cast<double>(place) *
+                             std::pow(10000.0, -2.0 * static_cast<double>(i) / static_cast<double>(features))));
+    return Tensor<T, 2, D>::from({host.data(), static_cast<std::size_t>(host.numel())}, host.shape(), device);
+  };
+  const auto sine = table([](double angle) { return std::sin(angle); });
+  const auto cosine = table([](double angle) { return std::cos(angle); });
+  if (tables == kept.end()) tables = kept.insert(kept.end(), {.features = features, .device = device});
+  tables->length = sine.size(0);
+  tables->sine = sine;
+  tables->cosine = cosine;
+  return *tables;
 }
 }  // namespace detail
 
@@ -62,10 +81,9 @@ struct SinusoidalPositions : Module {
     using T = typename tensor_of<X>::value_type;
     const Index length = value_of(x).size(-2), features = value_of(x).size(-1);
     check<ShapeError>(features % 2 == 0, "SinusoidalPositions: ", features, " features are not even");
-    const auto sines = detail::position_angles<T>(length, features, [](double angle) { return std::sin(angle); });
-    const auto cosines = detail::position_angles<T>(length, features, [](double angle) { return std::cos(angle); });
-    const auto table = reshape(stack(2, sines, cosines), Shape<2>{length, features});
-    return x + detail::on_device(table, value_of(x).device());
+    const auto& tables = detail::position_tables<T>(length, features, value_of(x).device());
+    return x + reshape(stack(2, tables.sine.slice(0, 0, length), tables.cosine.slice(0, 0, length)),
+                       Shape<2>{length, features});
   }
   std::string describe() const override { return "SinusoidalPositions"; }
 };
@@ -79,12 +97,8 @@ auto rotary_positions(const X& x, Index first = 0) {
   const Index length = value_of(x).size(-2), features = value_of(x).size(-1);
   check<ShapeError>(features % 2 == 0, "rotary_positions: ", features, " features are not even");
   check<UsageError>(first >= 0, "rotary_positions: the first place is ", first);
-  const auto table = [&](auto f) {
-    const auto angles = detail::position_angles<T>(first + length, features, f).slice(0, first, first + length);
-    return detail::on_device(contiguous(angles), value_of(x).device());
-  };
-  const auto sine = table([](double angle) { return std::sin(angle); });
-  const auto cosine = table([](double angle) { return std::cos(angle); });
+  const auto& tables = detail::position_tables<T>(first + length, features, value_of(x).device());
+  const auto sine = tables.sine.slice(0, first, first + length), cosine = tables.cosine.slice(0, first, first + length);
   const auto a = slice(x, -1, 0, features / 2), b = slice(x, -1, features / 2, features);
   return concat(-1, a * cosine - b * sine, b * cosine + a * sine);
 }

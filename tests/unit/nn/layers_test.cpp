@@ -116,7 +116,7 @@ TEST_CASE("layers refuse sizes that make no sense") {
         "Linear: 0 inputs and 3 outputs: both must be positive");
   CHECK(message_of<ch::ShapeError>([] { nn::BatchNorm1d<Cpu>(0); }) == "BatchNorm: 0 channels: must be positive");
   CHECK(message_of<ch::ShapeError>([] { nn::Conv2d<Cpu>(3, 4, {.kernel = 3, .groups = 2}); }) ==
-        "Conv2d: 3 -> 4 channels, kernel 3 x 3, 2 groups: all must be positive, and groups divide the channels");
+        "Conv2d: 3 -> 4 channels, kernel 3x3, 2 groups: all must be positive, and groups divide the channels");
   CHECK(message_of<ch::ShapeError>([] { nn::Embedding<Cpu>(0, 3); }) ==
         "Embedding: 0 entries of 3 features: both must be positive");
   CHECK(message_of<ch::ShapeError>([] { nn::LayerNorm<Cpu>(0); }) == "LayerNorm: 0 features: must be positive");

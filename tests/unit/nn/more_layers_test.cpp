@@ -49,7 +49,7 @@ TEST_CASE("convolution layers have PyTorch's shapes and bounds") {
   CHECK(largest > 0.7f / std::sqrt(12.0f));
   CHECK(message_of<ch::ShapeError>([] {
           nn::Conv1d<Cpu>{4, 6, {.kernel = 3, .groups = 4}};
-        }) == "Conv1d: 4 -> 6 channels, kernel [3], 4 groups: all must be positive, and groups divide the channels");
+        }) == "Conv1d: 4 -> 6 channels, kernel 3, 4 groups: all must be positive, and groups divide the channels");
 }
 
 TEST_CASE("normalisation layers start without effect on normalised numbers") {
@@ -90,12 +90,18 @@ TEST_CASE("functions as layers in a Sequential") {
 }
 
 TEST_CASE("sinusoidal positions are those of the paper") {
-  const auto y = nn::SinusoidalPositions{}(ch::Tensor<double, 3>::zeros({1, 7, 6}));
-  for (Index place = 0; place < 7; ++place)
-    for (Index i = 0; i < 3; ++i) {
-      const double angle = static_cast<double>(place) / std::pow(10000.0, 2.0 * static_cast<double>(i) / 6);
-      CHECK(y(0, place, 2 * i) == Approx(std::sin(angle)));
-      CHECK(y(0, place, 2 * i + 1) == Approx(std::cos(angle)));
+  for (const Index length : {7, 5, 20})  // tables are kept for the next call
+    for (const Index features : {6, 8}) {
+      const auto y = nn::SinusoidalPositions{}(ch::Tensor<double, 3>::zeros({1, length, features}));
+      bool right = true;
+      for (Index place = 0; place < length; ++place)
+        for (Index i = 0; i < features / 2; ++i) {
+          const double angle = static_cast<double>(place) /
+                               std::pow(10000.0, 2.0 * static_cast<double>(i) / static_cast<double>(features));
+          right = right && y(0, place, 2 * i) == Approx(std::sin(angle)) &&
+                  y(0, place, 2 * i + 1) == Approx(std::cos(angle));
+        }
+      CHECK(right);
     }
   CHECK_THROWS_AS(nn::SinusoidalPositions{}(ch::Tensor<double, 3>::zeros({1, 7, 5})), ch::ShapeError);
 }

@@ -30,27 +30,32 @@ void for_windows(const Pool2dShape& s, F f) {
   });
 }
 
-/// 2 * `lanes` numbers from memory: those at even and those at odd places.
-template <class T>
-void load_pairs(const T* from, Packet<T>& even, Packet<T>& odd) {
-  constexpr Index w = lanes<T>;
 #if defined(__AVX512F__)
-  if constexpr (sizeof(Packet<T>) == 64 && sizeof(T) == 4) {
-    const auto low = load(from, Whole<T>{}), high = load(from + w, Whole<T>{});
-    const auto places = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-    even = _mm512_permutex2var_ps(low, places, high);
-    odd = _mm512_permutex2var_ps(low, _mm512_add_epi32(places, _mm512_set1_epi32(1)), high);
-    return;
-  }
-#endif
-  alignas(64) T all[2][w];
-  for (Index i = 0; i < w; ++i) {
-    all[0][i] = from[2 * i];
-    all[1][i] = from[2 * i + 1];
-  }
-  even = load(all[0], Whole<T>{});
-  odd = load(all[1], Whole<T>{});
+/// The largest of 16 windows of 2 x 2 side by side, the first of equal ones; a NaN is larger than all. `argmax`, unless
+/// it is null: `position`, that of the first window, plus the number's distance from there.
+inline void max_of_windows(const float* upper, const float* lower, Index width, Index position, float* y,
+                           std::int32_t* argmax) {
+  const auto even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+  const auto odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
+  const auto below = _mm512_set1_epi32(static_cast<int>(width));
+  auto best = _mm512_setzero_ps();
+  auto place = even;
+  const auto meet = [&](__m512 value, __m512i at) {
+    const auto larger = _mm512_cmp_ps_mask(value, best, _CMP_GT_OQ) | _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
+    best = _mm512_mask_mov_ps(best, static_cast<__mmask16>(larger), value);
+    place = _mm512_mask_mov_epi32(place, static_cast<__mmask16>(larger), at);
+  };
+  const auto a = _mm512_loadu_ps(upper), b = _mm512_loadu_ps(upper + 16);
+  const auto c = _mm512_loadu_ps(lower), d = _mm512_loadu_ps(lower + 16);
+  best = _mm512_permutex2var_ps(a, even, b);
+  meet(_mm512_permutex2var_ps(a, odd, b), odd);
+  meet(_mm512_permutex2var_ps(c, even, d), _mm512_add_epi32(even, below));
+  meet(_mm512_permutex2var_ps(c, odd, d), _mm512_add_epi32(odd, below));
+  _mm512_storeu_ps(y, best);
+  if (argmax != nullptr)
+    _mm512_storeu_si512(argmax, _mm512_add_epi32(place, _mm512_set1_epi32(static_cast<int>(position))));
 }
+#endif
 
 /// Windows of 2 x 2 side by side: as many of a row's `n` as can be computed in whole packets without reading behind
 /// `x_end` or writing behind `y_end`. Results are written up to a packet further than n. Returns how many are done.
@@ -62,12 +67,22 @@ Index max_pool_2x2(Index n, const T* row, Index width, Index position, const T* 
   Index j = 0;
   for (; j < n && x_end - row >= width + 2 * (j + w) && y_end - y >= j + w; j += w) {
     const T *upper = row + 2 * j, *lower = upper + width;
-    Packet<T> values[4];
-    load_pairs(upper, values[0], values[1]);
-    load_pairs(lower, values[2], values[3]);
-    auto best = values[0], step = splat(T{0});
+#if defined(__AVX512F__)
+    if constexpr (sizeof(Packet<T>) == 64 && std::is_same_v<T, float>) {
+      max_of_windows(upper, lower, width, position + 2 * j, y + j, argmax == nullptr ? nullptr : argmax + j);
+      continue;
+    }
+#endif
+    alignas(64) T values[4][w];
+    for (Index i = 0; i < w; ++i) {
+      values[0][i] = upper[2 * i];
+      values[1][i] = upper[2 * i + 1];
+      values[2][i] = lower[2 * i];
+      values[3][i] = lower[2 * i + 1];
+    }
+    auto best = load(values[0], Whole<T>{}), step = splat(T{0});
     for (int i = 1; i < 4; ++i) {
-      const auto value = values[i], here = splat(steps[i]);
+      const auto value = load(values[i], Whole<T>{}), here = splat(steps[i]);
       const auto number = pcmp_eq(value, value), larger = pcmp_lt(best, value);
       best = pselect(number, pselect(larger, value, best), value);
       step = pselect(number, pselect(larger, here, step), here);
