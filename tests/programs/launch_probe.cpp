@@ -59,6 +59,9 @@ static int body(ch::Run& run) {
     if (!chosen) ch::fail<ch::CommError>("all_reduce: rank 1 closed the connection");
     std::this_thread::sleep_for(std::chrono::milliseconds(300));
     raise(SIGKILL);
+  } else if (what == "early") {  // the chosen one dies before all have met
+    if (chosen) raise(SIGKILL);
+    run.communicator().barrier();
   } else if (what == "reduce") {
     std::array<float, 1> value{static_cast<float>(run.rank() + 1)};
     run.communicator().all_reduce(std::span<float>(value));

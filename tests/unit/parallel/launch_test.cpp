@@ -439,6 +439,15 @@ TEST_CASE("a rank killed in the middle of all-reduces is the one that is named")
   require_no_new_shared_memory(before);
 }
 
+TEST_CASE("a rank that dies before all have met ends the others at once, not at their deadline") {
+  Program program({probe(), "--do", "early", "--devices", "3", "--timeout", "120"});
+  CHECK(program.finish(30s) == 128 + SIGKILL);
+  INFO(program.text());
+  CHECK(has(program, "rank 1 (pid"));
+  CHECK(has(program, "was killed by SIGKILL"));
+  CHECK(!has(program, "did not"));
+}
+
 TEST_CASE("a rank that leaves early is pointed at") {
   Program program({probe(), "--do", "quit", "--devices", "2", "--timeout", "3"});
   CHECK(program.finish(10s) == 76);
