@@ -4,6 +4,7 @@
 // counts the others, after a line that names them.
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <map>
 #include <string>
@@ -51,6 +52,12 @@ std::vector<std::string> failures_of(const std::string& path, const golden::Oper
 }  // namespace
 
 int main(int argc, char** argv) {
+#if CHORUS_USE_CUDA
+  if (std::is_same_v<golden::Device, chorus::Cuda> && chorus::cuda::device_count() == 0) {
+    std::puts("SKIPPED: no CUDA device");
+    return std::getenv("CHORUS_REQUIRE_GPU") == nullptr ? 77 : 1;
+  }
+#endif
   const std::string directory = argc > 1 ? argv[1] : CHORUS_GOLDEN_DIR;
   std::vector<std::filesystem::path> files;
   std::error_code problem;
