@@ -1,3 +1,4 @@
+#include <chorus/kernels/cpu/pointwise.hpp>
 #include <chorus/ops/pointwise.hpp>
 
 #include "check_operator.hpp"
