@@ -38,7 +38,7 @@ def epochs_of(command, metrics):
 
 
 def chorus(*policy):
-    return [options.program, "--model", "toy", "--data", options.folder, "--quiet", *policy]
+    return [options.program, "--model", "toy", "--data", options.folder, "--warmup", "0", "--quiet", *policy]
 
 
 def torch(*how):
