@@ -57,6 +57,7 @@ void pools(const Pool2dShape& s, bool accumulate) {
   const auto body = [&](auto device, T* x, T* dy, T* y, std::int32_t* argmax, T* mean, T* dx, T* dm) {
     kernels::max_pool2d_forward(device, s, x, y, argmax);
     kernels::max_pool2d_backward(device, s, dy, argmax, dx, accumulate);
+    if (s.dilation_h != 1 || s.dilation_w != 1) return;  // of the largest alone
     kernels::avg_pool2d_forward(device, s, x, mean);
     kernels::avg_pool2d_backward(device, s, dy, dm, accumulate);
   };
@@ -105,6 +106,8 @@ TEST_CASE("pooling, forward and back") {
     pools<float>({6, 8, 10, 2, 2, 2, 2}, accumulate);
     pools<float>({3, 9, 7, 3, 3, 2, 1, 1, 1}, accumulate);
     pools<float>({2, 11, 11, 3, 2, 4, 3}, accumulate);
+    pools<float>({2, 12, 10, 3, 2, 2, 3, 1, 1, 1, 1, true}, accumulate);
+    pools<float>({2, 12, 11, 3, 2, 2, 1, 1, 1, 2, 3, true}, accumulate);
     pools<double>({2, 5, 5, 5, 5, 1, 1, 2, 2}, accumulate);
     pools<float>({70'000, 2, 2, 2, 2, 2, 2}, accumulate);
   }

@@ -28,6 +28,10 @@ struct PoolOptions {
   Size2d stride = 0, padding = 0;
   /// Whether padding counts in a mean.
   bool count_include_pad = true;
+  /// Whether windows that reach over the end count, if they begin before it.
+  bool ceil_mode = false;
+  /// The distance of a window's pixels from one another; of max_pool2d alone.
+  Size2d dilation = 1;
 };
 
 namespace detail {
@@ -43,15 +47,23 @@ inline kernels::Pool2dShape pool2d_shape(const char* operation, const Shape<4>& 
       .stride_w = options.stride.width == 0 ? window.width : options.stride.width,
       .padding_h = options.padding.height,
       .padding_w = options.padding.width,
+      .dilation_h = options.dilation.height,
+      .dilation_w = options.dilation.width,
+      .ceil_mode = options.ceil_mode,
   };
   check<UsageError>(shape.kernel_h > 0 && shape.kernel_w > 0 && shape.stride_h > 0 && shape.stride_w > 0, operation,
                     ": window and stride are at least 1");
+  check<UsageError>(shape.dilation_h > 0 && shape.dilation_w > 0, operation, ": the dilation is at least 1");
   check<UsageError>(shape.padding_h >= 0 && shape.padding_w >= 0 && 2 * shape.padding_h <= shape.kernel_h &&
                         2 * shape.padding_w <= shape.kernel_w,
                     operation, ": the padding is at most half of the window");
   check<ShapeError>(
-      shape.height + 2 * shape.padding_h >= shape.kernel_h && shape.width + 2 * shape.padding_w >= shape.kernel_w,
-      operation, ": a window of ", shape.kernel_h, " x ", shape.kernel_w, " does not fit an input of shape ", input);
+      shape.height + 2 * shape.padding_h >= shape.span_h() && shape.width + 2 * shape.padding_w >= shape.span_w(),
+      operation, ": a window of ", shape.span_h(), " x ", shape.span_w(), " does not fit an input of shape ", input);
+  check<ShapeError>(shape.dilation_h == 1 || shape.dilation_h <= shape.height, operation, ": with a dilation of ",
+                    shape.dilation_h, " a window may miss an image of ", shape.height, " rows");
+  check<ShapeError>(shape.dilation_w == 1 || shape.dilation_w <= shape.width, operation, ": with a dilation of ",
+                    shape.dilation_w, " a window may miss an image of ", shape.width, " columns");
   return shape;
 }
 }  // namespace detail
@@ -81,19 +93,21 @@ detail::Recorded<4, X> max_pool2d(const X& x, Size2d window, const PoolOptions& 
 }  // namespace operations
 
 /// x: [batch, channels, height, width] -> the largest number of each window: [batch, channels, out_h, out_w] with
-/// out_h = (height + 2 padding - window) / stride + 1. Where several are largest, the first gets the gradient.
+/// out_h = (height + 2 padding - dilation (window - 1) - 1) / stride + 1, rounded down, or up with `ceil_mode`. Where
+/// several are largest, the first gets the gradient.
 template <Operand X>
 auto max_pool2d(const X& x, Size2d window, const PoolOptions& options = {}) {
   return detail::with_variables([&](const auto& v) { return operations::max_pool2d(v, window, options); }, x);
 }
 
 namespace detail {
-// For each window its size divided by the pixels of the image in it: [out_h, out_w].
+// For each window its size divided by the pixels that count in it, of the padding too or of the image alone:
+// [out_h, out_w].
 template <Real T, Device D>
-Tensor<T, 2, D> padding_correction(const kernels::Pool2dShape& s, D device) {
-  const auto inside = [](Index i, Index stride, Index padding, Index window, Index size) {
-    const Index start = i * stride - padding;
-    return std::min(start + window, size) - std::max(start, Index{0});
+Tensor<T, 2, D> window_correction(const kernels::Pool2dShape& s, bool with_padding, D device) {
+  const auto inside = [with_padding](Index i, Index stride, Index padding, Index window, Index size) {
+    const Index start = i * stride - padding, around = with_padding ? padding : 0;
+    return std::min(start + window, size + around) - std::max(start, -around);
   };
   auto host = Tensor<T, 2, Cpu>::empty({s.out_height(), s.out_width()});
   for (Index i = 0; i < host.size(0); ++i)
@@ -104,28 +118,36 @@ Tensor<T, 2, D> padding_correction(const kernels::Pool2dShape& s, D device) {
     }
   return Tensor<T, 2, D>::from({host.data(), static_cast<std::size_t>(host.numel())}, host.shape(), device);
 }
-}  // namespace detail
 
-/// The mean of each window, padding counted as zeros or, without `count_include_pad`, left out; shapes as for
-/// max_pool2d.
+// The sum of each window divided by its whole size, whatever of it is in the image.
 template <Operand X>
-auto avg_pool2d(const X& x, Size2d window, const PoolOptions& options = {}) {
-  using T = typename tensor_of<X>::value_type;
+auto mean_of_windows(const X& x, const kernels::Pool2dShape& shape) {
   const auto input = contiguous(value_of(x));
-  const auto shape = detail::pool2d_shape("avg_pool2d", input.shape(), window, options);
   const auto device = input.device();
-  auto out = Tensor<T, 4, typename tensor_of<X>::device_type>::empty(
+  auto out = Tensor<typename tensor_of<X>::value_type, 4, typename tensor_of<X>::device_type>::empty(
       {input.size(0), input.size(1), shape.out_height(), shape.out_width()}, device);
   kernels::avg_pool2d_forward(device, shape, input.data(), out.data());
-  const auto y = record(
+  return record(
       operations::AvgPool2d{shape}, std::move(out),
       [shape, device](const auto& dy, auto dx) {
         const auto [grad, accumulate] = dx->target();
         kernels::avg_pool2d_backward(device, shape, dy.data(), grad.data(), accumulate);
       },
       x);
-  if (options.count_include_pad || (shape.padding_h == 0 && shape.padding_w == 0)) return y;
-  return y * detail::padding_correction<T>(shape, device);
+}
+}  // namespace detail
+
+/// The mean of each window, padding counted as zeros or, without `count_include_pad`, left out; shapes as for
+/// max_pool2d. What `ceil_mode` has reach over the padded end does not count.
+template <Operand X>
+auto avg_pool2d(const X& x, Size2d window, const PoolOptions& options = {}) {
+  check<UsageError>(options.dilation.height == 1 && options.dilation.width == 1, "avg_pool2d has no dilation");
+  const auto shape = detail::pool2d_shape("avg_pool2d", value_of(x).shape(), window, options);
+  const auto y = detail::mean_of_windows(x, shape);
+  const bool padded = shape.padding_h != 0 || shape.padding_w != 0;
+  if (!options.ceil_mode && (options.count_include_pad || !padded)) return y;
+  using T = typename tensor_of<X>::value_type;
+  return y * detail::window_correction<T>(shape, options.count_include_pad, value_of(x).device());
 }
 
 }  // namespace chorus::inline CHORUS_ABI

@@ -13,6 +13,29 @@ TEST_CASE("gradients of pooling") {
   check_both(3, {.stride = 2, .padding = 1});
   check_both({1, 3}, {.stride = 1});
   check_both({3, 2}, {.stride = {1, 2}, .padding = {1, 0}});
+  check_both({3, 2}, {.stride = {2, 2}, .ceil_mode = true});
+  check_both(3, {.stride = 3, .padding = 1, .count_include_pad = false, .ceil_mode = true});
+  check_operator([](const auto& a) { return ch::max_pool2d(a, {2, 3}, {.stride = 2, .padding = 1, .dilation = 2}); },
+                 x);
+  check_operator([](const auto& a) { return ch::max_pool2d(a, 2, {.ceil_mode = true, .dilation = {3, 1}}); }, x);
+}
+
+TEST_CASE("windows over the end, and windows with gaps") {
+  // PyTorch 1.13's numbers.
+  const auto x = Tensor<4>::from({1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}, {1, 1, 3, 5});
+  CHECK(ch::max_pool2d(x, 2, {.ceil_mode = true}).to_vector() == std::vector<double>{7, 9, 10, 12, 14, 15});
+  CHECK(ch::avg_pool2d(x, 2, {.ceil_mode = true}).to_vector() == std::vector<double>{4, 6, 7.5, 11.5, 13.5, 15});
+  const ch::PoolOptions padded{.stride = 3, .padding = 1, .ceil_mode = true};
+  const double means[] = {16.0 / 9, 39.0 / 9, 23.0 / 6, 7};
+  for (ch::Index i = 0; i < 4; ++i)
+    CHECK(ch::avg_pool2d(x, 3, padded)(0, 0, i / 2, i % 2) == Approx(means[i]));
+  CHECK(ch::avg_pool2d(x, 3, {.stride = 3, .padding = 1, .count_include_pad = false, .ceil_mode = true}).to_vector() ==
+        std::vector<double>{4, 6.5, 11.5, 14});
+  CHECK(ch::max_pool2d(x, 2, {.stride = 1, .dilation = {1, 3}}).to_vector() == std::vector<double>{9, 10, 14, 15});
+  CHECK(ch::max_pool2d(x, 2, {.stride = 2, .padding = 1, .dilation = 2}).to_vector() ==
+        std::vector<double>{7, 9, 9, 7, 9, 9});
+  // The third window would begin behind the end.
+  CHECK(ch::max_pool2d(x, 2, {.stride = 3, .padding = 1, .ceil_mode = true}).shape() == Shape<4>{1, 1, 2, 2});
 }
 
 TEST_CASE("gradients of pooling to a size, and of enlarging") {
@@ -44,6 +67,9 @@ TEST_CASE("messages of pooling") {
   CHECK(message_of<ch::UsageError>([&] { ch::avg_pool2d(x, 0); }) == "avg_pool2d: window and stride are at least 1");
   CHECK(message_of<ch::UsageError>([&] { ch::avg_pool2d(x, 2, {.padding = 2}); }) ==
         "avg_pool2d: the padding is at most half of the window");
+  CHECK(message_of<ch::UsageError>([&] { ch::avg_pool2d(x, 2, {.dilation = 2}); }) == "avg_pool2d has no dilation");
+  CHECK(message_of<ch::ShapeError>([&] { ch::max_pool2d(x, 2, {.padding = 1, .dilation = 4}); }) ==
+        "max_pool2d: with a dilation of 4 a window may miss an image of 3 rows");
   CHECK(message_of<ch::UsageError>([&] { ch::upsample_nearest2d(x, 0); }) ==
         "upsample_nearest2d: the scale is at least 1, got 0 x 0");
   CHECK(message_of<ch::UsageError>([&] { ch::adaptive_avg_pool2d(x, 0); }) ==

@@ -13,6 +13,11 @@ namespace detail {
 /// The least planes for a thread of its own.
 inline Index least_planes(const Pool2dShape& s) { return thread_elements / std::max<Index>(1, s.height * s.width) + 1; }
 
+/// The first of a window's rows or columns that is in the image.
+inline Index first_inside(Index start, Index dilation) {
+  return start >= 0 ? start : start + (dilation - 1 - start) / dilation * dilation;
+}
+
 /// Calls f(plane, output index in the plane, first row, last row + 1, first column, last column + 1) for every window,
 /// cut to the image.
 template <class F>
@@ -23,8 +28,8 @@ void for_windows(const Pool2dShape& s, F f) {
         const Index top = oh * s.stride_h - s.padding_h;
         for (Index ow = 0; ow < s.out_width(); ++ow, ++out) {
           const Index left = ow * s.stride_w - s.padding_w;
-          f(plane, out, std::max<Index>(top, 0), std::min(top + s.kernel_h, s.height), std::max<Index>(left, 0),
-            std::min(left + s.kernel_w, s.width));
+          f(plane, out, first_inside(top, s.dilation_h), std::min(top + s.span_h(), s.height),
+            first_inside(left, s.dilation_w), std::min(left + s.span_w(), s.width));
         }
       }
   });
@@ -105,8 +110,8 @@ void max_pool2d_forward(Cpu, const Pool2dShape& s, const T* x, T* y, std::int32_
     const T* image = x + plane * s.height * s.width;
     T best = -std::numeric_limits<T>::infinity();
     Index where = top * s.width + left;
-    for (Index h = top; h < bottom; ++h)
-      for (Index w = left; w < right; ++w) {
+    for (Index h = top; h < bottom; h += s.dilation_h)
+      for (Index w = left; w < right; w += s.dilation_w) {
         const T value = image[h * s.width + w];
         if (value > best || value != value) {
           best = value;
@@ -117,7 +122,8 @@ void max_pool2d_forward(Cpu, const Pool2dShape& s, const T* x, T* y, std::int32_
     if (argmax != nullptr) argmax[plane * pixels + out] = static_cast<std::int32_t>(where);
   };
   const bool two_by_two = s.kernel_h == 2 && s.kernel_w == 2 && s.stride_h == 2 && s.stride_w == 2 &&
-                          s.padding_h == 0 && s.padding_w == 0 && s.width < (Index{1} << 24);
+                          s.padding_h == 0 && s.padding_w == 0 && s.dilation_h == 1 && s.dilation_w == 1 &&
+                          2 * s.out_height() <= s.height && 2 * s.out_width() <= s.width && s.width < (Index{1} << 24);
   if (!two_by_two) return detail::for_windows(s, window);
   const Index columns = s.out_width();
   parallel_ranges(s.planes, 1, detail::least_planes(s), [&](Index first, Index planes) {

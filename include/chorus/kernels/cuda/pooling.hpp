@@ -11,13 +11,15 @@ namespace chorus::inline CHORUS_ABI::kernels {
 
 namespace cuda {
 
-/// Pool2dShape with the sizes of its result worked out.
+/// Pool2dShape with the sizes of its windows and of its result worked out.
 struct PoolSizes {
-  Index planes, height, width, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w, out_height, out_width;
+  Index planes, height, width, span_h, span_w, stride_h, stride_w, padding_h, padding_w, dilation_h, dilation_w,
+      out_height, out_width;
 
   static PoolSizes of(const Pool2dShape& s) {
-    return {s.planes,   s.height,    s.width,     s.kernel_h,     s.kernel_w,   s.stride_h,
-            s.stride_w, s.padding_h, s.padding_w, s.out_height(), s.out_width()};
+    return {s.planes,   s.height,    s.width,     s.span_h(),   s.span_w(),   s.stride_h,
+            s.stride_w, s.padding_h, s.padding_w, s.dilation_h, s.dilation_w, s.out_height(),
+            s.out_width()};
   }
   Index in() const { return planes * height * width; }
   Index out() const { return planes * out_height * out_width; }
@@ -31,21 +33,22 @@ inline __device__ Window window_of(const PoolSizes& s, Index i) {
   const Index row = i / s.out_width, plane = row / s.out_height;
   const Index top = (row - plane * s.out_height) * s.stride_h - s.padding_h;
   const Index left = (i - row * s.out_width) * s.stride_w - s.padding_w;
-  return {plane, top > 0 ? top : 0, top + s.kernel_h < s.height ? top + s.kernel_h : s.height, left > 0 ? left : 0,
-          left + s.kernel_w < s.width ? left + s.kernel_w : s.width};
+  const auto first = [](Index at, Index step) { return at >= 0 ? at : at + (step - 1 - at) / step * step; };
+  return {plane, first(top, s.dilation_h), top + s.span_h < s.height ? top + s.span_h : s.height,
+          first(left, s.dilation_w), left + s.span_w < s.width ? left + s.span_w : s.width};
 }
 
 /// Calls `f(result)` for the windows that contain pixel (h, w) of a plane, in order.
 template <class F>
 __device__ void for_windows_over(const PoolSizes& s, Index plane, Index h, Index w, const F& f) {
-  const auto first = [](Index at, Index kernel, Index stride) {
-    return at < kernel ? Index{0} : (at - kernel) / stride + 1;
+  const auto first = [](Index at, Index span, Index stride) {
+    return at < span ? Index{0} : (at - span) / stride + 1;
   };
   const auto last = [](Index at, Index stride, Index count) { return at / stride < count ? at / stride : count - 1; };
   const Index row = h + s.padding_h, column = w + s.padding_w;
   const Index bottom = last(row, s.stride_h, s.out_height), right = last(column, s.stride_w, s.out_width);
-  for (Index i = first(row, s.kernel_h, s.stride_h); i <= bottom; ++i)
-    for (Index j = first(column, s.kernel_w, s.stride_w); j <= right; ++j)
+  for (Index i = first(row, s.span_h, s.stride_h); i <= bottom; ++i)
+    for (Index j = first(column, s.span_w, s.stride_w); j <= right; ++j)
       f((plane * s.out_height + i) * s.out_width + j);
 }
 
@@ -60,8 +63,8 @@ struct MaxPool {
     const T* image = x + window.plane * s.height * s.width;
     auto best = -std::numeric_limits<compute_type<T>>::infinity();
     Index where = window.top * s.width + window.left;
-    for (Index h = window.top; h < window.bottom; ++h)
-      for (Index w = window.left; w < window.right; ++w) {
+    for (Index h = window.top; h < window.bottom; h += s.dilation_h)
+      for (Index w = window.left; w < window.right; w += s.dilation_w) {
         const auto value = get(image, h * s.width + w);
         if (value > best || value != value) {
           best = value;
@@ -103,7 +106,7 @@ struct AvgPool {
     C sum = 0;
     for (Index h = window.top; h < window.bottom; ++h)
       for (Index w = window.left; w < window.right; ++w) sum += get(image, h * s.width + w);
-    put(y, i, sum / static_cast<C>(s.kernel_h * s.kernel_w));
+    put(y, i, sum / static_cast<C>(s.span_h * s.span_w));
   }
 };
 
@@ -118,7 +121,7 @@ struct AvgPoolGradient {
     const Index row = i / s.width, plane = row / s.height;
     C sum = 0;
     for_windows_over(s, plane, row - plane * s.height, i - row * s.width,
-                     [&](Index result) { sum += get(dy, result) / static_cast<C>(s.kernel_h * s.kernel_w); });
+                     [&](Index result) { sum += get(dy, result) / static_cast<C>(s.span_h * s.span_w); });
     put(dx, i, sum, accumulate);
   }
 };

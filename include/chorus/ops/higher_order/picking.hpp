@@ -139,11 +139,7 @@ auto derivatives(const operations::AvgPool2d& operation, const Dy& dy, const Y&,
 template <class Dy, class Y, class X>
 auto derivatives(const operations::AvgUnpool2d& operation, const Dy& dy, const Y& y, const X&) {
   (void)y;
-  return std::tuple{[&] {
-    const auto& s = operation.shape;
-    return avg_pool2d(dy, {s.kernel_h, s.kernel_w},
-                      {.stride = {s.stride_h, s.stride_w}, .padding = {s.padding_h, s.padding_w}});
-  }};
+  return std::tuple{[&] { return detail::mean_of_windows(dy, operation.shape); }};
 }
 
 template <class Dy, class Y, class X>
