@@ -12,9 +12,9 @@
 
 namespace chorus::inline CHORUS_ABI::comm {
 
-/// Whether ranks exchange directly: up to 8 for messages of at most 256 KiB. Longer ones of more ranks are faster in the
-/// ring, whose few busy queues stay in the caches. Two exchange more, too, but where the ring saves copies: of its data
-/// nothing is overwritten that has not been sent.
+/// Whether ranks exchange directly: up to 8 for messages of at most 256 KiB. Longer ones of more ranks are faster in
+/// the ring, whose few busy queues stay in the caches. Two exchange more, too, but where the ring saves copies: of its
+/// data nothing is overwritten that has not been sent.
 inline bool exchanges_directly(const Transport& link, std::size_t bytes) {
   if (link.size == 2) return link.copies() || bytes <= std::size_t{64} << 10;
   return link.size <= 8 && bytes <= std::size_t{256} << 10;

@@ -11,8 +11,8 @@
 
 namespace chorus::inline CHORUS_ABI::comm {
 
-/// Ordinary stores have to take each line back from the other core's cache. Where the two share a cache that is quick, and
-/// the other core then reads from it: 20 GB/s of all-reduce between two cores of one Zen 4 complex, against 8 with
+/// Ordinary stores have to take each line back from the other core's cache. Where the two share a cache that is quick,
+/// and the other core then reads from it: 20 GB/s of all-reduce between two cores of one Zen 4 complex, against 8 with
 /// streaming stores, which go past the caches. Between two complexes it is 2 GB/s against 10. Where threads run is not
 /// known, and schedulers and hypervisors move them, so now and then a part of a copy is done both ways, and timed.
 class FarCopy {
@@ -38,7 +38,8 @@ class FarCopy {
     std::size_t i = 0;
     for (; i + 64 <= bytes; i += 64)
       for (std::size_t j = i; j < i + 64; j += 16)
-        _mm_stream_si128(reinterpret_cast<__m128i*>(out + j), _mm_loadu_si128(reinterpret_cast<const __m128i*>(in + j)));
+        _mm_stream_si128(reinterpret_cast<__m128i*>(out + j),
+                         _mm_loadu_si128(reinterpret_cast<const __m128i*>(in + j)));
     plain(out + i, in + i, bytes - i);
     finish();  // before the flag that says that it is there
 #else

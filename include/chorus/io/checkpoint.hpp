@@ -49,8 +49,8 @@ inline std::int64_t number_in(const SafetensorsReader& file, const std::string& 
 }  // namespace detail
 
 /// Writes model, optimizer and position to one file, atomically. The model's tensors have their own names, so the file
-/// is also a model's file. One process calls it; with a ShardedOptimizer all do, and rank 0 writes. The file is the same
-/// for the plain, the fused and the sharded form of an optimizer. Throws FileError.
+/// is also a model's file. One process calls it; with a ShardedOptimizer all do, and rank 0 writes. The file is the
+/// same for the plain, the fused and the sharded form of an optimizer. Throws FileError.
 template <class Net, class Optimizer>
 void save_checkpoint(Net& net, Optimizer& optimizer, const TrainingPosition& position, const std::string& path) {
   if constexpr (requires { optimizer.gathered(net); }) {
@@ -88,7 +88,8 @@ TrainingPosition load_checkpoint(Net& net, Optimizer& optimizer, const std::stri
     return position;
   } else {
     const SafetensorsReader file(path);
-    const TrainingPosition position{detail::number_in(file, "training/epoch"), detail::number_in(file, "training/batch"),
+    const TrainingPosition position{detail::number_in(file, "training/epoch"),
+                                    detail::number_in(file, "training/batch"),
                                     detail::number_in(file, "training/step")};
     const auto passes = detail::number_in(file, "training/forward_passes");
     auto wanted = detail::model_places(net.module());

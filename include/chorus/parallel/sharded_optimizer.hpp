@@ -125,8 +125,8 @@ class ShardedOptimizer : public optim::HasLearningRate {
     std::size_t bytes(const optim::StateTensor& t) const { return (t.on_host ? 1 : end - begin) * size_of(t.dtype); }
   };
 
-  /// What rank r of n has of a parameter: of its dtype's elements [r, r + 1) * count / n, the last rank what is left over,
-  /// too.
+  /// What rank r of n has of a parameter: of its dtype's elements [r, r + 1) * count / n, the last rank what is left
+  /// over, too.
   template <class Flat, class Entry>
   static Range part_of(const Flat& flat, const Entry& entry, std::size_t rank, std::size_t ranks) {
     const std::size_t count = flat.groups()[entry.group].count, share = count / ranks;

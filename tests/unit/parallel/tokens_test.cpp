@@ -63,7 +63,7 @@ TEST_CASE("tokens: embedding and lstm take the steps of one device, with empty l
   CHECK(distance(test::numbers_in(text), whole) < rounding);
 }
 
-TEST_CASE("tokens: without gradients a recurrent net's outputs under dp are those of one device, and nothing is recorded") {
+TEST_CASE("tokens: without gradients a recurrent net's outputs under dp are one device's, and nothing is recorded") {
   SingleDevice<Tokens<Cpu>> single{make<Tokens<Cpu>>(), 3};
   DataParallel<Tokens<Cpu>> net{make<Tokens<Cpu>>(), {.device_ids = {0, 1, 2}}, 3};
   const NoGrad no_grad;
