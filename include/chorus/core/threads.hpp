@@ -43,7 +43,7 @@ class ThreadTeam {
     context_ = context;
     count_ = count;
     unfinished_.store(count, std::memory_order_relaxed);
-    for (int i = 0; i < size_; ++i) shares_[i].unclaimed.store(end_of(i) - end_of(i - 1), std::memory_order_release);
+    for (int i = 0; i < size_; ++i) unclaimed(i).store(end_of(i) - end_of(i - 1), std::memory_order_release);
     call();
     work(0);
     wait_while(unfinished_, [](Index left) { return left != 0; });
@@ -61,7 +61,7 @@ class ThreadTeam {
   void work(int self) noexcept {
     for (int k = 0; k < size_; ++k) {
       const int share = (self + k) % size_;
-      while (const Index left = claim(shares_[share].unclaimed)) {
+      while (const Index left = claim(unclaimed(share))) {
         try {
           task_(context_, end_of(share) - left);
         } catch (...) {
@@ -73,10 +73,12 @@ class ThreadTeam {
     }
   }
 
+  std::atomic<Index>& unclaimed(int share) { return shares_[static_cast<std::size_t>(share)].unclaimed; }
+
   // How many were unclaimed before; 0 where there is nothing to claim.
-  static Index claim(std::atomic<Index>& unclaimed) {
-    Index left = unclaimed.load(std::memory_order_acquire);
-    while (left != 0 && !unclaimed.compare_exchange_weak(left, left - 1, std::memory_order_acquire)) {
+  static Index claim(std::atomic<Index>& indices) {
+    Index left = indices.load(std::memory_order_acquire);
+    while (left != 0 && !indices.compare_exchange_weak(left, left - 1, std::memory_order_acquire)) {
     }
     return left;
   }
