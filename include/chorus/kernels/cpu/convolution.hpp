@@ -28,6 +28,13 @@ inline bool worth_threads(const Conv2dShape& s) {
          1'000'000;
 }
 
+/// Calls f(first, count) for parts of the tasks, long enough that a part's working memory is worth making: that is the
+/// allocator's, which all threads share.
+template <class F>
+void for_tasks(Index tasks, const Conv2dShape& s, const F& f) {
+  parallel_ranges(tasks, 1, worth_threads(s) ? 1 : tasks, f, 16);
+}
+
 /// Runs of positions that hold all pixels: one for all, or one for each image where that is less work.
 inline Runs runs_of(const Pixels& p, Index unit) {
   const Index span = (p.rows - 1) * p.pitch + p.columns, separate = round_up(span, unit);
@@ -108,10 +115,9 @@ void conv2d_forward(Cpu device, const Conv2dShape& s, const T* x, const T* weigh
   const Index pitch = gather ? out_w : raster.pitch, plane = gather ? out : raster.plane;
   const Scratch<Index> offsets(device, k);
   raster.offsets(offsets.data());
-  const auto convolve = [&](Index task) {
+  const auto convolve = [&](Index task, const Scratch<T>& xs, const Scratch<T>& ys) {
     const Index group = task % s.groups, first = task / s.groups * raster.images;
     const Index count = std::min(raster.images, s.batch - first);
-    const Scratch<T> xs(device, raster.size()), ys(device, filters * row);
     raster.fill(x + (first * s.in_channels + group * raster.channels) * s.height * s.width, count, xs.data());
     multiply_raster(gather, filters, k, raster.pixels(count), Matrix<T>{weight + group * filters * k, k, 1}, xs.data(),
                     offsets.data(), ys.data(), row);
@@ -122,7 +128,10 @@ void conv2d_forward(Cpu device, const Conv2dShape& s, const T* x, const T* weigh
                     bias != nullptr ? bias[channel] : T{0}, y + ((first + n) * s.out_channels + channel) * out, false);
       }
   };
-  parallel_for((s.batch + raster.images - 1) / raster.images * s.groups, convolve, worth_threads(s));
+  for_tasks((s.batch + raster.images - 1) / raster.images * s.groups, s, [&](Index task, Index tasks) {
+    const Scratch<T> xs(device, raster.size()), ys(device, filters * row);
+    for (const Index end = task + tasks; task < end; ++task) convolve(task, xs, ys);
+  });
 }
 
 template <std::floating_point T>
@@ -235,9 +244,8 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
           ++k;
         }
 
-      const auto convolve = [&](Index block) {
+      const auto convolve = [&](Index block, const Scratch<T>& ys, const Scratch<T>& xs) {
         const Index first = block * images, count = std::min(images, s.batch - first);
-        const Scratch<T> ys(device, filters * images * plane + slack), xs(device, channels * row);
         T* to = ys.data();
         for (Index o = 0; o < filters; ++o) {
           for (Index n = 0; n < count; ++n, to += plane)
@@ -259,22 +267,28 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
                         gather ? pixels.columns : pitch, T{0},
                         dx + ((first + n) * s.in_channels + group * channels + c) * image, accumulate);
       };
-      parallel_for((s.batch + images - 1) / images, convolve, worth_threads(s));
+      for_tasks((s.batch + images - 1) / images, s, [&](Index block, Index blocks) {
+        const Scratch<T> ys(device, filters * images * plane + slack), xs(device, channels * row);
+        for (const Index end = block + blocks; block < end; ++block) convolve(block, ys, xs);
+      });
     }
 }
 
 template <std::floating_point T>
-void conv2d_backward_bias(Cpu, const Conv2dShape& s, const T* dy, T* dbias, bool accumulate) {
-  const Index pixels = s.out_height() * s.out_width();
-  const auto sum_channel = [&](Index o) {
-    const T total = reduce_rows(0, s.batch, T{0}, std::plus<T>{}, [&](Index n) {
-      const T* plane = dy + (n * s.out_channels + o) * pixels;
-      return Sum<T>::fold(reduce_packets<T>(0, pixels, splat(T{0}), Sum<T>{},
-                                            [&](Index i, auto count) { return load(plane + i, count); }));
-    });
+void conv2d_backward_bias(Cpu device, const Conv2dShape& s, const T* dy, T* dbias, bool accumulate) {
+  const Index pixels = s.out_height() * s.out_width(), planes = s.batch * s.out_channels;
+  // Planes in the order of memory, so that each thread reads what it has written.
+  const Scratch<T> sums(device, planes);
+  parallel_ranges(planes, 1, thread_elements / std::max<Index>(1, pixels) + 1, [&](Index first, Index count) {
+    for (Index plane = first; plane < first + count; ++plane)
+      sums.data()[plane] = Sum<T>::fold(reduce_packets<T>(
+          0, pixels, splat(T{0}), Sum<T>{}, [&](Index i, auto n) { return load(dy + plane * pixels + i, n); }));
+  });
+  for (Index o = 0; o < s.out_channels; ++o) {
+    const T total =
+        reduce_rows(0, s.batch, T{0}, std::plus<T>{}, [&](Index n) { return sums.data()[n * s.out_channels + o]; });
     dbias[o] = (accumulate ? dbias[o] : T{0}) + total;
-  };
-  parallel_for(s.out_channels, sum_channel, s.batch * s.out_channels * pixels > 2 * thread_elements);
+  }
 }
 
 }  // namespace chorus::inline CHORUS_ABI::kernels
