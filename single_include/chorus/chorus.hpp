@@ -3849,6 +3849,14 @@ template <class From, class To>
 void convert_array(Index count, const From* from, To* to) {
   for (Index i = 0; i < count; ++i) to[i] = from[i];
 }
+
+/// Elements from a view's first to its last; of a dense array where no strides are given.
+inline Index extent(std::span<const Index> shape, std::span<const Index> strides) {
+  Index count = 1, last = 0;
+  for (const Index size : shape) count *= size;
+  for (std::size_t axis = 0; axis < strides.size(); ++axis) last += (shape[axis] - 1) * strides[axis];
+  return strides.empty() || count == 0 ? count : last + 1;
+}
 }  // namespace detail
 
 template <class F, Narrow T, std::size_t N>
@@ -3889,14 +3897,30 @@ void pointwise_backward(Cpu device, const F& f, Index count, const std::array<co
   }
 }
 
-/// With broadcasting whole arrays are converted, so that sums over repeated axes stay in float to their end.
+/// With broadcasting whole arrays are converted.
+template <class F, Narrow T, std::size_t N>
+void pointwise_forward(Cpu device, const F& f, std::span<const Index> shape, const std::array<const T*, N>& in,
+                       const std::array<std::span<const Index>, N>& in_strides, T* out) {
+  const Index count = detail::extent(shape, {});
+  if (count == 0) return;
+  const auto run = [&]<std::size_t... K>(std::index_sequence<K...>) {
+    in_float(
+        device,
+        [&](float* result, auto*... arrays) {
+          pointwise_forward(device, f, shape, std::array<const float*, N>{arrays...}, in_strides, result);
+        },
+        writes(out, count), reads(in[K], detail::extent(shape, in_strides[K]))...);
+  };
+  run(std::make_index_sequence<N>());
+}
+
+/// Likewise; sums over repeated axes stay in float to their end.
 template <class F, Narrow T, std::size_t N>
 void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, const std::array<const T*, N>& in,
                         const std::array<std::span<const Index>, N>& in_strides, const T* dy,
                         const std::array<T*, N>& dx, const std::array<std::span<const Index>, N>& dx_strides,
                         const std::array<bool, N>& accumulate) {
-  Index count = 1;
-  for (const Index size : shape) count *= size;
+  const Index count = detail::extent(shape, {});
   if (count == 0) {
     for (std::size_t k = 0; k < N; ++k) {
       Index own = 1;
@@ -3905,11 +3929,6 @@ void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, co
     }
     return;
   }
-  const auto extent = [&](std::span<const Index> strides) {
-    Index last = 0;
-    for (std::size_t axis = 0; axis < shape.size(); ++axis) last += (shape[axis] - 1) * strides[axis];
-    return last + 1;
-  };
   const auto run = [&]<std::size_t... K>(std::index_sequence<K...>) {
     in_float(
         device,
@@ -3921,8 +3940,8 @@ void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, co
           std::copy_n(all.begin() + N, N, grads.begin());
           pointwise_backward(device, f, shape, inputs, in_strides, gradient, grads, dx_strides, accumulate);
         },
-        reads(dy, count), reads(in[K], extent(in_strides[K]))...,
-        writes(dx[K], extent(dx_strides[K]), accumulate[K])...);
+        reads(dy, count), reads(in[K], detail::extent(shape, in_strides[K]))...,
+        writes(dx[K], detail::extent(shape, dx_strides[K]), accumulate[K])...);
   };
   run(std::make_index_sequence<N>());
 }

@@ -111,6 +111,8 @@ template struct Movement<std::int32_t>;
 template struct Movement<std::int64_t>;
 template struct Movement<std::uint8_t>;
 template struct Movement<bool>;
+template struct Movement<bf16>;
+template struct Movement<half>;
 
 // Other integers are read from files and converted.
 template <class T>
@@ -124,15 +126,14 @@ template struct Copy<std::uint16_t>;
 template struct Copy<std::uint32_t>;
 template struct Copy<std::uint64_t>;
 
-// Of the narrow types there is what converts, copies and adds; other arithmetic in them is compiled where it is used.
-template <class T>
-struct Conversion {
-  static inline const Erased table[] = {erased(&convert<T, float>),  erased(&convert<float, T>),
-                                        erased(&convert<T, double>), erased(&convert<double, T>),
-                                        erased(&fill<T>),            erased(&copy_strided<T>),
-                                        erased(&axpy<T>),            erased(&scale<T>)};
+// What is not a conversion around a kernel for floats.
+template <class T, class Other>
+struct Narrower {
+  static inline const Erased table[] = {erased(&axpy<T>),   erased(&scale<T>),          erased(&convert<T, Other>),
+                                        erased(&cumsum<T>), erased(&cumprod<T>),        erased(&convert<bool, T>),
+                                        erased(&convert<std::int64_t, T>)};
 };
-template struct Conversion<bf16>;
-template struct Conversion<half>;
+template struct Narrower<bf16, half>;
+template struct Narrower<half, bf16>;
 
 }  // namespace chorus::inline CHORUS_ABI::kernels
