@@ -9,6 +9,7 @@
 #include <Eigen/Core>
 #include <algorithm>
 #include <chorus/kernels/convolution.hpp>
+#include <chorus/kernels/cpu/tile.hpp>
 #include <chorus/kernels/gemm.hpp>
 #include <chorus/kernels/pooling.hpp>
 #include <cstdio>
