@@ -221,7 +221,7 @@ for policy in ("single", "ddp"):
             refuse([str(FOLDER / place)], *TINY, option, FOLDER / place, "--policy", policy)
 
 # A full disk: the largest file may be above what ranks share of memory, and below a checkpoint's 6 MB.
-limit = (3_000_000, 3_000_000)
+limit = (5_000_000, 5_000_000)
 for policy in ("single", "ddp"):
     status, text = run(*TINY, "--model", "mlp", "--save", good, "--policy", policy, restore_signals=False,
                        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit))
