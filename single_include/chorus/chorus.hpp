@@ -2146,6 +2146,13 @@ namespace chorus::inline CHORUS_ABI::kernels {
 
 inline constexpr int max_rank = 8;
 
+/// Elements from a view's first to its last, where no axis is empty.
+inline Index extent(std::span<const Index> shape, std::span<const Index> strides) {
+  Index count = 1;
+  for (std::size_t axis = 0; axis < shape.size(); ++axis) count += (shape[axis] - 1) * strides[axis];
+  return count;
+}
+
 class StridedRuns {
  public:
   /// `strides` in elements, one for each axis of `shape`; 0 along axes that are broadcast. Throws ShapeError.
@@ -2348,11 +2355,9 @@ void scatter_strided(Cpu device, std::span<const Index> shape, const T* src, T* 
   if constexpr (std::floating_point<T>) {
     detail::scatter<true>(runs, count, src, dst);
   } else if constexpr (Narrow<T>) {
-    Index extent = 1;
-    for (std::size_t axis = 0; axis < shape.size(); ++axis) extent += (shape[axis] - 1) * dst_strides[axis];
     in_float(
         device, [&](const float* from, float* to) { scatter_strided(device, shape, from, to, dst_strides, true); },
-        reads(src, count), writes(dst, extent, /*keep=*/true));
+        reads(src, count), writes(dst, extent(shape, dst_strides), /*keep=*/true));
   } else {
     fail<UsageError>("scatter_strided: cannot accumulate ", dtype<T>);
   }
@@ -3849,14 +3854,6 @@ template <class From, class To>
 void convert_array(Index count, const From* from, To* to) {
   for (Index i = 0; i < count; ++i) to[i] = from[i];
 }
-
-/// Elements from a view's first to its last; of a dense array where no strides are given.
-inline Index extent(std::span<const Index> shape, std::span<const Index> strides) {
-  Index count = 1, last = 0;
-  for (const Index size : shape) count *= size;
-  for (std::size_t axis = 0; axis < strides.size(); ++axis) last += (shape[axis] - 1) * strides[axis];
-  return strides.empty() || count == 0 ? count : last + 1;
-}
 }  // namespace detail
 
 template <class F, Narrow T, std::size_t N>
@@ -3901,7 +3898,7 @@ void pointwise_backward(Cpu device, const F& f, Index count, const std::array<co
 template <class F, Narrow T, std::size_t N>
 void pointwise_forward(Cpu device, const F& f, std::span<const Index> shape, const std::array<const T*, N>& in,
                        const std::array<std::span<const Index>, N>& in_strides, T* out) {
-  const Index count = detail::extent(shape, {});
+  const Index count = numel(shape);
   if (count == 0) return;
   const auto run = [&]<std::size_t... K>(std::index_sequence<K...>) {
     in_float(
@@ -3909,7 +3906,7 @@ void pointwise_forward(Cpu device, const F& f, std::span<const Index> shape, con
         [&](float* result, auto*... arrays) {
           pointwise_forward(device, f, shape, std::array<const float*, N>{arrays...}, in_strides, result);
         },
-        writes(out, count), reads(in[K], detail::extent(shape, in_strides[K]))...);
+        writes(out, count), reads(in[K], extent(shape, in_strides[K]))...);
   };
   run(std::make_index_sequence<N>());
 }
@@ -3920,7 +3917,7 @@ void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, co
                         const std::array<std::span<const Index>, N>& in_strides, const T* dy,
                         const std::array<T*, N>& dx, const std::array<std::span<const Index>, N>& dx_strides,
                         const std::array<bool, N>& accumulate) {
-  const Index count = detail::extent(shape, {});
+  const Index count = numel(shape);
   if (count == 0) {
     for (std::size_t k = 0; k < N; ++k) {
       Index own = 1;
@@ -3940,8 +3937,8 @@ void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, co
           std::copy_n(all.begin() + N, N, grads.begin());
           pointwise_backward(device, f, shape, inputs, in_strides, gradient, grads, dx_strides, accumulate);
         },
-        reads(dy, count), reads(in[K], detail::extent(shape, in_strides[K]))...,
-        writes(dx[K], detail::extent(shape, dx_strides[K]), accumulate[K])...);
+        reads(dy, count), reads(in[K], extent(shape, in_strides[K]))...,
+        writes(dx[K], extent(shape, dx_strides[K]), accumulate[K])...);
   };
   run(std::make_index_sequence<N>());
 }
@@ -21906,6 +21903,128 @@ class Guests {
 #include <emmintrin.h>
 #endif
 
+// <chorus/comm/transport.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_HPP
+/// `Transport`: links between the ranks of a group, over which the algorithms of `ring.hpp` are written once.
+
+// <chorus/comm/envelope.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_ENVELOPE_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_ENVELOPE_HPP
+/// `Envelope`: which call a piece of data belongs to.
+
+namespace chorus::inline CHORUS_ABI::comm {
+
+/// Which call a piece of data belongs to. It travels with every piece, and both ends compare: ranks that call different
+/// collectives get an error that names both, not a hang or wrong numbers.
+struct Envelope {
+  Op op = Op::barrier;
+  DType dtype = DType::u8;
+  std::uint8_t detail = 0;  ///< a ReduceOp, or the root's rank
+  std::uint8_t reserved = 0;
+  std::uint32_t sequence = 0;  ///< the how-manieth collective, or the how-manieth message between two ranks
+  std::uint64_t count = 0;     ///< numbers of type `dtype` in this rank's call
+  friend bool operator==(const Envelope&, const Envelope&) = default;
+};
+
+/// `all_reduce #7 (sum of 1024 F32)`
+[[gnu::cold]] inline void append(std::string& out, const Envelope& call) {
+  const bool reduces = call.op == Op::all_reduce || call.op == Op::reduce_scatter;
+  const bool known = call.dtype <= DType::f64 && (!reduces || call.detail <= static_cast<std::uint8_t>(ReduceOp::max));
+  out += name(call.op);
+  out += " #";
+  chorus::append(out, call.sequence);
+  if (call.op >= Op::barrier || !known) return;
+  out += " (";
+  if (reduces) out.append(name(static_cast<ReduceOp>(call.detail))).append(" of ");
+  chorus::append(out, call.count);
+  out.append(" ").append(name(call.dtype));
+  if (call.op == Op::broadcast) chorus::append(out.append(" from rank "), call.detail);
+  out += ')';
+}
+
+}  // namespace chorus::inline CHORUS_ABI::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_ENVELOPE_HPP
+
+namespace chorus::inline CHORUS_ABI::comm {
+
+/// Why a link failed, in words that name the peer. The communicator adds its own rank and the operation.
+struct LinkError : Error {
+  using Error::Error;
+};
+struct LinkTimeout : LinkError {
+  using LinkError::LinkError;
+};
+
+namespace detail {
+inline void copy_bytes(std::byte* out, const std::byte* in, std::size_t bytes) {
+  if (bytes != 0) std::memcpy(out, in, bytes);
+}
+}  // namespace detail
+
+/// Links of one rank to all others of its group. A link is a queue of a few pieces of at most `piece_bytes` each, so a
+/// rank can send some while its peer is busy; `queue_pieces` of them before `acquire` waits.
+///
+/// Every call that waits throws LinkTimeout when the peer makes no progress for `timeout`, and LinkError when a process
+/// of the group has died, when a rank has called `abort`, and when the peer has left. But for `abort`, for one thread at
+/// a time.
+class Transport {
+ public:
+  struct Piece {
+    Envelope envelope;
+    const std::byte* data = nullptr;  ///< aligned to 64 bytes, valid until `release`
+    std::size_t bytes = 0;
+  };
+
+  Transport(int me, int ranks, std::size_t piece_limit, std::size_t queue_limit, std::chrono::milliseconds limit)
+      : rank(me), size(ranks), piece_bytes(piece_limit), queue_pieces(queue_limit), timeout(limit) {}
+  virtual ~Transport() = default;
+  Transport(const Transport&) = delete;
+  Transport& operator=(const Transport&) = delete;
+
+  /// Waits for room in the queue to `peer`: `piece_bytes` to write to, aligned to 64 bytes.
+  virtual std::byte* acquire(int peer) = 0;
+  /// Copies `bytes` into what `acquire` gave: faster than memcpy where a transport knows better.
+  virtual void fill(int, std::byte* slot, const std::byte* data, std::size_t bytes) {
+    detail::copy_bytes(slot, data, bytes);
+  }
+  /// Sends the first `bytes` of what `acquire` gave.
+  virtual void publish(int peer, const Envelope& envelope, std::size_t bytes) = 0;
+  /// Sends `data`, which stays as it is until `flush`, in one piece.
+  virtual void send(int peer, const Envelope& envelope, const std::byte* data, std::size_t bytes) {
+    fill(peer, acquire(peer), data, bytes);
+    publish(peer, envelope, bytes);
+  }
+  /// Whether `send` has copied the data when it returns.
+  virtual bool copies() const { return true; }
+  /// Waits for the next piece from `peer`; `release` gives its room back.
+  virtual Piece receive(int peer) = 0;
+  /// The same where the piece is to be stored: if it is the one that is announced, it may be at `place` already.
+  virtual Piece receive_at(int peer, const Envelope&, std::byte*, std::size_t) { return receive(peer); }
+  virtual void release(int peer) = 0;
+  /// Whether `receive` would return at once.
+  virtual bool has_piece(int peer) = 0;
+  /// Waits until all that was published has left this rank: it arrives whatever this rank does next.
+  virtual void flush() = 0;
+  /// Throws if the group is known to have failed. Cheap.
+  virtual void check() = 0;
+  /// Tells all ranks that this one gives up, and why. Calls that wait here, and later ones, throw LinkError, too. From
+  /// any thread.
+  virtual void abort(const std::string& why) noexcept = 0;
+
+  /// By rank, the machine where it runs, where that makes a difference: links within one are the fast ones. Else empty.
+  virtual std::span<const int> machines() const { return {}; }
+
+  const int rank, size;
+  const std::size_t piece_bytes, queue_pieces;
+  const std::chrono::milliseconds timeout;
+  /// Whether a thread that waits here may keep its core for some microseconds. It may not while its program computes.
+  const std::atomic<bool>* may_spin = nullptr;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_HPP
+
 namespace chorus::inline CHORUS_ABI::comm {
 
 /// Ordinary stores have to take each line back from the other core's cache. Where the two share a cache that is quick,
@@ -21920,16 +22039,13 @@ class FarCopy {
       measure(out, in);
       out += 2 * sample, in += 2 * sample, bytes -= 2 * sample;
     }
-    far_ ? stream(out, in, bytes) : plain(out, in, bytes);
+    far_ ? stream(out, in, bytes) : detail::copy_bytes(out, in, bytes);
   }
 
  private:
   static constexpr std::size_t sample = 8 * 1024;
   static constexpr unsigned period = 32;  // copies: the first ones find memory that nobody has touched yet
 
-  static void plain(std::byte* out, const std::byte* in, std::size_t bytes) {
-    if (bytes != 0) std::memcpy(out, in, bytes);
-  }
   static void stream(std::byte* out, const std::byte* in, std::size_t bytes) {
 #if defined(__SSE2__)
     std::size_t i = 0;
@@ -21937,10 +22053,10 @@ class FarCopy {
       for (std::size_t j = i; j < i + 64; j += 16)
         _mm_stream_si128(reinterpret_cast<__m128i*>(out + j),
                          _mm_loadu_si128(reinterpret_cast<const __m128i*>(in + j)));
-    plain(out + i, in + i, bytes - i);
+    detail::copy_bytes(out + i, in + i, bytes - i);
     finish();  // before the flag that says that it is there
 #else
-    plain(out, in, bytes);
+    detail::copy_bytes(out, in, bytes);
 #endif
   }
   static void finish() {
@@ -21957,7 +22073,7 @@ class FarCopy {
     const auto start = Clock::now();
     stream(out, in, sample);
     const auto middle = Clock::now();
-    plain(out + sample, in + sample, sample);
+    detail::copy_bytes(out + sample, in + sample, sample);
     finish();
     const auto end = Clock::now();
     const bool far = end - middle > 2 * (middle - start);
@@ -22076,122 +22192,6 @@ class SharedRegion {
 
 }  // namespace chorus::inline CHORUS_ABI::comm
 #endif  // CHORUS_SINGLE_CHORUS_COMM_SHARED_REGION_HPP
-
-// <chorus/comm/transport.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_HPP
-/// `Transport`: links between the ranks of a group, over which the algorithms of `ring.hpp` are written once.
-
-// <chorus/comm/envelope.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_ENVELOPE_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_ENVELOPE_HPP
-/// `Envelope`: which call a piece of data belongs to.
-
-namespace chorus::inline CHORUS_ABI::comm {
-
-/// Which call a piece of data belongs to. It travels with every piece, and both ends compare: ranks that call different
-/// collectives get an error that names both, not a hang or wrong numbers.
-struct Envelope {
-  Op op = Op::barrier;
-  DType dtype = DType::u8;
-  std::uint8_t detail = 0;  ///< a ReduceOp, or the root's rank
-  std::uint8_t reserved = 0;
-  std::uint32_t sequence = 0;  ///< the how-manieth collective, or the how-manieth message between two ranks
-  std::uint64_t count = 0;     ///< numbers of type `dtype` in this rank's call
-  friend bool operator==(const Envelope&, const Envelope&) = default;
-};
-
-/// `all_reduce #7 (sum of 1024 F32)`
-[[gnu::cold]] inline void append(std::string& out, const Envelope& call) {
-  const bool reduces = call.op == Op::all_reduce || call.op == Op::reduce_scatter;
-  const bool known = call.dtype <= DType::f64 && (!reduces || call.detail <= static_cast<std::uint8_t>(ReduceOp::max));
-  out += name(call.op);
-  out += " #";
-  chorus::append(out, call.sequence);
-  if (call.op >= Op::barrier || !known) return;
-  out += " (";
-  if (reduces) out.append(name(static_cast<ReduceOp>(call.detail))).append(" of ");
-  chorus::append(out, call.count);
-  out.append(" ").append(name(call.dtype));
-  if (call.op == Op::broadcast) chorus::append(out.append(" from rank "), call.detail);
-  out += ')';
-}
-
-}  // namespace chorus::inline CHORUS_ABI::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_ENVELOPE_HPP
-
-namespace chorus::inline CHORUS_ABI::comm {
-
-/// Why a link failed, in words that name the peer. The communicator adds its own rank and the operation.
-struct LinkError : Error {
-  using Error::Error;
-};
-struct LinkTimeout : LinkError {
-  using LinkError::LinkError;
-};
-
-/// Links of one rank to all others of its group. A link is a queue of a few pieces of at most `piece_bytes` each, so a
-/// rank can send some while its peer is busy; `queue_pieces` of them before `acquire` waits.
-///
-/// Every call that waits throws LinkTimeout when the peer makes no progress for `timeout`, and LinkError when a process
-/// of the group has died, when a rank has called `abort`, and when the peer has left. But for `abort`, for one thread at
-/// a time.
-class Transport {
- public:
-  struct Piece {
-    Envelope envelope;
-    const std::byte* data = nullptr;  ///< aligned to 64 bytes, valid until `release`
-    std::size_t bytes = 0;
-  };
-
-  Transport(int me, int ranks, std::size_t piece_limit, std::size_t queue_limit, std::chrono::milliseconds limit)
-      : rank(me), size(ranks), piece_bytes(piece_limit), queue_pieces(queue_limit), timeout(limit) {}
-  virtual ~Transport() = default;
-  Transport(const Transport&) = delete;
-  Transport& operator=(const Transport&) = delete;
-
-  /// Waits for room in the queue to `peer`: `piece_bytes` to write to, aligned to 64 bytes.
-  virtual std::byte* acquire(int peer) = 0;
-  /// Copies `bytes` into what `acquire` gave: faster than memcpy where a transport knows better.
-  virtual void fill(int, std::byte* slot, const std::byte* data, std::size_t bytes) {
-    if (bytes != 0) std::memcpy(slot, data, bytes);
-  }
-  /// Sends the first `bytes` of what `acquire` gave.
-  virtual void publish(int peer, const Envelope& envelope, std::size_t bytes) = 0;
-  /// Sends `data`, which stays as it is until `flush`, in one piece.
-  virtual void send(int peer, const Envelope& envelope, const std::byte* data, std::size_t bytes) {
-    fill(peer, acquire(peer), data, bytes);
-    publish(peer, envelope, bytes);
-  }
-  /// Whether `send` has copied the data when it returns.
-  virtual bool copies() const { return true; }
-  /// Waits for the next piece from `peer`; `release` gives its room back.
-  virtual Piece receive(int peer) = 0;
-  /// The same where the piece is to be stored: if it is the one that is announced, it may be at `place` already.
-  virtual Piece receive_at(int peer, const Envelope&, std::byte*, std::size_t) { return receive(peer); }
-  virtual void release(int peer) = 0;
-  /// Whether `receive` would return at once.
-  virtual bool has_piece(int peer) = 0;
-  /// Waits until all that was published has left this rank: it arrives whatever this rank does next.
-  virtual void flush() = 0;
-  /// Throws if the group is known to have failed. Cheap.
-  virtual void check() = 0;
-  /// Tells all ranks that this one gives up, and why. Calls that wait here, and later ones, throw LinkError, too. From
-  /// any thread.
-  virtual void abort(const std::string& why) noexcept = 0;
-
-  /// By rank, the machine where it runs, where that makes a difference: links within one are the fast ones. Else empty.
-  virtual std::span<const int> machines() const { return {}; }
-
-  const int rank, size;
-  const std::size_t piece_bytes, queue_pieces;
-  const std::chrono::milliseconds timeout;
-  /// Whether a thread that waits here may keep its core for some microseconds. It may not while its program computes.
-  const std::atomic<bool>* may_spin = nullptr;
-};
-
-}  // namespace chorus::inline CHORUS_ABI::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_HPP
 
 namespace chorus::inline CHORUS_ABI::comm {
 
@@ -22750,10 +22750,6 @@ struct Step {
   const std::byte* mine = nullptr;
   std::byte* store = nullptr;
 };
-
-inline void copy_bytes(std::byte* out, const std::byte* in, std::size_t bytes) {
-  if (bytes != 0) std::memcpy(out, in, bytes);
-}
 
 inline Transport::Piece receive(const Ring& ring, int from, std::size_t bytes, std::byte* place = nullptr) {
   const auto piece = place ? ring.link.receive_at(from, ring.call, place, bytes) : ring.link.receive(from);
@@ -23728,7 +23724,7 @@ inline void exchange_all_reduce(const Ring& ring, std::byte* data, std::size_t c
     const auto n = std::min(count - done, per_piece);
     const auto mine = data + done * element;
     const auto* theirs = receive(ring, peer, n * element).data;
-    left ? reduction.combine(mine, mine, theirs, n, 1) : reduction.combine(mine, theirs, mine, n, 1);
+    reduction.combine(mine, left ? mine : theirs, left ? theirs : mine, n, 1);
     ring.link.release(peer);
     done += n;
   } while (done < count);
@@ -26638,6 +26634,128 @@ class Guests {
 #include <emmintrin.h>
 #endif
 
+// <chorus/comm/transport.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_HPP
+/// `Transport`: links between the ranks of a group, over which the algorithms of `ring.hpp` are written once.
+
+// <chorus/comm/envelope.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_ENVELOPE_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_ENVELOPE_HPP
+/// `Envelope`: which call a piece of data belongs to.
+
+namespace chorus::inline CHORUS_ABI::comm {
+
+/// Which call a piece of data belongs to. It travels with every piece, and both ends compare: ranks that call different
+/// collectives get an error that names both, not a hang or wrong numbers.
+struct Envelope {
+  Op op = Op::barrier;
+  DType dtype = DType::u8;
+  std::uint8_t detail = 0;  ///< a ReduceOp, or the root's rank
+  std::uint8_t reserved = 0;
+  std::uint32_t sequence = 0;  ///< the how-manieth collective, or the how-manieth message between two ranks
+  std::uint64_t count = 0;     ///< numbers of type `dtype` in this rank's call
+  friend bool operator==(const Envelope&, const Envelope&) = default;
+};
+
+/// `all_reduce #7 (sum of 1024 F32)`
+[[gnu::cold]] inline void append(std::string& out, const Envelope& call) {
+  const bool reduces = call.op == Op::all_reduce || call.op == Op::reduce_scatter;
+  const bool known = call.dtype <= DType::f64 && (!reduces || call.detail <= static_cast<std::uint8_t>(ReduceOp::max));
+  out += name(call.op);
+  out += " #";
+  chorus::append(out, call.sequence);
+  if (call.op >= Op::barrier || !known) return;
+  out += " (";
+  if (reduces) out.append(name(static_cast<ReduceOp>(call.detail))).append(" of ");
+  chorus::append(out, call.count);
+  out.append(" ").append(name(call.dtype));
+  if (call.op == Op::broadcast) chorus::append(out.append(" from rank "), call.detail);
+  out += ')';
+}
+
+}  // namespace chorus::inline CHORUS_ABI::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_ENVELOPE_HPP
+
+namespace chorus::inline CHORUS_ABI::comm {
+
+/// Why a link failed, in words that name the peer. The communicator adds its own rank and the operation.
+struct LinkError : Error {
+  using Error::Error;
+};
+struct LinkTimeout : LinkError {
+  using LinkError::LinkError;
+};
+
+namespace detail {
+inline void copy_bytes(std::byte* out, const std::byte* in, std::size_t bytes) {
+  if (bytes != 0) std::memcpy(out, in, bytes);
+}
+}  // namespace detail
+
+/// Links of one rank to all others of its group. A link is a queue of a few pieces of at most `piece_bytes` each, so a
+/// rank can send some while its peer is busy; `queue_pieces` of them before `acquire` waits.
+///
+/// Every call that waits throws LinkTimeout when the peer makes no progress for `timeout`, and LinkError when a process
+/// of the group has died, when a rank has called `abort`, and when the peer has left. But for `abort`, for one thread at
+/// a time.
+class Transport {
+ public:
+  struct Piece {
+    Envelope envelope;
+    const std::byte* data = nullptr;  ///< aligned to 64 bytes, valid until `release`
+    std::size_t bytes = 0;
+  };
+
+  Transport(int me, int ranks, std::size_t piece_limit, std::size_t queue_limit, std::chrono::milliseconds limit)
+      : rank(me), size(ranks), piece_bytes(piece_limit), queue_pieces(queue_limit), timeout(limit) {}
+  virtual ~Transport() = default;
+  Transport(const Transport&) = delete;
+  Transport& operator=(const Transport&) = delete;
+
+  /// Waits for room in the queue to `peer`: `piece_bytes` to write to, aligned to 64 bytes.
+  virtual std::byte* acquire(int peer) = 0;
+  /// Copies `bytes` into what `acquire` gave: faster than memcpy where a transport knows better.
+  virtual void fill(int, std::byte* slot, const std::byte* data, std::size_t bytes) {
+    detail::copy_bytes(slot, data, bytes);
+  }
+  /// Sends the first `bytes` of what `acquire` gave.
+  virtual void publish(int peer, const Envelope& envelope, std::size_t bytes) = 0;
+  /// Sends `data`, which stays as it is until `flush`, in one piece.
+  virtual void send(int peer, const Envelope& envelope, const std::byte* data, std::size_t bytes) {
+    fill(peer, acquire(peer), data, bytes);
+    publish(peer, envelope, bytes);
+  }
+  /// Whether `send` has copied the data when it returns.
+  virtual bool copies() const { return true; }
+  /// Waits for the next piece from `peer`; `release` gives its room back.
+  virtual Piece receive(int peer) = 0;
+  /// The same where the piece is to be stored: if it is the one that is announced, it may be at `place` already.
+  virtual Piece receive_at(int peer, const Envelope&, std::byte*, std::size_t) { return receive(peer); }
+  virtual void release(int peer) = 0;
+  /// Whether `receive` would return at once.
+  virtual bool has_piece(int peer) = 0;
+  /// Waits until all that was published has left this rank: it arrives whatever this rank does next.
+  virtual void flush() = 0;
+  /// Throws if the group is known to have failed. Cheap.
+  virtual void check() = 0;
+  /// Tells all ranks that this one gives up, and why. Calls that wait here, and later ones, throw LinkError, too. From
+  /// any thread.
+  virtual void abort(const std::string& why) noexcept = 0;
+
+  /// By rank, the machine where it runs, where that makes a difference: links within one are the fast ones. Else empty.
+  virtual std::span<const int> machines() const { return {}; }
+
+  const int rank, size;
+  const std::size_t piece_bytes, queue_pieces;
+  const std::chrono::milliseconds timeout;
+  /// Whether a thread that waits here may keep its core for some microseconds. It may not while its program computes.
+  const std::atomic<bool>* may_spin = nullptr;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_HPP
+
 namespace chorus::inline CHORUS_ABI::comm {
 
 /// Ordinary stores have to take each line back from the other core's cache. Where the two share a cache that is quick,
@@ -26652,16 +26770,13 @@ class FarCopy {
       measure(out, in);
       out += 2 * sample, in += 2 * sample, bytes -= 2 * sample;
     }
-    far_ ? stream(out, in, bytes) : plain(out, in, bytes);
+    far_ ? stream(out, in, bytes) : detail::copy_bytes(out, in, bytes);
   }
 
  private:
   static constexpr std::size_t sample = 8 * 1024;
   static constexpr unsigned period = 32;  // copies: the first ones find memory that nobody has touched yet
 
-  static void plain(std::byte* out, const std::byte* in, std::size_t bytes) {
-    if (bytes != 0) std::memcpy(out, in, bytes);
-  }
   static void stream(std::byte* out, const std::byte* in, std::size_t bytes) {
 #if defined(__SSE2__)
     std::size_t i = 0;
@@ -26669,10 +26784,10 @@ class FarCopy {
       for (std::size_t j = i; j < i + 64; j += 16)
         _mm_stream_si128(reinterpret_cast<__m128i*>(out + j),
                          _mm_loadu_si128(reinterpret_cast<const __m128i*>(in + j)));
-    plain(out + i, in + i, bytes - i);
+    detail::copy_bytes(out + i, in + i, bytes - i);
     finish();  // before the flag that says that it is there
 #else
-    plain(out, in, bytes);
+    detail::copy_bytes(out, in, bytes);
 #endif
   }
   static void finish() {
@@ -26689,7 +26804,7 @@ class FarCopy {
     const auto start = Clock::now();
     stream(out, in, sample);
     const auto middle = Clock::now();
-    plain(out + sample, in + sample, sample);
+    detail::copy_bytes(out + sample, in + sample, sample);
     finish();
     const auto end = Clock::now();
     const bool far = end - middle > 2 * (middle - start);
@@ -26808,122 +26923,6 @@ class SharedRegion {
 
 }  // namespace chorus::inline CHORUS_ABI::comm
 #endif  // CHORUS_SINGLE_CHORUS_COMM_SHARED_REGION_HPP
-
-// <chorus/comm/transport.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_HPP
-/// `Transport`: links between the ranks of a group, over which the algorithms of `ring.hpp` are written once.
-
-// <chorus/comm/envelope.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_ENVELOPE_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_ENVELOPE_HPP
-/// `Envelope`: which call a piece of data belongs to.
-
-namespace chorus::inline CHORUS_ABI::comm {
-
-/// Which call a piece of data belongs to. It travels with every piece, and both ends compare: ranks that call different
-/// collectives get an error that names both, not a hang or wrong numbers.
-struct Envelope {
-  Op op = Op::barrier;
-  DType dtype = DType::u8;
-  std::uint8_t detail = 0;  ///< a ReduceOp, or the root's rank
-  std::uint8_t reserved = 0;
-  std::uint32_t sequence = 0;  ///< the how-manieth collective, or the how-manieth message between two ranks
-  std::uint64_t count = 0;     ///< numbers of type `dtype` in this rank's call
-  friend bool operator==(const Envelope&, const Envelope&) = default;
-};
-
-/// `all_reduce #7 (sum of 1024 F32)`
-[[gnu::cold]] inline void append(std::string& out, const Envelope& call) {
-  const bool reduces = call.op == Op::all_reduce || call.op == Op::reduce_scatter;
-  const bool known = call.dtype <= DType::f64 && (!reduces || call.detail <= static_cast<std::uint8_t>(ReduceOp::max));
-  out += name(call.op);
-  out += " #";
-  chorus::append(out, call.sequence);
-  if (call.op >= Op::barrier || !known) return;
-  out += " (";
-  if (reduces) out.append(name(static_cast<ReduceOp>(call.detail))).append(" of ");
-  chorus::append(out, call.count);
-  out.append(" ").append(name(call.dtype));
-  if (call.op == Op::broadcast) chorus::append(out.append(" from rank "), call.detail);
-  out += ')';
-}
-
-}  // namespace chorus::inline CHORUS_ABI::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_ENVELOPE_HPP
-
-namespace chorus::inline CHORUS_ABI::comm {
-
-/// Why a link failed, in words that name the peer. The communicator adds its own rank and the operation.
-struct LinkError : Error {
-  using Error::Error;
-};
-struct LinkTimeout : LinkError {
-  using LinkError::LinkError;
-};
-
-/// Links of one rank to all others of its group. A link is a queue of a few pieces of at most `piece_bytes` each, so a
-/// rank can send some while its peer is busy; `queue_pieces` of them before `acquire` waits.
-///
-/// Every call that waits throws LinkTimeout when the peer makes no progress for `timeout`, and LinkError when a process
-/// of the group has died, when a rank has called `abort`, and when the peer has left. But for `abort`, for one thread at
-/// a time.
-class Transport {
- public:
-  struct Piece {
-    Envelope envelope;
-    const std::byte* data = nullptr;  ///< aligned to 64 bytes, valid until `release`
-    std::size_t bytes = 0;
-  };
-
-  Transport(int me, int ranks, std::size_t piece_limit, std::size_t queue_limit, std::chrono::milliseconds limit)
-      : rank(me), size(ranks), piece_bytes(piece_limit), queue_pieces(queue_limit), timeout(limit) {}
-  virtual ~Transport() = default;
-  Transport(const Transport&) = delete;
-  Transport& operator=(const Transport&) = delete;
-
-  /// Waits for room in the queue to `peer`: `piece_bytes` to write to, aligned to 64 bytes.
-  virtual std::byte* acquire(int peer) = 0;
-  /// Copies `bytes` into what `acquire` gave: faster than memcpy where a transport knows better.
-  virtual void fill(int, std::byte* slot, const std::byte* data, std::size_t bytes) {
-    if (bytes != 0) std::memcpy(slot, data, bytes);
-  }
-  /// Sends the first `bytes` of what `acquire` gave.
-  virtual void publish(int peer, const Envelope& envelope, std::size_t bytes) = 0;
-  /// Sends `data`, which stays as it is until `flush`, in one piece.
-  virtual void send(int peer, const Envelope& envelope, const std::byte* data, std::size_t bytes) {
-    fill(peer, acquire(peer), data, bytes);
-    publish(peer, envelope, bytes);
-  }
-  /// Whether `send` has copied the data when it returns.
-  virtual bool copies() const { return true; }
-  /// Waits for the next piece from `peer`; `release` gives its room back.
-  virtual Piece receive(int peer) = 0;
-  /// The same where the piece is to be stored: if it is the one that is announced, it may be at `place` already.
-  virtual Piece receive_at(int peer, const Envelope&, std::byte*, std::size_t) { return receive(peer); }
-  virtual void release(int peer) = 0;
-  /// Whether `receive` would return at once.
-  virtual bool has_piece(int peer) = 0;
-  /// Waits until all that was published has left this rank: it arrives whatever this rank does next.
-  virtual void flush() = 0;
-  /// Throws if the group is known to have failed. Cheap.
-  virtual void check() = 0;
-  /// Tells all ranks that this one gives up, and why. Calls that wait here, and later ones, throw LinkError, too. From
-  /// any thread.
-  virtual void abort(const std::string& why) noexcept = 0;
-
-  /// By rank, the machine where it runs, where that makes a difference: links within one are the fast ones. Else empty.
-  virtual std::span<const int> machines() const { return {}; }
-
-  const int rank, size;
-  const std::size_t piece_bytes, queue_pieces;
-  const std::chrono::milliseconds timeout;
-  /// Whether a thread that waits here may keep its core for some microseconds. It may not while its program computes.
-  const std::atomic<bool>* may_spin = nullptr;
-};
-
-}  // namespace chorus::inline CHORUS_ABI::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_HPP
 
 namespace chorus::inline CHORUS_ABI::comm {
 
@@ -27482,10 +27481,6 @@ struct Step {
   const std::byte* mine = nullptr;
   std::byte* store = nullptr;
 };
-
-inline void copy_bytes(std::byte* out, const std::byte* in, std::size_t bytes) {
-  if (bytes != 0) std::memcpy(out, in, bytes);
-}
 
 inline Transport::Piece receive(const Ring& ring, int from, std::size_t bytes, std::byte* place = nullptr) {
   const auto piece = place ? ring.link.receive_at(from, ring.call, place, bytes) : ring.link.receive(from);
@@ -28460,7 +28455,7 @@ inline void exchange_all_reduce(const Ring& ring, std::byte* data, std::size_t c
     const auto n = std::min(count - done, per_piece);
     const auto mine = data + done * element;
     const auto* theirs = receive(ring, peer, n * element).data;
-    left ? reduction.combine(mine, mine, theirs, n, 1) : reduction.combine(mine, theirs, mine, n, 1);
+    reduction.combine(mine, left ? mine : theirs, left ? theirs : mine, n, 1);
     ring.link.release(peer);
     done += n;
   } while (done < count);

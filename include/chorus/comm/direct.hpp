@@ -45,7 +45,7 @@ inline void exchange_all_reduce(const Ring& ring, std::byte* data, std::size_t c
     const auto n = std::min(count - done, per_piece);
     const auto mine = data + done * element;
     const auto* theirs = receive(ring, peer, n * element).data;
-    left ? reduction.combine(mine, mine, theirs, n, 1) : reduction.combine(mine, theirs, mine, n, 1);
+    reduction.combine(mine, left ? mine : theirs, left ? theirs : mine, n, 1);
     ring.link.release(peer);
     done += n;
   } while (done < count);

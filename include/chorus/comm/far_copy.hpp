@@ -5,9 +5,9 @@
 #include <emmintrin.h>
 #endif
 
+#include <chorus/comm/transport.hpp>
 #include <chorus/comm/world.hpp>
 #include <cstddef>
-#include <cstring>
 
 namespace chorus::inline CHORUS_ABI::comm {
 
@@ -23,16 +23,13 @@ class FarCopy {
       measure(out, in);
       out += 2 * sample, in += 2 * sample, bytes -= 2 * sample;
     }
-    far_ ? stream(out, in, bytes) : plain(out, in, bytes);
+    far_ ? stream(out, in, bytes) : detail::copy_bytes(out, in, bytes);
   }
 
  private:
   static constexpr std::size_t sample = 8 * 1024;
   static constexpr unsigned period = 32;  // copies: the first ones find memory that nobody has touched yet
 
-  static void plain(std::byte* out, const std::byte* in, std::size_t bytes) {
-    if (bytes != 0) std::memcpy(out, in, bytes);
-  }
   static void stream(std::byte* out, const std::byte* in, std::size_t bytes) {
 #if defined(__SSE2__)
     std::size_t i = 0;
@@ -40,10 +37,10 @@ class FarCopy {
       for (std::size_t j = i; j < i + 64; j += 16)
         _mm_stream_si128(reinterpret_cast<__m128i*>(out + j),
                          _mm_loadu_si128(reinterpret_cast<const __m128i*>(in + j)));
-    plain(out + i, in + i, bytes - i);
+    detail::copy_bytes(out + i, in + i, bytes - i);
     finish();  // before the flag that says that it is there
 #else
-    plain(out, in, bytes);
+    detail::copy_bytes(out, in, bytes);
 #endif
   }
   static void finish() {
@@ -60,7 +57,7 @@ class FarCopy {
     const auto start = Clock::now();
     stream(out, in, sample);
     const auto middle = Clock::now();
-    plain(out + sample, in + sample, sample);
+    detail::copy_bytes(out + sample, in + sample, sample);
     finish();
     const auto end = Clock::now();
     const bool far = end - middle > 2 * (middle - start);

@@ -61,10 +61,6 @@ struct Step {
   std::byte* store = nullptr;
 };
 
-inline void copy_bytes(std::byte* out, const std::byte* in, std::size_t bytes) {
-  if (bytes != 0) std::memcpy(out, in, bytes);
-}
-
 inline Transport::Piece receive(const Ring& ring, int from, std::size_t bytes, std::byte* place = nullptr) {
   const auto piece = place ? ring.link.receive_at(from, ring.call, place, bytes) : ring.link.receive(from);
   check<LinkError>(piece.envelope == ring.call, "rank ", from, " is in another call, ", piece.envelope);

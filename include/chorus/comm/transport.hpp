@@ -20,6 +20,12 @@ struct LinkTimeout : LinkError {
   using LinkError::LinkError;
 };
 
+namespace detail {
+inline void copy_bytes(std::byte* out, const std::byte* in, std::size_t bytes) {
+  if (bytes != 0) std::memcpy(out, in, bytes);
+}
+}  // namespace detail
+
 /// Links of one rank to all others of its group. A link is a queue of a few pieces of at most `piece_bytes` each, so a
 /// rank can send some while its peer is busy; `queue_pieces` of them before `acquire` waits.
 ///
@@ -44,7 +50,7 @@ class Transport {
   virtual std::byte* acquire(int peer) = 0;
   /// Copies `bytes` into what `acquire` gave: faster than memcpy where a transport knows better.
   virtual void fill(int, std::byte* slot, const std::byte* data, std::size_t bytes) {
-    if (bytes != 0) std::memcpy(slot, data, bytes);
+    detail::copy_bytes(slot, data, bytes);
   }
   /// Sends the first `bytes` of what `acquire` gave.
   virtual void publish(int peer, const Envelope& envelope, std::size_t bytes) = 0;

@@ -56,7 +56,6 @@ void save_checkpoint(Net& net, Optimizer& optimizer, const TrainingPosition& pos
   if constexpr (requires { optimizer.gathered(net); }) {
     const auto whole = optimizer.gathered(net);
     if (net.communicator().rank() == 0) save_checkpoint(net, *whole, position, path);
-    return;
   } else {
     detail::Outgoing out;
     detail::add_model<decltype(optimizer.device())>(out, net.module());

@@ -13,6 +13,13 @@ namespace chorus::inline CHORUS_ABI::kernels {
 
 inline constexpr int max_rank = 8;
 
+/// Elements from a view's first to its last, where no axis is empty.
+inline Index extent(std::span<const Index> shape, std::span<const Index> strides) {
+  Index count = 1;
+  for (std::size_t axis = 0; axis < shape.size(); ++axis) count += (shape[axis] - 1) * strides[axis];
+  return count;
+}
+
 class StridedRuns {
  public:
   /// `strides` in elements, one for each axis of `shape`; 0 along axes that are broadcast. Throws ShapeError.

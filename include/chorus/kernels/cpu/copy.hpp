@@ -152,11 +152,9 @@ void scatter_strided(Cpu device, std::span<const Index> shape, const T* src, T* 
   if constexpr (std::floating_point<T>) {
     detail::scatter<true>(runs, count, src, dst);
   } else if constexpr (Narrow<T>) {
-    Index extent = 1;
-    for (std::size_t axis = 0; axis < shape.size(); ++axis) extent += (shape[axis] - 1) * dst_strides[axis];
     in_float(
         device, [&](const float* from, float* to) { scatter_strided(device, shape, from, to, dst_strides, true); },
-        reads(src, count), writes(dst, extent, /*keep=*/true));
+        reads(src, count), writes(dst, extent(shape, dst_strides), /*keep=*/true));
   } else {
     fail<UsageError>("scatter_strided: cannot accumulate ", dtype<T>);
   }

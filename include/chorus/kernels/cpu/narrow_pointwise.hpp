@@ -5,6 +5,8 @@
 #include <array>
 #include <chorus/kernels/cpu/in_float.hpp>
 #include <chorus/kernels/pointwise.hpp>
+#include <chorus/kernels/strided_runs.hpp>
+#include <chorus/tensor/shape.hpp>
 #include <span>
 #include <utility>
 
@@ -16,14 +18,6 @@ inline constexpr Index narrow_block = 512;
 template <class From, class To>
 void convert_array(Index count, const From* from, To* to) {
   for (Index i = 0; i < count; ++i) to[i] = from[i];
-}
-
-/// Elements from a view's first to its last; of a dense array where no strides are given.
-inline Index extent(std::span<const Index> shape, std::span<const Index> strides) {
-  Index count = 1, last = 0;
-  for (const Index size : shape) count *= size;
-  for (std::size_t axis = 0; axis < strides.size(); ++axis) last += (shape[axis] - 1) * strides[axis];
-  return strides.empty() || count == 0 ? count : last + 1;
 }
 }  // namespace detail
 
@@ -69,7 +63,7 @@ void pointwise_backward(Cpu device, const F& f, Index count, const std::array<co
 template <class F, Narrow T, std::size_t N>
 void pointwise_forward(Cpu device, const F& f, std::span<const Index> shape, const std::array<const T*, N>& in,
                        const std::array<std::span<const Index>, N>& in_strides, T* out) {
-  const Index count = detail::extent(shape, {});
+  const Index count = numel(shape);
   if (count == 0) return;
   const auto run = [&]<std::size_t... K>(std::index_sequence<K...>) {
     in_float(
@@ -77,7 +71,7 @@ void pointwise_forward(Cpu device, const F& f, std::span<const Index> shape, con
         [&](float* result, auto*... arrays) {
           pointwise_forward(device, f, shape, std::array<const float*, N>{arrays...}, in_strides, result);
         },
-        writes(out, count), reads(in[K], detail::extent(shape, in_strides[K]))...);
+        writes(out, count), reads(in[K], extent(shape, in_strides[K]))...);
   };
   run(std::make_index_sequence<N>());
 }
@@ -88,7 +82,7 @@ void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, co
                         const std::array<std::span<const Index>, N>& in_strides, const T* dy,
                         const std::array<T*, N>& dx, const std::array<std::span<const Index>, N>& dx_strides,
                         const std::array<bool, N>& accumulate) {
-  const Index count = detail::extent(shape, {});
+  const Index count = numel(shape);
   if (count == 0) {
     for (std::size_t k = 0; k < N; ++k) {
       Index own = 1;
@@ -108,8 +102,8 @@ void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, co
           std::copy_n(all.begin() + N, N, grads.begin());
           pointwise_backward(device, f, shape, inputs, in_strides, gradient, grads, dx_strides, accumulate);
         },
-        reads(dy, count), reads(in[K], detail::extent(shape, in_strides[K]))...,
-        writes(dx[K], detail::extent(shape, dx_strides[K]), accumulate[K])...);
+        reads(dy, count), reads(in[K], extent(shape, in_strides[K]))...,
+        writes(dx[K], extent(shape, dx_strides[K]), accumulate[K])...);
   };
   run(std::make_index_sequence<N>());
 }
