@@ -37,7 +37,7 @@ template <class Device>
 struct BasicBlock : ch::nn::Module {
   static constexpr ch::Index expansion = 1;
   ch::nn::Conv2d<Device> conv1, conv2;
-  ch::nn::BatchNorm2d<Device> bn1, bn2;
+  ch::nn::BatchNormReLU2d<Device> bn1, bn2;
   std::optional<Shortcut<Device>> downsample;
   CHORUS_MODULE(BasicBlock, conv1, bn1, conv2, bn2, downsample)
 
@@ -49,8 +49,8 @@ struct BasicBlock : ch::nn::Module {
         downsample{shortcut<Device>(in, width, stride)} {}
 
   auto forward(const auto& x) const {
-    const auto y = bn2(conv2(ch::relu(bn1(conv1(x)))));
-    return ch::relu(downsample ? y + (*downsample)(x) : y + x);
+    const auto y = conv2(bn1(conv1(x)));
+    return downsample ? bn2(y, (*downsample)(x)) : bn2(y, x);
   }
 };
 
@@ -59,7 +59,7 @@ template <class Device>
 struct Bottleneck : ch::nn::Module {
   static constexpr ch::Index expansion = 4;
   ch::nn::Conv2d<Device> conv1, conv2, conv3;
-  ch::nn::BatchNorm2d<Device> bn1, bn2, bn3;
+  ch::nn::BatchNormReLU2d<Device> bn1, bn2, bn3;
   std::optional<Shortcut<Device>> downsample;
   CHORUS_MODULE(Bottleneck, conv1, bn1, conv2, bn2, conv3, bn3, downsample)
 
@@ -73,8 +73,8 @@ struct Bottleneck : ch::nn::Module {
         downsample{shortcut<Device>(in, expansion * width, stride)} {}
 
   auto forward(const auto& x) const {
-    const auto y = bn3(conv3(ch::relu(bn2(conv2(ch::relu(bn1(conv1(x))))))));
-    return ch::relu(downsample ? y + (*downsample)(x) : y + x);
+    const auto y = conv3(bn2(conv2(bn1(conv1(x)))));
+    return downsample ? bn3(y, (*downsample)(x)) : bn3(y, x);
   }
 };
 
@@ -83,7 +83,7 @@ struct Bottleneck : ch::nn::Module {
 template <class Device, class Block>
 struct ResNet : ch::nn::Module {
   ch::nn::Conv2d<Device> conv1;
-  ch::nn::BatchNorm2d<Device> bn1{64};
+  ch::nn::BatchNormReLU2d<Device> bn1{64};
   ch::nn::ModuleList<Block> layer1, layer2, layer3, layer4;
   ch::nn::Linear<Device> fc;
   CHORUS_MODULE(ResNet, conv1, bn1, layer1, layer2, layer3, layer4, fc)
@@ -98,7 +98,7 @@ struct ResNet : ch::nn::Module {
         small_{is_small(image)} {}
 
   auto forward(const auto& images) const {
-    auto x = ch::relu(bn1(conv1(images)));
+    auto x = bn1(conv1(images));
     if (!small_) x = ch::max_pool2d(x, 3, {.stride = 2, .padding = 1});
     for (const auto* layer : {&layer1, &layer2, &layer3, &layer4})
       for (const auto& block : *layer) x = block(x);

@@ -30,7 +30,7 @@ struct Mlp : ch::nn::Module {
 template <class D>
 struct Block : ch::nn::Module {
   ch::nn::Conv2d<D> conv1, conv2;
-  ch::nn::BatchNorm2d<D> bn1, bn2;
+  ch::nn::BatchNormReLU2d<D> bn1, bn2;
   std::optional<ch::nn::Conv2d<D>> shortcut_conv;
   std::optional<ch::nn::BatchNorm2d<D>> shortcut_bn;
   CHORUS_MODULE(Block, conv1, bn1, conv2, bn2, shortcut_conv, shortcut_bn)
@@ -44,8 +44,8 @@ struct Block : ch::nn::Module {
     shortcut_bn.emplace(out);
   }
   auto forward(const auto& x) const {
-    const auto y = bn2(conv2(ch::relu(bn1(conv1(x)))));
-    return shortcut_conv ? ch::relu(y + (*shortcut_bn)((*shortcut_conv)(x))) : ch::relu(y + x);
+    const auto y = conv2(bn1(conv1(x)));
+    return shortcut_conv ? bn2(y, (*shortcut_bn)((*shortcut_conv)(x))) : bn2(y, x);
   }
 };
 
@@ -53,7 +53,7 @@ struct Block : ch::nn::Module {
 template <class D>
 struct ResNet18 : ch::nn::Module {
   ch::nn::Conv2d<D> stem{3, 64, {.kernel = 3, .padding = 1, .bias = false}};
-  ch::nn::BatchNorm2d<D> bn{64};
+  ch::nn::BatchNormReLU2d<D> bn{64};
   ch::nn::ModuleList<Block<D>> blocks;
   ch::nn::Linear<D> head{512, 10};
   CHORUS_MODULE(ResNet18, stem, bn, blocks, head)
@@ -67,7 +67,7 @@ struct ResNet18 : ch::nn::Module {
     }
   }
   auto forward(const auto& images) const {
-    auto x = ch::relu(bn(stem(images)));
+    auto x = bn(stem(images));
     for (const auto& block : blocks) x = block(x);
     const auto& shape = x.shape();
     return head(ch::mean(ch::reshape(x, ch::Shape<3>{shape[0], shape[1], shape[2] * shape[3]}), 2));

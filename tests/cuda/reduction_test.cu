@@ -182,6 +182,30 @@ TEST_CASE("batch norm") {
   CHECK_THROWS_AS(batch_norms<float>(one, true, false), ShapeError);
 }
 
+TEST_CASE("batch norm with a residual through a ReLU") {
+  if (!gpu_present()) return;
+  for (const kernels::ChannelShape& s : {kernels::ChannelShape{4, 3, 5}, {3, 6, 64}, {200, 70, 1}}) {
+    const auto x = numbers<float>(s.numel(), 1, 3, 5), residual = numbers<float>(s.numel(), 2, -1, 1);
+    const auto per_channel = numbers<float>(s.channels, 3, 0.5, 1.5);
+    for (const bool add : {false, true})
+      compare(
+          1e-4,
+          [&](auto device, float* in, float* r, float* dy, float* w, float* mean, float* var, float* y, float* saved,
+              float* masked, float* dx, float* dw, float* eval) {
+            if (!add) r = nullptr;
+            kernels::batch_norm_forward_train(device, s, in, w, w, mean, var, 0.1, 1e-5, y, saved, saved + s.channels,
+                                              r, true);
+            kernels::batch_norm_backward_train(device, s, in, dy, w, saved, saved + s.channels, dx, dw,
+                                               static_cast<float*>(nullptr), {}, y, masked);
+            kernels::batch_norm_backward_train(device, s, in, dy, w, saved, saved + s.channels, dx, dw,
+                                               static_cast<float*>(nullptr), {true, true, true}, y, dy);
+            kernels::batch_norm_forward_eval(device, s, in, w, w, mean, var, 1e-5, eval, r, true);
+          },
+          x, residual, numbers<float>(s.numel(), 4), per_channel, per_channel, per_channel, x,
+          numbers<float>(2 * s.channels, 5), x, x, per_channel, x);
+  }
+}
+
 TEST_CASE("layer norm") {
   if (!gpu_present()) return;
   for (const bool affine : {false, true})

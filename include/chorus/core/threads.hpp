@@ -17,6 +17,11 @@ namespace chorus::inline CHORUS_ABI {
 
 namespace detail {
 
+inline int& number_in_team() {
+  thread_local int number = 0;
+  return number;
+}
+
 /// Threads that serve one calling thread. They sleep between tasks, after a moment of waiting for the next one. Each
 /// begins with a share of its own, the same part of every task, so that it finds in its cache what it wrote in the task
 /// before, and then helps with the others' shares.
@@ -59,6 +64,7 @@ class ThreadTeam {
   // Whoever has claimed an index keeps `run` from ending, and so from the next task; a helper that wakes too late finds
   // nothing to claim, and nobody waits for it.
   void work(int self) noexcept {
+    const int number = std::exchange(number_in_team(), self);
     for (int k = 0; k < size_; ++k) {
       const int share = (self + k) % size_;
       while (const Index left = claim(unclaimed(share))) {
@@ -71,6 +77,7 @@ class ThreadTeam {
         if (unfinished_.fetch_sub(1, std::memory_order_acq_rel) == 1) unfinished_.notify_one();
       }
     }
+    number_in_team() = number;
   }
 
   std::atomic<Index>& unclaimed(int share) { return shares_[static_cast<std::size_t>(share)].unclaimed; }
@@ -140,6 +147,9 @@ inline int num_threads() {
   const auto& team = detail::thread_team();
   return team ? team->size() : 1;
 }
+
+/// Within a part of an operation: which thread of the team works on it, below the caller's `num_threads()`.
+inline int thread_number() { return detail::number_in_team(); }
 
 /// Has operations that are called from this thread use `n` threads: itself and n - 1 helpers, which end with it. At
 /// first each thread works alone, so that devices' threads and ranks don't crowd a machine. Throws UsageError where n

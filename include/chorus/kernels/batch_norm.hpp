@@ -21,25 +21,30 @@ template <class T>
 void batch_norm_statistics(Cpu, Index channels, double count, const double* sums, double momentum, double eps,
                            T* running_mean, T* running_var, T* mean, T* invstd);
 
-/// y = (x - mean) * invstd * weight + bias. weight and bias may be null: 1 and 0. `y` may be `x`.
+/// y = (x - mean) * invstd * weight + bias. weight and bias may be null: 1 and 0. `y` may be `x`. With `relu`, max(y +
+/// residual, 0) in the same pass; `residual` may be null, too.
 template <class T>
 void batch_norm_normalise(Cpu, ChannelShape shape, const T* x, const T* weight, const T* bias, const T* mean,
-                          const T* invstd, T* y);
+                          const T* invstd, T* y, const T* residual = nullptr, bool relu = false);
 
 /// The whole forward pass of training; saves mean and invstd for the backward pass. Throws ShapeError where a channel
 /// has one element alone: it has no variance.
 template <class T>
 void batch_norm_forward_train(Cpu cpu, ChannelShape shape, const T* x, const T* weight, const T* bias, T* running_mean,
-                              T* running_var, double momentum, double eps, T* y, T* saved_mean, T* saved_invstd);
+                              T* running_var, double momentum, double eps, T* y, T* saved_mean, T* saved_invstd,
+                              const T* residual = nullptr, bool relu = false);
 
 /// The forward pass with running statistics.
 template <class T>
 void batch_norm_forward_eval(Cpu cpu, ChannelShape shape, const T* x, const T* weight, const T* bias,
-                             const T* running_mean, const T* running_var, double eps, T* y);
+                             const T* running_mean, const T* running_var, double eps, T* y,
+                             const T* residual = nullptr, bool relu = false);
 
-/// sums: [2, channels], sum(dy) and sum(dy * (x - mean)).
+/// sums: [2, channels], sum(dy) and sum(dy * (x - mean)). With `y`, which a ReLU made, dy is the gradient by that: it
+/// counts as 0 where y is, and is left so in `masked`, which may be `dy`.
 template <class T>
-void batch_norm_backward_sums(Cpu, ChannelShape shape, const T* x, const T* dy, const T* mean, double* sums);
+void batch_norm_backward_sums(Cpu, ChannelShape shape, const T* x, const T* dy, const T* mean, double* sums,
+                              const T* y = nullptr, T* masked = nullptr);
 
 /// dweight = invstd * sum(dy * (x - mean)), dbias = sum(dy). Either may be null.
 template <class T>
@@ -54,10 +59,11 @@ void batch_norm_backward_input(Cpu, ChannelShape shape, const T* x, const T* dy,
                                const T* invstd, double count, const double* sums, T* dx, bool accumulate);
 
 /// The whole backward pass of training. Outputs that are null are not computed; `accumulate` is for dx, dweight, dbias.
+/// `y` and `masked` as above.
 template <class T>
 void batch_norm_backward_train(Cpu cpu, ChannelShape shape, const T* x, const T* dy, const T* weight,
                                const T* saved_mean, const T* saved_invstd, T* dx, T* dweight, T* dbias,
-                               std::array<bool, 3> accumulate);
+                               std::array<bool, 3> accumulate, const T* y = nullptr, T* masked = nullptr);
 
 /// The backward pass of evaluation, where the statistics are constants.
 template <class T>

@@ -3,9 +3,12 @@
 
 #include <chorus/nn/init.hpp>
 #include <chorus/nn/module.hpp>
+#include <chorus/ops/activations.hpp>
+#include <chorus/ops/arithmetic.hpp>
 #include <chorus/ops/batch_norm.hpp>
 #include <chorus/ops/sync_batch_norm.hpp>
 #include <cstdint>
+#include <memory>
 
 namespace chorus::inline CHORUS_ABI::nn {
 
@@ -42,12 +45,8 @@ class BatchNorm : public Module, public Synchronisable {
 
   template <Operand X>
   auto operator()(const X& x) const {
-    const auto& group = batch_group();
-    const bool shared = synchronised() && training() && group;
-    if (training() && (x.numel() > 0 || shared)) {
-      kernels::increment(num_batches_tracked.value().device(), num_batches_tracked.value().data());
-    }
-    if (shared) return sync_batch_norm(x, weight, bias, running_mean.value(), running_var.value(), group, options_);
+    const auto group = begin(x.numel());
+    if (group) return sync_batch_norm(x, weight, bias, running_mean.value(), running_var.value(), group, options_);
     return batch_norm(x, weight, bias, running_mean.value(), running_var.value(), training(), options_);
   }
   void visit(Visitor& visitor) override {
@@ -61,8 +60,41 @@ class BatchNorm : public Module, public Synchronisable {
     return cat(synchronised() ? "SyncBatchNorm(" : "BatchNorm(", weight.shape()[0], ")");
   }
 
- private:
+ protected:
+  /// Counts a batch of `numel` numbers, and gives the group whose batch it is a share of, if it is.
+  std::shared_ptr<BatchGroup> begin(Index numel) const {
+    const bool shared = synchronised() && training() && batch_group();
+    if (training() && (numel > 0 || shared))
+      kernels::increment(num_batches_tracked.value().device(), num_batches_tracked.value().data());
+    return shared ? batch_group() : nullptr;
+  }
+
   BatchNormOptions options_;
+};
+
+/// relu(batch_norm(x)), or relu(batch_norm(x) + residual), in one pass; parameters and their names are BatchNorm's.
+template <Device D, Real T = float>
+class BatchNormReLU : public BatchNorm<D, T> {
+ public:
+  using BatchNorm<D, T>::BatchNorm;
+
+  template <Operand X>
+  auto operator()(const X& x) const {
+    const auto &mean = this->running_mean.value(), &var = this->running_var.value();
+    const auto group = this->begin(x.numel());
+    if (group) return relu(sync_batch_norm(x, this->weight, this->bias, mean, var, group, this->options_));
+    return batch_norm_relu(x, this->weight, this->bias, mean, var, this->training(), this->options_);
+  }
+  template <Operand X, Operand R>
+  auto operator()(const X& x, const R& residual) const {
+    const auto &mean = this->running_mean.value(), &var = this->running_var.value();
+    const auto group = this->begin(x.numel());
+    if (group) return relu(sync_batch_norm(x, this->weight, this->bias, mean, var, group, this->options_) + residual);
+    return batch_norm_add_relu(x, residual, this->weight, this->bias, mean, var, this->training(), this->options_);
+  }
+  std::string describe() const override {
+    return cat(this->synchronised() ? "SyncBatchNormReLU(" : "BatchNormReLU(", this->weight.shape()[0], ")");
+  }
 };
 
 /// The names that PyTorch has for them; the number of inner axes is the input's.
@@ -70,6 +102,8 @@ template <Device D, Real T = float>
 using BatchNorm1d = BatchNorm<D, T>;
 template <Device D, Real T = float>
 using BatchNorm2d = BatchNorm<D, T>;
+template <Device D, Real T = float>
+using BatchNormReLU2d = BatchNormReLU<D, T>;
 
 /// BatchNorm whose statistics, forward and backward, are those of the whole batch under every policy: training on any
 /// number of devices takes the steps of one. Shares may be uneven or empty. It costs each forward pass a collective of

@@ -2,11 +2,14 @@
 /// Batch normalisation (Ioffe, Szegedy 2015).
 
 #include <array>
-
 #include <chorus/autograd/parameter.hpp>
 #include <chorus/kernels/batch_norm.hpp>
 #include <chorus/kernels/contiguous.hpp>
+#include <chorus/kernels/functors.hpp>
+#include <chorus/kernels/pointwise.hpp>
 #include <chorus/ops/cast.hpp>
+#include <type_traits>
+#include <utility>
 
 namespace chorus::inline CHORUS_ABI {
 
@@ -22,8 +25,13 @@ template <class T, class D>
 struct BatchNorm {
   static constexpr const char* name = "batch_norm";
   Tensor<T, 1, D> running_mean, running_var;
-  bool training;
-  double eps;
+  bool training = false;
+  double eps = 0;
+};
+/// The same, and what may be added to it, through a ReLU.
+template <class T, class D>
+struct BatchNormRelu : BatchNorm<T, D> {
+  static constexpr const char* name = "batch_norm_relu";
 };
 }  // namespace operations
 
@@ -35,24 +43,25 @@ kernels::ChannelShape channel_view(const std::array<Index, N>& shape) {
   for (std::size_t i = 2; i < N; ++i) view.inner *= shape[i];
   return view;
 }
-}  // namespace detail
 
-/// x: [batch, channels, ...], weight, bias, running_mean, running_var: [channels] -> (x - mean) / sqrt(var + eps) *
-/// weight + bias for each channel. In training, mean and (biased) variance are the batch's, and the running ones are
-/// moved towards them (the variance unbiased), except by an empty batch; else the running ones are used. Throws
-/// ShapeError where channels don't fit, or for a training batch with one number a channel.
-template <Operand X, Operand W, Operand B, class T, class D>
-auto batch_norm(const X& x, const W& weight, const B& bias, const Tensor<T, 1, D>& running_mean,
-                const Tensor<T, 1, D>& running_var, bool training, const BatchNormOptions& options = {}) {
+// batch_norm, and with `relu` what comes after it in the same pass. `residual`: nothing, or what is added.
+template <bool relu, Operand X, Operand W, Operand B, class T, class D, Operand... Residual>
+auto batch_norm(const char* name, const X& x, const W& weight, const B& bias, const Tensor<T, 1, D>& running_mean,
+                const Tensor<T, 1, D>& running_var, bool training, const BatchNormOptions& options,
+                const Residual&... residual) {
   const auto input = contiguous(value_of(x));
   const auto w = contiguous(value_of(weight));
   const auto b = contiguous(value_of(bias));
-  const auto view = detail::channel_view(input.shape());
+  const auto view = channel_view(input.shape());
   for (const auto& per_channel : {w, b, running_mean, running_var})
-    check<ShapeError>(!per_channel.defined() || per_channel.numel() == view.channels, "batch_norm: an input of shape ",
+    check<ShapeError>(!per_channel.defined() || per_channel.numel() == view.channels, name, ": an input of shape ",
                       input.shape(), " does not fit ", per_channel.numel(), " channels");
-  check<UsageError>(training || (running_mean.defined() && running_var.defined()),
-                    "batch_norm: there are no running statistics to use in evaluation");
+  check<UsageError>(training || (running_mean.defined() && running_var.defined()), name,
+                    ": there are no running statistics to use in evaluation");
+  tensor_of<X> added;
+  ((added = contiguous(value_of(residual))), ...);
+  check<ShapeError>(!added.defined() || added.shape() == input.shape(), name, ": the residual has shape ",
+                    added.shape(), ", the input ", input.shape());
   const auto device = input.device();
   auto out = tensor_of<X>::empty(input.shape(), device);
   Tensor<T, 1, D> mean = running_mean, invstd;
@@ -61,15 +70,19 @@ auto batch_norm(const X& x, const W& weight, const B& bias, const Tensor<T, 1, D
     invstd = Tensor<T, 1, D>::empty({view.channels}, device);
     kernels::batch_norm_forward_train(device, view, input.data(), w.data(), b.data(), running_mean.data(),
                                       running_var.data(), options.momentum, options.eps, out.data(), mean.data(),
-                                      invstd.data());
+                                      invstd.data(), added.data(), relu);
   } else {
     kernels::batch_norm_forward_eval(device, view, input.data(), w.data(), b.data(), running_mean.data(),
-                                     running_var.data(), options.eps, out.data());
+                                     running_var.data(), options.eps, out.data(), added.data(), relu);
   }
+  added = {};
+  std::conditional_t<relu, operations::BatchNormRelu<T, D>, operations::BatchNorm<T, D>> operation;
+  static_cast<operations::BatchNorm<T, D>&>(operation) = {running_mean, running_var, training, options.eps};
+  const auto y = relu ? out : tensor_of<X>{};
   return record(
-      operations::BatchNorm<T, D>{running_mean, running_var, training, options.eps}, std::move(out),
-      [input, w, mean, invstd, running_var, view, training, eps = options.eps](const auto& dy, auto dx, auto dw,
-                                                                               auto db) {
+      std::move(operation), std::move(out),
+      [input, w, mean, invstd, running_var, view, training, y, eps = options.eps](const auto& dy, auto dx, auto dw,
+                                                                                  auto db, auto... dr) {
         T* grads[3] = {};
         std::array<bool, 3> accumulate{};
         const auto want = [&](std::size_t i, auto node) {
@@ -81,22 +94,75 @@ auto batch_norm(const X& x, const W& weight, const B& bias, const Tensor<T, 1, D
         want(0, dx);
         want(1, dw);
         want(2, db);
-        if (training)
+        // A gradient that nobody else holds is masked where it lies.
+        auto masked = dy;
+        if constexpr (relu) {
+          if (dy.storage().owners() > 2) masked = tensor_of<X>::empty(dy.shape(), dy.device());
+        }
+        if (training) {
           kernels::batch_norm_backward_train(dy.device(), view, input.data(), dy.data(), w.data(), mean.data(),
-                                             invstd.data(), grads[0], grads[1], grads[2], accumulate);
-        else
-          kernels::batch_norm_backward_eval(dy.device(), view, input.data(), dy.data(), w.data(), mean.data(),
+                                             invstd.data(), grads[0], grads[1], grads[2], accumulate, y.data(),
+                                             masked.data());
+        } else {
+          if constexpr (relu)
+            kernels::pointwise_backward(dy.device(), functors::Relu{}, dy.numel(), std::array<const T*, 1>{y.data()},
+                                        dy.data(), std::array<T*, 1>{masked.data()}, std::array<bool, 1>{});
+          kernels::batch_norm_backward_eval(dy.device(), view, input.data(), masked.data(), w.data(), mean.data(),
                                             running_var.data(), eps, grads[0], grads[1], grads[2], accumulate);
+        }
+        ((dr ? dr->add(masked) : void()), ...);
       },
-      x, weight, bias);
+      x, weight, bias, residual...);
+}
+}  // namespace detail
+
+/// x: [batch, channels, ...], weight, bias, running_mean, running_var: [channels] -> (x - mean) / sqrt(var + eps) *
+/// weight + bias for each channel. In training, mean and (biased) variance are the batch's, and the running ones are
+/// moved towards them (the variance unbiased), except by an empty batch; else the running ones are used. Throws
+/// ShapeError where channels don't fit, or for a training batch with one number a channel.
+template <Operand X, Operand W, Operand B, class T, class D>
+auto batch_norm(const X& x, const W& weight, const B& bias, const Tensor<T, 1, D>& running_mean,
+                const Tensor<T, 1, D>& running_var, bool training, const BatchNormOptions& options = {}) {
+  return detail::batch_norm<false>("batch_norm", x, weight, bias, running_mean, running_var, training, options);
+}
+
+/// relu(batch_norm(...)), in one pass; backward needs x and the result alone.
+template <Operand X, Operand W, Operand B, class T, class D>
+auto batch_norm_relu(const X& x, const W& weight, const B& bias, const Tensor<T, 1, D>& running_mean,
+                     const Tensor<T, 1, D>& running_var, bool training, const BatchNormOptions& options = {}) {
+  return detail::batch_norm<true>("batch_norm_relu", x, weight, bias, running_mean, running_var, training, options);
+}
+
+/// relu(batch_norm(...) + residual) likewise, as residual blocks end; the residual has the shape of x.
+template <Operand X, Operand R, Operand W, Operand B, class T, class D>
+auto batch_norm_add_relu(const X& x, const R& residual, const W& weight, const B& bias,
+                         const Tensor<T, 1, D>& running_mean, const Tensor<T, 1, D>& running_var, bool training,
+                         const BatchNormOptions& options = {}) {
+  return detail::batch_norm<true>("batch_norm_add_relu", x, weight, bias, running_mean, running_var, training, options,
+                                  residual);
 }
 
 /// Of bf16 and half inputs all is computed in float; the running statistics are float, weight and bias float or as x.
 template <NarrowOperand X, Operand W, Operand B, class D>
 auto batch_norm(const X& x, const W& weight, const B& bias, const Tensor<float, 1, D>& running_mean,
                 const Tensor<float, 1, D>& running_var, bool training, const BatchNormOptions& options = {}) {
-  return to<typename tensor_of<X>::value_type>(batch_norm(to<float>(x), to<float>(weight), to<float>(bias),
-                                                          running_mean, running_var, training, options));
+  return to<typename tensor_of<X>::value_type>(
+      batch_norm(to<float>(x), to<float>(weight), to<float>(bias), running_mean, running_var, training, options));
+}
+
+template <NarrowOperand X, Operand W, Operand B, class D>
+auto batch_norm_relu(const X& x, const W& weight, const B& bias, const Tensor<float, 1, D>& running_mean,
+                     const Tensor<float, 1, D>& running_var, bool training, const BatchNormOptions& options = {}) {
+  return to<typename tensor_of<X>::value_type>(
+      batch_norm_relu(to<float>(x), to<float>(weight), to<float>(bias), running_mean, running_var, training, options));
+}
+template <NarrowOperand X, Operand R, Operand W, Operand B, class D>
+auto batch_norm_add_relu(const X& x, const R& residual, const W& weight, const B& bias,
+                         const Tensor<float, 1, D>& running_mean, const Tensor<float, 1, D>& running_var, bool training,
+                         const BatchNormOptions& options = {}) {
+  return to<typename tensor_of<X>::value_type>(batch_norm_add_relu(to<float>(x), to<float>(residual), to<float>(weight),
+                                                                   to<float>(bias), running_mean, running_var, training,
+                                                                   options));
 }
 
 }  // namespace chorus::inline CHORUS_ABI

@@ -1,3 +1,4 @@
+#include <array>
 #include <catch.hpp>
 #include <chorus/core/threads.hpp>
 #include <chorus/kernels/convolution.hpp>
@@ -189,8 +190,18 @@ TEST_CASE("3 x 3 convolutions of many channels equal their definition, with tile
                        .padding_w = padding_w,
                        .groups = groups};
   };
+  const auto strided = [&](Index batch, Index height, Index width, Index groups) {
+    Conv2dShape s = shape(batch, height, width, 1, 1, groups);
+    s.stride_h = s.stride_w = 2;
+    return s;
+  };
+  // Weights that are transformed where they are used, and tiles that come in several groups.
+  Conv2dShape heavy = shape(2, 4, 8, 1, 1, 1), many = shape(9, 16, 40, 1, 1, 1), many_strided = strided(9, 32, 40, 1);
+  heavy.in_channels = 390;
+  heavy.out_channels = 330;
   for (const auto& s : {shape(1, 10, 18, 0, 0, 1), shape(3, 7, 11, 1, 1, 1), shape(2, 9, 6, 0, 1, 2),
-                        shape(2, 10, 14, 2, 1, 1), shape(70, 4, 4, 1, 1, 1)}) {
+                        shape(2, 10, 14, 2, 1, 1), shape(70, 4, 4, 1, 1, 1), strided(1, 16, 32, 1),
+                        strided(3, 7, 13, 1), strided(2, 15, 8, 2), strided(70, 8, 7, 1), heavy, many, many_strided}) {
     REQUIRE(kernels::detail::suits_winograd<float>(s));
     compare<float>(s, false, random);
     compare<float>(s, true, random);
@@ -199,19 +210,23 @@ TEST_CASE("3 x 3 convolutions of many channels equal their definition, with tile
 
 TEST_CASE("a sample's result and gradient have the same bits in any batch") {
   std::mt19937 random(6);
-  for (const Index channels : {3, 32}) {
+  for (const auto& [channels, stride] : {std::array<Index, 2>{3, 1}, {32, 1}, {400, 1}, {3, 2}, {33, 2}}) {
     Conv2dShape s{.batch = 21,
                   .in_channels = channels,
                   .height = 9,
                   .width = 8,
-                  .out_channels = 34,
+                  .out_channels = channels == 400 ? 320 : 34,
                   .kernel_h = 3,
                   .kernel_w = 3,
+                  .stride_h = stride,
+                  .stride_w = stride,
                   .padding_h = 1,
                   .padding_w = 1};
-    const auto x = normal<float>(21 * channels * 72, random), w = normal<float>(34 * channels * 9, random);
-    const auto dy = normal<float>(21 * 34 * 72, random);
-    std::vector<float> y(dy.size()), dx(x.size()), one_y(34 * 72), one_dx(at(channels * 72));
+    const Index pixels = s.out_height() * s.out_width();
+    const auto x = normal<float>(21 * channels * 72, random);
+    const auto w = normal<float>(s.out_channels * channels * 9, random);
+    const auto dy = normal<float>(21 * s.out_channels * pixels, random);
+    std::vector<float> y(dy.size()), dx(x.size()), one_y(at(s.out_channels * pixels)), one_dx(at(channels * 72));
     kernels::conv2d_forward<float>(Cpu{}, s, x.data(), w.data(), nullptr, y.data());
     kernels::conv2d_backward_input(Cpu{}, s, w.data(), dy.data(), dx.data(), false);
     s.batch = 1;
@@ -226,21 +241,28 @@ TEST_CASE("a sample's result and gradient have the same bits in any batch") {
 
 TEST_CASE("convolutions give the same bits on any number of threads") {
   std::mt19937 random(7);
-  for (const Index channels : {5, 34}) {
-    const Conv2dShape s{.batch = 23,
+  for (const auto& [batch, channels, filters, size, stride] : {std::array<Index, 5>{23, 5, 40, 17, 1},
+                                                               {23, 34, 40, 17, 1},
+                                                               {9, 5, 40, 17, 2},
+                                                               {41, 34, 40, 17, 2},
+                                                               {3, 390, 330, 4, 1}}) {
+    const Conv2dShape s{.batch = batch,
                         .in_channels = channels,
-                        .height = 17,
-                        .width = 18,
-                        .out_channels = 40,
+                        .height = size,
+                        .width = size,
+                        .out_channels = filters,
                         .kernel_h = 3,
                         .kernel_w = 3,
+                        .stride_h = stride,
+                        .stride_w = stride,
                         .padding_h = 1,
                         .padding_w = 1};
-    const auto x = normal<float>(23 * channels * 17 * 18, random), w = normal<float>(40 * channels * 9, random);
-    const auto dy = normal<float>(23 * 40 * 17 * 18, random), bias = normal<float>(40, random);
+    const auto x = normal<float>(batch * channels * size * size, random);
+    const auto w = normal<float>(filters * channels * 9, random), bias = normal<float>(filters, random);
+    const auto dy = normal<float>(batch * filters * s.out_height() * s.out_width(), random);
     const auto run = [&](int threads) {
       set_num_threads(threads);
-      std::vector<float> y(dy.size()), dx(x.size()), dw(w.size()), db(40);
+      std::vector<float> y(dy.size()), dx(x.size()), dw(w.size()), db(bias.size());
       kernels::conv2d_forward<float>(Cpu{}, s, x.data(), w.data(), bias.data(), y.data());
       kernels::conv2d_backward_input(Cpu{}, s, w.data(), dy.data(), dx.data(), false);
       kernels::conv2d_backward_weight(Cpu{}, s, x.data(), dy.data(), dw.data(), false);

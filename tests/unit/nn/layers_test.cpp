@@ -1,3 +1,4 @@
+#include <catch.hpp>
 #include <chorus/nn/activations.hpp>
 #include <chorus/nn/batch_norm.hpp>
 #include <chorus/nn/containers.hpp>
@@ -5,8 +6,6 @@
 #include <chorus/nn/embedding.hpp>
 #include <chorus/nn/layer_norm.hpp>
 #include <chorus/nn/linear.hpp>
-
-#include <catch.hpp>
 
 #include "../message_of.hpp"
 
@@ -74,6 +73,36 @@ TEST_CASE("batch norm counts batches and switches to running statistics") {
   norm.train();
   norm(ch::Tensor<float, 2>::empty({0, 1}));
   CHECK(norm.num_batches_tracked.value().item() == 2);
+}
+
+TEST_CASE("batch normalisation with a ReLU is the two layers, under the same names") {
+  nn::BatchNorm2d<Cpu> plain{2};
+  nn::BatchNormReLU2d<Cpu> fused{2};
+  auto x = ch::Tensor<float, 4>::empty({3, 2, 4, 5}), r = ch::Tensor<float, 4>::empty({3, 2, 4, 5});
+  ch::kernels::fill_normal(Cpu{}, 1, 1, 0, x.numel(), x.data(), 0.0f, 1.0f);
+  ch::kernels::fill_normal(Cpu{}, 2, 1, 0, r.numel(), r.data(), 0.0f, 1.0f);
+  for (const bool training : {true, false}) {
+    plain.train(training);
+    fused.train(training);
+    const auto expected = ch::contiguous(ch::relu(plain(x)).value()).to_vector();
+    const auto got = ch::contiguous(fused(x).value()).to_vector();
+    const auto expected_sum = ch::contiguous(ch::relu(plain(x) + r).value()).to_vector();
+    const auto got_sum = ch::contiguous(fused(x, r).value()).to_vector();
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      CHECK(got[i] == Approx(expected[i]).margin(1e-6));
+      CHECK(got_sum[i] == Approx(expected_sum[i]).margin(1e-6));
+    }
+  }
+  CHECK(fused.num_batches_tracked.value().item() == 2);
+  CHECK(fused.running_var.value().to_vector() == plain.running_var.value().to_vector());
+  const auto names = [](nn::Module& layer) {
+    std::vector<std::string> all;
+    for (const auto& parameter : nn::named_parameters<Cpu>(layer)) all.push_back(parameter.name);
+    return all;
+  };
+  CHECK(names(fused) == names(plain));
+  CHECK(fused.describe() == "BatchNormReLU(2)");
+  CHECK(nn::convert_sync_batch_norm(fused).synchronised());
 }
 
 TEST_CASE("an embedding's rows, and layer normalisation's first values") {

@@ -1,3 +1,5 @@
+#include <chorus/ops/activations.hpp>
+#include <chorus/ops/arithmetic.hpp>
 #include <chorus/ops/batch_norm.hpp>
 
 #include "check_operator.hpp"
@@ -15,6 +17,79 @@ TEST_CASE("gradients of batch_norm in evaluation") {
   const auto mean = numbers<1>({3}, 4), var = numbers<1>({3}, 5, 0.5, 2);
   check_operator([&](const auto& x, const auto& w, const auto& b) { return ch::batch_norm(x, w, b, mean, var, false); },
                  numbers<3>({4, 3, 5}, 1), numbers<1>({3}, 2), numbers<1>({3}, 3));
+}
+
+TEST_CASE("gradients of batch_norm_relu and batch_norm_add_relu") {
+  const auto weight = numbers<1>({3}, 2), bias = numbers<1>({3}, 3);
+  const auto mean = numbers<1>({3}, 4), var = numbers<1>({3}, 5, 0.5, 2);
+  for (const bool training : {true, false}) {
+    const auto f = [&](const auto& x, const auto& w, const auto& b) {
+      return ch::batch_norm_relu(x, w, b, mean, var, training);
+    };
+    const auto g = [&](const auto& x, const auto& r, const auto& w, const auto& b) {
+      return ch::batch_norm_add_relu(x, r, w, b, mean, var, training);
+    };
+    check_operator(f, numbers<2>({6, 3}, 1), weight, bias);
+    check_operator(f, numbers<4>({2, 3, 2, 3}, 1), weight, bias);
+    check_operator(g, numbers<2>({6, 3}, 1), numbers<2>({6, 3}, 7), weight, bias);
+    check_operator(g, numbers<4>({2, 3, 3, 7}, 1), numbers<4>({2, 3, 3, 7}, 7), weight, bias);
+  }
+}
+
+TEST_CASE("batch_norm_relu and batch_norm_add_relu are what they are made of") {
+  for (const bool training : {true, false})
+    for (const Shape<3>& shape : {Shape<3>{5, 4, 1}, {3, 2, 37}, {40, 3, 9}}) {
+      const Index channels = shape[1];
+      const auto run = [&](const auto& f) {
+        const Variable<3> x(numbers(shape, 1), true), r(numbers(shape, 2), true);
+        const Variable<1> w(numbers<1>({channels}, 3), true), b(numbers<1>({channels}, 4), true);
+        const auto mean = Tensor<1>::zeros({channels}), var = Tensor<1>::ones({channels});
+        const auto y = f(x * 1, r * 1, w, b, mean, var);  // gradients that have values added to them, and none
+        (y + r).backward(numbers(shape, 5));
+        return std::vector{values(y.value()), values(x.grad()), values(r.grad()), values(w.grad()),
+                           values(b.grad()),  values(mean),     values(var)};
+      };
+      const auto close = [](const auto& a, const auto& b) {
+        for (std::size_t i = 0; i < a.size(); ++i) CHECK(distance(a[i], b[i]) < 1e-14);
+      };
+      close(run([&](const auto& x, const auto&, const auto& w, const auto& b, const auto& m, const auto& v) {
+              return ch::batch_norm_relu(x, w, b, m, v, training);
+            }),
+            run([&](const auto& x, const auto&, const auto& w, const auto& b, const auto& m, const auto& v) {
+              return ch::relu(ch::batch_norm(x, w, b, m, v, training));
+            }));
+      close(run([&](const auto& x, const auto& r, const auto& w, const auto& b, const auto& m, const auto& v) {
+              return ch::batch_norm_add_relu(x, r, w, b, m, v, training);
+            }),
+            run([&](const auto& x, const auto& r, const auto& w, const auto& b, const auto& m, const auto& v) {
+              return ch::relu(ch::batch_norm(x, w, b, m, v, training) + r);
+            }));
+      // One value in both places, and nothing that wants a gradient but the residual.
+      close(run([&](const auto& x, const auto&, const auto& w, const auto& b, const auto& m, const auto& v) {
+              return ch::batch_norm_add_relu(x, x, w, b, m, v, training);
+            }),
+            run([&](const auto& x, const auto&, const auto& w, const auto& b, const auto& m, const auto& v) {
+              return ch::relu(ch::batch_norm(x, w, b, m, v, training) + x);
+            }));
+      close(run([&](const auto& x, const auto& r, const auto& w, const auto& b, const auto& m, const auto& v) {
+              return ch::batch_norm_add_relu(x.value(), r, w.value(), b.value(), m, v, training);
+            }),
+            run([&](const auto& x, const auto& r, const auto& w, const auto& b, const auto& m, const auto& v) {
+              return ch::relu(ch::batch_norm(x.value(), w.value(), b.value(), m, v, training) + r);
+            }));
+    }
+}
+
+TEST_CASE("a gradient that others hold is not masked in its place") {
+  const Variable<2> x(numbers<2>({6, 3}, 1), true);
+  const auto three = Tensor<1>::ones({3});
+  const auto y = ch::batch_norm_relu(x, three, Tensor<1>::zeros({3}), three, three, true);
+  const auto seed = Tensor<2>::ones({6, 3});
+  Tensor<2> seen;
+  y.register_hook([&](const Tensor<2>& gradient) { seen = gradient; });
+  y.backward(seed);
+  CHECK(seed.to_vector() == std::vector<double>(18, 1.0));
+  CHECK(seen.to_vector() == std::vector<double>(18, 1.0));
 }
 
 TEST_CASE("running statistics move towards the batch's") {
@@ -39,6 +114,13 @@ TEST_CASE("an empty batch leaves the statistics alone") {
   CHECK(var.to_vector() == std::vector<double>{4, 4});
   CHECK(w.grad().to_vector() == std::vector<double>{0, 0});
   CHECK(b.grad().to_vector() == std::vector<double>{0, 0});
+}
+
+TEST_CASE("messages of batch_norm_add_relu") {
+  const auto three = Tensor<1>::ones({3});
+  CHECK(message_of<ch::ShapeError>([&] {
+          ch::batch_norm_add_relu(Tensor<2>::ones({4, 3}), Tensor<2>::ones({4, 1}), three, three, three, three, true);
+        }) == "batch_norm_add_relu: the residual has shape [4, 1], the input [4, 3]");
 }
 
 TEST_CASE("messages of batch_norm") {

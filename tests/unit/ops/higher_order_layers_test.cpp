@@ -40,5 +40,12 @@ TEST_CASE("second derivatives of layer and batch normalisation") {
           return ch::square(ch::batch_norm(x, w, b, mean, var, training));
         },
         numbers<3>({3, 2, 2}, 1), numbers<1>({2}, 2), numbers<1>({2}, 3));
+    check_second(
+        [&](const auto& x, const auto& r, const auto& w, const auto& b) {
+          auto mean = numbers<1>({2}, 4), var = numbers<1>({2}, 5, 1, 2);
+          const auto y = ch::batch_norm_relu(x, w, b, mean, var, training);
+          return ch::square(ch::batch_norm_add_relu(y, r, w, b, mean, var, training));
+        },
+        numbers<3>({3, 2, 2}, 1), numbers<3>({3, 2, 2}, 6), numbers<1>({2}, 2, 0.5, 2), numbers<1>({2}, 3));
   }
 }

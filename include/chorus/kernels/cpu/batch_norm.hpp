@@ -6,6 +6,7 @@
 #include <chorus/core/error.hpp>
 #include <chorus/kernels/batch_norm.hpp>
 #include <chorus/kernels/cpu/axis_lines.hpp>
+#include <chorus/kernels/cpu/scratch.hpp>
 #include <cmath>
 #include <vector>
 
@@ -27,27 +28,32 @@ struct RowBlock : Row<T> {
   }
 };
 
-/// Calls `f(line, elements of a channel in it)` with pieces of all channels: a few samples at a time, so that a piece
-/// can be read twice from the cache, and memory is read in as many streams as processors follow.
+/// sums: [2, channels], what `f(line, elements of a channel in it, sums)` adds up for pieces of all channels: a few
+/// samples at a time, so that a piece can be read twice from the cache, and memory is read in as many streams as
+/// processors follow. Each piece has sums of its own, which are added in their order: threads take samples, as other
+/// operations do, and find them in their caches.
 template <class T, class F>
-void for_channels(ChannelShape shape, const F& f) {
-  const Index sample = shape.channels * shape.inner;
+void sum_channels(Cpu device, ChannelShape shape, double* sums, const F& f) {
+  const Index channels = shape.channels, sample = channels * shape.inner;
   const Index rows = shape.inner == 1 ? 32 : std::clamp(2048 / std::max(Index{1}, shape.inner), Index{1}, Index{16});
-  const Index least = thread_elements / std::max<Index>(1, shape.batch * shape.inner) + lanes<T>;
-  parallel_ranges(shape.channels, lanes<T>, least, [&](Index begin, Index channels) {
-    const Index end = begin + channels;
-    for (Index b = 0; b < shape.batch; b += rows) {
-      const Index n = std::min(rows, shape.batch - b);
+  const Index pieces = (shape.batch + rows - 1) / rows, least = thread_elements / std::max<Index>(1, rows * sample) + 1;
+  const Scratch<double> partial(device, pieces * 2 * channels);
+  parallel_ranges(pieces, 1, least, [&](Index first, Index count) {
+    for (Index piece = first; piece < first + count; ++piece) {
+      const Index b = piece * rows, n = std::min(rows, shape.batch - b);
+      double* own = partial.data() + piece * 2 * channels;
       if (shape.inner == 1)
-        for_packets<T>(end - begin, [&](Index i, auto count) {
-          const Index c = begin + i;
-          f(Columns<T, decltype(count)>{b * sample + c, c, n, sample, count}, n);
+        for_packets<T>(channels, [&](Index c, auto some) {
+          f(Columns<T, decltype(some)>{b * sample + c, c, n, sample, some}, n, own);
         });
       else
-        for (Index c = begin; c < end; ++c)
-          f(RowBlock<T>{{b * sample + c * shape.inner, c, shape.inner}, n, sample}, n * shape.inner);
+        for (Index c = 0; c < channels; ++c)
+          f(RowBlock<T>{{b * sample + c * shape.inner, c, shape.inner}, n, sample}, n * shape.inner, own);
     }
   });
+  std::fill_n(sums, 2 * channels, 0.0);
+  for (Index piece = 0; piece < pieces; ++piece)
+    for (Index c = 0; c < 2 * channels; ++c) sums[c] += partial.data()[piece * 2 * channels + c];
 }
 
 /// Calls `f(line)` in the order of memory; a line belongs to one channel, or to a packet of channels where inner is 1.
@@ -83,9 +89,8 @@ const T* inverse_std(Index channels, const T* variance, double eps) {
 }  // namespace detail
 
 template <class T>
-void batch_norm_sums(Cpu, ChannelShape shape, const T* x, double* sums) {
-  std::fill_n(sums, 2 * shape.channels, 0.0);
-  detail::for_channels<T>(shape, [&](const auto& line, Index n) {
+void batch_norm_sums(Cpu device, ChannelShape shape, const T* x, double* sums) {
+  detail::sum_channels<T>(device, shape, sums, [&](const auto& line, Index n, double* own) {
     const auto total = line.reduce(Sum<T>{}, [&](Index i, auto count) { return load(x + i, count); });
     const auto mean = pmul(total, splat(T{1} / static_cast<T>(n)));
     const auto squares = line.reduce(Sum<T>{}, [&](Index i, auto count) {
@@ -95,8 +100,8 @@ void batch_norm_sums(Cpu, ChannelShape shape, const T* x, double* sums) {
     line.for_results(total, squares, [&](Index c, T sum, T square_sum) {
       const auto elements = static_cast<double>(n), s = static_cast<double>(sum);
       const auto m = static_cast<double>(sum * (T{1} / static_cast<T>(n)));  // as above
-      sums[c] += s;
-      sums[shape.channels + c] += static_cast<double>(square_sum) + m * (2 * s - elements * m);
+      own[c] = s;
+      own[shape.channels + c] = static_cast<double>(square_sum) + m * (2 * s - elements * m);
     });
   });
 }
@@ -121,46 +126,67 @@ void batch_norm_statistics(Cpu, Index channels, double count, const double* sums
 
 template <class T>
 void batch_norm_normalise(Cpu, ChannelShape shape, const T* x, const T* weight, const T* bias, const T* mean,
-                          const T* invstd, T* y) {
+                          const T* invstd, T* y, const T* residual, bool relu) {
+  const auto zero = splat(T{0});
   detail::for_samples<T>(shape, [&](const auto& line) {
     const auto m = line.load_result(mean);
     auto scale = line.load_result(invstd), shift = splat(T{0});
     if (weight != nullptr) scale = pmul(scale, line.load_result(weight));
     if (bias != nullptr) shift = line.load_result(bias);
-    line.each([&](Index i, auto count) { store(y + i, pmadd(psub(load(x + i, count), m), scale, shift), count); });
+    const auto value = [&](Index i, auto count) { return pmadd(psub(load(x + i, count), m), scale, shift); };
+    const auto positive = [&](const auto& v) { return pselect(Eigen::internal::pcmp_le(v, zero), zero, v); };
+    if (!relu)
+      line.each([&](Index i, auto count) { store(y + i, value(i, count), count); });
+    else if (residual == nullptr)
+      line.each([&](Index i, auto count) { store(y + i, positive(value(i, count)), count); });
+    else
+      line.each([&](Index i, auto count) {
+        store(y + i, positive(padd(value(i, count), load(residual + i, count))), count);
+      });
   });
 }
 
 template <class T>
 void batch_norm_forward_train(Cpu cpu, ChannelShape shape, const T* x, const T* weight, const T* bias, T* running_mean,
-                              T* running_var, double momentum, double eps, T* y, T* saved_mean, T* saved_invstd) {
+                              T* running_var, double momentum, double eps, T* y, T* saved_mean, T* saved_invstd,
+                              const T* residual, bool relu) {
   check<ShapeError>(shape.per_channel() != 1, "batch_norm: training needs more than one value per channel, got [batch ",
                     shape.batch, ", channels ", shape.channels, ", inner ", shape.inner, "]");
   double* sums = detail::channel_scratch<double, 2>(2 * shape.channels);
   batch_norm_sums(cpu, shape, x, sums);
   batch_norm_statistics(cpu, shape.channels, static_cast<double>(shape.per_channel()), sums, momentum, eps,
                         running_mean, running_var, saved_mean, saved_invstd);
-  batch_norm_normalise(cpu, shape, x, weight, bias, saved_mean, saved_invstd, y);
+  batch_norm_normalise(cpu, shape, x, weight, bias, saved_mean, saved_invstd, y, residual, relu);
 }
 
 template <class T>
 void batch_norm_forward_eval(Cpu cpu, ChannelShape shape, const T* x, const T* weight, const T* bias,
-                             const T* running_mean, const T* running_var, double eps, T* y) {
+                             const T* running_mean, const T* running_var, double eps, T* y, const T* residual,
+                             bool relu) {
   batch_norm_normalise(cpu, shape, x, weight, bias, running_mean, detail::inverse_std(shape.channels, running_var, eps),
-                       y);
+                       y, residual, relu);
 }
 
 template <class T>
-void batch_norm_backward_sums(Cpu, ChannelShape shape, const T* x, const T* dy, const T* mean, double* sums) {
-  std::fill_n(sums, 2 * shape.channels, 0.0);
-  detail::for_channels<T>(shape, [&](const auto& line, Index) {
+void batch_norm_backward_sums(Cpu device, ChannelShape shape, const T* x, const T* dy, const T* mean, double* sums,
+                              const T* y, T* masked) {
+  const auto zero = splat(T{0});
+  const T* gradient = y == nullptr ? dy : masked;
+  detail::sum_channels<T>(device, shape, sums, [&](const auto& line, Index, double* own) {
     const auto m = line.load_result(mean);
-    const auto total = line.reduce(Sum<T>{}, [&](Index i, auto count) { return load(dy + i, count); });
-    const auto product = line.reduce(
-        Sum<T>{}, [&](Index i, auto count) { return pmul(load(dy + i, count), psub(load(x + i, count), m)); });
+    const auto add = [&](const auto& value) { return line.reduce(Sum<T>{}, value); };
+    const auto total =
+        y == nullptr ? add([&](Index i, auto count) { return load(dy + i, count); }) : add([&](Index i, auto count) {
+          const auto off = Eigen::internal::pcmp_le(load(y + i, count), zero);
+          const auto g = pselect(off, zero, load(dy + i, count));
+          store(masked + i, g, count);
+          return g;
+        });
+    const auto product =
+        add([&](Index i, auto count) { return pmul(load(gradient + i, count), psub(load(x + i, count), m)); });
     line.for_results(total, product, [&](Index c, T sum, T product_sum) {
-      sums[c] += static_cast<double>(sum);
-      sums[shape.channels + c] += static_cast<double>(product_sum);
+      own[c] = static_cast<double>(sum);
+      own[shape.channels + c] = static_cast<double>(product_sum);
     });
   });
 }
@@ -204,12 +230,12 @@ void batch_norm_backward_input(Cpu, ChannelShape shape, const T* x, const T* dy,
 template <class T>
 void batch_norm_backward_train(Cpu cpu, ChannelShape shape, const T* x, const T* dy, const T* weight,
                                const T* saved_mean, const T* saved_invstd, T* dx, T* dweight, T* dbias,
-                               std::array<bool, 3> accumulate) {
+                               std::array<bool, 3> accumulate, const T* y, T* masked) {
   double* sums = detail::channel_scratch<double, 2>(2 * shape.channels);
-  batch_norm_backward_sums(cpu, shape, x, dy, saved_mean, sums);
+  batch_norm_backward_sums(cpu, shape, x, dy, saved_mean, sums, y, masked);
   batch_norm_backward_affine(cpu, shape.channels, sums, saved_invstd, dweight, dbias, accumulate[1], accumulate[2]);
   if (dx != nullptr)
-    batch_norm_backward_input(cpu, shape, x, dy, weight, saved_mean, saved_invstd,
+    batch_norm_backward_input(cpu, shape, x, y == nullptr ? dy : masked, weight, saved_mean, saved_invstd,
                               static_cast<double>(shape.per_channel()), sums, dx, accumulate[0]);
 }
 

@@ -28,6 +28,15 @@ inline bool worth_threads(const Conv2dShape& s) {
          1'000'000;
 }
 
+/// One group's channels of x, and of y.
+inline ImageChannels group_inputs(const Conv2dShape& s) {
+  return {s.in_channels / s.groups, s.height, s.width, s.in_channels * s.height * s.width};
+}
+inline ImageChannels group_results(const Conv2dShape& s) {
+  const Index h = s.out_height(), w = s.out_width();
+  return {s.out_channels / s.groups, h, w, s.out_channels * h * w};
+}
+
 /// Calls f(first, count) for parts of the tasks, long enough that a part's working memory is worth making: that is the
 /// allocator's, which all threads share.
 template <class F>
@@ -102,11 +111,16 @@ void conv2d_forward(Cpu device, const Conv2dShape& s, const T* x, const T* weigh
   const Index filters = s.out_channels / s.groups, out_h = s.out_height(), out_w = s.out_width(), out = out_h * out_w;
   if (s.batch * s.out_channels * out == 0) return;
   if (suits_winograd<T>(s)) {
-    const Index channels = s.in_channels / s.groups;
-    for (Index group = 0; group < s.groups; ++group)
-      winograd_convolve(device, s, false, x + group * channels * s.height * s.width,
-                        weight + group * filters * channels * 9, bias == nullptr ? nullptr : bias + group * filters,
-                        y + group * filters * out, false);
+    const ImageChannels in = group_inputs(s), to = group_results(s);
+    for (Index group = 0; group < s.groups; ++group) {
+      const auto convolve = [&](auto way) {
+        winograd_convolve<decltype(way)>(
+            device, s.batch, in, to, s.padding_h, s.padding_w, false, x + group * in.channels * in.plane(),
+            weight + group * filters * in.channels * 9, bias == nullptr ? nullptr : bias + group * filters,
+            y + group * filters * out, false);
+      };
+      s.stride_h == 1 ? convolve(UnitStride<T>{}) : convolve(StrideTwo<T>{});
+    }
     return;
   }
   const InputRaster<T> raster(s);
@@ -139,15 +153,21 @@ void conv2d_backward_weight(Cpu device, const Conv2dShape& s, const T* x, const 
   using namespace detail;
   const Index filters = s.out_channels / s.groups, out_h = s.out_height(), out_w = s.out_width(), out = out_h * out_w;
   const Index k = s.in_channels / s.groups * s.kernel_h * s.kernel_w;
-  if (!accumulate) std::fill_n(dweight, s.out_channels * k, T{0});
-  if (s.batch * s.out_channels * k * out == 0) return;
-  if (suits_winograd<T>(s)) {
-    const Index channels = s.in_channels / s.groups;
-    for (Index group = 0; group < s.groups; ++group)
-      winograd_backward_weight(device, s, x + group * channels * s.height * s.width, dy + group * filters * out,
-                               dweight + group * filters * k);
+  const bool nothing = s.batch * s.out_channels * k * out == 0;
+  if (!nothing && suits_winograd<T>(s)) {
+    const ImageChannels in = group_inputs(s), to = group_results(s);
+    for (Index group = 0; group < s.groups; ++group) {
+      const auto add = [&](auto way) {
+        winograd_backward_weight<decltype(way)>(device, s.batch, in, to, s.padding_h, s.padding_w,
+                                                x + group * in.channels * in.plane(), dy + group * filters * out,
+                                                dweight + group * filters * k, accumulate);
+      };
+      s.stride_h == 1 ? add(UnitStride<T>{}) : add(StrideTwo<T>{});
+    }
     return;
   }
+  if (!accumulate) std::fill_n(dweight, s.out_channels * k, T{0});
+  if (nothing) return;
   const InputRaster<T> raster(s);
   const bool gather = filters >= gather_rows;
   const Index row = raster.images * raster.plane + tile_columns<T>;
@@ -209,10 +229,17 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
   back.width = out_w;
   back.padding_h = s.kernel_h - 1 - s.padding_h;
   back.padding_w = s.kernel_w - 1 - s.padding_w;
-  if (suits_winograd<T>(back) && back.padding_h >= 0 && back.padding_w >= 0) {
-    for (Index group = 0; group < s.groups; ++group)
-      winograd_convolve<T>(device, back, true, dy + group * filters * out, weight + group * filters * channels * taps,
-                           nullptr, dx + group * channels * image, accumulate);
+  const bool unit = s.stride_h == 1 && back.padding_h >= 0 && back.padding_w >= 0 && suits_winograd<T>(back);
+  if (unit || (s.stride_h == 2 && suits_winograd<T>(s))) {
+    const ImageChannels in = group_results(s), to = group_inputs(s);
+    for (Index group = 0; group < s.groups; ++group) {
+      const auto convolve = [&](auto way, Index padding_h, Index padding_w) {
+        winograd_convolve<decltype(way), T>(device, s.batch, in, to, padding_h, padding_w, true,
+                                            dy + group * filters * out, weight + group * filters * channels * taps,
+                                            nullptr, dx + group * channels * image, accumulate);
+      };
+      unit ? convolve(UnitStride<T>{}, back.padding_h, back.padding_w) : convolve(StrideTwoInput<T>{}, 0, 0);
+    }
     return;
   }
 

@@ -2,6 +2,7 @@
 /// Working memory of a kernel.
 
 #include <chorus/core/dtype.hpp>
+#include <chorus/core/threads.hpp>
 #include <chorus/tensor/allocator.hpp>
 
 namespace chorus::inline CHORUS_ABI::kernels {
@@ -15,6 +16,24 @@ class Scratch {
 
  private:
   Storage<Cpu> storage_;
+};
+
+/// The same for each thread of the team that works on an operation's parts: taken at once and by the caller, so that
+/// how many threads meet doesn't decide how much is taken. With `apart` false all share one.
+template <class T>
+class ThreadScratch {
+ public:
+  ThreadScratch(Cpu device, Index count, bool apart = true)
+      : apart_(apart && num_threads() > 1),
+        count_((count + line - 1) / line * line),
+        all_(device, apart_ ? num_threads() * count_ : count_) {}
+  T* data() const { return all_.data() + (apart_ ? thread_number() * count_ : 0); }
+
+ private:
+  static constexpr Index line = 64;
+  bool apart_;
+  Index count_;
+  Scratch<T> all_;
 };
 
 }  // namespace chorus::inline CHORUS_ABI::kernels

@@ -39,12 +39,18 @@ struct ChannelSums {
 template <class T>
 struct ChannelGradientSums {
   ChannelWalk walk;
-  const T *x, *dy, *mean;
+  const T *x, *dy, *mean, *y;
+  T* masked;
   double* sums;
   __device__ Index start(Index channel) const { return channel; }
   __device__ Pair value(Index channel, Index i, Index) const {
     const Index at = walk.offset(channel, i);
-    const auto gradient = static_cast<double>(get(dy, at));
+    auto g = get(dy, at);
+    if (y != nullptr) {
+      if (get(y, at) <= 0) g = 0;
+      put(masked, at, g);
+    }
+    const auto gradient = static_cast<double>(g);
     return {gradient, gradient * static_cast<double>(get(x, at) - get(mean, channel))};
   }
   __device__ void finish(Index channel, const Pair& sum) const {
@@ -93,10 +99,12 @@ inline __device__ Index channel_of(const ChannelShape& shape, Index i) { return 
 
 template <class T>
 __global__ void normalise(ChannelShape shape, const T* x, const T* weight, const T* bias, const T* mean,
-                          const T* invstd, T* y, bool vector, bool one_channel) {
+                          const T* invstd, T* y, const T* residual, bool relu, bool vector, bool one_channel) {
   using C = compute_type<T>;
   for_vectors<Vector<T>::width>(shape.numel(), [&](Index first, int n) {
     auto value = load_vector(x + first, n, vector);
+    Vector<T> added;
+    if (residual != nullptr) added = load_vector(residual + first, n, vector);
     C centre = 0, scale = 0, shift = 0;
 #pragma unroll
     for (int l = 0; l < Vector<T>::width; ++l) {
@@ -107,7 +115,9 @@ __global__ void normalise(ChannelShape shape, const T* x, const T* weight, const
         scale = weight != nullptr ? get(invstd, c) * get(weight, c) : get(invstd, c);
         shift = bias != nullptr ? get(bias, c) : C(0);
       }
-      value.v[l] = static_cast<T>((static_cast<C>(value.v[l]) - centre) * scale + shift);
+      C result = (static_cast<C>(value.v[l]) - centre) * scale + shift;
+      if (residual != nullptr) result += static_cast<C>(added.v[l]);
+      value.v[l] = static_cast<T>(relu && result <= 0 ? C(0) : result);
     }
     store_vector(y + first, value, n, vector);
   });
@@ -183,37 +193,40 @@ void batch_norm_statistics(Cuda device, Index channels, double count, const doub
 
 template <class T>
 void batch_norm_normalise(Cuda device, ChannelShape shape, const T* x, const T* weight, const T* bias, const T* mean,
-                          const T* invstd, T* y) {
+                          const T* invstd, T* y, const T* residual = nullptr, bool relu = false) {
   if (shape.numel() == 0) return;
   cuda::launch(device, "batch_norm", cuda::vector_blocks<T>(shape.numel()), cuda::normalise<T>, shape, x, weight, bias,
-               mean, invstd, y, cuda::aligned(x, y), shape.inner % cuda::Vector<T>::width == 0);
+               mean, invstd, y, residual, relu, cuda::aligned(x, y, residual),
+               shape.inner % cuda::Vector<T>::width == 0);
 }
 
 template <class T>
 void batch_norm_forward_train(Cuda device, ChannelShape shape, const T* x, const T* weight, const T* bias,
                               T* running_mean, T* running_var, double momentum, double eps, T* y, T* saved_mean,
-                              T* saved_invstd) {
+                              T* saved_invstd, const T* residual = nullptr, bool relu = false) {
   check<ShapeError>(shape.per_channel() != 1, "batch_norm: training needs more than one value per channel, got [batch ",
                     shape.batch, ", channels ", shape.channels, ", inner ", shape.inner, "]");
   const cuda::Scratch<double> sums(device, 2 * shape.channels);
   batch_norm_sums(device, shape, x, sums.data());
   batch_norm_statistics(device, shape.channels, static_cast<double>(shape.per_channel()), sums.data(), momentum, eps,
                         running_mean, running_var, saved_mean, saved_invstd);
-  batch_norm_normalise(device, shape, x, weight, bias, saved_mean, saved_invstd, y);
+  batch_norm_normalise<T>(device, shape, x, weight, bias, saved_mean, saved_invstd, y, residual, relu);
 }
 
 template <class T>
 void batch_norm_forward_eval(Cuda device, ChannelShape shape, const T* x, const T* weight, const T* bias,
-                             const T* running_mean, const T* running_var, double eps, T* y) {
+                             const T* running_mean, const T* running_var, double eps, T* y, const T* residual = nullptr,
+                             bool relu = false) {
   const cuda::Scratch<T> invstd(device, shape.channels);
   cuda::for_each(device, "batch_norm", shape.channels, cuda::InverseStd<T>{running_var, eps, invstd.data()});
-  batch_norm_normalise(device, shape, x, weight, bias, running_mean, static_cast<const T*>(invstd.data()), y);
+  batch_norm_normalise<T>(device, shape, x, weight, bias, running_mean, invstd.data(), y, residual, relu);
 }
 
 template <class T>
-void batch_norm_backward_sums(Cuda device, ChannelShape shape, const T* x, const T* dy, const T* mean, double* sums) {
+void batch_norm_backward_sums(Cuda device, ChannelShape shape, const T* x, const T* dy, const T* mean, double* sums,
+                              const T* y = nullptr, T* masked = nullptr) {
   cuda::reduce<cuda::Pair>(device, "batch_norm gradient sums", shape.channels, shape.per_channel(), shape.inner == 1,
-                           cuda::ChannelGradientSums<T>{{shape}, x, dy, mean, sums});
+                           cuda::ChannelGradientSums<T>{{shape}, x, dy, mean, y, masked, sums});
 }
 
 template <class T>
@@ -236,15 +249,15 @@ void batch_norm_backward_input(Cuda device, ChannelShape shape, const T* x, cons
 template <class T>
 void batch_norm_backward_train(Cuda device, ChannelShape shape, const T* x, const T* dy, const T* weight,
                                const T* saved_mean, const T* saved_invstd, T* dx, T* dweight, T* dbias,
-                               std::array<bool, 3> accumulate) {
+                               std::array<bool, 3> accumulate, const T* y = nullptr, T* masked = nullptr) {
   const cuda::Scratch<double> sums(device, 2 * shape.channels);
-  batch_norm_backward_sums(device, shape, x, dy, saved_mean, sums.data());
+  batch_norm_backward_sums(device, shape, x, dy, saved_mean, sums.data(), y, masked);
   batch_norm_backward_affine(device, shape.channels, static_cast<const double*>(sums.data()), saved_invstd, dweight,
                              dbias, accumulate[1], accumulate[2]);
   if (dx != nullptr)
-    batch_norm_backward_input(device, shape, x, dy, weight, saved_mean, saved_invstd,
-                              static_cast<double>(shape.per_channel()), static_cast<const double*>(sums.data()), dx,
-                              accumulate[0]);
+    batch_norm_backward_input<T>(device, shape, x, y == nullptr ? dy : masked, weight, saved_mean, saved_invstd,
+                                 static_cast<double>(shape.per_channel()), static_cast<const double*>(sums.data()), dx,
+                                 accumulate[0]);
 }
 
 template <class T>

@@ -1,10 +1,13 @@
 #pragma once
 /// Derivatives of layer and batch normalisation, recorded: the formulas of their kernels, by operations.
 
+#include <chorus/kernels/functors.hpp>
 #include <chorus/ops/batch_norm.hpp>
+#include <chorus/ops/higher_order/pointwise.hpp>
 #include <chorus/ops/higher_order/reduction.hpp>
 #include <chorus/ops/normalization.hpp>
 #include <tuple>
+#include <type_traits>
 
 namespace chorus::inline CHORUS_ABI {
 
@@ -80,6 +83,27 @@ auto derivatives(const operations::BatchNorm<T, D>& operation, const Dy& dy, con
                     },
                     [&, statistics] { return sum(detail::channels_first(dy) * statistics().first, 1); },
                     [&] { return sum(detail::channels_first(dy), 1); }};
+}
+
+template <class T, class D, class Dy, class Y, class X, class W, class B, class... R>
+auto derivatives(const operations::BatchNormRelu<T, D>& operation, const Dy& dy, const Y& y, const X& x,
+                 const W& weight, const B& bias, const R&...) {
+  const auto masked = [&] {
+    const auto& result = y.value();
+    const auto ones = tensor_of<Y>::full(result.shape(), T{1}, result.device());
+    return dy * detail::pointwise("relu", functors::PartialDerivative<functors::Relu, 0>{}, ones, result);
+  };
+  const auto rule = [&, masked]<int I>(std::integral_constant<int, I>) {
+    return [&, masked] {
+      const auto gradient = masked();
+      const operations::BatchNorm<T, D>& norm = operation;
+      return std::get<I>(derivatives(norm, gradient, y, x, weight, bias))();
+    };
+  };
+  using std::integral_constant;
+  return std::tuple_cat(std::tuple{rule(integral_constant<int, 0>{}), rule(integral_constant<int, 1>{}),
+                                   rule(integral_constant<int, 2>{})},
+                        std::tuple{(static_cast<void>(sizeof(R)), masked)...});
 }
 
 }  // namespace chorus::inline CHORUS_ABI

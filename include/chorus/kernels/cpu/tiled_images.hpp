@@ -1,0 +1,145 @@
+#pragma once
+/// Images cut into tiles, and the way of their pixels into and out of a layout with channels last, in which a packet
+/// holds one pixel of as many channels as it has lanes: a tile's transform then needs no shuffles, and a result doesn't
+/// depend on the other tiles.
+
+#include <algorithm>
+#include <chorus/kernels/cpu/pack.hpp>
+#include <chorus/kernels/cpu/scratch.hpp>
+#include <chorus/kernels/cpu/winograd_transforms.hpp>
+
+namespace chorus::inline CHORUS_ABI::kernels::detail {
+
+// See pack.hpp.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wignored-attributes"
+#ifndef __clang__
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+
+/// Some channels of each image of a batch; `image_size` numbers lie from one image to the next.
+struct ImageChannels {
+  Index channels, height, width, image_size;
+  Index plane() const { return height * width; }
+};
+
+/// Some rows of tiles of one image.
+struct TileRows {
+  Index image, top, rows;
+};
+
+/// Tiles of `reach` x `reach` pixels, `step` pixels apart; those outside of the image are 0.
+struct TiledImages {
+  ImageChannels image;
+  Index down, across, step, reach, padding_h, padding_w, strip_rows;
+
+  Index per_image() const { return down * across; }
+  Index strips_per_image() const { return (down + strip_rows - 1) / strip_rows; }
+  Index strip_tiles() const { return strip_rows * across; }
+  /// Tiles in front of a strip.
+  Index tiles_before(Index strip) const {
+    return strip / strips_per_image() * per_image() + strip % strips_per_image() * strip_rows * across;
+  }
+  TileRows strip(Index number) const {
+    const Index top = number % strips_per_image() * strip_rows;
+    return {number / strips_per_image(), top, std::min(strip_rows, down - top)};
+  }
+  Index columns() const { return (across - 1) * step + reach; }
+  Index rows(Index down_tiles) const { return (down_tiles - 1) * step + reach; }
+
+  /// to[i, j, lane] = x[lane, i + top - padding_h, j - padding_w], inside of the image alone; for `rows` rows and the
+  /// first `count` lanes, the others are 0.
+  template <class T>
+  void channels_last(const T* x, Index count, Index top, Index rows, T* to) const {
+    constexpr Index w = lanes<T>;
+    const Index first = std::clamp<Index>(top - padding_h, 0, image.height);
+    const Index last = std::clamp<Index>(top - padding_h + rows, 0, image.height);
+    const Index plane = image.plane(), end = last * image.width, gap = (columns() - image.width) * w;
+    to += ((first + padding_h - top) * columns() + padding_w) * w;
+    Eigen::internal::PacketBlock<Packet<T>, w> square;
+    Index column = 0;
+    const auto put = [&](const Packet<T>& pixel) {
+      store(to, pixel, Whole<T>{});
+      to += w;
+      if (++column == image.width) column = 0, to += gap;
+    };
+    for (Index q = first * image.width; q < end; q += w) {
+      if (count == w && end - q >= w) {
+#pragma GCC unroll 16
+        for (Index l = 0; l < w; ++l) square.packet[l] = load(x + l * plane + q, Whole<T>{});
+        Eigen::internal::ptranspose(square);
+#pragma GCC unroll 16
+        for (Index i = 0; i < w; ++i) put(square.packet[i]);
+      } else {
+        const Index pixels = std::min(w, end - q);
+        for (Index l = 0; l < w; ++l) square.packet[l] = l < count ? load(x + l * plane + q, pixels) : splat(T{0});
+        Eigen::internal::ptranspose(square);
+        for (Index i = 0; i < pixels; ++i) put(square.packet[i]);
+      }
+    }
+  }
+};
+
+/// The way back: y[lane, i, j] = from[i, j, lane], or +=, for the first `count` lanes of `rows` rows of an image; a row
+/// of `from` has `columns` pixels.
+template <class T>
+void channels_first(const T* from, Index columns, Index count, Index rows, const ImageChannels& image, T* y,
+                    bool accumulate) {
+  constexpr Index w = lanes<T>;
+  const Index plane = image.plane(), end = rows * image.width, gap = (columns - image.width) * w;
+  Eigen::internal::PacketBlock<Packet<T>, w> square;
+  Index column = 0;
+  const auto next = [&] {
+    const auto pixel = load(from, Whole<T>{});
+    from += w;
+    if (++column == image.width) column = 0, from += gap;
+    return pixel;
+  };
+  for (Index q = 0; q < end; q += w) {
+    if (count == w && end - q >= w) {
+#pragma GCC unroll 16
+      for (Index i = 0; i < w; ++i) square.packet[i] = next();
+      Eigen::internal::ptranspose(square);
+#pragma GCC unroll 16
+      for (Index l = 0; l < w; ++l) store(y + l * plane + q, square.packet[l], Whole<T>{}, accumulate);
+    } else {
+      const Index pixels = std::min(w, end - q);
+      for (Index i = 0; i < w; ++i) square.packet[i] = i < pixels ? next() : splat(T{0});
+      Eigen::internal::ptranspose(square);
+      for (Index l = 0; l < count; ++l) store(y + l * plane + q, square.packet[l], pixels, accumulate);
+    }
+  }
+}
+
+/// Transforms the tiles of strips [first, first + count) of x along both axes: to[point, tile, channel], where `to` is
+/// the place of the first strip's first tile, tiles are `pitch` numbers apart and points `point_pitch`. `rasters` has
+/// room for a strip's pixels.
+template <int In, int Points, class T, class Transform>
+void transform_tiles(const TiledImages& tiles, const T* x, Index first, Index count, Index pitch, Index point_pitch,
+                     const Transform& transform, const ThreadScratch<T>& rasters, T* to) {
+  constexpr Index w = lanes<T>;
+  const Index columns = tiles.columns(), start = tiles.tiles_before(first);
+  parallel_for(count, [&](Index s) {
+    const TileRows strip = tiles.strip(first + s);
+    const Index rows = tiles.rows(strip.rows);
+    T* raster = rasters.data();
+    std::fill_n(raster, rows * columns * w, T{0});  // all channels have their zeros at the same places
+    for (Index c = 0; c < pitch; c += w) {
+      tiles.channels_last(x + strip.image * tiles.image.image_size + c * tiles.image.plane(),
+                          std::clamp<Index>(tiles.image.channels - c, 0, w), strip.top * tiles.step, rows, raster);
+      T* out = to + (tiles.tiles_before(first + s) - start) * pitch + c;
+      for (Index i = 0; i < strip.rows; ++i)
+        for (Index j = 0; j < tiles.across; ++j, out += pitch) {
+          const T* corner = raster + (i * columns + j) * tiles.step * w;
+          transform_both_axes<In, Points, T>(
+              transform, [&](int v, int u) { return load(corner + (v * columns + u) * w, Whole<T>{}); },
+              [&](int v, int u, const Packet<T>& value) {
+                store(out + (v * Points + u) * point_pitch, value, Whole<T>{});
+              });
+        }
+    }
+  });
+}
+#pragma GCC diagnostic pop
+
+}  // namespace chorus::inline CHORUS_ABI::kernels::detail
