@@ -9,6 +9,8 @@
 
 #include "compare.hpp"
 
+namespace arrays_test {
+
 using namespace chorus;
 using kernels::AxisShape;
 
@@ -130,7 +132,6 @@ TEST_CASE("dropout has the CPU's mask") {
       }
 }
 
-namespace {
 template <class T>
 void steps(Index count) {
   CAPTURE(count);
@@ -161,7 +162,6 @@ void steps(Index count) {
       },
       numbers<T>(count, 1), std::vector<double>(1));
 }
-}  // namespace
 
 TEST_CASE("optimizer steps") {
   if (!gpu_present()) return;
@@ -187,3 +187,5 @@ TEST_CASE("an optimizer's scalars may lie in device memory") {
             {}, static_cast<const kernels::AdamScalars*>(memory.data())}) == by_value);
   CHECK(by_value != start);
 }
+
+}  // namespace arrays_test

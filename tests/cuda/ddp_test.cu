@@ -13,15 +13,15 @@
 #include "../unit/comm/processes.hpp"
 #include "gpu.hpp"
 
+namespace ddp_test {
+
 using namespace chorus;
 using namespace std::chrono_literals;
 
-namespace {
-
 template <class D>
-struct Net : nn::Module {
+struct Perceptron : nn::Module {
   nn::Linear<D> fc1{16, 64}, fc2{64, 64}, fc3{64, 4};
-  CHORUS_MODULE(Net, fc1, fc2, fc3)
+  CHORUS_MODULE(Perceptron, fc1, fc2, fc3)
   auto forward(const auto& x) const { return fc3(tanh(fc2(tanh(fc1(x))))); }
 };
 
@@ -63,11 +63,11 @@ std::string train_rank(const comm::World& world, bool distributed, bool graphed)
   std::string hash;
   if (distributed) {
     Run run({}, {.seed = 9, .timeout = 60s}, world);
-    DistributedDataParallel<Net<Cuda>> net{Net<Cuda>{}, run, {.first_bucket_cap_mb = 1e-3, .bucket_cap_mb = 1e-2}};
+    DistributedDataParallel<Perceptron<Cuda>> net{Perceptron<Cuda>{}, run, {.first_bucket_cap_mb = 1e-3, .bucket_cap_mb = 1e-2}};
     losses = train(net, world, graphed);
     hash = io::parameters_sha256(net.module());
   } else {
-    SingleDevice<Net<Cuda>> net{Net<Cuda>{}, 9};
+    SingleDevice<Perceptron<Cuda>> net{Perceptron<Cuda>{}, 9};
     losses = train(net, {}, graphed);
   }
   std::string text;
@@ -85,8 +85,6 @@ std::vector<double> losses_in(const std::string& text) {
   }
   return out;
 }
-
-}  // namespace
 
 TEST_CASE("DDP over NCCL: one rank and two, eager and captured, take the steps of one device", "[cuda]") {
   CHORUS_NEEDS_GPU;
@@ -108,3 +106,5 @@ TEST_CASE("DDP over NCCL: one rank and two, eager and captured, take the steps o
       for (std::size_t i = 0; i < single.size(); ++i) CHECK(losses[i] == Approx(single[i]).margin(1e-4));
     }
 }
+
+}  // namespace ddp_test

@@ -6,6 +6,8 @@
 #include "../unit/message_of.hpp"
 #include "compare.hpp"
 
+namespace device_test {
+
 using namespace chorus;
 using Memory = Storage<Cuda>;
 
@@ -140,3 +142,5 @@ TEST_CASE("what only a kernel sees is thrown by the next wait, once") {
   CHECK(message_of<UsageError>([&] { y.to_vector(); }) == "index_select: index 7 at place 1 is not in [0, 3)");
   CHECK(y.to_vector() == std::vector<float>{1, 1, 0, 0});
 }
+
+}  // namespace device_test

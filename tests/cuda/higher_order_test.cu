@@ -6,6 +6,8 @@
 #include "gpu.hpp"
 #include "gradient_penalty.hpp"
 
+namespace higher_order_test {
+
 using namespace chorus;
 using chorus_test::numbers;
 
@@ -31,3 +33,5 @@ TEST_CASE("anomaly detection sees the GPU's numbers") {
   const DetectAnomaly detect;
   CHECK_THROWS_AS(log(x), NonFiniteError);
 }
+
+}  // namespace higher_order_test

@@ -7,11 +7,11 @@
 #include "../unit/message_of.hpp"
 #include "gpu.hpp"
 
+namespace nccl_ranks_test {
+
 using namespace chorus;
 using Catch::Matchers::Contains;
 using namespace std::chrono_literals;
-
-namespace {
 
 /// A rank's communicators on the GPU that all share.
 struct Rank {
@@ -79,8 +79,6 @@ std::string collectives(const comm::World& world) {
   return "";
 }
 
-}  // namespace
-
 TEST_CASE("nccl on one GPU: one rank, and two", "[cuda]") {
   CHORUS_NEEDS_GPU;
   for (const int size : {1, 2}) {
@@ -138,3 +136,5 @@ TEST_CASE("nccl on one GPU: one of two is killed and the other ends", "[cuda]") 
   CHECK_THAT(outcome.text, Contains("rank 0") && Contains("all_reduce"));
   CHECK(outcome.seconds < 120);
 }
+
+}  // namespace nccl_ranks_test

@@ -4,6 +4,8 @@
 #include "../unit/message_of.hpp"
 #include "compare.hpp"
 
+namespace no_device_test {
+
 using namespace chorus;
 using Memory = Storage<Cuda>;
 
@@ -52,3 +54,5 @@ TEST_CASE("an error of cuDNN names the call and its place") {
   CHECK(message.find("kernels/cuda/cudnn.hpp:") != std::string::npos);
 }
 #endif
+
+}  // namespace no_device_test

@@ -4,9 +4,9 @@
 
 #include "compare.hpp"
 
-using namespace chorus;
+namespace pointwise_test {
 
-namespace {
+using namespace chorus;
 
 // What a user writes: functions without a namespace.
 struct SwiGlu {
@@ -52,8 +52,6 @@ void broadcast(const Shape<3>& shape, const Strides& a_strides, const Strides& b
           numbers<T>(count, 4), numbers<T>(a_count, 5), numbers<T>(b_count, 6));
 }
 
-}  // namespace
-
 TEST_CASE("unary functors") {
   if (!gpu_present()) return;
   using namespace functors;
@@ -92,3 +90,5 @@ TEST_CASE("broadcasting, and the sums of its gradients") {
     broadcast<float>({0, 5, 6}, {30, 6, 1}, {0, 0, 1}, 0, 6, accumulate);              // nothing to sum
   }
 }
+
+}  // namespace pointwise_test

@@ -15,9 +15,9 @@
 
 #include "gpu.hpp"
 
-using namespace chorus;
+namespace policies_test {
 
-namespace {
+using namespace chorus;
 
 template <class D>
 struct Net : nn::Module {
@@ -77,8 +77,6 @@ void check_close(const std::vector<double>& got, const std::vector<double>& expe
     CHECK(got[i] == Approx(expected[i]).margin(tolerance));
   }
 }
-
-}  // namespace
 
 TEST_CASE("a GPU trains as the CPU does", "[cuda]") {
   CHORUS_NEEDS_GPU;
@@ -149,3 +147,5 @@ TEST_CASE("a step that waits for the GPU cannot be captured, and says so", "[cud
   CHECK_THROWS_AS(step(images, labels), UsageError);
   train(net, 2);  // nothing of the capture is left
 }
+
+}  // namespace policies_test

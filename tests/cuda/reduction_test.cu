@@ -10,10 +10,10 @@
 #include "../unit/message_of.hpp"
 #include "compare.hpp"
 
+namespace reduction_test {
+
 using namespace chorus;
 using kernels::AxisShape;
-
-namespace {
 
 const std::vector<AxisShape> shapes = {{3, 5, 1},  {4, 300, 1},  {1, 20'000, 1}, {300, 2, 1},  {3, 7, 2},
                                        {2, 5, 16}, {1, 900, 37}, {5, 2, 300},    {1, 5000, 3}, {2, 1, 5},
@@ -117,8 +117,6 @@ void layer_norms(Index rows, Index columns, bool affine, bool accumulate) {
           numbers<T>(count, 5), numbers<T>(2 * rows, 6), numbers<T>(count, 7), numbers<T>(columns, 8),
           numbers<T>(columns, 9));
 }
-
-}  // namespace
 
 TEST_CASE("reductions and their gradients") {
   if (!gpu_present()) return;
@@ -257,3 +255,5 @@ TEST_CASE("running sums") {
         compare(1e-5, body, numbers<float>(s.numel(), 1), numbers<float>(s.numel(), 2));
       }
 }
+
+}  // namespace reduction_test

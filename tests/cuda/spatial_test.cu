@@ -5,12 +5,12 @@
 
 #include "compare.hpp"
 
+namespace spatial_test {
+
 using namespace chorus;
 using kernels::Conv2dShape;
 using kernels::Pool2dShape;
 using kernels::Trans;
-
-namespace {
 
 // Products in another order; no TF32.
 template <class T>
@@ -68,8 +68,6 @@ void pools(const Pool2dShape& s, bool accumulate) {
           numbers<T>(in, 6));
 }
 
-}  // namespace
-
 TEST_CASE("matrix products") {
   if (!gpu_present()) return;
   for (const Trans ta : {Trans::no, Trans::yes})
@@ -112,3 +110,5 @@ TEST_CASE("pooling, forward and back") {
     pools<float>({70'000, 2, 2, 2, 2, 2, 2}, accumulate);
   }
 }
+
+}  // namespace spatial_test

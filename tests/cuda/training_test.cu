@@ -5,9 +5,9 @@
 
 #include "compare.hpp"
 
-namespace ch = chorus;
+namespace training_test {
 
-namespace {
+namespace ch = chorus;
 
 template <class Device>
 struct ToyModel : ch::nn::Module {
@@ -62,8 +62,6 @@ void check_close(const Result& actual, const Result& expected) {
   CHECK(error(actual.parameters, expected.parameters) < 1e-4);
 }
 
-}  // namespace
-
 TEST_CASE("a model trains on a GPU as on the CPU") {
   if (!gpu_present()) return;
   const ch::optim::SgdOptions sgd{.lr = 0.05, .momentum = 0.9};
@@ -84,8 +82,6 @@ TEST_CASE("a model trains on a GPU as on the CPU") {
                     sgd, ch::DataParallelOptions{.device_ids = {0, 1}}),
                 expected);
 }
-
-namespace {
 
 using Optimizer = ch::optim::Sgd<Cuda>;
 
@@ -123,8 +119,6 @@ struct Ranges : ch::optim::Optimizer<Cuda> {
 };
 
 bool is_aligned(const void* place) { return reinterpret_cast<std::uintptr_t>(place) % 16 == 0; }
-
-}  // namespace
 
 TEST_CASE("the second step asks the driver for no memory") {
   if (!gpu_present()) return;
@@ -207,3 +201,5 @@ TEST_CASE("a step whose gradients overflow is left out") {
   CHECK(scaled_step());
   CHECK(bias() != before);
 }
+
+}  // namespace training_test

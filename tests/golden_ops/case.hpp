@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chorus/autograd/variable.hpp>
+#include <chorus/kernels/loss_options.hpp>
 #include <chorus/kernels/to_device.hpp>
 #include <chorus/ops/cast.hpp>
 #include <chorus/ops/size2d.hpp>
@@ -272,6 +273,21 @@ inline ch::Size2d size2d(const Case& test, const char* name, Index otherwise) {
 template <int Rank>
 Variable<Rank> optional_in(Case& test, const char* name) {
   return test.has(ch::cat("in.", name)) ? test.in<Rank>(name) : Variable<Rank>();
+}
+
+/// How the case reduces a loss.
+inline ch::Reduction reduction_of(const Case& test) {
+  const auto name = test.attr<std::string>("reduction", "mean");
+  ch::check<ch::UsageError>(name == "mean" || name == "sum" || name == "none", "unknown reduction ", name);
+  return name == "mean" ? ch::Reduction::mean : name == "sum" ? ch::Reduction::sum : ch::Reduction::none;
+}
+
+/// An element-wise function of one input sees no axes: one instance serves all ranks.
+template <class F>
+void unary(Case& test, const F& f) {
+  const auto y = f(test.in<1>("x", {test.numel("x")}));
+  test.compare_numbers("out.y", y.value());
+  test.back("y", y);
 }
 
 using Operation = void (*)(Case&);

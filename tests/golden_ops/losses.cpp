@@ -9,12 +9,6 @@
 namespace golden {
 namespace {
 
-ch::Reduction reduction_of(const Case& test) {
-  const auto name = test.attr<std::string>("reduction", "mean");
-  ch::check<ch::UsageError>(name == "mean" || name == "sum" || name == "none", "unknown reduction ", name);
-  return name == "mean" ? ch::Reduction::mean : name == "sum" ? ch::Reduction::sum : ch::Reduction::none;
-}
-
 // `per_element(x, target)`, or `reduced(x, target, reduction)` of all elements as the losses themselves reduce them.
 template <class PerElement, class Reduced>
 void loss(Case& test, const PerElement& per_element, const Reduced& reduced) {

@@ -9,15 +9,9 @@
 namespace golden {
 namespace {
 
-ch::Reduction reduction_of(const Case& test) {
-  const auto name = test.attr<std::string>("reduction", "mean");
-  ch::check<ch::UsageError>(name == "mean" || name == "sum" || name == "none", "unknown reduction ", name);
-  return name == "mean" ? ch::Reduction::mean : name == "sum" ? ch::Reduction::sum : ch::Reduction::none;
-}
-
 // `whole(options)` where the case reduces, else `parts(options)`.
 template <class Options, class Whole, class Parts>
-void loss(Case& test, Options options, const Whole& whole, const Parts& parts) {
+void whole_or_parts(Case& test, Options options, const Whole& whole, const Parts& parts) {
   options.reduction = reduction_of(test);
   if (options.reduction == ch::Reduction::none)
     test.out("y", parts(options));
@@ -52,7 +46,7 @@ void sorted(Case& test, const F& f) {
 void add_more(Operations& operations) {
   operations["triplet_margin_loss"] = [](Case& test) {
     const auto a = test.in<2>("anchor"), p = test.in<2>("positive"), n = test.in<2>("negative");
-    loss(
+    whole_or_parts(
         test, ch::TripletOptions{.margin = test.attr("margin", 1.0), .swap = test.attr("swap", false)},
         [&](const auto& options) { return ch::triplet_margin_loss(a, p, n, options); },
         [&](const auto& options) { return ch::triplet_margin_loss_per_sample(a, p, n, options); });
@@ -60,7 +54,7 @@ void add_more(Operations& operations) {
   operations["cosine_embedding_loss"] = [](Case& test) {
     const auto a = test.in<2>("a"), b = test.in<2>("b");
     const auto target = test.tensor<1>("target");
-    loss(
+    whole_or_parts(
         test, Margin{test.attr("margin", 0.0)},
         [&](const auto& o) { return ch::cosine_embedding_loss(a, b, target, o.margin, o.reduction); },
         [&](const auto& o) { return ch::cosine_embedding_loss_per_sample(a, b, target, o.margin); });
@@ -68,7 +62,7 @@ void add_more(Operations& operations) {
   operations["margin_ranking_loss"] = [](Case& test) {
     const auto a = test.in<1>("a"), b = test.in<1>("b");
     const auto target = test.tensor<1>("target");
-    loss(
+    whole_or_parts(
         test, Margin{test.attr("margin", 0.0)},
         [&](const auto& o) { return ch::margin_ranking_loss(a, b, target, o.margin, o.reduction); },
         [&](const auto& o) { return ch::margin_ranking_loss_per_element(a, b, target, o.margin); });
@@ -76,7 +70,7 @@ void add_more(Operations& operations) {
   operations["hinge_embedding_loss"] = [](Case& test) {
     const auto x = test.in<1>("x");
     const auto target = test.tensor<1>("target");
-    loss(
+    whole_or_parts(
         test, Margin{test.attr("margin", 1.0)},
         [&](const auto& o) { return ch::hinge_embedding_loss(x, target, o.margin, o.reduction); },
         [&](const auto& o) { return ch::hinge_embedding_loss_per_element(x, target, o.margin); });
@@ -84,14 +78,14 @@ void add_more(Operations& operations) {
   operations["soft_margin_loss"] = [](Case& test) {
     const auto x = test.in<1>("x");
     const auto target = test.tensor<1>("target");
-    loss(
+    whole_or_parts(
         test, Margin{}, [&](const auto& o) { return ch::soft_margin_loss(x, target, o.reduction); },
         [&](const auto&) { return ch::soft_margin_loss_per_element(x, target); });
   };
   operations["gaussian_nll_loss"] = [](Case& test) {
     with_rank<1>(test.rank("x"), [&]<int Rank>(std::integral_constant<int, Rank>) {
       const auto x = test.in<Rank>("x"), target = test.in<Rank>("target"), var = test.in<Rank>("var");
-      loss(
+      whole_or_parts(
           test, ch::GaussianNllOptions{.full = test.attr("full", false), .eps = test.attr("eps", 1e-6)},
           [&](const auto& o) { return ch::gaussian_nll_loss(x, target, var, o); },
           [&](const auto& o) { return ch::gaussian_nll_loss_per_element(x, target, var, o); });
@@ -100,7 +94,7 @@ void add_more(Operations& operations) {
   operations["poisson_nll_loss"] = [](Case& test) {
     const auto x = test.in<2>("x");
     const auto target = test.tensor<2>("target");
-    loss(
+    whole_or_parts(
         test, ch::PoissonNllOptions{.log_input = test.attr("log_input", true), .full = test.attr("full", false)},
         [&](const auto& o) { return ch::poisson_nll_loss(x, target, o); },
         [&](const auto& o) { return ch::poisson_nll_loss_per_element(x, target, o); });

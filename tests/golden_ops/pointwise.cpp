@@ -9,14 +9,6 @@
 namespace golden {
 namespace {
 
-// An element-wise function of one input sees no axes: one instance serves all ranks.
-template <class F>
-void unary(Case& test, const F& f) {
-  const auto y = f(test.in<1>("x", {test.numel("x")}));
-  test.compare_numbers("out.y", y.value());
-  test.back("y", y);
-}
-
 // Operands of different ranks: the smaller one gets axes of size 1 in front, which is how broadcasting is defined.
 template <class F>
 void binary(Case& test, const F& f) {

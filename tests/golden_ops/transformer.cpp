@@ -17,14 +17,6 @@ nn::TransformerOptions options_of(const Case& test) {
           .norm_first = test.attr("norm_first", false)};
 }
 
-// An element-wise function sees no axes.
-template <class F>
-void unary(Case& test, const F& f) {
-  with_rank<1>(test.rank("x"), [&]<int Rank>(std::integral_constant<int, Rank>) {
-    if constexpr (Rank == 2) test.out("y", f(test.in<Rank>("x")));
-  });
-}
-
 }  // namespace
 
 void add_transformer(Operations& operations) {

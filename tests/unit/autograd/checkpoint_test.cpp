@@ -11,11 +11,11 @@
 
 #include "../message_of.hpp"
 
+namespace checkpoint_test {
+
 namespace ch = chorus;
 using Vector = ch::Variable<double, 1>;
 using Numbers = ch::Tensor<double, 1>;
-
-namespace {
 
 Numbers ramp(ch::Index count, ch::Cpu device = {}) {
   auto x = Numbers::empty({count}, device);
@@ -57,8 +57,6 @@ Outcome run(bool checkpointed, bool under_a_policy) {
   out.dw = w.grad().to_vector();
   return out;
 }
-
-}  // namespace
 
 TEST_CASE("a checkpointed part gives the same value and gradients, with the same random numbers") {
   for (const bool under_a_policy : {true, false}) {
@@ -128,3 +126,5 @@ TEST_CASE("what checkpoint refuses, and what it leaves alone") {
   const ch::NoGrad no_grad;
   CHECK_FALSE(ch::checkpoint([](const auto& in) { return ch::square(in); }, x).requires_grad());
 }
+
+}  // namespace checkpoint_test

@@ -4,7 +4,8 @@
 
 #include "../ops/higher_order.hpp"
 
-namespace {
+namespace custom_function_test {
+
 // The product, by hand.
 auto product(const auto& a, const auto& b) {
   return ch::custom_function(
@@ -20,7 +21,6 @@ auto reverse_gradient(const auto& x) {
       "reverse_gradient", [](const Tensor<1>& in) { return in; },
       [](const Tensor<1>& dy, const Tensor<1>&, const Tensor<1>&) { return -dy; }, x);
 }
-}  // namespace
 
 TEST_CASE("a function with forward and backward by hand") {
   check_operator([](const auto& a, const auto& b) { return product(a, b); }, numbers<2>({2, 3}, 1),
@@ -56,3 +56,5 @@ TEST_CASE("what a function by hand may leave out, and what it must not give") {
           });
         }) == "mine: backward gave a gradient of shape [2] for an input of shape [3]");
 }
+
+}  // namespace custom_function_test

@@ -4,11 +4,11 @@
 #include <cmath>
 #include <limits>
 
+namespace dual_test {
+
 using chorus::Dual;
 using chorus::Pack;
 using namespace chorus::math;
-
-namespace {
 
 Dual<double, 1> variable(double value) {
   Dual<double, 1> x(value);
@@ -46,8 +46,6 @@ struct OwnGradient {
     return {{dy * 42}};
   }
 };
-
-}  // namespace
 
 TEST_CASE("each function's derivative is the numeric one") {
   const auto everywhere = {-2.3, -0.7, 0.4, 1.9};
@@ -134,3 +132,5 @@ TEST_CASE("the gradient of a user's functor, on numbers and on Packs") {
 }
 
 TEST_CASE("a functor's own gradient is preferred") { CHECK(gradient(OwnGradient{}, 2.0, 5.0).d[0] == 84); }
+
+}  // namespace dual_test

@@ -7,12 +7,12 @@
 
 #include "../message_of.hpp"
 
+namespace grad_test {
+
 namespace ch = chorus;
 using Number = ch::Variable<double, 0>;
 
-namespace {
 Number leaf(double value) { return Number(ch::Tensor<double, 0>::full({}, value), true); }
-}  // namespace
 
 TEST_CASE("grad gives gradients by leaves and by values in between, and adds to none") {
   const auto x = leaf(3), other = leaf(5);
@@ -74,3 +74,5 @@ TEST_CASE("what grad refuses") {
   CHECK(message_of<ch::UsageError>([&] { ch::grad(value, x); }) ==
         "grad: the graph behind 'mul' was freed by an earlier backward; pass retain_graph = true to that one");
 }
+
+}  // namespace grad_test

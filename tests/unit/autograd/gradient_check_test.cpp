@@ -4,9 +4,10 @@
 
 #include <catch.hpp>
 
+namespace gradient_check_test {
+
 namespace ch = chorus;
 
-namespace {
 // x², with a gradient that is wrong by a factor.
 struct Wrong {
   double factor;
@@ -23,7 +24,6 @@ double error_with(double factor) {
   const auto x = ch::Tensor<double, 1>::from({0.5, 1, 2}, {3});
   return ch::gradient_error([factor](const auto& a) { return ch::pointwise(Wrong{factor}, a); }, x);
 }
-}  // namespace
 
 TEST_CASE("wrong gradients are found") {
   CHECK(error_with(1) < 1e-8);
@@ -38,3 +38,5 @@ TEST_CASE("a gradient that is missing counts as 0, and inputs stay as they were"
   CHECK(unused > 0.3);
   CHECK(x.to_vector() == std::vector<double>{0.5, 1, 2});
 }
+
+}  // namespace gradient_check_test

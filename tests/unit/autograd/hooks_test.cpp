@@ -9,13 +9,13 @@
 
 #include "../message_of.hpp"
 
+namespace hooks_test {
+
 namespace ch = chorus;
 using Number = ch::Variable<double, 0>;
 using Scalar = ch::Tensor<double, 0>;
 
-namespace {
 Number leaf(double value) { return Number(Scalar::full({}, value), true); }
-}  // namespace
 
 TEST_CASE("a hook sees the whole gradient by a value in between") {
   const auto x = leaf(3);
@@ -82,3 +82,5 @@ TEST_CASE("anomaly detection ends with its scope") {
   { const ch::DetectAnomaly detect; }
   CHECK(std::isnan(ch::log(leaf(-1)).item()));
 }
+
+}  // namespace hooks_test

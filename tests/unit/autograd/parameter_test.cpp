@@ -5,6 +5,8 @@
 
 #include "../message_of.hpp"
 
+namespace parameter_test {
+
 namespace ch = chorus;
 using Parameter = ch::Parameter<float, 1>;
 using Vector = ch::Tensor<float, 1>;
@@ -68,3 +70,5 @@ TEST_CASE("an empty parameter stands for none") {
   CHECK_FALSE(none.value().defined());
   CHECK_FALSE(none.as_variable().requires_grad());
 }
+
+}  // namespace parameter_test

@@ -6,14 +6,14 @@
 
 #include "../message_of.hpp"
 
+namespace tape_test {
+
 namespace ch = chorus;
 using Number = ch::Variable<double, 0>;
 using Vector = ch::Variable<double, 1>;
 
-namespace {
 ch::Tensor<double, 0> number(double value) { return ch::Tensor<double, 0>::full({}, value); }
 Number leaf(double value) { return Number(number(value), true); }
-}  // namespace
 
 TEST_CASE("gradients of shared inputs and diamonds add up") {
   const auto x = leaf(3);
@@ -207,3 +207,5 @@ TEST_CASE("a repeated step asks the system for no memory") {
   for (int i = 0; i < 5; ++i) step();
   CHECK(allocator.system_allocations() == before);
 }
+
+}  // namespace tape_test

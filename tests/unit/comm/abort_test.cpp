@@ -5,6 +5,8 @@
 
 #include "processes.hpp"
 
+namespace abort_test {
+
 using namespace chorus;
 using namespace std::chrono_literals;
 using Catch::Matchers::Contains;
@@ -106,3 +108,5 @@ TEST_CASE("backends by name", "[comm]") {
   CHECK_THROWS_WITH(comm::connect({.rank = 0, .size = 2}, {.backend = comm::Backend::nccl}),
                     Contains("built without backend nccl"));
 }
+
+}  // namespace abort_test

@@ -4,9 +4,9 @@
 
 #include "processes.hpp"
 
-using namespace chorus;
+namespace async_test {
 
-namespace {
+using namespace chorus;
 
 /// Runs f(communicator) in one thread per rank.
 template <class F>
@@ -16,8 +16,6 @@ void on_threads(int size, std::chrono::milliseconds timeout, F f) {
   for (auto& c : group) threads.emplace_back([&] { f(c); });
   for (auto& thread : threads) thread.join();
 }
-
-}  // namespace
 
 TEST_CASE("asynchronous and blocking calls keep their order", "[comm]") {
   on_threads(3, std::chrono::seconds(10), [](comm::AnyCommunicator& c) {
@@ -90,3 +88,5 @@ TEST_CASE("a communicator finishes its calls before it goes", "[comm]") {
   works[1].wait();
   CHECK((x[0][99'999] == 2 && x[1][99'999] == 2));
 }
+
+}  // namespace async_test

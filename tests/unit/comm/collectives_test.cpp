@@ -5,6 +5,8 @@
 #include "conformance.hpp"
 #include "processes.hpp"
 
+namespace collectives_test {
+
 using namespace chorus;
 
 TEST_CASE("collectives between threads", "[comm]") {
@@ -93,3 +95,5 @@ TEST_CASE("calls that make no sense", "[comm]") {
   CHECK_THROWS_WITH(comm::connect({.size = 65}), "connect: world size is 65, expected 1 to 64");
   CHECK_THROWS_WITH(comm::connect({.rank = 1, .size = 2}), "connect: master_port is 0, expected 1 to 65535");
 }
+
+}  // namespace collectives_test

@@ -6,6 +6,8 @@
 
 #include "processes.hpp"
 
+namespace diagnosis_test {
+
 using namespace chorus;
 using namespace std::chrono_literals;
 using Catch::Matchers::Contains;
@@ -106,3 +108,5 @@ TEST_CASE("the flight recorder is written at the first failure", "[comm]") {
   }
   std::filesystem::remove_all(folder);
 }
+
+}  // namespace diagnosis_test

@@ -7,6 +7,8 @@
 #include <chorus/comm/sigpipe.hpp>
 #include <vector>
 
+namespace far_copy_test {
+
 using namespace chorus;
 
 TEST_CASE("FarCopy copies every byte and no other, whichever way it takes", "[comm]") {
@@ -51,3 +53,5 @@ TEST_CASE("SigpipeBlock: a write to a closed connection fails, and the process l
   CHECK(sigismember(&pending, SIGPIPE) == 0);
   close(pair[0]);
 }
+
+}  // namespace far_copy_test

@@ -5,12 +5,12 @@
 
 #include "processes.hpp"
 
+namespace faults_test {
+
 using namespace chorus;
 using namespace std::chrono_literals;
 using Catch::Matchers::Contains;
 using Catch::Matchers::StartsWith;
-
-namespace {
 
 constexpr comm::Backend kinds[] = {comm::Backend::shm, comm::Backend::tcp};
 
@@ -54,8 +54,6 @@ std::string repeat(const comm::World& world, comm::Backend kind, comm::Op op) {
     }
   }
 }
-
-}  // namespace
 
 TEST_CASE("a killed rank is noticed by all others within a second", "[comm]") {
   const auto before = entries("/dev/shm");
@@ -183,3 +181,5 @@ TEST_CASE("ranks in different calls are both named", "[comm]") {
     }
   }
 }
+
+}  // namespace faults_test

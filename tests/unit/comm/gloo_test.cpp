@@ -6,6 +6,11 @@
 
 #if CHORUS_USE_GLOO
 #include <chorus/comm/gloo.hpp>
+#endif
+
+namespace gloo_test {
+
+#if CHORUS_USE_GLOO
 
 using namespace chorus;
 using namespace std::chrono_literals;
@@ -62,3 +67,5 @@ TEST_CASE("gloo: a rank that dies, waits too long or gives up is an error of all
 #else
 TEST_CASE("collectives over gloo", "[comm]") { WARN("not checked: this build is without gloo"); }
 #endif
+
+}  // namespace gloo_test

@@ -5,11 +5,11 @@
 #include "conformance.hpp"
 #include "processes.hpp"
 
+namespace hierarchical_test {
+
 using namespace chorus;
 using namespace std::chrono_literals;
 using Catch::Matchers::Contains;
-
-namespace {
 
 /// Ranks on machines: `"aab"` puts ranks 0 and 1 on one, rank 2 on another.
 test::Ranks on_machines(const std::string& machines, std::function<std::string(comm::AnyCommunicator&)> f,
@@ -23,8 +23,6 @@ test::Ranks on_machines(const std::string& machines, std::function<std::string(c
       },
       timeout);
 }
-
-}  // namespace
 
 TEST_CASE("collectives over machines of all shapes", "[comm]") {
   for (const std::string machines : {"aa", "ab", "aab", "abb", "aabb", "abab", "aaabb", "abcab"}) {
@@ -81,3 +79,5 @@ TEST_CASE("a rank that dies on one machine is an error on all", "[comm]") {
     CHECK(comm::Clock::now() - killed < 3s);
   }
 }
+
+}  // namespace hierarchical_test

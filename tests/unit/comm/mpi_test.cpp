@@ -8,10 +8,10 @@
 #include <cstdlib>
 #include <string>
 
+namespace mpi_test {
+
 using chorus::cat;
 using Catch::Matchers::Contains;
-
-namespace {
 
 #if CHORUS_USE_MPI
 std::string folder_of_programs() {
@@ -36,8 +36,6 @@ std::string job(int ranks, const std::string& what) {
 }
 #endif
 
-}  // namespace
-
 #if CHORUS_USE_MPI
 TEST_CASE("collectives over MPI", "[comm]") {
   std::string expected;
@@ -59,3 +57,5 @@ TEST_CASE("mpi: deadlines and aborts", "[comm]") {
 #else
 TEST_CASE("collectives over MPI", "[comm]") { WARN("not checked: this build is without MPI"); }
 #endif
+
+}  // namespace mpi_test

@@ -4,14 +4,14 @@
 #include "../message_of.hpp"
 #include "nccl_ranks.hpp"
 
+namespace nccl_faults_test {
+
 using namespace chorus;
 using Catch::Matchers::Contains;
 using test::StandIn;
 using test::StandInDevice;
 using test::StandInNccl;
 using namespace std::chrono_literals;
-
-namespace {
 
 /// A group of one, with two calls behind it.
 struct Alone {
@@ -26,8 +26,6 @@ struct Alone {
   }
   comm::Work reduce() { return nccl.all_reduce_async(std::span(numbers), comm::ReduceOp::sum, {.bucket = 2}); }
 };
-
-}  // namespace
 
 TEST_CASE("nccl: a refused call names rank, call, number and bucket, and aborts", "[comm]") {
   Alone one;
@@ -208,3 +206,5 @@ TEST_CASE("nccl: one rank is killed and the others end", "[comm]") {
     CHECK(outcome.seconds < 20);
   }
 }
+
+}  // namespace nccl_faults_test

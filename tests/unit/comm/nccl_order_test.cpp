@@ -4,6 +4,8 @@
 #include "conformance.hpp"
 #include "nccl_ranks.hpp"
 
+namespace nccl_order_test {
+
 using namespace chorus;
 using test::StandIn;
 using test::StandInDevice;
@@ -141,3 +143,5 @@ TEST_CASE("nccl: host memory goes over the other communicator", "[comm]") {
   });
   for (const auto& text : wrong) CHECK(text == "");
 }
+
+}  // namespace nccl_order_test

@@ -3,12 +3,12 @@
 
 #include "processes.hpp"
 
+namespace rendezvous_test {
+
 using namespace chorus;
 using namespace std::chrono_literals;
 using Catch::Matchers::Contains;
 using Catch::Matchers::Equals;
-
-namespace {
 
 std::string sum_of_ranks(const comm::World& world) {
   auto c = comm::connect(world);
@@ -30,8 +30,6 @@ std::string hear_refusal(const comm::Socket& socket, bool challenged = false) {
   if (!socket.receive_all(comm::bytes_of(answer), comm::Clock::now() + 1s)) return "closed";
   return answer.welcome ? "welcome" : answer.refusal.data();
 }
-
-}  // namespace
 
 TEST_CASE("ranks that come in any order, and late, form a group", "[comm]") {
   test::Ranks ranks(4, [](const comm::World& world) {
@@ -183,3 +181,5 @@ TEST_CASE("IPv6", "[comm]") {
   });
   CHECK(ranks.texts() == std::vector<std::string>(3, "6"));
 }
+
+}  // namespace rendezvous_test

@@ -5,12 +5,13 @@
 
 #include "processes.hpp"
 
+namespace token_test {
+
 using namespace chorus;
 using namespace std::chrono_literals;
 using Catch::Matchers::Contains;
 
 #if CHORUS_USE_OPENSSL
-namespace {
 
 constexpr const char* secret = "correct horse battery staple";
 
@@ -56,8 +57,6 @@ std::string outer_address() {
   freeifaddrs(all);
   return found;
 }
-
-}  // namespace
 
 TEST_CASE("ranks with one token form a group, whatever those without it do", "[comm]") {
   for (const auto backend : {comm::Backend::shm, comm::Backend::tcp}) {
@@ -153,3 +152,5 @@ TEST_CASE("a crowd of strangers does not keep ranks out", "[comm]") {
     crowd.push_back(comm::Socket::connect(comm::Address::resolve("127.0.0.1", ranks.port()), comm::Clock::now() + 100ms));
   CHECK(ranks.texts() == std::vector<std::string>(3, "6"));
 }
+
+}  // namespace token_test

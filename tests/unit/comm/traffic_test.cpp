@@ -4,10 +4,10 @@
 #include <thread>
 #include <vector>
 
+namespace traffic_test {
+
 using namespace chorus;
 using trace::Traffic;
-
-namespace {
 
 /// Payload bytes that each rank sends in one call of f.
 template <class F>
@@ -24,8 +24,6 @@ std::vector<std::uint64_t> bytes(int size, F f) {
   }
   return sent;
 }
-
-}  // namespace
 
 TEST_CASE("all_reduce sends 2 (n - 1) / n of the data from every rank", "[comm]") {
   for (int size = 1; size <= 5; ++size) {
@@ -73,3 +71,5 @@ TEST_CASE("bytes of the other collectives", "[comm]") {
         }) == std::vector<std::uint64_t>{part, 0});
   CHECK(sends(4, [&](auto& c, auto, auto) { c.barrier(); }) == std::vector<std::uint64_t>(4, 0));
 }
+
+}  // namespace traffic_test

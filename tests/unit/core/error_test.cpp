@@ -6,6 +6,8 @@
 
 #include "../message_of.hpp"
 
+namespace error_test {
+
 namespace ch = chorus;
 
 TEST_CASE("parts of a message") {
@@ -46,3 +48,5 @@ TEST_CASE("names and sizes of scalar types") {
   CHECK(ch::size_of(ch::dtype<float>) == sizeof(float));
   static_assert(ch::Scalar<std::int64_t> && !ch::Real<std::int64_t> && ch::Real<float> && !ch::Scalar<char*>);
 }
+
+}  // namespace error_test

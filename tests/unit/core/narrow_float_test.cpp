@@ -7,6 +7,8 @@
 
 #include <catch.hpp>
 
+namespace narrow_float_test {
+
 namespace ch = chorus;
 using ch::bf16;
 using ch::half;
@@ -18,8 +20,6 @@ static_assert(bf16{}.bits() == 0 && half{0}.bits() == 0);
 static_assert(std::is_same_v<decltype(bf16(1) + half(2)), float>);
 static_assert(!std::is_convertible_v<double, bf16> && !std::is_convertible_v<int, half> &&
               std::is_convertible_v<float, half>);
-
-namespace {
 
 // The value of finite bits, from the definition of the formats.
 template <int ExponentBits, int MantissaBits>
@@ -66,8 +66,6 @@ void check_format() {
   CHECK(wrong == 0);
 }
 
-}  // namespace
-
 TEST_CASE("every bf16 is what the format defines, and floats are rounded to the nearest") { check_format<bf16, 8, 7>(); }
 TEST_CASE("every half is what the format defines, and floats are rounded to the nearest") { check_format<half, 5, 10>(); }
 
@@ -90,3 +88,5 @@ TEST_CASE("dtypes of 2-byte floats have the names and sizes of the file format")
   CHECK(ch::size_of(ch::DType::f64) == 8);
   CHECK(ch::cat(bf16(1.5f), ' ', half(-0.25f)) == "1.5 -0.25");
 }
+
+}  // namespace narrow_float_test

@@ -3,6 +3,8 @@
 
 #include <catch.hpp>
 
+namespace random_test {
+
 namespace ch = chorus;
 
 // Known answers from Random123 1.09, tests/kat_vectors, "philox4x32 10".
@@ -49,3 +51,5 @@ TEST_CASE("random operations of a pass are numbered, and scopes nest") {
   }
   CHECK(ch::next_random_key().step != ch::next_random_key().step);
 }
+
+}  // namespace random_test

@@ -4,14 +4,14 @@
 #include <set>
 #include <stdexcept>
 
+namespace threads_test {
+
 using namespace chorus;
 
-namespace {
 struct Threads {
   explicit Threads(int n) { set_num_threads(n); }
   ~Threads() { set_num_threads(1); }
 };
-}  // namespace
 
 TEST_CASE("parallel_for calls every index once, task after task") {
   for (const int threads : {1, 2, 5}) {
@@ -84,3 +84,5 @@ TEST_CASE("the number of threads is each thread's own") {
   CHECK_THROWS_AS(set_num_threads(0), UsageError);
   CHECK(num_threads() == 2);
 }
+
+}  // namespace threads_test

@@ -4,6 +4,8 @@
 
 #include "../message_of.hpp"
 
+namespace trace_test {
+
 namespace trace = chorus::trace;
 
 TEST_CASE("traffic is counted by device and by what it carried") {
@@ -40,3 +42,5 @@ TEST_CASE("names of what is counted") {
   CHECK(trace::name(trace::Traffic::outputs) == "outputs");
   CHECK(trace::name(trace::Memory::buckets) == "buckets");
 }
+
+}  // namespace trace_test

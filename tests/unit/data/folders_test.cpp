@@ -3,10 +3,10 @@
 
 #include "files.hpp"
 
+namespace folders_test {
+
 namespace data = chorus::data;
 using data::Split;
-
-namespace {
 
 template <class Action>
 std::string error_of(Action action) {
@@ -28,8 +28,6 @@ Bytes cifar_records(std::size_t count) {
   }
   return out;
 }
-
-}  // namespace
 
 TEST_CASE("MNIST is read from its folder") {
   const TestFolder folder;
@@ -129,3 +127,5 @@ TEST_CASE("open_images says what it looked for") {
   write_mnist(folder, 2, 2);
   CHECK(data::open_images(folder.path()).size() == 2);
 }
+
+}  // namespace folders_test

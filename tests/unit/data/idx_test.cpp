@@ -3,14 +3,14 @@
 
 #include "files.hpp"
 
+namespace idx_test {
+
 namespace data = chorus::data;
 
-namespace {
 std::string error_of(const std::string& path, int rank) {
   return message_of<chorus::FileError>([&] { data::read_idx(path, rank); });
 }
 const Bytes two_images = idx({2, 3, 4}, counting(24));
-}  // namespace
 
 TEST_CASE("an IDX file is read with its sizes") {
   const TestFolder folder;
@@ -131,3 +131,5 @@ TEST_CASE("without zlib a compressed file is refused with a way out") {
 }
 
 #endif
+
+}  // namespace idx_test

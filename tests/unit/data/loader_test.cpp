@@ -7,12 +7,12 @@
 
 #include "files.hpp"
 
+namespace loader_test {
+
 namespace data = chorus::data;
 using chorus::Index;
 using data::DataLoader;
 using data::Sampler;
-
-namespace {
 
 /// Sample i is an image of a single pixel i with label i; one of them throws.
 struct Numbers {
@@ -39,8 +39,6 @@ std::vector<std::int64_t> labels_of(Loader& loader) {
     }
   return out;
 }
-
-}  // namespace
 
 TEST_CASE("an epoch has each sample once, in the sampler's order, for any number of workers") {
   const Numbers numbers{103};
@@ -208,3 +206,5 @@ TEST_CASE("senseless loaders are refused") {
   CHECK(error(Sampler{10}, {.workers = -1}) == "DataLoader: expected 0 to 1024 workers, got -1");
   CHECK(error(Sampler{10}, {.prefetch = 0}) == "DataLoader: expected to prefetch 1 to 1024 batches a worker, got 0");
 }
+
+}  // namespace loader_test

@@ -3,6 +3,8 @@
 
 #include "files.hpp"
 
+namespace prefetch_test {
+
 using chorus::Index;
 using chorus::data::Prefetch;
 
@@ -29,3 +31,5 @@ TEST_CASE("a prefetch of nothing ends at once, and an unread one can be destroye
   CHECK(!Prefetch<Index>(5, 5, 2, 2, [](Index i) { return i; }).next());
   for (int i = 0; i < 100; ++i) Prefetch<Index>(0, 1000, 3, 2, [](Index item) { return item; });
 }
+
+}  // namespace prefetch_test

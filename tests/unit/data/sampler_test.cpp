@@ -3,11 +3,12 @@
 
 #include "files.hpp"
 
+namespace sampler_test {
+
 namespace data = chorus::data;
 using chorus::Index;
 using data::Sampler;
 
-namespace {
 std::vector<Index> copy(std::span<const Index> span) { return {span.begin(), span.end()}; }
 
 std::vector<Index> share(Index samples, data::SamplerOptions options, Index b, Index batch) {
@@ -21,7 +22,6 @@ std::vector<std::size_t> share_sizes(Index samples, int world, Index b, Index ba
     out.push_back(share(samples, {.rank = rank, .world_size = world, .padding = padding}, b, batch).size());
   return out;
 }
-}  // namespace
 
 TEST_CASE("shares differ by at most one sample") {
   CHECK(share_sizes(640, 3, 0, 64) == std::vector<std::size_t>{22, 21, 21});
@@ -107,3 +107,5 @@ TEST_CASE("senseless samplers are refused") {
   CHECK(error([] { Sampler(10).set_epoch(-1); }) == "Sampler: expected an epoch of at least 0, got -1");
   CHECK(error([] { share(10, {}, 2, 5); }) == "Sampler: batch 2 of 5 does not exist in 10 samples");
 }
+
+}  // namespace sampler_test

@@ -5,18 +5,18 @@
 
 #include "files.hpp"
 
+namespace synthetic_images_test {
+
 namespace data = chorus::data;
 using data::Split;
 using data::SyntheticImages;
 
-namespace {
 std::vector<float> image_of(const data::ImageDataset& dataset, chorus::Index i) {
   const auto shape = dataset.image_shape();
   std::vector<float> image(static_cast<std::size_t>(shape[0] * shape[1] * shape[2]));
   dataset.get(i, image);
   return image;
 }
-}  // namespace
 
 TEST_CASE("generated images depend on seed, split and index alone") {
   const SyntheticImages train(30, 7), longer(40, 7), other_seed(30, 8), test(30, 7, Split::test);
@@ -64,3 +64,5 @@ TEST_CASE("impossible generated images are refused") {
     CHECK(error(1, shape) ==
           chorus::cat("SyntheticImages: expected 1 to 16 channels and sides of 8 to 4096, got shape ", shape));
 }
+
+}  // namespace synthetic_images_test

@@ -4,12 +4,13 @@
 
 #include "files.hpp"
 
+namespace transforms_test {
+
 namespace data = chorus::data;
 using chorus::Index;
 using data::Image;
 using data::RandomStream;
 
-namespace {
 constexpr data::ImageShape shape{2, 4, 5};
 
 /// 1 to 40, so that padding's zeros can be told from pixels.
@@ -21,7 +22,6 @@ std::vector<float> numbered() {
 RandomStream stream(Index sample, Index epoch = 0, std::uint64_t seed = 1) {
   return {seed, data::Purpose::augment, sample, epoch};
 }
-}  // namespace
 
 TEST_CASE("a stream depends on seed, purpose, place and lap") {
   std::set<std::uint32_t> first_words;
@@ -104,3 +104,5 @@ TEST_CASE("a crop is a window of the padded image") {
           data::RandomCrop{5}(Image{pixels, shape}, random);
         }) == "RandomCrop: expected a padding from 0 to the image's size, got 5 for 4 x 5");
 }
+
+}  // namespace transforms_test

@@ -19,11 +19,11 @@
 #include "child_process.hpp"
 #include "files.hpp"
 
+namespace atomic_file_test {
+
 using namespace chorus;
 using namespace chorus_test;
 using io::AtomicFile;
-
-namespace {
 
 using Names = std::vector<std::string>;
 
@@ -62,8 +62,6 @@ char load_model(const std::string& path) {
 
 /// What a killed process leaves behind.
 constexpr const char* leftover = ".model.0123456789abcdef.tmp";
-
-}  // namespace
 
 TEST_CASE("a file appears when it is committed") {
   const TemporaryFolder folder;
@@ -336,3 +334,5 @@ TEST_CASE("any system call that fails once leaves the old file, or the new one, 
     CHECK(failed > 5);
   }
 }
+
+}  // namespace atomic_file_test

@@ -4,11 +4,12 @@
 
 #include "files.hpp"
 
+namespace npy_test {
+
 namespace ch = chorus;
 namespace io = chorus::io;
 using namespace chorus_test;
 
-namespace {
 // A .npy file of version 1 with that header, as it stands, and data 0, 1, 2, ...
 std::string npy_file(std::string_view header, std::size_t data_bytes) {
   std::string out = "\x93NUMPY";
@@ -23,7 +24,6 @@ std::string refusal(const std::string& content) {
   put(folder / "x.npy", content);
   return message_of<ch::FileError>([&] { io::load_npy<T, Rank>(folder / "x.npy"); });
 }
-}  // namespace
 
 TEST_CASE("a .npy file as NumPy writes it, in either order") {
   const TemporaryFolder folder;
@@ -83,3 +83,5 @@ TEST_CASE("what is no array of numbers is refused, with the reason") {
         }).find("NumPy has no BF16") != std::string::npos);
   CHECK(folder.names().empty());
 }
+
+}  // namespace npy_test

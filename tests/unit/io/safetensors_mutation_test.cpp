@@ -12,11 +12,11 @@
 
 #include "files.hpp"
 
+namespace safetensors_mutation_test {
+
 using namespace chorus;
 using namespace chorus_test;
 using io::SafetensorsReader;
-
-namespace {
 
 const std::string original = safetensors_file(
     R"({"__metadata__":{"op":"add"},"a.w":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},)"
@@ -64,8 +64,6 @@ struct Verdicts {
     }
   }
 };
-
-}  // namespace
 
 TEST_CASE("every proper prefix of a file is refused") {
   Verdicts verdicts;
@@ -143,3 +141,5 @@ TEST_CASE("files with bytes deleted, doubled, swapped or spliced are refused or 
   CHECK(verdicts.wrong == "");
   CHECK(verdicts.refused > 10'000);
 }
+
+}  // namespace safetensors_mutation_test

@@ -16,13 +16,13 @@
 
 #include "files.hpp"
 
+namespace safetensors_reader_test {
+
 using namespace chorus;
 using namespace chorus_test;
 using io::FileDType;
 using io::ReaderLimits;
 using io::SafetensorsReader;
-
-namespace {
 
 SafetensorsReader from_memory(const std::string& file, const ReaderLimits& limits = {}) {
   return SafetensorsReader(bytes_of(file), "FILE", limits);
@@ -48,8 +48,6 @@ std::string read_text(const SafetensorsReader& file, std::string_view name) {
   file.read(entry, std::as_writable_bytes(std::span(out)));
   return out;
 }
-
-}  // namespace
 
 TEST_CASE("a reader lists, finds and reads tensors") {
   const std::string file = safetensors_file(
@@ -404,3 +402,5 @@ TEST_CASE("several threads read one file") {
   for (std::thread& thread : threads) thread.join();
   CHECK(wrong == std::array<int, 4>{});
 }
+
+}  // namespace safetensors_reader_test

@@ -12,19 +12,17 @@
 
 #include "files.hpp"
 
+namespace safetensors_writer_test {
+
 using namespace chorus;
 using namespace chorus_test;
 using io::FileDType;
 using io::SafetensorsReader;
 using io::TensorView;
 
-namespace {
-
 std::string text_of(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
-
-}  // namespace
 
 TEST_CASE("a file is laid out by alignment, then by name") {
   const TemporaryFolder folder;
@@ -177,3 +175,5 @@ TEST_CASE("10000 random files come back as they were written") {
   }
   CHECK(wrong == 0);
 }
+
+}  // namespace safetensors_writer_test

@@ -5,6 +5,8 @@
 
 #include <chorus/io/sha256.hpp>
 
+namespace sha256_test {
+
 using namespace chorus;
 
 #if CHORUS_USE_OPENSSL
@@ -36,3 +38,5 @@ TEST_CASE("without OpenSSL, SHA-256 says what is missing") {
 }
 
 #endif
+
+}  // namespace sha256_test

@@ -5,6 +5,8 @@
 
 #include "files.hpp"
 
+namespace tensor_file_test {
+
 namespace ch = chorus;
 namespace io = chorus::io;
 using namespace chorus_test;
@@ -36,3 +38,5 @@ TEST_CASE("what doesn't fit is an error that says so") {
   CHECK(message_of<ch::UsageError>([&] { io::view_of("t", a.permute({1, 0})); }).find("not contiguous") !=
         std::string::npos);
 }
+
+}  // namespace tensor_file_test

@@ -6,10 +6,11 @@
 
 #include "reference.hpp"
 
+namespace batch_norm_test {
+
 using namespace chorus::kernels;
 using chorus::Cpu;
 
-namespace {
 using Doubles = std::vector<double>;
 constexpr double eps = 1e-5;
 
@@ -82,7 +83,6 @@ struct Case {
                                running_var.data(), eps, dx.data(), dweight.data(), dbias.data(), accumulate);
   }
 };
-}  // namespace
 
 TEMPLATE_TEST_CASE("batch norm agrees with its definition", "", float, double) {
   using T = TestType;
@@ -218,3 +218,5 @@ TEST_CASE("batch norm refuses one value per channel, and leaves statistics alone
   CHECK(dweight == std::vector<float>(3, 0.0f));
   CHECK(dbias == std::vector<float>(3, 0.0f));
 }
+
+}  // namespace batch_norm_test

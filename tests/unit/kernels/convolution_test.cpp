@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-namespace {
+namespace convolution_test {
 
 using namespace chorus;
 using kernels::Conv2dShape;
@@ -90,8 +90,6 @@ void compare(const Conv2dShape& s, bool accumulate, std::mt19937& random) {
   CHECK(difference(dw, expected_dw, s.batch * pixels) < 64);
   CHECK(difference(db, expected_db, s.batch * pixels) < 64);
 }
-
-}  // namespace
 
 TEST_CASE("convolution equals its definition for random sizes, strides, paddings, dilations and groups") {
   std::mt19937 random(1);
@@ -334,3 +332,5 @@ TEST_CASE("a convolution's second run asks the system for no memory and gives th
   CHECK(run() == first);
   CHECK(CachingAllocator<Cpu>::of(Cpu{}).system_allocations() == allocations);
 }
+
+}  // namespace convolution_test

@@ -6,10 +6,10 @@
 
 #include "reference.hpp"
 
+namespace copy_test {
+
 using namespace chorus::kernels;
 using chorus::Cpu;
-
-namespace {
 
 using Sizes = std::vector<Index>;
 
@@ -50,8 +50,6 @@ struct Source {
     for (std::size_t i = 0; i < 2000; ++i) data[i] = static_cast<T>(i * 7 % 251);
   }
 };
-
-}  // namespace
 
 TEMPLATE_TEST_CASE("copy_strided makes any view dense, for every scalar type", "", bool, std::uint8_t, std::int8_t,
                    std::int16_t, std::uint16_t, std::int32_t, std::uint32_t, std::int64_t, std::uint64_t, float,
@@ -129,3 +127,5 @@ TEMPLATE_TEST_CASE("axpy and scale", "", float, double) {
     for (std::size_t i = 0; i < x.size(); ++i) CHECK(y[i] == Approx(-3 * (before[i] + 2 * x[i])));
   }
 }
+
+}  // namespace copy_test

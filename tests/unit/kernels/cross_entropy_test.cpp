@@ -7,13 +7,14 @@
 
 #include "reference.hpp"
 
+namespace cross_entropy_test {
+
 using namespace chorus::kernels;
 using chorus::Cpu;
 using chorus::CrossEntropyOptions;
 using chorus::NllLossOptions;
 using chorus::Reduction;
 
-namespace {
 using Labels = std::vector<std::int64_t>;
 
 Labels some_labels(Index batch, Index classes, std::int64_t ignore) {
@@ -58,7 +59,6 @@ std::string usage_error(Call call) {
   }
   return "none";
 }
-}  // namespace
 
 TEMPLATE_TEST_CASE("cross entropy agrees with its definition", "", float, double) {
   using T = TestType;
@@ -190,3 +190,5 @@ TEST_CASE("cross entropy of large, masked and NaN logits") {
   CHECK(dx[4] == 0);
   CHECK(dx[5] == Approx(0.5));
 }
+
+}  // namespace cross_entropy_test

@@ -5,6 +5,8 @@
 #include <set>
 #include <vector>
 
+namespace cuda_geometry_test {
+
 using namespace chorus;
 using namespace chorus::kernels::cuda;
 using kernels::Trans;
@@ -144,3 +146,5 @@ TEST_CASE("plans are kept apart by everything that they depend on") {
   }
   CHECK(keys.size() == 4 + members.size());
 }
+
+}  // namespace cuda_geometry_test

@@ -7,10 +7,11 @@
 
 #include "reference.hpp"
 
+namespace dropout_test {
+
 using namespace chorus::kernels;
 using chorus::Cpu;
 
-namespace {
 const DropoutKey key{.seed = 0x123456789abcdefull, .step = 5, .layer = 2, .first_sample = 100};
 
 // The rule that kernels on all devices follow, word by word.
@@ -26,7 +27,6 @@ std::vector<float> dropped(Index samples, Index inner, const std::vector<float>&
   dropout_forward(Cpu{}, samples, inner, x.data(), y.data(), p, k);
   return y;
 }
-}  // namespace
 
 TEST_CASE("dropout follows its rule for every size") {
   for (const Index samples : {0, 1, 3, 20})
@@ -119,3 +119,5 @@ TEST_CASE("the integer threshold of dropout is the comparison of unit floats") {
       CHECK(dropout_keeps(word, dropout_threshold(p)) == (static_cast<double>(chorus::unit_float(word)) >= p));
     }
 }
+
+}  // namespace dropout_test

@@ -5,7 +5,7 @@
 #include <random>
 #include <vector>
 
-namespace {
+namespace gemm_test {
 
 using namespace chorus;
 using kernels::Trans;
@@ -48,8 +48,6 @@ void compare(Trans ta, Trans tb, Index m, Index n, Index k, bool accumulate, boo
 
 constexpr Trans both[] = {Trans::no, Trans::yes};
 
-}  // namespace
-
 TEST_CASE("gemm equals its definition for random sizes, also empty ones") {
   std::mt19937 random(1);
   const auto pick = [&](int least, int most) -> Index { return std::uniform_int_distribution<>(least, most)(random); };
@@ -81,3 +79,5 @@ TEST_CASE("gemm reads no more than its operands and passes NaN on to its row and
   kernels::gemm(Cpu{}, Trans::no, Trans::no, 5, 20, 3, a.data(), 3, b.data(), 20, c.data(), 20, false);
   for (std::size_t i = 0; i < c.size(); ++i) CHECK((i / 20 == 2 ? std::isnan(c[i]) : c[i] == 3));
 }
+
+}  // namespace gemm_test

@@ -5,10 +5,10 @@
 
 #include "reference.hpp"
 
+namespace optimizer_test {
+
 using namespace chorus::kernels;
 using chorus::Cpu;
-
-namespace {
 
 constexpr Index count = 37;
 
@@ -67,8 +67,6 @@ void compare(Step step, ReferenceStep reference_step) {
     CHECK(error(p, expected) < tolerance<T>);
   }
 }
-
-}  // namespace
 
 TEMPLATE_TEST_CASE("sgd_step is PyTorch's SGD", "", float, double) {
   using T = TestType;
@@ -150,3 +148,5 @@ TEST_CASE("a step over nothing touches nothing") {
   sgd_step<float>(Cpu{}, 0, nullptr, nullptr, nullptr, {});
   adam_step<float>(Cpu{}, 0, nullptr, nullptr, nullptr, nullptr, nullptr, {});
 }
+
+}  // namespace optimizer_test

@@ -3,10 +3,10 @@
 #include <cmath>
 #include <limits>
 
+namespace pack_test {
+
 using chorus::Pack;
 using namespace chorus::math;
-
-namespace {
 
 template <class T>
 constexpr T infinity = std::numeric_limits<T>::infinity();
@@ -35,8 +35,6 @@ double worst_error(double lo, double hi, double floor, Function function, Refere
   }
   return worst;
 }
-
-}  // namespace
 
 TEMPLATE_TEST_CASE("the functions of a Pack agree with the standard library", "", float, double) {
   using T = TestType;
@@ -130,3 +128,5 @@ TEMPLATE_TEST_CASE("where chooses lane by lane", "", float, double) {
   check(where(x > 0 && x < 3, one, 0), [](std::size_t lane) { return lane > 0 && lane < 3; });
   check(where(x < x * std::numeric_limits<TestType>::quiet_NaN(), 0, one), [](std::size_t) { return true; });
 }
+
+}  // namespace pack_test

@@ -8,11 +8,11 @@
 
 #include "reference.hpp"
 
+namespace pointwise_test {
+
 using namespace chorus::functors;
 using namespace chorus::kernels;
 using chorus::Cpu;
-
-namespace {
 
 using Sizes = std::vector<Index>;
 
@@ -85,8 +85,6 @@ const Case broadcasts[] = {{{}, {}, {}},
                            {{2000}, {1}, {2000}},
                            {{0, 4}, {1, 4}, {0, 4}},
                            {{3, 0}, {3, 0}, {3, 1}}};
-
-}  // namespace
 
 TEST_CASE("unary functors compute what they say, forward and back") {
   const auto sigmoid_of = [](double x) { return 1 / (1 + std::exp(-x)); };
@@ -327,3 +325,5 @@ TEST_CASE("a rank above 8 and strides that do not fit are refused") {
       "strides as sizes, at most 8");
   CHECK_THROWS_AS(run(two, Sizes{1}), chorus::ShapeError);
 }
+
+}  // namespace pointwise_test

@@ -5,7 +5,7 @@
 #include <random>
 #include <vector>
 
-namespace {
+namespace pooling_test {
 
 using namespace chorus;
 using kernels::Pool2dShape;
@@ -84,8 +84,6 @@ void compare(const Pool2dShape& s, bool accumulate, std::mt19937& random) {
   CHECK(worst < 1e-5);
 }
 
-}  // namespace
-
 TEST_CASE("pooling equals its definition for random windows") {
   std::mt19937 random(1);
   const auto pick = [&](int least, int most) -> Index { return std::uniform_int_distribution<>(least, most)(random); };
@@ -130,3 +128,5 @@ TEST_CASE("a window of -inf alone gives -inf and its first pixel") {
   CHECK(y == x[0]);
   CHECK(argmax == 0);
 }
+
+}  // namespace pooling_test

@@ -8,10 +8,11 @@
 
 #include "reference.hpp"
 
+namespace random_test {
+
 using namespace chorus::kernels;
 using chorus::Cpu;
 
-namespace {
 template <class T>
 std::vector<T> uniform(Index offset, Index count, T lo = 0, T hi = 1, std::uint64_t stream = 2) {
   std::vector<T> out(static_cast<std::size_t>(count));
@@ -31,7 +32,6 @@ double variance_of(const auto& x) {
   for (const double value : x) sum += (value - mean) * (value - mean);
   return sum / static_cast<double>(x.size());
 }
-}  // namespace
 
 TEST_CASE("a block of Philox words is Philox, counter by counter") {
   std::array<chorus::PhiloxWords, philox_block> counters;
@@ -108,3 +108,5 @@ TEST_CASE("all orders of three are equally frequent") {
   }
   for (const int code : {5, 7, 11, 15, 19, 21}) CHECK(counts[code] == Approx(1000).margin(130));
 }
+
+}  // namespace random_test

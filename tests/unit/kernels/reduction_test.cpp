@@ -8,10 +8,11 @@
 
 #include "reference.hpp"
 
+namespace reduction_test {
+
 using namespace chorus::kernels;
 using chorus::Cpu;
 
-namespace {
 constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
 
 double mean_of(const std::vector<double>& line) {
@@ -58,7 +59,6 @@ void check_gradient(Forward forward, Backward backward) {
     CHECK(error(sum, dx) < 1e-14);
   }
 }
-}  // namespace
 
 TEMPLATE_TEST_CASE("reductions over any axis agree with a plain loop", "", float, double) {
   using T = TestType;
@@ -205,3 +205,5 @@ TEST_CASE("a variance keeps its digits far from zero") {
   const auto line = line_of(x, {1, 5000, 1}, 0);
   CHECK(std::abs(static_cast<double>(y) / (squares_of(line) / 5000) - 1) < 1e-5);
 }
+
+}  // namespace reduction_test

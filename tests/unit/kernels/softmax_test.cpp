@@ -6,10 +6,11 @@
 
 #include "reference.hpp"
 
+namespace softmax_test {
+
 using namespace chorus::kernels;
 using chorus::Cpu;
 
-namespace {
 constexpr float infinity = std::numeric_limits<float>::infinity();
 
 double logsumexp_of(const std::vector<double>& line) {
@@ -60,7 +61,6 @@ void check_gradient(Forward forward, Backward backward) {
     CHECK(error(sum, dx) < 1e-14);
   }
 }
-}  // namespace
 
 TEMPLATE_TEST_CASE("softmax and its kin agree with a plain loop", "", float, double) {
   using T = TestType;
@@ -133,3 +133,5 @@ TEST_CASE("a NaN reaches the whole line") {
   softmax_forward(Cpu{}, {1, 40, 1}, x.data(), y.data());
   CHECK(std::all_of(y.begin(), y.end(), [](float value) { return std::isnan(value); }));
 }
+
+}  // namespace softmax_test

@@ -8,7 +8,7 @@
 
 #include "reference.hpp"
 
-namespace {
+namespace threads_test {
 
 using namespace chorus;
 using kernels::Trans;
@@ -27,8 +27,6 @@ void check_same(const F& f) {
     CHECK(shared == alone);
   }
 }
-
-}  // namespace
 
 TEST_CASE("matrix products give the same bits on any number of threads") {
   for (const Trans ta : {Trans::no, Trans::yes})
@@ -88,3 +86,5 @@ TEST_CASE("normalisation and pooling give the same bits on any number of threads
     return y;
   });
 }
+
+}  // namespace threads_test

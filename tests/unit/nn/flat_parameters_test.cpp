@@ -6,11 +6,12 @@
 
 #include "../message_of.hpp"
 
+namespace flat_parameters_test {
+
 namespace ch = chorus;
 namespace nn = ch::nn;
 using ch::Cpu;
 
-namespace {
 struct Mixed : nn::Module {
   nn::Linear<Cpu> first{2, 3}, last{3, 1};
   nn::Linear<Cpu, double> precise{2, 1};
@@ -23,7 +24,6 @@ std::vector<std::string> names(const nn::FlatParameters<Cpu>& flat) {
   for (const auto& entry : flat.entries()) out.push_back(entry.named.name);
   return out;
 }
-}  // namespace
 
 TEST_CASE("parameters lie in one buffer per dtype, the last layer first, frozen ones behind") {
   Mixed model;
@@ -73,3 +73,5 @@ TEST_CASE("flat buffers are accounted as parameters and gradients") {
   CHECK(held(ch::trace::Memory::gradients) > gradients);
   CHECK(held(ch::trace::Memory::parameters) <= parameters);
 }
+
+}  // namespace flat_parameters_test

@@ -9,11 +9,12 @@
 
 #include "../message_of.hpp"
 
+namespace layers_test {
+
 namespace ch = chorus;
 namespace nn = ch::nn;
 using ch::Cpu;
 
-namespace {
 struct Range {
   float low = INFINITY, high = -INFINITY;
 };
@@ -22,7 +23,6 @@ Range range_of(const auto& x) {
   for (const float value : x.to_vector()) out = {std::min(out.low, value), std::max(out.high, value)};
   return out;
 }
-}  // namespace
 
 TEST_CASE("parameters start uniform within 1 / sqrt(fan_in)") {
   const nn::Linear<Cpu> linear{100, 300};
@@ -151,3 +151,5 @@ TEST_CASE("layers refuse sizes that make no sense") {
   CHECK(message_of<ch::ShapeError>([] { nn::LayerNorm<Cpu>(0); }) == "LayerNorm: 0 features: must be positive");
   CHECK(message_of<ch::UsageError>([] { nn::Dropout(1.5); }) == "Dropout: the probability is in [0, 1), got 1.5");
 }
+
+}  // namespace layers_test

@@ -9,11 +9,11 @@
 
 #include "../message_of.hpp"
 
+namespace module_test {
+
 namespace ch = chorus;
 namespace nn = ch::nn;
 using ch::Cpu;
-
-namespace {
 
 struct Block : nn::Module {
   nn::Linear<Cpu> fc{4, 4};
@@ -62,8 +62,6 @@ std::vector<std::string> names(const auto& list) {
   for (const auto& named : list) out.push_back(named.name);
   return out;
 }
-
-}  // namespace
 
 TEST_CASE("parameters and buffers have PyTorch's names, in the order of the members") {
   Net net{2};
@@ -119,3 +117,5 @@ TEST_CASE("the summary lists layers and counts parameters") {
         "fc      Linear(10, 2, bias=false)                      20\n"
         "476 parameters, 470 trainable, 1 KiB\n");
 }
+
+}  // namespace module_test

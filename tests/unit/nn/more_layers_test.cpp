@@ -9,13 +9,14 @@
 
 #include "../message_of.hpp"
 
+namespace more_layers_test {
+
 namespace ch = chorus;
 namespace nn = ch::nn;
 using ch::Cpu;
 using ch::Index;
 using ch::Shape;
 
-namespace {
 template <class M>
 std::vector<std::string> names(M& module) {
   std::vector<std::string> out;
@@ -28,7 +29,6 @@ ch::Tensor<float, Rank> ramp(const Shape<Rank>& shape) {
   for (Index i = 0; i < out.numel(); ++i) out.data()[i] = std::sin(static_cast<float>(i));
   return out;
 }
-}  // namespace
 
 TEST_CASE("convolution layers have PyTorch's shapes and bounds") {
   nn::Conv1d<Cpu> sequence{4, 6, {.kernel = 3, .padding = 1, .groups = 2}};
@@ -126,3 +126,5 @@ TEST_CASE("products of rotated queries and keys depend on distances alone") {
   CHECK(both(0, 1) == q(0, 1));
   CHECK(both(1, 3) == Approx(nn::rotary_positions(q, 1)(0, 3)));
 }
+
+}  // namespace more_layers_test

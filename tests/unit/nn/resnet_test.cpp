@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-namespace ch = chorus;
+namespace resnet_test {
 
-namespace {
+namespace ch = chorus;
 
 constexpr ImageFacts imagenet{3, 224, 224, 1000};
 
@@ -30,8 +30,6 @@ std::vector<std::string> names_of(Model& model) {
 bool contains(const std::vector<std::string>& names, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
-
-}  // namespace
 
 TEST_CASE("ResNet-18 has torchvision's parameters, in its order") {
   ResNet18<ch::Cpu> model(imagenet);
@@ -67,3 +65,5 @@ TEST_CASE("the form for small images keeps their size up to the second stage, th
   CHECK(small(ch::Tensor<float, 4>::ones({2, 3, 16, 16})).shape() == ch::Shape<2>{2, 10});
   CHECK(large(ch::Tensor<float, 4>::ones({2, 1, 80, 72})).shape() == ch::Shape<2>{2, 7});
 }
+
+}  // namespace resnet_test

@@ -2,6 +2,8 @@
 
 #include "check_operator.hpp"
 
+namespace activations_test {
+
 TEST_CASE("gradients of activations") {
   // Beyond the kinks at -3, 0, 3 and 6.
   const auto x = numbers<2>({5, 9}, 1, -8, 8);
@@ -50,3 +52,5 @@ TEST_CASE("messages of activations") {
   CHECK(message_of<ch::UsageError>([&] { ch::softplus(x, 0); }) == "softplus: beta is positive, got 0");
   CHECK(message_of<ch::UsageError>([&] { ch::hardtanh(x, 1, 1); }) == "hardtanh: the limits are [1, 1]");
 }
+
+}  // namespace activations_test

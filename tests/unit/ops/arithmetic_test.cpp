@@ -2,6 +2,8 @@
 
 #include "check_operator.hpp"
 
+namespace arithmetic_test {
+
 TEST_CASE("gradients of arithmetic, with and without broadcasting") {
   const auto check_both = [](const auto& f) {
     check_operator(f, numbers<2>({3, 5}, 1), numbers<2>({3, 5}, 2, 0.5, 2));
@@ -88,3 +90,5 @@ TEST_CASE("messages of arithmetic") {
   const auto elsewhere = Tensor<2>::ones({2, 3}, ch::Cpu{1});
   CHECK(message_of<ch::DeviceError>([&] { a* elsewhere; }) == "mul: operands are on cpu:0 and on another device");
 }
+
+}  // namespace arithmetic_test

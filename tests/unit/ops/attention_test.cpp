@@ -3,7 +3,7 @@
 
 #include "check_operator.hpp"
 
-namespace {
+namespace attention_test {
 
 // Sizes that are no multiples of a block of 64.
 constexpr Index queries = 70, keys = 131;
@@ -47,8 +47,6 @@ ch::Tensor<double, 2> causal_mask() {
     for (Index j = i + 1; j < keys; ++j) mask(i, j) = -INFINITY;
   return mask;
 }
-
-}  // namespace
 
 TEST_CASE("attention by blocks is what its definition says") {
   const auto none = ch::Tensor<double, 2>::zeros({1, 1});
@@ -132,3 +130,5 @@ TEST_CASE("messages of attention") {
         "scaled_dot_product_attention: the probability of dropout is in [0, 1), got 1");
   CHECK_THROWS_AS(ch::scaled_dot_product_attention(q, k, k, numbers<2>({4, 4}, 1)), ch::ShapeError);
 }
+
+}  // namespace attention_test

@@ -4,6 +4,8 @@
 
 #include "check_operator.hpp"
 
+namespace batch_norm_test {
+
 TEST_CASE("gradients of batch_norm in training") {
   const auto f = [](const auto& x, const auto& w, const auto& b) {
     return ch::batch_norm(x, w, b, Tensor<1>::zeros({3}), Tensor<1>::ones({3}), true);
@@ -138,3 +140,5 @@ TEST_CASE("messages of batch_norm") {
   CHECK(message_of<ch::UsageError>([&] { ch::batch_norm(x, three, three, none, none, false); }) ==
         "batch_norm: there are no running statistics to use in evaluation");
 }
+
+}  // namespace batch_norm_test

@@ -3,6 +3,8 @@
 
 #include "check_operator.hpp"
 
+namespace cast_test {
+
 using ch::bf16;
 using ch::half;
 
@@ -42,3 +44,5 @@ TEST_CASE("2-byte tensors are filled, copied, scaled and added to in float") {
   ch::kernels::scatter_strided(ch::Cpu{}, Shape<1>{1000}, ones.data(), sum.data(), Shape<1>{0}, true);
   CHECK(static_cast<float>(sum(0)) == 1000);
 }
+
+}  // namespace cast_test

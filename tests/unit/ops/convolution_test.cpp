@@ -3,7 +3,8 @@
 
 #include "check_operator.hpp"
 
-namespace {
+namespace convolution_test {
+
 void check_convolution(const ch::Conv2dOptions& options, const Shape<4>& x, const Shape<4>& w) {
   CAPTURE(x, w, options.groups);
   check_operator(
@@ -11,7 +12,6 @@ void check_convolution(const ch::Conv2dOptions& options, const Shape<4>& x, cons
       numbers(x, 1), numbers(w, 2), numbers<1>({w[0]}, 3));
 }
 const Tensor<1> no_bias;
-}  // namespace
 
 TEST_CASE("gradients of conv2d") {
   check_convolution({}, {2, 3, 5, 6}, {4, 3, 3, 2});
@@ -54,3 +54,5 @@ TEST_CASE("messages of conv2d") {
   CHECK(message({2, 3, 3, 3}, no_bias, {.stride = 0}) ==
         "conv2d: stride, dilation and groups are at least 1, padding at least 0");
 }
+
+}  // namespace convolution_test

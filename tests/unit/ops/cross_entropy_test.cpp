@@ -3,10 +3,10 @@
 
 #include "check_operator.hpp"
 
-namespace {
+namespace cross_entropy_test {
+
 using Labels = ch::Tensor<std::int64_t, 1>;
 const auto labels = Labels::from({2, 0, 4, -100, 1}, {5});
-}  // namespace
 
 TEST_CASE("gradients of cross_entropy and nll_loss") {
   const auto x = numbers<2>({5, 5}, 1);
@@ -47,3 +47,5 @@ TEST_CASE("messages of cross_entropy") {
           ch::nll_loss(x, Labels::from({0, 1}, {2}), {.reduction = ch::Reduction::none});
         }) == "nll_loss: one loss a sample has a function of its own: nll_loss_per_sample");
 }
+
+}  // namespace cross_entropy_test

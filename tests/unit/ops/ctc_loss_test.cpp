@@ -3,7 +3,8 @@
 
 #include "check_operator.hpp"
 
-namespace {
+namespace ctc_loss_test {
+
 using Integers = ch::Tensor<std::int64_t, 1>;
 
 // Three samples with scores for 5 steps of 4 classes: three labels, of which two are equal; two; none.
@@ -20,7 +21,6 @@ Tensor<3> scores() {
       for (Index c = 0; c < 4; ++c) out(t, n, c) = -0.3 * static_cast<double>((7 * t + 5 * n + 3 * c) % 11);
   return out;
 }
-}  // namespace
 
 TEST_CASE("ctc_loss has PyTorch's numbers") {
   const Variable<3> x(scores(), true);
@@ -73,3 +73,5 @@ TEST_CASE("messages of ctc_loss") {
         "ctc_loss: scores of shape [5, 3, 4] need labels, input_lengths and label_lengths of 3 samples, got [3, 3], [1] "
         "and [3]");
 }
+
+}  // namespace ctc_loss_test

@@ -2,7 +2,8 @@
 
 #include "check_operator.hpp"
 
-namespace {
+namespace dropout_test {
+
 ch::RandomContext pass(std::uint32_t step, std::int64_t first_sample = 0) {
   return {.seed = 7, .step = step, .first_sample = [first_sample] { return first_sample; }};
 }
@@ -11,7 +12,6 @@ std::vector<double> masks(ch::RandomContext context, Index samples) {
   const ch::RandomScope scope(context);
   return values(ch::dropout(Tensor<2>::ones({samples, 50}), 0.5));
 }
-}  // namespace
 
 TEST_CASE("the gradient passes where the forward pass kept the element") {
   check_operator(
@@ -56,3 +56,5 @@ TEST_CASE("dropout of an empty batch, and its message") {
   CHECK(message_of<ch::UsageError>([&] { ch::dropout(x, 1); }) == "dropout: the probability is in [0, 1), got 1");
   CHECK(message_of<ch::UsageError>([&] { ch::dropout(x, NAN); }) == "dropout: the probability is in [0, 1), got nan");
 }
+
+}  // namespace dropout_test

@@ -2,6 +2,8 @@
 
 #include "check_operator.hpp"
 
+namespace elementary_test {
+
 TEST_CASE("gradients of elementary functions") {
   const auto x = numbers<2>({3, 7}, 1), positive = numbers<2>({3, 7}, 2, 0.3, 2);
   check_operator([](const auto& a) { return ch::abs(a); }, x);
@@ -23,3 +25,5 @@ TEST_CASE("elementary functions of a number without axes") {
   ch::square(x).backward();
   CHECK(x.grad().item() == 4);
 }
+
+}  // namespace elementary_test

@@ -1,5 +1,7 @@
 #include "higher_order.hpp"
 
+namespace higher_order_layers_test {
+
 TEST_CASE("second derivatives of matrix products") {
   check_second([](const auto& a, const auto& b) { return ch::square(ch::matmul(a, b)); }, numbers<2>({2, 3}, 1),
                numbers<2>({3, 2}, 2));
@@ -49,3 +51,5 @@ TEST_CASE("second derivatives of layer and batch normalisation") {
         numbers<3>({3, 2, 2}, 1), numbers<3>({3, 2, 2}, 6), numbers<1>({2}, 2, 0.5, 2), numbers<1>({2}, 3));
   }
 }
+
+}  // namespace higher_order_layers_test

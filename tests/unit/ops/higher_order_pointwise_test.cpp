@@ -2,15 +2,9 @@
 #include <chorus/ops/elementary.hpp>
 
 #include "higher_order.hpp"
+#include "swiglu.hpp"
 
-namespace {
-struct SwiGlu {
-  template <class S>
-  CHORUS_HD S operator()(const S& a, const S& b) const {
-    return a / (1 + exp(-a)) * b;
-  }
-};
-}  // namespace
+namespace higher_order_pointwise_test {
 
 TEST_CASE("second derivatives of element-wise functions") {
   const auto x = numbers<2>({2, 5}, 1, 0.3, 2);
@@ -103,3 +97,5 @@ TEST_CASE("second derivatives through a conversion to float and back") {
   ch::sum(ch::square(dx)).backward();
   CHECK(x.grad().to_vector() == std::vector<double>{8, 16});
 }
+
+}  // namespace higher_order_pointwise_test

@@ -2,6 +2,8 @@
 
 #include "higher_order.hpp"
 
+namespace higher_order_reduction_test {
+
 TEST_CASE("second derivatives of reductions") {
   const auto x = numbers<3>({2, 3, 2}, 1);
   check_second([](const auto& a) { return ch::square(ch::sum(a, 1)); }, x);
@@ -59,3 +61,5 @@ TEST_CASE("second derivatives of dropout: the elements that were dropped, again"
       numbers<2>({3, 6}, 1));
   check_second([&](const auto& x) { return ch::square(ch::dropout(x, 0.5, false)); }, numbers<2>({3, 6}, 1));
 }
+
+}  // namespace higher_order_reduction_test

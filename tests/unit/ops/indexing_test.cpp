@@ -3,10 +3,10 @@
 
 #include "check_operator.hpp"
 
-namespace {
+namespace indexing_test {
+
 template <int Rank>
 using Indices = ch::Tensor<std::int64_t, Rank>;
-}
 
 TEST_CASE("gradients of what picks by index; what is picked twice adds up") {
   const auto x = numbers<3>({3, 4, 5}, 1);
@@ -46,3 +46,5 @@ TEST_CASE("messages of indexing") {
           ch::gather(x, 0, Indices<2>::zeros({1, 4}));
         }) == "gather: an index of shape [1, 4] is larger than the input of [2, 3] beside axis 0");
 }
+
+}  // namespace indexing_test

@@ -2,6 +2,8 @@
 
 #include "check_operator.hpp"
 
+namespace losses_test {
+
 TEST_CASE("gradients of losses by both operands") {
   const auto x = numbers<2>({3, 5}, 1), target = numbers<2>({3, 5}, 2), probability = numbers<2>({3, 5}, 3, 0.1, 0.9);
   for (const auto reduction : {ch::Reduction::mean, ch::Reduction::sum}) {
@@ -51,3 +53,5 @@ TEST_CASE("messages of losses") {
   CHECK(message_of<ch::ShapeError>([&] { ch::l1_loss(x, Tensor<1>::ones({3})); }) ==
         "l1_loss: shapes [2] and [3] do not broadcast");
 }
+
+}  // namespace losses_test

@@ -4,14 +4,14 @@
 
 #include "check_operator.hpp"
 
-namespace {
+namespace masking_test {
+
 template <std::size_t N>
 ch::Tensor<bool, static_cast<int>(N)> every_third(const std::array<Index, N>& shape) {
   auto mask = ch::Tensor<bool, static_cast<int>(N)>::empty(shape);
   for (Index i = 0; i < mask.numel(); ++i) mask.data()[i] = i % 3 == 0;
   return mask;
 }
-}  // namespace
 
 TEST_CASE("gradients of choices by a mask") {
   const auto mask = every_third<2>({3, 5}), row = every_third<2>({1, 5});
@@ -55,3 +55,5 @@ TEST_CASE("causal attention does not see later keys") {
   CHECK(before(0, 0) == v(0, 0));
   CHECK(before(2, 0) != after(2, 0));
 }
+
+}  // namespace masking_test

@@ -2,6 +2,8 @@
 
 #include "check_operator.hpp"
 
+namespace matmul_test {
+
 TEST_CASE("gradients of products") {
   const auto product = [](const auto& a, const auto& b) { return ch::matmul(a, b); };
   check_operator(product, numbers<2>({3, 7}, 1), numbers<2>({7, 5}, 2));
@@ -54,3 +56,5 @@ TEST_CASE("messages of products") {
           ch::linear(a, Tensor<2>::ones({5, 3}), Tensor<1>::ones({4}));
         }) == "linear: the bias has 4 elements for 5 features");
 }
+
+}  // namespace matmul_test

@@ -8,6 +8,8 @@
 
 #include "check_operator.hpp"
 
+namespace more_layers_test {
+
 TEST_CASE("gradients of convolutions of volumes and sequences") {
   check_operator(
       [](const auto& x, const auto& w, const auto& b) {
@@ -78,3 +80,5 @@ TEST_CASE("alpha dropout keeps mean and variance") {
   CHECK(std::abs(variance - 1) < 0.05);
   CHECK(distance(values(ch::alpha_dropout(x, 0.4, false)), values(x)) < 1e-12);
 }
+
+}  // namespace more_layers_test

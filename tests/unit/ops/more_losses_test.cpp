@@ -3,10 +3,10 @@
 
 #include "check_operator.hpp"
 
-namespace {
+namespace more_losses_test {
+
 // Away from the kinks, where there is no numeric gradient.
 Tensor<1> signs() { return Tensor<1>::from({1, -1, 1, -1, 1}, {5}); }
-}  // namespace
 
 TEST_CASE("gradients of losses of distances and rankings") {
   const auto a = numbers<2>({5, 3}, 1), b = numbers<2>({5, 3}, 2), c = numbers<2>({5, 3}, 3);
@@ -71,3 +71,5 @@ TEST_CASE("bad class losses are refused with both shapes") {
         }) == "loss over classes: 2 weights for 3 classes");
   CHECK_THROWS_AS(ch::hinge_embedding_loss(signs(), signs(), 1, ch::Reduction::none), ch::UsageError);
 }
+
+}  // namespace more_losses_test

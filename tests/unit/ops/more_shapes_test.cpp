@@ -8,6 +8,8 @@
 
 #include "check_operator.hpp"
 
+namespace more_shapes_test {
+
 using Indices = ch::Tensor<std::int64_t, 2>;
 
 TEST_CASE("gradients of reductions over several axes") {
@@ -78,3 +80,5 @@ TEST_CASE("the entry that stands for padding gets no gradient") {
   CHECK(weight.grad().to_vector() == std::vector<double>{1, 1, 0, 0, 1, 1});
   CHECK_THROWS_AS(ch::embedding(weight, index, 3), ch::UsageError);
 }
+
+}  // namespace more_shapes_test

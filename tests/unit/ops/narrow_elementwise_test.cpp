@@ -5,6 +5,8 @@
 
 #include "narrow_operators.hpp"
 
+namespace narrow_elementwise_test {
+
 TEST_CASE("element-wise functions of 2-byte numbers are those of floats, rounded once") {
   const auto x = numbers<2>({37, 41}, 1), y = numbers<2>({37, 41}, 2, 0.5, 3);
   check_narrow_both(
@@ -39,3 +41,5 @@ TEST_CASE("2-byte numbers in other shapes and orders") {
   check_narrow_both(
       2, [](const auto& a) { return ch::slice(ch::concat(1, a, a), 1, 2, 5); }, x);
 }
+
+}  // namespace narrow_elementwise_test

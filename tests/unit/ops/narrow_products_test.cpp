@@ -4,6 +4,8 @@
 
 #include "narrow_operators.hpp"
 
+namespace narrow_products_test {
+
 TEST_CASE("products of 2-byte matrices are added up in float") {
   const auto a = numbers<3>({3, 7, 300}, 1);
   const auto b = numbers<2>({300, 5}, 2);
@@ -31,3 +33,5 @@ TEST_CASE("convolutions and pooling of 2-byte images") {
   check_narrow_both(
       2, [](const auto& in) { return ch::avg_pool2d(in, 2); }, x);
 }
+
+}  // namespace narrow_products_test

@@ -7,6 +7,8 @@
 
 #include "narrow_operators.hpp"
 
+namespace narrow_reductions_test {
+
 TEST_CASE("reductions of 2-byte numbers are added up in float") {
   const auto x = numbers<3>({5, 700, 3}, 1, 0, 2);
   check_narrow_both(
@@ -59,3 +61,5 @@ TEST_CASE("rows of 2-byte numbers that are picked often add up in float") {
   check_narrow_both(
       4, [&](const auto& a) { return ch::index_select(a, 0, index); }, x);
 }
+
+}  // namespace narrow_reductions_test

@@ -2,6 +2,8 @@
 
 #include "check_operator.hpp"
 
+namespace normalization_test {
+
 TEST_CASE("gradients of layer_norm") {
   const auto f = [](const auto& x, const auto& w, const auto& b) { return ch::layer_norm(x, w, b); };
   check_operator(f, numbers<2>({3, 21}, 1), numbers<1>({21}, 2), numbers<1>({21}, 3));
@@ -45,3 +47,5 @@ TEST_CASE("messages of normalisation") {
   CHECK(message_of<ch::ShapeError>([&] { ch::rms_norm(x, four); }) ==
         "rms_norm: an input of shape [2, 6] does not fit a weight of 4 features");
 }
+
+}  // namespace normalization_test

@@ -2,15 +2,10 @@
 #include <chorus/ops/pointwise.hpp>
 
 #include "check_operator.hpp"
+#include "swiglu.hpp"
 
-namespace {
-// What a user writes.
-struct SwiGlu {
-  template <class S>
-  CHORUS_HD S operator()(const S& a, const S& b) const {
-    return a / (1 + exp(-a)) * b;
-  }
-};
+namespace pointwise_test {
+
 struct Leaky {
   double slope;
   template <class S>
@@ -24,7 +19,6 @@ struct FusedMultiplyAdd {
     return a * b + c;
   }
 };
-}  // namespace
 
 TEST_CASE("a user's functor, its gradient by Dual numbers") {
   const auto swiglu = [](const auto& a, const auto& b) { return ch::pointwise(SwiGlu{}, a, b); };
@@ -59,3 +53,5 @@ TEST_CASE("long arrays, broadcast in blocks") {
       worst = std::max(worst, std::abs(y(i, j) - a(i, j) / (1 + std::exp(-a(i, j))) * b(i, 0)));
   CHECK(worst < 1e-12);
 }
+
+}  // namespace pointwise_test

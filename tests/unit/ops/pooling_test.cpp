@@ -3,6 +3,8 @@
 
 #include "check_operator.hpp"
 
+namespace pooling_test {
+
 TEST_CASE("gradients of pooling") {
   const auto x = numbers<4>({2, 3, 6, 7}, 1);
   const auto check_both = [&](ch::Size2d window, const ch::PoolOptions& options) {
@@ -78,3 +80,5 @@ TEST_CASE("messages of pooling") {
           ch::adaptive_avg_pool2d(Tensor<4>::ones({1, 1, 0, 3}), 1);
         }) == "adaptive_avg_pool2d: an image of shape [1, 1, 0, 3] has no pixels");
 }
+
+}  // namespace pooling_test

@@ -2,6 +2,8 @@
 
 #include "check_operator.hpp"
 
+namespace recurrent_test {
+
 TEST_CASE("gradients of lstm and gru by input, weights and biases") {
   const auto x = numbers<3>({2, 3, 4}, 1);
   check_operator([](const auto&... in) { return ch::lstm(in...).output; }, x, numbers<2>({12, 4}, 2, -1, 1),
@@ -27,3 +29,5 @@ TEST_CASE("messages of recurrent layers") {
           ch::lstm(Tensor<3>::ones({1, 0, 4}), Tensor<2>::ones({12, 4}), Tensor<2>::ones({12, 3}), bias, bias);
         }) == "lstm: an input of shape [1, 0, 4] has no time steps");
 }
+
+}  // namespace recurrent_test

@@ -2,6 +2,8 @@
 
 #include "check_operator.hpp"
 
+namespace reduction_test {
+
 TEST_CASE("gradients of reductions, along each axis and over all") {
   const auto x = numbers<3>({3, 4, 5}, 1);
   const auto check_all = [&](const auto& f) {
@@ -59,3 +61,5 @@ TEST_CASE("messages of reductions") {
   CHECK(message_of<ch::ShapeError>([&] { ch::argmax(x, -3); }) ==
         "argmax: axis -3 does not exist in a tensor of rank 2");
 }
+
+}  // namespace reduction_test

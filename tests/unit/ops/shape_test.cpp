@@ -2,6 +2,8 @@
 
 #include "check_operator.hpp"
 
+namespace shape_test {
+
 TEST_CASE("gradients of what changes shapes and order") {
   const auto x = numbers<3>({2, 3, 4}, 1);
   check_operator([](const auto& a) { return ch::reshape(a, Shape<2>{4, -1}); }, x);
@@ -78,3 +80,5 @@ TEST_CASE("integers and truth values change their shapes too") {
   const auto both = ch::concat(0, mask, mask);
   CHECK((both(0) && !both(1) && both(2) && !both(3)));
 }
+
+}  // namespace shape_test

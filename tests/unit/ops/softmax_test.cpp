@@ -2,6 +2,8 @@
 
 #include "check_operator.hpp"
 
+namespace softmax_test {
+
 TEST_CASE("gradients of softmax and its kin") {
   const auto x = numbers<3>({3, 4, 5}, 1);
   for (const Index axis : {0, 1, -1}) {
@@ -25,3 +27,5 @@ TEST_CASE("messages of softmax") {
   CHECK(message_of<ch::ShapeError>([] { ch::log_softmax(Tensor<1>::ones({2}), 1); }) ==
         "log_softmax: axis 1 does not exist in a tensor of rank 1");
 }
+
+}  // namespace softmax_test

@@ -2,6 +2,8 @@
 
 #include "check_operator.hpp"
 
+namespace transposed_convolution_test {
+
 TEST_CASE("gradients of conv_transpose2d") {
   const auto check_one = [](const ch::ConvTranspose2dOptions& options, const Shape<4>& x, const Shape<4>& w) {
     check_operator([&](const auto& in, const auto& weight) { return ch::conv_transpose2d(in, weight, options); },
@@ -31,3 +33,5 @@ TEST_CASE("messages of conv_transpose2d") {
           ch::conv_transpose2d(x, Tensor<4>::ones({3, 2, 3, 3}), Tensor<1>::ones({3}));
         }) == "conv_transpose2d: the bias has 3 elements for 2 channels");
 }
+
+}  // namespace transposed_convolution_test

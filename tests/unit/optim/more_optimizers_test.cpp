@@ -10,14 +10,14 @@
 
 #include "../message_of.hpp"
 
+namespace more_optimizers_test {
+
 namespace ch = chorus;
 namespace nn = ch::nn;
 namespace optim = ch::optim;
 using ch::Cpu;
 using ch::Index;
 using Numbers = std::vector<double>;
-
-namespace {
 
 struct Model : nn::Module {
   ch::Parameter<double, 2> weight{ch::Tensor<double, 2>::from({1, -2, 3, 0.5, -0.1, 4}, {2, 3})};
@@ -60,8 +60,6 @@ void check_steps(Model& model, optim::Optimizer<Cpu>& optimizer, const Reference
         CHECK(got[k][i] == Approx(expected[k][i]).epsilon(1e-12).margin(1e-14));
   }
 }
-
-}  // namespace
 
 TEST_CASE("Lion steps along the sign of the mixed momentum") {
   Model model;
@@ -168,3 +166,5 @@ TEST_CASE("a warm-up leads into another schedule, and the linear scaling rule gi
   for (std::size_t i = 0; i < expected.size(); ++i) CHECK(rates[i] == Approx(expected[i]).margin(1e-15));
   CHECK_THROWS_AS(optim::scaled_lr(0.1, 0, 10), ch::UsageError);
 }
+
+}  // namespace more_optimizers_test

@@ -10,6 +10,8 @@
 
 #include "../message_of.hpp"
 
+namespace optimizer_test {
+
 namespace ch = chorus;
 namespace nn = ch::nn;
 namespace optim = ch::optim;
@@ -17,8 +19,6 @@ using ch::Cpu;
 using ch::Index;
 using Vector = ch::Tensor<float, 1>;
 using Parameters = std::vector<nn::NamedParameter<Cpu>>;
-
-namespace {
 
 struct Model : nn::Module {
   ch::Parameter<float, 1> a{Vector::from({1, 2, 3}, {3})}, b{Vector::from({4, 5}, {2})}, c{Vector::from({6}, {1})};
@@ -70,8 +70,6 @@ const Maker makers[] = {
       return std::make_unique<optim::Adagrad<Cpu>>(std::move(p), optim::AdagradOptions{.lr = 0.1, .lr_decay = 0.01});
     },
 };
-
-}  // namespace
 
 TEST_CASE("flat parameters, one long range, give the same as parameters that lie apart") {
   for (const Maker make : makers) {
@@ -192,3 +190,5 @@ TEST_CASE("messages of optimizers") {
   CHECK(message([&] { optim::Adagrad<Cpu>(parameters(), {.lr_decay = -1}); }) ==
         "Adagrad: lr_decay, eps and weight_decay are at least 0, got -1, 1e-10 and 0");
 }
+
+}  // namespace optimizer_test

@@ -5,6 +5,8 @@
 
 #include "../message_of.hpp"
 
+namespace schedules_test {
+
 namespace ch = chorus;
 namespace nn = ch::nn;
 namespace optim = ch::optim;
@@ -63,7 +65,6 @@ TEST_CASE("messages of schedules") {
   CHECK(message_of<ch::UsageError>([&] { rate.set_lr(NAN); }) == "optimizer: the learning rate is at least 0, got nan");
 }
 
-namespace {
 struct Two : nn::Module {
   ch::Parameter<float, 1> a{Vector::zeros({2})}, b{Vector::zeros({1})}, unused{Vector::zeros({1})};
   CHORUS_MODULE(Two, a, b, unused)
@@ -74,7 +75,6 @@ struct Two : nn::Module {
     b.as_variable().node()->add(Vector::from({4}, {1}));
   }
 };
-}  // namespace
 
 TEST_CASE("gradients are scaled to a common norm, downwards only") {
   Two model;
@@ -86,3 +86,5 @@ TEST_CASE("gradients are scaled to a common norm, downwards only") {
   CHECK(message_of<ch::UsageError>([&] { optim::clip_grad_norm(nn::named_parameters<Cpu>(model), 0); }) ==
         "clip_grad_norm: the largest norm must be positive, got 0");
 }
+
+}  // namespace schedules_test

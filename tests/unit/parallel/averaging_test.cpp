@@ -7,6 +7,8 @@
 
 #include "ranks.hpp"
 
+namespace averaging_test {
+
 using namespace chorus;
 using Catch::Matchers::Contains;
 using comm::World;
@@ -16,8 +18,6 @@ using test::labels;
 using test::make;
 using test::numbers;
 using trace::Traffic;
-
-namespace {
 
 constexpr double rounding = 1e-13;
 using Model = test::Smooth<Cpu>;
@@ -63,8 +63,6 @@ std::string launched(int ranks) {
     return status == 0 ? text : cat("status ", status);
   });
 }
-
-}  // namespace
 
 TEST_CASE("local sgd: with a period of 1 and plain sgd its steps are those of one device") {
   const optim::SgdOptions sgd{.lr = 0.3, .weight_decay = 0.01};
@@ -194,3 +192,5 @@ TEST_CASE("policies: a program changes from one to the other by its type") {
   CHECK(distance(test::numbers_in(launched<ParameterServer<Model>>(2)), train_alone({.lr = 0.3})) < rounding);
   CHECK(test::numbers_in(launched<LocalSgd<Model>>(2)).size() == model_numbers);
 }
+
+}  // namespace averaging_test

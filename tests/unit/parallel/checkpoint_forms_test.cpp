@@ -7,14 +7,14 @@
 #include "../io/files.hpp"
 #include "ranks.hpp"
 
+namespace checkpoint_forms_test {
+
 using namespace chorus;
 using chorus_test::TemporaryFolder;
 using comm::World;
 using test::distance;
 using test::labels;
 using test::numbers;
-
-namespace {
 
 using Adam = optim::Adam<Cpu>;
 const optim::AdamOptions adam{.lr = 0.05, .amsgrad = true};
@@ -44,8 +44,6 @@ std::string train(int ranks, const std::string& from, std::uint32_t last, const 
     return test::text_of(test::values(rank.net.module()));
   });
 }
-
-}  // namespace
 
 TEST_CASE("checkpoints of fused and sharded optimizers: a resumed run ends with the same bits") {
   const TemporaryFolder folder;
@@ -83,3 +81,5 @@ TEST_CASE("checkpoints of sharded optimizers: before the first step there is not
   train<ShardedOptimizer<Adam>>(2, "", 0, folder / "new");
   CHECK(train<ShardedOptimizer<Adam>>(2, folder / "new", 2, "") == train<ShardedOptimizer<Adam>>(2, "", 2, ""));
 }
+
+}  // namespace checkpoint_forms_test

@@ -7,6 +7,8 @@
 #include "../io/files.hpp"
 #include "ranks.hpp"
 
+namespace checkpoint_test {
+
 using namespace chorus;
 using Catch::Matchers::Contains;
 using chorus_test::get;
@@ -16,8 +18,6 @@ using comm::World;
 using test::make;
 using test::message_of;
 using test::numbers;
-
-namespace {
 
 using Model = test::Normed<Cpu>;
 
@@ -70,8 +70,6 @@ struct Other : nn::Module {
   nn::Linear<D, double> fc1{5, 12}, fc2{12, 4}, fc3{4, 3};
   CHORUS_MODULE(Other, fc1, fc2, fc3)
 };
-
-}  // namespace
 
 TEST_CASE("checkpoint: a model saved under one policy loads under every other") {
   const TemporaryFolder folder;
@@ -180,3 +178,5 @@ TEST_CASE("checkpoint: resuming needs a checkpoint, of this optimizer, with sane
   put(folder / "cut", content.substr(0, content.size() - 1));
   CHECK_THAT(refusal(folder / "cut"), Contains(folder / "cut"));
 }
+
+}  // namespace checkpoint_test

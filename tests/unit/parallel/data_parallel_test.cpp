@@ -7,6 +7,8 @@
 
 #include "policies.hpp"
 
+namespace data_parallel_test {
+
 using namespace chorus;
 using Catch::Matchers::Contains;
 using test::distance;
@@ -14,8 +16,6 @@ using test::labels;
 using test::make;
 using test::message_of;
 using test::numbers;
-
-namespace {
 
 constexpr double rounding = 1e-13;
 
@@ -137,8 +137,6 @@ struct Flags : nn::Module {
     return out;
   }
 };
-
-}  // namespace
 
 TEST_CASE("dp: two, three and four devices take the steps of one") {
   require_same_run(Parallel<test::Smooth<Cpu>>({0, 1}));
@@ -443,3 +441,5 @@ TEST_CASE("dp: each device holds its own parameters, gradients and activations")
   CHECK(held(21, trace::Memory::activations) == 0);
   CHECK(held(22, trace::Memory::activations) == 0);
 }
+
+}  // namespace data_parallel_test

@@ -4,6 +4,8 @@
 
 #include "ranks.hpp"
 
+namespace ddp_graph_test {
+
 using namespace chorus;
 using namespace std::chrono_literals;
 using Catch::Matchers::Contains;
@@ -14,8 +16,6 @@ using test::Distributed;
 using test::labels;
 using test::make;
 using test::numbers;
-
-namespace {
 
 constexpr double rounding = 1e-13;
 
@@ -67,8 +67,6 @@ struct TakesNamed : nn::Module {
   CHORUS_MODULE(TakesNamed, fc)
   auto forward(const Named& named) const { return mean(tanh(fc(named.x))) * named.factor; }
 };
-
-}  // namespace
 
 TEST_CASE("ddp: samples count, and so weigh, inside of a struct") {
   SingleDevice<TakesNamed<Cpu>> single{make<TakesNamed<Cpu>>(), 3};
@@ -229,3 +227,5 @@ TEST_CASE("no_sync: micro-batches of uneven sizes on each rank weigh as on one d
     CHECK(distance(test::numbers_in(text), test::gradients(single.module())) < 1e-12);
   }
 }
+
+}  // namespace ddp_graph_test

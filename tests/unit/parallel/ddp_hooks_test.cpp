@@ -8,6 +8,8 @@
 
 #include "ranks.hpp"
 
+namespace ddp_hooks_test {
+
 using namespace chorus;
 using comm::World;
 using test::common_text;
@@ -15,8 +17,6 @@ using test::distance;
 using test::Distributed;
 using test::make;
 using test::numbers;
-
-namespace {
 
 /// Its matrices are large enough to be worth compressing.
 template <class D>
@@ -93,8 +93,6 @@ struct Outcome {
     return length(rest) / length(expected);
   }
 };
-
-}  // namespace
 
 TEST_CASE("hooks: an all-reduce sends 2(n-1)/n of the gradients' bytes, a compressed one a half or a quarter of that") {
   for (const int n : {2, 3}) {
@@ -181,3 +179,5 @@ TEST_CASE("hooks: post-local sgd averages gradients first, then parameters, ever
   });
   CHECK(text == "904+0 904+0 0+0 0+0 0+904 0+0 0+904 apart same");
 }
+
+}  // namespace ddp_hooks_test

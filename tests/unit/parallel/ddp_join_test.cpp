@@ -3,6 +3,8 @@
 
 #include "ranks.hpp"
 
+namespace ddp_join_test {
+
 using namespace chorus;
 using namespace std::chrono_literals;
 using Catch::Matchers::Contains;
@@ -13,8 +15,6 @@ using test::Distributed;
 using test::labels;
 using test::make;
 using test::numbers;
-
-namespace {
 
 constexpr double rounding = 1e-13;
 
@@ -65,8 +65,6 @@ std::vector<double> train_alone(const std::vector<int>& batches) {
     }
   return test::values(net.module());
 }
-
-}  // namespace
 
 TEST_CASE("join: uneven numbers of batches train as one device does with what is left") {
   for (const std::vector<int>& batches : {std::vector<int>{3, 1, 2}, {1, 4, 4}, {2, 2, 2}, {0, 3, 1}}) {
@@ -165,3 +163,5 @@ TEST_CASE("join: ranks whose epochs end unevenly without join end soon, all of t
   CHECK(texts[0] == "done");
   CHECK_THAT(texts[1], Contains("rank 0 has left the group"));
 }
+
+}  // namespace ddp_join_test

@@ -7,6 +7,8 @@
 
 #include "ranks.hpp"
 
+namespace ddp_optimizers_test {
+
 using namespace chorus;
 using Catch::Matchers::Contains;
 using comm::World;
@@ -16,8 +18,6 @@ using test::Distributed;
 using test::labels;
 using test::make;
 using test::numbers;
-
-namespace {
 
 constexpr double rounding = 1e-13;
 
@@ -61,8 +61,6 @@ struct Part : nn::Module {
   CHORUS_MODULE(Part, fc1, extra, fc2)
   auto forward(const auto& x, bool use) const { return use ? fc2(tanh(extra(tanh(fc1(x))))) : fc2(tanh(fc1(x))); }
 };
-
-}  // namespace
 
 TEST_CASE("fused optimizer: the steps are those of the plain one, in one bucket or many") {
   for (const int ranks : {1, 2, 3})
@@ -161,3 +159,5 @@ TEST_CASE("sharded optimizer: a step that no rank needs changes nothing, and own
       make<test::Smooth<Cpu>>(), alone, {.parameters_and_buffers_to_ignore = {"fc1.bias"}}};
   CHECK_THAT(test::message_of<UsageError>([&] { ShardedOptimizer<Sgd> optimizer(net, {}); }), Contains("own"));
 }
+
+}  // namespace ddp_optimizers_test

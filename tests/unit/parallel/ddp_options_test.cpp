@@ -4,6 +4,8 @@
 
 #include "ranks.hpp"
 
+namespace ddp_options_test {
+
 using namespace chorus;
 using Catch::Matchers::Contains;
 using comm::World;
@@ -13,8 +15,6 @@ using test::Distributed;
 using test::labels;
 using test::make;
 using test::numbers;
-
-namespace {
 
 constexpr double kib = 1.0 / 1024;  // in MiB
 constexpr double rounding = 1e-13;
@@ -53,8 +53,6 @@ struct OwnHead : nn::Module {
     return std::pair(fc2(h), sum(tanh(head(norm(h)))));
   }
 };
-
-}  // namespace
 
 TEST_CASE("ddp options: caps bucket by bucket, of which the last one holds on") {
   const auto text = common_text(2, [](const World& world) {
@@ -177,3 +175,5 @@ TEST_CASE("ddp options: without broadcast_buffers each rank keeps its own") {
                      }).texts();
   CHECK(texts[0] != texts[1]);
 }
+
+}  // namespace ddp_options_test

@@ -4,6 +4,8 @@
 
 #include "ranks.hpp"
 
+namespace distributed_data_parallel_test {
+
 using namespace chorus;
 using namespace std::chrono_literals;
 using Catch::Matchers::Contains;
@@ -15,8 +17,6 @@ using test::labels;
 using test::make;
 using test::numbers;
 using test::Ranks;
-
-namespace {
 
 constexpr double rounding = 1e-13;
 
@@ -107,8 +107,6 @@ struct Troubled : nn::Module {
         h));
   }
 };
-
-}  // namespace
 
 TEST_CASE("ddp: one to four ranks take the steps of one device, bit-identical on all ranks and in every run") {
   for (int ranks = 1; ranks <= 4; ++ranks) require_same_run<test::Smooth<Cpu>>(ranks);
@@ -418,3 +416,5 @@ TEST_CASE("ddp: the parameters and the loss may outlive the net") {
   });
   CHECK(text == "a gradient");
 }
+
+}  // namespace distributed_data_parallel_test

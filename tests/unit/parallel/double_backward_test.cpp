@@ -6,14 +6,14 @@
 
 #include "ranks.hpp"
 
+namespace double_backward_test {
+
 using namespace chorus;
 using comm::World;
 using test::distance;
 using test::labels;
 using test::make;
 using test::numbers;
-
-namespace {
 
 constexpr double rounding = 1e-12;
 
@@ -71,8 +71,6 @@ std::vector<double> recomputed_steps(int ranks, bool again, bool twice, const Di
   }));
 }
 
-}  // namespace
-
 TEST_CASE("double backward: a gradient penalty inside of the model, under dp and ddp, takes the steps of one device") {
   SingleDevice<Penalised<Cpu>> single{make<Penalised<Cpu>>(), 3};
   const auto whole = penalised_steps(single, [](const auto& x) { return x; });
@@ -123,3 +121,5 @@ TEST_CASE("ddp: activations that are computed again, once and twice by one layer
     CHECK(distance(recomputed_steps(1, true, twice, small), kept) < rounding);
   }
 }
+
+}  // namespace double_backward_test

@@ -7,6 +7,8 @@
 
 #include "policies.hpp"
 
+namespace dp_nested_test {
+
 using namespace chorus;
 using Catch::Matchers::Contains;
 using test::distance;
@@ -14,8 +16,6 @@ using test::labels;
 using test::make;
 using test::message_of;
 using test::numbers;
-
-namespace {
 
 constexpr double rounding = 1e-13;
 using Matrix = Tensor<double, 2>;
@@ -96,8 +96,6 @@ std::vector<double> step_nested(Net& net) {
   for (const double v : test::gradients(net.module())) out.push_back(v);
   return out;
 }
-
-}  // namespace
 
 TEST_CASE("dp nested: tensors inside of structs, maps, tuples and vectors are cut, and get their gradients") {
   SingleDevice<TakesNested<Cpu>> single{make<TakesNested<Cpu>>(), 3};
@@ -190,3 +188,5 @@ TEST_CASE("dp balance: a device that is too small for an even share is named") {
              Contains("device 4 has less than 75 % of the processors of device"));
   CHECK(detail::imbalance({}, {}).empty());
 }
+
+}  // namespace dp_nested_test

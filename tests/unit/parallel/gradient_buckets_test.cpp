@@ -5,6 +5,8 @@
 
 #include "ranks.hpp"
 
+namespace gradient_buckets_test {
+
 using namespace chorus;
 using Catch::Matchers::Contains;
 using comm::World;
@@ -12,8 +14,6 @@ using test::distance;
 using test::labels;
 using test::make;
 using test::numbers;
-
-namespace {
 
 constexpr double kib = 1.0 / 1024;  // in MiB
 
@@ -56,8 +56,6 @@ void in_threads(int ranks, const Body& body) {
   for (auto& communicator : group) threads.emplace_back([&] { body(communicator.rank(), communicator); });
   for (auto& thread : threads) thread.join();
 }
-
-}  // namespace
 
 TEST_CASE("buckets are ranges of the flat gradients, cut before a cap is passed") {
   auto model = make<test::Smooth<Cpu>>();  // from the back: 3, 18, 6, 42, 7, 35 numbers of 8 bytes
@@ -205,3 +203,5 @@ TEST_CASE("buckets: ranks may be threads, too") {
   CHECK(got[1] == got[0]);
   CHECK(got[2] == got[0]);
 }
+
+}  // namespace gradient_buckets_test

@@ -26,7 +26,7 @@
 #include <string>
 #include <vector>
 
-namespace {
+namespace launch_test {
 
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
@@ -211,8 +211,6 @@ void require_refused(std::vector<std::string> words, int status, const std::stri
   INFO("got: " << program.text());
   CHECK(has(program, "chorus: " + message));
 }
-
-}  // namespace
 
 TEST_CASE("launch starts as many ranks as devices were asked for") {
   Program program({probe(), "--do", "hello", "--devices=3", "--seed", "5", "--timeout", "2.5"});
@@ -554,3 +552,5 @@ TEST_CASE("launch joins the ranks of a real mpirun") {
   INFO(program.text());
   CHECK(count(program.text(), "sum 6\n") == 3);
 }
+
+}  // namespace launch_test

@@ -6,10 +6,10 @@
 
 #include "ranks.hpp"
 
+namespace mixed_precision_test {
+
 using namespace chorus;
 using test::numbers;
-
-namespace {
 
 template <class D>
 struct Net : nn::Module {
@@ -54,8 +54,6 @@ void learns_like_float() {
   CHECK(loss < float_loss + 0.03);
   CHECK(loss != float_loss);
 }
-
-}  // namespace
 
 TEST_CASE("mixed precision learns what float learns", "[parallel]") {
   learns_like_float<bf16>();
@@ -186,3 +184,5 @@ TEST_CASE("one rank's overflow is left out by all ranks", "[parallel]") {
   for (auto at = text.find("skipped"); at != std::string::npos; at = text.find("skipped", at + 1)) ++skipped;
   CHECK(skipped == 6);
 }
+
+}  // namespace mixed_precision_test

@@ -11,11 +11,11 @@
 #include "../io/files.hpp"
 #include "ranks.hpp"
 
+namespace resume_test {
+
 using namespace chorus;
 using chorus_test::TemporaryFolder;
 using comm::World;
-
-namespace {
 
 /// Dropout, and batch norm with its buffers.
 template <class D>
@@ -101,8 +101,6 @@ std::string run_under(const std::string& policy, int devices, bool adam, const s
   return texts[0];
 }
 
-}  // namespace
-
 TEST_CASE("resume: stopped in the middle of an epoch or at its end, a run ends with the same bits") {
   struct Case {
     std::string policy;
@@ -167,3 +165,5 @@ TEST_CASE("resume: parameters that were trained may be frozen when a run goes on
   });
   CHECK(test::distance(test::numbers_in(text), test::gradients(single.module())) < 1e-13);
 }
+
+}  // namespace resume_test

@@ -1,14 +1,12 @@
-#include <atomic>
 #include <catch.hpp>
 #include <chorus/ops/attention.hpp>
-#include <cstdlib>
-#include <new>
 
+#include "../counted_new.hpp"
 #include "benchmarks/cases.hpp"
 
-namespace ch = chorus;
+namespace steady_state_test {
 
-namespace {
+namespace ch = chorus;
 
 struct Net : ch::nn::Module {
   ch::nn::Conv2d<ch::Cpu> conv1{3, 32, {.kernel = 3, .padding = 1}}, conv2{32, 40, {.kernel = 3, .padding = 1}};
@@ -22,21 +20,6 @@ struct Net : ch::nn::Module {
   }
 };
 
-std::atomic<int> allocations{0};
-
-}  // namespace
-
-// This program's: counts what is asked of the heap.
-void* operator new(std::size_t bytes) {
-  allocations.fetch_add(1, std::memory_order_relaxed);
-  if (void* data = std::malloc(bytes)) return data;
-  throw std::bad_alloc();
-}
-void operator delete(void* data) noexcept { std::free(data); }
-void operator delete(void* data, std::size_t) noexcept { std::free(data); }
-
-namespace {
-
 /// Trains for some steps: those after the first ask neither the system for device memory nor the heap for anything.
 template <class Optimizer, class Model, class Images>
 void check_second_step(Model model, const Images& images, ch::Index rows, typename Optimizer::options_type options) {
@@ -49,14 +32,12 @@ void check_second_step(Model model, const Images& images, ch::Index rows, typena
   step();
   const auto before = allocator.system_allocations();
   CHECK(before > at_first);
-  const int heap = allocations;
+  const int heap = heap_allocations;
   for (int i = 0; i < 3; ++i) step();
-  const int asked = allocations - heap;
+  const int asked = heap_allocations - heap;
   CHECK(allocator.system_allocations() == before);
   CHECK(asked == 0);
 }
-
-}  // namespace
 
 TEST_CASE("from the second step on, training asks the system and the heap for no memory") {
   using D = ch::Cpu;
@@ -75,3 +56,5 @@ TEST_CASE("from the second step on, training asks the system and the heap for no
     check_second_step<Sgd<D>>(Net{}, bench::normal<4>({6, 3, 8, 8}), 6, momentum);
   }
 }
+
+}  // namespace steady_state_test

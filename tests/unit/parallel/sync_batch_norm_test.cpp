@@ -5,6 +5,8 @@
 
 #include "ranks.hpp"
 
+namespace sync_batch_norm_test {
+
 using namespace chorus;
 using namespace std::chrono_literals;
 using Catch::Matchers::Contains;
@@ -14,8 +16,6 @@ using test::distance;
 using test::Distributed;
 using test::make;
 using test::numbers;
-
-namespace {
 
 constexpr double rounding = 1e-12;
 
@@ -74,8 +74,6 @@ struct Sometimes : nn::Module {
     return value_of(x)(0, 0) > 0 ? norm(y) : y;
   }
 };
-
-}  // namespace
 
 TEST_CASE("sync batch norm: ddp takes the steps of one device, with even, uneven and empty shares") {
   const auto expected = train_alone<Synced<Cpu>>();
@@ -168,3 +166,5 @@ TEST_CASE("sync batch norm: under dp a copy without the layer, or that fails, en
   x(2, 0) = 0.5;
   net(x).backward(numbers(6, 3, 1));
 }
+
+}  // namespace sync_batch_norm_test

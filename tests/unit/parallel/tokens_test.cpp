@@ -7,13 +7,13 @@
 
 #include "ranks.hpp"
 
+namespace tokens_test {
+
 using namespace chorus;
 using comm::World;
 using test::distance;
 using test::labels;
 using test::make;
-
-namespace {
 
 constexpr double rounding = 1e-12;
 using Extras = std::vector<Tensor<double, 2>>;
@@ -47,8 +47,6 @@ std::vector<double> steps(Net& net, const World& world) {
   return test::values(net.module());
 }
 
-}  // namespace
-
 TEST_CASE("tokens: embedding and lstm take the steps of one device, with empty lists beside them") {
   SingleDevice<Tokens<Cpu>> single{make<Tokens<Cpu>>(), 3};
   const auto whole = steps(single, {});
@@ -72,3 +70,5 @@ TEST_CASE("tokens: without gradients a recurrent net's outputs under dp are one 
   CHECK(distance(y.value().to_vector(), expected.value().to_vector()) < rounding);
   CHECK_FALSE(y.requires_grad());
 }
+
+}  // namespace tokens_test

@@ -6,14 +6,14 @@
 
 #include "ranks.hpp"
 
+namespace traffic_test {
+
 using namespace chorus;
 using comm::World;
 using test::labels;
 using test::make;
 using test::numbers;
 using trace::Traffic;
-
-namespace {
 
 std::uint64_t sent(int device, Traffic kind) { return trace::bytes_sent(device, kind); }
 
@@ -53,8 +53,6 @@ std::vector<std::array<std::uint64_t, 2>> ddp_bytes(int ranks, const Distributed
   }
   return out;
 }
-
-}  // namespace
 
 TEST_CASE("traffic: under ddp each of N ranks sends exactly 2(N-1)/N of the gradient bytes per step") {
   for (const std::uint64_t n : {1u, 2u, 3u, 4u}) {
@@ -156,3 +154,5 @@ TEST_CASE("traffic: under dp buffers travel before each pass") {
     CHECK(sent(0, Traffic::buffers) == 2 * (3 + 3 + 1) * 8);
   }
 }
+
+}  // namespace traffic_test

@@ -12,10 +12,10 @@
 
 #include "ranks.hpp"
 
+namespace trajectories_test {
+
 using namespace chorus;
 using comm::World;
-
-namespace {
 
 /// The form of train_classifier's toy model.
 template <class D, class T = float>
@@ -107,8 +107,6 @@ bool independent_of_batch(const Shape<Rank>& shape, const F& f) {
   return true;
 }
 
-}  // namespace
-
 TEST_CASE("trajectories: a convolutional net's losses are the same under all policies, to 1e-4") {
   SingleDevice<Model> single{seeded(), 1};
   const auto expected = losses(single);
@@ -181,3 +179,5 @@ TEST_CASE("trajectories: a sample's numbers don't depend on the batch it is in")
   CHECK(independent_of_batch<4>({64, 6, 5, 5},
                                 [&](const auto& x) { return batch_norm(x, w, mean, mean, variance, false); }));
 }
+
+}  // namespace trajectories_test

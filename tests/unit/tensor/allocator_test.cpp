@@ -7,6 +7,8 @@
 
 #include "../message_of.hpp"
 
+namespace allocator_test {
+
 namespace ch = chorus;
 using Storage = ch::Storage<ch::Cpu>;
 
@@ -14,11 +16,9 @@ using Storage = ch::Storage<ch::Cpu>;
 extern "C" const char* __asan_default_options() { return "allocator_may_return_null=1"; }
 extern "C" const char* __tsan_default_options() { return "allocator_may_return_null=1"; }
 
-namespace {
 // Devices that no other test uses.
 constexpr ch::Cpu device{40}, shared{41};
 auto& allocator() { return ch::CachingAllocator<ch::Cpu>::of(device); }
-}  // namespace
 
 TEST_CASE("freed memory is used again") {
   const void* first;
@@ -121,3 +121,5 @@ TEST_CASE("messages of the allocator") {
   const auto message = message_of<ch::Error>([] { Storage(device, std::size_t{1} << 62); });
   CHECK(message.starts_with("out of memory on cpu:40: asked for 4611686018427387904 bytes; in use: activations 0 MiB"));
 }
+
+}  // namespace allocator_test

@@ -4,6 +4,8 @@
 
 #include <catch.hpp>
 
+namespace print_test {
+
 namespace ch = chorus;
 
 TEST_CASE("tensors as text") {
@@ -31,3 +33,5 @@ TEST_CASE("streams take tensors") {
   out << ch::Tensor<float, 1>::ones({2});
   CHECK(out.str() == "[1, 1]");
 }
+
+}  // namespace print_test

@@ -1,7 +1,7 @@
 #include <catch.hpp>
 #include <chorus/tensor/size_class.hpp>
 
-namespace {
+namespace size_class_test {
 
 template <std::size_t Smallest>
 void check_classes() {
@@ -22,8 +22,6 @@ void check_classes() {
   }
 }
 
-}  // namespace
-
 TEST_CASE("size classes grow by at most a quarter, and number their sizes") {
   check_classes<64>();
   check_classes<256>();
@@ -35,3 +33,5 @@ TEST_CASE("the first size classes") {
   CHECK(chorus::size_class<256>(1025).bytes == 1280);
   CHECK(chorus::size_class<256>(1024).list + 1 == chorus::size_class<256>(1025).list);
 }
+
+}  // namespace size_class_test

@@ -5,12 +5,13 @@
 
 #include "../message_of.hpp"
 
+namespace tensor_test {
+
 namespace ch = chorus;
 using ch::Index;
 using ch::Shape;
 using Matrix = ch::Tensor<float, 2>;
 
-namespace {
 /// 0, 1, 2, ...
 template <std::size_t N>
 ch::Tensor<float, static_cast<int>(N)> counting(const std::array<Index, N>& shape) {
@@ -19,7 +20,6 @@ ch::Tensor<float, static_cast<int>(N)> counting(const std::array<Index, N>& shap
   return out;
 }
 std::vector<float> numbers(const auto& x) { return ch::contiguous(x).to_vector(); }
-}  // namespace
 
 TEST_CASE("tensors are made dense, with what they are asked for") {
   CHECK(Matrix::zeros({2, 2}).to_vector() == std::vector<float>{0, 0, 0, 0});
@@ -105,3 +105,5 @@ TEST_CASE("messages of tensors") {
           ch::broadcast_shapes("add", Shape<2>{2, 3}, Shape<1>{2});
         }) == "add: shapes [2, 3] and [2] do not broadcast");
 }
+
+}  // namespace tensor_test

@@ -11,9 +11,9 @@
 #include <chorus/train/metrics.hpp>
 #include <nlohmann/json.hpp>
 
-namespace ch = chorus;
+namespace metrics_test {
 
-namespace {
+namespace ch = chorus;
 
 // A folder that goes with the test.
 struct Folder {
@@ -40,8 +40,6 @@ std::string message(const std::string& path) {
   }
   return "";
 }
-
-}  // namespace
 
 TEST_CASE("metrics are lines of JSON in the documented form") {
   const Folder folder;
@@ -128,3 +126,5 @@ TEST_CASE("metrics report a full disk") {
   ch::MetricsLog log("/dev/full");
   CHECK_THROWS_WITH(log.epoch(0, 1, 1, 1), "metrics: cannot write '/dev/full': No space left on device");
 }
+
+}  // namespace metrics_test

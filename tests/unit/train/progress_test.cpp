@@ -13,9 +13,9 @@
 #include <catch.hpp>
 #include <chorus/train/progress.hpp>
 
-namespace ch = chorus;
+namespace progress_test {
 
-namespace {
+namespace ch = chorus;
 
 // A file, read back when the bar is gone.
 struct File {
@@ -64,8 +64,6 @@ struct Run {
   bool main;
   bool is_main() const { return main; }
 };
-
-}  // namespace
 
 TEST_CASE("progress counts epochs, with or without output") {
   std::vector<int> seen;
@@ -168,3 +166,5 @@ TEST_CASE("an exception in the loop leaves the terminal on a fresh line") {
 TEST_CASE("progress refuses a negative number of epochs") {
   CHECK_THROWS_WITH(ch::Progress({.epochs = -1}), "progress: epochs is -1, expected 0 or more");
 }
+
+}  // namespace progress_test

@@ -1,0 +1,16 @@
+#pragma once
+/// Counts what a program asks of the heap: replaces `operator new` of the program that includes it, in one file.
+
+#include <atomic>
+#include <cstdlib>
+#include <new>
+
+inline std::atomic<int> heap_allocations{0};
+
+void* operator new(std::size_t bytes) {
+  heap_allocations.fetch_add(1, std::memory_order_relaxed);
+  if (void* data = std::malloc(bytes)) return data;
+  throw std::bad_alloc();
+}
+void operator delete(void* data) noexcept { std::free(data); }
+void operator delete(void* data, std::size_t) noexcept { std::free(data); }
