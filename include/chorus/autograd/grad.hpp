@@ -37,15 +37,14 @@ class GradPath {
     for (std::size_t next = 0; next < nodes_.size(); ++next) {
       Node& node = *nodes_[next];
       any_input_ = false;
-      node.for_each_input([](Node& input, void* path) { static_cast<GradPath*>(path)->add(input); }, this);
+      for_each_behind(node, [](Node& input, void* path) { static_cast<GradPath*>(path)->add(input); }, this);
       if (!any_input_ && !node.is_leaf()) freed = &node;
     }
     for (const Node* input : inputs_) {
       if (known_.contains(input) || allow_unused) continue;
       check<UsageError>(freed == nullptr, "grad: the graph behind '", freed == nullptr ? "" : freed->operation(),
                         "' was freed by an earlier backward; pass retain_graph = true to that one");
-      fail<UsageError>(
-          "grad: the value does not depend on one of the inputs; with allow_unused its gradient is undefined");
+      fail_unused();
     }
     std::sort(nodes_.begin(), nodes_.end(),
               [](const Ref<Node>& a, const Ref<Node>& b) { return a->sequence() > b->sequence(); });
@@ -55,7 +54,8 @@ class GradPath {
         const GradPath* path;
         bool found;
       } search{this, false};
-      nodes_[i]->for_each_input(
+      for_each_behind(
+          *nodes_[i],
           [](Node& input, void* context) {
             auto& s = *static_cast<Search*>(context);
             s.found = s.found || s.path->contains(input);
@@ -83,8 +83,16 @@ class GradPath {
   /// Whether an input lies behind this node.
   bool leads_on(const Node& node) const { return through_.contains(&node); }
   bool contains(const Node& node) const { return is_input(node) || leads_on(node); }
+  [[noreturn, gnu::cold]] static void fail_unused() {
+    fail<UsageError>(
+        "grad: the value does not depend on one of the inputs; with allow_unused its gradient is undefined");
+  }
 
  private:
+  static void for_each_behind(const Node& node, void (*visit)(Node&, void*), void* context) {
+    node.for_each_input(visit, context);
+    node.for_each_far_leaf(visit, context);
+  }
   void add(Node& node) {
     any_input_ = true;
     if (known_.insert(&node).second) nodes_.emplace_back(&node);
@@ -125,8 +133,11 @@ auto grad_tensors(const Variable<T, 0, D>& value, const GradOptions& options, co
       };
       std::apply([&](auto&... gradient) { (take(gradient, nodes), ...); }, gradients);
     }
-    if (path.leads_on(*node)) node->backward(options.retain_graph.value_or(options.create_graph));
+    if (path.leads_on(*node)) node->backward_to_wanted(options.retain_graph.value_or(options.create_graph));
   }
+  // A far leaf may turn out to be unused.
+  const bool all = std::apply([](const auto&... gradient) { return (gradient.defined() && ...); }, gradients);
+  if (!all && !options.allow_unused) GradPath::fail_unused();
   return gradients;
 }
 

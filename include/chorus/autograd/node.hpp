@@ -118,6 +118,11 @@ class Node {
   virtual bool is_leaf() const { return false; }
   /// Whether backward sends gradients to the inputs that `for_each_input` names and nowhere else.
   virtual bool only_to_inputs() const { return true; }
+  /// For `grad`, which goes to some nodes only: calls `visit` on each leaf, beside the inputs, to which
+  /// `backward_to_wanted` may send a gradient.
+  virtual void for_each_far_leaf(void (*)(Node&, void*), void*) const {}
+  /// Backward that leaves out far leaves that are skipped.
+  virtual void backward_to_wanted(bool keep) { backward(keep); }
   /// While a node is skipped, those that use its value send it no gradient: for `grad`, which goes to some nodes only.
   bool skipped() const { return skipped_; }
   void set_skipped(bool skipped) { skipped_ = skipped; }

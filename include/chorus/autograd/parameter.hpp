@@ -45,6 +45,11 @@ class ParameterOn {
   virtual void on_grad(std::function<void()> hook) = 0;
   /// A new parameter with the same value on another device.
   virtual Ref<Node> copy_to(D device) const = 0;
+  /// Adds the gradient of a copy on another device to this one's.
+  virtual void add_grad_of(const ParameterOn& copy) = 0;
+  /// For a copy: puts the operation that made it, a GradNode of this parameter's type, in this leaf's place on the tape;
+  /// null: the leaf itself stands there.
+  virtual void set_origin(Ref<Node> operation) = 0;
 
   Index count() const { return numel(extents()); }
   std::size_t size_bytes() const { return static_cast<std::size_t>(count()) * size_of(dtype()); }
@@ -84,9 +89,22 @@ class ParameterNode final : public LeafNode<T, Rank, D>, public ParameterOn<D> {
     made->wants_grad_ = wants_grad_;
     return Ref<Node>(made);
   }
+  void add_grad_of(const ParameterOn<D>& copy) override {
+    auto near = Tensor<T, Rank, D>::empty(value_.shape(), value_.device());
+    copy_bytes(near.device(), near.data(), copy.where(), copy.grad_data(), near.bytes());
+    this->add(near);
+  }
+  void set_origin(Ref<Node> operation) override {
+    origin_ = Ref<GradNode<T, Rank, D>>(static_cast<GradNode<T, Rank, D>*>(operation.get()));
+  }
+  Variable<T, Rank, D> as_variable() {
+    if (!wants_grad_) return Variable<T, Rank, D>(value_);
+    return {value_, origin_ ? origin_ : Ref<GradNode<T, Rank, D>>(this)};
+  }
 
  private:
   Tensor<T, Rank, D> value_;
+  Ref<GradNode<T, Rank, D>> origin_;
   bool wants_grad_ = true;
 };
 
@@ -159,8 +177,7 @@ class Parameter : public AnyParameter {
   }
 
   Variable<T, Rank, D> as_variable() const {
-    if (!node_ || !requires_grad()) return Variable<T, Rank, D>(value());
-    return {value(), Ref<GradNode<T, Rank, D>>(&typed())};
+    return node_ ? typed().as_variable() : Variable<T, Rank, D>();
   }
 
  private:

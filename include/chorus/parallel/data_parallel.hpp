@@ -8,6 +8,7 @@
 #include <chorus/parallel/gather.hpp>
 #include <chorus/parallel/message.hpp>
 #include <chorus/parallel/policy.hpp>
+#include <chorus/parallel/replica_gradients.hpp>
 #include <chorus/parallel/replicas.hpp>
 #include <chorus/parallel/scatter.hpp>
 #include <chorus/parallel/thread_batch_group.hpp>
@@ -35,7 +36,7 @@ struct DataParallelOptions {
 /// changed. What a copy writes into its buffers is lost, but for the first device's. Must outlive the losses made
 /// through it.
 template <class Model>
-class DataParallel : public Policy<Model> {
+class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
  public:
   using D = typename Model::device_type;
   static constexpr bool distributed = false;
@@ -62,7 +63,8 @@ class DataParallel : public Policy<Model> {
   /// The model's output for the whole batch, on the output device; scalars become a vector with one element a device.
   /// Tensors and Variables are cut along `dim` into shares that differ by at most one, on no more devices than there
   /// are samples; other arguments go to every copy as they are. What a copy throws is thrown again, of the same kind,
-  /// with the copy's number and device in the message.
+  /// with the copy's number and device in the message. `grad` goes through it; for gradients of gradients let an input
+  /// be a GraphVariable: then all devices' work is one graph, through which backward goes in the calling thread.
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
     const auto& random = this->begin_forward();
@@ -75,7 +77,9 @@ class DataParallel : public Policy<Model> {
     std::vector<std::optional<Shares>> shares(used);
     std::vector<std::optional<Output>> outputs(used);
     const auto update_copy = [&](std::size_t i) {
-      if (i > 0) replicas_[i - 1]->follow(this->flat_, buffers_, device(0));
+      if (i == 0) return;
+      replicas_[i - 1]->follow(this->flat_, buffers_, device(0));
+      if constexpr (recorded<Inputs...>) replicas_[i - 1]->record_copies(this->flat_);
     };
     // The first device's forward pass may write into the buffers: all others have copied them before.
     if (!buffers_.empty()) run(used, update_copy);
@@ -137,6 +141,8 @@ class DataParallel : public Policy<Model> {
   bool same_on_all_ranks(std::string_view) const { return true; }
 
  private:
+  using typename detail::ReplicaRunner::Roots;
+
   // Where the kind of device tells its sizes: `device_size(D)`.
   void warn_of_imbalance() const {
     if constexpr (requires(D device) { device_size(device); }) {
@@ -178,10 +184,15 @@ class DataParallel : public Policy<Model> {
       if (errors[i]) rethrow_with(errors[i], cat("DataParallel: replica ", i, " on device ", device(i), ": "));
   }
 
+  // Whether a forward pass makes one graph of all devices.
+  template <class... Inputs>
+  static constexpr bool recorded = (detail::holds_graph_variables<Inputs> || ...);
+
   template <class... Inputs>
   auto scatter(std::size_t i, std::size_t used, const Inputs&... inputs) const {
-    return std::tuple<decltype(detail::scatter(inputs, 0, used, i, D{}))...>(
-        detail::scatter(inputs, options_.dim, used, i, device(i))...);
+    constexpr bool graph = recorded<Inputs...>;
+    return std::tuple<decltype(detail::scatter<graph>(inputs, 0, used, i, D{}))...>(
+        detail::scatter<graph>(inputs, options_.dim, used, i, device(i))...);
   }
 
   template <class Outputs, class Shares, std::size_t... I, class... Inputs>
@@ -189,29 +200,37 @@ class DataParallel : public Policy<Model> {
     using Output = typename Outputs::value_type::value_type;
     std::vector<Output> parts;
     for (const auto& output : outputs) parts.push_back(*output);
-    Ref<detail::ReplicaBackward> backward(new detail::ReplicaBackward(parts.size()));
-    backward->run = [this](const auto& roots, bool keep) { backward_on_replicas(roots, keep); };
-    const auto share = [&]<std::size_t At>(std::integral_constant<std::size_t, At>, const auto& input) {
-      if constexpr (detail::holds_operands<decltype(input)>) {
-        std::vector<std::remove_reference_t<std::tuple_element_t<At, typename Shares::value_type::value_type>>*> list;
-        for (auto& own : shares) list.push_back(&std::get<At>(*own));
-        detail::return_gradient(input, options_.dim, list, *backward);
-      }
-    };
-    (share(std::integral_constant<std::size_t, I>{}, inputs), ...);
-    return detail::gather(parts, options_.dim, D{options_.output_device}, backward);
+    if constexpr (recorded<Inputs...>) {
+      return detail::gather(parts, options_.dim, D{options_.output_device}, detail::RecordedReplicas{});
+    } else {
+      Ref<detail::ReplicaBackward> backward(new detail::ReplicaBackward(*this, parts.size()));
+      const auto share = [&]<std::size_t At>(std::integral_constant<std::size_t, At>, const auto& input) {
+        if constexpr (detail::holds_operands<decltype(input)>) {
+          std::vector<std::remove_reference_t<std::tuple_element_t<At, typename Shares::value_type::value_type>>*> list;
+          for (auto& own : shares) list.push_back(&std::get<At>(*own));
+          detail::return_gradient(input, options_.dim, list, *backward);
+        }
+      };
+      (share(std::integral_constant<std::size_t, I>{}, inputs), ...);
+      return detail::gather(parts, options_.dim, D{options_.output_device}, backward);
+    }
   }
 
-  void backward_on_replicas(const detail::ReplicaBackward::Roots& roots, bool keep) {
-    // A backward pass that failed may have left gradients on the copies.
-    for (std::size_t r = 1; r < roots.size(); ++r)
-      for (const auto& entry : replicas_[r - 1]->flat().entries()) entry.parameter().set_grad_arrived(false);
+  // Sums over the first `used` devices.
+  detail::ReplicaGradients<Model> gradients(std::size_t used) const { return {this->flat_, device(0), replicas_, used}; }
+
+  void backward_on_replicas(const Roots& roots, bool keep) {
     batch_groups_.begin(roots.size());
     run(roots.size(), [&](std::size_t i) {
       const detail::ThreadBatchGroups::Membership membership(batch_groups_, roots.size(), i);
       run_backward(roots[i], {.retain_graph = keep, .hooks = false});
     });
-    reduce_gradients(roots.size());
+  }
+
+  void backward(const Roots& roots, bool keep) override {
+    gradients(roots.size()).clear();
+    backward_on_replicas(roots, keep);
+    gradients(roots.size()).reduce([this](std::size_t used, const auto& task) { run(used, task); });
     // Hooks wait until the gradients of all devices are in, and of all forward passes behind the loss.
     if (!hooks_due_.expired()) return;
     const auto due = std::make_shared<bool>();
@@ -222,61 +241,24 @@ class DataParallel : public Policy<Model> {
     });
   }
 
-  // Adds the copies' gradients, copy by copy, to the first device's. Each device's thread does a part of the elements.
-  void reduce_gradients(std::size_t used) {
-    struct Piece {
-      const detail::Replica<Model>* replica;
-      std::size_t group, begin, count;
-      bool add;
+  void backward_to_wanted(const Roots& roots, bool keep) override {
+    const auto copies = gradients(roots.size());
+    copies.clear();
+    struct Skipped {
+      const detail::ReplicaGradients<Model>& copies;
+      explicit Skipped(const detail::ReplicaGradients<Model>& c) : copies(c) { copies.skip_as_original(true); }
+      ~Skipped() { copies.skip_as_original(false); }
     };
-    std::vector<Piece> pieces;
-    const auto& entries = this->flat_.entries();
-    for (std::size_t r = 1; r < used; ++r) {
-      auto& replica = *replicas_[r - 1];
-      for (std::size_t e = 0; e < entries.size(); ++e) {
-        if (!replica.flat().entries()[e].parameter().grad_arrived()) continue;
-        auto& to = entries[e].parameter();
-        const bool add = to.grad_arrived();
-        to.set_grad_arrived(true);
-        trace::sent(device(r).index, trace::Traffic::gradients, to.size_bytes());
-        if (!pieces.empty() && pieces.back().replica == &replica && pieces.back().group == entries[e].group &&
-            pieces.back().add == add && pieces.back().begin + pieces.back().count == entries[e].begin)
-          pieces.back().count += entries[e].count;
-        else
-          pieces.push_back({&replica, entries[e].group, entries[e].begin, entries[e].count, add});
-      }
+    {
+      const Skipped skipped(copies);
+      backward_on_replicas(roots, keep);
     }
-    if (pieces.empty()) return;
-    // A GPU adds by itself, in the order of its stream.
-    const std::size_t workers = std::is_same_v<D, Cpu> ? used : 1;
-    run(workers, [&](std::size_t i) {
-      for (const Piece& piece : pieces) {
-        const auto count = static_cast<Index>(piece.count);
-        const auto first = detail::share_begin(count, workers, i), last = detail::share_begin(count, workers, i + 1);
-        const auto at = piece.begin + static_cast<std::size_t>(first);
-        const auto& group = this->flat_.groups()[piece.group];
-        add_gradients(group.dtype, last - first, *piece.replica, piece.replica->flat().groups()[piece.group].grad(at),
-                      group.grad(at), piece.add);
-      }
-    });
+    copies.reduce_diverted();
   }
 
-  // `to`, on the first device, becomes or grows by `from`, on a copy's.
-  void add_gradients(DType dtype, Index count, const detail::Replica<Model>& replica, const std::byte* from,
-                     std::byte* to, bool add) {
-    const auto bytes = static_cast<std::size_t>(count) * size_of(dtype);
-    if (!add) return copy_bytes(device(0), to, replica.device(), from, bytes);
-    Storage<D> near;
-    if constexpr (!std::is_same_v<D, Cpu>)
-      if (replica.device() != device(0)) {  // a copy waits for the other device's stream, a kernel would not
-        near = Storage<D>(device(0), bytes);
-        copy_bytes(device(0), near.data(), replica.device(), from, bytes);
-        from = static_cast<const std::byte*>(near.data());
-      }
-    if (dtype == DType::f32)
-      kernels::axpy(device(0), count, 1.0f, reinterpret_cast<const float*>(from), reinterpret_cast<float*>(to));
-    else
-      kernels::axpy(device(0), count, 1.0, reinterpret_cast<const double*>(from), reinterpret_cast<double*>(to));
+  void for_each_parameter(void (*visit)(Node&, void*), void* context) const override {
+    for (const auto& entry : this->flat_.entries())
+      if (entry.parameter().wants_grad()) visit(*entry.named.handle.shared(), context);
   }
 
   DataParallelOptions options_;

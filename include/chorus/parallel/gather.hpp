@@ -50,6 +50,24 @@ class GatherNode final : public GradNode<T, Rank, D> {
   Ref<ReplicaBackward> backward_;
 };
 
+/// The shape of what is joined along `dim`, which is checked.
+template <Operand Part>
+auto joined_shape(const std::vector<Part>& parts, int dim) {
+  auto shape = parts.front().shape();
+  if constexpr (tensor_of<Part>::rank > 0) {
+    const auto axis = normalize_axis("DataParallel", dim, tensor_of<Part>::rank);
+    for (std::size_t i = 1; i < parts.size(); ++i) {
+      auto expected = parts.front().shape();
+      expected[axis] = parts[i].shape()[axis];
+      check<ShapeError>(parts[i].shape() == expected, "DataParallel: replica ", i, "'s output of shape ",
+                        parts[i].shape(), " can't be joined to replica 0's of shape ", parts.front().shape(),
+                        " along axis ", dim);
+      shape[axis] += expected[axis];
+    }
+  }
+  return shape;
+}
+
 /// Joins tensors of several devices along `dim` on one of them; scalars become a vector.
 template <Scalar T, int Rank, Device D>
 auto gather_tensors(const std::vector<Tensor<T, Rank, D>>& parts, int dim, D device) {
@@ -62,16 +80,8 @@ auto gather_tensors(const std::vector<Tensor<T, Rank, D>>& parts, int dim, D dev
     return out;
   } else {
     if (parts.size() == 1) return on_device(parts.front(), device, trace::Traffic::outputs);
+    const auto shape = joined_shape(parts, dim);
     const auto axis = normalize_axis("DataParallel", dim, Rank);
-    auto shape = parts.front().shape();
-    for (std::size_t i = 1; i < parts.size(); ++i) {
-      auto expected = parts.front().shape();
-      expected[axis] = parts[i].shape()[axis];
-      check<ShapeError>(parts[i].shape() == expected, "DataParallel: replica ", i, "'s output of shape ",
-                        parts[i].shape(), " can't be joined to replica 0's of shape ", parts.front().shape(),
-                        " along axis ", dim);
-      shape[axis] += expected[axis];
-    }
     auto out = Tensor<T, Rank, D>::empty(shape, device);
     const auto whole = around_axis(shape, axis);
     Index begin = 0;
@@ -88,9 +98,23 @@ auto gather_tensors(const std::vector<Tensor<T, Rank, D>>& parts, int dim, D dev
   }
 }
 
-template <Scalar T, int Rank, Device D>
-auto gather(const std::vector<Tensor<T, Rank, D>>& parts, int dim, D device, const Ref<ReplicaBackward>&) {
+/// What stands for a ReplicaBackward where the forward pass was recorded: each operation is on the tape by itself.
+struct RecordedReplicas {};
+
+template <Scalar T, int Rank, Device D, class Back>
+auto gather(const std::vector<Tensor<T, Rank, D>>& parts, int dim, D device, const Back&) {
   return gather_tensors(parts, dim, device);
+}
+
+template <Real T, int Rank, Device D>
+auto gather(const std::vector<Variable<T, Rank, D>>& parts, int dim, D device, const RecordedReplicas&) {
+  joined_shape(parts, dim);
+  return gather_recorded(parts, dim, device).as_variable();
+}
+template <Real T, int Rank, Device D>
+auto gather(const std::vector<GraphVariable<T, Rank, D>>& parts, int dim, D device, const RecordedReplicas&) {
+  joined_shape(parts, dim);
+  return gather_recorded(parts, dim, device);
 }
 
 template <Real T, int Rank, Device D>
@@ -108,21 +132,27 @@ auto gather(const std::vector<Variable<T, Rank, D>>& parts, int dim, D device, c
   return Variable<T, rank, D>(std::move(value), std::move(node));
 }
 
-template <class Part, Device D>
-auto gather(const std::vector<Part>& parts, int dim, D device, const Ref<ReplicaBackward>& backward);
+/// From Tensors alone come GraphVariables where a model computes with some by itself.
+template <Real T, int Rank, Device D>
+auto gather(const std::vector<GraphVariable<T, Rank, D>>& parts, int dim, D device,
+            const Ref<ReplicaBackward>& backward) {
+  return gather(std::vector<Variable<T, Rank, D>>(parts.begin(), parts.end()), dim, device, backward);
+}
+
+template <class Part, Device D, class Back>
+auto gather(const std::vector<Part>& parts, int dim, D device, const Back& backward);
 
 /// One member of all parts, picked by `pick(part)`, gathered.
-template <class Part, class Pick, Device D>
-auto gather_member(const std::vector<Part>& parts, const Pick& pick, int dim, D device,
-                   const Ref<ReplicaBackward>& backward) {
+template <class Part, class Pick, Device D, class Back>
+auto gather_member(const std::vector<Part>& parts, const Pick& pick, int dim, D device, const Back& backward) {
   std::vector<std::remove_cvref_t<decltype(pick(parts.front()))>> list;
   for (const auto& part : parts) list.push_back(pick(part));
   return gather(list, dim, device, backward);
 }
 
 /// The same for one of a struct's `fields()`.
-template <std::size_t At, class Part, Device D>
-void gather_field(Part& out, std::vector<Part>& parts, int dim, D device, const Ref<ReplicaBackward>& backward) {
+template <std::size_t At, class Part, Device D, class Back>
+void gather_field(Part& out, std::vector<Part>& parts, int dim, D device, const Back& backward) {
   using Field = std::remove_cvref_t<std::tuple_element_t<At, decltype(out.fields())>>;
   if constexpr (holds_operands<Field>) {
     std::vector<Field> list;
@@ -134,8 +164,8 @@ void gather_field(Part& out, std::vector<Part>& parts, int dim, D device, const 
 /// Tuples, pairs, vectors, maps and structs with `fields()` are gathered member by member; of anything else all
 /// devices' values are returned, in a vector. Throws ShapeError where devices return vectors or maps of different
 /// sizes.
-template <class Part, Device D>
-auto gather(const std::vector<Part>& parts, int dim, D device, const Ref<ReplicaBackward>& backward) {
+template <class Part, Device D, class Back>
+auto gather(const std::vector<Part>& parts, int dim, D device, const Back& backward) {
   if constexpr (IsTuple<Part>) {
     return [&]<std::size_t... I>(std::index_sequence<I...>) {
       const auto made = [](auto... members) {

@@ -36,27 +36,30 @@ concept HasFields = requires(X& x) {
   x.fields();
 };
 
-template <class X>
-constexpr bool holds_operands_in();
+template <class X, bool Graph>
+constexpr bool holds();
 /// Whether there are tensors in a value of type X, at any depth.
 template <class X>
-inline constexpr bool holds_operands = holds_operands_in<std::remove_cvref_t<X>>();
-
+inline constexpr bool holds_operands = holds<std::remove_cvref_t<X>, false>();
+/// Whether there are GraphVariables.
 template <class X>
-constexpr bool holds_operands_in() {
+inline constexpr bool holds_graph_variables = holds<std::remove_cvref_t<X>, true>();
+
+template <class X, bool Graph>
+constexpr bool holds() {
   if constexpr (Operand<X>) {
-    return true;
+    return !Graph || is_graph_variable<X>;
   } else if constexpr (IsTuple<X>) {
     return []<std::size_t... I>(std::index_sequence<I...>) {
-      return (holds_operands<std::tuple_element_t<I, X>> || ...);
+      return (holds<std::remove_cvref_t<std::tuple_element_t<I, X>>, Graph>() || ...);
     }
     (std::make_index_sequence<std::tuple_size_v<X>>{});
   } else if constexpr (is_vector<X>) {
-    return holds_operands<typename X::value_type>;
+    return holds<typename X::value_type, Graph>();
   } else if constexpr (is_map<X>) {
-    return holds_operands<typename X::mapped_type>;
+    return holds<typename X::mapped_type, Graph>();
   } else if constexpr (HasFields<X>) {
-    return holds_operands<decltype(std::declval<X&>().fields())>;
+    return holds<decltype(std::declval<X&>().fields()), Graph>();
   } else {
     return false;
   }

@@ -72,6 +72,8 @@ class Reducer {
       at_backward_end([this] { finish_backward(); });
     }
     const std::size_t i = layout_.index_of(parameter);
+    zero_unless_arrived(i);  // a user's backward function may have given no gradient
+    if (!may_leave_out()) this->parameter(i).set_grad_arrived(true);
     const int arrivals = ++arrivals_[i];
     arrival_.push_back(i);
     if (learning_graph()) return;

@@ -4,6 +4,7 @@
 #include <chorus/core/random.hpp>
 #include <chorus/kernels/pointwise.hpp>
 #include <chorus/nn/flat_parameters.hpp>
+#include <chorus/parallel/recorded_copies.hpp>
 #include <cstddef>
 #include <map>
 #include <memory>
@@ -81,6 +82,8 @@ class Replica {
     const auto& entries = original.entries();
     for (std::size_t i = 0; i < entries.size(); ++i)
       flat_.entries()[i].parameter().set_wants_grad(entries[i].parameter().wants_grad());
+    if (std::exchange(recorded_, false))
+      for (const auto& entry : flat_.entries()) entry.parameter().set_origin({});
     for (std::size_t i = 0; i < entries.size();) {
       std::size_t last = i, count = 0;  // a run of neighbours that have changed
       while (last < entries.size() && entries[last].group == entries[i].group &&
@@ -106,6 +109,13 @@ class Replica {
     }
   }
 
+  /// After `follow`: until it is called again, this copy's parameters stand on the tape for copies of the original's.
+  void record_copies(const Flat& original) {
+    recorded_ = true;
+    for (std::size_t i = 0; i < original.entries().size(); ++i)
+      record_parameter_copy(original.entries()[i].parameter(), flat_.entries()[i].parameter());
+  }
+
  private:
   Model model_;
   Flat flat_;
@@ -113,6 +123,7 @@ class Replica {
   D device_;
   RandomContext random_;
   std::vector<std::uint64_t> seen_;  // versions of the original's parameters
+  bool recorded_ = false;
 };
 
 }  // namespace chorus::inline CHORUS_ABI::detail

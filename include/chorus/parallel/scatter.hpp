@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <chorus/autograd/parameter.hpp>
 #include <chorus/kernels/axis_block.hpp>
-#include <chorus/kernels/to_device.hpp>
 #include <chorus/ops/shape.hpp>
 #include <chorus/parallel/nested.hpp>
+#include <chorus/parallel/recorded_copies.hpp>
 #include <cstddef>
 #include <functional>
 #include <map>
@@ -21,15 +21,6 @@ namespace chorus::inline CHORUS_ABI::detail {
 constexpr Index share_begin(Index count, std::size_t shares, std::size_t i) {
   const auto n = static_cast<Index>(shares), at = static_cast<Index>(i);
   return at * (count / n) + std::min(at, count % n);
-}
-
-/// A dense copy of `x` on `device`; `x` itself where it is one already.
-template <Scalar T, int Rank, Device From, Device D>
-Tensor<T, Rank, D> on_device(const Tensor<T, Rank, From>& x, D device, trace::Traffic traffic) {
-  const auto dense = contiguous(x);
-  if constexpr (std::is_same_v<From, D>)  // what comes from the host is no traffic between devices
-    if (dense.device() != device) trace::sent(dense.device().index, traffic, dense.bytes());
-  return to_device(dense, device);
 }
 
 /// Whether an argument is cut up: a Tensor or Variable that has the axis. Others go to every replica as they are.
@@ -57,8 +48,8 @@ Index batch_size(int dim, const Inputs&... inputs) {
 }
 
 /// Share `i` of an argument, on `device`: of each tensor in it; all else as it is. A Variable that wants a gradient
-/// becomes a leaf, whose gradient goes back later.
-template <class X, Device D>
+/// becomes a leaf, whose gradient goes back later; where the forward pass is `Recorded`, a GraphVariable.
+template <bool Recorded, class X, Device D>
 decltype(auto) scatter(const X& x, int dim, std::size_t shares, std::size_t i, D device) {
   if constexpr (!holds_operands<X>) {
     return x;  // by reference
@@ -66,29 +57,34 @@ decltype(auto) scatter(const X& x, int dim, std::size_t shares, std::size_t i, D
     return std::apply(
         [&](const auto&... members) {
           if constexpr (is_pair<X>)
-            return std::pair<std::remove_cvref_t<decltype(scatter(members, dim, shares, i, device))>...>(
-                scatter(members, dim, shares, i, device)...);
+            return std::pair<std::remove_cvref_t<decltype(scatter<Recorded>(members, dim, shares, i, device))>...>(
+                scatter<Recorded>(members, dim, shares, i, device)...);
           else
-            return std::tuple<std::remove_cvref_t<decltype(scatter(members, dim, shares, i, device))>...>(
-                scatter(members, dim, shares, i, device)...);
+            return std::tuple<std::remove_cvref_t<decltype(scatter<Recorded>(members, dim, shares, i, device))>...>(
+                scatter<Recorded>(members, dim, shares, i, device)...);
         },
         x);
   } else if constexpr (is_vector<X>) {
-    std::vector<std::remove_cvref_t<decltype(scatter(x.front(), dim, shares, i, device))>> out;
-    for (const auto& element : x) out.push_back(scatter(element, dim, shares, i, device));
+    std::vector<std::remove_cvref_t<decltype(scatter<Recorded>(x.front(), dim, shares, i, device))>> out;
+    for (const auto& element : x) out.push_back(scatter<Recorded>(element, dim, shares, i, device));
     return out;
   } else if constexpr (is_map<X>) {
-    std::map<typename X::key_type, std::remove_cvref_t<decltype(scatter(x.begin()->second, dim, shares, i, device))>>
+    std::map<typename X::key_type, std::remove_cvref_t<decltype(scatter<Recorded>(x.begin()->second, dim, shares, i, device))>>
         out;
-    for (const auto& [key, value] : x) out.emplace(key, scatter(value, dim, shares, i, device));
+    for (const auto& [key, value] : x) out.emplace(key, scatter<Recorded>(value, dim, shares, i, device));
     return out;
   } else if constexpr (!Operand<X>) {
     X out = x;
     const auto cut = [&](auto& member) {
-      if constexpr (holds_operands<decltype(member)>) member = scatter(member, dim, shares, i, device);
+      if constexpr (holds_operands<decltype(member)>) member = scatter<Recorded>(member, dim, shares, i, device);
     };
     std::apply([&](auto&... members) { (cut(members), ...); }, out.fields());
     return out;
+  } else if constexpr (Recorded && AnyVariable<X>) {
+    if (!is_scattered(x, dim)) return copy_recorded(variable_of(x), device, trace::Traffic::inputs);
+    const Index size = value_of(x).size(dim);
+    return scatter_recorded(variable_of(x), dim, share_begin(size, shares, i), share_begin(size, shares, i + 1),
+                            device);
   } else {
     const auto share = [&] {
       const auto& whole = value_of(x);
@@ -104,16 +100,50 @@ decltype(auto) scatter(const X& x, int dim, std::size_t shares, std::size_t i, D
   }
 }
 
+/// Who runs backward on the replicas.
+class ReplicaRunner {
+ public:
+  /// Of each replica, the outputs that have a gradient.
+  using Roots = std::vector<std::vector<Ref<Node>>>;
+
+  /// Adds to the parameters' gradients.
+  virtual void backward(const Roots& roots, bool keep) = 0;
+  /// The same without hooks, for those parameters that are not skipped.
+  virtual void backward_to_wanted(const Roots& roots, bool keep) = 0;
+  virtual void for_each_parameter(void (*visit)(Node&, void*), void* context) const = 0;
+
+ protected:
+  ~ReplicaRunner() = default;
+};
+
 /// Stands on the tape for everything that ran on the replicas: gathered outputs leave their gradients' shares with the
 /// replicas' outputs, then this node runs backward on all replicas.
 class ReplicaBackward final : public Node {
  public:
-  using Roots = std::vector<std::vector<Ref<Node>>>;
-
-  explicit ReplicaBackward(std::size_t replicas) : Node("data_parallel"), roots(replicas) {}
+  ReplicaBackward(ReplicaRunner& runner, std::size_t replicas)
+      : Node("data_parallel"), roots(replicas), runner_(runner) {}
 
   void backward(bool keep) override {
-    run(roots, keep);
+    runner_.backward(roots, keep);
+    go_on(keep);
+  }
+  void backward_to_wanted(bool keep) override {
+    runner_.backward_to_wanted(roots, keep);
+    go_on(keep);
+  }
+  void for_each_input(void (*visit)(Node&, void*), void* context) const override {
+    for (const auto& input : inputs) visit(*input, context);
+  }
+  void for_each_far_leaf(void (*visit)(Node&, void*), void* context) const override {
+    runner_.for_each_parameter(visit, context);
+  }
+
+  ReplicaRunner::Roots roots;
+  std::vector<std::function<void()>> gradient_returns;  // from the replicas' inputs to the inputs
+  std::vector<Ref<Node>> inputs;
+
+ private:
+  void go_on(bool keep) {
     for (auto& list : roots) list.clear();
     for (const auto& give_back : gradient_returns) give_back();
     if (!keep) {
@@ -121,15 +151,7 @@ class ReplicaBackward final : public Node {
       inputs.clear();
     }
   }
-  void for_each_input(void (*visit)(Node&, void*), void* context) const override {
-    for (const auto& input : inputs) visit(*input, context);
-  }
-  bool only_to_inputs() const override { return false; }
-
-  Roots roots;                                          // of each replica, the outputs that have a gradient
-  std::function<void(const Roots&, bool keep)> run;     // backward on all replicas
-  std::vector<std::function<void()>> gradient_returns;  // from the replicas' inputs to the inputs
-  std::vector<Ref<Node>> inputs;
+  ReplicaRunner& runner_;
 };
 
 // Member I of a share that is a tuple, or a struct with fields.
@@ -185,6 +207,7 @@ void return_gradient(const X& x, int dim, const std::vector<Share*>& shares, Rep
         if (!leaves[i].grad().defined()) continue;
         const auto part = on_device(leaves[i].grad(), node->device(), trace::Traffic::inputs);
         leaves[i].zero_grad();
+        if (node->skipped()) continue;
         if (!cut) {
           node->add(part);
           continue;

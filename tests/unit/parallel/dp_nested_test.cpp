@@ -1,6 +1,5 @@
 // DataParallel: inputs and outputs inside of tuples, vectors, maps and structs; losses that the model computes itself.
 #include <catch.hpp>
-#include <chorus/autograd/grad.hpp>
 #include <chorus/parallel/data_parallel.hpp>
 #include <map>
 #include <tuple>
@@ -166,16 +165,6 @@ TEST_CASE("dp loss: the model's own losses, one a device, count by samples") {
   CHECK(losses.numel() == 3);
   net(numbers(2, 5, 1), labels(2, 3, 1));
   CHECK_THAT(message_of<ShapeError>([&] { net.mean_loss(losses); }), Contains("got 3 losses") && Contains("2 devices"));
-}
-
-TEST_CASE("dp grad: gradients as results don't go through replicas, whose parameters would get some, too") {
-  DataParallel<WithLoss<Cpu>> net{make<WithLoss<Cpu>>(), {.device_ids = {0, 1}}, 3};
-  const Variable<double, 2> x(numbers(6, 5, 1), true);
-  const auto loss = net.mean_loss(net(x, labels(6, 3, 1)));
-  CHECK_THAT(message_of<UsageError>([&] { grad(loss, x); }), Contains("sends gradients to parameters by itself"));
-  CHECK_FALSE(net.module().fc1.weight.grad().defined());
-  loss.backward();
-  CHECK(x.grad().defined());
 }
 
 TEST_CASE("dp balance: a device that is too small for an even share is named") {
