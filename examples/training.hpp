@@ -171,16 +171,16 @@ class StepLosses {
   double epoch_loss_ = 0, epoch_samples_ = 0;
 };
 
-/// What the run moved and held, for each device or rank.
-template <class Net>
-std::vector<std::uint64_t> per_device(Net& net, std::uint64_t (*measure)(int device, int rank)) {
+/// `measure(i)` for each device, or, where each rank has its own, by each rank.
+template <class Net, class Measure>
+std::vector<std::uint64_t> per_device(Net& net, const Measure& measure) {
   std::vector<double> values(static_cast<std::size_t>(net.devices()));
+  const auto take = [&](int i) { values[static_cast<std::size_t>(i)] = static_cast<double>(measure(i)); };
   if constexpr (Net::distributed) {
-    const int rank = net.communicator().rank();
-    values[static_cast<std::size_t>(rank)] = static_cast<double>(measure(0, rank));
+    take(net.communicator().rank());
     net.sum(values);
   } else {
-    for (int i = 0; i < net.devices(); ++i) values[static_cast<std::size_t>(i)] = static_cast<double>(measure(i, i));
+    for (int i = 0; i < net.devices(); ++i) take(i);
   }
   return {values.begin(), values.end()};
 }
@@ -191,9 +191,9 @@ chorus::RunSummary run_summary(Net& net, double samples, double seconds) {
   return {.policy = Net::name,
           .devices = net.devices(),
           .samples_per_second = seconds > 0 ? samples / seconds : 0,
-          .bytes_sent_per_device = per_device(net, [](int, int rank) { return chorus::trace::bytes_sent(rank); }),
+          .bytes_sent_per_device = per_device(net, [](int i) { return chorus::trace::bytes_sent(i); }),
           .peak_memory_bytes_per_device =
-              per_device(net, [](int device, int) { return std::uint64_t{chorus::trace::memory(device).peak}; }),
+              per_device(net, [&](int i) { return chorus::trace::memory(chorus::trace_slot(net, i)).peak; }),
           .parameters_sha256 = chorus::io::parameters_sha256(net.module())};
 }
 

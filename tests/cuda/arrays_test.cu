@@ -171,9 +171,13 @@ TEST_CASE("optimizer steps") {
 
 TEST_CASE("an optimizer's scalars may lie in device memory") {
   if (!gpu_present()) return;
+  using Scalars = kernels::cuda::Scalars<kernels::AdamScalars>;
   const kernels::AdamScalars scalars{.lr = 0.01, .step = 5};
-  const Storage<Cuda> memory(Cuda{}, sizeof scalars);
-  copy_bytes(Cuda{}, memory.data(), Cpu{}, &scalars, sizeof scalars);
+  const Scalars::Replayed replayed{{.lr = 0.01}, 7};
+  const Storage<Cuda> memory(Cuda{}, sizeof replayed);
+  copy_bytes(Cuda{}, memory.data(), Cpu{}, &replayed, sizeof replayed);
+  const auto left_out = Tensor<std::int64_t, 1, Cuda>::from({2}, {1});
+  const auto unwanted = Tensor<std::int32_t, 1, Cuda>::from({0, 1}, {2});
   const auto start = numbers<float>(100, 1, 0.1, 1);
   const auto run = [&](const auto& s) {
     const auto p = Tensor<float, 1, Cuda>::from(start, {100}), g = Tensor<float, 1, Cuda>::from(start, {100}),
@@ -183,9 +187,11 @@ TEST_CASE("an optimizer's scalars may lie in device memory") {
     return p.to_vector();
   };
   const auto by_value = run(scalars);
-  CHECK(run(kernels::cuda::Scalars<kernels::AdamScalars>{
-            {}, static_cast<const kernels::AdamScalars*>(memory.data())}) == by_value);
+  const auto* there = static_cast<const Scalars::Replayed*>(memory.data());
+  CHECK(run(Scalars{{}, there, {unwanted.data(), left_out.data()}}) == by_value);
+  CHECK(run(Scalars{{}, there, {}}) != by_value);
   CHECK(by_value != start);
+  CHECK(run(Scalars{{}, there, {unwanted.data() + 1, left_out.data()}}) == start);
 }
 
 }  // namespace arrays_test

@@ -3,12 +3,16 @@
 
 #include <array>
 #include <cmath>
+#include <type_traits>
 #include <vector>
 
 #include <chorus/kernels/functors.hpp>
 #include <chorus/kernels/optimizer.hpp>
 #include <chorus/kernels/pointwise.hpp>
 #include <chorus/nn/module.hpp>
+#if CHORUS_USE_CUDA && defined(__CUDACC__)
+#include <chorus/optim/cuda/gradients.hpp>
+#endif
 
 namespace chorus::inline CHORUS_ABI::optim {
 
@@ -27,21 +31,29 @@ void for_each_grad(const std::vector<nn::NamedParameter<D>>& parameters, const F
 }  // namespace detail
 
 /// Scales all gradients down so that their common Euclidean norm is at most `max_norm`; returns the norm before. Under
-/// DistributedDataParallel to be called after backward, when all ranks hold the same gradients.
+/// DistributedDataParallel to be called after backward, when all ranks hold the same gradients. In a step that is
+/// captured by Graphed it returns NaN, since there the device alone knows the norm.
 template <Device D>
 double clip_grad_norm(const std::vector<nn::NamedParameter<D>>& parameters, double max_norm) {
   check<UsageError>(max_norm > 0, "clip_grad_norm: the largest norm must be positive, got ", max_norm);
-  double squares = 0;
-  detail::for_each_grad(parameters, [&](auto& parameter, auto* grad) {
-    squares += kernels::square_sum(parameter.where(), parameter.count(), grad);
-  });
-  const double norm = std::sqrt(squares);
-  const double factor = max_norm / (norm + 1e-6);
-  if (factor < 1)
-    detail::for_each_grad(parameters, [&]<class T>(auto& parameter, T* grad) {
-      kernels::scale(parameter.where(), parameter.count(), static_cast<T>(factor), grad);
+#if CHORUS_USE_CUDA && defined(__CUDACC__)
+  if constexpr (std::is_same_v<D, Cuda>) {
+    return detail::clip_grad_norm_on_device(parameters, max_norm);
+  } else
+#endif
+  {
+    double squares = 0;
+    detail::for_each_grad(parameters, [&](auto& parameter, auto* grad) {
+      squares += kernels::square_sum(parameter.where(), parameter.count(), grad);
     });
-  return norm;
+    const double norm = std::sqrt(squares);
+    const double factor = max_norm / (norm + 1e-6);
+    if (factor < 1)
+      detail::for_each_grad(parameters, [&]<class T>(auto& parameter, T* grad) {
+        kernels::scale(parameter.where(), parameter.count(), static_cast<T>(factor), grad);
+      });
+    return norm;
+  }
 }
 
 /// Limits every number of all gradients to [-limit, limit]. Throws UsageError unless the limit is positive.

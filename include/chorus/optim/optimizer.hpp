@@ -11,9 +11,9 @@
 #include <vector>
 
 #include <chorus/nn/flat_parameters.hpp>
+#include <chorus/optim/replayed_steps.hpp>
 #if CHORUS_USE_CUDA
 #include <chorus/kernels/optimizer.hpp>
-#include <chorus/tensor/cuda/replay.hpp>
 #endif
 
 namespace chorus::inline CHORUS_ABI::optim {
@@ -75,6 +75,27 @@ class Optimizer : public HasLearningRate {
   /// Changes every parameter that has a gradient; the others stay as they are.
   virtual void step() = 0;
 
+  /// Of GPUs: `step()` for a step that is captured as a graph; the device leaves out those replays before which
+  /// `*unwanted`, in its memory, is not 0. They do not count as steps. Needs `prepare_to_skip` before the capture.
+  void step_unless(const std::int32_t* unwanted)
+    requires(!std::is_same_v<D, Cpu>)
+  {
+    const auto before = std::exchange(replayed_.unwanted, unwanted);
+    try {
+      step();
+    } catch (...) {
+      replayed_.unwanted = before;
+      throw;
+    }
+    replayed_.unwanted = before;
+  }
+  void prepare_to_skip()
+    requires(!std::is_same_v<D, Cpu>)
+  {
+    make_state();  // all steps before the capture may have been left out
+    replayed_.prepare(device());
+  }
+
   /// Forgets all gradients.
   void zero_grad() {
     for (const Entry& entry : entries_) entry.named.parameter->set_grad_arrived(false);
@@ -83,6 +104,7 @@ class Optimizer : public HasLearningRate {
   /// All state, made on the first step or by this call, for checkpoints. Numbers of steps are tensors of one integer.
   std::vector<StateTensor> state() {
     make_state();
+    replayed_.settle();
     std::vector<StateTensor> out;
     for (Entry& entry : entries_) {
       const auto extents = entry.named.parameter->extents();
@@ -127,7 +149,8 @@ class Optimizer : public HasLearningRate {
     std::array<void*, max_slots> state;
     std::int64_t steps;  // before this one
     GroupOptions group;
-    std::size_t axes;  // of the first parameter
+    std::size_t axes;             // of the first parameter
+    const std::int64_t* counted;  // where the host counts its steps, this one included
 
     double weight_decay(double of_optimizer) const { return group.weight_decay.value_or(of_optimizer); }
   };
@@ -139,12 +162,13 @@ class Optimizer : public HasLearningRate {
   auto scalars(const S& now, [[maybe_unused]] const Range& range) {
 #if CHORUS_USE_CUDA && defined(__CUDACC__)
     if constexpr (std::is_same_v<D, Cuda>) {
-      kernels::cuda::Scalars<S> out{now};
+      kernels::cuda::Scalars<S> out{now, nullptr, {replayed_.unwanted, replayed_.left_out}};
       if (auto* numbers = cuda::replay_numbers())
-        out.device = numbers->add(now, [this, now, scale = range.group.lr_scale](S& scalars, std::uint32_t replay) {
-          scalars.lr = lr() * scale;
-          if constexpr (requires { now.step; }) scalars.step = now.step + replay;
-        });
+        out.replayed = numbers->add(typename kernels::cuda::Scalars<S>::Replayed{now},
+                                    [this, counted = range.counted, scale = range.group.lr_scale](auto& next, auto) {
+                                      next.value.lr = lr() * scale;
+                                      next.step = *counted;
+                                    });
       return out;
     } else
 #endif
@@ -169,15 +193,17 @@ class Optimizer : public HasLearningRate {
     make_state();
     Range range{};
 #if CHORUS_USE_CUDA
-    if constexpr (std::is_same_v<D, Cuda>)
+    if constexpr (std::is_same_v<D, Cuda>) {
       if (auto* numbers = cuda::replay_numbers()) {
-        std::vector<Entry*> stepping;
+        std::vector<std::int64_t*> steps;
         for (Entry& entry : entries_)
-          if (entry.named.parameter->grad_arrived() && entry.named.parameter->wants_grad()) stepping.push_back(&entry);
-        numbers->at_replay([stepping = std::move(stepping)] {
-          for (Entry* entry : stepping) ++entry->steps;
-        });
+          if (entry.named.parameter->grad_arrived() && entry.named.parameter->wants_grad())
+            steps.push_back(&entry.steps);
+        replayed_.add(*numbers, std::move(steps));
+      } else {
+        replayed_.settle();
       }
+    }
 #endif
     const auto flush = [&] {
       if (range.count == 0) return;
@@ -191,7 +217,7 @@ class Optimizer : public HasLearningRate {
       auto& parameter = *entry.named.parameter;
       if (!parameter.grad_arrived() || !parameter.wants_grad()) continue;
       Range next{parameter.dtype(), parameter.count(), parameter.value_data(), parameter.grad_data(), {}, entry.steps++,
-                 entry.group, parameter.extents().size()};
+                 entry.group, parameter.extents().size(), &entry.steps};
       for (std::size_t slot = 0; slot < slots().size(); ++slot) next.state[slot] = state_data(entry, slot);
       parameter.touch();
       if (each_alone || !continues(range, next)) {
@@ -202,6 +228,11 @@ class Optimizer : public HasLearningRate {
       }
     }
     flush();
+#if CHORUS_USE_CUDA && defined(__CUDACC__)
+    if constexpr (std::is_same_v<D, Cuda>)
+      if (replayed_.left_out != nullptr)
+        kernels::cuda::count_left_out(device(), replayed_.unwanted, std::exchange(replayed_.left_out, nullptr));
+#endif
   }
 
  private:
@@ -254,6 +285,7 @@ class Optimizer : public HasLearningRate {
   std::vector<Entry> entries_;
   std::array<Storage<D>, max_slots> state_;
   bool made_ = false;
+  [[no_unique_address]] detail::ReplayedSteps<D> replayed_;
 };
 
 }  // namespace chorus::inline CHORUS_ABI::optim

@@ -77,6 +77,16 @@ class Policy {
   RandomContext random_;
 };
 
+/// Where `trace` counts the memory of a policy's device number `i`; where each rank has one, that of this rank's.
+template <class Net>
+  requires requires(const Net& net) { net.flat_parameters(); }
+int trace_slot(const Net& net, [[maybe_unused]] int i) {
+  if constexpr (requires { net.options().device_ids; })
+    return trace_slot(typename Net::device_type{net.options().device_ids[static_cast<std::size_t>(i)]});
+  else
+    return trace_slot(net.flat_parameters().entries().front().parameter().where());
+}
+
 struct SamplingOptions {
   bool shuffle = true;
   /// Repeat samples so that all shares of a batch have one size, as PyTorch's DistributedSampler does.

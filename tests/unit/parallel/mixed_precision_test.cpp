@@ -185,4 +185,24 @@ TEST_CASE("one rank's overflow is left out by all ranks", "[parallel]") {
   CHECK(skipped == 6);
 }
 
+TEST_CASE("an overflow in a rank's own parameter is left out by all ranks that ask", "[parallel]") {
+  const auto text = test::common_text(2, [](const comm::World& world) {
+    manual_seed(5);
+    test::Distributed<Net<Cpu>> rank(world, {.parameters_and_buffers_to_ignore = {"fc3.bias"}}, Net<Cpu>{});
+    auto& net = rank.net;
+    optim::Sgd optimizer{net.parameters(), {.lr = 0.1}};
+    optim::GradScaler scaler{net, {.init_scale = 256}};
+    std::string out;
+    for (std::uint32_t i = 0; i < 4; ++i) {
+      const auto x = test::share(floats(12, i), world);
+      optimizer.zero_grad();
+      scaler.scale(cross_entropy(net(x), targets(x))).backward();
+      if (i == 1 && world.rank == 1) net.module().fc3.bias.grad()(0) = std::numeric_limits<float>::infinity();
+      out += scaler.step(optimizer) ? "stepped " : "skipped ";
+    }
+    return cat(out, scaler.loss_scale());
+  });
+  CHECK(text == "stepped skipped stepped stepped 128");
+}
+
 }  // namespace mixed_precision_test

@@ -6,24 +6,49 @@
 #include <chorus/kernels/optimizer.hpp>
 #include <chorus/tensor/memory.hpp>
 #include <cmath>
+#include <cstdint>
 
 namespace chorus::inline CHORUS_ABI::kernels {
 
 namespace cuda {
 
-/// SgdScalars, AdamScalars, ...: by value, or the address of such a struct in device memory.
+/// Where the device finds, in its memory, whether a step is left out (`*unwanted` is not 0), and how many were so far of
+/// those that the host has counted. Null: no step is.
+struct StepSkip {
+  const std::int32_t* unwanted = nullptr;
+  const Index* left_out = nullptr;
+  __device__ bool now() const { return unwanted != nullptr && *unwanted != 0; }
+};
+
+/// SgdScalars, AdamScalars, ... of a step: by value, or in device memory.
 template <class S>
 struct Scalars {
+  /// The scalars of a replay, and its number, from 1, if no replay was left out.
+  struct Replayed {
+    S value{};
+    Index step = 1;
+  };
   S value{};
-  const S* device = nullptr;
+  const Replayed* replayed = nullptr;
+  StepSkip skip{};
+
+  __device__ S now() const {
+    if (replayed == nullptr) return value;
+    S out = replayed->value;
+    const Index step = replayed->step - (skip.left_out != nullptr ? *skip.left_out : 0);
+    if constexpr (requires { out.step; }) out.step = step;
+    if constexpr (requires { out.first_step; }) out.first_step = step == 1;
+    return out;
+  }
 };
 
 /// Calls `rule.update(i)` for all elements; `rule.prepare(scalars)` first turns the scalars into what the formula
 /// needs, once a block, since powers of doubles are slow.
 template <class S, class Rule>
 __global__ void optimizer_step(Index count, const __grid_constant__ Scalars<S> scalars, Rule rule) {
+  if (scalars.skip.now()) return;
   __shared__ typename Rule::Prepared prepared;
-  if (threadIdx.x == 0) prepared = Rule::prepare(scalars.device != nullptr ? *scalars.device : scalars.value);
+  if (threadIdx.x == 0) prepared = Rule::prepare(scalars.now());
   __syncthreads();
   for (Index i = thread_index(); i < count; i += thread_count()) rule.update(i, prepared);
 }
@@ -147,6 +172,18 @@ void run_step(Cuda device, const char* name, Index count, const Scalars<S>& scal
     launch(device, name, blocks_for(count, 4 * block_threads), optimizer_step<S, Rule>, count, scalars, rule);
 }
 
+struct CountLeftOut {
+  const std::int32_t* unwanted;
+  Index* left_out;
+  __device__ void operator()(Index) const {
+    if (*unwanted != 0) ++*left_out;
+  }
+};
+/// Behind a step's kernels: `++*left_out` where the device has left them out.
+inline void count_left_out(Cuda device, const std::int32_t* unwanted, Index* left_out) {
+  for_each(device, "count of steps left out", 1, CountLeftOut{unwanted, left_out});
+}
+
 template <class T>
 struct SquareSum {
   const T* x;
@@ -167,7 +204,7 @@ void square_sum(Cuda device, Index count, const T* x, double* sum) {
 
 }  // namespace cuda
 
-// Each step takes its scalars by value, or as cuda::Scalars with the address of a struct in device memory.
+// Each step takes its scalars by value, or as cuda::Scalars.
 #define CHORUS_OPTIMIZER_STEP(NAME, SCALARS, PARAMETERS, RULE)                       \
   template <Real T>                                                                  \
   void NAME(Cuda device, Index count, PARAMETERS, const cuda::Scalars<SCALARS>& s) { \

@@ -23,8 +23,8 @@ class ReplayNumbers {
   ReplayNumbers(const ReplayNumbers&) = delete;
   ReplayNumbers& operator=(const ReplayNumbers&) = delete;
 
-  /// The address, on the device, of numbers that are `first` in the first replay; before each one `next(numbers,
-  /// replay)` is called, with replays counted from 0. Throws Error where there are too many.
+  /// The address, on the device, of numbers, at first `first`; before each replay `next(numbers, replay)` is called, with
+  /// replays counted from 0, after all that `at_replay` was given. Throws Error where there are too many.
   template <class S, class Next>
   const S* add(const S& first, Next next) {
     static_assert(std::is_trivially_copyable_v<S>);
@@ -49,9 +49,9 @@ class ReplayNumbers {
 
   /// Enqueues the numbers of the next replay on the thread's stream.
   void renew() {
-    for (const auto& renewal : renewals_) renewal(replays_);
     if (replays_ > 0)
       for (const auto& action : actions_) action();
+    for (const auto& renewal : renewals_) renewal(replays_);
     ++replays_;
     copy_bytes(device_, memory_.data(), Cpu{}, host_.data(), used_);
   }

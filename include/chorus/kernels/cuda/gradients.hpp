@@ -1,0 +1,159 @@
+#pragma once
+/// All gradients in one launch, on GPUs: their division by a loss scale, their norm, and their clipping. What is decided
+/// on the way stays in device memory, so that no step waits for the host.
+
+#include <chorus/kernels/cuda/lines.hpp>
+#include <cmath>
+#include <cstdint>
+#include <span>
+
+namespace chorus::inline CHORUS_ABI::kernels::cuda {
+
+/// A loss scale and what it depends on, in device memory.
+struct LossScale {
+  double scale = 1, inverse = 1;
+  float scale_f32 = 1;
+  std::int32_t found = 0;  ///< not 0: a gradient of this step is not finite
+  std::int64_t good_steps = 0, skipped = 0;
+};
+
+/// The norm of all gradients, and what they are multiplied by where that is below 1, in device memory.
+struct GradNorm {
+  double squares, norm, factor;
+};
+
+template <class T>
+struct Array {
+  T* data;
+  Index count;
+};
+
+/// Some arrays that a kernel takes for one.
+template <class T>
+struct Arrays {
+  static constexpr std::size_t most = 64;
+  T* data[most];
+  Index end[most];  ///< of each one's elements, counted over all
+  __device__ T& operator[](Index i) const {
+    int k = 0;
+    while (i >= end[k]) ++k;
+    return data[k][k == 0 ? i : i - end[k - 1]];
+  }
+};
+
+/// Calls `f(arrays, count of their elements)` for as few groups as it takes.
+template <class T, class F>
+void for_arrays(std::span<const Array<T>> all, const F& f) {
+  for (std::size_t begin = 0; begin < all.size(); begin += Arrays<T>::most) {
+    const auto group = all.subspan(begin, std::min(Arrays<T>::most, all.size() - begin));
+    Arrays<T> arrays{};
+    Index count = 0;
+    for (std::size_t k = 0; k < group.size(); ++k) {
+      arrays.data[k] = group[k].data;
+      arrays.end[k] = count += group[k].count;
+    }
+    f(arrays, count);
+  }
+}
+
+template <class T>
+struct Unscale {
+  Arrays<T> grads;
+  LossScale* state;
+  __device__ void operator()(Index i) const {
+    T& grad = grads[i];
+    grad *= static_cast<T>(state->inverse);
+    if (!(grad - grad == 0)) state->found = 1;  // infinite, or not a number
+  }
+};
+
+struct UpdateLossScale {
+  LossScale* state;
+  double growth, backoff;
+  std::int64_t interval;
+  __device__ void operator()(Index) const {
+    if (state->found != 0) {
+      set(state->scale * backoff);
+      state->good_steps = 0;
+      ++state->skipped;
+      state->found = 0;
+    } else if (++state->good_steps == interval) {
+      set(state->scale * growth);
+      state->good_steps = 0;
+    }
+  }
+  __device__ void set(double scale) const {
+    state->scale = scale;
+    state->inverse = 1 / scale;
+    state->scale_f32 = static_cast<float>(scale);
+  }
+};
+
+template <class T>
+struct SquaresOfGrads {
+  Arrays<T> grads;
+  GradNorm* out;
+  bool add;
+  __device__ Index start(Index) const { return 0; }
+  __device__ double value(Index, Index i, Index) const {
+    const auto value = static_cast<double>(grads[i]);
+    return value * value;
+  }
+  __device__ void finish(Index, double total) const { out->squares = add ? out->squares + total : total; }
+};
+
+struct FinishGradNorm {
+  GradNorm* out;
+  double most;
+  __device__ void operator()(Index) const {
+    out->norm = std::sqrt(out->squares);
+    out->factor = most / (out->norm + 1e-6);
+  }
+};
+
+template <class T>
+struct ClipGrads {
+  Arrays<T> grads;
+  const GradNorm* norm;
+  __device__ void operator()(Index i) const {
+    if (norm->factor < 1) grads[i] *= static_cast<T>(norm->factor);
+  }
+};
+
+/// Divides gradients by the scale, and notes where one is not finite.
+template <class T>
+void unscale_grads(Cuda device, std::span<const Array<T>> grads, LossScale* state) {
+  for_arrays(grads, [&](const Arrays<T>& arrays, Index count) {
+    for_each(device, "unscaling of gradients", count, Unscale<T>{arrays, state});
+  });
+}
+
+/// Ends a step: the scale shrinks or grows.
+inline void update_loss_scale(Cuda device, LossScale* state, double growth, double backoff, std::int64_t interval) {
+  for_each(device, "loss scale", 1, UpdateLossScale{state, growth, backoff, interval});
+}
+
+/// out = the norm of all gradients, and the factor that brings it down to `most`. Sums are made in an order that depends
+/// on sizes alone.
+inline void grad_norm(Cuda device, std::span<const Array<float>> f32, std::span<const Array<double>> f64, double most,
+                      GradNorm* out) {
+  bool any = false;
+  const auto add = [&]<class T>(const Arrays<T>& arrays, Index count) {
+    reduce<double>(device, "norm of gradients", 1, count, false, SquaresOfGrads<T>{arrays, out, any});
+    any = true;
+  };
+  for_arrays(f32, add);
+  for_arrays(f64, add);
+  if (any) for_each(device, "norm of gradients", 1, FinishGradNorm{out, most});
+}
+
+/// Multiplies gradients by the factor where it is below 1. One that is not finite, or whose norm is not, is left to
+/// whoever judges it.
+template <class T>
+void clip_grads(Cuda device, std::span<const Array<T>> grads, const GradNorm* norm) {
+  for_arrays(grads, [&](const Arrays<T>& arrays, Index count) {
+    for_each(device, "clipping of gradients", count, ClipGrads<T>{arrays, norm});
+  });
+}
+
+}  // namespace chorus::inline CHORUS_ABI::kernels::cuda

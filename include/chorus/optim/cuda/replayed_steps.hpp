@@ -1,0 +1,63 @@
+#pragma once
+/// An optimizer's steps in captured graphs, which a GradScaler may leave out: the host counts every replay, the device
+/// those that it has left out.
+
+#include <chorus/optim/replayed_steps.hpp>
+#include <chorus/tensor/allocator.hpp>
+#include <chorus/tensor/cuda/replay.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+namespace chorus::inline CHORUS_ABI::optim::detail {
+
+template <>
+class ReplayedSteps<Cuda> {
+ public:
+  /// Makes the counters that captures take, since a capture cannot.
+  void prepare(Cuda device) {
+    if (memory_) return;
+    const MemoryScope scope(trace::Memory::optimizer);
+    memory_ = Storage<Cuda>(device, most * sizeof(std::int64_t));
+    zero_bytes(device, memory_.data(), memory_.bytes());
+  }
+
+  /// Where the device finds whether a step is left out, and counts those; null where none is.
+  const std::int32_t* unwanted = nullptr;
+  std::int64_t* left_out = nullptr;
+
+  /// In a capture: counts `steps` up in every replay but the first, which the capture has counted, and chooses the
+  /// counter `left_out`. Throws Error after too many captures.
+  void add(cuda::ReplayNumbers& numbers, std::vector<std::int64_t*> steps) {
+    numbers.at_replay([steps] {
+      for (std::int64_t* count : steps) ++*count;
+    });
+    left_out = nullptr;
+    if (unwanted == nullptr) return;
+    check<UsageError>(memory_ && captures_.size() < most, "optimizer: its step is captured in more than ", most,
+                      " graphs, or without an eager one before");
+    left_out = counters() + captures_.size();
+    captures_.push_back(std::move(steps));
+  }
+
+  /// Takes what was left out so far back from the numbers of steps. Waits for the device.
+  void settle() {
+    if (captures_.empty()) return;
+    std::vector<std::int64_t> counts(captures_.size());
+    const std::size_t bytes = counts.size() * sizeof(std::int64_t);
+    copy_bytes(Cpu{}, counts.data(), memory_.device(), counters(), bytes);
+    zero_bytes(memory_.device(), counters(), bytes);
+    for (std::size_t i = 0; i < captures_.size(); ++i)
+      for (std::int64_t* steps : captures_[i]) *steps -= counts[i];
+  }
+
+ private:
+  static constexpr std::size_t most = 64;
+  std::int64_t* counters() const { return static_cast<std::int64_t*>(memory_.data()); }
+
+  Storage<Cuda> memory_;
+  std::vector<std::vector<std::int64_t*>> captures_;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::optim::detail

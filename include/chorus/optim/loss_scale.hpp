@@ -1,0 +1,87 @@
+#pragma once
+/// What GradScaler's scale is and how it changes.
+
+#include <chorus/kernels/pointwise.hpp>
+#include <chorus/ops/arithmetic.hpp>
+#include <chorus/optim/clip.hpp>
+#include <chorus/optim/optimizer.hpp>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+namespace chorus::inline CHORUS_ABI::optim {
+
+/// PyTorch's defaults.
+struct GradScalerOptions {
+  double init_scale = 65536, growth_factor = 2, backoff_factor = 0.5;
+  /// Steps in a row without an overflow after which the scale grows.
+  int growth_interval = 2000;
+};
+
+namespace detail {
+
+/// Makes a number the largest one of all ranks; it lies where the gradients do.
+using AgreeOnFound = std::function<void(std::int32_t* found)>;
+
+/// The host keeps the scale, looks at the gradients, and decides.
+template <Device D>
+class LossScale {
+ public:
+  LossScale(const std::vector<nn::NamedParameter<D>>&, const GradScalerOptions& options)
+      : options_(options), scale_(options.init_scale) {}
+
+  template <Operand X>
+  auto multiply(const X& loss) const {
+    return loss * static_cast<typename tensor_of<X>::value_type>(scale_);
+  }
+
+  /// Divides the gradients by the scale. Returns whether all are finite, by the word of all ranks.
+  bool unscale(const std::vector<nn::NamedParameter<D>>& parameters, const AgreeOnFound& agree) {
+    // A finite number may become infinite where it is squared as it is, so the division comes first.
+    for_each_grad(parameters, [this]<class T>(auto& parameter, T* grad) {
+      kernels::scale(parameter.where(), parameter.count(), static_cast<T>(1 / scale_), grad);
+    });
+    double squares = 0;
+    for_each_grad(parameters, [&]<class T>(auto& parameter, T* grad) {
+      squares += kernels::square_sum(parameter.where(), parameter.count(), grad);
+    });
+    std::int32_t found = std::isfinite(squares) ? 0 : 1;
+    if (agree) agree(&found);
+    return found == 0;
+  }
+
+  /// Steps, if `finite`, and changes the scale.
+  void step(Optimizer<D>& optimizer, bool finite) {
+    if (finite) optimizer.step();
+    if (!finite) {
+      scale_ *= options_.backoff_factor;
+      good_steps_ = 0;
+      ++skipped_;
+    } else if (++good_steps_ == options_.growth_interval) {
+      scale_ *= options_.growth_factor;
+      good_steps_ = 0;
+    }
+  }
+
+  double scale() const { return scale_; }
+  std::int64_t good_steps() const { return good_steps_; }
+  std::int64_t skipped() const { return skipped_; }
+  void set(double scale, std::int64_t good_steps) {
+    scale_ = scale;
+    good_steps_ = good_steps;
+  }
+
+ private:
+  GradScalerOptions options_;
+  double scale_;
+  std::int64_t good_steps_ = 0, skipped_ = 0;
+};
+
+}  // namespace detail
+
+}  // namespace chorus::inline CHORUS_ABI::optim
+
+#if CHORUS_USE_CUDA && defined(__CUDACC__)
+#include <chorus/optim/cuda/loss_scale.hpp>
+#endif
