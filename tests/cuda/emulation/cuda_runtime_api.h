@@ -1,7 +1,8 @@
 #pragma once
 // A CUDA runtime that computes on the CPU, for tests on machines without a GPU. Two devices, whose memory is the
-// host's; streams do at once what they are given. Kernels run block by block, with a fiber for each thread that waits
-// at a barrier; threads of a block that don't meet at the same barriers end the program.
+// host's. Streams do what they are given as late as they may: when somebody waits for them, be it the host or another
+// stream, so that numbers are wrong where an order is missing. Kernels run block by block, with a fiber for each thread
+// that waits at a barrier; threads of a block that don't meet at the same barriers end the program.
 #include <setjmp.h>
 #include <ucontext.h>
 
@@ -9,10 +10,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #define __host__
@@ -28,28 +31,34 @@ enum cudaError_t {
   cudaErrorInvalidDevice = 101,
   cudaErrorNotReady = 600,
   cudaErrorPeerAccessAlreadyEnabled = 704,
+  cudaErrorStreamCaptureUnsupported = 900,
+  cudaErrorStreamCaptureIsolation = 905,
 };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2, cudaMemcpyDeviceToDevice = 3 };
 enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone = 0, cudaStreamCaptureStatusActive = 1 };
 inline constexpr unsigned cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2, cudaHostAllocPortable = 1,
                           cudaHostAllocMapped = 2;
 
-// Of what a stream is given while it captures, copies of the calls, in order.
+// Of what streams are given while they capture, copies of the calls, in order.
 struct CUgraph_st {
   std::vector<std::function<void()>> calls;
 };
 struct CUstream_st {
-  bool capturing = false;
-  CUgraph_st graph = {};
+  std::shared_ptr<CUgraph_st> capture;
+  std::deque<std::function<void()>> pending;
+  std::size_t given = 0, done = 0;
+  bool destroyed = false;
 
-  void run(std::function<void()> call) {
-    if (capturing)
-      graph.calls.push_back(std::move(call));
-    else
-      call();
-  }
+  void run(std::function<void()> call);
+  /// Does what it was given first, `until` calls in all.
+  void finish(std::size_t until);
 };
-struct CUevent_st {};
+/// A place in a stream's work.
+struct CUevent_st {
+  CUstream_st* stream = nullptr;
+  std::size_t place = 0;
+  std::shared_ptr<CUgraph_st> capture;
+};
 using cudaStream_t = CUstream_st*;
 using cudaEvent_t = CUevent_st*;
 using cudaGraph_t = CUgraph_st*;
@@ -83,6 +92,31 @@ inline Counters& counters() {
 inline int& current_device() {
   thread_local int device = 0;
   return device;
+}
+
+/// Held by every call that touches streams.
+inline std::recursive_mutex& runtime() {
+  static std::recursive_mutex mutex;
+  return mutex;
+}
+/// All streams that ever were, so that the use of one that is gone is seen.
+inline std::vector<std::unique_ptr<CUstream_st>>& streams() {
+  static std::vector<std::unique_ptr<CUstream_st>> all;
+  return all;
+}
+inline void finish_all() {
+  const std::lock_guard lock(runtime());
+  for (std::size_t i = 0; i < streams().size(); ++i) streams()[i]->finish(streams()[i]->given);
+}
+/// Captures that this thread has begun: calls that a capture forbids are errors in it.
+inline int& captures() {
+  thread_local int count = 0;
+  return count;
+}
+inline CUstream_st* alive(CUstream_st* stream) {
+  if (!stream->destroyed) return stream;
+  std::fprintf(stderr, "emulated CUDA: a stream is used that was destroyed\n");
+  std::abort();
 }
 
 /// The threads of one block: each fiber runs threads to their end, one after the other, until one waits at a barrier.
@@ -191,6 +225,23 @@ class Block {
 
 }  // namespace emulation
 
+inline void CUstream_st::run(std::function<void()> call) {
+  const std::lock_guard lock(emulation::runtime());
+  emulation::alive(this);
+  if (capture) return capture->calls.push_back(std::move(call));
+  pending.push_back(std::move(call));
+  ++given;
+}
+inline void CUstream_st::finish(std::size_t until) {
+  const std::lock_guard lock(emulation::runtime());
+  while (done < until) {
+    const auto call = std::move(pending.front());
+    pending.pop_front();
+    ++done;
+    call();
+  }
+}
+
 #define threadIdx (::emulation::Block::get().thread)
 #define blockIdx (::emulation::Block::get().block)
 #define blockDim (::emulation::Block::get().threads)
@@ -232,14 +283,20 @@ inline cudaError_t cudaSetDevice(int device) {
   return emulation::current_device() = device, cudaSuccess;
 }
 inline cudaError_t cudaMalloc(void** data, std::size_t bytes) {
+  if (emulation::captures() > 0) return cudaErrorStreamCaptureUnsupported;
   if (bytes > emulation::counters().limit) return cudaErrorMemoryAllocation;
   ++emulation::counters().mallocs;
   *data = std::aligned_alloc(512, (bytes + 511) / 512 * 512);
   std::memset(*data, 0xFF, bytes);  // NaN, so that nobody relies on zeros
   return cudaSuccess;
 }
-inline cudaError_t cudaFree(void* data) { return std::free(data), cudaSuccess; }
+inline cudaError_t cudaFree(void* data) {
+  if (emulation::captures() > 0) return cudaErrorStreamCaptureUnsupported;
+  emulation::finish_all();
+  return std::free(data), cudaSuccess;
+}
 inline cudaError_t cudaHostAlloc(void** data, std::size_t bytes, unsigned) {
+  if (emulation::captures() > 0) return cudaErrorStreamCaptureUnsupported;
   return *data = std::malloc(bytes), cudaSuccess;
 }
 inline cudaError_t cudaFreeHost(void* data) { return cudaFree(data); }
@@ -248,21 +305,46 @@ inline cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
   return cudaSuccess;
 }
 inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
-  return *stream = new CUstream_st, cudaSuccess;
+  const std::lock_guard lock(emulation::runtime());
+  emulation::streams().push_back(std::make_unique<CUstream_st>());
+  return *stream = emulation::streams().back().get(), cudaSuccess;
 }
-inline cudaError_t cudaStreamDestroy(cudaStream_t stream) { return delete stream, cudaSuccess; }
-inline cudaError_t cudaStreamQuery(cudaStream_t) { return cudaSuccess; }
+inline cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  stream->finish(emulation::alive(stream)->given);
+  return stream->destroyed = true, cudaSuccess;
+}
+inline cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  if (emulation::alive(stream)->capture) return cudaErrorStreamCaptureUnsupported;
+  return stream->finish(stream->given), cudaSuccess;
+}
 inline cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
-  *status = stream->capturing ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+  *status = emulation::alive(stream)->capture ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
   return cudaSuccess;
 }
 inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
   return *event = new CUevent_st, cudaSuccess;
 }
 inline cudaError_t cudaEventDestroy(cudaEvent_t event) { return delete event, cudaSuccess; }
-inline cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSuccess; }
-inline cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }
-inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cudaSuccess; }
+inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  const std::lock_guard lock(emulation::runtime());
+  return *event = {emulation::alive(stream), stream->given, stream->capture}, cudaSuccess;
+}
+inline cudaError_t cudaEventQuery(cudaEvent_t event) {
+  if (event->capture) return cudaErrorStreamCaptureUnsupported;
+  if (event->stream != nullptr) event->stream->finish(event->place);
+  return cudaSuccess;
+}
+// A stream that waits for a captured one joins its capture; one that captures waits for nothing outside of it.
+inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  const std::lock_guard lock(emulation::runtime());
+  if (event->stream == nullptr || event->capture == emulation::alive(stream)->capture) {
+    if (event->stream != nullptr && !event->capture)
+      stream->run([of = event->stream, place = event->place] { of->finish(place); });
+    return cudaSuccess;
+  }
+  if (stream->capture) return cudaErrorStreamCaptureIsolation;
+  return stream->capture = event->capture, cudaSuccess;
+}
 inline cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
   return stream->run([=] { std::memcpy(to, from, bytes); }), cudaSuccess;
 }
@@ -273,14 +355,17 @@ inline cudaError_t cudaMemsetAsync(void* data, int value, std::size_t bytes, cud
   return stream->run([=] { std::memset(data, value, bytes); }), cudaSuccess;
 }
 inline cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
-  stream->graph.calls.clear();
-  return stream->capturing = true, cudaSuccess;
+  const std::lock_guard lock(emulation::runtime());
+  ++emulation::captures();
+  return emulation::alive(stream)->capture = std::make_shared<CUgraph_st>(), cudaSuccess;
 }
 inline cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
-  stream->capturing = false;
-  *graph = new CUgraph_st(std::move(stream->graph));
-  stream->graph = {};
-  return cudaSuccess;
+  const std::lock_guard lock(emulation::runtime());
+  --emulation::captures();
+  const auto captured = stream->capture;
+  for (const auto& joined : emulation::streams())
+    if (joined->capture == captured) joined->capture = nullptr;
+  return *graph = new CUgraph_st(*captured), cudaSuccess;
 }
 inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
   return *exec = new CUgraph_st(*graph), cudaSuccess;
