@@ -16,18 +16,18 @@
 
 #include "gpu.hpp"
 
+namespace mixed_precision_test {
+
 using namespace chorus;
 
 namespace {
-
-namespace scaled {
 
 struct Net : nn::Module {
   nn::Linear<Cuda> fc1{5, 19}, fc2{19, 3};
   CHORUS_MODULE(Net, fc1, fc2)
   auto forward(const auto& x) const { return fc2(tanh(fc1(x))); }
 };
-using HalfNet = nn::MixedPrecision<Net, half>;
+using HalfNet = nn::MixedPrecision<Net, chorus::half>;
 
 struct Batch {
   Tensor<float, 2> x;
@@ -109,8 +109,6 @@ void check_same(const Outcome& got, const Outcome& expected) {
   CHECK(got.steps == expected.steps);
 }
 
-}  // namespace scaled
-
 }  // namespace
 
 TEST_CASE("a captured step with a loss scale takes the eager one's steps, and leaves out the same", "[cuda]") {
@@ -121,14 +119,14 @@ TEST_CASE("a captured step with a loss scale takes the eager one's steps, and le
     CHECK(eager.steps == 40 - eager.skipped);
     CHECK(eager.losses.back() < eager.losses.front());
     CHECK(graphed.replays == 36);
-    scaled::check_same(graphed, eager);
+    check_same(graphed, eager);
   };
-  check([](bool graphed) { return scaled::train<optim::Adam<Cuda>>(optim::AdamOptions{.lr = 0.02}, graphed); });
+  check([](bool graphed) { return train<optim::Adam<Cuda>>(optim::AdamOptions{.lr = 0.02}, graphed); });
   check([](bool graphed) {
-    return scaled::train<optim::Sgd<Cuda>>(optim::SgdOptions{.lr = 0.2, .momentum = 0.9, .dampening = 0.5}, graphed);
+    return train<optim::Sgd<Cuda>>(optim::SgdOptions{.lr = 0.2, .momentum = 0.9, .dampening = 0.5}, graphed);
   });
   check([](bool graphed) {
-    return scaled::train<optim::Sgd<Cuda>>(optim::SgdOptions{.lr = 0.5}, graphed, 0.3);
+    return train<optim::Sgd<Cuda>>(optim::SgdOptions{.lr = 0.5}, graphed, 0.3);
   });
 }
 
@@ -137,7 +135,7 @@ TEST_CASE("an eager step among replays counts for those behind it", "[cuda]") {
   std::vector<std::vector<double>> losses;
   for (const bool graphed : {false, true}) {
     manual_seed(4);
-    SingleDevice<scaled::Net> net{scaled::Net{}, 9};
+    SingleDevice<Net> net{Net{}, 9};
     optim::Adam optimizer{net.parameters(), {.lr = 0.05, .beta2 = 0.9}};
     Graphed step(net,
                  [&](const auto& x, const auto& y) {
@@ -149,7 +147,7 @@ TEST_CASE("an eager step among replays counts for those behind it", "[cuda]") {
                  },
                  {.warm_up = graphed ? 1 : 1000});
     for (std::uint32_t i = 0; i < 12; ++i) {
-      const auto [x, y] = scaled::batch(i >= 2 && i < 6 ? 5 : 12, i);
+      const auto [x, y] = batch(i >= 2 && i < 6 ? 5 : 12, i);
       step(x, y);
     }
     losses.push_back(step.losses());
@@ -180,7 +178,7 @@ struct TwoRanks {
       kernels::cuda::for_each(Cuda{}, "all_reduce", 1, Larger{found.data(), other.data()});
     }
   };
-  SingleDevice<scaled::HalfNet>& net;
+  SingleDevice<HalfNet>& net;
   Communicator ranks{};
   std::vector<nn::NamedParameter<Cuda>> parameters() const { return net.parameters(); }
   const Communicator& communicator() const { return ranks; }
@@ -190,7 +188,7 @@ struct TwoRanks {
 
 TEST_CASE("a step that another rank leaves out is left out here, in replays too", "[cuda]") {
   CHORUS_NEEDS_GPU;
-  SingleDevice<scaled::HalfNet> net{scaled::HalfNet{}, 9};
+  SingleDevice<HalfNet> net{HalfNet{}, 9};
   TwoRanks two{net};
   optim::Adam optimizer{net.parameters(), {.lr = 0.01}};
   optim::GradScaler scaler{two, {.init_scale = 256}};
@@ -206,10 +204,10 @@ TEST_CASE("a step that another rank leaves out is left out here, in replays too"
     const bool overflows = i % 2 == 1;
     const auto there = Tensor<std::int32_t, 1, Cuda>::from({overflows ? 1 : 0}, {1});
     copy_bytes(Cuda{}, two.ranks.other.data(), Cuda{}, there.data(), sizeof(std::int32_t));
-    const auto before = scaled::values_of(net.parameters());
-    const auto [x, y] = scaled::batch(12, i);
+    const auto before = values_of(net.parameters());
+    const auto [x, y] = batch(12, i);
     step(x, y);
-    CHECK((scaled::values_of(net.parameters()) == before) == overflows);
+    CHECK((values_of(net.parameters()) == before) == overflows);
     if (overflows) scale /= 2;
     CHECK(scaler.loss_scale() == scale);
   }
@@ -235,21 +233,21 @@ TEST_CASE("gradients are clipped by one launch where they lie together, and righ
   };
   const auto check = [&](const auto& parameters) {
     const double norm = gradients(parameters);
-    const auto before = scaled::values_of(parameters, true);
+    const auto before = values_of(parameters, true);
     CHECK(optim::clip_grad_norm(parameters, 2 * norm) == Approx(norm).epsilon(1e-6));
-    CHECK(scaled::values_of(parameters, true) == before);
+    CHECK(values_of(parameters, true) == before);
     CHECK(optim::clip_grad_norm(parameters, norm / 3) == Approx(norm).epsilon(1e-6));
-    const auto after = scaled::values_of(parameters, true);
+    const auto after = values_of(parameters, true);
     for (std::size_t i = 0; i < after.size(); ++i) CHECK(after[i] == Approx(before[i] / 3).margin(1e-6));
   };
-  SingleDevice<scaled::Net> together{scaled::Net{}};
+  SingleDevice<Net> together{Net{}};
   check(together.parameters());
   std::deque<SingleDevice<nn::Linear<Cuda>>> apart;
   std::vector<nn::NamedParameter<Cuda>> parameters;
   for (int i = 0; i < 80; ++i)
     for (auto& named : apart.emplace_back(nn::Linear<Cuda>(3, 1 + i % 3)).parameters()) parameters.push_back(named);
   check(parameters);
-#ifdef CHORUS_LAUNCH_KERNEL  // emulated
+#ifndef __NVCC__
   const auto launches = [&](const auto& clipped) {
     const auto before = emulation::counters().launches;
     optim::clip_grad_norm(clipped, 1);
@@ -262,12 +260,12 @@ TEST_CASE("gradients are clipped by one launch where they lie together, and righ
 
 TEST_CASE("a norm that is not finite leaves nothing behind between the parameters", "[cuda]") {
   CHORUS_NEEDS_GPU;
-  SingleDevice<scaled::Net> net{scaled::Net{}};
+  SingleDevice<Net> net{Net{}};
   optim::Sgd optimizer{net.parameters(), {.lr = 0.1}};
   optim::GradScaler scaler{net.parameters(), {.init_scale = 4}};
   for (const double number : {std::nan(""), HUGE_VAL, 1.0}) {
     optimizer.zero_grad();
-    const auto [x, y] = scaled::batch(6, 1);
+    const auto [x, y] = batch(6, 1);
     const auto loss = cross_entropy(net(x), y);
     scaler.scale(loss * number).backward();
     CHECK(scaler.unscale() == (number == 1));
@@ -279,14 +277,16 @@ TEST_CASE("a norm that is not finite leaves nothing behind between the parameter
 
 TEST_CASE("memory is reported of each device of a policy", "[cuda]") {
   CHORUS_NEEDS_GPU;
-  SingleDevice<scaled::Net> single{scaled::Net{}};
+  SingleDevice<Net> single{Net{}};
   CHECK(trace_slot(single, 0) == trace_slot(Cuda{0}));
   CHECK(trace::memory(trace_slot(single, 0)).peak > 0);
-  DataParallel<scaled::Net> twice{scaled::Net{}, {.device_ids = {0, 0}}};
+  DataParallel<Net> twice{Net{}, {.device_ids = {0, 0}}};
   CHECK(trace_slot(twice, 1) == trace_slot(Cuda{0}));
   if (cuda::device_count() > 1) {
-    DataParallel<scaled::Net> two{scaled::Net{}, {.device_ids = {0, 1}}};
+    DataParallel<Net> two{Net{}, {.device_ids = {0, 1}}};
     CHECK(trace_slot(two, 1) == trace_slot(Cuda{1}));
     CHECK(trace::memory(trace_slot(two, 1)).peak > 0);
   }
 }
+
+}  // namespace mixed_precision_test
