@@ -7,10 +7,11 @@
 
 inline std::atomic<int> heap_allocations{0};
 
-void* operator new(std::size_t bytes) {
+// Not inlined: the compiler would see memory of malloc meet `delete`.
+[[gnu::noinline]] void* operator new(std::size_t bytes) {
   heap_allocations.fetch_add(1, std::memory_order_relaxed);
   if (void* data = std::malloc(bytes)) return data;
   throw std::bad_alloc();
 }
-void operator delete(void* data) noexcept { std::free(data); }
-void operator delete(void* data, std::size_t) noexcept { std::free(data); }
+[[gnu::noinline]] void operator delete(void* data) noexcept { std::free(data); }
+[[gnu::noinline]] void operator delete(void* data, std::size_t) noexcept { std::free(data); }

@@ -1,6 +1,7 @@
 #pragma once
 /// `CallBook`: what an engine knows of its calls: their numbers, the newest of them, the first failure, an abort.
 
+#include <algorithm>
 #include <array>
 #include <chorus/comm/abort_reason.hpp>
 #include <chorus/comm/envelope.hpp>

@@ -6,6 +6,7 @@
 #include <array>
 #include <chorus/core/error.hpp>
 #include <chorus/data/random_stream.hpp>
+#include <cmath>
 #include <cstring>
 #include <functional>
 #include <span>
