@@ -1,5 +1,8 @@
 // What needs no GPU: messages, and those parts of cuDNN's interface that cuDNN checks by itself.
 #include <chorus/core/cuda/stream.hpp>
+#if CHORUS_USE_CUDNN
+#include <chorus/kernels/cuda/cudnn.hpp>
+#endif
 
 #include "../unit/message_of.hpp"
 #include "compare.hpp"
@@ -30,8 +33,6 @@ TEST_CASE("a CUDA error names the call, its text and its place") {
 }
 
 #if CHORUS_USE_CUDNN
-#include <chorus/kernels/cuda/cudnn.hpp>
-
 using kernels::Conv2dShape;
 using kernels::cuda::ConvolutionPass;
 using kernels::cuda::ConvolutionProblem;
