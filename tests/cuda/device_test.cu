@@ -1,5 +1,6 @@
 // The device itself: memory, copies, faults that kernels see.
 #include <chorus/core/cuda/fault.hpp>
+#include <chorus/kernels/copy.hpp>
 #include <chorus/kernels/indexing.hpp>
 #include <thread>
 
@@ -47,14 +48,43 @@ TEST_CASE("freed memory is used again on its stream, not on another") {
 
 TEST_CASE("memory that another stream works with comes back in order") {
   if (!gpu_present()) return;
+  constexpr std::size_t bytes = 20'000'000;
   const cuda::Stream other(Cuda{});
+  const Memory kept(Cuda{}, bytes);
+  zero_bytes(Cuda{}, kept.data(), bytes);
   const void* first = nullptr;
   {
-    const Memory block(Cuda{}, 5'000'000);
+    const Memory block(Cuda{}, bytes);
     first = block.data();
+    kernels::fill(Cuda{}, static_cast<Index>(bytes), static_cast<std::uint8_t*>(block.data()), std::uint8_t{7});
+    cuda::order(Cuda{}, cuda::compute_stream(Cuda{}), other);
+    const cuda::StreamScope scope(other);
+    copy_bytes(Cuda{}, kept.data(), Cuda{}, block.data(), bytes);
     cuda::record_use(block.block(), other);
   }
-  CHECK(Memory(Cuda{}, 5'000'000).data() == first);
+  const Memory again(Cuda{}, bytes);
+  CHECK(again.data() == first);
+  zero_bytes(Cuda{}, again.data(), bytes);
+  cuda::synchronize(Cuda{});
+  cuda::order(Cuda{}, other, cuda::compute_stream(Cuda{}));
+  std::uint8_t last = 0;
+  copy_bytes(Cpu{}, &last, Cuda{}, static_cast<const std::uint8_t*>(kept.data()) + bytes - 1, 1);
+  CHECK(last == 7);
+}
+
+TEST_CASE("a copy between devices waits for what is copied, and what is copied waits for the copy") {
+  if (!gpu_present()) return;
+  if (cuda::device_count() < 2) {
+    WARN("one GPU: nothing to copy between");
+    return;
+  }
+  const auto here = Tensor<float, 1, Cuda>::empty({3'000'000}, Cuda{0}),
+             there = Tensor<float, 1, Cuda>::zeros({3'000'000}, Cuda{1});
+  kernels::fill(Cuda{0}, here.numel(), here.data(), 3.0f);
+  copy_bytes(Cuda{1}, there.data(), Cuda{0}, here.data(), here.bytes());
+  kernels::fill(Cuda{0}, here.numel(), here.data(), 4.0f);
+  cuda::synchronize(Cuda{0});
+  CHECK(there.to_vector() == std::vector<float>(3'000'000, 3.0f));
 }
 
 TEST_CASE("memory is accounted by kind, apart from the CPU's, and its end is an error that says so") {
@@ -116,6 +146,25 @@ TEST_CASE("a private pool serves what it has seen, and nothing else once it is s
   CHECK(outside.data() != survivor.data());
   zero_bytes(Cuda{}, survivor.data(), 1000);
   cuda::synchronize(Cuda{});
+}
+
+TEST_CASE("what a private pool leaves behind outlives its stream") {
+  if (!gpu_present()) return;
+  const cuda::Stream other(Cuda{});
+  Memory first, second;
+  {
+    const cuda::Stream stream(Cuda{});
+    const cuda::PrivatePool pool(Cuda{}, stream);
+    const cuda::StreamScope on_stream(stream);
+    const cuda::PoolScope scope(pool);
+    first = Memory(Cuda{}, 1000);
+    second = Memory(Cuda{}, 3'000'000);
+    cuda::record_use(first.block(), other);
+  }
+  first = {};
+  zero_bytes(Cuda{}, second.data(), 3'000'000);
+  cuda::synchronize(Cuda{});
+  second = {};
 }
 
 TEST_CASE("threads may take and give back at once") {

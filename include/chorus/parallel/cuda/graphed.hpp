@@ -149,10 +149,13 @@ class Graphed {
   void warm_up(const Inputs&... inputs) {
     const cudaStream_t outside = cuda::current_stream(device_);
     cuda::order(device_, outside, stream_);
-    {
+    try {
       const cuda::StreamScope stream(stream_);
       const cuda::PoolScope pool(pool_);
       note_loss(step_(inputs...));
+    } catch (...) {
+      cuda::order(device_, stream_, outside);  // some of the step may be under way
+      throw;
     }
     cuda::order(device_, stream_, outside);
   }
@@ -167,10 +170,10 @@ class Graphed {
     const cuda::PoolScope pool(pool_);
     const cuda::ReplayScope numbers(numbers_);
     const auto passes = net_.forward_passes();
-    pool_->seal(true);
     cudaGraph_t graph = nullptr;
     std::exception_ptr error;
     CHORUS_CUDA_CHECK(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
+    pool_->seal(true);
     try {
       const auto loss = step_(inputs...);
       loss_ = value_of(loss).storage();

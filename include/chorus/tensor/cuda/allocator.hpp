@@ -71,7 +71,7 @@ class MemoryPool {
       if (!block->other_streams.empty() && !last) {
         block->next_free = parked_;
         parked_ = block;
-        if (!sealed_) unpark();
+        if (!sealed_ && !abandoned_) unpark();  // an abandoned pool's stream may be gone; it serves nobody any more
       } else {
         put_back(block);
       }
