@@ -39,7 +39,7 @@ if [ -z "$run_only" ]; then
   arch=$(echo "$gpus" | head -1 | sed 's/.*, *//; s/\.//')
   mkdir -p "$build"
   cmake -S . -B "$build" -DCMAKE_BUILD_TYPE=Release -DCHORUS_WITH_CUDA=ON -DCHORUS_BUILD_EXAMPLES=OFF \
-    -DCMAKE_CUDA_ARCHITECTURES="$arch" >"$build/gpu-build.log" 2>&1 || { cat "$build/gpu-build.log"; exit 1; }
+    -DCHORUS_TESTS_AT_ONCE=1 -DCMAKE_CUDA_ARCHITECTURES="$arch" >"$build/gpu-build.log" 2>&1 || { cat "$build/gpu-build.log"; exit 1; }
   cmake --build "$build" -j "$(nproc)" --target gpu >>"$build/gpu-build.log" 2>&1 ||
     { tail -50 "$build/gpu-build.log"; exit 1; }
   say "built"
