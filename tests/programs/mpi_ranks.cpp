@@ -3,6 +3,7 @@
 #include <chorus/parallel/world_from_environment.hpp>
 #include <cstdio>
 
+#include "../unit/comm/astray.hpp"
 #include "../unit/comm/conformance.hpp"
 
 #if CHORUS_USE_MPI
@@ -17,6 +18,15 @@ int main(int argc, char** argv) {
     if (what == "typed") {
       comm::MpiCommunicator c;
       text = test::conforms(c);
+    } else if (what == "astray") {
+      for (const auto& astray : test::calls_astray()) {  // each in a group of its own, as it breaks it
+        comm::MpiCommunicator c(std::chrono::seconds(10));
+        const auto said = test::go_astray(c, astray);
+        std::printf("%d> %s\n", c.rank(), said.c_str());
+      }
+    } else if (what == "third_astray") {
+      comm::MpiCommunicator c(std::chrono::seconds(10));
+      std::printf("%d> %s\n", c.rank(), test::third_astray(c).c_str());
     } else {
       auto world = world_from_environment().value_or(comm::World{});
       world.timeout = std::chrono::seconds(what == "late" ? 1 : 30);

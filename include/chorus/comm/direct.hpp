@@ -90,7 +90,7 @@ class DirectBlock {
     }
     copy_bytes(at(rank()), sum, bytes);
     for (int to = first + 1; to < size(); ++to)
-      if (to != rank()) copy_bytes(ring_.link.acquire(to), sum, bytes);
+      if (to != rank()) ring_.link.fill(to, ring_.link.acquire(to), sum, bytes);
     for (int to = 0; to < size(); ++to)
       if (to != rank()) send(to, own);
   }

@@ -1,11 +1,12 @@
 #pragma once
 /// Gloo as an engine: `GlooCommunicator`, or Backend::gloo of a program that includes this header. Link chorus::gloo.
 ///
-/// Ranks meet as those of chorus' own engines do; gloo's connections lie on the address where they met. Deadlines are
-/// gloo's own: each of its waits lasts at most the timeout. What differs from chorus' own engines: calls are not compared,
-/// so ranks that call different things get a timeout at best; abort tells the other ranks at once, but a call of this
-/// rank that waits inside gloo ends only at its deadline; gloo has no reduce-scatter that fits, so it is an all-reduce
-/// of a copy; `trace` counts what a ring would send.
+/// Ranks meet as those of chorus' own engines do; gloo's connections lie on the address where they met. Over the group in
+/// which they met they compare their calls before any data moves; without (CHORUS_COMPARE_CALLS=0), ranks that call
+/// different things get a timeout at best. Deadlines are gloo's own: each of its waits lasts at most the timeout. What
+/// differs from chorus' own engines: abort tells the other ranks at once, but a call of this rank that waits inside gloo
+/// ends only at its deadline; gloo has no reduce-scatter that fits, so it is an all-reduce of a copy; `trace` counts what
+/// a ring would send.
 
 #include <gloo/allgather.h>
 #include <gloo/allreduce.h>
@@ -17,6 +18,7 @@
 #include <gloo/transport/unbound_buffer.h>
 
 #include <chorus/comm/call_book.hpp>
+#include <chorus/comm/compare_calls.hpp>
 #include <chorus/comm/connect.hpp>
 #include <chorus/comm/queued_engine.hpp>
 #include <chorus/comm/sigpipe.hpp>
@@ -86,13 +88,18 @@ class GlooRunner {
   }
 
   Failure run(const Call& call, const std::atomic<bool>&) {
-    book_.begin(call);
+    const Envelope envelope = book_.begin(call);
     if (book_.broken()) return book_.fail("");
     const SigpipeBlock block;
     try {
+      if (compares_) compare_calls(*this, call, envelope, context_->rank, context_->size);
       start(call);
       book_.end();
       return {};
+    } catch (const TimeoutError& error) {
+      return failed(error.what(), true);
+    } catch (const CommError& error) {
+      return failed(error.what(), false);
     } catch (const std::exception& error) {
       const std::string_view why = error.what();
       return failed(cat("gloo: ", why), why.find("imed out") != std::string_view::npos);
@@ -105,6 +112,20 @@ class GlooRunner {
     close();
   }
   std::string record() const { return book_.record(); }
+
+  // For compare_calls.
+  Envelope exchange(int to, const Envelope& envelope, int from) {
+    send(to, envelope);
+    return receive(from);
+  }
+  void send(int to, Envelope envelope) {
+    control_.send(std::span<const std::uint8_t>(reinterpret_cast<const std::uint8_t*>(&envelope), sizeof envelope), to);
+  }
+  Envelope receive(int from) {
+    Envelope envelope;
+    control_.recv(std::span(reinterpret_cast<std::uint8_t*>(&envelope), sizeof envelope), from);
+    return envelope;
+  }
 
  private:
   /// Where rank 0 listens, on rank 0; elsewhere the address that leads there.
@@ -215,6 +236,7 @@ class GlooRunner {
       }
       case Op::barrier:
       case Op::monitored_barrier: {
+        if (compares_) return;  // that was one
         gloo::BarrierOptions options(context_);
         options.setTimeout(timeout_);
         return gloo::barrier(options);
@@ -230,7 +252,8 @@ class GlooRunner {
 
   CallBook book_;
   std::chrono::milliseconds timeout_;
-  AnyCommunicator control_;  ///< how the ranks met; carries reasons
+  AnyCommunicator control_;  ///< how the ranks met; carries envelopes and reasons
+  const bool compares_ = compares_calls();
   std::shared_ptr<gloo::rendezvous::Context> context_;
   std::vector<std::byte> scratch_;
 };

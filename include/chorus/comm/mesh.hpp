@@ -37,8 +37,12 @@ struct MeshHello {
 
   Guests guests(meeting.listener, sizeof(detail::MeshHello));
   for (int missing = (world.size - 1 - world.rank) * 2; missing > 0;) {
-    auto guest = guests.next(deadline);
-    if (!guest.socket) break;
+    auto guest = guests.next(std::min(deadline, Clock::now() + std::chrono::milliseconds(50)));
+    for (int rank = 0; rank < world.size; ++rank)  // one that has formed its group and left says so before it ends
+      check<CommError>(!socket_of(rank, 1) || !socket_of(rank, 1).ended(), "rank ", world.rank, ": rank ", rank,
+                       " went away before all had connected");
+    if (!guest.socket && Clock::now() >= deadline) break;
+    if (!guest.socket) continue;
     detail::MeshHello hello;
     std::memcpy(&hello, guest.hello.data(), sizeof hello);
     if (hello.key != meeting.key || hello.rank <= world.rank || hello.rank >= world.size) continue;

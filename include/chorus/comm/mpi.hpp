@@ -2,126 +2,23 @@
 /// MPI as an engine: `MpiCommunicator`, or Backend::mpi of a program that includes this header. Link chorus::mpi, and
 /// start the program with mpirun or srun.
 ///
-/// Calls are MPI's non-blocking ones, tested until they are done: so deadlines hold and abort works. What differs from
-/// chorus' own engines: MPI does not compare calls, so ranks that call different things get a timeout at best, wrong
-/// numbers at worst; after a timeout or an abort MPI may still write to the buffers of the call that failed, so end the
-/// process; where a rank dies, mpirun ends the others; `trace` counts what a ring would send.
-
-#ifndef OMPI_SKIP_MPICXX  // the C++ bindings that MPI has withdrawn
-#define OMPI_SKIP_MPICXX
-#endif
-#ifndef MPICH_SKIP_MPICXX
-#define MPICH_SKIP_MPICXX
-#endif
-#include <mpi.h>
+/// Calls are MPI's non-blocking ones, tested until they are done: so deadlines hold and abort works. Ranks compare their
+/// calls before any data moves; without (CHORUS_COMPARE_CALLS=0), ranks that call different things get a timeout at best,
+/// wrong numbers at worst. What differs from chorus' own engines: after a timeout or an abort MPI may still write to the
+/// buffers of the call that failed, so end the process; where a rank dies, mpirun ends the others; `trace` counts what a
+/// ring would send.
 
 #include <chorus/comm/call_book.hpp>
+#include <chorus/comm/compare_calls.hpp>
 #include <chorus/comm/connect.hpp>
+#include <chorus/comm/mpi_library.hpp>
 #include <chorus/comm/queued_engine.hpp>
-#include <chorus/comm/reduction.hpp>
 #include <cstring>
 #include <vector>
 
 namespace chorus::inline CHORUS_ABI::comm {
 
 namespace detail {
-
-/// MPI is initialised at the first use, and finalised when the program ends, unless the program itself did or will.
-class MpiLibrary {
- public:
-  static MpiLibrary& instance() {
-    static MpiLibrary library;
-    return library;
-  }
-
- private:
-  MpiLibrary() {
-    int already = 0;
-    MPI_Initialized(&already);
-    if (already) return;
-    int level = 0;
-    check<CommError>(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level) == MPI_SUCCESS, "mpi: no start");
-    ours_ = true;
-  }
-  ~MpiLibrary() {
-    int finished = 0;
-    MPI_Finalized(&finished);
-    if (ours_ && !finished && !failed_) MPI_Finalize();
-  }
-  bool ours_ = false;
-
- public:
-  bool failed_ = false;  ///< peers may be gone: finalising would wait for them
-};
-
-inline void mpi_check(int code) {
-  if (code == MPI_SUCCESS) return;
-  char text[MPI_MAX_ERROR_STRING] = {};
-  int length = 0;
-  MPI_Error_string(code, text, &length);
-  fail<CommError>("mpi: ", std::string_view(text, static_cast<std::size_t>(length)));
-}
-
-inline MPI_Datatype mpi_type(DType dtype) {
-  switch (dtype) {
-    case DType::i8:
-      return MPI_INT8_T;
-    case DType::i16:
-      return MPI_INT16_T;
-    case DType::u16:
-      return MPI_UINT16_T;
-    case DType::i32:
-      return MPI_INT32_T;
-    case DType::u32:
-      return MPI_UINT32_T;
-    case DType::i64:
-      return MPI_INT64_T;
-    case DType::u64:
-      return MPI_UINT64_T;
-    case DType::f32:
-      return MPI_FLOAT;
-    case DType::f64:
-      return MPI_DOUBLE;
-    case DType::f16:
-    case DType::bfloat16:
-      return MPI_UINT16_T;
-    default:
-      return MPI_UINT8_T;
-  }
-}
-
-/// Chorus' own reduction as an MPI operator, for what MPI's lack: NaN wins in min and max; bool, bf16, half.
-template <class T, class How>
-void mpi_combine(void* in, void* inout, int* count, MPI_Datatype*) {
-  combine<T, How>(inout, in, inout, static_cast<std::size_t>(*count), 1);
-}
-template <class T>
-MPI_Op mpi_operator(ReduceOp op) {
-  static MPI_Op made[3] = {MPI_OP_NULL, MPI_OP_NULL, MPI_OP_NULL};
-  auto& mine = made[static_cast<std::size_t>(op)];
-  if (mine == MPI_OP_NULL)
-    mpi_check(MPI_Op_create(op == ReduceOp::sum   ? &mpi_combine<T, Sum>
-                            : op == ReduceOp::min ? &mpi_combine<T, Min>
-                                                  : &mpi_combine<T, Max>,
-                            1, &mine));
-  return mine;
-}
-inline MPI_Op mpi_operator(const Reduction& reduction) {
-  switch (reduction.dtype) {
-    case DType::boolean:
-      return mpi_operator<bool>(reduction.op);
-    case DType::f16:
-      return mpi_operator<half>(reduction.op);
-    case DType::bfloat16:
-      return mpi_operator<bf16>(reduction.op);
-    case DType::f32:
-      return reduction.op == ReduceOp::sum ? MPI_SUM : mpi_operator<float>(reduction.op);
-    case DType::f64:
-      return reduction.op == ReduceOp::sum ? MPI_SUM : mpi_operator<double>(reduction.op);
-    default:
-      return reduction.op == ReduceOp::sum ? MPI_SUM : reduction.op == ReduceOp::min ? MPI_MIN : MPI_MAX;
-  }
-}
 
 class MpiRunner {
  public:
@@ -135,20 +32,20 @@ class MpiRunner {
     rank_ = rank, size_ = size;
     mpi_check(MPI_Comm_dup(MPI_COMM_WORLD, &comm_));
     mpi_check(MPI_Comm_dup(MPI_COMM_WORLD, &news_));
-    MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
-    MPI_Comm_set_errhandler(news_, MPI_ERRORS_RETURN);
+    mpi_check(MPI_Comm_dup(MPI_COMM_WORLD, &envelopes_));
+    for (const auto comm : {comm_, news_, envelopes_}) MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
   }
   ~MpiRunner() {
     if (book_.broken()) MpiLibrary::instance().failed_ = true;
     if (book_.broken()) return;  // requests may be pending
-    MPI_Comm_free(&comm_);
-    MPI_Comm_free(&news_);
+    for (auto* comm : {&comm_, &news_, &envelopes_}) MPI_Comm_free(comm);
   }
 
   Failure run(const Call& call, const std::atomic<bool>&) {
-    book_.begin(call);
+    const Envelope envelope = book_.begin(call);
     if (book_.broken()) return book_.fail("");
     try {
+      if (compares_) compare_calls(*this, call, envelope, rank_, size_);
       start(call);
       book_.end();
       return {};
@@ -163,6 +60,26 @@ class MpiRunner {
     if (book_.abort(why)) tell_all(why);
   }
   std::string record() const { return book_.record(); }
+
+  // For compare_calls. Envelopes are short: MPI takes them at once, whether anybody waits for them or not.
+  Envelope exchange(int to, Envelope envelope, int from) {
+    MPI_Request sent = MPI_REQUEST_NULL;
+    mpi_check(MPI_Isend(&envelope, sizeof envelope, MPI_BYTE, to, 0, envelopes_, &sent));
+    const auto theirs = receive(from);
+    await(sent);
+    return theirs;
+  }
+  void send(int to, Envelope envelope) {
+    MPI_Request sent = MPI_REQUEST_NULL;
+    mpi_check(MPI_Isend(&envelope, sizeof envelope, MPI_BYTE, to, 0, envelopes_, &sent));
+    await(sent);
+  }
+  Envelope receive(int from) {
+    MPI_Request request = MPI_REQUEST_NULL;
+    mpi_check(MPI_Irecv(&theirs_, sizeof theirs_, MPI_BYTE, from, 0, envelopes_, &request));
+    await(request);
+    return theirs_;
+  }
 
  private:
   /// MPI counts in int.
@@ -223,6 +140,7 @@ class MpiRunner {
         return count_sent(call, call.receives ? 0 : call.count);
       case Op::barrier:
       case Op::monitored_barrier:
+        if (compares_) return;  // that was one
         mpi_check(MPI_Ibarrier(comm_, &request));
         return await(request);
     }
@@ -281,7 +199,9 @@ class MpiRunner {
   CallBook book_;
   std::chrono::milliseconds timeout_;
   int rank_ = 0, size_ = 1;
-  MPI_Comm comm_ = MPI_COMM_NULL, news_ = MPI_COMM_NULL;
+  const bool compares_ = compares_calls();
+  MPI_Comm comm_ = MPI_COMM_NULL, news_ = MPI_COMM_NULL, envelopes_ = MPI_COMM_NULL;
+  Envelope theirs_;  ///< here, as MPI may still write it after a timeout
   std::vector<std::byte> scratch_;
 };
 

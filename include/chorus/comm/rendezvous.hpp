@@ -16,6 +16,7 @@
 #include <chorus/comm/shm_transport.hpp>
 #include <chorus/comm/world.hpp>
 #include <cstddef>
+#include <optional>
 #include <thread>
 
 namespace chorus::inline CHORUS_ABI::comm {
@@ -93,6 +94,9 @@ inline std::uint64_t random_key() {
 inline constexpr const char* no_shared_memory =
     "shared memory was asked for, but the ranks are on several machines, or belong to several users";
 
+/// How long somebody whose connection has ended may take to come again, before it counts as gone.
+inline constexpr std::chrono::seconds time_to_return{1};
+
 inline void refuse(const Socket& guest, const std::string& why) {
   Answer answer;
   std::copy_n(why.data(), std::min(why.size(), answer.refusal.size() - 1), answer.refusal.data());
@@ -113,13 +117,13 @@ class Host {
     check_token(world_, listener.local());
     Guests guests(listener, sizeof(Hello), magic);
     while (!complete()) {
-      auto guest = guests.next(deadline);
-      if (!guest.socket) {
+      auto guest = guests.next(std::min(deadline, Clock::now() + std::chrono::milliseconds(50)));
+      if (!guest.socket && Clock::now() >= deadline) {
         const auto why = missing();
-        for (int rank = 1; rank < world_.size; ++rank)
-          if (at(rank).socket) refuse(at(rank).socket, why);
+        refuse_all(why);
         throw TimeoutError(why);
       }
+      if (!guest.socket) continue;
       Hello hello;
       std::memcpy(&hello, guest.hello.data(), sizeof hello);
       if (hello.magic != magic) continue;  // a stranger
@@ -138,18 +142,32 @@ class Host {
   struct Rank {
     Socket socket;
     Hello hello;
+    Deadline back_by{};  ///< where its connection has ended: until when it may come again
   };
   Rank& at(int rank) { return ranks_[static_cast<std::size_t>(rank)]; }
 
-  /// Whether all ranks are here, still.
+  /// Whether all ranks are here, still. Throws CommError for one that is gone.
   [[gnu::cold]] bool complete() {
     bool all = true;
     for (int rank = 1; rank < world_.size; ++rank) {
-      auto& socket = at(rank).socket;
-      if (socket && socket.ended()) socket = Socket();  // it may come again
+      auto& [socket, hello, back_by] = at(rank);
+      if (socket && socket.ended()) {
+        socket = Socket();
+        back_by = Clock::now() + time_to_return;
+      }
+      if (!socket && back_by != Deadline{} && Clock::now() >= back_by) {
+        const auto why = cat(where_, ": rank ", rank, " (process ", hello.pid, ") went away before all had come");
+        refuse_all(why);
+        throw CommError(why);
+      }
       all = all && socket;
     }
     return all;
+  }
+
+  void refuse_all(const std::string& why) {
+    for (int rank = 1; rank < world_.size; ++rank)
+      if (at(rank).socket) refuse(at(rank).socket, why);
   }
 
   /// Gives a rank its place, or says why not.
@@ -165,6 +183,7 @@ class Host {
       return cat("rank ", hello.rank, " is there already, as process ", place.hello.pid);
     place.socket = std::move(guest);
     place.hello = hello;
+    place.back_by = {};
     return "";
   }
 
@@ -257,11 +276,14 @@ class Host {
   Socket host;
   Answer answer;
   const char* trouble = "no answer";
+  std::optional<Deadline> met;  // when rank 0 was last there
   for (;; std::this_thread::sleep_for(std::chrono::milliseconds(20))) {
     if (Clock::now() >= deadline)
       fail<TimeoutError>(where, ": rank 0 was not found within ", world.timeout.count(), " ms: ", trouble);
     host = Socket::connect(address, std::min(deadline, Clock::now() + std::chrono::seconds(5)));
     if (!host) trouble = std::strerror(errno);
+    if (!host && met && Clock::now() >= *met + time_to_return)
+      fail<CommError>(where, ": rank 0 went away before all had come");
     // A port that nobody listens on can, on loopback, be connected to itself.
     if (!host || host.local().port() == address.port()) continue;
     meeting.listener = Socket::listen(host.local().with_port(0));
@@ -273,6 +295,7 @@ class Host {
     if (!host.receive_all(std::as_writable_bytes(std::span(challenge.nonce)), grace)) continue;
     hello.proof = prove(world.token, {std::as_bytes(std::span(challenge.nonce)), proven(hello)});
     if (host.send_all(bytes_of(hello), deadline) && host.receive_all(bytes_of(answer), grace)) break;
+    met = Clock::now();
   }
   answer.refusal.back() = 0;
   check<CommError>(answer.welcome == 1, "rank ", world.rank, ": ", answer.refusal.data());

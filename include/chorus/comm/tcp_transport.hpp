@@ -79,8 +79,7 @@ class TcpTransport final : public Transport {
   bool copies() const override { return false; }
 
   Piece receive(int peer) override {
-    auto& p = at(peer);
-    if (!p.in) p.in = std::make_unique_for_overwrite<std::byte[]>(slot_bytes + alignment);
+    auto& p = receiving_from(peer);
     await(peer, Goal::piece);
     return {p.head.envelope, destination(p), p.head.bytes};
   }
@@ -92,8 +91,7 @@ class TcpTransport final : public Transport {
   void release(int peer) override { at(peer).received = 0, at(peer).place = nullptr; }
 
   bool has_piece(int peer) override {
-    auto& p = at(peer);
-    if (!p.in) p.in = std::make_unique_for_overwrite<std::byte[]>(slot_bytes + alignment);
+    receiving_from(peer);
     return pull(peer);
   }
 
@@ -118,6 +116,11 @@ class TcpTransport final : public Transport {
   static constexpr std::size_t slot_stride = alignment + slot_bytes;  // a head lies right in front of its data
 
   Peer& at(int peer) { return peers_[static_cast<std::size_t>(peer)]; }
+  Peer& receiving_from(int peer) {
+    auto& p = at(peer);
+    if (!p.in) p.in = std::make_unique_for_overwrite<std::byte[]>(slot_bytes + alignment);
+    return p;
+  }
 
   static std::byte* aligned(std::byte* p) {
     return p + (alignment - reinterpret_cast<std::uintptr_t>(p) % alignment) % alignment;

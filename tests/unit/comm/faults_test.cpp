@@ -3,6 +3,7 @@
 
 #include <catch.hpp>
 
+#include "astray.hpp"
 #include "processes.hpp"
 
 namespace faults_test {
@@ -139,45 +140,20 @@ TEST_CASE("a rank may leave while others still read what it sent", "[comm]") {
 }
 
 TEST_CASE("ranks in different calls are both named", "[comm]") {
-  using C = comm::AnyCommunicator;
-  std::vector<float> f(100), g(200);
-  std::vector<int> i(100);
-  const std::pair<std::function<void(C&)>, std::string> calls[] = {
-      {[&](C& c) { c.all_reduce(std::span(f)); }, "all_reduce #1 (sum of 100 F32)"},
-      {[&](C& c) { c.all_reduce(std::span(g)); }, "all_reduce #1 (sum of 200 F32)"},
-      {[&](C& c) { c.all_reduce(std::span(i)); }, "all_reduce #1 (sum of 100 I32)"},
-      {[&](C& c) { c.all_reduce(std::span(f), comm::ReduceOp::max); }, "all_reduce #1 (max of 100 F32)"},
-      {[&](C& c) { c.all_reduce(std::span<float>()); }, "all_reduce #1 (sum of 0 F32)"},
-      {[&](C& c) { c.broadcast(std::span(f), 0); }, "broadcast #1 (100 F32 from rank 0)"},
-      {[&](C& c) { c.all_gather(f, std::span(g)); }, "all_gather #1 (100 F32)"},
-      {[&](C& c) { c.reduce_scatter(g, std::span(f)); }, "reduce_scatter #1 (sum of 100 F32)"},
-      {[&](C& c) { c.barrier(); }, "barrier #1"},
-      {[&](C& c) { c.send(std::span(f), 1 - c.rank()); }, "message #0 (100 F32)"},
-      {[&](C& c) { c.barrier(), c.barrier(); }, "barrier #2"},
-  };
   for (const auto kind : kinds) {
-    for (const auto& [other, name] : calls) {
+    for (const auto& astray : test::calls_astray()) {
       // Rank 1 receives in its call, and so meets what rank 0 sends.
-      test::Ranks ranks(2, [&, kind, call = other](const comm::World& world) -> std::string {
+      test::Ranks ranks(2, [&, kind](const comm::World& world) {
         auto c = comm::connect(world, {.backend = kind});
-        c.barrier();
-        try {
-          if (world.rank == 0) call(c);
-          if (world.rank == 1) c.all_reduce(std::span(i), comm::ReduceOp::min);
-          c.barrier();  // a sender may notice only here
-        } catch (const CommError& error) {
-          return error.what();
-        }
-        return "no error";
+        return test::go_astray(c, astray);
       });
       const auto texts = ranks.texts();
-      const auto first = name == "barrier #2" ? "barrier #1" : name;
       for (const auto& text : texts) {
         INFO(text);
-        CHECK_THAT(text, Contains(first) || Contains("all_reduce #1 (min of 100 I32)"));
+        CHECK_THAT(text, Contains(astray.name) || Contains("all_reduce #1 (min of 100 I32)"));
         CHECK_THAT(text, Contains("is in another call"));
       }
-      CHECK_THAT(texts[1], Contains(first));
+      CHECK_THAT(texts[1], Contains(astray.name));
     }
   }
 }

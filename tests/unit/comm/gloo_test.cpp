@@ -1,6 +1,7 @@
 // Gloo behind the Communicator concept.
 #include <catch.hpp>
 
+#include "astray.hpp"
 #include "conformance.hpp"
 #include "processes.hpp"
 
@@ -63,6 +64,29 @@ TEST_CASE("gloo: a rank that dies, waits too long or gives up is an error of all
     if (what == "stays away") CHECK_THAT(texts[0] + texts[2], Contains("late: "));
     if (what == "aborts") CHECK(texts[1] == "rank 1: all_reduce #1 (sum of 100000 F32): aborted: no flour left");
   }
+}
+
+TEST_CASE("gloo: ranks in different calls are both named, before any data moves", "[comm]") {
+  const auto run = [](int size, const std::function<std::string(comm::GlooCommunicator&)>& body) {
+    return test::Ranks(size,
+                       [&](const comm::World& world) {
+                         comm::GlooCommunicator c(world);
+                         return body(c);
+                       })
+        .texts();
+  };
+  for (const auto& astray : test::calls_astray()) {
+    const auto texts = run(2, [&](auto& c) { return test::go_astray(c, astray); });
+    INFO(texts[0] << "\n" << texts[1]);
+    for (const auto& text : texts) {
+      CHECK_THAT(text, Contains("is in another call") && !Contains("moved: "));
+      CHECK_THAT(text, Contains(astray.name) || Contains("all_reduce #1 (min of 100 I32)"));
+    }
+    CHECK_THAT(texts[1], StartsWith("rank 1: all_reduce #1 (min of 100 I32): ") && Contains(astray.name));
+  }
+  const auto three = run(3, [](auto& c) { return test::third_astray(c); });
+  for (const auto& text : three)
+    CHECK_THAT(text, StartsWith("rank ") && Contains("is in another call") && Contains("of 999 F64"));
 }
 #else
 TEST_CASE("collectives over gloo", "[comm]") { WARN("not checked: this build is without gloo"); }

@@ -6,12 +6,17 @@
 #include <climits>
 #include <cstdio>
 #include <cstdlib>
+#include <sstream>
 #include <string>
+#include <vector>
+
+#include "astray.hpp"
 
 namespace mpi_test {
 
 using chorus::cat;
 using Catch::Matchers::Contains;
+using Catch::Matchers::StartsWith;
 
 #if CHORUS_USE_MPI
 std::string folder_of_programs() {
@@ -53,6 +58,33 @@ TEST_CASE("mpi: deadlines and aborts", "[comm]") {
     CHECK_THAT(aborted, Contains(cat("rank ", rank, ": all_reduce #")));  // #1, or a slow one #0
   CHECK_THAT(aborted, Contains("gave up: ") && Contains("no flour left"));
   CHECK_THAT(job(2, "late"), Contains("late: rank 0: all_reduce #1 (sum of 100000 F32): mpi: waited 1000 ms"));
+}
+
+TEST_CASE("mpi: ranks in different calls are both named, before any data moves", "[comm]") {
+  const auto lines_of = [](const std::string& text, int rank) {
+    std::vector<std::string> lines;
+    std::istringstream all(text);
+    for (std::string line; std::getline(all, line);)
+      if (const auto begin = cat(rank, "> "); line.starts_with(begin)) lines.push_back(line.substr(begin.size()));
+    return lines;
+  };
+  const auto text = job(2, "astray");
+  const auto zero = lines_of(text, 0), one = lines_of(text, 1);
+  const auto calls = test::calls_astray();
+  INFO(text);
+  REQUIRE(zero.size() == calls.size());
+  REQUIRE(one.size() == calls.size());
+  for (std::size_t i = 0; i < calls.size(); ++i) {
+    CHECK_THAT(zero[i], StartsWith("rank 0: ") && Contains("is in another call"));
+    CHECK_THAT(one[i], StartsWith("rank 1: all_reduce #1 (min of 100 I32): ") && Contains(calls[i].name) &&
+                           Contains("is in another call"));
+  }
+  const auto three = job(3, "third_astray");
+  for (int rank = 0; rank < 3; ++rank) {
+    const auto lines = lines_of(three, rank);
+    REQUIRE(lines.size() == 1);
+    CHECK_THAT(lines[0], StartsWith("rank ") && Contains("is in another call") && Contains("of 999 F64"));
+  }
 }
 #else
 TEST_CASE("collectives over MPI", "[comm]") { WARN("not checked: this build is without MPI"); }

@@ -107,6 +107,36 @@ TEST_CASE("a rank that died before the group formed may come again", "[comm]") {
   CHECK(ranks.texts() == std::vector<std::string>(3, "6"));
 }
 
+TEST_CASE("a rank that is killed while others are awaited is named at once, not at the deadline", "[comm]") {
+  for (const int victim : {2, 0}) {
+    const auto port = test::free_port().local().port();
+    test::Ranks ranks(
+        4,
+        [port](comm::World world) -> std::string {
+          if (world.rank == 3) {  // never comes
+            std::this_thread::sleep_for(6s);
+            return "";
+          }
+          world.listen_fd = -1;
+          world.master_port = port;
+          return sum_of_ranks(world);
+        },
+        30s);
+    std::this_thread::sleep_for(500ms);  // by now ranks 1 and 2 have told rank 0 that they are there
+    const auto killed = comm::Clock::now();
+    kill(ranks.pid(victim), SIGKILL);
+    for (int rank = 0; rank < 3; ++rank) {
+      if (rank == victim) continue;
+      const auto outcome = ranks.outcome(rank);
+      CHECK(comm::Clock::now() - killed < 4s);
+      INFO(outcome.text);
+      CHECK_THAT(outcome.text, Contains(cat("rank ", rank, ": ")) && Contains(cat("rank ", victim, " ")) &&
+                                   Contains("went away before all had come"));
+      if (victim == 2) CHECK_THAT(outcome.text, Contains(cat("rank 2 (process ", ranks.pid(2), ")")));
+    }
+  }
+}
+
 TEST_CASE("no rank 0", "[comm]") {
   const auto port = test::free_port().local().port();
   CHECK_THROWS_WITH(

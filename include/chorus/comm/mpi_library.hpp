@@ -1,0 +1,115 @@
+#pragma once
+/// MPI itself: its start and end, its scalar types, and chorus' reductions as its operators.
+
+#ifndef OMPI_SKIP_MPICXX  // the C++ bindings that MPI has withdrawn
+#define OMPI_SKIP_MPICXX
+#endif
+#ifndef MPICH_SKIP_MPICXX
+#define MPICH_SKIP_MPICXX
+#endif
+#include <mpi.h>
+
+#include <chorus/comm/reduction.hpp>
+#include <cstddef>
+#include <string_view>
+
+namespace chorus::inline CHORUS_ABI::comm::detail {
+
+/// MPI is initialised at the first use, and finalised when the program ends, unless the program itself did or will.
+class MpiLibrary {
+ public:
+  static MpiLibrary& instance() {
+    static MpiLibrary library;
+    return library;
+  }
+
+ private:
+  MpiLibrary() {
+    int already = 0;
+    MPI_Initialized(&already);
+    if (already) return;
+    int level = 0;
+    check<CommError>(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level) == MPI_SUCCESS, "mpi: no start");
+    ours_ = true;
+  }
+  ~MpiLibrary() {
+    int finished = 0;
+    MPI_Finalized(&finished);
+    if (ours_ && !finished && !failed_) MPI_Finalize();
+  }
+  bool ours_ = false;
+
+ public:
+  bool failed_ = false;  ///< peers may be gone: finalising would wait for them
+};
+
+inline void mpi_check(int code) {
+  if (code == MPI_SUCCESS) return;
+  char text[MPI_MAX_ERROR_STRING] = {};
+  int length = 0;
+  MPI_Error_string(code, text, &length);
+  fail<CommError>("mpi: ", std::string_view(text, static_cast<std::size_t>(length)));
+}
+
+inline MPI_Datatype mpi_type(DType dtype) {
+  switch (dtype) {
+    case DType::i8:
+      return MPI_INT8_T;
+    case DType::i16:
+      return MPI_INT16_T;
+    case DType::u16:
+      return MPI_UINT16_T;
+    case DType::i32:
+      return MPI_INT32_T;
+    case DType::u32:
+      return MPI_UINT32_T;
+    case DType::i64:
+      return MPI_INT64_T;
+    case DType::u64:
+      return MPI_UINT64_T;
+    case DType::f32:
+      return MPI_FLOAT;
+    case DType::f64:
+      return MPI_DOUBLE;
+    case DType::f16:
+    case DType::bfloat16:
+      return MPI_UINT16_T;
+    default:
+      return MPI_UINT8_T;
+  }
+}
+
+/// Chorus' own reduction as an MPI operator, for what MPI's lack: NaN wins in min and max; bool, bf16, half.
+template <class T, class How>
+void mpi_combine(void* in, void* inout, int* count, MPI_Datatype*) {
+  combine<T, How>(inout, in, inout, static_cast<std::size_t>(*count), 1);
+}
+template <class T>
+MPI_Op mpi_operator(ReduceOp op) {
+  static MPI_Op made[3] = {MPI_OP_NULL, MPI_OP_NULL, MPI_OP_NULL};
+  auto& mine = made[static_cast<std::size_t>(op)];
+  if (mine == MPI_OP_NULL)
+    mpi_check(MPI_Op_create(op == ReduceOp::sum   ? &mpi_combine<T, Sum>
+                            : op == ReduceOp::min ? &mpi_combine<T, Min>
+                                                  : &mpi_combine<T, Max>,
+                            1, &mine));
+  return mine;
+}
+inline MPI_Op mpi_operator(const Reduction& reduction) {
+  switch (reduction.dtype) {
+    case DType::boolean:
+      return mpi_operator<bool>(reduction.op);
+    case DType::f16:
+      return mpi_operator<half>(reduction.op);
+    case DType::bfloat16:
+      return mpi_operator<bf16>(reduction.op);
+    case DType::f32:
+      return reduction.op == ReduceOp::sum ? MPI_SUM : mpi_operator<float>(reduction.op);
+    case DType::f64:
+      return reduction.op == ReduceOp::sum ? MPI_SUM : mpi_operator<double>(reduction.op);
+    default:
+      return reduction.op == ReduceOp::sum ? MPI_SUM : reduction.op == ReduceOp::min ? MPI_MIN : MPI_MAX;
+  }
+}
+
+}  // namespace chorus::inline CHORUS_ABI::comm::detail
