@@ -1,5 +1,6 @@
 // Times all-reduce over float sums between ranks of this machine, bound to cores, in the form of the usual MPI program:
-//   allreduce [--ranks N] [--transport shm|tcp|thread|mpi|gloo]
+//   allreduce [--ranks N] [--transport shm|tcp|thread|mpi|gloo] [--memory own|communicator]
+// The data lies in memory of the program's own, or in such as the communicator gives, which ranks read where it lies.
 // One line a size: bytes, ranks, median ms, busbw in GB/s (bytes * 2(n-1)/n / time, as nccl-tests defines it).
 #include <sched.h>
 #include <sys/prctl.h>
@@ -24,16 +25,18 @@ using namespace chorus;
 
 struct Options {
   int ranks = 2;
-  std::string transport = "shm";
+  std::string transport = "shm", memory = "own";
 };
 
-constexpr const char* usage = "usage: allreduce [--ranks N] [--transport shm|tcp|thread|mpi|gloo]\n";
+constexpr const char* usage =
+    "usage: allreduce [--ranks N] [--transport shm|tcp|thread|mpi|gloo] [--memory own|communicator]\n";
 
 Options parse(std::span<char*> arguments) {
   Options options;
   for (std::size_t i = 0; i < arguments.size(); i += 2) {
     const std::string_view option = arguments[i];
-    check<UsageError>(option == "--ranks" || option == "--transport", "unknown option '", option, "'");
+    check<UsageError>(option == "--ranks" || option == "--transport" || option == "--memory", "unknown option '",
+                      option, "'");
     check<UsageError>(i + 1 < arguments.size(), option, " needs a value");
     const std::string_view value = arguments[i + 1];
     if (option == "--ranks") {
@@ -41,6 +44,10 @@ Options parse(std::span<char*> arguments) {
       check<UsageError>(error == std::errc() && end == value.data() + value.size() && options.ranks >= 1 &&
                             options.ranks <= comm::max_ranks,
                         "--ranks ", value, ": expected a number from 1 to ", comm::max_ranks);
+    } else if (option == "--memory") {
+      check<UsageError>(value == "own" || value == "communicator", "--memory ", value,
+                        ": expected own or communicator");
+      options.memory = value;
     } else {
       const std::string_view known[] = {"shm", "tcp", "thread", "mpi", "gloo"};
       check<UsageError>(std::find(std::begin(known), std::end(known), value) != std::end(known), "--transport ", value,
@@ -51,17 +58,20 @@ Options parse(std::span<char*> arguments) {
   return options;
 }
 
-void benchmark(comm::AnyCommunicator& c, const std::string& backend) {
+void benchmark(comm::AnyCommunicator& c, const Options& options) {
+  const auto& backend = options.transport;
   const int n = c.size();
   for (const std::size_t count : {1u << 10, 1u << 14, 1u << 18, 1u << 20, 1u << 22, 1u << 24}) {
     const std::size_t repeats = count > 1'000'000 ? 15 : 200;
-    std::vector<float> data(count);
+    std::vector<float> own(count);
+    const auto lent = options.memory == "own" ? nullptr : c.allocate(count * sizeof(float));
+    const std::span data(lent ? reinterpret_cast<float*>(lent.get()) : own.data(), count);
     std::vector<double> seconds;
     for (std::size_t r = 0; r < repeats + 3; ++r) {
       std::fill(data.begin(), data.end(), 1.0f);
       c.barrier();
       const auto start = std::chrono::steady_clock::now();
-      c.all_reduce(std::span(data));
+      c.all_reduce(data);
       const std::chrono::duration<double> time = std::chrono::steady_clock::now() - start;
       if (r >= 3) seconds.push_back(time.count());
       check(std::all_of(data.begin(), data.end(), [n](float x) { return x == static_cast<float>(n); }), "wrong sum");
@@ -94,8 +104,8 @@ void run_threads(const Options& options) {
   auto group = comm::thread_group(options.ranks);
   std::vector<std::thread> threads;
   for (std::size_t rank = 1; rank < group.size(); ++rank)
-    threads.emplace_back([&, rank] { guarded([&] { benchmark(group[rank], options.transport); }); });
-  benchmark(group[0], options.transport);
+    threads.emplace_back([&, rank] { guarded([&] { benchmark(group[rank], options); }); });
+  benchmark(group[0], options);
   for (auto& thread : threads) thread.join();
 }
 
@@ -129,7 +139,7 @@ void run_processes(const Options& options) {
   listener = comm::Socket();
   const int code = guarded([&] {
     auto c = comm::connect(world, {.backend = comm::backend_of(options.transport)});
-    benchmark(c, options.transport);
+    benchmark(c, options);
   });
   if (world.rank != 0) _exit(code);
   int status = 0, bad = code;
@@ -142,7 +152,7 @@ void run_mpi([[maybe_unused]] const Options& options, [[maybe_unused]] char** ar
 #if CHORUS_USE_MPI
   if (std::getenv("OMPI_COMM_WORLD_RANK") || std::getenv("PMI_RANK")) {
     comm::MpiCommunicator c;
-    return benchmark(c, options.transport);
+    return benchmark(c, options);
   }
   const auto ranks = cat(options.ranks);
   setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 0);

@@ -47,8 +47,8 @@ double median_ms(const Step& step, std::size_t most, double seconds) {
 }
 
 /// One training step on a fixed batch: zero_grad, forward, cross entropy, backward, optimizer step.
-template <class Net, class Images, class D>
-auto make_step(Net& net, ch::optim::Optimizer<D>& optimizer, const Images& images,
+template <class Net, class Optimizer, class Images>
+auto make_step(Net& net, Optimizer& optimizer, const Images& images,
                const ch::Tensor<std::int64_t, 1>& targets) {
   return [&net, &optimizer, images, targets] {
     optimizer.zero_grad();
@@ -58,16 +58,21 @@ auto make_step(Net& net, ch::optim::Optimizer<D>& optimizer, const Images& image
   };
 }
 
+/// A case's optimizer: called with parameters, it makes one.
+template <class Opt>
+struct Optimizing {
+  using type = Opt;
+  typename Opt::options_type options;
+  auto operator()(auto parameters) const { return std::make_unique<Opt>(std::move(parameters), options); }
+};
+
 /// Calls `run(name, make, images, targets, optimizer)` for the cases that were asked for, with models on a `D` and the
 /// batch on the CPU; returns false for an unknown one.
 template <class D = ch::Cpu, class Run>
 bool for_each_case(std::span<const std::string_view> wanted, const Run& run) {
-  const auto sgd = [](auto parameters) -> std::unique_ptr<ch::optim::Optimizer<D>> {
-    return std::make_unique<ch::optim::Sgd<D>>(parameters, ch::optim::SgdOptions{.lr = 0.01, .momentum = 0.9});
-  };
-  const auto adam = [](auto parameters) -> std::unique_ptr<ch::optim::Optimizer<D>> {
-    return std::make_unique<ch::optim::Adam<D>>(parameters, ch::optim::AdamOptions{.lr = 1e-3});
-  };
+  const Optimizing<ch::optim::Sgd<D>> sgd{{.lr = 0.01, .momentum = 0.9}};
+  const Optimizing<ch::optim::Adam<D>> adam{{.lr = 1e-3}};
+  const Optimizing<ch::optim::AdamW<D>> adam_w{{.lr = 1e-3, .weight_decay = 0.01}};
   constexpr std::string_view known[] = {"toy_b16", "toy_b128", "mlp_b64", "resnet18_b32", "gpt_b16"};
   for (const auto name : wanted)
     if (std::find(std::begin(known), std::end(known), name) == std::end(known)) {
@@ -94,10 +99,7 @@ bool for_each_case(std::span<const std::string_view> wanted, const Run& run) {
   if (asked("gpt_b16"))
     run(
         "gpt_b16", [] { return Gpt<D>{}; }, labels(16 * 128, 65).view(ch::Shape<2>{16, 128}), labels(16 * 128, 65),
-        [](auto parameters) -> std::unique_ptr<ch::optim::Optimizer<D>> {
-          return std::make_unique<ch::optim::AdamW<D>>(parameters,
-                                                       ch::optim::AdamOptions{.lr = 1e-3, .weight_decay = 0.01});
-        });
+        adam_w);
   return true;
 }
 

@@ -39,15 +39,23 @@ inline std::size_t fixed_steps(std::string_view name) { return name.starts_with(
 
 struct RanksAndCases {
   int ranks = 2;
+  std::optional<double> bucket_cap_mb;
+  bool sharded = false, wrapper = false;
   std::vector<std::string_view> wanted;
 };
 
-/// Reads `--ranks N [CASE ...]`; nothing, after a message, where N is none.
+/// Reads `--ranks N [OPTION ...] [CASE ...]`; nothing, after a message, where N is none.
 inline std::optional<RanksAndCases> ranks_and_cases(const char* program, int argc, char** argv) {
   RanksAndCases out;
   for (int i = 1; i < argc; ++i) {
     if (std::strcmp(argv[i], "--ranks") == 0 && i + 1 < argc)
       out.ranks = std::atoi(argv[++i]);
+    else if (std::strcmp(argv[i], "--bucket-cap-mb") == 0 && i + 1 < argc)
+      out.bucket_cap_mb = std::atof(argv[++i]);
+    else if (std::strcmp(argv[i], "--sharded") == 0)
+      out.sharded = true;
+    else if (std::strcmp(argv[i], "--wrapper") == 0)
+      out.wrapper = true;
     else
       out.wanted.emplace_back(argv[i]);
   }

@@ -63,6 +63,11 @@ class CallBook {
     const std::lock_guard lock(mutex_);
     return lines();
   }
+  /// How long calls have run in all.
+  std::chrono::nanoseconds busy() const {
+    const std::lock_guard lock(mutex_);
+    return busy_;
+  }
 
  private:
   struct Entry {
@@ -79,6 +84,7 @@ class CallBook {
     auto& entry = entries_[(calls_ - 1) % entries_.size()];
     entry.state = state;
     entry.ended = Clock::now();
+    busy_ += entry.ended - entry.begun;
   }
 
   static std::string text(const Entry& entry) {
@@ -128,6 +134,7 @@ class CallBook {
   mutable std::mutex mutex_;
   std::array<Entry, 64> entries_;  // the newest calls, in turn
   std::uint64_t calls_ = 0;
+  std::chrono::nanoseconds busy_{0};
 };
 
 }  // namespace chorus::inline CHORUS_ABI::comm

@@ -2,9 +2,11 @@
 /// `Engine`: what carries out the calls of a communicator, behind a virtual interface that knows bytes and no types.
 
 #include <chorus/comm/communicator.hpp>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <string_view>
 
@@ -64,6 +66,10 @@ class Engine {
   virtual void abort(std::string_view why) noexcept = 0;
   /// What carries the bytes: `shm`, `tcp`, ...
   virtual std::string_view name() const = 0;
+  /// See AnyCommunicator.
+  virtual std::shared_ptr<std::byte> allocate(std::size_t) { return nullptr; }
+  /// How long calls have run in all, from when their turn came to their end; 0 where an engine does not count.
+  virtual std::chrono::nanoseconds busy() const { return {}; }
   /// The newest calls, one a line, as `flight recorder` prints them; empty where an engine keeps none.
   virtual std::string record() const { return {}; }
   /// What is known to be wrong with the group, without waiting; while no call is under way.

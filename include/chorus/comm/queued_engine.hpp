@@ -27,6 +27,14 @@ class QueuedEngine final : public Engine {
   Work later(const Call& call) override { return {calls_, calls_->later(call)}; }
   void abort(std::string_view why) noexcept override { runner_.abort(why); }
   std::string_view name() const override { return name_; }
+  std::shared_ptr<std::byte> allocate(std::size_t bytes) override {
+    if constexpr (requires { runner_.allocate(bytes); }) return runner_.allocate(bytes);
+    return nullptr;
+  }
+  std::chrono::nanoseconds busy() const override {
+    if constexpr (requires { runner_.busy(); }) return runner_.busy();
+    return {};
+  }
   std::string record() const override { return runner_.record(); }
   std::string trouble() override {
     if constexpr (requires { runner_.trouble(); }) return runner_.trouble();

@@ -4,6 +4,7 @@
 #include <chorus/comm/call_book.hpp>
 #include <chorus/comm/direct.hpp>
 #include <chorus/comm/hierarchical.hpp>
+#include <chorus/comm/in_place.hpp>
 #include <chorus/comm/ring.hpp>
 #include <memory>
 
@@ -35,6 +36,8 @@ class RingRunner {
   void abort(std::string_view why) noexcept {
     if (book_.abort(why)) link_->abort(book_.aborted().why());
   }
+  std::shared_ptr<std::byte> allocate(std::size_t bytes) { return link_->allocate(bytes); }
+  std::chrono::nanoseconds busy() const { return book_.busy(); }
   std::string record() const { return book_.record(); }
   std::string trouble() {
     try {
@@ -60,14 +63,17 @@ class RingRunner {
     switch (call.op) {
       case Op::all_reduce:
         if (!link_->machines().empty()) return hierarchical_all_reduce(ring, out, call.count);
+        if (in_place_all_reduce(ring, out, call.count)) return;
         return exchanges_directly(*link_, call.count * call.reduction.element)
                    ? direct_all_reduce(ring, out, call.count)
                    : ring_all_reduce(ring, out, call.count);
       case Op::broadcast:
         return ring_broadcast(ring, out, call.count, call.peer);
       case Op::all_gather:
+        if (in_place_all_gather(ring, in, out, call.count)) return;
         return ring_all_gather(ring, in, out, call.count);
       case Op::reduce_scatter:
+        if (in_place_reduce_scatter(ring, in, out, call.count)) return;
         return ring_reduce_scatter(ring, in, out, call.count);
       case Op::barrier:
         return ring_barrier(ring);

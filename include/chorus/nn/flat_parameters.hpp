@@ -3,6 +3,8 @@
 /// bucket and an optimizer step are each a range of memory.
 
 #include <cstddef>
+#include <functional>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -42,6 +44,10 @@ class FlatParameters {
   /// Lays the parameters out anew: `order[i]` is the present index of the one that becomes number i.
   void reorder(std::span<const std::size_t> order);
 
+  /// Moves the buffers into memory that `allocate(bytes)` gives, now and at each `reorder`; where it gives none, they
+  /// stay the device's.
+  void use_memory(std::function<std::shared_ptr<void>(std::size_t)> allocate);
+
   const std::vector<Entry>& entries() const { return entries_; }
   const std::vector<Group>& groups() const { return groups_; }
 
@@ -54,6 +60,7 @@ class FlatParameters {
  private:
   void lay_out(std::vector<NamedParameter<D>> parameters);
 
+  std::function<std::shared_ptr<void>(std::size_t)> allocate_;
   std::vector<Entry> entries_;
   std::vector<Group> groups_;
 };

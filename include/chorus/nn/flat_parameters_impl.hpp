@@ -28,6 +28,12 @@ void FlatParameters<D>::reorder(std::span<const std::size_t> order) {
 }
 
 template <Device D>
+void FlatParameters<D>::use_memory(std::function<std::shared_ptr<void>(std::size_t)> allocate) {
+  allocate_ = std::move(allocate);
+  lay_out(parameters());
+}
+
+template <Device D>
 std::size_t FlatParameters<D>::bytes() const {
   return std::accumulate(groups_.begin(), groups_.end(), std::size_t{0},
                          [](std::size_t sum, const Group& group) { return sum + group.count * size_of(group.dtype); });
@@ -58,12 +64,13 @@ void FlatParameters<D>::lay_out(std::vector<NamedParameter<D>> parameters) {
     const auto first = std::find_if(entries.begin(), entries.end(), [&](const Entry& e) { return e.group == g; });
     const D device = first->parameter().where();
     const std::size_t bytes = group.count * size_of(group.dtype);
-    {
-      const MemoryScope scope(trace::Memory::parameters);
-      group.values = Storage<D>(device, bytes);
-    }
-    const MemoryScope scope(trace::Memory::gradients);
-    group.grads = Storage<D>(device, bytes);
+    const auto memory = [&](trace::Memory kind) {
+      const MemoryScope scope(kind);
+      auto lent = allocate_ ? allocate_(bytes) : nullptr;
+      return lent ? Storage<D>(device, std::move(lent), bytes) : Storage<D>(device, bytes);
+    };
+    group.values = memory(trace::Memory::parameters);
+    group.grads = memory(trace::Memory::gradients);
     if constexpr (D::parameter_alignment > 1) {
       zero_bytes(device, group.values.data(), bytes);
       zero_bytes(device, group.grads.data(), bytes);

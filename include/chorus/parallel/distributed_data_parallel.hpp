@@ -43,6 +43,9 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
       : Base(std::move(model), communicator, seed),
         options_(checked(options, this->model_)),
         reducer_(this->flat_, communicator, this->shares_, options_, std::move(hook)) {
+    if constexpr (requires { communicator.allocate(0); })
+      if (std::is_same_v<D, Cpu> && communicator.size() > 1)
+        this->flat_.use_memory([&communicator](std::size_t bytes) { return communicator.allocate(bytes); });
     std::erase_if(this->buffers_, [&](const auto& named) { return !counts(named.name); });
     if (options_.init_sync) {
       this->check_same("DistributedDataParallel", options_.describe(), [&](const auto& n) { return counts(n); });
@@ -75,11 +78,14 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   auto operator()(const Inputs&... inputs) {
     check<UsageError>(!reducer_.in_backward(),
                       "DistributedDataParallel: the last backward pass ended early; its gradients are incomplete");
+    reducer_.clock().forward_begins();
     if (grad_enabled())
       begin_pass(detail::batch_size(0, inputs...));
     else
       this->shares_.begin_alone();  // ranks need not agree on the number of calls
-    return this->forward(inputs...);
+    auto output = this->forward(inputs...);
+    reducer_.clock().forward_ends();
+    return output;
   }
 
   /// All ranks call it; under a hook that lets parameters drift apart, they are brought together.
@@ -136,6 +142,9 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
     for (const auto& bucket : reducer_.layout().buckets()) sizes.push_back(reducer_.layout().bytes(bucket));
     return sizes;
   }
+  /// Where the time of this rank's iterations goes.
+  const DdpLoggingData& logging_data() const { return reducer_.clock().data(); }
+  void reset_logging_data() { reducer_.clock().forget(); }
   /// Backward passes whose gradients NonFinite::skip_step has thrown away.
   std::int64_t skipped_steps() const { return reducer_.skipped_steps(); }
 

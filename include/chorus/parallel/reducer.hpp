@@ -6,6 +6,7 @@
 #include <chorus/kernels/pointwise.hpp>
 #include <chorus/parallel/batch_shares.hpp>
 #include <chorus/parallel/ddp_options.hpp>
+#include <chorus/parallel/ddp_times.hpp>
 #include <chorus/parallel/gradient_layout.hpp>
 #include <chorus/parallel/non_finite.hpp>
 #include <cstdint>
@@ -39,6 +40,8 @@ class Reducer {
   const GradientLayout<D>& layout() const { return layout_; }
   bool in_backward() const { return in_backward_; }
   std::int64_t skipped_steps() const { return skipped_; }
+  DdpClock& clock() { return clock_; }
+  const DdpClock& clock() const { return clock_; }
   /// Whether backward averages gradients; without, each rank adds up its own.
   bool sync = true;
   /// Called with each parameter whose gradient has been averaged, in the middle of backward: for an optimizer's step.
@@ -149,6 +152,7 @@ class Reducer {
   void begin_backward() {
     weight_ = unit_ ? *unit_ : shares_.weight();
     in_backward_ = true;
+    clock_.backward_begins(busy());
     arrival_.clear();
     next_bucket_ = next_step_ = 0;
     bad_ = no_bucket;
@@ -169,6 +173,11 @@ class Reducer {
     if (!p.grad_arrived()) zero_bytes(p.where(), p.grad_data(), p.size_bytes());
   }
 
+  std::chrono::nanoseconds busy() const {
+    if constexpr (requires { communicator_.busy(); }) return communicator_.busy();
+    return {};
+  }
+
   // Calls `f(bucket as hooks see it)`.
   template <class F>
   void with_bucket(std::size_t b, const F& f) {
@@ -185,12 +194,14 @@ class Reducer {
       const auto b = next_bucket_;
       if (options_.non_finite == NonFinite::throw_error && bad_ == no_bucket && weight_ != 0)
         bad_ = first_not_finite(layout_, b);
+      const DdpClock::Exposed scope(clock_);
       with_bucket(b, [&](const auto& view) { buckets[b].work = hook_.start(view, communicator_); });
     }
   }
 
   // Waits for all buckets and whatever the hook sends after that.
   void complete_buckets() {
+    const DdpClock::Exposed scope(clock_);
     open_.clear();
     for (std::size_t b = next_step_; b < layout_.buckets().size(); ++b) open_.push_back(b);
     for (int round = 0; !open_.empty(); ++round)
@@ -217,8 +228,11 @@ class Reducer {
   }
   void step_bucket(std::size_t b) {
     auto& bucket = layout_.buckets()[b];
-    bucket.work.wait();
-    for (int round = 0; resume(b, round); ++round) bucket.work.wait();
+    {
+      const DdpClock::Exposed scope(clock_);
+      bucket.work.wait();
+      for (int round = 0; resume(b, round); ++round) bucket.work.wait();
+    }
     for (const std::size_t i : bucket.parameters) {
       parameter(i).set_grad_arrived(true);  // in a static graph other ranks' may have
       on_averaged(parameter(i));
@@ -226,6 +240,7 @@ class Reducer {
   }
 
   void finish_backward() {
+    clock_.last_gradient();
     if (learning_graph())
       learn_graph();
     else if (next_bucket_ < layout_.buckets().size())
@@ -243,6 +258,7 @@ class Reducer {
         for (const auto& bucket : layout_.buckets())
           for (const std::size_t i : bucket.parameters) parameter(i).set_grad_arrived(true);
     }
+    clock_.backward_ends(busy());
     if (options_.non_finite != NonFinite::propagate) judge();
     if constexpr (requires { hook_.after_backward(); }) hook_.after_backward();
     in_backward_ = false;
@@ -345,6 +361,7 @@ class Reducer {
   const DistributedDataParallelOptions& options_;
   Hook hook_;
 
+  DdpClock clock_;
   std::vector<int> arrivals_;         // hooks' calls in this backward pass, by entry
   std::vector<std::size_t> arrival_;  // entries, in the order of this backward
   std::vector<std::size_t> open_;     // buckets that are awaited

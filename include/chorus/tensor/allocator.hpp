@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <memory>
 #include <mutex>
 #include <new>
 #include <string>
@@ -58,6 +59,7 @@ struct Block {
   std::size_t bytes = 0;
   void* data = nullptr;
   Block* next_free = nullptr;
+  std::shared_ptr<void> lent;  // what keeps `data`, where it is not the allocator's
 };
 
 namespace detail {
@@ -105,8 +107,24 @@ class CachingAllocator {
     return block;
   }
 
+  /// A block of memory that something else owns.
+  Block<D>* adopt(D device, std::shared_ptr<void> memory, std::size_t bytes) {
+    auto* block = new Block<D>;
+    block->device = device;
+    block->kind = MemoryScope::current();
+    block->bytes = bytes;
+    block->data = memory.get();
+    block->lent = std::move(memory);
+    trace::allocated(trace_slot(device), block->kind, static_cast<std::int64_t>(bytes));
+    return block;
+  }
+
   void release(Block<D>* block) noexcept {
     trace::allocated(trace_slot(block->device), block->kind, -static_cast<std::int64_t>(block->bytes));
+    if (block->lent) {
+      delete block;
+      return;
+    }
     Block<D>*& first = free_[stays(block->kind)][size_class<smallest>(block->bytes).list];
     std::lock_guard lock(mutex_);
     block->next_free = first;
@@ -157,6 +175,11 @@ class Storage {
  public:
   Storage() = default;
   Storage(D device, std::size_t bytes) : block_(CachingAllocator<D>::of(device).allocate(device, bytes)) {
+    block_->owners.store(1, std::memory_order_relaxed);
+  }
+  /// `memory`, of that many bytes, aligned to 64, which it keeps alive.
+  Storage(D device, std::shared_ptr<void> memory, std::size_t bytes)
+      : block_(CachingAllocator<D>::of(device).adopt(device, std::move(memory), bytes)) {
     block_->owners.store(1, std::memory_order_relaxed);
   }
   Storage(const Storage& other) noexcept : block_(other.block_) {

@@ -32,7 +32,7 @@ void adam_step(Cpu, Index count, T* p, const T* g, T* m, T* v, T* vmax, const Ad
   const auto scalar = [](double x) { return splat(static_cast<T>(x)); };
   const auto exponent = static_cast<double>(s.step);
   const auto step_size = scalar(-s.lr / (1 - std::pow(s.beta1, exponent)));
-  const auto correction = scalar(std::sqrt(1 - std::pow(s.beta2, exponent))), eps = scalar(s.eps);
+  const auto correction = scalar(1 / std::sqrt(1 - std::pow(s.beta2, exponent))), eps = scalar(s.eps);
   const auto keep1 = scalar(s.beta1), mix1 = scalar(1 - s.beta1), keep2 = scalar(s.beta2), mix2 = scalar(1 - s.beta2);
   const auto decay = scalar(s.decoupled ? 0 : s.weight_decay),
              shrink = scalar(s.decoupled ? 1 - s.lr * s.weight_decay : 1);
@@ -47,7 +47,7 @@ void adam_step(Cpu, Index count, T* p, const T* g, T* m, T* v, T* vmax, const Ad
       square = Eigen::internal::pmax(load(vmax + i, n), square);
       store(vmax + i, square, n);
     }
-    const auto denominator = padd(Eigen::internal::pdiv(math::packets::sqrt<T>(square), correction), eps);
+    const auto denominator = pmadd(math::packets::sqrt<T>(square), correction, eps);
     store(p + i, pmadd(step_size, Eigen::internal::pdiv(mean, denominator), pmul(shrink, value)), n);
   });
 }

@@ -1,0 +1,207 @@
+// Collectives of ranks that read each other's memory where it lies.
+#include <bit>
+#include <catch.hpp>
+#include <chorus/comm/shm_transport.hpp>
+#include <fstream>
+
+#include "processes.hpp"
+
+namespace in_place_test {
+
+using namespace chorus;
+using comm::ReduceOp;
+
+/// Numbers of type T in memory that the communicator gave, or of the program's own.
+template <class T>
+struct Lent {
+  std::shared_ptr<std::byte> memory;
+  std::vector<T> own;
+  std::span<T> numbers;
+
+  Lent(comm::AnyCommunicator& c, std::size_t count, bool lent = true, std::size_t skip = 0) : own(count) {
+    if (lent) memory = c.allocate((count + skip) * sizeof(T));
+    numbers = memory ? std::span(reinterpret_cast<T*>(memory.get()) + skip, count) : std::span(own);
+  }
+};
+
+template <class T>
+T made_up(int rank, std::size_t i) {
+  auto state = static_cast<std::uint32_t>(i * 2654435761u) ^ static_cast<std::uint32_t>(rank + 1) * 40503u;
+  state = state * 1664525 + 1013904223;
+  if constexpr (std::is_integral_v<T>) return static_cast<T>(state >> 20);
+  return static_cast<T>(static_cast<float>(state >> 8) * 1e-7f - 0.8f);
+}
+
+template <class T>
+void fill(std::span<T> numbers, int rank) {
+  for (std::size_t i = 0; i < numbers.size(); ++i) numbers[i] = made_up<T>(rank, i);
+}
+
+std::uint64_t hash(std::span<const float> numbers) {
+  std::uint64_t hash = 14695981039346656037ull;
+  for (const float x : numbers) hash = (hash ^ std::bit_cast<std::uint32_t>(x)) * 1099511628211ull;
+  return hash;
+}
+
+/// All collectives of numbers that are exact in T; "" or what is wrong.
+template <class T>
+std::string exact(comm::AnyCommunicator& c, std::size_t count) {
+  const int n = c.size(), r = c.rank();
+  const auto ranks = static_cast<std::size_t>(n);
+  const auto value = [](int rank, std::size_t i) { return static_cast<T>(static_cast<std::size_t>(rank) * 3 + i % 7); };
+  Lent<T> data(c, count, true, static_cast<std::size_t>(r) * 64), whole(c, count * ranks);
+  const auto sum = [&](std::size_t i) {
+    auto all = value(0, i);
+    for (int rank = 1; rank < n; ++rank) all = static_cast<T>(all + value(rank, i));
+    return all;
+  };
+  for (const auto op : {ReduceOp::sum, ReduceOp::max}) {
+    for (std::size_t i = 0; i < count; ++i) data.numbers[i] = value(r, i);
+    c.all_reduce(data.numbers, op);
+    for (std::size_t i = 0; i < count; ++i)
+      if (data.numbers[i] != (op == ReduceOp::sum ? sum(i) : value(n - 1, i)))
+        return cat("all_reduce ", op, " of ", count, " ", dtype<T>, ": at ", i, ": ", data.numbers[i]);
+  }
+  for (std::size_t i = 0; i < whole.numbers.size(); ++i) whole.numbers[i] = value(r, i);
+  const auto part = whole.numbers.subspan(static_cast<std::size_t>(r) * count, count);
+  c.reduce_scatter(whole.numbers, data.numbers);
+  c.reduce_scatter(whole.numbers, part);  // in its place
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto expected = sum(static_cast<std::size_t>(r) * count + i);
+    if (data.numbers[i] != expected || part[i] != expected) return cat("reduce_scatter of ", count, ": at ", i);
+  }
+  for (std::size_t i = 0; i < count; ++i) part[i] = value(r, i);
+  c.all_gather(part, whole.numbers);
+  for (std::size_t i = 0; i < whole.numbers.size(); ++i)
+    if (whole.numbers[i] != value(static_cast<int>(i / count), i % count))
+      return cat("all_gather of ", count, ": at ", i);
+  return "";
+}
+
+int mappings() {
+  std::ifstream maps("/proc/self/maps");
+  int found = 0;
+  for (std::string line; std::getline(maps, line);) found += line.find("memfd:chorus") != std::string::npos;
+  return found;
+}
+
+TEST_CASE("in place: all collectives, in memory of the communicator, over several segments", "[comm]") {
+  for (const int size : {2, 3, 4}) {
+    test::Ranks ranks(size, [](const comm::World& world) -> std::string {
+      auto c = comm::connect(world);
+      if (!c.allocate(1)) return "no memory";
+      for (const std::size_t count : {20'000, 70'001, 300'007})
+        if (auto wrong = exact<float>(c, count); !wrong.empty()) return wrong;
+      for (const auto& wrong : {exact<double>(c, 20'001), exact<std::int64_t>(c, 20'001),
+                                exact<std::uint8_t>(c, 100'001), exact<bf16>(c, 50'001)})
+        if (!wrong.empty()) return wrong;
+      return "";
+    });
+    for (const auto& text : ranks.texts()) CHECK(text == "");
+  }
+}
+
+TEST_CASE("in place: weighted sums are the same bits on all ranks, and those of the order of ranks", "[comm]") {
+  for (const int size : {2, 3}) {
+    constexpr std::size_t count = 150'001;
+    const auto scale = [size](int rank) { return (rank + 1.0) / (size * (size + 1) / 2.0); };
+    test::Ranks ranks(size, [&](const comm::World& world) {
+      auto c = comm::connect(world);
+      Lent<float> data(c, count);
+      fill(data.numbers, world.rank);
+      c.all_reduce(data.numbers, ReduceOp::sum, {.scale = scale(world.rank)});
+      double worst = 0;
+      for (std::size_t i = 0; i < count; ++i) {
+        double sum = 0;
+        for (int rank = 0; rank < size; ++rank) sum += scale(rank) * static_cast<double>(made_up<float>(rank, i));
+        worst = std::max(worst, std::abs(sum - static_cast<double>(data.numbers[i])));
+      }
+      return cat(worst < 1e-6 ? "right " : "wrong ", hash(data.numbers));
+    });
+    const auto texts = ranks.texts();
+    for (const auto& text : texts) CHECK(text == texts[0]);
+    CHECK_THAT(texts[0], Catch::Matchers::StartsWith("right"));
+  }
+}
+
+TEST_CASE("in place: a rank whose data lies elsewhere makes all of them send", "[comm]") {
+  test::Ranks ranks(3, [](const comm::World& world) {
+    auto c = comm::connect(world);
+    std::string log;
+    for (const bool lent : {true, false, true}) {
+      Lent<float> data(c, 100'000, lent || world.rank != 1);
+      fill(data.numbers, world.rank);
+      c.all_reduce(data.numbers);
+      log += cat(hash(data.numbers), " ");
+    }
+    return log;
+  });
+  const auto texts = ranks.texts();
+  for (const auto& text : texts) CHECK(text == texts[0]);
+  CHECK(texts[0].size() > 20);
+}
+
+TEST_CASE("in place: memory that was given back is unmapped by the others, too", "[comm]") {
+  test::Ranks ranks(2, [](const comm::World& world) {
+    auto c = comm::connect(world);
+    const int before = mappings();
+    int most = 0;
+    for (int turn = 0; turn < 20; ++turn) {
+      Lent<float> data(c, 100'000);
+      fill(data.numbers, turn);
+      c.all_reduce(data.numbers);
+      if (data.numbers[7] != 2 * made_up<float>(turn, 7)) return cat("turn ", turn, ": ", data.numbers[7]);
+      most = std::max(most, mappings() - before);
+      c.barrier();
+    }
+    return cat(most > 1 && most <= 3 ? "few" : cat(most));
+  });
+  for (const auto& text : ranks.texts()) CHECK(text == "few");
+}
+
+TEST_CASE("in place: what can't be mapped is sent", "[comm]") {
+  // The second region stands for one of a process that this one may not look into.
+  auto lent = comm::SharedMemory::allocate(1000);
+  auto window = comm::SharedMemory::find(lent.get() + 10, 100);
+  CHECK(window.key != 0);
+  CHECK(comm::SharedMemory::find(lent.get() + 10, 1000).key == 0);
+  comm::MappedWindows mapped;
+  const auto* const there = mapped.open(getpid(), window);
+  REQUIRE(there != nullptr);
+  lent.get()[10] = std::byte{42};
+  CHECK(*there == std::byte{42});
+  window.fd = 1'000'000;
+  CHECK(mapped.open(getpid(), window) == there);  // known already
+  ++window.key;
+  CHECK(mapped.open(getpid(), window) == nullptr);
+  lent.reset();
+  CHECK(comm::SharedMemory::find(there, 1).key == 0);
+}
+
+TEST_CASE("in place: a rank that is killed meanwhile is named by the others", "[comm]") {
+  for (int turn = 0; turn < 5; ++turn) {
+    test::Ranks ranks(3, [](const comm::World& world) -> std::string {
+      auto c = comm::connect(world);
+      Lent<float> data(c, 1'000'000);
+      c.all_reduce(data.numbers);
+      test::Ranks::give_sign();
+      for (;;) c.all_reduce(data.numbers);
+    });
+    for (int rank = 0; rank < 3; ++rank) ranks.await_sign(rank);
+    std::this_thread::sleep_for(std::chrono::milliseconds(3 + 2 * turn));
+    kill(ranks.pid(1), SIGKILL);
+    for (const int rank : {0, 2}) CHECK_THAT(ranks.outcome(rank).text, Catch::Matchers::Contains("rank 1 is gone"));
+  }
+}
+
+TEST_CASE("in place: ranks in different calls are both named", "[comm]") {
+  test::Ranks ranks(2, [](const comm::World& world) {
+    auto c = comm::connect(world);
+    Lent<float> data(c, world.rank == 0 ? 100'000 : 100'001);
+    c.all_reduce(data.numbers);
+    return std::string("went through");
+  });
+  for (const auto& text : ranks.texts()) CHECK_THAT(text, Catch::Matchers::Contains("sum of 100000 F32"));
+}
+
+}  // namespace in_place_test
