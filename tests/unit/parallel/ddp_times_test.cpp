@@ -1,0 +1,79 @@
+// The times that DistributedDataParallel keeps of its iterations, and gradients that ranks read where they lie.
+#include <catch.hpp>
+#include <thread>
+
+#include "ranks.hpp"
+
+namespace ddp_times_test {
+
+using namespace chorus;
+using comm::World;
+using test::common_text;
+
+/// Long enough that ranks read each other's gradients in place.
+template <class D>
+struct Wide : nn::Module {
+  nn::Linear<D, double> fc1{5, 151}, fc2{151, 149}, fc3{149, 3};
+  CHORUS_MODULE(Wide, fc1, fc2, fc3)
+  auto forward(const auto& x) const { return fc3(tanh(fc2(tanh(fc1(x))))); }
+};
+
+TEST_CASE("ddp: gradients that are read in place give the steps of one device, and the same bits on all ranks") {
+  const auto expected = test::train_single<Wide<Cpu>>();
+  for (const int ranks : {2, 3, 4}) {
+    INFO(ranks << " ranks");
+    const auto text = common_text(ranks, [](const World& world) { return test::train<Wide<Cpu>>(world); });
+    const auto got = test::numbers_in(text);
+    REQUIRE(got.size() >= expected.losses.size());
+    const auto border = got.begin() + static_cast<std::ptrdiff_t>(expected.losses.size());
+    CHECK(test::distance({got.begin(), border}, expected.losses) < 1e-12);
+    CHECK(test::distance({border, got.end()}, expected.parameters) < 1e-12);
+    CHECK(common_text(ranks, [](const World& world) { return test::train<Wide<Cpu>>(world); }) == text);
+  }
+}
+
+TEST_CASE("ddp: a rank that comes late shows in the others' exposed communication") {
+  static constexpr double late = 0.05;
+  test::Ranks ranks(2, [](const World& world) -> std::string {
+    test::Distributed<Wide<Cpu>> rank(world);
+    const auto step = [&] {
+      const auto loss = sum(rank.net(test::share(test::numbers(8, 5, 1), world)));
+      if (world.rank == 1) std::this_thread::sleep_for(std::chrono::duration<double>(late));
+      loss.backward();
+    };
+    step();
+    rank.net.reset_logging_data();
+    if (rank.net.logging_data().iterations != 0) return "not forgotten";
+    for (int i = 0; i < 3; ++i) step();
+    {
+      const auto quiet = rank.net.no_sync();
+      step();
+    }
+    const auto& data = rank.net.logging_data();
+    if (data.iterations != 3) return cat(data.iterations, " iterations");
+    for (const auto& times : {data.last, data.avg}) {
+      const bool waits = times.exposed_comm_time > 0.8 * late && times.bucket_comm_time > 0.8 * late &&
+                         times.backward_comm_time > 0.8 * late && times.hidden() < 0.2;
+      if (world.rank == 0 && !waits) return cat("exposed ", times.exposed_comm_time, " s");
+      if (world.rank == 1 && times.backward_compute_time < 0.8 * late) return "backward";
+      if (times.forward_compute_time <= 0) return "forward";
+      if (times.backward_compute_comm_overlap_time > times.backward_comm_time) return "overlap";
+    }
+    return "right";
+  });
+  for (const auto& text : ranks.texts()) CHECK(text == "right");
+}
+
+TEST_CASE("ddp: buckets that leave early, while backward goes on, are hidden") {
+  test::Ranks ranks(2, [](const World& world) -> std::string {
+    test::Distributed<Wide<Cpu>> rank(world, {.first_bucket_cap_mb = 0, .bucket_cap_mb = 0});
+    for (int i = 0; i < 2; ++i) sum(rank.net(test::share(test::numbers(8, 5, 1), world))).backward();
+    const auto& times = rank.net.logging_data().last;
+    if (times.backward_compute_comm_overlap_time <= 0) return "no overlap";
+    if (times.backward_comm_time <= times.backward_compute_comm_overlap_time) return "all of it";
+    return "right";
+  });
+  for (const auto& text : ranks.texts()) CHECK(text == "right");
+}
+
+}  // namespace ddp_times_test
