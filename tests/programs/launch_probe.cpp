@@ -1,5 +1,6 @@
 // A program that launch_test starts as real processes: `--do WHAT` under a policy of processes, or `--single`.
 
+#include <sched.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -43,6 +44,13 @@ static int body(ch::Run& run) {
                 world.master_port, world.listen_fd >= 0, run.devices(), static_cast<unsigned long>(run.seed()),
                 static_cast<unsigned long>(ch::initial_seed()), static_cast<long>(world.timeout.count()),
                 std::getchar());
+  } else if (what == "cores") {
+    cpu_set_t cores;
+    sched_getaffinity(0, sizeof cores, &cores);
+    std::string text = "rank " + std::to_string(run.rank()) + " has";
+    for (int core = 0; core < CPU_SETSIZE; ++core)
+      if (CPU_ISSET(core, &cores)) text += " " + std::to_string(core);
+    std::puts(text.c_str());
   } else if (what == "stay") {
     stay(run);
   } else if (what == "stubborn") {

@@ -2,11 +2,13 @@
 /// What stands behind `launch`.
 
 #include <fcntl.h>
+#include <sched.h>
 #include <unistd.h>
 
 #include <climits>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <new>
 #include <optional>
@@ -64,6 +66,7 @@ inline void print_launch_help(const char* program) {
       "  --timeout SECONDS  for every wait for another process (default: CHORUS_TIMEOUT, else 60)\n"
       "  --backend NAME     what carries bytes between processes: auto, shm, tcp, hierarchical, mpi, gloo, nccl (default:\n"
       "                     CHORUS_BACKEND, else auto: shared memory on one machine, TCP on several)\n"
+      "Where there are cores for all ranks of a machine, each keeps to its own share of them, unless CHORUS_BIND=0.\n"
       "Other options are the program's own.\n",
       program, LaunchOptions::most_devices);
 }
@@ -79,6 +82,26 @@ inline std::optional<comm::World> join(std::optional<int> devices) {
                world->size == 1 ? "process" : "processes"));
   }
   return world;
+}
+
+/// A rank among several of this machine keeps to its own share of the cores, as mpirun's do: the scheduler would at times
+/// wake two ranks that wait for each other on one core, and leave them there. Not where someone has chosen cores before, nor
+/// where there are fewer of them than ranks, nor with CHORUS_BIND=0. Threads that start later keep to the same cores.
+inline void keep_to_own_cores(const comm::World& world) {
+  const char* wanted = env("CHORUS_BIND");
+  cpu_set_t all, own;
+  if (world.local_size < 2 || (wanted != nullptr && std::strcmp(wanted, "0") == 0)) return;
+  if (sched_getaffinity(0, sizeof all, &all) != 0) return;
+  const int cores = CPU_COUNT(&all);
+  if (cores != sysconf(_SC_NPROCESSORS_ONLN) || cores < world.local_size) return;
+  const int first = cores * world.local_rank / world.local_size, last = cores * (world.local_rank + 1) / world.local_size;
+  CPU_ZERO(&own);
+  for (int core = 0, number = 0; number < last; ++core)
+    if (CPU_ISSET(core, &all)) {
+      if (number >= first) CPU_SET(core, &own);
+      ++number;
+    }
+  sched_setaffinity(0, sizeof own, &own);
 }
 
 /// Calls the body; what it throws becomes a message and a status. The Run, and with it the connection to other ranks,
@@ -110,6 +133,7 @@ inline int launch_here(bool distributed, char** argv, Arguments arguments, Launc
       return supervise(group).status;
     }
     world = std::move(*joined);
+    keep_to_own_cores(world);
   }
   manual_seed(options.seed);
   Run run(std::move(arguments), options, std::move(world));

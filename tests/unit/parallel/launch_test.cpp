@@ -235,6 +235,34 @@ TEST_CASE("64 ranks start on one machine") {
   }
 }
 
+TEST_CASE("each rank keeps to its share of the cores, unless someone has chosen others") {
+  cpu_set_t all;
+  REQUIRE(sched_getaffinity(0, sizeof all, &all) == 0);
+  std::vector<int> cores;
+  for (int core = 0; core < CPU_SETSIZE; ++core)
+    if (CPU_ISSET(core, &all)) cores.push_back(core);
+  const auto has_cores = [&](const Program& program, int rank, std::size_t first, std::size_t last) {
+    std::string line = cat("rank ", rank, " has");
+    for (std::size_t i = first; i < last; ++i) line += cat(" ", cores[i]);
+    INFO(program.text());
+    CHECK(has(program, line + "\n"));
+  };
+  const std::size_t n = cores.size();
+  const bool free = n >= 2 && static_cast<long>(n) == sysconf(_SC_NPROCESSORS_ONLN);
+  Program program({probe(), "--do", "cores", "--devices", "2"});
+  CHECK(program.finish() == 0);
+  has_cores(program, 0, 0, free ? n / 2 : n);
+  has_cores(program, 1, free ? n / 2 : 0, n);
+  for (const bool told : {true, false}) {  // or there are more ranks than cores
+    const auto ranks = told ? std::size_t{2} : std::min<std::size_t>(n + 1, 64);
+    if (!told && n >= 64) continue;
+    Program other({probe(), "--do", "cores", "--devices", cat(ranks)},
+                  {told ? "CHORUS_BIND=0" : "CHORUS_BIND=1"});
+    CHECK(other.finish() == 0);
+    has_cores(other, 1, 0, n);
+  }
+}
+
 TEST_CASE("launch takes options that the program has read itself, and the timeout from the environment") {
   Program program({probe(), "--parsed", "--do", "hello", "--devices", "2"}, {"CHORUS_TIMEOUT=9"});
   CHECK(program.finish() == 0);
