@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Runs programs under chorus-run: what ranks find in their environment, where their output goes, how a job ends, and that
-a training run in which ranks are killed again and again ends with the parameters of an undisturbed one.
+a training run in which ranks are killed again and again, on one machine or on two, ends with the parameters of an
+undisturbed one.
 usage: chorus_run_test.py CHORUS_RUN TRAIN_CLASSIFIER [KILLS]"""
 
 import json
@@ -8,6 +9,7 @@ import os
 import pathlib
 import random
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -150,7 +152,95 @@ def killed_again_and_again():
     say(f"{KILLS} kills: the same parameters")
 
 
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class TwoMachines:
+    """Two launchers of one job, two ranks each, that meet on loopback."""
+
+    def __init__(self, restarts, *words):
+        port = free_port()
+        self.launchers = [subprocess.Popen(
+            [RUN, "--nnodes", "2", "--node-rank", str(node), "--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port",
+             str(port), "--max-restarts", str(restarts), TRAIN, *map(str, words)], stderr=subprocess.PIPE, text=True, env=CLEAN)
+            for node in range(2)]
+
+    def ranks(self, node):
+        return set(children(self.launchers[node].pid))
+
+    def await_ranks(self, node, before=frozenset()):
+        limit = time.monotonic() + 60
+        while len(self.ranks(node) - before) < 2:
+            expect(time.monotonic() < limit and self.launchers[node].poll() is None, f"node {node} does not start", self.launchers[node].poll())
+            time.sleep(0.002)
+        return self.ranks(node) - before
+
+    def ends(self, node, limit):
+        """Status and standard error."""
+        _, err = self.launchers[node].communicate(timeout=limit)
+        return self.launchers[node].returncode, err
+
+
+def two_machines_start_again():
+    options = ["--policy", "ddp", "--model", "mlp", "--optimizer", "adam", "--train-images", "600", "--test-images", "40", "--batch", "12",
+               "--epochs", "5", "--augment", "--workers", "0", "--quiet", "--save-every", "1", "--timeout", "20"]
+    undisturbed = FOLDER / "one_machine.jsonl"
+    status, out, err = run("--nproc-per-node", 4, TRAIN, *options, "--save", FOLDER / "one_machine.safetensors", "--metrics", undisturbed, limit=300)
+    expect(status == 0, err)
+    checkpoint, metrics = FOLDER / "machines.safetensors", FOLDER / "machines.jsonl"
+    job = TwoMachines(6, *options, "--save", checkpoint, "--resume", "auto", "--metrics", metrics)
+    before = [set(), set()]
+    # A rank of machine 1, then rank 0's machine, then machine 1 as soon as it starts, while the other waits for it.
+    for node, local_rank, in_start in ((1, 1, False), (0, 0, False), (1, 0, True), (0, 1, False)):
+        ranks = [job.await_ranks(n, before[n]) for n in range(2)]
+        saved = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
+        limit = time.monotonic() + 60
+        while not in_start and not (checkpoint.exists() and checkpoint.stat().st_mtime_ns != saved):
+            expect(time.monotonic() < limit, "no checkpoint before a kill")
+            time.sleep(0.001)
+        # The other machine's ranks end, too, unless they still wait for this one's: then they meet its new ranks.
+        before = [before[n] | (ranks[n] if n == node or not in_start else set()) for n in range(2)]
+        os.kill(sorted(ranks[node])[local_rank], signal.SIGKILL)
+    errors = []
+    for node in range(2):
+        status, err = job.ends(node, 300)
+        expect(status == 0, node, status, err)
+        errors.append(err)
+    expect([err.count("was killed by SIGKILL") for err in errors] == [2, 2], *errors)
+    for err in errors:  # the kills on one machine have ended the ranks of the other, too
+        expect(err.count("restart ") >= 3, err)
+    expect(hash_of(metrics) == hash_of(undisturbed), "the parameters differ from the undisturbed run's")
+    first = json.loads(metrics.read_text().splitlines()[0])
+    expect(first["event"] == "step" and first["step"] > 0, first)
+    say("two machines, 4 kills: the same parameters")
+
+
+def a_machine_that_is_gone():
+    options = ["--policy", "ddp", "--model", "mlp", "--train-images", "6000", "--test-images", "40", "--batch", "4", "--epochs", "1000",
+               "--workers", "0", "--quiet", "--timeout", "3"]
+    for gone, part in ((1, "ranks 2, 3 of 4 did not arrive within 3000 ms"), (0, "rank 0 was not found within 3000 ms")):
+        job = TwoMachines(1, *options)
+        orphans = job.await_ranks(gone)
+        job.await_ranks(1 - gone)
+        time.sleep(2)
+        job.launchers[gone].send_signal(signal.SIGKILL)
+        killed = time.monotonic()
+        status, err = job.ends(1 - gone, 30)
+        expect(status not in (0, 2), status, err)
+        # Its ranks lose the others, are started once more, and wait for them until their deadline.
+        expect("restart 1 of 1" in err and part in err, err)
+        expect(time.monotonic() - killed < 15, time.monotonic() - killed)
+        job.launchers[gone].wait()
+        expect(not any(pathlib.Path(f"/proc/{pid}").exists() for pid in orphans), "a rank outlived its launcher")
+    say("a launcher that is killed: ok")
+
+
 environment_of_ranks()
 logs_and_prefixes()
 endings()
 killed_again_and_again()
+two_machines_start_again()
+a_machine_that_is_gone()

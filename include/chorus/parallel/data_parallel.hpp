@@ -190,7 +190,7 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
 
   template <class... Inputs>
   auto scatter(std::size_t i, std::size_t used, const Inputs&... inputs) const {
-    constexpr bool graph = recorded<Inputs...>;
+    [[maybe_unused]] constexpr bool graph = recorded<Inputs...>;
     return std::tuple<decltype(detail::scatter<graph>(inputs, 0, used, i, D{}))...>(
         detail::scatter<graph>(inputs, options_.dim, used, i, device(i))...);
   }

@@ -36,7 +36,7 @@ bool is_scattered(const X& x, int dim) {
 template <class... Inputs>
 Index batch_size(int dim, const Inputs&... inputs) {
   Index batch = -1;
-  const auto look = [&](const auto& x) {
+  [[maybe_unused]] const auto look = [&](const auto& x) {
     if (!is_scattered(x, dim)) return;
     const Index size = value_of(x).size(dim);
     check<ShapeError>(batch == -1 || batch == size, "DataParallel: inputs have ", batch, " and ", size,

@@ -1,0 +1,86 @@
+#pragma once
+/// What ranks and rank 0 say to each other when they meet.
+///
+/// Each message is a struct of fixed size in this machine's byte order: Challenge (rank 0 to rank), Hello (back), Answer
+/// (a refusal with its reason, or the transport), then for TCP the addresses of all ranks, and for shared memory an Ack
+/// (rank to rank 0: whether it could open the region) and a Verdict (back: the transport for all).
+///
+/// Where the job has a token, Hello holds an HMAC of rank 0's challenge and of itself, Answer one of the rank's own
+/// challenge and of itself, and the connections of TcpTransport begin with one of the meeting's key: each side proves that
+/// it knows the token, which itself is never sent, and a proof is good for one connection. Off loopback a token is
+/// obligatory. Nothing is encrypted: whoever can read and change packets on the way reads the data and can take over
+/// connections; through networks that others share, use a tunnel.
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <array>
+#include <chorus/comm/hmac.hpp>
+#include <chorus/comm/socket.hpp>
+#include <chorus/comm/world.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace chorus::inline CHORUS_ABI::comm::detail {
+
+inline constexpr std::uint64_t magic = 0x0002'7375'726f'6863;  // "chorus", then the protocol's version
+
+struct Hello {
+  std::uint64_t magic = detail::magic;
+  Nonce nonce{};  ///< this rank's challenge to rank 0
+  std::int32_t rank = 0, size = 0, pid = 0, port = 0;
+  std::uint64_t machine = 0;
+  Backend kind = Backend::automatic;
+  std::array<std::uint8_t, 7> reserved{};
+  Mac proof{};
+};
+
+struct Answer {
+  std::uint64_t magic = detail::magic;
+  std::uint64_t key = 0;
+  std::int32_t welcome = 0, pid = 0, fd = -1, port = 0;
+  Backend kind = Backend::tcp;
+  std::array<std::uint8_t, 7> reserved{};
+  std::array<char, 1024> refusal{};
+  Mac proof{};
+};
+
+/// All of a message but its proof, which comes last.
+template <class Message>
+std::span<const std::byte> proven(const Message& message) {
+  return std::as_bytes(std::span(&message, 1)).first(offsetof(Message, proof));
+}
+
+/// Who may meet where. Throws UsageError.
+[[gnu::cold]] inline void check_token(const World& world, const Address& address) {
+  check<UsageError>(world.token.empty() || world.token.size() >= 16, "connect: the job's token has ",
+                    world.token.size(), " characters, expected at least 16");
+  if (address.loopback()) return;
+  check<UsageError>(can_authenticate, "connect: ", address,
+                    " is not on loopback, and this program was built without OpenSSL, which authenticates ranks there");
+  check<UsageError>(!world.token.empty(), "connect: ", address,
+                    " is not on loopback: ranks need a token to know each other by, the same secret of at least 16 "
+                    "characters in CHORUS_TOKEN of all of them");
+}
+
+/// The same number for processes that can open each other's memory: one boot of one kernel, one space of process ids.
+inline std::uint64_t machine_id() {
+  char text[256] = {};
+  if (const int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC); fd >= 0) {
+    [[maybe_unused]] const auto n = read(fd, text, 64);
+    close(fd);
+  }
+  [[maybe_unused]] const auto n = readlink("/proc/self/ns/pid", text + 64, 128);
+  std::uint64_t hash = 14695981039346656037ull;  // FNV-1a
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ull;
+  return hash;
+}
+
+inline std::uint64_t random_key() {
+  std::uint64_t key = 0;
+  fill_random(std::as_writable_bytes(std::span(&key, 1)));
+  return key;
+}
+
+}  // namespace chorus::inline CHORUS_ABI::comm::detail
