@@ -39,6 +39,7 @@ class ParameterSlice final : public ParameterOn<D> {
   void bind(const Storage<D>&, void*, const Storage<D>&, void*) override { no_parameter(); }
   void on_grad(std::function<void()>) override { no_parameter(); }
   Ref<Node> copy_to(D) const override { no_parameter(); }
+  void add_grad_of(const ParameterOn<D>&) override { no_parameter(); }
 
  private:
   [[noreturn]] static void no_parameter() { fail<UsageError>("ParameterSlice: a slice is no parameter of its own"); }
