@@ -1,4 +1,5 @@
 #include <catch.hpp>
+#include <chorus/core/threads.hpp>
 #include <chorus/ops/attention.hpp>
 
 #include "../counted_new.hpp"
@@ -47,6 +48,16 @@ TEST_CASE("from the second step on, training asks the system and the heap for no
   SECTION("perceptrons") { check_second_step<Adam<D>>(bench::Mlp<D>{}, bench::normal<2>({4, 784}), 4, {}); }
   SECTION("a ResNet") {
     check_second_step<Sgd<D>>(bench::ResNet18<D>{}, bench::normal<4>({2, 3, 16, 16}), 2, momentum);
+  }
+  SECTION("a ResNet on two threads") {
+    ch::set_num_threads(2);
+    check_second_step<Sgd<D>>(bench::ResNet18<D>{}, bench::normal<4>({4, 3, 32, 32}), 4, momentum);
+    ch::set_num_threads(1);
+  }
+  SECTION("a small CNN on two threads") {
+    ch::set_num_threads(2);
+    check_second_step<Sgd<D>>(bench::Toy<D>{}, bench::normal<4>({64, 3, 32, 32}), 64, momentum);
+    ch::set_num_threads(1);
   }
   SECTION("a GPT") {
     const auto text = bench::labels(64, 65).view(ch::Shape<2>{2, 32});

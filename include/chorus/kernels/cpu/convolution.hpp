@@ -37,8 +37,7 @@ inline ImageChannels group_results(const Conv2dShape& s) {
   return {s.out_channels / s.groups, h, w, s.out_channels * h * w};
 }
 
-/// Calls f(first, count) for parts of the tasks, long enough that a part's working memory is worth making: that is the
-/// allocator's, which all threads share.
+/// Calls f(first, count) for parts of the tasks.
 template <class F>
 void for_tasks(Index tasks, const Conv2dShape& s, const F& f) {
   parallel_ranges(tasks, 1, worth_threads(s) ? 1 : tasks, f, 16);
@@ -129,7 +128,8 @@ void conv2d_forward(Cpu device, const Conv2dShape& s, const T* x, const T* weigh
   const Index pitch = gather ? out_w : raster.pitch, plane = gather ? out : raster.plane;
   const Scratch<Index> offsets(device, k);
   raster.offsets(offsets.data());
-  const auto convolve = [&](Index task, const Scratch<T>& xs, const Scratch<T>& ys) {
+  const ThreadScratch<T> xs(device, raster.size()), ys(device, filters * row);
+  const auto convolve = [&](Index task) {
     const Index group = task % s.groups, first = task / s.groups * raster.images;
     const Index count = std::min(raster.images, s.batch - first);
     raster.fill(x + (first * s.in_channels + group * raster.channels) * s.height * s.width, count, xs.data());
@@ -143,8 +143,7 @@ void conv2d_forward(Cpu device, const Conv2dShape& s, const T* x, const T* weigh
       }
   };
   for_tasks((s.batch + raster.images - 1) / raster.images * s.groups, s, [&](Index task, Index tasks) {
-    const Scratch<T> xs(device, raster.size()), ys(device, filters * row);
-    for (const Index end = task + tasks; task < end; ++task) convolve(task, xs, ys);
+    for (const Index end = task + tasks; task < end; ++task) convolve(task);
   });
 }
 
@@ -203,8 +202,8 @@ void conv2d_backward_weight(Cpu device, const Conv2dShape& s, const T* x, const 
   const Index slices = std::min<Index>(blocks, size <= (Index{1} << 16) ? 8 : 2);
   const Scratch<T> partial(device, (slices - 1) * size);
   const auto sums = [&](Index slice) { return slice == 0 ? dweight : partial.data() + (slice - 1) * size; };
+  const ThreadScratch<T> xs(device, raster.size()), ys(device, filters * row);
   const auto sum_slice = [&](Index slice) {
-    const Scratch<T> xs(device, raster.size()), ys(device, filters * row);
     if (slice > 0) std::fill_n(sums(slice), size, T{0});
     for (Index group = 0; group < s.groups; ++group)
       for (Index b = slice * blocks / slices; b < (slice + 1) * blocks / slices; ++b)
@@ -254,6 +253,7 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
   const Index slack = (first_h + top) * pitch + first_w + left + 2 * tile_columns<T>;
   const bool gather = channels >= gather_rows;
 
+  const ThreadScratch<T> ys(device, filters * images * plane + slack), xs(device, channels * row);
   const Scratch<T> turned(device, filters * taps * channels);
   const Scratch<Index> offsets(device, filters * taps);
   for (Index group = 0; group < s.groups; ++group)
@@ -271,7 +271,7 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
           ++k;
         }
 
-      const auto convolve = [&](Index block, const Scratch<T>& ys, const Scratch<T>& xs) {
+      const auto convolve = [&](Index block) {
         const Index first = block * images, count = std::min(images, s.batch - first);
         T* to = ys.data();
         for (Index o = 0; o < filters; ++o) {
@@ -295,8 +295,7 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
                         dx + ((first + n) * s.in_channels + group * channels + c) * image, accumulate);
       };
       for_tasks((s.batch + images - 1) / images, s, [&](Index block, Index blocks) {
-        const Scratch<T> ys(device, filters * images * plane + slack), xs(device, channels * row);
-        for (const Index end = block + blocks; block < end; ++block) convolve(block, ys, xs);
+        for (const Index end = block + blocks; block < end; ++block) convolve(block);
       });
     }
 }

@@ -23,6 +23,21 @@ struct ImageChannels {
   Index plane() const { return height * width; }
 };
 
+/// Where the pixels of an image lie in a layout with `w` channels last whose rows have `columns` pixels. It is regular
+/// where `w` neighbours, the first of them a multiple of `w`, always lie in the same way.
+template <Index w>
+struct PixelPlaces {
+  Index width, columns;
+  bool regular;
+  Index offset[w];
+
+  PixelPlaces(Index image_width, Index all_columns)
+      : width(image_width), columns(all_columns), regular(width % w == 0 || w % width == 0) {
+    for (Index i = 0; i < w; ++i) offset[i] = at(i);
+  }
+  Index at(Index pixel) const { return (pixel / width * columns + pixel % width) * w; }
+};
+
 /// Some rows of tiles of one image.
 struct TileRows {
   Index image, top, rows;
@@ -56,25 +71,31 @@ struct TiledImages {
     const Index last = std::clamp<Index>(top - padding_h + rows, 0, image.height);
     const Index plane = image.plane(), end = last * image.width, gap = (columns() - image.width) * w;
     to += ((first + padding_h - top) * columns() + padding_w) * w;
+    const PixelPlaces<w> places(image.width, columns());
     Eigen::internal::PacketBlock<Packet<T>, w> square;
     Index column = 0;
-    const auto put = [&](const Packet<T>& pixel) {
-      store(to, pixel, Whole<T>{});
-      to += w;
-      if (++column == image.width) column = 0, to += gap;
-    };
     for (Index q = first * image.width; q < end; q += w) {
-      if (count == w && end - q >= w) {
+      const Index pixels = std::min(w, end - q);
+      if (count == w && pixels == w) {
 #pragma GCC unroll 16
         for (Index l = 0; l < w; ++l) square.packet[l] = load(x + l * plane + q, Whole<T>{});
-        Eigen::internal::ptranspose(square);
-#pragma GCC unroll 16
-        for (Index i = 0; i < w; ++i) put(square.packet[i]);
       } else {
-        const Index pixels = std::min(w, end - q);
         for (Index l = 0; l < w; ++l) square.packet[l] = l < count ? load(x + l * plane + q, pixels) : splat(T{0});
-        Eigen::internal::ptranspose(square);
-        for (Index i = 0; i < pixels; ++i) put(square.packet[i]);
+      }
+      Eigen::internal::ptranspose(square);
+      if (places.regular && pixels == w) {
+        T* row = to + places.at(q - first * image.width);
+#pragma GCC unroll 16
+        for (Index i = 0; i < w; ++i) store(row + places.offset[i], square.packet[i], Whole<T>{});
+      } else if (places.regular) {
+        for (Index i = 0; i < pixels; ++i)
+          store(to + places.at(q - first * image.width + i), square.packet[i], Whole<T>{});
+      } else {
+        for (Index i = 0; i < pixels; ++i) {
+          store(to, square.packet[i], Whole<T>{});
+          to += w;
+          if (++column == image.width) column = 0, to += gap;
+        }
       }
     }
   }
@@ -87,25 +108,28 @@ void channels_first(const T* from, Index columns, Index count, Index rows, const
                     bool accumulate) {
   constexpr Index w = lanes<T>;
   const Index plane = image.plane(), end = rows * image.width, gap = (columns - image.width) * w;
+  const PixelPlaces<w> places(image.width, columns);
   Eigen::internal::PacketBlock<Packet<T>, w> square;
   Index column = 0;
-  const auto next = [&] {
-    const auto pixel = load(from, Whole<T>{});
-    from += w;
-    if (++column == image.width) column = 0, from += gap;
-    return pixel;
-  };
   for (Index q = 0; q < end; q += w) {
-    if (count == w && end - q >= w) {
+    const Index pixels = std::min(w, end - q);
+    if (places.regular && pixels == w) {
+      const T* row = from + places.at(q);
 #pragma GCC unroll 16
-      for (Index i = 0; i < w; ++i) square.packet[i] = next();
-      Eigen::internal::ptranspose(square);
+      for (Index i = 0; i < w; ++i) square.packet[i] = load(row + places.offset[i], Whole<T>{});
+    } else {
+      for (Index i = 0; i < w; ++i) {
+        square.packet[i] = i < pixels ? load(places.regular ? from + places.at(q + i) : from, Whole<T>{}) : splat(T{0});
+        if (places.regular) continue;
+        from += w;
+        if (++column == image.width) column = 0, from += gap;
+      }
+    }
+    Eigen::internal::ptranspose(square);
+    if (count == w && pixels == w) {
 #pragma GCC unroll 16
       for (Index l = 0; l < w; ++l) store(y + l * plane + q, square.packet[l], Whole<T>{}, accumulate);
     } else {
-      const Index pixels = std::min(w, end - q);
-      for (Index i = 0; i < w; ++i) square.packet[i] = i < pixels ? next() : splat(T{0});
-      Eigen::internal::ptranspose(square);
       for (Index l = 0; l < count; ++l) store(y + l * plane + q, square.packet[l], pixels, accumulate);
     }
   }

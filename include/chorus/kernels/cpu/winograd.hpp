@@ -8,6 +8,7 @@
 #include <chorus/core/threads.hpp>
 #include <chorus/kernels/convolution_shape.hpp>
 #include <chorus/kernels/cpu/tiled_images.hpp>
+#include <chorus/kernels/cpu/winograd_weights.hpp>
 
 namespace chorus::inline CHORUS_ABI::kernels::detail {
 
@@ -43,68 +44,6 @@ struct RowOffsets {
 #ifndef __clang__
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
-
-/// The weights of `tile_columns` results from `first` on and `count` channels from `channel` on, at all points:
-/// to[point, channel, result]. With `turned`, for the gradient by the input: results are the convolution's channels,
-/// channels its filters, and taps are in the reverse order. weight: [filters, channels, 3, 3].
-template <class Way, class T>
-void transform_weights(bool turned, Index results, Index channels, Index first, Index channel, Index count,
-                       const T* weight, T* to) {
-  constexpr Index w = tile_columns<T>, at_once = 16;
-  const Index columns = std::min(w, results - first);
-  alignas(64) T taps[at_once * 9 * w];
-  for (Index c = 0; c < count; c += at_once) {
-    const Index some = std::min(at_once, count - c);
-    if (turned)
-      for (Index i = 0; i < some; ++i)
-        pack_columns(9, columns, weight + ((channel + c + i) * results + first) * 9, 9, taps + i * 9 * w);
-    else
-      pack_columns(some * 9, columns, weight + (first * channels + channel + c) * 9, channels * 9, taps);
-    for (Index i = 0; i < some; ++i)
-      for (Index side = 0; side < w; side += lanes<T>) {
-        const T* from = taps + i * 9 * w + side;
-        T* panel = to + (c + i) * w + side;
-        transform_both_axes<3, winograd_weights, T>(
-            Way::weight,
-            [&](int y, int x) { return load(from + (turned ? 8 - (y * 3 + x) : y * 3 + x) * w, Whole<T>{}); },
-            [&](int y, int x, const Packet<T>& value) {
-              store(panel + (y * winograd_weights + x) * count * w, value, Whole<T>{});
-            });
-      }
-  }
-}
-
-/// The other way: dweight = the gradient (or +=) of `filters` filters and `channels` channels, at most `tile_columns`,
-/// from that by the transformed weights, du[point, filter, channel]. A filter of dweight is `pitch` numbers long.
-template <class Way, class T>
-void weight_gradients(Index filters, Index channels, Index point_pitch, const T* du, Index pitch, T* dweight,
-                      bool accumulate) {
-  constexpr Index w = lanes<T>;
-  for (Index o = 0; o < filters; ++o)
-    for (Index c = 0; c < channels; c += w) {
-      const T* from = du + o * tile_columns<T> + c;
-      T* to = dweight + o * pitch + c * 9;
-      const Index count = std::min(w, channels - c);
-      const auto transform = [&](const auto& put) {
-        transform_both_axes<winograd_weights, 3, T>(
-            Way::weight_gradient,
-            [&](int i, int j) { return load(from + (i * winograd_weights + j) * point_pitch, Whole<T>{}); }, put);
-      };
-      if constexpr (w > 9) {
-        Eigen::internal::PacketBlock<Packet<T>, w> square;
-        for (Index i = 9; i < w; ++i) square.packet[i] = splat(T{0});
-        transform([&](int i, int j, const Packet<T>& value) { square.packet[i * 3 + j] = value; });
-        Eigen::internal::ptranspose(square);
-        for (Index l = 0; l < count; ++l) store(to + l * 9, square.packet[l], Index{9}, accumulate);
-      } else {
-        alignas(64) T taps[9 * w];
-        transform([&](int i, int j, const Packet<T>& value) { store(taps + (i * 3 + j) * w, value, Whole<T>{}); });
-        for (Index l = 0; l < count; ++l)
-          for (Index tap = 0; tap < 9; ++tap)
-            to[l * 9 + tap] = (accumulate ? to[l * 9 + tap] : T{0}) + taps[tap * w + l];
-      }
-    }
-}
 
 /// The results of one strip for a panel of channels, from m[point, tile, channel], to y + bias.
 template <class Way, class T>
@@ -236,7 +175,8 @@ void winograd_convolve(Cpu device, Index images, const ImageChannels& in, const 
 template <class Way, class T>
 void winograd_backward_weight(Cpu device, Index images, const ImageChannels& in, const ImageChannels& out,
                               Index padding_h, Index padding_w, const T* x, const T* dy, T* dweight, bool accumulate) {
-  constexpr Index w = tile_columns<T>, filters_at_once = 64, tiles_at_once = 64, points = Way::points;
+  constexpr Index w = tile_columns<T>, filters_at_once = 64, channels_at_once = 2 * w, tiles_at_once = 64;
+  constexpr int points = Way::points;
   const WinogradPlan<Way> plan(images, in, out, padding_h, padding_w);
   const TiledImages& tiles = plan.tiles;
   TiledImages dy_tiles = tiles;
@@ -246,13 +186,14 @@ void winograd_backward_weight(Cpu device, Index images, const ImageChannels& in,
   const Index channels = in.channels, filters = out.channels, size = filters * channels * 9;
   const Index pitch = whole_panels<T>(channels), dy_pitch = whole_panels<T>(filters);
   // As many tiles at a time as make the way from transformed weights back to weights cheap.
-  const Index aim = channels * filters / (channels + filters) / tiles.strip_tiles();
+  const Index aim = 2 * channels * filters / (channels + filters) / tiles.strip_tiles();
   const Index at_once = std::max(plan.block, aim), groups = (plan.strips + at_once - 1) / at_once;
   // Groups in slices with sums of their own, added up in pairs, where threads have slices of their own. Their number is
   // a matter of the shape alone.
   const Index slices = std::min<Index>(groups, size <= (Index{1} << 16) ? 8 : 2);
   const Index v_pitch = plan.template point_pitch<T>(at_once, pitch);
-  const Index m_pitch = plan.template point_pitch<T>(at_once, dy_pitch), du_pitch = filters_at_once * w + lanes<T>;
+  const Index m_pitch = plan.template point_pitch<T>(at_once, dy_pitch),
+              du_pitch = filters_at_once * channels_at_once + lanes<T>;
   const ThreadScratch<T> rasters(
       device, std::max(plan.strip_size(), dy_tiles.rows(tiles.strip_rows) * dy_tiles.columns()) * lanes<T>);
   const ThreadScratch<T> vs(device, points * points * v_pitch, slices > 1);
@@ -261,7 +202,8 @@ void winograd_backward_weight(Cpu device, Index images, const ImageChannels& in,
   const Scratch<T> partial(device, (slices - 1) * size);
   alignas(64) constexpr T zeros[w] = {};
   const RowOffsets<tiles_at_once> offsets(pitch);
-  const Index columns = (channels + w - 1) / w, rows = (filters + filters_at_once - 1) / filters_at_once;
+  const Index columns = (channels + channels_at_once - 1) / channels_at_once,
+              rows = (filters + filters_at_once - 1) / filters_at_once;
   const auto sums = [&](Index slice) { return slice == 0 ? dweight : partial.data() + (slice - 1) * size; };
 
   const auto add_group = [&](Index strip, T* dw, bool add) {
@@ -271,8 +213,8 @@ void winograd_backward_weight(Cpu device, Index images, const ImageChannels& in,
     transform_tiles<Way::in, points>(tiles, x, strip, strips, pitch, v_pitch, Way::input, rasters, v);
     transform_tiles<Way::out, points>(dy_tiles, dy, strip, strips, dy_pitch, m_pitch, Way::output_gradient, rasters, m);
     parallel_for(rows * columns, [&](Index task) {
-      const Index o = task / columns * filters_at_once, c = task % columns * w;
-      const Index some = std::min(filters_at_once, filters - o);
+      const Index o = task / columns * filters_at_once, first = task % columns * channels_at_once;
+      const Index some = std::min(filters_at_once, filters - o), end = std::min(first + channels_at_once, pitch);
       T* du = dus.data();
       bool started[winograd_points] = {};
       for (int i = 0; i < points; ++i)
@@ -280,14 +222,15 @@ void winograd_backward_weight(Cpu device, Index images, const ImageChannels& in,
           const int at = Way::weight_of(i) * static_cast<int>(winograd_weights) + Way::weight_of(j);
           const Index point = i * points + j;
           for_pieces(total, tiles_at_once, [&](Index tile, Index depth) {
-            multiply_panel(some, w, depth, Matrix<T>{m + point * m_pitch + tile * dy_pitch + o, 1, dy_pitch},
-                           v + point * v_pitch + tile * pitch + c, offsets.at, zeros, du + at * du_pitch, w,
-                           started[at]);
+            for (Index c = first; c < end; c += w)
+              multiply_panel(some, w, depth, Matrix<T>{m + point * m_pitch + tile * dy_pitch + o, 1, dy_pitch},
+                             v + point * v_pitch + tile * pitch + c, offsets.at, zeros,
+                             du + at * du_pitch + (c - first), channels_at_once, started[at]);
             started[at] = true;
           });
         }
-      weight_gradients<Way>(some, std::min(w, channels - c), du_pitch, du, channels * 9, dw + (o * channels + c) * 9,
-                            add);
+      weight_gradients<Way>(some, std::min(channels_at_once, channels - first), du_pitch, du, channels_at_once,
+                            channels * 9, dw + (o * channels + first) * 9, add);
     });
   };
   parallel_for(slices, [&](Index slice) {

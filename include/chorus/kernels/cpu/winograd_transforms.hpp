@@ -55,7 +55,7 @@ struct UnitStride : PacketSums<T> {
   static constexpr T half_root = static_cast<T>(0.70710678118654752440), root = static_cast<T>(1.41421356237309504880);
 
   /// Six pixels in a row, at the six points.
-  static void input(const P* d, P* t) {
+  static constexpr auto input = [](const P* d, P* t) __attribute__((always_inline)) {
     const P even = plus(d[4], -2, d[2]), odd = plus(scaled(half_root, d[3]), -root, d[1]);
     const P even_far = plus(d[4], -0.5, d[2]), odd_far = plus(scaled(root, d[3]), -half_root, d[1]);
     t[0] = plus(padd(d[0], d[4]), -2.5, d[2]);
@@ -64,9 +64,9 @@ struct UnitStride : PacketSums<T> {
     t[3] = padd(even_far, odd_far);
     t[4] = psub(even_far, odd_far);
     t[5] = plus(padd(d[1], d[5]), -2.5, d[3]);
-  }
+  };
   /// Three taps, at the six points, with the weights of the interpolation.
-  static void weight(const P* w, P* t) {
+  static constexpr auto weight = [](const P* w, P* t) __attribute__((always_inline)) {
     const P even = plus(scaled(-2.0 / 3, w[0]), -1.0 / 3, w[2]), odd = scaled(-2.0 / 3 * half_root, w[1]);
     const P even_far = plus(scaled(1.0 / 6, w[0]), 1.0 / 3, w[2]), odd_far = scaled(root / 6.0, w[1]);
     t[0] = w[0];
@@ -75,18 +75,18 @@ struct UnitStride : PacketSums<T> {
     t[3] = padd(even_far, odd_far);
     t[4] = psub(even_far, odd_far);
     t[5] = w[2];
-  }
+  };
   /// Four results from the products at the six points.
-  static void output(const P* m, P* y) {
+  static constexpr auto output = [](const P* m, P* y) __attribute__((always_inline)) {
     const P sum = padd(m[1], m[2]), difference = psub(m[1], m[2]);
     const P sum_far = padd(m[3], m[4]), difference_far = psub(m[3], m[4]);
     y[0] = padd(m[0], padd(sum, sum_far));
     y[1] = plus(scaled(half_root, difference), root, difference_far);
     y[2] = plus(scaled(0.5, sum), 2, sum_far);
     y[3] = plus(plus(m[5], half_root / 2, difference), 2 * root, difference_far);
-  }
+  };
   /// The adjoint of `output`.
-  static void output_gradient(const P* y, P* m) {
+  static constexpr auto output_gradient = [](const P* y, P* m) __attribute__((always_inline)) {
     const P even = plus(y[0], 0.5, y[2]), odd = plus(scaled(half_root, y[1]), half_root / 2, y[3]);
     const P even_far = plus(y[0], 2, y[2]), odd_far = plus(scaled(root, y[1]), 2 * root, y[3]);
     m[0] = y[0];
@@ -95,15 +95,15 @@ struct UnitStride : PacketSums<T> {
     m[3] = padd(even_far, odd_far);
     m[4] = psub(even_far, odd_far);
     m[5] = y[3];
-  }
+  };
   /// The adjoint of `weight`.
-  static void weight_gradient(const P* t, P* w) {
+  static constexpr auto weight_gradient = [](const P* t, P* w) __attribute__((always_inline)) {
     const P sum = padd(t[1], t[2]), difference = psub(t[1], t[2]);
     const P sum_far = padd(t[3], t[4]), difference_far = psub(t[3], t[4]);
     w[0] = plus(plus(t[0], -2.0 / 3, sum), 1.0 / 6, sum_far);
     w[1] = plus(scaled(-2.0 / 3 * half_root, difference), root / 6.0, difference_far);
     w[2] = plus(plus(t[5], -1.0 / 3, sum), 1.0 / 3, sum_far);
-  }
+  };
 };
 
 /// F(4, 2), of which stride 2 is made: every other pixel meets the outer two taps, those between meet the middle tap
@@ -115,7 +115,7 @@ struct TwoTaps : PacketSums<T> {
   static constexpr double near = 0.4, far = 1.3, near2 = near * near, far2 = far * far;
   static constexpr double near_share = 0.5 / (near * (near2 - far2)), far_share = 0.5 / (far * (far2 - near2));
 
-  static void input(const P& d0, const P& d1, const P& d2, const P& d3, const P& d4, P* t) {
+  [[gnu::always_inline]] static void input(const P& d0, const P& d1, const P& d2, const P& d3, const P& d4, P* t) {
     const P odd = plus(d3, -far2, d1), even = scaled(near, plus(d2, -far2, d0));
     const P odd_far = plus(d3, -near2, d1), even_far = scaled(far, plus(d2, -near2, d0));
     t[0] = padd(even, odd);
@@ -124,7 +124,7 @@ struct TwoTaps : PacketSums<T> {
     t[3] = psub(even_far, odd_far);
     t[4] = plus(plus(d4, -(near2 + far2), d2), near2 * far2, d0);
   }
-  static void weight(const P& w0, const P& w1, P* t) {
+  [[gnu::always_inline]] static void weight(const P& w0, const P& w1, P* t) {
     const P even = scaled(near_share, w0), odd = scaled(near * near_share, w1);
     const P even_far = scaled(far_share, w0), odd_far = scaled(far * far_share, w1);
     t[0] = padd(even, odd);
@@ -133,13 +133,13 @@ struct TwoTaps : PacketSums<T> {
     t[3] = psub(even_far, odd_far);
     t[4] = w1;
   }
-  static void weight_gradient(const P* t, P& w0, P& w1) {
+  [[gnu::always_inline]] static void weight_gradient(const P* t, P& w0, P& w1) {
     const P sum = padd(t[0], t[1]), difference = psub(t[0], t[1]);
     const P sum_far = padd(t[2], t[3]), difference_far = psub(t[2], t[3]);
     w0 = plus(scaled(near_share, sum), far_share, sum_far);
     w1 = plus(plus(t[4], near * near_share, difference), far * far_share, difference_far);
   }
-  static void output(const P* m, P* y) {
+  [[gnu::always_inline]] static void output(const P* m, P* y) {
     const P sum = padd(m[0], m[1]), difference = psub(m[0], m[1]);
     const P sum_far = padd(m[2], m[3]), difference_far = psub(m[2], m[3]);
     y[0] = padd(sum, sum_far);
@@ -147,7 +147,7 @@ struct TwoTaps : PacketSums<T> {
     y[2] = plus(scaled(near2, sum), far2, sum_far);
     y[3] = plus(plus(m[4], near * near2, difference), far * far2, difference_far);
   }
-  static void output_gradient(const P* y, P* m) {
+  [[gnu::always_inline]] static void output_gradient(const P* y, P* m) {
     const P even = plus(y[0], near2, y[2]), odd = plus(scaled(near, y[1]), near * near2, y[3]);
     const P even_far = plus(y[0], far2, y[2]), odd_far = plus(scaled(far, y[1]), far * far2, y[3]);
     m[0] = padd(even, odd);
@@ -166,14 +166,14 @@ struct StridedPoints {
   static constexpr Index block_tiles = 32, strip_tiles = 4;
   static constexpr int weight_of(int point) { return point < 5 ? point : 5; }
 
-  static void weight(const P* w, P* t) {
+  static constexpr auto weight = [](const P* w, P* t) __attribute__((always_inline)) {
     TwoTaps<T>::weight(w[0], w[2], t);
     t[5] = w[1];
-  }
-  static void weight_gradient(const P* t, P* w) {
+  };
+  static constexpr auto weight_gradient = [](const P* t, P* w) __attribute__((always_inline)) {
     TwoTaps<T>::weight_gradient(t, w[0], w[2]);
     w[1] = t[5];
-  }
+  };
 };
 
 /// Four results of stride 2 from nine pixels.
@@ -182,18 +182,18 @@ struct StrideTwo : StridedPoints<T> {
   using P = Packet<T>;
   static constexpr int in = 9, step = 8, out = 4;
 
-  static void input(const P* d, P* t) {
+  static constexpr auto input = [](const P* d, P* t) __attribute__((always_inline)) {
     TwoTaps<T>::input(d[0], d[2], d[4], d[6], d[8], t);
     for (int i = 0; i < 4; ++i) t[5 + i] = d[2 * i + 1];
-  }
-  static void output(const P* m, P* y) {
+  };
+  static constexpr auto output = [](const P* m, P* y) __attribute__((always_inline)) {
     TwoTaps<T>::output(m, y);
     for (int i = 0; i < 4; ++i) y[i] = padd(y[i], m[5 + i]);
-  }
-  static void output_gradient(const P* y, P* m) {
+  };
+  static constexpr auto output_gradient = [](const P* y, P* m) __attribute__((always_inline)) {
     TwoTaps<T>::output_gradient(y, m);
     for (int i = 0; i < 4; ++i) m[5 + i] = y[i];
-  }
+  };
 };
 
 /// Its gradient by the input, with padding 1: eight pixels from five results.
@@ -202,18 +202,18 @@ struct StrideTwoInput : StridedPoints<T> {
   using P = Packet<T>;
   static constexpr int in = 5, step = 4, out = 8;
 
-  static void input(const P* d, P* t) {
+  static constexpr auto input = [](const P* d, P* t) __attribute__((always_inline)) {
     TwoTaps<T>::input(d[0], d[1], d[2], d[3], d[4], t);
     for (int i = 0; i < 4; ++i) t[5 + i] = d[i];
-  }
-  static void output(const P* m, P* y) {
+  };
+  static constexpr auto output = [](const P* m, P* y) __attribute__((always_inline)) {
     P odd[4];
     TwoTaps<T>::output(m, odd);
     for (int i = 0; i < 4; ++i) {
       y[2 * i] = m[5 + i];
       y[2 * i + 1] = odd[i];
     }
-  }
+  };
 };
 
 }  // namespace chorus::inline CHORUS_ABI::kernels::detail
