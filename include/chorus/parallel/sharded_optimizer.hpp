@@ -40,6 +40,7 @@ class ParameterSlice final : public ParameterOn<D> {
   void on_grad(std::function<void()>) override { no_parameter(); }
   Ref<Node> copy_to(D) const override { no_parameter(); }
   void add_grad_of(const ParameterOn<D>&) override { no_parameter(); }
+  void set_origin(Ref<Node>) override { no_parameter(); }
 
  private:
   [[noreturn]] static void no_parameter() { fail<UsageError>("ParameterSlice: a slice is no parameter of its own"); }
