@@ -7,7 +7,8 @@
 ///   const auto norm = ch::sqrt(ch::sum(ch::square(ch::flatten(dx)), 1) + 1e-12);
 ///   ch::mean(ch::square(norm - 1)).backward();  // into the critic's parameters
 ///
-/// Under a policy this stands in the model's `forward`, which may return a GraphVariable's `as_variable()`.
+/// Under a policy this stands in the model's `forward`, or around the call of the policy, whose outputs are
+/// GraphVariables where an input is one.
 ///
 /// How it works: GraphVariable is a type of its own, so that Variables pay nothing. `record` is overloaded for it and
 /// makes nodes that, beside their backward function, keep the operation and its inputs. `grad` walks them and calls
