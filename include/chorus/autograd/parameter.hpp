@@ -47,8 +47,8 @@ class ParameterOn {
   virtual Ref<Node> copy_to(D device) const = 0;
   /// Adds the gradient of a copy on another device to this one's.
   virtual void add_grad_of(const ParameterOn& copy) = 0;
-  /// For a copy: puts the operation that made it, a GradNode of this parameter's type, in this leaf's place on the tape;
-  /// null: the leaf itself stands there.
+  /// For a copy: puts the operation that made it, a GradNode of this parameter's type, in this leaf's place on the
+  /// tape; null: the leaf itself stands there.
   virtual void set_origin(Ref<Node> operation) = 0;
 
   Index count() const { return numel(extents()); }

@@ -14,10 +14,11 @@ inline bool compares_calls() {
   return text == nullptr || std::string_view(text) != "0";
 }
 
-/// Sends this call's envelope over `link` and compares those that come with it. Where this returns, all ranks are in this
-/// call (Hensgen, Finkel and Manber's dissemination barrier: each rank sends one envelope in each of log2(ranks) rounds);
-/// who receives a message compares it with what the sender sends. Throws CommError, which names the other rank's call.
-///   link.exchange(to, envelope, from) -> the envelope that came; link.send(to, envelope); link.receive(from) -> envelope
+/// Sends this call's envelope over `link` and compares those that come with it. Where this returns, all ranks are in
+/// this call (the dissemination barrier of Hensgen, Finkel and Manber, 1988: each rank sends one envelope in each of
+/// log2(ranks) rounds); who receives a message compares it with what the sender sends. Throws CommError, which names
+/// the other rank's call. `link` has
+///   exchange(to, envelope, from) -> the envelope that came; send(to, envelope); receive(from) -> envelope
 template <class Link>
 void compare_calls(Link& link, const Call& call, const Envelope& mine, int rank, int size) {
   const auto compare = [&](int from, const Envelope& theirs) {

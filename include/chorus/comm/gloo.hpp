@@ -1,12 +1,12 @@
 #pragma once
 /// Gloo as an engine: `GlooCommunicator`, or Backend::gloo of a program that includes this header. Link chorus::gloo.
 ///
-/// Ranks meet as those of chorus' own engines do; gloo's connections lie on the address where they met. Over the group in
-/// which they met they compare their calls before any data moves; without (CHORUS_COMPARE_CALLS=0), ranks that call
+/// Ranks meet as those of chorus' own engines do; gloo's connections lie on the address where they met. Over the group
+/// in which they met they compare their calls before any data moves; without (CHORUS_COMPARE_CALLS=0), ranks that call
 /// different things get a timeout at best. Deadlines are gloo's own: each of its waits lasts at most the timeout. What
-/// differs from chorus' own engines: abort tells the other ranks at once, but a call of this rank that waits inside gloo
-/// ends only at its deadline; gloo has no reduce-scatter that fits, so it is an all-reduce of a copy; `trace` counts what
-/// a ring would send.
+/// differs from chorus' own engines: abort tells the other ranks at once, but a call of this rank that waits inside
+/// gloo ends only at its deadline; gloo has no reduce-scatter that fits, so it is an all-reduce of a copy; `trace`
+/// counts what a ring would send.
 
 #include <gloo/allgather.h>
 #include <gloo/allreduce.h>
@@ -69,8 +69,7 @@ class GatheredStore final : public gloo::rendezvous::Store {
 
 class GlooRunner {
  public:
-  explicit GlooRunner(const World& world)
-      : book_(world.rank), timeout_(world.timeout), control_(connect(world)) {
+  explicit GlooRunner(const World& world) : book_(world.rank), timeout_(world.timeout), control_(connect(world)) {
     gloo::transport::tcp::attr attributes;
     attributes.hostname = own_address(world);
     const SigpipeBlock block;  // for the device's thread too

@@ -2,11 +2,11 @@
 /// MPI as an engine: `MpiCommunicator`, or Backend::mpi of a program that includes this header. Link chorus::mpi, and
 /// start the program with mpirun or srun.
 ///
-/// Calls are MPI's non-blocking ones, tested until they are done: so deadlines hold and abort works. Ranks compare their
-/// calls before any data moves; without (CHORUS_COMPARE_CALLS=0), ranks that call different things get a timeout at best,
-/// wrong numbers at worst. What differs from chorus' own engines: after a timeout or an abort MPI may still write to the
-/// buffers of the call that failed, so end the process; where a rank dies, mpirun ends the others; `trace` counts what a
-/// ring would send.
+/// Calls are MPI's non-blocking ones, tested until they are done: so deadlines hold and abort works. Ranks compare
+/// their calls before any data moves; without (CHORUS_COMPARE_CALLS=0), ranks that call different things get a timeout
+/// at best, wrong numbers at worst. What differs from chorus' own engines: after a timeout or an abort MPI may still
+/// write to the buffers of the call that failed, so end the process; where a rank dies, mpirun ends the others; `trace`
+/// counts what a ring would send.
 
 #include <chorus/comm/call_book.hpp>
 #include <chorus/comm/compare_calls.hpp>
@@ -111,8 +111,8 @@ class MpiRunner {
         }
         check<UsageError>(call.count < most, "mpi: reduce_scatter of ", call.count, " numbers, fewer than ", most,
                           " are possible");
-        mpi_check(MPI_Ireduce_scatter_block(from, out, static_cast<int>(call.count), type,
-                                            mpi_operator(call.reduction), comm_, &request));
+        mpi_check(MPI_Ireduce_scatter_block(from, out, static_cast<int>(call.count), type, mpi_operator(call.reduction),
+                                            comm_, &request));
         await(request);
         return count_sent(call, (n - 1) * call.count);
       }

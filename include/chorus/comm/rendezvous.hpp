@@ -1,6 +1,6 @@
 #pragma once
-/// How the ranks of a job find each other: rank 0 listens, the others report to it, and all learn the same outcome. What
-/// they say to each other is in rendezvous_messages.hpp.
+/// How the ranks of a job find each other: rank 0 listens, the others report to it, and all learn the same outcome.
+/// What they say to each other is in rendezvous_messages.hpp.
 
 #include <chorus/comm/guests.hpp>
 #include <chorus/comm/rendezvous_messages.hpp>
@@ -106,8 +106,7 @@ class Host {
       return cat("rank ", hello.rank, " says that there are ", hello.size, " ranks, rank 0 says ", world_.size);
     if (hello.rank < 1 || hello.rank >= world_.size)
       return cat("rank ", hello.rank, " is not in [1, ", world_.size, ")");
-    if (hello.kind != kind_)
-      return cat("rank ", hello.rank, " asks for backend ", hello.kind, ", rank 0 for ", kind_);
+    if (hello.kind != kind_) return cat("rank ", hello.rank, " asks for backend ", hello.kind, ", rank 0 for ", kind_);
     auto& place = at(hello.rank);
     if (place.socket && !place.socket.ended())
       return cat("rank ", hello.rank, " is there already, as process ", place.hello.pid);
@@ -229,8 +228,8 @@ class Host {
   }
   answer.refusal.back() = 0;
   check<CommError>(answer.welcome == 1, "rank ", world.rank, ": ", answer.refusal.data());
-  check<CommError>(same(answer.proof, prove(world.token, {std::as_bytes(std::span(hello.nonce)), proven(answer)})), where,
-                   ": who answers there does not know the job's token");
+  check<CommError>(same(answer.proof, prove(world.token, {std::as_bytes(std::span(hello.nonce)), proven(answer)})),
+                   where, ": who answers there does not know the job's token");
 
   const auto hear = [&](std::span<std::byte> message) {
     check<CommError>(host.receive_all(message, grace), where, ": rank 0 went away");

@@ -1,13 +1,13 @@
 #pragma once
 /// What ranks and rank 0 say to each other when they meet.
 ///
-/// Each message is a struct of fixed size in this machine's byte order: Challenge (rank 0 to rank), Hello (back), Answer
-/// (a refusal with its reason, or the transport), then for TCP the addresses of all ranks, and for shared memory an Ack
-/// (rank to rank 0: whether it could open the region) and a Verdict (back: the transport for all).
+/// Each message is a struct of fixed size in this machine's byte order: Challenge (rank 0 to rank), Hello (back),
+/// Answer (a refusal with its reason, or the transport), then for TCP the addresses of all ranks, and for shared memory
+/// an Ack (rank to rank 0: whether it could open the region) and a Verdict (back: the transport for all).
 ///
 /// Where the job has a token, Hello holds an HMAC of rank 0's challenge and of itself, Answer one of the rank's own
-/// challenge and of itself, and the connections of TcpTransport begin with one of the meeting's key: each side proves that
-/// it knows the token, which itself is never sent, and a proof is good for one connection. Off loopback a token is
+/// challenge and of itself, and the connections of TcpTransport begin with one of the meeting's key: each side proves
+/// that it knows the token, which itself is never sent, and a proof is good for one connection. Off loopback a token is
 /// obligatory. Nothing is encrypted: whoever can read and change packets on the way reads the data and can take over
 /// connections; through networks that others share, use a tunnel.
 

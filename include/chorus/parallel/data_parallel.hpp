@@ -217,7 +217,9 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
   }
 
   // Sums over the first `used` devices.
-  detail::ReplicaGradients<Model> gradients(std::size_t used) const { return {this->flat_, device(0), replicas_, used}; }
+  detail::ReplicaGradients<Model> gradients(std::size_t used) const {
+    return {this->flat_, device(0), replicas_, used};
+  }
 
   void backward_on_replicas(const Roots& roots, bool keep) {
     batch_groups_.begin(roots.size());

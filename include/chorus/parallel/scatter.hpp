@@ -69,7 +69,8 @@ decltype(auto) scatter(const X& x, int dim, std::size_t shares, std::size_t i, D
     for (const auto& element : x) out.push_back(scatter<Recorded>(element, dim, shares, i, device));
     return out;
   } else if constexpr (is_map<X>) {
-    std::map<typename X::key_type, std::remove_cvref_t<decltype(scatter<Recorded>(x.begin()->second, dim, shares, i, device))>>
+    std::map<typename X::key_type,
+             std::remove_cvref_t<decltype(scatter<Recorded>(x.begin()->second, dim, shares, i, device))>>
         out;
     for (const auto& [key, value] : x) out.emplace(key, scatter<Recorded>(value, dim, shares, i, device));
     return out;
@@ -176,9 +177,7 @@ void return_gradient(const X& x, int dim, const std::vector<Share*>& shares, Rep
   if constexpr (!holds_operands<X> || AnyTensor<X>) {
     return;
   } else if constexpr (IsTuple<X>) {
-    [&]<std::size_t... I>(std::index_sequence<I...>) {
-      (member(std::get<I>(x), PickMember<I>{}), ...);
-    }
+    [&]<std::size_t... I>(std::index_sequence<I...>) { (member(std::get<I>(x), PickMember<I>{}), ...); }
     (std::make_index_sequence<std::tuple_size_v<X>>{});
   } else if constexpr (is_vector<X>) {
     for (std::size_t i = 0; i < x.size(); ++i)
@@ -191,9 +190,7 @@ void return_gradient(const X& x, int dim, const std::vector<Share*>& shares, Rep
   } else if constexpr (!AnyVariable<X>) {
     X copy = x;
     const auto fields = copy.fields();
-    [&]<std::size_t... I>(std::index_sequence<I...>) {
-      (member(std::get<I>(fields), PickField<I>{}), ...);
-    }
+    [&]<std::size_t... I>(std::index_sequence<I...>) { (member(std::get<I>(fields), PickField<I>{}), ...); }
     (std::make_index_sequence<std::tuple_size_v<std::remove_const_t<decltype(fields)>>>{});
   } else {
     const auto node = node_of(x);

@@ -11,8 +11,8 @@ namespace test {
 
 namespace ch = chorus;
 
-/// What rank 0 calls while rank 1 is in `all_reduce #1 (min of 100 I32)`, and how that is named. `f` has 100 numbers, `g`
-/// 200.
+/// What rank 0 calls while rank 1 is in `all_reduce #1 (min of 100 I32)`, and how that is named. `f` has 100 numbers,
+/// `g` 200.
 struct Astray {
   using C = ch::comm::AnyCommunicator;
   std::function<void(C&, std::vector<float>& f, std::vector<float>& g, std::vector<int>& i)> call;
@@ -26,7 +26,8 @@ inline std::vector<Astray> calls_astray() {
       {[](C& c, auto& f, auto&, auto&) { c.all_reduce(std::span(f)); }, "all_reduce #1 (sum of 100 F32)"},
       {[](C& c, auto&, auto& g, auto&) { c.all_reduce(std::span(g)); }, "all_reduce #1 (sum of 200 F32)"},
       {[](C& c, auto&, auto&, auto& i) { c.all_reduce(std::span(i)); }, "all_reduce #1 (sum of 100 I32)"},
-      {[](C& c, auto& f, auto&, auto&) { c.all_reduce(std::span(f), ReduceOp::max); }, "all_reduce #1 (max of 100 F32)"},
+      {[](C& c, auto& f, auto&, auto&) { c.all_reduce(std::span(f), ReduceOp::max); },
+       "all_reduce #1 (max of 100 F32)"},
       {[](C& c, auto&, auto&, auto&) { c.all_reduce(std::span<float>()); }, "all_reduce #1 (sum of 0 F32)"},
       {[](C& c, auto& f, auto&, auto&) { c.broadcast(std::span(f), 0); }, "broadcast #1 (100 F32 from rank 0)"},
       {[](C& c, auto& f, auto& g, auto&) { c.all_gather(f, std::span(g)); }, "all_gather #1 (100 F32)"},
@@ -50,7 +51,8 @@ inline std::string go_astray(ch::comm::AnyCommunicator& c, const Astray& astray)
   } catch (const ch::CommError& error) {
     text = error.what();
   }
-  const bool still = f == std::vector<float>(100, 1) && g == std::vector<float>(200, 2) && i == std::vector<int>(100, 3);
+  const bool still =
+      f == std::vector<float>(100, 1) && g == std::vector<float>(200, 2) && i == std::vector<int>(100, 3);
   return (still ? "" : "moved: ") + text;
 }
 

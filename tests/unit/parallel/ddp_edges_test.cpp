@@ -1,5 +1,5 @@
-// DistributedDataParallel at its edges: outputs and parameters of no size, outputs that nobody uses, hooks, empty shares,
-// grad, several nets on one communicator.
+// DistributedDataParallel at its edges: outputs and parameters of no size, outputs that nobody uses, hooks, empty
+// shares, grad, several nets on one communicator.
 #include <catch.hpp>
 #include <chorus/core/trace.hpp>
 #include <chorus/ops/higher_order.hpp>
@@ -178,7 +178,8 @@ TEST_CASE("ddp edges: a backward function that gives no gradient counts as zeros
     SingleDevice<Gated<Cpu>> single{make<Gated<Cpu>>(), 3};
     for (int rank = 0; rank < 2; ++rank)
       if (rank == 0 || rank1_open)
-        (mean(single(contiguous(test::share(numbers(8, 5, 2), World{.rank = rank, .size = 2})), true)) * 0.5).backward();
+        (mean(single(contiguous(test::share(numbers(8, 5, 2), World{.rank = rank, .size = 2})), true)) * 0.5)
+            .backward();
     return test::gradients(single.module());
   };
   for (const bool find_unused : {false, true}) {
@@ -243,9 +244,12 @@ TEST_CASE("ddp edges: no_sync inside of no_sync sends nothing until both have en
     Distributed<test::Normed<Cpu>> rank(world);
     auto& net = rank.net;
     const auto sent = [&] {
-      return trace::bytes_sent(world.rank, trace::Traffic::gradients) + trace::bytes_sent(world.rank, trace::Traffic::buffers);
+      return trace::bytes_sent(world.rank, trace::Traffic::gradients) +
+             trace::bytes_sent(world.rank, trace::Traffic::buffers);
     };
-    const auto pass = [&](std::uint32_t number) { mean(square(net(test::share(numbers(8, 5, number), world)))).backward(); };
+    const auto pass = [&](std::uint32_t number) {
+      mean(square(net(test::share(numbers(8, 5, number), world)))).backward();
+    };
     trace::reset_traffic();
     {
       const auto outer = net.no_sync();

@@ -1,5 +1,5 @@
-// DataParallel at its edges: fewer samples than devices, none at all, no inputs, outputs and parameters of no size, what
-// replicas share and lose, memory.
+// DataParallel at its edges: fewer samples than devices, none at all, no inputs, outputs and parameters of no size,
+// what replicas share and lose, memory.
 #include <atomic>
 #include <catch.hpp>
 #include <chorus/core/trace.hpp>
@@ -112,7 +112,8 @@ TEST_CASE("dp edges: a batch without samples runs on the first device, and gives
   CHECK(count.passes == 4);
 }
 
-TEST_CASE("dp edges: other arguments are the same objects for all replicas; what replicas write in themselves is lost") {
+TEST_CASE(
+    "dp edges: other arguments are the same objects for all replicas; what replicas write in themselves is lost") {
   DataParallel<Counting<Cpu>> net{make<Counting<Cpu>>(), {.device_ids = {0, 1, 2}}, 3};
   Count count;
   for (int pass = 0; pass < 3; ++pass) net(numbers(7, 5, 1), count);

@@ -17,7 +17,6 @@ using test::make;
 using test::message_of;
 using test::numbers;
 
-
 constexpr double critic_rounding = 1e-12;
 
 template <class D>
