@@ -256,6 +256,12 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
   const ThreadScratch<T> ys(device, filters * images * plane + slack), xs(device, channels * row);
   const Scratch<T> turned(device, filters * taps * channels);
   const Scratch<Index> offsets(device, filters * taps);
+  // Pixels that no tap meets.
+  const bool holes = Phases{s.kernel_h, s.stride_h, s.dilation_h}.count() < s.stride_h ||
+                     Phases{s.kernel_w, s.stride_w, s.dilation_w}.count() < s.stride_w;
+  if (holes && !accumulate)
+    parallel_ranges(s.batch * s.in_channels * image, lanes<T>, thread_elements,
+                    [&](Index first, Index count) { std::fill_n(dx + first, count, T{0}); });
   for (Index group = 0; group < s.groups; ++group)
     for (Index phase = 0; phase < s.stride_h * s.stride_w; ++phase) {
       const Index phase_h = phase / s.stride_w, phase_w = phase % s.stride_w;
@@ -270,6 +276,7 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
           for (Index c = 0; c < channels; ++c) turned.data()[k * channels + c] = from[c * taps];
           ++k;
         }
+      if (k == 0 && holes) continue;
 
       const auto convolve = [&](Index block) {
         const Index first = block * images, count = std::min(images, s.batch - first);
