@@ -85,8 +85,8 @@ for source in tests/cuda/*_test.cu; do
   check 120 "$name" "$unit" -# "[#$name]"
 done
 [ "$(echo "$gpus" | wc -l)" -gt 1 ] || skipped+=("copies and DataParallel between two GPUs (there is one)")
-check 60 golden "$build/tests/golden_cuda" tests/golden
-check 60 golden_bf16 "$build/tests/golden_cuda_bf16" tests/golden
+check 100 golden "$build/tests/golden_cuda" tests/golden
+check 100 golden_bf16 "$build/tests/golden_cuda_bf16" tests/golden
 
 cases="toy_b16 toy_b128 mlp_b64 resnet18_b32 gpt_b16 resnet18_b256_bf16"
 small="toy_b16 mlp_b64 gpt_b16"

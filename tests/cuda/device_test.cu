@@ -14,17 +14,17 @@ using Memory = Storage<Cuda>;
 
 TEST_CASE("numbers travel to the device and back") {
   if (!gpu_present()) return;
-  const auto sent = numbers<float>(3'000'000, 1);  // several pieces of staging
+  const auto sent = numbers<float>(6'000'000, 1);  // more pieces of staging than there are
   auto first = sent;
-  const auto there = Tensor<float, 1, Cuda>::from(first, {3'000'000});
+  const auto there = Tensor<float, 1, Cuda>::from(first, {6'000'000});
   first.assign(first.size(), 0.0f);  // may change at once
   CHECK(there.to_vector() == sent);
-  const auto copy = Tensor<float, 1, Cuda>::zeros({3'000'000});
+  const auto copy = Tensor<float, 1, Cuda>::zeros({6'000'000});
   CHECK(copy.to_vector() == std::vector<float>(sent.size()));
   copy_bytes(copy.device(), copy.data(), there.device(), there.data(), there.bytes());
   CHECK(copy.to_vector() == sent);
   if (cuda::device_count() > 1) {
-    const auto other = Tensor<float, 1, Cuda>::empty({3'000'000}, Cuda{1});
+    const auto other = Tensor<float, 1, Cuda>::empty({6'000'000}, Cuda{1});
     copy_bytes(other.device(), other.data(), there.device(), there.data(), there.bytes());
     CHECK(other.to_vector() == sent);
   }

@@ -177,6 +177,18 @@ TEST_CASE("parameters and their gradients lie where 16 bytes are one access, and
   CHECK(ranges.count == 1);
 }
 
+TEST_CASE("one kernel updates parameters that were laid out anew, too") {
+  if (!gpu_present()) return;
+  ToyModel<Cuda> model;
+  ch::nn::FlatParameters<Cuda> flat(model);
+  Ranges ranges(flat.parameters(), 0.1);
+  const std::array<std::size_t, 10> order{3, 1, 4, 0, 5, 9, 2, 6, 8, 7};
+  flat.reorder(order);
+  for (const auto& entry : flat.entries()) entry.parameter().set_grad_arrived(true);
+  ranges.step();
+  CHECK(ranges.count == 1);
+}
+
 TEST_CASE("a step whose gradients overflow is left out") {
   if (!gpu_present()) return;
   ch::SingleDevice<ToyModel<Cuda>> net{ToyModel<Cuda>{}};

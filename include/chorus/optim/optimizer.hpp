@@ -1,8 +1,10 @@
 #pragma once
 /// What all optimizers share: the parameters, their state beside them, and the walk over both in long ranges.
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -66,7 +68,7 @@ class Optimizer : public HasLearningRate {
   /// Throws UsageError where there are no parameters.
   Optimizer(std::vector<nn::NamedParameter<D>> parameters, double lr) : HasLearningRate(lr) {
     check<UsageError>(!parameters.empty(), "optimizer: there are no parameters");
-    for (auto& named : parameters) entries_.push_back({std::move(named)});
+    for (auto& named : parameters) entries_.push_back({.named = std::move(named), .number = entries_.size()});
   }
   virtual ~Optimizer() = default;
   Optimizer(const Optimizer&) = delete;
@@ -105,8 +107,11 @@ class Optimizer : public HasLearningRate {
   std::vector<StateTensor> state() {
     make_state();
     replayed_.settle();
+    std::vector<Entry*> given(entries_.size());
+    for (Entry& entry : entries_) given[entry.number] = &entry;
     std::vector<StateTensor> out;
-    for (Entry& entry : entries_) {
+    for (Entry* const each : given) {
+      Entry& entry = *each;
       const auto extents = entry.named.parameter->extents();
       for (std::size_t slot = 0; slot < slots().size(); ++slot)
         out.push_back({cat(slots()[slot], '.', entry.named.name), entry.named.parameter->dtype(),
@@ -238,6 +243,7 @@ class Optimizer : public HasLearningRate {
  private:
   struct Entry {
     nn::NamedParameter<D> named;
+    std::size_t number;  // in the order in which the parameters were given
     std::int64_t steps = 0;
     std::size_t state_begin = 0;  // bytes
     GroupOptions group = {};
@@ -247,18 +253,33 @@ class Optimizer : public HasLearningRate {
     if (made_) return;
     made_ = true;
     std::size_t bytes = 0;
-    for (const DType type : {DType::f32, DType::f64})  // a dtype's state lies together, as its parameters do
+    for (const DType type : {DType::f32, DType::f64}) {  // a dtype's state lies together, as its parameters do
+      sort_by_address(type);
       for (Entry& entry : entries_)
         if (entry.named.parameter->dtype() == type) {
           const auto count = static_cast<std::size_t>(entry.named.parameter->count());
           entry.state_begin = bytes;
           bytes += padded_count<D>(count, size_of(type)) * size_of(type);
         }
+    }
     const MemoryScope scope(trace::Memory::optimizer);
     for (std::size_t slot = 0; slot < slots().size(); ++slot) {
       state_[slot] = Storage<D>(device(), bytes);
       zero_bytes(device(), state_[slot].data(), bytes);
     }
+  }
+
+  // A dtype's parameters exchange places: they may lie in another order by now than when they were given.
+  void sort_by_address(DType type) {
+    std::vector<Entry> sorted;
+    for (Entry& entry : entries_)
+      if (entry.named.parameter->dtype() == type) sorted.push_back(std::move(entry));
+    std::sort(sorted.begin(), sorted.end(), [](const Entry& a, const Entry& b) {
+      return std::less<>()(a.named.parameter->value_data(), b.named.parameter->value_data());
+    });
+    auto next = sorted.begin();
+    for (Entry& entry : entries_)
+      if (entry.named.parameter->dtype() == type) entry = std::move(*next++);
   }
 
   void* state_data(const Entry& entry, std::size_t slot) const {

@@ -59,7 +59,7 @@ class ReplayNumbers {
   const std::uint32_t* count() const { return count_; }
 
  private:
-  static constexpr std::size_t capacity = 1 << 14;
+  static constexpr std::size_t capacity = 1 << 16;
 
   Cuda device_;
   Storage<Cuda> memory_;
