@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <type_traits>
 #include <utility>
 
 #include <chorus/nn/flat_parameters.hpp>
@@ -66,8 +67,9 @@ void FlatParameters<D>::lay_out(std::vector<NamedParameter<D>> parameters) {
     const std::size_t bytes = group.count * size_of(group.dtype);
     const auto memory = [&](trace::Memory kind) {
       const MemoryScope scope(kind);
-      auto lent = allocate_ ? allocate_(bytes) : nullptr;
-      return lent ? Storage<D>(device, std::move(lent), bytes) : Storage<D>(device, bytes);
+      if constexpr (std::is_same_v<D, Cpu>)  // what is lent is the host's memory
+        if (auto lent = allocate_ ? allocate_(bytes) : nullptr) return Storage<D>(device, std::move(lent), bytes);
+      return Storage<D>(device, bytes);
     };
     group.values = memory(trace::Memory::parameters);
     group.grads = memory(trace::Memory::gradients);

@@ -306,7 +306,7 @@ class Optimizer : public HasLearningRate {
   std::vector<Entry> entries_;
   std::array<Storage<D>, max_slots> state_;
   bool made_ = false;
-  [[no_unique_address]] detail::ReplayedSteps<D> replayed_;
+  detail::ReplayedSteps<D> replayed_;
 };
 
 }  // namespace chorus::inline CHORUS_ABI::optim
