@@ -8,6 +8,7 @@
 #include <chorus/kernels/cpu/axis_lines.hpp>
 #include <chorus/kernels/cpu/scratch.hpp>
 #include <cmath>
+#include <functional>
 #include <vector>
 
 namespace chorus::inline CHORUS_ABI::kernels {
@@ -27,6 +28,32 @@ struct RowBlock : Row<T> {
     })));
   }
 };
+
+/// Two sums at once.
+template <class T>
+struct TwoSums {
+  Packet<T> a, b;
+  friend TwoSums operator+(const TwoSums& x, const TwoSums& y) { return {padd(x.a, y.a), padd(x.b, y.b)}; }
+};
+
+/// The sums of the pairs `value(offset, count)` over a line, in the order of its `reduce`.
+template <class T, class Value>
+TwoSums<T> sum_pairs(const RowBlock<T>& line, const Value& value) {
+  const TwoSums<T> zero{splat(T{0}), splat(T{0})};
+  const auto sums = reduce_rows(Index{0}, line.rows, zero, std::plus<>{}, [&](Index r) {
+    const Index begin = line.at + r * line.stride;
+    return reduce_packets<T>(begin, begin + line.length, zero, std::plus<>{}, [&](Index i, auto count) {
+      const TwoSums<T> pair = value(i, count);
+      return TwoSums<T>{keep_first<T>(pair.a, count, T{0}), keep_first<T>(pair.b, count, T{0})};
+    });
+  });
+  return {splat(Sum<T>::fold(sums.a)), splat(Sum<T>::fold(sums.b))};
+}
+template <class T, class Count, class Value>
+TwoSums<T> sum_pairs(const Columns<T, Count>& line, const Value& value) {
+  return reduce_rows(Index{0}, line.length, TwoSums<T>{splat(T{0}), splat(T{0})}, std::plus<>{},
+                     [&](Index i) { return value(line.at + i * line.stride, line.count); });
+}
 
 /// sums: [2, channels], what `f(line, elements of a channel in it, sums)` adds up for pieces of all channels: a few
 /// samples at a time, so that a piece can be read twice from the cache, and memory is read in as many streams as
@@ -171,20 +198,20 @@ template <class T>
 void batch_norm_backward_sums(Cpu device, ChannelShape shape, const T* x, const T* dy, const T* mean, double* sums,
                               const T* y, T* masked) {
   const auto zero = splat(T{0});
-  const T* gradient = y == nullptr ? dy : masked;
   detail::sum_channels<T>(device, shape, sums, [&](const auto& line, Index, double* own) {
     const auto m = line.load_result(mean);
-    const auto add = [&](const auto& value) { return line.reduce(Sum<T>{}, value); };
-    const auto total =
-        y == nullptr ? add([&](Index i, auto count) { return load(dy + i, count); }) : add([&](Index i, auto count) {
-          const auto off = Eigen::internal::pcmp_le(load(y + i, count), zero);
-          const auto g = pselect(off, zero, load(dy + i, count));
-          store(masked + i, g, count);
-          return g;
-        });
-    const auto product =
-        add([&](Index i, auto count) { return pmul(load(gradient + i, count), psub(load(x + i, count), m)); });
-    line.for_results(total, product, [&](Index c, T sum, T product_sum) {
+    const auto pair = [&](Index i, const auto& g, auto count) {
+      return detail::TwoSums<T>{g, pmul(g, psub(load(x + i, count), m))};
+    };
+    const auto both =
+        y == nullptr ? detail::sum_pairs(line, [&](Index i, auto count) { return pair(i, load(dy + i, count), count); })
+                     : detail::sum_pairs(line, [&](Index i, auto count) {
+                         const auto off = Eigen::internal::pcmp_le(load(y + i, count), zero);
+                         const auto g = pselect(off, zero, load(dy + i, count));
+                         store(masked + i, g, count);
+                         return pair(i, g, count);
+                       });
+    line.for_results(both.a, both.b, [&](Index c, T sum, T product_sum) {
       own[c] = static_cast<double>(sum);
       own[shape.channels + c] = static_cast<double>(product_sum);
     });
