@@ -161,8 +161,8 @@ class Optimizer : public HasLearningRate {
   };
   double lr_of(const Range& range) const { return lr() * range.group.lr_scale; }
 
-  /// A step's scalars as kernels take them. In a captured step they lie in device memory, where each replay finds its own
-  /// learning rate and number.
+  /// A step's scalars as kernels take them. In a captured step they lie in device memory, where each replay finds its
+  /// own learning rate and number.
   template <class S>
   auto scalars(const S& now, [[maybe_unused]] const Range& range) {
 #if CHORUS_USE_CUDA && defined(__CUDACC__)

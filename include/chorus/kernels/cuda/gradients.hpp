@@ -1,6 +1,6 @@
 #pragma once
-/// All gradients in one launch, on GPUs: their division by a loss scale, their norm, and their clipping. What is decided
-/// on the way stays in device memory, so that no step waits for the host.
+/// All gradients in one launch, on GPUs: their division by a loss scale, their norm, and their clipping. What is
+/// decided on the way stays in device memory, so that no step waits for the host.
 
 #include <chorus/kernels/cuda/lines.hpp>
 #include <cmath>
@@ -133,8 +133,8 @@ inline void update_loss_scale(Cuda device, LossScale* state, double growth, doub
   for_each(device, "loss scale", 1, UpdateLossScale{state, growth, backoff, interval});
 }
 
-/// out = the norm of all gradients, and the factor that brings it down to `most`. Sums are made in an order that depends
-/// on sizes alone.
+/// out = the norm of all gradients, and the factor that brings it down to `most`. Sums are made in an order that
+/// depends on sizes alone.
 inline void grad_norm(Cuda device, std::span<const Array<float>> f32, std::span<const Array<double>> f64, double most,
                       GradNorm* out) {
   bool any = false;

@@ -12,8 +12,8 @@ namespace chorus::inline CHORUS_ABI::kernels {
 
 namespace cuda {
 
-/// Where the device finds, in its memory, whether a step is left out (`*unwanted` is not 0), and how many were so far of
-/// those that the host has counted. Null: no step is.
+/// Where the device finds, in its memory, whether a step is left out (`*unwanted` is not 0), and how many were so far
+/// of those that the host has counted. Null: no step is.
 struct StepSkip {
   const std::int32_t* unwanted = nullptr;
   const Index* left_out = nullptr;

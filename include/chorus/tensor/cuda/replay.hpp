@@ -23,8 +23,8 @@ class ReplayNumbers {
   ReplayNumbers(const ReplayNumbers&) = delete;
   ReplayNumbers& operator=(const ReplayNumbers&) = delete;
 
-  /// The address, on the device, of numbers, at first `first`; before each replay `next(numbers, replay)` is called, with
-  /// replays counted from 0, after all that `at_replay` was given. Throws Error where there are too many.
+  /// The address, on the device, of numbers, at first `first`; before each replay `next(numbers, replay)` is called,
+  /// with replays counted from 0, after all that `at_replay` was given. Throws Error where there are too many.
   template <class S, class Next>
   const S* add(const S& first, Next next) {
     static_assert(std::is_trivially_copyable_v<S>);
