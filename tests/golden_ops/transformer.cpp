@@ -57,7 +57,7 @@ void add_transformer(Operations& operations) {
   };
   operations["prelu"] = [](Case& test) { test.out("y", ch::prelu(test.in<3>("x"), test.in<1>("weight"))); };
   operations["glu"] = [](Case& test) {
-    unary(test, [&](const auto& x) { return ch::glu(x, test.attr<Index>("axis")); });
+    test.out("y", ch::glu(test.in<2>("x"), test.attr<Index>("axis")));
   };
 }
 
