@@ -26021,11 +26021,12 @@ class InPlace {
  public:
   static constexpr int most_ranks = 8;
 
-  InPlace(const Ring& ring, std::byte* data, std::size_t bytes) : ring_(ring), link_(ring.link) {
+  /// `or_sent`: sending gives the same numbers, so that how fast memory can be read may decide.
+  InPlace(const Ring& ring, std::byte* data, std::size_t bytes, bool or_sent) : ring_(ring), link_(ring.link) {
     offers_[at(rank())] = {.window = link_.window(data, bytes), .scale = ring.reduction.scale};
     auto& own = offers_[at(rank())];
     own.fresh = own.window.key != 0 && link_.shows_first(own.window) ? 1 : 0;
-    own.far = link_.seems_far() ? 1 : 0;
+    own.far = or_sent && link_.seems_far() ? 1 : 0;
     tell(reinterpret_cast<const std::byte*>(&own), sizeof own);
     for_others([&](int peer) {
       std::memcpy(&offers_[at(peer)], receive(ring_, peer, sizeof(Offer)).data, sizeof(Offer));
@@ -26104,18 +26105,20 @@ inline void reduce_in_place(const Ring& ring, const InPlace& all, std::byte* out
                             std::size_t count) {
   const auto& reduction = ring.reduction;
   const auto element = reduction.element;
-  alignas(64) std::array<std::byte, 4096> sum;
+  alignas(64) std::array<std::byte, 4096> sum, product;
   while (count != 0) {
     const auto n = std::min(count, sum.size() / element);
-    const auto part = [&](int peer) { return all.of(peer) + begin * element; };
-    const void* left = part(0);
-    if (all.scale_of(0) != 1) {
-      reduction.scaled(sum.data(), left, n, all.scale_of(0));
-      left = sum.data();
-    }
+    // Products are rounded before they are added, as where they are sent: the sum has the same bits either way.
+    const auto part = [&](int peer, std::byte* scaled) -> const std::byte* {
+      const auto* const numbers = all.of(peer) + begin * element;
+      if (all.scale_of(peer) == 1) return numbers;
+      reduction.scaled(scaled, numbers, n, all.scale_of(peer));
+      return scaled;
+    };
+    const std::byte* left = part(0, sum.data());
     for (int peer = 1; peer < all.size(); ++peer) {
-      void* const to = peer + 1 == all.size() ? out : sum.data();
-      reduction.combine(to, left, part(peer), n, all.scale_of(peer));
+      std::byte* const to = peer + 1 == all.size() ? out : sum.data();
+      reduction.combine(to, left, part(peer, product.data()), n, 1);
       left = to;
     }
     out += n * element;
@@ -26154,7 +26157,8 @@ inline bool may_read_in_place(const Transport& link, std::size_t bytes) {
 inline bool in_place_all_reduce(const Ring& ring, std::byte* data, std::size_t count) {
   const auto element = ring.reduction.element;
   if (!detail::may_read_in_place(ring.link, count * element)) return false;
-  const detail::InPlace all(ring, data, count * element);
+  // Two numbers have one sum; of more, the ring makes another in another order.
+  const detail::InPlace all(ring, data, count * element, ring.link.size == 2);
   if (!all.agreed()) return false;
   const auto ranks = static_cast<std::size_t>(all.size());
   // A rank adds up one segment ahead of what it copies, so that it need not wait for the others; both are in its cache.
@@ -26191,7 +26195,7 @@ inline bool in_place_all_reduce(const Ring& ring, std::byte* data, std::size_t c
 inline bool in_place_all_gather(const Ring& ring, const std::byte* mine, std::byte* whole, std::size_t count) {
   const auto bytes = count * ring.reduction.element;
   if (!detail::may_read_in_place(ring.link, bytes)) return false;
-  const detail::InPlace all(ring, const_cast<std::byte*>(mine), bytes);
+  const detail::InPlace all(ring, const_cast<std::byte*>(mine), bytes, true);
   if (!all.agreed()) return false;
   const auto place = [&](int peer) { return whole + static_cast<std::size_t>(peer) * bytes; };
   detail::ReadingTime time(ring.link);
@@ -26210,7 +26214,7 @@ inline bool in_place_reduce_scatter(const Ring& ring, const std::byte* whole, st
   const auto element = ring.reduction.element, bytes = count * element;
   if (!detail::may_read_in_place(ring.link, bytes)) return false;
   const auto ranks = static_cast<std::size_t>(ring.link.size);
-  const detail::InPlace all(ring, const_cast<std::byte*>(whole), ranks * bytes);
+  const detail::InPlace all(ring, const_cast<std::byte*>(whole), ranks * bytes, false);
   if (!all.agreed()) return false;
   detail::ReadingTime time(ring.link);
   time.start();
@@ -31325,11 +31329,12 @@ class InPlace {
  public:
   static constexpr int most_ranks = 8;
 
-  InPlace(const Ring& ring, std::byte* data, std::size_t bytes) : ring_(ring), link_(ring.link) {
+  /// `or_sent`: sending gives the same numbers, so that how fast memory can be read may decide.
+  InPlace(const Ring& ring, std::byte* data, std::size_t bytes, bool or_sent) : ring_(ring), link_(ring.link) {
     offers_[at(rank())] = {.window = link_.window(data, bytes), .scale = ring.reduction.scale};
     auto& own = offers_[at(rank())];
     own.fresh = own.window.key != 0 && link_.shows_first(own.window) ? 1 : 0;
-    own.far = link_.seems_far() ? 1 : 0;
+    own.far = or_sent && link_.seems_far() ? 1 : 0;
     tell(reinterpret_cast<const std::byte*>(&own), sizeof own);
     for_others([&](int peer) {
       std::memcpy(&offers_[at(peer)], receive(ring_, peer, sizeof(Offer)).data, sizeof(Offer));
@@ -31408,18 +31413,20 @@ inline void reduce_in_place(const Ring& ring, const InPlace& all, std::byte* out
                             std::size_t count) {
   const auto& reduction = ring.reduction;
   const auto element = reduction.element;
-  alignas(64) std::array<std::byte, 4096> sum;
+  alignas(64) std::array<std::byte, 4096> sum, product;
   while (count != 0) {
     const auto n = std::min(count, sum.size() / element);
-    const auto part = [&](int peer) { return all.of(peer) + begin * element; };
-    const void* left = part(0);
-    if (all.scale_of(0) != 1) {
-      reduction.scaled(sum.data(), left, n, all.scale_of(0));
-      left = sum.data();
-    }
+    // Products are rounded before they are added, as where they are sent: the sum has the same bits either way.
+    const auto part = [&](int peer, std::byte* scaled) -> const std::byte* {
+      const auto* const numbers = all.of(peer) + begin * element;
+      if (all.scale_of(peer) == 1) return numbers;
+      reduction.scaled(scaled, numbers, n, all.scale_of(peer));
+      return scaled;
+    };
+    const std::byte* left = part(0, sum.data());
     for (int peer = 1; peer < all.size(); ++peer) {
-      void* const to = peer + 1 == all.size() ? out : sum.data();
-      reduction.combine(to, left, part(peer), n, all.scale_of(peer));
+      std::byte* const to = peer + 1 == all.size() ? out : sum.data();
+      reduction.combine(to, left, part(peer, product.data()), n, 1);
       left = to;
     }
     out += n * element;
@@ -31458,7 +31465,8 @@ inline bool may_read_in_place(const Transport& link, std::size_t bytes) {
 inline bool in_place_all_reduce(const Ring& ring, std::byte* data, std::size_t count) {
   const auto element = ring.reduction.element;
   if (!detail::may_read_in_place(ring.link, count * element)) return false;
-  const detail::InPlace all(ring, data, count * element);
+  // Two numbers have one sum; of more, the ring makes another in another order.
+  const detail::InPlace all(ring, data, count * element, ring.link.size == 2);
   if (!all.agreed()) return false;
   const auto ranks = static_cast<std::size_t>(all.size());
   // A rank adds up one segment ahead of what it copies, so that it need not wait for the others; both are in its cache.
@@ -31495,7 +31503,7 @@ inline bool in_place_all_reduce(const Ring& ring, std::byte* data, std::size_t c
 inline bool in_place_all_gather(const Ring& ring, const std::byte* mine, std::byte* whole, std::size_t count) {
   const auto bytes = count * ring.reduction.element;
   if (!detail::may_read_in_place(ring.link, bytes)) return false;
-  const detail::InPlace all(ring, const_cast<std::byte*>(mine), bytes);
+  const detail::InPlace all(ring, const_cast<std::byte*>(mine), bytes, true);
   if (!all.agreed()) return false;
   const auto place = [&](int peer) { return whole + static_cast<std::size_t>(peer) * bytes; };
   detail::ReadingTime time(ring.link);
@@ -31514,7 +31522,7 @@ inline bool in_place_reduce_scatter(const Ring& ring, const std::byte* whole, st
   const auto element = ring.reduction.element, bytes = count * element;
   if (!detail::may_read_in_place(ring.link, bytes)) return false;
   const auto ranks = static_cast<std::size_t>(ring.link.size);
-  const detail::InPlace all(ring, const_cast<std::byte*>(whole), ranks * bytes);
+  const detail::InPlace all(ring, const_cast<std::byte*>(whole), ranks * bytes, false);
   if (!all.agreed()) return false;
   detail::ReadingTime time(ring.link);
   time.start();

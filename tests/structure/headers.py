@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Checks every header under include/: guard, opening comment, includes that exist and never point up a floor, macros."""
+"""Checks every header under include/: guard, opening comment, includes that exist and never point up a floor, macros,
+and that the headers of the standard library that it uses come with it."""
 
 import pathlib
 import re
@@ -11,6 +12,88 @@ FLOOR = {"core": 1, "train": 1, "tensor": 2, "kernels": 3, "autograd": 3, "comm"
          "optim": 6, "io": 6, "parallel": 6, "compiled": 7}
 # Macros that may outlive the header that defines them.
 KEPT = re.compile(r"CHORUS_\w+|EIGEN_NO_CUDA|OMPI_SKIP_MPICXX|MPICH_SKIP_MPICXX")
+
+# Where the names of namespace std that headers use come from. Checked here, because headers_alone is compiled with a
+# precompiled header that includes all of them.
+STANDARD = {
+    "algorithm": "adjacent_find all_of any_of clamp copy copy_n count count_if equal fill fill_n find find_if "
+                 "for_each is_sorted lower_bound max max_element min min_element minmax minmax_element none_of "
+                 "nth_element partial_sort ranges replace reverse sort stable_partition stable_sort transform "
+                 "unique upper_bound",
+    "array": "array to_array",
+    "atomic": "atomic atomic_ref atomic_thread_fence memory_order_acq_rel memory_order_acquire memory_order_relaxed "
+              "memory_order_release",
+    "bit": "bit_cast bit_ceil bit_width countl_zero countr_zero endian has_single_bit popcount",
+    "charconv": "from_chars to_chars",
+    "chrono": "chrono",
+    "cmath": "abs ceil cos erf exp expm1 fabs floor isfinite isinf isnan log log1p lround nearbyint nextafter pow "
+             "round sin sqrt tanh",
+    "concepts": "constructible_from convertible_to derived_from floating_point integral invocable regular same_as",
+    "condition_variable": "condition_variable condition_variable_any",
+    "cstdarg": "va_list",
+    "cstddef": "byte max_align_t nullptr_t ptrdiff_t size_t to_integer",
+    "cstdint": "int8_t int16_t int32_t int64_t uint8_t uint16_t uint32_t uint64_t uintptr_t",
+    "cstdio": "FILE fclose ferror fflush fopen fprintf fputc fputs fread fwrite printf snprintf vsnprintf",
+    "cstdlib": "_Exit abort aligned_alloc exit free getenv malloc strtol strtoll",
+    "cstring": "memcmp memcpy memmove memset strchr strcmp strerror strlen strncmp",
+    "deque": "deque",
+    "exception": "current_exception exception exception_ptr rethrow_exception uncaught_exceptions",
+    "filesystem": "filesystem",
+    "functional": "bit_or divides function invoke less minus multiplies plus ref",
+    "initializer_list": "initializer_list",
+    "iterator": "back_inserter default_sentinel_t distance istreambuf_iterator next prev size",
+    "limits": "numeric_limits",
+    "map": "map multimap",
+    "memory": "addressof enable_shared_from_this make_shared make_unique make_unique_for_overwrite shared_ptr "
+              "unique_ptr weak_ptr",
+    "mutex": "call_once lock_guard mutex once_flag recursive_mutex scoped_lock unique_lock",
+    "new": "align_val_t bad_alloc launder nothrow",
+    "numbers": "numbers",
+    "numeric": "accumulate gcd inner_product iota reduce",
+    "optional": "nullopt optional",
+    "span": "as_bytes as_writable_bytes dynamic_extent span",
+    "stdexcept": "invalid_argument logic_error runtime_error",
+    "string": "stoi stol string to_string",
+    "string_view": "string_view",
+    "system_error": "errc error_code",
+    "thread": "jthread this_thread thread",
+    "tuple": "apply forward_as_tuple get make_tuple tie tuple tuple_cat tuple_element tuple_element_t tuple_size "
+             "tuple_size_v",
+    "type_traits": "conditional_t decay_t enable_if_t false_type integral_constant invoke_result_t is_arithmetic_v "
+                   "is_base_of_v is_const_v is_floating_point_v is_integral_v is_invocable_v is_same_v is_signed_v "
+                   "is_trivially_copyable_v is_unsigned_v is_void_v make_unsigned_t remove_const_t remove_cvref_t "
+                   "remove_pointer_t remove_reference_t true_type type_identity_t void_t",
+    "unordered_map": "unordered_map",
+    "unordered_set": "unordered_set",
+    "utility": "as_const cmp_less declval exchange forward in_place index_sequence index_sequence_for "
+               "integer_sequence make_index_sequence make_integer_sequence move pair swap",
+    "vector": "erase_if vector",
+}
+# What the standard, or every implementation of it, has one header include of the others.
+ALSO = {
+    "algorithm": "utility", "array": "cstddef tuple utility", "charconv": "system_error",
+    "condition_variable": "chrono mutex", "cstdio": "cstddef", "cstdlib": "cstddef", "cstring": "cstddef",
+    "map": "initializer_list utility", "memory": "cstddef utility", "mutex": "chrono",
+    "optional": "type_traits utility", "span": "array cstddef iterator",
+    "string": "cstddef initializer_list iterator string_view", "string_view": "cstddef iterator",
+    "thread": "chrono", "tuple": "utility", "utility": "cstddef initializer_list type_traits",
+    "vector": "cstddef initializer_list iterator",
+}
+HOME = {name: home for home, names in STANDARD.items() for name in names.split()}
+INCLUDED = re.compile(r"^\s*#\s*include\s*<([^>]+)>", re.MULTILINE)
+
+
+def reached_from(header):
+    """All headers that come with this one."""
+    reached = set()
+    waiting = [header]
+    while waiting:
+        path = INCLUDE / (name := waiting.pop())
+        for included in INCLUDED.findall(path.read_text()) if path.exists() else ALSO.get(name, "").split():
+            if included not in reached:
+                reached.add(included)
+                waiting.append(included)
+    return reached
 
 
 def floor_of(header):
@@ -44,6 +127,12 @@ def problems(header, text):
             macros.add(match[1])
         if match := re.match(r"\s*#\s*undef\s+(\w+)", line):
             macros.discard(match[1])
+    reached = reached_from(header)
+    for name in sorted(set(re.findall(r"\bstd::(\w+)", re.sub(r"//.*", "", text)))):
+        if name not in HOME:
+            yield f"uses std::{name}: say in {pathlib.Path(__file__).name} which header it comes from"
+        elif HOME[name] not in reached:
+            yield f"uses std::{name} without <{HOME[name]}>"
     for macro in sorted(macros):
         if not KEPT.fullmatch(macro):
             yield f"macro {macro} is neither CHORUS_... nor undefined at the end"
