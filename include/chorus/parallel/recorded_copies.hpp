@@ -1,9 +1,10 @@
 #pragma once
 /// Copies between devices as recorded operations, for forward passes that begin with GraphVariables: of the parameters
 /// to the replicas (PyTorch's Broadcast, whose reverse adds the gradients up), of inputs and of outputs. They make one
-/// graph of all devices, through which gradients of any order can be taken.
+/// graph of all devices, through which gradients of any order can be taken. Who has a GraphVariable has included
+/// ops/higher_order.hpp; this header does without, for the sake of programs that have none.
 
-#include <chorus/ops/higher_order/pointwise.hpp>
+#include <chorus/autograd/parameter.hpp>
 #include <chorus/parallel/on_device.hpp>
 #include <cstddef>
 #include <span>
