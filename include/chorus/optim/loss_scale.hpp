@@ -53,12 +53,14 @@ class LossScale {
 
   /// Steps, if `finite`, and changes the scale.
   void step(Optimizer<D>& optimizer, bool finite) {
-    if (finite) optimizer.step();
     if (!finite) {
       scale_ *= options_.backoff_factor;
       good_steps_ = 0;
       ++skipped_;
-    } else if (++good_steps_ == options_.growth_interval) {
+      return;
+    }
+    optimizer.step();
+    if (++good_steps_ == options_.growth_interval) {
       scale_ *= options_.growth_factor;
       good_steps_ = 0;
     }
