@@ -1,5 +1,5 @@
 // A rank of an MPI job that mpi_test starts with mpirun: `mpi_ranks WHAT`.
-#include <chorus/comm/connect.hpp>
+#include <chorus/comm/split.hpp>
 #include <chorus/parallel/world_from_environment.hpp>
 #include <cstdio>
 
@@ -27,6 +27,17 @@ int main(int argc, char** argv) {
     } else if (what == "third_astray") {
       comm::MpiCommunicator c(std::chrono::seconds(10));
       std::printf("%d> %s\n", c.rank(), test::third_astray(c).c_str());
+    } else if (what == "split") {  // even and odd ranks, the odd ones backwards
+      const auto world = world_from_environment().value();
+      auto all = comm::connect(world, {.backend = comm::Backend::mpi});
+      const bool odd = world.rank % 2 == 1;
+      const auto place = comm::split(all, world, odd, odd ? -world.rank : 0);
+      auto group = comm::connect(place, {.backend = comm::Backend::mpi});
+      text = test::conforms(group);
+      if (text.empty()) text = test::conforms<float>(all, 1001);
+      std::vector<int> members(static_cast<std::size_t>(group.size()));
+      group.all_gather(std::span(&world.rank, 1), std::span(members));
+      if (text.empty()) text = cat(std::span(members), " ", std::span(place.members), " ", group.backend());
     } else {
       auto world = world_from_environment().value_or(comm::World{});
       world.timeout = std::chrono::seconds(what == "late" ? 1 : 30);
@@ -51,7 +62,7 @@ int main(int argc, char** argv) {
   std::fflush(stdout);
   // Where ranks have failed, MPI's end would wait for them. But mpirun ends all of them when one leaves without it: the
   // others get time to say what they have to say.
-  if (what == "conforms" || what == "typed") return 0;
+  if (what == "conforms" || what == "typed" || what == "split") return 0;
   std::this_thread::sleep_for(std::chrono::seconds(2));
   std::_Exit(0);
 }

@@ -53,7 +53,10 @@ CHORUS_INLINE AnyCommunicator connect(const World& world, const ConnectOptions& 
     return AnyCommunicator();
   }
   if (maker) return AnyCommunicator(maker(world));
-  if (backend == Backend::thread) return join_thread_group(world);
+  if (backend == Backend::thread) {
+    const auto unused = Socket::adopt(world.listen_fd);
+    return join_thread_group(world);
+  }
   auto link = detail::meet(world, backend);
   const auto carrier = dynamic_cast<const ShmTransport*>(link.get()) ? Backend::shm
                        : !link->machines().empty()                  ? Backend::hierarchical

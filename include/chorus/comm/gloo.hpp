@@ -71,7 +71,7 @@ class GlooRunner {
  public:
   explicit GlooRunner(const World& world) : book_(world.rank), timeout_(world.timeout), control_(connect(world)) {
     gloo::transport::tcp::attr attributes;
-    attributes.hostname = own_address(world);
+    attributes.hostname = own_address(world).host();
     const SigpipeBlock block;  // for the device's thread too
     auto device = gloo::transport::tcp::CreateDevice(attributes);
     auto context = std::make_shared<gloo::rendezvous::Context>(world.rank, world.size);
@@ -128,17 +128,6 @@ class GlooRunner {
 
  private:
   /// Where rank 0 listens, on rank 0; elsewhere the address that leads there.
-  static std::string own_address(const World& world) {
-    auto address = Address::resolve(world.master_addr, world.master_port);
-    if (world.rank != 0) {
-      const Socket probe(::socket(address.storage.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));  // sends nothing
-      if (::connect(probe.fd(), address.data(), address.length) == 0) address = probe.local();
-    }
-    char text[INET6_ADDRSTRLEN] = {};
-    getnameinfo(address.data(), address.length, text, sizeof text, nullptr, 0, NI_NUMERICHOST);
-    return text;
-  }
-
   void close() noexcept {
     const SigpipeBlock block;
     try {

@@ -13,6 +13,7 @@
 #include <chorus/comm/connect.hpp>
 #include <chorus/comm/mpi_library.hpp>
 #include <chorus/comm/queued_engine.hpp>
+#include <chorus/comm/socket.hpp>
 #include <cstring>
 #include <vector>
 
@@ -27,12 +28,14 @@ class MpiRunner {
     int rank = 0, size = 0;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
-    check<UsageError>(rank == world.rank && size == world.size, "mpi: this process is rank ", world.rank, " of ",
+    const bool all = world.members.empty();
+    const int in_job = all ? world.rank : world.members[static_cast<std::size_t>(world.rank)];
+    check<UsageError>(rank == in_job && (!all || size == world.size), "mpi: this process is rank ", in_job, " of ",
                       world.size, ", but MPI says rank ", rank, " of ", size, ": start the program with mpirun");
-    rank_ = rank, size_ = size;
-    mpi_check(MPI_Comm_dup(MPI_COMM_WORLD, &comm_));
-    mpi_check(MPI_Comm_dup(MPI_COMM_WORLD, &news_));
-    mpi_check(MPI_Comm_dup(MPI_COMM_WORLD, &envelopes_));
+    rank_ = world.rank, size_ = world.size;
+    join(world.members);
+    mpi_check(MPI_Comm_dup(comm_, &news_));
+    mpi_check(MPI_Comm_dup(comm_, &envelopes_));
     for (const auto comm : {comm_, news_, envelopes_}) MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
   }
   ~MpiRunner() {
@@ -146,6 +149,17 @@ class MpiRunner {
     }
   }
 
+  /// A communicator of these ranks of the job, of all where none is named.
+  void join(const std::vector<int>& members) {
+    if (members.empty()) return mpi_check(MPI_Comm_dup(MPI_COMM_WORLD, &comm_));
+    MPI_Group job, group;
+    mpi_check(MPI_Comm_group(MPI_COMM_WORLD, &job));
+    mpi_check(MPI_Group_incl(job, static_cast<int>(members.size()), members.data(), &group));
+    mpi_check(MPI_Comm_create_group(MPI_COMM_WORLD, group, members.front(), &comm_));
+    MPI_Group_free(&group);
+    MPI_Group_free(&job);
+  }
+
   void count_sent(const Call& call, std::size_t numbers) const {
     trace::sent(rank_, call.traffic, numbers * call.reduction.element);
   }
@@ -206,6 +220,7 @@ class MpiRunner {
 };
 
 inline std::shared_ptr<Engine> mpi_engine(const World& world) {
+  const auto unused = Socket::adopt(world.listen_fd);
   return std::make_shared<QueuedEngine<MpiRunner>>(world.rank, world.size, "mpi", world);
 }
 

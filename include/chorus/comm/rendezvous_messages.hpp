@@ -64,6 +64,14 @@ std::span<const std::byte> proven(const Message& message) {
                     "characters in CHORUS_TOKEN of all of them");
 }
 
+/// Where the other ranks can reach this one: its machine's address on the way to rank 0. Throws CommError.
+inline Address own_address(const World& world) {
+  const auto master = Address::resolve(world.master_addr, world.master_port);
+  if (world.rank == 0) return master;
+  const Socket probe(::socket(master.storage.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));  // sends nothing
+  return ::connect(probe.fd(), master.data(), master.length) == 0 ? probe.local() : master;
+}
+
 /// The same number for processes that can open each other's memory: one boot of one kernel, one space of process ids.
 inline std::uint64_t machine_id() {
   char text[256] = {};

@@ -58,6 +58,13 @@ struct Address {
     return ntohl(reinterpret_cast<const sockaddr_in*>(&storage)->sin_addr.s_addr) >> 24 == 127;
   }
 
+  /// In numbers, without the port.
+  std::string host() const {
+    char text[NI_MAXHOST] = "?";
+    getnameinfo(data(), length, text, sizeof text, nullptr, 0, NI_NUMERICHOST);
+    return text;
+  }
+
   /// Looks `name` up. Throws CommError.
   static Address resolve(const std::string& name, int port) {
     addrinfo hints{}, *found = nullptr;
@@ -74,14 +81,8 @@ struct Address {
 
 /// `127.0.0.1:29500`
 inline void append(std::string& out, const Address& address) {
-  char text[INET6_ADDRSTRLEN] = "?";
   const bool six = address.storage.ss_family == AF_INET6;
-  if (six) {
-    inet_ntop(AF_INET6, &reinterpret_cast<const sockaddr_in6*>(&address.storage)->sin6_addr, text, sizeof text);
-  } else {
-    inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in*>(&address.storage)->sin_addr, text, sizeof text);
-  }
-  out += cat(six ? "[" : "", text, six ? "]:" : ":", address.port());
+  out += cat(six ? "[" : "", address.host(), six ? "]:" : ":", address.port());
 }
 
 /// Owns a socket.
@@ -105,6 +106,8 @@ class Socket {
   }
 
   int fd() const { return fd_; }
+  /// Gives the socket away: somebody else closes it.
+  int release() { return std::exchange(fd_, -1); }
   explicit operator bool() const { return fd_ >= 0; }
 
   /// A listening socket on exactly this address; port 0 takes a free one. Throws CommError.

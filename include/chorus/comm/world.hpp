@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace chorus::inline CHORUS_ABI::comm {
 
@@ -22,6 +23,7 @@ struct World {
   std::string token = {};
   int listen_fd = -1;  ///< rank 0: a socket that listens there already, which `connect` takes over; or -1
   std::chrono::milliseconds timeout{60'000};  ///< the longest that any wait for another rank lasts
+  std::vector<int> members = {};              ///< of a group that `split` made: its ranks in the whole job; else empty
 };
 
 using Clock = std::chrono::steady_clock;

@@ -6,6 +6,7 @@
 #include <climits>
 #include <cstdio>
 #include <cstdlib>
+#include <map>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -49,6 +50,14 @@ TEST_CASE("collectives over MPI", "[comm]") {
     CHECK(job(ranks, "conforms") == expected);
   }
   CHECK(job(3, "typed") == "ok\nok\nok\n");
+}
+
+TEST_CASE("split: groups over MPI", "[comm]") {
+  const auto text = job(5, "split");
+  std::map<std::string, int> said;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) ++said[line];
+  CHECK(said == std::map<std::string, int>{{"[0, 2, 4] [0, 2, 4] mpi", 3}, {"[3, 1] [3, 1] mpi", 2}});
 }
 
 TEST_CASE("mpi: deadlines and aborts", "[comm]") {
