@@ -23,13 +23,17 @@ struct JoinOptions {
   /// All ranks throw as soon as one has run out of batches, instead of going on without it. For models whose forward or
   /// backward has collectives of its own, which the ranks that have ended don't know of (SyncBatchNorm).
   bool throw_on_early_termination = false;
+  /// What `body` does behind each averaged backward pass: as a rule clipping, and `optimizer.step()`. Ranks that have
+  /// ended do it, too, with the same averages, so that the optimizer's state stays the same on all ranks; a
+  /// ShardedOptimizer needs that. Without, parameters and buffers are the same afterwards, but momenta are not.
+  std::function<void()> step = {};
 };
 
 /// The gradient is the mean over the *samples* of all ranks: with shares of different sizes the step is the one that a
 /// single device would take. All ranks hold bit-identical parameters after each step. Every rank makes the same calls.
 /// `Hook` says how gradients are averaged: see AllReduce, its neighbours in hooks/, and GradBucket to write one.
-/// A hook on a parameter sees this rank's gradient, once in each backward, before it is averaged; what the hook makes of
-/// it is averaged. `grad` gives this rank's own gradients, and sends nothing.
+/// A hook on a parameter sees this rank's gradient, once in each backward, before it is averaged; what the hook makes
+/// of it is averaged. `grad` gives this rank's own gradients, and sends nothing.
 template <class Model, class Hook = AllReduce, class Communicator = comm::AnyCommunicator>
 class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   using Base = DistributedPolicy<Model, Communicator>;
@@ -114,7 +118,7 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
     joining_ = true;
     throw_early_ = options.throw_on_early_termination;
     body();
-    keep_company();
+    keep_company(options.step);
   }
 
   /// Lays the flat buffers out as a checkpoint says. Names that the model doesn't have are left out.
@@ -204,7 +208,7 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
                       " has run out of batches; throw_on_early_termination ends all ranks");
   }
 
-  [[gnu::cold]] void keep_company() {
+  [[gnu::cold]] void keep_company(const std::function<void()>& step) {
     auto& shares = this->shares_;
     int last = -1;
     for (;;) {
@@ -214,7 +218,9 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
       last = shares.first_active();
       reducer_.prepare();
       if (shares.training()) this->broadcast_buffers(last);
-      if (shares.sync()) reducer_.keep_company();
+      if (!shares.sync()) continue;
+      reducer_.keep_company();
+      if (step) step();
     }
     // The ranks that went on longest don't know that they did.
     std::int64_t root = last;

@@ -99,6 +99,9 @@ class Reducer {
       zero_bytes(layout_.device(bucket), layout_.gradients(bucket), layout_.bytes(bucket));
       bucket.missing = 0;
     }
+    // An optimizer that steps behind this pass sees the averages, and nothing of this rank's own.
+    for (std::size_t i = 0; i < layout_.entries(); ++i)
+      parameter(i).set_grad_arrived(layout_.is_sent(i) && !may_leave_out());
     company_ = true;
     if (!learning_graph()) launch_full_buckets();
     finish_backward();

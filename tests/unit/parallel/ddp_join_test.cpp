@@ -1,5 +1,6 @@
 // DistributedDataParallel::join: ranks with different numbers of batches.
 #include <catch.hpp>
+#include <chorus/parallel/sharded_optimizer.hpp>
 
 #include "ranks.hpp"
 
@@ -48,9 +49,10 @@ std::string train_unevenly(const std::vector<int>& batches, const DistributedDat
 
 /// One device that takes, in each step, the batches of the ranks that still have one.
 template <class Model>
-std::vector<double> train_alone(const std::vector<int>& batches) {
+std::vector<double> train_alone(const std::vector<int>& batches, const optim::SgdOptions& options = {.lr = 0.3},
+                                double clip = INFINITY) {
   SingleDevice<Model> net{make<Model>(), 3};
-  optim::Sgd optimizer{net.parameters(), {.lr = 0.3}};
+  optim::Sgd optimizer{net.parameters(), options};
   for (int epoch = 0; epoch < 2; ++epoch)
     for (int step = 0;; ++step) {
       Index samples = 0;
@@ -61,6 +63,7 @@ std::vector<double> train_alone(const std::vector<int>& batches) {
       for (int r = 0; r < static_cast<int>(batches.size()); ++r)
         if (step < batches[static_cast<std::size_t>(r)])
           (loss_of(net, r, step) * ((2.0 + r) / static_cast<double>(samples))).backward();
+      optim::clip_grad_norm(net.parameters(), clip);
       optimizer.step();
     }
   return test::values(net.module());
@@ -125,6 +128,77 @@ TEST_CASE("join: accumulation under no_sync at each interval") {
     optimizer.zero_grad();
   }
   CHECK(distance(test::numbers_in(text), test::values(net.module())) < rounding);
+}
+
+/// Trains as `train_alone` does with momentum and clipping, over two epochs; parameters of all ranks, who must agree.
+template <class MakeOptimizer>
+std::string train_with_state(const std::vector<int>& batches, const DistributedDataParallelOptions& options,
+                             const MakeOptimizer& make_optimizer, bool in_company = true) {
+  return common_text(static_cast<int>(batches.size()), [&](const World& world) {
+    Distributed<test::Smooth<Cpu>> rank(world, options);
+    auto optimizer = make_optimizer(rank.net);
+    const auto step = [&] {
+      optim::clip_grad_norm(rank.net.parameters(), 0.2);
+      optimizer->step();
+    };
+    for (int epoch = 0; epoch < 2; ++epoch)
+      rank.net.join(
+          [&] {
+            for (int i = 0; i < batches[static_cast<std::size_t>(world.rank)]; ++i) {
+              optimizer->zero_grad();
+              loss_of(rank.net, world.rank, i).backward();
+              step();
+            }
+          },
+          {.step = in_company ? std::function<void()>(step) : nullptr});
+    return test::text_of(test::values(rank.net.module()));
+  });
+}
+
+TEST_CASE("join: ranks that have ended step with the others, so that an optimizer's state stays the same") {
+  const std::vector<int> batches{1, 4, 0};
+  const auto sgd = [](auto& net) {
+    return std::make_unique<optim::Sgd<Cpu>>(net.parameters(), optim::SgdOptions{.lr = 0.3, .momentum = 0.9});
+  };
+  const auto sharded = [](auto& net) {
+    return std::make_unique<ShardedOptimizer<optim::Sgd<Cpu>>>(net, optim::SgdOptions{.lr = 0.3, .momentum = 0.9});
+  };
+  const auto expected = train_alone<test::Smooth<Cpu>>(batches, {.lr = 0.3, .momentum = 0.9}, 0.2);
+  for (const auto& options :
+       {DistributedDataParallelOptions{}, DistributedDataParallelOptions{.first_bucket_cap_mb = 0, .bucket_cap_mb = 0},
+        DistributedDataParallelOptions{.find_unused_parameters = true},
+        DistributedDataParallelOptions{.static_graph = true}}) {
+    INFO(options.describe());
+    for (const auto& text : {train_with_state(batches, options, sgd), train_with_state(batches, options, sharded)}) {
+      INFO(text);
+      CHECK(distance(test::numbers_in(text), expected) < rounding);
+    }
+  }
+  // Without, momenta go apart in the first epoch, and so do parameters in the second, until its end.
+  const std::vector<int> others{1, 4, 2};
+  const auto alone = train_alone<test::Smooth<Cpu>>(others, {.lr = 0.3, .momentum = 0.9}, 0.2);
+  CHECK(distance(test::numbers_in(train_with_state(others, {}, sgd)), alone) < rounding);
+  CHECK(distance(test::numbers_in(train_with_state(others, {}, sgd, false)), alone) > 1e-3);
+}
+
+TEST_CASE("join: a parameter that is each rank's own stays as it is when its rank has ended") {
+  test::Ranks ranks(2, [](const World& world) {
+    Distributed<test::Smooth<Cpu>> rank(world, {.parameters_and_buffers_to_ignore = {"fc2.weight"}});
+    optim::Sgd optimizer{rank.net.parameters(), {.lr = 0.3}};
+    std::vector<double> then;
+    rank.net.join(
+        [&] {
+          for (int i = 0; i < 1 + 2 * world.rank; ++i) {
+            optimizer.zero_grad();
+            loss_of(rank.net, world.rank, i).backward();
+            optimizer.step();
+          }
+          then = rank.net.module().fc2.weight.value().to_vector();
+        },
+        {.step = [&] { optimizer.step(); }});
+    return cat(then == rank.net.module().fc2.weight.value().to_vector());
+  });
+  CHECK(ranks.texts() == std::vector<std::string>{"true", "true"});
 }
 
 TEST_CASE("join: throw_on_early_termination ends all ranks, with the one that ran out") {
