@@ -1,9 +1,9 @@
 /// Times one training step of the reference models under DistributedDataParallel: ddp_step --ranks N [CASE ...]
 /// One line a case: ranks, global batch (the same for any number of ranks), median step in ms, global samples per
 /// second. First with one rank alone, then with N, so that their ratio is the scaling. With --sharded, each rank steps
-/// its part of the parameters alone (ShardedOptimizer). ddp_step --wrapper [CASE ...]: what DistributedDataParallel
-/// itself costs on one rank: steps of SingleDevice and of DistributedDataParallel in turn, their medians, and the
-/// median ratio of neighbours.
+/// its part of the parameters alone (ShardedOptimizer); --bucket-cap-mb X cuts other buckets. ddp_step --wrapper
+/// [CASE ...]: what DistributedDataParallel itself costs on one rank: steps of SingleDevice and of
+/// DistributedDataParallel in turn, their medians, and the median ratio of neighbours.
 
 #include <chorus/parallel/sharded_optimizer.hpp>
 
@@ -16,9 +16,9 @@ namespace {
 int measure(int argc, char** argv, std::optional<int> ranks, const bench::RanksAndCases& asked) {
   return bench::on_ranks(
       argc, argv, ranks, asked.wanted,
-      [sharded = asked.sharded](ch::Run& run, const char* name, const auto& make, const auto& images,
+      [sharded = asked.sharded, cap = asked.bucket_cap_mb](ch::Run& run, const char* name, const auto& make, const auto& images,
                                 const auto& targets, const auto& make_optimizer) {
-        ch::DistributedDataParallel<decltype(make())> net{make(), run};
+        ch::DistributedDataParallel<decltype(make())> net{make(), run, {.bucket_cap_mb = cap}};
         const auto time = [&](auto&& optimizer) {
           return bench::share_ms(net, optimizer, run.rank(), images, targets, bench::fixed_steps(name));
         };

@@ -48,7 +48,7 @@ int main(int argc, char** argv) {
   const auto asked = bench::ranks_and_cases("overlap", argc, argv);
   if (!asked) return 2;
   const auto ranks = std::getenv("WORLD_SIZE") != nullptr ? std::nullopt : std::optional(asked->ranks);
-  const double cap = asked->bucket_cap_mb.value_or(ch::DistributedDataParallelOptions{}.bucket_cap_mb);
+  const double cap = asked->bucket_cap_mb.value_or(ch::default_bucket_cap_mb<ch::Cpu>);
   return bench::on_ranks(
       argc, argv, ranks, asked->wanted,
       [cap](ch::Run& run, const char* name, const auto& make, const auto& images, const auto& targets,

@@ -3,7 +3,9 @@
 
 #include <chorus/core/error.hpp>
 #include <chorus/parallel/gradient_buckets.hpp>
+#include <concepts>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,9 +20,16 @@ enum class NonFinite : std::uint8_t {
   skip_step     ///< every rank forgets this pass's gradients, so that the optimizer's step changes nothing
 };
 
+/// What `bucket_cap_mb` is where it is not given, in MiB: PyTorch's 25 for GPUs, where a collective costs a launch and
+/// wants to be large. Ranks on CPUs start one within microseconds, and what counts is how much is left to send when
+/// backward ends, which is at least the last bucket.
+template <Device D>
+inline constexpr double default_bucket_cap_mb = std::same_as<D, Cpu> ? 2 : 25;
+
 struct DistributedDataParallelOptions {
   /// See BucketOptions. They hold from the first step on.
-  double first_bucket_cap_mb = 1, bucket_cap_mb = 25;
+  double first_bucket_cap_mb = 1;
+  std::optional<double> bucket_cap_mb = {};  ///< not given: `default_bucket_cap_mb` of the model's device
   std::vector<double> bucket_cap_mb_list = {};
   /// Send rank 0's buffers to all ranks before each forward pass in training.
   bool broadcast_buffers = true;
@@ -39,7 +48,10 @@ struct DistributedDataParallelOptions {
   std::vector<std::string> delay_all_reduce_named_params = {};
   NonFinite non_finite = NonFinite::propagate;
 
-  BucketOptions buckets() const { return {first_bucket_cap_mb, bucket_cap_mb, bucket_cap_mb_list}; }
+  template <Device D>
+  BucketOptions buckets() const {
+    return {first_bucket_cap_mb, bucket_cap_mb.value_or(default_bucket_cap_mb<D>), bucket_cap_mb_list};
+  }
 
   /// Throws UsageError for sizes that are none.
   [[gnu::cold]] void check_values() const {
@@ -47,14 +59,16 @@ struct DistributedDataParallelOptions {
       check<UsageError>(cap >= 0, "DistributedDataParallel: a bucket's cap is at least 0 MiB, got ", cap);
     };
     check_cap(first_bucket_cap_mb);
-    check_cap(bucket_cap_mb);
+    check_cap(bucket_cap_mb.value_or(0));
     for (const double cap : bucket_cap_mb_list) check_cap(cap);
   }
 
   /// All of them, for the comparison of ranks.
+  template <Device D>
   [[gnu::cold]] std::string describe() const {
-    std::string text = cat("options: bucket_cap_mb ", first_bucket_cap_mb, " ", bucket_cap_mb);
-    for (const double cap : bucket_cap_mb_list) text += cat(" ", cap);
+    const auto caps = buckets<D>();
+    std::string text = cat("options: bucket_cap_mb ", caps.first_bucket_cap_mb, " ", caps.bucket_cap_mb);
+    for (const double cap : caps.bucket_cap_mb_list) text += cat(" ", cap);
     text += cat(", broadcast_buffers ", broadcast_buffers, ", find_unused_parameters ", find_unused_parameters,
                 ", static_graph ", static_graph, ", non_finite ", static_cast<int>(non_finite), ", ignored");
     for (const auto& name : parameters_and_buffers_to_ignore) text += cat(" ", name);

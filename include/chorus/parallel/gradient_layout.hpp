@@ -78,7 +78,7 @@ class GradientLayout {
   [[gnu::cold]] void rebuild() {
     std::vector<Sending> kinds;
     for (std::size_t i = 0; i < entries(); ++i) kinds.push_back(sending(i));
-    buckets_ = make_buckets(flat_, options_.buckets(), kinds);
+    buckets_ = make_buckets(flat_, options_.template buckets<D>(), kinds);
     bucket_of_.assign(entries(), no_bucket);
     parts_.assign(buckets_.size(), {});
     for (std::size_t b = 0; b < buckets_.size(); ++b)

@@ -75,6 +75,38 @@ TEST_CASE("ddp options: the first step already has a small first bucket") {
   CHECK(text == "21 90 ");
 }
 
+/// 1.5 MiB a layer.
+template <class D>
+struct Wide : nn::Module {
+  nn::Linear<D> fc1{768, 512, {.bias = false}}, fc2{512, 768, {.bias = false}}, fc3{768, 512, {.bias = false}};
+  CHORUS_MODULE(Wide, fc1, fc2, fc3)
+  auto forward(const auto& x) const { return fc3(fc2(fc1(x))); }
+};
+
+/// A device other than the processor.
+struct Elsewhere {
+  int index = 0;
+  static constexpr const char* kind = "elsewhere";
+  friend bool operator==(const Elsewhere&, const Elsewhere&) = default;
+};
+
+TEST_CASE("ddp options: how large buckets are by default depends on the device, and what is given holds") {
+  CHECK(DistributedDataParallelOptions{}.buckets<Cpu>().cap_mb(1) == 2);
+  CHECK(DistributedDataParallelOptions{}.buckets<Elsewhere>().cap_mb(1) == 25);
+  CHECK(DistributedDataParallelOptions{}.buckets<Cpu>().cap_mb(0) == 1);
+  const DistributedDataParallelOptions given{.bucket_cap_mb = 25};
+  CHECK(given.buckets<Cpu>().cap_mb(1) == 25);
+  CHECK(DistributedDataParallelOptions{.bucket_cap_mb = 0}.buckets<Elsewhere>().cap_mb(1) == 0);
+#if CHORUS_USE_CUDA
+  CHECK(DistributedDataParallelOptions{}.buckets<Cuda>().cap_mb(1) == 25);
+#endif
+
+  comm::AnyCommunicator alone;
+  DistributedDataParallel<Wide<Cpu>> net{Wide<Cpu>{}, alone}, wider{Wide<Cpu>{}, alone, {.bucket_cap_mb = 3}};
+  CHECK(net.bucket_bytes().size() == 3);
+  CHECK(wider.bucket_bytes().size() == 2);
+}
+
 TEST_CASE("ddp options: a negative cap is refused") {
   comm::AnyCommunicator alone;
   const auto net = [&](const DistributedDataParallelOptions& options) {
