@@ -80,12 +80,12 @@ inline std::vector<Ref<Node>> older_leaves(const Ref<Node>& root, std::uint64_t 
     }
     check<UsageError>(node->sequence() > start, "checkpoint: the function uses what '", node->operation(),
                       "' has recorded before it; give that as an input");
-    node->for_each_input(
-        [](Node& input, void* context) {
-          auto& w = *static_cast<Walk*>(context);
-          if (w.known.insert(&input).second) w.nodes.emplace_back(&input);
-        },
-        &walk);
+    const auto see = [](Node& input, void* context) {
+      auto& w = *static_cast<Walk*>(context);
+      if (w.known.insert(&input).second) w.nodes.emplace_back(&input);
+    };
+    node->for_each_input(see, &walk);
+    node->for_each_far_leaf(see, &walk);
   }
   return std::move(walk.leaves);
 }

@@ -118,10 +118,9 @@ class Node {
   virtual bool is_leaf() const { return false; }
   /// Whether backward sends gradients to the inputs that `for_each_input` names and nowhere else.
   virtual bool only_to_inputs() const { return true; }
-  /// For `grad`, which goes to some nodes only: calls `visit` on each leaf, beside the inputs, to which
-  /// `backward_to_wanted` may send a gradient.
+  /// Calls `visit` on each leaf, beside the inputs, to which backward may send a gradient by itself.
   virtual void for_each_far_leaf(void (*)(Node&, void*), void*) const {}
-  /// Backward that leaves out far leaves that are skipped.
+  /// Backward that leaves out far leaves that are skipped: for `grad`, which goes to some nodes only.
   virtual void backward_to_wanted(bool keep) { backward(keep); }
   /// While a node is skipped, those that use its value send it no gradient: for `grad`, which goes to some nodes only.
   bool skipped() const { return skipped_; }
@@ -129,6 +128,7 @@ class Node {
 
   /// Whether the gradient that the node holds, if any, has neither NaN nor infinity.
   virtual bool gradient_is_finite() const { return true; }
+  virtual bool has_any_grad() const { return false; }
   /// Hooks see the gradient by this node's value, complete, and may replace it, before it goes on.
   void add_gradient_hook(std::unique_ptr<detail::GradientHook> hook) {
     auto* last = &gradient_hooks_;

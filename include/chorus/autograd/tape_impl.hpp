@@ -47,7 +47,7 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
   // Nested runs (DataParallel's replicas) use lists of their own; all are kept for the next run.
   struct Lists {
     std::vector<Ref<Node>> nodes;
-    std::vector<Node*> final_leaves;
+    std::vector<Node*> final_leaves, final_far_leaves;
     std::uint64_t run = 0;
     bool count = true;
   };
@@ -58,6 +58,7 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
     ~Borrowed() {
       lists->nodes.clear();
       lists->final_leaves.clear();
+      lists->final_far_leaves.clear();
       spare.push_back(std::move(lists));
     }
   } borrowed{std::move(spare.back())};
@@ -73,17 +74,18 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
     lists.nodes.push_back(root);
   }
   for (std::size_t next = 0; next < lists.nodes.size(); ++next) {
-    lists.nodes[next]->for_each_input(
-        [](Node& input, void* context) {
-          auto& found = *static_cast<Lists*>(context);
-          if (input.visited_by_ != found.run) {
-            input.visited_by_ = found.run;
-            if (found.count) input.pending_ = 0;
-            found.nodes.emplace_back(&input);
-          }
-          if (found.count) ++input.pending_;
-        },
-        &lists);
+    const auto find = [](Node& input, void* context) {
+      auto& found = *static_cast<Lists*>(context);
+      if (input.visited_by_ != found.run) {
+        input.visited_by_ = found.run;
+        if (found.count) input.pending_ = 0;
+        found.nodes.emplace_back(&input);
+      }
+      if (found.count) ++input.pending_;
+    };
+    const Node& node = *lists.nodes[next];
+    node.for_each_input(find, &lists);
+    if (lists.count) node.for_each_far_leaf(find, &lists);
   }
   std::sort(lists.nodes.begin(), lists.nodes.end(),
             [](const Ref<Node>& a, const Ref<Node>& b) { return a->sequence() > b->sequence(); });
@@ -102,19 +104,27 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
     if (node->is_leaf()) continue;
     if (node->gradient_hooks_) node->run_gradient_hooks();
     // Counted before the node runs, since it then forgets its inputs.
-    if (lists.count)
+    if (lists.count) {
       node->for_each_input(
           [](Node& input, void* context) {
             if (--input.pending_ == 0 && input.is_leaf()) static_cast<Lists*>(context)->final_leaves.push_back(&input);
           },
           &lists);
+      node->for_each_far_leaf(
+          [](Node& leaf, void* context) {
+            if (--leaf.pending_ == 0) static_cast<Lists*>(context)->final_far_leaves.push_back(&leaf);
+          },
+          &lists);
+    }
     if (detail::detects_anomalies()) [[unlikely]]
       detail::backward_with_checks(*node, options.retain_graph);
     else
       node->backward(options.retain_graph);
-    if (options.hooks)
-      for (Node* leaf : lists.final_leaves) leaf->gradient_is_final();
+    for (Node* leaf : lists.final_leaves) leaf->gradient_is_final();
+    for (Node* leaf : lists.final_far_leaves)
+      if (leaf->has_any_grad()) leaf->gradient_is_final();  // one that went unused has none
     lists.final_leaves.clear();
+    lists.final_far_leaves.clear();
     node = {};
   }
   for (const auto& action : actions) action();

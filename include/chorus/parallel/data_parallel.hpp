@@ -233,14 +233,6 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
     gradients(roots.size()).clear();
     backward_on_replicas(roots, keep);
     gradients(roots.size()).reduce([this](std::size_t used, const auto& task) { run(used, task); });
-    // Hooks wait until the gradients of all devices are in, and of all forward passes behind the loss.
-    if (!hooks_due_.expired()) return;
-    const auto due = std::make_shared<bool>();
-    hooks_due_ = due;
-    at_backward_end([this, due] {
-      for (const auto& entry : this->flat_.entries())
-        if (entry.parameter().grad_arrived()) entry.named.handle.shared()->gradient_is_final();
-    });
   }
 
   void backward_to_wanted(const Roots& roots, bool keep) override {
@@ -268,8 +260,7 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
   std::vector<std::unique_ptr<detail::Replica<Model>>> replicas_;  // number 0 is the model itself
   detail::ThreadBatchGroups batch_groups_;
   DeviceThreads threads_;
-  std::vector<Index> shares_;      // samples of each device in the last forward pass
-  std::weak_ptr<bool> hooks_due_;  // alive during a backward pass at whose end the hooks will run
+  std::vector<Index> shares_;  // samples of each device in the last forward pass
 };
 
 }  // namespace chorus::inline CHORUS_ABI

@@ -1,5 +1,6 @@
 // DataParallel against SingleDevice: devices, inputs, outputs, errors, flags, buffers, hooks and memory.
 #include <catch.hpp>
+#include <chorus/autograd/checkpoint.hpp>
 #include <chorus/core/trace.hpp>
 #include <chorus/parallel/data_parallel.hpp>
 #include <stdexcept>
@@ -349,6 +350,45 @@ TEST_CASE("dp: hooks fire once for each backward and see the sum of all devices"
   CHECK(distance(both(net), expected) < rounding);
   REQUIRE(seen.size() == 2);
   CHECK(distance(seen[1], expected) < rounding);
+}
+
+TEST_CASE("dp: a hook on a parameter that is also in the loss runs once, and sees the whole gradient") {
+  // Of the loss's own terms one is recorded before the forward pass, so that it is the last to send a gradient.
+  const auto run = [](auto& policy, bool before, bool after, int passes) {
+    std::vector<std::vector<double>> seen;
+    const auto& weight = policy.module().fc1.weight;
+    weight.register_hook([&] { seen.push_back(weight.grad().to_vector()); });
+    policy.module().fc2.weight.register_hook([](const auto& gradient) { return gradient * 2.0; });
+    auto loss = before ? sum(weight * weight) : Variable<double, 0>(Tensor<double, 0>::full({}, 0));
+    for (int pass = 0; pass < passes; ++pass) loss = loss + sum(policy(numbers(7, 5, 1)));
+    if (after) loss = loss + sum(weight * weight) * 3.0;
+    loss.backward();
+    REQUIRE(seen.size() == 1);
+    CHECK(seen[0] == weight.grad().to_vector());
+    for (const double g : test::gradients(policy.module())) seen[0].push_back(g);
+    return seen[0];
+  };
+  for (const bool before : {false, true})
+    for (const bool after : {false, true})
+      for (const int passes : {1, 2}) {
+        INFO(before << after << passes);
+        Parallel<test::Smooth<Cpu>> net({0, 1, 2});
+        Single<test::Smooth<Cpu>> single;
+        CHECK(distance(run(net, before, after, passes), run(single, before, after, passes)) < rounding);
+      }
+}
+
+TEST_CASE("dp: hooks of parameters run where the net is called inside of a checkpoint, and not where none was used") {
+  Parallel<test::Smooth<Cpu>> net({0, 1});
+  int fired = 0;
+  net.module().fc1.weight.register_hook([&] { ++fired; });
+  const Variable<double, 2> x(numbers(7, 5, 1), true);
+  sum(checkpoint([&](const auto& in) { return net(in); }, x)).backward();
+  CHECK(fired == 1);
+  net.module().fc1.weight.zero_grad();
+  net.module().fc1.weight.set_requires_grad(false);
+  sum(net(x)).backward();
+  CHECK(fired == 1);
 }
 
 TEST_CASE("dp: a parameter may also be in the loss by itself") {
