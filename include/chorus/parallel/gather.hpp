@@ -5,6 +5,7 @@
 #include <chorus/parallel/scatter.hpp>
 #include <cstddef>
 #include <map>
+#include <optional>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -161,9 +162,9 @@ void gather_field(Part& out, std::vector<Part>& parts, int dim, D device, const 
   }
 }
 
-/// Tuples, pairs, vectors, maps and structs with `fields()` are gathered member by member; of anything else all
-/// devices' values are returned, in a vector. Throws ShapeError where devices return vectors or maps of different
-/// sizes.
+/// Tuples, pairs, vectors, maps, optionals and structs with `fields()` are gathered member by member; of anything else
+/// all devices' values are returned, in a vector. Throws ShapeError where devices return vectors or maps of different
+/// sizes, or some a value and others none.
 template <class Part, Device D, class Back>
 auto gather(const std::vector<Part>& parts, int dim, D device, const Back& backward) {
   if constexpr (IsTuple<Part>) {
@@ -201,6 +202,15 @@ auto gather(const std::vector<Part>& parts, int dim, D device, const Back& backw
     std::map<typename Part::key_type, decltype(member(parts.front().begin()->first))> out;
     for (const auto& [key, value] : parts.front()) out.emplace(key, member(key));
     return out;
+  } else if constexpr (is_optional<Part> && holds_operands<Part>) {
+    for (const auto& part : parts)
+      check<ShapeError>(part.has_value() == parts.front().has_value(), "DataParallel: replica ", &part - parts.data(),
+                        " returned ", part ? "a value where replica 0 returned none" : "none where replica 0 returned a value");
+    const auto member = [&] {
+      return gather_member(
+          parts, [](const Part& p) -> const auto& { return *p; }, dim, device, backward);
+    };
+    return parts.front() ? std::optional(member()) : std::optional<decltype(member())>();
   } else if constexpr (HasFields<Part>) {
     Part out = parts.front();
     std::vector<Part> copies = parts;  // of handles

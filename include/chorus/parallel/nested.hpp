@@ -1,9 +1,11 @@
 #pragma once
-/// Values inside of values: what a model takes and returns may be tuples, vectors, maps and structs of tensors.
+/// Values inside of values: what a model takes and returns may be tuples, vectors, maps, optionals and structs of
+/// tensors.
 
 #include <chorus/autograd/parameter.hpp>
 #include <cstddef>
 #include <map>
+#include <optional>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -27,6 +29,10 @@ template <class X>
 inline constexpr bool is_map = false;
 template <class Key, class Value>
 inline constexpr bool is_map<std::map<Key, Value>> = true;
+template <class X>
+inline constexpr bool is_optional = false;
+template <class Value>
+inline constexpr bool is_optional<std::optional<Value>> = true;
 
 template <class X>
 concept IsTuple = is_tuple<X> || is_pair<X>;
@@ -54,7 +60,7 @@ constexpr bool holds() {
       return (holds<std::remove_cvref_t<std::tuple_element_t<I, X>>, Graph>() || ...);
     }
     (std::make_index_sequence<std::tuple_size_v<X>>{});
-  } else if constexpr (is_vector<X>) {
+  } else if constexpr (is_vector<X> || is_optional<X>) {
     return holds<typename X::value_type, Graph>();
   } else if constexpr (is_map<X>) {
     return holds<typename X::mapped_type, Graph>();
@@ -78,6 +84,8 @@ void for_each_operand(const X& x, const F& f) {
     for (const auto& element : x) for_each_operand(element, f);
   } else if constexpr (is_map<X>) {
     for (const auto& [key, value] : x) for_each_operand(value, f);
+  } else if constexpr (is_optional<X>) {
+    if (x) for_each_operand(*x, f);
   } else {
     X copy = x;  // of handles
     std::apply([&](const auto&... members) { (for_each_operand(members, f), ...); }, copy.fields());

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <functional>
 #include <map>
+#include <optional>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -73,6 +74,10 @@ decltype(auto) scatter(const X& x, int dim, std::size_t shares, std::size_t i, D
              std::remove_cvref_t<decltype(scatter<Recorded>(x.begin()->second, dim, shares, i, device))>>
         out;
     for (const auto& [key, value] : x) out.emplace(key, scatter<Recorded>(value, dim, shares, i, device));
+    return out;
+  } else if constexpr (is_optional<X>) {
+    std::optional<std::remove_cvref_t<decltype(scatter<Recorded>(*x, dim, shares, i, device))>> out;
+    if (x) out.emplace(scatter<Recorded>(*x, dim, shares, i, device));
     return out;
   } else if constexpr (!Operand<X>) {
     X out = x;
@@ -187,6 +192,10 @@ void return_gradient(const X& x, int dim, const std::vector<Share*>& shares, Rep
     for (const auto& [key, value] : x)
       member(
           value, [&key = key](auto& share) -> auto& { return share.at(key); });
+  } else if constexpr (is_optional<X>) {
+    if (x)
+      member(
+          *x, [](auto& share) -> auto& { return *share; });
   } else if constexpr (!AnyVariable<X>) {
     X copy = x;
     const auto fields = copy.fields();

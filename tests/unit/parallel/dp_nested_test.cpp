@@ -1,7 +1,8 @@
-// DataParallel: inputs and outputs inside of tuples, vectors, maps and structs; losses that the model computes itself.
+// DataParallel: inputs and outputs inside of tuples, vectors, maps, optionals and structs; losses that the model computes itself.
 #include <catch.hpp>
 #include <chorus/parallel/data_parallel.hpp>
 #include <map>
+#include <optional>
 #include <tuple>
 
 #include "policies.hpp"
@@ -70,6 +71,27 @@ struct Uneven : nn::Module {
   auto forward(const auto& x) const {
     const auto count = static_cast<std::size_t>(x(0, 0));
     return std::pair(std::vector<Matrix>(count, x), std::map<std::size_t, Matrix>{{count == 3 ? 1 : 0, x}});
+  }
+};
+
+/// Takes and returns what may be there or not.
+struct Perhaps {
+  std::optional<Recorded> y;
+  std::optional<double> factor;
+  auto fields() { return std::tie(y, factor); }
+};
+template <class D>
+struct Optional : nn::Module {
+  nn::Linear<D, double> fc{5, 3};
+  CHORUS_MODULE(Optional, fc)
+  auto forward(const auto& x, const std::optional<Recorded>& mask, const Perhaps& more) const {
+    check<UsageError>(more.factor.has_value(), "the factor is lost");
+    auto y = fc(x) * *more.factor;
+    if (mask) y = y * *mask;
+    if (more.y) y = y + *more.y;
+    std::optional<Recorded> positive;
+    if (value_of(x)(0, 0) > 0) positive = y;
+    return std::tuple(Perhaps{y, 2.0}, std::optional(std::pair(mean(y), 7)), positive);
   }
 };
 
@@ -143,6 +165,56 @@ TEST_CASE("dp nested: replicas that return other numbers of values, or other key
   x = Tensor<double, 2>::full({6, 5}, 3);
   x(2, 0) = 3;
   CHECK(net(x).second.contains(1));
+}
+
+TEST_CASE("dp nested: optionals are cut and joined where they have a value, and get their gradients") {
+  const auto positive = [](std::uint32_t key) {
+    auto x = numbers(7, 5, key);
+    for (Index i = 0; i < 7; ++i) x(i, 0) = 1;
+    return x;
+  };
+  for (const bool there : {false, true}) {
+    const auto run = [&](auto& net) {
+      std::optional<Recorded> mask;
+      Perhaps more{std::nullopt, 0.5};
+      if (there) mask.emplace(numbers(7, 3, 2), true), more.y.emplace(numbers(7, 3, 3), true);
+      const auto [result, scalars, y] = net(positive(1), mask, more);
+      CHECK(scalars->first.value().numel() >= 1);
+      (sum(*result.y * *y) + sum(*y)).backward();
+      auto out = result.y->value().to_vector();
+      if (there)
+        for (const auto& x : {mask->grad(), more.y->grad()})
+          for (const double v : x.to_vector()) out.push_back(v);
+      for (const double v : test::gradients(net.module())) out.push_back(v);
+      return out;
+    };
+    SingleDevice<Optional<Cpu>> single{make<Optional<Cpu>>(), 3};
+    const auto expected = run(single);
+    CHECK(expected.size() == (there ? 81u : 39u));
+    for (const std::vector<int>& ids : {std::vector<int>{0}, {0, 1}, {1, 1, 0}}) {
+      DataParallel<Optional<Cpu>> net{make<Optional<Cpu>>(), {.device_ids = ids}, 3};
+      CHECK(distance(run(net), expected) < rounding);
+    }
+  }
+  DataParallel<Optional<Cpu>> net{make<Optional<Cpu>>(), {.device_ids = {0, 1, 2}}, 3};
+  const auto [result, scalars, y] = net(positive(1), std::optional<Recorded>(), Perhaps{std::nullopt, 0.5});
+  CHECK(result.factor == 2.0);
+  CHECK(scalars->first.numel() == 3);
+  CHECK(scalars->second == std::vector<int>{7, 7, 7});
+  // All devices have a value, or none has.
+  auto x = positive(1);
+  const auto message = [&] {
+    return message_of<ShapeError>([&] { net(x, std::optional<Recorded>(), Perhaps{std::nullopt, 0.5}); });
+  };
+  x(5, 0) = -1;
+  CHECK_THAT(message(), Contains("replica 2 returned none where replica 0 returned a value"));
+  x(0, 0) = -1;
+  CHECK_THAT(message(), Contains("replica 1 returned a value where replica 0 returned none"));
+  x(3, 0) = -1;
+  CHECK_FALSE(std::get<2>(net(x, std::optional<Recorded>(), Perhaps{std::nullopt, 0.5})).has_value());
+  // A mask counts among the batch sizes.
+  CHECK_THAT(message_of<ShapeError>([&] { net(x, std::optional(Recorded(numbers(6, 3, 2))), Perhaps{{}, 0.5}); }),
+             Contains("7 and 6 samples along axis 0"));
 }
 
 TEST_CASE("dp loss: the model's own losses, one a device, count by samples") {
