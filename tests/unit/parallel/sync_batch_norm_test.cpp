@@ -1,6 +1,7 @@
 // SyncBatchNorm: with the whole batch's statistics all policies take the steps of one device.
 #include <catch.hpp>
 #include <chorus/core/trace.hpp>
+#include <chorus/ops/higher_order.hpp>
 #include <chorus/parallel/data_parallel.hpp>
 
 #include "ranks.hpp"
@@ -165,6 +166,30 @@ TEST_CASE("sync batch norm: under dp a copy without the layer, or that fails, en
   CHECK_THAT(test::message_of<UsageError>([&] { net(x); }), Contains("replica"));
   x(2, 0) = 0.5;
   net(x).backward(numbers(6, 3, 1));
+}
+
+TEST_CASE("sync batch norm: under dp a recorded pass has the whole batch's statistics, and refuses gradients by name") {
+  SingleDevice<Synced<Cpu>> single{make<Synced<Cpu>>(), 3};
+  DataParallel<Synced<Cpu>> net{make<Synced<Cpu>>(), {.device_ids = {0, 1, 2}}, 3};
+  const GraphVariable x(numbers(7, 5, 1), true);
+  const auto y = net(x);
+  CHECK(distance(y.value().to_vector(), single(numbers(7, 5, 1)).value().to_vector()) < rounding);
+  const auto refused = Contains("SyncBatchNorm under DataParallel: no gradient goes through it in a recorded");
+  CHECK_THAT(test::message_of<UsageError>([&] { grad(sum(y), x, {.retain_graph = true}); }), refused);
+  CHECK_THAT(test::message_of<UsageError>([&] { grad(sum(y), x, {.create_graph = true}); }),
+             Contains("'sync_batch_norm' has no derivative"));
+  CHECK_THAT(test::message_of<UsageError>([&] { sum(y).backward(); }), refused);
+  // Passes that are not recorded go on as ever, and recorded ones in evaluation.
+  const auto step = [](auto& policy) {
+    for (const auto& named : policy.parameters()) named.parameter->set_grad_arrived(false);
+    policy(numbers(7, 5, 2)).backward(numbers(7, 3, 3));
+    return test::gradients(policy.module());
+  };
+  CHECK(distance(step(net), step(single)) < rounding);
+  net.eval();
+  single.eval();
+  const auto slope = [&](auto& policy) { return grad(sum(square(policy(x))), x, {.create_graph = true}); };
+  CHECK(distance(slope(net).value().to_vector(), slope(single).value().to_vector()) < rounding);
 }
 
 }  // namespace sync_batch_norm_test
