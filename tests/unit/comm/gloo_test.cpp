@@ -84,6 +84,22 @@ TEST_CASE("gloo: ranks in different calls are both named, before any data moves"
     }
     CHECK_THAT(texts[1], StartsWith("rank 1: all_reduce #1 (min of 100 I32): ") && Contains(astray.name));
   }
+  // A sender too hears of it in that very call, and who else waits for the two.
+  const auto lost = run(3, [](auto& c) -> std::string {
+    std::vector<float> x(300'000, 1);
+    try {
+      if (c.rank() == 0) c.send(std::span<const float>(x), 1);
+      if (c.rank() != 0) c.all_reduce(std::span(x));
+    } catch (const CommError& error) {
+      return error.what();
+    }
+    return "no error";
+  });
+  INFO(lost[0] << "\n" << lost[1] << "\n" << lost[2]);
+  CHECK_THAT(lost[0], StartsWith("rank 0: sending message #0 (300000 F32): ") &&
+                          Contains("all_reduce #0 (sum of 300000 F32)") && Contains("is in another call"));
+  CHECK_THAT(lost[1], StartsWith("rank 1: all_reduce #0 (sum of 300000 F32): rank 0 is in another call, message #0"));
+  CHECK_THAT(lost[2], StartsWith("rank 2: all_reduce #0 (sum of 300000 F32): ") && Contains("message #0 (300000 F32)"));
   const auto three = run(3, [](auto& c) { return test::third_astray(c); });
   for (const auto& text : three)
     CHECK_THAT(text, StartsWith("rank ") && Contains("is in another call") && Contains("of 999 F64"));
