@@ -7,8 +7,8 @@
 #include <chorus/comm/envelope.hpp>
 #include <chorus/comm/in_order.hpp>
 #include <chorus/comm/world.hpp>
+#include <chorus/core/environment.hpp>
 #include <cstdio>
-#include <cstdlib>
 #include <mutex>
 
 namespace chorus::inline CHORUS_ABI::comm {
@@ -115,8 +115,8 @@ class CallBook {
   }
 
   [[gnu::cold]] void dump() const {
-    const char* where = std::getenv("CHORUS_FLIGHT_RECORDER");
-    if (where == nullptr || *where == '\0') return;
+    const char* where = chorus::detail::env("CHORUS_FLIGHT_RECORDER");
+    if (where == nullptr) return;
     const auto text = lines();
     const bool to_stderr = std::string_view(where) == "stderr";
     std::FILE* const file = to_stderr ? stderr : std::fopen(cat(where, ".rank", rank_).c_str(), "w");

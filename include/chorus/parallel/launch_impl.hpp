@@ -8,7 +8,6 @@
 #include <climits>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <exception>
 #include <new>
 #include <optional>
@@ -88,9 +87,8 @@ inline std::optional<comm::World> join(std::optional<int> devices) {
 /// wake two ranks that wait for each other on one core, and leave them there. Not where someone has chosen cores before, nor
 /// where there are fewer of them than ranks, nor with CHORUS_BIND=0. Threads that start later keep to the same cores.
 inline void keep_to_own_cores(const comm::World& world) {
-  const char* wanted = env("CHORUS_BIND");
   cpu_set_t all, own;
-  if (world.local_size < 2 || (wanted != nullptr && std::strcmp(wanted, "0") == 0)) return;
+  if (!env_switch("CHORUS_BIND", true) || world.local_size < 2) return;
   if (sched_getaffinity(0, sizeof all, &all) != 0) return;
   const int cores = CPU_COUNT(&all);
   if (cores != sysconf(_SC_NPROCESSORS_ONLN) || cores < world.local_size) return;

@@ -5,7 +5,6 @@
 
 #include <charconv>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <optional>
 #include <string>
@@ -13,17 +12,12 @@
 
 #include <chorus/comm/world.hpp>
 #include <chorus/core/config.hpp>
+#include <chorus/core/environment.hpp>
 #include <chorus/parallel/message.hpp>
 
 namespace chorus::inline CHORUS_ABI {
 
 namespace detail {
-
-/// The value of an environment variable, or a null pointer; an empty one counts as not set.
-inline const char* env(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr || *value == '\0' ? nullptr : value;
-}
 
 /// A whole number in [low, high] from the environment, or nothing where the variable is not set.
 inline std::optional<int> env_number(const char* name, int low, int high) {

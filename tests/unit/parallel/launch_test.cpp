@@ -263,6 +263,16 @@ TEST_CASE("each rank keeps to its share of the cores, unless someone has chosen 
   }
 }
 
+TEST_CASE("launch refuses a switch in the environment that is neither 0 nor 1") {
+  for (const std::string value : {"2", "no", "yes", "01", " 0"}) {
+    Program program({probe(), "--do", "hello", "--devices", "2"}, {cat("CHORUS_BIND=", value)});
+    CHECK(program.finish() == 2);
+    INFO(program.text());
+    CHECK(has(program, cat("environment variable CHORUS_BIND must be 0 or 1, got '", value, "'\n")));
+    CHECK_FALSE(has(program, "rank 0 of 2"));
+  }
+}
+
 TEST_CASE("launch takes options that the program has read itself, and the timeout from the environment") {
   Program program({probe(), "--parsed", "--do", "hello", "--devices", "2"}, {"CHORUS_TIMEOUT=9"});
   CHECK(program.finish() == 0);
