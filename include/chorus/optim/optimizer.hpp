@@ -5,7 +5,6 @@
 #include <array>
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -13,27 +12,14 @@
 #include <vector>
 
 #include <chorus/nn/flat_parameters.hpp>
+#include <chorus/optim/learning_rate.hpp>
+#include <chorus/optim/parameter_group.hpp>
 #include <chorus/optim/replayed_steps.hpp>
 #if CHORUS_USE_CUDA
 #include <chorus/kernels/optimizer.hpp>
 #endif
 
 namespace chorus::inline CHORUS_ABI::optim {
-
-/// The learning rate, apart from the rest so that schedules know nothing else.
-class HasLearningRate {
- public:
-  explicit HasLearningRate(double lr) : lr_(lr) { check_rate(lr); }
-  double lr() const { return lr_; }
-  void set_lr(double lr) {
-    check_rate(lr);
-    lr_ = lr;
-  }
-
- private:
-  static void check_rate(double lr) { check<UsageError>(lr >= 0, "optimizer: the learning rate is at least 0, got ", lr); }
-  double lr_;
-};
 
 /// State that an optimizer keeps for a parameter, under the name by which checkpoints know it: `momentum.conv1.weight`.
 struct StateTensor {
@@ -42,24 +28,6 @@ struct StateTensor {
   std::vector<Index> shape;
   void* data;
   bool on_host = false;
-};
-
-/// What some parameters have of their own: see Optimizer::set_group.
-struct GroupOptions {
-  /// Their learning rate is that of the optimizer times this one, whatever schedules set.
-  double lr_scale = 1;
-  /// Their weight decay, instead of the optimizer's.
-  std::optional<double> weight_decay = {};
-};
-
-/// Whether a parameter is a bias or belongs to a normalisation: those have at most one axis.
-struct IsBiasOrNorm {
-  bool operator()(const auto& named) const { return named.parameter->extents().size() <= 1; }
-};
-/// Whether a parameter's name begins so: `encoder.` stands for all below that module.
-struct NameBegins {
-  std::string prefix;
-  bool operator()(const auto& named) const { return named.name.starts_with(prefix); }
 };
 
 template <Device D>

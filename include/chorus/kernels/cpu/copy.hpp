@@ -8,6 +8,7 @@
 #include <chorus/kernels/cpu/in_float.hpp>
 #include <chorus/kernels/cpu/packet.hpp>
 #include <chorus/kernels/strided_runs.hpp>
+#include <chorus/tensor/shape.hpp>
 #include <cstring>
 #include <span>
 
@@ -104,8 +105,7 @@ void transpose(Index rows, Index columns, const T* src, Index src_stride, T* dst
 
 template <Scalar T>
 void copy_strided(Cpu, std::span<const Index> shape, const T* src, std::span<const Index> src_strides, T* dst) {
-  Index count = 1;
-  for (const Index size : shape) count *= size;
+  const Index count = numel(shape);
   if (count == 0) return;
   StridedRuns runs(shape, src_strides);
 
@@ -144,8 +144,7 @@ void copy_strided(Cpu, std::span<const Index> shape, const T* src, std::span<con
 template <Scalar T>
 void scatter_strided(Cpu device, std::span<const Index> shape, const T* src, T* dst, std::span<const Index> dst_strides,
                      bool accumulate) {
-  Index count = 1;
-  for (const Index size : shape) count *= size;
+  const Index count = numel(shape);
   if (count == 0) return;
   StridedRuns runs(shape, dst_strides);
   if (!accumulate) return detail::scatter<false>(runs, count, src, dst);
