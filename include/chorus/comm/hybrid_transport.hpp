@@ -5,7 +5,8 @@
 #include <chorus/comm/ring.hpp>
 #include <chorus/comm/shm_transport.hpp>
 #include <chorus/comm/tcp_transport.hpp>
-#include <cstdlib>
+#include <chorus/core/environment.hpp>
+#include <chorus/core/say.hpp>
 #include <memory>
 #include <vector>
 
@@ -34,17 +35,24 @@ class HybridTransport final : public Transport {
     const auto leader = static_cast<std::size_t>(ranks.front());
     SharedRegion region;
     if (here > 1 && rank == ranks.front()) {
-      region = SharedRegion::create(ShmTransport::region_bytes(here));
-      for (int i = 0; i < here; ++i)
-        ShmTransport::name_process(region, static_cast<std::size_t>(i),
-                                   static_cast<int>(pids[static_cast<std::size_t>(ranks[static_cast<std::size_t>(i)])]));
+      try {
+        region = ShmTransport::make_region(here);
+        for (int i = 0; i < here; ++i)
+          ShmTransport::name_process(
+              region, static_cast<std::size_t>(i),
+              static_cast<int>(pids[static_cast<std::size_t>(ranks[static_cast<std::size_t>(i)])]));
+      } catch (const CommError& error) {
+        chorus::detail::say(cat("rank ", rank, ": ", error.what(), "; the ranks of this machine talk over TCP"));
+      }
     }
     const auto fds = gather(static_cast<std::uint64_t>(region.fd()));
-    if (here > 1 && rank != ranks.front())
+    const bool shared = here > 1 && static_cast<int>(fds[leader]) >= 0;
+    if (!shared) std::fill(local_.begin(), local_.end(), -1);
+    if (shared && rank != ranks.front())
       region = SharedRegion::open(static_cast<int>(pids[leader]), static_cast<int>(fds[leader]),
                                   ShmTransport::region_bytes(here));
     gather(0);  // the leader's region stays open until all have it
-    if (here > 1)
+    if (shared)
       shm_ = std::make_unique<ShmTransport>(std::move(region), local_[static_cast<std::size_t>(rank)], here, timeout);
   }
 
@@ -86,8 +94,8 @@ class HybridTransport final : public Transport {
   int at(int peer) const { return is_local(peer) ? local_[static_cast<std::size_t>(peer)] : peer; }
 
   static std::uint64_t own_id() {
-    const char* name = std::getenv("CHORUS_HOST_ID");
-    if (name == nullptr || *name == '\0') return detail::machine_id();
+    const char* name = chorus::detail::env("CHORUS_HOST_ID");
+    if (name == nullptr) return detail::machine_id();
     std::uint64_t hash = 14695981039346656037ull;  // FNV-1a
     for (; *name != '\0'; ++name) hash = (hash ^ static_cast<unsigned char>(*name)) * 1099511628211ull;
     return hash;

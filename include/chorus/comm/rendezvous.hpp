@@ -5,6 +5,7 @@
 #include <chorus/comm/guests.hpp>
 #include <chorus/comm/rendezvous_messages.hpp>
 #include <chorus/comm/shm_transport.hpp>
+#include <chorus/core/say.hpp>
 #include <optional>
 #include <thread>
 
@@ -132,6 +133,7 @@ class Host {
     meeting.key = random_key();
     meeting.listener = Socket::listen(listener.local().with_port(0));
     meeting.kind = (kind_ == Backend::automatic || kind_ == Backend::shm) && one_machine ? Backend::shm : Backend::tcp;
+    if (meeting.kind == Backend::shm && !make_region(meeting)) meeting.kind = Backend::tcp;
     Answer answer;
     answer.key = meeting.key;
     answer.welcome = 1;
@@ -139,7 +141,6 @@ class Host {
     answer.pid = getpid();
     answer.port = meeting.listener.local().port();
     if (meeting.kind == Backend::shm) {
-      meeting.region = SharedRegion::create(ShmTransport::region_bytes(world_.size));
       std::memcpy(meeting.region.data(), &meeting.key, sizeof meeting.key);
       for (int rank = 0; rank < world_.size; ++rank)
         ShmTransport::name_process(meeting.region, static_cast<std::size_t>(rank),
@@ -159,6 +160,19 @@ class Host {
       meeting.addresses[static_cast<std::size_t>(rank)] = at(rank).socket.remote().with_port(at(rank).hello.port);
     if (meeting.kind == Backend::tcp) tell_all(bytes_of(meeting.addresses), deadline);
     return meeting;
+  }
+
+  /// Where there is none to be had: false, and a notice; an error where it was asked for.
+  bool make_region(Meeting& meeting) {
+    try {
+      meeting.region = ShmTransport::make_region(world_.size);
+      return true;
+    } catch (const CommError& error) {
+      const auto why = cat(where_, ": ", error.what());
+      if (kind_ != Backend::shm) return chorus::detail::say(cat(why, "; the ranks talk over TCP")), false;
+      refuse_all(why);
+      throw CommError(why);
+    }
   }
 
   void tell_all(std::span<const std::byte> message, Deadline deadline) {

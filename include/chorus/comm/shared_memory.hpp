@@ -18,6 +18,7 @@ class SharedMemory {
   /// child. Throws CommError.
   static std::shared_ptr<std::byte> allocate(std::size_t bytes) {
     auto region = std::make_shared<SharedRegion>(SharedRegion::create(front + bytes));
+    region->reserve(0, front + bytes);
     auto& all = instance();
     const std::lock_guard lock(all.mutex_);
     std::uint64_t key = 0;

@@ -53,6 +53,13 @@ class SharedRegion {
     if (fd_ >= 0) close(fd_);
   }
 
+  /// Takes room for a part now: where the machine has none left, writing there later would end this process.
+  void reserve(std::size_t begin, std::size_t bytes) const {
+    int error = EINTR;
+    while (error == EINTR) error = posix_fallocate(fd_, static_cast<off_t>(begin), static_cast<off_t>(bytes));
+    check<CommError>(error == 0, "shared memory: no room for ", bytes, " bytes: ", std::strerror(error));
+  }
+
   explicit operator bool() const { return data_ != nullptr; }
   std::byte* data() const { return static_cast<std::byte*>(data_); }
   std::size_t size() const { return bytes_; }

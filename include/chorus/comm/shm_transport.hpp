@@ -60,13 +60,21 @@ class ShmTransport final : public Transport {
     return sizeof(detail::Board) + static_cast<std::size_t>(size * size) * queue_stride;
   }
 
+  /// A region for these ranks. Only what the ring needs takes room now. Throws CommError where there is none.
+  static SharedRegion make_region(int size) {
+    auto region = SharedRegion::create(region_bytes(size));
+    region.reserve(0, sizeof(detail::Board));
+    for (int rank = 0; rank < size; ++rank)
+      region.reserve(queue_begin(rank, (rank + 1) % size, size), queue_stride);
+    return region;
+  }
+
   /// Takes a seat in a zeroed region of `region_bytes(ranks)`. Where the region names the ranks' processes, it watches
   /// for their deaths.
   ShmTransport(SharedRegion region, int me, int ranks, std::chrono::milliseconds limit)
       : Transport(me, ranks, slot_bytes, slots, limit),
         region_(std::move(region)),
         board_(*reinterpret_cast<detail::Board*>(region_.data())),
-        queues_(region_.data() + sizeof(detail::Board)),
         rounds_(std::clamp(60 * static_cast<int>(std::thread::hardware_concurrency()) / size, 1, 60)) {
     for (int peer = 0; peer < size; ++peer) {
       const int pid = seat(peer).pid.load();
@@ -168,13 +176,16 @@ class ShmTransport final : public Transport {
   static constexpr std::chrono::milliseconds nap{20};  // of a sleeper between two looks around
   static constexpr std::size_t slot_stride = sizeof(detail::SlotHead) + slot_bytes;
   static constexpr std::size_t queue_stride = slots * slot_stride;
+  static constexpr std::size_t queue_begin(int from, int to, int size) {
+    return sizeof(detail::Board) + static_cast<std::size_t>(from * size + to) * queue_stride;
+  }
 
   bool among_threads() const { return seat(rank).pid.load(std::memory_order_relaxed) == 0; }
   detail::Seat& seat(int who) const { return board_.seats[static_cast<std::size_t>(who)]; }
 
   detail::SlotHead& slot(int from, int to, const std::array<std::uint32_t, max_ranks>& next) const {
     const auto peer = static_cast<std::size_t>(from == rank ? to : from);
-    const auto queue = queues_ + static_cast<std::size_t>(from * size + to) * queue_stride;
+    const auto queue = region_.data() + queue_begin(from, to, size);
     return *reinterpret_cast<detail::SlotHead*>(queue + next[peer] * slot_stride);
   }
   static void advance(int peer, std::array<std::uint32_t, max_ranks>& next) {
@@ -252,7 +263,6 @@ class ShmTransport final : public Transport {
 
   SharedRegion region_;
   detail::Board& board_;
-  std::byte* queues_;
   std::array<std::uint32_t, max_ranks> sent_{}, received_{};  // per peer, the next slot
   std::array<FarCopy, max_ranks> copies_;
   std::array<int, max_ranks> deaths_{};                       // per peer: a pidfd, readable once its process has ended

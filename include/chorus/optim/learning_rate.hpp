@@ -16,7 +16,9 @@ class HasLearningRate {
   }
 
  private:
-  static void check_rate(double lr) { check<UsageError>(lr >= 0, "optimizer: the learning rate is at least 0, got ", lr); }
+  static void check_rate(double lr) {
+    check<UsageError>(lr >= 0, "optimizer: the learning rate is at least 0, got ", lr);
+  }
   double lr_;
 };
 

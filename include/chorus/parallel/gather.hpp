@@ -205,7 +205,8 @@ auto gather(const std::vector<Part>& parts, int dim, D device, const Back& backw
   } else if constexpr (is_optional<Part> && holds_operands<Part>) {
     for (const auto& part : parts)
       check<ShapeError>(part.has_value() == parts.front().has_value(), "DataParallel: replica ", &part - parts.data(),
-                        " returned ", part ? "a value where replica 0 returned none" : "none where replica 0 returned a value");
+                        part ? " returned a value where replica 0 returned none"
+                             : " returned none where replica 0 returned a value");
     const auto member = [&] {
       return gather_member(
           parts, [](const Part& p) -> const auto& { return *p; }, dim, device, backward);

@@ -1,14 +1,12 @@
 #pragma once
 /// The launcher's messages, in printf's form: it is checked by the compiler as any other code, and costs it least.
 
-#include <unistd.h>
-
 #include <cstdarg>
 #include <cstdio>
 #include <string>
-#include <string_view>
 
 #include <chorus/core/error.hpp>
+#include <chorus/core/say.hpp>
 
 namespace chorus::inline CHORUS_ABI::detail {
 
@@ -35,14 +33,6 @@ inline std::string format_list(const char* form, std::va_list values) {
   const std::string text = format_list(form, values);
   va_end(values);
   throw UsageError(text);
-}
-
-/// A line on stderr in one write, so that lines of several processes don't mix.
-inline void say(std::string_view message) {
-  std::string line = "chorus: ";
-  line.append(message);
-  line += '\n';
-  [[maybe_unused]] const auto written = write(STDERR_FILENO, line.data(), line.size());
 }
 
 }  // namespace chorus::inline CHORUS_ABI::detail

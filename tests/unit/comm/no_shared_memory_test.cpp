@@ -1,0 +1,121 @@
+// Machines that have little shared memory, or none.
+#include <sched.h>
+#include <sys/mount.h>
+#include <sys/statvfs.h>
+#include <sys/syscall.h>
+
+#include <catch.hpp>
+#include <cerrno>
+#include <cstdio>
+
+#include "processes.hpp"
+
+// This process's own, before those of the C library: they fail while a test says so.
+namespace no_shared_memory_test {
+bool no_memfd = false, no_room = false;
+}
+extern "C" int memfd_create(const char* name, unsigned flags) noexcept {
+  if (no_shared_memory_test::no_memfd) return errno = EPERM, -1;
+  return static_cast<int>(syscall(SYS_memfd_create, name, flags));
+}
+extern "C" int posix_fallocate(int fd, off_t begin, off_t bytes) {
+  if (no_shared_memory_test::no_room) return ENOSPC;
+  return syscall(SYS_fallocate, fd, 0, begin, bytes) == 0 ? 0 : errno;
+}
+
+namespace no_shared_memory_test {
+
+using namespace chorus;
+using namespace std::chrono_literals;
+using Catch::Matchers::Contains;
+using Catch::Matchers::StartsWith;
+using comm::Backend;
+
+/// An all-reduce of `count` numbers; "" or what is wrong.
+std::string adds_up(comm::AnyCommunicator& c, std::size_t count) {
+  std::vector<float> own(count);
+  const auto lent = c.allocate(count * sizeof(float));
+  const auto sum = static_cast<float>(c.size() * (c.size() + 1) / 2);
+  const auto other = lent ? std::span(reinterpret_cast<float*>(lent.get()), count) : std::span(own);
+  for (const auto numbers : {std::span(own), other}) {
+    std::fill(numbers.begin(), numbers.end(), static_cast<float>(c.rank() + 1));
+    c.all_reduce(numbers);
+    for (const float x : numbers)
+      if (x != sum) return cat("got ", x, " for ", sum);
+  }
+  return "";
+}
+
+/// What `body` writes to stderr is added to what it returns.
+template <class Body>
+std::string with_stderr(const Body& body) {
+  std::FILE* const file = std::tmpfile();
+  dup2(fileno(file), STDERR_FILENO);
+  auto text = body();
+  std::rewind(file);
+  char line[1000];
+  while (std::fgets(line, sizeof line, file) != nullptr) text += line;
+  return text;
+}
+
+TEST_CASE("without shared memory ranks talk over TCP, and rank 0 says so", "[comm]") {
+  for (const bool refused : {true, false})
+    for (const auto backend : {Backend::automatic, Backend::hierarchical}) {
+      const auto body = [&](const comm::World& world) {
+        (refused ? no_memfd : no_room) = true;
+        return with_stderr([&]() -> std::string {
+          auto c = comm::connect(world, {.backend = backend});
+          if (backend == Backend::automatic && c.backend() != "tcp") return std::string(c.backend());
+          return adds_up(c, 300'000);
+        });
+      };
+      const auto texts = test::Ranks(3, body).texts();
+      INFO(texts[0]);
+      CHECK_THAT(texts[0], StartsWith("chorus: rank 0") && Contains("talk over TCP\n"));
+      CHECK_THAT(texts[0], Contains(refused ? "memfd_create: Operation not permitted" : "memory: no room for "));
+      CHECK(texts[1] + texts[2] == "");
+    }
+}
+
+TEST_CASE("shared memory that was asked for and is not there is an error of all ranks", "[comm]") {
+  test::Ranks ranks(3, [](const comm::World& world) {
+    no_room = true;
+    comm::connect(world, {.backend = Backend::shm});
+    return std::string("connected");
+  });
+  for (int rank = 0; rank < 3; ++rank) {
+    const auto outcome = ranks.outcome(rank);
+    CHECK_THAT(outcome.text, Contains("shared memory: no room for ") && Contains("No space left on device"));
+    CHECK(outcome.seconds < 5);
+  }
+}
+
+TEST_CASE("a communicator that has no room for a buffer lends none, and goes on", "[comm]") {
+  test::Ranks ranks(2, [](const comm::World& world) -> std::string {
+    auto c = comm::connect(world, {.backend = Backend::shm});
+    no_room = world.rank == 1;  // the other's lie in shared memory
+    if ((c.allocate(1000) == nullptr) != (world.rank == 1)) return "allocate";
+    return adds_up(c, 1'000'000);
+  });
+  for (const auto& text : ranks.texts()) CHECK(text == "");
+}
+
+TEST_CASE("eight ranks need nothing of /dev/shm", "[comm]") {
+  const auto body = [](const comm::World& world) -> std::string {
+    if (unshare(CLONE_NEWNS) != 0 || mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+        mount("small", "/dev/shm", "tmpfs", 0, "size=64k") != 0)
+      return cat("skipped: ", std::strerror(errno));
+    struct statvfs size {};
+    if (statvfs("/dev/shm", &size) != 0 || size.f_blocks * size.f_frsize > 65536) return "it is not small";
+    auto c = comm::connect(world, {.backend = Backend::shm});
+    return adds_up(c, 1'500'000);
+  };
+  const auto texts = test::Ranks(8, body, 30s).texts();
+  if (texts[0].starts_with("skipped")) {
+    WARN("not checked with a small /dev/shm: this process may not mount one: " << texts[0]);
+    return;
+  }
+  for (const auto& text : texts) CHECK(text == "");
+}
+
+}  // namespace no_shared_memory_test
