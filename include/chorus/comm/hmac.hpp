@@ -25,8 +25,8 @@ using Nonce = std::array<std::byte, 16>;
 using Mac = std::array<std::byte, 32>;
 
 inline void fill_random(std::span<std::byte> bytes) {
-  check<CommError>(getrandom(bytes.data(), bytes.size(), 0) == static_cast<ssize_t>(bytes.size()),
-                   "getrandom: ", std::strerror(errno));
+  const auto got = getrandom(bytes.data(), bytes.size(), 0);  // before errno is read
+  check<CommError>(got == static_cast<ssize_t>(bytes.size()), "getrandom: ", std::strerror(errno));
 }
 
 /// The proof for `parts`, one after another, each of a fixed size. Zeros where there is no token, or no OpenSSL.

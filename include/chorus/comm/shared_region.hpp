@@ -21,8 +21,8 @@ class SharedRegion {
     check<CommError>(fd >= 0, "shared memory: memfd_create: ", std::strerror(errno));
     SharedRegion region;
     region.fd_ = fd;
-    check<CommError>(ftruncate(fd, static_cast<off_t>(bytes)) == 0, "shared memory: ", bytes,
-                     " bytes: ", std::strerror(errno));
+    const bool sized = ftruncate(fd, static_cast<off_t>(bytes)) == 0;  // before errno is read
+    check<CommError>(sized, "shared memory: ", bytes, " bytes: ", std::strerror(errno));
     region.map(bytes);
     return region;
   }

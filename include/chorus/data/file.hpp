@@ -22,7 +22,8 @@ inline bool file_exists(const std::string& path) {
 /// Throws FileError unless `path` is a folder.
 inline void require_folder(std::string_view reader, const std::string& path) {
   struct stat facts {};
-  check<FileError>(::stat(path.c_str(), &facts) == 0, reader, ": folder ", path, ": ", std::strerror(errno));
+  const bool there = ::stat(path.c_str(), &facts) == 0;  // before errno is read
+  check<FileError>(there, reader, ": folder ", path, ": ", std::strerror(errno));
   check<FileError>(S_ISDIR(facts.st_mode), reader, ": ", path, " is not a folder");
 }
 

@@ -213,7 +213,8 @@ inline std::vector<std::byte> read_whole(const std::string& path) {
   file.value = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   check<FileError>(file.value >= 0, who, ": opening the file failed: ", std::strerror(errno));
   struct stat facts {};
-  check<FileError>(::fstat(file.value, &facts) == 0, who, ": looking at the file failed: ", std::strerror(errno));
+  const bool seen = ::fstat(file.value, &facts) == 0;  // before errno is read
+  check<FileError>(seen, who, ": looking at the file failed: ", std::strerror(errno));
   check<FileError>(S_ISREG(facts.st_mode), who, ": not a regular file");
   std::vector<std::byte> out(static_cast<std::size_t>(facts.st_size));
   for (std::size_t done = 0; done < out.size();) {

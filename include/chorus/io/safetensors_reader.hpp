@@ -42,8 +42,8 @@ class SafetensorsReader {
     file_.value = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     check<FileError>(file_.value >= 0, loading_, ": opening the file failed: ", std::strerror(errno));
     struct stat facts {};
-    check<FileError>(::fstat(file_.value, &facts) == 0, loading_,
-                     ": looking at the file failed: ", std::strerror(errno));
+    const bool seen = ::fstat(file_.value, &facts) == 0;  // before errno is read
+    check<FileError>(seen, loading_, ": looking at the file failed: ", std::strerror(errno));
     check<FileError>(S_ISREG(facts.st_mode), loading_, ": not a regular file");
     size_ = static_cast<std::uint64_t>(facts.st_size);
     read_header(limits);

@@ -1,4 +1,5 @@
 #include <catch.hpp>
+#include <cerrno>
 #include <chorus/data/open_images.hpp>
 
 #include "files.hpp"
@@ -119,6 +120,7 @@ TEST_CASE("open_images says what it looked for") {
             " holds no dataset that is known here; looked for MNIST (train-images-idx3-ubyte and "
             "train-labels-idx1-ubyte, "
             "plain or .gz) and CIFAR-10 (data_batch_1.bin to data_batch_5.bin, also in cifar-10-batches-bin)");
+  errno = 0;
   CHECK(error_of([&] { data::open_images(folder.path() + "/none"); }) ==
         "open_images: folder " + folder.path() + "/none: No such file or directory");
   const auto file = folder.write("file", counting(3));
