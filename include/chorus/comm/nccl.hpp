@@ -1,12 +1,17 @@
 #pragma once
-/// NCCL as a Communicator of GPU memory: `NcclCommunicator<>`. Needs CUDA and NCCL; link chorus::cuda.
+/// NCCL as a Communicator of GPU memory: `NcclCommunicator<>`, and among the GPUs of a DataParallel. Needs CUDA and
+/// NCCL; link chorus::cuda.
 
 #include <nccl.h>
 
 #include <chorus/comm/connect.hpp>
+#include <chorus/comm/nccl_device_group.hpp>
 #include <chorus/comm/nccl_engine.hpp>
 #include <chorus/core/cuda/stream.hpp>
+#include <chrono>
 #include <cstdlib>
+#include <memory>
+#include <span>
 #include <string>
 
 namespace chorus::inline CHORUS_ABI::comm {
@@ -67,6 +72,10 @@ struct NcclApi {
   }
   static int reduce_scatter(const void* in, void* out, std::size_t n, DType dtype, RedOp op, Comm comm, Stream stream) {
     return ncclReduceScatter(in, out, n, type(dtype), op, comm, stream);
+  }
+  static int reduce(const void* in, void* out, std::size_t n, DType dtype, RedOp op, int root, Comm comm,
+                    Stream stream) {
+    return ncclReduce(in, out, n, type(dtype), op, root, comm, stream);
   }
   static int broadcast(const void* in, void* out, std::size_t bytes, int root, Comm comm, Stream stream) {
     return ncclBroadcast(in, out, bytes, ncclUint8, root, comm, stream);
@@ -176,7 +185,11 @@ inline std::shared_ptr<Engine> nccl_engine(const World& world) {
   const auto rank = std::make_shared<NcclRank>(world);
   return {rank, &rank->engine};
 }
-inline const bool nccl_registered = register_backend(Backend::nccl, nccl_engine);
+inline std::unique_ptr<DeviceGroup> nccl_device_group(std::span<const int> devices, std::chrono::milliseconds timeout) {
+  return std::make_unique<NcclDeviceGroup<NcclApi>>(devices, timeout);
+}
+inline const bool nccl_registered =
+    (device_group_maker() = nccl_device_group, register_backend(Backend::nccl, nccl_engine));
 
 }  // namespace detail
 

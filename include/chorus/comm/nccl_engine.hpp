@@ -19,7 +19,7 @@ class NcclEngine final : public Engine {
         control_(control),
         api_(api),
         queue_(std::make_shared<NcclQueue<Api>>(api, rank, device, timeout,
-                                                [&control](const std::string& why) { control.abort(why); })) {
+                                                [&control](const Failure& failure) { control.abort(failure.what); })) {
     typename Api::UniqueId id{};
     int code = rank == 0 ? api.unique_id(id) : Api::success;
     // The other ranks wait for the id: they have to hear it where there is none.

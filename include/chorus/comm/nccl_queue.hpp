@@ -33,10 +33,16 @@ class NcclQueue final : public Progress {
   using Event = typename Api::Event;
   using RedOp = typename Api::RedOp;
 
-  /// `tell` is called once, with the reason, when this rank gives up; from any thread.
+  /// `tell` is called once, with the reason, when this rank gives up; from any thread. `hear`, where there is one, says
+  /// how another rank has failed, upon which this one gives up, too; it is asked every few milliseconds.
   NcclQueue(Api api, int rank, int device, std::chrono::milliseconds timeout,
-            std::function<void(const std::string&)> tell)
-      : api_(std::move(api)), rank_(rank), device_(device), timeout_(timeout), tell_(std::move(tell)) {
+            std::function<void(const Failure&)> tell, std::function<Failure()> hear = {})
+      : api_(std::move(api)),
+        rank_(rank),
+        device_(device),
+        timeout_(timeout),
+        tell_(std::move(tell)),
+        hear_(std::move(hear)) {
     check_cuda(api_.use_device(device_), "choosing device");
     check_cuda(api_.create_stream(stream_), "making a stream on device");
   }
@@ -93,6 +99,25 @@ class NcclQueue final : public Progress {
     grouping_ = false;
     accept(api_.group_end(), group_);
     return close(group_);
+  }
+
+  /// Makes `count` calls of a kind, which become one launch: `issue(api, i, comm, stream)` makes number i and returns
+  /// NCCL's code. Returns their ticket.
+  template <class Issue>
+  std::uint64_t together(const char* name, std::size_t count, const Issue& issue) {
+    const std::lock_guard lock(mutex_);
+    Call call = named(name);
+    call.grouped = true;
+    call.envelope.sequence = calls_++;
+    open(call);
+    accept_later(api_.group_start(), call);
+    int code = Api::success;
+    for (std::size_t i = 0; i < count && (code == Api::success || code == Api::in_progress); ++i)
+      code = issue(api_, i, comm_, stream_);
+    const int ended = api_.group_end();
+    accept_later(code, call);
+    accept(ended, call);
+    return close(call);
   }
 
   /// Runs `start`, which puts work that contains calls of this communicator on the compute stream, and watches it.
@@ -186,7 +211,7 @@ class NcclQueue final : public Progress {
     Envelope envelope = {};
     int bucket = -1;
     const char* name = nullptr;  // instead of the envelope
-    bool grouped = false;        // the envelope is the last one of the group
+    bool grouped = false;        // the envelope is the last one of the group, or the name that of all of its calls
     std::uint64_t ticket = 0;
     Event ready{}, done{};  // where the stream may begin it, and where it has ended
     bool captured = false;
@@ -202,19 +227,28 @@ class NcclQueue final : public Progress {
 
   std::string describe(const Call& call, std::string_view why) const {
     auto text = cat("rank ", rank_, ": ");
-    if (call.grouped) text += "a group of calls up to ";
-    if (call.name != nullptr)
-      text += call.name;
-    else
+    if (call.grouped && call.name == nullptr) text += "a group of calls up to ";
+    if (call.name == nullptr)
       append(text, call.envelope);
+    else
+      text += call.grouped ? cat(call.name, " #", call.envelope.sequence) : call.name;
     if (call.bucket >= 0) text += cat(", gradient bucket ", call.bucket);
     return cat(text, ": nccl: ", why);
   }
 
   // What follows is called under the lock.
 
+  // Gives up if another rank has.
+  void hear() {
+    if (failure_ || !hear_) return;
+    if (const Failure theirs = hear_())
+      give_up(cat("rank ", rank_, ": nccl: gives up, since another rank has: ", theirs.what), theirs.timed_out);
+  }
+
   void raise_if_failed(const Call& call) {
-    if (failure_) Failure{describe(call, cat("this communicator has failed before: ", failure_.what))}.raise();
+    hear();
+    if (!failure_) return;
+    Failure{describe(call, cat("this communicator has failed before: ", failure_.what)), failure_.timed_out}.raise();
   }
 
   void open(Call& call) {
@@ -254,6 +288,8 @@ class NcclQueue final : public Progress {
   void accept(int code, const Call& call) {
     const auto deadline = Clock::now() + timeout_;
     for (int turn = 0; code == Api::in_progress; ++turn) {
+      hear();
+      if (failure_) failure_.raise();
       if (const int asked = api_.async_error(comm_, code); asked != Api::success) code = asked;
       if (code == Api::in_progress && Clock::now() >= deadline) {
         give_up(describe(call, cat("not under way after ", timeout_.count(), " ms")), true);
@@ -280,6 +316,7 @@ class NcclQueue final : public Progress {
 
   // Finds out what has ended, and whether what has not is in trouble.
   void inspect() {
+    hear();
     if (failure_ || in_flight_.empty()) return;
     Call first;
     int ended = Api::success;
@@ -314,7 +351,7 @@ class NcclQueue final : public Progress {
     captured_.clear();
     operators_.clear();
     change_.notify_all();
-    if (tell_) tell_(failure_.what);
+    if (tell_) tell_(failure_);
   }
 
   void leave() {
@@ -365,7 +402,8 @@ class NcclQueue final : public Progress {
   Api api_;
   const int rank_, device_;
   const std::chrono::milliseconds timeout_;
-  const std::function<void(const std::string&)> tell_;
+  const std::function<void(const Failure&)> tell_;
+  const std::function<Failure()> hear_;
   const int exceptions_ = std::uncaught_exceptions();
 
   std::recursive_mutex mutex_;

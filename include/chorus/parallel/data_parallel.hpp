@@ -8,10 +8,12 @@
 #include <chorus/parallel/gather.hpp>
 #include <chorus/parallel/message.hpp>
 #include <chorus/parallel/policy.hpp>
+#include <chorus/parallel/replica_collectives.hpp>
 #include <chorus/parallel/replica_gradients.hpp>
 #include <chorus/parallel/replicas.hpp>
 #include <chorus/parallel/scatter.hpp>
 #include <chorus/parallel/thread_batch_group.hpp>
+#include <chrono>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -30,11 +32,26 @@ struct DataParallelOptions {
   int output_device = -1;
   /// The axis along which inputs are cut and outputs are joined.
   int dim = 0;
+  /// How long a GPU waits for the others in one of NCCL's collectives.
+  std::chrono::milliseconds timeout{60'000};
 };
 
 /// Keeps a copy of the model on each device from step to step; each forward pass sends it the parameters that have
 /// changed. What a copy writes into its buffers is lost, but for the first device's. Must outlive the losses made
 /// through it.
+///
+/// Where the devices are different GPUs, and <chorus/comm/nccl.hpp> is included (chorus.hpp does it in builds with
+/// NCCL), parameters and buffers go out by NCCL's broadcast, and gradients come in by its reduce. Else, and in passes
+/// that don't use all devices or that begin with a GraphVariable, both go by copies from device to device, with
+/// additions on the first, in the order of the devices. NCCL may add three and more gradients in another order, hence
+/// with another rounding: a run repeated on one machine has the same bits as long as NCCL chooses the same algorithms
+/// (it does where nothing about machine, versions and sizes has changed), but not those of devices {0, 0, 0}. Either
+/// way `trace` counts the bytes that device 0 has for N-1 others, and each of those for it, whatever relay NCCL makes
+/// of that.
+///
+/// What fails in a collective is thrown, as CommError or TimeoutError, by the pass that it belongs to or, where a
+/// device finds out later, by the next one: then gradients and parameters are not to be relied on any more. The pass
+/// after that forms the group anew, and sends all parameters. A captured step (Graphed) has one device, and none of this.
 template <class Model>
 class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
  public:
@@ -47,7 +64,8 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
       : Policy<Model>(detail::copy_to(std::move(model), first_device(options)), seed),
         options_(std::move(options)),
         buffers_(nn::named_buffers<D>(this->model_)),
-        threads_(options_.device_ids.size()) {
+        threads_(options_.device_ids.size()),
+        collectives_(this->flat_, buffers_, replicas_, threads_, options_.device_ids, options_.timeout) {
     if (options_.output_device < 0) options_.output_device = options_.device_ids.front();
     CachingAllocator<D>::of(D{options_.output_device});  // throws where it doesn't exist
     check<UsageError>(options_.dim >= 0, "DataParallel: dim is at least 0, got ", options_.dim);
@@ -58,7 +76,8 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
   /// For `launch`: as many devices as `run` says.
   template <class Run>
   requires requires(Run& run) { run.seed(); }
-  DataParallel(Model model, Run& run) : DataParallel(std::move(model), {.device_ids = devices_of(run)}, run.seed()) {}
+  DataParallel(Model model, Run& run)
+      : DataParallel(std::move(model), {.device_ids = devices_of(run), .timeout = run.world().timeout}, run.seed()) {}
 
   /// The model's output for the whole batch, on the output device; scalars become a vector with one element a device.
   /// Tensors and Variables are cut along `dim` into shares that differ by at most one, on no more devices than there
@@ -82,7 +101,11 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
       if constexpr (recorded<Inputs...>) replicas_[i - 1]->record_copies(this->flat_);
     };
     // The first device's forward pass may write into the buffers: all others have copied them before.
-    if (!buffers_.empty()) run(used, update_copy);
+    const bool together = !recorded<Inputs...> && collectives_.serve(used);
+    if (together)
+      collectives_.broadcast();
+    else if (!buffers_.empty())
+      run(used, update_copy);
     batch_groups_.begin(used);
     run(used, [&](std::size_t i) {
       const GradMode mode(grad);
@@ -91,7 +114,7 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
                             [first = detail::share_begin(batch, used, i)] { return first; }};
       const RandomScope scope(context);
       shares[i].emplace(scatter(i, used, inputs...));
-      if (buffers_.empty()) update_copy(i);
+      if (!together && buffers_.empty()) update_copy(i);
       Model& model = i == 0 ? this->model_ : replicas_[i - 1]->model();
       if (i > 0) detail::copy_training_flags(this->model_, model);
       outputs[i].emplace(std::apply([&](const auto&... own) { return model.forward(own...); }, *shares[i]));
@@ -232,7 +255,10 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
   void backward(const Roots& roots, bool keep) override {
     gradients(roots.size()).clear();
     backward_on_replicas(roots, keep);
-    gradients(roots.size()).reduce([this](std::size_t used, const auto& task) { run(used, task); });
+    if (collectives_.serve(roots.size()))
+      collectives_.reduce();
+    else
+      gradients(roots.size()).reduce([this](std::size_t used, const auto& task) { run(used, task); });
   }
 
   void backward_to_wanted(const Roots& roots, bool keep) override {
@@ -260,6 +286,7 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
   std::vector<std::unique_ptr<detail::Replica<Model>>> replicas_;  // number 0 is the model itself
   detail::ThreadBatchGroups batch_groups_;
   DeviceThreads threads_;
+  detail::ReplicaCollectives<Model> collectives_;
   std::vector<Index> shares_;  // samples of each device in the last forward pass
 };
 

@@ -8,7 +8,6 @@
 #include <cstddef>
 #include <map>
 #include <memory>
-#include <utility>
 #include <vector>
 
 namespace chorus::inline CHORUS_ABI::detail {
@@ -57,6 +56,20 @@ inline void copy_training_flags(nn::Module& from, nn::Module& to) {
   to.set_own_training(from.training());
 }
 
+/// Calls `use(group, begin, count)` for each range of a flat buffer that is taken up by neighbours for which
+/// `wanted(entry number)`.
+template <class Entry, class Wanted, class Use>
+void for_each_run(const std::vector<Entry>& entries, const Wanted& wanted, const Use& use) {
+  for (std::size_t i = 0; i < entries.size();) {
+    const std::size_t first = i, group = entries[i].group, begin = entries[i].begin;
+    std::size_t count = 0;
+    while (i < entries.size() && entries[i].group == group && entries[i].begin == begin + count && wanted(i))
+      count += entries[i++].count;
+    if (i == first) ++i;
+    if (count > 0) use(group, begin, count);
+  }
+}
+
 /// A model's copy on one device, kept from step to step, that follows the original.
 template <class Model>
 class Replica {
@@ -80,34 +93,40 @@ class Replica {
   /// frozen.
   void follow(const Flat& original, const std::vector<nn::NamedBuffer<D>>& buffers, D source) {
     const auto& entries = original.entries();
-    for (std::size_t i = 0; i < entries.size(); ++i)
-      flat_.entries()[i].parameter().set_wants_grad(entries[i].parameter().wants_grad());
-    if (std::exchange(recorded_, false))
-      for (const auto& entry : flat_.entries()) entry.parameter().set_origin({});
-    for (std::size_t i = 0; i < entries.size();) {
-      std::size_t last = i, count = 0;  // a run of neighbours that have changed
-      while (last < entries.size() && entries[last].group == entries[i].group &&
-             entries[last].begin == entries[i].begin + count && seen_[last] != entries[last].parameter().version()) {
-        seen_[last] = entries[last].parameter().version();
-        count += entries[last++].count;
-      }
-      if (last == i) {
-        ++i;
-        continue;
-      }
-      const auto& from = original.groups()[entries[i].group];
-      const std::size_t bytes = count * size_of(from.dtype);
-      copy_bytes(device_, flat_.groups()[entries[i].group].value(entries[i].begin), source,
-                 from.value(entries[i].begin), bytes);
-      trace::sent(source.index, trace::Traffic::parameters, bytes);
-      i = last;
-    }
+    for_each_run(
+        entries, [&](std::size_t i) { return lacks(entries[i], i); },
+        [&](std::size_t group, std::size_t begin, std::size_t count) {
+          const auto& from = original.groups()[group];
+          const std::size_t bytes = count * size_of(from.dtype);
+          copy_bytes(device_, flat_.groups()[group].value(begin), source, from.value(begin), bytes);
+          trace::sent(source.index, trace::Traffic::parameters, bytes);
+        });
     for (std::size_t i = 0; i < buffers.size(); ++i) {
       const auto& from = *buffers[i].buffer;
       copy_bytes(device_, buffers_[i].buffer->data(), source, from.data(), from.size_bytes());
       trace::sent(source.index, trace::Traffic::buffers, from.size_bytes());
     }
+    has_followed(original);
   }
+
+  /// Whether this copy has yet to fetch the original's parameter number i.
+  bool lacks(const typename Flat::Entry& original, std::size_t i) const {
+    return seen_[i] != original.parameter().version();
+  }
+  const std::vector<nn::NamedBuffer<D>>& buffers() const { return buffers_; }
+
+  /// After this copy has got what it lacked, by whatever way: what follows from it.
+  void has_followed(const Flat& original) {
+    const auto& entries = original.entries();
+    for (std::size_t i = 0; i < entries.size(); ++i) {
+      seen_[i] = entries[i].parameter().version();
+      flat_.entries()[i].parameter().set_wants_grad(entries[i].parameter().wants_grad());
+      if (recorded_) flat_.entries()[i].parameter().set_origin({});
+    }
+    recorded_ = false;
+  }
+  /// Nobody knows what this copy has: it will fetch everything.
+  void forget() { seen_.assign(seen_.size(), 0); }
 
   /// After `follow`: until it is called again, this copy's parameters stand on the tape for copies of the original's.
   void record_copies(const Flat& original) {

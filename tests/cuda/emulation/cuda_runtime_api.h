@@ -1,5 +1,5 @@
 #pragma once
-// A CUDA runtime that computes on the CPU, for tests on machines without a GPU. Two devices, whose memory is the
+// A CUDA runtime that computes on the CPU, for tests on machines without a GPU. Three devices, whose memory is the
 // host's. Streams do what they are given as late as they may: when somebody waits for them, be it the host or another
 // stream, so that numbers are wrong where an order is missing. Kernels run block by block, with a fiber for each thread
 // that waits at a barrier; threads of a block that don't meet at the same barriers end the program.
@@ -79,7 +79,7 @@ struct dim3 {
 
 namespace emulation {
 
-inline constexpr int devices = 2;
+inline constexpr int devices = 3;
 
 struct Counters {
   std::size_t held = 0, limit = std::size_t{1} << 32, mallocs = 0, launches = 0;
