@@ -22,7 +22,8 @@ inline EngineMaker& maker_of(Backend backend) {
                     "connect: master_port is ", world.master_port, ", expected 1 to 65535");
   auto meeting = world.rank == 0 ? Host(world, backend).meet() : join(world, backend);
   if (meeting.kind == Backend::shm)
-    return std::make_unique<ShmTransport>(std::move(meeting.region), world.rank, world.size, world.timeout);
+    return std::make_unique<ShmTransport>(std::make_shared<SharedRegion>(std::move(meeting.region)), world.rank,
+                                          world.size, world.timeout);
   auto link = std::make_unique<TcpTransport>(world.rank, world.size, world.timeout);
   connect_all(world, meeting, link->peers());
   if (backend != Backend::hierarchical) return link;

@@ -53,7 +53,8 @@ class HybridTransport final : public Transport {
                                   ShmTransport::region_bytes(here));
     gather(0);  // the leader's region stays open until all have it
     if (shared)
-      shm_ = std::make_unique<ShmTransport>(std::move(region), local_[static_cast<std::size_t>(rank)], here, timeout);
+      shm_ = std::make_unique<ShmTransport>(std::make_shared<SharedRegion>(std::move(region)),
+                                            local_[static_cast<std::size_t>(rank)], here, timeout);
   }
 
   std::byte* acquire(int peer) override { return to(peer).acquire(at(peer)); }

@@ -19,6 +19,7 @@
 #include <chorus/comm/shared_region.hpp>
 #include <chorus/comm/transport.hpp>
 #include <chorus/comm/world.hpp>
+#include <memory>
 #include <thread>
 
 namespace chorus::inline CHORUS_ABI::comm {
@@ -71,10 +72,10 @@ class ShmTransport final : public Transport {
 
   /// Takes a seat in a zeroed region of `region_bytes(ranks)`. Where the region names the ranks' processes, it watches
   /// for their deaths.
-  ShmTransport(SharedRegion region, int me, int ranks, std::chrono::milliseconds limit)
+  ShmTransport(std::shared_ptr<const SharedRegion> region, int me, int ranks, std::chrono::milliseconds limit)
       : Transport(me, ranks, slot_bytes, slots, limit),
         region_(std::move(region)),
-        board_(*reinterpret_cast<detail::Board*>(region_.data())),
+        board_(*reinterpret_cast<detail::Board*>(region_->data())),
         rounds_(std::clamp(60 * static_cast<int>(std::thread::hardware_concurrency()) / size, 1, 60)) {
     for (int peer = 0; peer < size; ++peer) {
       const int pid = seat(peer).pid.load();
@@ -185,7 +186,7 @@ class ShmTransport final : public Transport {
 
   detail::SlotHead& slot(int from, int to, const std::array<std::uint32_t, max_ranks>& next) const {
     const auto peer = static_cast<std::size_t>(from == rank ? to : from);
-    const auto queue = region_.data() + queue_begin(from, to, size);
+    const auto queue = region_->data() + queue_begin(from, to, size);
     return *reinterpret_cast<detail::SlotHead*>(queue + next[peer] * slot_stride);
   }
   static void advance(int peer, std::array<std::uint32_t, max_ranks>& next) {
@@ -261,7 +262,7 @@ class ShmTransport final : public Transport {
     return text;
   }
 
-  SharedRegion region_;
+  std::shared_ptr<const SharedRegion> region_;  // threads of a group share one
   detail::Board& board_;
   std::array<std::uint32_t, max_ranks> sent_{}, received_{};  // per peer, the next slot
   std::array<FarCopy, max_ranks> copies_;

@@ -6,6 +6,7 @@
 #include <chorus/comm/thread_group.hpp>
 #include <condition_variable>
 #include <map>
+#include <memory>
 #include <mutex>
 
 namespace chorus::inline CHORUS_ABI::comm {
@@ -67,11 +68,9 @@ CHORUS_INLINE std::vector<AnyCommunicator> thread_group(int size, std::chrono::m
   std::vector<AnyCommunicator> group;
   if (size == 1) group.emplace_back();
   if (size == 1) return group;
-  const auto bytes = ShmTransport::region_bytes(size);
-  const auto region = SharedRegion::create(bytes);
+  const auto region = std::make_shared<SharedRegion>(SharedRegion::create(ShmTransport::region_bytes(size)));
   for (int rank = 0; rank < size; ++rank)
-    group.push_back(RingCommunicator(
-        "thread", std::make_unique<ShmTransport>(SharedRegion::open(getpid(), region.fd(), bytes), rank, size, timeout)));
+    group.push_back(RingCommunicator("thread", std::make_unique<ShmTransport>(region, rank, size, timeout)));
   return group;
 }
 
