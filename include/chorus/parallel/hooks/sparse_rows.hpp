@@ -1,0 +1,154 @@
+#pragma once
+/// Gradients of which most rows are zero, as an embedding's are.
+
+#include <algorithm>
+#include <chorus/parallel/hooks/all_reduce.hpp>
+#include <chorus/parallel/hooks/bucket_states.hpp>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <type_traits>
+#include <vector>
+
+namespace chorus::inline CHORUS_ABI {
+
+/// Ranks send the rows of their gradients that are not all zeros, with their numbers; all add them up in the order of
+/// ranks. A parameter of shape [n, ...] has n rows, a vector is one. What PyTorch does for embeddings made with
+/// `sparse=True`; here gradients stay dense in memory, and optimizers step all rows.
+///
+/// Where the fullest rank has R rows, of V numbers of b bytes in all, each of n ranks sends (n - 1) (8 R + b V) bytes a
+/// bucket, b V rounded up to 8, and 16 (n - 1) before that for the counts. A bucket for which an all-reduce would send
+/// no more goes by that. An embedding should have a bucket of its own: a `bucket_cap_mb` below its size gives it one.
+/// On GPUs rows are found on the host.
+struct SparseRows {
+  static constexpr bool several_rounds = true;
+
+  template <class T, Device D, class Communicator>
+  comm::Work start(const GradBucket<T, D>& bucket, Communicator& communicator) {
+    if (communicator.size() == 1) return {};
+    auto& state = states.of<State<T>>(bucket.index);
+    if (state.rows.empty()) lay_out(bucket, state.rows);
+    const T* gradients = fetch(bucket, state);
+    state.own.clear();
+    state.count = {};
+    for (std::size_t id = 0; id < state.rows.size(); ++id) {
+      const Row row = state.rows[id];
+      const T* first = gradients + row.begin;
+      if (std::all_of(first, first + row.count, [](T x) { return x == 0; })) continue;
+      state.own.push_back(static_cast<Id>(id));
+      state.count.rows += 1;
+      state.count.numbers += static_cast<Id>(row.count);
+    }
+    state.counts.resize(static_cast<std::size_t>(communicator.size()));
+    return communicator.all_gather_async(as_numbers(std::span<const Counts>(&state.count, 1)),
+                                         as_numbers(std::span<Counts>(state.counts)), {});
+  }
+
+  template <class T, Device D, class Communicator>
+  std::optional<comm::Work> resume(const GradBucket<T, D>& bucket, Communicator& communicator, int round) {
+    if (communicator.size() == 1) return {};
+    auto& state = states.of<State<T>>(bucket.index);
+    if (round == 0) return send(bucket, communicator, state);
+    if (!state.message.empty()) add_up(bucket, state);
+    return {};
+  }
+
+  void reset() { states.clear(); }
+
+  using Id = std::int64_t;
+  struct Row {
+    std::size_t begin, count;
+  };
+  struct Counts {
+    Id rows = 0, numbers = 0;
+  };
+  template <class T>
+  struct State {
+    std::vector<Row> rows;                   // of the bucket
+    std::vector<Id> own;                     // those that are not zero on this rank
+    Counts count;                            // of those
+    std::vector<Counts> counts;              // of all ranks
+    std::vector<std::uint8_t> message, all;  // ids of rows, then their numbers; empty where an all-reduce does it
+    std::size_t values_at = 0;               // where in a message the numbers begin
+    std::vector<T> host;                     // the bucket, where it lies on another device
+  };
+  detail::BucketStates states = {};
+
+ private:
+  template <class T, Device D>
+  static void lay_out(const GradBucket<T, D>& bucket, std::vector<Row>& rows) {
+    for (const auto& part : bucket.parts) {
+      std::size_t count = 1;
+      for (const Index extent : part.shape) count *= static_cast<std::size_t>(extent);
+      const auto n = part.shape.size() < 2 ? std::size_t{1} : static_cast<std::size_t>(part.shape[0]);
+      for (std::size_t i = 0; i < n && count > 0; ++i) rows.push_back({part.begin + i * (count / n), count / n});
+    }
+  }
+
+  // The bucket's numbers, where this thread can work with them.
+  template <class T, Device D>
+  static T* fetch(const GradBucket<T, D>& bucket, State<T>& state) {
+    if constexpr (std::is_same_v<D, Cpu>) return bucket.gradients.data();
+    state.host.resize(bucket.gradients.size());
+    copy_bytes(Cpu{}, state.host.data(), bucket.device, bucket.gradients.data(), bucket.gradients.size_bytes());
+    return state.host.data();
+  }
+
+  template <class T, Device D, class Communicator>
+  static std::optional<comm::Work> send(const GradBucket<T, D>& bucket, Communicator& communicator, State<T>& state) {
+    std::size_t rows = 0, numbers = 0;
+    for (const Counts& counts : state.counts) {
+      rows = std::max(rows, static_cast<std::size_t>(counts.rows));
+      numbers = std::max(numbers, static_cast<std::size_t>(counts.numbers));
+    }
+    const std::size_t bytes = rows * sizeof(Id) + padded(numbers * sizeof(T));
+    state.message.resize(bytes);
+    if (rows == 0) return {};
+    if (bytes * state.counts.size() >= 2 * bucket.gradients.size_bytes()) {
+      state.message.clear();
+      return communicator.all_reduce_async(bucket.gradients, comm::ReduceOp::sum,
+                                           {.scale = bucket.weight, .traffic = trace::Traffic::gradients});
+    }
+    state.all.resize(bytes * state.counts.size());
+    state.values_at = rows * sizeof(Id);
+    std::copy(state.own.begin(), state.own.end(), reinterpret_cast<Id*>(state.message.data()));
+    T* to = reinterpret_cast<T*>(state.message.data() + state.values_at);
+    const T* gradients = std::is_same_v<D, Cpu> ? bucket.gradients.data() : state.host.data();
+    for (const Id id : state.own) {
+      const Row row = state.rows[static_cast<std::size_t>(id)];
+      for (std::size_t k = 0; k < row.count; ++k) *to++ = static_cast<T>(bucket.weight) * gradients[row.begin + k];
+    }
+    return communicator.all_gather_async(std::span<const std::uint8_t>(state.message),
+                                         std::span<std::uint8_t>(state.all), {.traffic = trace::Traffic::gradients});
+  }
+
+  template <class T, Device D>
+  static void add_up(const GradBucket<T, D>& bucket, State<T>& state) {
+    T* gradients = std::is_same_v<D, Cpu> ? bucket.gradients.data() : state.host.data();
+    for (const Id id : state.own) {
+      const Row row = state.rows[static_cast<std::size_t>(id)];
+      std::fill_n(gradients + row.begin, row.count, T{0});
+    }
+    for (std::size_t rank = 0; rank < state.counts.size(); ++rank) {
+      const std::uint8_t* message = state.all.data() + rank * state.message.size();
+      const Id* ids = reinterpret_cast<const Id*>(message);
+      const T* from = reinterpret_cast<const T*>(message + state.values_at);
+      for (Id i = 0; i < state.counts[rank].rows; ++i) {
+        const Row row = state.rows[static_cast<std::size_t>(ids[i])];
+        for (std::size_t k = 0; k < row.count; ++k) gradients[row.begin + k] += *from++;
+      }
+    }
+    if constexpr (!std::is_same_v<D, Cpu>)
+      copy_bytes(bucket.device, bucket.gradients.data(), Cpu{}, gradients, bucket.gradients.size_bytes());
+  }
+
+  template <class C>
+  static auto as_numbers(std::span<C> counts) {
+    static_assert(sizeof(Counts) == 2 * sizeof(Id));
+    using Number = std::conditional_t<std::is_const_v<C>, const Id, Id>;
+    return std::span<Number>(&counts[0].rows, 2 * counts.size());
+  }
+  static std::size_t padded(std::size_t bytes) { return (bytes + sizeof(Id) - 1) / sizeof(Id) * sizeof(Id); }
+};
+
+}  // namespace chorus::inline CHORUS_ABI
