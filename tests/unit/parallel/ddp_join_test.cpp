@@ -168,7 +168,7 @@ TEST_CASE("join: ranks that have ended step with the others, so that an optimize
        {DistributedDataParallelOptions{}, DistributedDataParallelOptions{.first_bucket_cap_mb = 0, .bucket_cap_mb = 0},
         DistributedDataParallelOptions{.find_unused_parameters = true},
         DistributedDataParallelOptions{.static_graph = true}}) {
-    INFO(options.describe());
+    INFO(options.describe<Cpu>());
     for (const auto& text : {train_with_state(batches, options, sgd), train_with_state(batches, options, sharded)}) {
       INFO(text);
       CHECK(distance(test::numbers_in(text), expected) < rounding);
