@@ -1,8 +1,10 @@
 #pragma once
 /// Matrix products on the CPU, in the manner of BLIS (Van Zee, van de Geijn, 2015), but only `b` is packed: panels of
-/// it into the first-level cache. `a` is read one number at a time, so its layout doesn't matter.
+/// it into the first-level cache. `a` is read one number at a time, so its layout doesn't matter. Where `a` is small
+/// and `b` transposed, they change places (gemm_few_rows.hpp).
 
 #include <chorus/core/threads.hpp>
+#include <chorus/kernels/cpu/gemm_few_rows.hpp>
 #include <chorus/kernels/cpu/pack.hpp>
 #include <chorus/kernels/cpu/tile.hpp>
 #include <chorus/kernels/gemm.hpp>
@@ -11,20 +13,22 @@ namespace chorus::inline CHORUS_ABI::kernels {
 
 namespace detail {
 
-inline constexpr Index gemm_depth = 256, gemm_rows = 256;
+inline constexpr Index gemm_rows = 256;
 
 /// `gemm` on one thread.
 template <class T>
 void gemm_alone(Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b, Index ldb, T* c,
                 Index ldc, bool accumulate, const T* bias_n) {
   constexpr Index w = tile_columns<T>;
+  const Matrix<T> whole{a, ta == Trans::no ? lda : 1, ta == Trans::no ? 1 : lda};
+  if (tb == Trans::yes && k > 0 && suits_few_rows<T>(m, n))
+    return gemm_few_rows(m, n, k, whole, b, ldb, c, ldc, accumulate, bias_n);
   alignas(64) T panel[gemm_depth * w], start[w] = {};
   Index packed[gemm_depth], direct[gemm_depth];
   for (Index p = 0; p < std::min(k, gemm_depth); ++p) {
     packed[p] = p * w;
     direct[p] = p * ldb;
   }
-  const Matrix<T> whole{a, ta == Trans::no ? lda : 1, ta == Trans::no ? 1 : lda};
   // With few rows of c a panel is not used often enough to repay its packing.
   const bool pack_all = tb == Trans::yes || m > 2 * tile_rows;
 

@@ -41,18 +41,26 @@ struct Matrix {
   Index row, column;
 };
 
-/// c[i, j] = start[j] + sum over p of a[i, p] * b[offsets[p] + j], for `Rows` rows and `tile_columns` columns; `+=`
-/// with `accumulate`.
+/// Asks for the cache lines of `count` numbers that are read (or written) soon. What lies in short pieces far apart, no
+/// processor foresees.
+template <bool Written = false, class T>
+void fetch_ahead(const T* from, Index count) {
+  constexpr Index line = 64 / Index{sizeof(T)};
+  for (Index i = 0; i < count; i += line) __builtin_prefetch(from + i, Written ? 1 : 0, Written ? 3 : 2);
+}
+
+/// c[i, j] = start[i * start_row + j] + sum over p of a[i, p] * b[offsets[p] + j], for `Rows` rows and `tile_columns`
+/// columns; `+=` with `accumulate`.
 template <int Rows, class T>
 void multiply_tile(Index depth, Matrix<T> a, const T* b, const Index* offsets, const T* start, T* c, Index c_row,
-                   bool accumulate) {
+                   bool accumulate, Index start_row = 0) {
   constexpr Index w = lanes<T>;
   Packet<T> left[Rows], right[Rows];
-  const auto start_left = load(start, Whole<T>{}), start_right = load(start + w, Whole<T>{});
 #pragma GCC unroll 8
   for (int i = 0; i < Rows; ++i) {
-    left[i] = start_left;
-    right[i] = start_right;
+    left[i] = load(start + i * start_row, Whole<T>{});
+    right[i] = load(start + i * start_row + w, Whole<T>{});
+    fetch_ahead<true>(c + i * c_row, 2 * w);
   }
   for (Index p = 0; p < depth; ++p) {
     const T* row = b + offsets[p];
@@ -74,9 +82,10 @@ void multiply_tile(Index depth, Matrix<T> a, const T* b, const Index* offsets, c
 /// The same for any number of rows up to `Most`.
 template <class T, int Most = tile_rows>
 void multiply_rows(Index rows, Index depth, Matrix<T> a, const T* b, const Index* offsets, const T* start, T* c,
-                   Index c_row, bool accumulate) {
-  if (rows == Most) return multiply_tile<Most>(depth, a, b, offsets, start, c, c_row, accumulate);
-  if constexpr (Most > 1) multiply_rows<T, Most - 1>(rows, depth, a, b, offsets, start, c, c_row, accumulate);
+                   Index c_row, bool accumulate, Index start_row = 0) {
+  if (rows == Most) return multiply_tile<Most>(depth, a, b, offsets, start, c, c_row, accumulate, start_row);
+  if constexpr (Most > 1)
+    multiply_rows<T, Most - 1>(rows, depth, a, b, offsets, start, c, c_row, accumulate, start_row);
 }
 
 /// The same for any number of rows, and for any number of columns up to `tile_columns`: `b` and `start` must be

@@ -108,10 +108,11 @@ void winograd_convolve(Cpu device, Index images, const ImageChannels& in, const 
   const WinogradPlan<Way> plan(images, in, out, padding_h, padding_w);
   const TiledImages& tiles = plan.tiles;
   const Index panels = (out.channels + w - 1) / w, pitch = whole_panels<T>(in.channels), threads = num_threads();
-  // Weights that no cache holds are transformed where they are used, some channels at a time.
-  const Index weights = winograd_points * in.channels * w;
-  const bool heavy = weights * panels > (Index{1} << 22);
+  // Of more than 8 MiB, transformed weights are made where they are used, some channels at a time: no cache holds them.
+  const bool heavy = winograd_points * in.channels * w * panels > (Index{1} << 21);
   const Index depth = heavy ? 128 : 256;
+  const Index u_pitch = (heavy ? std::min(depth, in.channels) : in.channels) * w + lanes<T>;
+  const Index weights = winograd_points * u_pitch;
   // Each thread has blocks of its own where there are enough; else threads share a block's panels.
   const bool apart = !heavy && plan.blocks >= 2 * threads;
   const Index at_once = apart || heavy ? plan.block : plan.block * threads;
@@ -120,11 +121,10 @@ void winograd_convolve(Cpu device, Index images, const ImageChannels& in, const 
   const ThreadScratch<T> rasters(device, std::max(plan.strip_size(), buffer) * lanes<T>);
   const ThreadScratch<T> vs(device, Way::points * Way::points * v_pitch, apart);
   const ThreadScratch<T> ms(device, Way::points * Way::points * m_pitch);
-  const ThreadScratch<T> us(device, heavy ? winograd_points * std::min(depth, in.channels) * w : weights * panels,
-                            heavy);
+  const ThreadScratch<T> us(device, heavy ? weights : weights * panels, heavy);
   if (!heavy)
     parallel_for(panels, [&](Index panel) {
-      transform_weights<Way>(turned, out.channels, in.channels, panel * w, 0, in.channels, weight,
+      transform_weights<Way>(turned, out.channels, in.channels, panel * w, 0, in.channels, weight, u_pitch,
                              us.data() + panel * weights);
     });
   alignas(64) constexpr T zeros[w] = {};
@@ -140,9 +140,9 @@ void winograd_convolve(Cpu device, Index images, const ImageChannels& in, const 
     const Index before = tiles.tiles_before(strip), count = tiles.tiles_before(end) - before;
     T* m = ms.data();
     for_pieces(in.channels, depth, [&](Index c, Index channels) {
-      if (heavy) transform_weights<Way>(turned, out.channels, in.channels, first, c, channels, weight, us.data());
+      if (heavy)
+        transform_weights<Way>(turned, out.channels, in.channels, first, c, channels, weight, u_pitch, us.data());
       const T* u = heavy ? us.data() : us.data() + panel * weights + c * w;
-      const Index u_pitch = (heavy ? channels : in.channels) * w;
       for (int i = 0; i < Way::points; ++i)
         for (int j = 0; j < Way::points; ++j)
           multiply_panel(count, w, channels, Matrix<T>{v + (i * Way::points + j) * v_pitch + c, pitch, 1},

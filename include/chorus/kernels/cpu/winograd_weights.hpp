@@ -15,22 +15,26 @@ namespace chorus::inline CHORUS_ABI::kernels::detail {
 #endif
 
 /// The weights of `tile_columns` results from `first` on and `count` channels from `channel` on, at all points:
-/// to[point, channel, result]. With `turned`, for the gradient by the input: results are the convolution's channels,
-/// channels its filters, and taps are in the reverse order. weight: [filters, channels, 3, 3].
+/// to[point, channel, result], points `point_pitch` numbers apart. With `turned`, for the gradient by the input:
+/// results are the convolution's channels, channels its filters, and taps are in the reverse order. weight: [filters,
+/// channels, 3, 3].
 template <class Way, class T>
 void transform_weights(bool turned, Index results, Index channels, Index first, Index channel, Index count,
-                       const T* weight, T* to) {
+                       const T* weight, Index point_pitch, T* to) {
   constexpr Index w = tile_columns<T>, at_once = 16;
   const Index columns = std::min(w, results - first);
+  const auto turned_taps = [&](Index c) { return weight + ((channel + c) * results + first) * 9; };
+  const auto taps_of = [&](Index result, Index c) { return weight + ((first + result) * channels + channel + c) * 9; };
   alignas(64) T taps[at_once * 9 * w];
   for (Index c = 0; c < count; c += at_once) {
     const Index some = std::min(at_once, count - c);
     if (turned)
-      for (Index i = 0; i < some; ++i)
-        pack_columns(9, columns, weight + ((channel + c + i) * results + first) * 9, 9, taps + i * 9 * w);
+      for (Index i = 0; i < some; ++i) pack_columns(9, columns, turned_taps(c + i), 9, taps + i * 9 * w);
     else
-      pack_columns(some * 9, columns, weight + (first * channels + channel + c) * 9, channels * 9, taps);
-    for (Index i = 0; i < some; ++i)
+      pack_columns(some * 9, columns, taps_of(0, c), channels * 9, taps);
+    for (Index i = 0; i < some; ++i) {
+      if (const Index next = c + at_once + i; turned && channel + next < channels)
+        fetch_ahead(turned_taps(next), columns * 9);
       for (Index side = 0; side < w; side += lanes<T>) {
         const T* from = taps + i * 9 * w + side;
         T* panel = to + (c + i) * w + side;
@@ -38,9 +42,13 @@ void transform_weights(bool turned, Index results, Index channels, Index first, 
             Way::weight,
             [&](int y, int x) { return load(from + (turned ? 8 - (y * 3 + x) : y * 3 + x) * w, Whole<T>{}); },
             [&](int y, int x, const Packet<T>& value) {
-              store(panel + (y * winograd_weights + x) * count * w, value, Whole<T>{});
+              store(panel + (y * winograd_weights + x) * point_pitch, value, Whole<T>{});
             });
       }
+      if (!turned && channel + c + 2 * at_once <= channels)
+        for (Index result = i * w / at_once; result < std::min(columns, (i + 1) * w / at_once); ++result)
+          fetch_ahead(taps_of(result, c + at_once), at_once * 9);
+    }
   }
 }
 
@@ -56,6 +64,7 @@ void weight_gradients(Index filters, Index channels, Index point_pitch, const T*
       const T* from = du + o * du_row + c;
       T* to = dweight + o * pitch + c * 9;
       const Index count = std::min(w, channels - c);
+      if (o + 1 < filters) fetch_ahead<true>(to + pitch, count * 9);
       const auto transform = [&](const auto& put) {
         transform_both_axes<winograd_weights, 3, T>(
             Way::weight_gradient,
