@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <catch.hpp>
 #include <chorus/kernels/gemm.hpp>
 #include <cmath>
@@ -70,6 +71,36 @@ TEST_CASE("gemm equals its definition across its block sizes") {
       compare<float>(ta, tb, 270, 300, 70, false, false, 2, random);
       compare<float>(ta, tb, 1, 1, 1000, true, false, 0, random);
       compare<double>(ta, tb, 260, 280, 258, true, true, 5, random);
+    }
+}
+
+TEST_CASE("a row of a product with a transposed matrix has the same bits whatever the number of rows") {
+  std::mt19937 random(3);
+  std::normal_distribution<float> distribution;
+  const auto normal = [&](Index count) {
+    std::vector<float> values(at(count));
+    for (auto& value : values) value = distribution(random);
+    return values;
+  };
+  constexpr Index most = 200, n = 210;
+  for (const Trans ta : both)
+    for (const Index k : {40, 530}) {
+      const auto a = normal(most * k), b = normal(n * k), bias = normal(n), before = normal(most * n);
+      for (const bool accumulate : {false, true}) {
+        const auto product = [&](Index m) {
+          auto c = before;
+          kernels::gemm(Cpu{}, ta, Trans::yes, m, n, k, a.data(), ta == Trans::no ? k : most, b.data(), k, c.data(), n,
+                        accumulate, bias.data());
+          return c;
+        };
+        const auto all = product(most);
+        for (const Index m : {15, 16, 30, 32, 61, 64}) {
+          CAPTURE(ta == Trans::yes, k, accumulate, m);
+          const auto some = product(m);
+          CHECK(std::equal(some.begin(), some.begin() + m * n, all.begin()));
+          CHECK(std::equal(some.begin() + m * n, some.end(), before.begin() + m * n));
+        }
+      }
     }
 }
 
