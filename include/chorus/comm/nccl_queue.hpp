@@ -2,9 +2,7 @@
 /// `NcclQueue`: the calls of one rank in flight on a communication stream, and the thread that watches them.
 
 #include <algorithm>
-#include <chorus/comm/in_order.hpp>
-#include <chorus/comm/transport.hpp>
-#include <chorus/comm/world.hpp>
+#include <chorus/comm/nccl_member.hpp>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -26,26 +24,13 @@ namespace chorus::inline CHORUS_ABI::comm {
 /// All calls of NCCL are made under one lock, and none of them blocks: the communicator is a non-blocking one. Inside a
 /// stream capture nothing is watched, since captured events cannot be asked; `launch` watches a graph's replay.
 template <class Api>
-class NcclQueue final : public Progress {
+class NcclQueue final : public Progress, private NcclMember<Api> {
  public:
-  using Comm = typename Api::Comm;
-  using Stream = typename Api::Stream;
-  using Event = typename Api::Event;
-  using RedOp = typename Api::RedOp;
-
   /// `tell` is called once, with the reason, when this rank gives up; from any thread. `hear`, where there is one, says
   /// how another rank has failed, upon which this one gives up, too; it is asked every few milliseconds.
   NcclQueue(Api api, int rank, int device, std::chrono::milliseconds timeout,
             std::function<void(const Failure&)> tell, std::function<Failure()> hear = {})
-      : api_(std::move(api)),
-        rank_(rank),
-        device_(device),
-        timeout_(timeout),
-        tell_(std::move(tell)),
-        hear_(std::move(hear)) {
-    check_cuda(api_.use_device(device_), "choosing device");
-    check_cuda(api_.create_stream(stream_), "making a stream on device");
-  }
+      : Member(std::move(api), rank, device, timeout, std::move(tell), std::move(hear)) {}
   ~NcclQueue() override { stop(); }
 
   /// Meets the other ranks; all of them call it. Throws CommError.
@@ -200,56 +185,23 @@ class NcclQueue final : public Progress {
       // The communicator was aborted, and those who wait for a call hear why.
     }
     const std::lock_guard lock(mutex_);
-    for (const auto& made : events_) api_.destroy_event(made);
-    api_.destroy_stream(stream_);
+    destroy_streams();
   }
 
   int device() const { return device_; }
 
  private:
-  struct Call {
-    Envelope envelope = {};
-    int bucket = -1;
-    const char* name = nullptr;  // instead of the envelope
-    bool grouped = false;        // the envelope is the last one of the group, or the name that of all of its calls
-    std::uint64_t ticket = 0;
-    Event ready{}, done{};  // where the stream may begin it, and where it has ended
-    bool captured = false;
-    bool runs = false;  // `ready` has been reached: from then on the others are waited for
-    Deadline deadline{};
-  };
-
-  static Call named(const char* name) {
-    Call call;
-    call.name = name;
-    return call;
-  }
-
-  std::string describe(const Call& call, std::string_view why) const {
-    auto text = cat("rank ", rank_, ": ");
-    if (call.grouped && call.name == nullptr) text += "a group of calls up to ";
-    if (call.name == nullptr)
-      append(text, call.envelope);
-    else
-      text += call.grouped ? cat(call.name, " #", call.envelope.sequence) : call.name;
-    if (call.bucket >= 0) text += cat(", gradient bucket ", call.bucket);
-    return cat(text, ": nccl: ", why);
-  }
+  using Member = NcclMember<Api>;
+  using Call = typename Member::Call;
+  using Stream = typename Member::Stream;
+  using Comm = typename Member::Comm;
+  using RedOp = typename Api::RedOp;
+  using Member::accept, Member::accept_later, Member::check_cuda, Member::describe, Member::destroy_streams;
+  using Member::api_, Member::comm_, Member::device_, Member::failure_, Member::mutex_, Member::rank_;
+  using Member::event, Member::give_up, Member::listen, Member::named, Member::pause, Member::raise_if_failed;
+  using Member::recycle, Member::stream_, Member::timeout_;
 
   // What follows is called under the lock.
-
-  // Gives up if another rank has.
-  void hear() {
-    if (failure_ || !hear_) return;
-    if (const Failure theirs = hear_())
-      give_up(cat("rank ", rank_, ": nccl: gives up, since another rank has: ", theirs.what), theirs.timed_out);
-  }
-
-  void raise_if_failed(const Call& call) {
-    hear();
-    if (!failure_) return;
-    Failure{describe(call, cat("this communicator has failed before: ", failure_.what)), failure_.timed_out}.raise();
-  }
 
   void open(Call& call) {
     raise_if_failed(call);
@@ -280,43 +232,9 @@ class NcclQueue final : public Progress {
     return call.ticket;
   }
 
-  void accept_later(int code, const Call& call) {
-    raise_if_failed(call);
-    if (code != Api::success && code != Api::in_progress) refuse(code, call);
-  }
-
-  void accept(int code, const Call& call) {
-    const auto deadline = Clock::now() + timeout_;
-    for (int turn = 0; code == Api::in_progress; ++turn) {
-      hear();
-      if (failure_) failure_.raise();
-      if (const int asked = api_.async_error(comm_, code); asked != Api::success) code = asked;
-      if (code == Api::in_progress && Clock::now() >= deadline) {
-        give_up(describe(call, cat("not under way after ", timeout_.count(), " ms")), true);
-        failure_.raise();
-      }
-      if (code == Api::in_progress) pause(turn);
-    }
-    if (code != Api::success) refuse(code, call);
-  }
-
-  [[noreturn]] void refuse(int code, const Call& call) {
-    give_up(describe(call, api_.nccl_error(code, comm_)), false);
-    failure_.raise();
-  }
-
-  void check_cuda(int code, const char* what) {
-    check<CommError>(code == Api::success, "rank ", rank_, ": nccl: ", what, " ", device_, ": ", api_.cuda_error(code));
-  }
-  void check_cuda(const Call& call, int code) {
-    if (code == Api::success) return;
-    give_up(describe(call, api_.cuda_error(code)), false);
-    failure_.raise();
-  }
-
   // Finds out what has ended, and whether what has not is in trouble.
   void inspect() {
-    hear();
+    listen();
     if (failure_ || in_flight_.empty()) return;
     Call first;
     int ended = Api::success;
@@ -344,14 +262,11 @@ class NcclQueue final : public Progress {
       give_up(describe(waits, cat("not every rank has joined in and finished within ", timeout_.count(), " ms")), true);
   }
 
-  void give_up(std::string why, bool timed_out) noexcept {
-    failure_ = {std::move(why), timed_out};
-    if (comm_ != Comm{}) api_.abort(std::exchange(comm_, Comm{}));
+  void forget_calls() noexcept override {
     in_flight_.clear();
     captured_.clear();
     operators_.clear();
     change_.notify_all();
-    if (tell_) tell_(failure_);
   }
 
   void leave() {
@@ -360,22 +275,6 @@ class NcclQueue final : public Progress {
     const Call call = named("leaving the group");
     accept(api_.finalize(comm_), call);
     api_.destroy(std::exchange(comm_, Comm{}));
-  }
-
-  Event event() {
-    if (spare_.empty()) {
-      Event made{};
-      check_cuda(api_.create_event(made), "making an event on device");
-      events_.push_back(made);
-      return made;
-    }
-    const Event taken = spare_.back();
-    spare_.pop_back();
-    return taken;
-  }
-  void recycle(const Call& call) {
-    spare_.push_back(call.ready);
-    spare_.push_back(call.done);
   }
 
   void watch() {
@@ -390,27 +289,10 @@ class NcclQueue final : public Progress {
     }
   }
 
-  static void pause(int turn) {
-    if (turn < 100)
-      std::this_thread::yield();
-    else
-      std::this_thread::sleep_for(std::chrono::microseconds(50));
-  }
-
   static constexpr std::chrono::milliseconds period{5};
 
-  Api api_;
-  const int rank_, device_;
-  const std::chrono::milliseconds timeout_;
-  const std::function<void(const Failure&)> tell_;
-  const std::function<Failure()> hear_;
   const int exceptions_ = std::uncaught_exceptions();
-
-  std::recursive_mutex mutex_;
   std::condition_variable_any change_;
-  Comm comm_{};
-  Stream stream_{};
-  std::vector<Event> events_, spare_;
   std::deque<Call> in_flight_;
   std::vector<Call> captured_;  // until they are waited for, in the same capture
   std::vector<RedOp> operators_;
@@ -418,7 +300,6 @@ class NcclQueue final : public Progress {
   bool grouping_ = false, stopping_ = false;
   std::uint32_t calls_ = 0;
   std::uint64_t issued_ = 0, finished_ = 0;
-  Failure failure_;
   std::thread watcher_;
 };
 

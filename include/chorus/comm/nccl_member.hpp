@@ -1,0 +1,176 @@
+#pragma once
+/// `NcclMember`: one rank's place in a group of NCCL's.
+
+#include <chorus/comm/in_order.hpp>
+#include <chorus/comm/transport.hpp>
+#include <chorus/comm/world.hpp>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace chorus::inline CHORUS_ABI::comm {
+
+/// A non-blocking communicator, its stream and events, and how it first failed: what NcclQueue is made of. NCCL's and
+/// CUDA's codes become errors here that name rank and call; after the first the communicator is aborted, and no other
+/// call of it is made. But for the constructor, all is called under the lock.
+template <class Api>
+class NcclMember {
+ protected:
+  using Comm = typename Api::Comm;
+  using Stream = typename Api::Stream;
+  using Event = typename Api::Event;
+
+  /// One call, or what else takes a place in the streams' order.
+  struct Call {
+    Envelope envelope = {};
+    int bucket = -1;
+    const char* name = nullptr;  // instead of the envelope
+    bool grouped = false;        // the envelope is the last one of the group, or the name that of all of its calls
+    std::uint64_t ticket = 0;
+    Event ready{}, done{};  // where the stream may begin it, and where it has ended
+    bool captured = false;
+    bool runs = false;  // `ready` has been reached: from then on the others are waited for
+    Deadline deadline{};
+  };
+
+  NcclMember(Api api, int rank, int device, std::chrono::milliseconds timeout, std::function<void(const Failure&)> tell,
+             std::function<Failure()> hear)
+      : api_(std::move(api)),
+        rank_(rank),
+        device_(device),
+        timeout_(timeout),
+        tell_(std::move(tell)),
+        hear_(std::move(hear)) {
+    check_cuda(api_.use_device(device_), "choosing device");
+    check_cuda(api_.create_stream(stream_), "making a stream on device");
+  }
+
+  virtual ~NcclMember() = default;
+  NcclMember(const NcclMember&) = delete;
+  NcclMember& operator=(const NcclMember&) = delete;
+
+  /// This rank gives up: what is known of its calls is worth nothing any more.
+  virtual void forget_calls() noexcept = 0;
+
+  static Call named(const char* name) {
+    Call call;
+    call.name = name;
+    return call;
+  }
+
+  std::string describe(const Call& call, std::string_view why) const {
+    auto text = cat("rank ", rank_, ": ");
+    if (call.grouped && call.name == nullptr) text += "a group of calls up to ";
+    if (call.name == nullptr)
+      append(text, call.envelope);
+    else
+      text += call.grouped ? cat(call.name, " #", call.envelope.sequence) : call.name;
+    if (call.bucket >= 0) text += cat(", gradient bucket ", call.bucket);
+    return cat(text, ": nccl: ", why);
+  }
+
+  /// Gives up if another rank has.
+  void listen() {
+    if (failure_ || !hear_) return;
+    if (const Failure theirs = hear_())
+      give_up(cat("rank ", rank_, ": nccl: gives up, since another rank has: ", theirs.what), theirs.timed_out);
+  }
+
+  void raise_if_failed(const Call& call) {
+    listen();
+    if (!failure_) return;
+    Failure{describe(call, cat("this communicator has failed before: ", failure_.what)), failure_.timed_out}.raise();
+  }
+
+  /// What NCCL says of a call: of one inside of a group, whose end tells whether it is under way; and of one by itself,
+  /// which has to be before it returns.
+  void accept_later(int code, const Call& call) {
+    raise_if_failed(call);
+    if (code != Api::success && code != Api::in_progress) refuse(code, call);
+  }
+
+  void accept(int code, const Call& call) {
+    const auto deadline = Clock::now() + timeout_;
+    for (int turn = 0; code == Api::in_progress; ++turn) {
+      listen();
+      if (failure_) failure_.raise();
+      if (const int asked = api_.async_error(comm_, code); asked != Api::success) code = asked;
+      if (code == Api::in_progress && Clock::now() >= deadline) {
+        give_up(describe(call, cat("not under way after ", timeout_.count(), " ms")), true);
+        failure_.raise();
+      }
+      if (code == Api::in_progress) pause(turn);
+    }
+    if (code != Api::success) refuse(code, call);
+  }
+
+  [[noreturn]] void refuse(int code, const Call& call) {
+    give_up(describe(call, api_.nccl_error(code, comm_)), false);
+    failure_.raise();
+  }
+
+  void check_cuda(int code, const char* what) {
+    check<CommError>(code == Api::success, "rank ", rank_, ": nccl: ", what, " ", device_, ": ", api_.cuda_error(code));
+  }
+  void check_cuda(const Call& call, int code) {
+    if (code == Api::success) return;
+    give_up(describe(call, api_.cuda_error(code)), false);
+    failure_.raise();
+  }
+
+  void give_up(std::string why, bool timed_out) noexcept {
+    failure_ = {std::move(why), timed_out};
+    if (comm_ != Comm{}) api_.abort(std::exchange(comm_, Comm{}));
+    forget_calls();
+    if (tell_) tell_(failure_);
+  }
+
+  Event event() {
+    if (spare_.empty()) {
+      Event made{};
+      check_cuda(api_.create_event(made), "making an event on device");
+      events_.push_back(made);
+      return made;
+    }
+    const Event taken = spare_.back();
+    spare_.pop_back();
+    return taken;
+  }
+  void recycle(const Call& call) {
+    spare_.push_back(call.ready);
+    spare_.push_back(call.done);
+  }
+
+  void destroy_streams() noexcept {
+    for (const auto& made : events_) api_.destroy_event(made);
+    api_.destroy_stream(stream_);
+  }
+
+  static void pause(int turn) {
+    if (turn < 100)
+      std::this_thread::yield();
+    else
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+
+  Api api_;
+  const int rank_, device_;
+  const std::chrono::milliseconds timeout_;
+  std::recursive_mutex mutex_;
+  Comm comm_{};
+  Stream stream_{};
+  Failure failure_;
+
+ private:
+  const std::function<void(const Failure&)> tell_;
+  const std::function<Failure()> hear_;
+  std::vector<Event> events_, spare_;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::comm

@@ -1,0 +1,270 @@
+#pragma once
+/// The memory of one stream of a GPU: blocks in size classes, kept and reused in the stream's order; and pools that a
+/// captured graph has for itself. `allocator.hpp` has the pools of all streams.
+
+#include <array>
+#include <atomic>
+#include <chorus/core/cuda/stream.hpp>
+#include <chorus/core/trace.hpp>
+#include <chorus/tensor/size_class.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+namespace chorus::inline CHORUS_ABI {
+
+template <Device D>
+struct Block;
+template <Device D>
+class CachingAllocator;
+template <>
+class CachingAllocator<Cuda>;
+namespace cuda {
+class MemoryPool;
+}
+
+template <>
+struct Block<Cuda> {
+  std::atomic<int> owners{0};
+  trace::Memory kind{};
+  Cuda device{};
+  std::size_t bytes = 0;
+  void* data = nullptr;
+  Block* next_free = nullptr;
+  cuda::MemoryPool* pool = nullptr;
+  bool carved = false;                      ///< part of a slab, not freed on its own
+  std::vector<cudaStream_t> other_streams;  ///< streams, beside the pool's, whose work uses the block
+};
+
+namespace cuda {
+
+/// Blocks of one stream. Thread-safe.
+class MemoryPool {
+ public:
+  static constexpr std::size_t smallest = 256;            ///< bytes, and the alignment of every block
+  static constexpr std::size_t largest_carved = 1 << 18;  ///< requests up to this are carved from slabs
+  static constexpr std::size_t slab_bytes = 1 << 21;      ///< what the driver maps at least
+
+  MemoryPool(Cuda device, cudaStream_t stream) : device_(device), stream_(stream) {}
+  MemoryPool(const MemoryPool&) = delete;
+  MemoryPool& operator=(const MemoryPool&) = delete;
+
+  /// Throws Error where neither pool nor device has the memory, and where the pool is sealed and has no such block.
+  Block<Cuda>* allocate(std::size_t bytes) {
+    const auto [list, rounded] = size_class<smallest>(bytes);
+    const std::lock_guard lock(mutex_);
+    if (!sealed_) unpark();
+    Block<Cuda>* block = free_[list];
+    if (block != nullptr)
+      free_[list] = block->next_free;
+    else
+      block = fresh(rounded);
+    ++live_;
+    return block;
+  }
+
+  void release(Block<Cuda>* block) noexcept {
+    bool last = false;
+    {
+      const std::lock_guard lock(mutex_);
+      --live_;
+      last = abandoned_ && live_ == 0;
+      if (!block->other_streams.empty() && !last) {
+        block->next_free = parked_;
+        parked_ = block;
+        if (!sealed_ && !abandoned_) unpark();  // an abandoned pool's stream may be gone; it serves nobody any more
+      } else {
+        put_back(block);
+      }
+    }
+    if (last) delete this;
+  }
+
+  /// Notes that `stream` works with the block too; its memory is used again only after what `stream` was given by the
+  /// time of its release.
+  void record_use(Block<Cuda>* block, cudaStream_t stream) {
+    if (stream == stream_) return;
+    const std::lock_guard lock(mutex_);
+    for (const cudaStream_t known : block->other_streams)
+      if (known == stream) return;
+    block->other_streams.push_back(stream);
+  }
+
+  /// Gives unused memory back to the device; slabs stay. Waits for the device.
+  void empty_cache() noexcept {
+    const std::lock_guard lock(mutex_);
+    free_unused();
+  }
+
+  /// A sealed pool makes no call to the driver: it serves from what it holds, or throws. For graph capture.
+  void seal(bool sealed) {
+    const std::lock_guard lock(mutex_);
+    sealed_ = sealed;
+  }
+
+  Cuda device() const { return device_; }
+  cudaStream_t stream() const { return stream_; }
+  std::uint64_t system_allocations() const { return system_allocations_.load(); }
+  std::size_t reserved_bytes() const { return reserved_.load(); }
+
+  /// Ends the pool, together with its memory, as soon as none of its blocks is in use.
+  void abandon() noexcept {
+    {
+      const std::lock_guard lock(mutex_);
+      abandoned_ = true;
+      if (live_ != 0) return;
+    }
+    delete this;
+  }
+
+ private:
+  friend class CachingAllocator<Cuda>;
+
+  ~MemoryPool() {
+    while (parked_ != nullptr) put_back(std::exchange(parked_, parked_->next_free));
+    free_unused();
+    for (Block<Cuda>*& list : free_)
+      while (list != nullptr) delete std::exchange(list, list->next_free);
+    for (void* slab : slabs_) static_cast<void>(cudaFree(slab));
+  }
+
+  void put_back(Block<Cuda>* block) noexcept {
+    const auto list = size_class<smallest>(block->bytes).list;
+    block->next_free = free_[list];
+    free_[list] = block;
+  }
+
+  // Released blocks that other streams use: this pool's stream waits for those, and they are free. One that a graph
+  // being captured uses has to wait for the end of the capture, or the pool's stream would join it.
+  void unpark() noexcept {
+    Block<Cuda>** place = &parked_;
+    while (*place != nullptr) {
+      Block<Cuda>* block = *place;
+      try {
+        bool captured = is_capturing(stream_);
+        for (const cudaStream_t stream : block->other_streams) captured = captured || is_capturing(stream);
+        if (captured) {
+          place = &block->next_free;
+          continue;
+        }
+        for (const cudaStream_t stream : block->other_streams) order(device_, stream, stream_);
+      } catch (const Error&) {
+        // A device that is broken, or a runtime that is shutting down: nothing will run there any more.
+      }
+      *place = block->next_free;
+      block->other_streams.clear();
+      put_back(block);
+    }
+  }
+
+  void free_unused() noexcept {
+    for (Block<Cuda>*& list : free_) {
+      Block<Cuda>** place = &list;
+      while (*place != nullptr) {
+        Block<Cuda>* block = *place;
+        if (block->carved) {
+          place = &block->next_free;
+          continue;
+        }
+        *place = block->next_free;
+        static_cast<void>(cudaFree(block->data));
+        reserved_ -= block->bytes;
+        delete block;
+      }
+    }
+    static_cast<void>(cudaGetLastError());
+  }
+
+  Block<Cuda>* fresh(std::size_t bytes) {
+    auto block = std::make_unique<Block<Cuda>>();
+    block->device = device_;
+    block->bytes = bytes;
+    block->pool = this;
+    block->carved = bytes <= largest_carved;
+    if (block->carved) {
+      if (slab_left_ < bytes) {
+        slabs_.push_back(nullptr);  // so that what follows can't lose the slab
+        slabs_.back() = from_driver(slab_bytes);
+        slab_at_ = static_cast<std::byte*>(slabs_.back());
+        slab_left_ = slab_bytes;
+      }
+      block->data = slab_at_;
+      slab_at_ += bytes;
+      slab_left_ -= bytes;
+    } else {
+      block->data = from_driver(bytes);
+    }
+    return block.release();
+  }
+
+  void* from_driver(std::size_t bytes);  // in allocator.hpp, since it asks the device's other pools to give back
+
+  const Cuda device_;
+  const cudaStream_t stream_;
+  std::mutex mutex_;
+  std::array<Block<Cuda>*, size_classes> free_{};
+  Block<Cuda>* parked_ = nullptr;
+  std::vector<void*> slabs_;
+  std::byte* slab_at_ = nullptr;
+  std::size_t slab_left_ = 0;
+  std::size_t live_ = 0;
+  bool sealed_ = false, abandoned_ = false;
+  std::atomic<std::uint64_t> system_allocations_{0};
+  std::atomic<std::size_t> reserved_{0};
+};
+
+/// Notes that `stream` works with this memory, which was taken on another stream.
+inline void record_use(Block<Cuda>* block, cudaStream_t stream) {
+  if (block != nullptr) block->pool->record_use(block, stream);
+}
+
+namespace detail {
+inline MemoryPool*& private_pool(Cuda device) {
+  thread_local std::array<MemoryPool*, Cuda::max_devices> pools{};
+  return pools[static_cast<std::size_t>(device.index)];
+}
+}  // namespace detail
+
+/// A pool of its own for what a captured graph works with: its memory is used by nothing else while it lives, and by
+/// tensors taken from it until they are gone.
+class PrivatePool {
+ public:
+  PrivatePool(Cuda device, cudaStream_t stream) {
+    require(device);
+    pool_ = new MemoryPool(device, stream);
+  }
+  PrivatePool(PrivatePool&& other) noexcept : pool_(std::exchange(other.pool_, nullptr)) {}
+  PrivatePool& operator=(PrivatePool other) noexcept {
+    std::swap(pool_, other.pool_);
+    return *this;
+  }
+  ~PrivatePool() {
+    if (pool_ != nullptr) pool_->abandon();
+  }
+  MemoryPool& operator*() const { return *pool_; }
+  MemoryPool* operator->() const { return pool_; }
+
+ private:
+  MemoryPool* pool_ = nullptr;
+};
+
+/// While it lives, memory that this thread takes on the pool's device comes from the pool.
+class PoolScope {
+ public:
+  explicit PoolScope(const PrivatePool& pool)
+      : device_(pool->device()), before_(std::exchange(detail::private_pool(device_), &*pool)) {}
+  ~PoolScope() { detail::private_pool(device_) = before_; }
+  PoolScope(const PoolScope&) = delete;
+  PoolScope& operator=(const PoolScope&) = delete;
+
+ private:
+  Cuda device_;
+  MemoryPool* before_;
+};
+
+}  // namespace cuda
+
+}  // namespace chorus::inline CHORUS_ABI
