@@ -70,7 +70,9 @@ check() {
   timeout -k 10 "$limit" "$@" >"$logs/$name.log" 2>&1
   status=$?
   if grep -q "SKIPPED: no CUDA device" "$logs/$name.log"; then
-    fail "$name: it found no GPU"
+    fail "$name: it found no GPU: $(grep -m 1 "SKIPPED: no CUDA device" "$logs/$name.log")"
+  elif [ $status = 132 ]; then
+    fail "$name: a processor's instruction that is not there: built for another one? Configure with -DCHORUS_NATIVE=OFF"
   elif [ $status = 0 ]; then
     pass "$name: $(grep -v '^$' "$logs/$name.log" | tail -1)"
   else
@@ -84,7 +86,7 @@ for source in tests/cuda/*_test.cu; do
   name=$(basename "$source" .cu)
   check 120 "$name" "$unit" -# "[#$name]"
 done
-[ "$(echo "$gpus" | wc -l)" -gt 1 ] || skipped+=("copies and DataParallel between two GPUs (there is one)")
+[ "$(echo "$gpus" | wc -l)" -gt 1 ] || skipped+=("copies between two GPUs, and DataParallel over NCCL (there is one)")
 check 100 golden "$build/tests/golden_cuda" tests/golden
 check 100 golden_bf16 "$build/tests/golden_cuda_bf16" tests/golden
 
@@ -119,8 +121,8 @@ fi
 if sanitizer=$(command -v compute-sanitizer); then
   for source in tests/cuda/*_test.cu; do
     name=$(basename "$source" .cu)
-    if grep -q "processes.hpp" "$source"; then
-      skipped+=("memcheck of $name, which starts processes of its own")
+    if grep -qE "processes.hpp|comm/nccl.hpp" "$source"; then
+      skipped+=("memcheck of $name, which starts processes of its own, or runs NCCL's kernels")
       continue
     fi
     # Tests provoke errors of CUDA's calls, and look at them themselves.

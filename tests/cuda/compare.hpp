@@ -20,7 +20,7 @@ using chorus::Cuda;
 inline bool gpu_present() {
   if (chorus::cuda::device_count() > 0) return true;
   if (std::getenv("CHORUS_REQUIRE_GPU") != nullptr) FAIL("no CUDA device, and CHORUS_REQUIRE_GPU is set");
-  std::puts("SKIPPED: no CUDA device");
+  std::printf("SKIPPED: no CUDA device (%s)\n", cudaGetErrorString(chorus::cuda::detail::devices().status));
   return false;
 }
 

@@ -7,17 +7,20 @@
 #include <chorus/core/cuda/runtime.hpp>
 #include <cstdio>
 #include <cstdlib>
-#include <cstdlib>
 
 namespace test {
 
 inline bool has_gpu() {
   static const bool has = [] {
     const int pid = fork();
-    if (pid == 0) _exit(chorus::cuda::device_count() > 0 ? 0 : 1);
+    if (pid == 0) {
+      const auto& found = chorus::cuda::detail::devices();
+      if (found.count > 0) _exit(0);
+      std::fprintf(stderr, "SKIPPED: no CUDA device (%s)\n", cudaGetErrorString(found.status));
+      _exit(1);
+    }
     int status = 1;
     waitpid(pid, &status, 0);
-    if (status != 0) std::fprintf(stderr, "SKIPPED: no CUDA device\n");
     return status == 0;
   }();
   return has;
