@@ -82,6 +82,35 @@ TEST_CASE("strided maps merge axes and find every offset") {
   CHECK_THROWS_AS((strided_map<1>(shape, {std::span<const Index>(none)})), ShapeError);
 }
 
+TEST_CASE("places beyond the 2^31st element") {
+  const Index a = 3, b = 70'000, c = 50'000;  // 10.5 billion
+  const std::vector<Index> shape{a, b, c}, turned{1, a, a * b}, rows{0, 0, 1};
+  const auto map = strided_map<2>(shape, {turned, rows});
+  for (const Index i : {Index{0}, (Index{1} << 31) - 1, Index{1} << 31, (Index{1} << 32) + 12'345, a * b * c - 1}) {
+    CAPTURE(i);
+    CHECK(map(i).at[0] == i / (b * c) + i / c % b * a + i % c * a * b);
+    CHECK(map(i).at[1] == i % c);
+  }
+  const auto sum = broadcast_sum(shape, rows);  // over the first two axes
+  CHECK(sum.output_count == c);
+  CHECK(sum.element_count == a * b);
+  CHECK(sum.outputs(c - 1).at[0] + sum.elements(a * b - 1).at[0] == a * b * c - 1);
+  const std::vector<Index> columns{b, 1, 0};
+  const auto other = broadcast_sum(shape, columns);
+  CHECK(other.outputs(a * b - 1).at[0] + other.elements(c - 1).at[0] == a * b * c - 1);
+  CHECK(other.outputs(a * b - 1).at[1] == a * b - 1);
+
+  for (const Index length : {Index{1} << 31, (Index{1} << 33) + 1})
+    for (const Index outputs : {Index{1}, Index{3}, (Index{1} << 32) + 1}) {
+      const ReducePlan plan = plan_reduce(outputs, length, false);
+      CAPTURE(outputs, length, plan.splits, plan.split_length);
+      CHECK(plan.splits * plan.split_length >= length);
+      CHECK((plan.splits - 1) * plan.split_length < length);
+      CHECK(plan.tiles() * plan.lines.lines >= outputs);
+      CHECK((plan.tiles() - 1) * plan.lines.lines < outputs);
+    }
+}
+
 TEST_CASE("a broadcast's sums name each element of the dense array once") {
   const std::vector<Index> shape{3, 4, 5};
   for (const auto& strides : std::vector<std::vector<Index>>{{0, 0, 1}, {4, 1, 0}, {5, 0, 1}, {0, 1, 0}, {0, 0, 0}}) {
