@@ -36,8 +36,11 @@ class DeviceGroup {
   /// Device 0's pieces := the sums of everybody's, in float or double, added in an order that the library chooses.
   virtual void reduce(int rank, std::span<const DevicePiece> pieces) = 0;
   virtual void leave(int rank) noexcept = 0;
-  /// Gives up: calls that wait, and later ones, throw CommError with `why`. From any thread.
-  virtual void abort(std::string_view why) noexcept = 0;
+  /// Gives up, because of what happened at `rank`: calls that wait, and later ones, throw CommError with `why`. From
+  /// any thread.
+  virtual void abort(int rank, std::string_view why) noexcept = 0;
+  /// Where something failed first; -1: nowhere.
+  virtual int failed() = 0;
 };
 
 /// Makes the group of these GPUs, all of them different. `timeout`: how long each waits for the others in a call.

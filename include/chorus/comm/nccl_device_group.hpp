@@ -28,7 +28,7 @@ class NcclDeviceGroup final : public DeviceGroup {
     auto& queue = queues_[static_cast<std::size_t>(rank)];
     queue = std::make_unique<NcclQueue<Api>>(
         api_, rank, devices_[static_cast<std::size_t>(rank)], timeout_,
-        [this](const Failure& failure) { give_up(failure); }, [this] { return failure(); });
+        [this, rank](const Failure& failure) { give_up(rank, failure); }, [this] { return failure(); });
     queue->join(static_cast<int>(devices_.size()), id_);
   }
 
@@ -49,7 +49,11 @@ class NcclDeviceGroup final : public DeviceGroup {
     if (auto& queue = queues_[static_cast<std::size_t>(rank)]) queue->stop();
   }
 
-  void abort(std::string_view why) noexcept override { give_up({std::string(why)}); }
+  void abort(int rank, std::string_view why) noexcept override { give_up(rank, {std::string(why)}); }
+  int failed() override {
+    const std::lock_guard lock(mutex_);
+    return failed_;
+  }
 
  private:
   // All pieces in one launch.
@@ -62,9 +66,11 @@ class NcclDeviceGroup final : public DeviceGroup {
     }));
   }
 
-  void give_up(const Failure& failure) {
+  void give_up(int rank, const Failure& failure) {
     const std::lock_guard lock(mutex_);
-    if (!failure_) failure_ = failure;
+    if (failure_) return;
+    failure_ = failure;
+    failed_ = rank;
   }
   Failure failure() {
     const std::lock_guard lock(mutex_);
@@ -76,7 +82,8 @@ class NcclDeviceGroup final : public DeviceGroup {
   const std::vector<int> devices_;
   const std::chrono::milliseconds timeout_;
   std::mutex mutex_;
-  Failure failure_;  // whose came first
+  Failure failure_;  // the first one
+  int failed_ = -1;  // and whose it is
   std::vector<std::unique_ptr<NcclQueue<Api>>> queues_;
 };
 

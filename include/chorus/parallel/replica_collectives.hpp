@@ -3,7 +3,6 @@
 /// reduce.
 
 #include <algorithm>
-#include <atomic>
 #include <chorus/comm/device_group.hpp>
 #include <chorus/parallel/device_threads.hpp>
 #include <chorus/parallel/replicas.hpp>
@@ -11,7 +10,6 @@
 #include <cstddef>
 #include <exception>
 #include <memory>
-#include <string_view>
 #include <vector>
 
 namespace chorus::inline CHORUS_ABI::detail {
@@ -137,26 +135,25 @@ class ReplicaCollectives {
   void exchange(const Task& task) {
     const bool joins = group_ == nullptr;
     if (joins) group_ = comm::device_group_maker()(device_ids_, timeout_);
-    std::atomic<int> first{-1};
     const auto& errors = threads_.run(device_ids_.size(), [&](std::size_t i) {
-      const auto give_up = [&](std::string_view why) {
-        int none = -1;
-        first.compare_exchange_strong(none, static_cast<int>(i));
-        group_->abort(why);
-      };
+      const int rank = static_cast<int>(i);
       try {
-        if (joins) group_->join(static_cast<int>(i));
-        task(static_cast<int>(i), *group_);
+        if (joins) group_->join(rank);
+        task(rank, *group_);
       } catch (const std::exception& error) {
-        give_up(error.what());
+        group_->abort(rank, error.what());
         throw;
       } catch (...) {
-        give_up("an exception of unknown type");
+        group_->abort(rank, "an exception of unknown type");
         throw;
       }
     });
-    if (first < 0) return;
-    const auto who = static_cast<std::size_t>(first.load());
+    // The others fail because one has.
+    auto who = static_cast<std::size_t>(std::max(0, group_->failed()));
+    if (!errors[who])
+      who = static_cast<std::size_t>(std::find_if(errors.begin(), errors.end(), [](const auto& e) { return bool(e); }) -
+                                     errors.begin());
+    if (who == errors.size()) return;
     const auto error = errors[who];
     leave();
     for (const auto& replica : replicas_) replica->forget();

@@ -38,6 +38,7 @@ struct StandInNcclNet {
   std::mutex mutex;
   std::map<int, std::vector<std::string>> records;
   std::set<cudaStream_t> streams;
+  std::map<cudaEvent_t, ch::comm::Clock::time_point> recorded;
   int groups = 0;
 
   // Under the lock.
@@ -169,12 +170,20 @@ struct EmulatedNccl {
   static bool capturing(Stream stream) { return ch::cuda::is_capturing(stream); }
   static int create_event(Event& event) { return cudaEventCreateWithFlags(&event, cudaEventDisableTiming); }
   static void destroy_event(Event event) { static_cast<void>(cudaEventDestroy(event)); }
-  static int record(Event event, Stream stream) { return cudaEventRecord(event, stream); }
+  static int record(Event event, Stream stream) {
+    const std::lock_guard lock(nccl_net().mutex);
+    nccl_net().recorded[event] = ch::comm::Clock::now();
+    return cudaEventRecord(event, stream);
+  }
   static int wait(Stream stream, Event event) { return cudaStreamWaitEvent(stream, event, 0); }
+  // Who asks does not get the stream to work at once: only who waits for it, in the order of streams, may rely on it.
   static int query(Event event) {
     {
       const std::lock_guard lock(nccl_net().mutex);
       if (nccl_net().stuck && nccl_net().streams.contains(event->stream)) return not_ready;
+      const bool fresh = ch::comm::Clock::now() - nccl_net().recorded[event] < std::chrono::milliseconds(50);
+      const std::lock_guard runtime(emulation::runtime());
+      if (fresh && event->stream->done < event->place) return not_ready;
     }
     return cudaEventQuery(event);
   }
