@@ -14,11 +14,14 @@ struct Dual {
   S value;
   S d[N == 0 ? 1 : N];
 
-  Dual() = default;
+  // What stands for no derivatives is copied with the rest, so it has a value.
+  CHORUS_HD Dual() {
+    if constexpr (N == 0) d[0] = S(0);
+  }
   template <class X>
   requires(std::is_same_v<X, S> || Arithmetic<X>) CHORUS_HD Dual(const X& x)
       : value(static_cast<S>(x)) {  // NOLINT: converts as numbers do
-    for (int i = 0; i < N; ++i) d[i] = S(0);
+    for (S& each : d) each = S(0);
   }
 };
 
