@@ -109,13 +109,16 @@ void run_threads(const Options& options) {
   for (auto& thread : threads) thread.join();
 }
 
-/// Each rank on a core of its own, if there are enough, as mpirun binds its ranks.
+/// Each rank on a core of its own, as mpirun binds its ranks, or, where there are too few, neighbours on one, as
+/// `launch` does.
 void bind_to_core(int rank, int ranks) {
   cpu_set_t all, own;
-  if (sched_getaffinity(0, sizeof all, &all) != 0 || CPU_COUNT(&all) < ranks) return;
+  if (sched_getaffinity(0, sizeof all, &all) != 0) return;
+  const int cores = CPU_COUNT(&all);
+  if (cores < ranks && ranks % cores != 0) return;
   int core = 0;
   for (int skipped = -1; core < CPU_SETSIZE; ++core)
-    if (CPU_ISSET(core, &all) && ++skipped == rank) break;
+    if (CPU_ISSET(core, &all) && ++skipped == (cores < ranks ? rank * cores / ranks : rank)) break;
   CPU_ZERO(&own);
   CPU_SET(core, &own);
   sched_setaffinity(0, sizeof own, &own);

@@ -65,7 +65,7 @@ inline void print_launch_help(const char* program) {
       "  --timeout SECONDS  for every wait for another process (default: CHORUS_TIMEOUT, else 60)\n"
       "  --backend NAME     what carries bytes between processes: auto, shm, tcp, hierarchical, mpi, gloo, nccl (default:\n"
       "                     CHORUS_BACKEND, else auto: shared memory on one machine, TCP on several)\n"
-      "Where there are cores for all ranks of a machine, each keeps to its own share of them, unless CHORUS_BIND=0.\n"
+      "Where a machine's cores can be shared out evenly, each of its ranks keeps to its share, unless CHORUS_BIND=0.\n"
       "Other options are the program's own.\n",
       program, LaunchOptions::most_devices);
 }
@@ -83,16 +83,18 @@ inline std::optional<comm::World> join(std::optional<int> devices) {
   return world;
 }
 
-/// A rank among several of this machine keeps to its own share of the cores, as mpirun's do: the scheduler would at times
-/// wake two ranks that wait for each other on one core, and leave them there. Not where someone has chosen cores before, nor
-/// where there are fewer of them than ranks, nor with CHORUS_BIND=0. Threads that start later keep to the same cores.
+/// A rank among several of this machine keeps to its own share of the cores, as mpirun's do: the scheduler would at
+/// times wake two ranks that wait for each other on one core, and leave them there. Of ranks that outnumber the cores,
+/// neighbours share one, where that is as many on each. Not where someone has chosen cores before, nor with
+/// CHORUS_BIND=0. Threads that start later keep to the same cores.
 inline void keep_to_own_cores(const comm::World& world) {
   cpu_set_t all, own;
   if (!env_switch("CHORUS_BIND", true) || world.local_size < 2) return;
   if (sched_getaffinity(0, sizeof all, &all) != 0) return;
   const int cores = CPU_COUNT(&all);
-  if (cores != sysconf(_SC_NPROCESSORS_ONLN) || cores < world.local_size) return;
-  const int first = cores * world.local_rank / world.local_size, last = cores * (world.local_rank + 1) / world.local_size;
+  if (cores != sysconf(_SC_NPROCESSORS_ONLN) || (cores < world.local_size && world.local_size % cores != 0)) return;
+  const int first = cores * world.local_rank / world.local_size,
+            last = std::max(first + 1, cores * (world.local_rank + 1) / world.local_size);
   CPU_ZERO(&own);
   for (int core = 0, number = 0; number < last; ++core)
     if (CPU_ISSET(core, &all)) {

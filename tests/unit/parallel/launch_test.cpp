@@ -253,7 +253,13 @@ TEST_CASE("each rank keeps to its share of the cores, unless someone has chosen 
   CHECK(program.finish() == 0);
   has_cores(program, 0, 0, free ? n / 2 : n);
   has_cores(program, 1, free ? n / 2 : 0, n);
-  for (const bool told : {true, false}) {  // or there are more ranks than cores
+  if (free && n <= 32) {  // neighbours share a core
+    Program crowd({probe(), "--do", "cores", "--devices", cat(2 * n)});
+    CHECK(crowd.finish() == 0);
+    has_cores(crowd, 1, 0, 1);
+    has_cores(crowd, static_cast<int>(2 * n - 1), n - 1, n);
+  }
+  for (const bool told : {true, false}) {  // or there are more ranks than cores, not as many on each
     const auto ranks = told ? std::size_t{2} : std::min<std::size_t>(n + 1, 64);
     if (!told && n >= 64) continue;
     Program other({probe(), "--do", "cores", "--devices", cat(ranks)},
