@@ -43,9 +43,15 @@ int main(int argc, char** argv) {
   app.add_option("--master-addr,--master_addr", group.master_addr, "address of machine 0, where the ranks meet")->capture_default_str();
   app.add_option("--master-port,--master_port", group.master_port, "port there (default: a free one; 29500 for several machines)")->check(CLI::Range(1, 65535));
   app.add_flag("--standalone", standalone, "a job of this machine alone, on a free port of loopback");
-  app.add_option("--max-restarts,--max_restarts", group.max_restarts, "how often all ranks are started again after a failure")->check(CLI::NonNegativeNumber)->capture_default_str();
-  app.add_option("--grace", grace, "seconds between SIGTERM and SIGKILL")->check(CLI::Range(0.0, 3600.0))->capture_default_str();
-  app.add_option("--log-dir,--log_dir", group.log_dir, "folder for ranks' output: attempt_R/rank_N.log; it is shown, too, with the rank in front");
+  app.add_option("--max-restarts,--max_restarts", group.max_restarts,
+                 "how often all ranks are started again after a failure")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app.add_option("--grace", grace, "seconds between SIGTERM and SIGKILL")
+      ->check(CLI::Range(0.0, 3600.0))
+      ->capture_default_str();
+  app.add_option("--log-dir,--log_dir", group.log_dir,
+                 "folder for ranks' output: attempt_R/rank_N.log; it is shown, too, with the rank in front");
   app.add_flag("--prefix", group.prefix, "show the rank in front of each line");
   app.add_option("--rdzv-id,--rdzv_id", group.run_id, "a name for the job, for the ranks to know");
   try {
@@ -59,10 +65,12 @@ int main(int argc, char** argv) {
     ch::check<ch::UsageError>(!words.empty() && !words.front().starts_with("-"),
                               words.empty() ? "no program to start" : "unknown option ",
                               words.empty() ? "" : words.front(), "; see chorus-run --help");
-    ch::check<ch::UsageError>(group.node_rank < group.nodes, "--node-rank ", group.node_rank, " is not in [0, ", group.nodes, ")");
-    ch::check<ch::UsageError>(group.nodes * group.ranks <= ch::comm::max_ranks, group.nodes, " machines x ", group.ranks,
-                              " ranks are more than ", ch::comm::max_ranks);
-    ch::check<ch::UsageError>(!standalone || group.nodes == 1, "--standalone is for one machine, got --nnodes ", group.nodes);
+    ch::check<ch::UsageError>(group.node_rank < group.nodes, "--node-rank ", group.node_rank, " is not in [0, ",
+                              group.nodes, ")");
+    ch::check<ch::UsageError>(group.nodes * group.ranks <= ch::comm::max_ranks, group.nodes, " machines x ",
+                              group.ranks, " ranks are more than ", ch::comm::max_ranks);
+    ch::check<ch::UsageError>(!standalone || group.nodes == 1, "--standalone is for one machine, got --nnodes ",
+                              group.nodes);
     if (standalone) group.master_addr = "127.0.0.1", group.master_port = 0;
     if (group.nodes > 1 && group.master_port == 0) group.master_port = 29500;
     group.grace = std::chrono::milliseconds(static_cast<std::int64_t>(grace * 1000));

@@ -55,7 +55,8 @@ inline Text read_text(const std::string& data, std::uint64_t seed) {
     text = generated_text(200'000, seed);
   } else {
     std::ifstream file(data, std::ios::binary);
-    chorus::check<chorus::FileError>(file.good() && !std::filesystem::is_directory(data), "cannot read the text ", data);
+    chorus::check<chorus::FileError>(file.good() && !std::filesystem::is_directory(data), "cannot read the text ",
+                                     data);
     text.assign(std::istreambuf_iterator<char>(file), {});
   }
   Text out(text);

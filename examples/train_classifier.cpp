@@ -143,7 +143,8 @@ take the same steps, up to rounding.
 
 int main(int argc, char** argv) {
   Options options;
-  // At its full rate, early training multiplies differences: rounding errors of different policies would part their ways.
+  // At its full rate, early training multiplies differences: rounding errors of different policies would part their
+  // ways.
   options.warmup = 300;
   CLI::App app{description, "train_classifier"};
   add_options(app, options);

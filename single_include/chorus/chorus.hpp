@@ -69,8 +69,8 @@
 #endif
 
 // Header-only, or with the larger functions in a library (include/chorus/compiled/, target chorus::compiled): with
-// CHORUS_COMPILED=1 headers only declare those that don't depend on a user's types. CHORUS_INLINE marks their definitions;
-// the library's own sources set CHORUS_BUILDS_LIBRARY, so that they are emitted there.
+// CHORUS_COMPILED=1 headers only declare those that don't depend on a user's types. CHORUS_INLINE marks their
+// definitions; the library's own sources set CHORUS_BUILDS_LIBRARY, so that they are emitted there.
 #ifndef CHORUS_COMPILED
 #define CHORUS_COMPILED 0
 #endif
@@ -86,8 +86,8 @@
 #define CHORUS_DEFINES_DEVICE_TEMPLATES 0
 #endif
 
-// The version is part of every symbol's name, so that mixing two of them in one program is a link error. CHORUS_USE_CUDA
-// is not: it adds types and functions, and changes none.
+// The version is part of every symbol's name, so that mixing two of them in one program is a link error.
+// CHORUS_USE_CUDA is not: it adds types and functions, and changes none.
 #define CHORUS_ABI v0_1
 
 // Marks functions that also run in a CUDA kernel.
@@ -207,10 +207,9 @@ class Node {
   virtual bool is_leaf() const { return false; }
   /// Whether backward sends gradients to the inputs that `for_each_input` names and nowhere else.
   virtual bool only_to_inputs() const { return true; }
-  /// For `grad`, which goes to some nodes only: calls `visit` on each leaf, beside the inputs, to which
-  /// `backward_to_wanted` may send a gradient.
+  /// Calls `visit` on each leaf, beside the inputs, to which backward may send a gradient by itself.
   virtual void for_each_far_leaf(void (*)(Node&, void*), void*) const {}
-  /// Backward that leaves out far leaves that are skipped.
+  /// Backward that leaves out far leaves that are skipped: for `grad`, which goes to some nodes only.
   virtual void backward_to_wanted(bool keep) { backward(keep); }
   /// While a node is skipped, those that use its value send it no gradient: for `grad`, which goes to some nodes only.
   bool skipped() const { return skipped_; }
@@ -218,6 +217,7 @@ class Node {
 
   /// Whether the gradient that the node holds, if any, has neither NaN nor infinity.
   virtual bool gradient_is_finite() const { return true; }
+  virtual bool has_any_grad() const { return false; }
   /// Hooks see the gradient by this node's value, complete, and may replace it, before it goes on.
   void add_gradient_hook(std::unique_ptr<detail::GradientHook> hook) {
     auto* last = &gradient_hooks_;
@@ -955,7 +955,8 @@ void parallel_ranges(Index n, Index unit, Index least, const F& f, Index most = 
 // <chorus/tensor/allocator.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_ALLOCATOR_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_ALLOCATOR_HPP
-/// Device memory: blocks that are kept and reused, so that the second step of a training loop asks the system for nothing.
+/// Device memory: blocks that are kept and reused, so that the second step of a training loop asks the system for
+/// nothing.
 
 #include <cstdlib>
 
@@ -1002,8 +1003,8 @@ struct DeviceCounters {
 };
 inline DeviceCounters& counters(int device) {
   static std::array<DeviceCounters, max_devices> all;
-  check<DeviceError>(device >= 0 && device < max_devices, "trace: device index ", device, " is not in [0, ", max_devices,
-                     ")");
+  check<DeviceError>(device >= 0 && device < max_devices, "trace: device index ", device, " is not in [0, ",
+                     max_devices, ")");
   return all[static_cast<std::size_t>(device)];
 }
 }  // namespace detail
@@ -1048,7 +1049,8 @@ inline std::size_t memory(int device, Memory kind) {
 // <chorus/tensor/size_class.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_SIZE_CLASS_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_SIZE_CLASS_HPP
-/// Sizes of memory blocks: four classes an octave, so that at most a quarter of a block is unused and few sizes are kept.
+/// Sizes of memory blocks: four classes an octave, so that at most a quarter of a block is unused and few sizes are
+/// kept.
 
 #include <bit>
 
@@ -1060,8 +1062,8 @@ struct SizeClass {
 };
 inline constexpr std::size_t size_classes = 256;
 
-/// The class for a request. Sizes are Smallest * {1, 2, 3, 4}, then Smallest * {5, 6, 7, 8} / 4 * 2^octave, all multiples
-/// of Smallest, a power of two.
+/// The class for a request. Sizes are Smallest * {1, 2, 3, 4}, then Smallest * {5, 6, 7, 8} / 4 * 2^octave, all
+/// multiples of Smallest, a power of two.
 template <std::size_t Smallest>
 constexpr SizeClass size_class(std::size_t bytes) {
   static_assert(std::has_single_bit(Smallest));
@@ -1103,7 +1105,8 @@ class MemoryScope {
 inline void* system_allocate(Cpu, std::size_t bytes) {
   constexpr std::size_t huge_page = std::size_t{2} << 20;
   const bool large = bytes >= huge_page;
-  void* data = std::aligned_alloc(large ? huge_page : 64, large ? (bytes + huge_page - 1) / huge_page * huge_page : bytes);
+  void* data =
+      std::aligned_alloc(large ? huge_page : 64, large ? (bytes + huge_page - 1) / huge_page * huge_page : bytes);
   if (large && data != nullptr) madvise(data, bytes, MADV_HUGEPAGE);
   return data;
 }
@@ -1127,7 +1130,8 @@ template <Device D>
   std::string held;
   for (std::size_t kind = 0; kind < trace::memory_kinds; ++kind) {
     const auto memory = static_cast<trace::Memory>(kind);
-    held += cat(kind == 0 ? "" : ", ", trace::name(memory), " ", trace::memory(trace_slot(device), memory) >> 20, " MiB");
+    held +=
+        cat(kind == 0 ? "" : ", ", trace::name(memory), " ", trace::memory(trace_slot(device), memory) >> 20, " MiB");
   }
   fail<Error>("out of memory on ", device, ": asked for ", bytes, " bytes; in use: ", held, more);
 }
@@ -1144,8 +1148,8 @@ class CachingAllocator {
  public:
   static CachingAllocator& of(D device) {
     static auto& all = *new std::array<CachingAllocator, D::max_devices>;
-    check<DeviceError>(device.index >= 0 && device.index < D::max_devices, "device ", device, " does not exist: ", D::kind,
-                       " devices are numbered 0 to ", D::max_devices - 1);
+    check<DeviceError>(device.index >= 0 && device.index < D::max_devices, "device ", device,
+                       " does not exist: ", D::kind, " devices are numbered 0 to ", D::max_devices - 1);
     return all[static_cast<std::size_t>(device.index)];
   }
 
@@ -1275,6 +1279,12 @@ class Storage {
 /// Device memory of GPUs: blocks in size classes, kept and reused in stream order. A block belongs to the stream on
 /// which it was taken; what that stream does next may use it again at once, without waiting.
 
+// <chorus/tensor/cuda/memory_pool.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TENSOR_CUDA_MEMORY_POOL_HPP
+#define CHORUS_SINGLE_CHORUS_TENSOR_CUDA_MEMORY_POOL_HPP
+/// The memory of one stream of a GPU: blocks in size classes, kept and reused in the stream's order; and pools that a
+/// captured graph has for itself. `allocator.hpp` has the pools of all streams.
+
 // <chorus/core/cuda/stream.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_CUDA_STREAM_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_CUDA_STREAM_HPP
@@ -1399,8 +1409,8 @@ class HostBuffer {
 
 namespace chorus::inline CHORUS_ABI::cuda {
 
-/// Owns a stream that doesn't wait for the legacy default stream. Wait for its work before it goes: memory that was taken
-/// on it stays with its handle, which the next stream may get.
+/// Owns a stream that doesn't wait for the legacy default stream. Wait for its work before it goes: memory that was
+/// taken on it stays with its handle, which the next stream may get.
 class Stream {
  public:
   explicit Stream(Cuda device) : device_(device) {
@@ -1553,15 +1563,17 @@ inline void synchronize(cudaStream_t stream, std::chrono::milliseconds limit = d
 }  // namespace chorus::inline CHORUS_ABI::cuda
 #endif  // CHORUS_SINGLE_CHORUS_CORE_CUDA_STREAM_HPP
 
-#include <map>
-
 namespace chorus::inline CHORUS_ABI {
 
+template <Device D>
+struct Block;
+template <Device D>
+class CachingAllocator;
+template <>
+class CachingAllocator<Cuda>;
 namespace cuda {
 class MemoryPool;
 }
-template <>
-class CachingAllocator<Cuda>;
 
 template <>
 struct Block<Cuda> {
@@ -1737,7 +1749,7 @@ class MemoryPool {
     return block.release();
   }
 
-  void* from_driver(std::size_t bytes);
+  void* from_driver(std::size_t bytes);  // in allocator.hpp, since it asks the device's other pools to give back
 
   const Cuda device_;
   const cudaStream_t stream_;
@@ -1752,6 +1764,11 @@ class MemoryPool {
   std::atomic<std::uint64_t> system_allocations_{0};
   std::atomic<std::size_t> reserved_{0};
 };
+
+/// Notes that `stream` works with this memory, which was taken on another stream.
+inline void record_use(Block<Cuda>* block, cudaStream_t stream) {
+  if (block != nullptr) block->pool->record_use(block, stream);
+}
 
 namespace detail {
 inline MemoryPool*& private_pool(Cuda device) {
@@ -1798,6 +1815,13 @@ class PoolScope {
 };
 
 }  // namespace cuda
+
+}  // namespace chorus::inline CHORUS_ABI
+#endif  // CHORUS_SINGLE_CHORUS_TENSOR_CUDA_MEMORY_POOL_HPP
+
+#include <map>
+
+namespace chorus::inline CHORUS_ABI {
 
 /// One pool for each stream of a device, and one beside it for memory that stays. Never destroyed, since tensors in
 /// static storage may outlive it. Thread-safe.
@@ -1898,11 +1922,6 @@ inline void* MemoryPool::from_driver(std::size_t bytes) {
   system_allocations_.fetch_add(1, std::memory_order_relaxed);
   reserved_ += bytes;
   return data;
-}
-
-/// Notes that `stream` works with this memory, which was taken on another stream.
-inline void record_use(Block<Cuda>* block, cudaStream_t stream) {
-  if (block != nullptr) block->pool->record_use(block, stream);
 }
 
 }  // namespace cuda
@@ -2266,6 +2285,62 @@ class StridedRuns {
 }  // namespace chorus::inline CHORUS_ABI::kernels
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_STRIDED_RUNS_HPP
 
+// <chorus/tensor/shape.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TENSOR_SHAPE_HPP
+#define CHORUS_SINGLE_CHORUS_TENSOR_SHAPE_HPP
+/// Extents and strides. The rank is a type, the sizes are values.
+
+namespace chorus::inline CHORUS_ABI {
+
+/// The sizes of a tensor's axes, outermost first; also used for strides and lists of axes.
+template <int Rank>
+using Shape = std::array<Index, static_cast<std::size_t>(Rank)>;
+
+/// Number of elements.
+constexpr Index numel(std::span<const Index> shape) {
+  Index count = 1;
+  for (const Index size : shape) count *= size;
+  return count;
+}
+
+/// Strides, in elements, of a dense row-major tensor.
+template <std::size_t N>
+constexpr std::array<Index, N> row_major(const std::array<Index, N>& shape) {
+  std::array<Index, N> strides{};
+  Index stride = 1;
+  for (std::size_t axis = N; axis-- > 0;) {
+    strides[axis] = stride;
+    stride *= shape[axis];
+  }
+  return strides;
+}
+
+/// The axis counted from the front; negative axes count from the back, as in PyTorch.
+inline std::size_t normalize_axis(std::string_view operation, Index axis, int rank) {
+  check<ShapeError>(axis >= -rank && axis < rank, operation, ": axis ", axis, " does not exist in a tensor of rank ",
+                    rank);
+  return static_cast<std::size_t>(axis < 0 ? axis + rank : axis);
+}
+
+/// The shape that two shapes broadcast to, aligned at their last axes. Throws ShapeError where sizes differ and neither
+/// is 1.
+template <std::size_t A, std::size_t B>
+constexpr auto broadcast_shapes(std::string_view operation, const std::array<Index, A>& a,
+                                const std::array<Index, B>& b) {
+  constexpr std::size_t rank = A > B ? A : B;
+  std::array<Index, rank> out{};
+  for (std::size_t i = 0; i < rank; ++i) {
+    const Index size_a = i < A ? a[A - 1 - i] : 1, size_b = i < B ? b[B - 1 - i] : 1;
+    check<ShapeError>(size_a == size_b || size_a == 1 || size_b == 1, operation, ": shapes ", a, " and ", b,
+                      " do not broadcast");
+    out[rank - 1 - i] = size_a == 1 ? size_b : size_a;
+  }
+  return out;
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_TENSOR_SHAPE_HPP
+
 #include <cstring>
 
 namespace chorus::inline CHORUS_ABI::kernels {
@@ -2361,8 +2436,7 @@ void transpose(Index rows, Index columns, const T* src, Index src_stride, T* dst
 
 template <Scalar T>
 void copy_strided(Cpu, std::span<const Index> shape, const T* src, std::span<const Index> src_strides, T* dst) {
-  Index count = 1;
-  for (const Index size : shape) count *= size;
+  const Index count = numel(shape);
   if (count == 0) return;
   StridedRuns runs(shape, src_strides);
 
@@ -2401,8 +2475,7 @@ void copy_strided(Cpu, std::span<const Index> shape, const T* src, std::span<con
 template <Scalar T>
 void scatter_strided(Cpu device, std::span<const Index> shape, const T* src, T* dst, std::span<const Index> dst_strides,
                      bool accumulate) {
-  Index count = 1;
-  for (const Index size : shape) count *= size;
+  const Index count = numel(shape);
   if (count == 0) return;
   StridedRuns runs(shape, dst_strides);
   if (!accumulate) return detail::scatter<false>(runs, count, src, dst);
@@ -2558,8 +2631,8 @@ class HostBuffer {
 
 namespace chorus::inline CHORUS_ABI::cuda {
 
-/// Owns a stream that doesn't wait for the legacy default stream. Wait for its work before it goes: memory that was taken
-/// on it stays with its handle, which the next stream may get.
+/// Owns a stream that doesn't wait for the legacy default stream. Wait for its work before it goes: memory that was
+/// taken on it stays with its handle, which the next stream may get.
 class Stream {
  public:
   explicit Stream(Cuda device) : device_(device) {
@@ -3567,63 +3640,11 @@ inline void zero_bytes(Cuda device, void* data, std::size_t bytes) {
 #endif
 #endif  // CHORUS_SINGLE_CHORUS_TENSOR_MEMORY_HPP
 
-// <chorus/tensor/shape.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_TENSOR_SHAPE_HPP
-#define CHORUS_SINGLE_CHORUS_TENSOR_SHAPE_HPP
-/// Extents and strides. The rank is a type, the sizes are values.
-
 namespace chorus::inline CHORUS_ABI {
 
-/// The sizes of a tensor's axes, outermost first; also used for strides and lists of axes.
-template <int Rank>
-using Shape = std::array<Index, static_cast<std::size_t>(Rank)>;
-
-/// Number of elements.
-constexpr Index numel(std::span<const Index> shape) {
-  Index count = 1;
-  for (const Index size : shape) count *= size;
-  return count;
-}
-
-/// Strides, in elements, of a dense row-major tensor.
-template <std::size_t N>
-constexpr std::array<Index, N> row_major(const std::array<Index, N>& shape) {
-  std::array<Index, N> strides{};
-  Index stride = 1;
-  for (std::size_t axis = N; axis-- > 0;) {
-    strides[axis] = stride;
-    stride *= shape[axis];
-  }
-  return strides;
-}
-
-/// The axis counted from the front; negative axes count from the back, as in PyTorch.
-inline std::size_t normalize_axis(std::string_view operation, Index axis, int rank) {
-  check<ShapeError>(axis >= -rank && axis < rank, operation, ": axis ", axis, " does not exist in a tensor of rank ", rank);
-  return static_cast<std::size_t>(axis < 0 ? axis + rank : axis);
-}
-
-/// The shape that two shapes broadcast to, aligned at their last axes. Throws ShapeError where sizes differ and neither is 1.
-template <std::size_t A, std::size_t B>
-constexpr auto broadcast_shapes(std::string_view operation, const std::array<Index, A>& a, const std::array<Index, B>& b) {
-  constexpr std::size_t rank = A > B ? A : B;
-  std::array<Index, rank> out{};
-  for (std::size_t i = 0; i < rank; ++i) {
-    const Index size_a = i < A ? a[A - 1 - i] : 1, size_b = i < B ? b[B - 1 - i] : 1;
-    check<ShapeError>(size_a == size_b || size_a == 1 || size_b == 1, operation, ": shapes ", a, " and ", b,
-                      " do not broadcast");
-    out[rank - 1 - i] = size_a == 1 ? size_b : size_a;
-  }
-  return out;
-}
-
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_TENSOR_SHAPE_HPP
-
-namespace chorus::inline CHORUS_ABI {
-
-/// Numbers of type `T` in `Rank` axes on a `D`. Scalar type, rank and kind of device are part of the type; sizes, strides
-/// and the device's index are values. Views (slice, select, permute, expand, reshape of dense memory) share memory.
+/// Numbers of type `T` in `Rank` axes on a `D`. Scalar type, rank and kind of device are part of the type; sizes,
+/// strides and the device's index are values. Views (slice, select, permute, expand, reshape of dense memory) share
+/// memory.
 template <Scalar T, int Rank, Device D = Cpu>
 class Tensor {
   static_assert(Rank >= 0 && Rank <= 8, "a Tensor has 0 to 8 axes");
@@ -3711,7 +3732,8 @@ class Tensor {
     const Shape<Rank> at{static_cast<Index>(indices)...};
     Index offset = 0;
     for (std::size_t axis = 0; axis < static_cast<std::size_t>(Rank); ++axis) {
-      check<ShapeError>(at[axis] >= 0 && at[axis] < shape_[axis], "Tensor: index ", at, " is outside of shape ", shape_);
+      check<ShapeError>(at[axis] >= 0 && at[axis] < shape_[axis], "Tensor: index ", at, " is outside of shape ",
+                        shape_);
       offset += at[axis] * strides_[axis];
     }
     return data_[offset];
@@ -3741,7 +3763,8 @@ class Tensor {
     requires(Rank > 0)
   {
     const auto a = normalize_axis("select", axis, Rank);
-    check<ShapeError>(at >= 0 && at < shape_[a], "select: index ", at, " is not inside axis ", axis, " of shape ", shape_);
+    check<ShapeError>(at >= 0 && at < shape_[a], "select: index ", at, " is not inside axis ", axis, " of shape ",
+                      shape_);
     Shape<Rank - 1> shape{}, strides{};
     for (std::size_t from = 0, to = 0; from < static_cast<std::size_t>(Rank); ++from) {
       if (from == a) continue;
@@ -3779,7 +3802,8 @@ class Tensor {
   /// Another shape over the same memory, which must be dense. One size may be -1: it is worked out.
   template <std::size_t NewRank>
   Tensor<T, static_cast<int>(NewRank), D> view(std::array<Index, NewRank> shape) const {
-    check<ShapeError>(is_contiguous(), "view: a tensor of shape ", shape_, " and strides ", strides_, " is not contiguous");
+    check<ShapeError>(is_contiguous(), "view: a tensor of shape ", shape_, " and strides ", strides_,
+                      " is not contiguous");
     infer_size(shape);
     return {storage_, data_, shape, row_major(shape)};
   }
@@ -3792,7 +3816,8 @@ class Tensor {
     constexpr std::size_t extra = NewRank - static_cast<std::size_t>(Rank);
     for (std::size_t axis = 0; axis < static_cast<std::size_t>(Rank); ++axis) {
       const Index wanted = shape[axis + extra];
-      check<ShapeError>(shape_[axis] == wanted || shape_[axis] == 1, "expand: shape ", shape_, " does not expand to ", shape);
+      check<ShapeError>(shape_[axis] == wanted || shape_[axis] == 1, "expand: shape ", shape_, " does not expand to ",
+                        shape);
       strides[axis + extra] = shape_[axis] == wanted ? strides_[axis] : 0;
     }
     return {storage_, data_, shape, strides};
@@ -4122,11 +4147,14 @@ struct Dual {
   S value;
   S d[N == 0 ? 1 : N];
 
-  Dual() = default;
+  // What stands for no derivatives is copied with the rest, so it has a value.
+  CHORUS_HD Dual() {
+    if constexpr (N == 0) d[0] = S(0);
+  }
   template <class X>
   requires(std::is_same_v<X, S> || Arithmetic<X>) CHORUS_HD Dual(const X& x)
       : value(static_cast<S>(x)) {  // NOLINT: converts as numbers do
-    for (int i = 0; i < N; ++i) d[i] = S(0);
+    for (S& each : d) each = S(0);
   }
 };
 
@@ -5433,6 +5461,7 @@ class GradNode : public Node {
   }
 
   bool has_grad() const { return has_grad_; }
+  bool has_any_grad() const override { return has_grad_; }
   /// The gradient; undefined where there is none.
   tensor_type grad() const { return has_grad_ ? grad_ : tensor_type{}; }
   /// Puts other numbers in the gradient's place. Throws ShapeError where shapes differ.
@@ -5602,7 +5631,7 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
   // Nested runs (DataParallel's replicas) use lists of their own; all are kept for the next run.
   struct Lists {
     std::vector<Ref<Node>> nodes;
-    std::vector<Node*> final_leaves;
+    std::vector<Node*> final_leaves, final_far_leaves;
     std::uint64_t run = 0;
     bool count = true;
   };
@@ -5613,6 +5642,7 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
     ~Borrowed() {
       lists->nodes.clear();
       lists->final_leaves.clear();
+      lists->final_far_leaves.clear();
       spare.push_back(std::move(lists));
     }
   } borrowed{std::move(spare.back())};
@@ -5628,17 +5658,18 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
     lists.nodes.push_back(root);
   }
   for (std::size_t next = 0; next < lists.nodes.size(); ++next) {
-    lists.nodes[next]->for_each_input(
-        [](Node& input, void* context) {
-          auto& found = *static_cast<Lists*>(context);
-          if (input.visited_by_ != found.run) {
-            input.visited_by_ = found.run;
-            if (found.count) input.pending_ = 0;
-            found.nodes.emplace_back(&input);
-          }
-          if (found.count) ++input.pending_;
-        },
-        &lists);
+    const auto find = [](Node& input, void* context) {
+      auto& found = *static_cast<Lists*>(context);
+      if (input.visited_by_ != found.run) {
+        input.visited_by_ = found.run;
+        if (found.count) input.pending_ = 0;
+        found.nodes.emplace_back(&input);
+      }
+      if (found.count) ++input.pending_;
+    };
+    const Node& node = *lists.nodes[next];
+    node.for_each_input(find, &lists);
+    if (lists.count) node.for_each_far_leaf(find, &lists);
   }
   std::sort(lists.nodes.begin(), lists.nodes.end(),
             [](const Ref<Node>& a, const Ref<Node>& b) { return a->sequence() > b->sequence(); });
@@ -5657,19 +5688,27 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
     if (node->is_leaf()) continue;
     if (node->gradient_hooks_) node->run_gradient_hooks();
     // Counted before the node runs, since it then forgets its inputs.
-    if (lists.count)
+    if (lists.count) {
       node->for_each_input(
           [](Node& input, void* context) {
             if (--input.pending_ == 0 && input.is_leaf()) static_cast<Lists*>(context)->final_leaves.push_back(&input);
           },
           &lists);
+      node->for_each_far_leaf(
+          [](Node& leaf, void* context) {
+            if (--leaf.pending_ == 0) static_cast<Lists*>(context)->final_far_leaves.push_back(&leaf);
+          },
+          &lists);
+    }
     if (detail::detects_anomalies()) [[unlikely]]
       detail::backward_with_checks(*node, options.retain_graph);
     else
       node->backward(options.retain_graph);
-    if (options.hooks)
-      for (Node* leaf : lists.final_leaves) leaf->gradient_is_final();
+    for (Node* leaf : lists.final_leaves) leaf->gradient_is_final();
+    for (Node* leaf : lists.final_far_leaves)
+      if (leaf->has_any_grad()) leaf->gradient_is_final();  // one that went unused has none
     lists.final_leaves.clear();
+    lists.final_far_leaves.clear();
     node = {};
   }
   for (const auto& action : actions) action();
@@ -5924,8 +5963,8 @@ decltype(auto) variable_of(const X& x) {
   return x.as_variable();
 }
 
-/// Calls `operation` with Variables in the place of all operands, so that it is compiled once for all mixtures of Tensors,
-/// Variables and Parameters. For Tensors alone it gives a Tensor, too.
+/// Calls `operation` with Variables in the place of all operands, so that it is compiled once for all mixtures of
+/// Tensors, Variables and Parameters. For Tensors alone it gives a Tensor, too.
 template <class Operation, Operand... Inputs>
 auto with_variables(const Operation& operation, const Inputs&... inputs) {
   if constexpr ((is_graph_variable<Inputs> || ...) || !(Real<typename tensor_of<Inputs>::value_type> && ...))
@@ -5944,9 +5983,9 @@ auto with_variables(const Operation& operation, const Inputs&... inputs) {
 // <chorus/core/philox.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_PHILOX_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_PHILOX_HPP
-/// Counter-based random numbers: Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3",
-/// SC 2011). A number depends on its key and its counter alone, so that it doesn't matter which device, thread or rank
-/// draws it, nor when.
+/// Counter-based random numbers: Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2,
+/// 3", SC 2011). A number depends on its key and its counter alone, so that it doesn't matter which device, thread or
+/// rank draws it, nor when.
 
 namespace chorus::inline CHORUS_ABI {
 
@@ -6042,12 +6081,14 @@ double gradient_error(const Function& function, const Tensor<double, Ranks>&... 
 // <chorus/autograd/parameter.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_PARAMETER_HPP
 #define CHORUS_SINGLE_CHORUS_AUTOGRAD_PARAMETER_HPP
-/// Parameter: a leaf Variable that a model owns, and Buffer: numbers that a model owns and no gradient goes to. A copy of a
-/// handle shares the numbers; policies move them into flat buffers and copy them to other devices behind the handles.
+/// Parameter: a leaf Variable that a model owns, and Buffer: numbers that a model owns and no gradient goes to. A copy
+/// of a handle shares the numbers; policies move them into flat buffers and copy them to other devices behind the
+/// handles.
 
 namespace chorus::inline CHORUS_ABI {
 
-/// A parameter whose scalar type and rank are known at run time only: what policies, optimizers and checkpoints work with.
+/// A parameter whose scalar type and rank are known at run time only: what policies, optimizers and checkpoints work
+/// with.
 template <Device D>
 class ParameterOn {
  public:
@@ -6067,7 +6108,8 @@ class ParameterOn {
   std::uint64_t version() const { return version_; }
   /// To be called by whoever writes into the value's memory.
   void touch() { ++version_; }
-  /// A copy of the value in a type of 2 bytes, good while `version` is the value's: MixedPrecision keeps it, `to` takes it.
+  /// A copy of the value in a type of 2 bytes, good while `version` is the value's: MixedPrecision keeps it, `to` takes
+  /// it.
   struct NarrowCopy {
     Storage<D> storage;
     void* data = nullptr;
@@ -6192,8 +6234,8 @@ class Parameter : public AnyParameter {
   void zero_grad() const { typed().zero_grad(); }
   /// Copies numbers into the parameter. Throws ShapeError where the shapes differ.
   void assign(const Tensor<T, Rank, D>& numbers) const {
-    check<ShapeError>(numbers.shape() == shape() && numbers.is_contiguous(), "Parameter::assign: expected a dense tensor of shape ",
-                      shape(), ", got shape ", numbers.shape());
+    check<ShapeError>(numbers.shape() == shape() && numbers.is_contiguous(),
+                      "Parameter::assign: expected a dense tensor of shape ", shape(), ", got shape ", numbers.shape());
     copy_bytes(device(), value().data(), numbers.device(), numbers.data(), numbers.bytes());
     typed().touch();
   }
@@ -6206,7 +6248,8 @@ class Parameter : public AnyParameter {
   /// The copy in a type of 2 bytes that is kept for this parameter; undefined where there is none, or an old one.
   template <Narrow N>
   Tensor<N, Rank, D> narrow_copy() const {
-    if (!node_ || typed().narrow_copy.version != typed().version() || typed().narrow_copy.dtype != chorus::dtype<N>) return {};
+    if (!node_ || typed().narrow_copy.version != typed().version() || typed().narrow_copy.dtype != chorus::dtype<N>)
+      return {};
     const auto& copy = typed().narrow_copy;
     return {copy.storage, static_cast<N*>(copy.data), shape(), row_major(shape())};
   }
@@ -6293,8 +6336,8 @@ class Buffer : public AnyBuffer {
 // <chorus/core/random.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_RANDOM_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_RANDOM_HPP
-/// Which random numbers an operation draws: keyed by seed, step, layer and the sample's place in the global batch, so that
-/// a run gives the same numbers under every policy and on any number of devices.
+/// Which random numbers an operation draws: keyed by seed, step, layer and the sample's place in the global batch, so
+/// that a run gives the same numbers under every policy and on any number of devices.
 
 namespace chorus::inline CHORUS_ABI {
 
@@ -6367,8 +6410,8 @@ inline const std::uint32_t*& replay_count() {
 /// The key for the next random operation of this thread. Outside of a policy each call is a pass of its own.
 inline RandomKey next_random_key() {
   if (auto* context = detail::random_context())
-    return {context->seed, context->step, context->next_operation++, context->first_sample ? context->first_sample() : 0,
-            detail::replay_count()};
+    return {context->seed, context->step, context->next_operation++,
+            context->first_sample ? context->first_sample() : 0, detail::replay_count()};
   constexpr std::uint32_t outside_of_policies = 0xFFFFFFFFu;
   return {initial_seed(), next_random_stream(), outside_of_policies, 0};
 }
@@ -6610,7 +6653,8 @@ inline bool file_exists(const std::string& path) {
 /// Throws FileError unless `path` is a folder.
 inline void require_folder(std::string_view reader, const std::string& path) {
   struct stat facts {};
-  check<FileError>(::stat(path.c_str(), &facts) == 0, reader, ": folder ", path, ": ", std::strerror(errno));
+  const bool there = ::stat(path.c_str(), &facts) == 0;  // before errno is read
+  check<FileError>(there, reader, ": folder ", path, ": ", std::strerror(errno));
   check<FileError>(S_ISDIR(facts.st_mode), reader, ": ", path, " is not a folder");
 }
 
@@ -7842,7 +7886,8 @@ void visit_member(Visitor& visitor, std::string_view name, Member& member) {
   } else if constexpr (std::is_base_of_v<AnyParameter, Member>) {
     if (member) visitor.parameter(name, member);
   } else {
-    static_assert(std::is_base_of_v<AnyBuffer, Member>, "CHORUS_MODULE lists layers, modules, parameters, buffers, and std::optional ones");
+    static_assert(std::is_base_of_v<AnyBuffer, Member>,
+                  "CHORUS_MODULE lists layers, modules, parameters, buffers, and std::optional ones");
     if (member) visitor.buffer(name, member);
   }
 }
@@ -9914,7 +9959,8 @@ namespace chorus::inline CHORUS_ABI::kernels {
 
 /// block = whole[:, start : start + count, :], or is added to (floating-point types only).
 template <class T>
-void take_block(Cpu device, AxisShape whole, Index start, Index count, const T* from, T* block, bool accumulate = false);
+void take_block(Cpu device, AxisShape whole, Index start, Index count, const T* from, T* block,
+                bool accumulate = false);
 
 /// whole[:, start : start + count, :] = block, or is added to.
 template <class T>
@@ -10631,8 +10677,8 @@ void log_softmax_backward(Cuda device, AxisShape shape, const T* y, const T* dy,
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_REDUCTION_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_REDUCTION_HPP
 /// Reductions over one axis, and their gradients. Forward functions read x: [outer, axis, inner] and overwrite y:
-/// [outer, inner], backward functions write dx like x; both add instead where `accumulate` says so. The same input gives
-/// the same bits.
+/// [outer, inner], backward functions write dx like x; both add instead where `accumulate` says so. The same input
+/// gives the same bits.
 
 namespace chorus::inline CHORUS_ABI::kernels {
 
@@ -11525,8 +11571,8 @@ template <Real T, Device D, int Rank>
 Tensor<T, Rank, D> uniform(const Shape<Rank>& shape, double bound) {
   const MemoryScope scope(trace::Memory::parameters);
   auto host = Tensor<T, Rank, Cpu>::empty(shape);
-  kernels::fill_uniform(Cpu{}, initial_seed(), next_random_stream(), 0, host.numel(), host.data(), static_cast<T>(-bound),
-                        static_cast<T>(bound));
+  kernels::fill_uniform(Cpu{}, initial_seed(), next_random_stream(), 0, host.numel(), host.data(),
+                        static_cast<T>(-bound), static_cast<T>(bound));
   return to_device(host, D{});
 }
 
@@ -13013,18 +13059,26 @@ struct Matrix {
   Index row, column;
 };
 
-/// c[i, j] = start[j] + sum over p of a[i, p] * b[offsets[p] + j], for `Rows` rows and `tile_columns` columns; `+=`
-/// with `accumulate`.
+/// Asks for the cache lines of `count` numbers that are read (or written) soon. What lies in short pieces far apart, no
+/// processor foresees.
+template <bool Written = false, class T>
+void fetch_ahead(const T* from, Index count) {
+  constexpr Index line = 64 / Index{sizeof(T)};
+  for (Index i = 0; i < count; i += line) __builtin_prefetch(from + i, Written ? 1 : 0, Written ? 3 : 2);
+}
+
+/// c[i, j] = start[i * start_row + j] + sum over p of a[i, p] * b[offsets[p] + j], for `Rows` rows and `tile_columns`
+/// columns; `+=` with `accumulate`.
 template <int Rows, class T>
 void multiply_tile(Index depth, Matrix<T> a, const T* b, const Index* offsets, const T* start, T* c, Index c_row,
-                   bool accumulate) {
+                   bool accumulate, Index start_row = 0) {
   constexpr Index w = lanes<T>;
   Packet<T> left[Rows], right[Rows];
-  const auto start_left = load(start, Whole<T>{}), start_right = load(start + w, Whole<T>{});
 #pragma GCC unroll 8
   for (int i = 0; i < Rows; ++i) {
-    left[i] = start_left;
-    right[i] = start_right;
+    left[i] = load(start + i * start_row, Whole<T>{});
+    right[i] = load(start + i * start_row + w, Whole<T>{});
+    fetch_ahead<true>(c + i * c_row, 2 * w);
   }
   for (Index p = 0; p < depth; ++p) {
     const T* row = b + offsets[p];
@@ -13046,9 +13100,10 @@ void multiply_tile(Index depth, Matrix<T> a, const T* b, const Index* offsets, c
 /// The same for any number of rows up to `Most`.
 template <class T, int Most = tile_rows>
 void multiply_rows(Index rows, Index depth, Matrix<T> a, const T* b, const Index* offsets, const T* start, T* c,
-                   Index c_row, bool accumulate) {
-  if (rows == Most) return multiply_tile<Most>(depth, a, b, offsets, start, c, c_row, accumulate);
-  if constexpr (Most > 1) multiply_rows<T, Most - 1>(rows, depth, a, b, offsets, start, c, c_row, accumulate);
+                   Index c_row, bool accumulate, Index start_row = 0) {
+  if (rows == Most) return multiply_tile<Most>(depth, a, b, offsets, start, c, c_row, accumulate, start_row);
+  if constexpr (Most > 1)
+    multiply_rows<T, Most - 1>(rows, depth, a, b, offsets, start, c, c_row, accumulate, start_row);
 }
 
 /// The same for any number of rows, and for any number of columns up to `tile_columns`: `b` and `start` must be
@@ -13688,22 +13743,26 @@ namespace chorus::inline CHORUS_ABI::kernels::detail {
 #endif
 
 /// The weights of `tile_columns` results from `first` on and `count` channels from `channel` on, at all points:
-/// to[point, channel, result]. With `turned`, for the gradient by the input: results are the convolution's channels,
-/// channels its filters, and taps are in the reverse order. weight: [filters, channels, 3, 3].
+/// to[point, channel, result], points `point_pitch` numbers apart. With `turned`, for the gradient by the input:
+/// results are the convolution's channels, channels its filters, and taps are in the reverse order. weight: [filters,
+/// channels, 3, 3].
 template <class Way, class T>
 void transform_weights(bool turned, Index results, Index channels, Index first, Index channel, Index count,
-                       const T* weight, T* to) {
+                       const T* weight, Index point_pitch, T* to) {
   constexpr Index w = tile_columns<T>, at_once = 16;
   const Index columns = std::min(w, results - first);
+  const auto turned_taps = [&](Index c) { return weight + ((channel + c) * results + first) * 9; };
+  const auto taps_of = [&](Index result, Index c) { return weight + ((first + result) * channels + channel + c) * 9; };
   alignas(64) T taps[at_once * 9 * w];
   for (Index c = 0; c < count; c += at_once) {
     const Index some = std::min(at_once, count - c);
     if (turned)
-      for (Index i = 0; i < some; ++i)
-        pack_columns(9, columns, weight + ((channel + c + i) * results + first) * 9, 9, taps + i * 9 * w);
+      for (Index i = 0; i < some; ++i) pack_columns(9, columns, turned_taps(c + i), 9, taps + i * 9 * w);
     else
-      pack_columns(some * 9, columns, weight + (first * channels + channel + c) * 9, channels * 9, taps);
-    for (Index i = 0; i < some; ++i)
+      pack_columns(some * 9, columns, taps_of(0, c), channels * 9, taps);
+    for (Index i = 0; i < some; ++i) {
+      if (const Index next = c + at_once + i; turned && channel + next < channels)
+        fetch_ahead(turned_taps(next), columns * 9);
       for (Index side = 0; side < w; side += lanes<T>) {
         const T* from = taps + i * 9 * w + side;
         T* panel = to + (c + i) * w + side;
@@ -13711,9 +13770,13 @@ void transform_weights(bool turned, Index results, Index channels, Index first, 
             Way::weight,
             [&](int y, int x) { return load(from + (turned ? 8 - (y * 3 + x) : y * 3 + x) * w, Whole<T>{}); },
             [&](int y, int x, const Packet<T>& value) {
-              store(panel + (y * winograd_weights + x) * count * w, value, Whole<T>{});
+              store(panel + (y * winograd_weights + x) * point_pitch, value, Whole<T>{});
             });
       }
+      if (!turned && channel + c + 2 * at_once <= channels)
+        for (Index result = i * w / at_once; result < std::min(columns, (i + 1) * w / at_once); ++result)
+          fetch_ahead(taps_of(result, c + at_once), at_once * 9);
+    }
   }
 }
 
@@ -13729,6 +13792,7 @@ void weight_gradients(Index filters, Index channels, Index point_pitch, const T*
       const T* from = du + o * du_row + c;
       T* to = dweight + o * pitch + c * 9;
       const Index count = std::min(w, channels - c);
+      if (o + 1 < filters) fetch_ahead<true>(to + pitch, count * 9);
       const auto transform = [&](const auto& put) {
         transform_both_axes<winograd_weights, 3, T>(
             Way::weight_gradient,
@@ -13857,10 +13921,11 @@ void winograd_convolve(Cpu device, Index images, const ImageChannels& in, const 
   const WinogradPlan<Way> plan(images, in, out, padding_h, padding_w);
   const TiledImages& tiles = plan.tiles;
   const Index panels = (out.channels + w - 1) / w, pitch = whole_panels<T>(in.channels), threads = num_threads();
-  // Weights that no cache holds are transformed where they are used, some channels at a time.
-  const Index weights = winograd_points * in.channels * w;
-  const bool heavy = weights * panels > (Index{1} << 22);
+  // Of more than 8 MiB, transformed weights are made where they are used, some channels at a time: no cache holds them.
+  const bool heavy = winograd_points * in.channels * w * panels > (Index{1} << 21);
   const Index depth = heavy ? 128 : 256;
+  const Index u_pitch = (heavy ? std::min(depth, in.channels) : in.channels) * w + lanes<T>;
+  const Index weights = winograd_points * u_pitch;
   // Each thread has blocks of its own where there are enough; else threads share a block's panels.
   const bool apart = !heavy && plan.blocks >= 2 * threads;
   const Index at_once = apart || heavy ? plan.block : plan.block * threads;
@@ -13869,11 +13934,10 @@ void winograd_convolve(Cpu device, Index images, const ImageChannels& in, const 
   const ThreadScratch<T> rasters(device, std::max(plan.strip_size(), buffer) * lanes<T>);
   const ThreadScratch<T> vs(device, Way::points * Way::points * v_pitch, apart);
   const ThreadScratch<T> ms(device, Way::points * Way::points * m_pitch);
-  const ThreadScratch<T> us(device, heavy ? winograd_points * std::min(depth, in.channels) * w : weights * panels,
-                            heavy);
+  const ThreadScratch<T> us(device, heavy ? weights : weights * panels, heavy);
   if (!heavy)
     parallel_for(panels, [&](Index panel) {
-      transform_weights<Way>(turned, out.channels, in.channels, panel * w, 0, in.channels, weight,
+      transform_weights<Way>(turned, out.channels, in.channels, panel * w, 0, in.channels, weight, u_pitch,
                              us.data() + panel * weights);
     });
   alignas(64) constexpr T zeros[w] = {};
@@ -13889,9 +13953,9 @@ void winograd_convolve(Cpu device, Index images, const ImageChannels& in, const 
     const Index before = tiles.tiles_before(strip), count = tiles.tiles_before(end) - before;
     T* m = ms.data();
     for_pieces(in.channels, depth, [&](Index c, Index channels) {
-      if (heavy) transform_weights<Way>(turned, out.channels, in.channels, first, c, channels, weight, us.data());
+      if (heavy)
+        transform_weights<Way>(turned, out.channels, in.channels, first, c, channels, weight, u_pitch, us.data());
       const T* u = heavy ? us.data() : us.data() + panel * weights + c * w;
-      const Index u_pitch = (heavy ? channels : in.channels) * w;
       for (int i = 0; i < Way::points; ++i)
         for (int j = 0; j < Way::points; ++j)
           multiply_panel(count, w, channels, Matrix<T>{v + (i * Way::points + j) * v_pitch + c, pitch, 1},
@@ -15884,8 +15948,9 @@ auto layer_norm(const X& x, const W& weight, const B& bias, double eps = 1e-5) {
       x, weight, bias);
 }
 
-/// x: [batch, channels, ...], weight, bias: [channels], or both undefined: like layer_norm, over each of `groups` groups
-/// of neighbouring channels of a sample (Wu, He 2018). Throws ShapeError where channels don't fit or groups don't divide them.
+/// x: [batch, channels, ...], weight, bias: [channels], or both undefined: like layer_norm, over each of `groups`
+/// groups of neighbouring channels of a sample (Wu, He 2018). Throws ShapeError where channels don't fit or groups
+/// don't divide them.
 template <Operand X, Operand W, Operand B>
 auto group_norm(const X& x, Index groups, const W& weight, const B& bias, double eps = 1e-5) {
   using Row = Tensor<typename tensor_of<X>::value_type, 1, typename tensor_of<X>::device_type>;
@@ -16048,26 +16113,89 @@ void gemm(Cpu device, Trans ta, Trans tb, Index m, Index n, Index k, const T* a,
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_GEMM_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_GEMM_HPP
 /// Matrix products on the CPU, in the manner of BLIS (Van Zee, van de Geijn, 2015), but only `b` is packed: panels of
-/// it into the first-level cache. `a` is read one number at a time, so its layout doesn't matter.
+/// it into the first-level cache. `a` is read one number at a time, so its layout doesn't matter. Where `a` is small
+/// and `b` transposed, they change places (gemm_few_rows.hpp).
+
+// <chorus/kernels/cpu/gemm_few_rows.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_GEMM_FEW_ROWS_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_GEMM_FEW_ROWS_HPP
+/// Products of a few rows with a matrix that is stored transposed: a linear layer's forward pass.
+
+namespace chorus::inline CHORUS_ABI::kernels::detail {
+
+/// Terms of a sum that are added up in registers, whichever way a product is computed.
+inline constexpr Index gemm_depth = 256;
+
+/// Whether `gemm_few_rows` is the faster way: to pack b would take as long as some of c's rows. The last panel of a's
+/// rows must be nearly full.
+template <class T>
+bool suits_few_rows(Index m, Index n) {
+  constexpr Index w = tile_columns<T>;
+  return m <= 2 * w && m <= n && (w - m % w) % w * 8 <= m;
+}
+
+/// c = a bᵀ + bias, or c +=; a: [m, k], b: [n, k] at a pitch of `ldb`, bias: [n] or null. Computed as cᵀ = b aᵀ: b is
+/// read once, as it lies, and a is packed. Each number has the same bits as in the other way.
+template <class T>
+void gemm_few_rows(Index m, Index n, Index k, Matrix<T> a, const T* b, Index ldb, T* c, Index ldc, bool accumulate,
+                   const T* bias_n) {
+  constexpr Index w = tile_columns<T>;
+  alignas(64) T panels[2 * w * gemm_depth], product[w * w], turned[w * w], start[w * w] = {};
+  Index packed[gemm_depth];
+  for (Index p = 0; p < std::min(k, gemm_depth); ++p) packed[p] = p * w;
+
+  for_pieces(k, gemm_depth, [&](Index p0, Index depth) {
+    for (Index i = 0; i < m; i += w) {
+      const T* from = a.data + i * a.row + p0 * a.column;
+      if (a.column == 1)
+        pack_columns(depth, std::min(w, m - i), from, a.row, panels + i * depth);
+      else
+        pack_rows(depth, std::min(w, m - i), from, a.column, panels + i * depth);
+    }
+    for (Index j = 0; j < n; j += w) {
+      const Index columns = std::min(w, n - j);
+      if (bias_n != nullptr)
+        for (Index l = 0; l < columns; ++l) std::fill_n(start + l * w, w, p0 == 0 ? bias_n[j + l] : T{0});
+      for (Index i = 0; i < m; i += w) {
+        const Index rows = std::min(w, m - i);
+        for_pieces(columns, tile_rows, [&](Index first, Index count) {
+          const Matrix<T> left{b + (j + first) * ldb + p0, ldb, 1};
+          multiply_rows(count, depth, left, panels + i * depth, packed, start + first * w, product + first * w, w,
+                        false, w);
+        });
+        pack_columns(rows, columns, product, w, turned);
+        for (Index r = 0; r < rows; ++r)
+          for_packets<T>(columns, [&](Index l, auto some) {
+            store(c + (i + r) * ldc + j + l, load(turned + r * w + l, some), some, accumulate || p0 > 0);
+          });
+      }
+    }
+  });
+}
+
+}  // namespace chorus::inline CHORUS_ABI::kernels::detail
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_GEMM_FEW_ROWS_HPP
 
 namespace chorus::inline CHORUS_ABI::kernels {
 
 namespace detail {
 
-inline constexpr Index gemm_depth = 256, gemm_rows = 256;
+inline constexpr Index gemm_rows = 256;
 
 /// `gemm` on one thread.
 template <class T>
 void gemm_alone(Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b, Index ldb, T* c,
                 Index ldc, bool accumulate, const T* bias_n) {
   constexpr Index w = tile_columns<T>;
+  const Matrix<T> whole{a, ta == Trans::no ? lda : 1, ta == Trans::no ? 1 : lda};
+  if (tb == Trans::yes && k > 0 && suits_few_rows<T>(m, n))
+    return gemm_few_rows(m, n, k, whole, b, ldb, c, ldc, accumulate, bias_n);
   alignas(64) T panel[gemm_depth * w], start[w] = {};
   Index packed[gemm_depth], direct[gemm_depth];
   for (Index p = 0; p < std::min(k, gemm_depth); ++p) {
     packed[p] = p * w;
     direct[p] = p * ldb;
   }
-  const Matrix<T> whole{a, ta == Trans::no ? lda : 1, ta == Trans::no ? 1 : lda};
   // With few rows of c a panel is not used often enough to repay its packing.
   const bool pack_all = tb == Trans::yes || m > 2 * tile_rows;
 
@@ -16634,7 +16762,9 @@ std::string summary(Model& model) {
   };
   struct Rows final : detail::Walker {
     std::vector<Row> rows;
-    void enter(Module& module) override { rows.push_back({prefix().substr(0, prefix().size() - 1), module.describe(), 0}); }
+    void enter(Module& module) override {
+      rows.push_back({prefix().substr(0, prefix().size() - 1), module.describe(), 0});
+    }
     void parameter(std::string_view, AnyParameter& handle) override {
       const std::string own = prefix().empty() ? "" : prefix().substr(0, prefix().size() - 1);
       for (Row& row : rows)
@@ -17713,7 +17843,8 @@ void cumsum(Cpu, AxisShape shape, const T* x, T* y, bool reverse = false, bool a
 template <class T>
 void cumprod(Cpu, AxisShape shape, const T* x, T* y);
 
-/// dx[i] = (or +=) the sum over j >= i of dy[j] times the product of x[0] to x[j] without x[i]: right where x has zeros.
+/// dx[i] = (or +=) the sum over j >= i of dy[j] times the product of x[0] to x[j] without x[i]: right where x has
+/// zeros.
 template <class T>
 void cumprod_backward(Cpu, AxisShape shape, const T* x, const T* dy, T* dx, bool accumulate);
 
@@ -18926,14 +19057,14 @@ double square_sum(Cuda device, Index count, const T* x) {
 // <chorus/nn/flat_parameters.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_FLAT_PARAMETERS_HPP
 #define CHORUS_SINGLE_CHORUS_NN_FLAT_PARAMETERS_HPP
-/// All parameters of a model in one buffer per dtype, and all gradients in another, so that a replica's copy, a gradient
-/// bucket and an optimizer step are each a range of memory.
+/// All parameters of a model in one buffer per dtype, and all gradients in another, so that a replica's copy, a
+/// gradient bucket and an optimizer step are each a range of memory.
 
 namespace chorus::inline CHORUS_ABI::nn {
 
 /// Owns the buffers; the parameters are views of them. Within a dtype parameters lie without gaps: those that want
-/// gradients first, in the order in which backward is expected to finish them (the last layer's first), frozen ones behind.
-/// On GPUs some zeros, which count as the parameter's, fill each up to an address that suits the next.
+/// gradients first, in the order in which backward is expected to finish them (the last layer's first), frozen ones
+/// behind. On GPUs some zeros, which count as the parameter's, fill each up to an address that suits the next.
 template <Device D>
 class FlatParameters {
  public:
@@ -18952,7 +19083,9 @@ class FlatParameters {
     std::byte* value(std::size_t element) const {
       return static_cast<std::byte*>(values.data()) + element * size_of(dtype);
     }
-    std::byte* grad(std::size_t element) const { return static_cast<std::byte*>(grads.data()) + element * size_of(dtype); }
+    std::byte* grad(std::size_t element) const {
+      return static_cast<std::byte*>(grads.data()) + element * size_of(dtype);
+    }
   };
 
   FlatParameters() = default;
@@ -19075,6 +19208,61 @@ void FlatParameters<D>::lay_out(std::vector<NamedParameter<D>> parameters) {
 
 #endif
 #endif  // CHORUS_SINGLE_CHORUS_NN_FLAT_PARAMETERS_HPP
+
+// <chorus/optim/learning_rate.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPTIM_LEARNING_RATE_HPP
+#define CHORUS_SINGLE_CHORUS_OPTIM_LEARNING_RATE_HPP
+/// The learning rate of an optimizer.
+
+namespace chorus::inline CHORUS_ABI::optim {
+
+/// The learning rate, apart from the rest so that schedules know nothing else.
+class HasLearningRate {
+ public:
+  explicit HasLearningRate(double lr) : lr_(lr) { check_rate(lr); }
+  double lr() const { return lr_; }
+  void set_lr(double lr) {
+    check_rate(lr);
+    lr_ = lr;
+  }
+
+ private:
+  static void check_rate(double lr) {
+    check<UsageError>(lr >= 0, "optimizer: the learning rate is at least 0, got ", lr);
+  }
+  double lr_;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::optim
+#endif  // CHORUS_SINGLE_CHORUS_OPTIM_LEARNING_RATE_HPP
+
+// <chorus/optim/parameter_group.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPTIM_PARAMETER_GROUP_HPP
+#define CHORUS_SINGLE_CHORUS_OPTIM_PARAMETER_GROUP_HPP
+/// Parameters that have options of their own, and how to choose them.
+
+namespace chorus::inline CHORUS_ABI::optim {
+
+/// What some parameters have of their own: see Optimizer::set_group.
+struct GroupOptions {
+  /// Their learning rate is that of the optimizer times this one, whatever schedules set.
+  double lr_scale = 1;
+  /// Their weight decay, instead of the optimizer's.
+  std::optional<double> weight_decay = {};
+};
+
+/// Whether a parameter is a bias or belongs to a normalisation: those have at most one axis.
+struct IsBiasOrNorm {
+  bool operator()(const auto& named) const { return named.parameter->extents().size() <= 1; }
+};
+/// Whether a parameter's name begins so: `encoder.` stands for all below that module.
+struct NameBegins {
+  std::string prefix;
+  bool operator()(const auto& named) const { return named.name.starts_with(prefix); }
+};
+
+}  // namespace chorus::inline CHORUS_ABI::optim
+#endif  // CHORUS_SINGLE_CHORUS_OPTIM_PARAMETER_GROUP_HPP
 
 // <chorus/optim/replayed_steps.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_REPLAYED_STEPS_HPP
@@ -19252,21 +19440,6 @@ class ReplayedSteps<Cuda> {
 
 namespace chorus::inline CHORUS_ABI::optim {
 
-/// The learning rate, apart from the rest so that schedules know nothing else.
-class HasLearningRate {
- public:
-  explicit HasLearningRate(double lr) : lr_(lr) { check_rate(lr); }
-  double lr() const { return lr_; }
-  void set_lr(double lr) {
-    check_rate(lr);
-    lr_ = lr;
-  }
-
- private:
-  static void check_rate(double lr) { check<UsageError>(lr >= 0, "optimizer: the learning rate is at least 0, got ", lr); }
-  double lr_;
-};
-
 /// State that an optimizer keeps for a parameter, under the name by which checkpoints know it: `momentum.conv1.weight`.
 struct StateTensor {
   std::string name;
@@ -19274,24 +19447,6 @@ struct StateTensor {
   std::vector<Index> shape;
   void* data;
   bool on_host = false;
-};
-
-/// What some parameters have of their own: see Optimizer::set_group.
-struct GroupOptions {
-  /// Their learning rate is that of the optimizer times this one, whatever schedules set.
-  double lr_scale = 1;
-  /// Their weight decay, instead of the optimizer's.
-  std::optional<double> weight_decay = {};
-};
-
-/// Whether a parameter is a bias or belongs to a normalisation: those have at most one axis.
-struct IsBiasOrNorm {
-  bool operator()(const auto& named) const { return named.parameter->extents().size() <= 1; }
-};
-/// Whether a parameter's name begins so: `encoder.` stands for all below that module.
-struct NameBegins {
-  std::string prefix;
-  bool operator()(const auto& named) const { return named.name.starts_with(prefix); }
 };
 
 template <Device D>
@@ -20467,7 +20622,8 @@ class DeviceThreads {
 // <chorus/parallel/nested.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_NESTED_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_NESTED_HPP
-/// Values inside of values: what a model takes and returns may be tuples, vectors, maps and structs of tensors.
+/// Values inside of values: what a model takes and returns may be tuples, vectors, maps, optionals and structs of
+/// tensors.
 
 namespace chorus::inline CHORUS_ABI::detail {
 
@@ -20487,6 +20643,10 @@ template <class X>
 inline constexpr bool is_map = false;
 template <class Key, class Value>
 inline constexpr bool is_map<std::map<Key, Value>> = true;
+template <class X>
+inline constexpr bool is_optional = false;
+template <class Value>
+inline constexpr bool is_optional<std::optional<Value>> = true;
 
 template <class X>
 concept IsTuple = is_tuple<X> || is_pair<X>;
@@ -20514,7 +20674,7 @@ constexpr bool holds() {
       return (holds<std::remove_cvref_t<std::tuple_element_t<I, X>>, Graph>() || ...);
     }
     (std::make_index_sequence<std::tuple_size_v<X>>{});
-  } else if constexpr (is_vector<X>) {
+  } else if constexpr (is_vector<X> || is_optional<X>) {
     return holds<typename X::value_type, Graph>();
   } else if constexpr (is_map<X>) {
     return holds<typename X::mapped_type, Graph>();
@@ -20538,6 +20698,8 @@ void for_each_operand(const X& x, const F& f) {
     for (const auto& element : x) for_each_operand(element, f);
   } else if constexpr (is_map<X>) {
     for (const auto& [key, value] : x) for_each_operand(value, f);
+  } else if constexpr (is_optional<X>) {
+    if (x) for_each_operand(*x, f);
   } else {
     X copy = x;  // of handles
     std::apply([&](const auto&... members) { (for_each_operand(members, f), ...); }, copy.fields());
@@ -20719,6 +20881,10 @@ decltype(auto) scatter(const X& x, int dim, std::size_t shares, std::size_t i, D
         out;
     for (const auto& [key, value] : x) out.emplace(key, scatter<Recorded>(value, dim, shares, i, device));
     return out;
+  } else if constexpr (is_optional<X>) {
+    std::optional<std::remove_cvref_t<decltype(scatter<Recorded>(*x, dim, shares, i, device))>> out;
+    if (x) out.emplace(scatter<Recorded>(*x, dim, shares, i, device));
+    return out;
   } else if constexpr (!Operand<X>) {
     X out = x;
     const auto cut = [&](auto& member) {
@@ -20832,6 +20998,10 @@ void return_gradient(const X& x, int dim, const std::vector<Share*>& shares, Rep
     for (const auto& [key, value] : x)
       member(
           value, [&key = key](auto& share) -> auto& { return share.at(key); });
+  } else if constexpr (is_optional<X>) {
+    if (x)
+      member(
+          *x, [](auto& share) -> auto& { return *share; });
   } else if constexpr (!AnyVariable<X>) {
     X copy = x;
     const auto fields = copy.fields();
@@ -21018,9 +21188,9 @@ void gather_field(Part& out, std::vector<Part>& parts, int dim, D device, const 
   }
 }
 
-/// Tuples, pairs, vectors, maps and structs with `fields()` are gathered member by member; of anything else all
-/// devices' values are returned, in a vector. Throws ShapeError where devices return vectors or maps of different
-/// sizes.
+/// Tuples, pairs, vectors, maps, optionals and structs with `fields()` are gathered member by member; of anything else
+/// all devices' values are returned, in a vector. Throws ShapeError where devices return vectors or maps of different
+/// sizes, or some a value and others none.
 template <class Part, Device D, class Back>
 auto gather(const std::vector<Part>& parts, int dim, D device, const Back& backward) {
   if constexpr (IsTuple<Part>) {
@@ -21058,6 +21228,16 @@ auto gather(const std::vector<Part>& parts, int dim, D device, const Back& backw
     std::map<typename Part::key_type, decltype(member(parts.front().begin()->first))> out;
     for (const auto& [key, value] : parts.front()) out.emplace(key, member(key));
     return out;
+  } else if constexpr (is_optional<Part> && holds_operands<Part>) {
+    for (const auto& part : parts)
+      check<ShapeError>(part.has_value() == parts.front().has_value(), "DataParallel: replica ", &part - parts.data(),
+                        part ? " returned a value where replica 0 returned none"
+                             : " returned none where replica 0 returned a value");
+    const auto member = [&] {
+      return gather_member(
+          parts, [](const Part& p) -> const auto& { return *p; }, dim, device, backward);
+    };
+    return parts.front() ? std::optional(member()) : std::optional<decltype(member())>();
   } else if constexpr (HasFields<Part>) {
     Part out = parts.front();
     std::vector<Part> copies = parts;  // of handles
@@ -21077,9 +21257,27 @@ auto gather(const std::vector<Part>& parts, int dim, D device, const Back& backw
 #define CHORUS_SINGLE_CHORUS_PARALLEL_MESSAGE_HPP
 /// The launcher's messages, in printf's form: it is checked by the compiler as any other code, and costs it least.
 
+#include <cstdarg>
+
+// <chorus/core/say.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_SAY_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_SAY_HPP
+/// Messages to the user, on stderr.
+
 #include <unistd.h>
 
-#include <cstdarg>
+namespace chorus::inline CHORUS_ABI::detail {
+
+/// A line on stderr in one write, so that lines of several processes don't mix.
+inline void say(std::string_view message) {
+  std::string line = "chorus: ";
+  line.append(message);
+  line += '\n';
+  [[maybe_unused]] const auto written = write(STDERR_FILENO, line.data(), line.size());
+}
+
+}  // namespace chorus::inline CHORUS_ABI::detail
+#endif  // CHORUS_SINGLE_CHORUS_CORE_SAY_HPP
 
 namespace chorus::inline CHORUS_ABI::detail {
 
@@ -21106,14 +21304,6 @@ inline std::string format_list(const char* form, std::va_list values) {
   const std::string text = format_list(form, values);
   va_end(values);
   throw UsageError(text);
-}
-
-/// A line on stderr in one write, so that lines of several processes don't mix.
-inline void say(std::string_view message) {
-  std::string line = "chorus: ";
-  line.append(message);
-  line += '\n';
-  [[maybe_unused]] const auto written = write(STDERR_FILENO, line.data(), line.size());
 }
 
 }  // namespace chorus::inline CHORUS_ABI::detail
@@ -21210,10 +21400,66 @@ struct SamplingOptions {
 }  // namespace chorus::inline CHORUS_ABI
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_POLICY_HPP
 
-// <chorus/parallel/replica_gradients.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_REPLICA_GRADIENTS_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_REPLICA_GRADIENTS_HPP
-/// Adding the gradients of a model's copies on other devices to the model's own.
+// <chorus/parallel/replica_collectives.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_REPLICA_COLLECTIVES_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_REPLICA_COLLECTIVES_HPP
+/// Parameters, buffers and gradients of a DataParallel whose devices are different GPUs: by NCCL's broadcast and
+/// reduce.
+
+// <chorus/comm/device_group.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_DEVICE_GROUP_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_DEVICE_GROUP_HPP
+/// `DeviceGroup`: collectives among the GPUs of one process, for DataParallel, whatever library carries them out.
+
+#include <chrono>
+
+namespace chorus::inline CHORUS_ABI::comm {
+
+/// Some numbers in one device's memory.
+struct DevicePiece {
+  void* data;
+  std::size_t count;
+  DType dtype;
+};
+
+/// Several devices, numbered from 0, with a thread each. Each thread calls `join`, then the same collectives as the
+/// others in the same order, with pieces of the same sizes, and at last `leave`. A collective takes its place behind
+/// what the thread's compute stream has been given so far, and what the stream is given later runs behind the
+/// collective; the host goes on. So a failure on a device is thrown by a later call: CommError, TimeoutError after the
+/// group's deadline. The first failure is final, for all devices.
+class DeviceGroup {
+ public:
+  DeviceGroup() = default;
+  virtual ~DeviceGroup() = default;
+  DeviceGroup(const DeviceGroup&) = delete;
+  DeviceGroup& operator=(const DeviceGroup&) = delete;
+
+  /// Meets the others.
+  virtual void join(int rank) = 0;
+  /// Everybody's pieces := device 0's.
+  virtual void broadcast(int rank, std::span<const DevicePiece> pieces) = 0;
+  /// Device 0's pieces := the sums of everybody's, in float or double, added in an order that the library chooses.
+  virtual void reduce(int rank, std::span<const DevicePiece> pieces) = 0;
+  virtual void leave(int rank) noexcept = 0;
+  /// Gives up, because of what happened at `rank`: calls that wait, and later ones, throw CommError with `why`. From
+  /// any thread.
+  virtual void abort(int rank, std::string_view why) noexcept = 0;
+  /// Where something failed first; -1: nowhere.
+  virtual int failed() = 0;
+};
+
+/// Makes the group of these GPUs, all of them different. `timeout`: how long each waits for the others in a call.
+using DeviceGroupMaker = std::unique_ptr<DeviceGroup> (*)(std::span<const int> devices,
+                                                          std::chrono::milliseconds timeout);
+
+/// How this program makes one: null, until <chorus/comm/nccl.hpp>, once included, makes NCCL's known.
+inline DeviceGroupMaker& device_group_maker() {
+  static DeviceGroupMaker maker = nullptr;
+  return maker;
+}
+
+}  // namespace chorus::inline CHORUS_ABI::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_DEVICE_GROUP_HPP
 
 // <chorus/parallel/replicas.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_REPLICAS_HPP
@@ -21266,6 +21512,20 @@ inline void copy_training_flags(nn::Module& from, nn::Module& to) {
   to.set_own_training(from.training());
 }
 
+/// Calls `use(group, begin, count)` for each range of a flat buffer that is taken up by neighbours for which
+/// `wanted(entry number)`.
+template <class Entry, class Wanted, class Use>
+void for_each_run(const std::vector<Entry>& entries, const Wanted& wanted, const Use& use) {
+  for (std::size_t i = 0; i < entries.size();) {
+    const std::size_t first = i, group = entries[i].group, begin = entries[i].begin;
+    std::size_t count = 0;
+    while (i < entries.size() && entries[i].group == group && entries[i].begin == begin + count && wanted(i))
+      count += entries[i++].count;
+    if (i == first) ++i;
+    if (count > 0) use(group, begin, count);
+  }
+}
+
 /// A model's copy on one device, kept from step to step, that follows the original.
 template <class Model>
 class Replica {
@@ -21289,34 +21549,40 @@ class Replica {
   /// frozen.
   void follow(const Flat& original, const std::vector<nn::NamedBuffer<D>>& buffers, D source) {
     const auto& entries = original.entries();
-    for (std::size_t i = 0; i < entries.size(); ++i)
-      flat_.entries()[i].parameter().set_wants_grad(entries[i].parameter().wants_grad());
-    if (std::exchange(recorded_, false))
-      for (const auto& entry : flat_.entries()) entry.parameter().set_origin({});
-    for (std::size_t i = 0; i < entries.size();) {
-      std::size_t last = i, count = 0;  // a run of neighbours that have changed
-      while (last < entries.size() && entries[last].group == entries[i].group &&
-             entries[last].begin == entries[i].begin + count && seen_[last] != entries[last].parameter().version()) {
-        seen_[last] = entries[last].parameter().version();
-        count += entries[last++].count;
-      }
-      if (last == i) {
-        ++i;
-        continue;
-      }
-      const auto& from = original.groups()[entries[i].group];
-      const std::size_t bytes = count * size_of(from.dtype);
-      copy_bytes(device_, flat_.groups()[entries[i].group].value(entries[i].begin), source,
-                 from.value(entries[i].begin), bytes);
-      trace::sent(source.index, trace::Traffic::parameters, bytes);
-      i = last;
-    }
+    for_each_run(
+        entries, [&](std::size_t i) { return lacks(entries[i], i); },
+        [&](std::size_t group, std::size_t begin, std::size_t count) {
+          const auto& from = original.groups()[group];
+          const std::size_t bytes = count * size_of(from.dtype);
+          copy_bytes(device_, flat_.groups()[group].value(begin), source, from.value(begin), bytes);
+          trace::sent(source.index, trace::Traffic::parameters, bytes);
+        });
     for (std::size_t i = 0; i < buffers.size(); ++i) {
       const auto& from = *buffers[i].buffer;
       copy_bytes(device_, buffers_[i].buffer->data(), source, from.data(), from.size_bytes());
       trace::sent(source.index, trace::Traffic::buffers, from.size_bytes());
     }
+    has_followed(original);
   }
+
+  /// Whether this copy has yet to fetch the original's parameter number i.
+  bool lacks(const typename Flat::Entry& original, std::size_t i) const {
+    return seen_[i] != original.parameter().version();
+  }
+  const std::vector<nn::NamedBuffer<D>>& buffers() const { return buffers_; }
+
+  /// After this copy has got what it lacked, by whatever way: what follows from it.
+  void has_followed(const Flat& original) {
+    const auto& entries = original.entries();
+    for (std::size_t i = 0; i < entries.size(); ++i) {
+      seen_[i] = entries[i].parameter().version();
+      flat_.entries()[i].parameter().set_wants_grad(entries[i].parameter().wants_grad());
+      if (recorded_) flat_.entries()[i].parameter().set_origin({});
+    }
+    recorded_ = false;
+  }
+  /// Nobody knows what this copy has: it will fetch everything.
+  void forget() { seen_.assign(seen_.size(), 0); }
 
   /// After `follow`: until it is called again, this copy's parameters stand on the tape for copies of the original's.
   void record_copies(const Flat& original) {
@@ -21337,6 +21603,191 @@ class Replica {
 
 }  // namespace chorus::inline CHORUS_ABI::detail
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_REPLICAS_HPP
+
+namespace chorus::inline CHORUS_ABI::detail {
+
+/// The devices of one model's copies as a comm::DeviceGroup. It is made when it is first needed. Where a collective
+/// fails it is left, on all devices, and made anew for the next one.
+template <class Model, Device D = typename Model::device_type>
+class ReplicaCollectives {
+ public:
+  using Flat = nn::FlatParameters<D>;
+  using Buffers = std::vector<nn::NamedBuffer<D>>;
+  using Replicas = std::vector<std::unique_ptr<Replica<Model>>>;  // number 0 is the model itself, and not in here
+
+  /// What it is given must outlive it.
+  ReplicaCollectives(const Flat& flat, const Buffers& buffers, const Replicas& replicas, DeviceThreads& threads,
+                     const std::vector<int>& device_ids, std::chrono::milliseconds timeout)
+      : flat_(flat),
+        buffers_(buffers),
+        replicas_(replicas),
+        threads_(threads),
+        device_ids_(device_ids),
+        timeout_(timeout),
+        pieces_(device_ids.size()),
+        absent_(device_ids.size()) {
+    auto sorted = device_ids;
+    std::sort(sorted.begin(), sorted.end());
+    possible_ = sorted.size() > 1 && std::adjacent_find(sorted.begin(), sorted.end()) == sorted.end();
+  }
+  ReplicaCollectives(const ReplicaCollectives&) = delete;
+  ReplicaCollectives& operator=(const ReplicaCollectives&) = delete;
+  ~ReplicaCollectives() { leave(); }
+
+  /// Whether the first `used` devices pass numbers on in this way. All have to: a collective takes the whole group.
+  bool serve(std::size_t used) const {
+    return possible_ && used == device_ids_.size() && comm::device_group_maker() != nullptr;
+  }
+
+  /// To each copy the parameters that any of them lacks, and all buffers.
+  void broadcast() {
+    clear();
+    const auto& entries = flat_.entries();
+    const auto others = replicas_.size();
+    for_each_run(
+        entries,
+        [&](std::size_t i) {
+          return std::any_of(replicas_.begin(), replicas_.end(),
+                             [&](const auto& replica) { return replica->lacks(entries[i], i); });
+        },
+        [&](std::size_t group, std::size_t begin, std::size_t count) {
+          const DType dtype = flat_.groups()[group].dtype;
+          add([&](const Flat& flat) { return flat.groups()[group].value(begin); }, count, dtype);
+          trace::sent(device_ids_[0], trace::Traffic::parameters, others * count * size_of(dtype));
+        });
+    for (std::size_t i = 0; i < buffers_.size(); ++i) {
+      const auto& buffer = *buffers_[i].buffer;
+      const auto count = static_cast<std::size_t>(buffer.count());
+      pieces_[0].push_back({buffer.data(), count, buffer.dtype()});
+      for (std::size_t r = 0; r < others; ++r)
+        pieces_[r + 1].push_back({replicas_[r]->buffers()[i].buffer->data(), count, buffer.dtype()});
+      trace::sent(device_ids_[0], trace::Traffic::buffers, others * buffer.size_bytes());
+    }
+    if (!pieces_[0].empty())
+      exchange([this](int rank, auto& group) { group.broadcast(rank, pieces_[static_cast<std::size_t>(rank)]); });
+    for (const auto& replica : replicas_) replica->has_followed(flat_);
+  }
+
+  /// To the model's gradients those of its copies are added.
+  void reduce() {
+    clear();
+    const auto& entries = flat_.entries();
+    const auto arrived = [&](const auto& replica, std::size_t i) {
+      return replica->flat().entries()[i].parameter().grad_arrived();
+    };
+    for_each_run(
+        entries,
+        [&](std::size_t i) {
+          const bool any =
+              std::any_of(replicas_.begin(), replicas_.end(), [&](const auto& replica) { return arrived(replica, i); });
+          if (!any) return false;
+          // Who has none of a gradient has zeros.
+          if (!entries[i].parameter().grad_arrived()) absent_[0].push_back(place(flat_, entries[i]));
+          for (std::size_t r = 0; r < replicas_.size(); ++r) {
+            if (!arrived(replicas_[r], i)) absent_[r + 1].push_back(place(replicas_[r]->flat(), entries[i]));
+            trace::sent(device_ids_[r + 1], trace::Traffic::gradients, entries[i].parameter().size_bytes());
+          }
+          return true;
+        },
+        [&](std::size_t group, std::size_t begin, std::size_t count) {
+          add([&](const Flat& flat) { return flat.groups()[group].grad(begin); }, count, flat_.groups()[group].dtype);
+        });
+    if (pieces_[0].empty()) return;
+    exchange([this](int rank, auto& group) {
+      const auto i = static_cast<std::size_t>(rank);
+      for (const auto& [data, count, dtype] : absent_[i]) zero_bytes(D{device_ids_[i]}, data, count * size_of(dtype));
+      group.reduce(rank, pieces_[i]);
+    });
+    for (std::size_t i = 0; i < entries.size(); ++i)
+      if (std::any_of(replicas_.begin(), replicas_.end(), [&](const auto& replica) { return arrived(replica, i); }))
+        entries[i].parameter().set_grad_arrived(true);
+  }
+
+ private:
+  using Piece = comm::DevicePiece;
+
+  void clear() {
+    for (auto& pieces : pieces_) pieces.clear();
+    for (auto& pieces : absent_) pieces.clear();
+  }
+  // A range that lies at `where(flat parameters)` of the model and of each copy.
+  template <class Where>
+  void add(const Where& where, std::size_t count, DType dtype) {
+    pieces_[0].push_back({where(flat_), count, dtype});
+    for (std::size_t r = 0; r < replicas_.size(); ++r)
+      pieces_[r + 1].push_back({where(replicas_[r]->flat()), count, dtype});
+  }
+  static Piece place(const Flat& flat, const typename Flat::Entry& entry) {
+    const auto& group = flat.groups()[entry.group];
+    return {group.grad(entry.begin), entry.count, group.dtype};
+  }
+
+  // Calls `task(rank, group)` in each device's thread. Where one throws all others give up; its error is thrown.
+  template <class Task>
+  void exchange(const Task& task) {
+    const bool joins = group_ == nullptr;
+    if (joins) group_ = comm::device_group_maker()(device_ids_, timeout_);
+    const auto& errors = threads_.run(device_ids_.size(), [&](std::size_t i) {
+      const int rank = static_cast<int>(i);
+      try {
+        if (joins) group_->join(rank);
+        task(rank, *group_);
+      } catch (const std::exception& error) {
+        group_->abort(rank, error.what());
+        throw;
+      } catch (...) {
+        group_->abort(rank, "an exception of unknown type");
+        throw;
+      }
+    });
+    // The others fail because one has.
+    auto who = static_cast<std::size_t>(std::max(0, group_->failed()));
+    if (!errors[who])
+      who = static_cast<std::size_t>(std::find_if(errors.begin(), errors.end(), [](const auto& e) { return bool(e); }) -
+                                     errors.begin());
+    if (who == errors.size()) return;
+    const auto error = errors[who];
+    leave();
+    for (const auto& replica : replicas_) replica->forget();
+    rethrow_with(error, cat("DataParallel: replica ", who, " on device ", D{device_ids_[who]}, ": "));
+  }
+
+  // Each thread for itself, since they wait for each other.
+  void leave() {
+    if (!group_) return;
+    threads_.run(device_ids_.size(), [this](std::size_t i) { group_->leave(static_cast<int>(i)); });
+    group_ = nullptr;
+  }
+
+  const Flat& flat_;
+  const Buffers& buffers_;
+  const Replicas& replicas_;
+  DeviceThreads& threads_;
+  const std::vector<int>& device_ids_;
+  std::chrono::milliseconds timeout_;
+  bool possible_ = false;
+  std::unique_ptr<comm::DeviceGroup> group_;
+  std::vector<std::vector<Piece>> pieces_, absent_;  // by device
+};
+
+/// Devices of the host's memory have no such group.
+template <class Model>
+class ReplicaCollectives<Model, Cpu> {
+ public:
+  template <class... Anything>
+  explicit ReplicaCollectives(const Anything&...) {}
+  static constexpr bool serve(std::size_t) { return false; }
+  void broadcast() {}
+  void reduce() {}
+};
+
+}  // namespace chorus::inline CHORUS_ABI::detail
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_REPLICA_COLLECTIVES_HPP
+
+// <chorus/parallel/replica_gradients.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_REPLICA_GRADIENTS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_REPLICA_GRADIENTS_HPP
+/// Adding the gradients of a model's copies on other devices to the model's own.
 
 namespace chorus::inline CHORUS_ABI::detail {
 
@@ -21505,7 +21956,13 @@ class ThreadBatchGroup final : public BatchGroup {
  public:
   ThreadBatchGroup(std::shared_ptr<ThreadMeeting> meeting, std::size_t member)
       : meeting_(std::move(meeting)), member_(member) {}
-  void sum(std::span<double> values) override { meeting_->sum(member_, values); }
+  void sum(std::span<double> values) override {
+    check<UsageError>(
+        batch_group().get() == this,
+        "SyncBatchNorm under DataParallel: no gradient goes through it in a recorded forward pass (an ",
+        "input is a GraphVariable): there backward comes to one device after the other; take a BatchNorm");
+    meeting_->sum(member_, values);
+  }
   double weight() override { return 1; }
 
  private:
@@ -21565,11 +22022,27 @@ struct DataParallelOptions {
   int output_device = -1;
   /// The axis along which inputs are cut and outputs are joined.
   int dim = 0;
+  /// How long a GPU waits for the others in one of NCCL's collectives.
+  std::chrono::milliseconds timeout{60'000};
 };
 
 /// Keeps a copy of the model on each device from step to step; each forward pass sends it the parameters that have
 /// changed. What a copy writes into its buffers is lost, but for the first device's. Must outlive the losses made
 /// through it.
+///
+/// Where the devices are different GPUs, and <chorus/comm/nccl.hpp> is included (chorus.hpp does it in builds with
+/// NCCL), parameters and buffers go out by NCCL's broadcast, and gradients come in by its reduce. Else, and in passes
+/// that don't use all devices or that begin with a GraphVariable, both go by copies from device to device, with
+/// additions on the first, in the order of the devices. NCCL may add three and more gradients in another order, hence
+/// with another rounding: a run repeated on one machine has the same bits as long as NCCL chooses the same algorithms
+/// (it does where nothing about machine, versions and sizes has changed), but not those of devices {0, 0, 0}. Either
+/// way `trace` counts the bytes that device 0 has for N-1 others, and each of those for it, whatever relay NCCL makes
+/// of that.
+///
+/// What fails in a collective is thrown, as CommError or TimeoutError, by the pass that it belongs to or, where a
+/// device finds out later, by the next one: then gradients and parameters are not to be relied on any more. The pass
+/// after that forms the group anew, and sends all parameters. A captured step (Graphed) has one device, and none of
+/// this.
 template <class Model>
 class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
  public:
@@ -21582,7 +22055,8 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
       : Policy<Model>(detail::copy_to(std::move(model), first_device(options)), seed),
         options_(std::move(options)),
         buffers_(nn::named_buffers<D>(this->model_)),
-        threads_(options_.device_ids.size()) {
+        threads_(options_.device_ids.size()),
+        collectives_(this->flat_, buffers_, replicas_, threads_, options_.device_ids, options_.timeout) {
     if (options_.output_device < 0) options_.output_device = options_.device_ids.front();
     CachingAllocator<D>::of(D{options_.output_device});  // throws where it doesn't exist
     check<UsageError>(options_.dim >= 0, "DataParallel: dim is at least 0, got ", options_.dim);
@@ -21593,7 +22067,8 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
   /// For `launch`: as many devices as `run` says.
   template <class Run>
   requires requires(Run& run) { run.seed(); }
-  DataParallel(Model model, Run& run) : DataParallel(std::move(model), {.device_ids = devices_of(run)}, run.seed()) {}
+  DataParallel(Model model, Run& run)
+      : DataParallel(std::move(model), {.device_ids = devices_of(run), .timeout = run.world().timeout}, run.seed()) {}
 
   /// The model's output for the whole batch, on the output device; scalars become a vector with one element a device.
   /// Tensors and Variables are cut along `dim` into shares that differ by at most one, on no more devices than there
@@ -21617,7 +22092,11 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
       if constexpr (recorded<Inputs...>) replicas_[i - 1]->record_copies(this->flat_);
     };
     // The first device's forward pass may write into the buffers: all others have copied them before.
-    if (!buffers_.empty()) run(used, update_copy);
+    const bool together = !recorded<Inputs...> && collectives_.serve(used);
+    if (together)
+      collectives_.broadcast();
+    else if (!buffers_.empty())
+      run(used, update_copy);
     batch_groups_.begin(used);
     run(used, [&](std::size_t i) {
       const GradMode mode(grad);
@@ -21626,7 +22105,7 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
                             [first = detail::share_begin(batch, used, i)] { return first; }};
       const RandomScope scope(context);
       shares[i].emplace(scatter(i, used, inputs...));
-      if (buffers_.empty()) update_copy(i);
+      if (!together && buffers_.empty()) update_copy(i);
       Model& model = i == 0 ? this->model_ : replicas_[i - 1]->model();
       if (i > 0) detail::copy_training_flags(this->model_, model);
       outputs[i].emplace(std::apply([&](const auto&... own) { return model.forward(own...); }, *shares[i]));
@@ -21767,15 +22246,10 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
   void backward(const Roots& roots, bool keep) override {
     gradients(roots.size()).clear();
     backward_on_replicas(roots, keep);
-    gradients(roots.size()).reduce([this](std::size_t used, const auto& task) { run(used, task); });
-    // Hooks wait until the gradients of all devices are in, and of all forward passes behind the loss.
-    if (!hooks_due_.expired()) return;
-    const auto due = std::make_shared<bool>();
-    hooks_due_ = due;
-    at_backward_end([this, due] {
-      for (const auto& entry : this->flat_.entries())
-        if (entry.parameter().grad_arrived()) entry.named.handle.shared()->gradient_is_final();
-    });
+    if (collectives_.serve(roots.size()))
+      collectives_.reduce();
+    else
+      gradients(roots.size()).reduce([this](std::size_t used, const auto& task) { run(used, task); });
   }
 
   void backward_to_wanted(const Roots& roots, bool keep) override {
@@ -21803,8 +22277,8 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
   std::vector<std::unique_ptr<detail::Replica<Model>>> replicas_;  // number 0 is the model itself
   detail::ThreadBatchGroups batch_groups_;
   DeviceThreads threads_;
-  std::vector<Index> shares_;      // samples of each device in the last forward pass
-  std::weak_ptr<bool> hooks_due_;  // alive during a backward pass at whose end the hooks will run
+  detail::ReplicaCollectives<Model> collectives_;
+  std::vector<Index> shares_;  // samples of each device in the last forward pass
 };
 
 }  // namespace chorus::inline CHORUS_ABI
@@ -21946,8 +22420,6 @@ concept Communicator = requires(C& c, std::span<float> out, std::span<const floa
 }  // namespace chorus::inline CHORUS_ABI::comm
 #endif  // CHORUS_SINGLE_CHORUS_COMM_COMMUNICATOR_HPP
 
-#include <chrono>
-
 namespace chorus::inline CHORUS_ABI::comm {
 
 enum class Op : std::uint8_t { all_reduce, broadcast, all_gather, reduce_scatter, message, barrier, monitored_barrier };
@@ -21965,8 +22437,8 @@ struct Reduction {
   ReduceOp op = ReduceOp::sum;
   std::size_t element = 1;  ///< bytes of one number
   double scale = 1;
-  /// out[i] = in[i] (+) scale * mine[i], bf16 and half in float; `out` may be `in` or `mine`. Null in calls that only move
-  /// numbers.
+  /// out[i] = in[i] (+) scale * mine[i], bf16 and half in float; `out` may be `in` or `mine`. Null in calls that only
+  /// move numbers.
   void (*combine)(void* out, const void* in, const void* mine, std::size_t count, double scale) = nullptr;
   /// out[i] = scale * mine[i]; `out` may be `mine`. Null: a plain copy.
   void (*scaled)(void* out, const void* mine, std::size_t count, double scale) = nullptr;
@@ -21989,8 +22461,8 @@ struct Call {
   int bucket = -1;           ///< the number of a gradient bucket, for messages
 };
 
-/// One rank's end of a group. Its calls have been checked: sizes fit, roots and peers are ranks. They are carried out in
-/// the order in which they came. The first failure is final, and thrown by every later call.
+/// One rank's end of a group. Its calls have been checked: sizes fit, roots and peers are ranks. They are carried out
+/// in the order in which they came. The first failure is final, and thrown by every later call.
 class Engine {
  public:
   Engine(int me, int ranks) : rank(me), size(ranks) {}
@@ -22012,8 +22484,8 @@ class Engine {
   virtual std::string record() const { return {}; }
   /// What is known to be wrong with the group, without waiting; while no call is under way.
   virtual std::string trouble() { return {}; }
-  /// Runs `start`, which starts something that contains calls of this engine: a captured step. `what`, for messages, lives
-  /// on.
+  /// Runs `start`, which starts something that contains calls of this engine: a captured step. `what`, for messages,
+  /// lives on.
   virtual void launch(const char*, const std::function<void()>& start) { start(); }
   /// Whether calls may name memory of a GPU, and then run on streams. Host memory may always be named.
   virtual bool takes_device_memory() const { return false; }
@@ -22138,12 +22610,12 @@ class AnyCommunicator {
   int size() const { return engine_->size; }
   /// What carries the bytes: `shm`, `tcp`, `mpi`, ...
   std::string_view backend() const { return engine_->name(); }
-  /// Runs `start`, which starts a captured step with calls of this communicator in it, and watches that as a call. `what`,
-  /// for messages, lives on.
+  /// Runs `start`, which starts a captured step with calls of this communicator in it, and watches that as a call.
+  /// `what`, for messages, lives on.
   void launch(const char* what, const std::function<void()>& start) { engine_->launch(what, start); }
-  /// Memory for data that this communicator will often be called with: where it is made so, ranks read each other's data
-  /// where it lies, and need not copy it. Any rank may ask, at any time. Zeroed, aligned to 4096 bytes; null where other
-  /// memory is as good. It may outlive the communicator.
+  /// Memory for data that this communicator will often be called with: where it is made so, ranks read each other's
+  /// data where it lies, and need not copy it. Any rank may ask, at any time. Zeroed, aligned to 4096 bytes; null where
+  /// other memory is as good. It may outlive the communicator.
   std::shared_ptr<std::byte> allocate(std::size_t bytes) { return engine_->allocate(bytes); }
   /// How long this rank's calls have run in all, whichever thread ran them; 0 over engines that do not count.
   std::chrono::nanoseconds busy() const { return engine_->busy(); }
@@ -22219,17 +22691,18 @@ class AnyCommunicator {
   void barrier() { engine_->now(Call{}); }
   Work barrier_async() { return engine_->later(Call{}); }
 
-  /// The same, for a group in which a rank may be missing: rank 0 names all ranks that have not come by the deadline, in
-  /// an error that every rank throws. Slower than `barrier`. Over MPI, gloo and NCCL it is a barrier, which names none.
+  /// The same, for a group in which a rank may be missing: rank 0 names all ranks that have not come by the deadline,
+  /// in an error that every rank throws. Slower than `barrier`. Over MPI, gloo and NCCL it is a barrier, which names
+  /// none.
   void monitored_barrier() {
     Call call;
     call.op = Op::monitored_barrier;
     engine_->now(call);
   }
 
-  /// The newest 64 calls of this rank, one a line: number, call, when it began and how long it took, or that it is under
-  /// way or failed. Where CHORUS_FLIGHT_RECORDER is set, the first failure writes it to stderr (`stderr`) or to the
-  /// file $CHORUS_FLIGHT_RECORDER.rankN.
+  /// The newest 64 calls of this rank, one a line: number, call, when it began and how long it took, or that it is
+  /// under way or failed. Where CHORUS_FLIGHT_RECORDER is set, the first failure writes it to stderr (`stderr`) or to
+  /// the file $CHORUS_FLIGHT_RECORDER.rankN.
   std::string flight_record() const { return engine_->record(); }
 
   /// Gives the group up: calls that wait, later calls, and the other ranks' throw CommError with `why`.
@@ -22714,7 +23187,8 @@ class NoSync {
 // <chorus/comm/nccl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_NCCL_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_NCCL_HPP
-/// NCCL as a Communicator of GPU memory: `NcclCommunicator<>`. Needs CUDA and NCCL; link chorus::cuda.
+/// NCCL as a Communicator of GPU memory: `NcclCommunicator<>`, and among the GPUs of a DataParallel. Needs CUDA and
+/// NCCL; link chorus::cuda.
 
 #include <nccl.h>
 
@@ -22738,19 +23212,20 @@ struct World {
   int local_rank = 0, local_size = 1;     ///< the same among the processes of this machine
   std::string master_addr = "127.0.0.1";  ///< where rank 0 listens; a name or an address of rank 0's machine
   int master_port = 0;
-  /// A secret of the job, the same on all ranks, of at least 16 characters: ranks prove to each other that they know it.
-  /// Needed where master_addr is not on loopback.
+  /// A secret of the job, the same on all ranks, of at least 16 characters: ranks prove to each other that they know
+  /// it. Needed where master_addr is not on loopback.
   std::string token = {};
   int listen_fd = -1;  ///< rank 0: a socket that listens there already, which `connect` takes over; or -1
   std::chrono::milliseconds timeout{60'000};  ///< the longest that any wait for another rank lasts
+  std::vector<int> members = {};              ///< of a group that `split` made: its ranks in the whole job; else empty
 };
 
 using Clock = std::chrono::steady_clock;
 using Deadline = Clock::time_point;
 
-/// What carries out collectives. `automatic`: shared memory when all ranks run on one machine, else TCP. `thread`: ranks
-/// are threads of one process. `hierarchical`: shared memory inside machines, TCP between them, and an all-reduce in two
-/// levels. `mpi`, `gloo` and `nccl` have headers of their own, which a program has to include.
+/// What carries out collectives. `automatic`: shared memory when all ranks run on one machine, else TCP. `thread`:
+/// ranks are threads of one process. `hierarchical`: shared memory inside machines, TCP between them, and an all-reduce
+/// in two levels. `mpi`, `gloo` and `nccl` have headers of their own, which a program has to include.
 enum class Backend : std::uint8_t { automatic, shm, tcp, thread, hierarchical, mpi, gloo, nccl };
 
 constexpr std::string_view name(Backend backend) {
@@ -22829,8 +23304,8 @@ using Nonce = std::array<std::byte, 16>;
 using Mac = std::array<std::byte, 32>;
 
 inline void fill_random(std::span<std::byte> bytes) {
-  check<CommError>(getrandom(bytes.data(), bytes.size(), 0) == static_cast<ssize_t>(bytes.size()),
-                   "getrandom: ", std::strerror(errno));
+  const auto got = getrandom(bytes.data(), bytes.size(), 0);  // before errno is read
+  check<CommError>(got == static_cast<ssize_t>(bytes.size()), "getrandom: ", std::strerror(errno));
 }
 
 /// The proof for `parts`, one after another, each of a fixed size. Zeros where there is no token, or no OpenSSL.
@@ -22912,6 +23387,13 @@ struct Address {
     return ntohl(reinterpret_cast<const sockaddr_in*>(&storage)->sin_addr.s_addr) >> 24 == 127;
   }
 
+  /// In numbers, without the port.
+  std::string host() const {
+    char text[NI_MAXHOST] = "?";
+    getnameinfo(data(), length, text, sizeof text, nullptr, 0, NI_NUMERICHOST);
+    return text;
+  }
+
   /// Looks `name` up. Throws CommError.
   static Address resolve(const std::string& name, int port) {
     addrinfo hints{}, *found = nullptr;
@@ -22928,14 +23410,8 @@ struct Address {
 
 /// `127.0.0.1:29500`
 inline void append(std::string& out, const Address& address) {
-  char text[INET6_ADDRSTRLEN] = "?";
   const bool six = address.storage.ss_family == AF_INET6;
-  if (six) {
-    inet_ntop(AF_INET6, &reinterpret_cast<const sockaddr_in6*>(&address.storage)->sin6_addr, text, sizeof text);
-  } else {
-    inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in*>(&address.storage)->sin_addr, text, sizeof text);
-  }
-  out += cat(six ? "[" : "", text, six ? "]:" : ":", address.port());
+  out += cat(six ? "[" : "", address.host(), six ? "]:" : ":", address.port());
 }
 
 /// Owns a socket.
@@ -22959,6 +23435,8 @@ class Socket {
   }
 
   int fd() const { return fd_; }
+  /// Gives the socket away: somebody else closes it.
+  int release() { return std::exchange(fd_, -1); }
   explicit operator bool() const { return fd_ >= 0; }
 
   /// A listening socket on exactly this address; port 0 takes a free one. Throws CommError.
@@ -23078,8 +23556,8 @@ requires std::is_trivially_copyable_v<T> std::span<std::byte> bytes_of(T& value)
 
 namespace chorus::inline CHORUS_ABI::comm {
 
-/// What a host says first: the number that a guest's proof has to be for. A new one for each guest, so that an overheard
-/// proof is of no use.
+/// What a host says first: the number that a guest's proof has to be for. A new one for each guest, so that an
+/// overheard proof is of no use.
 struct Challenge {
   std::uint64_t magic = 0;
   Nonce nonce{};
@@ -23223,6 +23701,14 @@ std::span<const std::byte> proven(const Message& message) {
                     "characters in CHORUS_TOKEN of all of them");
 }
 
+/// Where the other ranks can reach this one: its machine's address on the way to rank 0. Throws CommError.
+inline Address own_address(const World& world) {
+  const auto master = Address::resolve(world.master_addr, world.master_port);
+  if (world.rank == 0) return master;
+  const Socket probe(::socket(master.storage.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));  // sends nothing
+  return ::connect(probe.fd(), master.data(), master.length) == 0 ? probe.local() : master;
+}
+
 /// The same number for processes that can open each other's memory: one boot of one kernel, one space of process ids.
 inline std::uint64_t machine_id() {
   char text[256] = {};
@@ -23351,8 +23837,8 @@ inline void copy_bytes(std::byte* out, const std::byte* in, std::size_t bytes) {
 /// rank can send some while its peer is busy; `queue_pieces` of them before `acquire` waits.
 ///
 /// Every call that waits throws LinkTimeout when the peer makes no progress for `timeout`, and LinkError when a process
-/// of the group has died, when a rank has called `abort`, and when the peer has left. But for `abort`, for one thread at
-/// a time.
+/// of the group has died, when a rank has called `abort`, and when the peer has left. But for `abort`, for one thread
+/// at a time.
 class Transport {
  public:
   struct Piece {
@@ -23546,8 +24032,8 @@ class SharedRegion {
     check<CommError>(fd >= 0, "shared memory: memfd_create: ", std::strerror(errno));
     SharedRegion region;
     region.fd_ = fd;
-    check<CommError>(ftruncate(fd, static_cast<off_t>(bytes)) == 0, "shared memory: ", bytes,
-                     " bytes: ", std::strerror(errno));
+    const bool sized = ftruncate(fd, static_cast<off_t>(bytes)) == 0;  // before errno is read
+    check<CommError>(sized, "shared memory: ", bytes, " bytes: ", std::strerror(errno));
     region.map(bytes);
     return region;
   }
@@ -23576,6 +24062,13 @@ class SharedRegion {
   ~SharedRegion() {
     if (data_) munmap(data_, bytes_);
     if (fd_ >= 0) close(fd_);
+  }
+
+  /// Takes room for a part now: where the machine has none left, writing there later would end this process.
+  void reserve(std::size_t begin, std::size_t bytes) const {
+    int error = EINTR;
+    while (error == EINTR) error = posix_fallocate(fd_, static_cast<off_t>(begin), static_cast<off_t>(bytes));
+    check<CommError>(error == 0, "shared memory: no room for ", bytes, " bytes: ", std::strerror(error));
   }
 
   explicit operator bool() const { return data_ != nullptr; }
@@ -23608,6 +24101,7 @@ class SharedMemory {
   /// child. Throws CommError.
   static std::shared_ptr<std::byte> allocate(std::size_t bytes) {
     auto region = std::make_shared<SharedRegion>(SharedRegion::create(front + bytes));
+    region->reserve(0, front + bytes);
     auto& all = instance();
     const std::lock_guard lock(all.mutex_);
     std::uint64_t key = 0;
@@ -23727,13 +24221,21 @@ class ShmTransport final : public Transport {
     return sizeof(detail::Board) + static_cast<std::size_t>(size * size) * queue_stride;
   }
 
+  /// A region for these ranks. Only what the ring needs takes room now. Throws CommError where there is none.
+  static SharedRegion make_region(int size) {
+    auto region = SharedRegion::create(region_bytes(size));
+    region.reserve(0, sizeof(detail::Board));
+    for (int rank = 0; rank < size; ++rank)
+      region.reserve(queue_begin(rank, (rank + 1) % size, size), queue_stride);
+    return region;
+  }
+
   /// Takes a seat in a zeroed region of `region_bytes(ranks)`. Where the region names the ranks' processes, it watches
   /// for their deaths.
-  ShmTransport(SharedRegion region, int me, int ranks, std::chrono::milliseconds limit)
+  ShmTransport(std::shared_ptr<const SharedRegion> region, int me, int ranks, std::chrono::milliseconds limit)
       : Transport(me, ranks, slot_bytes, slots, limit),
         region_(std::move(region)),
-        board_(*reinterpret_cast<detail::Board*>(region_.data())),
-        queues_(region_.data() + sizeof(detail::Board)),
+        board_(*reinterpret_cast<detail::Board*>(region_->data())),
         rounds_(std::clamp(60 * static_cast<int>(std::thread::hardware_concurrency()) / size, 1, 60)) {
     for (int peer = 0; peer < size; ++peer) {
       const int pid = seat(peer).pid.load();
@@ -23835,13 +24337,16 @@ class ShmTransport final : public Transport {
   static constexpr std::chrono::milliseconds nap{20};  // of a sleeper between two looks around
   static constexpr std::size_t slot_stride = sizeof(detail::SlotHead) + slot_bytes;
   static constexpr std::size_t queue_stride = slots * slot_stride;
+  static constexpr std::size_t queue_begin(int from, int to, int size) {
+    return sizeof(detail::Board) + static_cast<std::size_t>(from * size + to) * queue_stride;
+  }
 
   bool among_threads() const { return seat(rank).pid.load(std::memory_order_relaxed) == 0; }
   detail::Seat& seat(int who) const { return board_.seats[static_cast<std::size_t>(who)]; }
 
   detail::SlotHead& slot(int from, int to, const std::array<std::uint32_t, max_ranks>& next) const {
     const auto peer = static_cast<std::size_t>(from == rank ? to : from);
-    const auto queue = queues_ + static_cast<std::size_t>(from * size + to) * queue_stride;
+    const auto queue = region_->data() + queue_begin(from, to, size);
     return *reinterpret_cast<detail::SlotHead*>(queue + next[peer] * slot_stride);
   }
   static void advance(int peer, std::array<std::uint32_t, max_ranks>& next) {
@@ -23917,9 +24422,8 @@ class ShmTransport final : public Transport {
     return text;
   }
 
-  SharedRegion region_;
+  std::shared_ptr<const SharedRegion> region_;  // threads of a group share one
   detail::Board& board_;
-  std::byte* queues_;
   std::array<std::uint32_t, max_ranks> sent_{}, received_{};  // per peer, the next slot
   std::array<FarCopy, max_ranks> copies_;
   std::array<int, max_ranks> deaths_{};                       // per peer: a pidfd, readable once its process has ended
@@ -24057,6 +24561,7 @@ class Host {
     meeting.key = random_key();
     meeting.listener = Socket::listen(listener.local().with_port(0));
     meeting.kind = (kind_ == Backend::automatic || kind_ == Backend::shm) && one_machine ? Backend::shm : Backend::tcp;
+    if (meeting.kind == Backend::shm && !make_region(meeting)) meeting.kind = Backend::tcp;
     Answer answer;
     answer.key = meeting.key;
     answer.welcome = 1;
@@ -24064,7 +24569,6 @@ class Host {
     answer.pid = getpid();
     answer.port = meeting.listener.local().port();
     if (meeting.kind == Backend::shm) {
-      meeting.region = SharedRegion::create(ShmTransport::region_bytes(world_.size));
       std::memcpy(meeting.region.data(), &meeting.key, sizeof meeting.key);
       for (int rank = 0; rank < world_.size; ++rank)
         ShmTransport::name_process(meeting.region, static_cast<std::size_t>(rank),
@@ -24084,6 +24588,19 @@ class Host {
       meeting.addresses[static_cast<std::size_t>(rank)] = at(rank).socket.remote().with_port(at(rank).hello.port);
     if (meeting.kind == Backend::tcp) tell_all(bytes_of(meeting.addresses), deadline);
     return meeting;
+  }
+
+  /// Where there is none to be had: false, and a notice; an error where it was asked for.
+  bool make_region(Meeting& meeting) {
+    try {
+      meeting.region = ShmTransport::make_region(world_.size);
+      return true;
+    } catch (const CommError& error) {
+      const auto why = cat(where_, ": ", error.what());
+      if (kind_ != Backend::shm) return chorus::detail::say(cat(why, "; the ranks talk over TCP")), false;
+      refuse_all(why);
+      throw CommError(why);
+    }
   }
 
   void tell_all(std::span<const std::byte> message, Deadline deadline) {
@@ -24208,8 +24725,9 @@ struct Ring {
   int size() const { return members.empty() ? link.size : static_cast<int>(members.size()); }
   /// This rank's place in the ring, or the one `steps` further on; negative: further back.
   int place(int steps = 0) const {
-    const int own = members.empty() ? link.rank
-                                    : static_cast<int>(std::find(members.begin(), members.end(), link.rank) - members.begin());
+    const int own = members.empty()
+                        ? link.rank
+                        : static_cast<int>(std::find(members.begin(), members.end(), link.rank) - members.begin());
     return ((own + steps) % size() + size()) % size();
   }
   /// The rank at that place.
@@ -24352,8 +24870,8 @@ inline void ring_all_gather(const Ring& ring, const std::byte* mine, std::byte* 
   } while (count != 0);
 }
 
-/// A chain from root to the place before it, piece by piece, so that all links are busy at once. Every rank but the last sends the
-/// whole data once.
+/// A chain from root to the place before it, piece by piece, so that all links are busy at once. Every rank but the
+/// last sends the whole data once.
 inline void ring_broadcast(const Ring& ring, std::byte* data, std::size_t count, int root) {
   const int next = ring.neighbour(1), previous = ring.neighbour(-1);
   if (ring.link.rank == root) {
@@ -24684,6 +25202,31 @@ class TcpTransport final : public Transport {
 }  // namespace chorus::inline CHORUS_ABI::comm
 #endif  // CHORUS_SINGLE_CHORUS_COMM_TCP_TRANSPORT_HPP
 
+// <chorus/core/environment.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
+/// Reading the environment.
+
+namespace chorus::inline CHORUS_ABI::detail {
+
+/// The value of an environment variable, or a null pointer; an empty one counts as not set.
+inline const char* env(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr || *value == '\0' ? nullptr : value;
+}
+
+/// A switch: 0 or 1, or `unset` where the variable is not set. Throws UsageError for anything else.
+[[gnu::cold]] inline bool env_switch(const char* name, bool unset) {
+  const char* text = env(name);
+  if (text == nullptr) return unset;
+  const std::string_view value(text);
+  check<UsageError>(value == "0" || value == "1", "environment variable ", name, " must be 0 or 1, got '", value, "'");
+  return value == "1";
+}
+
+}  // namespace chorus::inline CHORUS_ABI::detail
+#endif  // CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
+
 namespace chorus::inline CHORUS_ABI::comm {
 
 class HybridTransport final : public Transport {
@@ -24709,18 +25252,26 @@ class HybridTransport final : public Transport {
     const auto leader = static_cast<std::size_t>(ranks.front());
     SharedRegion region;
     if (here > 1 && rank == ranks.front()) {
-      region = SharedRegion::create(ShmTransport::region_bytes(here));
-      for (int i = 0; i < here; ++i)
-        ShmTransport::name_process(region, static_cast<std::size_t>(i),
-                                   static_cast<int>(pids[static_cast<std::size_t>(ranks[static_cast<std::size_t>(i)])]));
+      try {
+        region = ShmTransport::make_region(here);
+        for (int i = 0; i < here; ++i)
+          ShmTransport::name_process(
+              region, static_cast<std::size_t>(i),
+              static_cast<int>(pids[static_cast<std::size_t>(ranks[static_cast<std::size_t>(i)])]));
+      } catch (const CommError& error) {
+        chorus::detail::say(cat("rank ", rank, ": ", error.what(), "; the ranks of this machine talk over TCP"));
+      }
     }
     const auto fds = gather(static_cast<std::uint64_t>(region.fd()));
-    if (here > 1 && rank != ranks.front())
+    const bool shared = here > 1 && static_cast<int>(fds[leader]) >= 0;
+    if (!shared) std::fill(local_.begin(), local_.end(), -1);
+    if (shared && rank != ranks.front())
       region = SharedRegion::open(static_cast<int>(pids[leader]), static_cast<int>(fds[leader]),
                                   ShmTransport::region_bytes(here));
     gather(0);  // the leader's region stays open until all have it
-    if (here > 1)
-      shm_ = std::make_unique<ShmTransport>(std::move(region), local_[static_cast<std::size_t>(rank)], here, timeout);
+    if (shared)
+      shm_ = std::make_unique<ShmTransport>(std::make_shared<SharedRegion>(std::move(region)),
+                                            local_[static_cast<std::size_t>(rank)], here, timeout);
   }
 
   std::byte* acquire(int peer) override { return to(peer).acquire(at(peer)); }
@@ -24761,8 +25312,8 @@ class HybridTransport final : public Transport {
   int at(int peer) const { return is_local(peer) ? local_[static_cast<std::size_t>(peer)] : peer; }
 
   static std::uint64_t own_id() {
-    const char* name = std::getenv("CHORUS_HOST_ID");
-    if (name == nullptr || *name == '\0') return detail::machine_id();
+    const char* name = chorus::detail::env("CHORUS_HOST_ID");
+    if (name == nullptr) return detail::machine_id();
     std::uint64_t hash = 14695981039346656037ull;  // FNV-1a
     for (; *name != '\0'; ++name) hash = (hash ^ static_cast<unsigned char>(*name)) * 1099511628211ull;
     return hash;
@@ -25007,7 +25558,8 @@ namespace chorus::inline CHORUS_ABI::comm {
 
 /// `Runner` has `Failure run(const Call&, const std::atomic<bool>& caller_waits)`, called by one thread at a time, and
 /// `void abort(std::string_view) noexcept`, called from any, after which the run that goes on and all later ones fail
-/// soon; and `std::string record() const`, see Engine. The first failure is the runner's to keep: it fails again in every later call.
+/// soon; and `std::string record() const`, see Engine. The first failure is the runner's to keep: it fails again in
+/// every later call.
 template <class Runner>
 class QueuedEngine final : public Engine {
  public:
@@ -25092,10 +25644,11 @@ class CallBook {
   [[gnu::cold]] Failure fail(std::string_view why, bool timed_out = false) {
     const std::lock_guard lock(mutex_);
     close(Entry::failed);
-    const auto what = cat("rank ", rank_, ": ", text(newest()), ": ", aborted_ ? "aborted: " : "",
-                          aborted_           ? std::string_view(aborted_.why())
-                          : failure_.empty() ? why
-                                             : std::string_view(cat("this communicator has failed before: ", failure_)));
+    const auto what =
+        cat("rank ", rank_, ": ", text(newest()), ": ", aborted_ ? "aborted: " : "",
+            aborted_           ? std::string_view(aborted_.why())
+            : failure_.empty() ? why
+                               : std::string_view(cat("this communicator has failed before: ", failure_)));
     if (failure_.empty()) {
       failure_ = what;
       dump();
@@ -25164,8 +25717,8 @@ class CallBook {
   }
 
   [[gnu::cold]] void dump() const {
-    const char* where = std::getenv("CHORUS_FLIGHT_RECORDER");
-    if (where == nullptr || *where == '\0') return;
+    const char* where = chorus::detail::env("CHORUS_FLIGHT_RECORDER");
+    if (where == nullptr) return;
     const auto text = lines();
     const bool to_stderr = std::string_view(where) == "stderr";
     std::FILE* const file = to_stderr ? stderr : std::fopen(cat(where, ".rank", rank_).c_str(), "w");
@@ -25194,11 +25747,11 @@ class CallBook {
 #define CHORUS_SINGLE_CHORUS_COMM_DIRECT_HPP
 /// `direct_all_reduce`: the ring's traffic in two steps instead of 2 (n - 1), for a few ranks with links between all.
 ///
-/// Data is cut into one chunk per rank. Every rank sends each chunk to its owner, the rank of that number; the owner adds
-/// them up in the order of ranks and sends the sum to all. A rank sends n - 1 chunks in each step, 2 (n - 1) / n of the
-/// data, as in the ring. Between two ranks, each sends the other all it has, and both add: one step, the same bytes.
-/// A number's sum is rounded in the order of ranks, wherever it lies. What differs from the ring: there n links are busy,
-/// here all n (n - 1) are, which costs queues and, in a network, contention.
+/// Data is cut into one chunk per rank. Every rank sends each chunk to its owner, the rank of that number; the owner
+/// adds them up in the order of ranks and sends the sum to all. A rank sends n - 1 chunks in each step, 2 (n - 1) / n
+/// of the data, as in the ring. Between two ranks, each sends the other all it has, and both add: one step, the same
+/// bytes. A number's sum is rounded in the order of ranks, wherever it lies. What differs from the ring: there n links
+/// are busy, here all n (n - 1) are, which costs queues and, in a network, contention.
 
 namespace chorus::inline CHORUS_ABI::comm {
 
@@ -25324,8 +25877,8 @@ inline void direct_all_reduce(const Ring& ring, std::byte* data, std::size_t cou
   const auto block = [&](std::size_t i) {
     return detail::DirectBlock(ring, data + i * longest * element, std::min(longest, count - i * longest));
   };
-  // Three blocks under way at once. Up to 7 pieces wait in a queue: chunks and sums of the blocks that a slower rank has
-  // not read yet. With room for them nobody waits in a circle.
+  // Three blocks under way at once. Up to 7 pieces wait in a queue: chunks and sums of the blocks that a slower rank
+  // has not read yet. With room for them nobody waits in a circle.
   check<LinkError>(ring.link.queue_pieces >= 7, "direct_all_reduce: queues of ", ring.link.queue_pieces, " pieces");
   for (std::size_t i = 0; i < blocks + 2; ++i) {
     if (i < blocks) block(i).contribute();
@@ -25343,9 +25896,9 @@ inline void direct_all_reduce(const Ring& ring, std::byte* data, std::size_t cou
 /// `hierarchical_all_reduce`: within machines first, then once between them.
 ///
 /// Of D bytes over M machines: in each machine of R ranks a chain adds up to the lowest rank, the leader (R - 1 links
-/// carry D each), the leaders do a ring all-reduce (each sends 2 (M - 1) / M D), and the same chain carries the sums back
-/// (D a link). Between machines 2 (M - 1) D cross in all, whatever R is, where a flat ring of n = M R ranks has
-/// 2 (n - 1) / n D on each of its M crossings, about M / (M - 1) times as much for many ranks: what is gained is latency,
+/// carry D each), the leaders do a ring all-reduce (each sends 2 (M - 1) / M D), and the same chain carries the sums
+/// back (D a link). Between machines 2 (M - 1) D cross in all, whatever R is, where a flat ring of n = M R ranks has 2
+/// (n - 1) / n D on each of its M crossings, about M / (M - 1) times as much for many ranks: what is gained is latency,
 /// 2 (M - 1) slow steps instead of 2 (n - 1), at the price of D, not D / n, on each link inside.
 
 namespace chorus::inline CHORUS_ABI::comm {
@@ -25359,7 +25912,8 @@ inline void hierarchical_all_reduce(const Ring& ring, std::byte* data, std::size
     const int machine = machines[static_cast<std::size_t>(rank)];
     if (machine == own_machine) local.push_back(rank);
     // The first rank of its machine.
-    if (std::find(machines.begin(), machines.begin() + rank, machine) == machines.begin() + rank) leaders.push_back(rank);
+    if (std::find(machines.begin(), machines.begin() + rank, machine) == machines.begin() + rank)
+      leaders.push_back(rank);
   }
   const bool leads = local.front() == ring.link.rank, ends = local.back() == ring.link.rank;
   auto plain = ring.reduction;  // contributions are scaled once
@@ -25376,7 +25930,8 @@ inline void hierarchical_all_reduce(const Ring& ring, std::byte* data, std::size
     } else if (leads) {
       detail::relay(inside, {.from = behind, .reads = true, .stores = true, .mine = data, .store = data}, segment);
     } else {
-      detail::relay(inside, {.from = ends ? detail::nobody : behind, .to = before, .reads = true, .mine = data}, segment);
+      detail::relay(inside, {.from = ends ? detail::nobody : behind, .to = before, .reads = true, .mine = data},
+                    segment);
     }
     if (leads && leaders.size() > 1) ring_all_reduce(across, data, segment);
     ring.link.flush();
@@ -25811,11 +26366,9 @@ CHORUS_INLINE std::vector<AnyCommunicator> thread_group(int size, std::chrono::m
   std::vector<AnyCommunicator> group;
   if (size == 1) group.emplace_back();
   if (size == 1) return group;
-  const auto bytes = ShmTransport::region_bytes(size);
-  const auto region = SharedRegion::create(bytes);
+  const auto region = std::make_shared<SharedRegion>(SharedRegion::create(ShmTransport::region_bytes(size)));
   for (int rank = 0; rank < size; ++rank)
-    group.push_back(RingCommunicator(
-        "thread", std::make_unique<ShmTransport>(SharedRegion::open(getpid(), region.fd(), bytes), rank, size, timeout)));
+    group.push_back(RingCommunicator("thread", std::make_unique<ShmTransport>(region, rank, size, timeout)));
   return group;
 }
 
@@ -25840,7 +26393,8 @@ inline EngineMaker& maker_of(Backend backend) {
                     "connect: master_port is ", world.master_port, ", expected 1 to 65535");
   auto meeting = world.rank == 0 ? Host(world, backend).meet() : join(world, backend);
   if (meeting.kind == Backend::shm)
-    return std::make_unique<ShmTransport>(std::move(meeting.region), world.rank, world.size, world.timeout);
+    return std::make_unique<ShmTransport>(std::make_shared<SharedRegion>(std::move(meeting.region)), world.rank,
+                                          world.size, world.timeout);
   auto link = std::make_unique<TcpTransport>(world.rank, world.size, world.timeout);
   connect_all(world, meeting, link->peers());
   if (backend != Backend::hierarchical) return link;
@@ -25864,14 +26418,17 @@ CHORUS_INLINE AnyCommunicator connect(const World& world, const ConnectOptions& 
                     " ms, expected more than 0");
   const auto backend = options.backend;
   const auto maker = detail::maker_of(backend);
-  check<UsageError>(backend <= Backend::hierarchical || maker, "connect: this program was built without backend ", backend,
-                    ": include <chorus/comm/", backend, ".hpp> and link its library");
+  check<UsageError>(backend <= Backend::hierarchical || maker, "connect: this program was built without backend ",
+                    backend, ": include <chorus/comm/", backend, ".hpp> and link its library");
   if (world.size == 1) {
     const auto unused = Socket::adopt(world.listen_fd);
     return AnyCommunicator();
   }
   if (maker) return AnyCommunicator(maker(world));
-  if (backend == Backend::thread) return join_thread_group(world);
+  if (backend == Backend::thread) {
+    const auto unused = Socket::adopt(world.listen_fd);
+    return join_thread_group(world);
+  }
   auto link = detail::meet(world, backend);
   const auto carrier = dynamic_cast<const ShmTransport*>(link.get()) ? Backend::shm
                        : !link->machines().empty()                  ? Backend::hierarchical
@@ -25896,15 +26453,182 @@ CHORUS_INLINE bool register_backend(Backend backend, EngineMaker maker) {
 
 #endif  // CHORUS_SINGLE_CHORUS_COMM_CONNECT_HPP
 
-// <chorus/comm/nccl_engine.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_NCCL_ENGINE_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_NCCL_ENGINE_HPP
-/// `NcclCommunicator`: NCCL as a Communicator of device memory, over any table of the calls it makes.
+// <chorus/comm/nccl_device_group.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_NCCL_DEVICE_GROUP_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_NCCL_DEVICE_GROUP_HPP
+/// `NcclDeviceGroup`: NCCL as a DeviceGroup, over any table of the calls it makes.
 
 // <chorus/comm/nccl_queue.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_NCCL_QUEUE_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_NCCL_QUEUE_HPP
 /// `NcclQueue`: the calls of one rank in flight on a communication stream, and the thread that watches them.
+
+// <chorus/comm/nccl_member.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_NCCL_MEMBER_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_NCCL_MEMBER_HPP
+/// `NcclMember`: one rank's place in a group of NCCL's.
+
+namespace chorus::inline CHORUS_ABI::comm {
+
+/// A non-blocking communicator, its stream and events, and how it first failed: what NcclQueue is made of. NCCL's and
+/// CUDA's codes become errors here that name rank and call; after the first the communicator is aborted, and no other
+/// call of it is made. But for the constructor, all is called under the lock.
+template <class Api>
+class NcclMember {
+ protected:
+  using Comm = typename Api::Comm;
+  using Stream = typename Api::Stream;
+  using Event = typename Api::Event;
+
+  /// One call, or what else takes a place in the streams' order.
+  struct Call {
+    Envelope envelope = {};
+    int bucket = -1;
+    const char* name = nullptr;  // instead of the envelope
+    bool grouped = false;        // the envelope is the last one of the group, or the name that of all of its calls
+    std::uint64_t ticket = 0;
+    Event ready{}, done{};  // where the stream may begin it, and where it has ended
+    bool captured = false;
+    bool runs = false;  // `ready` has been reached: from then on the others are waited for
+    Deadline deadline{};
+  };
+
+  NcclMember(Api api, int rank, int device, std::chrono::milliseconds timeout, std::function<void(const Failure&)> tell,
+             std::function<Failure()> hear)
+      : api_(std::move(api)),
+        rank_(rank),
+        device_(device),
+        timeout_(timeout),
+        tell_(std::move(tell)),
+        hear_(std::move(hear)) {
+    check_cuda(api_.use_device(device_), "choosing device");
+    check_cuda(api_.create_stream(stream_), "making a stream on device");
+  }
+
+  virtual ~NcclMember() = default;
+  NcclMember(const NcclMember&) = delete;
+  NcclMember& operator=(const NcclMember&) = delete;
+
+  /// This rank gives up: what is known of its calls is worth nothing any more.
+  virtual void forget_calls() noexcept = 0;
+
+  static Call named(const char* name) {
+    Call call;
+    call.name = name;
+    return call;
+  }
+
+  std::string describe(const Call& call, std::string_view why) const {
+    auto text = cat("rank ", rank_, ": ");
+    if (call.grouped && call.name == nullptr) text += "a group of calls up to ";
+    if (call.name == nullptr)
+      append(text, call.envelope);
+    else
+      text += call.grouped ? cat(call.name, " #", call.envelope.sequence) : call.name;
+    if (call.bucket >= 0) text += cat(", gradient bucket ", call.bucket);
+    return cat(text, ": nccl: ", why);
+  }
+
+  /// Gives up if another rank has.
+  void listen() {
+    if (failure_ || !hear_) return;
+    if (const Failure theirs = hear_())
+      give_up(cat("rank ", rank_, ": nccl: gives up, since another rank has: ", theirs.what), theirs.timed_out);
+  }
+
+  void raise_if_failed(const Call& call) {
+    listen();
+    if (!failure_) return;
+    Failure{describe(call, cat("this communicator has failed before: ", failure_.what)), failure_.timed_out}.raise();
+  }
+
+  /// What NCCL says of a call: of one inside of a group, whose end tells whether it is under way; and of one by itself,
+  /// which has to be before it returns.
+  void accept_later(int code, const Call& call) {
+    raise_if_failed(call);
+    if (code != Api::success && code != Api::in_progress) refuse(code, call);
+  }
+
+  void accept(int code, const Call& call) {
+    const auto deadline = Clock::now() + timeout_;
+    for (int turn = 0; code == Api::in_progress; ++turn) {
+      listen();
+      if (failure_) failure_.raise();
+      if (const int asked = api_.async_error(comm_, code); asked != Api::success) code = asked;
+      if (code == Api::in_progress && Clock::now() >= deadline) {
+        give_up(describe(call, cat("not under way after ", timeout_.count(), " ms")), true);
+        failure_.raise();
+      }
+      if (code == Api::in_progress) pause(turn);
+    }
+    if (code != Api::success) refuse(code, call);
+  }
+
+  [[noreturn]] void refuse(int code, const Call& call) {
+    give_up(describe(call, api_.nccl_error(code, comm_)), false);
+    failure_.raise();
+  }
+
+  void check_cuda(int code, const char* what) {
+    check<CommError>(code == Api::success, "rank ", rank_, ": nccl: ", what, " ", device_, ": ", api_.cuda_error(code));
+  }
+  void check_cuda(const Call& call, int code) {
+    if (code == Api::success) return;
+    give_up(describe(call, api_.cuda_error(code)), false);
+    failure_.raise();
+  }
+
+  void give_up(std::string why, bool timed_out) noexcept {
+    failure_ = {std::move(why), timed_out};
+    if (comm_ != Comm{}) api_.abort(std::exchange(comm_, Comm{}));
+    forget_calls();
+    if (tell_) tell_(failure_);
+  }
+
+  Event event() {
+    if (spare_.empty()) {
+      Event made{};
+      check_cuda(api_.create_event(made), "making an event on device");
+      events_.push_back(made);
+      return made;
+    }
+    const Event taken = spare_.back();
+    spare_.pop_back();
+    return taken;
+  }
+  void recycle(const Call& call) {
+    spare_.push_back(call.ready);
+    spare_.push_back(call.done);
+  }
+
+  void destroy_streams() noexcept {
+    for (const auto& made : events_) api_.destroy_event(made);
+    api_.destroy_stream(stream_);
+  }
+
+  static void pause(int turn) {
+    if (turn < 100)
+      std::this_thread::yield();
+    else
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+
+  Api api_;
+  const int rank_, device_;
+  const std::chrono::milliseconds timeout_;
+  std::recursive_mutex mutex_;
+  Comm comm_{};
+  Stream stream_{};
+  Failure failure_;
+
+ private:
+  const std::function<void(const Failure&)> tell_;
+  const std::function<Failure()> hear_;
+  std::vector<Event> events_, spare_;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_NCCL_MEMBER_HPP
 
 #include <deque>
 
@@ -25918,20 +26642,13 @@ namespace chorus::inline CHORUS_ABI::comm {
 /// All calls of NCCL are made under one lock, and none of them blocks: the communicator is a non-blocking one. Inside a
 /// stream capture nothing is watched, since captured events cannot be asked; `launch` watches a graph's replay.
 template <class Api>
-class NcclQueue final : public Progress {
+class NcclQueue final : public Progress, private NcclMember<Api> {
  public:
-  using Comm = typename Api::Comm;
-  using Stream = typename Api::Stream;
-  using Event = typename Api::Event;
-  using RedOp = typename Api::RedOp;
-
-  /// `tell` is called once, with the reason, when this rank gives up; from any thread.
+  /// `tell` is called once, with the reason, when this rank gives up; from any thread. `hear`, where there is one, says
+  /// how another rank has failed, upon which this one gives up, too; it is asked every few milliseconds.
   NcclQueue(Api api, int rank, int device, std::chrono::milliseconds timeout,
-            std::function<void(const std::string&)> tell)
-      : api_(std::move(api)), rank_(rank), device_(device), timeout_(timeout), tell_(std::move(tell)) {
-    check_cuda(api_.use_device(device_), "choosing device");
-    check_cuda(api_.create_stream(stream_), "making a stream on device");
-  }
+            std::function<void(const Failure&)> tell, std::function<Failure()> hear = {})
+      : Member(std::move(api), rank, device, timeout, std::move(tell), std::move(hear)) {}
   ~NcclQueue() override { stop(); }
 
   /// Meets the other ranks; all of them call it. Throws CommError.
@@ -25985,6 +26702,25 @@ class NcclQueue final : public Progress {
     grouping_ = false;
     accept(api_.group_end(), group_);
     return close(group_);
+  }
+
+  /// Makes `count` calls of a kind, which become one launch: `issue(api, i, comm, stream)` makes number i and returns
+  /// NCCL's code. Returns their ticket.
+  template <class Issue>
+  std::uint64_t together(const char* name, std::size_t count, const Issue& issue) {
+    const std::lock_guard lock(mutex_);
+    Call call = named(name);
+    call.grouped = true;
+    call.envelope.sequence = calls_++;
+    open(call);
+    accept_later(api_.group_start(), call);
+    int code = Api::success;
+    for (std::size_t i = 0; i < count && (code == Api::success || code == Api::in_progress); ++i)
+      code = issue(api_, i, comm_, stream_);
+    const int ended = api_.group_end();
+    accept_later(code, call);
+    accept(ended, call);
+    return close(call);
   }
 
   /// Runs `start`, which puts work that contains calls of this communicator on the compute stream, and watches it.
@@ -26067,47 +26803,23 @@ class NcclQueue final : public Progress {
       // The communicator was aborted, and those who wait for a call hear why.
     }
     const std::lock_guard lock(mutex_);
-    for (const auto& made : events_) api_.destroy_event(made);
-    api_.destroy_stream(stream_);
+    destroy_streams();
   }
 
   int device() const { return device_; }
 
  private:
-  struct Call {
-    Envelope envelope = {};
-    int bucket = -1;
-    const char* name = nullptr;  // instead of the envelope
-    bool grouped = false;        // the envelope is the last one of the group
-    std::uint64_t ticket = 0;
-    Event ready{}, done{};  // where the stream may begin it, and where it has ended
-    bool captured = false;
-    bool runs = false;  // `ready` has been reached: from then on the others are waited for
-    Deadline deadline{};
-  };
-
-  static Call named(const char* name) {
-    Call call;
-    call.name = name;
-    return call;
-  }
-
-  std::string describe(const Call& call, std::string_view why) const {
-    auto text = cat("rank ", rank_, ": ");
-    if (call.grouped) text += "a group of calls up to ";
-    if (call.name != nullptr)
-      text += call.name;
-    else
-      append(text, call.envelope);
-    if (call.bucket >= 0) text += cat(", gradient bucket ", call.bucket);
-    return cat(text, ": nccl: ", why);
-  }
+  using Member = NcclMember<Api>;
+  using Call = typename Member::Call;
+  using Stream = typename Member::Stream;
+  using Comm = typename Member::Comm;
+  using RedOp = typename Api::RedOp;
+  using Member::accept, Member::accept_later, Member::check_cuda, Member::describe, Member::destroy_streams;
+  using Member::api_, Member::comm_, Member::device_, Member::failure_, Member::mutex_, Member::rank_;
+  using Member::event, Member::give_up, Member::listen, Member::named, Member::pause, Member::raise_if_failed;
+  using Member::recycle, Member::stream_, Member::timeout_;
 
   // What follows is called under the lock.
-
-  void raise_if_failed(const Call& call) {
-    if (failure_) Failure{describe(call, cat("this communicator has failed before: ", failure_.what))}.raise();
-  }
 
   void open(Call& call) {
     raise_if_failed(call);
@@ -26138,40 +26850,9 @@ class NcclQueue final : public Progress {
     return call.ticket;
   }
 
-  void accept_later(int code, const Call& call) {
-    raise_if_failed(call);
-    if (code != Api::success && code != Api::in_progress) refuse(code, call);
-  }
-
-  void accept(int code, const Call& call) {
-    const auto deadline = Clock::now() + timeout_;
-    for (int turn = 0; code == Api::in_progress; ++turn) {
-      if (const int asked = api_.async_error(comm_, code); asked != Api::success) code = asked;
-      if (code == Api::in_progress && Clock::now() >= deadline) {
-        give_up(describe(call, cat("not under way after ", timeout_.count(), " ms")), true);
-        failure_.raise();
-      }
-      if (code == Api::in_progress) pause(turn);
-    }
-    if (code != Api::success) refuse(code, call);
-  }
-
-  [[noreturn]] void refuse(int code, const Call& call) {
-    give_up(describe(call, api_.nccl_error(code, comm_)), false);
-    failure_.raise();
-  }
-
-  void check_cuda(int code, const char* what) {
-    check<CommError>(code == Api::success, "rank ", rank_, ": nccl: ", what, " ", device_, ": ", api_.cuda_error(code));
-  }
-  void check_cuda(const Call& call, int code) {
-    if (code == Api::success) return;
-    give_up(describe(call, api_.cuda_error(code)), false);
-    failure_.raise();
-  }
-
   // Finds out what has ended, and whether what has not is in trouble.
   void inspect() {
+    listen();
     if (failure_ || in_flight_.empty()) return;
     Call first;
     int ended = Api::success;
@@ -26199,14 +26880,11 @@ class NcclQueue final : public Progress {
       give_up(describe(waits, cat("not every rank has joined in and finished within ", timeout_.count(), " ms")), true);
   }
 
-  void give_up(std::string why, bool timed_out) noexcept {
-    failure_ = {std::move(why), timed_out};
-    if (comm_ != Comm{}) api_.abort(std::exchange(comm_, Comm{}));
+  void forget_calls() noexcept override {
     in_flight_.clear();
     captured_.clear();
     operators_.clear();
     change_.notify_all();
-    if (tell_) tell_(failure_.what);
   }
 
   void leave() {
@@ -26215,22 +26893,6 @@ class NcclQueue final : public Progress {
     const Call call = named("leaving the group");
     accept(api_.finalize(comm_), call);
     api_.destroy(std::exchange(comm_, Comm{}));
-  }
-
-  Event event() {
-    if (spare_.empty()) {
-      Event made{};
-      check_cuda(api_.create_event(made), "making an event on device");
-      events_.push_back(made);
-      return made;
-    }
-    const Event taken = spare_.back();
-    spare_.pop_back();
-    return taken;
-  }
-  void recycle(const Call& call) {
-    spare_.push_back(call.ready);
-    spare_.push_back(call.done);
   }
 
   void watch() {
@@ -26245,26 +26907,10 @@ class NcclQueue final : public Progress {
     }
   }
 
-  static void pause(int turn) {
-    if (turn < 100)
-      std::this_thread::yield();
-    else
-      std::this_thread::sleep_for(std::chrono::microseconds(50));
-  }
-
   static constexpr std::chrono::milliseconds period{5};
 
-  Api api_;
-  const int rank_, device_;
-  const std::chrono::milliseconds timeout_;
-  const std::function<void(const std::string&)> tell_;
   const int exceptions_ = std::uncaught_exceptions();
-
-  std::recursive_mutex mutex_;
   std::condition_variable_any change_;
-  Comm comm_{};
-  Stream stream_{};
-  std::vector<Event> events_, spare_;
   std::deque<Call> in_flight_;
   std::vector<Call> captured_;  // until they are waited for, in the same capture
   std::vector<RedOp> operators_;
@@ -26272,12 +26918,95 @@ class NcclQueue final : public Progress {
   bool grouping_ = false, stopping_ = false;
   std::uint32_t calls_ = 0;
   std::uint64_t issued_ = 0, finished_ = 0;
-  Failure failure_;
   std::thread watcher_;
 };
 
 }  // namespace chorus::inline CHORUS_ABI::comm
 #endif  // CHORUS_SINGLE_CHORUS_COMM_NCCL_QUEUE_HPP
+
+namespace chorus::inline CHORUS_ABI::comm {
+
+/// Each device has a communicator of NCCL's, a stream for it and a thread that watches it. Where one of them gives up
+/// all others do, within milliseconds.
+template <class Api>
+class NcclDeviceGroup final : public DeviceGroup {
+ public:
+  NcclDeviceGroup(std::span<const int> devices, std::chrono::milliseconds timeout, Api api = {})
+      : api_(std::move(api)), devices_(devices.begin(), devices.end()), timeout_(timeout), queues_(devices.size()) {
+    const int code = api_.unique_id(id_);
+    check<CommError>(code == Api::success, "nccl: no id for the group: ", api_.nccl_error(code, {}));
+  }
+
+  void join(int rank) override {
+    auto& queue = queues_[static_cast<std::size_t>(rank)];
+    queue = std::make_unique<NcclQueue<Api>>(
+        api_, rank, devices_[static_cast<std::size_t>(rank)], timeout_,
+        [this, rank](const Failure& failure) { give_up(rank, failure); }, [this] { return failure(); });
+    queue->join(static_cast<int>(devices_.size()), id_);
+  }
+
+  void broadcast(int rank, std::span<const DevicePiece> pieces) override {
+    each(rank, "broadcast", pieces, [](Api& api, const DevicePiece& piece, const auto& comm, const auto& stream) {
+      return api.broadcast(piece.data, piece.data, piece.count * size_of(piece.dtype), 0, comm, stream);
+    });
+  }
+
+  void reduce(int rank, std::span<const DevicePiece> pieces) override {
+    each(rank, "reduce", pieces, [](Api& api, const DevicePiece& piece, const auto& comm, const auto& stream) {
+      return api.reduce(piece.data, piece.data, piece.count, piece.dtype, api.reduce_op(ReduceOp::sum), 0, comm,
+                        stream);
+    });
+  }
+
+  void leave(int rank) noexcept override {
+    if (auto& queue = queues_[static_cast<std::size_t>(rank)]) queue->stop();
+  }
+
+  void abort(int rank, std::string_view why) noexcept override { give_up(rank, {std::string(why)}); }
+  int failed() override {
+    const std::lock_guard lock(mutex_);
+    return failed_;
+  }
+
+ private:
+  // All pieces in one launch.
+  template <class Issue>
+  void each(int rank, const char* name, std::span<const DevicePiece> pieces, const Issue& issue) {
+    if (pieces.empty()) return;
+    auto& queue = *queues_[static_cast<std::size_t>(rank)];
+    queue.wait(queue.together(name, pieces.size(), [&](Api& api, std::size_t i, const auto& comm, const auto& stream) {
+      return issue(api, pieces[i], comm, stream);
+    }));
+  }
+
+  void give_up(int rank, const Failure& failure) {
+    const std::lock_guard lock(mutex_);
+    if (failure_) return;
+    failure_ = failure;
+    failed_ = rank;
+  }
+  Failure failure() {
+    const std::lock_guard lock(mutex_);
+    return failure_;
+  }
+
+  Api api_;
+  typename Api::UniqueId id_{};
+  const std::vector<int> devices_;
+  const std::chrono::milliseconds timeout_;
+  std::mutex mutex_;
+  Failure failure_;  // the first one
+  int failed_ = -1;  // and whose it is
+  std::vector<std::unique_ptr<NcclQueue<Api>>> queues_;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_NCCL_DEVICE_GROUP_HPP
+
+// <chorus/comm/nccl_engine.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_NCCL_ENGINE_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_NCCL_ENGINE_HPP
+/// `NcclCommunicator`: NCCL as a Communicator of device memory, over any table of the calls it makes.
 
 namespace chorus::inline CHORUS_ABI::comm {
 
@@ -26294,7 +27023,7 @@ class NcclEngine final : public Engine {
         control_(control),
         api_(api),
         queue_(std::make_shared<NcclQueue<Api>>(api, rank, device, timeout,
-                                                [&control](const std::string& why) { control.abort(why); })) {
+                                                [&control](const Failure& failure) { control.abort(failure.what); })) {
     typename Api::UniqueId id{};
     int code = rank == 0 ? api.unique_id(id) : Api::success;
     // The other ranks wait for the id: they have to hear it where there is none.
@@ -26554,8 +27283,8 @@ class HostBuffer {
 
 namespace chorus::inline CHORUS_ABI::cuda {
 
-/// Owns a stream that doesn't wait for the legacy default stream. Wait for its work before it goes: memory that was taken
-/// on it stays with its handle, which the next stream may get.
+/// Owns a stream that doesn't wait for the legacy default stream. Wait for its work before it goes: memory that was
+/// taken on it stays with its handle, which the next stream may get.
 class Stream {
  public:
   explicit Stream(Cuda device) : device_(device) {
@@ -26767,6 +27496,10 @@ struct NcclApi {
   static int reduce_scatter(const void* in, void* out, std::size_t n, DType dtype, RedOp op, Comm comm, Stream stream) {
     return ncclReduceScatter(in, out, n, type(dtype), op, comm, stream);
   }
+  static int reduce(const void* in, void* out, std::size_t n, DType dtype, RedOp op, int root, Comm comm,
+                    Stream stream) {
+    return ncclReduce(in, out, n, type(dtype), op, root, comm, stream);
+  }
   static int broadcast(const void* in, void* out, std::size_t bytes, int root, Comm comm, Stream stream) {
     return ncclBroadcast(in, out, bytes, ncclUint8, root, comm, stream);
   }
@@ -26875,7 +27608,11 @@ inline std::shared_ptr<Engine> nccl_engine(const World& world) {
   const auto rank = std::make_shared<NcclRank>(world);
   return {rank, &rank->engine};
 }
-inline const bool nccl_registered = register_backend(Backend::nccl, nccl_engine);
+inline std::unique_ptr<DeviceGroup> nccl_device_group(std::span<const int> devices, std::chrono::milliseconds timeout) {
+  return std::make_unique<NcclDeviceGroup<NcclApi>>(devices, timeout);
+}
+inline const bool nccl_registered =
+    (device_group_maker() = nccl_device_group, register_backend(Backend::nccl, nccl_engine));
 
 }  // namespace detail
 
@@ -27035,9 +27772,16 @@ enum class NonFinite : std::uint8_t {
   skip_step     ///< every rank forgets this pass's gradients, so that the optimizer's step changes nothing
 };
 
+/// What `bucket_cap_mb` is where it is not given, in MiB: PyTorch's 25 for GPUs, where a collective costs a launch and
+/// wants to be large. Ranks on CPUs start one within microseconds, and what counts is how much is left to send when
+/// backward ends, which is at least the last bucket.
+template <Device D>
+inline constexpr double default_bucket_cap_mb = std::same_as<D, Cpu> ? 2 : 25;
+
 struct DistributedDataParallelOptions {
   /// See BucketOptions. They hold from the first step on.
-  double first_bucket_cap_mb = 1, bucket_cap_mb = 25;
+  double first_bucket_cap_mb = 1;
+  std::optional<double> bucket_cap_mb = {};  ///< not given: `default_bucket_cap_mb` of the model's device
   std::vector<double> bucket_cap_mb_list = {};
   /// Send rank 0's buffers to all ranks before each forward pass in training.
   bool broadcast_buffers = true;
@@ -27056,7 +27800,10 @@ struct DistributedDataParallelOptions {
   std::vector<std::string> delay_all_reduce_named_params = {};
   NonFinite non_finite = NonFinite::propagate;
 
-  BucketOptions buckets() const { return {first_bucket_cap_mb, bucket_cap_mb, bucket_cap_mb_list}; }
+  template <Device D>
+  BucketOptions buckets() const {
+    return {first_bucket_cap_mb, bucket_cap_mb.value_or(default_bucket_cap_mb<D>), bucket_cap_mb_list};
+  }
 
   /// Throws UsageError for sizes that are none.
   [[gnu::cold]] void check_values() const {
@@ -27064,14 +27811,16 @@ struct DistributedDataParallelOptions {
       check<UsageError>(cap >= 0, "DistributedDataParallel: a bucket's cap is at least 0 MiB, got ", cap);
     };
     check_cap(first_bucket_cap_mb);
-    check_cap(bucket_cap_mb);
+    check_cap(bucket_cap_mb.value_or(0));
     for (const double cap : bucket_cap_mb_list) check_cap(cap);
   }
 
   /// All of them, for the comparison of ranks.
+  template <Device D>
   [[gnu::cold]] std::string describe() const {
-    std::string text = cat("options: bucket_cap_mb ", first_bucket_cap_mb, " ", bucket_cap_mb);
-    for (const double cap : bucket_cap_mb_list) text += cat(" ", cap);
+    const auto caps = buckets<D>();
+    std::string text = cat("options: bucket_cap_mb ", caps.first_bucket_cap_mb, " ", caps.bucket_cap_mb);
+    for (const double cap : caps.bucket_cap_mb_list) text += cat(" ", cap);
     text += cat(", broadcast_buffers ", broadcast_buffers, ", find_unused_parameters ", find_unused_parameters,
                 ", static_graph ", static_graph, ", non_finite ", static_cast<int>(non_finite), ", ignored");
     for (const auto& name : parameters_and_buffers_to_ignore) text += cat(" ", name);
@@ -27327,7 +28076,7 @@ class GradientLayout {
   [[gnu::cold]] void rebuild() {
     std::vector<Sending> kinds;
     for (std::size_t i = 0; i < entries(); ++i) kinds.push_back(sending(i));
-    buckets_ = make_buckets(flat_, options_.buckets(), kinds);
+    buckets_ = make_buckets(flat_, options_.template buckets<D>(), kinds);
     bucket_of_.assign(entries(), no_bucket);
     parts_.assign(buckets_.size(), {});
     for (std::size_t b = 0; b < buckets_.size(); ++b)
@@ -27521,6 +28270,9 @@ class Reducer {
       zero_bytes(layout_.device(bucket), layout_.gradients(bucket), layout_.bytes(bucket));
       bucket.missing = 0;
     }
+    // An optimizer that steps behind this pass sees the averages, and nothing of this rank's own.
+    for (std::size_t i = 0; i < layout_.entries(); ++i)
+      parameter(i).set_grad_arrived(layout_.is_sent(i) && !may_leave_out());
     company_ = true;
     if (!learning_graph()) launch_full_buckets();
     finish_backward();
@@ -27805,13 +28557,17 @@ struct JoinOptions {
   /// All ranks throw as soon as one has run out of batches, instead of going on without it. For models whose forward or
   /// backward has collectives of its own, which the ranks that have ended don't know of (SyncBatchNorm).
   bool throw_on_early_termination = false;
+  /// What `body` does behind each averaged backward pass: as a rule clipping, and `optimizer.step()`. Ranks that have
+  /// ended do it, too, with the same averages, so that the optimizer's state stays the same on all ranks; a
+  /// ShardedOptimizer needs that. Without, parameters and buffers are the same afterwards, but momenta are not.
+  std::function<void()> step = {};
 };
 
 /// The gradient is the mean over the *samples* of all ranks: with shares of different sizes the step is the one that a
 /// single device would take. All ranks hold bit-identical parameters after each step. Every rank makes the same calls.
 /// `Hook` says how gradients are averaged: see AllReduce, its neighbours in hooks/, and GradBucket to write one.
-/// A hook on a parameter sees this rank's gradient, once in each backward, before it is averaged; what the hook makes of
-/// it is averaged. `grad` gives this rank's own gradients, and sends nothing.
+/// A hook on a parameter sees this rank's gradient, once in each backward, before it is averaged; what the hook makes
+/// of it is averaged. `grad` gives this rank's own gradients, and sends nothing.
 template <class Model, class Hook = AllReduce, class Communicator = comm::AnyCommunicator>
 class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   using Base = DistributedPolicy<Model, Communicator>;
@@ -27832,7 +28588,8 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
         this->flat_.use_memory([&communicator](std::size_t bytes) { return communicator.allocate(bytes); });
     std::erase_if(this->buffers_, [&](const auto& named) { return !counts(named.name); });
     if (options_.init_sync) {
-      this->check_same("DistributedDataParallel", options_.describe(), [&](const auto& n) { return counts(n); });
+      this->check_same("DistributedDataParallel", options_.template describe<D>(),
+                       [&](const auto& n) { return counts(n); });
       take_state(0);
     }
     for (const auto& entry : this->flat_.entries()) {
@@ -27896,7 +28653,7 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
     joining_ = true;
     throw_early_ = options.throw_on_early_termination;
     body();
-    keep_company();
+    keep_company(options.step);
   }
 
   /// Lays the flat buffers out as a checkpoint says. Names that the model doesn't have are left out.
@@ -27986,7 +28743,7 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
                       " has run out of batches; throw_on_early_termination ends all ranks");
   }
 
-  [[gnu::cold]] void keep_company() {
+  [[gnu::cold]] void keep_company(const std::function<void()>& step) {
     auto& shares = this->shares_;
     int last = -1;
     for (;;) {
@@ -27996,7 +28753,9 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
       last = shares.first_active();
       reducer_.prepare();
       if (shares.training()) this->broadcast_buffers(last);
-      if (shares.sync()) reducer_.keep_company();
+      if (!shares.sync()) continue;
+      reducer_.keep_company();
+      if (step) step();
     }
     // The ranks that went on longest don't know that they did.
     std::int64_t root = last;
@@ -28046,19 +28805,20 @@ struct World {
   int local_rank = 0, local_size = 1;     ///< the same among the processes of this machine
   std::string master_addr = "127.0.0.1";  ///< where rank 0 listens; a name or an address of rank 0's machine
   int master_port = 0;
-  /// A secret of the job, the same on all ranks, of at least 16 characters: ranks prove to each other that they know it.
-  /// Needed where master_addr is not on loopback.
+  /// A secret of the job, the same on all ranks, of at least 16 characters: ranks prove to each other that they know
+  /// it. Needed where master_addr is not on loopback.
   std::string token = {};
   int listen_fd = -1;  ///< rank 0: a socket that listens there already, which `connect` takes over; or -1
   std::chrono::milliseconds timeout{60'000};  ///< the longest that any wait for another rank lasts
+  std::vector<int> members = {};              ///< of a group that `split` made: its ranks in the whole job; else empty
 };
 
 using Clock = std::chrono::steady_clock;
 using Deadline = Clock::time_point;
 
-/// What carries out collectives. `automatic`: shared memory when all ranks run on one machine, else TCP. `thread`: ranks
-/// are threads of one process. `hierarchical`: shared memory inside machines, TCP between them, and an all-reduce in two
-/// levels. `mpi`, `gloo` and `nccl` have headers of their own, which a program has to include.
+/// What carries out collectives. `automatic`: shared memory when all ranks run on one machine, else TCP. `thread`:
+/// ranks are threads of one process. `hierarchical`: shared memory inside machines, TCP between them, and an all-reduce
+/// in two levels. `mpi`, `gloo` and `nccl` have headers of their own, which a program has to include.
 enum class Backend : std::uint8_t { automatic, shm, tcp, thread, hierarchical, mpi, gloo, nccl };
 
 constexpr std::string_view name(Backend backend) {
@@ -28137,8 +28897,8 @@ using Nonce = std::array<std::byte, 16>;
 using Mac = std::array<std::byte, 32>;
 
 inline void fill_random(std::span<std::byte> bytes) {
-  check<CommError>(getrandom(bytes.data(), bytes.size(), 0) == static_cast<ssize_t>(bytes.size()),
-                   "getrandom: ", std::strerror(errno));
+  const auto got = getrandom(bytes.data(), bytes.size(), 0);  // before errno is read
+  check<CommError>(got == static_cast<ssize_t>(bytes.size()), "getrandom: ", std::strerror(errno));
 }
 
 /// The proof for `parts`, one after another, each of a fixed size. Zeros where there is no token, or no OpenSSL.
@@ -28220,6 +28980,13 @@ struct Address {
     return ntohl(reinterpret_cast<const sockaddr_in*>(&storage)->sin_addr.s_addr) >> 24 == 127;
   }
 
+  /// In numbers, without the port.
+  std::string host() const {
+    char text[NI_MAXHOST] = "?";
+    getnameinfo(data(), length, text, sizeof text, nullptr, 0, NI_NUMERICHOST);
+    return text;
+  }
+
   /// Looks `name` up. Throws CommError.
   static Address resolve(const std::string& name, int port) {
     addrinfo hints{}, *found = nullptr;
@@ -28236,14 +29003,8 @@ struct Address {
 
 /// `127.0.0.1:29500`
 inline void append(std::string& out, const Address& address) {
-  char text[INET6_ADDRSTRLEN] = "?";
   const bool six = address.storage.ss_family == AF_INET6;
-  if (six) {
-    inet_ntop(AF_INET6, &reinterpret_cast<const sockaddr_in6*>(&address.storage)->sin6_addr, text, sizeof text);
-  } else {
-    inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in*>(&address.storage)->sin_addr, text, sizeof text);
-  }
-  out += cat(six ? "[" : "", text, six ? "]:" : ":", address.port());
+  out += cat(six ? "[" : "", address.host(), six ? "]:" : ":", address.port());
 }
 
 /// Owns a socket.
@@ -28267,6 +29028,8 @@ class Socket {
   }
 
   int fd() const { return fd_; }
+  /// Gives the socket away: somebody else closes it.
+  int release() { return std::exchange(fd_, -1); }
   explicit operator bool() const { return fd_ >= 0; }
 
   /// A listening socket on exactly this address; port 0 takes a free one. Throws CommError.
@@ -28386,8 +29149,8 @@ requires std::is_trivially_copyable_v<T> std::span<std::byte> bytes_of(T& value)
 
 namespace chorus::inline CHORUS_ABI::comm {
 
-/// What a host says first: the number that a guest's proof has to be for. A new one for each guest, so that an overheard
-/// proof is of no use.
+/// What a host says first: the number that a guest's proof has to be for. A new one for each guest, so that an
+/// overheard proof is of no use.
 struct Challenge {
   std::uint64_t magic = 0;
   Nonce nonce{};
@@ -28531,6 +29294,14 @@ std::span<const std::byte> proven(const Message& message) {
                     "characters in CHORUS_TOKEN of all of them");
 }
 
+/// Where the other ranks can reach this one: its machine's address on the way to rank 0. Throws CommError.
+inline Address own_address(const World& world) {
+  const auto master = Address::resolve(world.master_addr, world.master_port);
+  if (world.rank == 0) return master;
+  const Socket probe(::socket(master.storage.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));  // sends nothing
+  return ::connect(probe.fd(), master.data(), master.length) == 0 ? probe.local() : master;
+}
+
 /// The same number for processes that can open each other's memory: one boot of one kernel, one space of process ids.
 inline std::uint64_t machine_id() {
   char text[256] = {};
@@ -28659,8 +29430,8 @@ inline void copy_bytes(std::byte* out, const std::byte* in, std::size_t bytes) {
 /// rank can send some while its peer is busy; `queue_pieces` of them before `acquire` waits.
 ///
 /// Every call that waits throws LinkTimeout when the peer makes no progress for `timeout`, and LinkError when a process
-/// of the group has died, when a rank has called `abort`, and when the peer has left. But for `abort`, for one thread at
-/// a time.
+/// of the group has died, when a rank has called `abort`, and when the peer has left. But for `abort`, for one thread
+/// at a time.
 class Transport {
  public:
   struct Piece {
@@ -28854,8 +29625,8 @@ class SharedRegion {
     check<CommError>(fd >= 0, "shared memory: memfd_create: ", std::strerror(errno));
     SharedRegion region;
     region.fd_ = fd;
-    check<CommError>(ftruncate(fd, static_cast<off_t>(bytes)) == 0, "shared memory: ", bytes,
-                     " bytes: ", std::strerror(errno));
+    const bool sized = ftruncate(fd, static_cast<off_t>(bytes)) == 0;  // before errno is read
+    check<CommError>(sized, "shared memory: ", bytes, " bytes: ", std::strerror(errno));
     region.map(bytes);
     return region;
   }
@@ -28884,6 +29655,13 @@ class SharedRegion {
   ~SharedRegion() {
     if (data_) munmap(data_, bytes_);
     if (fd_ >= 0) close(fd_);
+  }
+
+  /// Takes room for a part now: where the machine has none left, writing there later would end this process.
+  void reserve(std::size_t begin, std::size_t bytes) const {
+    int error = EINTR;
+    while (error == EINTR) error = posix_fallocate(fd_, static_cast<off_t>(begin), static_cast<off_t>(bytes));
+    check<CommError>(error == 0, "shared memory: no room for ", bytes, " bytes: ", std::strerror(error));
   }
 
   explicit operator bool() const { return data_ != nullptr; }
@@ -28916,6 +29694,7 @@ class SharedMemory {
   /// child. Throws CommError.
   static std::shared_ptr<std::byte> allocate(std::size_t bytes) {
     auto region = std::make_shared<SharedRegion>(SharedRegion::create(front + bytes));
+    region->reserve(0, front + bytes);
     auto& all = instance();
     const std::lock_guard lock(all.mutex_);
     std::uint64_t key = 0;
@@ -29035,13 +29814,21 @@ class ShmTransport final : public Transport {
     return sizeof(detail::Board) + static_cast<std::size_t>(size * size) * queue_stride;
   }
 
+  /// A region for these ranks. Only what the ring needs takes room now. Throws CommError where there is none.
+  static SharedRegion make_region(int size) {
+    auto region = SharedRegion::create(region_bytes(size));
+    region.reserve(0, sizeof(detail::Board));
+    for (int rank = 0; rank < size; ++rank)
+      region.reserve(queue_begin(rank, (rank + 1) % size, size), queue_stride);
+    return region;
+  }
+
   /// Takes a seat in a zeroed region of `region_bytes(ranks)`. Where the region names the ranks' processes, it watches
   /// for their deaths.
-  ShmTransport(SharedRegion region, int me, int ranks, std::chrono::milliseconds limit)
+  ShmTransport(std::shared_ptr<const SharedRegion> region, int me, int ranks, std::chrono::milliseconds limit)
       : Transport(me, ranks, slot_bytes, slots, limit),
         region_(std::move(region)),
-        board_(*reinterpret_cast<detail::Board*>(region_.data())),
-        queues_(region_.data() + sizeof(detail::Board)),
+        board_(*reinterpret_cast<detail::Board*>(region_->data())),
         rounds_(std::clamp(60 * static_cast<int>(std::thread::hardware_concurrency()) / size, 1, 60)) {
     for (int peer = 0; peer < size; ++peer) {
       const int pid = seat(peer).pid.load();
@@ -29143,13 +29930,16 @@ class ShmTransport final : public Transport {
   static constexpr std::chrono::milliseconds nap{20};  // of a sleeper between two looks around
   static constexpr std::size_t slot_stride = sizeof(detail::SlotHead) + slot_bytes;
   static constexpr std::size_t queue_stride = slots * slot_stride;
+  static constexpr std::size_t queue_begin(int from, int to, int size) {
+    return sizeof(detail::Board) + static_cast<std::size_t>(from * size + to) * queue_stride;
+  }
 
   bool among_threads() const { return seat(rank).pid.load(std::memory_order_relaxed) == 0; }
   detail::Seat& seat(int who) const { return board_.seats[static_cast<std::size_t>(who)]; }
 
   detail::SlotHead& slot(int from, int to, const std::array<std::uint32_t, max_ranks>& next) const {
     const auto peer = static_cast<std::size_t>(from == rank ? to : from);
-    const auto queue = queues_ + static_cast<std::size_t>(from * size + to) * queue_stride;
+    const auto queue = region_->data() + queue_begin(from, to, size);
     return *reinterpret_cast<detail::SlotHead*>(queue + next[peer] * slot_stride);
   }
   static void advance(int peer, std::array<std::uint32_t, max_ranks>& next) {
@@ -29225,9 +30015,8 @@ class ShmTransport final : public Transport {
     return text;
   }
 
-  SharedRegion region_;
+  std::shared_ptr<const SharedRegion> region_;  // threads of a group share one
   detail::Board& board_;
-  std::byte* queues_;
   std::array<std::uint32_t, max_ranks> sent_{}, received_{};  // per peer, the next slot
   std::array<FarCopy, max_ranks> copies_;
   std::array<int, max_ranks> deaths_{};                       // per peer: a pidfd, readable once its process has ended
@@ -29365,6 +30154,7 @@ class Host {
     meeting.key = random_key();
     meeting.listener = Socket::listen(listener.local().with_port(0));
     meeting.kind = (kind_ == Backend::automatic || kind_ == Backend::shm) && one_machine ? Backend::shm : Backend::tcp;
+    if (meeting.kind == Backend::shm && !make_region(meeting)) meeting.kind = Backend::tcp;
     Answer answer;
     answer.key = meeting.key;
     answer.welcome = 1;
@@ -29372,7 +30162,6 @@ class Host {
     answer.pid = getpid();
     answer.port = meeting.listener.local().port();
     if (meeting.kind == Backend::shm) {
-      meeting.region = SharedRegion::create(ShmTransport::region_bytes(world_.size));
       std::memcpy(meeting.region.data(), &meeting.key, sizeof meeting.key);
       for (int rank = 0; rank < world_.size; ++rank)
         ShmTransport::name_process(meeting.region, static_cast<std::size_t>(rank),
@@ -29392,6 +30181,19 @@ class Host {
       meeting.addresses[static_cast<std::size_t>(rank)] = at(rank).socket.remote().with_port(at(rank).hello.port);
     if (meeting.kind == Backend::tcp) tell_all(bytes_of(meeting.addresses), deadline);
     return meeting;
+  }
+
+  /// Where there is none to be had: false, and a notice; an error where it was asked for.
+  bool make_region(Meeting& meeting) {
+    try {
+      meeting.region = ShmTransport::make_region(world_.size);
+      return true;
+    } catch (const CommError& error) {
+      const auto why = cat(where_, ": ", error.what());
+      if (kind_ != Backend::shm) return chorus::detail::say(cat(why, "; the ranks talk over TCP")), false;
+      refuse_all(why);
+      throw CommError(why);
+    }
   }
 
   void tell_all(std::span<const std::byte> message, Deadline deadline) {
@@ -29516,8 +30318,9 @@ struct Ring {
   int size() const { return members.empty() ? link.size : static_cast<int>(members.size()); }
   /// This rank's place in the ring, or the one `steps` further on; negative: further back.
   int place(int steps = 0) const {
-    const int own = members.empty() ? link.rank
-                                    : static_cast<int>(std::find(members.begin(), members.end(), link.rank) - members.begin());
+    const int own = members.empty()
+                        ? link.rank
+                        : static_cast<int>(std::find(members.begin(), members.end(), link.rank) - members.begin());
     return ((own + steps) % size() + size()) % size();
   }
   /// The rank at that place.
@@ -29660,8 +30463,8 @@ inline void ring_all_gather(const Ring& ring, const std::byte* mine, std::byte* 
   } while (count != 0);
 }
 
-/// A chain from root to the place before it, piece by piece, so that all links are busy at once. Every rank but the last sends the
-/// whole data once.
+/// A chain from root to the place before it, piece by piece, so that all links are busy at once. Every rank but the
+/// last sends the whole data once.
 inline void ring_broadcast(const Ring& ring, std::byte* data, std::size_t count, int root) {
   const int next = ring.neighbour(1), previous = ring.neighbour(-1);
   if (ring.link.rank == root) {
@@ -29992,6 +30795,31 @@ class TcpTransport final : public Transport {
 }  // namespace chorus::inline CHORUS_ABI::comm
 #endif  // CHORUS_SINGLE_CHORUS_COMM_TCP_TRANSPORT_HPP
 
+// <chorus/core/environment.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
+/// Reading the environment.
+
+namespace chorus::inline CHORUS_ABI::detail {
+
+/// The value of an environment variable, or a null pointer; an empty one counts as not set.
+inline const char* env(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr || *value == '\0' ? nullptr : value;
+}
+
+/// A switch: 0 or 1, or `unset` where the variable is not set. Throws UsageError for anything else.
+[[gnu::cold]] inline bool env_switch(const char* name, bool unset) {
+  const char* text = env(name);
+  if (text == nullptr) return unset;
+  const std::string_view value(text);
+  check<UsageError>(value == "0" || value == "1", "environment variable ", name, " must be 0 or 1, got '", value, "'");
+  return value == "1";
+}
+
+}  // namespace chorus::inline CHORUS_ABI::detail
+#endif  // CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
+
 namespace chorus::inline CHORUS_ABI::comm {
 
 class HybridTransport final : public Transport {
@@ -30017,18 +30845,26 @@ class HybridTransport final : public Transport {
     const auto leader = static_cast<std::size_t>(ranks.front());
     SharedRegion region;
     if (here > 1 && rank == ranks.front()) {
-      region = SharedRegion::create(ShmTransport::region_bytes(here));
-      for (int i = 0; i < here; ++i)
-        ShmTransport::name_process(region, static_cast<std::size_t>(i),
-                                   static_cast<int>(pids[static_cast<std::size_t>(ranks[static_cast<std::size_t>(i)])]));
+      try {
+        region = ShmTransport::make_region(here);
+        for (int i = 0; i < here; ++i)
+          ShmTransport::name_process(
+              region, static_cast<std::size_t>(i),
+              static_cast<int>(pids[static_cast<std::size_t>(ranks[static_cast<std::size_t>(i)])]));
+      } catch (const CommError& error) {
+        chorus::detail::say(cat("rank ", rank, ": ", error.what(), "; the ranks of this machine talk over TCP"));
+      }
     }
     const auto fds = gather(static_cast<std::uint64_t>(region.fd()));
-    if (here > 1 && rank != ranks.front())
+    const bool shared = here > 1 && static_cast<int>(fds[leader]) >= 0;
+    if (!shared) std::fill(local_.begin(), local_.end(), -1);
+    if (shared && rank != ranks.front())
       region = SharedRegion::open(static_cast<int>(pids[leader]), static_cast<int>(fds[leader]),
                                   ShmTransport::region_bytes(here));
     gather(0);  // the leader's region stays open until all have it
-    if (here > 1)
-      shm_ = std::make_unique<ShmTransport>(std::move(region), local_[static_cast<std::size_t>(rank)], here, timeout);
+    if (shared)
+      shm_ = std::make_unique<ShmTransport>(std::make_shared<SharedRegion>(std::move(region)),
+                                            local_[static_cast<std::size_t>(rank)], here, timeout);
   }
 
   std::byte* acquire(int peer) override { return to(peer).acquire(at(peer)); }
@@ -30069,8 +30905,8 @@ class HybridTransport final : public Transport {
   int at(int peer) const { return is_local(peer) ? local_[static_cast<std::size_t>(peer)] : peer; }
 
   static std::uint64_t own_id() {
-    const char* name = std::getenv("CHORUS_HOST_ID");
-    if (name == nullptr || *name == '\0') return detail::machine_id();
+    const char* name = chorus::detail::env("CHORUS_HOST_ID");
+    if (name == nullptr) return detail::machine_id();
     std::uint64_t hash = 14695981039346656037ull;  // FNV-1a
     for (; *name != '\0'; ++name) hash = (hash ^ static_cast<unsigned char>(*name)) * 1099511628211ull;
     return hash;
@@ -30315,7 +31151,8 @@ namespace chorus::inline CHORUS_ABI::comm {
 
 /// `Runner` has `Failure run(const Call&, const std::atomic<bool>& caller_waits)`, called by one thread at a time, and
 /// `void abort(std::string_view) noexcept`, called from any, after which the run that goes on and all later ones fail
-/// soon; and `std::string record() const`, see Engine. The first failure is the runner's to keep: it fails again in every later call.
+/// soon; and `std::string record() const`, see Engine. The first failure is the runner's to keep: it fails again in
+/// every later call.
 template <class Runner>
 class QueuedEngine final : public Engine {
  public:
@@ -30400,10 +31237,11 @@ class CallBook {
   [[gnu::cold]] Failure fail(std::string_view why, bool timed_out = false) {
     const std::lock_guard lock(mutex_);
     close(Entry::failed);
-    const auto what = cat("rank ", rank_, ": ", text(newest()), ": ", aborted_ ? "aborted: " : "",
-                          aborted_           ? std::string_view(aborted_.why())
-                          : failure_.empty() ? why
-                                             : std::string_view(cat("this communicator has failed before: ", failure_)));
+    const auto what =
+        cat("rank ", rank_, ": ", text(newest()), ": ", aborted_ ? "aborted: " : "",
+            aborted_           ? std::string_view(aborted_.why())
+            : failure_.empty() ? why
+                               : std::string_view(cat("this communicator has failed before: ", failure_)));
     if (failure_.empty()) {
       failure_ = what;
       dump();
@@ -30472,8 +31310,8 @@ class CallBook {
   }
 
   [[gnu::cold]] void dump() const {
-    const char* where = std::getenv("CHORUS_FLIGHT_RECORDER");
-    if (where == nullptr || *where == '\0') return;
+    const char* where = chorus::detail::env("CHORUS_FLIGHT_RECORDER");
+    if (where == nullptr) return;
     const auto text = lines();
     const bool to_stderr = std::string_view(where) == "stderr";
     std::FILE* const file = to_stderr ? stderr : std::fopen(cat(where, ".rank", rank_).c_str(), "w");
@@ -30502,11 +31340,11 @@ class CallBook {
 #define CHORUS_SINGLE_CHORUS_COMM_DIRECT_HPP
 /// `direct_all_reduce`: the ring's traffic in two steps instead of 2 (n - 1), for a few ranks with links between all.
 ///
-/// Data is cut into one chunk per rank. Every rank sends each chunk to its owner, the rank of that number; the owner adds
-/// them up in the order of ranks and sends the sum to all. A rank sends n - 1 chunks in each step, 2 (n - 1) / n of the
-/// data, as in the ring. Between two ranks, each sends the other all it has, and both add: one step, the same bytes.
-/// A number's sum is rounded in the order of ranks, wherever it lies. What differs from the ring: there n links are busy,
-/// here all n (n - 1) are, which costs queues and, in a network, contention.
+/// Data is cut into one chunk per rank. Every rank sends each chunk to its owner, the rank of that number; the owner
+/// adds them up in the order of ranks and sends the sum to all. A rank sends n - 1 chunks in each step, 2 (n - 1) / n
+/// of the data, as in the ring. Between two ranks, each sends the other all it has, and both add: one step, the same
+/// bytes. A number's sum is rounded in the order of ranks, wherever it lies. What differs from the ring: there n links
+/// are busy, here all n (n - 1) are, which costs queues and, in a network, contention.
 
 namespace chorus::inline CHORUS_ABI::comm {
 
@@ -30632,8 +31470,8 @@ inline void direct_all_reduce(const Ring& ring, std::byte* data, std::size_t cou
   const auto block = [&](std::size_t i) {
     return detail::DirectBlock(ring, data + i * longest * element, std::min(longest, count - i * longest));
   };
-  // Three blocks under way at once. Up to 7 pieces wait in a queue: chunks and sums of the blocks that a slower rank has
-  // not read yet. With room for them nobody waits in a circle.
+  // Three blocks under way at once. Up to 7 pieces wait in a queue: chunks and sums of the blocks that a slower rank
+  // has not read yet. With room for them nobody waits in a circle.
   check<LinkError>(ring.link.queue_pieces >= 7, "direct_all_reduce: queues of ", ring.link.queue_pieces, " pieces");
   for (std::size_t i = 0; i < blocks + 2; ++i) {
     if (i < blocks) block(i).contribute();
@@ -30651,9 +31489,9 @@ inline void direct_all_reduce(const Ring& ring, std::byte* data, std::size_t cou
 /// `hierarchical_all_reduce`: within machines first, then once between them.
 ///
 /// Of D bytes over M machines: in each machine of R ranks a chain adds up to the lowest rank, the leader (R - 1 links
-/// carry D each), the leaders do a ring all-reduce (each sends 2 (M - 1) / M D), and the same chain carries the sums back
-/// (D a link). Between machines 2 (M - 1) D cross in all, whatever R is, where a flat ring of n = M R ranks has
-/// 2 (n - 1) / n D on each of its M crossings, about M / (M - 1) times as much for many ranks: what is gained is latency,
+/// carry D each), the leaders do a ring all-reduce (each sends 2 (M - 1) / M D), and the same chain carries the sums
+/// back (D a link). Between machines 2 (M - 1) D cross in all, whatever R is, where a flat ring of n = M R ranks has 2
+/// (n - 1) / n D on each of its M crossings, about M / (M - 1) times as much for many ranks: what is gained is latency,
 /// 2 (M - 1) slow steps instead of 2 (n - 1), at the price of D, not D / n, on each link inside.
 
 namespace chorus::inline CHORUS_ABI::comm {
@@ -30667,7 +31505,8 @@ inline void hierarchical_all_reduce(const Ring& ring, std::byte* data, std::size
     const int machine = machines[static_cast<std::size_t>(rank)];
     if (machine == own_machine) local.push_back(rank);
     // The first rank of its machine.
-    if (std::find(machines.begin(), machines.begin() + rank, machine) == machines.begin() + rank) leaders.push_back(rank);
+    if (std::find(machines.begin(), machines.begin() + rank, machine) == machines.begin() + rank)
+      leaders.push_back(rank);
   }
   const bool leads = local.front() == ring.link.rank, ends = local.back() == ring.link.rank;
   auto plain = ring.reduction;  // contributions are scaled once
@@ -30684,7 +31523,8 @@ inline void hierarchical_all_reduce(const Ring& ring, std::byte* data, std::size
     } else if (leads) {
       detail::relay(inside, {.from = behind, .reads = true, .stores = true, .mine = data, .store = data}, segment);
     } else {
-      detail::relay(inside, {.from = ends ? detail::nobody : behind, .to = before, .reads = true, .mine = data}, segment);
+      detail::relay(inside, {.from = ends ? detail::nobody : behind, .to = before, .reads = true, .mine = data},
+                    segment);
     }
     if (leads && leaders.size() > 1) ring_all_reduce(across, data, segment);
     ring.link.flush();
@@ -31119,11 +31959,9 @@ CHORUS_INLINE std::vector<AnyCommunicator> thread_group(int size, std::chrono::m
   std::vector<AnyCommunicator> group;
   if (size == 1) group.emplace_back();
   if (size == 1) return group;
-  const auto bytes = ShmTransport::region_bytes(size);
-  const auto region = SharedRegion::create(bytes);
+  const auto region = std::make_shared<SharedRegion>(SharedRegion::create(ShmTransport::region_bytes(size)));
   for (int rank = 0; rank < size; ++rank)
-    group.push_back(RingCommunicator(
-        "thread", std::make_unique<ShmTransport>(SharedRegion::open(getpid(), region.fd(), bytes), rank, size, timeout)));
+    group.push_back(RingCommunicator("thread", std::make_unique<ShmTransport>(region, rank, size, timeout)));
   return group;
 }
 
@@ -31148,7 +31986,8 @@ inline EngineMaker& maker_of(Backend backend) {
                     "connect: master_port is ", world.master_port, ", expected 1 to 65535");
   auto meeting = world.rank == 0 ? Host(world, backend).meet() : join(world, backend);
   if (meeting.kind == Backend::shm)
-    return std::make_unique<ShmTransport>(std::move(meeting.region), world.rank, world.size, world.timeout);
+    return std::make_unique<ShmTransport>(std::make_shared<SharedRegion>(std::move(meeting.region)), world.rank,
+                                          world.size, world.timeout);
   auto link = std::make_unique<TcpTransport>(world.rank, world.size, world.timeout);
   connect_all(world, meeting, link->peers());
   if (backend != Backend::hierarchical) return link;
@@ -31172,14 +32011,17 @@ CHORUS_INLINE AnyCommunicator connect(const World& world, const ConnectOptions& 
                     " ms, expected more than 0");
   const auto backend = options.backend;
   const auto maker = detail::maker_of(backend);
-  check<UsageError>(backend <= Backend::hierarchical || maker, "connect: this program was built without backend ", backend,
-                    ": include <chorus/comm/", backend, ".hpp> and link its library");
+  check<UsageError>(backend <= Backend::hierarchical || maker, "connect: this program was built without backend ",
+                    backend, ": include <chorus/comm/", backend, ".hpp> and link its library");
   if (world.size == 1) {
     const auto unused = Socket::adopt(world.listen_fd);
     return AnyCommunicator();
   }
   if (maker) return AnyCommunicator(maker(world));
-  if (backend == Backend::thread) return join_thread_group(world);
+  if (backend == Backend::thread) {
+    const auto unused = Socket::adopt(world.listen_fd);
+    return join_thread_group(world);
+  }
   auto link = detail::meet(world, backend);
   const auto carrier = dynamic_cast<const ShmTransport*>(link.get()) ? Backend::shm
                        : !link->machines().empty()                  ? Backend::hierarchical
@@ -31330,12 +32172,6 @@ class Run {
 namespace chorus::inline CHORUS_ABI {
 
 namespace detail {
-
-/// The value of an environment variable, or a null pointer; an empty one counts as not set.
-inline const char* env(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr || *value == '\0' ? nullptr : value;
-}
 
 /// A whole number in [low, high] from the environment, or nothing where the variable is not set.
 inline std::optional<int> env_number(const char* name, int low, int high) {
@@ -31633,16 +32469,16 @@ int launch(bool distributed, int argc, char** argv, const LaunchOptions* options
 /// `options.devices` processes of this same program with the same arguments are started and watched. Call it once,
 /// early in main: what stands before it happens in every process. It calls manual_seed(options.seed).
 /// `body` takes a Run& and returns nothing or a status. What it throws is printed, and the other ranks are told:
-/// UsageError gives status 2, CommError 76, others 1; a rank killed by a signal gives 128 + its number, as does a signal
-/// to the program itself.
+/// UsageError gives status 2, CommError 76, others 1; a rank killed by a signal gives 128 + its number, as does a
+/// signal to the program itself.
 template <class Net, class Body>
 int launch(int argc, char** argv, const LaunchOptions& options, Body&& body) {
   return detail::launch(Net::distributed, argc, argv, &options, detail::LaunchBody::of<Net>(body));
 }
 
 /// The same, with `--devices N`, `--seed S`, `--timeout SECONDS`, `--backend NAME` and `--help` read from the command
-/// line. Other options belong to the program, which asks for them with `run.option(name)`; one that it never asked for is
-/// named at the end.
+/// line. Other options belong to the program, which asks for them with `run.option(name)`; one that it never asked for
+/// is named at the end.
 template <class Net, class Body>
 int launch(int argc, char** argv, Body&& body) {
   return detail::launch(Net::distributed, argc, argv, nullptr, detail::LaunchBody::of<Net>(body));
@@ -31790,8 +32626,8 @@ class SignalPipe {
 
 namespace chorus::inline CHORUS_ABI::detail {
 
-/// A thread passes lines on to standard output, as `[rank N] line`, and as they are to `folder`/rank_N.log where there is
-/// a folder. Whole lines go out in one write, so that those of several ranks don't mix.
+/// A thread passes lines on to standard output, as `[rank N] line`, and as they are to `folder`/rank_N.log where there
+/// is a folder. Whole lines go out in one write, so that those of several ranks don't mix.
 class RankOutput {
  public:
   explicit RankOutput(std::string folder) : folder_(std::move(folder)) {
@@ -32277,9 +33113,10 @@ inline void print_launch_help(const char* program) {
       "                     has started them, their number counts instead.\n"
       "  --seed S           of everything random: initial parameters, order of samples, dropout (default: 0)\n"
       "  --timeout SECONDS  for every wait for another process (default: CHORUS_TIMEOUT, else 60)\n"
-      "  --backend NAME     what carries bytes between processes: auto, shm, tcp, hierarchical, mpi, gloo, nccl (default:\n"
+      "  --backend NAME     what carries bytes between processes: auto, shm, tcp, hierarchical, mpi, gloo, nccl "
+      "(default:\n"
       "                     CHORUS_BACKEND, else auto: shared memory on one machine, TCP on several)\n"
-      "Where there are cores for all ranks of a machine, each keeps to its own share of them, unless CHORUS_BIND=0.\n"
+      "Where a machine's cores can be shared out evenly, each of its ranks keeps to its share, unless CHORUS_BIND=0.\n"
       "Other options are the program's own.\n",
       program, LaunchOptions::most_devices);
 }
@@ -32297,17 +33134,18 @@ inline std::optional<comm::World> join(std::optional<int> devices) {
   return world;
 }
 
-/// A rank among several of this machine keeps to its own share of the cores, as mpirun's do: the scheduler would at times
-/// wake two ranks that wait for each other on one core, and leave them there. Not where someone has chosen cores before, nor
-/// where there are fewer of them than ranks, nor with CHORUS_BIND=0. Threads that start later keep to the same cores.
+/// A rank among several of this machine keeps to its own share of the cores, as mpirun's do: the scheduler would at
+/// times wake two ranks that wait for each other on one core, and leave them there. Of ranks that outnumber the cores,
+/// neighbours share one, where that is as many on each. Not where someone has chosen cores before, nor with
+/// CHORUS_BIND=0. Threads that start later keep to the same cores.
 inline void keep_to_own_cores(const comm::World& world) {
-  const char* wanted = env("CHORUS_BIND");
   cpu_set_t all, own;
-  if (world.local_size < 2 || (wanted != nullptr && std::strcmp(wanted, "0") == 0)) return;
+  if (!env_switch("CHORUS_BIND", true) || world.local_size < 2) return;
   if (sched_getaffinity(0, sizeof all, &all) != 0) return;
   const int cores = CPU_COUNT(&all);
-  if (cores != sysconf(_SC_NPROCESSORS_ONLN) || cores < world.local_size) return;
-  const int first = cores * world.local_rank / world.local_size, last = cores * (world.local_rank + 1) / world.local_size;
+  if (cores != sysconf(_SC_NPROCESSORS_ONLN) || (cores < world.local_size && world.local_size % cores != 0)) return;
+  const int first = cores * world.local_rank / world.local_size,
+            last = std::max(first + 1, cores * (world.local_rank + 1) / world.local_size);
   CPU_ZERO(&own);
   for (int core = 0, number = 0; number < last; ++core)
     if (CPU_ISSET(core, &all)) {

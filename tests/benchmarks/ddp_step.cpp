@@ -16,8 +16,9 @@ namespace {
 int measure(int argc, char** argv, std::optional<int> ranks, const bench::RanksAndCases& asked) {
   return bench::on_ranks(
       argc, argv, ranks, asked.wanted,
-      [sharded = asked.sharded, cap = asked.bucket_cap_mb](ch::Run& run, const char* name, const auto& make, const auto& images,
-                                const auto& targets, const auto& make_optimizer) {
+      [sharded = asked.sharded, cap = asked.bucket_cap_mb](ch::Run& run, const char* name, const auto& make,
+                                                           const auto& images, const auto& targets,
+                                                           const auto& make_optimizer) {
         ch::DistributedDataParallel<decltype(make())> net{make(), run, {.bucket_cap_mb = cap}};
         const auto time = [&](auto&& optimizer) {
           return bench::share_ms(net, optimizer, run.rank(), images, targets, bench::fixed_steps(name));

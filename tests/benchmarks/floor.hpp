@@ -68,8 +68,8 @@ inline Work mlp_work() {
 }
 
 /// A convolution of resnet18_b32 over images of size x size.
-inline chorus::kernels::Conv2dShape residual(chorus::Index in, chorus::Index out, chorus::Index size, chorus::Index kernel,
-                                             chorus::Index stride) {
+inline chorus::kernels::Conv2dShape residual(chorus::Index in, chorus::Index out, chorus::Index size,
+                                             chorus::Index kernel, chorus::Index stride) {
   return {.batch = 32,
           .in_channels = in,
           .height = size,

@@ -63,7 +63,8 @@ std::string train_rank(const comm::World& world, bool distributed, bool graphed)
   std::string hash;
   if (distributed) {
     Run run({}, {.seed = 9, .timeout = 60s}, world);
-    DistributedDataParallel<Perceptron<Cuda>> net{Perceptron<Cuda>{}, run, {.first_bucket_cap_mb = 1e-3, .bucket_cap_mb = 1e-2}};
+    DistributedDataParallel<Perceptron<Cuda>> net{
+        Perceptron<Cuda>{}, run, {.first_bucket_cap_mb = 1e-3, .bucket_cap_mb = 1e-2}};
     losses = train(net, world, graphed);
     hash = io::parameters_sha256(net.module());
   } else {

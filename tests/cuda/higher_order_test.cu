@@ -15,7 +15,8 @@ TEST_CASE("a gradient penalty on the GPU gives the CPU's gradients") {
   CHORUS_NEEDS_GPU;
   const auto expected = chorus_test::penalty_gradients_on_cpu(), got = chorus_test::penalty_gradients<Cuda>();
   REQUIRE(got.size() == expected.size());
-  for (std::size_t i = 0; i < got.size(); ++i) CHECK(std::abs(got[i] - expected[i]) < 2e-3f * (1 + std::abs(expected[i])));
+  for (std::size_t i = 0; i < got.size(); ++i)
+    CHECK(std::abs(got[i] - expected[i]) < 2e-3f * (1 + std::abs(expected[i])));
 }
 
 TEST_CASE("a checkpoint on the GPU gives the gradients of the part itself") {

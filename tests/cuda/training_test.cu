@@ -141,8 +141,8 @@ TEST_CASE("a step without enough memory says what holds it, and the next one goe
     message = error.what();
   }
   CAPTURE(message);
-  for (const char* part : {"out of memory on cuda:0: asked for ", "parameters ", "gradients ", "optimizer ", "activations ",
-                           " MiB free"})
+  for (const char* part :
+       {"out of memory on cuda:0: asked for ", "parameters ", "gradients ", "optimizer ", "activations ", " MiB free"})
     CHECK(message.find(part) != std::string::npos);
   step(net, optimizer, 2);
   ch::cuda::synchronize(Cuda{});

@@ -1,5 +1,5 @@
-// Kills ranks at random moments of collectives, over shared memory and TCP with 2 to 4 ranks, and stops some; checks that
-// all survivors get an error that names the victim, and that nothing stays behind; prints how soon they knew.
+// Kills ranks at random moments of collectives, over shared memory and TCP with 2 to 4 ranks, and stops some; checks
+// that all survivors get an error that names the victim, and that nothing stays behind; prints how soon they knew.
 //   kill_ranks [KILLS] [MEDIAN_MS SLOWEST_MS]     fails, too, if survivors took longer
 #include <dirent.h>
 
@@ -137,8 +137,8 @@ int main(int argc, char** argv) {
 
   std::sort(times.begin(), times.end());
   const double median = times.empty() ? 0 : times[times.size() / 2], slowest = times.empty() ? 0 : times.back();
-  std::printf("%d kills, %zu survivors: median %.1f ms, 99 %% within %.1f ms, slowest %.1f ms; %d stops; %d wrong\n", kills,
-              times.size(), median, times.empty() ? 0 : times[times.size() * 99 / 100], slowest, stops, wrong);
+  std::printf("%d kills, %zu survivors: median %.1f ms, 99 %% within %.1f ms, slowest %.1f ms; %d stops; %d wrong\n",
+              kills, times.size(), median, times.empty() ? 0 : times[times.size() * 99 / 100], slowest, stops, wrong);
   for (const auto& name : shared_memory()) {
     if (before.contains(name) || name.find("chorus") == std::string::npos) continue;  // others come and go
     ++wrong;

@@ -1,6 +1,6 @@
 /// The C++ side of tests/python/safetensors_check.py.
-///   safetensors_tool verdicts         reads files from standard input, each after its size in 8 bytes; prints a line for each
-///   safetensors_tool rewrite IN OUT   reads a file and writes all that it holds to another
+///   safetensors_tool verdicts         reads files from standard input, each after its size in 8 bytes; prints a line
+///   for each safetensors_tool rewrite IN OUT   reads a file and writes all that it holds to another
 
 #include <cstdint>
 #include <cstdio>

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Checks every header under include/: guard, opening comment, includes that exist and never point up a floor, macros,
-and that the headers of the standard library that it uses come with it."""
+"""Checks every header under include/: guard, opening comment, lines of at most 120 columns, includes that exist and
+never point up a floor, macros, and that the headers of the standard library that it uses come with it."""
 
 import pathlib
 import re
@@ -114,6 +114,8 @@ def problems(header, text):
     for number, line in enumerate(lines, 1):
         if line != line.rstrip() or "\t" in line:
             yield f"line {number} has a tab or trailing space"
+        if len(line) > 120:
+            yield f"line {number} has {len(line)} columns, more than 120"
         if match := re.match(r"\s*#\s*include\s*(\S+)", line):
             included = match[1].strip('<>"')
             if match[1].startswith('"'):

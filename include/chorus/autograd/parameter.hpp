@@ -1,6 +1,7 @@
 #pragma once
-/// Parameter: a leaf Variable that a model owns, and Buffer: numbers that a model owns and no gradient goes to. A copy of a
-/// handle shares the numbers; policies move them into flat buffers and copy them to other devices behind the handles.
+/// Parameter: a leaf Variable that a model owns, and Buffer: numbers that a model owns and no gradient goes to. A copy
+/// of a handle shares the numbers; policies move them into flat buffers and copy them to other devices behind the
+/// handles.
 
 #include <cstdint>
 #include <functional>
@@ -12,7 +13,8 @@
 
 namespace chorus::inline CHORUS_ABI {
 
-/// A parameter whose scalar type and rank are known at run time only: what policies, optimizers and checkpoints work with.
+/// A parameter whose scalar type and rank are known at run time only: what policies, optimizers and checkpoints work
+/// with.
 template <Device D>
 class ParameterOn {
  public:
@@ -32,7 +34,8 @@ class ParameterOn {
   std::uint64_t version() const { return version_; }
   /// To be called by whoever writes into the value's memory.
   void touch() { ++version_; }
-  /// A copy of the value in a type of 2 bytes, good while `version` is the value's: MixedPrecision keeps it, `to` takes it.
+  /// A copy of the value in a type of 2 bytes, good while `version` is the value's: MixedPrecision keeps it, `to` takes
+  /// it.
   struct NarrowCopy {
     Storage<D> storage;
     void* data = nullptr;
@@ -157,8 +160,8 @@ class Parameter : public AnyParameter {
   void zero_grad() const { typed().zero_grad(); }
   /// Copies numbers into the parameter. Throws ShapeError where the shapes differ.
   void assign(const Tensor<T, Rank, D>& numbers) const {
-    check<ShapeError>(numbers.shape() == shape() && numbers.is_contiguous(), "Parameter::assign: expected a dense tensor of shape ",
-                      shape(), ", got shape ", numbers.shape());
+    check<ShapeError>(numbers.shape() == shape() && numbers.is_contiguous(),
+                      "Parameter::assign: expected a dense tensor of shape ", shape(), ", got shape ", numbers.shape());
     copy_bytes(device(), value().data(), numbers.device(), numbers.data(), numbers.bytes());
     typed().touch();
   }
@@ -171,7 +174,8 @@ class Parameter : public AnyParameter {
   /// The copy in a type of 2 bytes that is kept for this parameter; undefined where there is none, or an old one.
   template <Narrow N>
   Tensor<N, Rank, D> narrow_copy() const {
-    if (!node_ || typed().narrow_copy.version != typed().version() || typed().narrow_copy.dtype != chorus::dtype<N>) return {};
+    if (!node_ || typed().narrow_copy.version != typed().version() || typed().narrow_copy.dtype != chorus::dtype<N>)
+      return {};
     const auto& copy = typed().narrow_copy;
     return {copy.storage, static_cast<N*>(copy.data), shape(), row_major(shape())};
   }

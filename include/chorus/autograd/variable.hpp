@@ -255,8 +255,8 @@ decltype(auto) variable_of(const X& x) {
   return x.as_variable();
 }
 
-/// Calls `operation` with Variables in the place of all operands, so that it is compiled once for all mixtures of Tensors,
-/// Variables and Parameters. For Tensors alone it gives a Tensor, too.
+/// Calls `operation` with Variables in the place of all operands, so that it is compiled once for all mixtures of
+/// Tensors, Variables and Parameters. For Tensors alone it gives a Tensor, too.
 template <class Operation, Operand... Inputs>
 auto with_variables(const Operation& operation, const Inputs&... inputs) {
   if constexpr ((is_graph_variable<Inputs> || ...) || !(Real<typename tensor_of<Inputs>::value_type> && ...))

@@ -26,12 +26,12 @@ class AnyCommunicator {
   int size() const { return engine_->size; }
   /// What carries the bytes: `shm`, `tcp`, `mpi`, ...
   std::string_view backend() const { return engine_->name(); }
-  /// Runs `start`, which starts a captured step with calls of this communicator in it, and watches that as a call. `what`,
-  /// for messages, lives on.
+  /// Runs `start`, which starts a captured step with calls of this communicator in it, and watches that as a call.
+  /// `what`, for messages, lives on.
   void launch(const char* what, const std::function<void()>& start) { engine_->launch(what, start); }
-  /// Memory for data that this communicator will often be called with: where it is made so, ranks read each other's data
-  /// where it lies, and need not copy it. Any rank may ask, at any time. Zeroed, aligned to 4096 bytes; null where other
-  /// memory is as good. It may outlive the communicator.
+  /// Memory for data that this communicator will often be called with: where it is made so, ranks read each other's
+  /// data where it lies, and need not copy it. Any rank may ask, at any time. Zeroed, aligned to 4096 bytes; null where
+  /// other memory is as good. It may outlive the communicator.
   std::shared_ptr<std::byte> allocate(std::size_t bytes) { return engine_->allocate(bytes); }
   /// How long this rank's calls have run in all, whichever thread ran them; 0 over engines that do not count.
   std::chrono::nanoseconds busy() const { return engine_->busy(); }
@@ -107,17 +107,18 @@ class AnyCommunicator {
   void barrier() { engine_->now(Call{}); }
   Work barrier_async() { return engine_->later(Call{}); }
 
-  /// The same, for a group in which a rank may be missing: rank 0 names all ranks that have not come by the deadline, in
-  /// an error that every rank throws. Slower than `barrier`. Over MPI, gloo and NCCL it is a barrier, which names none.
+  /// The same, for a group in which a rank may be missing: rank 0 names all ranks that have not come by the deadline,
+  /// in an error that every rank throws. Slower than `barrier`. Over MPI, gloo and NCCL it is a barrier, which names
+  /// none.
   void monitored_barrier() {
     Call call;
     call.op = Op::monitored_barrier;
     engine_->now(call);
   }
 
-  /// The newest 64 calls of this rank, one a line: number, call, when it began and how long it took, or that it is under
-  /// way or failed. Where CHORUS_FLIGHT_RECORDER is set, the first failure writes it to stderr (`stderr`) or to the
-  /// file $CHORUS_FLIGHT_RECORDER.rankN.
+  /// The newest 64 calls of this rank, one a line: number, call, when it began and how long it took, or that it is
+  /// under way or failed. Where CHORUS_FLIGHT_RECORDER is set, the first failure writes it to stderr (`stderr`) or to
+  /// the file $CHORUS_FLIGHT_RECORDER.rankN.
   std::string flight_record() const { return engine_->record(); }
 
   /// Gives the group up: calls that wait, later calls, and the other ranks' throw CommError with `why`.

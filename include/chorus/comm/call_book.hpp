@@ -43,10 +43,11 @@ class CallBook {
   [[gnu::cold]] Failure fail(std::string_view why, bool timed_out = false) {
     const std::lock_guard lock(mutex_);
     close(Entry::failed);
-    const auto what = cat("rank ", rank_, ": ", text(newest()), ": ", aborted_ ? "aborted: " : "",
-                          aborted_           ? std::string_view(aborted_.why())
-                          : failure_.empty() ? why
-                                             : std::string_view(cat("this communicator has failed before: ", failure_)));
+    const auto what =
+        cat("rank ", rank_, ": ", text(newest()), ": ", aborted_ ? "aborted: " : "",
+            aborted_           ? std::string_view(aborted_.why())
+            : failure_.empty() ? why
+                               : std::string_view(cat("this communicator has failed before: ", failure_)));
     if (failure_.empty()) {
       failure_ = what;
       dump();

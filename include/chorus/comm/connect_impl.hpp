@@ -47,8 +47,8 @@ CHORUS_INLINE AnyCommunicator connect(const World& world, const ConnectOptions& 
                     " ms, expected more than 0");
   const auto backend = options.backend;
   const auto maker = detail::maker_of(backend);
-  check<UsageError>(backend <= Backend::hierarchical || maker, "connect: this program was built without backend ", backend,
-                    ": include <chorus/comm/", backend, ".hpp> and link its library");
+  check<UsageError>(backend <= Backend::hierarchical || maker, "connect: this program was built without backend ",
+                    backend, ": include <chorus/comm/", backend, ".hpp> and link its library");
   if (world.size == 1) {
     const auto unused = Socket::adopt(world.listen_fd);
     return AnyCommunicator();

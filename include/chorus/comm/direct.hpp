@@ -1,11 +1,11 @@
 #pragma once
 /// `direct_all_reduce`: the ring's traffic in two steps instead of 2 (n - 1), for a few ranks with links between all.
 ///
-/// Data is cut into one chunk per rank. Every rank sends each chunk to its owner, the rank of that number; the owner adds
-/// them up in the order of ranks and sends the sum to all. A rank sends n - 1 chunks in each step, 2 (n - 1) / n of the
-/// data, as in the ring. Between two ranks, each sends the other all it has, and both add: one step, the same bytes.
-/// A number's sum is rounded in the order of ranks, wherever it lies. What differs from the ring: there n links are busy,
-/// here all n (n - 1) are, which costs queues and, in a network, contention.
+/// Data is cut into one chunk per rank. Every rank sends each chunk to its owner, the rank of that number; the owner
+/// adds them up in the order of ranks and sends the sum to all. A rank sends n - 1 chunks in each step, 2 (n - 1) / n
+/// of the data, as in the ring. Between two ranks, each sends the other all it has, and both add: one step, the same
+/// bytes. A number's sum is rounded in the order of ranks, wherever it lies. What differs from the ring: there n links
+/// are busy, here all n (n - 1) are, which costs queues and, in a network, contention.
 
 #include <array>
 #include <chorus/comm/ring.hpp>
@@ -134,8 +134,8 @@ inline void direct_all_reduce(const Ring& ring, std::byte* data, std::size_t cou
   const auto block = [&](std::size_t i) {
     return detail::DirectBlock(ring, data + i * longest * element, std::min(longest, count - i * longest));
   };
-  // Three blocks under way at once. Up to 7 pieces wait in a queue: chunks and sums of the blocks that a slower rank has
-  // not read yet. With room for them nobody waits in a circle.
+  // Three blocks under way at once. Up to 7 pieces wait in a queue: chunks and sums of the blocks that a slower rank
+  // has not read yet. With room for them nobody waits in a circle.
   check<LinkError>(ring.link.queue_pieces >= 7, "direct_all_reduce: queues of ", ring.link.queue_pieces, " pieces");
   for (std::size_t i = 0; i < blocks + 2; ++i) {
     if (i < blocks) block(i).contribute();

@@ -27,8 +27,8 @@ struct Reduction {
   ReduceOp op = ReduceOp::sum;
   std::size_t element = 1;  ///< bytes of one number
   double scale = 1;
-  /// out[i] = in[i] (+) scale * mine[i], bf16 and half in float; `out` may be `in` or `mine`. Null in calls that only move
-  /// numbers.
+  /// out[i] = in[i] (+) scale * mine[i], bf16 and half in float; `out` may be `in` or `mine`. Null in calls that only
+  /// move numbers.
   void (*combine)(void* out, const void* in, const void* mine, std::size_t count, double scale) = nullptr;
   /// out[i] = scale * mine[i]; `out` may be `mine`. Null: a plain copy.
   void (*scaled)(void* out, const void* mine, std::size_t count, double scale) = nullptr;
@@ -51,8 +51,8 @@ struct Call {
   int bucket = -1;           ///< the number of a gradient bucket, for messages
 };
 
-/// One rank's end of a group. Its calls have been checked: sizes fit, roots and peers are ranks. They are carried out in
-/// the order in which they came. The first failure is final, and thrown by every later call.
+/// One rank's end of a group. Its calls have been checked: sizes fit, roots and peers are ranks. They are carried out
+/// in the order in which they came. The first failure is final, and thrown by every later call.
 class Engine {
  public:
   Engine(int me, int ranks) : rank(me), size(ranks) {}
@@ -74,8 +74,8 @@ class Engine {
   virtual std::string record() const { return {}; }
   /// What is known to be wrong with the group, without waiting; while no call is under way.
   virtual std::string trouble() { return {}; }
-  /// Runs `start`, which starts something that contains calls of this engine: a captured step. `what`, for messages, lives
-  /// on.
+  /// Runs `start`, which starts something that contains calls of this engine: a captured step. `what`, for messages,
+  /// lives on.
   virtual void launch(const char*, const std::function<void()>& start) { start(); }
   /// Whether calls may name memory of a GPU, and then run on streams. Host memory may always be named.
   virtual bool takes_device_memory() const { return false; }

@@ -7,8 +7,8 @@
 
 namespace chorus::inline CHORUS_ABI::comm {
 
-/// What a host says first: the number that a guest's proof has to be for. A new one for each guest, so that an overheard
-/// proof is of no use.
+/// What a host says first: the number that a guest's proof has to be for. A new one for each guest, so that an
+/// overheard proof is of no use.
 struct Challenge {
   std::uint64_t magic = 0;
   Nonce nonce{};

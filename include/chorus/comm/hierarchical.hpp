@@ -2,9 +2,9 @@
 /// `hierarchical_all_reduce`: within machines first, then once between them.
 ///
 /// Of D bytes over M machines: in each machine of R ranks a chain adds up to the lowest rank, the leader (R - 1 links
-/// carry D each), the leaders do a ring all-reduce (each sends 2 (M - 1) / M D), and the same chain carries the sums back
-/// (D a link). Between machines 2 (M - 1) D cross in all, whatever R is, where a flat ring of n = M R ranks has
-/// 2 (n - 1) / n D on each of its M crossings, about M / (M - 1) times as much for many ranks: what is gained is latency,
+/// carry D each), the leaders do a ring all-reduce (each sends 2 (M - 1) / M D), and the same chain carries the sums
+/// back (D a link). Between machines 2 (M - 1) D cross in all, whatever R is, where a flat ring of n = M R ranks has 2
+/// (n - 1) / n D on each of its M crossings, about M / (M - 1) times as much for many ranks: what is gained is latency,
 /// 2 (M - 1) slow steps instead of 2 (n - 1), at the price of D, not D / n, on each link inside.
 
 #include <chorus/comm/ring.hpp>
@@ -21,7 +21,8 @@ inline void hierarchical_all_reduce(const Ring& ring, std::byte* data, std::size
     const int machine = machines[static_cast<std::size_t>(rank)];
     if (machine == own_machine) local.push_back(rank);
     // The first rank of its machine.
-    if (std::find(machines.begin(), machines.begin() + rank, machine) == machines.begin() + rank) leaders.push_back(rank);
+    if (std::find(machines.begin(), machines.begin() + rank, machine) == machines.begin() + rank)
+      leaders.push_back(rank);
   }
   const bool leads = local.front() == ring.link.rank, ends = local.back() == ring.link.rank;
   auto plain = ring.reduction;  // contributions are scaled once
@@ -38,7 +39,8 @@ inline void hierarchical_all_reduce(const Ring& ring, std::byte* data, std::size
     } else if (leads) {
       detail::relay(inside, {.from = behind, .reads = true, .stores = true, .mine = data, .store = data}, segment);
     } else {
-      detail::relay(inside, {.from = ends ? detail::nobody : behind, .to = before, .reads = true, .mine = data}, segment);
+      detail::relay(inside, {.from = ends ? detail::nobody : behind, .to = before, .reads = true, .mine = data},
+                    segment);
     }
     if (leads && leaders.size() > 1) ring_all_reduce(across, data, segment);
     ring.link.flush();

@@ -29,8 +29,9 @@ struct Ring {
   int size() const { return members.empty() ? link.size : static_cast<int>(members.size()); }
   /// This rank's place in the ring, or the one `steps` further on; negative: further back.
   int place(int steps = 0) const {
-    const int own = members.empty() ? link.rank
-                                    : static_cast<int>(std::find(members.begin(), members.end(), link.rank) - members.begin());
+    const int own = members.empty()
+                        ? link.rank
+                        : static_cast<int>(std::find(members.begin(), members.end(), link.rank) - members.begin());
     return ((own + steps) % size() + size()) % size();
   }
   /// The rank at that place.
@@ -173,8 +174,8 @@ inline void ring_all_gather(const Ring& ring, const std::byte* mine, std::byte* 
   } while (count != 0);
 }
 
-/// A chain from root to the place before it, piece by piece, so that all links are busy at once. Every rank but the last sends the
-/// whole data once.
+/// A chain from root to the place before it, piece by piece, so that all links are busy at once. Every rank but the
+/// last sends the whole data once.
 inline void ring_broadcast(const Ring& ring, std::byte* data, std::size_t count, int root) {
   const int next = ring.neighbour(1), previous = ring.neighbour(-1);
   if (ring.link.rank == root) {

@@ -11,8 +11,8 @@
 namespace chorus::inline CHORUS_ABI::comm {
 
 /// While it lives, a write of this thread to a connection whose other end is gone fails with EPIPE and raises no
-/// SIGPIPE, which would end the process. Threads that are started meanwhile inherit that for good. The process's handler
-/// of the signal is left alone, and this thread's mask is as before afterwards.
+/// SIGPIPE, which would end the process. Threads that are started meanwhile inherit that for good. The process's
+/// handler of the signal is left alone, and this thread's mask is as before afterwards.
 class SigpipeBlock {
  public:
   SigpipeBlock() {

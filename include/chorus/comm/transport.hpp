@@ -32,8 +32,8 @@ inline void copy_bytes(std::byte* out, const std::byte* in, std::size_t bytes) {
 /// rank can send some while its peer is busy; `queue_pieces` of them before `acquire` waits.
 ///
 /// Every call that waits throws LinkTimeout when the peer makes no progress for `timeout`, and LinkError when a process
-/// of the group has died, when a rank has called `abort`, and when the peer has left. But for `abort`, for one thread at
-/// a time.
+/// of the group has died, when a rank has called `abort`, and when the peer has left. But for `abort`, for one thread
+/// at a time.
 class Transport {
  public:
   struct Piece {

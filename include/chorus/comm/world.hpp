@@ -18,8 +18,8 @@ struct World {
   int local_rank = 0, local_size = 1;     ///< the same among the processes of this machine
   std::string master_addr = "127.0.0.1";  ///< where rank 0 listens; a name or an address of rank 0's machine
   int master_port = 0;
-  /// A secret of the job, the same on all ranks, of at least 16 characters: ranks prove to each other that they know it.
-  /// Needed where master_addr is not on loopback.
+  /// A secret of the job, the same on all ranks, of at least 16 characters: ranks prove to each other that they know
+  /// it. Needed where master_addr is not on loopback.
   std::string token = {};
   int listen_fd = -1;  ///< rank 0: a socket that listens there already, which `connect` takes over; or -1
   std::chrono::milliseconds timeout{60'000};  ///< the longest that any wait for another rank lasts
@@ -29,9 +29,9 @@ struct World {
 using Clock = std::chrono::steady_clock;
 using Deadline = Clock::time_point;
 
-/// What carries out collectives. `automatic`: shared memory when all ranks run on one machine, else TCP. `thread`: ranks
-/// are threads of one process. `hierarchical`: shared memory inside machines, TCP between them, and an all-reduce in two
-/// levels. `mpi`, `gloo` and `nccl` have headers of their own, which a program has to include.
+/// What carries out collectives. `automatic`: shared memory when all ranks run on one machine, else TCP. `thread`:
+/// ranks are threads of one process. `hierarchical`: shared memory inside machines, TCP between them, and an all-reduce
+/// in two levels. `mpi`, `gloo` and `nccl` have headers of their own, which a program has to include.
 enum class Backend : std::uint8_t { automatic, shm, tcp, thread, hierarchical, mpi, gloo, nccl };
 
 constexpr std::string_view name(Backend backend) {

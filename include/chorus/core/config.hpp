@@ -23,8 +23,8 @@
 #endif
 
 // Header-only, or with the larger functions in a library (include/chorus/compiled/, target chorus::compiled): with
-// CHORUS_COMPILED=1 headers only declare those that don't depend on a user's types. CHORUS_INLINE marks their definitions;
-// the library's own sources set CHORUS_BUILDS_LIBRARY, so that they are emitted there.
+// CHORUS_COMPILED=1 headers only declare those that don't depend on a user's types. CHORUS_INLINE marks their
+// definitions; the library's own sources set CHORUS_BUILDS_LIBRARY, so that they are emitted there.
 #ifndef CHORUS_COMPILED
 #define CHORUS_COMPILED 0
 #endif
@@ -40,8 +40,8 @@
 #define CHORUS_DEFINES_DEVICE_TEMPLATES 0
 #endif
 
-// The version is part of every symbol's name, so that mixing two of them in one program is a link error. CHORUS_USE_CUDA
-// is not: it adds types and functions, and changes none.
+// The version is part of every symbol's name, so that mixing two of them in one program is a link error.
+// CHORUS_USE_CUDA is not: it adds types and functions, and changes none.
 #define CHORUS_ABI v0_1
 
 // Marks functions that also run in a CUDA kernel.

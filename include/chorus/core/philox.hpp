@@ -1,7 +1,7 @@
 #pragma once
-/// Counter-based random numbers: Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3",
-/// SC 2011). A number depends on its key and its counter alone, so that it doesn't matter which device, thread or rank
-/// draws it, nor when.
+/// Counter-based random numbers: Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2,
+/// 3", SC 2011). A number depends on its key and its counter alone, so that it doesn't matter which device, thread or
+/// rank draws it, nor when.
 
 #include <array>
 #include <cstdint>

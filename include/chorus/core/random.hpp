@@ -1,6 +1,6 @@
 #pragma once
-/// Which random numbers an operation draws: keyed by seed, step, layer and the sample's place in the global batch, so that
-/// a run gives the same numbers under every policy and on any number of devices.
+/// Which random numbers an operation draws: keyed by seed, step, layer and the sample's place in the global batch, so
+/// that a run gives the same numbers under every policy and on any number of devices.
 
 #include <atomic>
 #include <cstdint>
@@ -80,8 +80,8 @@ inline const std::uint32_t*& replay_count() {
 /// The key for the next random operation of this thread. Outside of a policy each call is a pass of its own.
 inline RandomKey next_random_key() {
   if (auto* context = detail::random_context())
-    return {context->seed, context->step, context->next_operation++, context->first_sample ? context->first_sample() : 0,
-            detail::replay_count()};
+    return {context->seed, context->step, context->next_operation++,
+            context->first_sample ? context->first_sample() : 0, detail::replay_count()};
   constexpr std::uint32_t outside_of_policies = 0xFFFFFFFFu;
   return {initial_seed(), next_random_stream(), outside_of_policies, 0};
 }

@@ -46,8 +46,8 @@ struct DeviceCounters {
 };
 inline DeviceCounters& counters(int device) {
   static std::array<DeviceCounters, max_devices> all;
-  check<DeviceError>(device >= 0 && device < max_devices, "trace: device index ", device, " is not in [0, ", max_devices,
-                     ")");
+  check<DeviceError>(device >= 0 && device < max_devices, "trace: device index ", device, " is not in [0, ",
+                     max_devices, ")");
   return all[static_cast<std::size_t>(device)];
 }
 }  // namespace detail

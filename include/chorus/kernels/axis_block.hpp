@@ -9,7 +9,8 @@ namespace chorus::inline CHORUS_ABI::kernels {
 
 /// block = whole[:, start : start + count, :], or is added to (floating-point types only).
 template <class T>
-void take_block(Cpu device, AxisShape whole, Index start, Index count, const T* from, T* block, bool accumulate = false);
+void take_block(Cpu device, AxisShape whole, Index start, Index count, const T* from, T* block,
+                bool accumulate = false);
 
 /// whole[:, start : start + count, :] = block, or is added to.
 template <class T>

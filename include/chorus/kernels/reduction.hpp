@@ -1,7 +1,7 @@
 #pragma once
 /// Reductions over one axis, and their gradients. Forward functions read x: [outer, axis, inner] and overwrite y:
-/// [outer, inner], backward functions write dx like x; both add instead where `accumulate` says so. The same input gives
-/// the same bits.
+/// [outer, inner], backward functions write dx like x; both add instead where `accumulate` says so. The same input
+/// gives the same bits.
 
 #include <chorus/core/device.hpp>
 #include <chorus/kernels/axis_shape.hpp>

@@ -1,6 +1,6 @@
 #pragma once
-/// All parameters of a model in one buffer per dtype, and all gradients in another, so that a replica's copy, a gradient
-/// bucket and an optimizer step are each a range of memory.
+/// All parameters of a model in one buffer per dtype, and all gradients in another, so that a replica's copy, a
+/// gradient bucket and an optimizer step are each a range of memory.
 
 #include <cstddef>
 #include <functional>
@@ -13,8 +13,8 @@
 namespace chorus::inline CHORUS_ABI::nn {
 
 /// Owns the buffers; the parameters are views of them. Within a dtype parameters lie without gaps: those that want
-/// gradients first, in the order in which backward is expected to finish them (the last layer's first), frozen ones behind.
-/// On GPUs some zeros, which count as the parameter's, fill each up to an address that suits the next.
+/// gradients first, in the order in which backward is expected to finish them (the last layer's first), frozen ones
+/// behind. On GPUs some zeros, which count as the parameter's, fill each up to an address that suits the next.
 template <Device D>
 class FlatParameters {
  public:
@@ -33,7 +33,9 @@ class FlatParameters {
     std::byte* value(std::size_t element) const {
       return static_cast<std::byte*>(values.data()) + element * size_of(dtype);
     }
-    std::byte* grad(std::size_t element) const { return static_cast<std::byte*>(grads.data()) + element * size_of(dtype); }
+    std::byte* grad(std::size_t element) const {
+      return static_cast<std::byte*>(grads.data()) + element * size_of(dtype);
+    }
   };
 
   FlatParameters() = default;

@@ -15,8 +15,8 @@ template <Real T, Device D, int Rank>
 Tensor<T, Rank, D> uniform(const Shape<Rank>& shape, double bound) {
   const MemoryScope scope(trace::Memory::parameters);
   auto host = Tensor<T, Rank, Cpu>::empty(shape);
-  kernels::fill_uniform(Cpu{}, initial_seed(), next_random_stream(), 0, host.numel(), host.data(), static_cast<T>(-bound),
-                        static_cast<T>(bound));
+  kernels::fill_uniform(Cpu{}, initial_seed(), next_random_stream(), 0, host.numel(), host.data(),
+                        static_cast<T>(-bound), static_cast<T>(bound));
   return to_device(host, D{});
 }
 

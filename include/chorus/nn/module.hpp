@@ -70,7 +70,8 @@ void visit_member(Visitor& visitor, std::string_view name, Member& member) {
   } else if constexpr (std::is_base_of_v<AnyParameter, Member>) {
     if (member) visitor.parameter(name, member);
   } else {
-    static_assert(std::is_base_of_v<AnyBuffer, Member>, "CHORUS_MODULE lists layers, modules, parameters, buffers, and std::optional ones");
+    static_assert(std::is_base_of_v<AnyBuffer, Member>,
+                  "CHORUS_MODULE lists layers, modules, parameters, buffers, and std::optional ones");
     if (member) visitor.buffer(name, member);
   }
 }

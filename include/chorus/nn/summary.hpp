@@ -19,7 +19,9 @@ std::string summary(Model& model) {
   };
   struct Rows final : detail::Walker {
     std::vector<Row> rows;
-    void enter(Module& module) override { rows.push_back({prefix().substr(0, prefix().size() - 1), module.describe(), 0}); }
+    void enter(Module& module) override {
+      rows.push_back({prefix().substr(0, prefix().size() - 1), module.describe(), 0});
+    }
     void parameter(std::string_view, AnyParameter& handle) override {
       const std::string own = prefix().empty() ? "" : prefix().substr(0, prefix().size() - 1);
       for (Row& row : rows)

@@ -85,8 +85,8 @@ double ctc_of_sample(Index time, const T* scores, Index pitch, Index labels, con
 
 /// log_probabilities: [time, batch, classes]; labels: [batch, most], of which the first label_lengths[n] count, none of
 /// them `blank`; of the time the first input_lengths[n] steps -> [batch]: -log p(labels). A sequence that is too short
-/// for its labels has an infinite loss and, without `zero_infinity`, no gradient but NaN. It is computed on the host, in
-/// double. Throws ShapeError where sizes differ, UsageError for lengths and labels out of range.
+/// for its labels has an infinite loss and, without `zero_infinity`, no gradient but NaN. It is computed on the host,
+/// in double. Throws ShapeError where sizes differ, UsageError for lengths and labels out of range.
 template <Operand X>
 auto ctc_loss_per_sample(const X& log_probabilities, const Tensor<std::int64_t, 2, Cpu>& labels,
                          const Tensor<std::int64_t, 1, Cpu>& input_lengths,

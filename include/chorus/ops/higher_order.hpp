@@ -12,9 +12,9 @@
 ///
 /// How it works: GraphVariable is a type of its own, so that Variables pay nothing. `record` is overloaded for it and
 /// makes nodes that, beside their backward function, keep the operation and its inputs. `grad` walks them and calls
-/// `derivatives(operation, dy, y, inputs...)`, which stands here for each operation, once, in terms of other operations.
-/// Those run on GraphVariables, so their results are on the tape. An element-wise functor's gradient is a functor itself;
-/// its own gradient comes from Dual numbers of Dual numbers.
+/// `derivatives(operation, dy, y, inputs...)`, which stands here for each operation, once, in terms of other
+/// operations. Those run on GraphVariables, so their results are on the tape. An element-wise functor's gradient is a
+/// functor itself; its own gradient comes from Dual numbers of Dual numbers.
 ///
 /// Derivatives of the second order exist for element-wise functions, matrix products, convolutions, pooling,
 /// normalisation, reductions, softmax, cross entropy, dropout, and what changes shapes or picks elements; higher orders

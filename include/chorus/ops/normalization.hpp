@@ -77,8 +77,9 @@ auto layer_norm(const X& x, const W& weight, const B& bias, double eps = 1e-5) {
       x, weight, bias);
 }
 
-/// x: [batch, channels, ...], weight, bias: [channels], or both undefined: like layer_norm, over each of `groups` groups
-/// of neighbouring channels of a sample (Wu, He 2018). Throws ShapeError where channels don't fit or groups don't divide them.
+/// x: [batch, channels, ...], weight, bias: [channels], or both undefined: like layer_norm, over each of `groups`
+/// groups of neighbouring channels of a sample (Wu, He 2018). Throws ShapeError where channels don't fit or groups
+/// don't divide them.
 template <Operand X, Operand W, Operand B>
 auto group_norm(const X& x, Index groups, const W& weight, const B& bias, double eps = 1e-5) {
   using Row = Tensor<typename tensor_of<X>::value_type, 1, typename tensor_of<X>::device_type>;

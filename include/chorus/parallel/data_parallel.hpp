@@ -51,7 +51,8 @@ struct DataParallelOptions {
 ///
 /// What fails in a collective is thrown, as CommError or TimeoutError, by the pass that it belongs to or, where a
 /// device finds out later, by the next one: then gradients and parameters are not to be relied on any more. The pass
-/// after that forms the group anew, and sends all parameters. A captured step (Graphed) has one device, and none of this.
+/// after that forms the group anew, and sends all parameters. A captured step (Graphed) has one device, and none of
+/// this.
 template <class Model>
 class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
  public:

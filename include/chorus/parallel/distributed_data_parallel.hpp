@@ -54,7 +54,8 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
         this->flat_.use_memory([&communicator](std::size_t bytes) { return communicator.allocate(bytes); });
     std::erase_if(this->buffers_, [&](const auto& named) { return !counts(named.name); });
     if (options_.init_sync) {
-      this->check_same("DistributedDataParallel", options_.template describe<D>(), [&](const auto& n) { return counts(n); });
+      this->check_same("DistributedDataParallel", options_.template describe<D>(),
+                       [&](const auto& n) { return counts(n); });
       take_state(0);
     }
     for (const auto& entry : this->flat_.entries()) {

@@ -55,16 +55,16 @@ int launch(bool distributed, int argc, char** argv, const LaunchOptions* options
 /// `options.devices` processes of this same program with the same arguments are started and watched. Call it once,
 /// early in main: what stands before it happens in every process. It calls manual_seed(options.seed).
 /// `body` takes a Run& and returns nothing or a status. What it throws is printed, and the other ranks are told:
-/// UsageError gives status 2, CommError 76, others 1; a rank killed by a signal gives 128 + its number, as does a signal
-/// to the program itself.
+/// UsageError gives status 2, CommError 76, others 1; a rank killed by a signal gives 128 + its number, as does a
+/// signal to the program itself.
 template <class Net, class Body>
 int launch(int argc, char** argv, const LaunchOptions& options, Body&& body) {
   return detail::launch(Net::distributed, argc, argv, &options, detail::LaunchBody::of<Net>(body));
 }
 
 /// The same, with `--devices N`, `--seed S`, `--timeout SECONDS`, `--backend NAME` and `--help` read from the command
-/// line. Other options belong to the program, which asks for them with `run.option(name)`; one that it never asked for is
-/// named at the end.
+/// line. Other options belong to the program, which asks for them with `run.option(name)`; one that it never asked for
+/// is named at the end.
 template <class Net, class Body>
 int launch(int argc, char** argv, Body&& body) {
   return detail::launch(Net::distributed, argc, argv, nullptr, detail::LaunchBody::of<Net>(body));

@@ -63,7 +63,8 @@ inline void print_launch_help(const char* program) {
       "                     has started them, their number counts instead.\n"
       "  --seed S           of everything random: initial parameters, order of samples, dropout (default: 0)\n"
       "  --timeout SECONDS  for every wait for another process (default: CHORUS_TIMEOUT, else 60)\n"
-      "  --backend NAME     what carries bytes between processes: auto, shm, tcp, hierarchical, mpi, gloo, nccl (default:\n"
+      "  --backend NAME     what carries bytes between processes: auto, shm, tcp, hierarchical, mpi, gloo, nccl "
+      "(default:\n"
       "                     CHORUS_BACKEND, else auto: shared memory on one machine, TCP on several)\n"
       "Where a machine's cores can be shared out evenly, each of its ranks keeps to its share, unless CHORUS_BIND=0.\n"
       "Other options are the program's own.\n",

@@ -19,8 +19,8 @@
 
 namespace chorus::inline CHORUS_ABI::detail {
 
-/// A thread passes lines on to standard output, as `[rank N] line`, and as they are to `folder`/rank_N.log where there is
-/// a folder. Whole lines go out in one write, so that those of several ranks don't mix.
+/// A thread passes lines on to standard output, as `[rank N] line`, and as they are to `folder`/rank_N.log where there
+/// is a folder. Whole lines go out in one write, so that those of several ranks don't mix.
 class RankOutput {
  public:
   explicit RankOutput(std::string folder) : folder_(std::move(folder)) {

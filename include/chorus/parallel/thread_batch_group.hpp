@@ -69,9 +69,10 @@ class ThreadBatchGroup final : public BatchGroup {
   ThreadBatchGroup(std::shared_ptr<ThreadMeeting> meeting, std::size_t member)
       : meeting_(std::move(meeting)), member_(member) {}
   void sum(std::span<double> values) override {
-    check<UsageError>(batch_group().get() == this,
-                      "SyncBatchNorm under DataParallel: no gradient goes through it in a recorded forward pass (an ",
-                      "input is a GraphVariable): there backward comes to one device after the other; take a BatchNorm");
+    check<UsageError>(
+        batch_group().get() == this,
+        "SyncBatchNorm under DataParallel: no gradient goes through it in a recorded forward pass (an ",
+        "input is a GraphVariable): there backward comes to one device after the other; take a BatchNorm");
     meeting_->sum(member_, values);
   }
   double weight() override { return 1; }

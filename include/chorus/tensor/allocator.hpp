@@ -1,5 +1,6 @@
 #pragma once
-/// Device memory: blocks that are kept and reused, so that the second step of a training loop asks the system for nothing.
+/// Device memory: blocks that are kept and reused, so that the second step of a training loop asks the system for
+/// nothing.
 
 #include <array>
 #include <atomic>
@@ -44,7 +45,8 @@ class MemoryScope {
 inline void* system_allocate(Cpu, std::size_t bytes) {
   constexpr std::size_t huge_page = std::size_t{2} << 20;
   const bool large = bytes >= huge_page;
-  void* data = std::aligned_alloc(large ? huge_page : 64, large ? (bytes + huge_page - 1) / huge_page * huge_page : bytes);
+  void* data =
+      std::aligned_alloc(large ? huge_page : 64, large ? (bytes + huge_page - 1) / huge_page * huge_page : bytes);
   if (large && data != nullptr) madvise(data, bytes, MADV_HUGEPAGE);
   return data;
 }
@@ -68,7 +70,8 @@ template <Device D>
   std::string held;
   for (std::size_t kind = 0; kind < trace::memory_kinds; ++kind) {
     const auto memory = static_cast<trace::Memory>(kind);
-    held += cat(kind == 0 ? "" : ", ", trace::name(memory), " ", trace::memory(trace_slot(device), memory) >> 20, " MiB");
+    held +=
+        cat(kind == 0 ? "" : ", ", trace::name(memory), " ", trace::memory(trace_slot(device), memory) >> 20, " MiB");
   }
   fail<Error>("out of memory on ", device, ": asked for ", bytes, " bytes; in use: ", held, more);
 }
@@ -85,8 +88,8 @@ class CachingAllocator {
  public:
   static CachingAllocator& of(D device) {
     static auto& all = *new std::array<CachingAllocator, D::max_devices>;
-    check<DeviceError>(device.index >= 0 && device.index < D::max_devices, "device ", device, " does not exist: ", D::kind,
-                       " devices are numbered 0 to ", D::max_devices - 1);
+    check<DeviceError>(device.index >= 0 && device.index < D::max_devices, "device ", device,
+                       " does not exist: ", D::kind, " devices are numbered 0 to ", D::max_devices - 1);
     return all[static_cast<std::size_t>(device.index)];
   }
 

@@ -36,13 +36,16 @@ constexpr std::array<Index, N> row_major(const std::array<Index, N>& shape) {
 
 /// The axis counted from the front; negative axes count from the back, as in PyTorch.
 inline std::size_t normalize_axis(std::string_view operation, Index axis, int rank) {
-  check<ShapeError>(axis >= -rank && axis < rank, operation, ": axis ", axis, " does not exist in a tensor of rank ", rank);
+  check<ShapeError>(axis >= -rank && axis < rank, operation, ": axis ", axis, " does not exist in a tensor of rank ",
+                    rank);
   return static_cast<std::size_t>(axis < 0 ? axis + rank : axis);
 }
 
-/// The shape that two shapes broadcast to, aligned at their last axes. Throws ShapeError where sizes differ and neither is 1.
+/// The shape that two shapes broadcast to, aligned at their last axes. Throws ShapeError where sizes differ and neither
+/// is 1.
 template <std::size_t A, std::size_t B>
-constexpr auto broadcast_shapes(std::string_view operation, const std::array<Index, A>& a, const std::array<Index, B>& b) {
+constexpr auto broadcast_shapes(std::string_view operation, const std::array<Index, A>& a,
+                                const std::array<Index, B>& b) {
   constexpr std::size_t rank = A > B ? A : B;
   std::array<Index, rank> out{};
   for (std::size_t i = 0; i < rank; ++i) {

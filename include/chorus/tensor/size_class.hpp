@@ -1,5 +1,6 @@
 #pragma once
-/// Sizes of memory blocks: four classes an octave, so that at most a quarter of a block is unused and few sizes are kept.
+/// Sizes of memory blocks: four classes an octave, so that at most a quarter of a block is unused and few sizes are
+/// kept.
 
 #include <bit>
 #include <cstddef>
@@ -14,8 +15,8 @@ struct SizeClass {
 };
 inline constexpr std::size_t size_classes = 256;
 
-/// The class for a request. Sizes are Smallest * {1, 2, 3, 4}, then Smallest * {5, 6, 7, 8} / 4 * 2^octave, all multiples
-/// of Smallest, a power of two.
+/// The class for a request. Sizes are Smallest * {1, 2, 3, 4}, then Smallest * {5, 6, 7, 8} / 4 * 2^octave, all
+/// multiples of Smallest, a power of two.
 template <std::size_t Smallest>
 constexpr SizeClass size_class(std::size_t bytes) {
   static_assert(std::has_single_bit(Smallest));

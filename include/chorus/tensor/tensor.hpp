@@ -17,8 +17,9 @@
 
 namespace chorus::inline CHORUS_ABI {
 
-/// Numbers of type `T` in `Rank` axes on a `D`. Scalar type, rank and kind of device are part of the type; sizes, strides
-/// and the device's index are values. Views (slice, select, permute, expand, reshape of dense memory) share memory.
+/// Numbers of type `T` in `Rank` axes on a `D`. Scalar type, rank and kind of device are part of the type; sizes,
+/// strides and the device's index are values. Views (slice, select, permute, expand, reshape of dense memory) share
+/// memory.
 template <Scalar T, int Rank, Device D = Cpu>
 class Tensor {
   static_assert(Rank >= 0 && Rank <= 8, "a Tensor has 0 to 8 axes");
@@ -106,7 +107,8 @@ class Tensor {
     const Shape<Rank> at{static_cast<Index>(indices)...};
     Index offset = 0;
     for (std::size_t axis = 0; axis < static_cast<std::size_t>(Rank); ++axis) {
-      check<ShapeError>(at[axis] >= 0 && at[axis] < shape_[axis], "Tensor: index ", at, " is outside of shape ", shape_);
+      check<ShapeError>(at[axis] >= 0 && at[axis] < shape_[axis], "Tensor: index ", at, " is outside of shape ",
+                        shape_);
       offset += at[axis] * strides_[axis];
     }
     return data_[offset];
@@ -136,7 +138,8 @@ class Tensor {
     requires(Rank > 0)
   {
     const auto a = normalize_axis("select", axis, Rank);
-    check<ShapeError>(at >= 0 && at < shape_[a], "select: index ", at, " is not inside axis ", axis, " of shape ", shape_);
+    check<ShapeError>(at >= 0 && at < shape_[a], "select: index ", at, " is not inside axis ", axis, " of shape ",
+                      shape_);
     Shape<Rank - 1> shape{}, strides{};
     for (std::size_t from = 0, to = 0; from < static_cast<std::size_t>(Rank); ++from) {
       if (from == a) continue;
@@ -174,7 +177,8 @@ class Tensor {
   /// Another shape over the same memory, which must be dense. One size may be -1: it is worked out.
   template <std::size_t NewRank>
   Tensor<T, static_cast<int>(NewRank), D> view(std::array<Index, NewRank> shape) const {
-    check<ShapeError>(is_contiguous(), "view: a tensor of shape ", shape_, " and strides ", strides_, " is not contiguous");
+    check<ShapeError>(is_contiguous(), "view: a tensor of shape ", shape_, " and strides ", strides_,
+                      " is not contiguous");
     infer_size(shape);
     return {storage_, data_, shape, row_major(shape)};
   }
@@ -187,7 +191,8 @@ class Tensor {
     constexpr std::size_t extra = NewRank - static_cast<std::size_t>(Rank);
     for (std::size_t axis = 0; axis < static_cast<std::size_t>(Rank); ++axis) {
       const Index wanted = shape[axis + extra];
-      check<ShapeError>(shape_[axis] == wanted || shape_[axis] == 1, "expand: shape ", shape_, " does not expand to ", shape);
+      check<ShapeError>(shape_[axis] == wanted || shape_[axis] == 1, "expand: shape ", shape_, " does not expand to ",
+                        shape);
       strides[axis + extra] = shape_[axis] == wanted ? strides_[axis] : 0;
     }
     return {storage_, data_, shape, strides};

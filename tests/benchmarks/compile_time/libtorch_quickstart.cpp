@@ -1,5 +1,6 @@
-/// examples/quickstart.cpp as a user of libtorch writes it: the same network, loader, optimizer, loop and file. libtorch has no
-/// DDP for C++, so this one runs on a single device, and it brings no reader of CIFAR-10, so one stands here.
+/// examples/quickstart.cpp as a user of libtorch writes it: the same network, loader, optimizer, loop and file.
+/// libtorch has no DDP for C++, so this one runs on a single device, and it brings no reader of CIFAR-10, so one stands
+/// here.
 #include <torch/torch.h>
 
 #include <cstdint>

@@ -33,7 +33,8 @@ TEST_CASE("monitored_barrier names all ranks that are missing, to all that are t
         2s);
     const auto texts = ranks.texts();
     CHECK(texts[0] == "rank 0: monitored_barrier #1: ranks 1, 3 of 5 did not come within 1800 ms");
-    for (const int rank : {2, 4}) CHECK_THAT(texts[static_cast<std::size_t>(rank)], Contains(": rank 0 gave up: " + texts[0]));
+    for (const int rank : {2, 4})
+      CHECK_THAT(texts[static_cast<std::size_t>(rank)], Contains(": rank 0 gave up: " + texts[0]));
   }
 }
 
@@ -78,8 +79,8 @@ TEST_CASE("the flight recorder keeps the newest calls", "[comm]") {
   CHECK(std::count(text.begin(), text.end(), '\n') == 64);
   CHECK(text.find("rank 0: call 8: broadcast #8 (10 I32 from rank 0), at ") == 0);
   CHECK_THAT(text, Contains("call 70: sending message #0 (10 I32) to rank 1, at "));
-  CHECK_THAT(text, Contains("call 71: all_reduce #70 (sum of 100 F32), gradient bucket 3, at ") && Contains(" us, took ") &&
-                       Contains(" us, failed after "));
+  CHECK_THAT(text, Contains("call 71: all_reduce #70 (sum of 100 F32), gradient bucket 3, at ") &&
+                       Contains(" us, took ") && Contains(" us, failed after "));
   CHECK(comm::AnyCommunicator().flight_record() == "");
 }
 

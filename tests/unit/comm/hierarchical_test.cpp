@@ -43,15 +43,16 @@ TEST_CASE("between machines 2 (M - 1) / M of the data leave each leader, and not
       trace::reset_traffic();
       c.all_reduce(std::span(x), comm::ReduceOp::sum, {.scale = 0.5, .traffic = trace::Traffic::gradients});
       const float expected = 0.5f * static_cast<float>(c.size());
-      if (std::count(x.begin(), x.end(), expected) != static_cast<std::ptrdiff_t>(count)) return std::string("wrong sum");
+      if (std::count(x.begin(), x.end(), expected) != static_cast<std::ptrdiff_t>(count))
+        return std::string("wrong sum");
       return cat(trace::bytes_sent(c.rank(), trace::Traffic::gradients));
     });
     std::vector<std::string> texts = ranks.texts();
     return texts;
   };
   const auto across = [&](std::uint64_t machines) { return 2 * (machines - 1) * data / machines; };
-  // A leader sends across, and the sums to the next rank inside; the others send once up the chain, and all but the last
-  // once down.
+  // A leader sends across, and the sums to the next rank inside; the others send once up the chain, and all but the
+  // last once down.
   CHECK(sent("aabb") == std::vector{cat(across(2) + data), cat(data), cat(across(2) + data), cat(data)});
   CHECK(sent("aaab") == std::vector{cat(across(2) + data), cat(2 * data), cat(data), cat(across(2))});
   CHECK(sent("abc") == std::vector(3, cat(across(3))));

@@ -149,7 +149,8 @@ TEST_CASE("a crowd of strangers does not keep ranks out", "[comm]") {
   });
   std::vector<comm::Socket> crowd;  // more than are heard at once; they stay, and say nothing
   for (int i = 0; i < 300; ++i)
-    crowd.push_back(comm::Socket::connect(comm::Address::resolve("127.0.0.1", ranks.port()), comm::Clock::now() + 100ms));
+    crowd.push_back(
+        comm::Socket::connect(comm::Address::resolve("127.0.0.1", ranks.port()), comm::Clock::now() + 100ms));
   CHECK(ranks.texts() == std::vector<std::string>(3, "6"));
 }
 

@@ -66,8 +66,12 @@ void check_format() {
   CHECK(wrong == 0);
 }
 
-TEST_CASE("every bf16 is what the format defines, and floats are rounded to the nearest") { check_format<bf16, 8, 7>(); }
-TEST_CASE("every half is what the format defines, and floats are rounded to the nearest") { check_format<half, 5, 10>(); }
+TEST_CASE("every bf16 is what the format defines, and floats are rounded to the nearest") {
+  check_format<bf16, 8, 7>();
+}
+TEST_CASE("every half is what the format defines, and floats are rounded to the nearest") {
+  check_format<half, 5, 10>();
+}
 
 TEST_CASE("half at the ends of its range") {
   CHECK(half(65504.0f).bits() == 0x7BFF);

@@ -33,7 +33,8 @@ TEST_CASE("memory is counted by device and kind, with its peak") {
 }
 
 TEST_CASE("a device that cannot be is refused") {
-  CHECK(message_of<chorus::DeviceError>([] { trace::bytes_sent(128); }) == "trace: device index 128 is not in [0, 128)");
+  CHECK(message_of<chorus::DeviceError>([] { trace::bytes_sent(128); }) ==
+        "trace: device index 128 is not in [0, 128)");
   CHECK(message_of<chorus::DeviceError>([] { trace::sent(-1, trace::Traffic::control, 1); }) ==
         "trace: device index -1 is not in [0, 128)");
 }

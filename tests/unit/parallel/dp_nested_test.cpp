@@ -1,5 +1,5 @@
-// DataParallel: inputs and outputs inside of tuples, vectors, maps, optionals and structs; losses that the model computes
-// itself.
+// DataParallel: inputs and outputs inside of tuples, vectors, maps, optionals and structs; losses that the model
+// computes itself.
 #include <catch.hpp>
 #include <chorus/parallel/data_parallel.hpp>
 #include <map>

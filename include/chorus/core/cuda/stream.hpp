@@ -12,8 +12,8 @@
 
 namespace chorus::inline CHORUS_ABI::cuda {
 
-/// Owns a stream that doesn't wait for the legacy default stream. Wait for its work before it goes: memory that was taken
-/// on it stays with its handle, which the next stream may get.
+/// Owns a stream that doesn't wait for the legacy default stream. Wait for its work before it goes: memory that was
+/// taken on it stays with its handle, which the next stream may get.
 class Stream {
  public:
   explicit Stream(Cuda device) : device_(device) {
