@@ -21,6 +21,7 @@
 #include <chorus/comm/compare_calls.hpp>
 #include <chorus/comm/connect.hpp>
 #include <chorus/comm/queued_engine.hpp>
+#include <chorus/comm/rendezvous_messages.hpp>
 #include <chorus/comm/sigpipe.hpp>
 #include <chorus/comm/socket.hpp>
 #include <cstring>
