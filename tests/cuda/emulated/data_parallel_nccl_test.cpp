@@ -247,7 +247,9 @@ TEST_CASE("dp over nccl: a collective that does not end runs into the deadline, 
     const auto end = comm::Clock::now() + 20s;
     for (std::uint32_t i = 2; comm::Clock::now() < end; ++i) training.step(i);
   });
-  CHECK_THAT(text, Contains("DataParallel: replica") && Contains("#2") && Contains("300 ms"));
+  // Which call is the first that does not end depends on how far the streams had come.
+  CHECK_THAT(text, Contains("DataParallel: replica") &&
+                       Contains("not every rank has joined in and finished within 300 ms"));
   for (const int rank : {0, 1, 2}) CHECK(nccl_net().count(rank, "abort") == 1);
   nccl_net().stuck = false;
   training.step(100);
