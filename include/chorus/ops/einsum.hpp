@@ -19,6 +19,15 @@ struct Equation {
 
 namespace detail {
 
+/// Where `c` stands in `text`, or npos. string_view's own `find` compares the text's address with null, and that of a
+/// template's argument is no constant to GCC under its undefined behaviour sanitizer.
+constexpr std::size_t place_of(char c, std::string_view text) {
+  for (std::size_t i = 0; i < text.size(); ++i)
+    if (text[i] == c) return i;
+  return std::string_view::npos;
+}
+constexpr bool has(std::string_view text, char c) { return place_of(c, text) != std::string_view::npos; }
+
 struct EinsumPlan {
   std::string_view a, b, out;
   static constexpr std::size_t most = 8;
@@ -30,27 +39,24 @@ struct EinsumPlan {
   Letters both, summed, of_a, of_b, a_alone, b_alone;
 
   constexpr explicit EinsumPlan(std::string_view equation) {
-    const auto comma = equation.find(','), arrow = equation.find("->");
+    const auto comma = place_of(',', equation), arrow = place_of('-', equation);
     a = equation.substr(0, comma);
     b = equation.substr(comma + 1, arrow - comma - 1);
     out = equation.substr(arrow + 2);
-    const auto has = [](std::string_view text, char c) { return text.find(c) != std::string_view::npos; };
     for (const char c : a) (has(b, c) ? (has(out, c) ? both : summed) : has(out, c) ? of_a : a_alone).add(c);
     for (const char c : b)
       if (!has(a, c)) (has(out, c) ? of_b : b_alone).add(c);
   }
 
   static constexpr bool valid(std::string_view equation) {
-    const auto comma = equation.find(','), arrow = equation.find("->");
-    if (comma == std::string_view::npos || arrow == std::string_view::npos || comma > arrow) return false;
+    const auto comma = place_of(',', equation), arrow = place_of('-', equation);
+    if (comma > arrow || arrow == std::string_view::npos || !equation.substr(arrow).starts_with("->")) return false;
     const auto a = equation.substr(0, comma), b = equation.substr(comma + 1, arrow - comma - 1),
                out = equation.substr(arrow + 2);
     for (const auto part : {a, b, out})
       for (std::size_t i = 0; i < part.size(); ++i) {
-        if (part[i] < 'a' || part[i] > 'z' || part.substr(i + 1).find(part[i]) != std::string_view::npos) return false;
-        if (part.data() == out.data() && a.find(part[i]) == std::string_view::npos &&
-            b.find(part[i]) == std::string_view::npos)
-          return false;
+        if (part[i] < 'a' || part[i] > 'z' || has(part.substr(i + 1), part[i])) return false;
+        if (part.data() == out.data() && !has(a, part[i]) && !has(b, part[i])) return false;
       }
     return a.size() <= most && b.size() <= most;
   }
