@@ -249,7 +249,7 @@ TEST_CASE("gradients are clipped by one launch where they lie together, and righ
   check(parameters);
 #ifndef __NVCC__
   const auto launches = [&](const auto& clipped) {
-    const auto before = emulation::counters().launches;
+    const std::size_t before = emulation::counters().launches;
     optim::clip_grad_norm(clipped, 1);
     return emulation::counters().launches - before;
   };

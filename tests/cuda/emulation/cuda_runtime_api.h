@@ -6,6 +6,7 @@
 #include <setjmp.h>
 #include <ucontext.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
@@ -82,7 +83,8 @@ namespace emulation {
 inline constexpr int devices = 3;
 
 struct Counters {
-  std::size_t held = 0, limit = std::size_t{1} << 32, mallocs = 0, launches = 0;
+  static constexpr std::size_t limit = std::size_t{1} << 32;  ///< bytes of a device
+  std::atomic<std::size_t> launches{0};
 };
 inline Counters& counters() {
   static Counters all;
@@ -285,7 +287,6 @@ inline cudaError_t cudaSetDevice(int device) {
 inline cudaError_t cudaMalloc(void** data, std::size_t bytes) {
   if (emulation::captures() > 0) return cudaErrorStreamCaptureUnsupported;
   if (bytes > emulation::counters().limit) return cudaErrorMemoryAllocation;
-  ++emulation::counters().mallocs;
   *data = std::aligned_alloc(512, (bytes + 511) / 512 * 512);
   std::memset(*data, 0xFF, bytes);  // NaN, so that nobody relies on zeros
   return cudaSuccess;
