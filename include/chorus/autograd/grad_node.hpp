@@ -77,8 +77,7 @@ class GradNode : public Node {
     }
   }
 
-  bool has_grad() const { return has_grad_; }
-  bool has_any_grad() const override { return has_grad_; }
+  bool has_grad() const final { return has_grad_; }
   /// The gradient; undefined where there is none.
   tensor_type grad() const { return has_grad_ ? grad_ : tensor_type{}; }
   /// Puts other numbers in the gradient's place. Throws ShapeError where shapes differ.

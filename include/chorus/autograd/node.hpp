@@ -128,7 +128,7 @@ class Node {
 
   /// Whether the gradient that the node holds, if any, has neither NaN nor infinity.
   virtual bool gradient_is_finite() const { return true; }
-  virtual bool has_any_grad() const { return false; }
+  virtual bool has_grad() const { return false; }
   /// Hooks see the gradient by this node's value, complete, and may replace it, before it goes on.
   void add_gradient_hook(std::unique_ptr<detail::GradientHook> hook) {
     auto* last = &gradient_hooks_;

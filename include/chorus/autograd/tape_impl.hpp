@@ -122,7 +122,7 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
       node->backward(options.retain_graph);
     for (Node* leaf : lists.final_leaves) leaf->gradient_is_final();
     for (Node* leaf : lists.final_far_leaves)
-      if (leaf->has_any_grad()) leaf->gradient_is_final();  // one that went unused has none
+      if (leaf->has_grad()) leaf->gradient_is_final();  // one that went unused has none
     lists.final_leaves.clear();
     lists.final_far_leaves.clear();
     node = {};
