@@ -217,7 +217,7 @@ class Node {
 
   /// Whether the gradient that the node holds, if any, has neither NaN nor infinity.
   virtual bool gradient_is_finite() const { return true; }
-  virtual bool has_any_grad() const { return false; }
+  virtual bool has_grad() const { return false; }
   /// Hooks see the gradient by this node's value, complete, and may replace it, before it goes on.
   void add_gradient_hook(std::unique_ptr<detail::GradientHook> hook) {
     auto* last = &gradient_hooks_;
@@ -5460,8 +5460,7 @@ class GradNode : public Node {
     }
   }
 
-  bool has_grad() const { return has_grad_; }
-  bool has_any_grad() const override { return has_grad_; }
+  bool has_grad() const final { return has_grad_; }
   /// The gradient; undefined where there is none.
   tensor_type grad() const { return has_grad_ ? grad_ : tensor_type{}; }
   /// Puts other numbers in the gradient's place. Throws ShapeError where shapes differ.
@@ -5706,7 +5705,7 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
       node->backward(options.retain_graph);
     for (Node* leaf : lists.final_leaves) leaf->gradient_is_final();
     for (Node* leaf : lists.final_far_leaves)
-      if (leaf->has_any_grad()) leaf->gradient_is_final();  // one that went unused has none
+      if (leaf->has_grad()) leaf->gradient_is_final();  // one that went unused has none
     lists.final_leaves.clear();
     lists.final_far_leaves.clear();
     node = {};
@@ -26420,15 +26419,11 @@ CHORUS_INLINE AnyCommunicator connect(const World& world, const ConnectOptions& 
   const auto maker = detail::maker_of(backend);
   check<UsageError>(backend <= Backend::hierarchical || maker, "connect: this program was built without backend ",
                     backend, ": include <chorus/comm/", backend, ".hpp> and link its library");
-  if (world.size == 1) {
+  if (world.size == 1 || backend == Backend::thread) {
     const auto unused = Socket::adopt(world.listen_fd);
-    return AnyCommunicator();
+    return world.size == 1 ? AnyCommunicator() : join_thread_group(world);
   }
   if (maker) return AnyCommunicator(maker(world));
-  if (backend == Backend::thread) {
-    const auto unused = Socket::adopt(world.listen_fd);
-    return join_thread_group(world);
-  }
   auto link = detail::meet(world, backend);
   const auto carrier = dynamic_cast<const ShmTransport*>(link.get()) ? Backend::shm
                        : !link->machines().empty()                  ? Backend::hierarchical
@@ -32013,15 +32008,11 @@ CHORUS_INLINE AnyCommunicator connect(const World& world, const ConnectOptions& 
   const auto maker = detail::maker_of(backend);
   check<UsageError>(backend <= Backend::hierarchical || maker, "connect: this program was built without backend ",
                     backend, ": include <chorus/comm/", backend, ".hpp> and link its library");
-  if (world.size == 1) {
+  if (world.size == 1 || backend == Backend::thread) {
     const auto unused = Socket::adopt(world.listen_fd);
-    return AnyCommunicator();
+    return world.size == 1 ? AnyCommunicator() : join_thread_group(world);
   }
   if (maker) return AnyCommunicator(maker(world));
-  if (backend == Backend::thread) {
-    const auto unused = Socket::adopt(world.listen_fd);
-    return join_thread_group(world);
-  }
   auto link = detail::meet(world, backend);
   const auto carrier = dynamic_cast<const ShmTransport*>(link.get()) ? Backend::shm
                        : !link->machines().empty()                  ? Backend::hierarchical

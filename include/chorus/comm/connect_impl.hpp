@@ -49,15 +49,11 @@ CHORUS_INLINE AnyCommunicator connect(const World& world, const ConnectOptions& 
   const auto maker = detail::maker_of(backend);
   check<UsageError>(backend <= Backend::hierarchical || maker, "connect: this program was built without backend ",
                     backend, ": include <chorus/comm/", backend, ".hpp> and link its library");
-  if (world.size == 1) {
+  if (world.size == 1 || backend == Backend::thread) {
     const auto unused = Socket::adopt(world.listen_fd);
-    return AnyCommunicator();
+    return world.size == 1 ? AnyCommunicator() : join_thread_group(world);
   }
   if (maker) return AnyCommunicator(maker(world));
-  if (backend == Backend::thread) {
-    const auto unused = Socket::adopt(world.listen_fd);
-    return join_thread_group(world);
-  }
   auto link = detail::meet(world, backend);
   const auto carrier = dynamic_cast<const ShmTransport*>(link.get()) ? Backend::shm
                        : !link->machines().empty()                  ? Backend::hierarchical

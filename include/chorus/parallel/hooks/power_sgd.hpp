@@ -117,8 +117,7 @@ struct PowerSgd {
   void lay_out(const GradBucket<T, D>& bucket, State<T, D>& state) const {
     std::size_t first = 0, second = 0;
     for (const auto& part : bucket.parts) {
-      Index count = 1;
-      for (const Index extent : part.shape) count *= extent;
+      const Index count = numel(part.shape);
       const Index rows = part.shape.size() < 2 || count == 0 ? count : part.shape[0];
       const Index columns = rows == 0 ? 0 : count / rows;
       const Index rank = std::min({matrix_approximation_rank, rows, columns});

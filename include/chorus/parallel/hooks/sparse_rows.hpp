@@ -28,7 +28,8 @@ struct SparseRows {
     if (communicator.size() == 1) return {};
     auto& state = states.of<State<T>>(bucket.index);
     if (state.rows.empty()) lay_out(bucket, state.rows);
-    const T* gradients = fetch(bucket, state);
+    fetch(bucket, state);
+    const T* gradients = on_host(bucket, state);
     state.own.clear();
     state.count = {};
     for (std::size_t id = 0; id < state.rows.size(); ++id) {
@@ -78,20 +79,23 @@ struct SparseRows {
   template <class T, Device D>
   static void lay_out(const GradBucket<T, D>& bucket, std::vector<Row>& rows) {
     for (const auto& part : bucket.parts) {
-      std::size_t count = 1;
-      for (const Index extent : part.shape) count *= static_cast<std::size_t>(extent);
+      const auto count = static_cast<std::size_t>(numel(part.shape));
       const auto n = part.shape.size() < 2 ? std::size_t{1} : static_cast<std::size_t>(part.shape[0]);
       for (std::size_t i = 0; i < n && count > 0; ++i) rows.push_back({part.begin + i * (count / n), count / n});
     }
   }
 
-  // The bucket's numbers, where this thread can work with them.
+  // The bucket's numbers, where this thread can work with them: on another device since they were fetched.
   template <class T, Device D>
-  static T* fetch(const GradBucket<T, D>& bucket, State<T>& state) {
-    if constexpr (std::is_same_v<D, Cpu>) return bucket.gradients.data();
-    state.host.resize(bucket.gradients.size());
-    copy_bytes(Cpu{}, state.host.data(), bucket.device, bucket.gradients.data(), bucket.gradients.size_bytes());
-    return state.host.data();
+  static T* on_host(const GradBucket<T, D>& bucket, State<T>& state) {
+    return std::is_same_v<D, Cpu> ? bucket.gradients.data() : state.host.data();
+  }
+  template <class T, Device D>
+  static void fetch(const GradBucket<T, D>& bucket, State<T>& state) {
+    if constexpr (!std::is_same_v<D, Cpu>) {
+      state.host.resize(bucket.gradients.size());
+      copy_bytes(Cpu{}, state.host.data(), bucket.device, bucket.gradients.data(), bucket.gradients.size_bytes());
+    }
   }
 
   template <class T, Device D, class Communicator>
@@ -113,7 +117,7 @@ struct SparseRows {
     state.values_at = rows * sizeof(Id);
     std::copy(state.own.begin(), state.own.end(), reinterpret_cast<Id*>(state.message.data()));
     T* to = reinterpret_cast<T*>(state.message.data() + state.values_at);
-    const T* gradients = std::is_same_v<D, Cpu> ? bucket.gradients.data() : state.host.data();
+    const T* gradients = on_host(bucket, state);
     for (const Id id : state.own) {
       const Row row = state.rows[static_cast<std::size_t>(id)];
       for (std::size_t k = 0; k < row.count; ++k) *to++ = static_cast<T>(bucket.weight) * gradients[row.begin + k];
@@ -124,7 +128,7 @@ struct SparseRows {
 
   template <class T, Device D>
   static void add_up(const GradBucket<T, D>& bucket, State<T>& state) {
-    T* gradients = std::is_same_v<D, Cpu> ? bucket.gradients.data() : state.host.data();
+    T* gradients = on_host(bucket, state);
     for (const Id id : state.own) {
       const Row row = state.rows[static_cast<std::size_t>(id)];
       std::fill_n(gradients + row.begin, row.count, T{0});
