@@ -1,8 +1,9 @@
 /// Times one training step of the reference models under DistributedDataParallel: ddp_step --ranks N [CASE ...]
-/// One line a case: ranks, global batch (the same for any number of ranks), median step in ms, global samples per
-/// second. First with one rank alone, then with N, so that their ratio is the scaling. With --sharded, each rank steps
-/// its part of the parameters alone (ShardedOptimizer); --bucket-cap-mb X cuts other buckets. ddp_step --wrapper
-/// [CASE ...]: what DistributedDataParallel itself costs on one rank: steps of SingleDevice and of
+/// Two lines a case: ranks, global batch (the same for any number of ranks), median step in ms, global samples per
+/// second; first of one rank alone, then of N with their scaling: the median ratio of blocks of steps that alternate.
+/// With --apart, a third line: N ranks that have nothing to tell each other, the most that the machine allows. With
+/// --sharded, each rank steps its part of the parameters alone (ShardedOptimizer); --bucket-cap-mb X cuts other buckets.
+/// ddp_step --wrapper [CASE ...]: what DistributedDataParallel itself costs on one rank: steps of SingleDevice and of
 /// DistributedDataParallel in turn, their medians, and the median ratio of neighbours.
 
 #include <chorus/parallel/sharded_optimizer.hpp>
@@ -13,41 +14,105 @@ namespace ch = chorus;
 
 namespace {
 
-int measure(int argc, char** argv, std::optional<int> ranks, const bench::RanksAndCases& asked) {
-  return bench::on_ranks(
-      argc, argv, ranks, asked.wanted,
-      [sharded = asked.sharded, cap = asked.bucket_cap_mb](ch::Run& run, const char* name, const auto& make,
-                                                           const auto& images, const auto& targets,
-                                                           const auto& make_optimizer) {
-        ch::DistributedDataParallel<decltype(make())> net{make(), run, {.bucket_cap_mb = cap}};
-        const auto time = [&](auto&& optimizer) {
-          return bench::share_ms(net, optimizer, run.rank(), images, targets, bench::fixed_steps(name));
-        };
-        using Optimizer = typename std::remove_cvref_t<decltype(make_optimizer)>::type;
-        const double ms = sharded ? time(ch::ShardedOptimizer<Optimizer>(net, make_optimizer.options))
-                                  : time(*make_optimizer(net.parameters()));
-        if (!run.is_main()) return;
-        const auto batch = images.size(0);
-        std::printf("ddp %s ranks=%d global_batch=%ld median_ms=%.3f samples_per_s=%.0f\n", name, net.devices(),
-                    static_cast<long>(batch), ms, static_cast<double>(batch) / ms * 1e3);
-        std::fflush(stdout);
-      });
-}
-
 using Clock = std::chrono::steady_clock;
 
-/// Milliseconds of the second of two steps: the first one brings its net's memory back into the caches.
+double median(std::vector<double> numbers) {
+  std::sort(numbers.begin(), numbers.end());
+  return numbers[numbers.size() / 2];
+}
+
 template <class Step>
-double second_ms(const Step& step) {
-  step();
+double ms_of(const Step& step) {
   const auto start = Clock::now();
   step();
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
 }
 
-double median(std::vector<double> numbers) {
-  std::sort(numbers.begin(), numbers.end());
-  return numbers[numbers.size() / 2];
+/// The median of some steps behind one that brings the net's memory back into the caches.
+template <class Step>
+double block_ms(const Step& step, std::size_t steps) {
+  step();
+  std::vector<double> times;
+  for (std::size_t i = 0; i < steps; ++i) times.push_back(ms_of(step));
+  return median(std::move(times));
+}
+
+void report(const char* what, const char* name, int ranks, ch::Index batch, double ms) {
+  std::printf("%s %s ranks=%d global_batch=%ld median_ms=%.3f samples_per_s=%.0f", what, name, ranks,
+              static_cast<long>(batch), ms, static_cast<double>(batch) / ms * 1e3);
+}
+
+/// Times blocks of steps of rank 0 alone, of all ranks, and, if asked for, of all ranks without any communication, by
+/// turns. The machine is not the same from one second to the next, so what counts is the ratio of neighbours.
+void measure_case(ch::Run& run, const bench::RanksAndCases& asked, const char* name, const auto& make,
+                  const auto& images, const auto& targets, const auto& make_optimizer) {
+  using Model = decltype(make());
+  using Optimizer = typename std::remove_cvref_t<decltype(make_optimizer)>::type;
+  auto& communicator = run.communicator();
+  const bool first = run.is_main();
+  ch::comm::AnyCommunicator nobody;
+  ch::DistributedDataParallel<Model> alone{make(), nobody},
+      net{make(), run, {.bucket_cap_mb = asked.bucket_cap_mb}};
+  ch::SingleDevice<Model> apart{make()};
+
+  const auto batch = images.size(0), rows = targets.numel() / batch;
+  const auto ranks = static_cast<std::size_t>(run.world_size()), rank = static_cast<std::size_t>(run.rank());
+  const auto begin = ch::detail::share_begin(batch, ranks, rank), end = ch::detail::share_begin(batch, ranks, rank + 1);
+  const auto share = images.slice(0, begin, end);
+  const auto share_targets = targets.slice(0, begin * rows, end * rows);
+
+  constexpr std::size_t blocks = 8;
+  const std::size_t steps = std::max<std::size_t>(2, bench::fixed_steps(name) / blocks);
+  std::vector<double> alone_ms, ms, apart_ms, scaling, bound;
+  const auto alone_optimizer = make_optimizer(alone.parameters()), apart_optimizer = make_optimizer(apart.parameters());
+  const auto rounds = [&](auto& optimizer) {
+    for (std::size_t round = 0; round <= blocks; ++round) {
+      double one = 0;
+      if (first) one = block_ms(bench::make_step(alone, *alone_optimizer, images, targets), steps);
+      communicator.barrier();
+      const double all = block_ms(bench::make_step(net, optimizer, share, share_targets), steps);
+      communicator.barrier();
+      double unrelated = 0;
+      if (asked.apart) {
+        unrelated = block_ms(bench::make_step(apart, *apart_optimizer, share, share_targets), steps);
+        communicator.barrier();
+      }
+      if (round == 0) continue;  // warms up
+      alone_ms.push_back(one);
+      ms.push_back(all);
+      apart_ms.push_back(unrelated);
+      scaling.push_back(one / all);
+      bound.push_back(one / unrelated);
+    }
+  };
+  if (asked.sharded) {
+    ch::ShardedOptimizer<Optimizer> optimizer(net, make_optimizer.options);
+    rounds(optimizer);
+  } else {
+    rounds(*make_optimizer(net.parameters()));
+  }
+  if (!first) return;
+  report("ddp", name, 1, batch, median(alone_ms));
+  std::printf("\n");
+  report("ddp", name, net.devices(), batch, median(ms));
+  std::printf(" scaling=%.3f\n", median(scaling));
+  if (asked.apart) {
+    report("apart", name, net.devices(), batch, median(apart_ms));
+    std::printf(" scaling=%.3f\n", median(bound));
+  }
+  std::fflush(stdout);
+}
+
+int measure(int argc, char** argv, std::optional<int> ranks, const bench::RanksAndCases& asked) {
+  return bench::on_ranks(argc, argv, ranks, asked.wanted,
+                         [&](ch::Run& run, const auto&... of_case) { measure_case(run, asked, of_case...); });
+}
+
+/// Milliseconds of the second of two steps: the first one brings its net's memory back into the caches.
+template <class Step>
+double second_ms(const Step& step) {
+  step();
+  return ms_of(step);
 }
 
 int measure_wrapper(const std::vector<std::string_view>& wanted) {
@@ -86,9 +151,6 @@ int main(int argc, char** argv) {
   if (!asked) return 2;
   if (asked->wrapper) return measure_wrapper(asked->wanted);
   // A process that is a rank already comes here again, and measures what it was started for.
-  if (std::getenv("WORLD_SIZE") != nullptr) return measure(argc, argv, std::nullopt, *asked);
-  if (asked->ranks > 1) {
-    if (const int status = measure(argc, argv, 1, *asked); status != 0) return status;
-  }
-  return measure(argc, argv, asked->ranks, *asked);
+  const bool is_rank = std::getenv("WORLD_SIZE") != nullptr;
+  return measure(argc, argv, is_rank ? std::nullopt : std::optional(asked->ranks), *asked);
 }
