@@ -5,6 +5,9 @@
 #include <chorus/data/transforms.hpp>
 #include <concepts>
 #include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -29,23 +32,40 @@ concept Dataset = requires(const D& dataset, Index i, std::span<float> image) {
   { dataset.get(i, image) } -> std::convertible_to<std::int64_t>;
 };
 
-/// Images and labels in memory, a byte a pixel and a byte a label. Mnist, Cifar10 and SyntheticImages are ways to fill
-/// one, so that a program can choose between them at run time: `ImageDataset train = SyntheticImages{8000, seed};`
+/// Images and labels in memory, a byte a pixel and a byte a label; copies share them. Mnist, Cifar10 and
+/// SyntheticImages are ways to fill one, so that a program can choose between them at run time:
+/// `ImageDataset train = SyntheticImages{8000, seed};`
 class ImageDataset {
  public:
+  /// Fills in the pixels of image i, [channels, height, width], and returns its label; called on several threads.
+  using Make = std::function<std::uint8_t(Index i, std::span<std::uint8_t> pixels)>;
+
   /// `pixels`: [labels.size(), channels, height, width]. Throws UsageError where the sizes don't fit.
   ImageDataset(ImageShape shape, std::vector<std::uint8_t> pixels, std::vector<std::uint8_t> labels, Index classes,
                Normalize normalization)
       : shape_(shape),
-        pixels_(std::move(pixels)),
-        labels_(std::move(labels)),
+        size_(static_cast<Index>(labels.size())),
         classes_(classes),
         normalization_(std::move(normalization)) {
-    check<UsageError>(pixels_.size() == labels_.size() * pixels_per_image(), "ImageDataset: ", pixels_.size(),
-                      " pixels are not ", labels_.size(), " images of shape ", shape_);
+    check<UsageError>(pixels.size() == labels.size() * pixels_per_image(), "ImageDataset: ", pixels.size(),
+                      " pixels are not ", labels.size(), " images of shape ", shape_);
+    pixels_ = shared(std::move(pixels));
+    labels_ = shared(std::move(labels));
   }
 
-  Index size() const { return static_cast<Index>(labels_.size()); }
+  /// `count` images, each made by `make` when it is first read; one that is never read takes no time and no memory.
+  ImageDataset(ImageShape shape, Index count, Index classes, Normalize normalization, Make make)
+      : shape_(shape),
+        size_(count),
+        classes_(classes),
+        normalization_(std::move(normalization)),
+        // Left as the system hands them out: pages that nobody writes to stay unused.
+        pixels_(new std::uint8_t[static_cast<std::size_t>(count) * pixels_per_image()]),
+        labels_(new std::uint8_t[static_cast<std::size_t>(count)]),
+        make_(std::move(make)),
+        made_(new std::once_flag[static_cast<std::size_t>(count)]) {}
+
+  Index size() const { return size_; }
   Index classes() const { return classes_; }
   const ImageShape& image_shape() const { return shape_; }
   /// Mean and standard deviation of the pixels by channel, as they are commonly used with this dataset.
@@ -55,18 +75,28 @@ class ImageDataset {
     check<UsageError>(i >= 0 && i < size(), "dataset: sample ", i, " is not in [0, ", size(), ")");
     const std::size_t count = pixels_per_image(), at = static_cast<std::size_t>(i);
     check<ShapeError>(image.size() == count, "dataset: expected room for ", count, " pixels, got ", image.size());
-    const std::uint8_t* bytes = pixels_.data() + at * count;
+    std::uint8_t* bytes = pixels_.get() + at * count;
+    if (make_) std::call_once(made_[at], [&] { labels_[at] = make_(i, {bytes, count}); });
     for (std::size_t p = 0; p < count; ++p) image[p] = static_cast<float>(bytes[p]) / 255.0f;
     return labels_[at];
   }
 
  private:
+  using Bytes = std::shared_ptr<std::uint8_t[]>;
+
+  static Bytes shared(std::vector<std::uint8_t>&& bytes) {
+    const auto owner = std::make_shared<std::vector<std::uint8_t>>(std::move(bytes));
+    return {owner, owner->data()};
+  }
+
   std::size_t pixels_per_image() const { return static_cast<std::size_t>(shape_[0] * shape_[1] * shape_[2]); }
 
   ImageShape shape_;
-  std::vector<std::uint8_t> pixels_, labels_;
-  Index classes_;
+  Index size_, classes_;
   Normalize normalization_;
+  Bytes pixels_, labels_;
+  Make make_;  // empty where all images are there from the start
+  std::shared_ptr<std::once_flag[]> made_;
 };
 
 }  // namespace chorus::inline CHORUS_ABI::data

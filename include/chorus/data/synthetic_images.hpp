@@ -15,41 +15,42 @@
 namespace chorus::inline CHORUS_ABI::data {
 
 /// `count` labelled images. Each depends on (seed, split, its index) alone: longer sets begin with shorter ones, the
-/// test split shares no random number with the train split, and the labels go round from 0 to 9. Programs compiled with
+/// test split shares no random number with the train split, and the labels go round from 0 to 9. An image is made when
+/// it is first read, so that a rank makes its share alone. Programs compiled with
 /// and without fused multiply-add round differently: one pixel in 100,000 or fewer is then off by 1/255.
 class SyntheticImages : public ImageDataset {
  public:
   /// `shape`: {1 or 3 (or more) channels, height, width}; sides of at least 8. Throws UsageError otherwise.
   explicit SyntheticImages(Index count, std::uint64_t seed = 0, Split split = Split::train,
                            ImageShape shape = {3, 32, 32})
-      : ImageDataset(generate(count, seed, split, shape)) {}
+      : ImageDataset(checked(count, shape), count, 10, normalization_of(shape),
+                     [seed, split, shape](Index i, std::span<std::uint8_t> pixels) {
+                       RandomStream random(seed, Purpose::generate, i, split == Split::train ? 0 : 1);
+                       std::vector<float> ink(static_cast<std::size_t>(shape[1] * shape[2]));
+                       draw_digit(random, label(i), shape, ink);
+                       colour(random, shape, ink, pixels);
+                       return label(i);
+                     }) {}
 
  private:
   struct Point {
     float x, y;
   };
 
-  static ImageDataset generate(Index count, std::uint64_t seed, Split split, const ImageShape& shape) {
+  static const ImageShape& checked(Index count, const ImageShape& shape) {
     check<UsageError>(count >= 0, "SyntheticImages: expected a count of at least 0, got ", count);
     check<UsageError>(
         shape[0] >= 1 && shape[0] <= 16 && std::min(shape[1], shape[2]) >= 8 && std::max(shape[1], shape[2]) <= 4096,
         "SyntheticImages: expected 1 to 16 channels and sides of 8 to 4096, got shape ", shape);
-    const auto size = static_cast<std::size_t>(shape[0] * shape[1] * shape[2]);
-    std::vector<std::uint8_t> pixels(static_cast<std::size_t>(count) * size), labels(static_cast<std::size_t>(count));
-    std::vector<float> ink(static_cast<std::size_t>(shape[1] * shape[2]));
-    for (std::size_t i = 0; i < labels.size(); ++i) {
-      RandomStream random(seed, Purpose::generate, static_cast<Index>(i), split == Split::train ? 0 : 1);
-      labels[i] = static_cast<std::uint8_t>(i % 10);
-      draw_digit(random, labels[i], shape, ink);
-      colour(random, shape, ink, std::span(pixels).subspan(i * size, size));
-    }
-    const auto channels = static_cast<std::size_t>(shape[0]);
-    return {shape,
-            std::move(pixels),
-            std::move(labels),
-            10,
-            {std::vector<float>(channels, 0.3f), std::vector<float>(channels, 0.2f)}};
+    return shape;
   }
+
+  static Normalize normalization_of(const ImageShape& shape) {
+    const auto channels = static_cast<std::size_t>(shape[0]);
+    return {std::vector<float>(channels, 0.3f), std::vector<float>(channels, 0.2f)};
+  }
+
+  static std::uint8_t label(Index i) { return static_cast<std::uint8_t>(i % 10); }
 
   /// Where there is ink, from 0 to 1.
   static void draw_digit(RandomStream& random, std::size_t digit, const ImageShape& shape, std::span<float> ink) {
@@ -109,21 +110,29 @@ class SyntheticImages : public ImageDataset {
     const float noise = random.uniform(0.05f, 0.15f);
     const float slope_x = random.uniform(-0.2f, 0.2f) / static_cast<float>(shape[2]);
     const float slope_y = random.uniform(-0.2f, 0.2f) / static_cast<float>(shape[1]);
+    constexpr Index at_once = 32;
     std::uint8_t* out = pixels.data();
     for (Index c = 0; c < shape[0]; ++c) {
       const float contrast = random.uniform(0.3f, 0.6f), paper = random.uniform(0.1f, 0.4f);
       const float* at = ink.data();
-      for (Index y = 0; y < shape[1]; ++y) {
-        for (Index x = 0; x < shape[2]; x += 2) {
-          std::uint32_t bits = random.word();  // two pixels' noise: sums of two bytes each
-          for (Index i = x; i < std::min(x + 2, shape[2]); ++i, bits >>= 16) {
-            const float grain = static_cast<float>((bits & 255) + (bits >> 8 & 255)) / 255 - 1;
-            const float light = slope_x * static_cast<float>(i) + slope_y * static_cast<float>(y);
-            const float value = paper + light + contrast * *at++ + noise * grain;
-            *out++ = static_cast<std::uint8_t>(std::clamp(value, 0.0f, 1.0f) * 255 + 0.5f);
+      for (Index y = 0; y < shape[1]; ++y)
+        for (Index x = 0; x < shape[2]; x += at_once) {
+          const int count = static_cast<int>(std::min(at_once, shape[2] - x));
+          std::uint16_t bits[at_once];  // a random word is the noise of two pixels: sums of two bytes each
+          for (int i = 0; i < count; i += 2) {
+            const std::uint32_t word = random.word();
+            bits[i] = static_cast<std::uint16_t>(word);
+            bits[i + 1] = static_cast<std::uint16_t>(word >> 16);
           }
+          for (int i = 0; i < count; ++i) {
+            const float grain = static_cast<float>((bits[i] & 255) + (bits[i] >> 8)) / 255 - 1;
+            const float light = slope_x * static_cast<float>(static_cast<int>(x) + i) + slope_y * static_cast<float>(y);
+            const float value = paper + light + contrast * at[i] + noise * grain;
+            out[i] = static_cast<std::uint8_t>(std::clamp(value, 0.0f, 1.0f) * 255 + 0.5f);
+          }
+          at += count;
+          out += count;
         }
-      }
     }
   }
 };

@@ -1,7 +1,12 @@
+#include <algorithm>
+#include <atomic>
 #include <catch.hpp>
+#include <chorus/data/loader.hpp>
 #include <chorus/data/synthetic_images.hpp>
 #include <cmath>
 #include <set>
+#include <thread>
+#include <vector>
 
 #include "files.hpp"
 
@@ -40,6 +45,45 @@ TEST_CASE("generated labels go round, and the images have the size asked for") {
   for (chorus::Index i = 0; i < 25; ++i) CHECK(grey.get(i, image) == i % 10);
   CHECK(SyntheticImages(0).size() == 0);
   CHECK(SyntheticImages(3, 0, Split::train, {3, 9, 33}).size() == 3);  // odd sizes
+}
+
+TEST_CASE("an image is made when it is first read, and once, whoever reads it") {
+  std::atomic<int> made[5] = {};
+  const data::ImageDataset images{{1, 2, 2}, 5, 10, {}, [&](chorus::Index i, std::span<std::uint8_t> pixels) {
+                                    ++made[i];
+                                    std::ranges::fill(pixels, static_cast<std::uint8_t>(51 * i));
+                                    return static_cast<std::uint8_t>(9 - i);
+                                  }};
+  const data::ImageDataset copy = images;
+  std::atomic<int> right = 0;
+  std::vector<std::thread> readers;
+  for (int reader = 0; reader < 4; ++reader)
+    readers.emplace_back([&, reader] {
+      float pixels[4];
+      for (const chorus::Index i : {1, 4, 2, 1}) {
+        const auto label = (reader % 2 == 0 ? images : copy).get(i, pixels);
+        if (label == 9 - i && std::ranges::count(pixels, 51 * static_cast<float>(i) / 255) == 4) ++right;
+      }
+    });
+  for (auto& reader : readers) reader.join();
+  CHECK(right == 16);
+  CHECK(std::vector<int>(made, made + 5) == std::vector<int>{0, 1, 1, 0, 1});
+}
+
+TEST_CASE("a rank makes the images of its own share alone") {
+  std::set<chorus::Index> made;
+  const data::ImageDataset images{{1, 1, 1}, 12, 10, {}, [&](chorus::Index i, std::span<std::uint8_t>) {
+                                    made.insert(i);
+                                    return std::uint8_t{};
+                                  }};
+  const data::Sampler sampler{images.size(), {.rank = 1, .world_size = 3, .seed = 5}};
+  data::DataLoader loader{images, sampler, {.batch = 6, .workers = 0, .normalize = false}};
+  std::set<chorus::Index> share;
+  for (chorus::Index b = 0; b < 2; ++b)
+    for (const chorus::Index i : sampler.share(b, 6)) share.insert(i);
+  for (auto& batch : loader) CHECK(batch.labels.numel() == 2);
+  CHECK(share.size() == 4);
+  CHECK(made == share);
 }
 
 TEST_CASE("the normalisation of generated images fits them") {
