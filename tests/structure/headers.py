@@ -20,6 +20,7 @@ STANDARD = {
                  "for_each is_sorted lower_bound max max_element min min_element minmax minmax_element none_of "
                  "nth_element partial_sort ranges replace reverse sort stable_partition stable_sort transform "
                  "unique upper_bound",
+    "any": "any any_cast",
     "array": "array to_array",
     "atomic": "atomic atomic_ref atomic_thread_fence memory_order_acq_rel memory_order_acquire memory_order_relaxed "
               "memory_order_release",

@@ -2,6 +2,7 @@
 /// The standard library's headers that chorus includes, read once for all of its own: see headers.py.
 
 #include <algorithm>
+#include <any>
 #include <array>
 #include <atomic>
 #include <bit>

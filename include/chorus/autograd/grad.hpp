@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chorus/autograd/variable.hpp>
+#include <chorus/core/batch_group.hpp>
 #include <optional>
 #include <tuple>
 #include <type_traits>
@@ -30,6 +31,9 @@ class GradPath {
  public:
   GradPath(const Ref<Node>& root, const std::vector<Node*>& inputs, bool allow_unused)
       : inputs_(inputs.begin(), inputs.end()) {
+    check<UsageError>(!batch_group() || !batch_group()->exchanged(),
+                      "grad: inside of a pass that DataParallel records (an input is a GraphVariable), behind ",
+                      "SyncBatchNorm: take it outside, or let the pass begin with Variables or Tensors");
     check<UsageError>(inputs_.size() == inputs.size() && !inputs_.contains(nullptr),
                       "grad: inputs are different values that require a gradient; one does not, or is given twice");
     add(*root);
@@ -37,7 +41,8 @@ class GradPath {
     for (std::size_t next = 0; next < nodes_.size(); ++next) {
       Node& node = *nodes_[next];
       any_input_ = false;
-      for_each_behind(node, [](Node& input, void* path) { static_cast<GradPath*>(path)->add(input); }, this);
+      for_each_behind(
+          node, [](Node& input, void* path) { static_cast<GradPath*>(path)->add(input); }, this);
       if (!any_input_ && !node.is_leaf()) freed = &node;
     }
     for (const Node* input : inputs_) {

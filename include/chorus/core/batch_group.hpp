@@ -2,10 +2,12 @@
 /// The devices or ranks that share the current batch, for operators whose statistics are the whole batch's
 /// (SyncBatchNorm).
 
+#include <any>
 #include <chorus/core/config.hpp>
 #include <memory>
 #include <span>
 #include <utility>
+#include <vector>
 
 namespace chorus::inline CHORUS_ABI {
 
@@ -18,6 +20,11 @@ class BatchGroup {
   virtual void sum(std::span<double> values) = 0;
   /// What this member's gradients will be multiplied by before all are added up.
   virtual double weight() = 0;
+  /// Where the pass is recorded as one graph of all members' devices: what each of them has given, in their order. Else
+  /// nothing: then `sum` adds up, forward and backward.
+  virtual std::vector<std::any> exchange(const std::any&) { return {}; }
+  /// Whether something has been exchanged: then the tape leads to other members' operations.
+  virtual bool exchanged() const { return false; }
 };
 
 /// The group of this thread's forward pass; null where the batch is whole.

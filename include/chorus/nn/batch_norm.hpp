@@ -107,7 +107,8 @@ using BatchNormReLU2d = BatchNormReLU<D, T>;
 
 /// BatchNorm whose statistics, forward and backward, are those of the whole batch under every policy: training on any
 /// number of devices takes the steps of one. Shares may be uneven or empty. It costs each forward pass a collective of
-/// 2 channels + 1 numbers of 8 bytes, and each backward pass one of 2 channels.
+/// 2 channels + 1 numbers of 8 bytes, and each backward pass one of 2 channels; for GraphVariables more. Gradients of
+/// gradients count all members' samples: of a penalty inside of the model as well as, under DataParallel, outside.
 template <Device D, Real T = float>
 class SyncBatchNorm : public BatchNorm<D, T> {
  public:

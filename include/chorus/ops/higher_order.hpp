@@ -26,3 +26,4 @@
 #include <chorus/ops/higher_order/picking.hpp>
 #include <chorus/ops/higher_order/pointwise.hpp>
 #include <chorus/ops/higher_order/reduction.hpp>
+#include <chorus/ops/higher_order/sync_batch_norm.hpp>

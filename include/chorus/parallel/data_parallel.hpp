@@ -107,7 +107,7 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
       collectives_.broadcast();
     else if (!buffers_.empty())
       run(used, update_copy);
-    batch_groups_.begin(used);
+    batch_groups_.begin(used, recorded<Inputs...>);
     run(used, [&](std::size_t i) {
       const GradMode mode(grad);
       const detail::ThreadBatchGroups::Membership membership(batch_groups_, used, i);
@@ -246,7 +246,7 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
   }
 
   void backward_on_replicas(const Roots& roots, bool keep) {
-    batch_groups_.begin(roots.size());
+    batch_groups_.begin(roots.size(), false);
     run(roots.size(), [&](std::size_t i) {
       const detail::ThreadBatchGroups::Membership membership(batch_groups_, roots.size(), i);
       run_backward(roots[i], {.retain_graph = keep, .hooks = false});

@@ -5,35 +5,13 @@
 /// ops/higher_order.hpp; this header does without, for the sake of programs that have none.
 
 #include <chorus/autograd/parameter.hpp>
-#include <chorus/parallel/on_device.hpp>
+#include <chorus/ops/device_copy.hpp>
 #include <cstddef>
 #include <span>
-#include <tuple>
 #include <utility>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI {
-
-namespace operations {
-struct DeviceCopy {
-  static constexpr const char* name = "device_copy";
-  trace::Traffic back;  ///< what its gradient's bytes are counted as
-};
-}  // namespace operations
-
-namespace detail {
-
-/// Records that `copy`, on any device, has the numbers of `x`.
-template <AnyVariable X>
-auto record_copy(tensor_of<X> copy, const X& x, trace::Traffic back) {
-  return record(
-      operations::DeviceCopy{back}, std::move(copy),
-      [back](const auto& dy, auto dx) { dx->add(on_device(dy, dx->device(), back)); }, x);
-}
-template <AnyVariable X, Device D>
-auto copy_recorded(const X& x, D device, trace::Traffic traffic) {
-  return record_copy(on_device(x.value(), device, traffic), GraphVariable(x), traffic);
-}
+namespace chorus::inline CHORUS_ABI::detail {
 
 /// Makes `copy`, a replica's parameter that has the numbers of `original`, stand for a copy on the tape.
 template <Real T, int Rank, Device D>
@@ -82,12 +60,4 @@ auto gather_recorded(const std::vector<X>& parts, int dim, D device) {
   return concat(tensor_of<X>::rank == 0 ? 0 : dim, std::span<const typename decltype(list)::value_type>(list));
 }
 
-}  // namespace detail
-
-template <class T, int Rank, class D>
-auto derivatives(const operations::DeviceCopy& operation, const GraphVariable<T, Rank, D>& dy,
-                 const GraphVariable<T, Rank, D>&, const GraphVariable<T, Rank, D>& x) {
-  return std::tuple{[&] { return detail::copy_recorded(dy, x.device(), operation.back); }};
-}
-
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus::inline CHORUS_ABI::detail

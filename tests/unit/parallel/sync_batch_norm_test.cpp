@@ -76,6 +76,15 @@ struct Sometimes : nn::Module {
   }
 };
 
+/// Two inputs, of which each goes through the synchronised layer.
+template <class D>
+struct Beside : nn::Module {
+  nn::Linear<D, double> fc{5, 3};
+  nn::SyncBatchNorm<D, double> norm{3};
+  CHORUS_MODULE(Beside, fc, norm)
+  auto forward(const auto& x, const auto& other) const { return norm(fc(x)) + norm(fc(other)); }
+};
+
 TEST_CASE("sync batch norm: ddp takes the steps of one device, with even, uneven and empty shares") {
   const auto expected = train_alone<Synced<Cpu>>();
   for (const int ranks : {1, 2, 3, 4}) {
@@ -168,28 +177,128 @@ TEST_CASE("sync batch norm: under dp a copy without the layer, or that fails, en
   net(x).backward(numbers(6, 3, 1));
 }
 
-TEST_CASE("sync batch norm: under dp a recorded pass has the whole batch's statistics, and refuses gradients by name") {
-  SingleDevice<Synced<Cpu>> single{make<Synced<Cpu>>(), 3};
-  DataParallel<Synced<Cpu>> net{make<Synced<Cpu>>(), {.device_ids = {0, 1, 2}}, 3};
-  const GraphVariable x(numbers(7, 5, 1), true);
+/// The gradient of all scores by the inputs: what a penalty is put on.
+auto slope_of(const auto& score, const auto& x, bool create_graph = true) {
+  return grad(sum(square(score)), x, {.create_graph = create_graph, .retain_graph = true});
+}
+
+/// The penalty inside of the model.
+template <class D>
+struct Penalised : nn::Module {
+  Synced<D> critic;
+  CHORUS_MODULE(Penalised, critic)
+  auto forward(const auto& x) const {
+    const GraphVariable at(value_of(x), true);
+    const auto score = critic.forward(at);
+    return (sum(square(slope_of(score, at)), 1) + sum(score, 1)).as_variable();
+  }
+};
+
+void append(std::vector<double>& out, const auto& tensor) {
+  for (const double v : tensor.to_vector()) out.push_back(v);
+}
+
+/// Of a recorded pass: outputs, gradients, gradients of gradients, running statistics, and a plain step after it.
+template <class Net>
+std::vector<double> recorded_pass(Net& net, Index size) {
+  const GraphVariable x(numbers(size, 5, 1), true);
   const auto y = net(x);
-  CHECK(distance(y.value().to_vector(), single(numbers(7, 5, 1)).value().to_vector()) < rounding);
-  const auto refused = Contains("SyncBatchNorm under DataParallel: no gradient goes through it in a recorded");
-  CHECK_THAT(test::message_of<UsageError>([&] { grad(sum(y), x, {.retain_graph = true}); }), refused);
-  CHECK_THAT(test::message_of<UsageError>([&] { grad(sum(y), x, {.create_graph = true}); }),
-             Contains("'sync_batch_norm' has no derivative"));
-  CHECK_THAT(test::message_of<UsageError>([&] { sum(y).backward(); }), refused);
-  // Passes that are not recorded go on as ever, and recorded ones in evaluation.
-  const auto step = [](auto& policy) {
-    for (const auto& named : policy.parameters()) named.parameter->set_grad_arrived(false);
-    policy(numbers(7, 5, 2)).backward(numbers(7, 3, 3));
-    return test::gradients(policy.module());
+  auto out = y.value().to_vector();
+  append(out, slope_of(y, x, false).value());
+  const auto slope = slope_of(y, x);
+  append(out, slope.value());
+  const auto penalty = sum(square(slope)) + sum(y);
+  append(out, grad(penalty, x, {.retain_graph = true}).value());
+  penalty.backward();
+  append(out, x.grad());
+  net(numbers(7, 5, 2)).backward(numbers(7, 3, 3));
+  for (const double g : test::gradients(net.module())) out.push_back(g);
+  append(out, net.module().second.running_mean.value());
+  append(out, net.module().first.running_var.value());
+  return out;
+}
+
+TEST_CASE("sync batch norm: under dp a recorded pass has one device's gradients, and gradients of gradients") {
+  for (const Index size : {7, 3}) {
+    SingleDevice<Synced<Cpu>> single{make<Synced<Cpu>>(), 3};
+    const auto expected = recorded_pass(single, size);
+    for (const std::vector<int>& ids : {std::vector<int>{0}, {0, 1}, {0, 1, 2}, {1, 0, 1}}) {
+      INFO(size << " samples, " << ids.size() << " devices");
+      DataParallel<Synced<Cpu>> net{make<Synced<Cpu>>(), {.device_ids = ids, .output_device = 0}, 3};
+      CHECK(distance(recorded_pass(net, size), expected) < 1e-10);
+    }
+  }
+}
+
+TEST_CASE("sync batch norm: a penalty inside of the model takes the steps of one device, under dp and ddp") {
+  const auto penalised = [](auto& net, const auto& cut) {
+    optim::Sgd optimizer{net.parameters(), {.lr = 0.02, .momentum = 0.9}};
+    for (std::uint32_t number = 0; number < std::size(batches); ++number) {
+      optimizer.zero_grad();
+      mean(net(cut(numbers(batches[number], 5, number)))).backward();
+      optimizer.step();
+    }
+    return test::values(net.module());
   };
-  CHECK(distance(step(net), step(single)) < rounding);
+  const auto whole = [](const auto& x) { return x; };
+  SingleDevice<Penalised<Cpu>> single{make<Penalised<Cpu>>(), 3};
+  const auto expected = penalised(single, whole);
+  for (const std::vector<int>& ids : {std::vector<int>{0, 1}, {0, 1, 2}}) {
+    DataParallel<Penalised<Cpu>> net{make<Penalised<Cpu>>(), {.device_ids = ids}, 3};
+    CHECK(distance(penalised(net, whole), expected) < 1e-10);
+  }
+  for (const int ranks : {2, 3}) {
+    const auto text = common_text(ranks, [&](const World& world) {
+      Distributed<Penalised<Cpu>> rank(world);
+      return test::text_of(penalised(rank.net, [&](const auto& x) { return test::share(x, world); }));
+    });
+    INFO(ranks << " ranks: " << text);
+    CHECK(distance(test::numbers_in(text), expected) < 1e-10);
+  }
+}
+
+TEST_CASE("sync batch norm: under dp gradients of gradients are the slopes of a penalty") {
+  DataParallel<Synced<Cpu>> net{make<Synced<Cpu>>(), {.device_ids = {0, 1, 2}}, 3};
+  const auto loss = [&] {
+    const GraphVariable x(numbers(7, 5, 1), true);
+    return sum(square(slope_of(net(x), x)));
+  };
+  loss().backward();
+  for (const auto& named : net.parameters()) {
+    const auto* gradient = static_cast<const double*>(named.parameter->grad_data());
+    auto* values = static_cast<double*>(named.parameter->value_data());
+    const bool there = named.parameter->grad_arrived();
+    for (Index i = 0; i < named.parameter->count(); i += 3) {
+      constexpr double h = 1e-5;
+      const double before = values[i];
+      const auto loss_at = [&](double value) {
+        values[i] = value;
+        named.parameter->touch();
+        return loss().item();
+      };
+      const double slope = (loss_at(before + h) - loss_at(before - h)) / (2 * h);
+      loss_at(before);
+      INFO(named.name << " " << i);
+      CHECK((there ? gradient[i] : 0) == Approx(slope).margin(1e-6).epsilon(1e-5));
+    }
+  }
+}
+
+TEST_CASE("sync batch norm: under dp what a recorded pass can't do is refused by name") {
+  using Net = DataParallel<Synced<Cpu>>;
+  const GraphVariable x(numbers(7, 5, 1), true);
+  DataParallel<Penalised<Cpu>> inner{make<Penalised<Cpu>>(), {.device_ids = {0, 1}}, 3};
+  CHECK_THAT(test::message_of<UsageError>([&] { inner(x); }), Contains("behind SyncBatchNorm: take it outside"));
+  inner(numbers(7, 5, 1)).backward(Tensor<double, 1>::full({7}, 1));
+  DataParallel<Beside<Cpu>> beside{make<Beside<Cpu>>(), {.device_ids = {0, 1}}, 3};
+  const auto y = beside(x, numbers(7, 5, 2));
+  CHECK_THAT(test::message_of<UsageError>([&] { sum(y).backward(); }), Contains("make one of each input that leads"));
+  sum(beside(x, GraphVariable(numbers(7, 5, 2)))).backward();
+  Net net{make<Synced<Cpu>>(), {.device_ids = {0, 1}}, 3};
   net.eval();
+  SingleDevice<Synced<Cpu>> single{make<Synced<Cpu>>(), 3};
   single.eval();
-  const auto slope = [&](auto& policy) { return grad(sum(square(policy(x))), x, {.create_graph = true}); };
-  CHECK(distance(slope(net).value().to_vector(), slope(single).value().to_vector()) < rounding);
+  CHECK(distance(slope_of(net(x), x).value().to_vector(), slope_of(single(x), x).value().to_vector()) < rounding);
 }
 
 }  // namespace sync_batch_norm_test
