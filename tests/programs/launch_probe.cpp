@@ -37,7 +37,10 @@ static int body(ch::Run& run) {
   const bool peers = what == "reduce" || what == "ring" || what == "quit";
   if (peers) run.communicator().barrier();
 
-  if (what == "hello") {
+  if (what == "check") {
+    run.check_options();
+    std::puts("training");
+  } else if (what == "hello") {
     const auto& world = run.world();
     std::printf("rank %d of %d, local %d of %d, %s:%d, listens %d, devices %d, seed %lu %lu, timeout %ld, input %d\n",
                 world.rank, world.size, world.local_rank, world.local_size, world.master_addr.c_str(),

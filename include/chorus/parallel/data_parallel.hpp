@@ -78,7 +78,9 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
   template <class Run>
   requires requires(Run& run) { run.seed(); }
   DataParallel(Model model, Run& run)
-      : DataParallel(std::move(model), {.device_ids = devices_of(run), .timeout = run.world().timeout}, run.seed()) {}
+      : DataParallel(std::move(model), {.device_ids = devices_of(run), .timeout = run.world().timeout}, run.seed()) {
+    run.check_options();
+  }
 
   /// The model's output for the whole batch, on the output device; scalars become a vector with one element a device.
   /// Tensors and Variables are cut along `dim` into shares that differ by at most one, on no more devices than there

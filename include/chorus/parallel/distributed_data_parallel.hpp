@@ -70,7 +70,9 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   requires requires(Run& run) { run.communicator(); }
   DistributedDataParallel(Model model, Run& run, const DistributedDataParallelOptions& options = {}, Hook hook = {})
       : DistributedDataParallel(std::make_unique<detail::RankDevice<D>>(run), std::move(model), options, run.seed(),
-                                std::move(hook)) {}
+                                std::move(hook)) {
+    run.check_options();
+  }
 
   /// Peers don't wait for a rank that throws while gradients are under way: the group is given up.
   ~DistributedDataParallel() {

@@ -59,7 +59,9 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   template <class Run>
   requires requires(Run& run) { run.communicator(); }
   LocalSgd(Model model, Run& run, const LocalSgdOptions& options = {})
-      : LocalSgd(std::move(model), run.communicator(), options, run.seed()) {}
+      : LocalSgd(std::move(model), run.communicator(), options, run.seed()) {
+    run.check_options();
+  }
 
   /// The model's output for this rank's share of the batch.
   template <class... Inputs>

@@ -45,7 +45,9 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
   /// For `launch`: takes communicator and seed from `run`.
   template <class Run>
   requires requires(Run& run) { run.communicator(); }
-  ParameterServer(Model model, Run& run) : ParameterServer(std::move(model), run.communicator(), run.seed()) {}
+  ParameterServer(Model model, Run& run) : ParameterServer(std::move(model), run.communicator(), run.seed()) {
+    run.check_options();
+  }
 
   /// The model's output for this rank's share of the batch.
   template <class... Inputs>

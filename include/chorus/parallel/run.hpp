@@ -44,14 +44,20 @@ class Arguments {
   bool has(const char* name);
   /// The options that nobody has asked for so far, each after a blank.
   std::string unused() const;
+  /// Throws UsageError where an option that nobody has asked for so far looks like one that was asked for and is not
+  /// given: one letter off, or two where that name has seven or more; neighbours that have changed places are one.
+  void refuse_misspelt() const;
 
  private:
   std::string_view word(int i) const { return argv_[i + 1]; }
+  bool is_unused(int i) const { return !used_[static_cast<std::size_t>(i)] && word(i).starts_with("--"); }
   const char* after_name(int i, const char* name) const;
+  void note_missing(const char* name);
 
   const char* const* argv_ = nullptr;
   int count_ = 0;
   std::vector<char> used_;
+  std::vector<std::string> missing_;  // names that were asked for and are not given
 };
 
 /// What `launch` has to know; what is left open has a default.
@@ -113,6 +119,9 @@ class Run {
   /// Tells the ranks that this one is connected to, if any, that it fails, and why.
   void abort(std::string_view why) noexcept;
 
+  /// Throws UsageError for what looks like a misspelt option: with `--devcies 8` a program would train on one device
+  /// for hours. The policies call it: where a net is built, a program has asked for its options.
+  void check_options() const { arguments_.refuse_misspelt(); }
   /// Options of the command line that the program has not asked for, each after a blank.
   std::string unused_options() const { return arguments_.unused(); }
 

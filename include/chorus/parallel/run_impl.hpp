@@ -30,6 +30,7 @@ CHORUS_INLINE std::optional<std::string_view> Arguments::find(const char* name) 
       value = word(i + 1);
     }
   }
+  if (!value) note_missing(name);
   return value;
 }
 
@@ -42,17 +43,50 @@ CHORUS_INLINE bool Arguments::has(const char* name) {
     if (*rest == '=') detail::usage_error("option --%s takes no value, got '%s'", name, rest + 1);
     found = true;
   }
+  if (!found) note_missing(name);
   return found;
+}
+
+CHORUS_INLINE void Arguments::note_missing(const char* name) {
+  if (std::ranges::find(missing_, name) == missing_.end()) missing_.emplace_back(name);
 }
 
 CHORUS_INLINE std::string Arguments::unused() const {
   std::string out;
-  for (int i = 0; i < count_; ++i) {
-    if (used_[static_cast<std::size_t>(i)] || !word(i).starts_with("--")) continue;
-    out += ' ';
-    out.append(word(i));
-  }
+  for (int i = 0; i < count_; ++i)
+    if (is_unused(i)) out.append(" ").append(word(i));
   return out;
+}
+
+namespace detail {
+/// How many letters are put in, left out, changed, or changed with a neighbour between two words: the optimal string
+/// alignment distance (Damerau 1964).
+inline std::size_t misspellings(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> before, above(b.size() + 1), row(b.size() + 1);
+  for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    before = std::exchange(above, row);
+    row[0] = i;
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      row[j] = std::min({above[j] + 1, row[j - 1] + 1, above[j - 1] + (a[i - 1] != b[j - 1])});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) row[j] = std::min(row[j], before[j - 2] + 1);
+    }
+  }
+  return row[b.size()];
+}
+}  // namespace detail
+
+CHORUS_INLINE void Arguments::refuse_misspelt() const {
+  for (int i = 0; i < count_; ++i) {
+    if (!is_unused(i)) continue;
+    const std::string_view name = word(i).substr(2, word(i).find('=') - 2);
+    for (const std::string& meant : missing_)
+      if (meant.size() >= 4 && detail::misspellings(name, meant) <= (meant.size() >= 7 ? 2 : 1))
+        detail::usage_error(
+            "unknown option --%.*s: is --%s meant? (An option of the program's own has to be asked for "
+            "before the net is built.)",
+            static_cast<int>(name.size()), name.data(), meant.c_str());
+  }
 }
 
 // What follows `--name` in word i: nothing or `=value`; a null pointer where that is another word.

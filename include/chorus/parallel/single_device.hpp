@@ -18,7 +18,7 @@ class SingleDevice : public Policy<Model> {
   /// For `launch`: takes the seed from `run`.
   template <class Run>
   requires requires(Run& run) { run.seed(); }
-  SingleDevice(Model model, Run& run) : SingleDevice(std::move(model), run.seed()) {}
+  SingleDevice(Model model, Run& run) : SingleDevice(std::move(model), run.seed()) { run.check_options(); }
 
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {

@@ -305,6 +305,19 @@ TEST_CASE("what the body throws becomes a message and a status") {
   require_refused({"--single", "--do", "hello", "--epocs", "3"}, 0, "warning: the program has no use for --epocs\n");
 }
 
+TEST_CASE("a misspelt option ends a run before it trains") {
+  for (const std::string policy : {"--single", "--"}) {  // in this process, and in those that are started
+    Program program({probe(), "--do", "check", "--devcies", "3", policy});
+    CHECK(program.finish() == 2);
+    INFO(program.text());
+    CHECK(has(program, "unknown option --devcies: is --devices meant?"));
+    CHECK_FALSE(has(program, "training"));
+  }
+  Program right({probe(), "--do", "check", "--devices", "3"});
+  CHECK(right.finish() == 0);
+  CHECK(count(right.text(), "training") == 3);
+}
+
 TEST_CASE("launch refuses options that make no sense") {
   require_refused({"--do", "hello", "--devices", "0"}, 2, "--devices must be from 1 to 64, got 0\n");
   require_refused({"--do", "hello", "--devices", "-2"}, 2, "--devices must be from 1 to 64, got -2\n");
