@@ -57,6 +57,7 @@ struct MeshHello {
     check<TimeoutError>(socket_of(rank, 0) && socket_of(rank, 1), "rank ", world.rank, ": rank ", rank,
                         " did not connect within ", world.timeout.count(), " ms");
     socket_of(rank, 0).no_delay();
+    socket_of(rank, 0).no_pacing();
     socket_of(rank, 1).no_delay();
   }
 }

@@ -58,7 +58,7 @@ class NcclQueue final : public Progress, private NcclMember<Api> {
     }
     open(call);
     accept(issue(api_, comm_, stream_, operators_), call);
-    return close(call);
+    return close(call, stream_);
   }
 
   /// Calls made by `calls` become one launch, in which they run side by side. Returns its ticket.
@@ -83,7 +83,7 @@ class NcclQueue final : public Progress, private NcclMember<Api> {
     }
     grouping_ = false;
     accept(api_.group_end(), group_);
-    return close(group_);
+    return close(group_, stream_);
   }
 
   /// Makes `count` calls of a kind, which become one launch: `issue(api, i, comm, stream)` makes number i and returns
@@ -102,7 +102,7 @@ class NcclQueue final : public Progress, private NcclMember<Api> {
     const int ended = api_.group_end();
     accept_later(code, call);
     accept(ended, call);
-    return close(call);
+    return close(call, stream_);
   }
 
   /// Runs `start`, which puts work that contains calls of this communicator on the compute stream, and watches it.
@@ -116,11 +116,7 @@ class NcclQueue final : public Progress, private NcclMember<Api> {
     call.ready = event();
     check_cuda(call, api_.record(call.ready, compute));
     start();
-    call.done = event();
-    check_cuda(call, api_.record(call.done, compute));
-    call.ticket = ++issued_;
-    in_flight_.push_back(call);
-    change_.notify_all();
+    close(call, compute);
   }
 
   /// Has the compute stream wait for a call; the host does not.
@@ -218,16 +214,13 @@ class NcclQueue final : public Progress, private NcclMember<Api> {
   }
 
   // NCCL may launch from a thread of its own: only once it has accepted the call does an event stand behind it.
-  std::uint64_t close(Call& call) {
+  std::uint64_t close(Call& call, Stream stream) {
     for (const RedOp& op : operators_) api_.destroy_operator(op, comm_);
     operators_.clear();
     call.done = event();
-    check_cuda(call, api_.record(call.done, stream_));
+    check_cuda(call, api_.record(call.done, stream));
     call.ticket = ++issued_;
-    if (call.captured)
-      captured_.push_back(call);
-    else
-      in_flight_.push_back(call);
+    (call.captured ? captured_ : in_flight_).push_back(call);
     change_.notify_all();
     return call.ticket;
   }
@@ -293,8 +286,7 @@ class NcclQueue final : public Progress, private NcclMember<Api> {
 
   const int exceptions_ = std::uncaught_exceptions();
   std::condition_variable_any change_;
-  std::deque<Call> in_flight_;
-  std::vector<Call> captured_;  // until they are waited for, in the same capture
+  std::deque<Call> in_flight_, captured_;  // captured ones: until they are waited for, in the same capture
   std::vector<RedOp> operators_;
   Call group_;
   bool grouping_ = false, stopping_ = false;

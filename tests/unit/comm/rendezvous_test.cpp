@@ -190,6 +190,26 @@ TEST_CASE("nothing listens outside loopback, nor at all once the group has forme
   }
 }
 
+TEST_CASE("within a machine connections that carry data are not paced", "[comm]") {
+  test::Ranks ranks(2, [](const comm::World& world) {
+    auto c = comm::connect(world, {.backend = comm::Backend::tcp});
+    int connected = 0, plain = 0;
+    for (int fd = 3; fd < 100; ++fd) {
+      char name[16]{};
+      socklen_t length = sizeof name - 1;
+      sockaddr_storage peer{};
+      socklen_t peer_length = sizeof peer;
+      if (getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &peer_length) != 0) continue;
+      if (getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, &length) != 0) continue;
+      ++connected;
+      plain += std::string_view(name) == "reno";
+    }
+    c.barrier();
+    return cat(connected >= 2 && plain >= 1 ? "" : cat(plain, " of ", connected));
+  });
+  for (const auto& text : ranks.texts()) CHECK(text == "");
+}
+
 TEST_CASE("IPv6", "[comm]") {
   comm::Socket listener;
   try {
