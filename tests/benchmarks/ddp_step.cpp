@@ -1,8 +1,9 @@
 /// Times one training step of the reference models under DistributedDataParallel: ddp_step --ranks N [CASE ...]
 /// Two lines a case: ranks, global batch (the same for any number of ranks), median step in ms, global samples per
 /// second; first of one rank alone, then of N with their scaling: the median ratio of blocks of steps that alternate.
-/// With --apart, a third line: N ranks that have nothing to tell each other, the most that the machine allows. With
-/// --sharded, each rank steps its part of the parameters alone (ShardedOptimizer); --bucket-cap-mb X cuts other buckets.
+/// With --apart, two more, of what the machine allows: N ranks that have nothing to tell each other ("apart"), and the
+/// same with a barrier behind each step, as no averaging does without ("in_step"). With --sharded, each rank steps its
+/// part of the parameters alone (ShardedOptimizer); --bucket-cap-mb X cuts other buckets.
 /// ddp_step --wrapper [CASE ...]: what DistributedDataParallel itself costs on one rank: steps of SingleDevice and of
 /// DistributedDataParallel in turn, their medians, and the median ratio of neighbours.
 
@@ -37,10 +38,23 @@ double block_ms(const Step& step, std::size_t steps) {
   return median(std::move(times));
 }
 
-void report(const char* what, const char* name, int ranks, ch::Index batch, double ms) {
-  std::printf("%s %s ranks=%d global_batch=%ld median_ms=%.3f samples_per_s=%.0f", what, name, ranks,
-              static_cast<long>(batch), ms, static_cast<double>(batch) / ms * 1e3);
-}
+/// Milliseconds of a case's blocks, and how much longer one rank alone took for its neighbours.
+struct Blocks {
+  std::vector<double> ms, scaling;
+
+  void add(double block, double alone) {
+    ms.push_back(block);
+    scaling.push_back(alone / block);
+  }
+  void print(const char* what, const char* name, int ranks, ch::Index batch) const {
+    if (ms.empty()) return;
+    const double step = median(ms);
+    std::printf("%s %s ranks=%d global_batch=%ld median_ms=%.3f samples_per_s=%.0f", what, name, ranks,
+                static_cast<long>(batch), step, static_cast<double>(batch) / step * 1e3);
+    if (ranks > 1) std::printf(" scaling=%.3f", median(scaling));
+    std::printf("\n");
+  }
+};
 
 /// Times blocks of steps of rank 0 alone, of all ranks, and, if asked for, of all ranks without any communication, by
 /// turns. The machine is not the same from one second to the next, so what counts is the ratio of neighbours.
@@ -49,7 +63,6 @@ void measure_case(ch::Run& run, const bench::RanksAndCases& asked, const char* n
   using Model = decltype(make());
   using Optimizer = typename std::remove_cvref_t<decltype(make_optimizer)>::type;
   auto& communicator = run.communicator();
-  const bool first = run.is_main();
   ch::comm::AnyCommunicator nobody;
   ch::DistributedDataParallel<Model> alone{make(), nobody},
       net{make(), run, {.bucket_cap_mb = asked.bucket_cap_mb}};
@@ -61,45 +74,47 @@ void measure_case(ch::Run& run, const bench::RanksAndCases& asked, const char* n
   const auto share = images.slice(0, begin, end);
   const auto share_targets = targets.slice(0, begin * rows, end * rows);
 
-  constexpr std::size_t blocks = 8;
-  const std::size_t steps = std::max<std::size_t>(2, bench::fixed_steps(name) / blocks);
-  std::vector<double> alone_ms, ms, apart_ms, scaling, bound;
+  constexpr std::size_t rounds = 8;
+  const std::size_t steps = std::max<std::size_t>(2, bench::fixed_steps(name) / rounds);
+  Blocks of_one, of_all, of_apart, of_in_step;
   const auto alone_optimizer = make_optimizer(alone.parameters()), apart_optimizer = make_optimizer(apart.parameters());
-  const auto rounds = [&](auto& optimizer) {
-    for (std::size_t round = 0; round <= blocks; ++round) {
-      double one = 0;
-      if (first) one = block_ms(bench::make_step(alone, *alone_optimizer, images, targets), steps);
-      communicator.barrier();
-      const double all = block_ms(bench::make_step(net, optimizer, share, share_targets), steps);
-      communicator.barrier();
-      double unrelated = 0;
-      if (asked.apart) {
-        unrelated = block_ms(bench::make_step(apart, *apart_optimizer, share, share_targets), steps);
+  const auto step_alone = bench::make_step(alone, *alone_optimizer, images, targets);
+  const auto step_apart = bench::make_step(apart, *apart_optimizer, share, share_targets);
+  const auto measure_rounds = [&](auto& optimizer) {
+    const auto step = bench::make_step(net, optimizer, share, share_targets);
+    for (std::size_t round = 0; round <= rounds; ++round) {
+      const double one = run.is_main() ? block_ms(step_alone, steps) : 1;
+      // The slowest rank's: that is how long a step takes.
+      const auto block_of_all = [&](const auto& some_step) {
         communicator.barrier();
-      }
-      if (round == 0) continue;  // warms up
-      alone_ms.push_back(one);
-      ms.push_back(all);
-      apart_ms.push_back(unrelated);
-      scaling.push_back(one / all);
-      bound.push_back(one / unrelated);
+        double ms = block_ms(some_step, steps);
+        communicator.all_reduce(std::span<double>(&ms, 1), ch::comm::ReduceOp::max, {});
+        return ms;
+      };
+      const auto add = [&](Blocks& blocks, double ms) {
+        if (round > 0) blocks.add(ms, one);  // the first one warms up
+      };
+      add(of_one, one);
+      add(of_all, block_of_all(step));
+      if (!asked.apart) continue;
+      add(of_apart, block_of_all(step_apart));
+      add(of_in_step, block_of_all([&] {
+        step_apart();
+        communicator.barrier();
+      }));
     }
   };
   if (asked.sharded) {
     ch::ShardedOptimizer<Optimizer> optimizer(net, make_optimizer.options);
-    rounds(optimizer);
+    measure_rounds(optimizer);
   } else {
-    rounds(*make_optimizer(net.parameters()));
+    measure_rounds(*make_optimizer(net.parameters()));
   }
-  if (!first) return;
-  report("ddp", name, 1, batch, median(alone_ms));
-  std::printf("\n");
-  report("ddp", name, net.devices(), batch, median(ms));
-  std::printf(" scaling=%.3f\n", median(scaling));
-  if (asked.apart) {
-    report("apart", name, net.devices(), batch, median(apart_ms));
-    std::printf(" scaling=%.3f\n", median(bound));
-  }
+  if (!run.is_main()) return;
+  of_one.print("ddp", name, 1, batch);
+  if (ranks > 1) of_all.print("ddp", name, net.devices(), batch);
+  of_apart.print("apart", name, net.devices(), batch);
+  of_in_step.print("in_step", name, net.devices(), batch);
   std::fflush(stdout);
 }
 

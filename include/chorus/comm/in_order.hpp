@@ -1,5 +1,6 @@
 #pragma once
 /// `InOrder`: runs tasks one after another, in the caller's thread or, for asynchronous ones, in one background thread.
+/// A caller that waits does what the background thread has not begun yet: it is awake, and its core is free.
 
 #include <atomic>
 #include <chorus/comm/work.hpp>
@@ -44,14 +45,12 @@ class InOrder final : public Progress {
       caller_waits_ = true;
       const auto failure = execute(lock, task);
       caller_waits_ = false;
+      hand_over();
       if (failure) failure.raise();
       return;
     }
-    start();
-    tasks_.push_back(task);
-    change_.notify_all();
-    lock.unlock();
-    wait(ticket);
+    if (!failure_) tasks_.push_back(task);
+    finish(lock, ticket);
   }
 
   /// Puts `task` behind all that were given before. Starts the thread at the first call.
@@ -59,16 +58,13 @@ class InOrder final : public Progress {
     const std::lock_guard lock(mutex_);
     start();
     if (!failure_) tasks_.push_back(task);
-    change_.notify_all();
+    hand_over();
     return ++given_;
   }
 
   void wait(std::uint64_t ticket) override {
     std::unique_lock lock(mutex_);
-    caller_waits_ = true;
-    change_.wait(lock, [&] { return finished_ >= ticket || bool(failure_); });
-    caller_waits_ = false;
-    if (finished_ < ticket) failure_.raise();
+    finish(lock, ticket);
   }
 
   bool done(std::uint64_t ticket) override {
@@ -81,12 +77,38 @@ class InOrder final : public Progress {
     {
       const std::lock_guard lock(mutex_);
       stopping_ = true;
-      change_.notify_all();
+      to_do_.notify_one();
     }
     if (thread_.joinable()) thread_.join();
   }
 
  private:
+  void finish(std::unique_lock<std::mutex>& lock, std::uint64_t ticket) {
+    caller_waits_ = true;
+    while (finished_ < ticket && !failure_) {
+      if (!running_ && !tasks_.empty())
+        execute(lock, next());
+      else
+        done_.wait(lock);
+    }
+    caller_waits_ = false;
+    hand_over();
+    if (finished_ < ticket) failure_.raise();
+  }
+  /// What a caller leaves is the background thread's.
+  void hand_over() {
+    if (!running_ && (stopping_ || !tasks_.empty())) to_do_.notify_one();
+  }
+
+  Task next() {
+    const Task task = tasks_[first_++];
+    if (first_ == tasks_.size()) {  // keeps its memory
+      tasks_.clear();
+      first_ = 0;
+    }
+    return task;
+  }
+
   Failure execute(std::unique_lock<std::mutex>& lock, const Task& task) {
     running_ = true;
     lock.unlock();
@@ -100,7 +122,7 @@ class InOrder final : public Progress {
       tasks_.clear();
       first_ = 0;
     }
-    change_.notify_all();
+    done_.notify_all();
     return failure;
   }
 
@@ -116,22 +138,17 @@ class InOrder final : public Progress {
   void loop() {
     std::unique_lock lock(mutex_);
     while (true) {
-      change_.wait(lock, [&] { return !running_ && (stopping_ || !tasks_.empty()); });
+      to_do_.wait(lock, [&] { return !running_ && (stopping_ || !tasks_.empty()); });
       if (tasks_.empty()) return;
-      const Task task = tasks_[first_++];
-      if (first_ == tasks_.size()) {  // keeps its memory
-        tasks_.clear();
-        first_ = 0;
-      }
-      execute(lock, task);
+      execute(lock, next());
     }
   }
 
   Run run_;
   void* self_;
   std::mutex mutex_;
-  std::condition_variable change_;
-  std::vector<Task> tasks_;  // those from first_ on wait
+  std::condition_variable to_do_, done_;  // for the background thread; for callers
+  std::vector<Task> tasks_;               // those from first_ on wait
   std::size_t first_ = 0;
   std::uint64_t given_ = 0, finished_ = 0;
   Failure failure_;
