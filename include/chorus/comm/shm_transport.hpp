@@ -81,6 +81,8 @@ class ShmTransport final : public Transport {
       const int pid = seat(peer).pid.load();
       death(peer) = pid != 0 && peer != rank ? static_cast<int>(syscall(SYS_pidfd_open, pid, 0)) : -1;
     }
+    room_sent_[static_cast<std::size_t>((rank + 1) % size)].fill(slot_stride);  // see make_region
+    room_received_[static_cast<std::size_t>((rank + size - 1) % size)].fill(slot_stride);
     reads_peers = true;
   }
 
@@ -96,7 +98,9 @@ class ShmTransport final : public Transport {
     reinterpret_cast<detail::Board*>(region.data())->seats[who].pid.store(pid);
   }
 
-  std::byte* acquire(int peer) override {
+  std::byte* acquire(int peer) override { return acquire(peer, slot_bytes); }
+  std::byte* acquire(int peer, std::size_t bytes) {
+    take_room(rank, peer, room_sent_, sent_, bytes);
     auto& head = slot(rank, peer, sent_);
     if (head.full.load(std::memory_order_acquire) != 0) wait(peer, seat(rank).wants_room, head.full, 1);
     return reinterpret_cast<std::byte*>(&head) + sizeof head;
@@ -115,7 +119,13 @@ class ShmTransport final : public Transport {
     if (seat(peer).awaits.load() == rank + 1) ring_bell(peer);
   }
 
+  void send(int peer, const Envelope& envelope, const std::byte* data, std::size_t bytes) override {
+    fill(peer, acquire(peer, bytes), data, bytes);
+    publish(peer, envelope, bytes);
+  }
+
   Piece receive(int peer) override {
+    take_room(peer, rank, room_received_, received_, 0);  // what follows the head is the sender's affair
     auto& head = slot(peer, rank, received_);
     if (head.full.load(std::memory_order_acquire) == 0) wait(peer, seat(rank).awaits, head.full, 0);
     return {head.envelope, reinterpret_cast<const std::byte*>(&head) + sizeof head, head.bytes};
@@ -127,7 +137,10 @@ class ShmTransport final : public Transport {
     if (seat(peer).wants_room.load() == rank + 1) ring_bell(peer);
   }
 
-  bool has_piece(int peer) override { return slot(peer, rank, received_).full.load(std::memory_order_acquire) != 0; }
+  bool has_piece(int peer) override {
+    take_room(peer, rank, room_received_, received_, 0);
+    return slot(peer, rank, received_).full.load(std::memory_order_acquire) != 0;
+  }
 
   void flush() override {}
 
@@ -174,6 +187,7 @@ class ShmTransport final : public Transport {
   }
 
  private:
+  using Room = std::array<std::array<std::uint32_t, slots>, max_ranks>;  // bytes that have room, by peer and slot
   static constexpr std::chrono::milliseconds nap{20};  // of a sleeper between two looks around
   static constexpr std::size_t slot_stride = sizeof(detail::SlotHead) + slot_bytes;
   static constexpr std::size_t queue_stride = slots * slot_stride;
@@ -188,6 +202,16 @@ class ShmTransport final : public Transport {
     const auto peer = static_cast<std::size_t>(from == rank ? to : from);
     const auto queue = region_->data() + queue_begin(from, to, size);
     return *reinterpret_cast<detail::SlotHead*>(queue + next[peer] * slot_stride);
+  }
+
+  /// Before `bytes` behind the head of a queue's next slot are touched. Throws where the machine has no memory left:
+  /// touching them would end the process.
+  void take_room(int from, int to, Room& room, const std::array<std::uint32_t, max_ranks>& next, std::size_t bytes) {
+    const auto peer = static_cast<std::size_t>(from == rank ? to : from), all = sizeof(detail::SlotHead) + bytes;
+    auto& taken = room[peer][next[peer]];
+    if (taken >= all) return;
+    region_->reserve(queue_begin(from, to, size) + next[peer] * slot_stride, all);
+    taken = static_cast<std::uint32_t>(all);
   }
   static void advance(int peer, std::array<std::uint32_t, max_ranks>& next) {
     auto& i = next[static_cast<std::size_t>(peer)];
@@ -265,6 +289,7 @@ class ShmTransport final : public Transport {
   std::shared_ptr<const SharedRegion> region_;  // threads of a group share one
   detail::Board& board_;
   std::array<std::uint32_t, max_ranks> sent_{}, received_{};  // per peer, the next slot
+  Room room_sent_{}, room_received_{};
   std::array<FarCopy, max_ranks> copies_;
   std::array<int, max_ranks> deaths_{};                       // per peer: a pidfd, readable once its process has ended
   std::array<MappedWindows, max_ranks> mapped_;

@@ -100,6 +100,27 @@ TEST_CASE("a communicator that has no room for a buffer lends none, and goes on"
   for (const auto& text : ranks.texts()) CHECK(text == "");
 }
 
+TEST_CASE("queues that find no room once the group has formed are an error of all ranks", "[comm]") {
+  using Use = void (*)(comm::AnyCommunicator&);
+  const Use uses[] = {[](comm::AnyCommunicator& c) { c.barrier(); },
+                      [](comm::AnyCommunicator& c) { c.monitored_barrier(); },
+                      [](comm::AnyCommunicator& c) { adds_up(c, 10); }};
+  for (const Use use : uses) {
+    test::Ranks ranks(4, [use](const comm::World& world) -> std::string {
+      auto c = comm::connect(world, {.backend = Backend::shm});
+      no_room = true;
+      use(c);
+      return "it went well";
+    });
+    for (int rank = 0; rank < 4; ++rank) {
+      const auto outcome = ranks.outcome(rank);
+      CHECK_THAT(outcome.text, Contains("shared memory: no room for ") && Contains("No space left on device"));
+      CHECK(outcome.status == 0);
+      CHECK(outcome.seconds < 5);
+    }
+  }
+}
+
 TEST_CASE("eight ranks need nothing of /dev/shm", "[comm]") {
   const auto body = [](const comm::World& world) -> std::string {
     if (unshare(CLONE_NEWNS) != 0 || mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
