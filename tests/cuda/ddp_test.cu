@@ -12,6 +12,7 @@
 
 #include "../unit/comm/processes.hpp"
 #include "gpu.hpp"
+#include "training_step.hpp"
 
 namespace ddp_test {
 
@@ -31,15 +32,7 @@ constexpr Index global = 24;
 template <class Policy>
 std::vector<double> train(Policy& net, const comm::World& world, bool graphed) {
   optim::Sgd optimizer{net.parameters(), {.lr = 0.1, .momentum = 0.9}};
-  Graphed step(net,
-               [&](const auto& x, const auto& y) {
-                 optimizer.zero_grad();
-                 auto loss = cross_entropy(net(x), y);
-                 loss.backward();
-                 optimizer.step();
-                 return loss;
-               },
-               {.warm_up = graphed ? 3 : 1000});
+  Graphed step(net, test::training_step(net, optimizer), {.warm_up = graphed ? 3 : 1000});
   const Index mine = global / world.size, first = mine * world.rank;
   for (std::uint32_t i = 0; i < steps; ++i) {
     auto x = Tensor<float, 2>::empty({mine, 16});

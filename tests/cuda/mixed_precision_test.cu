@@ -15,6 +15,7 @@
 #include <deque>
 
 #include "gpu.hpp"
+#include "training_step.hpp"
 
 namespace mixed_precision_test {
 
@@ -125,9 +126,7 @@ TEST_CASE("a captured step with a loss scale takes the eager one's steps, and le
   check([](bool graphed) {
     return train<optim::Sgd<Cuda>>(optim::SgdOptions{.lr = 0.2, .momentum = 0.9, .dampening = 0.5}, graphed);
   });
-  check([](bool graphed) {
-    return train<optim::Sgd<Cuda>>(optim::SgdOptions{.lr = 0.5}, graphed, 0.3);
-  });
+  check([](bool graphed) { return train<optim::Sgd<Cuda>>(optim::SgdOptions{.lr = 0.5}, graphed, 0.3); });
 }
 
 TEST_CASE("an eager step among replays counts for those behind it", "[cuda]") {
@@ -137,15 +136,7 @@ TEST_CASE("an eager step among replays counts for those behind it", "[cuda]") {
     manual_seed(4);
     SingleDevice<Net> net{Net{}, 9};
     optim::Adam optimizer{net.parameters(), {.lr = 0.05, .beta2 = 0.9}};
-    Graphed step(net,
-                 [&](const auto& x, const auto& y) {
-                   optimizer.zero_grad();
-                   auto loss = cross_entropy(net(x), y);
-                   loss.backward();
-                   optimizer.step();
-                   return loss;
-                 },
-                 {.warm_up = graphed ? 1 : 1000});
+    Graphed step(net, test::training_step(net, optimizer), {.warm_up = graphed ? 1 : 1000});
     for (std::uint32_t i = 0; i < 12; ++i) {
       const auto [x, y] = batch(i >= 2 && i < 6 ? 5 : 12, i);
       step(x, y);

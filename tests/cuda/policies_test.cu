@@ -14,6 +14,7 @@
 #include <chorus/parallel/single_device.hpp>
 
 #include "gpu.hpp"
+#include "training_step.hpp"
 
 namespace policies_test {
 
@@ -108,13 +109,7 @@ TEST_CASE("a replayed step is the eager one", "[cuda]") {
 
   SingleDevice<Net<Cuda>> net{make<Net<Cuda>>(), 9};
   optim::Adam optimizer{net.parameters(), {.lr = 0.01}};
-  Graphed step(net, [&](const auto& images, const auto& labels) {
-    optimizer.zero_grad();
-    auto loss = cross_entropy(net(images), labels);
-    loss.backward();
-    optimizer.step();
-    return loss;
-  });
+  Graphed step(net, test::training_step(net, optimizer));
   for (int i = 0; i < 12; ++i) {
     const auto [images, labels] = batch(12, static_cast<std::uint32_t>(i));
     optimizer.set_lr(i < 6 ? 0.01 : 0.002);

@@ -1,6 +1,7 @@
 #pragma once
 /// What GradScaler's scale is and how it changes.
 
+#include <chorus/kernels/loss_scale.hpp>
 #include <chorus/kernels/pointwise.hpp>
 #include <chorus/ops/arithmetic.hpp>
 #include <chorus/optim/clip.hpp>
@@ -21,6 +22,10 @@ struct GradScalerOptions {
 
 namespace detail {
 
+inline kernels::LossScaleRule rule_of(const GradScalerOptions& options) {
+  return {options.growth_factor, options.backoff_factor, options.growth_interval};
+}
+
 /// Makes a number the largest one of all ranks; it lies where the gradients do.
 using AgreeOnFound = std::function<void(std::int32_t* found)>;
 
@@ -29,18 +34,18 @@ template <Device D>
 class LossScale {
  public:
   LossScale(const std::vector<nn::NamedParameter<D>>&, const GradScalerOptions& options)
-      : options_(options), scale_(options.init_scale) {}
+      : rule_(rule_of(options)), state_{.scale = options.init_scale} {}
 
   template <Operand X>
   auto multiply(const X& loss) const {
-    return loss * static_cast<typename tensor_of<X>::value_type>(scale_);
+    return loss * static_cast<typename tensor_of<X>::value_type>(state_.scale);
   }
 
   /// Divides the gradients by the scale. Returns whether all are finite, by the word of all ranks.
   bool unscale(const std::vector<nn::NamedParameter<D>>& parameters, const AgreeOnFound& agree) {
     // A finite number may become infinite where it is squared as it is, so the division comes first.
     for_each_grad(parameters, [this]<class T>(auto& parameter, T* grad) {
-      kernels::scale(parameter.where(), parameter.count(), static_cast<T>(1 / scale_), grad);
+      kernels::scale(parameter.where(), parameter.count(), static_cast<T>(1 / state_.scale), grad);
     });
     double squares = 0;
     for_each_grad(parameters, [&]<class T>(auto& parameter, T* grad) {
@@ -53,31 +58,21 @@ class LossScale {
 
   /// Steps, if `finite`, and changes the scale.
   void step(Optimizer<D>& optimizer, bool finite) {
-    if (!finite) {
-      scale_ *= options_.backoff_factor;
-      good_steps_ = 0;
-      ++skipped_;
-      return;
-    }
-    optimizer.step();
-    if (++good_steps_ == options_.growth_interval) {
-      scale_ *= options_.growth_factor;
-      good_steps_ = 0;
-    }
+    if (finite) optimizer.step();
+    rule_(state_, finite);
   }
 
-  double scale() const { return scale_; }
-  std::int64_t good_steps() const { return good_steps_; }
-  std::int64_t skipped() const { return skipped_; }
+  double scale() const { return state_.scale; }
+  std::int64_t good_steps() const { return state_.good_steps; }
+  std::int64_t skipped() const { return state_.skipped; }
   void set(double scale, std::int64_t good_steps) {
-    scale_ = scale;
-    good_steps_ = good_steps;
+    state_.scale = scale;
+    state_.good_steps = good_steps;
   }
 
  private:
-  GradScalerOptions options_;
-  double scale_;
-  std::int64_t good_steps_ = 0, skipped_ = 0;
+  kernels::LossScaleRule rule_;
+  kernels::LossScaleState state_;
 };
 
 }  // namespace detail

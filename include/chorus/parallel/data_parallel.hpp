@@ -65,6 +65,7 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
       : Policy<Model>(detail::copy_to(std::move(model), first_device(options)), seed),
         options_(std::move(options)),
         buffers_(nn::named_buffers<D>(this->model_)),
+        handles_(this->model_),
         threads_(options_.device_ids.size()),
         collectives_(this->flat_, buffers_, replicas_, threads_, options_.device_ids, options_.timeout) {
     if (options_.output_device < 0) options_.output_device = options_.device_ids.front();
@@ -85,10 +86,12 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
   /// The model's output for the whole batch, on the output device; scalars become a vector with one element a device.
   /// Tensors and Variables are cut along `dim` into shares that differ by at most one, on no more devices than there
   /// are samples; other arguments go to every copy as they are. What a copy throws is thrown again, of the same kind,
-  /// with the copy's number and device in the message. `grad` goes through it; for gradients of gradients let an input
+  /// with the copy's number and device in the message. Throws UsageError where a layer of the model has got other
+  /// parameters or buffers since the policy took it. `grad` goes through it; for gradients of gradients let an input
   /// be a GraphVariable: then all devices' work is one graph, through which backward goes in the calling thread.
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
+    handles_.check_kept(this->model_);
     const auto& random = this->begin_forward();
     const Index batch = detail::batch_size(options_.dim, inputs...);
     const auto used = static_cast<std::size_t>(std::clamp<Index>(batch, 1, devices()));
@@ -286,6 +289,7 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
 
   DataParallelOptions options_;
   std::vector<nn::NamedBuffer<D>> buffers_;
+  detail::TakenHandles handles_;
   std::vector<std::unique_ptr<detail::Replica<Model>>> replicas_;  // number 0 is the model itself
   detail::ThreadBatchGroups batch_groups_;
   DeviceThreads threads_;

@@ -86,11 +86,11 @@ class ReplicaCollectives {
     for_each_run(
         entries,
         [&](std::size_t i) {
-          const bool any =
-              std::any_of(replicas_.begin(), replicas_.end(), [&](const auto& replica) { return arrived(replica, i); });
-          if (!any) return false;
+          if (std::none_of(replicas_.begin(), replicas_.end(), [&](const auto& r) { return arrived(r, i); }))
+            return false;
           // Who has none of a gradient has zeros.
           if (!entries[i].parameter().grad_arrived()) absent_[0].push_back(place(flat_, entries[i]));
+          entries[i].parameter().set_grad_arrived(true);
           for (std::size_t r = 0; r < replicas_.size(); ++r) {
             if (!arrived(replicas_[r], i)) absent_[r + 1].push_back(place(replicas_[r]->flat(), entries[i]));
             trace::sent(device_ids_[r + 1], trace::Traffic::gradients, entries[i].parameter().size_bytes());
@@ -106,9 +106,6 @@ class ReplicaCollectives {
       for (const auto& [data, count, dtype] : absent_[i]) zero_bytes(D{device_ids_[i]}, data, count * size_of(dtype));
       group.reduce(rank, pieces_[i]);
     });
-    for (std::size_t i = 0; i < entries.size(); ++i)
-      if (std::any_of(replicas_.begin(), replicas_.end(), [&](const auto& replica) { return arrived(replica, i); }))
-        entries[i].parameter().set_grad_arrived(true);
   }
 
  private:

@@ -8,14 +8,9 @@
 
 namespace data_parallel_nccl_test {
 
-using namespace chorus;
-using Catch::Matchers::Contains;
-using test::distance;
-using test::labels;
-using test::message_of;
-using test::nccl_net;
-using test::numbers;
+using namespace test::names;
 using namespace std::chrono_literals;
+using test::nccl_net;
 
 constexpr double rounding = 2e-6;  // of the floats among them
 

@@ -9,14 +9,7 @@
 
 namespace averaging_test {
 
-using namespace chorus;
-using Catch::Matchers::Contains;
-using comm::World;
-using test::common_text;
-using test::distance;
-using test::labels;
-using test::make;
-using test::numbers;
+using namespace test::names;
 using trace::Traffic;
 
 constexpr double rounding = 1e-13;
@@ -103,7 +96,7 @@ TEST_CASE("local sgd: ranks go apart and come together, and send 2(n-1)/n of the
 
 TEST_CASE("local sgd: a period means optimizer steps, and a mean weighs ranks by their samples") {
   // Rank 0 sees nothing: the mean is the other's parameters.
-  const auto texts = test::Ranks(2, [](const World& world) {
+  const auto texts = Ranks(2, [](const World& world) {
                        auto communicator = comm::connect(world);
                        LocalSgd<Model> net{make<Model>(), communicator, {.period = 2}, 3};
                        optim::Sgd optimizer{net.parameters(), {.lr = 0.3}};
@@ -143,7 +136,7 @@ TEST_CASE("parameter server: its steps are those of one device, with momentum an
 
 TEST_CASE("parameter server: per step it sends n-1 times the model, each worker once") {
   for (const std::uint64_t n : {2u, 3u}) {
-    const auto texts = test::Ranks(static_cast<int>(n), [](const World& world) {
+    const auto texts = Ranks(static_cast<int>(n), [](const World& world) {
                          auto communicator = comm::connect(world);
                          ParameterServer<Model> net{make<Model>(), communicator, 3};
                          optim::Sgd optimizer{net.parameters(), {.lr = 0.3, .momentum = 0.9}};
@@ -166,7 +159,7 @@ TEST_CASE("parameter server: gradients accumulate over backward passes, batch no
   for (std::uint32_t number = 0; number < 3; ++number)
     cross_entropy(single(numbers(7, 5, number)), labels(7, 3, number)).backward();
   const auto texts =
-      test::Ranks(3, [](const World& world) {
+      Ranks(3, [](const World& world) {
         auto communicator = comm::connect(world);
         ParameterServer<Model> net{make<Model>(), communicator, 3};
         for (std::uint32_t number = 0; number < 3; ++number)

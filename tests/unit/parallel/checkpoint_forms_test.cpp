@@ -9,12 +9,8 @@
 
 namespace checkpoint_forms_test {
 
-using namespace chorus;
+using namespace test::names;
 using chorus_test::TemporaryFolder;
-using comm::World;
-using test::distance;
-using test::labels;
-using test::numbers;
 
 using Adam = optim::Adam<Cpu>;
 const optim::AdamOptions adam{.lr = 0.05, .amsgrad = true};
@@ -22,8 +18,8 @@ const optim::AdamOptions adam{.lr = 0.05, .amsgrad = true};
 /// Trains from `from` (a file, or "") up to step `last`, and saves to `to`; the parameters as text.
 template <class Optimizer>
 std::string train(int ranks, const std::string& from, std::uint32_t last, const std::string& to) {
-  return test::common_text(ranks, [=](const World& world) {
-    test::Distributed<test::Smooth<Cpu>> rank(world);
+  return common_text(ranks, [=](const World& world) {
+    Distributed<test::Smooth<Cpu>> rank(world);
     auto optimizer = [&] {
       if constexpr (std::is_same_v<Optimizer, Adam>)
         return Adam{rank.net.parameters(), adam};

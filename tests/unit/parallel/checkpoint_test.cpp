@@ -9,15 +9,10 @@
 
 namespace checkpoint_test {
 
-using namespace chorus;
-using Catch::Matchers::Contains;
+using namespace test::names;
 using chorus_test::get;
 using chorus_test::put;
 using chorus_test::TemporaryFolder;
-using comm::World;
-using test::make;
-using test::message_of;
-using test::numbers;
 
 using Model = test::Normed<Cpu>;
 
@@ -58,8 +53,8 @@ std::string under(const std::string& policy, const Body& body) {
     DataParallel<M> net{make<M>(), {.device_ids = {0, 1}}, 3};
     return body(net, World{});
   }
-  return test::common_text(2, [&](const World& world) {
-    test::Distributed<M> rank(world);
+  return common_text(2, [&](const World& world) {
+    Distributed<M> rank(world);
     return body(rank.net, world);
   });
 }
@@ -106,8 +101,7 @@ TEST_CASE("checkpoint: under dp what was loaded reaches all devices") {
   io::load(net.module(), folder / "model");
   net.eval();
   single.eval();
-  CHECK(test::distance(net(numbers(6, 5, 1)).value().to_vector(), single(numbers(6, 5, 1)).value().to_vector()) <
-        1e-13);
+  CHECK(distance(net(numbers(6, 5, 1)).value().to_vector(), single(numbers(6, 5, 1)).value().to_vector()) < 1e-13);
 }
 
 TEST_CASE("checkpoint: the file of a run is a model's file, too") {

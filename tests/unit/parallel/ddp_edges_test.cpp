@@ -8,15 +8,7 @@
 
 namespace ddp_edges_test {
 
-using namespace chorus;
-using Catch::Matchers::Contains;
-using comm::World;
-using test::common_text;
-using test::distance;
-using test::Distributed;
-using test::labels;
-using test::make;
-using test::numbers;
+using namespace test::names;
 
 constexpr double edge_rounding = 1e-12;
 
@@ -143,7 +135,7 @@ TEST_CASE("ddp edges: outputs of no size, and parameters without numbers, do no 
 
 TEST_CASE("ddp edges: a hook on a parameter runs once a pass, with this rank's gradient, before it is averaged") {
   const auto texts =
-      test::Ranks(2, [](const World& world) -> std::string {
+      Ranks(2, [](const World& world) -> std::string {
         auto model = make<Scores<Cpu>>();
         std::vector<std::vector<double>> seen;
         model.fc1.weight.register_hook([&](const auto& gradient) { seen.push_back(gradient.to_vector()); });

@@ -6,16 +6,7 @@
 
 namespace ddp_graph_test {
 
-using namespace chorus;
-using namespace std::chrono_literals;
-using Catch::Matchers::Contains;
-using comm::World;
-using test::common_text;
-using test::distance;
-using test::Distributed;
-using test::labels;
-using test::make;
-using test::numbers;
+using namespace test::names;
 
 constexpr double rounding = 1e-13;
 
@@ -116,12 +107,12 @@ TEST_CASE("static graph: what no rank uses is dropped, what some use is averaged
 
 TEST_CASE("static graph: a graph that changes is refused, and the parameters named") {
   const auto later = [](bool first, bool then) {
-    return test::Ranks(2,
-                       [=](const World& world) {
-                         Distributed<Parts<Cpu>> rank(world, {.static_graph = true});
-                         backward(rank.net, world, 1, first);
-                         return test::message_of<Error>([&] { backward(rank.net, world, 2, then); });
-                       })
+    return Ranks(2,
+                 [=](const World& world) {
+                   Distributed<Parts<Cpu>> rank(world, {.static_graph = true});
+                   backward(rank.net, world, 1, first);
+                   return message_of<Error>([&] { backward(rank.net, world, 2, then); });
+                 })
         .texts()[1];
   };
   CHECK_THAT(later(true, false), Contains("rank 1: no gradient, or not all of it, came for extra.") &&
@@ -130,9 +121,9 @@ TEST_CASE("static graph: a graph that changes is refused, and the parameters nam
 }
 
 TEST_CASE("static graph: without it, a parameter that is never used is named with the options that help") {
-  const auto texts = test::Ranks(2, [](const World& world) {
+  const auto texts = Ranks(2, [](const World& world) {
                        Distributed<Parts<Cpu>> rank(world);
-                       return test::message_of<UsageError>([&] { backward(rank.net, world, 1, true); });
+                       return message_of<UsageError>([&] { backward(rank.net, world, 1, true); });
                      }).texts();
   CHECK_THAT(texts[0], Contains("never.weight") && Contains("never.bias") && Contains("set find_unused_parameters") &&
                            Contains("set_requires_grad(false)"));
@@ -158,7 +149,7 @@ TEST_CASE("non-finite: a NaN on one rank is named, with the parameter, on all ra
     Distributed<Spoiled<Cpu>> rank(world, {.non_finite = NonFinite::throw_error});
     const auto step = [&](double factor) { sum(rank.net(test::share(numbers(7, 5, 1), world), factor)).backward(); };
     step(1);
-    return test::message_of<NonFiniteError>([&] { step(world.rank == 1 ? NAN : 1); });
+    return message_of<NonFiniteError>([&] { step(world.rank == 1 ? NAN : 1); });
   });
   CHECK_THAT(text, Contains("the averaged gradient of fc1.") && Contains("is not finite; it came from fc1.") &&
                        Contains(" on rank 1") && !Contains("rank 0") && !Contains("rank 2"));

@@ -6,11 +6,7 @@
 
 namespace ddp_groups_test {
 
-using namespace chorus;
-using comm::World;
-using test::distance;
-using test::make;
-using test::numbers;
+using namespace test::names;
 
 constexpr double rounding = 1e-12;
 
@@ -33,9 +29,7 @@ struct Last : nn::Module {
 };
 
 /// A group's batches are its own.
-std::uint32_t batch_of(int group, std::uint32_t number) {
-  return static_cast<std::uint32_t>(group) * 10 + number;
-}
+std::uint32_t batch_of(int group, std::uint32_t number) { return static_cast<std::uint32_t>(group) * 10 + number; }
 
 template <class Model>
 std::vector<double> train_alone(int group) {
@@ -46,15 +40,14 @@ std::vector<double> train_alone(int group) {
 }
 
 TEST_CASE("ddp groups: each trains on its own data, and synchronises batch norm within itself") {
-  test::Ranks ranks(5, [](const World& world) -> std::string {
+  Ranks ranks(5, [](const World& world) -> std::string {
     auto all = comm::connect(world);
     const int group = world.rank < 2 ? 0 : 1;  // of two ranks and of three
     const auto place = comm::split(all, world, group);
     auto communicator = comm::connect(place);
     DistributedDataParallel<Synced<Cpu>> net{make<Synced<Cpu>>(), communicator, {}, 3};
     optim::Sgd optimizer{net.parameters(), {.lr = 0.3, .momentum = 0.9}};
-    for (std::uint32_t number = 0; number < 4; ++number)
-      test::step(net, optimizer, batch_of(group, number), 7, place);
+    for (std::uint32_t number = 0; number < 4; ++number) test::step(net, optimizer, batch_of(group, number), 7, place);
     return test::text_of(test::values(net.module()));
   });
   const auto texts = ranks.texts();
@@ -68,7 +61,7 @@ TEST_CASE("ddp groups: each trains on its own data, and synchronises batch norm 
 TEST_CASE("ddp groups: one net is averaged over all ranks, another in each pair") {
   using Shared = test::Smooth<Cpu>;
   const auto loss = [](const auto& h) { return mean(square(h)); };
-  test::Ranks ranks(4, [&](const World& world) -> std::string {
+  Ranks ranks(4, [&](const World& world) -> std::string {
     auto all = comm::connect(world);
     const auto pair = comm::split(all, world, world.rank / 2);
     auto communicator = comm::connect(pair);

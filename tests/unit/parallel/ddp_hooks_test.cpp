@@ -10,13 +10,7 @@
 
 namespace ddp_hooks_test {
 
-using namespace chorus;
-using comm::World;
-using test::common_text;
-using test::distance;
-using test::Distributed;
-using test::make;
-using test::numbers;
+using namespace test::names;
 
 /// Its matrices are large enough to be worth compressing.
 template <class D>
@@ -149,7 +143,7 @@ TEST_CASE("hooks: powersgd is exact for gradients of its rank, and sends rank (n
 }
 
 TEST_CASE("hooks: without communication each rank has its own gradients") {
-  const auto texts = test::Ranks(2, [](const World& world) {
+  const auto texts = Ranks(2, [](const World& world) {
                        Distributed<Model, NoCommunication> rank(world);
                        trace::reset_traffic();
                        backward(rank.net, world, 8);

@@ -6,16 +6,7 @@
 
 namespace ddp_join_test {
 
-using namespace chorus;
-using namespace std::chrono_literals;
-using Catch::Matchers::Contains;
-using comm::World;
-using test::common_text;
-using test::distance;
-using test::Distributed;
-using test::labels;
-using test::make;
-using test::numbers;
+using namespace test::names;
 
 constexpr double rounding = 1e-13;
 
@@ -182,7 +173,7 @@ TEST_CASE("join: ranks that have ended step with the others, so that an optimize
 }
 
 TEST_CASE("join: a parameter that is each rank's own stays as it is when its rank has ended") {
-  test::Ranks ranks(2, [](const World& world) {
+  Ranks ranks(2, [](const World& world) {
     Distributed<test::Smooth<Cpu>> rank(world, {.parameters_and_buffers_to_ignore = {"fc2.weight"}});
     optim::Sgd optimizer{rank.net.parameters(), {.lr = 0.3}};
     std::vector<double> then;
@@ -204,7 +195,7 @@ TEST_CASE("join: a parameter that is each rank's own stays as it is when its ran
 TEST_CASE("join: throw_on_early_termination ends all ranks, with the one that ran out") {
   const auto text = common_text(3, [](const World& world) {
     Distributed<test::Smooth<Cpu>> rank(world);
-    return test::message_of<UsageError>([&] {
+    return message_of<UsageError>([&] {
       rank.net.join(
           [&] {
             for (int step = 0; step < 3 - world.rank % 2; ++step) loss_of(rank.net, world.rank, step).backward();
@@ -219,14 +210,13 @@ TEST_CASE("join: throw_on_early_termination ends all ranks, with the one that ra
 TEST_CASE("join: what a body throws comes out, and a join inside a join is refused") {
   comm::AnyCommunicator alone;
   DistributedDataParallel<test::Smooth<Cpu>> net{make<test::Smooth<Cpu>>(), alone};
-  CHECK(test::message_of<FileError>([&] { net.join([] { fail<FileError>("no such file"); }); }) == "no such file");
-  CHECK_THAT(test::message_of<UsageError>([&] { net.join([&] { net.join([] {}); }); }),
-             Contains("inside another join"));
+  CHECK(message_of<FileError>([&] { net.join([] { fail<FileError>("no such file"); }); }) == "no such file");
+  CHECK_THAT(message_of<UsageError>([&] { net.join([&] { net.join([] {}); }); }), Contains("inside another join"));
   net.join([&] { loss_of(net, 0, 0).backward(); });
 }
 
 TEST_CASE("join: ranks whose epochs end unevenly without join end soon, all of them") {
-  test::Ranks ranks(2, [](const World& world) {
+  Ranks ranks(2, [](const World& world) {
     Distributed<test::Smooth<Cpu>> rank(world);
     for (int step = 0; step < 1 + world.rank; ++step) loss_of(rank.net, world.rank, step).backward();
     return std::string("done");

@@ -9,15 +9,7 @@
 
 namespace ddp_optimizers_test {
 
-using namespace chorus;
-using Catch::Matchers::Contains;
-using comm::World;
-using test::common_text;
-using test::distance;
-using test::Distributed;
-using test::labels;
-using test::make;
-using test::numbers;
+using namespace test::names;
 
 constexpr double rounding = 1e-13;
 
@@ -113,7 +105,7 @@ TEST_CASE("fused optimizer: goes with no NonFinite policy, and leaves the net as
   comm::AnyCommunicator alone;
   DistributedDataParallel<test::Smooth<Cpu>> strict{
       make<test::Smooth<Cpu>>(), alone, {.non_finite = NonFinite::skip_step}};
-  CHECK_THAT(test::message_of<UsageError>([&] { FusedOptimizer<Sgd> optimizer(strict, {}); }), Contains("NonFinite"));
+  CHECK_THAT(message_of<UsageError>([&] { FusedOptimizer<Sgd> optimizer(strict, {}); }), Contains("NonFinite"));
   DistributedDataParallel<test::Smooth<Cpu>> net{make<test::Smooth<Cpu>>(), alone};
   { FusedOptimizer<Sgd> optimizer{net, {.lr = 0.3}}; }
   const auto before = test::values(net.module());
@@ -157,7 +149,7 @@ TEST_CASE("sharded optimizer: a step that no rank needs changes nothing, and own
   comm::AnyCommunicator alone;
   DistributedDataParallel<test::Smooth<Cpu>> net{
       make<test::Smooth<Cpu>>(), alone, {.parameters_and_buffers_to_ignore = {"fc1.bias"}}};
-  CHECK_THAT(test::message_of<UsageError>([&] { ShardedOptimizer<Sgd> optimizer(net, {}); }), Contains("own"));
+  CHECK_THAT(message_of<UsageError>([&] { ShardedOptimizer<Sgd> optimizer(net, {}); }), Contains("own"));
 }
 
 }  // namespace ddp_optimizers_test

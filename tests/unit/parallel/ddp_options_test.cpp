@@ -6,15 +6,7 @@
 
 namespace ddp_options_test {
 
-using namespace chorus;
-using Catch::Matchers::Contains;
-using comm::World;
-using test::common_text;
-using test::distance;
-using test::Distributed;
-using test::labels;
-using test::make;
-using test::numbers;
+using namespace test::names;
 
 constexpr double kib = 1.0 / 1024;  // in MiB
 constexpr double rounding = 1e-13;
@@ -110,7 +102,7 @@ TEST_CASE("ddp options: how large buckets are by default depends on the device, 
 TEST_CASE("ddp options: a negative cap is refused") {
   comm::AnyCommunicator alone;
   const auto net = [&](const DistributedDataParallelOptions& options) {
-    return test::message_of<UsageError>([&] {
+    return message_of<UsageError>([&] {
       DistributedDataParallel<test::Smooth<Cpu>> made{make<test::Smooth<Cpu>>(), alone, options};
     });
   };
@@ -147,7 +139,7 @@ TEST_CASE("ddp options: a parameter that the model uses at two places is one, an
 
 TEST_CASE("ddp options: ignored parameters and buffers are each rank's own, of any size") {
   const auto texts =
-      test::Ranks(2, [](const World& world) {
+      Ranks(2, [](const World& world) {
         const DistributedDataParallelOptions options{
             .parameters_and_buffers_to_ignore = {"head.weight", "head.bias", "norm.running_mean"}};
         OwnHead<Cpu> model(world.rank + 2);
@@ -187,7 +179,7 @@ TEST_CASE("ddp options: delayed gradients leave behind all others, in buckets of
 }
 
 TEST_CASE("ddp options: without init_sync each rank keeps its numbers, and nothing is sent") {
-  const auto texts = test::Ranks(2, [](const World& world) {
+  const auto texts = Ranks(2, [](const World& world) {
                        const auto model = make<test::Smooth<Cpu>>(static_cast<std::uint32_t>(world.rank + 1));
                        trace::reset_traffic();
                        Distributed<test::Smooth<Cpu>> rank(world, {.init_sync = false}, model);
@@ -199,7 +191,7 @@ TEST_CASE("ddp options: without init_sync each rank keeps its numbers, and nothi
 }
 
 TEST_CASE("ddp options: without broadcast_buffers each rank keeps its own") {
-  const auto texts = test::Ranks(2, [](const World& world) {
+  const auto texts = Ranks(2, [](const World& world) {
                        Distributed<test::Normed<Cpu>> rank(world, {.broadcast_buffers = false});
                        for (std::uint32_t number = 0; number < 2; ++number)
                          rank.net(test::share(numbers(8, 5, number), world)).backward(numbers(4, 3, 1));

@@ -6,9 +6,7 @@
 
 namespace ddp_times_test {
 
-using namespace chorus;
-using comm::World;
-using test::common_text;
+using namespace test::names;
 
 /// Long enough that ranks read each other's gradients in place.
 template <class D>
@@ -27,25 +25,25 @@ std::vector<double> after_steps(Net& net, const Step& step) {
 }
 
 TEST_CASE("ddp: gradients that are read in place give the steps of one device, and the same bits on all ranks") {
-  SingleDevice<Wide<Cpu>> single{test::make<Wide<Cpu>>(), 3};
+  SingleDevice<Wide<Cpu>> single{make<Wide<Cpu>>(), 3};
   const auto expected = after_steps(single, [&](auto& optimizer, auto n) { test::step(single, optimizer, n, 7); });
   for (const int ranks : {2, 3, 4}) {
     INFO(ranks << " ranks");
     const auto text = common_text(ranks, [](const World& world) {
-      test::Distributed<Wide<Cpu>> rank(world);
+      Distributed<Wide<Cpu>> rank(world);
       return test::text_of(
           after_steps(rank.net, [&](auto& optimizer, auto n) { test::step(rank.net, optimizer, n, 7, world); }));
     });
-    CHECK(test::distance(test::numbers_in(text), expected) < 1e-12);
+    CHECK(distance(test::numbers_in(text), expected) < 1e-12);
   }
 }
 
 TEST_CASE("ddp: a rank that comes late shows in the others' exposed communication") {
   static constexpr double late = 0.05;
-  test::Ranks ranks(2, [](const World& world) -> std::string {
-    test::Distributed<Wide<Cpu>> rank(world);
+  Ranks ranks(2, [](const World& world) -> std::string {
+    Distributed<Wide<Cpu>> rank(world);
     const auto step = [&] {
-      const auto loss = sum(rank.net(test::share(test::numbers(8, 5, 1), world)));
+      const auto loss = sum(rank.net(test::share(numbers(8, 5, 1), world)));
       if (world.rank == 1) std::this_thread::sleep_for(std::chrono::duration<double>(late));
       loss.backward();
     };
@@ -73,9 +71,9 @@ TEST_CASE("ddp: a rank that comes late shows in the others' exposed communicatio
 }
 
 TEST_CASE("ddp: buckets that leave early, while backward goes on, are hidden") {
-  test::Ranks ranks(2, [](const World& world) -> std::string {
-    test::Distributed<Wide<Cpu>> rank(world, {.first_bucket_cap_mb = 0, .bucket_cap_mb = 0});
-    for (int i = 0; i < 2; ++i) sum(rank.net(test::share(test::numbers(8, 5, 1), world))).backward();
+  Ranks ranks(2, [](const World& world) -> std::string {
+    Distributed<Wide<Cpu>> rank(world, {.first_bucket_cap_mb = 0, .bucket_cap_mb = 0});
+    for (int i = 0; i < 2; ++i) sum(rank.net(test::share(numbers(8, 5, 1), world))).backward();
     const auto& times = rank.net.logging_data().last;
     if (times.backward_compute_comm_overlap_time <= 0) return "no overlap";
     if (times.backward_comm_time <= times.backward_compute_comm_overlap_time) return "all of it";

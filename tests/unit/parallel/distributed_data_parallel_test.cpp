@@ -6,17 +6,7 @@
 
 namespace distributed_data_parallel_test {
 
-using namespace chorus;
-using namespace std::chrono_literals;
-using Catch::Matchers::Contains;
-using comm::World;
-using test::common_text;
-using test::distance;
-using test::Distributed;
-using test::labels;
-using test::make;
-using test::numbers;
-using test::Ranks;
+using namespace test::names;
 
 constexpr double rounding = 1e-13;
 
@@ -207,12 +197,12 @@ TEST_CASE("ddp: unused parameters are named") {
   const auto text = common_text(2, [](const World& world) {
     Distributed<Optional<Cpu>> rank(world);
     const auto x = test::share(numbers(8, 5, 1), world);
-    const auto message = test::message_of<UsageError>([&] { sum(rank.net(x, false)).backward(); });
+    const auto message = message_of<UsageError>([&] { sum(rank.net(x, false)).backward(); });
     const auto expected = cat("DistributedDataParallel: on rank ", world.rank, " no gradient came for extra.");
     if (message.find(expected) != 0 || message.find("extra.weight") == std::string::npos ||
         message.find("extra.bias") == std::string::npos || message.find("find_unused_parameters") == std::string::npos)
       return message;
-    return test::message_of<UsageError>([&] { rank.net(x, true); });
+    return message_of<UsageError>([&] { rank.net(x, true); });
   });
   CHECK_THAT(text, Contains("the last backward pass ended early"));
 }

@@ -8,12 +8,7 @@
 
 namespace double_backward_test {
 
-using namespace chorus;
-using comm::World;
-using test::distance;
-using test::labels;
-using test::make;
-using test::numbers;
+using namespace test::names;
 
 constexpr double rounding = 1e-12;
 
@@ -61,10 +56,10 @@ std::vector<double> penalised_steps(Net& net, const std::function<Tensor<double,
 }
 
 std::vector<double> recomputed_steps(int ranks, bool again, bool twice, const DistributedDataParallelOptions& options) {
-  return test::numbers_in(test::common_text(ranks, [=](const World& world) {
+  return test::numbers_in(common_text(ranks, [=](const World& world) {
     auto model = make<Recomputed<Cpu>>();
     model.again = again, model.twice = twice;
-    test::Distributed<Recomputed<Cpu>> rank(world, options, model);
+    Distributed<Recomputed<Cpu>> rank(world, options, model);
     optim::Sgd optimizer{rank.net.parameters(), {.lr = 0.3, .momentum = 0.9}};
     for (std::uint32_t number = 0; number < 4; ++number) test::step(rank.net, optimizer, number, 7, world);
     return test::text_of(test::values(rank.net.module()));
@@ -77,8 +72,8 @@ TEST_CASE("double backward: a gradient penalty inside of the model, under dp and
   DataParallel<Penalised<Cpu>> net{make<Penalised<Cpu>>(), {.device_ids = {0, 1}}, 3};
   CHECK(distance(penalised_steps(net, [](const auto& x) { return x; }), whole) < rounding);
   for (const int ranks : {2, 3}) {
-    const auto text = test::common_text(ranks, [](const World& world) {
-      test::Distributed<Penalised<Cpu>> rank(world);
+    const auto text = common_text(ranks, [](const World& world) {
+      Distributed<Penalised<Cpu>> rank(world);
       return test::text_of(penalised_steps(rank.net, [&](const auto& x) { return test::share(x, world); }));
     });
     CHECK(distance(test::numbers_in(text), whole) < rounding);
@@ -87,25 +82,7 @@ TEST_CASE("double backward: a gradient penalty inside of the model, under dp and
 
 TEST_CASE("double backward: under dp on two devices the gradients of a penalty are the slopes of the loss") {
   DataParallel<Penalised<Cpu>> net{make<Penalised<Cpu>>(), {.device_ids = {0, 1}}, 3};
-  const auto x = numbers(5, 5, 1);
-  mean(net(x)).backward();
-  for (const auto& named : net.parameters()) {
-    const auto* gradient = static_cast<const double*>(named.parameter->grad_data());
-    auto* values = static_cast<double*>(named.parameter->value_data());
-    for (Index i = 0; i < named.parameter->count(); ++i) {
-      constexpr double h = 1e-5;
-      const double before = values[i];
-      const auto loss_at = [&](double value) {
-        values[i] = value;
-        named.parameter->touch();
-        return mean(net(x)).item();
-      };
-      const double slope = (loss_at(before + h) - loss_at(before - h)) / (2 * h);
-      loss_at(before);
-      INFO(named.name << " " << i);
-      CHECK(gradient[i] == Approx(slope).margin(1e-7).epsilon(1e-5));
-    }
-  }
+  test::check_slopes(net, [&] { return mean(net(numbers(5, 5, 1))); });
 }
 
 TEST_CASE("ddp: activations that are computed again, once and twice by one layer, change no step") {

@@ -13,13 +13,7 @@
 
 namespace dp_edges_test {
 
-using namespace chorus;
-using Catch::Matchers::Contains;
-using test::distance;
-using test::labels;
-using test::make;
-using test::message_of;
-using test::numbers;
+using namespace test::names;
 
 constexpr double rounding = 1e-13;
 

@@ -9,13 +9,7 @@
 
 namespace dp_grad_test {
 
-using namespace chorus;
-using Catch::Matchers::Contains;
-using test::distance;
-using test::labels;
-using test::make;
-using test::message_of;
-using test::numbers;
+using namespace test::names;
 
 constexpr double critic_rounding = 1e-12;
 
@@ -186,25 +180,10 @@ TEST_CASE("dp double backward: a penalty on the gradient by the parameters, and 
 
 TEST_CASE("dp double backward: its gradients are the slopes of the loss") {
   DataParallel<Critic<Cpu>> net{make<Critic<Cpu>>(), {.device_ids = {0, 1}}, 3};
-  auto& weight = net.module().fc1.weight;
-  const auto loss = [&] {
+  test::check_slopes(net, [&] {
     const GraphVariable x(numbers(5, 5, 1), true);
     return penalty(net(x), x);
-  };
-  loss().backward();
-  const auto gradient = weight.grad().to_vector();
-  for (Index i = 0; i < weight.value().numel(); ++i) {
-    constexpr double h = 1e-5;
-    double& value = weight.value().data()[i];
-    const auto loss_at = [&](double moved) {
-      value = moved;
-      for (const auto& named : net.parameters()) named.parameter->touch();
-      return loss().item();
-    };
-    const double before = value, slope = (loss_at(before + h) - loss_at(before - h)) / (2 * h);
-    loss_at(before);
-    CHECK(gradient[static_cast<std::size_t>(i)] == Approx(slope).margin(1e-7).epsilon(1e-5));
-  }
+  });
 }
 
 TEST_CASE("dp double backward: nested inputs and outputs, scalars, another output device") {

@@ -10,13 +10,7 @@
 
 namespace dp_nested_test {
 
-using namespace chorus;
-using Catch::Matchers::Contains;
-using test::distance;
-using test::labels;
-using test::make;
-using test::message_of;
-using test::numbers;
+using namespace test::names;
 
 constexpr double rounding = 1e-13;
 using Matrix = Tensor<double, 2>;
@@ -214,7 +208,9 @@ TEST_CASE("dp nested: optionals are cut and joined where they have a value, and 
   x(3, 0) = -1;
   CHECK_FALSE(std::get<2>(net(x, std::optional<Recorded>(), Perhaps{std::nullopt, 0.5})).has_value());
   // A mask counts among the batch sizes.
-  CHECK_THAT(message_of<ShapeError>([&] { net(x, std::optional(Recorded(numbers(6, 3, 2))), Perhaps{{}, 0.5}); }),
+  CHECK_THAT(message_of<ShapeError>([&] {
+               net(x, std::optional(Recorded(numbers(6, 3, 2))), Perhaps{{}, 0.5});
+             }),
              Contains("7 and 6 samples along axis 0"));
 }
 

@@ -7,13 +7,7 @@
 
 namespace gradient_buckets_test {
 
-using namespace chorus;
-using Catch::Matchers::Contains;
-using comm::World;
-using test::distance;
-using test::labels;
-using test::make;
-using test::numbers;
+using namespace test::names;
 
 constexpr double kib = 1.0 / 1024;  // in MiB
 
@@ -93,8 +87,8 @@ TEST_CASE("buckets leave out frozen parameters, wherever they lie") {
 }
 
 TEST_CASE("buckets are laid out in the order of the first backward, on all ranks") {
-  const auto order = test::common_text(3, [](const World& world) {
-    test::Distributed<test::Smooth<Cpu>> rank(world, {.first_bucket_cap_mb = 0.2 * kib, .bucket_cap_mb = 0.5 * kib});
+  const auto order = common_text(3, [](const World& world) {
+    Distributed<test::Smooth<Cpu>> rank(world, {.first_bucket_cap_mb = 0.2 * kib, .bucket_cap_mb = 0.5 * kib});
     std::string text;
     const auto add = [&] {
       for (const std::size_t bytes : rank.net.bucket_bytes()) text += cat(bytes / sizeof(double), " ");
@@ -116,11 +110,11 @@ TEST_CASE("buckets are laid out in the order of the first backward, on all ranks
 }
 
 TEST_CASE("buckets: a backward order that is not the members' order is learned") {
-  const auto text = test::common_text(2, [](const World& world) {
+  const auto text = common_text(2, [](const World& world) {
     auto model = make<test::Smooth<Cpu>>();
     Mixed<Cpu> mixed;
     for (const auto& named : nn::named_parameters<Cpu>(mixed.side)) named.parameter->set_wants_grad(false);
-    test::Distributed<Mixed<Cpu>> rank(world, {}, mixed);
+    Distributed<Mixed<Cpu>> rank(world, {}, mixed);
     sum(rank.net(test::share(numbers(4, 5, 1), world))).backward();
     std::string names;
     for (const auto& name : rank.net.parameter_order()) names += name + " ";
@@ -137,8 +131,8 @@ TEST_CASE("buckets: ranks whose gradients come in different orders follow rank 0
     cross_entropy(single(numbers(7, 5, number), true), labels(7, 3, number)).backward();
     reference.step();
   }
-  const auto text = test::common_text(2, [](const World& world) {
-    test::Distributed<Branches<Cpu>> rank(world, {.first_bucket_cap_mb = 0, .bucket_cap_mb = 0});
+  const auto text = common_text(2, [](const World& world) {
+    Distributed<Branches<Cpu>> rank(world, {.first_bucket_cap_mb = 0, .bucket_cap_mb = 0});
     optim::Sgd optimizer{rank.net.parameters(), {.lr = 0.1, .momentum = 0.9}};
     for (std::uint32_t number = 0; number < 3; ++number) {
       optimizer.zero_grad();
@@ -157,7 +151,7 @@ TEST_CASE("buckets: ranks whose gradients come in different orders follow rank 0
 TEST_CASE("buckets: their number changes nothing but rounding") {
   const auto expected = test::train_single<test::Smooth<Cpu>>();
   for (const double cap : {0.0, 0.1, 0.4}) {
-    const auto text = test::common_text(3, [cap](const World& world) {
+    const auto text = common_text(3, [cap](const World& world) {
       return test::train<test::Smooth<Cpu>>(world, {.first_bucket_cap_mb = cap * kib, .bucket_cap_mb = cap * kib});
     });
     const auto got = test::numbers_in(text);
@@ -180,8 +174,8 @@ TEST_CASE("buckets: parameters frozen or thawed between steps, in the same way o
   SingleDevice<test::Smooth<Cpu>> single{make<test::Smooth<Cpu>>(), 3};
   const auto expected = run(single, [&](auto& optimizer, auto number) { test::step(single, optimizer, number, 7); });
   for (const double cap : {0.0, 25.0}) {
-    const auto text = test::common_text(3, [&](const World& world) {
-      test::Distributed<test::Smooth<Cpu>> rank(world, {.first_bucket_cap_mb = cap, .bucket_cap_mb = cap});
+    const auto text = common_text(3, [&](const World& world) {
+      Distributed<test::Smooth<Cpu>> rank(world, {.first_bucket_cap_mb = cap, .bucket_cap_mb = cap});
       return test::text_of(
           run(rank.net, [&](auto& optimizer, auto number) { test::step(rank.net, optimizer, number, 7, world); }));
     });

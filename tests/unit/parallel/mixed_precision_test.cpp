@@ -8,8 +8,7 @@
 
 namespace mixed_precision_test {
 
-using namespace chorus;
-using test::numbers;
+using namespace test::names;
 
 template <class D>
 struct Net : nn::Module {
@@ -94,7 +93,7 @@ TEST_CASE("mixed precision's copies follow the parameters, and nothing is conver
 
   // A copy of the model has parameters of its own once a policy has moved them; it must not share the copies.
   DataParallel<Model> parallel{net.module(), {.device_ids = {0, 1}}};
-  CHECK(test::distance(
+  CHECK(distance(
             [&] {
               const auto v = to<double>(parallel(x).value()).to_vector();
               return v;
@@ -155,14 +154,14 @@ TEST_CASE("the scale does not change the step", "[parallel]") {
         end.push_back(static_cast<const float*>(named.parameter->value_data())[i]);
     ends.push_back(end);
   }
-  CHECK(test::distance(ends[0], ends[1]) < 1e-7);
+  CHECK(distance(ends[0], ends[1]) < 1e-7);
 }
 
 TEST_CASE("one rank's overflow is left out by all ranks", "[parallel]") {
-  const auto text = test::common_text(3, [](const comm::World& world) {
+  const auto text = common_text(3, [](const World& world) {
     using Model = nn::MixedPrecision<Net<Cpu>, half>;
     manual_seed(5);
-    test::Distributed<Model> rank(world, {}, Model{});
+    Distributed<Model> rank(world, {}, Model{});
     auto& net = rank.net;
     optim::Sgd optimizer{net.parameters(), {.lr = 0.1, .momentum = 0.9}};
     optim::GradScaler scaler{net.parameters(), {.init_scale = 256}};
@@ -186,9 +185,9 @@ TEST_CASE("one rank's overflow is left out by all ranks", "[parallel]") {
 }
 
 TEST_CASE("an overflow in a rank's own parameter is left out by all ranks that ask", "[parallel]") {
-  const auto text = test::common_text(2, [](const comm::World& world) {
+  const auto text = common_text(2, [](const World& world) {
     manual_seed(5);
-    test::Distributed<Net<Cpu>> rank(world, {.parameters_and_buffers_to_ignore = {"fc3.bias"}}, Net<Cpu>{});
+    Distributed<Net<Cpu>> rank(world, {.parameters_and_buffers_to_ignore = {"fc3.bias"}}, Net<Cpu>{});
     auto& net = rank.net;
     optim::Sgd optimizer{net.parameters(), {.lr = 0.1}};
     optim::GradScaler scaler{net, {.init_scale = 256}};

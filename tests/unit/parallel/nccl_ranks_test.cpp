@@ -8,14 +8,13 @@
 
 namespace nccl_ranks_test {
 
-using namespace chorus;
-using namespace std::chrono_literals;
+using namespace test::names;
 using Model = test::Normed<Cpu>;
 
 constexpr DistributedDataParallelOptions small_buckets{.first_bucket_cap_mb = 1e-4, .bucket_cap_mb = 5e-4};
 
 template <class Net>
-std::string steps(Net& net, const comm::World& world) {
+std::string steps(Net& net, const World& world) {
   optim::Sgd optimizer{net.parameters(), {.lr = 0.3, .momentum = 0.9}};
   std::string out;
   for (std::uint32_t i = 0; i < 6; ++i)
@@ -24,14 +23,14 @@ std::string steps(Net& net, const comm::World& world) {
 }
 
 TEST_CASE("DDP over nccl takes the steps that it takes over the ring", "[parallel]") {
-  const auto ring = test::common_text(3, [](const comm::World& world) {
-    test::Distributed<Model> rank(world, small_buckets);
+  const auto ring = common_text(3, [](const World& world) {
+    Distributed<Model> rank(world, small_buckets);
     return steps(rank.net, world);
   });
   const auto texts = test::nccl_ranks(3, [](test::NcclRank& rank) {
     rank.device->host_computes = true;
     auto nccl = rank.nccl();
-    DistributedDataParallel<Model> net(test::make<Model>(), nccl, small_buckets, 3);
+    DistributedDataParallel<Model> net(make<Model>(), nccl, small_buckets, 3);
     return steps(net, rank.data_world);
   });
   REQUIRE(!ring.empty());
@@ -42,7 +41,7 @@ TEST_CASE("DDP over nccl: one all-reduce a bucket, begun before backward has end
   const auto texts = test::nccl_ranks(2, [](test::NcclRank& rank) -> std::string {
     rank.device->host_computes = true;
     auto nccl = rank.nccl();
-    DistributedDataParallel<Model> net(test::make<Model>(), nccl, small_buckets, 3);
+    DistributedDataParallel<Model> net(make<Model>(), nccl, small_buckets, 3);
     optim::Sgd optimizer{net.parameters(), {.lr = 0.3}};
     test::step(net, optimizer, 0, 12, rank.data_world);  // learns the order
     const auto sizes = net.bucket_bytes();
@@ -70,11 +69,11 @@ TEST_CASE("DDP over nccl: a failed bucket is named", "[parallel]") {
   const auto texts = test::nccl_ranks(2, [](test::NcclRank& rank) -> std::string {
     rank.device->host_computes = true;
     auto nccl = rank.nccl();
-    DistributedDataParallel<Model> net(test::make<Model>(), nccl, small_buckets, 3);
+    DistributedDataParallel<Model> net(make<Model>(), nccl, small_buckets, 3);
     optim::Sgd optimizer{net.parameters(), {.lr = 0.3}};
     test::step(net, optimizer, 0, 12, rank.data_world);
     if (rank.data_world.rank == 1) rank.device->refusals["all_reduce"] = 3;
-    return test::message_of<CommError>([&] {
+    return message_of<CommError>([&] {
       // The host learns of a failure some milliseconds late, which is time for many of these steps.
       const auto end = comm::Clock::now() + 10s;
       for (std::uint32_t i = 1; comm::Clock::now() < end; ++i) test::step(net, optimizer, i, 12, rank.data_world);

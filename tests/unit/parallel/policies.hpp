@@ -2,6 +2,7 @@
 /// What the tests of the policies share: small smooth models in double, batches of made-up numbers, and training steps.
 
 #include <algorithm>
+#include <catch.hpp>
 #include <chorus/core/philox.hpp>
 #include <chorus/io/parameters_hash.hpp>
 #include <chorus/nn/activations.hpp>
@@ -21,6 +22,8 @@
 #include <functional>
 #include <string>
 #include <vector>
+
+#include "../message_of.hpp"
 
 namespace test {
 
@@ -153,15 +156,37 @@ Run train_single() {
   return train(net);
 }
 
-/// What the `Kind` that `body` throws says; "" where it throws nothing.
-template <class Kind, class Body>
-std::string message_of(const Body& body) {
-  try {
-    body();
-  } catch (const Kind& error) {
-    return error.what();
+/// Whether the gradients that `loss`'s backward leaves are its slopes; of each parameter every `every`-th number
+/// counts.
+template <class Net, class Loss>
+void check_slopes(Net& net, const Loss& loss, Index every = 1) {
+  loss().backward();
+  for (const auto& named : net.parameters()) {
+    const auto* gradient = static_cast<const double*>(named.parameter->grad_data());
+    auto* values = static_cast<double*>(named.parameter->value_data());
+    const bool arrived = named.parameter->grad_arrived();
+    for (Index i = 0; i < named.parameter->count(); i += every) {
+      constexpr double h = 1e-5;
+      const double before = values[i];
+      const auto loss_at = [&](double value) {
+        values[i] = value;
+        named.parameter->touch();
+        return loss().item();
+      };
+      const double slope = (loss_at(before + h) - loss_at(before - h)) / (2 * h);
+      loss_at(before);
+      INFO(named.name << " " << i);
+      CHECK((arrived ? gradient[i] : 0) == Approx(slope).margin(1e-6).epsilon(1e-5));
+    }
   }
-  return {};
 }
+
+/// What tests of policies call these things by.
+namespace names {
+using namespace chorus;
+using ::message_of;
+using Catch::Matchers::Contains;
+using test::distance, test::labels, test::make, test::numbers;
+}  // namespace names
 
 }  // namespace test

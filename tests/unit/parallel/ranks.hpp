@@ -80,4 +80,10 @@ inline std::string common_text(int size, Ranks::Function function, std::chrono::
   return texts[0];
 }
 
+namespace names {
+using namespace std::chrono_literals;
+using comm::World;
+using test::common_text, test::Distributed, test::Ranks;
+}  // namespace names
+
 }  // namespace test

@@ -13,9 +13,8 @@
 
 namespace resume_test {
 
-using namespace chorus;
+using namespace test::names;
 using chorus_test::TemporaryFolder;
-using comm::World;
 
 /// Dropout, and batch norm with its buffers.
 template <class D>
@@ -89,7 +88,7 @@ std::string run_under(const std::string& policy, int devices, bool adam, const s
     DataParallel<Model> net{seeded(), {.device_ids = ids}, 9};
     return with_buffers(net, {});
   }
-  const auto texts = test::Ranks(devices, [&](const World& world) {
+  const auto texts = Ranks(devices, [&](const World& world) {
                        auto communicator = comm::connect(world);
                        // Small buckets: sums of three ranks are rounded in an order that depends on them.
                        DistributedDataParallel<Model> net{
@@ -148,11 +147,11 @@ TEST_CASE("resume: parameters that were trained may be frozen when a run goes on
     model.norm.weight.set_requires_grad(false);
   };
   freeze(single.module());
-  const auto x = test::numbers(6, 64, 1);
-  const auto y = test::labels(6, 10, 1);
+  const auto x = numbers(6, 64, 1);
+  const auto y = labels(6, 10, 1);
   single.eval();  // running statistics: all shares are normalised alike
   cross_entropy(single(x), y).backward();
-  const auto text = test::common_text(2, [&](const World& world) {
+  const auto text = common_text(2, [&](const World& world) {
     auto model = seeded();
     freeze(model);
     auto communicator = comm::connect(world);
@@ -163,7 +162,7 @@ TEST_CASE("resume: parameters that were trained may be frozen when a run goes on
     cross_entropy(net(test::share(x, world)), test::share(y, world)).backward();
     return test::text_of(test::gradients(net.module()));
   });
-  CHECK(test::distance(test::numbers_in(text), test::gradients(single.module())) < 1e-13);
+  CHECK(distance(test::numbers_in(text), test::gradients(single.module())) < 1e-13);
 }
 
 }  // namespace resume_test

@@ -8,13 +8,7 @@
 
 namespace sparse_rows_test {
 
-using namespace chorus;
-using comm::World;
-using test::common_text;
-using test::distance;
-using test::Distributed;
-using test::labels;
-using test::make;
+using namespace test::names;
 
 constexpr double rounding = 1e-13;
 constexpr Index words = 200, width = 5;

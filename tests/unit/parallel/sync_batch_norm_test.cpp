@@ -8,15 +8,7 @@
 
 namespace sync_batch_norm_test {
 
-using namespace chorus;
-using namespace std::chrono_literals;
-using Catch::Matchers::Contains;
-using comm::World;
-using test::common_text;
-using test::distance;
-using test::Distributed;
-using test::make;
-using test::numbers;
+using namespace test::names;
 
 constexpr double rounding = 1e-12;
 
@@ -116,7 +108,7 @@ TEST_CASE("sync batch norm: convert_sync_batch_norm makes it of BatchNorm") {
 
 TEST_CASE("sync batch norm: accumulating under no_sync weighs each micro-batch by its own sizes") {
   const auto pass = [](auto& net, std::uint32_t number, Index size, const auto& cut) {
-    cross_entropy(net(cut(numbers(size, 5, number))), cut(test::labels(size, 3, number))).backward();
+    cross_entropy(net(cut(numbers(size, 5, number))), cut(labels(size, 3, number))).backward();
   };
   SingleDevice<Synced<Cpu>> single{make<Synced<Cpu>>(), 3};
   pass(single, 1, 7, [](const auto& x) { return x; });
@@ -159,7 +151,7 @@ TEST_CASE("sync batch norm: sends 2 channels + 1 numbers forward and 2 channels 
 TEST_CASE("sync batch norm: one number a channel in the whole batch is refused on all ranks") {
   const auto text = common_text(2, [](const World& world) {
     Distributed<Synced<Cpu>> rank(world);
-    return test::message_of<ShapeError>([&] { rank.net(numbers(1 - world.rank, 5, 1)); }).substr(0, 90);
+    return message_of<ShapeError>([&] { rank.net(numbers(1 - world.rank, 5, 1)); }).substr(0, 90);
   });
   CHECK(text == "sync_batch_norm: training needs more than one value per channel, got one in the batches of");
 }
@@ -170,9 +162,9 @@ TEST_CASE("sync batch norm: under dp a copy without the layer, or that fails, en
   net(x).backward(numbers(6, 3, 1));
   x(3, 0) = 0.25;
   x(2, 0) = -1;  // the second device's first sample
-  CHECK_THAT(test::message_of<UsageError>([&] { net(x); }), Contains("another device's copy of the model ended"));
+  CHECK_THAT(message_of<UsageError>([&] { net(x); }), Contains("another device's copy of the model ended"));
   x(2, 0) = 3;
-  CHECK_THAT(test::message_of<UsageError>([&] { net(x); }), Contains("replica"));
+  CHECK_THAT(message_of<UsageError>([&] { net(x); }), Contains("replica"));
   x(2, 0) = 0.5;
   net(x).backward(numbers(6, 3, 1));
 }
@@ -259,40 +251,24 @@ TEST_CASE("sync batch norm: a penalty inside of the model takes the steps of one
 
 TEST_CASE("sync batch norm: under dp gradients of gradients are the slopes of a penalty") {
   DataParallel<Synced<Cpu>> net{make<Synced<Cpu>>(), {.device_ids = {0, 1, 2}}, 3};
-  const auto loss = [&] {
-    const GraphVariable x(numbers(7, 5, 1), true);
-    return sum(square(slope_of(net(x), x)));
-  };
-  loss().backward();
-  for (const auto& named : net.parameters()) {
-    const auto* gradient = static_cast<const double*>(named.parameter->grad_data());
-    auto* values = static_cast<double*>(named.parameter->value_data());
-    const bool there = named.parameter->grad_arrived();
-    for (Index i = 0; i < named.parameter->count(); i += 3) {
-      constexpr double h = 1e-5;
-      const double before = values[i];
-      const auto loss_at = [&](double value) {
-        values[i] = value;
-        named.parameter->touch();
-        return loss().item();
-      };
-      const double slope = (loss_at(before + h) - loss_at(before - h)) / (2 * h);
-      loss_at(before);
-      INFO(named.name << " " << i);
-      CHECK((there ? gradient[i] : 0) == Approx(slope).margin(1e-6).epsilon(1e-5));
-    }
-  }
+  test::check_slopes(
+      net,
+      [&] {
+        const GraphVariable x(numbers(7, 5, 1), true);
+        return sum(square(slope_of(net(x), x)));
+      },
+      3);
 }
 
 TEST_CASE("sync batch norm: under dp what a recorded pass can't do is refused by name") {
   using Net = DataParallel<Synced<Cpu>>;
   const GraphVariable x(numbers(7, 5, 1), true);
   DataParallel<Penalised<Cpu>> inner{make<Penalised<Cpu>>(), {.device_ids = {0, 1}}, 3};
-  CHECK_THAT(test::message_of<UsageError>([&] { inner(x); }), Contains("behind SyncBatchNorm: take it outside"));
+  CHECK_THAT(message_of<UsageError>([&] { inner(x); }), Contains("behind SyncBatchNorm: take it outside"));
   inner(numbers(7, 5, 1)).backward(Tensor<double, 1>::full({7}, 1));
   DataParallel<Beside<Cpu>> beside{make<Beside<Cpu>>(), {.device_ids = {0, 1}}, 3};
   const auto y = beside(x, numbers(7, 5, 2));
-  CHECK_THAT(test::message_of<UsageError>([&] { sum(y).backward(); }), Contains("make one of each input that leads"));
+  CHECK_THAT(message_of<UsageError>([&] { sum(y).backward(); }), Contains("make one of each input that leads"));
   sum(beside(x, GraphVariable(numbers(7, 5, 2)))).backward();
   Net net{make<Synced<Cpu>>(), {.device_ids = {0, 1}}, 3};
   net.eval();

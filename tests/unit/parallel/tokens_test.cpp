@@ -9,11 +9,7 @@
 
 namespace tokens_test {
 
-using namespace chorus;
-using comm::World;
-using test::distance;
-using test::labels;
-using test::make;
+using namespace test::names;
 
 constexpr double rounding = 1e-12;
 using Extras = std::vector<Tensor<double, 2>>;
@@ -54,8 +50,8 @@ TEST_CASE("tokens: embedding and lstm take the steps of one device, with empty l
     DataParallel<Tokens<Cpu>> net{make<Tokens<Cpu>>(), {.device_ids = ids}, 3};
     CHECK(distance(steps(net, {}), whole) < rounding);
   }
-  const auto text = test::common_text(2, [](const World& world) {
-    test::Distributed<Tokens<Cpu>> rank(world);
+  const auto text = common_text(2, [](const World& world) {
+    Distributed<Tokens<Cpu>> rank(world);
     return test::text_of(steps(rank.net, world));
   });
   CHECK(distance(test::numbers_in(text), whole) < rounding);

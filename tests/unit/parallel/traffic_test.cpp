@@ -8,11 +8,7 @@
 
 namespace traffic_test {
 
-using namespace chorus;
-using comm::World;
-using test::labels;
-using test::make;
-using test::numbers;
+using namespace test::names;
 using trace::Traffic;
 
 std::uint64_t sent(int device, Traffic kind) { return trace::bytes_sent(device, kind); }
@@ -30,8 +26,8 @@ constexpr std::size_t even_bytes = (60 + 12 + 288 + 24 + 288 + 12) * sizeof(doub
 template <class Model>
 std::vector<std::array<std::uint64_t, 2>> ddp_bytes(int ranks, const DistributedDataParallelOptions& options = {}) {
   const auto texts =
-      test::Ranks(ranks, [&](const World& world) {
-        test::Distributed<Model> rank(world, options);
+      Ranks(ranks, [&](const World& world) {
+        Distributed<Model> rank(world, options);
         optim::Sgd optimizer{rank.net.parameters(), {.lr = 0.1}};
         const auto step = [&](std::uint32_t number) {
           optimizer.zero_grad();
@@ -83,8 +79,8 @@ TEST_CASE("traffic: where N doesn't divide a bucket, a rank sends up to 2 number
 }
 
 TEST_CASE("traffic: under ddp rank 0's buffers go around once before each pass in training") {
-  const auto text = test::Ranks(3, [](const World& world) {
-                      test::Distributed<test::Normed<Cpu>> rank(world);
+  const auto text = Ranks(3, [](const World& world) {
+                      Distributed<test::Normed<Cpu>> rank(world);
                       trace::reset_traffic();
                       rank.net(numbers(2, 5, 1));
                       rank.net.eval();

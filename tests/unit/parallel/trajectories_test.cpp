@@ -14,8 +14,7 @@
 
 namespace trajectories_test {
 
-using namespace chorus;
-using comm::World;
+using namespace test::names;
 
 /// The form of train_classifier's toy model.
 template <class D, class T = float>
@@ -119,7 +118,7 @@ TEST_CASE("trajectories: a convolutional net's losses are the same under all pol
       DataParallel<Model> dp{seeded(), {.device_ids = ids}, 1};
       require_same(losses(dp), expected);
     }  // no thread of it may live where processes are forked
-    const auto text = test::common_text(devices, [](const World& world) {
+    const auto text = common_text(devices, [](const World& world) {
       auto communicator = comm::connect(world);
       DistributedDataParallel<Model> ddp{seeded(), communicator, {}, 1};
       const auto all = losses(ddp);
@@ -144,7 +143,7 @@ TEST_CASE("trajectories: in double, the losses of 100 fast steps are the same un
       DataParallel<Precise> dp{seeded<Precise>(), {.device_ids = ids}, 1};
       require_same(losses(dp, plan), expected, 1e-9);
     }
-    const auto text = test::common_text(
+    const auto text = common_text(
         devices,
         [&](const World& world) {
           auto communicator = comm::connect(world);

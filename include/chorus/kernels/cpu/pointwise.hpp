@@ -11,6 +11,7 @@
 #include <chorus/kernels/pack.hpp>
 #include <chorus/kernels/pointwise.hpp>
 #include <chorus/kernels/strided_runs.hpp>
+#include <chorus/tensor/shape.hpp>
 #include <cstddef>
 #include <cstring>
 #include <span>
@@ -55,12 +56,6 @@ template <class F, class T, std::size_t... K>
 }
 
 inline constexpr Index block_elements = 512;
-
-inline Index element_count(std::span<const Index> shape) {
-  Index count = 1;
-  for (const Index size : shape) count *= size;
-  return count;
-}
 
 template <std::size_t N>
 std::array<StridedRuns, N> runs_of(std::span<const Index> shape, const std::array<std::span<const Index>, N>& strides) {
@@ -130,7 +125,7 @@ template <class F, class T, std::size_t N>
 void pointwise_forward(Cpu device, const F& f, std::span<const Index> shape, const std::array<const T*, N>& in,
                        const std::array<std::span<const Index>, N>& in_strides, T* out) {
   auto runs = detail::runs_of(shape, in_strides);
-  const Index count = detail::element_count(shape);
+  const Index count = numel(shape);
   bool all_dense = true;
   for (const auto& r : runs) all_dense = all_dense && r.contiguous();
   if (all_dense) return pointwise_forward(device, f, count, in, out);
@@ -153,7 +148,7 @@ void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, co
                         const std::array<T*, N>& dx, const std::array<std::span<const Index>, N>& dx_strides,
                         const std::array<bool, N>& accumulate) {
   auto in_runs = detail::runs_of(shape, in_strides), dx_runs = detail::runs_of(shape, dx_strides);
-  const Index count = detail::element_count(shape);
+  const Index count = numel(shape);
   bool all_dense = true;
   auto add = accumulate;
   for (std::size_t k = 0; k < N; ++k) {

@@ -3,6 +3,7 @@
 
 #include <chorus/kernels/copy.hpp>
 #include <chorus/kernels/cuda/launch.hpp>
+#include <chorus/tensor/shape.hpp>
 #include <span>
 
 namespace chorus::inline CHORUS_ABI::kernels {
@@ -105,8 +106,7 @@ void scale(Cuda device, Index count, T a, T* x) {
 
 template <Scalar T>
 void copy_strided(Cuda device, std::span<const Index> shape, const T* src, std::span<const Index> src_strides, T* dst) {
-  Index count = 1;
-  for (const Index size : shape) count *= size;
+  const Index count = numel(shape);
   const auto map = cuda::strided_map<1>(shape, {src_strides});
   if (map.axes == 0 || (map.axes == 1 && map.stride[0][0] == 1))
     copy_bytes(device, dst, device, src, static_cast<std::size_t>(count) * sizeof(T));

@@ -3,6 +3,7 @@
 /// decided on the way stays in device memory, so that no step waits for the host.
 
 #include <chorus/kernels/cuda/lines.hpp>
+#include <chorus/kernels/loss_scale.hpp>
 #include <cmath>
 #include <cstdint>
 #include <span>
@@ -10,11 +11,10 @@
 namespace chorus::inline CHORUS_ABI::kernels::cuda {
 
 /// A loss scale and what it depends on, in device memory.
-struct LossScale {
-  double scale = 1, inverse = 1;
+struct LossScale : LossScaleState {
+  double inverse = 1;
   float scale_f32 = 1;
   std::int32_t found = 0;  ///< not 0: a gradient of this step is not finite
-  std::int64_t good_steps = 0, skipped = 0;
 };
 
 /// The norm of all gradients, and what they are multiplied by where that is below 1, in device memory.
@@ -69,23 +69,12 @@ struct Unscale {
 
 struct UpdateLossScale {
   LossScale* state;
-  double growth, backoff;
-  std::int64_t interval;
+  LossScaleRule rule;
   __device__ void operator()(Index) const {
-    if (state->found != 0) {
-      set(state->scale * backoff);
-      state->good_steps = 0;
-      ++state->skipped;
-      state->found = 0;
-    } else if (++state->good_steps == interval) {
-      set(state->scale * growth);
-      state->good_steps = 0;
-    }
-  }
-  __device__ void set(double scale) const {
-    state->scale = scale;
-    state->inverse = 1 / scale;
-    state->scale_f32 = static_cast<float>(scale);
+    rule(*state, state->found == 0);
+    state->found = 0;
+    state->inverse = 1 / state->scale;
+    state->scale_f32 = static_cast<float>(state->scale);
   }
 };
 
@@ -129,8 +118,8 @@ void unscale_grads(Cuda device, std::span<const Array<T>> grads, LossScale* stat
 }
 
 /// Ends a step: the scale shrinks or grows.
-inline void update_loss_scale(Cuda device, LossScale* state, double growth, double backoff, std::int64_t interval) {
-  for_each(device, "loss scale", 1, UpdateLossScale{state, growth, backoff, interval});
+inline void update_loss_scale(Cuda device, LossScale* state, const LossScaleRule& rule) {
+  for_each(device, "loss scale", 1, UpdateLossScale{state, rule});
 }
 
 /// out = the norm of all gradients, and the factor that brings it down to `most`. Sums are made in an order that

@@ -7,6 +7,7 @@
 #include <chorus/kernels/cuda/broadcast.hpp>
 #include <chorus/kernels/functors.hpp>
 #include <chorus/kernels/pointwise.hpp>
+#include <chorus/tensor/shape.hpp>
 #include <optional>
 #include <type_traits>
 #include <utility>
@@ -97,12 +98,6 @@ struct StridedGradient {
   }
 };
 
-inline Index element_count(std::span<const Index> shape) {
-  Index count = 1;
-  for (const Index size : shape) count *= size;
-  return count;
-}
-
 template <std::size_t N, class Call>
 void with_indices(const Call& call) {
   call(std::make_integer_sequence<int, static_cast<int>(N)>());
@@ -139,7 +134,7 @@ void pointwise_forward(Cuda device, const F& f, std::span<const Index> shape, co
                        const std::array<std::span<const Index>, N>& in_strides, T* out) {
   static_assert(std::is_trivially_copyable_v<F>, "a functor for the GPU holds plain values only");
   cuda::with_indices<N>([&]<int... K>(std::integer_sequence<int, K...>) {
-    cuda::for_each(device, "pointwise", cuda::element_count(shape),
+    cuda::for_each(device, "pointwise", numel(shape),
                    cuda::StridedPointwise<F, T, K...>{f, cuda::strided_map<N>(shape, in_strides),
                                                       cuda::Many<const T*, sizeof...(K)>{{in[K]...}}, out});
   });
@@ -151,7 +146,7 @@ void pointwise_backward(Cuda device, const F& f, std::span<const Index> shape, c
                         const std::array<T*, N>& dx, const std::array<std::span<const Index>, N>& dx_strides,
                         const std::array<bool, N>& accumulate) {
   static_assert(std::is_trivially_copyable_v<F>, "a functor for the GPU holds plain values only");
-  const Index count = cuda::element_count(shape);
+  const Index count = numel(shape);
   std::array<Index, cuda::most_axes> dense{};
   Index step = 1;
   for (std::size_t axis = shape.size(); axis-- > 0; step *= shape[axis]) dense[axis] = step;

@@ -14,7 +14,7 @@ template <>
 class LossScale<Cuda> {
  public:
   LossScale(const std::vector<nn::NamedParameter<Cuda>>& parameters, const GradScalerOptions& options)
-      : options_(options),
+      : rule_(rule_of(options)),
         memory_(memory_on(parameters.empty() ? Cuda{} : parameters.front().parameter->where())) {
     set(options.init_scale, 0);
   }
@@ -58,8 +58,7 @@ class LossScale<Cuda> {
       optimizer.prepare_to_skip();
       if (finite) optimizer.step();
     }
-    kernels::cuda::update_loss_scale(device(), numbers(), options_.growth_factor, options_.backoff_factor,
-                                     options_.growth_interval);
+    kernels::cuda::update_loss_scale(device(), numbers(), rule_);
   }
 
   double scale() const { return read().scale; }
@@ -91,7 +90,7 @@ class LossScale<Cuda> {
     return out;
   }
 
-  GradScalerOptions options_;
+  kernels::LossScaleRule rule_;
   Storage<Cuda> memory_;
 };
 

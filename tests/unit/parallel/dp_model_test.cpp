@@ -1,0 +1,175 @@
+// DataParallel: models with shared layers, with layers on several devices, that are changed from outside and from
+// inside; arguments and outputs without the axis along which is cut.
+#include <algorithm>
+#include <catch.hpp>
+#include <chorus/ops/higher_order.hpp>
+#include <chorus/parallel/data_parallel.hpp>
+#include <initializer_list>
+
+#include "policies.hpp"
+
+namespace dp_model_test {
+
+using namespace test::names;
+
+constexpr double rounding = 1e-12;
+
+template <class Model>
+struct Parallel : DataParallel<Model> {
+  explicit Parallel(std::vector<int> ids, Model model = make<Model>(), int dim = 0)
+      : DataParallel<Model>(std::move(model), {.device_ids = std::move(ids), .dim = dim}, 3) {}
+};
+template <class Model>
+struct Single : SingleDevice<Model> {
+  explicit Single(Model model = make<Model>()) : SingleDevice<Model>(std::move(model), 3) {}
+};
+
+/// One layer twice.
+template <class D>
+struct Tied : nn::Module {
+  nn::Linear<D, double> in{5, 5}, again = in, out{5, 3};
+  CHORUS_MODULE(Tied, in, again, out)
+  auto forward(const auto& x) const { return out(tanh(again(tanh(in(x))))); }
+};
+
+/// Columns are samples. Takes a number and a row that all of them share, too.
+template <class D>
+struct Scaled : nn::Module {
+  nn::Linear<D, double> fc{5, 3};
+  CHORUS_MODULE(Scaled, fc)
+  auto forward(const auto& x, const auto& temperature, const auto& row) const {
+    return transpose(tanh(fc(transpose(x, 0, 1))) * temperature * row, 0, 1);
+  }
+};
+
+/// Columns are samples; what it returns has one axis.
+template <class D>
+struct Flat : nn::Module {
+  nn::Linear<D, double> fc{5, 3};
+  CHORUS_MODULE(Flat, fc)
+  auto forward(const auto& x) const { return sum(fc(transpose(x, 0, 1)), 1); }
+};
+
+/// Forgets its gradients in each forward pass, and may throw what is no exception.
+template <class D>
+struct Forgetful : nn::Module {
+  nn::Linear<D, double> fc{5, 3};
+  CHORUS_MODULE(Forgetful, fc)
+  auto forward(const auto& x, int thrown_on) const {
+    if (x.device().index == thrown_on) throw 7;
+    fc.weight.zero_grad();
+    return fc(x);
+  }
+};
+
+std::vector<double> joined(std::initializer_list<std::vector<double>> lists) {
+  std::vector<double> out;
+  for (const auto& list : lists) out.insert(out.end(), list.begin(), list.end());
+  return out;
+}
+
+TEST_CASE("dp model: layers that share their parameters share them on every device") {
+  Single<Tied<Cpu>> single;
+  const auto expected = test::train(single);
+  for (const std::vector<int>& ids : {std::vector<int>{0, 1}, {1, 0, 1}}) {
+    Parallel<Tied<Cpu>> net(ids);
+    CHECK(net.parameters().size() == 4);
+    const auto got = [&] {
+      optim::Sgd optimizer{net.parameters(), {.lr = 0.3, .momentum = 0.9, .weight_decay = 0.01}};
+      test::each_step([&](std::uint32_t number, Index size) {
+        optimizer.zero_grad();
+        const auto y = net(numbers(size, 5, number));
+        const auto targets = labels(size, 3, number);
+        const auto near = Tensor<std::int64_t, 1>::from(targets.to_vector(), targets.shape(), y.device());
+        cross_entropy(y, near).backward();
+        optimizer.step();
+        return 0.0;
+      });
+      return test::values(net.module());
+    }();
+    CHECK(distance(got, expected.parameters) < rounding);
+  }
+}
+
+TEST_CASE("dp model: layers that lie on several devices come together on the first of the policy's") {
+  auto scattered = make<test::Normed<Cpu>>();
+  scattered.fc1 = detail::copy_to(scattered.fc1, Cpu{3});
+  scattered.norm = detail::copy_to(scattered.norm, Cpu{1});
+  Parallel<test::Normed<Cpu>> net({2, 0}, scattered);
+  for (const auto& named : net.parameters()) CHECK(named.parameter->where() == Cpu{2});
+  for (const auto& named : nn::named_buffers<Cpu>(net.module())) CHECK(named.buffer->where() == Cpu{2});
+  Parallel<test::Normed<Cpu>> together({2, 0});
+  const auto x = numbers(8, 5, 1);
+  CHECK(net(x).value().to_vector() == together(x).value().to_vector());
+  CHECK(scattered.fc1.weight.device() == Cpu{3});  // the policy has a copy
+}
+
+TEST_CASE("dp model: a parameter or a buffer that is replaced behind the policy's back is named") {
+  const auto message = [](auto& net) { return message_of<UsageError>([&] { net(numbers(8, 5, 1)); }); };
+  Parallel<test::Normed<Cpu>> net({0, 1});
+  CHECK(message(net) == "nothing");
+  net.module().fc2 = nn::Linear<Cpu, double>(12, 3);
+  CHECK_THAT(message(net), Contains("'fc2.weight' has been replaced"));
+  Parallel<test::Normed<Cpu>> other({0, 1});
+  other.module().norm.running_var = Buffer(Tensor<double, 1>::full({3}, 2));
+  CHECK_THAT(message(other), Contains("'norm.running_var' has been replaced"));
+  // Numbers that are written into what is there reach all devices.
+  Parallel<test::Normed<Cpu>> kept({0, 1});
+  Single<test::Normed<Cpu>> single;
+  for (auto* model : {&kept.module(), &single.module()}) {
+    model->fc2.weight.assign(Tensor<double, 2>::full({3, 12}, 0.25));
+    std::fill_n(model->norm.running_var.value().data(), 3, 2.0);
+  }
+  kept.eval();
+  single.eval();
+  const auto x = numbers(8, 5, 1);
+  CHECK(distance(kept(x).value().to_vector(), single(x).value().to_vector()) < rounding);
+}
+
+TEST_CASE("dp model: variables without the axis go to every device, and get the sum of the gradients") {
+  const auto run = [](auto& net, const auto& x, const auto& temperature, const auto& row) {
+    sum(square(net(x, temperature * 1.0, row))).backward();
+    return joined(
+        {x.grad().to_vector(), temperature.grad().to_vector(), row.grad().to_vector(), test::gradients(net.module())});
+  };
+  const auto plain = [&](auto& net) {
+    return run(net, Variable(numbers(5, 7, 1), true), Variable(Tensor<double, 0>::full({}, 0.5), true),
+               Variable(Tensor<double, 1>::full({3}, 0.25), true));
+  };
+  const auto recorded = [&](auto& net) {
+    return run(net, GraphVariable(numbers(5, 7, 1), true), GraphVariable(Tensor<double, 0>::full({}, 0.5), true),
+               GraphVariable(Tensor<double, 1>::full({3}, 0.25), true));
+  };
+  Single<Scaled<Cpu>> single;
+  const auto expected = plain(single);
+  for (const bool graph : {false, true}) {
+    INFO("recorded " << graph);
+    Parallel<Scaled<Cpu>> net({0, 1, 2}, make<Scaled<Cpu>>(), 1);
+    CHECK(distance(graph ? recorded(net) : plain(net), expected) < rounding);
+  }
+}
+
+TEST_CASE("dp model: outputs without the axis can't be joined along it") {
+  Parallel<Flat<Cpu>> net({0, 1}, make<Flat<Cpu>>(), 1);
+  CHECK_THAT(message_of<ShapeError>([&] { net(numbers(5, 8, 1)); }), Contains("DataParallel") && Contains("axis 1"));
+}
+
+TEST_CASE("dp model: zero_grad inside of the model forgets what it forgets on one device") {
+  Parallel<Forgetful<Cpu>> net({0, 1, 2});
+  Single<Forgetful<Cpu>> single;
+  const auto run = [](auto& policy) {
+    for (std::uint32_t i = 0; i < 3; ++i) sum(square(policy(numbers(7, 5, i), -1))).backward();
+    return test::gradients(policy.module());
+  };
+  CHECK(distance(run(net), run(single)) < rounding);
+}
+
+TEST_CASE("dp model: what is thrown and is no exception comes through, and the next pass is right") {
+  Parallel<Forgetful<Cpu>> net({0, 1, 2});
+  Single<Forgetful<Cpu>> single;
+  for (const int device : {0, 2}) CHECK_THROWS_AS(net(numbers(7, 5, 1), device), int);
+  const auto x = numbers(7, 5, 2);
+  CHECK(distance(net(x, -1).value().to_vector(), single(x, -1).value().to_vector()) < rounding);
+}
+
+}  // namespace dp_model_test
