@@ -1,12 +1,14 @@
 #pragma once
-/// The reducer: sees each gradient of a backward pass as it becomes final, and averages full buckets over all ranks
+/// The reducer: sees each gradient of a backward pass as it becomes final, and has full buckets averaged over all ranks
 /// while backward goes on.
 
 #include <algorithm>
 #include <chorus/kernels/pointwise.hpp>
 #include <chorus/parallel/batch_shares.hpp>
+#include <chorus/parallel/bucket_sender.hpp>
 #include <chorus/parallel/ddp_options.hpp>
 #include <chorus/parallel/ddp_times.hpp>
+#include <chorus/parallel/gradient_agreement.hpp>
 #include <chorus/parallel/gradient_layout.hpp>
 #include <chorus/parallel/non_finite.hpp>
 #include <cstdint>
@@ -28,7 +30,7 @@ class Reducer {
         communicator_(communicator),
         shares_(shares),
         options_(options),
-        hook_(std::move(hook)),
+        sender_(layout_, communicator, options, std::move(hook)),
         arrivals_(layout_.entries()) {
     check<UsageError>(!layout_.buckets().empty(),
                       "DistributedDataParallel: no parameter of the model wants a gradient");
@@ -36,12 +38,12 @@ class Reducer {
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
 
-  Hook& hook() { return hook_; }
+  Hook& hook() { return sender_.hook(); }
   const GradientLayout<D>& layout() const { return layout_; }
   bool in_backward() const { return in_backward_; }
   std::int64_t skipped_steps() const { return skipped_; }
-  DdpClock& clock() { return clock_; }
-  const DdpClock& clock() const { return clock_; }
+  DdpClock& clock() { return sender_.clock(); }
+  const DdpClock& clock() const { return sender_.clock(); }
   /// Whether backward averages gradients; without, each rank adds up its own.
   bool sync = true;
   /// Called with each parameter whose gradient has been averaged, in the middle of backward: for an optimizer's step.
@@ -88,30 +90,26 @@ class Reducer {
     if (arrivals < expected) return;
     if (arrivals > expected) fail<UsageError>(where(), name(i), too_often);
     --layout_.buckets()[layout_.bucket_of(i)].missing;
-    launch_full_buckets();
-    if (on_averaged && !may_leave_out() && !several_rounds) step_averaged();
+    sender_.send_full();
+    if (on_averaged && !may_leave_out() && !sender_.several_rounds)
+      while (sender_.next_is_back()) step_next_bucket();
   }
 
   /// Takes part in a backward pass of other ranks, with zeros.
   [[gnu::cold]] void keep_company() {
     begin_backward();
-    for (auto& bucket : layout_.buckets()) {
+    for (const auto& bucket : layout_.buckets())
       zero_bytes(layout_.device(bucket), layout_.gradients(bucket), layout_.bytes(bucket));
-      bucket.missing = 0;
-    }
     // An optimizer that steps behind this pass sees the averages, and nothing of this rank's own.
     for (std::size_t i = 0; i < layout_.entries(); ++i)
       parameter(i).set_grad_arrived(layout_.is_sent(i) && !may_leave_out());
     company_ = true;
-    if (!learning_graph()) launch_full_buckets();
+    if (!learning_graph()) sender_.send_all();
     finish_backward();
     company_ = false;
   }
 
  private:
-  static constexpr std::size_t no_bucket = GradientLayout<D>::no_bucket;
-  // A hook that starts more work when a bucket comes back does so at the end: all ranks have to call in one order.
-  static constexpr bool several_rounds = requires { Hook::several_rounds; };
   static constexpr const char* wrong_graph =
       " got a gradient, but did not in the first backward pass: with static_graph all passes use the same parameters";
   static constexpr const char* too_often =
@@ -128,7 +126,7 @@ class Reducer {
 
   [[gnu::cold]] void start_anew() {
     arrivals_.assign(layout_.entries(), 0);
-    if constexpr (requires { hook_.reset(); }) hook_.reset();
+    if constexpr (requires { hook().reset(); }) hook().reset();
   }
 
   // The sum over ranks of weight * (what is added up) stays the same when the weight changes to that of a new batch.
@@ -153,12 +151,9 @@ class Reducer {
   }
 
   void begin_backward() {
-    weight_ = unit_ ? *unit_ : shares_.weight();
+    sender_.begin(unit_ ? *unit_ : shares_.weight());
     in_backward_ = true;
-    clock_.backward_begins(busy());
     arrival_.clear();
-    next_bucket_ = next_step_ = 0;
-    bad_ = no_bucket;
     std::fill(arrivals_.begin(), arrivals_.end(), 0);
     for (auto& bucket : layout_.buckets()) {
       bucket.missing = bucket.parameters.size();
@@ -176,94 +171,36 @@ class Reducer {
     if (!p.grad_arrived()) zero_bytes(p.where(), p.grad_data(), p.size_bytes());
   }
 
-  std::chrono::nanoseconds busy() const {
-    if constexpr (requires { communicator_.busy(); }) return communicator_.busy();
-    return {};
-  }
-
-  // Calls `f(bucket as hooks see it)`.
-  template <class F>
-  void with_bucket(std::size_t b, const F& f) {
-    const auto& bucket = layout_.buckets()[b];
-    with_type(layout_.dtype(bucket), layout_.gradients(bucket), [&]<class T>(T* grads) {
-      f(GradBucket<T, D>{b, layout_.device(bucket), std::span<T>(grads, bucket.count), weight_, layout_.parts(b),
-                         b + 1 == layout_.buckets().size()});
-    });
-  }
-
-  void launch_full_buckets() {
-    auto& buckets = layout_.buckets();
-    for (; next_bucket_ < buckets.size() && buckets[next_bucket_].missing == 0; ++next_bucket_) {
-      const auto b = next_bucket_;
-      if (options_.non_finite == NonFinite::throw_error && bad_ == no_bucket && weight_ != 0)
-        bad_ = first_not_finite(layout_, b);
-      const DdpClock::Exposed scope(clock_);
-      with_bucket(b, [&](const auto& view) { buckets[b].work = hook_.start(view, communicator_); });
-    }
-  }
-
-  // Waits for all buckets and whatever the hook sends after that.
-  void complete_buckets() {
-    const DdpClock::Exposed scope(clock_);
-    open_.clear();
-    for (std::size_t b = next_step_; b < layout_.buckets().size(); ++b) open_.push_back(b);
-    for (int round = 0; !open_.empty(); ++round)
-      std::erase_if(open_, [&](std::size_t b) {
-        layout_.buckets()[b].work.wait();
-        return !resume(b, round);
-      });
-  }
-  bool resume(std::size_t b, int round) {
-    bool more = false;
-    with_bucket(b, [&](const auto& view) {
-      if (auto next = hook_.resume(view, communicator_, round)) {
-        layout_.buckets()[b].work = std::move(*next);
-        more = true;
-      }
-    });
-    return more;
-  }
-
-  // Steps the parameters of buckets that have come back.
-  void step_averaged() {
-    for (; next_step_ < next_bucket_ && layout_.buckets()[next_step_].work.done(); ++next_step_)
-      step_bucket(next_step_);
-  }
-  void step_bucket(std::size_t b) {
-    auto& bucket = layout_.buckets()[b];
-    {
-      const DdpClock::Exposed scope(clock_);
-      bucket.work.wait();
-      for (int round = 0; resume(b, round); ++round) bucket.work.wait();
-    }
-    for (const std::size_t i : bucket.parameters) {
+  // An optimizer steps the parameters of the next bucket, which is waited for.
+  void step_next_bucket() {
+    for (const std::size_t i : sender_.take_back_next().parameters) {
       parameter(i).set_grad_arrived(true);  // in a static graph other ranks' may have
       on_averaged(parameter(i));
     }
   }
 
   void finish_backward() {
-    clock_.last_gradient();
+    clock().last_gradient();
     if (learning_graph())
       learn_graph();
-    else if (next_bucket_ < layout_.buckets().size())
+    else if (!sender_.all_sent())
       complete_with_unused();
     if (may_leave_out()) {
-      complete_buckets();
-      agree_on_unused();
+      sender_.take_back_all();
+      agree_on_unused(layout_, communicator_, company_);
       for (std::size_t i = 0; on_averaged && i < layout_.entries(); ++i)
         if (layout_.is_sent(i) && parameter(i).grad_arrived()) on_averaged(parameter(i));
     } else if (on_averaged) {
-      for (; next_step_ < layout_.buckets().size(); ++next_step_) step_bucket(next_step_);
+      while (!sender_.all_back()) step_next_bucket();
     } else {
-      complete_buckets();
+      sender_.take_back_all();
       if (options_.static_graph)
         for (const auto& bucket : layout_.buckets())
           for (const std::size_t i : bucket.parameters) parameter(i).set_grad_arrived(true);
     }
-    clock_.backward_ends(busy());
+    sender_.end();
     if (options_.non_finite != NonFinite::propagate) judge();
-    if constexpr (requires { hook_.after_backward(); }) hook_.after_backward();
+    if constexpr (requires { hook().after_backward(); }) hook().after_backward();
     in_backward_ = false;
     unit_.reset();
     // Where parameters may be left out, ranks don't know the same order.
@@ -286,30 +223,12 @@ class Reducer {
                       " no gradient came for ", unused,
                       ". If they are not always used, set find_unused_parameters; "
                       "if never, set_requires_grad(false)");
-    for (auto& bucket : layout_.buckets()) bucket.missing = 0;
-    launch_full_buckets();
-  }
-
-  // A parameter has a gradient where any rank used it; where none did it stays without, so that no optimizer moves it.
-  [[gnu::cold]] void agree_on_unused() {
-    std::vector<std::int32_t> used(layout_.entries());
-    for (std::size_t i = 0; i < used.size(); ++i) used[i] = !company_ && parameter(i).grad_arrived() ? 1 : 0;
-    max_over_ranks(used);
-    for (std::size_t i = 0; i < used.size(); ++i)
-      if (layout_.is_sent(i)) parameter(i).set_grad_arrived(used[i] != 0);
-  }
-  // Parameters that are not sent are each rank's own, in number, too, but lie behind the others.
-  [[gnu::cold]] void max_over_ranks(std::vector<std::int32_t>& numbers) {
-    communicator_.all_reduce(std::span(numbers).first(layout_.common_entries()), comm::ReduceOp::max, {});
+    sender_.send_all();
   }
 
   // The first pass of a static graph shows which parameters are used, and how often. Its gradients leave now.
   [[gnu::cold]] void learn_graph() {
-    std::vector<std::int32_t> used(arrivals_.begin(), arrivals_.end());
-    max_over_ranks(used);
-    std::vector<typename GradientLayout<D>::Uses> uses;
-    for (std::size_t i = 0; i < used.size(); ++i)
-      uses.push_back({company_ ? used[i] : arrivals_[i], !layout_.is_sent(i) || used[i] != 0});
+    auto uses = agree_on_uses(layout_, communicator_, arrivals_, company_);
     // The last of a parameter's several arrivals is the one that counts.
     std::vector<std::size_t> order;
     for (auto i = arrival_.rbegin(); i != arrival_.rend(); ++i)
@@ -317,43 +236,28 @@ class Reducer {
     std::reverse(order.begin(), order.end());
     layout_.set_uses(std::move(uses));
     arrival_ = std::move(order);
-    for (auto& bucket : layout_.buckets()) {
-      bucket.missing = 0;
+    for (const auto& bucket : layout_.buckets())
       for (const std::size_t i : bucket.parameters)
         if (arrivals_[i] == 0) zero_unless_arrived(i);
-    }
     start_anew();
-    launch_full_buckets();
+    sender_.send_all();
   }
 
   // After the first backward: lays gradients out in the order in which they came on rank 0, so that buckets fill front
   // to back. The optimizer has not stepped yet, so nothing else knows the old places.
   [[gnu::cold]] void learn_order() {
     order_learned_ = true;
-    std::vector<std::int64_t> order;
-    std::vector<char> placed(layout_.entries());
-    for (const Sending when : {Sending::early, Sending::late}) {
-      const auto add = [&](std::size_t i) {
-        if (layout_.sending(i) == when && std::exchange(placed[i], 1) == 0)
-          order.push_back(static_cast<std::int64_t>(i));
-      };
-      for (const std::size_t i : arrival_) add(i);
-      for (std::size_t i = 0; i < placed.size(); ++i) add(i);
-    }
-    if (communicator_.size() > 1)
-      communicator_.broadcast(std::span<std::int64_t>(order), std::max(0, shares_.first_active()), {});
-    std::vector<std::size_t> indices(order.begin(), order.end());
-    for (std::size_t i = 0; i < placed.size(); ++i)
-      if (!layout_.is_sent(i)) indices.push_back(i);
-    if (!std::is_sorted(indices.begin(), indices.end())) reorder(indices);
+    const auto order = agree_on_order(layout_, communicator_, arrival_, std::max(0, shares_.first_active()));
+    if (!std::is_sorted(order.begin(), order.end())) reorder(order);
   }
 
   // All ranks see the same averages and come to the same verdict.
   [[gnu::cold]] void judge() {
     const std::size_t first = first_not_finite(layout_);
-    if (first == no_bucket) return;
+    if (first == layout_.no_bucket) return;
     in_backward_ = false;  // nothing is under way
-    if (options_.non_finite == NonFinite::throw_error) raise_not_finite(layout_, communicator_, first, bad_);
+    if (options_.non_finite == NonFinite::throw_error)
+      raise_not_finite(layout_, communicator_, first, sender_.first_bad());
     ++skipped_;
     for (std::size_t i = 0; i < layout_.entries(); ++i) parameter(i).set_grad_arrived(false);
   }
@@ -362,15 +266,10 @@ class Reducer {
   Communicator& communicator_;
   BatchShares<Communicator>& shares_;
   const DistributedDataParallelOptions& options_;
-  Hook hook_;
+  BucketSender<D, Hook, Communicator> sender_;
 
-  DdpClock clock_;
   std::vector<int> arrivals_;         // hooks' calls in this backward pass, by entry
   std::vector<std::size_t> arrival_;  // entries, in the order of this backward
-  std::vector<std::size_t> open_;     // buckets that are awaited
-  std::size_t next_bucket_ = 0, next_step_ = 0;
-  std::size_t bad_ = no_bucket;  // the first parameter whose gradient by this rank is not finite
-  double weight_ = 1;
   // The weight by which accumulated gradients of earlier passes are to be multiplied.
   std::optional<double> unit_;
   std::int64_t skipped_ = 0;
