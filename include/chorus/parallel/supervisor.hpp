@@ -4,18 +4,15 @@
 
 #include <fcntl.h>
 #include <signal.h>
-#include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <chrono>
-#include <cstring>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -24,28 +21,12 @@
 #include <chorus/core/config.hpp>
 #include <chorus/parallel/message.hpp>
 #include <chorus/parallel/rank_output.hpp>
+#include <chorus/parallel/rank_process.hpp>
 #include <chorus/parallel/signal_pipe.hpp>
 #include <chorus/parallel/tether.hpp>
 #include <chorus/parallel/world_from_environment.hpp>
 
 namespace chorus::inline CHORUS_ABI {
-
-/// The processes to start: `ranks` times the same program with the same arguments and torchrun's variables.
-struct RankGroup {
-  int ranks = 1;                           ///< on this machine
-  std::string program;                     ///< the executable: a path, or a name to be found in PATH
-  char* const* argv = nullptr;             ///< its arguments, ended by a null pointer
-  std::chrono::milliseconds grace{3'000};  ///< between SIGTERM and SIGKILL
-
-  int nodes = 1, node_rank = 0;           ///< machines with as many ranks each, and which of them this is
-  std::string master_addr = "127.0.0.1";  ///< of machine 0
-  int master_port = 0;                    ///< 0: a free one, for a single machine
-  int restart = 0, max_restarts = 0;      ///< for the ranks to know
-  std::string run_id = "none";
-
-  bool prefix = false;  ///< ranks' lines get `[rank N] ` in front
-  std::string log_dir;  ///< if not empty, they go to log_dir/attempt_R/rank_N.log, too
-};
 
 /// How a group ended.
 struct GroupOutcome {
@@ -140,71 +121,11 @@ class Supervisor {
   }
 
   void start(int local_rank, int listener, int port, int nothing) {
-    const int rank = group_.node_rank * group_.ranks + local_rank, size = group_.nodes * group_.ranks;
     Pipe reports;
-    const int report_fd = reports.write_end.get();
-    std::vector<std::string> ours = {
-        format("RANK=%d", rank),
-        format("LOCAL_RANK=%d", local_rank),
-        format("ROLE_RANK=%d", rank),
-        format("GROUP_RANK=%d", group_.node_rank),
-        format("WORLD_SIZE=%d", size),
-        format("LOCAL_WORLD_SIZE=%d", group_.ranks),
-        format("ROLE_WORLD_SIZE=%d", size),
-        format("GROUP_WORLD_SIZE=%d", group_.nodes),
-        "ROLE_NAME=default",
-        "MASTER_ADDR=" + group_.master_addr,
-        format("MASTER_PORT=%d", port),
-        format("TORCHELASTIC_RESTART_COUNT=%d", group_.restart),
-        format("TORCHELASTIC_MAX_RESTARTS=%d", group_.max_restarts),
-        "TORCHELASTIC_RUN_ID=" + group_.run_id,
-        "TORCHELASTIC_USE_AGENT_STORE=False",
-        format("CHORUS_SUPERVISOR_PID=%d", getpid()),
-        format("CHORUS_REPORT_FD=%d", report_fd),
-        rank == 0 ? format("CHORUS_RENDEZVOUS_FD=%d", listener) : "CHORUS_RENDEZVOUS_FD=",
-    };
-    if (!token_.empty()) ours.push_back("CHORUS_TOKEN=" + token_);
-    if (group_.ranks > 1 && env("OMP_NUM_THREADS") == nullptr) ours.push_back("OMP_NUM_THREADS=1");
-    std::vector<const char*> environment;
-    for (const std::string& entry : ours) environment.push_back(entry.c_str());
-    for (char** old = environ; *old != nullptr; ++old) {
-      const std::size_t name = std::string_view(*old).find('=') + 1;
-      bool replaced = false;
-      for (const std::string& entry : ours) replaced |= std::strncmp(*old, entry.c_str(), name) == 0;
-      if (!replaced) environment.push_back(*old);
-    }
-    environment.push_back(nullptr);
-
-    // A descriptor that is copied onto itself stays open in the new program.
-    posix_spawn_file_actions_t files;
-    posix_spawn_file_actions_init(&files);
-    posix_spawn_file_actions_adddup2(&files, report_fd, report_fd);
-    if (rank == 0) {
-      posix_spawn_file_actions_adddup2(&files, listener, listener);
-    } else {
-      posix_spawn_file_actions_adddup2(&files, nothing, STDIN_FILENO);
-    }
-    Fd out;
-    if (output_) {
-      out = output_->add(rank);
-      posix_spawn_file_actions_adddup2(&files, out.get(), STDOUT_FILENO);
-      posix_spawn_file_actions_adddup2(&files, out.get(), STDERR_FILENO);
-    }
-    // Signals that we handle here are back at their default in a new program; nor may it inherit that we block any.
-    posix_spawnattr_t attributes;
-    posix_spawnattr_init(&attributes);
-    sigset_t none;
-    sigemptyset(&none);
-    posix_spawnattr_setsigmask(&attributes, &none);
-    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
-
-    pid_t pid = -1;
-    const int error = posix_spawnp(&pid, group_.program.c_str(), &files, &attributes, group_.argv,
-                                  const_cast<char* const*>(environment.data()));
-    posix_spawnattr_destroy(&attributes);
-    posix_spawn_file_actions_destroy(&files);
-    if (error != 0)
-      system_error(format("cannot start rank %d of %d: %s", rank, size, group_.program.c_str()).c_str(), error);
+    const Fd output = output_ ? output_->add(group_.node_rank * group_.ranks + local_rank) : Fd();
+    const RankDescriptors given{reports.write_end.get(), listener, nothing, output_ ? output.get() : -1};
+    const auto variables = rank_environment(group_, local_rank, port, token_, given);
+    const pid_t pid = start_rank(group_, local_rank, variables, given);
     ranks_[static_cast<std::size_t>(local_rank)] = {pid, true, 0, std::move(reports.read_end)};
     ++running_;
   }
