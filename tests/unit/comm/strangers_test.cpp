@@ -1,0 +1,174 @@
+// What the connections of a group do with those who don't belong to it, and with what no rank would say.
+#include <chorus/comm/mesh.hpp>
+#include <catch.hpp>
+
+#include "processes.hpp"
+
+namespace strangers_test {
+
+using namespace chorus;
+using namespace std::chrono_literals;
+using Catch::Matchers::Contains;
+using comm::Clock;
+
+/// Both ends of a connection.
+std::pair<comm::Socket, comm::Socket> connection() {
+  const auto port = test::free_port();
+  auto near = comm::Socket::connect(port.local(), Clock::now() + 1s);
+  comm::Socket far;
+  while (!far) far = port.accept();
+  return {std::move(near), std::move(far)};
+}
+
+template <class Message>
+void say(const comm::Socket& socket, const Message& message) {
+  socket.send_all(std::as_bytes(std::span(&message, 1)), Clock::now() + 1s);
+}
+
+TEST_CASE("a guest that sends a byte now and then is heard for 5 s, beside others, and no longer", "[comm]") {
+  const auto port = test::free_port();
+  const auto slow = comm::Socket::connect(port.local(), Clock::now() + 1s);
+  comm::Guests guests(port, 16);
+  std::jthread drip([&](const std::stop_token& stop) {
+    for (int i = 0; i < 15 && !stop.stop_requested(); ++i, std::this_thread::sleep_for(1s))
+      slow.try_send(std::as_bytes(std::span("x", 1)));
+  });
+  CHECK(!guests.next(Clock::now() + 300ms).socket);
+  const auto quick = comm::Socket::connect(port.local(), Clock::now() + 1s);
+  say(quick, std::array<char, 16>{});
+  CHECK(guests.next(Clock::now() + 2s).socket);
+  CHECK(!slow.ended());
+  const auto start = Clock::now();
+  CHECK(!guests.next(start + 7s).socket);
+  CHECK(slow.ended());
+  CHECK(Clock::now() - start < 9s);
+}
+
+TEST_CASE("strangers at a rank's own port don't become its peers", "[comm]") {
+  comm::Meeting meeting;
+  meeting.key = 0x1234'5678'9abc'def0;
+  meeting.listener = test::free_port();
+  const auto address = meeting.listener.local();
+  const comm::World world{.rank = 0, .size = 2, .timeout = 2s};
+  std::vector<comm::Socket> open;
+  const auto visit = [&](comm::detail::MeshHello hello) {
+    open.push_back(comm::Socket::connect(address, Clock::now() + 1s));
+    hello.proof = comm::prove(world.token, {comm::detail::proven(hello)});
+    say(open.back(), hello);
+  };
+  const auto changed = [&](auto change) {  // on both lanes
+    for (const int lane : {0, 1}) {
+      comm::detail::MeshHello hello{.key = meeting.key, .rank = 1, .lane = lane, .to = 0};
+      change(hello);
+      visit(hello);
+    }
+  };
+  changed([](auto& hello) { hello.key = 1; });
+  changed([](auto& hello) { hello.rank = 0; });
+  changed([](auto& hello) { hello.rank = -1; });
+  changed([](auto& hello) { hello.rank = 1 << 30; });
+  changed([](auto& hello) { hello.lane += 2; });
+  changed([](auto& hello) { hello.lane = -1 << 30; });
+  changed([](auto& hello) { hello.to = 1; });
+  for (const auto& text : {"GET / HTTP/1.1\r\n\r\n" + std::string(200, ' '), std::string(100'000, '\xff')}) {
+    open.push_back(comm::Socket::connect(address, Clock::now() + 1s));
+    open.back().try_send(std::as_bytes(std::span(text)));
+  }
+  SECTION("alone, they are no rank 1") {
+    comm::TcpTransport::Peers peers;
+    CHECK_THROWS_WITH(comm::connect_all(world, meeting, peers), "rank 0: rank 1 did not connect within 2000 ms");
+  }
+  SECTION("and the real one gets its place") {
+    changed([](auto&) {});
+    comm::TcpTransport link(0, 2, 2s);
+    comm::connect_all(world, meeting, link.peers());
+    for (const int lane : {0, 1}) {
+      const auto& own = lane == 0 ? link.peers()[1].data : link.peers()[1].news;
+      CHECK(own.remote().port() == open[open.size() - 2 + static_cast<std::size_t>(lane)].local().port());
+    }
+  }
+}
+
+TEST_CASE("what no rank would send over a group's connections is an error", "[comm]") {
+  auto [data, far_data] = connection();
+  auto [news, far_news] = connection();
+  comm::TcpTransport link(0, 2, 500ms);
+  link.peers()[1].data = std::move(data);
+  link.peers()[1].news = std::move(news);
+  const comm::Envelope call{.op = comm::Op::all_gather, .dtype = DType::u64, .count = 1};
+  SECTION("a length of 2^63") {
+    say(far_data, comm::detail::PieceHead{call, 1ull << 63});
+    CHECK_THROWS_WITH(link.receive(1),
+                      "rank 1 announced a piece of 9223372036854775808 bytes, at most 524288 are possible");
+  }
+  SECTION("garbage") {
+    say(far_data, std::array<std::uint64_t, 100>{~0ull, ~0ull, ~0ull, ~0ull, ~0ull, ~0ull, ~0ull, ~0ull});
+    CHECK_THROWS_WITH(link.receive(1), Contains("rank 1 announced a piece of 18446744073709551615 bytes"));
+  }
+  SECTION("a piece longer than the place for it") {
+    say(far_data, comm::detail::PieceHead{call, 1000});
+    say(far_data, std::array<char, 1000>{});
+    std::array<std::byte, 24> place;
+    place.fill(std::byte{7});
+    const auto piece = link.receive_at(1, call, place.data() + 8, 8);
+    CHECK(piece.bytes == 1000);
+    CHECK(piece.data != place.data() + 8);
+    CHECK(std::all_of(place.begin(), place.end(), [](std::byte b) { return b == std::byte{7}; }));
+  }
+  SECTION("half a piece, and no more") {
+    say(far_data, comm::detail::PieceHead{call, 1000});
+    say(far_data, std::array<char, 500>{});
+    CHECK_THROWS_AS(link.receive(1), comm::LinkTimeout);
+  }
+  SECTION("news about ranks that there are not") {
+    comm::detail::News odd{.kind = comm::detail::News::waits, .other = 1 << 30};
+    odd.reason.fill('x');
+    say(far_news, odd);
+    odd.kind = 77;
+    say(far_news, odd);
+    CHECK_THROWS_WITH(link.receive(1), "waited 500 ms for rank 1, which is stopped or busy elsewhere");
+    odd.kind = comm::detail::News::gives_up;  // its reason has no end
+    say(far_news, odd);
+    CHECK_THROWS_WITH(link.receive(1), Contains("rank 1 gave up: xxx"));
+  }
+}
+
+TEST_CASE("a rank 0 that answers nonsense is an error of who joins it", "[comm]") {
+  const auto answers = [](comm::detail::Answer answer) {
+    const auto port = test::free_port();
+    std::jthread impostor([&] {
+      comm::Socket guest;
+      while (!guest) guest = port.accept();
+      say(guest, comm::Challenge{.magic = comm::detail::magic});
+      comm::detail::Hello hello;
+      guest.receive_all(comm::bytes_of(hello), Clock::now() + 1s);
+      say(guest, answer);
+      say(guest, std::array<std::uint64_t, 1 << 11>{~0ull, ~0ull, ~0ull});
+    });
+    const auto start = Clock::now();
+    std::string what;
+    try {
+      const comm::World world{.rank = 2, .size = 3, .master_port = port.local().port(), .timeout = 1s};
+      comm::connect(world);
+    } catch (const CommError& error) {
+      what = error.what();
+    }
+    CHECK(Clock::now() - start < 5s);
+    return what;
+  };
+  comm::detail::Answer answer;
+  answer.refusal.fill('x');  // without an end
+  answer.proof.fill(decltype(answer.proof)::value_type{'y'});
+  CHECK_THAT(answers(answer), Contains("rank 2: xxx") && !Contains("y"));
+  answer.proof = {};
+  answer.welcome = 1;
+  answer.kind = static_cast<comm::Backend>(99);
+  CHECK_THAT(answers(answer), Contains("rank 2: "));
+  answer.kind = comm::Backend::tcp;
+  CHECK_THAT(answers(answer), Contains("rank 2: cannot connect to rank "));
+  answer.kind = comm::Backend::shm;
+  answer.pid = answer.fd = -1 << 30;
+  CHECK_THAT(answers(answer), Contains("rank 2: "));
+}
+
+}  // namespace strangers_test
