@@ -20,16 +20,20 @@ enum class NonFinite : std::uint8_t {
   skip_step     ///< every rank forgets this pass's gradients, so that the optimizer's step changes nothing
 };
 
-/// What `bucket_cap_mb` is where it is not given, in MiB: PyTorch's 25 for GPUs, where a collective costs a launch and
-/// wants to be large. Ranks on CPUs start one within microseconds, and what counts is how much is left to send when
-/// backward ends, which is at least the last bucket.
+/// What `first_bucket_cap_mb` and `bucket_cap_mb` are where they are not given, in MiB: PyTorch's 1 and 25 for GPUs,
+/// where a collective costs a launch and wants to be large, and the first one shall start early. Ranks on CPUs start one
+/// within microseconds, and what counts is how much is left to send when backward ends, which is at least the last
+/// bucket. But a model whose gradients all fit the first bucket sends them by itself when backward has ended: to wake
+/// another thread on a core that computes costs more than so little data takes.
+template <Device D>
+inline constexpr double default_first_bucket_cap_mb = std::same_as<D, Cpu> ? 3 : 1;
 template <Device D>
 inline constexpr double default_bucket_cap_mb = std::same_as<D, Cpu> ? 2 : 25;
 
 struct DistributedDataParallelOptions {
   /// See BucketOptions. They hold from the first step on.
-  double first_bucket_cap_mb = 1;
-  std::optional<double> bucket_cap_mb = {};  ///< not given: `default_bucket_cap_mb` of the model's device
+  std::optional<double> first_bucket_cap_mb = {};  ///< not given: `default_first_bucket_cap_mb` of the model's device
+  std::optional<double> bucket_cap_mb = {};        ///< not given: `default_bucket_cap_mb` of the model's device
   std::vector<double> bucket_cap_mb_list = {};
   /// Send rank 0's buffers to all ranks before each forward pass in training.
   bool broadcast_buffers = true;
@@ -50,7 +54,8 @@ struct DistributedDataParallelOptions {
 
   template <Device D>
   BucketOptions buckets() const {
-    return {first_bucket_cap_mb, bucket_cap_mb.value_or(default_bucket_cap_mb<D>), bucket_cap_mb_list};
+    return {first_bucket_cap_mb.value_or(default_first_bucket_cap_mb<D>),
+            bucket_cap_mb.value_or(default_bucket_cap_mb<D>), bucket_cap_mb_list};
   }
 
   /// Throws UsageError for sizes that are none.
@@ -58,7 +63,7 @@ struct DistributedDataParallelOptions {
     const auto check_cap = [](double cap) {
       check<UsageError>(cap >= 0, "DistributedDataParallel: a bucket's cap is at least 0 MiB, got ", cap);
     };
-    check_cap(first_bucket_cap_mb);
+    check_cap(first_bucket_cap_mb.value_or(0));
     check_cap(bucket_cap_mb.value_or(0));
     for (const double cap : bucket_cap_mb_list) check_cap(cap);
   }

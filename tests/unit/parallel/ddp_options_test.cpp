@@ -85,18 +85,24 @@ struct Elsewhere {
 TEST_CASE("ddp options: how large buckets are by default depends on the device, and what is given holds") {
   CHECK(DistributedDataParallelOptions{}.buckets<Cpu>().cap_mb(1) == 2);
   CHECK(DistributedDataParallelOptions{}.buckets<Elsewhere>().cap_mb(1) == 25);
-  CHECK(DistributedDataParallelOptions{}.buckets<Cpu>().cap_mb(0) == 1);
+  CHECK(DistributedDataParallelOptions{}.buckets<Cpu>().cap_mb(0) == 3);
+  CHECK(DistributedDataParallelOptions{}.buckets<Elsewhere>().cap_mb(0) == 1);
   const DistributedDataParallelOptions given{.bucket_cap_mb = 25};
   CHECK(given.buckets<Cpu>().cap_mb(1) == 25);
+  CHECK(DistributedDataParallelOptions{.first_bucket_cap_mb = 0.5}.buckets<Cpu>().cap_mb(0) == 0.5);
   CHECK(DistributedDataParallelOptions{.bucket_cap_mb = 0}.buckets<Elsewhere>().cap_mb(1) == 0);
 #if CHORUS_USE_CUDA
   CHECK(DistributedDataParallelOptions{}.buckets<Cuda>().cap_mb(1) == 25);
 #endif
 
   comm::AnyCommunicator alone;
-  DistributedDataParallel<Wide<Cpu>> net{Wide<Cpu>{}, alone}, wider{Wide<Cpu>{}, alone, {.bucket_cap_mb = 3}};
-  CHECK(net.bucket_bytes().size() == 3);
-  CHECK(wider.bucket_bytes().size() == 2);
+  const auto bytes = [&](const DistributedDataParallelOptions& options) {
+    return DistributedDataParallel<Wide<Cpu>>{Wide<Cpu>{}, alone, options}.bucket_bytes();
+  };
+  constexpr std::size_t layer = 3 << 19;
+  CHECK(bytes({}) == std::vector{2 * layer, layer});
+  CHECK(bytes({.first_bucket_cap_mb = 1}) == std::vector{layer, layer, layer});
+  CHECK(bytes({.first_bucket_cap_mb = 1, .bucket_cap_mb = 3}) == std::vector{layer, 2 * layer});
 }
 
 TEST_CASE("ddp options: a negative cap is refused") {
@@ -120,7 +126,7 @@ TEST_CASE("ddp options: ranks with other options are named") {
     return std::string("no error");
   });
   CHECK_THAT(text,
-             Contains("rank 1 has options: bucket_cap_mb 1 5,") && Contains("rank 0 has options: bucket_cap_mb 1 25,"));
+             Contains("rank 1 has options: bucket_cap_mb 3 5,") && Contains("rank 0 has options: bucket_cap_mb 3 25,"));
 }
 
 TEST_CASE("ddp options: a parameter that the model uses at two places is one, and sent once") {
