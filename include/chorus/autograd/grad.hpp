@@ -25,7 +25,7 @@ struct GradOptions {
 
 namespace detail {
 
-/// The part of a tape that lies between a value and the chosen inputs. While it lives, all else behind the value is
+/// The part of a tape that lies between a value and the chosen inputs. While it lives, what it leads to beside them is
 /// skipped.
 class GradPath {
  public:
@@ -68,16 +68,18 @@ class GradPath {
           &search);
       if (search.found) through_.insert(nodes_[i].get());
     }
-    for (const auto& node : nodes_) {
+    for (const auto& node : nodes_)
       check<UsageError>(
           !leads_on(*node) || node->only_to_inputs(), "grad: '", node->operation(),
           "' sends gradients to parameters by itself; call grad inside of the function that it runs, or backward");
-      if (!contains(*node)) node->set_skipped(true);
-    }
+    // No further: what lies behind may be on the path of another thread.
+    for (const auto& node : nodes_)
+      if (leads_on(*node))
+        for_each_behind(
+            *node, [](Node& input, void* path) { static_cast<GradPath*>(path)->skip(input); }, this);
   }
   ~GradPath() {
-    for (const auto& node : nodes_)
-      if (node) node->set_skipped(false);
+    for (const auto& node : skipped_) node->set_skipped(false);
   }
   GradPath(const GradPath&) = delete;
   GradPath& operator=(const GradPath&) = delete;
@@ -103,7 +105,13 @@ class GradPath {
     if (known_.insert(&node).second) nodes_.emplace_back(&node);
   }
 
-  std::vector<Ref<Node>> nodes_;
+  void skip(Node& node) {
+    if (contains(node) || node.skipped()) return;
+    node.set_skipped(true);
+    skipped_.emplace_back(&node);
+  }
+
+  std::vector<Ref<Node>> nodes_, skipped_;
   std::unordered_set<const Node*> known_, inputs_, through_;
   bool any_input_ = false;
 };

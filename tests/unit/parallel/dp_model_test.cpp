@@ -1,9 +1,11 @@
 // DataParallel: models with shared layers, with layers on several devices, that are changed from outside and from
 // inside; arguments and outputs without the axis along which is cut.
 #include <algorithm>
+#include <atomic>
 #include <catch.hpp>
 #include <chorus/ops/higher_order.hpp>
 #include <chorus/parallel/data_parallel.hpp>
+#include <chrono>
 #include <initializer_list>
 
 #include "policies.hpp"
@@ -11,6 +13,7 @@
 namespace dp_model_test {
 
 using namespace test::names;
+using namespace std::chrono_literals;
 
 constexpr double rounding = 1e-12;
 
@@ -59,6 +62,36 @@ struct Forgetful : nn::Module {
     if (x.device().index == thrown_on) throw 7;
     fc.weight.zero_grad();
     return fc(x);
+  }
+};
+
+/// Takes a slope inside of itself. The second device's has been taken, and its tape is gone, before the first one's
+/// gradients reach the layer.
+struct Meeting {
+  mutable std::atomic<bool> first_waits{false}, second_is_done{false};
+  static void wait_for(std::atomic<bool>& sign) {
+    const auto deadline = std::chrono::steady_clock::now() + 10s;
+    while (!sign) check<TimeoutError>(std::chrono::steady_clock::now() < deadline, "the other device does not come");
+  }
+};
+template <class D>
+struct Slope : nn::Module {
+  nn::Linear<D, double> fc{5, 3};
+  CHORUS_MODULE(Slope, fc)
+  auto forward(const auto& x, const Meeting& meeting) const {
+    const GraphVariable at(value_of(x), true);
+    const auto h = fc(at);
+    const auto y = record(
+        "meeting", h.value(),
+        [&meeting, first = x.device().index == 0](const auto& dy, auto dx) {
+          if (first) meeting.first_waits = true;
+          Meeting::wait_for(first ? meeting.second_is_done : meeting.first_waits);
+          dx->add(dy);
+        },
+        h);
+    const auto slope = grad(sum(y), at);
+    if (x.device().index == 1) meeting.second_is_done = true;
+    return fc(x * slope.value());
   }
 };
 
@@ -170,6 +203,18 @@ TEST_CASE("dp model: what is thrown and is no exception comes through, and the n
   for (const int device : {0, 2}) CHECK_THROWS_AS(net(numbers(7, 5, 1), device), int);
   const auto x = numbers(7, 5, 2);
   CHECK(distance(net(x, -1).value().to_vector(), single(x, -1).value().to_vector()) < rounding);
+}
+
+TEST_CASE("dp model: a slope taken inside of a recorded pass leaves all parameters alone") {
+  Parallel<Slope<Cpu>> net({0, 1});
+  const Meeting meeting;
+  const GraphVariable x(numbers(6, 5, 1), true);
+  const auto y = net(x, meeting);
+  for (const auto& named : net.parameters()) CHECK_FALSE(named.parameter->grad_arrived());
+  // The slope is the sum of the weight's rows, a constant.
+  const auto& weight = net.module().fc.weight.value();
+  const auto expected = linear(x.value() * sum(weight, 0), weight, net.module().fc.bias.value()).to_vector();
+  CHECK(distance(y.value().to_vector(), expected) < rounding);
 }
 
 }  // namespace dp_model_test
