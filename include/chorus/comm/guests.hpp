@@ -24,9 +24,9 @@ struct Guest {
 };
 
 /// Each guest has to send a hello of fixed size within 5 s. All are heard side by side, and nothing is allocated on
-/// their word, so that one who sends garbage, nothing, or a byte a second keeps no other one waiting. At most 128 are
-/// heard at once; while there are as many, the one who has been there longest goes, if it has had a second, and else
-/// new ones wait outside: so many a second can come in.
+/// their word, so that one who sends garbage, nothing, or a byte a second keeps no other one waiting. At most 128, or
+/// as many as this process may have descriptors for, are heard at once; while there are as many, the one who has been
+/// there longest goes, if it has had a second, and else new ones wait outside: so many a second can come in.
 class Guests {
  public:
   /// With `challenge_magic` each guest is sent a Challenge.
@@ -39,8 +39,13 @@ class Guests {
       for (auto& guest : waiting_)
         if (hear(guest)) return std::exchange(guest, {});
       if (Clock::now() >= deadline) return {};
-      auto* const place = seat();
+      auto* place = seat(true);
       auto socket = place ? listener_.accept() : Socket();
+      if (!socket && place && (errno == EMFILE || errno == ENFILE)) {  // no descriptors: as if all places were taken
+        place = seat(false);
+        if (place) *place = {};
+        if (place) continue;
+      }
       if (!socket) {
         sleep(deadline, place != nullptr);
         continue;
@@ -62,14 +67,15 @@ class Guests {
     return guest.got == hello_bytes_;
   }
 
-  /// A free place, or that of the one who has been there longest; null where that was not long yet.
-  Guest* seat() {
-    Guest* oldest = &waiting_[0];
+  /// A free place if `free` ones are any good, else that of the one who has been there longest; null where that was
+  /// not long yet.
+  Guest* seat(bool free) {
+    Guest* oldest = nullptr;
     for (auto& guest : waiting_) {
-      if (!guest.socket) return &guest;
-      if (guest.deadline < oldest->deadline) oldest = &guest;
+      if (!guest.socket && free) return &guest;
+      if (guest.socket && (!oldest || guest.deadline < oldest->deadline)) oldest = &guest;
     }
-    return oldest->deadline - Clock::now() < patience - std::chrono::seconds(1) ? oldest : nullptr;
+    return oldest && oldest->deadline - Clock::now() < patience - std::chrono::seconds(1) ? oldest : nullptr;
   }
 
   void sleep(Deadline deadline, bool room) const {

@@ -46,9 +46,9 @@ class Host {
                               : Socket::listen(Address::resolve(world_.master_addr, world_.master_port));
     where_ = cat("rank 0: rendezvous at ", listener.local());
     check_token(world_, listener.local());
-    Guests guests(listener, sizeof(Hello), magic);
+    std::optional<Guests> guests(std::in_place, listener, sizeof(Hello), magic);
     while (!complete()) {
-      auto guest = guests.next(std::min(deadline, Clock::now() + std::chrono::milliseconds(50)));
+      auto guest = guests->next(std::min(deadline, Clock::now() + std::chrono::milliseconds(50)));
       if (!guest.socket && Clock::now() >= deadline) {
         const auto why = missing();
         refuse_all(why);
@@ -66,6 +66,7 @@ class Host {
       refuse(guest.socket, cat(where_, ": ", objection));
       refused_ = objection;
     }
+    guests.reset();  // agreeing needs descriptors that strangers may hold
     return agree(listener, deadline);
   }
 

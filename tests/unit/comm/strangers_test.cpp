@@ -1,6 +1,8 @@
 // What the connections of a group do with those who don't belong to it, and with what no rank would say.
-#include <chorus/comm/mesh.hpp>
+#include <sys/resource.h>
+
 #include <catch.hpp>
+#include <chorus/comm/mesh.hpp>
 
 #include "processes.hpp"
 
@@ -42,6 +44,23 @@ TEST_CASE("a guest that sends a byte now and then is heard for 5 s, beside other
   CHECK(!guests.next(start + 7s).socket);
   CHECK(slow.ended());
   CHECK(Clock::now() - start < 9s);
+}
+
+TEST_CASE("a crowd of strangers that leaves no descriptors does not keep ranks out", "[comm]") {
+  const auto body = [](const comm::World& world) {
+    const rlimit few{40, 40};
+    if (world.rank == 0) setrlimit(RLIMIT_NOFILE, &few);
+    if (world.rank != 0) std::this_thread::sleep_for(500ms);
+    auto c = comm::connect(world);
+    std::vector<int> x{world.rank + 1};
+    c.all_reduce(std::span(x));
+    return cat(x[0]);
+  };
+  test::Ranks ranks(3, body, 9s);
+  const auto address = comm::Address::resolve("127.0.0.1", ranks.port());
+  std::vector<comm::Socket> crowd;
+  for (int i = 0; i < 100; ++i) crowd.push_back(comm::Socket::connect(address, Clock::now() + 100ms));
+  CHECK(ranks.texts() == std::vector<std::string>(3, "6"));
 }
 
 TEST_CASE("strangers at a rank's own port don't become its peers", "[comm]") {
