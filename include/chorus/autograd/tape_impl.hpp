@@ -48,8 +48,14 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
   struct Lists {
     std::vector<Ref<Node>> nodes;
     std::vector<Node*> final_leaves, final_far_leaves;
+    std::vector<std::pair<Ref<Node>, int>> outer_counts;  // what the run around this one still waits for
     std::uint64_t run = 0;
-    bool count = true;
+    bool count = true, nested = false;
+
+    void count_anew(Node& node) {
+      if (nested) outer_counts.emplace_back(&node, node.pending_);
+      node.pending_ = 0;
+    }
   };
   thread_local std::vector<std::unique_ptr<Lists>> spare;
   if (spare.empty()) spare.push_back(std::make_unique<Lists>());
@@ -59,6 +65,8 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
       lists->nodes.clear();
       lists->final_leaves.clear();
       lists->final_far_leaves.clear();
+      for (auto& [node, pending] : lists->outer_counts) node->pending_ = pending;
+      lists->outer_counts.clear();
       spare.push_back(std::move(lists));
     }
   } borrowed{std::move(spare.back())};
@@ -66,11 +74,12 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
   Lists& lists = *borrowed.lists;
   lists.run = run;
   lists.count = options.hooks;
+  lists.nested = detail::backward_end_actions() != nullptr;
 
   for (const auto& root : roots) {
     if (root->visited_by_ == run) continue;
     root->visited_by_ = run;
-    if (lists.count) root->pending_ = 0;
+    if (lists.count) lists.count_anew(*root);
     lists.nodes.push_back(root);
   }
   for (std::size_t next = 0; next < lists.nodes.size(); ++next) {
@@ -78,7 +87,7 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
       auto& found = *static_cast<Lists*>(context);
       if (input.visited_by_ != found.run) {
         input.visited_by_ = found.run;
-        if (found.count) input.pending_ = 0;
+        if (found.count) found.count_anew(input);
         found.nodes.emplace_back(&input);
       }
       if (found.count) ++input.pending_;

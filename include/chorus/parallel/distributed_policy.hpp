@@ -9,6 +9,7 @@
 #include <chorus/parallel/policy.hpp>
 #include <chorus/parallel/same_model.hpp>
 #include <chorus/parallel/scatter.hpp>
+#include <chorus/parallel/taken_handles.hpp>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -71,7 +72,8 @@ class DistributedPolicy : public Policy<Model> {
       : Policy<Model>(std::move(model), seed),
         communicator_(communicator),
         shares_(communicator, std::is_same_v<D, Cpu>),
-        buffers_(nn::named_buffers<D>(this->model_)) {
+        buffers_(nn::named_buffers<D>(this->model_)),
+        handles_(this->model_) {
     if constexpr (!std::is_same_v<D, Cpu>)
       check<UsageError>(communicator.takes_device_memory(), "a distributed policy for a model on ", D::kind,
                         " needs a communicator for its memory, such as comm::NcclCommunicator; got ",
@@ -128,9 +130,11 @@ class DistributedPolicy : public Policy<Model> {
     if (communicator_.rank() != root) copy(false);
   }
 
-  /// The model's forward pass, with the random numbers of this rank's share.
+  /// The model's forward pass, with the random numbers of this rank's share. Throws UsageError where a layer of the
+  /// model has got other parameters or buffers since the policy took it.
   template <class... Inputs>
   auto forward(const Inputs&... inputs) {
+    handles_.check_kept(this->model_, "a policy of several processes");
     const RandomScope scope(this->begin_forward());
     const BatchGroupScope group(grad_enabled() ? group_ : nullptr);
     auto output = this->model_.forward(this->on_model_device(inputs)...);
@@ -142,6 +146,7 @@ class DistributedPolicy : public Policy<Model> {
   detail::BatchShares<Communicator> shares_;
   std::vector<nn::NamedBuffer<D>> buffers_;
   Storage<D> buffer_message_;
+  detail::TakenHandles handles_;
 
  private:
   /// Nodes of the tape may outlive the policy: then the group is gone.

@@ -56,31 +56,6 @@ inline void copy_training_flags(nn::Module& from, nn::Module& to) {
   to.set_own_training(from.training());
 }
 
-/// The parameters and buffers that a model has when a policy takes it: copies and flat buffers are of those.
-class TakenHandles final : public nn::detail::Walker {
- public:
-  explicit TakenHandles(nn::Module& model) { walk(model); }
-
-  /// Throws UsageError where a layer has been given others since then.
-  void check_kept(nn::Module& model) {
-    next_ = 0;
-    walk(model);
-  }
-  void parameter(std::string_view name, AnyParameter& handle) override { look(name, handle.shared()); }
-  void buffer(std::string_view name, AnyBuffer& handle) override { look(name, handle.shared()); }
-
- private:
-  void look(std::string_view name, const Ref<Node>& node) {
-    const std::size_t i = next_++;
-    if (i == nodes_.size()) nodes_.push_back(node);
-    check<UsageError>(nodes_[i] == node, "DataParallel: '", path(name),
-                      "' has been replaced since the policy took the ",
-                      "model, which its copies don't see: write numbers into the one that was there");
-  }
-  std::vector<Ref<Node>> nodes_;
-  std::size_t next_ = 0;
-};
-
 /// Calls `use(group, begin, count)` for each range of a flat buffer that is taken up by neighbours for which
 /// `wanted(entry number)`.
 template <class Entry, class Wanted, class Use>

@@ -46,6 +46,23 @@ TEST_CASE("a leaf's hook replaces its gradient before those that only wait for i
   CHECK(final_sum == 2);
 }
 
+TEST_CASE("a backward pass inside of another leaves that one's counts: a leaf's hook runs for its part of each") {
+  ch::Parameter<double, 0> p(Scalar::full({}, 3));
+  std::vector<double> seen;
+  p.on<ch::Cpu>().on_grad([&] { seen.push_back(p.grad().item()); });
+  const auto square = p * p;
+  const auto again = ch::record(
+      "again", square.value(),
+      [&](const auto& dy, auto dx) {
+        const ch::GradMode recording(true);
+        (p * 5).backward();
+        dx->add(dy);
+      },
+      square);
+  (again + again * p).backward();  // p^2 + p^3, and 5 p in between
+  CHECK(seen == std::vector<double>{9 + 5, 9 + 5 + 6 + 18});
+}
+
 TEST_CASE("what hooks refuse") {
   const auto x = leaf(3);
   x.register_hook([](const Scalar&) { return Scalar(); });
