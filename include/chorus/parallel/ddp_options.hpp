@@ -21,8 +21,8 @@ enum class NonFinite : std::uint8_t {
 };
 
 /// What `first_bucket_cap_mb` and `bucket_cap_mb` are where they are not given, in MiB: PyTorch's 1 and 25 for GPUs,
-/// where a collective costs a launch and wants to be large, and the first one shall start early. Ranks on CPUs start one
-/// within microseconds, and what counts is how much is left to send when backward ends, which is at least the last
+/// where a collective costs a launch and wants to be large, and the first one shall start early. Ranks on CPUs start
+/// one within microseconds, and what counts is how much is left to send when backward ends, which is at least the last
 /// bucket. But a model whose gradients all fit the first bucket sends them by itself when backward has ended: to wake
 /// another thread on a core that computes costs more than so little data takes.
 template <Device D>
