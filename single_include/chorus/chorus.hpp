@@ -3152,8 +3152,7 @@ void scale(Cuda device, Index count, T a, T* x) {
 
 template <Scalar T>
 void copy_strided(Cuda device, std::span<const Index> shape, const T* src, std::span<const Index> src_strides, T* dst) {
-  Index count = 1;
-  for (const Index size : shape) count *= size;
+  const Index count = numel(shape);
   const auto map = cuda::strided_map<1>(shape, {src_strides});
   if (map.axes == 0 || (map.axes == 1 && map.stride[0][0] == 1))
     copy_bytes(device, dst, device, src, static_cast<std::size_t>(count) * sizeof(T));
@@ -5065,12 +5064,6 @@ template <class F, class T, std::size_t... K>
 
 inline constexpr Index block_elements = 512;
 
-inline Index element_count(std::span<const Index> shape) {
-  Index count = 1;
-  for (const Index size : shape) count *= size;
-  return count;
-}
-
 template <std::size_t N>
 std::array<StridedRuns, N> runs_of(std::span<const Index> shape, const std::array<std::span<const Index>, N>& strides) {
   return [&]<std::size_t... k>(std::index_sequence<k...>) {
@@ -5139,7 +5132,7 @@ template <class F, class T, std::size_t N>
 void pointwise_forward(Cpu device, const F& f, std::span<const Index> shape, const std::array<const T*, N>& in,
                        const std::array<std::span<const Index>, N>& in_strides, T* out) {
   auto runs = detail::runs_of(shape, in_strides);
-  const Index count = detail::element_count(shape);
+  const Index count = numel(shape);
   bool all_dense = true;
   for (const auto& r : runs) all_dense = all_dense && r.contiguous();
   if (all_dense) return pointwise_forward(device, f, count, in, out);
@@ -5162,7 +5155,7 @@ void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, co
                         const std::array<T*, N>& dx, const std::array<std::span<const Index>, N>& dx_strides,
                         const std::array<bool, N>& accumulate) {
   auto in_runs = detail::runs_of(shape, in_strides), dx_runs = detail::runs_of(shape, dx_strides);
-  const Index count = detail::element_count(shape);
+  const Index count = numel(shape);
   bool all_dense = true;
   auto add = accumulate;
   for (std::size_t k = 0; k < N; ++k) {
@@ -5302,12 +5295,6 @@ struct StridedGradient {
   }
 };
 
-inline Index element_count(std::span<const Index> shape) {
-  Index count = 1;
-  for (const Index size : shape) count *= size;
-  return count;
-}
-
 template <std::size_t N, class Call>
 void with_indices(const Call& call) {
   call(std::make_integer_sequence<int, static_cast<int>(N)>());
@@ -5344,7 +5331,7 @@ void pointwise_forward(Cuda device, const F& f, std::span<const Index> shape, co
                        const std::array<std::span<const Index>, N>& in_strides, T* out) {
   static_assert(std::is_trivially_copyable_v<F>, "a functor for the GPU holds plain values only");
   cuda::with_indices<N>([&]<int... K>(std::integer_sequence<int, K...>) {
-    cuda::for_each(device, "pointwise", cuda::element_count(shape),
+    cuda::for_each(device, "pointwise", numel(shape),
                    cuda::StridedPointwise<F, T, K...>{f, cuda::strided_map<N>(shape, in_strides),
                                                       cuda::Many<const T*, sizeof...(K)>{{in[K]...}}, out});
   });
@@ -5356,7 +5343,7 @@ void pointwise_backward(Cuda device, const F& f, std::span<const Index> shape, c
                         const std::array<T*, N>& dx, const std::array<std::span<const Index>, N>& dx_strides,
                         const std::array<bool, N>& accumulate) {
   static_assert(std::is_trivially_copyable_v<F>, "a functor for the GPU holds plain values only");
-  const Index count = cuda::element_count(shape);
+  const Index count = numel(shape);
   std::array<Index, cuda::most_axes> dense{};
   Index step = 1;
   for (std::size_t axis = shape.size(); axis-- > 0; step *= shape[axis]) dense[axis] = step;
@@ -5631,8 +5618,14 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
   struct Lists {
     std::vector<Ref<Node>> nodes;
     std::vector<Node*> final_leaves, final_far_leaves;
+    std::vector<std::pair<Ref<Node>, int>> outer_counts;  // what the run around this one still waits for
     std::uint64_t run = 0;
-    bool count = true;
+    bool count = true, nested = false;
+
+    void count_anew(Node& node) {
+      if (nested) outer_counts.emplace_back(&node, node.pending_);
+      node.pending_ = 0;
+    }
   };
   thread_local std::vector<std::unique_ptr<Lists>> spare;
   if (spare.empty()) spare.push_back(std::make_unique<Lists>());
@@ -5642,6 +5635,8 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
       lists->nodes.clear();
       lists->final_leaves.clear();
       lists->final_far_leaves.clear();
+      for (auto& [node, pending] : lists->outer_counts) node->pending_ = pending;
+      lists->outer_counts.clear();
       spare.push_back(std::move(lists));
     }
   } borrowed{std::move(spare.back())};
@@ -5649,11 +5644,12 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
   Lists& lists = *borrowed.lists;
   lists.run = run;
   lists.count = options.hooks;
+  lists.nested = detail::backward_end_actions() != nullptr;
 
   for (const auto& root : roots) {
     if (root->visited_by_ == run) continue;
     root->visited_by_ = run;
-    if (lists.count) root->pending_ = 0;
+    if (lists.count) lists.count_anew(*root);
     lists.nodes.push_back(root);
   }
   for (std::size_t next = 0; next < lists.nodes.size(); ++next) {
@@ -5661,7 +5657,7 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
       auto& found = *static_cast<Lists*>(context);
       if (input.visited_by_ != found.run) {
         input.visited_by_ = found.run;
-        if (found.count) input.pending_ = 0;
+        if (found.count) found.count_anew(input);
         found.nodes.emplace_back(&input);
       }
       if (found.count) ++input.pending_;
@@ -6589,23 +6585,40 @@ concept Dataset = requires(const D& dataset, Index i, std::span<float> image) {
   { dataset.get(i, image) } -> std::convertible_to<std::int64_t>;
 };
 
-/// Images and labels in memory, a byte a pixel and a byte a label. Mnist, Cifar10 and SyntheticImages are ways to fill
-/// one, so that a program can choose between them at run time: `ImageDataset train = SyntheticImages{8000, seed};`
+/// Images and labels in memory, a byte a pixel and a byte a label; copies share them. Mnist, Cifar10 and
+/// SyntheticImages are ways to fill one, so that a program can choose between them at run time:
+/// `ImageDataset train = SyntheticImages{8000, seed};`
 class ImageDataset {
  public:
+  /// Fills in the pixels of image i, [channels, height, width], and returns its label; called on several threads.
+  using Make = std::function<std::uint8_t(Index i, std::span<std::uint8_t> pixels)>;
+
   /// `pixels`: [labels.size(), channels, height, width]. Throws UsageError where the sizes don't fit.
   ImageDataset(ImageShape shape, std::vector<std::uint8_t> pixels, std::vector<std::uint8_t> labels, Index classes,
                Normalize normalization)
       : shape_(shape),
-        pixels_(std::move(pixels)),
-        labels_(std::move(labels)),
+        size_(static_cast<Index>(labels.size())),
         classes_(classes),
         normalization_(std::move(normalization)) {
-    check<UsageError>(pixels_.size() == labels_.size() * pixels_per_image(), "ImageDataset: ", pixels_.size(),
-                      " pixels are not ", labels_.size(), " images of shape ", shape_);
+    check<UsageError>(pixels.size() == labels.size() * pixels_per_image(), "ImageDataset: ", pixels.size(),
+                      " pixels are not ", labels.size(), " images of shape ", shape_);
+    pixels_ = shared(std::move(pixels));
+    labels_ = shared(std::move(labels));
   }
 
-  Index size() const { return static_cast<Index>(labels_.size()); }
+  /// `count` images, each made by `make` when it is first read; one that is never read takes no time and no memory.
+  ImageDataset(ImageShape shape, Index count, Index classes, Normalize normalization, Make make)
+      : shape_(shape),
+        size_(count),
+        classes_(classes),
+        normalization_(std::move(normalization)),
+        // Left as the system hands them out: pages that nobody writes to stay unused.
+        pixels_(new std::uint8_t[static_cast<std::size_t>(count) * pixels_per_image()]),
+        labels_(new std::uint8_t[static_cast<std::size_t>(count)]),
+        make_(std::move(make)),
+        made_(new std::once_flag[static_cast<std::size_t>(count)]) {}
+
+  Index size() const { return size_; }
   Index classes() const { return classes_; }
   const ImageShape& image_shape() const { return shape_; }
   /// Mean and standard deviation of the pixels by channel, as they are commonly used with this dataset.
@@ -6615,18 +6628,28 @@ class ImageDataset {
     check<UsageError>(i >= 0 && i < size(), "dataset: sample ", i, " is not in [0, ", size(), ")");
     const std::size_t count = pixels_per_image(), at = static_cast<std::size_t>(i);
     check<ShapeError>(image.size() == count, "dataset: expected room for ", count, " pixels, got ", image.size());
-    const std::uint8_t* bytes = pixels_.data() + at * count;
+    std::uint8_t* bytes = pixels_.get() + at * count;
+    if (make_) std::call_once(made_[at], [&] { labels_[at] = make_(i, {bytes, count}); });
     for (std::size_t p = 0; p < count; ++p) image[p] = static_cast<float>(bytes[p]) / 255.0f;
     return labels_[at];
   }
 
  private:
+  using Bytes = std::shared_ptr<std::uint8_t[]>;
+
+  static Bytes shared(std::vector<std::uint8_t>&& bytes) {
+    const auto owner = std::make_shared<std::vector<std::uint8_t>>(std::move(bytes));
+    return {owner, owner->data()};
+  }
+
   std::size_t pixels_per_image() const { return static_cast<std::size_t>(shape_[0] * shape_[1] * shape_[2]); }
 
   ImageShape shape_;
-  std::vector<std::uint8_t> pixels_, labels_;
-  Index classes_;
+  Index size_, classes_;
   Normalize normalization_;
+  Bytes pixels_, labels_;
+  Make make_;  // empty where all images are there from the start
+  std::shared_ptr<std::once_flag[]> made_;
 };
 
 }  // namespace chorus::inline CHORUS_ABI::data
@@ -7683,41 +7706,42 @@ CHORUS_INLINE ImageDataset Mnist::read(const std::string& folder, Split split) {
 namespace chorus::inline CHORUS_ABI::data {
 
 /// `count` labelled images. Each depends on (seed, split, its index) alone: longer sets begin with shorter ones, the
-/// test split shares no random number with the train split, and the labels go round from 0 to 9. Programs compiled with
+/// test split shares no random number with the train split, and the labels go round from 0 to 9. An image is made when
+/// it is first read, so that a rank makes its share alone. Programs compiled with
 /// and without fused multiply-add round differently: one pixel in 100,000 or fewer is then off by 1/255.
 class SyntheticImages : public ImageDataset {
  public:
   /// `shape`: {1 or 3 (or more) channels, height, width}; sides of at least 8. Throws UsageError otherwise.
   explicit SyntheticImages(Index count, std::uint64_t seed = 0, Split split = Split::train,
                            ImageShape shape = {3, 32, 32})
-      : ImageDataset(generate(count, seed, split, shape)) {}
+      : ImageDataset(checked(count, shape), count, 10, normalization_of(shape),
+                     [seed, split, shape](Index i, std::span<std::uint8_t> pixels) {
+                       RandomStream random(seed, Purpose::generate, i, split == Split::train ? 0 : 1);
+                       std::vector<float> ink(static_cast<std::size_t>(shape[1] * shape[2]));
+                       draw_digit(random, label(i), shape, ink);
+                       colour(random, shape, ink, pixels);
+                       return label(i);
+                     }) {}
 
  private:
   struct Point {
     float x, y;
   };
 
-  static ImageDataset generate(Index count, std::uint64_t seed, Split split, const ImageShape& shape) {
+  static const ImageShape& checked(Index count, const ImageShape& shape) {
     check<UsageError>(count >= 0, "SyntheticImages: expected a count of at least 0, got ", count);
     check<UsageError>(
         shape[0] >= 1 && shape[0] <= 16 && std::min(shape[1], shape[2]) >= 8 && std::max(shape[1], shape[2]) <= 4096,
         "SyntheticImages: expected 1 to 16 channels and sides of 8 to 4096, got shape ", shape);
-    const auto size = static_cast<std::size_t>(shape[0] * shape[1] * shape[2]);
-    std::vector<std::uint8_t> pixels(static_cast<std::size_t>(count) * size), labels(static_cast<std::size_t>(count));
-    std::vector<float> ink(static_cast<std::size_t>(shape[1] * shape[2]));
-    for (std::size_t i = 0; i < labels.size(); ++i) {
-      RandomStream random(seed, Purpose::generate, static_cast<Index>(i), split == Split::train ? 0 : 1);
-      labels[i] = static_cast<std::uint8_t>(i % 10);
-      draw_digit(random, labels[i], shape, ink);
-      colour(random, shape, ink, std::span(pixels).subspan(i * size, size));
-    }
-    const auto channels = static_cast<std::size_t>(shape[0]);
-    return {shape,
-            std::move(pixels),
-            std::move(labels),
-            10,
-            {std::vector<float>(channels, 0.3f), std::vector<float>(channels, 0.2f)}};
+    return shape;
   }
+
+  static Normalize normalization_of(const ImageShape& shape) {
+    const auto channels = static_cast<std::size_t>(shape[0]);
+    return {std::vector<float>(channels, 0.3f), std::vector<float>(channels, 0.2f)};
+  }
+
+  static std::uint8_t label(Index i) { return static_cast<std::uint8_t>(i % 10); }
 
   /// Where there is ink, from 0 to 1.
   static void draw_digit(RandomStream& random, std::size_t digit, const ImageShape& shape, std::span<float> ink) {
@@ -7777,21 +7801,29 @@ class SyntheticImages : public ImageDataset {
     const float noise = random.uniform(0.05f, 0.15f);
     const float slope_x = random.uniform(-0.2f, 0.2f) / static_cast<float>(shape[2]);
     const float slope_y = random.uniform(-0.2f, 0.2f) / static_cast<float>(shape[1]);
+    constexpr Index at_once = 32;
     std::uint8_t* out = pixels.data();
     for (Index c = 0; c < shape[0]; ++c) {
       const float contrast = random.uniform(0.3f, 0.6f), paper = random.uniform(0.1f, 0.4f);
       const float* at = ink.data();
-      for (Index y = 0; y < shape[1]; ++y) {
-        for (Index x = 0; x < shape[2]; x += 2) {
-          std::uint32_t bits = random.word();  // two pixels' noise: sums of two bytes each
-          for (Index i = x; i < std::min(x + 2, shape[2]); ++i, bits >>= 16) {
-            const float grain = static_cast<float>((bits & 255) + (bits >> 8 & 255)) / 255 - 1;
-            const float light = slope_x * static_cast<float>(i) + slope_y * static_cast<float>(y);
-            const float value = paper + light + contrast * *at++ + noise * grain;
-            *out++ = static_cast<std::uint8_t>(std::clamp(value, 0.0f, 1.0f) * 255 + 0.5f);
+      for (Index y = 0; y < shape[1]; ++y)
+        for (Index x = 0; x < shape[2]; x += at_once) {
+          const int count = static_cast<int>(std::min(at_once, shape[2] - x));
+          std::uint16_t bits[at_once];  // a random word is the noise of two pixels: sums of two bytes each
+          for (int i = 0; i < count; i += 2) {
+            const std::uint32_t word = random.word();
+            bits[i] = static_cast<std::uint16_t>(word);
+            bits[i + 1] = static_cast<std::uint16_t>(word >> 16);
           }
+          for (int i = 0; i < count; ++i) {
+            const float grain = static_cast<float>((bits[i] & 255) + (bits[i] >> 8)) / 255 - 1;
+            const float light = slope_x * static_cast<float>(static_cast<int>(x) + i) + slope_y * static_cast<float>(y);
+            const float value = paper + light + contrast * at[i] + noise * grain;
+            out[i] = static_cast<std::uint8_t>(std::clamp(value, 0.0f, 1.0f) * 255 + 0.5f);
+          }
+          at += count;
+          out += count;
         }
-      }
     }
   }
 };
@@ -12463,6 +12495,8 @@ auto batch_norm_add_relu(const X& x, const R& residual, const W& weight, const B
 /// The devices or ranks that share the current batch, for operators whose statistics are the whole batch's
 /// (SyncBatchNorm).
 
+#include <any>
+
 namespace chorus::inline CHORUS_ABI {
 
 /// What a policy offers to the operators of a forward pass, and of the backward pass behind it. All members make the
@@ -12474,6 +12508,11 @@ class BatchGroup {
   virtual void sum(std::span<double> values) = 0;
   /// What this member's gradients will be multiplied by before all are added up.
   virtual double weight() = 0;
+  /// Where the pass is recorded as one graph of all members' devices: what each of them has given, in their order. Else
+  /// nothing: then `sum` adds up, forward and backward.
+  virtual std::vector<std::any> exchange(const std::any&) { return {}; }
+  /// Whether something has been exchanged: then the tape leads to other members' operations.
+  virtual bool exchanged() const { return false; }
 };
 
 /// The group of this thread's forward pass; null where the batch is whole.
@@ -12513,7 +12552,8 @@ void sum_over_group(BatchGroup& group, const Tensor<double, 1, D>& sums, std::ve
 
 /// `batch_norm` in training, over the shares of all members of `group`; a share may be empty. Forward adds up 2
 /// channels + 1 numbers, backward 2 channels. Gradients are those by the sum over members of weight * loss: what the
-/// policy's step will be. Throws ShapeError, for all members, where a channel has one number in the whole batch.
+/// policy's step will be. Of GraphVariables see <chorus/ops/higher_order/sync_batch_norm.hpp>. Throws ShapeError, for
+/// all members, where a channel has one number in the whole batch.
 template <Operand X, Operand W, Operand B, class T, class D>
 auto sync_batch_norm(const X& x, const W& weight, const B& bias, const Tensor<T, 1, D>& running_mean,
                      const Tensor<T, 1, D>& running_var, const std::shared_ptr<BatchGroup>& group,
@@ -12543,46 +12583,50 @@ auto sync_batch_norm(const X& x, const W& weight, const B& bias, const Tensor<T,
     const auto invstd = Tensor<T, 1, D>::empty({view.channels}, device);
     kernels::batch_norm_statistics(device, view.channels, count, sums.data(), options.momentum, options.eps,
                                    running_mean.data(), running_var.data(), mean.data(), invstd.data());
-    auto out = tensor_of<X>::empty(input.shape(), device);
-    kernels::batch_norm_normalise(device, view, input.data(), w.data(), b.data(), mean.data(), invstd.data(),
-                                  out.data());
-    return record(
-        "sync_batch_norm", std::move(out),
-        [input, w, mean, invstd, view, group, count](const auto& dy, auto dx, auto dw, auto db) {
-          const auto here = dy.device();
-          const auto own = Tensor<double, 1, D>::empty({2 * view.channels}, here);
-          kernels::batch_norm_backward_sums(here, view, input.data(), dy.data(), mean.data(), own.data());
-          const auto affine = [&](T* dweight, bool add_weight, T* dbias, bool add_bias) {
-            kernels::batch_norm_backward_affine(here, view.channels, own.data(), invstd.data(), dweight, dbias,
-                                                add_weight, add_bias);
-          };
-          if (dw) {
-            const auto target = dw->target();
-            affine(target.data(), target.accumulate, nullptr, false);
-          }
-          if (db) {
-            const auto target = db->target();
-            affine(nullptr, false, target.data(), target.accumulate);
-          }
-          // All members take part, whether or not this one's input wants a gradient. This one's dx is multiplied by its
-          // weight later: the sums of the others, who have other weights, are brought to the same scale.
-          std::vector<double> all(static_cast<std::size_t>(2 * view.channels));
-          const double own_weight = group->weight();
-          copy_bytes(Cpu{}, all.data(), here, own.data(), own.bytes());
-          for (double& number : all) number *= own_weight;
-          group->sum(all);
-          if (!dx) return;
-          const auto target = dx->target();
-          if (own_weight == 0) {
-            if (!target.accumulate) zero_bytes(here, target.data(), target.grad.bytes());
-            return;
-          }
-          for (double& number : all) number /= own_weight;
-          copy_bytes(here, own.data(), Cpu{}, all.data(), own.bytes());
-          kernels::batch_norm_backward_input(here, view, input.data(), dy.data(), w.data(), mean.data(), invstd.data(),
-                                             count, own.data(), target.data(), target.accumulate);
-        },
-        x, weight, bias);
+    if constexpr (detail::is_graph_variable<X> || detail::is_graph_variable<W> || detail::is_graph_variable<B>) {
+      return sync_batch_norm_graph(x, weight, bias, count, group, options.eps);
+    } else {
+      auto out = tensor_of<X>::empty(input.shape(), device);
+      kernels::batch_norm_normalise(device, view, input.data(), w.data(), b.data(), mean.data(), invstd.data(),
+                                    out.data());
+      return record(
+          "sync_batch_norm", std::move(out),
+          [input, w, mean, invstd, view, group, count](const auto& dy, auto dx, auto dw, auto db) {
+            const auto here = dy.device();
+            const auto own = Tensor<double, 1, D>::empty({2 * view.channels}, here);
+            kernels::batch_norm_backward_sums(here, view, input.data(), dy.data(), mean.data(), own.data());
+            const auto affine = [&](T* dweight, bool add_weight, T* dbias, bool add_bias) {
+              kernels::batch_norm_backward_affine(here, view.channels, own.data(), invstd.data(), dweight, dbias,
+                                                  add_weight, add_bias);
+            };
+            if (dw) {
+              const auto target = dw->target();
+              affine(target.data(), target.accumulate, nullptr, false);
+            }
+            if (db) {
+              const auto target = db->target();
+              affine(nullptr, false, target.data(), target.accumulate);
+            }
+            // All members take part, whether or not this one's input wants a gradient. This one's dx is multiplied by
+            // its weight later: the sums of the others, who have other weights, are brought to the same scale.
+            std::vector<double> all(static_cast<std::size_t>(2 * view.channels));
+            const double own_weight = group->weight();
+            copy_bytes(Cpu{}, all.data(), here, own.data(), own.bytes());
+            for (double& number : all) number *= own_weight;
+            group->sum(all);
+            if (!dx) return;
+            const auto target = dx->target();
+            if (own_weight == 0) {
+              if (!target.accumulate) zero_bytes(here, target.data(), target.grad.bytes());
+              return;
+            }
+            for (double& number : all) number /= own_weight;
+            copy_bytes(here, own.data(), Cpu{}, all.data(), own.bytes());
+            kernels::batch_norm_backward_input(here, view, input.data(), dy.data(), w.data(), mean.data(),
+                                               invstd.data(), count, own.data(), target.data(), target.accumulate);
+          },
+          x, weight, bias);
+    }
   }
 }
 
@@ -12686,7 +12730,8 @@ using BatchNormReLU2d = BatchNormReLU<D, T>;
 
 /// BatchNorm whose statistics, forward and backward, are those of the whole batch under every policy: training on any
 /// number of devices takes the steps of one. Shares may be uneven or empty. It costs each forward pass a collective of
-/// 2 channels + 1 numbers of 8 bytes, and each backward pass one of 2 channels.
+/// 2 channels + 1 numbers of 8 bytes, and each backward pass one of 2 channels; for GraphVariables more. Gradients of
+/// gradients count all members' samples: of a penalty inside of the model as well as, under DataParallel, outside.
 template <Device D, Real T = float>
 class SyncBatchNorm : public BatchNorm<D, T> {
  public:
@@ -12891,9 +12936,8 @@ void conv2d_backward_bias(Cpu device, const Conv2dShape& s, const T* dy, T* dbia
 // <chorus/kernels/cpu/convolution.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_CONVOLUTION_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_CONVOLUTION_HPP
-/// Two-dimensional convolution on the CPU. Each pass is a matrix product over rasters (raster.hpp), some images at a
-/// time. With many rows it pays to gather panels of the pixels that are wanted; with few, the rasters are multiplied as
-/// they are, with the positions between the rows.
+/// Two-dimensional convolution on the CPU. Each pass is a matrix product over rasters (raster_product.hpp), some images
+/// at a time, or Winograd's (winograd.hpp).
 
 // <chorus/kernels/cpu/input_raster.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_INPUT_RASTER_HPP
@@ -13271,6 +13315,12 @@ struct InputRaster {
 }  // namespace chorus::inline CHORUS_ABI::kernels::detail
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_INPUT_RASTER_HPP
 
+// <chorus/kernels/cpu/raster_product.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_RASTER_PRODUCT_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_RASTER_PRODUCT_HPP
+/// Matrix products over rasters (raster.hpp). With many rows, from `gather_rows` on, it pays to gather panels of the
+/// pixels that are wanted; with few, the rasters are multiplied as they are, with the positions between the rows.
+
 // <chorus/kernels/cpu/pack.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACK_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACK_HPP
@@ -13329,6 +13379,74 @@ void pack_columns(Index depth, Index columns, const T* b, Index b_row, T* to) {
 
 }  // namespace chorus::inline CHORUS_ABI::kernels::detail
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACK_HPP
+
+namespace chorus::inline CHORUS_ABI::kernels::detail {
+
+inline constexpr Index conv_depth = 256, conv_rows = 256, gather_rows = 24;
+
+constexpr Index round_up(Index n, Index unit) { return (n + unit - 1) / unit * unit; }
+
+/// Runs of positions that hold all pixels: one for all, or one for each image where that is less work.
+inline Runs runs_of(const Pixels& p, Index unit) {
+  const Index span = (p.rows - 1) * p.pitch + p.columns, separate = round_up(span, unit);
+  if (separate < p.plane) return {p.images, separate, p.plane};
+  return {1, round_up((p.images - 1) * p.plane + span, unit), 0};
+}
+
+/// c[i, q] = sum over p of a[i, p] * b[offsets[p] + position of q]. Columns of c are the pixels themselves, with
+/// `gather`, or else all positions. Rows of c have room for a tile more.
+template <class T>
+void multiply_raster(bool gather, Index m, Index k, const Pixels& pixels, Matrix<T> a, const T* b, const Index* offsets,
+                     T* c, Index c_row) {
+  constexpr Index w = tile_columns<T>;
+  alignas(64) T panel[conv_depth * w + w];
+  alignas(64) constexpr T zeros[w] = {};
+  Index packed[conv_depth];
+  for (Index p = 0; p < conv_depth; ++p) packed[p] = p * w;
+  if (gather) std::fill_n(panel, conv_depth * w, T{0});
+  const Runs runs = gather ? Runs{1, round_up(pixels.count(), w), 0} : runs_of(pixels, w);
+
+  const auto block = [&](Index p0, Index depth) {
+    for_pieces(m, conv_rows, [&](Index i, Index rows) {
+      for (Index run = 0; run < runs.count; ++run)
+        for (Index q = run * runs.pitch; q < run * runs.pitch + runs.length; q += w) {
+          const Matrix<T> left{a.data + i * a.row + p0 * a.column, a.row, a.column};
+          if (gather) {
+            const Segments segments(pixels, q, std::min(w, pixels.count() - q));
+            for (Index p = 0; p < depth; ++p) segments.gather(b + offsets[p0 + p], panel + p * w);
+          }
+          multiply_panel(rows, w, depth, left, gather ? panel : b + q, gather ? packed : offsets + p0, zeros,
+                         c + i * c_row + q, c_row, p0 > 0);
+        }
+    });
+  };
+  if (k == 0)
+    block(0, 0);
+  else
+    for_pieces(k, conv_depth, block);
+}
+
+/// c[i, j] += sum over the pixels q of a[i, q] * b[offsets[j] + position of q].
+template <class T>
+void multiply_gathered(Index m, Index n, const Pixels& pixels, const T* a, Index a_row, const T* b,
+                       const Index* offsets, T* c, Index c_row) {
+  constexpr Index w = tile_columns<T>;
+  alignas(64) T columns[w * conv_depth + w], panel[conv_depth * w];
+  alignas(64) constexpr T zeros[w] = {};
+  Index packed[conv_depth];
+  for (Index p = 0; p < conv_depth; ++p) packed[p] = p * w;
+  for (Index j = 0; j < n; j += w)
+    for_pieces(pixels.count(), conv_depth, [&](Index q, Index depth) {
+      const Index width = std::min(w, n - j);
+      const Segments segments(pixels, q, depth);
+      for (Index l = 0; l < width; ++l) segments.gather(b + offsets[j + l], columns + l * conv_depth);
+      pack_columns(depth, width, columns, conv_depth, panel);
+      multiply_panel(m, width, depth, Matrix<T>{a + q, a_row, 1}, panel, packed, zeros, c + j, c_row, true);
+    });
+}
+
+}  // namespace chorus::inline CHORUS_ABI::kernels::detail
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_RASTER_PRODUCT_HPP
 
 // <chorus/kernels/cpu/winograd.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_WINOGRAD_HPP
@@ -14062,10 +14180,6 @@ namespace chorus::inline CHORUS_ABI::kernels {
 
 namespace detail {
 
-inline constexpr Index conv_depth = 256, conv_rows = 256, gather_rows = 24;
-
-constexpr Index round_up(Index n, Index unit) { return (n + unit - 1) / unit * unit; }
-
 /// Whether a pass is worth threads: a million multiplications take some 20 us.
 inline bool worth_threads(const Conv2dShape& s) {
   return s.batch * s.out_channels * s.out_height() * s.out_width() * (s.in_channels / s.groups) * s.kernel_h *
@@ -14086,65 +14200,6 @@ inline ImageChannels group_results(const Conv2dShape& s) {
 template <class F>
 void for_tasks(Index tasks, const Conv2dShape& s, const F& f) {
   parallel_ranges(tasks, 1, worth_threads(s) ? 1 : tasks, f, 16);
-}
-
-/// Runs of positions that hold all pixels: one for all, or one for each image where that is less work.
-inline Runs runs_of(const Pixels& p, Index unit) {
-  const Index span = (p.rows - 1) * p.pitch + p.columns, separate = round_up(span, unit);
-  if (separate < p.plane) return {p.images, separate, p.plane};
-  return {1, round_up((p.images - 1) * p.plane + span, unit), 0};
-}
-
-/// c[i, q] = sum over p of a[i, p] * b[offsets[p] + position of q]. Columns of c are the pixels themselves, with
-/// `gather`, or else all positions. Rows of c have room for a tile more.
-template <class T>
-void multiply_raster(bool gather, Index m, Index k, const Pixels& pixels, Matrix<T> a, const T* b, const Index* offsets,
-                     T* c, Index c_row) {
-  constexpr Index w = tile_columns<T>;
-  alignas(64) T panel[conv_depth * w + w];
-  alignas(64) constexpr T zeros[w] = {};
-  Index packed[conv_depth];
-  for (Index p = 0; p < conv_depth; ++p) packed[p] = p * w;
-  if (gather) std::fill_n(panel, conv_depth * w, T{0});
-  const Runs runs = gather ? Runs{1, round_up(pixels.count(), w), 0} : runs_of(pixels, w);
-
-  const auto block = [&](Index p0, Index depth) {
-    for_pieces(m, conv_rows, [&](Index i, Index rows) {
-      for (Index run = 0; run < runs.count; ++run)
-        for (Index q = run * runs.pitch; q < run * runs.pitch + runs.length; q += w) {
-          const Matrix<T> left{a.data + i * a.row + p0 * a.column, a.row, a.column};
-          if (gather) {
-            const Segments segments(pixels, q, std::min(w, pixels.count() - q));
-            for (Index p = 0; p < depth; ++p) segments.gather(b + offsets[p0 + p], panel + p * w);
-          }
-          multiply_panel(rows, w, depth, left, gather ? panel : b + q, gather ? packed : offsets + p0, zeros,
-                         c + i * c_row + q, c_row, p0 > 0);
-        }
-    });
-  };
-  if (k == 0)
-    block(0, 0);
-  else
-    for_pieces(k, conv_depth, block);
-}
-
-/// c[i, j] += sum over the pixels q of a[i, q] * b[offsets[j] + position of q].
-template <class T>
-void multiply_gathered(Index m, Index n, const Pixels& pixels, const T* a, Index a_row, const T* b,
-                       const Index* offsets, T* c, Index c_row) {
-  constexpr Index w = tile_columns<T>;
-  alignas(64) T columns[w * conv_depth + w], panel[conv_depth * w];
-  alignas(64) constexpr T zeros[w] = {};
-  Index packed[conv_depth];
-  for (Index p = 0; p < conv_depth; ++p) packed[p] = p * w;
-  for (Index j = 0; j < n; j += w)
-    for_pieces(pixels.count(), conv_depth, [&](Index q, Index depth) {
-      const Index width = std::min(w, n - j);
-      const Segments segments(pixels, q, depth);
-      for (Index l = 0; l < width; ++l) segments.gather(b + offsets[j + l], columns + l * conv_depth);
-      pack_columns(depth, width, columns, conv_depth, panel);
-      multiply_panel(m, width, depth, Matrix<T>{a + q, a_row, 1}, panel, packed, zeros, c + j, c_row, true);
-    });
 }
 
 }  // namespace detail
@@ -19832,14 +19887,46 @@ class AdamW final : public Adam<D> {
 /// All gradients in one launch, on GPUs: their division by a loss scale, their norm, and their clipping. What is
 /// decided on the way stays in device memory, so that no step waits for the host.
 
+// <chorus/kernels/loss_scale.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_LOSS_SCALE_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_LOSS_SCALE_HPP
+/// How a loss scale changes, on the host as on a GPU.
+
+namespace chorus::inline CHORUS_ABI::kernels {
+
+struct LossScaleState {
+  double scale = 1;
+  std::int64_t good_steps = 0;  ///< in a row without an overflow
+  std::int64_t skipped = 0;
+};
+
+struct LossScaleRule {
+  double growth_factor, backoff_factor;
+  std::int64_t growth_interval;
+
+  /// After a step whose gradients were all `finite`, or that was left out.
+  CHORUS_HD void operator()(LossScaleState& state, bool finite) const {
+    if (!finite) {
+      state.scale *= backoff_factor;
+      state.good_steps = 0;
+      ++state.skipped;
+    } else if (++state.good_steps == growth_interval) {
+      state.scale *= growth_factor;
+      state.good_steps = 0;
+    }
+  }
+};
+
+}  // namespace chorus::inline CHORUS_ABI::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_LOSS_SCALE_HPP
+
 namespace chorus::inline CHORUS_ABI::kernels::cuda {
 
 /// A loss scale and what it depends on, in device memory.
-struct LossScale {
-  double scale = 1, inverse = 1;
+struct LossScale : LossScaleState {
+  double inverse = 1;
   float scale_f32 = 1;
   std::int32_t found = 0;  ///< not 0: a gradient of this step is not finite
-  std::int64_t good_steps = 0, skipped = 0;
 };
 
 /// The norm of all gradients, and what they are multiplied by where that is below 1, in device memory.
@@ -19894,23 +19981,12 @@ struct Unscale {
 
 struct UpdateLossScale {
   LossScale* state;
-  double growth, backoff;
-  std::int64_t interval;
+  LossScaleRule rule;
   __device__ void operator()(Index) const {
-    if (state->found != 0) {
-      set(state->scale * backoff);
-      state->good_steps = 0;
-      ++state->skipped;
-      state->found = 0;
-    } else if (++state->good_steps == interval) {
-      set(state->scale * growth);
-      state->good_steps = 0;
-    }
-  }
-  __device__ void set(double scale) const {
-    state->scale = scale;
-    state->inverse = 1 / scale;
-    state->scale_f32 = static_cast<float>(scale);
+    rule(*state, state->found == 0);
+    state->found = 0;
+    state->inverse = 1 / state->scale;
+    state->scale_f32 = static_cast<float>(state->scale);
   }
 };
 
@@ -19954,8 +20030,8 @@ void unscale_grads(Cuda device, std::span<const Array<T>> grads, LossScale* stat
 }
 
 /// Ends a step: the scale shrinks or grows.
-inline void update_loss_scale(Cuda device, LossScale* state, double growth, double backoff, std::int64_t interval) {
-  for_each(device, "loss scale", 1, UpdateLossScale{state, growth, backoff, interval});
+inline void update_loss_scale(Cuda device, LossScale* state, const LossScaleRule& rule) {
+  for_each(device, "loss scale", 1, UpdateLossScale{state, rule});
 }
 
 /// out = the norm of all gradients, and the factor that brings it down to `most`. Sums are made in an order that
@@ -20721,24 +20797,10 @@ void for_each_operand(const X& x, const F& f) {
 /// graph of all devices, through which gradients of any order can be taken. Who has a GraphVariable has included
 /// ops/higher_order.hpp; this header does without, for the sake of programs that have none.
 
-// <chorus/parallel/on_device.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_ON_DEVICE_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_ON_DEVICE_HPP
-/// Copies between the devices of a process, counted.
-
-namespace chorus::inline CHORUS_ABI::detail {
-
-/// A dense copy of `x` on `device`; `x` itself where it is one already.
-template <Scalar T, int Rank, Device From, Device D>
-Tensor<T, Rank, D> on_device(const Tensor<T, Rank, From>& x, D device, trace::Traffic traffic) {
-  const auto dense = contiguous(x);
-  if constexpr (std::is_same_v<From, D>)  // what comes from the host is no traffic between devices
-    if (dense.device() != device) trace::sent(dense.device().index, traffic, dense.bytes());
-  return to_device(dense, device);
-}
-
-}  // namespace chorus::inline CHORUS_ABI::detail
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_ON_DEVICE_HPP
+// <chorus/ops/device_copy.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_DEVICE_COPY_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_DEVICE_COPY_HPP
+/// Copies between the devices of a process: counted, and as recorded operations, which make one graph of all devices.
 
 namespace chorus::inline CHORUS_ABI {
 
@@ -20751,6 +20813,15 @@ struct DeviceCopy {
 
 namespace detail {
 
+/// A dense copy of `x` on `device`; `x` itself where it is one already.
+template <Scalar T, int Rank, Device From, Device D>
+Tensor<T, Rank, D> on_device(const Tensor<T, Rank, From>& x, D device, trace::Traffic traffic) {
+  const auto dense = contiguous(x);
+  if constexpr (std::is_same_v<From, D>)  // what comes from the host is no traffic between devices
+    if (dense.device() != device) trace::sent(dense.device().index, traffic, dense.bytes());
+  return to_device(dense, device);
+}
+
 /// Records that `copy`, on any device, has the numbers of `x`.
 template <AnyVariable X>
 auto record_copy(tensor_of<X> copy, const X& x, trace::Traffic back) {
@@ -20762,6 +20833,19 @@ template <AnyVariable X, Device D>
 auto copy_recorded(const X& x, D device, trace::Traffic traffic) {
   return record_copy(on_device(x.value(), device, traffic), GraphVariable(x), traffic);
 }
+
+}  // namespace detail
+
+template <class T, int Rank, class D>
+auto derivatives(const operations::DeviceCopy& operation, const GraphVariable<T, Rank, D>& dy,
+                 const GraphVariable<T, Rank, D>&, const GraphVariable<T, Rank, D>& x) {
+  return std::tuple{[&] { return detail::copy_recorded(dy, x.device(), operation.back); }};
+}
+
+}  // namespace chorus::inline CHORUS_ABI
+#endif  // CHORUS_SINGLE_CHORUS_OPS_DEVICE_COPY_HPP
+
+namespace chorus::inline CHORUS_ABI::detail {
 
 /// Makes `copy`, a replica's parameter that has the numbers of `original`, stand for a copy on the tape.
 template <Real T, int Rank, Device D>
@@ -20810,15 +20894,7 @@ auto gather_recorded(const std::vector<X>& parts, int dim, D device) {
   return concat(tensor_of<X>::rank == 0 ? 0 : dim, std::span<const typename decltype(list)::value_type>(list));
 }
 
-}  // namespace detail
-
-template <class T, int Rank, class D>
-auto derivatives(const operations::DeviceCopy& operation, const GraphVariable<T, Rank, D>& dy,
-                 const GraphVariable<T, Rank, D>&, const GraphVariable<T, Rank, D>& x) {
-  return std::tuple{[&] { return detail::copy_recorded(dy, x.device(), operation.back); }};
-}
-
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus::inline CHORUS_ABI::detail
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_RECORDED_COPIES_HPP
 
 namespace chorus::inline CHORUS_ABI::detail {
@@ -21677,11 +21753,11 @@ class ReplicaCollectives {
     for_each_run(
         entries,
         [&](std::size_t i) {
-          const bool any =
-              std::any_of(replicas_.begin(), replicas_.end(), [&](const auto& replica) { return arrived(replica, i); });
-          if (!any) return false;
+          if (std::none_of(replicas_.begin(), replicas_.end(), [&](const auto& r) { return arrived(r, i); }))
+            return false;
           // Who has none of a gradient has zeros.
           if (!entries[i].parameter().grad_arrived()) absent_[0].push_back(place(flat_, entries[i]));
+          entries[i].parameter().set_grad_arrived(true);
           for (std::size_t r = 0; r < replicas_.size(); ++r) {
             if (!arrived(replicas_[r], i)) absent_[r + 1].push_back(place(replicas_[r]->flat(), entries[i]));
             trace::sent(device_ids_[r + 1], trace::Traffic::gradients, entries[i].parameter().size_bytes());
@@ -21697,9 +21773,6 @@ class ReplicaCollectives {
       for (const auto& [data, count, dtype] : absent_[i]) zero_bytes(D{device_ids_[i]}, data, count * size_of(dtype));
       group.reduce(rank, pieces_[i]);
     });
-    for (std::size_t i = 0; i < entries.size(); ++i)
-      if (std::any_of(replicas_.begin(), replicas_.end(), [&](const auto& replica) { return arrived(replica, i); }))
-        entries[i].parameter().set_grad_arrived(true);
   }
 
  private:
@@ -21894,6 +21967,42 @@ class ReplicaGradients {
 }  // namespace chorus::inline CHORUS_ABI::detail
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_REPLICA_GRADIENTS_HPP
 
+// <chorus/parallel/taken_handles.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_TAKEN_HANDLES_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_TAKEN_HANDLES_HPP
+/// The parameters and buffers that a model has when a policy takes it: flat buffers, copies and hooks are of those.
+
+namespace chorus::inline CHORUS_ABI::detail {
+
+class TakenHandles final : public nn::detail::Walker {
+ public:
+  explicit TakenHandles(nn::Module& model) { walk(model); }
+
+  /// Throws UsageError where a layer has been given others since then; `policy` has taken the model.
+  void check_kept(nn::Module& model, const char* policy) {
+    next_ = 0;
+    policy_ = policy;
+    walk(model);
+  }
+  void parameter(std::string_view name, AnyParameter& handle) override { look(name, handle.shared()); }
+  void buffer(std::string_view name, AnyBuffer& handle) override { look(name, handle.shared()); }
+
+ private:
+  void look(std::string_view name, const Ref<Node>& node) {
+    const std::size_t i = next_++;
+    if (i == nodes_.size()) nodes_.push_back(node);
+    if (nodes_[i] != node)
+      fail<UsageError>(policy_, ": '", path(name), "' has been replaced since the policy took the model, which ",
+                       "its copies don't see: write numbers into the one that was there");
+  }
+  std::vector<Ref<Node>> nodes_;
+  std::size_t next_ = 0;
+  const char* policy_ = "";
+};
+
+}  // namespace chorus::inline CHORUS_ABI::detail
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_TAKEN_HANDLES_HPP
+
 // <chorus/parallel/thread_batch_group.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_THREAD_BATCH_GROUP_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_THREAD_BATCH_GROUP_HPP
@@ -21904,50 +22013,75 @@ namespace chorus::inline CHORUS_ABI::detail {
 /// A meeting of `members` threads. Who has ended, or thrown, is waited for no more: the others throw.
 class ThreadMeeting {
  public:
-  explicit ThreadMeeting(std::size_t members) : values_(members) {}
+  explicit ThreadMeeting(std::size_t members) : values_(members), given_(members), all_(members) {}
 
-  /// Before the members' next common task.
-  void begin() {
+  /// Before the members' next common task, whose forward pass is `recorded` as one graph or not.
+  void begin(bool recorded) {
     const std::lock_guard lock(mutex_);
-    arrived_ = 0;
-    left_ = false;
+    arrived_ = left_ = 0;
+    recorded_ = recorded;
   }
+  bool recorded() const { return recorded_; }
   /// This member's task has ended.
   void leave() {
     const std::lock_guard lock(mutex_);
-    left_ = true;
+    if (++left_ == values_.size()) {
+      given_.assign(left_, std::any());
+      all_.assign(left_, std::any());
+    }
     change_.notify_all();
   }
 
   /// Adds up in the order of members, so that every run gives the same bits.
   void sum(std::size_t member, std::span<double> values) {
-    std::unique_lock lock(mutex_);
-    values_[member].assign(values.begin(), values.end());
-    const auto round = round_;
-    if (++arrived_ == values_.size()) {
+    const auto add_up = [&] {
       const bool fit =
           std::all_of(values_.begin(), values_.end(), [&](const auto& own) { return own.size() == values.size(); });
       total_.assign(fit ? values.size() : 0, 0);
       for (const auto& own : values_)
         for (std::size_t i = 0; i < total_.size(); ++i) total_[i] += own[i];
+    };
+    const auto lock = meet([&] { values_[member].assign(values.begin(), values.end()); }, add_up);
+    check_together(total_.size() == values.size());
+    std::copy(total_.begin(), total_.end(), values.begin());
+  }
+  /// What each member gives.
+  std::vector<std::any> exchange(std::size_t member, const std::any& own) {
+    const auto lock = meet([&] { given_[member] = own; }, [&] { all_.swap(given_); });
+    return all_;
+  }
+
+ private:
+  // Each member calls `arrive`, the last one then `complete`; the lock is held for what follows. No member can come to
+  // the next meeting's end before all have gone from this one.
+  template <class Arrive, class Complete>
+  std::unique_lock<std::mutex> meet(const Arrive& arrive, const Complete& complete) {
+    std::unique_lock lock(mutex_);
+    arrive();
+    const auto round = round_;
+    if (++arrived_ == values_.size()) {
+      complete();
       arrived_ = 0;
       ++round_;
       change_.notify_all();
     } else {
-      change_.wait(lock, [&] { return round_ != round || left_; });
+      change_.wait(lock, [&] { return round_ != round || left_ > 0; });
     }
-    check<UsageError>(round_ != round && total_.size() == values.size(),
+    check_together(round_ != round);
+    return lock;
+  }
+  static void check_together(bool together) {
+    check<UsageError>(together,
                       "SyncBatchNorm: another device's copy of the model ended, or failed, without this layer");
-    std::copy(total_.begin(), total_.end(), values.begin());
   }
 
- private:
   std::mutex mutex_;
   std::condition_variable change_;
   std::vector<std::vector<double>> values_;
   std::vector<double> total_;
-  std::size_t arrived_ = 0, round_ = 0;
-  bool left_ = false;
+  std::vector<std::any> given_, all_;
+  std::size_t arrived_ = 0, left_ = 0, round_ = 0;
+  bool recorded_ = false;
 };
 
 /// One device's place in it. The outputs are joined before the loss, so gradients are those of the whole batch already.
@@ -21956,17 +22090,24 @@ class ThreadBatchGroup final : public BatchGroup {
   ThreadBatchGroup(std::shared_ptr<ThreadMeeting> meeting, std::size_t member)
       : meeting_(std::move(meeting)), member_(member) {}
   void sum(std::span<double> values) override {
-    check<UsageError>(
-        batch_group().get() == this,
-        "SyncBatchNorm under DataParallel: no gradient goes through it in a recorded forward pass (an ",
-        "input is a GraphVariable): there backward comes to one device after the other; take a BatchNorm");
+    check<UsageError>(batch_group().get() == this,
+                      "SyncBatchNorm under DataParallel: in a pass with a GraphVariable among its inputs no gradient ",
+                      "goes through this layer but from a GraphVariable: make one of each input that leads to it");
     meeting_->sum(member_, values);
   }
   double weight() override { return 1; }
+  std::vector<std::any> exchange(const std::any& own) override {
+    if (!meeting_->recorded()) return {};
+    exchanged_ = true;
+    return meeting_->exchange(member_, own);
+  }
+  bool exchanged() const override { return exchanged_; }
+  void begin() { exchanged_ = false; }
 
  private:
   std::shared_ptr<ThreadMeeting> meeting_;
   std::size_t member_;
+  bool exchanged_ = false;
 };
 
 /// The meetings of a process's first 2, 3, ... devices.
@@ -21990,7 +22131,7 @@ class ThreadBatchGroups {
   };
 
   /// Before a task of `members` devices, each of which opens a Membership.
-  void begin(std::size_t members) {
+  void begin(std::size_t members, bool recorded) {
     if (of_.size() <= members) of_.resize(members + 1);
     auto& set = of_[members];
     if (members > 1 && !set.meeting) {
@@ -21998,7 +22139,9 @@ class ThreadBatchGroups {
       for (std::size_t i = 0; i < members; ++i)
         set.groups.push_back(std::make_shared<ThreadBatchGroup>(set.meeting, i));
     }
-    if (set.meeting) set.meeting->begin();
+    if (!set.meeting) return;
+    set.meeting->begin(recorded);
+    for (const auto& group : set.groups) group->begin();
   }
 
  private:
@@ -22054,6 +22197,7 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
       : Policy<Model>(detail::copy_to(std::move(model), first_device(options)), seed),
         options_(std::move(options)),
         buffers_(nn::named_buffers<D>(this->model_)),
+        handles_(this->model_),
         threads_(options_.device_ids.size()),
         collectives_(this->flat_, buffers_, replicas_, threads_, options_.device_ids, options_.timeout) {
     if (options_.output_device < 0) options_.output_device = options_.device_ids.front();
@@ -22067,15 +22211,19 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
   template <class Run>
   requires requires(Run& run) { run.seed(); }
   DataParallel(Model model, Run& run)
-      : DataParallel(std::move(model), {.device_ids = devices_of(run), .timeout = run.world().timeout}, run.seed()) {}
+      : DataParallel(std::move(model), {.device_ids = devices_of(run), .timeout = run.world().timeout}, run.seed()) {
+    run.check_options();
+  }
 
   /// The model's output for the whole batch, on the output device; scalars become a vector with one element a device.
   /// Tensors and Variables are cut along `dim` into shares that differ by at most one, on no more devices than there
   /// are samples; other arguments go to every copy as they are. What a copy throws is thrown again, of the same kind,
-  /// with the copy's number and device in the message. `grad` goes through it; for gradients of gradients let an input
+  /// with the copy's number and device in the message. Throws UsageError where a layer of the model has got other
+  /// parameters or buffers since the policy took it. `grad` goes through it; for gradients of gradients let an input
   /// be a GraphVariable: then all devices' work is one graph, through which backward goes in the calling thread.
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
+    handles_.check_kept(this->model_, "DataParallel");
     const auto& random = this->begin_forward();
     const Index batch = detail::batch_size(options_.dim, inputs...);
     const auto used = static_cast<std::size_t>(std::clamp<Index>(batch, 1, devices()));
@@ -22096,7 +22244,7 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
       collectives_.broadcast();
     else if (!buffers_.empty())
       run(used, update_copy);
-    batch_groups_.begin(used);
+    batch_groups_.begin(used, recorded<Inputs...>);
     run(used, [&](std::size_t i) {
       const GradMode mode(grad);
       const detail::ThreadBatchGroups::Membership membership(batch_groups_, used, i);
@@ -22235,7 +22383,7 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
   }
 
   void backward_on_replicas(const Roots& roots, bool keep) {
-    batch_groups_.begin(roots.size());
+    batch_groups_.begin(roots.size(), false);
     run(roots.size(), [&](std::size_t i) {
       const detail::ThreadBatchGroups::Membership membership(batch_groups_, roots.size(), i);
       run_backward(roots[i], {.retain_graph = keep, .hooks = false});
@@ -22273,6 +22421,7 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
 
   DataParallelOptions options_;
   std::vector<nn::NamedBuffer<D>> buffers_;
+  detail::TakenHandles handles_;
   std::vector<std::unique_ptr<detail::Replica<Model>>> replicas_;  // number 0 is the model itself
   detail::ThreadBatchGroups batch_groups_;
   DeviceThreads threads_;
@@ -23064,7 +23213,8 @@ class DistributedPolicy : public Policy<Model> {
       : Policy<Model>(std::move(model), seed),
         communicator_(communicator),
         shares_(communicator, std::is_same_v<D, Cpu>),
-        buffers_(nn::named_buffers<D>(this->model_)) {
+        buffers_(nn::named_buffers<D>(this->model_)),
+        handles_(this->model_) {
     if constexpr (!std::is_same_v<D, Cpu>)
       check<UsageError>(communicator.takes_device_memory(), "a distributed policy for a model on ", D::kind,
                         " needs a communicator for its memory, such as comm::NcclCommunicator; got ",
@@ -23121,9 +23271,11 @@ class DistributedPolicy : public Policy<Model> {
     if (communicator_.rank() != root) copy(false);
   }
 
-  /// The model's forward pass, with the random numbers of this rank's share.
+  /// The model's forward pass, with the random numbers of this rank's share. Throws UsageError where a layer of the
+  /// model has got other parameters or buffers since the policy took it.
   template <class... Inputs>
   auto forward(const Inputs&... inputs) {
+    handles_.check_kept(this->model_, "a policy of several processes");
     const RandomScope scope(this->begin_forward());
     const BatchGroupScope group(grad_enabled() ? group_ : nullptr);
     auto output = this->model_.forward(this->on_model_device(inputs)...);
@@ -23135,6 +23287,7 @@ class DistributedPolicy : public Policy<Model> {
   detail::BatchShares<Communicator> shares_;
   std::vector<nn::NamedBuffer<D>> buffers_;
   Storage<D> buffer_message_;
+  detail::TakenHandles handles_;
 
  private:
   /// Nodes of the tape may outlive the policy: then the group is gone.
@@ -23442,7 +23595,7 @@ class Socket {
   static Socket listen(const Address& address) {
     Socket socket(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     const int yes = 1;
-    setsockopt(socket.fd_, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+    if (socket) setsockopt(socket.fd_, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
     if (!socket || bind(socket.fd_, address.data(), address.length) != 0 || ::listen(socket.fd_, SOMAXCONN) != 0) {
       const int error = errno;
       const auto hint = error == EADDRINUSE      ? " (another job or program listens there; choose another port)"
@@ -23472,6 +23625,12 @@ class Socket {
   void no_delay() const {
     const int yes = 1;
     setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+  }
+  /// Where both ends are on one machine, takes the plain congestion control instead of one that may pace what it sends
+  /// (BBR, which some distributions default to): nothing is lost there, and pacing costs a third of the speed.
+  void no_pacing() const {
+    constexpr std::string_view plain = "reno";  // every kernel has it, and lets everyone use it
+    if (local().host() == remote().host()) setsockopt(fd_, IPPROTO_TCP, TCP_CONGESTION, plain.data(), plain.size());
   }
   Address local() const {
     Address address;
@@ -23572,9 +23731,9 @@ struct Guest {
 };
 
 /// Each guest has to send a hello of fixed size within 5 s. All are heard side by side, and nothing is allocated on
-/// their word, so that one who sends garbage, nothing, or a byte a second keeps no other one waiting. At most 128 are
-/// heard at once; while there are as many, the one who has been there longest goes, if it has had a second, and else
-/// new ones wait outside: so many a second can come in.
+/// their word, so that one who sends garbage, nothing, or a byte a second keeps no other one waiting. At most 128, or
+/// as many as this process may have descriptors for, are heard at once; while there are as many, the one who has been
+/// there longest goes, if it has had a second, and else new ones wait outside: so many a second can come in.
 class Guests {
  public:
   /// With `challenge_magic` each guest is sent a Challenge.
@@ -23587,8 +23746,13 @@ class Guests {
       for (auto& guest : waiting_)
         if (hear(guest)) return std::exchange(guest, {});
       if (Clock::now() >= deadline) return {};
-      auto* const place = seat();
+      auto* place = seat(true);
       auto socket = place ? listener_.accept() : Socket();
+      if (!socket && place && (errno == EMFILE || errno == ENFILE)) {  // no descriptors: as if all places were taken
+        place = seat(false);
+        if (place) *place = {};
+        if (place) continue;
+      }
       if (!socket) {
         sleep(deadline, place != nullptr);
         continue;
@@ -23610,14 +23774,15 @@ class Guests {
     return guest.got == hello_bytes_;
   }
 
-  /// A free place, or that of the one who has been there longest; null where that was not long yet.
-  Guest* seat() {
-    Guest* oldest = &waiting_[0];
+  /// A free place if `free` ones are any good, else that of the one who has been there longest; null where that was
+  /// not long yet.
+  Guest* seat(bool free) {
+    Guest* oldest = nullptr;
     for (auto& guest : waiting_) {
-      if (!guest.socket) return &guest;
-      if (guest.deadline < oldest->deadline) oldest = &guest;
+      if (!guest.socket && free) return &guest;
+      if (guest.socket && (!oldest || guest.deadline < oldest->deadline)) oldest = &guest;
     }
-    return oldest->deadline - Clock::now() < patience - std::chrono::seconds(1) ? oldest : nullptr;
+    return oldest && oldest->deadline - Clock::now() < patience - std::chrono::seconds(1) ? oldest : nullptr;
   }
 
   void sleep(Deadline deadline, bool room) const {
@@ -24240,6 +24405,8 @@ class ShmTransport final : public Transport {
       const int pid = seat(peer).pid.load();
       death(peer) = pid != 0 && peer != rank ? static_cast<int>(syscall(SYS_pidfd_open, pid, 0)) : -1;
     }
+    room_sent_[static_cast<std::size_t>((rank + 1) % size)].fill(slot_stride);  // see make_region
+    room_received_[static_cast<std::size_t>((rank + size - 1) % size)].fill(slot_stride);
     reads_peers = true;
   }
 
@@ -24255,7 +24422,9 @@ class ShmTransport final : public Transport {
     reinterpret_cast<detail::Board*>(region.data())->seats[who].pid.store(pid);
   }
 
-  std::byte* acquire(int peer) override {
+  std::byte* acquire(int peer) override { return acquire(peer, slot_bytes); }
+  std::byte* acquire(int peer, std::size_t bytes) {
+    take_room(rank, peer, room_sent_, sent_, bytes);
     auto& head = slot(rank, peer, sent_);
     if (head.full.load(std::memory_order_acquire) != 0) wait(peer, seat(rank).wants_room, head.full, 1);
     return reinterpret_cast<std::byte*>(&head) + sizeof head;
@@ -24274,7 +24443,13 @@ class ShmTransport final : public Transport {
     if (seat(peer).awaits.load() == rank + 1) ring_bell(peer);
   }
 
+  void send(int peer, const Envelope& envelope, const std::byte* data, std::size_t bytes) override {
+    fill(peer, acquire(peer, bytes), data, bytes);
+    publish(peer, envelope, bytes);
+  }
+
   Piece receive(int peer) override {
+    take_room(peer, rank, room_received_, received_, 0);  // what follows the head is the sender's affair
     auto& head = slot(peer, rank, received_);
     if (head.full.load(std::memory_order_acquire) == 0) wait(peer, seat(rank).awaits, head.full, 0);
     return {head.envelope, reinterpret_cast<const std::byte*>(&head) + sizeof head, head.bytes};
@@ -24286,7 +24461,10 @@ class ShmTransport final : public Transport {
     if (seat(peer).wants_room.load() == rank + 1) ring_bell(peer);
   }
 
-  bool has_piece(int peer) override { return slot(peer, rank, received_).full.load(std::memory_order_acquire) != 0; }
+  bool has_piece(int peer) override {
+    take_room(peer, rank, room_received_, received_, 0);
+    return slot(peer, rank, received_).full.load(std::memory_order_acquire) != 0;
+  }
 
   void flush() override {}
 
@@ -24333,6 +24511,7 @@ class ShmTransport final : public Transport {
   }
 
  private:
+  using Room = std::array<std::array<std::uint32_t, slots>, max_ranks>;  // bytes that have room, by peer and slot
   static constexpr std::chrono::milliseconds nap{20};  // of a sleeper between two looks around
   static constexpr std::size_t slot_stride = sizeof(detail::SlotHead) + slot_bytes;
   static constexpr std::size_t queue_stride = slots * slot_stride;
@@ -24347,6 +24526,16 @@ class ShmTransport final : public Transport {
     const auto peer = static_cast<std::size_t>(from == rank ? to : from);
     const auto queue = region_->data() + queue_begin(from, to, size);
     return *reinterpret_cast<detail::SlotHead*>(queue + next[peer] * slot_stride);
+  }
+
+  /// Before `bytes` behind the head of a queue's next slot are touched. Throws where the machine has no memory left:
+  /// touching them would end the process.
+  void take_room(int from, int to, Room& room, const std::array<std::uint32_t, max_ranks>& next, std::size_t bytes) {
+    const auto peer = static_cast<std::size_t>(from == rank ? to : from), all = sizeof(detail::SlotHead) + bytes;
+    auto& taken = room[peer][next[peer]];
+    if (taken >= all) return;
+    region_->reserve(queue_begin(from, to, size) + next[peer] * slot_stride, all);
+    taken = static_cast<std::uint32_t>(all);
   }
   static void advance(int peer, std::array<std::uint32_t, max_ranks>& next) {
     auto& i = next[static_cast<std::size_t>(peer)];
@@ -24424,6 +24613,7 @@ class ShmTransport final : public Transport {
   std::shared_ptr<const SharedRegion> region_;  // threads of a group share one
   detail::Board& board_;
   std::array<std::uint32_t, max_ranks> sent_{}, received_{};  // per peer, the next slot
+  Room room_sent_{}, room_received_{};
   std::array<FarCopy, max_ranks> copies_;
   std::array<int, max_ranks> deaths_{};                       // per peer: a pidfd, readable once its process has ended
   std::array<MappedWindows, max_ranks> mapped_;
@@ -24473,9 +24663,9 @@ class Host {
                               : Socket::listen(Address::resolve(world_.master_addr, world_.master_port));
     where_ = cat("rank 0: rendezvous at ", listener.local());
     check_token(world_, listener.local());
-    Guests guests(listener, sizeof(Hello), magic);
+    std::optional<Guests> guests(std::in_place, listener, sizeof(Hello), magic);
     while (!complete()) {
-      auto guest = guests.next(std::min(deadline, Clock::now() + std::chrono::milliseconds(50)));
+      auto guest = guests->next(std::min(deadline, Clock::now() + std::chrono::milliseconds(50)));
       if (!guest.socket && Clock::now() >= deadline) {
         const auto why = missing();
         refuse_all(why);
@@ -24493,6 +24683,7 @@ class Host {
       refuse(guest.socket, cat(where_, ": ", objection));
       refused_ = objection;
     }
+    guests.reset();  // agreeing needs descriptors that strangers may hold
     return agree(listener, deadline);
   }
 
@@ -25396,6 +25587,7 @@ struct MeshHello {
     check<TimeoutError>(socket_of(rank, 0) && socket_of(rank, 1), "rank ", world.rank, ": rank ", rank,
                         " did not connect within ", world.timeout.count(), " ms");
     socket_of(rank, 0).no_delay();
+    socket_of(rank, 0).no_pacing();
     socket_of(rank, 1).no_delay();
   }
 }
@@ -25418,6 +25610,7 @@ struct MeshHello {
 #ifndef CHORUS_SINGLE_CHORUS_COMM_IN_ORDER_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_IN_ORDER_HPP
 /// `InOrder`: runs tasks one after another, in the caller's thread or, for asynchronous ones, in one background thread.
+/// A caller that waits does what the background thread has not begun yet: it is awake, and its core is free.
 
 #include <csignal>
 
@@ -25454,14 +25647,12 @@ class InOrder final : public Progress {
       caller_waits_ = true;
       const auto failure = execute(lock, task);
       caller_waits_ = false;
+      hand_over();
       if (failure) failure.raise();
       return;
     }
-    start();
-    tasks_.push_back(task);
-    change_.notify_all();
-    lock.unlock();
-    wait(ticket);
+    if (!failure_) tasks_.push_back(task);
+    finish(lock, ticket);
   }
 
   /// Puts `task` behind all that were given before. Starts the thread at the first call.
@@ -25469,16 +25660,13 @@ class InOrder final : public Progress {
     const std::lock_guard lock(mutex_);
     start();
     if (!failure_) tasks_.push_back(task);
-    change_.notify_all();
+    hand_over();
     return ++given_;
   }
 
   void wait(std::uint64_t ticket) override {
     std::unique_lock lock(mutex_);
-    caller_waits_ = true;
-    change_.wait(lock, [&] { return finished_ >= ticket || bool(failure_); });
-    caller_waits_ = false;
-    if (finished_ < ticket) failure_.raise();
+    finish(lock, ticket);
   }
 
   bool done(std::uint64_t ticket) override {
@@ -25491,12 +25679,38 @@ class InOrder final : public Progress {
     {
       const std::lock_guard lock(mutex_);
       stopping_ = true;
-      change_.notify_all();
+      to_do_.notify_one();
     }
     if (thread_.joinable()) thread_.join();
   }
 
  private:
+  void finish(std::unique_lock<std::mutex>& lock, std::uint64_t ticket) {
+    caller_waits_ = true;
+    while (finished_ < ticket && !failure_) {
+      if (!running_ && !tasks_.empty())
+        execute(lock, next());
+      else
+        done_.wait(lock);
+    }
+    caller_waits_ = false;
+    hand_over();
+    if (finished_ < ticket) failure_.raise();
+  }
+  /// What a caller leaves is the background thread's.
+  void hand_over() {
+    if (!running_ && (stopping_ || !tasks_.empty())) to_do_.notify_one();
+  }
+
+  Task next() {
+    const Task task = tasks_[first_++];
+    if (first_ == tasks_.size()) {  // keeps its memory
+      tasks_.clear();
+      first_ = 0;
+    }
+    return task;
+  }
+
   Failure execute(std::unique_lock<std::mutex>& lock, const Task& task) {
     running_ = true;
     lock.unlock();
@@ -25510,7 +25724,7 @@ class InOrder final : public Progress {
       tasks_.clear();
       first_ = 0;
     }
-    change_.notify_all();
+    done_.notify_all();
     return failure;
   }
 
@@ -25526,22 +25740,17 @@ class InOrder final : public Progress {
   void loop() {
     std::unique_lock lock(mutex_);
     while (true) {
-      change_.wait(lock, [&] { return !running_ && (stopping_ || !tasks_.empty()); });
+      to_do_.wait(lock, [&] { return !running_ && (stopping_ || !tasks_.empty()); });
       if (tasks_.empty()) return;
-      const Task task = tasks_[first_++];
-      if (first_ == tasks_.size()) {  // keeps its memory
-        tasks_.clear();
-        first_ = 0;
-      }
-      execute(lock, task);
+      execute(lock, next());
     }
   }
 
   Run run_;
   void* self_;
   std::mutex mutex_;
-  std::condition_variable change_;
-  std::vector<Task> tasks_;  // those from first_ on wait
+  std::condition_variable to_do_, done_;  // for the background thread; for callers
+  std::vector<Task> tasks_;               // those from first_ on wait
   std::size_t first_ = 0;
   std::uint64_t given_ = 0, finished_ = 0;
   Failure failure_;
@@ -26671,7 +26880,7 @@ class NcclQueue final : public Progress, private NcclMember<Api> {
     }
     open(call);
     accept(issue(api_, comm_, stream_, operators_), call);
-    return close(call);
+    return close(call, stream_);
   }
 
   /// Calls made by `calls` become one launch, in which they run side by side. Returns its ticket.
@@ -26696,7 +26905,7 @@ class NcclQueue final : public Progress, private NcclMember<Api> {
     }
     grouping_ = false;
     accept(api_.group_end(), group_);
-    return close(group_);
+    return close(group_, stream_);
   }
 
   /// Makes `count` calls of a kind, which become one launch: `issue(api, i, comm, stream)` makes number i and returns
@@ -26715,7 +26924,7 @@ class NcclQueue final : public Progress, private NcclMember<Api> {
     const int ended = api_.group_end();
     accept_later(code, call);
     accept(ended, call);
-    return close(call);
+    return close(call, stream_);
   }
 
   /// Runs `start`, which puts work that contains calls of this communicator on the compute stream, and watches it.
@@ -26729,11 +26938,7 @@ class NcclQueue final : public Progress, private NcclMember<Api> {
     call.ready = event();
     check_cuda(call, api_.record(call.ready, compute));
     start();
-    call.done = event();
-    check_cuda(call, api_.record(call.done, compute));
-    call.ticket = ++issued_;
-    in_flight_.push_back(call);
-    change_.notify_all();
+    close(call, compute);
   }
 
   /// Has the compute stream wait for a call; the host does not.
@@ -26831,16 +27036,13 @@ class NcclQueue final : public Progress, private NcclMember<Api> {
   }
 
   // NCCL may launch from a thread of its own: only once it has accepted the call does an event stand behind it.
-  std::uint64_t close(Call& call) {
+  std::uint64_t close(Call& call, Stream stream) {
     for (const RedOp& op : operators_) api_.destroy_operator(op, comm_);
     operators_.clear();
     call.done = event();
-    check_cuda(call, api_.record(call.done, stream_));
+    check_cuda(call, api_.record(call.done, stream));
     call.ticket = ++issued_;
-    if (call.captured)
-      captured_.push_back(call);
-    else
-      in_flight_.push_back(call);
+    (call.captured ? captured_ : in_flight_).push_back(call);
     change_.notify_all();
     return call.ticket;
   }
@@ -26906,8 +27108,7 @@ class NcclQueue final : public Progress, private NcclMember<Api> {
 
   const int exceptions_ = std::uncaught_exceptions();
   std::condition_variable_any change_;
-  std::deque<Call> in_flight_;
-  std::vector<Call> captured_;  // until they are waited for, in the same capture
+  std::deque<Call> in_flight_, captured_;  // captured ones: until they are waited for, in the same capture
   std::vector<RedOp> operators_;
   Call group_;
   bool grouping_ = false, stopping_ = false;
@@ -27665,8 +27866,13 @@ class RankDevice<Cuda> {
 // <chorus/parallel/reducer.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_REDUCER_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_REDUCER_HPP
-/// The reducer: sees each gradient of a backward pass as it becomes final, and averages full buckets over all ranks
+/// The reducer: sees each gradient of a backward pass as it becomes final, and has full buckets averaged over all ranks
 /// while backward goes on.
+
+// <chorus/parallel/bucket_sender.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_BUCKET_SENDER_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_BUCKET_SENDER_HPP
+/// Sends gradient buckets through a hook while backward goes on, and takes back what has become of them.
 
 // <chorus/parallel/ddp_options.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_OPTIONS_HPP
@@ -27767,16 +27973,20 @@ enum class NonFinite : std::uint8_t {
   skip_step     ///< every rank forgets this pass's gradients, so that the optimizer's step changes nothing
 };
 
-/// What `bucket_cap_mb` is where it is not given, in MiB: PyTorch's 25 for GPUs, where a collective costs a launch and
-/// wants to be large. Ranks on CPUs start one within microseconds, and what counts is how much is left to send when
-/// backward ends, which is at least the last bucket.
+/// What `first_bucket_cap_mb` and `bucket_cap_mb` are where they are not given, in MiB: PyTorch's 1 and 25 for GPUs,
+/// where a collective costs a launch and wants to be large, and the first one shall start early. Ranks on CPUs start
+/// one within microseconds, and what counts is how much is left to send when backward ends, which is at least the last
+/// bucket. But a model whose gradients all fit the first bucket sends them by itself when backward has ended: to wake
+/// another thread on a core that computes costs more than so little data takes.
+template <Device D>
+inline constexpr double default_first_bucket_cap_mb = std::same_as<D, Cpu> ? 3 : 1;
 template <Device D>
 inline constexpr double default_bucket_cap_mb = std::same_as<D, Cpu> ? 2 : 25;
 
 struct DistributedDataParallelOptions {
   /// See BucketOptions. They hold from the first step on.
-  double first_bucket_cap_mb = 1;
-  std::optional<double> bucket_cap_mb = {};  ///< not given: `default_bucket_cap_mb` of the model's device
+  std::optional<double> first_bucket_cap_mb = {};  ///< not given: `default_first_bucket_cap_mb` of the model's device
+  std::optional<double> bucket_cap_mb = {};        ///< not given: `default_bucket_cap_mb` of the model's device
   std::vector<double> bucket_cap_mb_list = {};
   /// Send rank 0's buffers to all ranks before each forward pass in training.
   bool broadcast_buffers = true;
@@ -27797,7 +28007,8 @@ struct DistributedDataParallelOptions {
 
   template <Device D>
   BucketOptions buckets() const {
-    return {first_bucket_cap_mb, bucket_cap_mb.value_or(default_bucket_cap_mb<D>), bucket_cap_mb_list};
+    return {first_bucket_cap_mb.value_or(default_first_bucket_cap_mb<D>),
+            bucket_cap_mb.value_or(default_bucket_cap_mb<D>), bucket_cap_mb_list};
   }
 
   /// Throws UsageError for sizes that are none.
@@ -27805,7 +28016,7 @@ struct DistributedDataParallelOptions {
     const auto check_cap = [](double cap) {
       check<UsageError>(cap >= 0, "DistributedDataParallel: a bucket's cap is at least 0 MiB, got ", cap);
     };
-    check_cap(first_bucket_cap_mb);
+    check_cap(first_bucket_cap_mb.value_or(0));
     check_cap(bucket_cap_mb.value_or(0));
     for (const double cap : bucket_cap_mb_list) check_cap(cap);
   }
@@ -28185,6 +28396,180 @@ template <Device D, class Communicator>
 
 namespace chorus::inline CHORUS_ABI::detail {
 
+/// Buckets leave in order, each as soon as it is full: all ranks have to call in one order.
+template <Device D, class Hook, class Communicator>
+class BucketSender {
+ public:
+  static constexpr std::size_t no_bucket = GradientLayout<D>::no_bucket;
+  // A hook that starts more work when a bucket comes back does so at the end: all ranks have to call in one order.
+  static constexpr bool several_rounds = requires { Hook::several_rounds; };
+
+  BucketSender(GradientLayout<D>& layout, Communicator& communicator, const DistributedDataParallelOptions& options,
+               Hook hook)
+      : layout_(layout), communicator_(communicator), options_(options), hook_(std::move(hook)) {}
+  BucketSender(const BucketSender&) = delete;
+  BucketSender& operator=(const BucketSender&) = delete;
+
+  Hook& hook() { return hook_; }
+  DdpClock& clock() { return clock_; }
+  const DdpClock& clock() const { return clock_; }
+
+  /// A backward pass begins, whose gradients count `weight` in the average.
+  void begin(double weight) {
+    weight_ = weight;
+    next_ = next_back_ = 0;
+    bad_ = no_bucket;
+    clock_.backward_begins(busy());
+  }
+  /// Sends the buckets that are full, up to the first that isn't.
+  void send_full() {
+    auto& buckets = layout_.buckets();
+    for (; next_ < buckets.size() && buckets[next_].missing == 0; ++next_) {
+      if (options_.non_finite == NonFinite::throw_error && bad_ == no_bucket && weight_ != 0)
+        bad_ = first_not_finite(layout_, next_);
+      const DdpClock::Exposed scope(clock_);
+      with_bucket(next_, [&](const auto& view) { buckets[next_].work = hook_.start(view, communicator_); });
+    }
+  }
+  /// Sends the others, too.
+  void send_all() {
+    for (auto& bucket : layout_.buckets()) bucket.missing = 0;
+    send_full();
+  }
+  bool all_sent() const { return next_ == layout_.buckets().size(); }
+
+  /// Whether the next bucket in order has come back.
+  bool next_is_back() const { return next_back_ < next_ && layout_.buckets()[next_back_].work.done(); }
+  bool all_back() const { return next_back_ == layout_.buckets().size(); }
+  /// Waits for the next bucket in order, and whatever the hook sends after it.
+  const GradientBucket& take_back_next() {
+    const std::size_t b = next_back_++;
+    auto& bucket = layout_.buckets()[b];
+    const DdpClock::Exposed scope(clock_);
+    bucket.work.wait();
+    for (int round = 0; resume(b, round); ++round) bucket.work.wait();
+    return bucket;
+  }
+  /// Waits for all that are left; what the hook sends after each, it sends for all of them at a time.
+  void take_back_all() {
+    const DdpClock::Exposed scope(clock_);
+    open_.clear();
+    for (; !all_back(); ++next_back_) open_.push_back(next_back_);
+    for (int round = 0; !open_.empty(); ++round)
+      std::erase_if(open_, [&](std::size_t b) {
+        layout_.buckets()[b].work.wait();
+        return !resume(b, round);
+      });
+  }
+  void end() { clock_.backward_ends(busy()); }
+
+  /// The first entry whose gradient by this rank was not finite, where that is to be named, or no_bucket.
+  std::size_t first_bad() const { return bad_; }
+
+ private:
+  std::chrono::nanoseconds busy() const {
+    if constexpr (requires { communicator_.busy(); }) return communicator_.busy();
+    return {};
+  }
+
+  // Calls `f(bucket as hooks see it)`.
+  template <class F>
+  void with_bucket(std::size_t b, const F& f) {
+    const auto& bucket = layout_.buckets()[b];
+    with_type(layout_.dtype(bucket), layout_.gradients(bucket), [&]<class T>(T* grads) {
+      f(GradBucket<T, D>{b, layout_.device(bucket), std::span<T>(grads, bucket.count), weight_, layout_.parts(b),
+                         b + 1 == layout_.buckets().size()});
+    });
+  }
+  bool resume(std::size_t b, int round) {
+    bool more = false;
+    with_bucket(b, [&](const auto& view) {
+      if (auto next = hook_.resume(view, communicator_, round)) {
+        layout_.buckets()[b].work = std::move(*next);
+        more = true;
+      }
+    });
+    return more;
+  }
+
+  GradientLayout<D>& layout_;
+  Communicator& communicator_;
+  const DistributedDataParallelOptions& options_;
+  Hook hook_;
+  DdpClock clock_;
+  double weight_ = 1;
+  std::size_t next_ = 0, next_back_ = 0;  // buckets: to be sent, to be taken back
+  std::size_t bad_ = no_bucket;
+  std::vector<std::size_t> open_;  // buckets that are awaited
+};
+
+}  // namespace chorus::inline CHORUS_ABI::detail
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_BUCKET_SENDER_HPP
+
+// <chorus/parallel/gradient_agreement.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_GRADIENT_AGREEMENT_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_GRADIENT_AGREEMENT_HPP
+/// What ranks tell each other after a backward pass: which gradients came, how often, in which order.
+
+namespace chorus::inline CHORUS_ABI::detail {
+
+/// The largest of each entry's numbers. Parameters that are not sent are each rank's own, in number, too, but lie
+/// behind the others.
+template <Device D, class Communicator>
+[[gnu::cold]] void max_over_ranks(const GradientLayout<D>& layout, Communicator& communicator,
+                                  std::vector<std::int32_t>& numbers) {
+  communicator.all_reduce(std::span(numbers).first(layout.common_entries()), comm::ReduceOp::max, {});
+}
+
+/// A parameter has a gradient where any rank used it; where none did it stays without, so that no optimizer moves it.
+/// `company`: this rank has used none.
+template <Device D, class Communicator>
+[[gnu::cold]] void agree_on_unused(const GradientLayout<D>& layout, Communicator& communicator, bool company) {
+  std::vector<std::int32_t> used(layout.entries());
+  for (std::size_t i = 0; i < used.size(); ++i) used[i] = !company && layout.parameter(i).grad_arrived() ? 1 : 0;
+  max_over_ranks(layout, communicator, used);
+  for (std::size_t i = 0; i < used.size(); ++i)
+    if (layout.is_sent(i)) layout.parameter(i).set_grad_arrived(used[i] != 0);
+}
+
+/// What a static graph uses, from how often each gradient has arrived on this rank in the first backward pass.
+template <Device D, class Communicator>
+[[gnu::cold]] std::vector<typename GradientLayout<D>::Uses> agree_on_uses(const GradientLayout<D>& layout,
+                                                                          Communicator& communicator,
+                                                                          std::span<const int> arrivals, bool company) {
+  std::vector<std::int32_t> used(arrivals.begin(), arrivals.end());
+  max_over_ranks(layout, communicator, used);
+  std::vector<typename GradientLayout<D>::Uses> uses;
+  for (std::size_t i = 0; i < used.size(); ++i)
+    uses.push_back({company ? used[i] : arrivals[i], !layout.is_sent(i) || used[i] != 0});
+  return uses;
+}
+
+/// The order in which rank `root` saw gradients come: `arrival` there. Those that are not sent stand at the end.
+template <Device D, class Communicator>
+[[gnu::cold]] std::vector<std::size_t> agree_on_order(const GradientLayout<D>& layout, Communicator& communicator,
+                                                      std::span<const std::size_t> arrival, int root) {
+  std::vector<std::int64_t> order;
+  std::vector<char> placed(layout.entries());
+  for (const Sending when : {Sending::early, Sending::late}) {
+    const auto add = [&](std::size_t i) {
+      if (layout.sending(i) == when && std::exchange(placed[i], 1) == 0) order.push_back(static_cast<std::int64_t>(i));
+    };
+    for (const std::size_t i : arrival) add(i);
+    for (std::size_t i = 0; i < placed.size(); ++i) add(i);
+  }
+  if (communicator.size() > 1) communicator.broadcast(std::span<std::int64_t>(order), root, {});
+  std::vector<std::size_t> indices(order.begin(), order.end());
+  for (std::size_t i = 0; i < placed.size(); ++i)
+    if (!layout.is_sent(i)) indices.push_back(i);
+  return indices;
+}
+
+}  // namespace chorus::inline CHORUS_ABI::detail
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_GRADIENT_AGREEMENT_HPP
+
+namespace chorus::inline CHORUS_ABI::detail {
+
 template <Device D, class Hook, class Communicator>
 class Reducer {
  public:
@@ -28194,7 +28579,7 @@ class Reducer {
         communicator_(communicator),
         shares_(shares),
         options_(options),
-        hook_(std::move(hook)),
+        sender_(layout_, communicator, options, std::move(hook)),
         arrivals_(layout_.entries()) {
     check<UsageError>(!layout_.buckets().empty(),
                       "DistributedDataParallel: no parameter of the model wants a gradient");
@@ -28202,12 +28587,12 @@ class Reducer {
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
 
-  Hook& hook() { return hook_; }
+  Hook& hook() { return sender_.hook(); }
   const GradientLayout<D>& layout() const { return layout_; }
   bool in_backward() const { return in_backward_; }
   std::int64_t skipped_steps() const { return skipped_; }
-  DdpClock& clock() { return clock_; }
-  const DdpClock& clock() const { return clock_; }
+  DdpClock& clock() { return sender_.clock(); }
+  const DdpClock& clock() const { return sender_.clock(); }
   /// Whether backward averages gradients; without, each rank adds up its own.
   bool sync = true;
   /// Called with each parameter whose gradient has been averaged, in the middle of backward: for an optimizer's step.
@@ -28254,30 +28639,26 @@ class Reducer {
     if (arrivals < expected) return;
     if (arrivals > expected) fail<UsageError>(where(), name(i), too_often);
     --layout_.buckets()[layout_.bucket_of(i)].missing;
-    launch_full_buckets();
-    if (on_averaged && !may_leave_out() && !several_rounds) step_averaged();
+    sender_.send_full();
+    if (on_averaged && !may_leave_out() && !sender_.several_rounds)
+      while (sender_.next_is_back()) step_next_bucket();
   }
 
   /// Takes part in a backward pass of other ranks, with zeros.
   [[gnu::cold]] void keep_company() {
     begin_backward();
-    for (auto& bucket : layout_.buckets()) {
+    for (const auto& bucket : layout_.buckets())
       zero_bytes(layout_.device(bucket), layout_.gradients(bucket), layout_.bytes(bucket));
-      bucket.missing = 0;
-    }
     // An optimizer that steps behind this pass sees the averages, and nothing of this rank's own.
     for (std::size_t i = 0; i < layout_.entries(); ++i)
       parameter(i).set_grad_arrived(layout_.is_sent(i) && !may_leave_out());
     company_ = true;
-    if (!learning_graph()) launch_full_buckets();
+    if (!learning_graph()) sender_.send_all();
     finish_backward();
     company_ = false;
   }
 
  private:
-  static constexpr std::size_t no_bucket = GradientLayout<D>::no_bucket;
-  // A hook that starts more work when a bucket comes back does so at the end: all ranks have to call in one order.
-  static constexpr bool several_rounds = requires { Hook::several_rounds; };
   static constexpr const char* wrong_graph =
       " got a gradient, but did not in the first backward pass: with static_graph all passes use the same parameters";
   static constexpr const char* too_often =
@@ -28294,7 +28675,7 @@ class Reducer {
 
   [[gnu::cold]] void start_anew() {
     arrivals_.assign(layout_.entries(), 0);
-    if constexpr (requires { hook_.reset(); }) hook_.reset();
+    if constexpr (requires { hook().reset(); }) hook().reset();
   }
 
   // The sum over ranks of weight * (what is added up) stays the same when the weight changes to that of a new batch.
@@ -28319,12 +28700,9 @@ class Reducer {
   }
 
   void begin_backward() {
-    weight_ = unit_ ? *unit_ : shares_.weight();
+    sender_.begin(unit_ ? *unit_ : shares_.weight());
     in_backward_ = true;
-    clock_.backward_begins(busy());
     arrival_.clear();
-    next_bucket_ = next_step_ = 0;
-    bad_ = no_bucket;
     std::fill(arrivals_.begin(), arrivals_.end(), 0);
     for (auto& bucket : layout_.buckets()) {
       bucket.missing = bucket.parameters.size();
@@ -28342,94 +28720,36 @@ class Reducer {
     if (!p.grad_arrived()) zero_bytes(p.where(), p.grad_data(), p.size_bytes());
   }
 
-  std::chrono::nanoseconds busy() const {
-    if constexpr (requires { communicator_.busy(); }) return communicator_.busy();
-    return {};
-  }
-
-  // Calls `f(bucket as hooks see it)`.
-  template <class F>
-  void with_bucket(std::size_t b, const F& f) {
-    const auto& bucket = layout_.buckets()[b];
-    with_type(layout_.dtype(bucket), layout_.gradients(bucket), [&]<class T>(T* grads) {
-      f(GradBucket<T, D>{b, layout_.device(bucket), std::span<T>(grads, bucket.count), weight_, layout_.parts(b),
-                         b + 1 == layout_.buckets().size()});
-    });
-  }
-
-  void launch_full_buckets() {
-    auto& buckets = layout_.buckets();
-    for (; next_bucket_ < buckets.size() && buckets[next_bucket_].missing == 0; ++next_bucket_) {
-      const auto b = next_bucket_;
-      if (options_.non_finite == NonFinite::throw_error && bad_ == no_bucket && weight_ != 0)
-        bad_ = first_not_finite(layout_, b);
-      const DdpClock::Exposed scope(clock_);
-      with_bucket(b, [&](const auto& view) { buckets[b].work = hook_.start(view, communicator_); });
-    }
-  }
-
-  // Waits for all buckets and whatever the hook sends after that.
-  void complete_buckets() {
-    const DdpClock::Exposed scope(clock_);
-    open_.clear();
-    for (std::size_t b = next_step_; b < layout_.buckets().size(); ++b) open_.push_back(b);
-    for (int round = 0; !open_.empty(); ++round)
-      std::erase_if(open_, [&](std::size_t b) {
-        layout_.buckets()[b].work.wait();
-        return !resume(b, round);
-      });
-  }
-  bool resume(std::size_t b, int round) {
-    bool more = false;
-    with_bucket(b, [&](const auto& view) {
-      if (auto next = hook_.resume(view, communicator_, round)) {
-        layout_.buckets()[b].work = std::move(*next);
-        more = true;
-      }
-    });
-    return more;
-  }
-
-  // Steps the parameters of buckets that have come back.
-  void step_averaged() {
-    for (; next_step_ < next_bucket_ && layout_.buckets()[next_step_].work.done(); ++next_step_)
-      step_bucket(next_step_);
-  }
-  void step_bucket(std::size_t b) {
-    auto& bucket = layout_.buckets()[b];
-    {
-      const DdpClock::Exposed scope(clock_);
-      bucket.work.wait();
-      for (int round = 0; resume(b, round); ++round) bucket.work.wait();
-    }
-    for (const std::size_t i : bucket.parameters) {
+  // An optimizer steps the parameters of the next bucket, which is waited for.
+  void step_next_bucket() {
+    for (const std::size_t i : sender_.take_back_next().parameters) {
       parameter(i).set_grad_arrived(true);  // in a static graph other ranks' may have
       on_averaged(parameter(i));
     }
   }
 
   void finish_backward() {
-    clock_.last_gradient();
+    clock().last_gradient();
     if (learning_graph())
       learn_graph();
-    else if (next_bucket_ < layout_.buckets().size())
+    else if (!sender_.all_sent())
       complete_with_unused();
     if (may_leave_out()) {
-      complete_buckets();
-      agree_on_unused();
+      sender_.take_back_all();
+      agree_on_unused(layout_, communicator_, company_);
       for (std::size_t i = 0; on_averaged && i < layout_.entries(); ++i)
         if (layout_.is_sent(i) && parameter(i).grad_arrived()) on_averaged(parameter(i));
     } else if (on_averaged) {
-      for (; next_step_ < layout_.buckets().size(); ++next_step_) step_bucket(next_step_);
+      while (!sender_.all_back()) step_next_bucket();
     } else {
-      complete_buckets();
+      sender_.take_back_all();
       if (options_.static_graph)
         for (const auto& bucket : layout_.buckets())
           for (const std::size_t i : bucket.parameters) parameter(i).set_grad_arrived(true);
     }
-    clock_.backward_ends(busy());
+    sender_.end();
     if (options_.non_finite != NonFinite::propagate) judge();
-    if constexpr (requires { hook_.after_backward(); }) hook_.after_backward();
+    if constexpr (requires { hook().after_backward(); }) hook().after_backward();
     in_backward_ = false;
     unit_.reset();
     // Where parameters may be left out, ranks don't know the same order.
@@ -28452,30 +28772,12 @@ class Reducer {
                       " no gradient came for ", unused,
                       ". If they are not always used, set find_unused_parameters; "
                       "if never, set_requires_grad(false)");
-    for (auto& bucket : layout_.buckets()) bucket.missing = 0;
-    launch_full_buckets();
-  }
-
-  // A parameter has a gradient where any rank used it; where none did it stays without, so that no optimizer moves it.
-  [[gnu::cold]] void agree_on_unused() {
-    std::vector<std::int32_t> used(layout_.entries());
-    for (std::size_t i = 0; i < used.size(); ++i) used[i] = !company_ && parameter(i).grad_arrived() ? 1 : 0;
-    max_over_ranks(used);
-    for (std::size_t i = 0; i < used.size(); ++i)
-      if (layout_.is_sent(i)) parameter(i).set_grad_arrived(used[i] != 0);
-  }
-  // Parameters that are not sent are each rank's own, in number, too, but lie behind the others.
-  [[gnu::cold]] void max_over_ranks(std::vector<std::int32_t>& numbers) {
-    communicator_.all_reduce(std::span(numbers).first(layout_.common_entries()), comm::ReduceOp::max, {});
+    sender_.send_all();
   }
 
   // The first pass of a static graph shows which parameters are used, and how often. Its gradients leave now.
   [[gnu::cold]] void learn_graph() {
-    std::vector<std::int32_t> used(arrivals_.begin(), arrivals_.end());
-    max_over_ranks(used);
-    std::vector<typename GradientLayout<D>::Uses> uses;
-    for (std::size_t i = 0; i < used.size(); ++i)
-      uses.push_back({company_ ? used[i] : arrivals_[i], !layout_.is_sent(i) || used[i] != 0});
+    auto uses = agree_on_uses(layout_, communicator_, arrivals_, company_);
     // The last of a parameter's several arrivals is the one that counts.
     std::vector<std::size_t> order;
     for (auto i = arrival_.rbegin(); i != arrival_.rend(); ++i)
@@ -28483,43 +28785,28 @@ class Reducer {
     std::reverse(order.begin(), order.end());
     layout_.set_uses(std::move(uses));
     arrival_ = std::move(order);
-    for (auto& bucket : layout_.buckets()) {
-      bucket.missing = 0;
+    for (const auto& bucket : layout_.buckets())
       for (const std::size_t i : bucket.parameters)
         if (arrivals_[i] == 0) zero_unless_arrived(i);
-    }
     start_anew();
-    launch_full_buckets();
+    sender_.send_all();
   }
 
   // After the first backward: lays gradients out in the order in which they came on rank 0, so that buckets fill front
   // to back. The optimizer has not stepped yet, so nothing else knows the old places.
   [[gnu::cold]] void learn_order() {
     order_learned_ = true;
-    std::vector<std::int64_t> order;
-    std::vector<char> placed(layout_.entries());
-    for (const Sending when : {Sending::early, Sending::late}) {
-      const auto add = [&](std::size_t i) {
-        if (layout_.sending(i) == when && std::exchange(placed[i], 1) == 0)
-          order.push_back(static_cast<std::int64_t>(i));
-      };
-      for (const std::size_t i : arrival_) add(i);
-      for (std::size_t i = 0; i < placed.size(); ++i) add(i);
-    }
-    if (communicator_.size() > 1)
-      communicator_.broadcast(std::span<std::int64_t>(order), std::max(0, shares_.first_active()), {});
-    std::vector<std::size_t> indices(order.begin(), order.end());
-    for (std::size_t i = 0; i < placed.size(); ++i)
-      if (!layout_.is_sent(i)) indices.push_back(i);
-    if (!std::is_sorted(indices.begin(), indices.end())) reorder(indices);
+    const auto order = agree_on_order(layout_, communicator_, arrival_, std::max(0, shares_.first_active()));
+    if (!std::is_sorted(order.begin(), order.end())) reorder(order);
   }
 
   // All ranks see the same averages and come to the same verdict.
   [[gnu::cold]] void judge() {
     const std::size_t first = first_not_finite(layout_);
-    if (first == no_bucket) return;
+    if (first == layout_.no_bucket) return;
     in_backward_ = false;  // nothing is under way
-    if (options_.non_finite == NonFinite::throw_error) raise_not_finite(layout_, communicator_, first, bad_);
+    if (options_.non_finite == NonFinite::throw_error)
+      raise_not_finite(layout_, communicator_, first, sender_.first_bad());
     ++skipped_;
     for (std::size_t i = 0; i < layout_.entries(); ++i) parameter(i).set_grad_arrived(false);
   }
@@ -28528,15 +28815,10 @@ class Reducer {
   Communicator& communicator_;
   BatchShares<Communicator>& shares_;
   const DistributedDataParallelOptions& options_;
-  Hook hook_;
+  BucketSender<D, Hook, Communicator> sender_;
 
-  DdpClock clock_;
   std::vector<int> arrivals_;         // hooks' calls in this backward pass, by entry
   std::vector<std::size_t> arrival_;  // entries, in the order of this backward
-  std::vector<std::size_t> open_;     // buckets that are awaited
-  std::size_t next_bucket_ = 0, next_step_ = 0;
-  std::size_t bad_ = no_bucket;  // the first parameter whose gradient by this rank is not finite
-  double weight_ = 1;
   // The weight by which accumulated gradients of earlier passes are to be multiplied.
   std::optional<double> unit_;
   std::int64_t skipped_ = 0;
@@ -28599,7 +28881,9 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   requires requires(Run& run) { run.communicator(); }
   DistributedDataParallel(Model model, Run& run, const DistributedDataParallelOptions& options = {}, Hook hook = {})
       : DistributedDataParallel(std::make_unique<detail::RankDevice<D>>(run), std::move(model), options, run.seed(),
-                                std::move(hook)) {}
+                                std::move(hook)) {
+    run.check_options();
+  }
 
   /// Peers don't wait for a rank that throws while gradients are under way: the group is given up.
   ~DistributedDataParallel() {
@@ -29031,7 +29315,7 @@ class Socket {
   static Socket listen(const Address& address) {
     Socket socket(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     const int yes = 1;
-    setsockopt(socket.fd_, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+    if (socket) setsockopt(socket.fd_, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
     if (!socket || bind(socket.fd_, address.data(), address.length) != 0 || ::listen(socket.fd_, SOMAXCONN) != 0) {
       const int error = errno;
       const auto hint = error == EADDRINUSE      ? " (another job or program listens there; choose another port)"
@@ -29061,6 +29345,12 @@ class Socket {
   void no_delay() const {
     const int yes = 1;
     setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+  }
+  /// Where both ends are on one machine, takes the plain congestion control instead of one that may pace what it sends
+  /// (BBR, which some distributions default to): nothing is lost there, and pacing costs a third of the speed.
+  void no_pacing() const {
+    constexpr std::string_view plain = "reno";  // every kernel has it, and lets everyone use it
+    if (local().host() == remote().host()) setsockopt(fd_, IPPROTO_TCP, TCP_CONGESTION, plain.data(), plain.size());
   }
   Address local() const {
     Address address;
@@ -29161,9 +29451,9 @@ struct Guest {
 };
 
 /// Each guest has to send a hello of fixed size within 5 s. All are heard side by side, and nothing is allocated on
-/// their word, so that one who sends garbage, nothing, or a byte a second keeps no other one waiting. At most 128 are
-/// heard at once; while there are as many, the one who has been there longest goes, if it has had a second, and else
-/// new ones wait outside: so many a second can come in.
+/// their word, so that one who sends garbage, nothing, or a byte a second keeps no other one waiting. At most 128, or
+/// as many as this process may have descriptors for, are heard at once; while there are as many, the one who has been
+/// there longest goes, if it has had a second, and else new ones wait outside: so many a second can come in.
 class Guests {
  public:
   /// With `challenge_magic` each guest is sent a Challenge.
@@ -29176,8 +29466,13 @@ class Guests {
       for (auto& guest : waiting_)
         if (hear(guest)) return std::exchange(guest, {});
       if (Clock::now() >= deadline) return {};
-      auto* const place = seat();
+      auto* place = seat(true);
       auto socket = place ? listener_.accept() : Socket();
+      if (!socket && place && (errno == EMFILE || errno == ENFILE)) {  // no descriptors: as if all places were taken
+        place = seat(false);
+        if (place) *place = {};
+        if (place) continue;
+      }
       if (!socket) {
         sleep(deadline, place != nullptr);
         continue;
@@ -29199,14 +29494,15 @@ class Guests {
     return guest.got == hello_bytes_;
   }
 
-  /// A free place, or that of the one who has been there longest; null where that was not long yet.
-  Guest* seat() {
-    Guest* oldest = &waiting_[0];
+  /// A free place if `free` ones are any good, else that of the one who has been there longest; null where that was
+  /// not long yet.
+  Guest* seat(bool free) {
+    Guest* oldest = nullptr;
     for (auto& guest : waiting_) {
-      if (!guest.socket) return &guest;
-      if (guest.deadline < oldest->deadline) oldest = &guest;
+      if (!guest.socket && free) return &guest;
+      if (guest.socket && (!oldest || guest.deadline < oldest->deadline)) oldest = &guest;
     }
-    return oldest->deadline - Clock::now() < patience - std::chrono::seconds(1) ? oldest : nullptr;
+    return oldest && oldest->deadline - Clock::now() < patience - std::chrono::seconds(1) ? oldest : nullptr;
   }
 
   void sleep(Deadline deadline, bool room) const {
@@ -29829,6 +30125,8 @@ class ShmTransport final : public Transport {
       const int pid = seat(peer).pid.load();
       death(peer) = pid != 0 && peer != rank ? static_cast<int>(syscall(SYS_pidfd_open, pid, 0)) : -1;
     }
+    room_sent_[static_cast<std::size_t>((rank + 1) % size)].fill(slot_stride);  // see make_region
+    room_received_[static_cast<std::size_t>((rank + size - 1) % size)].fill(slot_stride);
     reads_peers = true;
   }
 
@@ -29844,7 +30142,9 @@ class ShmTransport final : public Transport {
     reinterpret_cast<detail::Board*>(region.data())->seats[who].pid.store(pid);
   }
 
-  std::byte* acquire(int peer) override {
+  std::byte* acquire(int peer) override { return acquire(peer, slot_bytes); }
+  std::byte* acquire(int peer, std::size_t bytes) {
+    take_room(rank, peer, room_sent_, sent_, bytes);
     auto& head = slot(rank, peer, sent_);
     if (head.full.load(std::memory_order_acquire) != 0) wait(peer, seat(rank).wants_room, head.full, 1);
     return reinterpret_cast<std::byte*>(&head) + sizeof head;
@@ -29863,7 +30163,13 @@ class ShmTransport final : public Transport {
     if (seat(peer).awaits.load() == rank + 1) ring_bell(peer);
   }
 
+  void send(int peer, const Envelope& envelope, const std::byte* data, std::size_t bytes) override {
+    fill(peer, acquire(peer, bytes), data, bytes);
+    publish(peer, envelope, bytes);
+  }
+
   Piece receive(int peer) override {
+    take_room(peer, rank, room_received_, received_, 0);  // what follows the head is the sender's affair
     auto& head = slot(peer, rank, received_);
     if (head.full.load(std::memory_order_acquire) == 0) wait(peer, seat(rank).awaits, head.full, 0);
     return {head.envelope, reinterpret_cast<const std::byte*>(&head) + sizeof head, head.bytes};
@@ -29875,7 +30181,10 @@ class ShmTransport final : public Transport {
     if (seat(peer).wants_room.load() == rank + 1) ring_bell(peer);
   }
 
-  bool has_piece(int peer) override { return slot(peer, rank, received_).full.load(std::memory_order_acquire) != 0; }
+  bool has_piece(int peer) override {
+    take_room(peer, rank, room_received_, received_, 0);
+    return slot(peer, rank, received_).full.load(std::memory_order_acquire) != 0;
+  }
 
   void flush() override {}
 
@@ -29922,6 +30231,7 @@ class ShmTransport final : public Transport {
   }
 
  private:
+  using Room = std::array<std::array<std::uint32_t, slots>, max_ranks>;  // bytes that have room, by peer and slot
   static constexpr std::chrono::milliseconds nap{20};  // of a sleeper between two looks around
   static constexpr std::size_t slot_stride = sizeof(detail::SlotHead) + slot_bytes;
   static constexpr std::size_t queue_stride = slots * slot_stride;
@@ -29936,6 +30246,16 @@ class ShmTransport final : public Transport {
     const auto peer = static_cast<std::size_t>(from == rank ? to : from);
     const auto queue = region_->data() + queue_begin(from, to, size);
     return *reinterpret_cast<detail::SlotHead*>(queue + next[peer] * slot_stride);
+  }
+
+  /// Before `bytes` behind the head of a queue's next slot are touched. Throws where the machine has no memory left:
+  /// touching them would end the process.
+  void take_room(int from, int to, Room& room, const std::array<std::uint32_t, max_ranks>& next, std::size_t bytes) {
+    const auto peer = static_cast<std::size_t>(from == rank ? to : from), all = sizeof(detail::SlotHead) + bytes;
+    auto& taken = room[peer][next[peer]];
+    if (taken >= all) return;
+    region_->reserve(queue_begin(from, to, size) + next[peer] * slot_stride, all);
+    taken = static_cast<std::uint32_t>(all);
   }
   static void advance(int peer, std::array<std::uint32_t, max_ranks>& next) {
     auto& i = next[static_cast<std::size_t>(peer)];
@@ -30013,6 +30333,7 @@ class ShmTransport final : public Transport {
   std::shared_ptr<const SharedRegion> region_;  // threads of a group share one
   detail::Board& board_;
   std::array<std::uint32_t, max_ranks> sent_{}, received_{};  // per peer, the next slot
+  Room room_sent_{}, room_received_{};
   std::array<FarCopy, max_ranks> copies_;
   std::array<int, max_ranks> deaths_{};                       // per peer: a pidfd, readable once its process has ended
   std::array<MappedWindows, max_ranks> mapped_;
@@ -30062,9 +30383,9 @@ class Host {
                               : Socket::listen(Address::resolve(world_.master_addr, world_.master_port));
     where_ = cat("rank 0: rendezvous at ", listener.local());
     check_token(world_, listener.local());
-    Guests guests(listener, sizeof(Hello), magic);
+    std::optional<Guests> guests(std::in_place, listener, sizeof(Hello), magic);
     while (!complete()) {
-      auto guest = guests.next(std::min(deadline, Clock::now() + std::chrono::milliseconds(50)));
+      auto guest = guests->next(std::min(deadline, Clock::now() + std::chrono::milliseconds(50)));
       if (!guest.socket && Clock::now() >= deadline) {
         const auto why = missing();
         refuse_all(why);
@@ -30082,6 +30403,7 @@ class Host {
       refuse(guest.socket, cat(where_, ": ", objection));
       refused_ = objection;
     }
+    guests.reset();  // agreeing needs descriptors that strangers may hold
     return agree(listener, deadline);
   }
 
@@ -30985,6 +31307,7 @@ struct MeshHello {
     check<TimeoutError>(socket_of(rank, 0) && socket_of(rank, 1), "rank ", world.rank, ": rank ", rank,
                         " did not connect within ", world.timeout.count(), " ms");
     socket_of(rank, 0).no_delay();
+    socket_of(rank, 0).no_pacing();
     socket_of(rank, 1).no_delay();
   }
 }
@@ -31007,6 +31330,7 @@ struct MeshHello {
 #ifndef CHORUS_SINGLE_CHORUS_COMM_IN_ORDER_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_IN_ORDER_HPP
 /// `InOrder`: runs tasks one after another, in the caller's thread or, for asynchronous ones, in one background thread.
+/// A caller that waits does what the background thread has not begun yet: it is awake, and its core is free.
 
 #include <csignal>
 
@@ -31043,14 +31367,12 @@ class InOrder final : public Progress {
       caller_waits_ = true;
       const auto failure = execute(lock, task);
       caller_waits_ = false;
+      hand_over();
       if (failure) failure.raise();
       return;
     }
-    start();
-    tasks_.push_back(task);
-    change_.notify_all();
-    lock.unlock();
-    wait(ticket);
+    if (!failure_) tasks_.push_back(task);
+    finish(lock, ticket);
   }
 
   /// Puts `task` behind all that were given before. Starts the thread at the first call.
@@ -31058,16 +31380,13 @@ class InOrder final : public Progress {
     const std::lock_guard lock(mutex_);
     start();
     if (!failure_) tasks_.push_back(task);
-    change_.notify_all();
+    hand_over();
     return ++given_;
   }
 
   void wait(std::uint64_t ticket) override {
     std::unique_lock lock(mutex_);
-    caller_waits_ = true;
-    change_.wait(lock, [&] { return finished_ >= ticket || bool(failure_); });
-    caller_waits_ = false;
-    if (finished_ < ticket) failure_.raise();
+    finish(lock, ticket);
   }
 
   bool done(std::uint64_t ticket) override {
@@ -31080,12 +31399,38 @@ class InOrder final : public Progress {
     {
       const std::lock_guard lock(mutex_);
       stopping_ = true;
-      change_.notify_all();
+      to_do_.notify_one();
     }
     if (thread_.joinable()) thread_.join();
   }
 
  private:
+  void finish(std::unique_lock<std::mutex>& lock, std::uint64_t ticket) {
+    caller_waits_ = true;
+    while (finished_ < ticket && !failure_) {
+      if (!running_ && !tasks_.empty())
+        execute(lock, next());
+      else
+        done_.wait(lock);
+    }
+    caller_waits_ = false;
+    hand_over();
+    if (finished_ < ticket) failure_.raise();
+  }
+  /// What a caller leaves is the background thread's.
+  void hand_over() {
+    if (!running_ && (stopping_ || !tasks_.empty())) to_do_.notify_one();
+  }
+
+  Task next() {
+    const Task task = tasks_[first_++];
+    if (first_ == tasks_.size()) {  // keeps its memory
+      tasks_.clear();
+      first_ = 0;
+    }
+    return task;
+  }
+
   Failure execute(std::unique_lock<std::mutex>& lock, const Task& task) {
     running_ = true;
     lock.unlock();
@@ -31099,7 +31444,7 @@ class InOrder final : public Progress {
       tasks_.clear();
       first_ = 0;
     }
-    change_.notify_all();
+    done_.notify_all();
     return failure;
   }
 
@@ -31115,22 +31460,17 @@ class InOrder final : public Progress {
   void loop() {
     std::unique_lock lock(mutex_);
     while (true) {
-      change_.wait(lock, [&] { return !running_ && (stopping_ || !tasks_.empty()); });
+      to_do_.wait(lock, [&] { return !running_ && (stopping_ || !tasks_.empty()); });
       if (tasks_.empty()) return;
-      const Task task = tasks_[first_++];
-      if (first_ == tasks_.size()) {  // keeps its memory
-        tasks_.clear();
-        first_ = 0;
-      }
-      execute(lock, task);
+      execute(lock, next());
     }
   }
 
   Run run_;
   void* self_;
   std::mutex mutex_;
-  std::condition_variable change_;
-  std::vector<Task> tasks_;  // those from first_ on wait
+  std::condition_variable to_do_, done_;  // for the background thread; for callers
+  std::vector<Task> tasks_;               // those from first_ on wait
   std::size_t first_ = 0;
   std::uint64_t given_ = 0, finished_ = 0;
   Failure failure_;
@@ -32069,14 +32409,20 @@ class Arguments {
   bool has(const char* name);
   /// The options that nobody has asked for so far, each after a blank.
   std::string unused() const;
+  /// Throws UsageError where an option that nobody has asked for so far looks like one that was asked for and is not
+  /// given: one letter off, or two where that name has seven or more; neighbours that have changed places are one.
+  void refuse_misspelt() const;
 
  private:
   std::string_view word(int i) const { return argv_[i + 1]; }
+  bool is_unused(int i) const { return !used_[static_cast<std::size_t>(i)] && word(i).starts_with("--"); }
   const char* after_name(int i, const char* name) const;
+  void note_missing(const char* name);
 
   const char* const* argv_ = nullptr;
   int count_ = 0;
   std::vector<char> used_;
+  std::vector<std::string> missing_;  // names that were asked for and are not given
 };
 
 /// What `launch` has to know; what is left open has a default.
@@ -32138,6 +32484,9 @@ class Run {
   /// Tells the ranks that this one is connected to, if any, that it fails, and why.
   void abort(std::string_view why) noexcept;
 
+  /// Throws UsageError for what looks like a misspelt option: with `--devcies 8` a program would train on one device
+  /// for hours. The policies call it: where a net is built, a program has asked for its options.
+  void check_options() const { arguments_.refuse_misspelt(); }
   /// Options of the command line that the program has not asked for, each after a blank.
   std::string unused_options() const { return arguments_.unused(); }
 
@@ -32307,6 +32656,7 @@ CHORUS_INLINE std::optional<std::string_view> Arguments::find(const char* name) 
       value = word(i + 1);
     }
   }
+  if (!value) note_missing(name);
   return value;
 }
 
@@ -32319,17 +32669,50 @@ CHORUS_INLINE bool Arguments::has(const char* name) {
     if (*rest == '=') detail::usage_error("option --%s takes no value, got '%s'", name, rest + 1);
     found = true;
   }
+  if (!found) note_missing(name);
   return found;
+}
+
+CHORUS_INLINE void Arguments::note_missing(const char* name) {
+  if (std::ranges::find(missing_, name) == missing_.end()) missing_.emplace_back(name);
 }
 
 CHORUS_INLINE std::string Arguments::unused() const {
   std::string out;
-  for (int i = 0; i < count_; ++i) {
-    if (used_[static_cast<std::size_t>(i)] || !word(i).starts_with("--")) continue;
-    out += ' ';
-    out.append(word(i));
-  }
+  for (int i = 0; i < count_; ++i)
+    if (is_unused(i)) out.append(" ").append(word(i));
   return out;
+}
+
+namespace detail {
+/// How many letters are put in, left out, changed, or changed with a neighbour between two words: the optimal string
+/// alignment distance (Damerau 1964).
+inline std::size_t misspellings(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> before, above(b.size() + 1), row(b.size() + 1);
+  for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    before = std::exchange(above, row);
+    row[0] = i;
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      row[j] = std::min({above[j] + 1, row[j - 1] + 1, above[j - 1] + (a[i - 1] != b[j - 1])});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) row[j] = std::min(row[j], before[j - 2] + 1);
+    }
+  }
+  return row[b.size()];
+}
+}  // namespace detail
+
+CHORUS_INLINE void Arguments::refuse_misspelt() const {
+  for (int i = 0; i < count_; ++i) {
+    if (!is_unused(i)) continue;
+    const std::string_view name = word(i).substr(2, word(i).find('=') - 2);
+    for (const std::string& meant : missing_)
+      if (meant.size() >= 4 && detail::misspellings(name, meant) <= (meant.size() >= 7 ? 2 : 1))
+        detail::usage_error(
+            "unknown option --%.*s: is --%s meant? (An option of the program's own has to be asked for "
+            "before the net is built.)",
+            static_cast<int>(name.size()), name.data(), meant.c_str());
+  }
 }
 
 // What follows `--name` in word i: nothing or `=value`; a null pointer where that is another word.
@@ -32468,8 +32851,9 @@ int launch(int argc, char** argv, const LaunchOptions& options, Body&& body) {
 }
 
 /// The same, with `--devices N`, `--seed S`, `--timeout SECONDS`, `--backend NAME` and `--help` read from the command
-/// line. Other options belong to the program, which asks for them with `run.option(name)`; one that it never asked for
-/// is named at the end.
+/// line. Other options belong to the program, which asks for them with `run.option(name)`; one that looks
+/// like a misspelling is refused where the net is built (Run::check_options), one that it never asked for is named at
+/// the end.
 template <class Net, class Body>
 int launch(int argc, char** argv, Body&& body) {
   return detail::launch(Net::distributed, argc, argv, nullptr, detail::LaunchBody::of<Net>(body));
@@ -32488,7 +32872,6 @@ int launch(int argc, char** argv, Body&& body) {
 /// Starts the ranks of one machine as processes and stands by them: the first that fails is named and ends all, signals
 /// are passed on, and nobody outlives the supervisor. `tether.hpp` is the rank's end of this.
 
-#include <spawn.h>
 #include <sys/wait.h>
 
 // <chorus/parallel/rank_output.hpp>
@@ -32727,6 +33110,121 @@ class RankOutput {
 }  // namespace chorus::inline CHORUS_ABI::detail
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_RANK_OUTPUT_HPP
 
+// <chorus/parallel/rank_process.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_RANK_PROCESS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_RANK_PROCESS_HPP
+/// One rank of a machine as a process: torchrun's variables, and the descriptors that it inherits.
+
+#include <spawn.h>
+
+namespace chorus::inline CHORUS_ABI {
+
+/// The processes to start: `ranks` times the same program with the same arguments and torchrun's variables.
+struct RankGroup {
+  int ranks = 1;                           ///< on this machine
+  std::string program;                     ///< the executable: a path, or a name to be found in PATH
+  char* const* argv = nullptr;             ///< its arguments, ended by a null pointer
+  std::chrono::milliseconds grace{3'000};  ///< between SIGTERM and SIGKILL
+
+  int nodes = 1, node_rank = 0;           ///< machines with as many ranks each, and which of them this is
+  std::string master_addr = "127.0.0.1";  ///< of machine 0
+  int master_port = 0;                    ///< 0: a free one, for a single machine
+  int restart = 0, max_restarts = 0;      ///< for the ranks to know
+  std::string run_id = "none";
+
+  bool prefix = false;  ///< ranks' lines get `[rank N] ` in front
+  std::string log_dir;  ///< if not empty, they go to log_dir/attempt_R/rank_N.log, too
+};
+
+namespace detail {
+
+/// What a rank inherits of its supervisor.
+struct RankDescriptors {
+  int report;    ///< it writes there why it fails
+  int listener;  ///< rank 0's: the ranks meet at this socket
+  int input;     ///< stdin of all other ranks
+  int output;    ///< stdout and stderr; -1: the supervisor's
+};
+
+/// The variables of rank `local_rank` of this machine that are not those of the supervisor.
+inline std::vector<std::string> rank_environment(const RankGroup& group, int local_rank, int port,
+                                                 const std::string& token, const RankDescriptors& given) {
+  const int rank = group.node_rank * group.ranks + local_rank, size = group.nodes * group.ranks;
+  std::vector<std::string> ours = {
+      format("RANK=%d", rank),
+      format("LOCAL_RANK=%d", local_rank),
+      format("ROLE_RANK=%d", rank),
+      format("GROUP_RANK=%d", group.node_rank),
+      format("WORLD_SIZE=%d", size),
+      format("LOCAL_WORLD_SIZE=%d", group.ranks),
+      format("ROLE_WORLD_SIZE=%d", size),
+      format("GROUP_WORLD_SIZE=%d", group.nodes),
+      "ROLE_NAME=default",
+      "MASTER_ADDR=" + group.master_addr,
+      format("MASTER_PORT=%d", port),
+      format("TORCHELASTIC_RESTART_COUNT=%d", group.restart),
+      format("TORCHELASTIC_MAX_RESTARTS=%d", group.max_restarts),
+      "TORCHELASTIC_RUN_ID=" + group.run_id,
+      "TORCHELASTIC_USE_AGENT_STORE=False",
+      format("CHORUS_SUPERVISOR_PID=%d", getpid()),
+      format("CHORUS_REPORT_FD=%d", given.report),
+      rank == 0 ? format("CHORUS_RENDEZVOUS_FD=%d", given.listener) : "CHORUS_RENDEZVOUS_FD=",
+  };
+  if (!token.empty()) ours.push_back("CHORUS_TOKEN=" + token);
+  if (group.ranks > 1 && env("OMP_NUM_THREADS") == nullptr) ours.push_back("OMP_NUM_THREADS=1");
+  return ours;
+}
+
+/// Starts that rank, with the supervisor's variables and `ours` in place of those of the same name. Throws Error where
+/// it can't be started.
+inline pid_t start_rank(const RankGroup& group, int local_rank, const std::vector<std::string>& ours,
+                        const RankDescriptors& given) {
+  std::vector<const char*> environment;
+  for (const std::string& entry : ours) environment.push_back(entry.c_str());
+  for (char** old = environ; *old != nullptr; ++old) {
+    const std::size_t name = std::string_view(*old).find('=') + 1;
+    bool replaced = false;
+    for (const std::string& entry : ours) replaced |= std::strncmp(*old, entry.c_str(), name) == 0;
+    if (!replaced) environment.push_back(*old);
+  }
+  environment.push_back(nullptr);
+
+  const int rank = group.node_rank * group.ranks + local_rank, size = group.nodes * group.ranks;
+  posix_spawn_file_actions_t files;
+  posix_spawn_file_actions_init(&files);
+  const auto hand_over = [&](int fd, int as) { posix_spawn_file_actions_adddup2(&files, fd, as); };
+  hand_over(given.report, given.report);  // what is copied onto itself stays open in the new program
+  if (rank == 0)
+    hand_over(given.listener, given.listener);
+  else
+    hand_over(given.input, STDIN_FILENO);
+  if (given.output >= 0) {
+    hand_over(given.output, STDOUT_FILENO);
+    hand_over(given.output, STDERR_FILENO);
+  }
+  // Signals that we handle here are back at their default in a new program; nor may it inherit that we block any.
+  posix_spawnattr_t attributes;
+  posix_spawnattr_init(&attributes);
+  sigset_t none;
+  sigemptyset(&none);
+  posix_spawnattr_setsigmask(&attributes, &none);
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
+
+  pid_t pid = -1;
+  const int error = posix_spawnp(&pid, group.program.c_str(), &files, &attributes, group.argv,
+                                 const_cast<char* const*>(environment.data()));
+  posix_spawnattr_destroy(&attributes);
+  posix_spawn_file_actions_destroy(&files);
+  if (error != 0)
+    system_error(format("cannot start rank %d of %d: %s", rank, size, group.program.c_str()).c_str(), error);
+  return pid;
+}
+
+}  // namespace detail
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_RANK_PROCESS_HPP
+
 // <chorus/parallel/tether.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_TETHER_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_TETHER_HPP
@@ -32774,23 +33272,6 @@ class Tether {
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_TETHER_HPP
 
 namespace chorus::inline CHORUS_ABI {
-
-/// The processes to start: `ranks` times the same program with the same arguments and torchrun's variables.
-struct RankGroup {
-  int ranks = 1;                           ///< on this machine
-  std::string program;                     ///< the executable: a path, or a name to be found in PATH
-  char* const* argv = nullptr;             ///< its arguments, ended by a null pointer
-  std::chrono::milliseconds grace{3'000};  ///< between SIGTERM and SIGKILL
-
-  int nodes = 1, node_rank = 0;           ///< machines with as many ranks each, and which of them this is
-  std::string master_addr = "127.0.0.1";  ///< of machine 0
-  int master_port = 0;                    ///< 0: a free one, for a single machine
-  int restart = 0, max_restarts = 0;      ///< for the ranks to know
-  std::string run_id = "none";
-
-  bool prefix = false;  ///< ranks' lines get `[rank N] ` in front
-  std::string log_dir;  ///< if not empty, they go to log_dir/attempt_R/rank_N.log, too
-};
 
 /// How a group ended.
 struct GroupOutcome {
@@ -32885,71 +33366,11 @@ class Supervisor {
   }
 
   void start(int local_rank, int listener, int port, int nothing) {
-    const int rank = group_.node_rank * group_.ranks + local_rank, size = group_.nodes * group_.ranks;
     Pipe reports;
-    const int report_fd = reports.write_end.get();
-    std::vector<std::string> ours = {
-        format("RANK=%d", rank),
-        format("LOCAL_RANK=%d", local_rank),
-        format("ROLE_RANK=%d", rank),
-        format("GROUP_RANK=%d", group_.node_rank),
-        format("WORLD_SIZE=%d", size),
-        format("LOCAL_WORLD_SIZE=%d", group_.ranks),
-        format("ROLE_WORLD_SIZE=%d", size),
-        format("GROUP_WORLD_SIZE=%d", group_.nodes),
-        "ROLE_NAME=default",
-        "MASTER_ADDR=" + group_.master_addr,
-        format("MASTER_PORT=%d", port),
-        format("TORCHELASTIC_RESTART_COUNT=%d", group_.restart),
-        format("TORCHELASTIC_MAX_RESTARTS=%d", group_.max_restarts),
-        "TORCHELASTIC_RUN_ID=" + group_.run_id,
-        "TORCHELASTIC_USE_AGENT_STORE=False",
-        format("CHORUS_SUPERVISOR_PID=%d", getpid()),
-        format("CHORUS_REPORT_FD=%d", report_fd),
-        rank == 0 ? format("CHORUS_RENDEZVOUS_FD=%d", listener) : "CHORUS_RENDEZVOUS_FD=",
-    };
-    if (!token_.empty()) ours.push_back("CHORUS_TOKEN=" + token_);
-    if (group_.ranks > 1 && env("OMP_NUM_THREADS") == nullptr) ours.push_back("OMP_NUM_THREADS=1");
-    std::vector<const char*> environment;
-    for (const std::string& entry : ours) environment.push_back(entry.c_str());
-    for (char** old = environ; *old != nullptr; ++old) {
-      const std::size_t name = std::string_view(*old).find('=') + 1;
-      bool replaced = false;
-      for (const std::string& entry : ours) replaced |= std::strncmp(*old, entry.c_str(), name) == 0;
-      if (!replaced) environment.push_back(*old);
-    }
-    environment.push_back(nullptr);
-
-    // A descriptor that is copied onto itself stays open in the new program.
-    posix_spawn_file_actions_t files;
-    posix_spawn_file_actions_init(&files);
-    posix_spawn_file_actions_adddup2(&files, report_fd, report_fd);
-    if (rank == 0) {
-      posix_spawn_file_actions_adddup2(&files, listener, listener);
-    } else {
-      posix_spawn_file_actions_adddup2(&files, nothing, STDIN_FILENO);
-    }
-    Fd out;
-    if (output_) {
-      out = output_->add(rank);
-      posix_spawn_file_actions_adddup2(&files, out.get(), STDOUT_FILENO);
-      posix_spawn_file_actions_adddup2(&files, out.get(), STDERR_FILENO);
-    }
-    // Signals that we handle here are back at their default in a new program; nor may it inherit that we block any.
-    posix_spawnattr_t attributes;
-    posix_spawnattr_init(&attributes);
-    sigset_t none;
-    sigemptyset(&none);
-    posix_spawnattr_setsigmask(&attributes, &none);
-    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
-
-    pid_t pid = -1;
-    const int error = posix_spawnp(&pid, group_.program.c_str(), &files, &attributes, group_.argv,
-                                  const_cast<char* const*>(environment.data()));
-    posix_spawnattr_destroy(&attributes);
-    posix_spawn_file_actions_destroy(&files);
-    if (error != 0)
-      system_error(format("cannot start rank %d of %d: %s", rank, size, group_.program.c_str()).c_str(), error);
+    const Fd output = output_ ? output_->add(group_.node_rank * group_.ranks + local_rank) : Fd();
+    const RankDescriptors given{reports.write_end.get(), listener, nothing, output_ ? output.get() : -1};
+    const auto variables = rank_environment(group_, local_rank, port, token_, given);
+    const pid_t pid = start_rank(group_, local_rank, variables, given);
     ranks_[static_cast<std::size_t>(local_rank)] = {pid, true, 0, std::move(reports.read_end)};
     ++running_;
   }
@@ -33226,7 +33647,7 @@ class SingleDevice : public Policy<Model> {
   /// For `launch`: takes the seed from `run`.
   template <class Run>
   requires requires(Run& run) { run.seed(); }
-  SingleDevice(Model model, Run& run) : SingleDevice(std::move(model), run.seed()) {}
+  SingleDevice(Model model, Run& run) : SingleDevice(std::move(model), run.seed()) { run.check_options(); }
 
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
