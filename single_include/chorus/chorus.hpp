@@ -6629,9 +6629,9 @@ class ImageDataset {
     const std::size_t count = pixels_per_image(), at = static_cast<std::size_t>(i);
     check<ShapeError>(image.size() == count, "dataset: expected room for ", count, " pixels, got ", image.size());
     std::uint8_t* bytes = pixels_.get() + at * count;
-    if (make_) std::call_once(made_[at], [&] { labels_[at] = make_(i, {bytes, count}); });
+    if (make_) std::call_once(made_.get()[at], [&] { labels_.get()[at] = make_(i, {bytes, count}); });
     for (std::size_t p = 0; p < count; ++p) image[p] = static_cast<float>(bytes[p]) / 255.0f;
-    return labels_[at];
+    return labels_.get()[at];
   }
 
  private:
@@ -7707,8 +7707,8 @@ namespace chorus::inline CHORUS_ABI::data {
 
 /// `count` labelled images. Each depends on (seed, split, its index) alone: longer sets begin with shorter ones, the
 /// test split shares no random number with the train split, and the labels go round from 0 to 9. An image is made when
-/// it is first read, so that a rank makes its share alone. Programs compiled with
-/// and without fused multiply-add round differently: one pixel in 100,000 or fewer is then off by 1/255.
+/// it is first read, so that a rank makes its share alone. Programs compiled with and without fused multiply-add round
+/// differently: one pixel in 100,000 or fewer is then off by 1/255.
 class SyntheticImages : public ImageDataset {
  public:
   /// `shape`: {1 or 3 (or more) channels, height, width}; sides of at least 8. Throws UsageError otherwise.

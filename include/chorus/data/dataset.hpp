@@ -76,9 +76,9 @@ class ImageDataset {
     const std::size_t count = pixels_per_image(), at = static_cast<std::size_t>(i);
     check<ShapeError>(image.size() == count, "dataset: expected room for ", count, " pixels, got ", image.size());
     std::uint8_t* bytes = pixels_.get() + at * count;
-    if (make_) std::call_once(made_[at], [&] { labels_[at] = make_(i, {bytes, count}); });
+    if (make_) std::call_once(made_.get()[at], [&] { labels_.get()[at] = make_(i, {bytes, count}); });
     for (std::size_t p = 0; p < count; ++p) image[p] = static_cast<float>(bytes[p]) / 255.0f;
-    return labels_[at];
+    return labels_.get()[at];
   }
 
  private:

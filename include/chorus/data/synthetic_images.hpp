@@ -16,8 +16,8 @@ namespace chorus::inline CHORUS_ABI::data {
 
 /// `count` labelled images. Each depends on (seed, split, its index) alone: longer sets begin with shorter ones, the
 /// test split shares no random number with the train split, and the labels go round from 0 to 9. An image is made when
-/// it is first read, so that a rank makes its share alone. Programs compiled with
-/// and without fused multiply-add round differently: one pixel in 100,000 or fewer is then off by 1/255.
+/// it is first read, so that a rank makes its share alone. Programs compiled with and without fused multiply-add round
+/// differently: one pixel in 100,000 or fewer is then off by 1/255.
 class SyntheticImages : public ImageDataset {
  public:
   /// `shape`: {1 or 3 (or more) channels, height, width}; sides of at least 8. Throws UsageError otherwise.
