@@ -92,7 +92,7 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
   /// be a GraphVariable: then all devices' work is one graph, through which backward goes in the calling thread.
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
-    handles_.check_kept(this->model_, "DataParallel");
+    handles_.check_kept(this->model_);
     const auto& random = this->begin_forward();
     const Index batch = detail::batch_size(options_.dim, inputs...);
     const auto used = static_cast<std::size_t>(std::clamp<Index>(batch, 1, devices()));

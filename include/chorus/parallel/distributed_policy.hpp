@@ -134,7 +134,7 @@ class DistributedPolicy : public Policy<Model> {
   /// model has got other parameters or buffers since the policy took it.
   template <class... Inputs>
   auto forward(const Inputs&... inputs) {
-    handles_.check_kept(this->model_, "a policy of several processes");
+    handles_.check_kept(this->model_);
     const RandomScope scope(this->begin_forward());
     const BatchGroupScope group(grad_enabled() ? group_ : nullptr);
     auto output = this->model_.forward(this->on_model_device(inputs)...);

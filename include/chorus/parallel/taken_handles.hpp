@@ -10,28 +10,33 @@ namespace chorus::inline CHORUS_ABI::detail {
 
 class TakenHandles final : public nn::detail::Walker {
  public:
-  explicit TakenHandles(nn::Module& model) { walk(model); }
-
-  /// Throws UsageError where a layer has been given others since then; `policy` has taken the model.
-  void check_kept(nn::Module& model, const char* policy) {
-    next_ = 0;
-    policy_ = policy;
+  explicit TakenHandles(nn::Module& model) {
     walk(model);
+    taken_ = true;
+  }
+
+  /// Throws UsageError where the model has others now.
+  void check_kept(nn::Module& model) {
+    next_ = 0;
+    walk(model);
+    check<UsageError>(next_ == nodes_.size(), "the model has lost ", nodes_.size() - next_,
+                      " parameters and buffers since the policy took it");
   }
   void parameter(std::string_view name, AnyParameter& handle) override { look(name, handle.shared()); }
   void buffer(std::string_view name, AnyBuffer& handle) override { look(name, handle.shared()); }
 
  private:
   void look(std::string_view name, const Ref<Node>& node) {
-    const std::size_t i = next_++;
-    if (i == nodes_.size()) nodes_.push_back(node);
-    if (nodes_[i] != node)
-      fail<UsageError>(policy_, ": '", path(name), "' has been replaced since the policy took the model, which ",
-                       "its copies don't see: write numbers into the one that was there");
+    if (!taken_) return nodes_.push_back(node);
+    if (next_ == nodes_.size() || nodes_[next_] != node)
+      fail<UsageError>("the model's '", path(name), "' has been added or replaced since the policy took the model, and ",
+                       "would not take part: write numbers into the one that was there");
+    ++next_;
   }
+
   std::vector<Ref<Node>> nodes_;
   std::size_t next_ = 0;
-  const char* policy_ = "";
+  bool taken_ = false;
 };
 
 }  // namespace chorus::inline CHORUS_ABI::detail

@@ -215,10 +215,34 @@ TEST_CASE("ddp: parameters and buffers that were replaced since the net was buil
     });
   };
   CHECK(message([](auto& model) { model.fc2 = nn::Linear<Cpu, double>(12, 3); }) ==
-        "a policy of several processes: 'fc2.weight' has been replaced since the policy took the model, which its "
-        "copies don't see: write numbers into the one that was there");
+        "the model's 'fc2.weight' has been added or replaced since the policy took the model, and would not take part: "
+        "write numbers into the one that was there");
   CHECK_THAT(message([](auto& model) { model.norm.running_mean = Buffer<double, 1>(Tensor<double, 1>::zeros({3})); }),
-             Contains("'norm.running_mean' has been replaced"));
+             Contains("'norm.running_mean' has been added or replaced"));
+}
+
+/// A layer may come and go.
+struct Growing : nn::Module {
+  nn::Linear<Cpu, double> first{5, 3};
+  std::optional<nn::Linear<Cpu, double>> second;
+  CHORUS_MODULE(Growing, first, second)
+  auto forward(const auto& x) const { return second ? (*second)(first(x)) : first(x); }
+};
+
+TEST_CASE("ddp: parameters that came or went since the net was built are an error") {
+  const auto message = [](bool comes) {
+    comm::AnyCommunicator alone;
+    Growing model;
+    if (!comes) model.second.emplace(3, 3);
+    DistributedDataParallel<Growing> net{std::move(model), alone};
+    if (comes)
+      net.module().second.emplace(3, 3);
+    else
+      net.module().second.reset();
+    return message_of<UsageError>([&] { net(numbers(8, 5, 1)); });
+  };
+  CHECK_THAT(message(true), Contains("'second.weight' has been added or replaced since"));
+  CHECK_THAT(message(false), Contains("has lost 2 parameters and buffers since"));
 }
 
 }  // namespace ddp_combinations_test
