@@ -21976,28 +21976,33 @@ namespace chorus::inline CHORUS_ABI::detail {
 
 class TakenHandles final : public nn::detail::Walker {
  public:
-  explicit TakenHandles(nn::Module& model) { walk(model); }
-
-  /// Throws UsageError where a layer has been given others since then; `policy` has taken the model.
-  void check_kept(nn::Module& model, const char* policy) {
-    next_ = 0;
-    policy_ = policy;
+  explicit TakenHandles(nn::Module& model) {
     walk(model);
+    taken_ = true;
+  }
+
+  /// Throws UsageError where the model has others now.
+  void check_kept(nn::Module& model) {
+    next_ = 0;
+    walk(model);
+    check<UsageError>(next_ == nodes_.size(), "the model has lost ", nodes_.size() - next_,
+                      " parameters and buffers since the policy took it");
   }
   void parameter(std::string_view name, AnyParameter& handle) override { look(name, handle.shared()); }
   void buffer(std::string_view name, AnyBuffer& handle) override { look(name, handle.shared()); }
 
  private:
   void look(std::string_view name, const Ref<Node>& node) {
-    const std::size_t i = next_++;
-    if (i == nodes_.size()) nodes_.push_back(node);
-    if (nodes_[i] != node)
-      fail<UsageError>(policy_, ": '", path(name), "' has been replaced since the policy took the model, which ",
-                       "its copies don't see: write numbers into the one that was there");
+    if (!taken_) return nodes_.push_back(node);
+    if (next_ == nodes_.size() || nodes_[next_] != node)
+      fail<UsageError>("the model's '", path(name), "' has been added or replaced since the policy took the model, ",
+                       "and would not take part: write numbers into the one that was there");
+    ++next_;
   }
+
   std::vector<Ref<Node>> nodes_;
   std::size_t next_ = 0;
-  const char* policy_ = "";
+  bool taken_ = false;
 };
 
 }  // namespace chorus::inline CHORUS_ABI::detail
@@ -22223,7 +22228,7 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
   /// be a GraphVariable: then all devices' work is one graph, through which backward goes in the calling thread.
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
-    handles_.check_kept(this->model_, "DataParallel");
+    handles_.check_kept(this->model_);
     const auto& random = this->begin_forward();
     const Index batch = detail::batch_size(options_.dim, inputs...);
     const auto used = static_cast<std::size_t>(std::clamp<Index>(batch, 1, devices()));
@@ -23275,7 +23280,7 @@ class DistributedPolicy : public Policy<Model> {
   /// model has got other parameters or buffers since the policy took it.
   template <class... Inputs>
   auto forward(const Inputs&... inputs) {
-    handles_.check_kept(this->model_, "a policy of several processes");
+    handles_.check_kept(this->model_);
     const RandomScope scope(this->begin_forward());
     const BatchGroupScope group(grad_enabled() ? group_ : nullptr);
     auto output = this->model_.forward(this->on_model_device(inputs)...);

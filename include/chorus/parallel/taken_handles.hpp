@@ -29,8 +29,8 @@ class TakenHandles final : public nn::detail::Walker {
   void look(std::string_view name, const Ref<Node>& node) {
     if (!taken_) return nodes_.push_back(node);
     if (next_ == nodes_.size() || nodes_[next_] != node)
-      fail<UsageError>("the model's '", path(name), "' has been added or replaced since the policy took the model, and ",
-                       "would not take part: write numbers into the one that was there");
+      fail<UsageError>("the model's '", path(name), "' has been added or replaced since the policy took the model, ",
+                       "and would not take part: write numbers into the one that was there");
     ++next_;
   }
 
