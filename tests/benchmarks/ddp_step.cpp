@@ -68,20 +68,17 @@ void measure_case(ch::Run& run, const bench::RanksAndCases& asked, const char* n
       net{make(), run, {.bucket_cap_mb = asked.bucket_cap_mb}};
   ch::SingleDevice<Model> apart{make()};
 
-  const auto batch = images.size(0), rows = targets.numel() / batch;
-  const auto ranks = static_cast<std::size_t>(run.world_size()), rank = static_cast<std::size_t>(run.rank());
-  const auto begin = ch::detail::share_begin(batch, ranks, rank), end = ch::detail::share_begin(batch, ranks, rank + 1);
-  const auto share = images.slice(0, begin, end);
-  const auto share_targets = targets.slice(0, begin * rows, end * rows);
+  const auto batch = images.size(0);
+  const auto share = bench::share_of(images, targets, run.rank(), run.world_size());
 
   constexpr std::size_t rounds = 8;
   const std::size_t steps = std::max<std::size_t>(2, bench::fixed_steps(name) / rounds);
   Blocks of_one, of_all, of_apart, of_in_step;
   const auto alone_optimizer = make_optimizer(alone.parameters()), apart_optimizer = make_optimizer(apart.parameters());
   const auto step_alone = bench::make_step(alone, *alone_optimizer, images, targets);
-  const auto step_apart = bench::make_step(apart, *apart_optimizer, share, share_targets);
+  const auto step_apart = bench::make_step(apart, *apart_optimizer, share.first, share.second);
   const auto measure_rounds = [&](auto& optimizer) {
-    const auto step = bench::make_step(net, optimizer, share, share_targets);
+    const auto step = bench::make_step(net, optimizer, share.first, share.second);
     for (std::size_t round = 0; round <= rounds; ++round) {
       const double one = run.is_main() ? block_ms(step_alone, steps) : 1;
       // The slowest rank's: that is how long a step takes.
@@ -112,7 +109,7 @@ void measure_case(ch::Run& run, const bench::RanksAndCases& asked, const char* n
   }
   if (!run.is_main()) return;
   of_one.print("ddp", name, 1, batch);
-  if (ranks > 1) of_all.print("ddp", name, net.devices(), batch);
+  if (run.world_size() > 1) of_all.print("ddp", name, net.devices(), batch);
   of_apart.print("apart", name, net.devices(), batch);
   of_in_step.print("in_step", name, net.devices(), batch);
   std::fflush(stdout);

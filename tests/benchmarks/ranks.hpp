@@ -3,6 +3,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "cases.hpp"
 
@@ -24,16 +25,22 @@ int on_ranks(int argc, char** argv, std::optional<int> ranks, const std::vector<
   return known ? status : 2;
 }
 
+/// A rank's share of the batch and of its targets.
+template <class Images>
+auto share_of(const Images& images, const chorus::Tensor<std::int64_t, 1>& targets, int rank, int ranks) {
+  const auto batch = images.size(0), rows = targets.numel() / batch;
+  const auto all = static_cast<std::size_t>(ranks), own = static_cast<std::size_t>(rank);
+  const auto begin = chorus::detail::share_begin(batch, all, own),
+             end = chorus::detail::share_begin(batch, all, own + 1);
+  return std::pair(images.slice(0, begin, end), targets.slice(0, begin * rows, end * rows));
+}
+
 /// A rank's step on its share of the batch. Every rank makes the same number of steps: a fixed number, not a time.
 template <class Net, class Optimizer, class Images>
 double share_ms(Net& net, Optimizer& optimizer, int rank, const Images& images,
                 const chorus::Tensor<std::int64_t, 1>& targets, std::size_t steps) {
-  const auto ranks = static_cast<std::size_t>(net.devices()), own = static_cast<std::size_t>(rank);
-  const auto batch = images.size(0), rows = targets.numel() / batch;
-  const auto begin = chorus::detail::share_begin(batch, ranks, own),
-             end = chorus::detail::share_begin(batch, ranks, own + 1);
-  const auto step = make_step(net, optimizer, images.slice(0, begin, end), targets.slice(0, begin * rows, end * rows));
-  return median_ms(step, steps, 1e9);
+  const auto [share, share_targets] = share_of(images, targets, rank, net.devices());
+  return median_ms(make_step(net, optimizer, share, share_targets), steps, 1e9);
 }
 /// Half a second or more: in a shorter time whatever else wakes up counts for much.
 inline std::size_t fixed_steps(std::string_view name) {

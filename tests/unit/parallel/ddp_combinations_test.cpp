@@ -46,16 +46,6 @@ struct Repeating : nn::Module {
   }
 };
 
-template <class D>
-struct Synced : nn::Module {
-  nn::Linear<D, double> fc1{5, 12}, fc2{12, 3};
-  nn::SyncBatchNorm<D, double> norm{3};
-  CHORUS_MODULE(Synced, fc1, norm, fc2)
-  auto forward(const auto& x) const {
-    return fc2(flatten(tanh(norm(reshape(fc1(x), std::array<Index, 3>{-1, 3, 4})))));
-  }
-};
-
 /// Fails on one rank, at its third bucket.
 struct FailingHook : AllReduce {
   int rank = -1, calls = 0;
@@ -175,7 +165,7 @@ TEST_CASE("join: hooks that compress, of one round and of several, work for rank
 
 TEST_CASE("join: throw_on_early_termination ends ranks that synchronise batch norm, before it waits for them") {
   const auto text = common_text(2, [](const World& world) {
-    Distributed<Synced<Cpu>> rank(world);
+    Distributed<test::Synced<Cpu>> rank(world);
     return message_of<UsageError>([&] {
       rank.net.join(
           [&] {

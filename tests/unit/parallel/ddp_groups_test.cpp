@@ -10,17 +10,6 @@ using namespace test::names;
 
 constexpr double rounding = 1e-12;
 
-/// A synchronised layer over 3 channels of 4 numbers.
-template <class D>
-struct Synced : nn::Module {
-  nn::Linear<D, double> fc1{5, 12}, fc2{12, 3};
-  nn::SyncBatchNorm<D, double> norm{3};
-  CHORUS_MODULE(Synced, fc1, norm, fc2)
-  auto forward(const auto& x) const {
-    return fc2(tanh(flatten(norm(reshape(fc1(x), std::array<Index, 3>{-1, 3, 4})))));
-  }
-};
-
 /// What comes behind a Smooth.
 struct Last : nn::Module {
   nn::Linear<Cpu, double> fc{3, 2};
@@ -45,7 +34,7 @@ TEST_CASE("ddp groups: each trains on its own data, and synchronises batch norm 
     const int group = world.rank < 2 ? 0 : 1;  // of two ranks and of three
     const auto place = comm::split(all, world, group);
     auto communicator = comm::connect(place);
-    DistributedDataParallel<Synced<Cpu>> net{make<Synced<Cpu>>(), communicator, {}, 3};
+    DistributedDataParallel<test::Synced<Cpu>> net{make<test::Synced<Cpu>>(), communicator, {}, 3};
     optim::Sgd optimizer{net.parameters(), {.lr = 0.3, .momentum = 0.9}};
     for (std::uint32_t number = 0; number < 4; ++number) test::step(net, optimizer, batch_of(group, number), 7, place);
     return test::text_of(test::values(net.module()));
@@ -53,7 +42,7 @@ TEST_CASE("ddp groups: each trains on its own data, and synchronises batch norm 
   const auto texts = ranks.texts();
   for (std::size_t rank = 0; rank < texts.size(); ++rank) {
     INFO(rank << ": " << texts[rank]);
-    CHECK(distance(test::numbers_in(texts[rank]), train_alone<Synced<Cpu>>(rank < 2 ? 0 : 1)) < rounding);
+    CHECK(distance(test::numbers_in(texts[rank]), train_alone<test::Synced<Cpu>>(rank < 2 ? 0 : 1)) < rounding);
     CHECK(texts[rank] == texts[rank < 2 ? 0 : 2]);
   }
 }

@@ -63,16 +63,20 @@ struct Dropping : ch::nn::Module {
 };
 
 /// Batch norm over 3 channels of 4 numbers: a share of one sample has statistics, too.
-template <class D>
-struct Normed : ch::nn::Module {
+template <class D, class Norm>
+struct NormedBy : ch::nn::Module {
   ch::nn::Linear<D, double> fc1{5, 12}, fc2{12, 3};
-  ch::nn::BatchNorm<D, double> norm{3};
-  CHORUS_MODULE(Normed, fc1, norm, fc2)
+  Norm norm{3};
+  CHORUS_MODULE(NormedBy, fc1, norm, fc2)
   auto forward(const auto& x) const {
     const auto h = norm(ch::reshape(fc1(x), std::array<Index, 3>{-1, 3, 4}));
     return fc2(ch::tanh(ch::flatten(h)));
   }
 };
+template <class D>
+using Normed = NormedBy<D, ch::nn::BatchNorm<D, double>>;
+template <class D>
+using Synced = NormedBy<D, ch::nn::SyncBatchNorm<D, double>>;
 
 /// A model that is the same wherever and whenever it is made.
 template <class Model>
