@@ -38,7 +38,7 @@ STANDARD = {
     "cstdlib": "_Exit abort aligned_alloc exit free getenv malloc strtol strtoll",
     "cstring": "memcmp memcpy memmove memset strchr strcmp strerror strlen strncmp",
     "deque": "deque",
-    "exception": "current_exception exception exception_ptr rethrow_exception uncaught_exceptions",
+    "exception": "current_exception exception exception_ptr rethrow_exception terminate uncaught_exceptions",
     "filesystem": "filesystem",
     "functional": "bit_or divides function invoke less minus multiplies plus ref",
     "initializer_list": "initializer_list",

@@ -4,21 +4,21 @@
 
 #include <algorithm>
 #include <chorus/parallel/device_balance.hpp>
-#include <chorus/parallel/device_threads.hpp>
 #include <chorus/parallel/gather.hpp>
 #include <chorus/parallel/message.hpp>
 #include <chorus/parallel/policy.hpp>
 #include <chorus/parallel/replica_collectives.hpp>
 #include <chorus/parallel/replica_gradients.hpp>
+#include <chorus/parallel/replica_threads.hpp>
 #include <chorus/parallel/replicas.hpp>
 #include <chorus/parallel/scatter.hpp>
 #include <chorus/parallel/taken_handles.hpp>
-#include <chorus/parallel/thread_batch_group.hpp>
 #include <chrono>
 #include <memory>
 #include <numeric>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <tuple>
 #include <utility>
@@ -33,7 +33,7 @@ struct DataParallelOptions {
   int output_device = -1;
   /// The axis along which inputs are cut and outputs are joined.
   int dim = 0;
-  /// How long a GPU waits for the others in one of NCCL's collectives.
+  /// How long a device waits for the others: in one of NCCL's collectives, or in SyncBatchNorm.
   std::chrono::milliseconds timeout{60'000};
 };
 
@@ -67,8 +67,8 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
         options_(std::move(options)),
         buffers_(nn::named_buffers<D>(this->model_)),
         handles_(this->model_),
-        threads_(options_.device_ids.size()),
-        collectives_(this->flat_, buffers_, replicas_, threads_, options_.device_ids, options_.timeout) {
+        threads_(replica_names(options_), options_.timeout),
+        collectives_(this->flat_, buffers_, replicas_, threads_.threads(), options_.device_ids, options_.timeout) {
     if (options_.output_device < 0) options_.output_device = options_.device_ids.front();
     CachingAllocator<D>::of(D{options_.output_device});  // throws where it doesn't exist
     check<UsageError>(options_.dim >= 0, "DataParallel: dim is at least 0, got ", options_.dim);
@@ -112,11 +112,9 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
     if (together)
       collectives_.broadcast();
     else if (!buffers_.empty())
-      run(used, update_copy);
-    batch_groups_.begin(used, recorded<Inputs...>);
-    run(used, [&](std::size_t i) {
+      threads_.run(used, update_copy);
+    threads_.run_together(used, recorded<Inputs...>, [&](std::size_t i) {
       const GradMode mode(grad);
-      const detail::ThreadBatchGroups::Membership membership(batch_groups_, used, i);
       RandomContext context{random.seed, random.step, 0,
                             [first = detail::share_begin(batch, used, i)] { return first; }};
       const RandomScope scope(context);
@@ -187,6 +185,13 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
     check<UsageError>(!options.device_ids.empty(), "DataParallel: device_ids is empty: expected at least one device");
     return D{options.device_ids.front()};
   }
+  // What errors call the copies.
+  static std::vector<std::string> replica_names(const DataParallelOptions& options) {
+    std::vector<std::string> names;
+    for (std::size_t i = 0; i < options.device_ids.size(); ++i)
+      names.push_back(cat("replica ", i, " on device ", D{options.device_ids[i]}));
+    return names;
+  }
   // Where a run wants more devices than there are GPUs, copies share them.
   template <class Run>
   static std::vector<int> devices_of(Run& run) {
@@ -205,14 +210,6 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
     return indices;
   }
   D device(std::size_t i) const { return D{options_.device_ids[i]}; }
-
-  // Runs a task on the first `used` devices' threads; throws what one of them threw.
-  template <class Task>
-  void run(std::size_t used, const Task& task) {
-    const auto& errors = threads_.run(used, task);
-    for (std::size_t i = 0; i < used; ++i)
-      if (errors[i]) rethrow_with(errors[i], cat("DataParallel: replica ", i, " on device ", device(i), ": "));
-  }
 
   // Whether a forward pass makes one graph of all devices.
   template <class... Inputs>
@@ -252,11 +249,8 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
   }
 
   void backward_on_replicas(const Roots& roots, bool keep) {
-    batch_groups_.begin(roots.size(), false);
-    run(roots.size(), [&](std::size_t i) {
-      const detail::ThreadBatchGroups::Membership membership(batch_groups_, roots.size(), i);
-      run_backward(roots[i], {.retain_graph = keep, .hooks = false});
-    });
+    threads_.run_together(roots.size(), false,
+                          [&](std::size_t i) { run_backward(roots[i], {.retain_graph = keep, .hooks = false}); });
   }
 
   void backward(const Roots& roots, bool keep) override {
@@ -265,7 +259,7 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
     if (collectives_.serve(roots.size()))
       collectives_.reduce();
     else
-      gradients(roots.size()).reduce([this](std::size_t used, const auto& task) { run(used, task); });
+      gradients(roots.size()).reduce([this](std::size_t used, const auto& task) { threads_.run(used, task); });
   }
 
   void backward_to_wanted(const Roots& roots, bool keep) override {
@@ -292,8 +286,7 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
   std::vector<nn::NamedBuffer<D>> buffers_;
   detail::TakenHandles handles_;
   std::vector<std::unique_ptr<detail::Replica<Model>>> replicas_;  // number 0 is the model itself
-  detail::ThreadBatchGroups batch_groups_;
-  DeviceThreads threads_;
+  detail::ReplicaThreads threads_;
   detail::ReplicaCollectives<Model> collectives_;
   std::vector<Index> shares_;  // samples of each device in the last forward pass
 };

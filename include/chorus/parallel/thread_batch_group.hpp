@@ -1,93 +1,21 @@
 #pragma once
 /// The devices of one process as a BatchGroup: each is served by a thread, and they meet to add up their numbers.
 
-#include <algorithm>
 #include <any>
 #include <chorus/core/batch_group.hpp>
 #include <chorus/core/error.hpp>
-#include <condition_variable>
+#include <chorus/parallel/thread_meeting.hpp>
+#include <chrono>
 #include <cstddef>
+#include <exception>
 #include <memory>
-#include <mutex>
+#include <optional>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
 namespace chorus::inline CHORUS_ABI::detail {
-
-/// A meeting of `members` threads. Who has ended, or thrown, is waited for no more: the others throw.
-class ThreadMeeting {
- public:
-  explicit ThreadMeeting(std::size_t members) : values_(members), given_(members), all_(members) {}
-
-  /// Before the members' next common task, whose forward pass is `recorded` as one graph or not.
-  void begin(bool recorded) {
-    const std::lock_guard lock(mutex_);
-    arrived_ = left_ = 0;
-    recorded_ = recorded;
-  }
-  bool recorded() const { return recorded_; }
-  /// This member's task has ended.
-  void leave() {
-    const std::lock_guard lock(mutex_);
-    if (++left_ == values_.size()) {
-      given_.assign(left_, std::any());
-      all_.assign(left_, std::any());
-    }
-    change_.notify_all();
-  }
-
-  /// Adds up in the order of members, so that every run gives the same bits.
-  void sum(std::size_t member, std::span<double> values) {
-    const auto add_up = [&] {
-      const bool fit =
-          std::all_of(values_.begin(), values_.end(), [&](const auto& own) { return own.size() == values.size(); });
-      total_.assign(fit ? values.size() : 0, 0);
-      for (const auto& own : values_)
-        for (std::size_t i = 0; i < total_.size(); ++i) total_[i] += own[i];
-    };
-    const auto lock = meet([&] { values_[member].assign(values.begin(), values.end()); }, add_up);
-    check_together(total_.size() == values.size());
-    std::copy(total_.begin(), total_.end(), values.begin());
-  }
-  /// What each member gives.
-  std::vector<std::any> exchange(std::size_t member, const std::any& own) {
-    const auto lock = meet([&] { given_[member] = own; }, [&] { all_.swap(given_); });
-    return all_;
-  }
-
- private:
-  // Each member calls `arrive`, the last one then `complete`; the lock is held for what follows. No member can come to
-  // the next meeting's end before all have gone from this one.
-  template <class Arrive, class Complete>
-  std::unique_lock<std::mutex> meet(const Arrive& arrive, const Complete& complete) {
-    std::unique_lock lock(mutex_);
-    arrive();
-    const auto round = round_;
-    if (++arrived_ == values_.size()) {
-      complete();
-      arrived_ = 0;
-      ++round_;
-      change_.notify_all();
-    } else {
-      change_.wait(lock, [&] { return round_ != round || left_ > 0; });
-    }
-    check_together(round_ != round);
-    return lock;
-  }
-  static void check_together(bool together) {
-    check<UsageError>(together,
-                      "SyncBatchNorm: another device's copy of the model ended, or failed, without this layer");
-  }
-
-  std::mutex mutex_;
-  std::condition_variable change_;
-  std::vector<std::vector<double>> values_;
-  std::vector<double> total_;
-  std::vector<std::any> given_, all_;
-  std::size_t arrived_ = 0, left_ = 0, round_ = 0;
-  bool recorded_ = false;
-};
 
 /// One device's place in it. The outputs are joined before the loss, so gradients are those of the whole batch already.
 class ThreadBatchGroup final : public BatchGroup {
@@ -103,50 +31,58 @@ class ThreadBatchGroup final : public BatchGroup {
   double weight() override { return 1; }
   std::vector<std::any> exchange(const std::any& own) override {
     if (!meeting_->recorded()) return {};
-    exchanged_ = true;
+    exchanged_in_ = meeting_->task();
     return meeting_->exchange(member_, own);
   }
-  bool exchanged() const override { return exchanged_; }
-  void begin() { exchanged_ = false; }
+  bool exchanged() const override { return exchanged_in_ == meeting_->task(); }
 
  private:
   std::shared_ptr<ThreadMeeting> meeting_;
   std::size_t member_;
-  bool exchanged_ = false;
+  std::size_t exchanged_in_ = 0;
 };
 
-/// The meetings of a process's first 2, 3, ... devices.
+/// The groups of a process's first 2, 3, ... devices.
 class ThreadBatchGroups {
  public:
+  /// `names` of the devices' copies of the model, for errors; `timeout` of each wait of one for the others.
+  ThreadBatchGroups(std::vector<std::string> names, std::chrono::milliseconds timeout)
+      : names_(std::move(names)), timeout_(timeout), of_(names_.size() + 1) {}
+
   /// While it lives, `member` of `members` devices works on its share.
   class Membership {
    public:
     Membership(ThreadBatchGroups& groups, std::size_t members, std::size_t member)
         : meeting_(groups.of_[members].meeting.get()),
+          member_(member),
           scope_(meeting_ == nullptr ? nullptr : groups.of_[members].groups[member]) {}
     ~Membership() {
-      if (meeting_ != nullptr) meeting_->leave();
+      if (meeting_ != nullptr) meeting_->leave(member_, std::uncaught_exceptions() > exceptions_before_);
     }
     Membership(const Membership&) = delete;
     Membership& operator=(const Membership&) = delete;
 
    private:
     ThreadMeeting* meeting_;
+    std::size_t member_;
+    int exceptions_before_ = std::uncaught_exceptions();
     BatchGroupScope scope_;
   };
 
   /// Before a task of `members` devices, each of which opens a Membership.
   void begin(std::size_t members, bool recorded) {
-    if (of_.size() <= members) of_.resize(members + 1);
     auto& set = of_[members];
     if (members > 1 && !set.meeting) {
-      set.meeting = std::make_shared<ThreadMeeting>(members);
+      set.meeting = std::make_shared<ThreadMeeting>(
+          std::vector(names_.begin(), names_.begin() + static_cast<std::ptrdiff_t>(members)), timeout_);
       for (std::size_t i = 0; i < members; ++i)
         set.groups.push_back(std::make_shared<ThreadBatchGroup>(set.meeting, i));
     }
-    if (!set.meeting) return;
-    set.meeting->begin(recorded);
-    for (const auto& group : set.groups) group->begin();
+    if (set.meeting) set.meeting->begin(recorded);
+  }
+  /// After it: the device that has thrown and made others throw, if one has.
+  std::optional<std::size_t> culprit(std::size_t members) const {
+    return of_[members].meeting ? of_[members].meeting->culprit() : std::nullopt;
   }
 
  private:
@@ -154,6 +90,8 @@ class ThreadBatchGroups {
     std::shared_ptr<ThreadMeeting> meeting;
     std::vector<std::shared_ptr<ThreadBatchGroup>> groups;
   };
+  std::vector<std::string> names_;
+  std::chrono::milliseconds timeout_;
   std::vector<Set> of_;  // by the number of members
 };
 
