@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <chorus/autograd/variable.hpp>
-#include <chorus/core/batch_group.hpp>
 #include <optional>
 #include <tuple>
 #include <type_traits>
@@ -31,9 +30,6 @@ class GradPath {
  public:
   GradPath(const Ref<Node>& root, const std::vector<Node*>& inputs, bool allow_unused)
       : inputs_(inputs.begin(), inputs.end()) {
-    check<UsageError>(!batch_group() || !batch_group()->exchanged(),
-                      "grad: inside of a pass that DataParallel records (an input is a GraphVariable), behind ",
-                      "SyncBatchNorm: take it outside, or let the pass begin with Variables or Tensors");
     check<UsageError>(inputs_.size() == inputs.size() && !inputs_.contains(nullptr),
                       "grad: inputs are different values that require a gradient; one does not, or is given twice");
     add(*root);

@@ -4,6 +4,7 @@
 
 #include <any>
 #include <chorus/core/config.hpp>
+#include <cstddef>
 #include <memory>
 #include <span>
 #include <utility>
@@ -20,11 +21,13 @@ class BatchGroup {
   virtual void sum(std::span<double> values) = 0;
   /// What this member's gradients will be multiplied by before all are added up.
   virtual double weight() = 0;
-  /// Where the pass is recorded as one graph of all members' devices: what each of them has given, in their order. Else
-  /// nothing: then `sum` adds up, forward and backward.
+  /// Whether the pass is recorded as one graph of all members' devices. Else `sum` adds up, forward and backward.
+  virtual bool recorded() const { return false; }
+  /// Where it is: what each member gives, in their order.
   virtual std::vector<std::any> exchange(const std::any&) { return {}; }
-  /// Whether something has been exchanged: then the tape leads to other members' operations.
-  virtual bool exchanged() const { return false; }
+  /// Which of the members this is, and a number of the pass that they are in.
+  virtual std::size_t member() const { return 0; }
+  virtual std::size_t pass() const { return 0; }
 };
 
 /// The group of this thread's forward pass; null where the batch is whole.
@@ -44,6 +47,27 @@ class BatchGroupScope {
 
  private:
   std::shared_ptr<BatchGroup> before_;
+};
+
+namespace detail {
+inline constexpr const char* different_layers =
+    "SyncBatchNorm: the devices' copies of the model have come to different layers";
+}  // namespace detail
+
+/// An operation's place in a pass that is recorded as one graph.
+class PlaceInPass {
+ public:
+  PlaceInPass() = default;
+  explicit PlaceInPass(std::shared_ptr<BatchGroup> group) : group_(std::move(group)), pass_(group_->pass()) {}
+
+  /// Whether this thread is the member's and still in that pass. Then all members go back through the operation at the
+  /// same time, each through its own part of the graph (`grad` in a model's forward function). Else one thread goes
+  /// back through the whole graph.
+  bool is_here() const { return group_ && batch_group() == group_ && group_->pass() == pass_; }
+
+ private:
+  std::shared_ptr<BatchGroup> group_;
+  std::size_t pass_ = 0;
 };
 
 }  // namespace chorus::inline CHORUS_ABI

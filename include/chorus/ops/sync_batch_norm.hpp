@@ -1,9 +1,11 @@
 #pragma once
 /// Batch normalisation with the statistics of a batch that several devices or ranks share.
 
+#include <any>
 #include <array>
 #include <chorus/core/batch_group.hpp>
 #include <chorus/ops/batch_norm.hpp>
+#include <chorus/ops/device_copy.hpp>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -18,6 +20,73 @@ void sum_over_group(BatchGroup& group, const Tensor<double, 1, D>& sums, std::ve
   copy_bytes(Cpu{}, numbers.data(), sums.device(), sums.data(), count * sizeof(double));
   group.sum(numbers);
   copy_bytes(sums.device(), sums.data(), Cpu{}, numbers.data(), count * sizeof(double));
+}
+
+/// What a member has given to `exchange`.
+template <class T>
+const T& given_by_member(const std::any& given) {
+  const auto* value = std::any_cast<T>(&given);
+  check<UsageError>(value != nullptr, different_layers);
+  return *value;
+}
+
+/// In a pass that is recorded as one graph, what stands on the tape for the other members' inputs: a member's output
+/// depends on them by the statistics. The gradient is that by the statistics: the sums of `batch_norm_backward_sums`.
+template <class T, int Rank, class D>
+class OtherShares final : public GradNode<double, 1, D> {
+ public:
+  /// One member's.
+  struct Share {
+    Variable<T, Rank, D> x;
+    Tensor<T, 1, D> weight, mean, invstd;
+  };
+  OtherShares(std::vector<Share> shares, double count, const PlaceInPass& place, D device)
+      : GradNode<double, 1, D>("sync_batch_norm", {2 * shares.front().mean.numel()}, device),
+        shares_(std::move(shares)),
+        count_(count),
+        place_(place) {}
+
+  void backward(bool keep) override {
+    if (!this->has_grad()) return;
+    const auto grad = this->take_grad();
+    for (const auto& [x, weight, mean, invstd] : shares_) {
+      auto* node = unless_skipped(x.node().get());
+      if (node == nullptr) continue;
+      const auto sums = on_device(grad, x.device(), trace::Traffic::control);
+      const auto zeros = Tensor<T, Rank, D>::zeros(x.shape(), x.device());
+      const auto target = node->target();
+      kernels::batch_norm_backward_input(x.device(), channel_view(x.shape()), x.value().data(), zeros.data(),
+                                         weight.data(), mean.data(), invstd.data(), count_, sums.data(), target.data(),
+                                         target.accumulate);
+    }
+    if (!keep) shares_.clear();
+  }
+  void for_each_input(void (*visit)(Node&, void*), void* context) const override {
+    if (place_.is_here()) return;  // the others go back through their own
+    for (const Share& share : shares_)
+      if (share.x.requires_grad()) visit(*share.x.node(), context);
+  }
+
+ private:
+  std::vector<Share> shares_;
+  double count_;
+  PlaceInPass place_;
+};
+
+/// That node, as an input of `record`; none where the pass is not recorded as one graph, or no gradient is wanted.
+template <class T, int Rank, class D>
+Variable<double, 1, D> other_shares(BatchGroup& group, const typename OtherShares<T, Rank, D>::Share& own, double count,
+                                    const PlaceInPass& place) {
+  using Share = typename OtherShares<T, Rank, D>::Share;
+  if (!grad_enabled() || !group.recorded()) return {};
+  const auto given = group.exchange(own);
+  std::vector<Share> others;
+  for (std::size_t i = 0; i < given.size(); ++i)
+    if (i != group.member()) others.push_back(given_by_member<Share>(given[i]));
+  if (!own.x.requires_grad()) return {};
+  const auto device = own.x.device();
+  Ref<GradNode<double, 1, D>> node(new OtherShares<T, Rank, D>(std::move(others), count, place, device));
+  return {{}, std::move(node)};
 }
 }  // namespace detail
 
@@ -60,9 +129,18 @@ auto sync_batch_norm(const X& x, const W& weight, const B& bias, const Tensor<T,
       auto out = tensor_of<X>::empty(input.shape(), device);
       kernels::batch_norm_normalise(device, view, input.data(), w.data(), b.data(), mean.data(), invstd.data(),
                                     out.data());
+      const PlaceInPass place(group);
+      const auto others = [&] {
+        if constexpr (AnyTensor<X> && AnyTensor<W> && AnyTensor<B>)
+          return Tensor<double, 1, D>();
+        else
+          return detail::other_shares<T, tensor_of<X>::rank, D>(*group, {{input, node_of(x)}, w, mean, invstd}, count,
+                                                                place);
+      }();
       return record(
           "sync_batch_norm", std::move(out),
-          [input, w, mean, invstd, view, group, count](const auto& dy, auto dx, auto dw, auto db) {
+          [input, w, mean, invstd, view, group, count, place, recorded = group->recorded()](
+              const auto& dy, auto dx, auto dw, auto db, auto dothers) {
             const auto here = dy.device();
             const auto own = Tensor<double, 1, D>::empty({2 * view.channels}, here);
             kernels::batch_norm_backward_sums(here, view, input.data(), dy.data(), mean.data(), own.data());
@@ -77,6 +155,15 @@ auto sync_batch_norm(const X& x, const W& weight, const B& bias, const Tensor<T,
             if (db) {
               const auto target = db->target();
               affine(nullptr, false, target.data(), target.accumulate);
+            }
+            const auto input_gradient = [&](const auto& target) {
+              kernels::batch_norm_backward_input(here, view, input.data(), dy.data(), w.data(), mean.data(),
+                                                 invstd.data(), count, own.data(), target.data(), target.accumulate);
+            };
+            if (recorded && !place.is_here()) {  // this thread goes back for all members
+              if (dx) input_gradient(dx->target());
+              if (dothers) dothers->add(own);
+              return;
             }
             // All members take part, whether or not this one's input wants a gradient. This one's dx is multiplied by
             // its weight later: the sums of the others, who have other weights, are brought to the same scale.
@@ -93,10 +180,9 @@ auto sync_batch_norm(const X& x, const W& weight, const B& bias, const Tensor<T,
             }
             for (double& number : all) number /= own_weight;
             copy_bytes(here, own.data(), Cpu{}, all.data(), own.bytes());
-            kernels::batch_norm_backward_input(here, view, input.data(), dy.data(), w.data(), mean.data(),
-                                               invstd.data(), count, own.data(), target.data(), target.accumulate);
+            input_gradient(target);
           },
-          x, weight, bias);
+          x, weight, bias, others);
     }
   }
 }

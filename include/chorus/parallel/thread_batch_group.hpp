@@ -24,22 +24,19 @@ class ThreadBatchGroup final : public BatchGroup {
       : meeting_(std::move(meeting)), member_(member) {}
   void sum(std::span<double> values) override {
     check<UsageError>(batch_group().get() == this,
-                      "SyncBatchNorm under DataParallel: in a pass with a GraphVariable among its inputs no gradient ",
-                      "goes through this layer but from a GraphVariable: make one of each input that leads to it");
+                      "SyncBatchNorm under DataParallel: one thread goes back through this layer, without the other ",
+                      "devices' threads: let backward or grad begin at what the policy returns");
     meeting_->sum(member_, values);
   }
   double weight() override { return 1; }
-  std::vector<std::any> exchange(const std::any& own) override {
-    if (!meeting_->recorded()) return {};
-    exchanged_in_ = meeting_->task();
-    return meeting_->exchange(member_, own);
-  }
-  bool exchanged() const override { return exchanged_in_ == meeting_->task(); }
+  bool recorded() const override { return meeting_->recorded(); }
+  std::vector<std::any> exchange(const std::any& own) override { return meeting_->exchange(member_, own); }
+  std::size_t member() const override { return member_; }
+  std::size_t pass() const override { return meeting_->task(); }
 
  private:
   std::shared_ptr<ThreadMeeting> meeting_;
   std::size_t member_;
-  std::size_t exchanged_in_ = 0;
 };
 
 /// The groups of a process's first 2, 3, ... devices.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <any>
+#include <chorus/core/batch_group.hpp>
 #include <chorus/core/error.hpp>
 #include <chorus/core/say.hpp>
 #include <chrono>
@@ -75,8 +76,7 @@ class ThreadMeeting {
     };
     const auto lock = meet(
         member, [&] { values_[member].assign(values.begin(), values.end()); }, add_up);
-    check<UsageError>(total_.size() == values.size(),
-                      "SyncBatchNorm: the devices' copies of the model have come to different layers");
+    check<UsageError>(total_.size() == values.size(), different_layers);
     std::copy(total_.begin(), total_.end(), values.begin());
   }
   /// What each member gives.

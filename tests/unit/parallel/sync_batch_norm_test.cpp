@@ -260,17 +260,136 @@ TEST_CASE("sync batch norm: under dp gradients of gradients are the slopes of a 
       3);
 }
 
-TEST_CASE("sync batch norm: under dp what a recorded pass can't do is refused by name") {
-  using Net = DataParallel<Synced<Cpu>>;
+/// The slope of the score by what comes in, which may be the caller's GraphVariable, inside of the model.
+template <class D>
+struct InnerSlope : nn::Module {
+  Synced<D> critic;
+  bool create_graph = true;
+  CHORUS_MODULE(InnerSlope, critic)
+  auto forward(const auto& x) const {
+    const auto at = [&] {
+      if constexpr (AnyTensor<decltype(x)>)
+        return GraphVariable(x, true);
+      else
+        return GraphVariable(x);
+    }();
+    const auto score = critic.forward(at);
+    const auto slope = slope_of(score, at, create_graph);
+    return sum(square(slope), 1) + sum(square(slope_of(score, at, create_graph)), 1) + sum(score, 1);
+  }
+};
+
+/// Of one recorded pass: outputs, and gradients by inputs and parameters.
+template <class Net>
+std::vector<double> inner_pass(Net& net, Index size) {
+  const GraphVariable x(numbers(size, 5, 1), true);
+  const auto y = net(x);
+  auto out = y.value().to_vector();
+  const auto loss = sum(square(y));
+  append(out, grad(loss, x, {.retain_graph = true}).value());
+  loss.backward();
+  append(out, x.grad());
+  for (const double g : test::gradients(net.module())) out.push_back(g);
+  return out;
+}
+
+TEST_CASE("sync batch norm: under dp, inside of a recorded pass, `grad` has one device's gradients") {
+  for (const bool create_graph : {true, false}) {
+    const auto make_model = [&] {
+      auto model = make<InnerSlope<Cpu>>();
+      model.create_graph = create_graph;
+      return model;
+    };
+    for (const Index size : {7, 3}) {
+      SingleDevice<InnerSlope<Cpu>> single{make_model(), 3};
+      const auto expected = inner_pass(single, size);
+      for (const std::vector<int>& ids : {std::vector<int>{0}, {0, 1}, {0, 1, 2}, {1, 0, 1}}) {
+        INFO(size << " samples, " << ids.size() << " devices, create_graph " << create_graph);
+        DataParallel<InnerSlope<Cpu>> net{make_model(), {.device_ids = ids, .output_device = 0}, 3};
+        CHECK(distance(inner_pass(net, size), expected) < 1e-9);
+      }
+    }
+  }
+}
+
+/// A recorded pass of a model with two inputs, one of them given as what `other` makes of numbers.
+std::vector<double> beside_pass(auto& net, const auto& other) {
   const GraphVariable x(numbers(7, 5, 1), true);
-  DataParallel<Penalised<Cpu>> inner{make<Penalised<Cpu>>(), {.device_ids = {0, 1}}, 3};
-  CHECK_THAT(message_of<UsageError>([&] { inner(x); }), Contains("behind SyncBatchNorm: take it outside"));
-  inner(numbers(7, 5, 1)).backward(Tensor<double, 1>::full({7}, 1));
-  DataParallel<Beside<Cpu>> beside{make<Beside<Cpu>>(), {.device_ids = {0, 1}}, 3};
-  const auto y = beside(x, numbers(7, 5, 2));
-  CHECK_THAT(message_of<UsageError>([&] { sum(y).backward(); }), Contains("make one of each input that leads"));
-  sum(beside(x, GraphVariable(numbers(7, 5, 2)))).backward();
-  Net net{make<Synced<Cpu>>(), {.device_ids = {0, 1}}, 3};
+  const auto second = other(numbers(7, 5, 2));
+  const auto y = net(x, second);
+  auto out = y.value().to_vector();
+  append(out, grad(sum(square(y)), x, {.retain_graph = true}).value());
+  const auto slope = slope_of(y, x);
+  append(out, slope.value());
+  (sum(square(slope)) + sum(square(y))).backward();
+  append(out, x.grad());
+  if constexpr (AnyVariable<decltype(second)>) append(out, second.grad());
+  for (const double g : test::gradients(net.module())) out.push_back(g);
+  return out;
+}
+
+TEST_CASE("sync batch norm: under dp a recorded pass takes plain Tensors and Variables beside GraphVariables") {
+  const auto compare = [](const auto& other) {
+    SingleDevice<Beside<Cpu>> single{make<Beside<Cpu>>(), 3};
+    const auto expected = beside_pass(single, other);
+    for (const std::vector<int>& ids : {std::vector<int>{0}, {0, 1}, {0, 1, 2}, {1, 0, 1}}) {
+      INFO(ids.size() << " devices");
+      DataParallel<Beside<Cpu>> net{make<Beside<Cpu>>(), {.device_ids = ids, .output_device = 0}, 3};
+      CHECK(distance(beside_pass(net, other), expected) < 1e-9);
+    }
+  };
+  compare([](const auto& x) { return x; });
+  compare([](const auto& x) { return Variable(x, true); });
+  compare([](const auto& x) { return GraphVariable(x, true); });
+}
+
+/// Takes gradients by plain Variables inside of its forward function.
+template <class D>
+struct PlainInside : nn::Module {
+  Synced<D> critic;
+  CHORUS_MODULE(PlainInside, critic)
+  auto forward(const auto& x, const auto& other) const {
+    const Variable at(value_of(other), true);
+    const auto slope = grad(sum(square(critic.forward(at))), at);
+    return sum(critic.forward(x), 1) + sum(square(slope), 1);
+  }
+};
+
+TEST_CASE("sync batch norm: under dp, inside of a recorded pass, gradients by plain Variables are one device's") {
+  const auto pass = [](auto& net) {
+    const GraphVariable x(numbers(6, 5, 1), true);
+    const auto y = net(x, numbers(6, 5, 2));
+    sum(square(y)).backward();
+    auto out = x.grad().to_vector();
+    for (const double g : test::gradients(net.module())) out.push_back(g);
+    return out;
+  };
+  SingleDevice<PlainInside<Cpu>> single{make<PlainInside<Cpu>>(), 3};
+  const auto expected = pass(single);
+  for (const std::vector<int>& ids : {std::vector<int>{0}, {0, 1}, {0, 1, 2}}) {
+    DataParallel<PlainInside<Cpu>> net{make<PlainInside<Cpu>>(), {.device_ids = ids}, 3};
+    CHECK(distance(pass(net), expected) < 1e-10);
+  }
+}
+
+/// Returns what no policy can join.
+template <class D>
+struct Smuggling : nn::Module {
+  Synced<D> inner;
+  CHORUS_MODULE(Smuggling, inner)
+  auto forward(const auto& x) const { return std::make_shared<Variable<double, 2, D>>(inner.forward(x)); }
+};
+
+TEST_CASE("sync batch norm: under dp backward from a single device's output is refused by name") {
+  DataParallel<Smuggling<Cpu>> net{make<Smuggling<Cpu>>(), {.device_ids = {0, 1}}, 3};
+  const auto outputs = net(numbers(7, 5, 1));
+  CHECK_THAT(message_of<UsageError>([&] { sum(*outputs.at(0)).backward(); }),
+             Contains("one thread goes back through this layer"));
+}
+
+TEST_CASE("sync batch norm: under dp a recorded pass in evaluation is each sample's own") {
+  const GraphVariable x(numbers(7, 5, 1), true);
+  DataParallel<Synced<Cpu>> net{make<Synced<Cpu>>(), {.device_ids = {0, 1}}, 3};
   net.eval();
   SingleDevice<Synced<Cpu>> single{make<Synced<Cpu>>(), 3};
   single.eval();

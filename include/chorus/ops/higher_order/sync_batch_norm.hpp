@@ -8,17 +8,10 @@
 #include <chorus/ops/higher_order/normalization.hpp>
 #include <chorus/ops/sync_batch_norm.hpp>
 #include <memory>
-#include <tuple>
+#include <utility>
 #include <vector>
 
 namespace chorus::inline CHORUS_ABI {
-
-namespace operations {
-struct GroupSum {
-  static constexpr const char* name = "group_sum";
-  std::shared_ptr<BatchGroup> group;
-};
-}  // namespace operations
 
 namespace detail {
 
@@ -34,37 +27,96 @@ Tensor<T, 1, D> sum_over_members(BatchGroup& group, const Tensor<T, 1, D>& own, 
   return Tensor<T, 1, D>::from(out, own.shape(), own.device());
 }
 
-/// x of all members of `group`, added up, for each of them. Where they make one graph, by copies between devices; else
-/// each member goes back through its own part at the same time as the others, who all have the same operations: the
-/// gradient by x is then the members' gradients, added up in turn.
 template <class T, class D>
-GraphVariable<T, 1, D> group_sum(const GraphVariable<T, 1, D>& x, const std::shared_ptr<BatchGroup>& group) {
-  const auto parts = group->exchange(x);
-  if (parts.empty())
-    return record(
-        operations::GroupSum{group}, sum_over_members(*group, x.value(), 1),
-        [group](const auto& dy, auto dx) {
-          const auto total = sum_over_members(*group, dy, group->weight());
-          if (dx) dx->add(total);
-        },
-        x);
-  GraphVariable<T, 1, D> total;
-  for (const auto& part : parts) {
-    const auto* own = std::any_cast<GraphVariable<T, 1, D>>(&part);
-    check<UsageError>(own != nullptr && own->shape() == x.shape(),
-                      "SyncBatchNorm: the devices' copies of the model have come to different layers");
-    const auto near = copy_recorded(*own, x.device(), trace::Traffic::control);
-    total = total.value().defined() ? total + near : near;
+GraphVariable<T, 1, D> group_sum(const GraphVariable<T, 1, D>& own, const std::shared_ptr<BatchGroup>& group);
+
+/// The node of `group_sum`. Where all members go back through theirs at the same time, each to its own part, the
+/// gradient by that is the members' gradients, added up in turn. Where one thread goes back through the graph of all
+/// members' devices, each of their nodes leads to all parts.
+template <class T, class D>
+class GroupSumNode final : public GradNode<T, 1, D>, public GraphNode {
+ public:
+  using Part = GraphVariable<T, 1, D>;
+
+  /// `parts`: those of all members, if they make one graph.
+  GroupSumNode(const Part& own, std::vector<Part> parts, const std::shared_ptr<BatchGroup>& group)
+      : GradNode<T, 1, D>("group_sum", own.shape(), own.device()),
+        own_(own),
+        parts_(std::move(parts)),
+        group_(group),
+        place_(group) {}
+
+  void backward(bool keep) override {
+    if (!this->has_grad()) return;
+    check_kept();
+    auto dy = this->take_grad();
+    if (together()) dy = sum_over_members(*group_, dy, group_->weight());
+    for_each_part([&](const Part& part) {
+      if (auto* node = unless_skipped(part.node().get()))
+        node->add(on_device(dy, part.device(), trace::Traffic::control));
+    });
+    if (keep) return;
+    own_ = {};
+    parts_.clear();
   }
-  return total;
+  void graph_backward(GraphGradients& gradients) override {
+    check_kept();
+    auto dy = gradients.of(*this);
+    if (!dy.value().defined()) return;
+    if (together()) dy = group_sum(dy, group_);
+    for_each_part([&](const Part& part) {
+      if (gradients.wants(part.node().get()))
+        gradients.add(*part.node(), copy_recorded(dy, part.device(), trace::Traffic::control));
+    });
+  }
+  void for_each_input(void (*visit)(Node&, void*), void* context) const override {
+    for_each_part([&](const Part& part) {
+      if (part.requires_grad()) visit(*part.node(), context);
+    });
+  }
+
+ private:
+  bool together() const { return parts_.empty() || place_.is_here(); }
+  template <class F>
+  void for_each_part(const F& f) const {
+    if (together())
+      f(own_);
+    else
+      for (const Part& part : parts_) f(part);
+  }
+  void check_kept() const {
+    check<UsageError>(own_.value().defined(),
+                      "backward: the graph behind 'group_sum' was freed by an earlier backward; ",
+                      "pass retain_graph = true to that one");
+  }
+
+  Part own_;
+  std::vector<Part> parts_;
+  std::shared_ptr<BatchGroup> group_;
+  PlaceInPass place_;
+};
+
+/// What all members of `group` have, added up, for each of them.
+template <class T, class D>
+GraphVariable<T, 1, D> group_sum(const GraphVariable<T, 1, D>& own, const std::shared_ptr<BatchGroup>& group) {
+  std::vector<GraphVariable<T, 1, D>> parts;
+  Tensor<T, 1, D> total;
+  const auto all = group->recorded() ? group->exchange(own) : std::vector<std::any>();
+  for (const auto& given : all) {
+    parts.push_back(given_by_member<GraphVariable<T, 1, D>>(given));
+    check<UsageError>(parts.back().shape() == own.shape(), different_layers);
+    const auto near = on_device(parts.back().value(), own.device(), trace::Traffic::control);
+    total = total.defined() ? total + near : near;
+  }
+  if (all.empty()) total = sum_over_members(*group, own.value(), 1);
+  if (!own.requires_grad() || !grad_enabled()) return GraphVariable(std::move(total));
+  if (detects_anomalies()) [[unlikely]]
+    check_finite("group_sum", total);
+  Ref<GradNode<T, 1, D>> node(new GroupSumNode<T, D>(own, std::move(parts), group));
+  return GraphVariable(std::move(total), std::move(node));
 }
 
 }  // namespace detail
-
-template <class Dy, class Y, class X>
-auto derivatives(const operations::GroupSum& operation, const Dy& dy, const Y&, const X&) {
-  return std::tuple{[&] { return detail::group_sum(dy, operation.group); }};
-}
 
 /// What `sync_batch_norm` makes of GraphVariables, `count` being the numbers a channel in the whole batch.
 template <Operand X, Operand W, Operand B>
