@@ -17,7 +17,7 @@ namespace chorus::inline CHORUS_ABI::kernels {
 template <Scalar T>
 void fill(Cpu, Index count, T* x, T value) {
   if constexpr (std::floating_point<T>)
-    for_packets<T>(count, [&](Index i, auto n) { store(x + i, splat(value), n); });
+    for_packets<T>(count, [=](Index i, auto n) { store(x + i, splat(value), n); });
   else
     std::fill_n(x, count, value);
 }
@@ -34,7 +34,7 @@ void axpy(Cpu, Index count, T a, const T* x, T* y) {
   } else {
     const auto factor = splat(a);
     parallel_packets<T>(count,
-                        [&](Index i, auto n) { store(y + i, pmadd(factor, load(x + i, n), load(y + i, n)), n); });
+                        [=](Index i, auto n) { store(y + i, pmadd(factor, load(x + i, n), load(y + i, n)), n); });
   }
 }
 
@@ -44,7 +44,7 @@ void scale(Cpu, Index count, T a, T* x) {
     for (Index i = 0; i < count; ++i) x[i] = a * x[i];
   } else {
     const auto factor = splat(a);
-    for_packets<T>(count, [&](Index i, auto n) { store(x + i, pmul(factor, load(x + i, n)), n); });
+    for_packets<T>(count, [=](Index i, auto n) { store(x + i, pmul(factor, load(x + i, n)), n); });
   }
 }
 

@@ -15,7 +15,7 @@ void sgd_step(Cpu, Index count, T* p, const T* g, T* momentum, const SgdScalars&
   const auto scalar = [](double x) { return splat(static_cast<T>(x)); };
   const auto lr = scalar(-s.lr), decay = scalar(s.weight_decay), keep = scalar(s.momentum),
              mix = scalar(1 - s.dampening);
-  parallel_packets<T>(count, [&](Index i, auto n) {
+  parallel_packets<T>(count, [=](Index i, auto n) {
     const auto value = load(p + i, n);
     auto step = pmadd(decay, value, load(g + i, n));
     if (momentum != nullptr) {
@@ -36,7 +36,7 @@ void adam_step(Cpu, Index count, T* p, const T* g, T* m, T* v, T* vmax, const Ad
   const auto keep1 = scalar(s.beta1), mix1 = scalar(1 - s.beta1), keep2 = scalar(s.beta2), mix2 = scalar(1 - s.beta2);
   const auto decay = scalar(s.decoupled ? 0 : s.weight_decay),
              shrink = scalar(s.decoupled ? 1 - s.lr * s.weight_decay : 1);
-  parallel_packets<T>(count, [&](Index i, auto n) {
+  parallel_packets<T>(count, [=](Index i, auto n) {
     const auto value = load(p + i, n);
     const auto grad = pmadd(decay, value, load(g + i, n));
     const auto mean = pmadd(mix1, grad, pmul(keep1, load(m + i, n)));
@@ -57,7 +57,7 @@ void rms_prop_step(Cpu, Index count, T* p, const T* g, T* v, T* m, const RmsProp
   const auto scalar = [](double x) { return splat(static_cast<T>(x)); };
   const auto lr = scalar(-s.lr), keep = scalar(s.alpha), mix = scalar(1 - s.alpha), eps = scalar(s.eps);
   const auto decay = scalar(s.weight_decay), momentum = scalar(s.momentum);
-  parallel_packets<T>(count, [&](Index i, auto n) {
+  parallel_packets<T>(count, [=](Index i, auto n) {
     const auto value = load(p + i, n);
     const auto grad = pmadd(decay, value, load(g + i, n));
     const auto square = pmadd(pmul(mix, grad), grad, pmul(keep, load(v + i, n)));
@@ -76,7 +76,7 @@ void adagrad_step(Cpu, Index count, T* p, const T* g, T* sum, const AdagradScala
   const auto scalar = [](double x) { return splat(static_cast<T>(x)); };
   const auto lr = scalar(-s.lr / (1 + static_cast<double>(s.step - 1) * s.lr_decay));
   const auto eps = scalar(s.eps), decay = scalar(s.weight_decay);
-  parallel_packets<T>(count, [&](Index i, auto n) {
+  parallel_packets<T>(count, [=](Index i, auto n) {
     const auto value = load(p + i, n);
     const auto grad = pmadd(decay, value, load(g + i, n));
     const auto square = pmadd(grad, grad, load(sum + i, n));

@@ -108,7 +108,8 @@ Packet<T> keep_first(Packet<T> value, Count count, T fill) {
     return pselect(pcmp_lt(Eigen::internal::plset<Packet<T>>(T{0}), splat(static_cast<T>(count))), value, splat(fill));
 }
 
-/// Calls `f(i, count)` for the packets of `n` elements in order; only the last may be short.
+/// Calls `f(i, count)` for the packets of `n` elements in order; only the last may be short. An `f` that stores packets
+/// is faster if it holds what it needs by value: what it reaches through a reference is read anew behind each store.
 template <class T, class F>
 void for_packets(Index n, F f) {
   Index i = 0;
@@ -123,7 +124,7 @@ inline constexpr Index thread_elements = 1 << 15;
 template <class T, class F>
 void parallel_packets(Index n, F f) {
   parallel_ranges(n, lanes<T>, thread_elements,
-                  [&](Index first, Index count) { for_packets<T>(count, [&](Index i, auto k) { f(first + i, k); }); });
+                  [=](Index first, Index count) { for_packets<T>(count, [=](Index i, auto k) { f(first + i, k); }); });
 }
 
 /// What `reduce_packets` and `reduce_rows` combine with. Max and Min let NaN win.
