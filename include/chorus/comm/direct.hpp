@@ -45,7 +45,7 @@ inline void exchange_all_reduce(const Ring& ring, std::byte* data, std::size_t c
     const auto n = std::min(count - done, per_piece);
     const auto mine = data + done * element;
     const auto* theirs = receive(ring, peer, n * element).data;
-    reduction.combine(mine, left ? mine : theirs, left ? theirs : mine, n, 1);
+    reduction.combine(mine, left ? mine : theirs, left ? theirs : mine, n);
     ring.link.release(peer);
     done += n;
   } while (done < count);
@@ -80,7 +80,7 @@ class DirectBlock {
       const bool mine = from == rank();
       const std::byte* right = mine ? at(rank()) : receive(ring_, from, bytes).data;
       if (left != nullptr) {
-        ring_.reduction.combine(sum, left, right, own, 1);
+        ring_.reduction.combine(sum, left, right, own);
       } else if (mine) {
         copy_bytes(sum, right, bytes);
       }

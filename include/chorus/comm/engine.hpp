@@ -27,9 +27,9 @@ struct Reduction {
   ReduceOp op = ReduceOp::sum;
   std::size_t element = 1;  ///< bytes of one number
   double scale = 1;
-  /// out[i] = in[i] (+) scale * mine[i], bf16 and half in float; `out` may be `in` or `mine`. Null in calls that only
-  /// move numbers.
-  void (*combine)(void* out, const void* in, const void* mine, std::size_t count, double scale) = nullptr;
+  /// out[i] = in[i] (+) mine[i], bf16 and half in float; `out` may be `in` or `mine`. Null in calls that only move
+  /// numbers.
+  void (*combine)(void* out, const void* in, const void* mine, std::size_t count) = nullptr;
   /// out[i] = scale * mine[i]; `out` may be `mine`. Null: a plain copy.
   void (*scaled)(void* out, const void* mine, std::size_t count, double scale) = nullptr;
 };

@@ -149,10 +149,6 @@ class GlooRunner {
     return std::string(why);
   }
 
-  gloo::AllreduceOptions::Func combine(const Reduction& reduction) const {
-    return [f = reduction.combine](void* out, const void* a, const void* b, std::size_t n) { f(out, a, b, n, 1); };
-  }
-
   /// Gloo's templates want a type of the element's size, and nothing else of it.
   template <class F>
   static void with_size(std::size_t element, F f) {
@@ -165,7 +161,7 @@ class GlooRunner {
   void all_reduce(const Reduction& reduction, void* data, std::size_t count) {
     gloo::AllreduceOptions options(context_);
     with_size(reduction.element, [&]<class T>(T) { options.setOutput(static_cast<T*>(data), count); });
-    options.setReduceFunction(combine(reduction));
+    options.setReduceFunction(reduction.combine);
     options.setTimeout(timeout_);
     gloo::allreduce(options);
   }

@@ -123,7 +123,7 @@ inline void reduce_in_place(const Ring& ring, const InPlace& all, std::byte* out
     const std::byte* left = part(0, sum.data());
     for (int peer = 1; peer < all.size(); ++peer) {
       std::byte* const to = peer + 1 == all.size() ? out : sum.data();
-      reduction.combine(to, left, part(peer, product.data()), n, 1);
+      reduction.combine(to, left, part(peer, product.data()), n);
       left = to;
     }
     out += n * element;
@@ -166,8 +166,9 @@ inline bool in_place_all_reduce(const Ring& ring, std::byte* data, std::size_t c
   const detail::InPlace all(ring, data, count * element, ring.link.size == 2);
   if (!all.agreed()) return false;
   const auto ranks = static_cast<std::size_t>(all.size());
-  // A rank adds up one segment ahead of what it copies, so that it need not wait for the others; both are in its cache.
-  const std::size_t longest = ranks * ((std::size_t{128} << 10) / element), segments = (count + longest - 1) / longest;
+  // A rank adds up one segment ahead of what it copies, so that it need not wait for the others. Segments are as long
+  // as a second-level cache: what others read has left it, and comes faster from the cache that all cores share.
+  const std::size_t longest = (std::size_t{1} << 20) / element, segments = (count + longest - 1) / longest;
   const auto length = [&](std::size_t s) { return std::min(longest, count - s * longest); };
   const auto start = [&](std::size_t s, int c) {
     return s * longest + length(s) * static_cast<std::size_t>(c) / ranks;
@@ -219,7 +220,7 @@ inline bool in_place_reduce_scatter(const Ring& ring, const std::byte* whole, st
   const auto element = ring.reduction.element, bytes = count * element;
   if (!detail::may_read_in_place(ring.link, bytes)) return false;
   const auto ranks = static_cast<std::size_t>(ring.link.size);
-  const detail::InPlace all(ring, const_cast<std::byte*>(whole), ranks * bytes, false);
+  const detail::InPlace all(ring, const_cast<std::byte*>(whole), ranks * bytes, ring.link.size == 2);
   if (!all.agreed()) return false;
   detail::ReadingTime time(ring.link);
   time.start();

@@ -82,7 +82,7 @@ inline MPI_Datatype mpi_type(DType dtype) {
 /// Chorus' own reduction as an MPI operator, for what MPI's lack: NaN wins in min and max; bool, bf16, half.
 template <class T, class How>
 void mpi_combine(void* in, void* inout, int* count, MPI_Datatype*) {
-  combine<T, How>(inout, in, inout, static_cast<std::size_t>(*count), 1);
+  combine<T, How>(inout, in, inout, static_cast<std::size_t>(*count));
 }
 template <class T>
 MPI_Op mpi_operator(ReduceOp op) {

@@ -50,15 +50,11 @@ void for_each_index(std::size_t count, Function f) {
 }
 
 template <class T, class Op>
-void combine(void* out, const void* in, const void* mine, std::size_t count, double scale) {
+void combine(void* out, const void* in, const void* mine, std::size_t count) {
   const auto o = static_cast<T*>(out);
   const auto a = static_cast<const T*>(in), b = static_cast<const T*>(mine);
   if constexpr (Real<T>) {
-    using Compute = compute_type<T>;
-    const Compute factor = static_cast<Compute>(scale);
-    for_each_index(count, [=](std::size_t i) {
-      o[i] = Op::template apply<Compute>(a[i], static_cast<Compute>(factor * b[i]));
-    });
+    for_each_index(count, [=](std::size_t i) { o[i] = Op::template apply<compute_type<T>>(a[i], b[i]); });
   } else {
     for_each_index(count, [=](std::size_t i) { o[i] = Op::apply(a[i], b[i]); });
   }
@@ -82,8 +78,8 @@ void scaled(void* out, const void* mine, std::size_t count, double scale) {
 
 template <Scalar T>
 Reduction reduction(ReduceOp op, double scale) {
-  check<UsageError>(scale == 1 || Real<T>, "collective: scale ", scale,
-                    " needs floating-point numbers, these are ", dtype<T>);
+  check<UsageError>(scale == 1 || Real<T>, "collective: scale ", scale, " needs floating-point numbers, these are ",
+                    dtype<T>);
   const auto combine = op == ReduceOp::sum   ? &detail::combine<T, detail::Sum>
                        : op == ReduceOp::min ? &detail::combine<T, detail::Min>
                                              : &detail::combine<T, detail::Max>;

@@ -119,8 +119,17 @@ TEST_CASE("in place: weighted sums are the same bits on all ranks, and those of 
       std::vector<float> sent(count);
       fill(std::span(sent), world.rank);
       c.all_reduce(std::span(sent), ReduceOp::sum, {.scale = scale(world.rank)});
-      return cat(worst < 1e-6 ? "right " : "wrong ", hash(data.numbers),
-                 hash(std::span(sent)) == hash(data.numbers) ? "" : " when sent others");
+      std::string others = hash(std::span(sent)) == hash(data.numbers) ? "" : " when sent others";
+      // Two ranks' numbers have one sum, wherever it is computed.
+      for (const bool lent : {true, false}) {
+        if (size != 2) break;
+        Lent<float> whole(c, count - 1, lent), part(c, count / 2, lent);
+        fill(whole.numbers, world.rank);
+        c.reduce_scatter(whole.numbers, part.numbers, ReduceOp::sum, {.scale = scale(world.rank)});
+        const auto expected = data.numbers.subspan(static_cast<std::size_t>(world.rank) * part.numbers.size());
+        if (!std::equal(part.numbers.begin(), part.numbers.end(), expected.begin())) others += " in parts others";
+      }
+      return cat(worst < 1e-6 ? "right " : "wrong ", hash(data.numbers), others);
     });
     const auto texts = ranks.texts();
     for (const auto& text : texts) CHECK(text == texts[0]);
