@@ -2,11 +2,12 @@
 /// Two lines a case: ranks, global batch (the same for any number of ranks), median step in ms, global samples per
 /// second; first of one rank alone, then of N with their scaling: the median ratio of blocks of steps that alternate.
 /// With --apart, two more, of what the machine allows: N ranks that have nothing to tell each other ("apart"), and the
-/// same with a barrier behind each step, as no averaging does without ("in_step"). With --sharded, each rank steps its
-/// part of the parameters alone (ShardedOptimizer); --bucket-cap-mb X cuts other buckets.
+/// same with a barrier behind each step, as no averaging does without ("in_step"). With --sharded, each rank averages
+/// and steps its part of the parameters alone (ReduceScatter, ShardedOptimizer); --bucket-cap-mb X cuts other buckets.
 /// ddp_step --wrapper [CASE ...]: what DistributedDataParallel itself costs on one rank: steps of SingleDevice and of
 /// DistributedDataParallel in turn, their medians, and the median ratio of neighbours.
 
+#include <chorus/parallel/hooks/reduce_scatter.hpp>
 #include <chorus/parallel/sharded_optimizer.hpp>
 
 #include "ranks.hpp"
@@ -61,11 +62,9 @@ struct Blocks {
 void measure_case(ch::Run& run, const bench::RanksAndCases& asked, const char* name, const auto& make,
                   const auto& images, const auto& targets, const auto& make_optimizer) {
   using Model = decltype(make());
-  using Optimizer = typename std::remove_cvref_t<decltype(make_optimizer)>::type;
   auto& communicator = run.communicator();
   ch::comm::AnyCommunicator nobody;
-  ch::DistributedDataParallel<Model> alone{make(), nobody},
-      net{make(), run, {.bucket_cap_mb = asked.bucket_cap_mb}};
+  ch::DistributedDataParallel<Model> alone{make(), nobody};
   ch::SingleDevice<Model> apart{make()};
 
   const auto batch = images.size(0);
@@ -77,7 +76,7 @@ void measure_case(ch::Run& run, const bench::RanksAndCases& asked, const char* n
   const auto alone_optimizer = make_optimizer(alone.parameters()), apart_optimizer = make_optimizer(apart.parameters());
   const auto step_alone = bench::make_step(alone, *alone_optimizer, images, targets);
   const auto step_apart = bench::make_step(apart, *apart_optimizer, share.first, share.second);
-  const auto measure_rounds = [&](auto& optimizer) {
+  const auto measure_rounds = [&](auto& net, auto& optimizer) {
     const auto step = bench::make_step(net, optimizer, share.first, share.second);
     for (std::size_t round = 0; round <= rounds; ++round) {
       const double one = run.is_main() ? block_ms(step_alone, steps) : 1;
@@ -96,22 +95,26 @@ void measure_case(ch::Run& run, const bench::RanksAndCases& asked, const char* n
       if (!asked.apart) continue;
       add(of_apart, block_of_all(step_apart));
       add(of_in_step, block_of_all([&] {
-        step_apart();
-        communicator.barrier();
-      }));
+            step_apart();
+            communicator.barrier();
+          }));
     }
   };
+  const ch::DistributedDataParallelOptions options{.bucket_cap_mb = asked.bucket_cap_mb};
   if (asked.sharded) {
+    using Optimizer = typename std::remove_cvref_t<decltype(make_optimizer)>::type;
+    ch::DistributedDataParallel<Model, ch::ReduceScatter> net{make(), run, options};
     ch::ShardedOptimizer<Optimizer> optimizer(net, make_optimizer.options);
-    measure_rounds(optimizer);
+    measure_rounds(net, optimizer);
   } else {
-    measure_rounds(*make_optimizer(net.parameters()));
+    ch::DistributedDataParallel<Model> net{make(), run, options};
+    measure_rounds(net, *make_optimizer(net.parameters()));
   }
   if (!run.is_main()) return;
   of_one.print("ddp", name, 1, batch);
-  if (run.world_size() > 1) of_all.print("ddp", name, net.devices(), batch);
-  of_apart.print("apart", name, net.devices(), batch);
-  of_in_step.print("in_step", name, net.devices(), batch);
+  if (run.world_size() > 1) of_all.print("ddp", name, run.world_size(), batch);
+  of_apart.print("apart", name, run.world_size(), batch);
+  of_in_step.print("in_step", name, run.world_size(), batch);
   std::fflush(stdout);
 }
 

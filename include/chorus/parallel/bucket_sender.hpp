@@ -19,6 +19,8 @@ class BucketSender {
   static constexpr std::size_t no_bucket = GradientLayout<D>::no_bucket;
   // A hook that starts more work when a bucket comes back does so at the end: all ranks have to call in one order.
   static constexpr bool several_rounds = requires { Hook::several_rounds; };
+  // A hook after which each rank has the average of its part alone.
+  static constexpr bool in_parts = requires { Hook::in_parts; };
 
   BucketSender(GradientLayout<D>& layout, Communicator& communicator, const DistributedDataParallelOptions& options,
                Hook hook)
@@ -30,9 +32,10 @@ class BucketSender {
   DdpClock& clock() { return clock_; }
   const DdpClock& clock() const { return clock_; }
 
-  /// A backward pass begins, whose gradients count `weight` in the average.
-  void begin(double weight) {
+  /// A backward pass begins, whose gradients count `weight` in the average. `whole`: parts are not enough this time.
+  void begin(double weight, bool whole) {
     weight_ = weight;
+    whole_ = whole;
     next_ = next_back_ = 0;
     bad_ = no_bucket;
     clock_.backward_begins(busy());
@@ -44,7 +47,7 @@ class BucketSender {
       if (options_.non_finite == NonFinite::throw_error && bad_ == no_bucket && weight_ != 0)
         bad_ = first_not_finite(layout_, next_);
       const DdpClock::Exposed scope(clock_);
-      with_bucket(next_, [&](const auto& view) { buckets[next_].work = hook_.start(view, communicator_); });
+      with_bucket(next_, [&](const auto& view) { buckets[next_].work = start(view); });
     }
   }
   /// Sends the others, too.
@@ -97,8 +100,15 @@ class BucketSender {
                          b + 1 == layout_.buckets().size()});
     });
   }
+  template <class View>
+  comm::Work start(const View& view) {
+    if constexpr (in_parts)
+      if (whole_) return AllReduce{}.start(view, communicator_);
+    return hook_.start(view, communicator_);
+  }
   bool resume(std::size_t b, int round) {
     bool more = false;
+    if (in_parts && whole_) return more;
     with_bucket(b, [&](const auto& view) {
       if (auto next = hook_.resume(view, communicator_, round)) {
         layout_.buckets()[b].work = std::move(*next);
@@ -114,6 +124,7 @@ class BucketSender {
   Hook hook_;
   DdpClock clock_;
   double weight_ = 1;
+  bool whole_ = false;
   std::size_t next_ = 0, next_back_ = 0;  // buckets: to be sent, to be taken back
   std::size_t bad_ = no_bucket;
   std::vector<std::size_t> open_;  // buckets that are awaited

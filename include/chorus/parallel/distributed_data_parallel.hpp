@@ -140,8 +140,23 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   void step_in_backward(std::function<void(const ParameterOn<D>&)> step) {
     check<UsageError>(!step || options_.non_finite == NonFinite::propagate,
                       "DistributedDataParallel: an optimizer that steps in backward can't wait for a NonFinite policy");
+    check<UsageError>(!step || !in_parts,
+                      "DistributedDataParallel: an optimizer that steps in backward needs whole averages, and this "
+                      "hook leaves each rank a part");
     reducer_.on_averaged = std::move(step);
   }
+
+  /// For an optimizer that steps some numbers alone: calls `f` while the parameters have their gradients, whether the
+  /// hook has averaged them whole or in parts.
+  template <class F>
+  void with_gradients(const F& f) {
+    if constexpr (in_parts)
+      reducer_.parts().show(f);
+    else
+      f();
+  }
+  /// Those in parts have been used.
+  void forget_parts() { reducer_.parts().forget(); }
 
   const DistributedDataParallelOptions& options() const { return options_; }
   Hook& hook() { return reducer_.hook(); }
@@ -151,6 +166,7 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
     for (const auto& bucket : reducer_.layout().buckets()) sizes.push_back(reducer_.layout().bytes(bucket));
     return sizes;
   }
+  const std::vector<detail::GradientBucket>& buckets() const { return reducer_.layout().buckets(); }
   /// Where the time of this rank's iterations goes.
   const DdpLoggingData& logging_data() const { return reducer_.clock().data(); }
   void reset_logging_data() { reducer_.clock().forget(); }
@@ -158,6 +174,7 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   std::int64_t skipped_steps() const { return reducer_.skipped_steps(); }
 
  private:
+  static constexpr bool in_parts = detail::Reducer<D, Hook, Communicator>::in_parts;
   static constexpr bool averages_parameters = requires(Hook & h, const nn::FlatParameters<D>& flat, Communicator& c) {
     h.before_forward(flat, c);
   };

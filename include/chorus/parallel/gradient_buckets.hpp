@@ -36,6 +36,17 @@ struct GradientBucket {
   comm::Work work;
 };
 
+/// Elements [begin, end).
+struct Elements {
+  std::size_t begin, end;
+};
+/// Rank `rank`'s part of a bucket of `count` elements: the n-th one of n equal parts, and what is left over is the last
+/// rank's, too.
+constexpr Elements part_of(std::size_t count, std::size_t rank, std::size_t ranks) {
+  const std::size_t share = count / ranks;
+  return {rank * share, rank + 1 == ranks ? count : (rank + 1) * share};
+}
+
 /// What becomes of a parameter's gradient.
 enum class Sending : std::uint8_t { no, early, late };
 

@@ -10,6 +10,7 @@
 #include <chorus/parallel/ddp_times.hpp>
 #include <chorus/parallel/gradient_agreement.hpp>
 #include <chorus/parallel/gradient_layout.hpp>
+#include <chorus/parallel/gradient_parts.hpp>
 #include <chorus/parallel/non_finite.hpp>
 #include <cstdint>
 #include <functional>
@@ -24,6 +25,8 @@ namespace chorus::inline CHORUS_ABI::detail {
 template <Device D, class Hook, class Communicator>
 class Reducer {
  public:
+  static constexpr bool in_parts = BucketSender<D, Hook, Communicator>::in_parts;
+
   Reducer(nn::FlatParameters<D>& flat, Communicator& communicator, BatchShares<Communicator>& shares,
           const DistributedDataParallelOptions& options, Hook hook)
       : layout_(flat, options),
@@ -31,6 +34,7 @@ class Reducer {
         shares_(shares),
         options_(options),
         sender_(layout_, communicator, options, std::move(hook)),
+        parts_(layout_),
         arrivals_(layout_.entries()) {
     check<UsageError>(!layout_.buckets().empty(),
                       "DistributedDataParallel: no parameter of the model wants a gradient");
@@ -40,6 +44,8 @@ class Reducer {
 
   Hook& hook() { return sender_.hook(); }
   const GradientLayout<D>& layout() const { return layout_; }
+  /// What a hook that averages in parts has left.
+  GradientParts<D>& parts() { return parts_; }
   bool in_backward() const { return in_backward_; }
   std::int64_t skipped_steps() const { return skipped_; }
   DdpClock& clock() { return sender_.clock(); }
@@ -53,6 +59,7 @@ class Reducer {
   /// under no_sync have added up, so that each pass counts by its own batch.
   void prepare() {
     if (!layout_.buckets_fit()) {
+      refuse_waiting_parts("parameters can't be frozen or thawed");
       layout_.rebuild();
       start_anew();
     }
@@ -69,6 +76,7 @@ class Reducer {
   /// A leaf's hook: its gradient is final. Buckets leave in order, each as soon as it is full.
   void gradient_ready(const ParameterOn<D>& parameter) {
     if (!sync) {
+      refuse_waiting_parts("no other backward pass can begin");
       if (!unit_) unit_ = shares_.weight();
       return;
     }
@@ -129,6 +137,12 @@ class Reducer {
     if constexpr (requires { hook().reset(); }) hook().reset();
   }
 
+  void refuse_waiting_parts(const char* what) const {
+    check<UsageError>(!parts_.waiting(), "DistributedDataParallel: ", what,
+                      " before a ShardedOptimizer has stepped with the last averages, of which each rank has a part, "
+                      "or forgotten them (zero_grad); several passes for one step belong under no_sync");
+  }
+
   // The sum over ranks of weight * (what is added up) stays the same when the weight changes to that of a new batch.
   [[gnu::cold]] void rescale() {
     bool any = false;
@@ -151,7 +165,9 @@ class Reducer {
   }
 
   void begin_backward() {
-    sender_.begin(unit_ ? *unit_ : shares_.weight());
+    refuse_waiting_parts("no other backward pass can begin");
+    // Behind the first pass gradients change their places.
+    sender_.begin(unit_ ? *unit_ : shares_.weight(), !order_learned_ && !may_leave_out());
     in_backward_ = true;
     arrival_.clear();
     std::fill(arrivals_.begin(), arrivals_.end(), 0);
@@ -205,6 +221,7 @@ class Reducer {
     unit_.reset();
     // Where parameters may be left out, ranks don't know the same order.
     if (!order_learned_ && !may_leave_out()) learn_order();
+    if (in_parts) parts_.hide();
   }
 
   // Parameters without a gradient take part with zeros, or, where that was not allowed, are named.
@@ -253,7 +270,9 @@ class Reducer {
 
   // All ranks see the same averages and come to the same verdict.
   [[gnu::cold]] void judge() {
-    const std::size_t first = first_not_finite(layout_);
+    std::uint64_t first = first_not_finite(layout_);
+    // Of averages in parts a rank sees its own, and what it brought to the others'.
+    if (in_parts) communicator_.all_reduce(std::span(&first, 1), comm::ReduceOp::min, {});
     if (first == layout_.no_bucket) return;
     in_backward_ = false;  // nothing is under way
     if (options_.non_finite == NonFinite::throw_error)
@@ -267,6 +286,7 @@ class Reducer {
   BatchShares<Communicator>& shares_;
   const DistributedDataParallelOptions& options_;
   BucketSender<D, Hook, Communicator> sender_;
+  GradientParts<D> parts_;
 
   std::vector<int> arrivals_;         // hooks' calls in this backward pass, by entry
   std::vector<std::size_t> arrival_;  // entries, in the order of this backward

@@ -1,11 +1,16 @@
 #pragma once
 /// An optimizer whose state is shared out among the ranks (Rajbhandari et al., "ZeRO: memory optimizations toward
-/// training trillion parameter models", SC 2020, stage 1).
+/// training trillion parameter models", SC 2020, stages 1 and, with the hook ReduceScatter, 2).
 
 #include <algorithm>
 #include <array>
 #include <chorus/comm/communicator.hpp>
+#include <chorus/kernels/optimizer.hpp>
+#include <chorus/kernels/pointwise.hpp>
 #include <chorus/optim/optimizer.hpp>
+#include <chorus/parallel/gradient_buckets.hpp>
+#include <chorus/parallel/non_finite.hpp>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -54,23 +59,31 @@ class ParameterSlice final : public ParameterOn<D> {
 
 }  // namespace detail
 
-/// An optimizer of type `Opt` of which each of n ranks keeps and steps an n-th part of the flat parameters; then all
-/// gather all parts. The numbers are those of `Opt` itself. A step sends (n - 1) / n of the parameters' bytes from each
-/// rank; the state takes an n-th of the memory. All ranks call `step` together.
+/// An optimizer of type `Opt` of which each of n ranks keeps and steps its part of each bucket of a
+/// DistributedDataParallel net, an n-th of all parameters; then all gather all parts. The numbers are those of `Opt`
+/// itself. A step sends (n - 1) / n of the parameters' bytes from each rank; the state takes an n-th of the memory. All
+/// ranks make the same calls. Where the net's hook is ReduceScatter, gradients are averaged in these parts alone.
 ///
 ///   ch::ShardedOptimizer<ch::optim::Adam<ch::Cpu>> optimizer{net, {.lr = 1e-3}};
 template <class Opt>
 class ShardedOptimizer : public optim::HasLearningRate {
-  static_assert(!requires { Opt::needs_whole_parameters; },
-                "ShardedOptimizer: a shard ends in the middle of a parameter, and this optimizer needs whole ones");
+  static_assert(
+      !requires { Opt::needs_whole_parameters; },
+      "ShardedOptimizer: a shard ends in the middle of a parameter, and this optimizer needs whole ones");
+  using D = decltype(std::declval<const Opt&>().device());
 
  public:
   /// Steps all parameters of `net`, which it must not outlive. Throws UsageError where ranks have parameters of their
   /// own.
   template <class Net>
   ShardedOptimizer(Net& net, const typename Opt::options_type& options)
-      : HasLearningRate(options.lr), options_(options), step_([this, &net] { step(net); }), zero_grad_([&net] {
+      : HasLearningRate(options.lr),
+        options_(options),
+        step_([this, &net] { step(net); }),
+        clip_([this, &net](double max_norm) { return clip(net, max_norm); }),
+        zero_grad_([&net] {
           for (const auto& entry : net.flat_parameters().entries()) entry.parameter().set_grad_arrived(false);
+          net.forget_parts();
         }) {
     check<UsageError>(net.options().parameters_and_buffers_to_ignore.empty(),
                       "ShardedOptimizer: parameters that are each rank's own can't be shared out");
@@ -79,6 +92,9 @@ class ShardedOptimizer : public optim::HasLearningRate {
   ShardedOptimizer& operator=(const ShardedOptimizer&) = delete;
 
   void step() { step_(); }
+  /// Scales the gradients that will be stepped down so that the Euclidean norm of all ranks' together is at most
+  /// `max_norm`; returns the norm before, the same on all ranks. Throws UsageError where `max_norm` is not positive.
+  double clip_grad_norm(double max_norm) { return clip_(max_norm); }
   /// Forgets all gradients.
   void zero_grad() { zero_grad_(); }
   /// This rank's part of the state, made by the first step.
@@ -89,7 +105,7 @@ class ShardedOptimizer : public optim::HasLearningRate {
   /// A plain optimizer of all parameters, without state.
   template <class Net>
   std::unique_ptr<Opt> whole(Net& net) const {
-    std::vector<nn::NamedParameter<typename Net::device_type>> all;
+    std::vector<nn::NamedParameter<D>> all;
     for (const auto& entry : net.flat_parameters().entries()) all.push_back(entry.named);
     return std::make_unique<Opt>(std::move(all), options_);
   }
@@ -97,29 +113,28 @@ class ShardedOptimizer : public optim::HasLearningRate {
   template <class Net>
   std::unique_ptr<Opt> gathered(Net& net) {
     auto all = whole(net);
-    if (layout_.empty()) return all;  // nobody has stepped
-    for_each_part(net, *all, [&](const optim::StateTensor& to, const optim::StateTensor* own, int owner, Range part) {
-      if (own) copy(net, part.in(to), *own, own->data, part.bytes(to));
-      net.communicator().broadcast(std::span(part.in(to), part.bytes(to)), owner);
+    auto& communicator = net.communicator();
+    for_each_tensor(communicator, *all, [&](const Shard& shard, const optim::StateTensor& to, const auto* own) {
+      if (own) copy(shard.in(to), *own, own->data, shard.bytes(to));
+      communicator.broadcast(std::span(shard.in(to), shard.bytes(to)), shard.owner);
     });
     return all;
   }
   /// Takes this rank's part of the state that `all`, made by `whole`, has.
   template <class Net>
   void adopt(Net& net, Opt& all) {
-    layout_.clear();
-    slices_.clear();
-    own_.reset();
     share_out(net);
-    for_each_part(net, all, [&](const optim::StateTensor& from, const optim::StateTensor* own, int, Range part) {
-      if (own) copy(net, static_cast<std::uint8_t*>(own->data), from, part.in(from), part.bytes(from));
+    for_each_tensor(net.communicator(), all, [&](const Shard& shard, const optim::StateTensor& from, const auto* own) {
+      if (own) copy(static_cast<std::uint8_t*>(own->data), from, shard.in(from), shard.bytes(from));
     });
   }
 
  private:
-  /// Elements of a parameter.
-  struct Range {
-    std::size_t begin = 0, end = 0;
+  /// Numbers [begin, end) of a parameter, which one rank steps.
+  struct Shard {
+    nn::NamedParameter<D> named;
+    int owner;
+    std::size_t begin, end;
 
     std::uint8_t* in(const optim::StateTensor& t) const {
       return static_cast<std::uint8_t*>(t.data) + (t.on_host ? 0 : begin * size_of(t.dtype));
@@ -127,84 +142,119 @@ class ShardedOptimizer : public optim::HasLearningRate {
     std::size_t bytes(const optim::StateTensor& t) const { return (t.on_host ? 1 : end - begin) * size_of(t.dtype); }
   };
 
-  /// What rank r of n has of a parameter: of its dtype's elements [r, r + 1) * count / n, the last rank what is left
-  /// over, too.
-  template <class Flat, class Entry>
-  static Range part_of(const Flat& flat, const Entry& entry, std::size_t rank, std::size_t ranks) {
-    const std::size_t count = flat.groups()[entry.group].count, share = count / ranks;
-    const std::size_t first = rank * share, last = rank + 1 == ranks ? count : first + share;
-    const std::size_t begin = std::max(first, entry.begin), end = std::min(last, entry.begin + entry.count);
-    return begin < end ? Range{begin - entry.begin, end - entry.begin} : Range{};
-  }
-
-  /// Calls `f(tensor of all, this rank's own or null, owner, part)` for each rank's part of each tensor.
-  template <class Net, class F>
-  void for_each_part(Net& net, Opt& all, const F& f) {
-    const auto& flat = net.flat_parameters();
-    const auto ranks = static_cast<std::size_t>(net.communicator().size()),
-               rank = static_cast<std::size_t>(net.communicator().rank());
+  /// Calls `f(shard, tensor of all, this rank's own or null)` for the state of each shard.
+  template <class Communicator, class F>
+  void for_each_tensor(Communicator& communicator, Opt& all, const F& f) {
     const auto wholes = all.state(), owns = state();  // as many for each parameter, the last one its steps
-    const std::size_t each = wholes.size() / flat.entries().size();
-    std::map<std::string, std::size_t> last;  // the order may have changed since `all` was made
-    for (std::size_t i = each - 1; i < wholes.size(); i += each) last.emplace(wholes[i].name, i);
+    std::map<std::string, std::size_t> last;          // the order may have changed since `all` was made
+    std::size_t each = 0;
+    for (std::size_t i = 0; i < wholes.size(); ++i)
+      if (wholes[i].name.starts_with("steps.")) {
+        if (each == 0) each = i + 1;
+        last.emplace(wholes[i].name, i);
+      }
     std::size_t own = 0;
-    for (std::size_t e = 0; e < flat.entries().size(); ++e) {
-      const std::size_t first = last.at(cat("steps.", flat.entries()[e].named.name)) + 1 - each;
-      const bool mine = part_of(flat, flat.entries()[e], rank, ranks).end != 0;
-      for (std::size_t t = 0; t < each; ++t)
-        for (std::size_t owner = 0; owner < ranks; ++owner)
-          if (const auto part = part_of(flat, flat.entries()[e], owner, ranks); part.end != 0)
-            f(wholes[first + t], mine && owner == rank ? &owns[own + t] : nullptr, static_cast<int>(owner), part);
-      if (mine) own += each;
+    for (const Shard& shard : shards_) {
+      const bool mine = shard.owner == communicator.rank();
+      const std::size_t first = last.at(cat("steps.", shard.named.name)) + 1 - each;
+      for (std::size_t t = 0; t < each; ++t) f(shard, wholes[first + t], mine ? &owns[own++] : nullptr);
     }
   }
 
-  template <class Net>
-  static void copy(Net& net, std::uint8_t* to, const optim::StateTensor& tensor, const void* from, std::size_t bytes) {
-    if (tensor.on_host) {
+  void copy(std::uint8_t* to, const optim::StateTensor& tensor, const void* from, std::size_t bytes) const {
+    const auto device = own_->device();
+    if (tensor.on_host)
       std::memcpy(to, from, bytes);
-    } else {
-      const auto device = net.flat_parameters().entries().front().parameter().where();
+    else
       copy_bytes(device, to, device, from, bytes);
-    }
   }
 
   template <class Net>
   void step(Net& net) {
-    const auto& flat = net.flat_parameters();
-    if (layout_.empty()) {
-      share_out(net);  // not earlier: the first backward pass settles the layout
-    } else {
-      for (std::size_t g = 0; g < layout_.size(); ++g)
-        check<UsageError>(flat.groups()[g].value(0) == layout_[g],
-                          "ShardedOptimizer: the layout of the parameters has changed since the first step");
-    }
+    prepare(net);
     if (own_) {
       own_->set_lr(lr());
-      own_->step();
+      net.with_gradients([&] { own_->step(); });
     }
+    net.forget_parts();
     gather(net);
-    for (const auto& entry : flat.entries()) entry.parameter().touch();
+    for (const auto& entry : net.flat_parameters().entries()) entry.parameter().touch();
+  }
+
+  template <class Net>
+  double clip(Net& net, double max_norm) {
+    check<UsageError>(max_norm > 0, "clip_grad_norm: the largest norm must be positive, got ", max_norm);
+    prepare(net);
+    double squares = 0;
+    const auto for_each_grad = [&](const auto& f) {
+      for (const auto& slice : slices_)
+        if (slice->grad_arrived() && slice->dtype() == DType::f32)
+          f(slice->count(), static_cast<float*>(slice->grad_data()));
+        else if (slice->grad_arrived())
+          f(slice->count(), static_cast<double*>(slice->grad_data()));
+    };
+    net.with_gradients([&] {
+      for_each_grad([&](Index n, const auto* grad) { squares += kernels::square_sum(own_->device(), n, grad); });
+    });
+    net.communicator().all_reduce(std::span(&squares, 1), comm::ReduceOp::sum, {});
+    const double norm = std::sqrt(squares), factor = max_norm / (norm + 1e-6);
+    if (factor < 1)
+      net.with_gradients([&] {
+        for_each_grad(
+            [&]<class T>(Index n, T* grad) { kernels::scale(own_->device(), n, static_cast<T>(factor), grad); });
+      });
+    return norm;
+  }
+
+  /// Shares the parameters out, at the first step, for the first backward pass settles the buckets; and anew, with
+  /// their state, when some were frozen or thawed meanwhile.
+  template <class Net>
+  void prepare(Net& net) {
+    if (order_of(net) == order_) return;
+    if (shards_.empty()) return share_out(net);
+    const auto all = gathered(net);
+    adopt(net, *all);
+  }
+  /// The parameters of all buckets, and where each bucket ends.
+  template <class Net>
+  static std::vector<std::pair<const ParameterOn<D>*, std::size_t>> order_of(Net& net) {
+    std::vector<std::pair<const ParameterOn<D>*, std::size_t>> order;
+    for (const auto& bucket : net.buckets())
+      for (const std::size_t i : bucket.parameters)
+        order.emplace_back(&net.flat_parameters().entries()[i].parameter(), bucket.begin + bucket.count);
+    return order;
   }
 
   template <class Net>
   void share_out(Net& net) {
-    using D = typename Net::device_type;
-    const auto& flat = net.flat_parameters();
-    const auto ranks = static_cast<std::size_t>(net.communicator().size());
-    const auto rank = static_cast<std::size_t>(net.communicator().rank());
-    for (const auto& group : flat.groups()) layout_.push_back(group.value(0));
+    own_.reset();
+    slices_.clear();
+    order_ = order_of(net);
+    const auto before = std::exchange(shards_, {});
+    const auto& communicator = net.communicator();
     std::vector<nn::NamedParameter<D>> mine;
-    for (const auto& entry : flat.entries()) {
-      const std::size_t count = flat.groups()[entry.group].count, share = count / ranks;
-      const std::size_t first = rank * share, last = rank + 1 == ranks ? count : first + share;
-      const auto elements = static_cast<std::size_t>(entry.parameter().count());
-      const std::size_t begin = std::max(first, entry.begin), end = std::min(last, entry.begin + elements);
-      if (begin >= end) continue;
-      const auto slice = std::make_shared<detail::ParameterSlice<D>>(
-          entry.parameter(), static_cast<Index>(begin - entry.begin), static_cast<Index>(end - begin));
-      slices_.push_back(slice);
-      mine.push_back({entry.named.name, entry.named.handle, slice.get()});
+    for (const auto& bucket : net.buckets())
+      for (int rank = 0; rank < communicator.size(); ++rank) {
+        const auto part = detail::part_of(bucket.count, static_cast<std::size_t>(rank),
+                                          static_cast<std::size_t>(communicator.size()));
+        for (const std::size_t i : bucket.parameters) {
+          const auto& entry = net.flat_parameters().entries()[i];
+          const auto from = entry.begin - bucket.begin;
+          const auto end = std::min(part.end, from + static_cast<std::size_t>(entry.parameter().count()));
+          if (const auto begin = std::max(part.begin, from); begin < end)
+            shards_.push_back({entry.named, rank, begin - from, end - from});
+        }
+      }
+    // Those that are frozen now keep their state where it was.
+    for (const Shard& shard : before)
+      if (std::none_of(order_.begin(), order_.end(),
+                       [&](const auto& placed) { return placed.first == shard.named.parameter; }))
+        shards_.push_back(shard);
+    for (const Shard& shard : shards_) {
+      if (shard.owner != communicator.rank()) continue;
+      slices_.push_back(std::make_unique<detail::ParameterSlice<D>>(
+          *shard.named.parameter, static_cast<Index>(shard.begin), static_cast<Index>(shard.end - shard.begin)));
+      mine.push_back({shard.named.name, shard.named.handle, slices_.back().get()});
     }
     if (!mine.empty()) own_ = std::make_unique<Opt>(std::move(mine), options_);
   }
@@ -216,27 +266,27 @@ class ShardedOptimizer : public optim::HasLearningRate {
     const comm::CollectiveOptions options{.traffic = trace::Traffic::parameters};
     const auto ranks = static_cast<std::size_t>(communicator.size()),
                rank = static_cast<std::size_t>(communicator.rank());
-    for (const auto& group : net.flat_parameters().groups()) {
-      const std::size_t share = group.count / ranks, even = share * ranks;
-      const auto gather_as = [&]<class T>(T* values) {
+    for (const auto& bucket : net.buckets()) {
+      const auto& group = net.flat_parameters().groups()[bucket.group];
+      detail::with_type(group.dtype, group.value(bucket.begin), [&]<class T>(T* values) {
+        const std::size_t share = bucket.count / ranks, even = share * ranks;
         if (share > 0)
           communicator.all_gather(std::span<const T>(values + rank * share, share), std::span<T>(values, even),
                                   options);
-        if (even < group.count)
-          communicator.broadcast(std::span<T>(values + even, group.count - even), communicator.size() - 1, options);
-      };
-      if (group.dtype == DType::f32)
-        gather_as(reinterpret_cast<float*>(group.value(0)));
-      else
-        gather_as(reinterpret_cast<double*>(group.value(0)));
+        if (even < bucket.count)
+          communicator.broadcast(std::span<T>(values + even, bucket.count - even), communicator.size() - 1, options);
+      });
     }
   }
 
   typename Opt::options_type options_;
-  std::function<void()> step_, zero_grad_;
-  std::vector<std::byte*> layout_;             // where each dtype's parameters lay when they were shared out
-  std::vector<std::shared_ptr<void>> slices_;  // of this rank
-  std::unique_ptr<Opt> own_;                   // none where there are fewer numbers than ranks
+  std::function<void()> step_;
+  std::function<double(double)> clip_;
+  std::function<void()> zero_grad_;
+  std::vector<std::pair<const ParameterOn<D>*, std::size_t>> order_;  // when parameters were shared out
+  std::vector<Shard> shards_;                                         // of all ranks
+  std::vector<std::unique_ptr<detail::ParameterSlice<D>>> slices_;    // this rank's
+  std::unique_ptr<Opt> own_;                                          // none where there are fewer numbers than ranks
 };
 
 }  // namespace chorus::inline CHORUS_ABI
