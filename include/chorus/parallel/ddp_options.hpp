@@ -40,6 +40,11 @@ struct DistributedDataParallelOptions {
   /// Allow parameters that get no gradient in some backward passes, others on each rank. Costs a small collective a
   /// step.
   bool find_unused_parameters = false;
+  /// With find_unused_parameters: a gradient that no rank had in one pass is left out of the next pass's buckets. Ranks
+  /// need not use the same parameters (PyTorch's have to): where one uses such a parameter again, its gradient is sent
+  /// behind the others, once more all ranks know it. For models whose unused parameters change rarely: whenever they
+  /// do, buckets are made anew.
+  bool skip_all_reduce_unused_params = false;
   /// Every backward pass uses the same parameters, equally often: what the first one has shown is expected of all.
   /// Allows parameters that some ranks, or all, never use, and such whose gradient comes in several parts (a backward
   /// pass within backward); what no rank uses is never sent. The first pass sends at its end.
@@ -66,6 +71,10 @@ struct DistributedDataParallelOptions {
     check_cap(first_bucket_cap_mb.value_or(0));
     check_cap(bucket_cap_mb.value_or(0));
     for (const double cap : bucket_cap_mb_list) check_cap(cap);
+    check<UsageError>(
+        !skip_all_reduce_unused_params || find_unused_parameters,
+        "DistributedDataParallel: skip_all_reduce_unused_params goes with find_unused_parameters: without, "
+        "every parameter has a gradient");
   }
 
   /// All of them, for the comparison of ranks.
@@ -75,7 +84,8 @@ struct DistributedDataParallelOptions {
     std::string text = cat("options: bucket_cap_mb ", caps.first_bucket_cap_mb, " ", caps.bucket_cap_mb);
     for (const double cap : caps.bucket_cap_mb_list) text += cat(" ", cap);
     text += cat(", broadcast_buffers ", broadcast_buffers, ", find_unused_parameters ", find_unused_parameters,
-                ", static_graph ", static_graph, ", non_finite ", static_cast<int>(non_finite), ", ignored");
+                ", skip_all_reduce_unused_params ", skip_all_reduce_unused_params, ", static_graph ", static_graph,
+                ", non_finite ", static_cast<int>(non_finite), ", ignored");
     for (const auto& name : parameters_and_buffers_to_ignore) text += cat(" ", name);
     text += ", delayed";
     for (const auto& name : delay_all_reduce_named_params) text += cat(" ", name);

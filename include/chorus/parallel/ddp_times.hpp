@@ -4,6 +4,7 @@
 #include <chorus/core/config.hpp>
 #include <chrono>
 #include <cstdint>
+#include <utility>
 
 namespace chorus::inline CHORUS_ABI {
 
@@ -30,6 +31,8 @@ struct DdpTimes {
 struct DdpLoggingData {
   std::int64_t iterations = 0;  ///< passes of forward and backward that averaged gradients
   DdpTimes last, avg;           ///< of the newest iteration, and the mean over all
+  /// Whether all iterations so far had gradients of the same parameters on this rank, each equally often.
+  bool can_set_static_graph = true;
 };
 
 namespace detail {
@@ -47,7 +50,17 @@ class DdpClock {
     exposed_ = {};
     comm_start_ = {};
   }
-  void last_gradient() { compute_end_ = Clock::now(); }
+  /// A parameter's gradient has arrived: the sum is one for the same parameters, in whatever order.
+  void gradient(const void* parameter) {
+    auto number = reinterpret_cast<std::uintptr_t>(parameter) * 0x9e3779b97f4a7c15u;
+    uses_ += (number ^ (number >> 29)) * 0xbf58476d1ce4e5b9u;
+  }
+  void last_gradient() {
+    compute_end_ = Clock::now();
+    if (uses_ == 0) return;  // it keeps others company
+    const auto before = std::exchange(uses_before_, std::exchange(uses_, 0));
+    if (data_.iterations > 0 && before != uses_before_) data_.can_set_static_graph = false;
+  }
   void backward_ends(std::chrono::nanoseconds busy) {
     const auto end = Clock::now();
     if (comm_start_ == Clock::time_point{}) comm_start_ = end;
@@ -87,6 +100,7 @@ class DdpClock {
   Clock::time_point forward_start_, forward_end_, compute_end_, comm_start_;
   Clock::duration exposed_{};
   std::chrono::nanoseconds busy_{};
+  std::uint64_t uses_ = 0, uses_before_ = 0;
   DdpLoggingData data_;
 };
 

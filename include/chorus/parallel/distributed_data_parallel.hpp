@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chorus/comm/any_communicator.hpp>
+#include <chorus/core/say.hpp>
 #include <chorus/parallel/distributed_policy.hpp>
 #include <chorus/parallel/no_sync.hpp>
 #include <chorus/parallel/rank_device.hpp>
@@ -231,9 +232,12 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   [[gnu::cold]] void keep_company(const std::function<void()>& step) {
     auto& shares = this->shares_;
     int last = -1;
-    for (;;) {
+    for (int passes = 0;; ++passes) {
       shares.begin_joined();
       if (shares.first_active() < 0) break;
+      if (passes == skew_to_warn_of)
+        detail::say(cat("warning: DistributedDataParallel::join: rank ", this->communicator_.rank(), " has at least ",
+                        skew_to_warn_of, " batches fewer than others have, and only keeps them company"));
       if (throw_early_) check_all_here();
       last = shares.first_active();
       reducer_.prepare();
@@ -251,6 +255,7 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   std::unique_ptr<detail::RankDevice<D>> device_;  // where it was made for a run
   DistributedDataParallelOptions options_;
   detail::Reducer<D, Hook, Communicator> reducer_;
+  static constexpr int skew_to_warn_of = 1000;  // PyTorch's
   bool joining_ = false, throw_early_ = false;
   const int exceptions_before_ = std::uncaught_exceptions();
   std::shared_ptr<void> alive_ = std::make_shared<int>();  // the model's parameters, and their hooks, may live longer

@@ -50,16 +50,19 @@ class GradientLayout {
   /// The bucket of entry `i`, or no_bucket.
   std::size_t bucket_of(std::size_t i) const { return bucket_of_[i]; }
   bool is_sent(std::size_t i) const { return bucket_of_[i] != no_bucket; }
+  /// Whether ranks share its gradient: it is sent, or rests.
+  bool is_shared(std::size_t i) const { return is_sent(i) || (rests(i) && parameter(i).wants_grad()); }
   Sending sending(std::size_t i) const {
-    if (!parameter(i).wants_grad() || lists(options_.parameters_and_buffers_to_ignore, name(i)) || unused_for_good(i))
+    if (!parameter(i).wants_grad() || lists(options_.parameters_and_buffers_to_ignore, name(i)) || unused_for_good(i) ||
+        rests(i))
       return Sending::no;
     return lists(options_.delay_all_reduce_named_params, name(i)) ? Sending::late : Sending::early;
   }
-  /// Those that are sent, and what may lie between: ranks have as many, in the same order.
+  /// Those that are shared, and what may lie between: ranks have as many, in the same order.
   [[gnu::cold]] std::size_t common_entries() const {
     std::size_t common = 0;
     for (std::size_t i = 0; i < entries(); ++i)
-      if (is_sent(i)) common = i + 1;
+      if (is_shared(i)) common = i + 1;
     return common;
   }
 
@@ -93,6 +96,7 @@ class GradientLayout {
   /// Lays the flat buffers out anew: `order[i]` is the present number of the entry that becomes number i.
   [[gnu::cold]] void reorder(std::span<const std::size_t> order) {
     flat_.reorder(order);
+    resting_.clear();
     if (!uses_.empty()) {
       std::vector<Uses> uses;
       for (const std::size_t i : order) uses.push_back(uses_[i]);
@@ -108,6 +112,16 @@ class GradientLayout {
   }
   bool knows_uses() const { return !uses_.empty(); }
   bool unused_for_good(std::size_t i) const { return !uses_.empty() && !uses_[i].anywhere; }
+  /// Leaves these entries out of the buckets for now. Returns whether they are others than before.
+  [[gnu::cold]] bool set_resting(std::vector<char> resting) {
+    const bool none = std::find(resting.begin(), resting.end(), 1) == resting.end();
+    if (none) resting.clear();
+    if (resting == resting_) return false;
+    resting_ = std::move(resting);
+    rebuild();
+    return true;
+  }
+  bool rests(std::size_t i) const { return !resting_.empty() && resting_[i] != 0; }
   /// How often the gradient of entry `i` arrives in a backward pass.
   int expected_arrivals(std::size_t i) const { return uses_.empty() ? 1 : uses_[i].here; }
 
@@ -127,7 +141,8 @@ class GradientLayout {
   std::vector<std::size_t> bucket_of_;              // by entry
   std::vector<std::vector<GradBucketPart>> parts_;  // by bucket
   std::vector<std::pair<const ParameterOn<D>*, std::size_t>> by_address_;
-  std::vector<Uses> uses_;  // by entry; empty: not known
+  std::vector<Uses> uses_;     // by entry; empty: not known
+  std::vector<char> resting_;  // by entry; empty: none does
 };
 
 }  // namespace chorus::inline CHORUS_ABI::detail

@@ -84,6 +84,7 @@ class Reducer {
       begin_backward();
       at_backward_end([this] { finish_backward(); });
     }
+    clock().gradient(&parameter);
     const std::size_t i = layout_.index_of(parameter);
     zero_unless_arrived(i);  // a user's backward function may have given no gradient
     if (!may_leave_out()) this->parameter(i).set_grad_arrived(true);
@@ -147,14 +148,14 @@ class Reducer {
   [[gnu::cold]] void rescale() {
     bool any = false;
     for (std::size_t i = 0; i < layout_.entries(); ++i)
-      any = any || (layout_.is_sent(i) && parameter(i).grad_arrived());
+      any = any || (layout_.is_shared(i) && parameter(i).grad_arrived());
     if (!any) return unit_.reset();
     const double weight = shares_.weight();
     if (weight == 0 || weight == *unit_) return;
     const double factor = *unit_ / weight;
     for (std::size_t i = 0; i < layout_.entries(); ++i) {
       auto& p = parameter(i);
-      if (!layout_.is_sent(i) || !p.grad_arrived()) continue;
+      if (!layout_.is_shared(i) || !p.grad_arrived()) continue;
       if (factor == 0)
         zero_bytes(p.where(), p.grad_data(), p.size_bytes());
       else
@@ -203,7 +204,7 @@ class Reducer {
       complete_with_unused();
     if (may_leave_out()) {
       sender_.take_back_all();
-      agree_on_unused(layout_, communicator_, company_);
+      settle_used();
       for (std::size_t i = 0; on_averaged && i < layout_.entries(); ++i)
         if (layout_.is_sent(i) && parameter(i).grad_arrived()) on_averaged(parameter(i));
     } else if (on_averaged) {
@@ -222,6 +223,35 @@ class Reducer {
     // Where parameters may be left out, ranks don't know the same order.
     if (!order_learned_ && !may_leave_out()) learn_order();
     if (in_parts) parts_.hide();
+  }
+
+  // A parameter has a gradient where any rank used it; where none did it stays without, so that no optimizer moves it.
+  [[gnu::cold]] void settle_used() {
+    const auto used = agree_on_used(layout_, communicator_, company_);
+    if (options_.skip_all_reduce_unused_params) rest_unused(used.anywhere);
+    for (std::size_t i = 0; i < layout_.entries(); ++i)
+      if (layout_.is_shared(i)) parameter(i).set_grad_arrived(used.anywhere[i] != 0);
+    unused_watch_.saw(used.all, communicator_.rank());
+  }
+  // Gradients that rested, and have come on some rank after all, are averaged now; what has come on none will rest.
+  [[gnu::cold]] void rest_unused(const std::vector<char>& used) {
+    std::vector<char> others(used.size(), 1), unused(used.size());
+    bool any = false;
+    for (std::size_t i = 0; i < used.size(); ++i) {
+      unused[i] = layout_.is_shared(i) && used[i] == 0;
+      if (!layout_.rests(i) || used[i] == 0) continue;
+      others[i] = 0;
+      any = true;
+      zero_unless_arrived(i);
+    }
+    if (any) {
+      layout_.set_resting(std::move(others));
+      start_anew();
+      sender_.begin(unit_ ? *unit_ : shares_.weight());
+      sender_.send_all();
+      sender_.take_back_all();
+    }
+    if (layout_.set_resting(std::move(unused))) start_anew();
   }
 
   // Parameters without a gradient take part with zeros, or, where that was not allowed, are named.
@@ -293,6 +323,7 @@ class Reducer {
   // The weight by which accumulated gradients of earlier passes are to be multiplied.
   std::optional<double> unit_;
   std::int64_t skipped_ = 0;
+  UnusedWatch unused_watch_;
   bool in_backward_ = false, order_learned_ = false, company_ = false;
 };
 

@@ -46,24 +46,12 @@ std::string adds_up(comm::AnyCommunicator& c, std::size_t count) {
   return "";
 }
 
-/// What `body` writes to stderr is added to what it returns.
-template <class Body>
-std::string with_stderr(const Body& body) {
-  std::FILE* const file = std::tmpfile();
-  dup2(fileno(file), STDERR_FILENO);
-  auto text = body();
-  std::rewind(file);
-  char line[1000];
-  while (std::fgets(line, sizeof line, file) != nullptr) text += line;
-  return text;
-}
-
 TEST_CASE("without shared memory ranks talk over TCP, and rank 0 says so", "[comm]") {
   for (const bool refused : {true, false})
     for (const auto backend : {Backend::automatic, Backend::hierarchical}) {
       const auto body = [&](const comm::World& world) {
         (refused ? no_memfd : no_room) = true;
-        return with_stderr([&]() -> std::string {
+        return test::with_stderr([&]() -> std::string {
           auto c = comm::connect(world, {.backend = backend});
           if (backend == Backend::automatic && c.backend() != "tcp") return std::string(c.backend());
           return adds_up(c, 300'000);

@@ -8,6 +8,7 @@
 #include <chorus/comm/rendezvous.hpp>
 #include <chorus/comm/socket.hpp>
 #include <csignal>
+#include <cstdio>
 #include <functional>
 #include <string>
 #include <vector>
@@ -24,6 +25,18 @@ struct Outcome {
 };
 
 inline ch::comm::Socket free_port() { return ch::comm::Socket::listen(ch::comm::Address::resolve("127.0.0.1", 0)); }
+
+/// In a rank: what `body` writes to stderr is added to what it returns.
+template <class Body>
+std::string with_stderr(const Body& body) {
+  std::FILE* const file = std::tmpfile();
+  dup2(fileno(file), STDERR_FILENO);
+  std::string text = body();
+  std::rewind(file);
+  char line[1000];
+  while (std::fgets(line, sizeof line, file) != nullptr) text += line;
+  return text;
+}
 
 class Ranks {
  public:

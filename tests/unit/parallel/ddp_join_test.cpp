@@ -207,6 +207,23 @@ TEST_CASE("join: throw_on_early_termination ends all ranks, with the one that ra
         "DistributedDataParallel::join: rank 1 has run out of batches; throw_on_early_termination ends all ranks");
 }
 
+TEST_CASE("join: a rank that has a thousand batches fewer than others says so, once") {
+  const auto run = [](const World& world) {
+    return test::with_stderr([&] {
+      Distributed<test::Smooth<Cpu>> rank(world);
+      rank.net.join([&] {
+        for (int step = 0; step < (world.rank == 0 ? 1010 : 3); ++step) loss_of(rank.net, world.rank, step).backward();
+      });
+      return "";
+    });
+  };
+  const auto texts = Ranks(2, run).texts();
+  CHECK(texts[0].empty());
+  CHECK(texts[1] ==
+        "chorus: warning: DistributedDataParallel::join: rank 1 has at least 1000 batches fewer than others "
+        "have, and only keeps them company\n");
+}
+
 TEST_CASE("join: what a body throws comes out, and a join inside a join is refused") {
   comm::AnyCommunicator alone;
   DistributedDataParallel<test::Smooth<Cpu>> net{make<test::Smooth<Cpu>>(), alone};
