@@ -37,20 +37,17 @@ class InOrder final : public Progress {
   InOrder(Run run, void* self) : run_(run), self_(self) {}
   ~InOrder() override { stop(); }
 
-  /// Runs `task` behind all that were given before, and returns when it is done; throws how it failed.
+  /// Runs `task` behind all that were given before, and returns when it is done; throws how it failed. After a failure
+  /// it runs, too: it is for `run` to let it fail.
   void now(const Task& task) {
     std::unique_lock lock(mutex_);
-    const auto ticket = ++given_;
-    if (tasks_.empty() && !running_) {
-      caller_waits_ = true;
-      const auto failure = execute(lock, task);
-      caller_waits_ = false;
-      hand_over();
-      if (failure) failure.raise();
-      return;
-    }
-    if (!failure_) tasks_.push_back(task);
-    finish(lock, ticket);
+    caller_waits_ = true;
+    work_until(lock, [this] { return !running_ && tasks_.empty(); });
+    ++given_;
+    const auto failure = execute(lock, task);
+    caller_waits_ = false;
+    hand_over();
+    if (failure) failure.raise();
   }
 
   /// Puts `task` behind all that were given before. Starts the thread at the first call.
@@ -64,7 +61,11 @@ class InOrder final : public Progress {
 
   void wait(std::uint64_t ticket) override {
     std::unique_lock lock(mutex_);
-    finish(lock, ticket);
+    caller_waits_ = true;
+    work_until(lock, [&] { return finished_ >= ticket || failure_; });
+    caller_waits_ = false;
+    hand_over();
+    if (finished_ < ticket) failure_.raise();
   }
 
   bool done(std::uint64_t ticket) override {
@@ -83,17 +84,15 @@ class InOrder final : public Progress {
   }
 
  private:
-  void finish(std::unique_lock<std::mutex>& lock, std::uint64_t ticket) {
-    caller_waits_ = true;
-    while (finished_ < ticket && !failure_) {
+  /// Does what was given, or waits while another thread does.
+  template <class Enough>
+  void work_until(std::unique_lock<std::mutex>& lock, const Enough& enough) {
+    while (!enough()) {
       if (!running_ && !tasks_.empty())
         execute(lock, next());
       else
         done_.wait(lock);
     }
-    caller_waits_ = false;
-    hand_over();
-    if (finished_ < ticket) failure_.raise();
   }
   /// What a caller leaves is the background thread's.
   void hand_over() {

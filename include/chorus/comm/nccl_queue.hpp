@@ -1,18 +1,14 @@
 #pragma once
-/// `NcclQueue`: the calls of one rank in flight on a communication stream, and the thread that watches them.
+/// `NcclQueue`: makes one rank's calls of NCCL, and has a thread that watches them.
 
-#include <algorithm>
-#include <chorus/comm/nccl_member.hpp>
+#include <chorus/comm/nccl_calls.hpp>
 #include <chrono>
-#include <condition_variable>
-#include <deque>
 #include <exception>
 #include <functional>
 #include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
-#include <vector>
 
 namespace chorus::inline CHORUS_ABI::comm {
 
@@ -24,13 +20,13 @@ namespace chorus::inline CHORUS_ABI::comm {
 /// All calls of NCCL are made under one lock, and none of them blocks: the communicator is a non-blocking one. Inside a
 /// stream capture nothing is watched, since captured events cannot be asked; `launch` watches a graph's replay.
 template <class Api>
-class NcclQueue final : public Progress, private NcclMember<Api> {
+class NcclQueue final : public Progress, private NcclCalls<Api> {
  public:
   /// `tell` is called once, with the reason, when this rank gives up; from any thread. `hear`, where there is one, says
   /// how another rank has failed, upon which this one gives up, too; it is asked every few milliseconds.
-  NcclQueue(Api api, int rank, int device, std::chrono::milliseconds timeout,
-            std::function<void(const Failure&)> tell, std::function<Failure()> hear = {})
-      : Member(std::move(api), rank, device, timeout, std::move(tell), std::move(hear)) {}
+  NcclQueue(Api api, int rank, int device, std::chrono::milliseconds timeout, std::function<void(const Failure&)> tell,
+            std::function<Failure()> hear = {})
+      : Calls(std::move(api), rank, device, timeout, std::move(tell), std::move(hear)) {}
   ~NcclQueue() override { stop(); }
 
   /// Meets the other ranks; all of them call it. Throws CommError.
@@ -62,8 +58,8 @@ class NcclQueue final : public Progress, private NcclMember<Api> {
   }
 
   /// Calls made by `calls` become one launch, in which they run side by side. Returns its ticket.
-  template <class Calls>
-  std::uint64_t group(const Calls& calls) {
+  template <class Made>
+  std::uint64_t group(const Made& calls) {
     const std::lock_guard lock(mutex_);
     check<UsageError>(!grouping_, "nccl: a group inside of a group");
     group_ = {};
@@ -122,25 +118,12 @@ class NcclQueue final : public Progress, private NcclMember<Api> {
   /// Has the compute stream wait for a call; the host does not.
   void wait(std::uint64_t ticket) override {
     const std::lock_guard lock(mutex_);
-    const auto found = [ticket](const Call& call) { return call.ticket == ticket; };
-    const auto captured = std::find_if(captured_.begin(), captured_.end(), found);
-    const auto flying = std::find_if(in_flight_.begin(), in_flight_.end(), found);
-    if (captured == captured_.end() && flying == in_flight_.end()) {
-      if (ticket > finished_ && failure_) failure_.raise();
-      return;  // has ended, or belongs to the group that is being made, which is waited for as a whole
-    }
-    Call call = captured != captured_.end() ? *captured : *flying;
-    check_cuda(call, api_.use_device(device_));
-    check_cuda(call, api_.wait(api_.compute_stream(device_), call.done));
-    if (captured == captured_.end()) return;
-    recycle(call);
-    captured_.erase(captured);
+    this->let_compute_wait(ticket);
   }
 
   bool done(std::uint64_t ticket) override {
     const std::lock_guard lock(mutex_);
-    if (captured_.empty()) inspect();  // a capturing thread may not ask
-    return finished_ >= ticket || bool(failure_);
+    return this->has_ended(ticket);
   }
 
   /// Returns when all calls so far have ended on the device; throws how one of them failed. Never longer than `timeout`
@@ -187,80 +170,15 @@ class NcclQueue final : public Progress, private NcclMember<Api> {
   int device() const { return device_; }
 
  private:
-  using Member = NcclMember<Api>;
-  using Call = typename Member::Call;
-  using Stream = typename Member::Stream;
-  using Comm = typename Member::Comm;
-  using RedOp = typename Api::RedOp;
-  using Member::accept, Member::accept_later, Member::check_cuda, Member::describe, Member::destroy_streams;
-  using Member::api_, Member::comm_, Member::device_, Member::failure_, Member::mutex_, Member::rank_;
-  using Member::event, Member::give_up, Member::listen, Member::named, Member::pause, Member::raise_if_failed;
-  using Member::recycle, Member::stream_, Member::timeout_;
-
-  // What follows is called under the lock.
-
-  void open(Call& call) {
-    raise_if_failed(call);
-    check_cuda(call, api_.use_device(device_));
-    const Stream compute = api_.compute_stream(device_);
-    call.captured = api_.capturing(compute);
-    if (!call.captured) {  // what a capture that came to nothing has left
-      for (const Call& left : captured_) recycle(left);
-      captured_.clear();
-    }
-    call.ready = event();
-    check_cuda(call, api_.record(call.ready, compute));
-    check_cuda(call, api_.wait(stream_, call.ready));
-  }
-
-  // NCCL may launch from a thread of its own: only once it has accepted the call does an event stand behind it.
-  std::uint64_t close(Call& call, Stream stream) {
-    for (const RedOp& op : operators_) api_.destroy_operator(op, comm_);
-    operators_.clear();
-    call.done = event();
-    check_cuda(call, api_.record(call.done, stream));
-    call.ticket = ++issued_;
-    (call.captured ? captured_ : in_flight_).push_back(call);
-    change_.notify_all();
-    return call.ticket;
-  }
-
-  // Finds out what has ended, and whether what has not is in trouble.
-  void inspect() {
-    listen();
-    if (failure_ || in_flight_.empty()) return;
-    Call first;
-    int ended = Api::success;
-    while (ended == Api::success && !in_flight_.empty()) {
-      first = in_flight_.front();
-      ended = api_.query(first.done);
-      if (ended != Api::success) break;
-      finished_ = first.ticket;
-      recycle(first);
-      in_flight_.pop_front();
-    }
-    int state = Api::success;
-    if (const int asked = api_.async_error(comm_, state); asked != Api::success) state = asked;
-    if (state != Api::success && state != Api::in_progress)
-      return give_up(describe(first, api_.nccl_error(state, comm_)), false);
-    if (in_flight_.empty()) return;
-    if (ended != Api::not_ready) return give_up(describe(first, api_.cuda_error(ended)), false);
-
-    Call& waits = in_flight_.front();
-    if (!waits.runs && api_.query(waits.ready) == Api::success) {
-      waits.runs = true;
-      waits.deadline = Clock::now() + timeout_;
-    }
-    if (waits.runs && Clock::now() >= waits.deadline)
-      give_up(describe(waits, cat("not every rank has joined in and finished within ", timeout_.count(), " ms")), true);
-  }
-
-  void forget_calls() noexcept override {
-    in_flight_.clear();
-    captured_.clear();
-    operators_.clear();
-    change_.notify_all();
-  }
+  using Calls = NcclCalls<Api>;
+  using Call = typename Calls::Call;
+  using Stream = typename Calls::Stream;
+  using Comm = typename Calls::Comm;
+  using Calls::accept, Calls::accept_later, Calls::check_cuda, Calls::describe, Calls::destroy_streams;
+  using Calls::api_, Calls::comm_, Calls::device_, Calls::failure_, Calls::mutex_, Calls::rank_, Calls::stream_;
+  using Calls::change_, Calls::in_flight_, Calls::issued_, Calls::operators_;
+  using Calls::close, Calls::event, Calls::give_up, Calls::inspect, Calls::named, Calls::open, Calls::pause;
+  using Calls::raise_if_failed;
 
   void leave() {
     synchronize();
@@ -285,13 +203,9 @@ class NcclQueue final : public Progress, private NcclMember<Api> {
   static constexpr std::chrono::milliseconds period{5};
 
   const int exceptions_ = std::uncaught_exceptions();
-  std::condition_variable_any change_;
-  std::deque<Call> in_flight_, captured_;  // captured ones: until they are waited for, in the same capture
-  std::vector<RedOp> operators_;
   Call group_;
   bool grouping_ = false, stopping_ = false;
   std::uint32_t calls_ = 0;
-  std::uint64_t issued_ = 0, finished_ = 0;
   std::thread watcher_;
 };
 

@@ -74,15 +74,26 @@ TEST_CASE("an asynchronous error reaches every later call", "[comm]") {
                     "waited 100 ms for rank 1, which is stopped or busy elsewhere");
 }
 
+TEST_CASE("a blocking call behind one that fails is a call of its own", "[comm]") {
+  auto group = comm::thread_group(2, std::chrono::milliseconds(100));
+  auto& c = group[0];
+  std::vector<float> x(10);
+  const auto first = c.all_reduce_async(std::span(x)), second = c.barrier_async();
+  CHECK_THROWS_WITH(c.broadcast(std::span(x), 0),
+                    Catch::Matchers::StartsWith("rank 0: broadcast #1") &&
+                        Catch::Matchers::Contains("this communicator has failed before: rank 0: all_reduce #0"));
+  const auto record = c.flight_record();
+  CHECK(record.find("broadcast #1") != std::string::npos);
+  CHECK(record.find("barrier") == std::string::npos);  // it was dropped
+}
+
 TEST_CASE("a communicator finishes its calls before it goes", "[comm]") {
   std::vector<std::vector<float>> x(2, std::vector<float>(100'000, 1));
   auto group = comm::thread_group(2);
   std::vector<comm::Work> works;
   for (std::size_t r = 0; r < 2; ++r) works.push_back(group[r].all_reduce_async(std::span(x[r])));
   std::thread other([&] { auto gone = std::move(group[1]); });
-  {
-    auto gone = std::move(group[0]);
-  }
+  { auto gone = std::move(group[0]); }
   other.join();
   CHECK(works[0].done());
   works[1].wait();
