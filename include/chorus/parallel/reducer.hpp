@@ -38,6 +38,10 @@ class Reducer {
         arrivals_(layout_.entries()) {
     check<UsageError>(!layout_.buckets().empty(),
                       "DistributedDataParallel: no parameter of the model wants a gradient");
+    check<UsageError>(
+        !in_parts || !options_.skip_all_reduce_unused_params,
+        "DistributedDataParallel: skip_all_reduce_unused_params makes buckets anew behind a backward pass, "
+        "and this hook leaves each rank a part of each bucket");
   }
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
@@ -247,7 +251,7 @@ class Reducer {
     if (any) {
       layout_.set_resting(std::move(others));
       start_anew();
-      sender_.begin(unit_ ? *unit_ : shares_.weight());
+      sender_.begin(unit_ ? *unit_ : shares_.weight(), true);
       sender_.send_all();
       sender_.take_back_all();
     }

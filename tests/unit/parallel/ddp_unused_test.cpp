@@ -3,6 +3,7 @@
 #include <catch.hpp>
 #include <chorus/core/trace.hpp>
 #include <chorus/parallel/hooks/power_sgd.hpp>
+#include <chorus/parallel/hooks/reduce_scatter.hpp>
 
 #include "ranks.hpp"
 
@@ -123,6 +124,10 @@ TEST_CASE("ddp unused: skip_all_reduce_unused_params without find_unused_paramet
     return message_of<UsageError>([&] { Distributed<Gated<Cpu>>(world, {.skip_all_reduce_unused_params = true}); });
   });
   CHECK_THAT(text, Contains("skip_all_reduce_unused_params goes with find_unused_parameters"));
+  const auto in_parts = common_text(2, [](const World& world) {
+    return message_of<UsageError>([&] { Distributed<Gated<Cpu>, ReduceScatter>(world, options(true)); });
+  });
+  CHECK_THAT(in_parts, Contains("this hook leaves each rank a part"));
   const auto texts = Ranks(2, [](const World& world) {
                        return message_of<UsageError>([&] { Distributed<Gated<Cpu>>(world, options(world.rank == 1)); });
                      }).texts();
