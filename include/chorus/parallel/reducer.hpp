@@ -3,7 +3,7 @@
 /// while backward goes on.
 
 #include <algorithm>
-#include <chorus/kernels/pointwise.hpp>
+#include <chorus/parallel/accumulated_weight.hpp>
 #include <chorus/parallel/batch_shares.hpp>
 #include <chorus/parallel/bucket_sender.hpp>
 #include <chorus/parallel/ddp_options.hpp>
@@ -14,7 +14,6 @@
 #include <chorus/parallel/non_finite.hpp>
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -35,6 +34,7 @@ class Reducer {
         options_(options),
         sender_(layout_, communicator, options, std::move(hook)),
         parts_(layout_),
+        accumulated_(layout_, shares),
         arrivals_(layout_.entries()) {
     check<UsageError>(!layout_.buckets().empty(),
                       "DistributedDataParallel: no parameter of the model wants a gradient");
@@ -67,7 +67,7 @@ class Reducer {
       layout_.rebuild();
       start_anew();
     }
-    if (unit_) rescale();
+    accumulated_.weigh_anew();
   }
 
   /// Lays the flat buffers out anew, in this order of the entries.
@@ -81,7 +81,7 @@ class Reducer {
   void gradient_ready(const ParameterOn<D>& parameter) {
     if (!sync) {
       refuse_waiting_parts("no other backward pass can begin");
-      if (!unit_) unit_ = shares_.weight();
+      accumulated_.note();
       return;
     }
     if (!in_backward_) {
@@ -148,31 +148,10 @@ class Reducer {
                       "or forgotten them (zero_grad); several passes for one step belong under no_sync");
   }
 
-  // The sum over ranks of weight * (what is added up) stays the same when the weight changes to that of a new batch.
-  [[gnu::cold]] void rescale() {
-    bool any = false;
-    for (std::size_t i = 0; i < layout_.entries(); ++i)
-      any = any || (layout_.is_shared(i) && parameter(i).grad_arrived());
-    if (!any) return unit_.reset();
-    const double weight = shares_.weight();
-    if (weight == 0 || weight == *unit_) return;
-    const double factor = *unit_ / weight;
-    for (std::size_t i = 0; i < layout_.entries(); ++i) {
-      auto& p = parameter(i);
-      if (!layout_.is_shared(i) || !p.grad_arrived()) continue;
-      if (factor == 0)
-        zero_bytes(p.where(), p.grad_data(), p.size_bytes());
-      else
-        with_type(p.dtype(), static_cast<std::byte*>(p.grad_data()),
-                  [&]<class T>(T* grad) { kernels::scale(p.where(), p.count(), static_cast<T>(factor), grad); });
-    }
-    unit_ = weight;
-  }
-
   void begin_backward() {
     refuse_waiting_parts("no other backward pass can begin");
     // Behind the first pass gradients change their places.
-    sender_.begin(unit_ ? *unit_ : shares_.weight(), !order_learned_ && !may_leave_out());
+    sender_.begin(accumulated_.weight(), !order_learned_ && !may_leave_out());
     in_backward_ = true;
     arrival_.clear();
     std::fill(arrivals_.begin(), arrivals_.end(), 0);
@@ -223,7 +202,7 @@ class Reducer {
     if (options_.non_finite != NonFinite::propagate) judge();
     if constexpr (requires { hook().after_backward(); }) hook().after_backward();
     in_backward_ = false;
-    unit_.reset();
+    accumulated_.forget();
     // Where parameters may be left out, ranks don't know the same order.
     if (!order_learned_ && !may_leave_out()) learn_order();
     if (in_parts) parts_.hide();
@@ -251,7 +230,7 @@ class Reducer {
     if (any) {
       layout_.set_resting(std::move(others));
       start_anew();
-      sender_.begin(unit_ ? *unit_ : shares_.weight(), true);
+      sender_.begin(accumulated_.weight(), true);
       sender_.send_all();
       sender_.take_back_all();
     }
@@ -321,11 +300,10 @@ class Reducer {
   const DistributedDataParallelOptions& options_;
   BucketSender<D, Hook, Communicator> sender_;
   GradientParts<D> parts_;
+  AccumulatedWeight<D, Communicator> accumulated_;
 
   std::vector<int> arrivals_;         // hooks' calls in this backward pass, by entry
   std::vector<std::size_t> arrival_;  // entries, in the order of this backward
-  // The weight by which accumulated gradients of earlier passes are to be multiplied.
-  std::optional<double> unit_;
   std::int64_t skipped_ = 0;
   UnusedWatch unused_watch_;
   bool in_backward_ = false, order_learned_ = false, company_ = false;

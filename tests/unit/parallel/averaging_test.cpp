@@ -11,8 +11,6 @@ namespace averaging_test {
 
 using namespace test::names;
 using trace::Traffic;
-
-constexpr double rounding = 1e-13;
 using Model = test::Smooth<Cpu>;
 constexpr std::uint64_t model_numbers = 111;
 

@@ -12,8 +12,6 @@ namespace data_parallel_test {
 
 using namespace test::names;
 
-constexpr double rounding = 1e-13;
-
 template <class Model>
 struct Parallel : DataParallel<Model> {
   explicit Parallel(std::vector<int> ids, int output_device = -1, int dim = 0)

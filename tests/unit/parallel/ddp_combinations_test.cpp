@@ -10,8 +10,6 @@ namespace ddp_combinations_test {
 
 using namespace test::names;
 
-constexpr double rounding = 1e-12;
-
 template <class Net>
 auto loss_of(Net& net, const Tensor<double, 2>& x, int key) {
   return cross_entropy(net(x), labels(x.size(0), 3, static_cast<std::uint32_t>(key)));

@@ -8,8 +8,6 @@ namespace ddp_graph_test {
 
 using namespace test::names;
 
-constexpr double rounding = 1e-13;
-
 /// Uses what it is told to; `never` not at all.
 template <class D>
 struct Parts : nn::Module {
@@ -215,7 +213,7 @@ TEST_CASE("no_sync: micro-batches of uneven sizes on each rank weigh as on one d
             .backward();
       }
     INFO(text);
-    CHECK(distance(test::numbers_in(text), test::gradients(single.module())) < 1e-12);
+    CHECK(distance(test::numbers_in(text), test::gradients(single.module())) < rounding);
   }
 }
 

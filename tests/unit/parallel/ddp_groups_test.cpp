@@ -8,8 +8,6 @@ namespace ddp_groups_test {
 
 using namespace test::names;
 
-constexpr double rounding = 1e-12;
-
 /// What comes behind a Smooth.
 struct Last : nn::Module {
   nn::Linear<Cpu, double> fc{3, 2};

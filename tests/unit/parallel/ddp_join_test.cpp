@@ -8,8 +8,6 @@ namespace ddp_join_test {
 
 using namespace test::names;
 
-constexpr double rounding = 1e-13;
-
 /// The rows that rank `rank` has in step `step`: rank r has `batches[r]` of 2 + r rows each.
 Tensor<double, 2> rows(int rank, int step) {
   return numbers(2 + rank, 5, static_cast<std::uint32_t>(10 * step + rank));

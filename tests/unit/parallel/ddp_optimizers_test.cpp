@@ -11,8 +11,6 @@ namespace ddp_optimizers_test {
 
 using namespace test::names;
 
-constexpr double rounding = 1e-13;
-
 /// Parameters after some steps, whose learning rate changes, on one device with the plain optimizer.
 template <class Opt>
 std::vector<double> plain(const typename Opt::options_type& options) {

@@ -9,8 +9,6 @@ namespace ddp_options_test {
 using namespace test::names;
 
 constexpr double kib = 1.0 / 1024;  // in MiB
-constexpr double rounding = 1e-13;
-
 template <class Net>
 std::string bucket_sizes(const Net& net) {
   std::string text;

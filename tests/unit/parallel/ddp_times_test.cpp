@@ -34,7 +34,7 @@ TEST_CASE("ddp: gradients that are read in place give the steps of one device, a
       return test::text_of(
           after_steps(rank.net, [&](auto& optimizer, auto n) { test::step(rank.net, optimizer, n, 7, world); }));
     });
-    CHECK(distance(test::numbers_in(text), expected) < 1e-12);
+    CHECK(distance(test::numbers_in(text), expected) < rounding);
   }
 }
 

@@ -8,8 +8,6 @@ namespace distributed_data_parallel_test {
 
 using namespace test::names;
 
-constexpr double rounding = 1e-13;
-
 template <class Model>
 void require_same_run(int ranks) {
   static const auto expected = test::train_single<Model>();

@@ -10,8 +10,6 @@ namespace double_backward_test {
 
 using namespace test::names;
 
-constexpr double rounding = 1e-12;
-
 /// A critic with a penalty on the length of its gradient by its input: one loss for each sample.
 template <class D>
 struct Penalised : nn::Module {

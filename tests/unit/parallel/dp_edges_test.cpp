@@ -15,8 +15,6 @@ namespace dp_edges_test {
 
 using namespace test::names;
 
-constexpr double rounding = 1e-13;
-
 /// Counts its forward passes in an object that all copies share, and in itself.
 struct Count {
   mutable std::atomic<int> passes{0};

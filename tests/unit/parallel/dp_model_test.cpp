@@ -15,8 +15,6 @@ namespace dp_model_test {
 using namespace test::names;
 using namespace std::chrono_literals;
 
-constexpr double rounding = 1e-12;
-
 template <class Model>
 struct Parallel : DataParallel<Model> {
   explicit Parallel(std::vector<int> ids, Model model = make<Model>(), int dim = 0)

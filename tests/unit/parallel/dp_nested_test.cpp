@@ -11,8 +11,6 @@
 namespace dp_nested_test {
 
 using namespace test::names;
-
-constexpr double rounding = 1e-13;
 using Matrix = Tensor<double, 2>;
 using Recorded = Variable<double, 2>;
 

@@ -145,7 +145,7 @@ TEST_CASE("buckets: ranks whose gradients come in different orders follow rank 0
     return test::text_of(test::values(rank.net.module())) + names;
   });
   CHECK_THAT(text, Contains("right.weight right.bias left.weight left.bias"));  // rank 0 has `left` first
-  CHECK(distance(test::numbers_in(text), test::values(single.module())) < 1e-13);
+  CHECK(distance(test::numbers_in(text), test::values(single.module())) < rounding);
 }
 
 TEST_CASE("buckets: their number changes nothing but rounding") {
@@ -157,7 +157,7 @@ TEST_CASE("buckets: their number changes nothing but rounding") {
     const auto got = test::numbers_in(text);
     REQUIRE(got.size() >= expected.losses.size());
     const auto border = got.begin() + static_cast<std::ptrdiff_t>(expected.losses.size());
-    CHECK(distance({border, got.end()}, expected.parameters) < 1e-13);
+    CHECK(distance({border, got.end()}, expected.parameters) < rounding);
   }
 }
 
@@ -179,7 +179,7 @@ TEST_CASE("buckets: parameters frozen or thawed between steps, in the same way o
       return test::text_of(
           run(rank.net, [&](auto& optimizer, auto number) { test::step(rank.net, optimizer, number, 7, world); }));
     });
-    CHECK(distance(test::numbers_in(text), expected) < 1e-13);
+    CHECK(distance(test::numbers_in(text), expected) < rounding);
   }
 }
 
@@ -193,7 +193,7 @@ TEST_CASE("buckets: ranks may be threads, too") {
     test::each_step([&](std::uint32_t number, Index size) { return test::step(net, optimizer, number, size, world); });
     got[static_cast<std::size_t>(rank)] = test::values(net.module());
   });
-  CHECK(distance(got[0], expected.parameters) < 1e-13);
+  CHECK(distance(got[0], expected.parameters) < rounding);
   CHECK(got[1] == got[0]);
   CHECK(got[2] == got[0]);
 }

@@ -110,15 +110,21 @@ inline std::vector<double> gradients(ch::nn::Module& model) {
   return out;
 }
 
-/// The largest difference; infinite where the sizes differ or one is not a number.
+/// How far numbers may lie apart by `distance` that were added up in different orders, on one device and on several: a
+/// few thousand roundings of doubles.
+inline constexpr double rounding = 1e-12;
+
+/// The largest difference, by the largest of b's numbers where that is more than 1; infinite where the sizes differ or
+/// one is not a number.
 inline double distance(const std::vector<double>& a, const std::vector<double>& b) {
   if (a.size() != b.size()) return INFINITY;
-  double worst = 0;
+  double worst = 0, largest = 1;
   for (std::size_t i = 0; i < a.size(); ++i) {
     const double d = std::abs(a[i] - b[i]);
     worst = d >= 0 ? std::max(worst, d) : INFINITY;
+    largest = std::max(largest, std::abs(b[i]));
   }
-  return worst;
+  return worst / largest;
 }
 
 /// Global batches as an epoch has them: full ones, then one that doesn't divide, and fewer samples than devices.
@@ -190,7 +196,7 @@ namespace names {
 using namespace chorus;
 using ::message_of;
 using Catch::Matchers::Contains;
-using test::distance, test::labels, test::make, test::numbers;
+using test::distance, test::labels, test::make, test::numbers, test::rounding;
 }  // namespace names
 
 }  // namespace test

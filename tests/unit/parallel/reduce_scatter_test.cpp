@@ -11,8 +11,6 @@
 namespace reduce_scatter_test {
 
 using namespace test::names;
-
-constexpr double rounding = 1e-13;
 using Sgd = optim::Sgd<Cpu>;
 using Adam = optim::Adam<Cpu>;
 using Model = test::Smooth<Cpu>;

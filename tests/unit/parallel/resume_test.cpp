@@ -162,7 +162,7 @@ TEST_CASE("resume: parameters that were trained may be frozen when a run goes on
     cross_entropy(net(test::share(x, world)), test::share(y, world)).backward();
     return test::text_of(test::gradients(net.module()));
   });
-  CHECK(distance(test::numbers_in(text), test::gradients(single.module())) < 1e-13);
+  CHECK(distance(test::numbers_in(text), test::gradients(single.module())) < rounding);
 }
 
 }  // namespace resume_test

@@ -9,8 +9,6 @@
 namespace sparse_rows_test {
 
 using namespace test::names;
-
-constexpr double rounding = 1e-13;
 constexpr Index words = 200, width = 5;
 
 /// T: float rows of 5 numbers end in the middle of 8 bytes.

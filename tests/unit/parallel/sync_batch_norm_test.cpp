@@ -10,8 +10,6 @@ namespace sync_batch_norm_test {
 
 using namespace test::names;
 
-constexpr double rounding = 1e-12;
-
 /// Two synchronised layers, over 3 channels of 4 numbers and over 4 channels of 1.
 template <class D>
 struct Synced : nn::Module {
@@ -217,7 +215,7 @@ TEST_CASE("sync batch norm: under dp a recorded pass has one device's gradients,
     for (const std::vector<int>& ids : {std::vector<int>{0}, {0, 1}, {0, 1, 2}, {1, 0, 1}}) {
       INFO(size << " samples, " << ids.size() << " devices");
       DataParallel<Synced<Cpu>> net{make<Synced<Cpu>>(), {.device_ids = ids, .output_device = 0}, 3};
-      CHECK(distance(recorded_pass(net, size), expected) < 1e-10);
+      CHECK(distance(recorded_pass(net, size), expected) < rounding);
     }
   }
 }
@@ -237,7 +235,7 @@ TEST_CASE("sync batch norm: a penalty inside of the model takes the steps of one
   const auto expected = penalised(single, whole);
   for (const std::vector<int>& ids : {std::vector<int>{0, 1}, {0, 1, 2}}) {
     DataParallel<Penalised<Cpu>> net{make<Penalised<Cpu>>(), {.device_ids = ids}, 3};
-    CHECK(distance(penalised(net, whole), expected) < 1e-10);
+    CHECK(distance(penalised(net, whole), expected) < rounding);
   }
   for (const int ranks : {2, 3}) {
     const auto text = common_text(ranks, [&](const World& world) {
@@ -245,7 +243,7 @@ TEST_CASE("sync batch norm: a penalty inside of the model takes the steps of one
       return test::text_of(penalised(rank.net, [&](const auto& x) { return test::share(x, world); }));
     });
     INFO(ranks << " ranks: " << text);
-    CHECK(distance(test::numbers_in(text), expected) < 1e-10);
+    CHECK(distance(test::numbers_in(text), expected) < rounding);
   }
 }
 
@@ -306,7 +304,7 @@ TEST_CASE("sync batch norm: under dp, inside of a recorded pass, `grad` has one 
       for (const std::vector<int>& ids : {std::vector<int>{0}, {0, 1}, {0, 1, 2}, {1, 0, 1}}) {
         INFO(size << " samples, " << ids.size() << " devices, create_graph " << create_graph);
         DataParallel<InnerSlope<Cpu>> net{make_model(), {.device_ids = ids, .output_device = 0}, 3};
-        CHECK(distance(inner_pass(net, size), expected) < 1e-9);
+        CHECK(distance(inner_pass(net, size), expected) < rounding);
       }
     }
   }
@@ -335,7 +333,7 @@ TEST_CASE("sync batch norm: under dp a recorded pass takes plain Tensors and Var
     for (const std::vector<int>& ids : {std::vector<int>{0}, {0, 1}, {0, 1, 2}, {1, 0, 1}}) {
       INFO(ids.size() << " devices");
       DataParallel<Beside<Cpu>> net{make<Beside<Cpu>>(), {.device_ids = ids, .output_device = 0}, 3};
-      CHECK(distance(beside_pass(net, other), expected) < 1e-9);
+      CHECK(distance(beside_pass(net, other), expected) < rounding);
     }
   };
   compare([](const auto& x) { return x; });
@@ -368,7 +366,7 @@ TEST_CASE("sync batch norm: under dp, inside of a recorded pass, gradients by pl
   const auto expected = pass(single);
   for (const std::vector<int>& ids : {std::vector<int>{0}, {0, 1}, {0, 1, 2}}) {
     DataParallel<PlainInside<Cpu>> net{make<PlainInside<Cpu>>(), {.device_ids = ids}, 3};
-    CHECK(distance(pass(net), expected) < 1e-10);
+    CHECK(distance(pass(net), expected) < rounding);
   }
 }
 

@@ -10,8 +10,6 @@
 namespace tokens_test {
 
 using namespace test::names;
-
-constexpr double rounding = 1e-12;
 using Extras = std::vector<Tensor<double, 2>>;
 using Named = std::map<std::string, Tensor<double, 2>>;
 
