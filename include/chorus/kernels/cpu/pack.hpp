@@ -28,30 +28,33 @@ void pack_rows(Index depth, Index columns, const T* b, Index b_row, T* to) {
 #ifndef __clang__
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
-/// to[p, j] = b[j, p], padded likewise. Squares of packets are transposed in registers; where `depth` is no multiple of
-/// a packet, the last square overlaps the one before.
+/// to[p, j] = b[j, p] for `depth` rows of `columns` numbers, padded with zeros to a packet; rows of `to` lie `to_row`
+/// apart. Squares of packets are transposed in registers; where `depth` is no multiple of a packet, the last square
+/// overlaps the one before.
+template <class T>
+void pack_side(Index depth, Index columns, const T* b, Index b_row, T* to, Index to_row) {
+  constexpr Index w = lanes<T>;
+  Eigen::internal::PacketBlock<Packet<T>, w> square;
+  if (depth < w) {
+    for (Index j = 0; j < w; ++j) square.packet[j] = j < columns ? load(b + j * b_row, depth) : splat(T{0});
+    Eigen::internal::ptranspose(square);
+    for (Index p = 0; p < depth; ++p) store(to + p * to_row, square.packet[p], Whole<T>{});
+    return;
+  }
+  for (Index next = 0; next < depth; next += w) {
+    const Index p = std::min(next, depth - w);
+    for (Index j = 0; j < w; ++j) square.packet[j] = j < columns ? load(b + j * b_row + p, Whole<T>{}) : splat(T{0});
+    Eigen::internal::ptranspose(square);
+    for (Index j = 0; j < w; ++j) store(to + (p + j) * to_row, square.packet[j], Whole<T>{});
+  }
+}
+
+/// The same, padded to `tile_columns`.
 template <class T>
 void pack_columns(Index depth, Index columns, const T* b, Index b_row, T* to) {
   constexpr Index w = lanes<T>;
-  if (depth < w) {
-    for (Index side = 0; side < 2 * w; side += w) {
-      Eigen::internal::PacketBlock<Packet<T>, w> square;
-      for (Index j = 0; j < w; ++j)
-        square.packet[j] = side + j < columns ? load(b + (side + j) * b_row, depth) : splat(T{0});
-      Eigen::internal::ptranspose(square);
-      for (Index p = 0; p < depth; ++p) store(to + p * 2 * w + side, square.packet[p], Whole<T>{});
-    }
-    return;
-  }
-  for (Index side = 0; side < 2 * w; side += w)
-    for (Index next = 0; next < depth; next += w) {
-      const Index p = std::min(next, depth - w);
-      Eigen::internal::PacketBlock<Packet<T>, w> square;
-      for (Index j = 0; j < w; ++j)
-        square.packet[j] = side + j < columns ? load(b + (side + j) * b_row + p, Whole<T>{}) : splat(T{0});
-      Eigen::internal::ptranspose(square);
-      for (Index j = 0; j < w; ++j) store(to + (p + j) * 2 * w + side, square.packet[j], Whole<T>{});
-    }
+  pack_side(depth, columns, b, b_row, to, 2 * w);
+  pack_side(depth, columns - w, b + w * b_row, b_row, to + w, 2 * w);
 }
 #pragma GCC diagnostic pop
 

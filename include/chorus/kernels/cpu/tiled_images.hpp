@@ -135,12 +135,18 @@ void channels_first(const T* from, Index columns, Index count, Index rows, const
   }
 }
 
-/// Transforms the tiles of strips [first, first + count) of x along both axes: to[point, tile, channel], where `to` is
-/// the place of the first strip's first tile, tiles are `pitch` numbers apart and points `point_pitch`. `rasters` has
-/// room for a strip's pixels.
+/// Where the numbers of tiles lie: [panel, tile, channel of the panel], for panels of `width` channels.
+struct TilePanels {
+  Index channels, width, tiles;
+  Index at(Index tile, Index channel) const { return (channel / width * tiles + tile) * width + channel % width; }
+};
+
+/// Transforms the tiles of strips [first, first + count) of x along both axes. `to` is the place of the first strip's
+/// first tile at the first point; points are `point_pitch` numbers apart. `panels.channels` and widths are whole
+/// packets: x may have fewer channels, the others are zeros. `rasters` has room for a strip's pixels.
 template <int In, int Points, class T, class Transform>
-void transform_tiles(const TiledImages& tiles, const T* x, Index first, Index count, Index pitch, Index point_pitch,
-                     const Transform& transform, const ThreadScratch<T>& rasters, T* to) {
+void transform_tiles(const TiledImages& tiles, const T* x, Index first, Index count, const TilePanels& panels,
+                     Index point_pitch, const Transform& transform, const ThreadScratch<T>& rasters, T* to) {
   constexpr Index w = lanes<T>;
   const Index columns = tiles.columns(), start = tiles.tiles_before(first);
   parallel_for(count, [&](Index s) {
@@ -148,12 +154,12 @@ void transform_tiles(const TiledImages& tiles, const T* x, Index first, Index co
     const Index rows = tiles.rows(strip.rows);
     T* raster = rasters.data();
     std::fill_n(raster, rows * columns * w, T{0});  // all channels have their zeros at the same places
-    for (Index c = 0; c < pitch; c += w) {
+    for (Index c = 0; c < panels.channels; c += w) {
       tiles.channels_last(x + strip.image * tiles.image.image_size + c * tiles.image.plane(),
                           std::clamp<Index>(tiles.image.channels - c, 0, w), strip.top * tiles.step, rows, raster);
-      T* out = to + (tiles.tiles_before(first + s) - start) * pitch + c;
+      T* out = to + panels.at(tiles.tiles_before(first + s) - start, c);
       for (Index i = 0; i < strip.rows; ++i)
-        for (Index j = 0; j < tiles.across; ++j, out += pitch) {
+        for (Index j = 0; j < tiles.across; ++j, out += panels.width) {
           const T* corner = raster + (i * columns + j) * tiles.step * w;
           transform_both_axes<In, Points, T>(
               transform, [&](int v, int u) { return load(corner + (v * columns + u) * w, Whole<T>{}); },

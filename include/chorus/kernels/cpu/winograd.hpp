@@ -131,8 +131,8 @@ void winograd_convolve(Cpu device, Index images, const ImageChannels& in, const 
   const RowOffsets<256> packed(w);
 
   const auto transform = [&](Index strip, T* v) {
-    transform_tiles<Way::in, Way::points>(tiles, x, strip, std::min(at_once, plan.strips - strip), pitch, v_pitch,
-                                          Way::input, rasters, v);
+    transform_tiles<Way::in, Way::points>(tiles, x, strip, std::min(at_once, plan.strips - strip),
+                                          TilePanels{pitch, pitch, 0}, v_pitch, Way::input, rasters, v);
   };
   // The results of one panel for a block of strips; v: where the block's first tile lies.
   const auto multiply = [&](Index panel, Index strip, const T* v) {
@@ -184,15 +184,19 @@ void winograd_backward_weight(Cpu device, Index images, const ImageChannels& in,
   dy_tiles.step = dy_tiles.reach = Way::out;
   dy_tiles.padding_h = dy_tiles.padding_w = 0;
   const Index channels = in.channels, filters = out.channels, size = filters * channels * 9;
-  const Index pitch = whole_panels<T>(channels), dy_pitch = whole_panels<T>(filters);
   // As many tiles at a time as make the way from transformed weights back to weights cheap.
   const Index aim = 2 * channels * filters / (channels + filters) / tiles.strip_tiles();
   const Index at_once = std::max(plan.block, aim), groups = (plan.strips + at_once - 1) / at_once;
   // Groups in slices with sums of their own, added up in pairs, where threads have slices of their own. Their number is
   // a matter of the shape alone.
   const Index slices = std::min<Index>(groups, size <= (Index{1} << 16) ? 8 : 2);
-  const Index v_pitch = plan.template point_pitch<T>(at_once, pitch);
-  const Index m_pitch = plan.template point_pitch<T>(at_once, dy_pitch),
+  // What a product reads lies as it is read: w channels, or filters_at_once filters, of one tile after the other.
+  const Index room = std::min(at_once, plan.strips) * tiles.strip_tiles();
+  const TilePanels x_panels{whole_panels<T>(channels), w, room};
+  const Index dy_width = std::min(filters_at_once, whole_panels<T>(filters));
+  const TilePanels dy_panels{(filters + dy_width - 1) / dy_width * dy_width, dy_width, room};
+  const Index v_pitch = plan.template point_pitch<T>(at_once, x_panels.channels);
+  const Index m_pitch = plan.template point_pitch<T>(at_once, dy_panels.channels),
               du_pitch = filters_at_once * channels_at_once + lanes<T>;
   const ThreadScratch<T> rasters(
       device, std::max(plan.strip_size(), dy_tiles.rows(tiles.strip_rows) * dy_tiles.columns()) * lanes<T>);
@@ -201,7 +205,7 @@ void winograd_backward_weight(Cpu device, Index images, const ImageChannels& in,
   const ThreadScratch<T> dus(device, winograd_points * du_pitch);
   const Scratch<T> partial(device, (slices - 1) * size);
   alignas(64) constexpr T zeros[w] = {};
-  const RowOffsets<tiles_at_once> offsets(pitch);
+  const RowOffsets<tiles_at_once> packed(w);
   const Index columns = (channels + channels_at_once - 1) / channels_at_once,
               rows = (filters + filters_at_once - 1) / filters_at_once;
   const auto sums = [&](Index slice) { return slice == 0 ? dweight : partial.data() + (slice - 1) * size; };
@@ -210,11 +214,13 @@ void winograd_backward_weight(Cpu device, Index images, const ImageChannels& in,
     const Index strips = std::min(at_once, plan.strips - strip);
     const Index total = tiles.tiles_before(strip + strips) - tiles.tiles_before(strip);
     T *v = vs.data(), *m = ms.data();
-    transform_tiles<Way::in, points>(tiles, x, strip, strips, pitch, v_pitch, Way::input, rasters, v);
-    transform_tiles<Way::out, points>(dy_tiles, dy, strip, strips, dy_pitch, m_pitch, Way::output_gradient, rasters, m);
+    transform_tiles<Way::in, points>(tiles, x, strip, strips, x_panels, v_pitch, Way::input, rasters, v);
+    transform_tiles<Way::out, points>(dy_tiles, dy, strip, strips, dy_panels, m_pitch, Way::output_gradient, rasters,
+                                      m);
     parallel_for(rows * columns, [&](Index task) {
       const Index o = task / columns * filters_at_once, first = task % columns * channels_at_once;
-      const Index some = std::min(filters_at_once, filters - o), end = std::min(first + channels_at_once, pitch);
+      const Index some = std::min(filters_at_once, filters - o),
+                  end = std::min(first + channels_at_once, x_panels.channels);
       T* du = dus.data();
       bool started[winograd_points] = {};
       for (int i = 0; i < points; ++i)
@@ -223,8 +229,8 @@ void winograd_backward_weight(Cpu device, Index images, const ImageChannels& in,
           const Index point = i * points + j;
           for_pieces(total, tiles_at_once, [&](Index tile, Index depth) {
             for (Index c = first; c < end; c += w)
-              multiply_panel(some, w, depth, Matrix<T>{m + point * m_pitch + tile * dy_pitch + o, 1, dy_pitch},
-                             v + point * v_pitch + tile * pitch + c, offsets.at, zeros,
+              multiply_panel(some, w, depth, Matrix<T>{m + point * m_pitch + dy_panels.at(tile, o), 1, dy_panels.width},
+                             v + point * v_pitch + x_panels.at(tile, c), packed.at, zeros,
                              du + at * du_pitch + (c - first), channels_at_once, started[at]);
             started[at] = true;
           });
