@@ -108,6 +108,14 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   /// Each pass counts by its own global batch, so that micro-batches may be shared out unevenly.
   [[nodiscard]] NoSync no_sync() { return NoSync(reducer_.sync); }
 
+  /// Has `share(buffers, communicator)` called before each forward pass in training that averages gradients, by all
+  /// ranks, instead of sending rank 0's buffers to all: to average running statistics, say. Under `join` they come from
+  /// one rank as ever. With nothing, `broadcast_buffers` holds again.
+  void register_buffer_comm_hook(
+      std::function<void(std::span<const nn::NamedBuffer<D>> buffers, Communicator& communicator)> share) {
+    buffer_hook_ = std::move(share);
+  }
+
   /// Runs `body`, a loop over batches of which ranks may have different numbers, each an iteration of forward and
   /// backward. A rank that has ended takes part in the others' collectives, with no samples, until all have; then all
   /// take the parameters and buffers of the one that went on longest. `body` makes no other collective calls.
@@ -214,11 +222,13 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   }
 
   void begin_pass(Index samples) {
-    const bool sends_buffers = this->training() && options_.broadcast_buffers && reducer_.sync;
+    const bool shares_buffers = this->training() && reducer_.sync, hooked = buffer_hook_ && !joining_;
+    const bool sends_buffers = shares_buffers && options_.broadcast_buffers && !hooked;
     this->shares_.begin(samples, reducer_.sync, sends_buffers);
     if (joining_ && throw_early_) check_all_here();
     reducer_.prepare();
     if (sends_buffers) this->broadcast_buffers(joining_ ? this->shares_.first_active() : 0);
+    if (shares_buffers && hooked) buffer_hook_(this->buffers_, this->communicator_);
     if constexpr (averages_parameters)
       if (this->training()) hook().before_forward(this->flat_, this->communicator_);
   }
@@ -256,6 +266,7 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   DistributedDataParallelOptions options_;
   detail::Reducer<D, Hook, Communicator> reducer_;
   static constexpr int skew_to_warn_of = 1000;  // PyTorch's
+  std::function<void(std::span<const nn::NamedBuffer<D>>, Communicator&)> buffer_hook_;
   bool joining_ = false, throw_early_ = false;
   const int exceptions_before_ = std::uncaught_exceptions();
   std::shared_ptr<void> alive_ = std::make_shared<int>();  // the model's parameters, and their hooks, may live longer

@@ -204,4 +204,49 @@ TEST_CASE("ddp options: without broadcast_buffers each rank keeps its own") {
   CHECK(texts[0] != texts[1]);
 }
 
+TEST_CASE("ddp options: a hook that averages the ranks' buffers takes the broadcast's place") {
+  using Model = test::Normed<Cpu>;
+  const auto set = [](auto& net, double value) {
+    std::fill_n(net.module().norm.running_mean.value().data(), 3, value);
+  };
+  const auto run = [&](const World& world) {
+    Distributed<Model> rank(world);
+    auto& net = rank.net;
+    int calls = 0;
+    net.register_buffer_comm_hook([&](auto buffers, auto& communicator) {
+      ++calls;
+      for (const auto& named : buffers)
+        if (named.buffer->dtype() == DType::f64)
+          communicator.all_reduce(
+              std::span(static_cast<double*>(named.buffer->data()), static_cast<std::size_t>(named.buffer->count())),
+              comm::ReduceOp::sum, {.scale = 1.0 / world.size});
+    });
+    set(net, world.rank);
+    net(numbers(4, 5, 1));  // the same batch on all ranks
+    const auto averaged = net.module().norm.running_mean.value().to_vector();
+    set(net, world.rank);
+    {
+      const auto quiet = net.no_sync();
+      net(numbers(4, 5, 1));
+    }
+    net.eval();
+    net(numbers(4, 5, 1));
+    net.train();
+    net.register_buffer_comm_hook({});
+    set(net, world.rank + 0.5);
+    net(numbers(4, 5, 1));
+    const auto first = net.module().norm.running_mean.value().to_vector();
+    return cat(calls, " ", test::text_of(averaged), test::text_of(first));
+  };
+  const auto got = test::numbers_in(common_text(3, run));
+  SingleDevice<Model> single{make<Model>(), 3};
+  std::vector<double> expected{1};
+  for (const double mean_before : {1.0, 0.5}) {  // of ranks 0, 1 and 2; rank 0's
+    set(single, mean_before);
+    single(numbers(4, 5, 1));
+    for (const double value : single.module().norm.running_mean.value().to_vector()) expected.push_back(value);
+  }
+  CHECK(distance(got, expected) < rounding);
+}
+
 }  // namespace ddp_options_test
