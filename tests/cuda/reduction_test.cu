@@ -93,7 +93,7 @@ void batch_norms(const kernels::ChannelShape& s, bool affine, bool accumulate) {
     if (!affine) w = b = nullptr;
     T *saved_mean = saved, *saved_invstd = saved + s.channels;
     kernels::batch_norm_forward_train(device, s, in, w, b, mean, var, 0.1, 1e-5, y, saved_mean, saved_invstd);
-    kernels::batch_norm_backward_train(device, s, in, dy, w, saved_mean, saved_invstd, dx, dw, db,
+    kernels::batch_norm_backward_train(device, s, in, dy, w, b, saved_mean, saved_invstd, dx, dw, db,
                                        {accumulate, accumulate, accumulate});
     kernels::batch_norm_forward_eval(device, s, in, w, b, mean, var, 1e-5, eval);
     kernels::batch_norm_backward_eval(device, s, in, dy, w, mean, var, 1e-5, de, dw, static_cast<T*>(nullptr),
@@ -193,10 +193,14 @@ TEST_CASE("batch norm with a residual through a ReLU") {
             if (!add) r = nullptr;
             kernels::batch_norm_forward_train(device, s, in, w, w, mean, var, 0.1, 1e-5, y, saved, saved + s.channels,
                                               r, true);
-            kernels::batch_norm_backward_train(device, s, in, dy, w, saved, saved + s.channels, dx, dw,
-                                               static_cast<float*>(nullptr), {}, y, masked);
-            kernels::batch_norm_backward_train(device, s, in, dy, w, saved, saved + s.channels, dx, dw,
-                                               static_cast<float*>(nullptr), {true, true, true}, y, dy);
+            float* none = nullptr;
+            kernels::batch_norm_backward_train(device, s, in, dy, w, w, saved, saved + s.channels, dx, dw, none, {}, y,
+                                               masked);
+            if (!add)
+              kernels::batch_norm_backward_train(device, s, in, dy, w, w, saved, saved + s.channels, dx, dw, none,
+                                                 {true, true, true}, y, none);
+            kernels::batch_norm_backward_train(device, s, in, dy, w, w, saved, saved + s.channels, dx, dw, none,
+                                               {true, true, true}, y, dy);
             kernels::batch_norm_forward_eval(device, s, in, w, w, mean, var, 1e-5, eval, r, true);
           },
           x, residual, numbers<float>(s.numel(), 4), per_channel, per_channel, per_channel, x,

@@ -77,6 +77,9 @@ class GradNode : public Node {
     }
   }
 
+  /// Whether `add` would keep the memory that it is given: there is none for this gradient yet.
+  bool takes_over() const { return !grad_.defined(); }
+
   bool has_grad() const final { return has_grad_; }
   /// The gradient; undefined where there is none.
   tensor_type grad() const { return has_grad_ ? grad_ : tensor_type{}; }

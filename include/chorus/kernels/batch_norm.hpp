@@ -40,11 +40,9 @@ void batch_norm_forward_eval(Cpu cpu, ChannelShape shape, const T* x, const T* w
                              const T* running_mean, const T* running_var, double eps, T* y,
                              const T* residual = nullptr, bool relu = false);
 
-/// sums: [2, channels], sum(dy) and sum(dy * (x - mean)). With `y`, which a ReLU made, dy is the gradient by that: it
-/// counts as 0 where y is, and is left so in `masked`, which may be `dy`.
+/// sums: [2, channels], sum(dy) and sum(dy * (x - mean)).
 template <class T>
-void batch_norm_backward_sums(Cpu, ChannelShape shape, const T* x, const T* dy, const T* mean, double* sums,
-                              const T* y = nullptr, T* masked = nullptr);
+void batch_norm_backward_sums(Cpu, ChannelShape shape, const T* x, const T* dy, const T* mean, double* sums);
 
 /// dweight = invstd * sum(dy * (x - mean)), dbias = sum(dy). Either may be null.
 template <class T>
@@ -59,9 +57,10 @@ void batch_norm_backward_input(Cpu, ChannelShape shape, const T* x, const T* dy,
                                const T* invstd, double count, const double* sums, T* dx, bool accumulate);
 
 /// The whole backward pass of training. Outputs that are null are not computed; `accumulate` is for dx, dweight, dbias.
-/// `y` and `masked` as above.
+/// With `y`, which a ReLU made, dy is the gradient by that: it counts as 0 where y is, and is left so in `masked`. That
+/// may only be null where there was no residual. dx and `masked` may lie where dy does, one of them.
 template <class T>
-void batch_norm_backward_train(Cpu cpu, ChannelShape shape, const T* x, const T* dy, const T* weight,
+void batch_norm_backward_train(Cpu cpu, ChannelShape shape, const T* x, const T* dy, const T* weight, const T* bias,
                                const T* saved_mean, const T* saved_invstd, T* dx, T* dweight, T* dbias,
                                std::array<bool, 3> accumulate, const T* y = nullptr, T* masked = nullptr);
 

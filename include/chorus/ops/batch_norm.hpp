@@ -81,8 +81,8 @@ auto batch_norm(const char* name, const X& x, const W& weight, const B& bias, co
   const auto y = relu ? out : tensor_of<X>{};
   return record(
       std::move(operation), std::move(out),
-      [input, w, mean, invstd, running_var, view, training, y, eps = options.eps](const auto& dy, auto dx, auto dw,
-                                                                                  auto db, auto... dr) {
+      [input, w, b, mean, invstd, running_var, view, training, y, eps = options.eps](const auto& dy, auto dx, auto dw,
+                                                                                     auto db, auto... dr) {
         T* grads[3] = {};
         std::array<bool, 3> accumulate{};
         const auto want = [&](std::size_t i, auto node) {
@@ -91,25 +91,32 @@ auto batch_norm(const char* name, const X& x, const W& weight, const B& bias, co
           grads[i] = target.data();
           accumulate[i] = target.accumulate;
         };
-        want(0, dx);
+        // A gradient that nobody else holds is changed where it lies: into the residual's, or else into that by x.
+        const bool ours = dy.storage().owners() == 1, to_residual = (static_cast<bool>(dr) || ...);
+        const bool in_place = training && ours && !to_residual && dx && dx->takes_over();
+        if (in_place)
+          grads[0] = dy.data();
+        else
+          want(0, dx);
         want(1, dw);
         want(2, db);
-        // A gradient that nobody else holds is masked where it lies.
-        auto masked = dy;
+        tensor_of<X> masked;
         if constexpr (relu) {
-          if (dy.storage().owners() > 2) masked = tensor_of<X>::empty(dy.shape(), dy.device());
+          if (to_residual || !training) masked = ours ? dy : tensor_of<X>::empty(dy.shape(), dy.device());
         }
         if (training) {
-          kernels::batch_norm_backward_train(dy.device(), view, input.data(), dy.data(), w.data(), mean.data(),
-                                             invstd.data(), grads[0], grads[1], grads[2], accumulate, y.data(),
-                                             masked.data());
+          kernels::batch_norm_backward_train(dy.device(), view, input.data(), dy.data(), w.data(), b.data(),
+                                             mean.data(), invstd.data(), grads[0], grads[1], grads[2], accumulate,
+                                             y.data(), masked.data());
         } else {
           if constexpr (relu)
             kernels::pointwise_backward(dy.device(), functors::Relu{}, dy.numel(), std::array<const T*, 1>{y.data()},
                                         dy.data(), std::array<T*, 1>{masked.data()}, std::array<bool, 1>{});
-          kernels::batch_norm_backward_eval(dy.device(), view, input.data(), masked.data(), w.data(), mean.data(),
-                                            running_var.data(), eps, grads[0], grads[1], grads[2], accumulate);
+          kernels::batch_norm_backward_eval(dy.device(), view, input.data(), relu ? masked.data() : dy.data(), w.data(),
+                                            mean.data(), running_var.data(), eps, grads[0], grads[1], grads[2],
+                                            accumulate);
         }
+        if (in_place) dx->add(dy);
         ((dr ? dr->add(masked) : void()), ...);
       },
       x, weight, bias, residual...);

@@ -76,8 +76,8 @@ struct Case {
   }
   void backward(bool training, std::array<bool, 3> accumulate) {
     if (training)
-      batch_norm_backward_train(Cpu{}, shape, x.data(), dy.data(), weight.data(), mean.data(), invstd.data(), dx.data(),
-                                dweight.data(), dbias.data(), accumulate);
+      batch_norm_backward_train(Cpu{}, shape, x.data(), dy.data(), weight.data(), bias.data(), mean.data(),
+                                invstd.data(), dx.data(), dweight.data(), dbias.data(), accumulate);
     else
       batch_norm_backward_eval(Cpu{}, shape, x.data(), dy.data(), weight.data(), running_mean.data(),
                                running_var.data(), eps, dx.data(), dweight.data(), dbias.data(), accumulate);
@@ -157,8 +157,36 @@ TEST_CASE("each gradient of batch norm is overwritten or added to on its own") {
     }
   Case test({3, 2, 5});
   double* none = nullptr;
-  batch_norm_backward_train(Cpu{}, test.shape, test.x.data(), test.dy.data(), test.weight.data(), test.mean.data(),
-                            test.invstd.data(), none, none, none, {});
+  batch_norm_backward_train(Cpu{}, test.shape, test.x.data(), test.dy.data(), test.weight.data(), test.bias.data(),
+                            test.mean.data(), test.invstd.data(), none, none, none, {});
+}
+
+TEST_CASE("the gradient through a ReLU is the same whether or not it is kept, and where dy lies as elsewhere") {
+  for (const auto shape : {ChannelShape{5, 3, 47}, {3, 2, 1100}, {70, 21, 1}}) {
+    const auto x = numbers<float>(shape.numel(), 51), weight = numbers<float>(shape.channels, 53),
+               bias = numbers<float>(shape.channels, 54);
+    auto dy = numbers<float>(shape.numel(), 52);
+    std::vector<float> y(x.size()), mean(weight.size()), invstd(weight.size()), masked(x.size());
+    float* none = nullptr;
+    batch_norm_forward_train(Cpu{}, shape, x.data(), weight.data(), bias.data(), none, none, 0.1, eps, y.data(),
+                             mean.data(), invstd.data(), none, true);
+    struct Gradients {
+      std::vector<float> dx, dweight, dbias;
+      bool operator==(const Gradients&) const = default;
+    };
+    const auto backward = [&](float* kept, bool in_place) {
+      Gradients to{std::vector<float>(x.size()), std::vector<float>(weight.size()), std::vector<float>(weight.size())};
+      batch_norm_backward_train(Cpu{}, shape, x.data(), dy.data(), weight.data(), bias.data(), mean.data(),
+                                invstd.data(), in_place ? dy.data() : to.dx.data(), to.dweight.data(), to.dbias.data(),
+                                {}, y.data(), kept);
+      if (in_place) to.dx = dy;
+      return to;
+    };
+    const Gradients expected = backward(masked.data(), false);
+    for (std::size_t i = 0; i < y.size(); ++i) CHECK(masked[i] == (y[i] > 0 ? dy[i] : 0));
+    CHECK(backward(nullptr, false) == expected);
+    CHECK(backward(nullptr, true) == expected);
+  }
 }
 
 TEST_CASE("batch norm keeps its digits where the mean is large against the deviation") {
@@ -213,8 +241,8 @@ TEST_CASE("batch norm refuses one value per channel, and leaves statistics alone
   CHECK(running_var == std::vector<float>(3, 5.0f));
   CHECK(y == std::vector<float>(3, 6.0f));
   std::vector<float> dweight(3, 7.0f), dbias(3, 7.0f);
-  batch_norm_backward_train<float>(Cpu{}, {0, 3, 4}, nullptr, nullptr, nullptr, mean.data(), invstd.data(), y.data(),
-                                   dweight.data(), dbias.data(), {});
+  batch_norm_backward_train<float>(Cpu{}, {0, 3, 4}, nullptr, nullptr, nullptr, nullptr, mean.data(), invstd.data(),
+                                   y.data(), dweight.data(), dbias.data(), {});
   CHECK(dweight == std::vector<float>(3, 0.0f));
   CHECK(dbias == std::vector<float>(3, 0.0f));
 }

@@ -82,16 +82,36 @@ TEST_CASE("batch_norm_relu and batch_norm_add_relu are what they are made of") {
     }
 }
 
-TEST_CASE("a gradient that others hold is not masked in its place") {
-  const Variable<2> x(numbers<2>({6, 3}, 1), true);
+TEST_CASE("a gradient that others hold is not changed in its place") {
   const auto three = Tensor<1>::ones({3});
-  const auto y = ch::batch_norm_relu(x, three, Tensor<1>::zeros({3}), three, three, true);
-  const auto seed = Tensor<2>::ones({6, 3});
-  Tensor<2> seen;
-  y.register_hook([&](const Tensor<2>& gradient) { seen = gradient; });
-  y.backward(seed);
-  CHECK(seed.to_vector() == std::vector<double>(18, 1.0));
-  CHECK(seen.to_vector() == std::vector<double>(18, 1.0));
+  for (const bool relu : {false, true}) {
+    const Variable<2> x(numbers<2>({6, 3}, 1), true);
+    const auto zeros = Tensor<1>::zeros({3});
+    const auto y = relu ? ch::batch_norm_relu(x, three, zeros, three, three, true)
+                        : ch::batch_norm(x, three, zeros, three, three, true);
+    const auto seed = Tensor<2>::ones({6, 3});
+    Tensor<2> seen;
+    y.register_hook([&](const Tensor<2>& gradient) { seen = gradient; });
+    y.backward(seed);
+    CHECK(seed.to_vector() == std::vector<double>(18, 1.0));
+    CHECK(seen.to_vector() == std::vector<double>(18, 1.0));
+  }
+}
+
+TEST_CASE("a gradient that nobody else holds becomes that by batch_norm's input where it lies") {
+  const auto three = Tensor<1>::ones({3});
+  for (const bool relu : {false, true}) {
+    const Variable<2> x(numbers<2>({6, 3}, 1), true);
+    const auto zeros = Tensor<1>::zeros({3});
+    const auto input = x * 2, y = relu ? ch::batch_norm_relu(input, three, zeros, three, three, true)
+                                       : ch::batch_norm(input, three, zeros, three, three, true);
+    const double *before = nullptr, *after = nullptr;
+    input.register_hook([&](const Tensor<2>& gradient) { after = gradient.data(); });
+    y.register_hook([&](const Tensor<2>& gradient) { before = gradient.data(); });
+    (y * numbers<2>({6, 3}, 2)).backward(Tensor<2>::ones({6, 3}));
+    CHECK(before != nullptr);
+    CHECK(after == before);
+  }
 }
 
 TEST_CASE("running statistics move towards the batch's") {

@@ -1,110 +1,45 @@
 #pragma once
-/// Batch normalisation on the CPU: a few samples of a channel at a time, so that they are read twice from the cache.
+/// Batch normalisation on the CPU.
 
 #include <algorithm>
 #include <array>
 #include <chorus/core/error.hpp>
 #include <chorus/kernels/batch_norm.hpp>
-#include <chorus/kernels/cpu/axis_lines.hpp>
-#include <chorus/kernels/cpu/scratch.hpp>
+#include <chorus/kernels/cpu/batch_pieces.hpp>
 #include <cmath>
-#include <functional>
 #include <vector>
 
 namespace chorus::inline CHORUS_ABI::kernels {
 
 namespace detail {
-/// The same line of several samples, taken together.
-template <class T>
-struct RowBlock : Row<T> {
-  Index rows, stride;
-
-  template <class Op, class Value>
-  Packet<T> reduce(Op op, const Value& value) const {
-    return splat(Op::fold(reduce_rows(Index{0}, rows, splat(Op::neutral), op, [&](Index r) {
-      const Index begin = this->at + r * stride;
-      return reduce_packets<T>(begin, begin + this->length, splat(Op::neutral), op,
-                               [&](Index i, auto count) { return keep_first<T>(value(i, count), count, Op::neutral); });
-    })));
-  }
-};
-
-/// Two sums at once.
-template <class T>
-struct TwoSums {
-  Packet<T> a, b;
-  friend TwoSums operator+(const TwoSums& x, const TwoSums& y) { return {padd(x.a, y.a), padd(x.b, y.b)}; }
-};
-
-/// The sums of the pairs `value(offset, count)` over a line, in the order of its `reduce`.
-template <class T, class Value>
-TwoSums<T> sum_pairs(const RowBlock<T>& line, const Value& value) {
-  const TwoSums<T> zero{splat(T{0}), splat(T{0})};
-  const auto sums = reduce_rows(Index{0}, line.rows, zero, std::plus<>{}, [&](Index r) {
-    const Index begin = line.at + r * line.stride;
-    return reduce_packets<T>(begin, begin + line.length, zero, std::plus<>{}, [&](Index i, auto count) {
-      const TwoSums<T> pair = value(i, count);
-      return TwoSums<T>{keep_first<T>(pair.a, count, T{0}), keep_first<T>(pair.b, count, T{0})};
-    });
-  });
-  return {splat(Sum<T>::fold(sums.a)), splat(Sum<T>::fold(sums.b))};
-}
-template <class T, class Count, class Value>
-TwoSums<T> sum_pairs(const Columns<T, Count>& line, const Value& value) {
-  return reduce_rows(Index{0}, line.length, TwoSums<T>{splat(T{0}), splat(T{0})}, std::plus<>{},
-                     [&](Index i) { return value(line.at + i * line.stride, line.count); });
-}
-
-/// sums: [2, channels], what `f(line, elements of a channel in it, sums)` adds up for pieces of all channels: a few
-/// samples at a time, so that a piece can be read twice from the cache, and memory is read in as many streams as
-/// processors follow. Each piece has sums of its own, which are added in their order: threads take samples, as other
-/// operations do, and find them in their caches.
-template <class T, class F>
-void sum_channels(Cpu device, ChannelShape shape, double* sums, const F& f) {
-  const Index channels = shape.channels, sample = channels * shape.inner;
-  const Index rows = shape.inner == 1 ? 32 : std::clamp(2048 / std::max(Index{1}, shape.inner), Index{1}, Index{16});
-  const Index pieces = (shape.batch + rows - 1) / rows, least = thread_elements / std::max<Index>(1, rows * sample) + 1;
-  const Scratch<double> partial(device, pieces * 2 * channels);
-  parallel_ranges(pieces, 1, least, [&](Index first, Index count) {
-    for (Index piece = first; piece < first + count; ++piece) {
-      const Index b = piece * rows, n = std::min(rows, shape.batch - b);
-      double* own = partial.data() + piece * 2 * channels;
-      if (shape.inner == 1)
-        for_packets<T>(channels, [&](Index c, auto some) {
-          f(Columns<T, decltype(some)>{b * sample + c, c, n, sample, some}, n, own);
-        });
-      else
-        for (Index c = 0; c < channels; ++c)
-          f(RowBlock<T>{{b * sample + c * shape.inner, c, shape.inner}, n, sample}, n * shape.inner, own);
-    }
-  });
-  std::fill_n(sums, 2 * channels, 0.0);
-  for (Index piece = 0; piece < pieces; ++piece)
-    for (Index c = 0; c < 2 * channels; ++c) sums[c] += partial.data()[piece * 2 * channels + c];
-}
-
-/// Calls `f(line)` in the order of memory; a line belongs to one channel, or to a packet of channels where inner is 1.
-template <class T, class F>
-void for_samples(ChannelShape shape, const F& f) {
-  const Index least = thread_elements / std::max<Index>(1, shape.channels * shape.inner) + 1;
-  parallel_ranges(shape.batch, 1, least, [&](Index begin, Index samples) {
-    for (Index b = begin; b < begin + samples; ++b) {
-      if (shape.inner == 1)
-        for_packets<T>(shape.channels, [&](Index c, auto count) {
-          f(Columns<T, decltype(count)>{b * shape.channels + c, c, 1, shape.channels, count});
-        });
-      else
-        for (Index c = 0; c < shape.channels; ++c) f(Row<T>{(b * shape.channels + c) * shape.inner, c, shape.inner});
-    }
-  });
-}
-
 /// Memory for numbers per channel, kept for the next call of this thread that asks for the same slot.
 template <class T, int slot>
 T* channel_scratch(Index count) {
   thread_local std::vector<T> numbers;
   if (numbers.size() < static_cast<std::size_t>(count)) numbers.resize(static_cast<std::size_t>(count));
   return numbers.data();
+}
+
+/// What normalises the elements of a line.
+template <class T>
+struct Normaliser {
+  Packet<T> mean, scale, shift;
+
+  template <class Line>
+  Normaliser(const Line& line, const T* weight, const T* bias, const T* means, const T* invstd)
+      : mean(line.load_result(means)),
+        scale(line.load_result(invstd)),
+        shift(bias == nullptr ? splat(T{0}) : line.load_result(bias)) {
+    if (weight != nullptr) scale = pmul(scale, line.load_result(weight));
+  }
+  Packet<T> operator()(const Packet<T>& x) const { return pmadd(psub(x, mean), scale, shift); }
+};
+
+/// `value` where a ReLU lets `x` through, else 0.
+template <class T>
+Packet<T> where_positive(const Packet<T>& x, const Packet<T>& value) {
+  const auto zero = splat(T{0});
+  return pselect(Eigen::internal::pcmp_le(x, zero), zero, value);
 }
 
 template <class T>
@@ -154,20 +89,16 @@ void batch_norm_statistics(Cpu, Index channels, double count, const double* sums
 template <class T>
 void batch_norm_normalise(Cpu, ChannelShape shape, const T* x, const T* weight, const T* bias, const T* mean,
                           const T* invstd, T* y, const T* residual, bool relu) {
-  const auto zero = splat(T{0});
-  detail::for_samples<T>(shape, [&](const auto& line) {
-    const auto m = line.load_result(mean);
-    auto scale = line.load_result(invstd), shift = splat(T{0});
-    if (weight != nullptr) scale = pmul(scale, line.load_result(weight));
-    if (bias != nullptr) shift = line.load_result(bias);
-    const auto value = [&](Index i, auto count) { return pmadd(psub(load(x + i, count), m), scale, shift); };
-    const auto positive = [&](const auto& v) { return pselect(Eigen::internal::pcmp_le(v, zero), zero, v); };
+  detail::for_batch<T>(shape, [&](const auto& line) {
+    const detail::Normaliser<T> normal(line, weight, bias, mean, invstd);
+    const auto value = [x, normal](Index i, auto count) { return normal(load(x + i, count)); };
+    const auto positive = [](const auto& v) { return detail::where_positive<T>(v, v); };
     if (!relu)
-      line.each([&](Index i, auto count) { store(y + i, value(i, count), count); });
+      line.each([=](Index i, auto count) { store(y + i, value(i, count), count); });
     else if (residual == nullptr)
-      line.each([&](Index i, auto count) { store(y + i, positive(value(i, count)), count); });
+      line.each([=](Index i, auto count) { store(y + i, positive(value(i, count)), count); });
     else
-      line.each([&](Index i, auto count) {
+      line.each([=](Index i, auto count) {
         store(y + i, positive(padd(value(i, count), load(residual + i, count))), count);
       });
   });
@@ -194,28 +125,57 @@ void batch_norm_forward_eval(Cpu cpu, ChannelShape shape, const T* x, const T* w
                        y, residual, relu);
 }
 
-template <class T>
-void batch_norm_backward_sums(Cpu device, ChannelShape shape, const T* x, const T* dy, const T* mean, double* sums,
-                              const T* y, T* masked) {
-  const auto zero = splat(T{0});
-  detail::sum_channels<T>(device, shape, sums, [&](const auto& line, Index, double* own) {
+namespace detail {
+/// The sums of batch_norm_backward_sums; `gradient(line)` makes what gives a line's dy.
+template <class T, class Gradient>
+void sum_gradients(Cpu device, ChannelShape shape, const T* x, const T* mean, double* sums, const Gradient& gradient) {
+  sum_channels<T>(device, shape, sums, [&](const auto& line, Index, double* own) {
     const auto m = line.load_result(mean);
-    const auto pair = [&](Index i, const auto& g, auto count) {
-      return detail::TwoSums<T>{g, pmul(g, psub(load(x + i, count), m))};
-    };
-    const auto both =
-        y == nullptr ? detail::sum_pairs(line, [&](Index i, auto count) { return pair(i, load(dy + i, count), count); })
-                     : detail::sum_pairs(line, [&](Index i, auto count) {
-                         const auto off = Eigen::internal::pcmp_le(load(y + i, count), zero);
-                         const auto g = pselect(off, zero, load(dy + i, count));
-                         store(masked + i, g, count);
-                         return pair(i, g, count);
-                       });
+    const auto dy = gradient(line);
+    const auto both = sum_pairs(line, [dy, x, m](Index i, auto count) {
+      const auto g = dy(i, count);
+      return TwoSums<T>{g, pmul(g, psub(load(x + i, count), m))};
+    });
     line.for_results(both.a, both.b, [&](Index c, T sum, T product_sum) {
       own[c] = static_cast<double>(sum);
       own[shape.channels + c] = static_cast<double>(product_sum);
     });
   });
+}
+
+/// batch_norm_backward_input likewise.
+template <class T, class Gradient>
+void input_gradient(ChannelShape shape, const T* x, const T* weight, const T* mean, const T* invstd, double count,
+                    const double* sums, T* dx, bool accumulate, const Gradient& gradient) {
+  T* centre = channel_scratch<T, 1>(2 * shape.channels);
+  T* slope = centre + shape.channels;
+  for (Index c = 0; c < shape.channels; ++c) {
+    const double s = static_cast<double>(invstd[c]);
+    centre[c] = sums == nullptr ? T{0} : static_cast<T>(sums[c] / count);
+    slope[c] = sums == nullptr ? T{0} : static_cast<T>(s * s * sums[shape.channels + c] / count);
+  }
+  for_batch<T>(shape, [&](const auto& line) {
+    auto scale = line.load_result(invstd);
+    if (weight != nullptr) scale = pmul(scale, line.load_result(weight));
+    const auto m = line.load_result(mean), a = line.load_result(centre), b = line.load_result(slope);
+    const auto dy = gradient(line);
+    line.each([=](Index i, auto n) {
+      const auto d = psub(psub(dy(i, n), a), pmul(psub(load(x + i, n), m), b));
+      store(dx + i, pmul(scale, d), n, accumulate);
+    });
+  });
+}
+
+/// A gradient that no ReLU is in front of, or that is masked already.
+template <class T>
+auto as_it_is(const T* dy) {
+  return [dy](const auto&) { return [dy](Index i, auto count) { return load(dy + i, count); }; };
+}
+}  // namespace detail
+
+template <class T>
+void batch_norm_backward_sums(Cpu device, ChannelShape shape, const T* x, const T* dy, const T* mean, double* sums) {
+  detail::sum_gradients(device, shape, x, mean, sums, detail::as_it_is(dy));
 }
 
 template <class T>
@@ -236,34 +196,40 @@ void batch_norm_backward_affine(Cpu, Index channels, const double* sums, const T
 template <class T>
 void batch_norm_backward_input(Cpu, ChannelShape shape, const T* x, const T* dy, const T* weight, const T* mean,
                                const T* invstd, double count, const double* sums, T* dx, bool accumulate) {
-  T* centre = detail::channel_scratch<T, 1>(2 * shape.channels);
-  T* slope = centre + shape.channels;
-  for (Index c = 0; c < shape.channels; ++c) {
-    const double s = static_cast<double>(invstd[c]);
-    centre[c] = sums == nullptr ? T{0} : static_cast<T>(sums[c] / count);
-    slope[c] = sums == nullptr ? T{0} : static_cast<T>(s * s * sums[shape.channels + c] / count);
-  }
-  detail::for_samples<T>(shape, [&](const auto& line) {
-    auto scale = line.load_result(invstd);
-    if (weight != nullptr) scale = pmul(scale, line.load_result(weight));
-    const auto m = line.load_result(mean), a = line.load_result(centre), b = line.load_result(slope);
-    line.each([&](Index i, auto n) {
-      const auto d = psub(psub(load(dy + i, n), a), pmul(psub(load(x + i, n), m), b));
-      store(dx + i, pmul(scale, d), n, accumulate);
-    });
-  });
+  detail::input_gradient(shape, x, weight, mean, invstd, count, sums, dx, accumulate, detail::as_it_is(dy));
 }
 
 template <class T>
-void batch_norm_backward_train(Cpu cpu, ChannelShape shape, const T* x, const T* dy, const T* weight,
+void batch_norm_backward_train(Cpu cpu, ChannelShape shape, const T* x, const T* dy, const T* weight, const T* bias,
                                const T* saved_mean, const T* saved_invstd, T* dx, T* dweight, T* dbias,
                                std::array<bool, 3> accumulate, const T* y, T* masked) {
   double* sums = detail::channel_scratch<double, 2>(2 * shape.channels);
-  batch_norm_backward_sums(cpu, shape, x, dy, saved_mean, sums, y, masked);
-  batch_norm_backward_affine(cpu, shape.channels, sums, saved_invstd, dweight, dbias, accumulate[1], accumulate[2]);
-  if (dx != nullptr)
-    batch_norm_backward_input(cpu, shape, x, y == nullptr ? dy : masked, weight, saved_mean, saved_invstd,
-                              static_cast<double>(shape.per_channel()), sums, dx, accumulate[0]);
+  const auto backward = [&](const auto& gradient, const auto& gradient_again) {
+    detail::sum_gradients(cpu, shape, x, saved_mean, sums, gradient);
+    batch_norm_backward_affine(cpu, shape.channels, sums, saved_invstd, dweight, dbias, accumulate[1], accumulate[2]);
+    if (dx != nullptr)
+      detail::input_gradient(shape, x, weight, saved_mean, saved_invstd, static_cast<double>(shape.per_channel()), sums,
+                             dx, accumulate[0], gradient_again);
+  };
+  if (y == nullptr) return backward(detail::as_it_is(dy), detail::as_it_is(dy));
+  if (masked != nullptr)
+    return backward(
+        [&](const auto&) {
+          return [=](Index i, auto count) {
+            const auto g = detail::where_positive<T>(load(y + i, count), load(dy + i, count));
+            store(masked + i, g, count);
+            return g;
+          };
+        },
+        detail::as_it_is<T>(masked));
+  // y is computed anew: that takes less time than to read it, and nothing is written but dx.
+  const auto through = [&](const auto& line) {
+    const detail::Normaliser<T> normal(line, weight, bias, saved_mean, saved_invstd);
+    return [x, dy, normal](Index i, auto count) {
+      return detail::where_positive<T>(normal(load(x + i, count)), load(dy + i, count));
+    };
+  };
+  backward(through, through);
 }
 
 template <class T>

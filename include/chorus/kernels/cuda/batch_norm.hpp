@@ -48,7 +48,7 @@ struct ChannelGradientSums {
     auto g = get(dy, at);
     if (y != nullptr) {
       if (get(y, at) <= 0) g = 0;
-      put(masked, at, g);
+      if (masked != nullptr) put(masked, at, g);
     }
     const auto gradient = static_cast<double>(g);
     return {gradient, gradient * static_cast<double>(get(x, at) - get(mean, channel))};
@@ -124,14 +124,15 @@ __global__ void normalise(ChannelShape shape, const T* x, const T* weight, const
 }
 
 template <class T>
-__global__ void normalise_gradient(ChannelShape shape, const T* x, const T* dy, const T* weight, const T* mean,
-                                   const T* invstd, double count, const double* sums, T* dx, bool accumulate,
-                                   bool vector, bool one_channel) {
+__global__ void normalise_gradient(ChannelShape shape, const T* x, const T* dy, const T* y, const T* weight,
+                                   const T* mean, const T* invstd, double count, const double* sums, T* dx,
+                                   bool accumulate, bool vector, bool one_channel) {
   using C = compute_type<T>;
   for_vectors<Vector<T>::width>(shape.numel(), [&](Index first, int n) {
     const auto value = load_vector(x + first, n, vector);
     auto gradient = load_vector(dy + first, n, vector);
-    Vector<T> before;
+    Vector<T> before, result;
+    if (y != nullptr) result = load_vector(y + first, n, vector);
     if (accumulate) before = load_vector(dx + first, n, vector);
     C m = 0, scale = 0, centre = 0, slope = 0;
 #pragma unroll
@@ -148,7 +149,8 @@ __global__ void normalise_gradient(ChannelShape shape, const T* x, const T* dy, 
           slope = static_cast<C>(s * s * sums[shape.channels + c] / count);
         }
       }
-      const C d = static_cast<C>(gradient.v[l]) - centre - (static_cast<C>(value.v[l]) - m) * slope;
+      const C g = y != nullptr && static_cast<C>(result.v[l]) <= 0 ? C(0) : static_cast<C>(gradient.v[l]);
+      const C d = g - centre - (static_cast<C>(value.v[l]) - m) * slope;
       gradient.v[l] = static_cast<T>(accumulate ? static_cast<C>(before.v[l]) + scale * d : scale * d);
     }
     store_vector(dx + first, gradient, n, vector);
@@ -239,15 +241,16 @@ void batch_norm_backward_affine(Cuda device, Index channels, const double* sums,
 
 template <class T>
 void batch_norm_backward_input(Cuda device, ChannelShape shape, const T* x, const T* dy, const T* weight, const T* mean,
-                               const T* invstd, double count, const double* sums, T* dx, bool accumulate) {
+                               const T* invstd, double count, const double* sums, T* dx, bool accumulate,
+                               const T* y = nullptr) {
   if (shape.numel() == 0) return;
   cuda::launch(device, "batch_norm gradient", cuda::vector_blocks<T>(shape.numel()), cuda::normalise_gradient<T>, shape,
-               x, dy, weight, mean, invstd, count, sums, dx, accumulate, cuda::aligned(x, dy, dx),
+               x, dy, y, weight, mean, invstd, count, sums, dx, accumulate, cuda::aligned(x, dy, y, dx),
                shape.inner % cuda::Vector<T>::width == 0);
 }
 
 template <class T>
-void batch_norm_backward_train(Cuda device, ChannelShape shape, const T* x, const T* dy, const T* weight,
+void batch_norm_backward_train(Cuda device, ChannelShape shape, const T* x, const T* dy, const T* weight, const T*,
                                const T* saved_mean, const T* saved_invstd, T* dx, T* dweight, T* dbias,
                                std::array<bool, 3> accumulate, const T* y = nullptr, T* masked = nullptr) {
   const cuda::Scratch<double> sums(device, 2 * shape.channels);
@@ -255,9 +258,9 @@ void batch_norm_backward_train(Cuda device, ChannelShape shape, const T* x, cons
   batch_norm_backward_affine(device, shape.channels, static_cast<const double*>(sums.data()), saved_invstd, dweight,
                              dbias, accumulate[1], accumulate[2]);
   if (dx != nullptr)
-    batch_norm_backward_input<T>(device, shape, x, y == nullptr ? dy : masked, weight, saved_mean, saved_invstd,
+    batch_norm_backward_input<T>(device, shape, x, masked != nullptr ? masked : dy, weight, saved_mean, saved_invstd,
                                  static_cast<double>(shape.per_channel()), static_cast<const double*>(sums.data()), dx,
-                                 accumulate[0]);
+                                 accumulate[0], masked != nullptr ? nullptr : y);
 }
 
 template <class T>
