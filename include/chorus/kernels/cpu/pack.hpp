@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chorus/kernels/cpu/tile.hpp>
+#include <chorus/kernels/cpu/transpose.hpp>
 
 namespace chorus::inline CHORUS_ABI::kernels::detail {
 
@@ -34,17 +35,17 @@ void pack_rows(Index depth, Index columns, const T* b, Index b_row, T* to) {
 template <class T>
 void pack_side(Index depth, Index columns, const T* b, Index b_row, T* to, Index to_row) {
   constexpr Index w = lanes<T>;
-  Eigen::internal::PacketBlock<Packet<T>, w> square;
+  Square<T> square;
   if (depth < w) {
     for (Index j = 0; j < w; ++j) square.packet[j] = j < columns ? load(b + j * b_row, depth) : splat(T{0});
-    Eigen::internal::ptranspose(square);
+    transpose<T>(square);
     for (Index p = 0; p < depth; ++p) store(to + p * to_row, square.packet[p], Whole<T>{});
     return;
   }
   for (Index next = 0; next < depth; next += w) {
     const Index p = std::min(next, depth - w);
     for (Index j = 0; j < w; ++j) square.packet[j] = j < columns ? load(b + j * b_row + p, Whole<T>{}) : splat(T{0});
-    Eigen::internal::ptranspose(square);
+    transpose<T>(square);
     for (Index j = 0; j < w; ++j) store(to + (p + j) * to_row, square.packet[j], Whole<T>{});
   }
 }

@@ -4,8 +4,9 @@
 /// depend on the other tiles.
 
 #include <algorithm>
-#include <chorus/kernels/cpu/pack.hpp>
+#include <chorus/kernels/cpu/packet.hpp>
 #include <chorus/kernels/cpu/scratch.hpp>
+#include <chorus/kernels/cpu/transpose.hpp>
 #include <chorus/kernels/cpu/winograd_transforms.hpp>
 
 namespace chorus::inline CHORUS_ABI::kernels::detail {
@@ -72,17 +73,18 @@ struct TiledImages {
     const Index plane = image.plane(), end = last * image.width, gap = (columns() - image.width) * w;
     to += ((first + padding_h - top) * columns() + padding_w) * w;
     const PixelPlaces<w> places(image.width, columns());
-    Eigen::internal::PacketBlock<Packet<T>, w> square;
+    Square<T> square;
     Index column = 0;
     for (Index q = first * image.width; q < end; q += w) {
       const Index pixels = std::min(w, end - q);
       if (count == w && pixels == w) {
+        const T* at = x + q;
 #pragma GCC unroll 16
-        for (Index l = 0; l < w; ++l) square.packet[l] = load(x + l * plane + q, Whole<T>{});
+        for (Index l = 0; l < w; ++l, at = opaque(at + plane)) square.packet[l] = load(at, Whole<T>{});
       } else {
         for (Index l = 0; l < w; ++l) square.packet[l] = l < count ? load(x + l * plane + q, pixels) : splat(T{0});
       }
-      Eigen::internal::ptranspose(square);
+      transpose<T>(square);
       if (places.regular && pixels == w) {
         T* row = to + places.at(q - first * image.width);
 #pragma GCC unroll 16
@@ -109,7 +111,7 @@ void channels_first(const T* from, Index columns, Index count, Index rows, const
   constexpr Index w = lanes<T>;
   const Index plane = image.plane(), end = rows * image.width, gap = (columns - image.width) * w;
   const PixelPlaces<w> places(image.width, columns);
-  Eigen::internal::PacketBlock<Packet<T>, w> square;
+  Square<T> square;
   Index column = 0;
   for (Index q = 0; q < end; q += w) {
     const Index pixels = std::min(w, end - q);
@@ -125,10 +127,11 @@ void channels_first(const T* from, Index columns, Index count, Index rows, const
         if (++column == image.width) column = 0, from += gap;
       }
     }
-    Eigen::internal::ptranspose(square);
+    transpose<T>(square);
     if (count == w && pixels == w) {
+      T* at = y + q;
 #pragma GCC unroll 16
-      for (Index l = 0; l < w; ++l) store(y + l * plane + q, square.packet[l], Whole<T>{}, accumulate);
+      for (Index l = 0; l < w; ++l, at = opaque(at + plane)) store(at, square.packet[l], Whole<T>{}, accumulate);
     } else {
       for (Index l = 0; l < count; ++l) store(y + l * plane + q, square.packet[l], pixels, accumulate);
     }
