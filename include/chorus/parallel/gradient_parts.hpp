@@ -14,8 +14,12 @@ class GradientParts {
  public:
   explicit GradientParts(const GradientLayout<D>& layout) : layout_(layout) {}
 
-  /// Whether averages wait for an optimizer's step.
-  bool waiting() const { return waiting_; }
+  /// Throws UsageError where averages wait for an optimizer's step: what `what` says can't be done would lose them.
+  void refuse_if_waiting(const char* what) const {
+    check<UsageError>(!waiting_, "DistributedDataParallel: ", what,
+                      " before a ShardedOptimizer has stepped with the last averages, of which each rank has a part, "
+                      "or forgotten them (zero_grad); several passes for one step belong under no_sync");
+  }
   void hide() {
     for (std::size_t i = 0; i < layout_.entries(); ++i)
       if (layout_.is_sent(i) && layout_.parameter(i).grad_arrived()) hidden_.push_back(i);

@@ -63,7 +63,7 @@ class Reducer {
   /// under no_sync have added up, so that each pass counts by its own batch.
   void prepare() {
     if (!layout_.buckets_fit()) {
-      refuse_waiting_parts("parameters can't be frozen or thawed");
+      parts_.refuse_if_waiting("parameters can't be frozen or thawed");
       layout_.rebuild();
       start_anew();
     }
@@ -80,7 +80,7 @@ class Reducer {
   /// A leaf's hook: its gradient is final. Buckets leave in order, each as soon as it is full.
   void gradient_ready(const ParameterOn<D>& parameter) {
     if (!sync) {
-      refuse_waiting_parts("no other backward pass can begin");
+      parts_.refuse_if_waiting("no other backward pass can begin");
       accumulated_.note();
       return;
     }
@@ -142,14 +142,8 @@ class Reducer {
     if constexpr (requires { hook().reset(); }) hook().reset();
   }
 
-  void refuse_waiting_parts(const char* what) const {
-    check<UsageError>(!parts_.waiting(), "DistributedDataParallel: ", what,
-                      " before a ShardedOptimizer has stepped with the last averages, of which each rank has a part, "
-                      "or forgotten them (zero_grad); several passes for one step belong under no_sync");
-  }
-
   void begin_backward() {
-    refuse_waiting_parts("no other backward pass can begin");
+    parts_.refuse_if_waiting("no other backward pass can begin");
     // Behind the first pass gradients change their places.
     sender_.begin(accumulated_.weight(), !order_learned_ && !may_leave_out());
     in_backward_ = true;
