@@ -2131,7 +2131,8 @@ Packet<T> keep_first(Packet<T> value, Count count, T fill) {
     return pselect(pcmp_lt(Eigen::internal::plset<Packet<T>>(T{0}), splat(static_cast<T>(count))), value, splat(fill));
 }
 
-/// Calls `f(i, count)` for the packets of `n` elements in order; only the last may be short.
+/// Calls `f(i, count)` for the packets of `n` elements in order; only the last may be short. An `f` that stores packets
+/// is faster if it holds what it needs by value: what it reaches through a reference is read anew behind each store.
 template <class T, class F>
 void for_packets(Index n, F f) {
   Index i = 0;
@@ -2146,7 +2147,7 @@ inline constexpr Index thread_elements = 1 << 15;
 template <class T, class F>
 void parallel_packets(Index n, F f) {
   parallel_ranges(n, lanes<T>, thread_elements,
-                  [&](Index first, Index count) { for_packets<T>(count, [&](Index i, auto k) { f(first + i, k); }); });
+                  [=](Index first, Index count) { for_packets<T>(count, [=](Index i, auto k) { f(first + i, k); }); });
 }
 
 /// What `reduce_packets` and `reduce_rows` combine with. Max and Min let NaN win.
@@ -2348,7 +2349,7 @@ namespace chorus::inline CHORUS_ABI::kernels {
 template <Scalar T>
 void fill(Cpu, Index count, T* x, T value) {
   if constexpr (std::floating_point<T>)
-    for_packets<T>(count, [&](Index i, auto n) { store(x + i, splat(value), n); });
+    for_packets<T>(count, [=](Index i, auto n) { store(x + i, splat(value), n); });
   else
     std::fill_n(x, count, value);
 }
@@ -2365,7 +2366,7 @@ void axpy(Cpu, Index count, T a, const T* x, T* y) {
   } else {
     const auto factor = splat(a);
     parallel_packets<T>(count,
-                        [&](Index i, auto n) { store(y + i, pmadd(factor, load(x + i, n), load(y + i, n)), n); });
+                        [=](Index i, auto n) { store(y + i, pmadd(factor, load(x + i, n), load(y + i, n)), n); });
   }
 }
 
@@ -2375,7 +2376,7 @@ void scale(Cpu, Index count, T a, T* x) {
     for (Index i = 0; i < count; ++i) x[i] = a * x[i];
   } else {
     const auto factor = splat(a);
-    for_packets<T>(count, [&](Index i, auto n) { store(x + i, pmul(factor, load(x + i, n)), n); });
+    for_packets<T>(count, [=](Index i, auto n) { store(x + i, pmul(factor, load(x + i, n)), n); });
   }
 }
 
@@ -5446,6 +5447,9 @@ class GradNode : public Node {
         copy_bytes(device_, grad.data(), device_, contribution.data(), grad.bytes());
     }
   }
+
+  /// Whether `add` would keep the memory that it is given: there is none for this gradient yet.
+  bool takes_over() const { return !grad_.defined(); }
 
   bool has_grad() const final { return has_grad_; }
   /// The gradient; undefined where there is none.
@@ -11677,11 +11681,9 @@ void batch_norm_forward_eval(Cpu cpu, ChannelShape shape, const T* x, const T* w
                              const T* running_mean, const T* running_var, double eps, T* y,
                              const T* residual = nullptr, bool relu = false);
 
-/// sums: [2, channels], sum(dy) and sum(dy * (x - mean)). With `y`, which a ReLU made, dy is the gradient by that: it
-/// counts as 0 where y is, and is left so in `masked`, which may be `dy`.
+/// sums: [2, channels], sum(dy) and sum(dy * (x - mean)).
 template <class T>
-void batch_norm_backward_sums(Cpu, ChannelShape shape, const T* x, const T* dy, const T* mean, double* sums,
-                              const T* y = nullptr, T* masked = nullptr);
+void batch_norm_backward_sums(Cpu, ChannelShape shape, const T* x, const T* dy, const T* mean, double* sums);
 
 /// dweight = invstd * sum(dy * (x - mean)), dbias = sum(dy). Either may be null.
 template <class T>
@@ -11696,9 +11698,10 @@ void batch_norm_backward_input(Cpu, ChannelShape shape, const T* x, const T* dy,
                                const T* invstd, double count, const double* sums, T* dx, bool accumulate);
 
 /// The whole backward pass of training. Outputs that are null are not computed; `accumulate` is for dx, dweight, dbias.
-/// `y` and `masked` as above.
+/// With `y`, which a ReLU made, dy is the gradient by that: it counts as 0 where y is, and is left so in `masked`. That
+/// may only be null where there was no residual. dx and `masked` may lie where dy does, one of them.
 template <class T>
-void batch_norm_backward_train(Cpu cpu, ChannelShape shape, const T* x, const T* dy, const T* weight,
+void batch_norm_backward_train(Cpu cpu, ChannelShape shape, const T* x, const T* dy, const T* weight, const T* bias,
                                const T* saved_mean, const T* saved_invstd, T* dx, T* dweight, T* dbias,
                                std::array<bool, 3> accumulate, const T* y = nullptr, T* masked = nullptr);
 
@@ -11713,11 +11716,15 @@ void batch_norm_backward_eval(Cpu cpu, ChannelShape shape, const T* x, const T* 
 // <chorus/kernels/cpu/batch_norm.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_BATCH_NORM_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_BATCH_NORM_HPP
-/// Batch normalisation on the CPU: a few samples of a channel at a time, so that they are read twice from the cache.
+/// Batch normalisation on the CPU.
 
-namespace chorus::inline CHORUS_ABI::kernels {
+// <chorus/kernels/cpu/batch_pieces.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_BATCH_PIECES_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_BATCH_PIECES_HPP
+/// How batch normalisation goes through a batch: a few samples of a channel at a time.
 
-namespace detail {
+namespace chorus::inline CHORUS_ABI::kernels::detail {
+
 /// The same line of several samples, taken together.
 template <class T>
 struct RowBlock : Row<T> {
@@ -11730,6 +11737,15 @@ struct RowBlock : Row<T> {
       return reduce_packets<T>(begin, begin + this->length, splat(Op::neutral), op,
                                [&](Index i, auto count) { return keep_first<T>(value(i, count), count, Op::neutral); });
     })));
+  }
+  template <class F>
+  void each(F f) const {  // by value: see for_packets
+    for (Index r = 0; r < rows; ++r) {
+      const Index begin = this->at + r * stride, end = begin + this->length;
+      Index i = begin;
+      for (; i + lanes<T> <= end; i += lanes<T>) f(i, Whole<T>{});
+      if (i < end) f(i, end - i);
+    }
   }
 };
 
@@ -11759,56 +11775,95 @@ TwoSums<T> sum_pairs(const Columns<T, Count>& line, const Value& value) {
                      [&](Index i) { return value(line.at + i * line.stride, line.count); });
 }
 
-/// sums: [2, channels], what `f(line, elements of a channel in it, sums)` adds up for pieces of all channels: a few
-/// samples at a time, so that a piece can be read twice from the cache, and memory is read in as many streams as
-/// processors follow. Each piece has sums of its own, which are added in their order: threads take samples, as other
-/// operations do, and find them in their caches.
+/// Pieces of a batch: a few samples at a time, at most `most`, so that what is read twice is read from the cache, and
+/// memory is read in as many streams as processors follow.
+struct BatchPieces {
+  ChannelShape shape;
+  Index rows, count, least;  ///< samples in a piece, pieces, and pieces for a thread of its own
+
+  BatchPieces(ChannelShape s, Index most) : shape(s) {
+    rows = s.inner == 1 ? 2 * most : std::clamp(2048 / std::max(Index{1}, s.inner), Index{1}, most);
+    count = (s.batch + rows - 1) / rows;
+    least = thread_elements / std::max<Index>(1, rows * s.channels * s.inner) + 1;
+  }
+  Index samples(Index piece) const { return std::min(rows, shape.batch - piece * rows); }
+
+  /// Calls `f(line)` for a piece in the order of its channels; a line is all that one channel has in it, or a packet of
+  /// channels where inner is 1.
+  template <class T, class F>
+  void for_lines(Index piece, const F& f) const {
+    const Index sample = shape.channels * shape.inner, begin = piece * rows * sample, n = samples(piece);
+    if (shape.inner == 1)
+      for_packets<T>(shape.channels, [&](Index c, auto some) {
+        f(Columns<T, decltype(some)>{begin + c, c, n, sample, some});
+      });
+    else
+      for (Index c = 0; c < shape.channels; ++c) f(RowBlock<T>{{begin + c * shape.inner, c, shape.inner}, n, sample});
+  }
+};
+
+/// sums: [2, channels], what `f(line, elements of a channel in it, sums)` adds up for the lines of all pieces. Each
+/// piece has sums of its own, which are added in their order: threads take samples, as other operations do, and find
+/// them in their caches.
 template <class T, class F>
 void sum_channels(Cpu device, ChannelShape shape, double* sums, const F& f) {
-  const Index channels = shape.channels, sample = channels * shape.inner;
-  const Index rows = shape.inner == 1 ? 32 : std::clamp(2048 / std::max(Index{1}, shape.inner), Index{1}, Index{16});
-  const Index pieces = (shape.batch + rows - 1) / rows, least = thread_elements / std::max<Index>(1, rows * sample) + 1;
-  const Scratch<double> partial(device, pieces * 2 * channels);
-  parallel_ranges(pieces, 1, least, [&](Index first, Index count) {
-    for (Index piece = first; piece < first + count; ++piece) {
-      const Index b = piece * rows, n = std::min(rows, shape.batch - b);
-      double* own = partial.data() + piece * 2 * channels;
-      if (shape.inner == 1)
-        for_packets<T>(channels, [&](Index c, auto some) {
-          f(Columns<T, decltype(some)>{b * sample + c, c, n, sample, some}, n, own);
-        });
-      else
-        for (Index c = 0; c < channels; ++c)
-          f(RowBlock<T>{{b * sample + c * shape.inner, c, shape.inner}, n, sample}, n * shape.inner, own);
-    }
+  const Index channels = shape.channels;
+  const BatchPieces pieces(shape, 16);
+  const Scratch<double> partial(device, pieces.count * 2 * channels);
+  parallel_ranges(pieces.count, 1, pieces.least, [&](Index first, Index count) {
+    for (Index piece = first; piece < first + count; ++piece)
+      pieces.for_lines<T>(piece, [&](const auto& line) {
+        f(line, pieces.samples(piece) * shape.inner, partial.data() + piece * 2 * channels);
+      });
   });
   std::fill_n(sums, 2 * channels, 0.0);
-  for (Index piece = 0; piece < pieces; ++piece)
+  for (Index piece = 0; piece < pieces.count; ++piece)
     for (Index c = 0; c < 2 * channels; ++c) sums[c] += partial.data()[piece * 2 * channels + c];
 }
 
-/// Calls `f(line)` in the order of memory; a line belongs to one channel, or to a packet of channels where inner is 1.
+/// Calls `f(line)` for the lines of all pieces, which are small: many threads find one.
 template <class T, class F>
-void for_samples(ChannelShape shape, const F& f) {
-  const Index least = thread_elements / std::max<Index>(1, shape.channels * shape.inner) + 1;
-  parallel_ranges(shape.batch, 1, least, [&](Index begin, Index samples) {
-    for (Index b = begin; b < begin + samples; ++b) {
-      if (shape.inner == 1)
-        for_packets<T>(shape.channels, [&](Index c, auto count) {
-          f(Columns<T, decltype(count)>{b * shape.channels + c, c, 1, shape.channels, count});
-        });
-      else
-        for (Index c = 0; c < shape.channels; ++c) f(Row<T>{(b * shape.channels + c) * shape.inner, c, shape.inner});
-    }
+void for_batch(ChannelShape shape, const F& f) {
+  const BatchPieces pieces(shape, 4);
+  parallel_ranges(pieces.count, 1, pieces.least, [&](Index first, Index count) {
+    for (Index piece = first; piece < first + count; ++piece) pieces.for_lines<T>(piece, f);
   });
 }
 
+}  // namespace chorus::inline CHORUS_ABI::kernels::detail
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_BATCH_PIECES_HPP
+
+namespace chorus::inline CHORUS_ABI::kernels {
+
+namespace detail {
 /// Memory for numbers per channel, kept for the next call of this thread that asks for the same slot.
 template <class T, int slot>
 T* channel_scratch(Index count) {
   thread_local std::vector<T> numbers;
   if (numbers.size() < static_cast<std::size_t>(count)) numbers.resize(static_cast<std::size_t>(count));
   return numbers.data();
+}
+
+/// What normalises the elements of a line.
+template <class T>
+struct Normaliser {
+  Packet<T> mean, scale, shift;
+
+  template <class Line>
+  Normaliser(const Line& line, const T* weight, const T* bias, const T* means, const T* invstd)
+      : mean(line.load_result(means)),
+        scale(line.load_result(invstd)),
+        shift(bias == nullptr ? splat(T{0}) : line.load_result(bias)) {
+    if (weight != nullptr) scale = pmul(scale, line.load_result(weight));
+  }
+  Packet<T> operator()(const Packet<T>& x) const { return pmadd(psub(x, mean), scale, shift); }
+};
+
+/// `value` where a ReLU lets `x` through, else 0.
+template <class T>
+Packet<T> where_positive(const Packet<T>& x, const Packet<T>& value) {
+  const auto zero = splat(T{0});
+  return pselect(Eigen::internal::pcmp_le(x, zero), zero, value);
 }
 
 template <class T>
@@ -11858,20 +11913,16 @@ void batch_norm_statistics(Cpu, Index channels, double count, const double* sums
 template <class T>
 void batch_norm_normalise(Cpu, ChannelShape shape, const T* x, const T* weight, const T* bias, const T* mean,
                           const T* invstd, T* y, const T* residual, bool relu) {
-  const auto zero = splat(T{0});
-  detail::for_samples<T>(shape, [&](const auto& line) {
-    const auto m = line.load_result(mean);
-    auto scale = line.load_result(invstd), shift = splat(T{0});
-    if (weight != nullptr) scale = pmul(scale, line.load_result(weight));
-    if (bias != nullptr) shift = line.load_result(bias);
-    const auto value = [&](Index i, auto count) { return pmadd(psub(load(x + i, count), m), scale, shift); };
-    const auto positive = [&](const auto& v) { return pselect(Eigen::internal::pcmp_le(v, zero), zero, v); };
+  detail::for_batch<T>(shape, [&](const auto& line) {
+    const detail::Normaliser<T> normal(line, weight, bias, mean, invstd);
+    const auto value = [x, normal](Index i, auto count) { return normal(load(x + i, count)); };
+    const auto positive = [](const auto& v) { return detail::where_positive<T>(v, v); };
     if (!relu)
-      line.each([&](Index i, auto count) { store(y + i, value(i, count), count); });
+      line.each([=](Index i, auto count) { store(y + i, value(i, count), count); });
     else if (residual == nullptr)
-      line.each([&](Index i, auto count) { store(y + i, positive(value(i, count)), count); });
+      line.each([=](Index i, auto count) { store(y + i, positive(value(i, count)), count); });
     else
-      line.each([&](Index i, auto count) {
+      line.each([=](Index i, auto count) {
         store(y + i, positive(padd(value(i, count), load(residual + i, count))), count);
       });
   });
@@ -11898,28 +11949,57 @@ void batch_norm_forward_eval(Cpu cpu, ChannelShape shape, const T* x, const T* w
                        y, residual, relu);
 }
 
-template <class T>
-void batch_norm_backward_sums(Cpu device, ChannelShape shape, const T* x, const T* dy, const T* mean, double* sums,
-                              const T* y, T* masked) {
-  const auto zero = splat(T{0});
-  detail::sum_channels<T>(device, shape, sums, [&](const auto& line, Index, double* own) {
+namespace detail {
+/// The sums of batch_norm_backward_sums; `gradient(line)` makes what gives a line's dy.
+template <class T, class Gradient>
+void sum_gradients(Cpu device, ChannelShape shape, const T* x, const T* mean, double* sums, const Gradient& gradient) {
+  sum_channels<T>(device, shape, sums, [&](const auto& line, Index, double* own) {
     const auto m = line.load_result(mean);
-    const auto pair = [&](Index i, const auto& g, auto count) {
-      return detail::TwoSums<T>{g, pmul(g, psub(load(x + i, count), m))};
-    };
-    const auto both =
-        y == nullptr ? detail::sum_pairs(line, [&](Index i, auto count) { return pair(i, load(dy + i, count), count); })
-                     : detail::sum_pairs(line, [&](Index i, auto count) {
-                         const auto off = Eigen::internal::pcmp_le(load(y + i, count), zero);
-                         const auto g = pselect(off, zero, load(dy + i, count));
-                         store(masked + i, g, count);
-                         return pair(i, g, count);
-                       });
+    const auto dy = gradient(line);
+    const auto both = sum_pairs(line, [dy, x, m](Index i, auto count) {
+      const auto g = dy(i, count);
+      return TwoSums<T>{g, pmul(g, psub(load(x + i, count), m))};
+    });
     line.for_results(both.a, both.b, [&](Index c, T sum, T product_sum) {
       own[c] = static_cast<double>(sum);
       own[shape.channels + c] = static_cast<double>(product_sum);
     });
   });
+}
+
+/// batch_norm_backward_input likewise.
+template <class T, class Gradient>
+void input_gradient(ChannelShape shape, const T* x, const T* weight, const T* mean, const T* invstd, double count,
+                    const double* sums, T* dx, bool accumulate, const Gradient& gradient) {
+  T* centre = channel_scratch<T, 1>(2 * shape.channels);
+  T* slope = centre + shape.channels;
+  for (Index c = 0; c < shape.channels; ++c) {
+    const double s = static_cast<double>(invstd[c]);
+    centre[c] = sums == nullptr ? T{0} : static_cast<T>(sums[c] / count);
+    slope[c] = sums == nullptr ? T{0} : static_cast<T>(s * s * sums[shape.channels + c] / count);
+  }
+  for_batch<T>(shape, [&](const auto& line) {
+    auto scale = line.load_result(invstd);
+    if (weight != nullptr) scale = pmul(scale, line.load_result(weight));
+    const auto m = line.load_result(mean), a = line.load_result(centre), b = line.load_result(slope);
+    const auto dy = gradient(line);
+    line.each([=](Index i, auto n) {
+      const auto d = psub(psub(dy(i, n), a), pmul(psub(load(x + i, n), m), b));
+      store(dx + i, pmul(scale, d), n, accumulate);
+    });
+  });
+}
+
+/// A gradient that no ReLU is in front of, or that is masked already.
+template <class T>
+auto as_it_is(const T* dy) {
+  return [dy](const auto&) { return [dy](Index i, auto count) { return load(dy + i, count); }; };
+}
+}  // namespace detail
+
+template <class T>
+void batch_norm_backward_sums(Cpu device, ChannelShape shape, const T* x, const T* dy, const T* mean, double* sums) {
+  detail::sum_gradients(device, shape, x, mean, sums, detail::as_it_is(dy));
 }
 
 template <class T>
@@ -11940,34 +12020,40 @@ void batch_norm_backward_affine(Cpu, Index channels, const double* sums, const T
 template <class T>
 void batch_norm_backward_input(Cpu, ChannelShape shape, const T* x, const T* dy, const T* weight, const T* mean,
                                const T* invstd, double count, const double* sums, T* dx, bool accumulate) {
-  T* centre = detail::channel_scratch<T, 1>(2 * shape.channels);
-  T* slope = centre + shape.channels;
-  for (Index c = 0; c < shape.channels; ++c) {
-    const double s = static_cast<double>(invstd[c]);
-    centre[c] = sums == nullptr ? T{0} : static_cast<T>(sums[c] / count);
-    slope[c] = sums == nullptr ? T{0} : static_cast<T>(s * s * sums[shape.channels + c] / count);
-  }
-  detail::for_samples<T>(shape, [&](const auto& line) {
-    auto scale = line.load_result(invstd);
-    if (weight != nullptr) scale = pmul(scale, line.load_result(weight));
-    const auto m = line.load_result(mean), a = line.load_result(centre), b = line.load_result(slope);
-    line.each([&](Index i, auto n) {
-      const auto d = psub(psub(load(dy + i, n), a), pmul(psub(load(x + i, n), m), b));
-      store(dx + i, pmul(scale, d), n, accumulate);
-    });
-  });
+  detail::input_gradient(shape, x, weight, mean, invstd, count, sums, dx, accumulate, detail::as_it_is(dy));
 }
 
 template <class T>
-void batch_norm_backward_train(Cpu cpu, ChannelShape shape, const T* x, const T* dy, const T* weight,
+void batch_norm_backward_train(Cpu cpu, ChannelShape shape, const T* x, const T* dy, const T* weight, const T* bias,
                                const T* saved_mean, const T* saved_invstd, T* dx, T* dweight, T* dbias,
                                std::array<bool, 3> accumulate, const T* y, T* masked) {
   double* sums = detail::channel_scratch<double, 2>(2 * shape.channels);
-  batch_norm_backward_sums(cpu, shape, x, dy, saved_mean, sums, y, masked);
-  batch_norm_backward_affine(cpu, shape.channels, sums, saved_invstd, dweight, dbias, accumulate[1], accumulate[2]);
-  if (dx != nullptr)
-    batch_norm_backward_input(cpu, shape, x, y == nullptr ? dy : masked, weight, saved_mean, saved_invstd,
-                              static_cast<double>(shape.per_channel()), sums, dx, accumulate[0]);
+  const auto backward = [&](const auto& gradient, const auto& gradient_again) {
+    detail::sum_gradients(cpu, shape, x, saved_mean, sums, gradient);
+    batch_norm_backward_affine(cpu, shape.channels, sums, saved_invstd, dweight, dbias, accumulate[1], accumulate[2]);
+    if (dx != nullptr)
+      detail::input_gradient(shape, x, weight, saved_mean, saved_invstd, static_cast<double>(shape.per_channel()), sums,
+                             dx, accumulate[0], gradient_again);
+  };
+  if (y == nullptr) return backward(detail::as_it_is(dy), detail::as_it_is(dy));
+  if (masked != nullptr)
+    return backward(
+        [&](const auto&) {
+          return [=](Index i, auto count) {
+            const auto g = detail::where_positive<T>(load(y + i, count), load(dy + i, count));
+            store(masked + i, g, count);
+            return g;
+          };
+        },
+        detail::as_it_is<T>(masked));
+  // y is computed anew: that takes less time than to read it, and nothing is written but dx.
+  const auto through = [&](const auto& line) {
+    const detail::Normaliser<T> normal(line, weight, bias, saved_mean, saved_invstd);
+    return [x, dy, normal](Index i, auto count) {
+      return detail::where_positive<T>(normal(load(x + i, count)), load(dy + i, count));
+    };
+  };
+  backward(through, through);
 }
 
 template <class T>
@@ -12034,7 +12120,7 @@ struct ChannelGradientSums {
     auto g = get(dy, at);
     if (y != nullptr) {
       if (get(y, at) <= 0) g = 0;
-      put(masked, at, g);
+      if (masked != nullptr) put(masked, at, g);
     }
     const auto gradient = static_cast<double>(g);
     return {gradient, gradient * static_cast<double>(get(x, at) - get(mean, channel))};
@@ -12110,14 +12196,15 @@ __global__ void normalise(ChannelShape shape, const T* x, const T* weight, const
 }
 
 template <class T>
-__global__ void normalise_gradient(ChannelShape shape, const T* x, const T* dy, const T* weight, const T* mean,
-                                   const T* invstd, double count, const double* sums, T* dx, bool accumulate,
-                                   bool vector, bool one_channel) {
+__global__ void normalise_gradient(ChannelShape shape, const T* x, const T* dy, const T* y, const T* weight,
+                                   const T* mean, const T* invstd, double count, const double* sums, T* dx,
+                                   bool accumulate, bool vector, bool one_channel) {
   using C = compute_type<T>;
   for_vectors<Vector<T>::width>(shape.numel(), [&](Index first, int n) {
     const auto value = load_vector(x + first, n, vector);
     auto gradient = load_vector(dy + first, n, vector);
-    Vector<T> before;
+    Vector<T> before, result;
+    if (y != nullptr) result = load_vector(y + first, n, vector);
     if (accumulate) before = load_vector(dx + first, n, vector);
     C m = 0, scale = 0, centre = 0, slope = 0;
 #pragma unroll
@@ -12134,7 +12221,8 @@ __global__ void normalise_gradient(ChannelShape shape, const T* x, const T* dy, 
           slope = static_cast<C>(s * s * sums[shape.channels + c] / count);
         }
       }
-      const C d = static_cast<C>(gradient.v[l]) - centre - (static_cast<C>(value.v[l]) - m) * slope;
+      const C g = y != nullptr && static_cast<C>(result.v[l]) <= 0 ? C(0) : static_cast<C>(gradient.v[l]);
+      const C d = g - centre - (static_cast<C>(value.v[l]) - m) * slope;
       gradient.v[l] = static_cast<T>(accumulate ? static_cast<C>(before.v[l]) + scale * d : scale * d);
     }
     store_vector(dx + first, gradient, n, vector);
@@ -12225,15 +12313,16 @@ void batch_norm_backward_affine(Cuda device, Index channels, const double* sums,
 
 template <class T>
 void batch_norm_backward_input(Cuda device, ChannelShape shape, const T* x, const T* dy, const T* weight, const T* mean,
-                               const T* invstd, double count, const double* sums, T* dx, bool accumulate) {
+                               const T* invstd, double count, const double* sums, T* dx, bool accumulate,
+                               const T* y = nullptr) {
   if (shape.numel() == 0) return;
   cuda::launch(device, "batch_norm gradient", cuda::vector_blocks<T>(shape.numel()), cuda::normalise_gradient<T>, shape,
-               x, dy, weight, mean, invstd, count, sums, dx, accumulate, cuda::aligned(x, dy, dx),
+               x, dy, y, weight, mean, invstd, count, sums, dx, accumulate, cuda::aligned(x, dy, y, dx),
                shape.inner % cuda::Vector<T>::width == 0);
 }
 
 template <class T>
-void batch_norm_backward_train(Cuda device, ChannelShape shape, const T* x, const T* dy, const T* weight,
+void batch_norm_backward_train(Cuda device, ChannelShape shape, const T* x, const T* dy, const T* weight, const T*,
                                const T* saved_mean, const T* saved_invstd, T* dx, T* dweight, T* dbias,
                                std::array<bool, 3> accumulate, const T* y = nullptr, T* masked = nullptr) {
   const cuda::Scratch<double> sums(device, 2 * shape.channels);
@@ -12241,9 +12330,9 @@ void batch_norm_backward_train(Cuda device, ChannelShape shape, const T* x, cons
   batch_norm_backward_affine(device, shape.channels, static_cast<const double*>(sums.data()), saved_invstd, dweight,
                              dbias, accumulate[1], accumulate[2]);
   if (dx != nullptr)
-    batch_norm_backward_input<T>(device, shape, x, y == nullptr ? dy : masked, weight, saved_mean, saved_invstd,
+    batch_norm_backward_input<T>(device, shape, x, masked != nullptr ? masked : dy, weight, saved_mean, saved_invstd,
                                  static_cast<double>(shape.per_channel()), static_cast<const double*>(sums.data()), dx,
-                                 accumulate[0]);
+                                 accumulate[0], masked != nullptr ? nullptr : y);
 }
 
 template <class T>
@@ -12397,8 +12486,8 @@ auto batch_norm(const char* name, const X& x, const W& weight, const B& bias, co
   const auto y = relu ? out : tensor_of<X>{};
   return record(
       std::move(operation), std::move(out),
-      [input, w, mean, invstd, running_var, view, training, y, eps = options.eps](const auto& dy, auto dx, auto dw,
-                                                                                  auto db, auto... dr) {
+      [input, w, b, mean, invstd, running_var, view, training, y, eps = options.eps](const auto& dy, auto dx, auto dw,
+                                                                                     auto db, auto... dr) {
         T* grads[3] = {};
         std::array<bool, 3> accumulate{};
         const auto want = [&](std::size_t i, auto node) {
@@ -12407,25 +12496,32 @@ auto batch_norm(const char* name, const X& x, const W& weight, const B& bias, co
           grads[i] = target.data();
           accumulate[i] = target.accumulate;
         };
-        want(0, dx);
+        // A gradient that nobody else holds is changed where it lies: into the residual's, or else into that by x.
+        const bool ours = dy.storage().owners() == 1, to_residual = (static_cast<bool>(dr) || ...);
+        const bool in_place = training && ours && !to_residual && dx && dx->takes_over();
+        if (in_place)
+          grads[0] = dy.data();
+        else
+          want(0, dx);
         want(1, dw);
         want(2, db);
-        // A gradient that nobody else holds is masked where it lies.
-        auto masked = dy;
+        tensor_of<X> masked;
         if constexpr (relu) {
-          if (dy.storage().owners() > 2) masked = tensor_of<X>::empty(dy.shape(), dy.device());
+          if (to_residual || !training) masked = ours ? dy : tensor_of<X>::empty(dy.shape(), dy.device());
         }
         if (training) {
-          kernels::batch_norm_backward_train(dy.device(), view, input.data(), dy.data(), w.data(), mean.data(),
-                                             invstd.data(), grads[0], grads[1], grads[2], accumulate, y.data(),
-                                             masked.data());
+          kernels::batch_norm_backward_train(dy.device(), view, input.data(), dy.data(), w.data(), b.data(),
+                                             mean.data(), invstd.data(), grads[0], grads[1], grads[2], accumulate,
+                                             y.data(), masked.data());
         } else {
           if constexpr (relu)
             kernels::pointwise_backward(dy.device(), functors::Relu{}, dy.numel(), std::array<const T*, 1>{y.data()},
                                         dy.data(), std::array<T*, 1>{masked.data()}, std::array<bool, 1>{});
-          kernels::batch_norm_backward_eval(dy.device(), view, input.data(), masked.data(), w.data(), mean.data(),
-                                            running_var.data(), eps, grads[0], grads[1], grads[2], accumulate);
+          kernels::batch_norm_backward_eval(dy.device(), view, input.data(), relu ? masked.data() : dy.data(), w.data(),
+                                            mean.data(), running_var.data(), eps, grads[0], grads[1], grads[2],
+                                            accumulate);
         }
+        if (in_place) dx->add(dy);
         ((dr ? dr->add(masked) : void()), ...);
       },
       x, weight, bias, residual...);
@@ -12489,13 +12585,12 @@ auto batch_norm_add_relu(const X& x, const R& residual, const W& weight, const B
 #define CHORUS_SINGLE_CHORUS_OPS_SYNC_BATCH_NORM_HPP
 /// Batch normalisation with the statistics of a batch that several devices or ranks share.
 
+#include <any>
 // <chorus/core/batch_group.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_BATCH_GROUP_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_BATCH_GROUP_HPP
 /// The devices or ranks that share the current batch, for operators whose statistics are the whole batch's
 /// (SyncBatchNorm).
-
-#include <any>
 
 namespace chorus::inline CHORUS_ABI {
 
@@ -12508,11 +12603,13 @@ class BatchGroup {
   virtual void sum(std::span<double> values) = 0;
   /// What this member's gradients will be multiplied by before all are added up.
   virtual double weight() = 0;
-  /// Where the pass is recorded as one graph of all members' devices: what each of them has given, in their order. Else
-  /// nothing: then `sum` adds up, forward and backward.
+  /// Whether the pass is recorded as one graph of all members' devices. Else `sum` adds up, forward and backward.
+  virtual bool recorded() const { return false; }
+  /// Where it is: what each member gives, in their order.
   virtual std::vector<std::any> exchange(const std::any&) { return {}; }
-  /// Whether something has been exchanged: then the tape leads to other members' operations.
-  virtual bool exchanged() const { return false; }
+  /// Which of the members this is, and a number of the pass that they are in.
+  virtual std::size_t member() const { return 0; }
+  virtual std::size_t pass() const { return 0; }
 };
 
 /// The group of this thread's forward pass; null where the batch is whole.
@@ -12534,8 +12631,77 @@ class BatchGroupScope {
   std::shared_ptr<BatchGroup> before_;
 };
 
+namespace detail {
+inline constexpr const char* different_layers =
+    "SyncBatchNorm: the devices' copies of the model have come to different layers";
+}  // namespace detail
+
+/// An operation's place in a pass that is recorded as one graph.
+class PlaceInPass {
+ public:
+  PlaceInPass() = default;
+  explicit PlaceInPass(std::shared_ptr<BatchGroup> group) : group_(std::move(group)), pass_(group_->pass()) {}
+
+  /// Whether this thread is the member's and still in that pass. Then all members go back through the operation at the
+  /// same time, each through its own part of the graph (`grad` in a model's forward function). Else one thread goes
+  /// back through the whole graph.
+  bool is_here() const { return group_ && batch_group() == group_ && group_->pass() == pass_; }
+
+ private:
+  std::shared_ptr<BatchGroup> group_;
+  std::size_t pass_ = 0;
+};
+
 }  // namespace chorus::inline CHORUS_ABI
 #endif  // CHORUS_SINGLE_CHORUS_CORE_BATCH_GROUP_HPP
+
+// <chorus/ops/device_copy.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_DEVICE_COPY_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_DEVICE_COPY_HPP
+/// Copies between the devices of a process: counted, and as recorded operations, which make one graph of all devices.
+
+namespace chorus::inline CHORUS_ABI {
+
+namespace operations {
+struct DeviceCopy {
+  static constexpr const char* name = "device_copy";
+  trace::Traffic back;  ///< what its gradient's bytes are counted as
+};
+}  // namespace operations
+
+namespace detail {
+
+/// A dense copy of `x` on `device`; `x` itself where it is one already.
+template <Scalar T, int Rank, Device From, Device D>
+Tensor<T, Rank, D> on_device(const Tensor<T, Rank, From>& x, D device, trace::Traffic traffic) {
+  const auto dense = contiguous(x);
+  if constexpr (std::is_same_v<From, D>)  // what comes from the host is no traffic between devices
+    if (dense.device() != device) trace::sent(dense.device().index, traffic, dense.bytes());
+  return to_device(dense, device);
+}
+
+/// Records that `copy`, on any device, has the numbers of `x`.
+template <AnyVariable X>
+auto record_copy(tensor_of<X> copy, const X& x, trace::Traffic back) {
+  return record(
+      operations::DeviceCopy{back}, std::move(copy),
+      [back](const auto& dy, auto dx) { dx->add(on_device(dy, dx->device(), back)); }, x);
+}
+template <AnyVariable X, Device D>
+auto copy_recorded(const X& x, D device, trace::Traffic traffic) {
+  return record_copy(on_device(x.value(), device, traffic), GraphVariable(x), traffic);
+}
+
+}  // namespace detail
+
+template <class T, int Rank, class D>
+auto derivatives(const operations::DeviceCopy& operation, const GraphVariable<T, Rank, D>& dy,
+                 const GraphVariable<T, Rank, D>&, const GraphVariable<T, Rank, D>& x) {
+  return std::tuple{[&] { return detail::copy_recorded(dy, x.device(), operation.back); }};
+}
+
+}  // namespace chorus::inline CHORUS_ABI
+#endif  // CHORUS_SINGLE_CHORUS_OPS_DEVICE_COPY_HPP
 
 namespace chorus::inline CHORUS_ABI {
 
@@ -12547,6 +12713,73 @@ void sum_over_group(BatchGroup& group, const Tensor<double, 1, D>& sums, std::ve
   copy_bytes(Cpu{}, numbers.data(), sums.device(), sums.data(), count * sizeof(double));
   group.sum(numbers);
   copy_bytes(sums.device(), sums.data(), Cpu{}, numbers.data(), count * sizeof(double));
+}
+
+/// What a member has given to `exchange`.
+template <class T>
+const T& given_by_member(const std::any& given) {
+  const auto* value = std::any_cast<T>(&given);
+  check<UsageError>(value != nullptr, different_layers);
+  return *value;
+}
+
+/// In a pass that is recorded as one graph, what stands on the tape for the other members' inputs: a member's output
+/// depends on them by the statistics. The gradient is that by the statistics: the sums of `batch_norm_backward_sums`.
+template <class T, int Rank, class D>
+class OtherShares final : public GradNode<double, 1, D> {
+ public:
+  /// One member's.
+  struct Share {
+    Variable<T, Rank, D> x;
+    Tensor<T, 1, D> weight, mean, invstd;
+  };
+  OtherShares(std::vector<Share> shares, double count, const PlaceInPass& place, D device)
+      : GradNode<double, 1, D>("sync_batch_norm", {2 * shares.front().mean.numel()}, device),
+        shares_(std::move(shares)),
+        count_(count),
+        place_(place) {}
+
+  void backward(bool keep) override {
+    if (!this->has_grad()) return;
+    const auto grad = this->take_grad();
+    for (const auto& [x, weight, mean, invstd] : shares_) {
+      auto* node = unless_skipped(x.node().get());
+      if (node == nullptr) continue;
+      const auto sums = on_device(grad, x.device(), trace::Traffic::control);
+      const auto zeros = Tensor<T, Rank, D>::zeros(x.shape(), x.device());
+      const auto target = node->target();
+      kernels::batch_norm_backward_input(x.device(), channel_view(x.shape()), x.value().data(), zeros.data(),
+                                         weight.data(), mean.data(), invstd.data(), count_, sums.data(), target.data(),
+                                         target.accumulate);
+    }
+    if (!keep) shares_.clear();
+  }
+  void for_each_input(void (*visit)(Node&, void*), void* context) const override {
+    if (place_.is_here()) return;  // the others go back through their own
+    for (const Share& share : shares_)
+      if (share.x.requires_grad()) visit(*share.x.node(), context);
+  }
+
+ private:
+  std::vector<Share> shares_;
+  double count_;
+  PlaceInPass place_;
+};
+
+/// That node, as an input of `record`; none where the pass is not recorded as one graph, or no gradient is wanted.
+template <class T, int Rank, class D>
+Variable<double, 1, D> other_shares(BatchGroup& group, const typename OtherShares<T, Rank, D>::Share& own, double count,
+                                    const PlaceInPass& place) {
+  using Share = typename OtherShares<T, Rank, D>::Share;
+  if (!grad_enabled() || !group.recorded()) return {};
+  const auto given = group.exchange(own);
+  std::vector<Share> others;
+  for (std::size_t i = 0; i < given.size(); ++i)
+    if (i != group.member()) others.push_back(given_by_member<Share>(given[i]));
+  if (!own.x.requires_grad()) return {};
+  const auto device = own.x.device();
+  Ref<GradNode<double, 1, D>> node(new OtherShares<T, Rank, D>(std::move(others), count, place, device));
+  return {{}, std::move(node)};
 }
 }  // namespace detail
 
@@ -12589,9 +12822,18 @@ auto sync_batch_norm(const X& x, const W& weight, const B& bias, const Tensor<T,
       auto out = tensor_of<X>::empty(input.shape(), device);
       kernels::batch_norm_normalise(device, view, input.data(), w.data(), b.data(), mean.data(), invstd.data(),
                                     out.data());
+      const PlaceInPass place(group);
+      const auto others = [&] {
+        if constexpr (AnyTensor<X> && AnyTensor<W> && AnyTensor<B>)
+          return Tensor<double, 1, D>();
+        else
+          return detail::other_shares<T, tensor_of<X>::rank, D>(*group, {{input, node_of(x)}, w, mean, invstd}, count,
+                                                                place);
+      }();
       return record(
           "sync_batch_norm", std::move(out),
-          [input, w, mean, invstd, view, group, count](const auto& dy, auto dx, auto dw, auto db) {
+          [input, w, mean, invstd, view, group, count, place, recorded = group->recorded()](
+              const auto& dy, auto dx, auto dw, auto db, auto dothers) {
             const auto here = dy.device();
             const auto own = Tensor<double, 1, D>::empty({2 * view.channels}, here);
             kernels::batch_norm_backward_sums(here, view, input.data(), dy.data(), mean.data(), own.data());
@@ -12606,6 +12848,15 @@ auto sync_batch_norm(const X& x, const W& weight, const B& bias, const Tensor<T,
             if (db) {
               const auto target = db->target();
               affine(nullptr, false, target.data(), target.accumulate);
+            }
+            const auto input_gradient = [&](const auto& target) {
+              kernels::batch_norm_backward_input(here, view, input.data(), dy.data(), w.data(), mean.data(),
+                                                 invstd.data(), count, own.data(), target.data(), target.accumulate);
+            };
+            if (recorded && !place.is_here()) {  // this thread goes back for all members
+              if (dx) input_gradient(dx->target());
+              if (dothers) dothers->add(own);
+              return;
             }
             // All members take part, whether or not this one's input wants a gradient. This one's dx is multiplied by
             // its weight later: the sums of the others, who have other weights, are brought to the same scale.
@@ -12622,10 +12873,9 @@ auto sync_batch_norm(const X& x, const W& weight, const B& bias, const Tensor<T,
             }
             for (double& number : all) number /= own_weight;
             copy_bytes(here, own.data(), Cpu{}, all.data(), own.bytes());
-            kernels::batch_norm_backward_input(here, view, input.data(), dy.data(), w.data(), mean.data(),
-                                               invstd.data(), count, own.data(), target.data(), target.accumulate);
+            input_gradient(target);
           },
-          x, weight, bias);
+          x, weight, bias, others);
     }
   }
 }
@@ -13326,6 +13576,77 @@ struct InputRaster {
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACK_HPP
 /// Panels: the right-hand sides of `multiply_tile`, copied so that they are contiguous and in the first-level cache.
 
+// <chorus/kernels/cpu/transpose.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_TRANSPOSE_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_TRANSPOSE_HPP
+/// Squares of packets transposed in registers.
+
+namespace chorus::inline CHORUS_ABI::kernels::detail {
+
+// See pack.hpp.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wignored-attributes"
+#ifndef __clang__
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+
+/// As many packets as one has lanes.
+template <class T>
+using Square = Eigen::internal::PacketBlock<Packet<T>, lanes<T>>;
+
+#if defined(__AVX512F__)
+/// 64 shuffles and nothing through memory, where Eigen has twice as many: pairs, then fours of each 128-bit lane, then
+/// the lanes.
+[[gnu::always_inline]] inline void transpose_16(__m512* p) {
+  __m512 pairs[16];
+#pragma GCC unroll 8
+  for (int i = 0; i < 16; i += 2) {
+    pairs[i] = _mm512_unpacklo_ps(p[i], p[i + 1]);
+    pairs[i + 1] = _mm512_unpackhi_ps(p[i], p[i + 1]);
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; i += 2) {
+    const int from = i / 4 * 4 + i % 4 / 2;
+    const __m512d a = _mm512_castps_pd(pairs[from]), b = _mm512_castps_pd(pairs[from + 2]);
+    p[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
+    p[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const __m512 even = _mm512_shuffle_f32x4(p[i], p[4 + i], 0x88), odd = _mm512_shuffle_f32x4(p[i], p[4 + i], 0xdd);
+    const __m512 even_far = _mm512_shuffle_f32x4(p[8 + i], p[12 + i], 0x88),
+                 odd_far = _mm512_shuffle_f32x4(p[8 + i], p[12 + i], 0xdd);
+    p[i] = _mm512_shuffle_f32x4(even, even_far, 0x88);
+    p[4 + i] = _mm512_shuffle_f32x4(odd, odd_far, 0x88);
+    p[8 + i] = _mm512_shuffle_f32x4(even, even_far, 0xdd);
+    p[12 + i] = _mm512_shuffle_f32x4(odd, odd_far, 0xdd);
+  }
+}
+#endif
+
+/// square.packet[i][j] becomes square.packet[j][i].
+template <class T>
+[[gnu::always_inline]] inline void transpose(Square<T>& square) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(Packet<T>) == 64 && sizeof(T) == 4) return transpose_16(square.packet);
+#endif
+  Eigen::internal::ptranspose(square);
+}
+#pragma GCC diagnostic pop
+
+/// `at`, but the compiler doesn't see what it was made of: of 16 addresses in a row it would else make 16 counters, all
+/// in memory.
+template <class T>
+[[gnu::always_inline]] inline T* opaque(T* at) {
+#ifdef __GNUC__
+  asm("" : "+r"(at));
+#endif
+  return at;
+}
+
+}  // namespace chorus::inline CHORUS_ABI::kernels::detail
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_TRANSPOSE_HPP
+
 namespace chorus::inline CHORUS_ABI::kernels::detail {
 
 /// to[p, j] = b[p, j] for `depth` rows of `columns` numbers, padded with zeros to `tile_columns`.
@@ -13350,30 +13671,33 @@ void pack_rows(Index depth, Index columns, const T* b, Index b_row, T* to) {
 #ifndef __clang__
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
-/// to[p, j] = b[j, p], padded likewise. Squares of packets are transposed in registers; where `depth` is no multiple of
-/// a packet, the last square overlaps the one before.
+/// to[p, j] = b[j, p] for `depth` rows of `columns` numbers, padded with zeros to a packet; rows of `to` lie `to_row`
+/// apart. Squares of packets are transposed in registers; where `depth` is no multiple of a packet, the last square
+/// overlaps the one before.
+template <class T>
+void pack_side(Index depth, Index columns, const T* b, Index b_row, T* to, Index to_row) {
+  constexpr Index w = lanes<T>;
+  Square<T> square;
+  if (depth < w) {
+    for (Index j = 0; j < w; ++j) square.packet[j] = j < columns ? load(b + j * b_row, depth) : splat(T{0});
+    transpose<T>(square);
+    for (Index p = 0; p < depth; ++p) store(to + p * to_row, square.packet[p], Whole<T>{});
+    return;
+  }
+  for (Index next = 0; next < depth; next += w) {
+    const Index p = std::min(next, depth - w);
+    for (Index j = 0; j < w; ++j) square.packet[j] = j < columns ? load(b + j * b_row + p, Whole<T>{}) : splat(T{0});
+    transpose<T>(square);
+    for (Index j = 0; j < w; ++j) store(to + (p + j) * to_row, square.packet[j], Whole<T>{});
+  }
+}
+
+/// The same, padded to `tile_columns`.
 template <class T>
 void pack_columns(Index depth, Index columns, const T* b, Index b_row, T* to) {
   constexpr Index w = lanes<T>;
-  if (depth < w) {
-    for (Index side = 0; side < 2 * w; side += w) {
-      Eigen::internal::PacketBlock<Packet<T>, w> square;
-      for (Index j = 0; j < w; ++j)
-        square.packet[j] = side + j < columns ? load(b + (side + j) * b_row, depth) : splat(T{0});
-      Eigen::internal::ptranspose(square);
-      for (Index p = 0; p < depth; ++p) store(to + p * 2 * w + side, square.packet[p], Whole<T>{});
-    }
-    return;
-  }
-  for (Index side = 0; side < 2 * w; side += w)
-    for (Index next = 0; next < depth; next += w) {
-      const Index p = std::min(next, depth - w);
-      Eigen::internal::PacketBlock<Packet<T>, w> square;
-      for (Index j = 0; j < w; ++j)
-        square.packet[j] = side + j < columns ? load(b + (side + j) * b_row + p, Whole<T>{}) : splat(T{0});
-      Eigen::internal::ptranspose(square);
-      for (Index j = 0; j < w; ++j) store(to + (p + j) * 2 * w + side, square.packet[j], Whole<T>{});
-    }
+  pack_side(depth, columns, b, b_row, to, 2 * w);
+  pack_side(depth, columns - w, b + w * b_row, b_row, to + w, 2 * w);
 }
 #pragma GCC diagnostic pop
 
@@ -13748,17 +14072,18 @@ struct TiledImages {
     const Index plane = image.plane(), end = last * image.width, gap = (columns() - image.width) * w;
     to += ((first + padding_h - top) * columns() + padding_w) * w;
     const PixelPlaces<w> places(image.width, columns());
-    Eigen::internal::PacketBlock<Packet<T>, w> square;
+    Square<T> square;
     Index column = 0;
     for (Index q = first * image.width; q < end; q += w) {
       const Index pixels = std::min(w, end - q);
       if (count == w && pixels == w) {
+        const T* at = x + q;
 #pragma GCC unroll 16
-        for (Index l = 0; l < w; ++l) square.packet[l] = load(x + l * plane + q, Whole<T>{});
+        for (Index l = 0; l < w; ++l, at = opaque(at + plane)) square.packet[l] = load(at, Whole<T>{});
       } else {
         for (Index l = 0; l < w; ++l) square.packet[l] = l < count ? load(x + l * plane + q, pixels) : splat(T{0});
       }
-      Eigen::internal::ptranspose(square);
+      transpose<T>(square);
       if (places.regular && pixels == w) {
         T* row = to + places.at(q - first * image.width);
 #pragma GCC unroll 16
@@ -13785,7 +14110,7 @@ void channels_first(const T* from, Index columns, Index count, Index rows, const
   constexpr Index w = lanes<T>;
   const Index plane = image.plane(), end = rows * image.width, gap = (columns - image.width) * w;
   const PixelPlaces<w> places(image.width, columns);
-  Eigen::internal::PacketBlock<Packet<T>, w> square;
+  Square<T> square;
   Index column = 0;
   for (Index q = 0; q < end; q += w) {
     const Index pixels = std::min(w, end - q);
@@ -13801,22 +14126,29 @@ void channels_first(const T* from, Index columns, Index count, Index rows, const
         if (++column == image.width) column = 0, from += gap;
       }
     }
-    Eigen::internal::ptranspose(square);
+    transpose<T>(square);
     if (count == w && pixels == w) {
+      T* at = y + q;
 #pragma GCC unroll 16
-      for (Index l = 0; l < w; ++l) store(y + l * plane + q, square.packet[l], Whole<T>{}, accumulate);
+      for (Index l = 0; l < w; ++l, at = opaque(at + plane)) store(at, square.packet[l], Whole<T>{}, accumulate);
     } else {
       for (Index l = 0; l < count; ++l) store(y + l * plane + q, square.packet[l], pixels, accumulate);
     }
   }
 }
 
-/// Transforms the tiles of strips [first, first + count) of x along both axes: to[point, tile, channel], where `to` is
-/// the place of the first strip's first tile, tiles are `pitch` numbers apart and points `point_pitch`. `rasters` has
-/// room for a strip's pixels.
+/// Where the numbers of tiles lie: [panel, tile, channel of the panel], for panels of `width` channels.
+struct TilePanels {
+  Index channels, width, tiles;
+  Index at(Index tile, Index channel) const { return (channel / width * tiles + tile) * width + channel % width; }
+};
+
+/// Transforms the tiles of strips [first, first + count) of x along both axes. `to` is the place of the first strip's
+/// first tile at the first point; points are `point_pitch` numbers apart. `panels.channels` and widths are whole
+/// packets: x may have fewer channels, the others are zeros. `rasters` has room for a strip's pixels.
 template <int In, int Points, class T, class Transform>
-void transform_tiles(const TiledImages& tiles, const T* x, Index first, Index count, Index pitch, Index point_pitch,
-                     const Transform& transform, const ThreadScratch<T>& rasters, T* to) {
+void transform_tiles(const TiledImages& tiles, const T* x, Index first, Index count, const TilePanels& panels,
+                     Index point_pitch, const Transform& transform, const ThreadScratch<T>& rasters, T* to) {
   constexpr Index w = lanes<T>;
   const Index columns = tiles.columns(), start = tiles.tiles_before(first);
   parallel_for(count, [&](Index s) {
@@ -13824,12 +14156,12 @@ void transform_tiles(const TiledImages& tiles, const T* x, Index first, Index co
     const Index rows = tiles.rows(strip.rows);
     T* raster = rasters.data();
     std::fill_n(raster, rows * columns * w, T{0});  // all channels have their zeros at the same places
-    for (Index c = 0; c < pitch; c += w) {
+    for (Index c = 0; c < panels.channels; c += w) {
       tiles.channels_last(x + strip.image * tiles.image.image_size + c * tiles.image.plane(),
                           std::clamp<Index>(tiles.image.channels - c, 0, w), strip.top * tiles.step, rows, raster);
-      T* out = to + (tiles.tiles_before(first + s) - start) * pitch + c;
+      T* out = to + panels.at(tiles.tiles_before(first + s) - start, c);
       for (Index i = 0; i < strip.rows; ++i)
-        for (Index j = 0; j < tiles.across; ++j, out += pitch) {
+        for (Index j = 0; j < tiles.across; ++j, out += panels.width) {
           const T* corner = raster + (i * columns + j) * tiles.step * w;
           transform_both_axes<In, Points, T>(
               transform, [&](int v, int u) { return load(corner + (v * columns + u) * w, Whole<T>{}); },
@@ -13850,6 +14182,54 @@ void transform_tiles(const TiledImages& tiles, const T* x, Index first, Index co
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_WINOGRAD_WEIGHTS_HPP
 /// The weights of Winograd's convolutions: into their transformed form and back.
 
+// <chorus/kernels/cpu/shuffle.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_SHUFFLE_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_SHUFFLE_HPP
+/// Runs of numbers of three kinds by turns, into packets of one kind each and back, without memory in between.
+
+#if defined(__AVX512F__)
+namespace chorus::inline CHORUS_ABI::kernels::detail {
+
+/// Lane i of the result is lane of(i) of a and b, which have 32.
+template <class F>
+__m512 choose(__m512 a, __m512 b, F of) {
+  const auto lanes_of = _mm512_setr_epi32(of(0), of(1), of(2), of(3), of(4), of(5), of(6), of(7), of(8), of(9), of(10),
+                                          of(11), of(12), of(13), of(14), of(15));
+  return _mm512_permutex2var_ps(a, lanes_of, b);
+}
+
+/// Every third lane of a, b and c, from `first` on.
+inline __m512 every_third(int first, __m512 a, __m512 b, __m512 c) {
+  const __m512 most = choose(a, b, [=](int i) { return (3 * i + first) % 32; });
+  return choose(most, c, [=](int i) { return 3 * i + first < 32 ? i : 3 * i + first - 16; });
+}
+
+/// Sixteen of the numbers a[0], b[0], c[0], a[1], ..., from number `first` on.
+inline __m512 by_turns(int first, __m512 a, __m512 b, __m512 c) {
+  const __m512 most = choose(a, b, [=](int i) { return (first + i) % 3 % 2 * 16 + (first + i) / 3; });
+  return choose(most, c, [=](int i) { return (first + i) % 3 == 2 ? 16 + (first + i) / 3 : i; });
+}
+
+/// A run of numbers of three kinds by turns, in three packets, becomes a packet of each kind.
+inline void split_threes(__m512& a, __m512& b, __m512& c) {
+  const __m512 first = every_third(0, a, b, c), second = every_third(1, a, b, c);
+  c = every_third(2, a, b, c);
+  a = first;
+  b = second;
+}
+
+/// The other way.
+inline void join_threes(__m512& a, __m512& b, __m512& c) {
+  const __m512 first = by_turns(0, a, b, c), second = by_turns(16, a, b, c);
+  c = by_turns(32, a, b, c);
+  a = first;
+  b = second;
+}
+
+}  // namespace chorus::inline CHORUS_ABI::kernels::detail
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_SHUFFLE_HPP
+
 namespace chorus::inline CHORUS_ABI::kernels::detail {
 
 // See pack.hpp.
@@ -13859,6 +14239,52 @@ namespace chorus::inline CHORUS_ABI::kernels::detail {
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 
+/// The nine taps of `count` kernels that lie in a row, up to a packet's: lane k of taps[i] is from[k, i]. The other
+/// lanes are zeros.
+template <class T>
+[[gnu::always_inline]] inline void load_taps(const T* from, Index count, Packet<T>* taps) {
+  constexpr Index w = lanes<T>;
+#if defined(__AVX512F__)
+  if constexpr (w == 16 && sizeof(T) == 4)
+    if (count == w) {
+#pragma GCC unroll 9
+      for (int i = 0; i < 9; ++i) taps[i] = load(from + i * w, Whole<T>{});
+#pragma GCC unroll 3
+      for (int i = 0; i < 9; i += 3) split_threes(taps[i], taps[i + 1], taps[i + 2]);
+#pragma GCC unroll 3
+      for (int i = 0; i < 3; ++i) split_threes(taps[i], taps[i + 3], taps[i + 6]);
+      return;
+    }
+#endif
+  alignas(64) T columns[9 * w];
+  pack_side(9, count, from, 9, columns, w);
+#pragma GCC unroll 9
+  for (int i = 0; i < 9; ++i) taps[i] = load(columns + i * w, Whole<T>{});
+}
+
+/// The other way: to[k, i], or +=, from taps[i].
+template <class T>
+[[gnu::always_inline]] inline void store_taps(Packet<T>* taps, Index count, T* to, bool accumulate) {
+  constexpr Index w = lanes<T>;
+#if defined(__AVX512F__)
+  if constexpr (w == 16 && sizeof(T) == 4)
+    if (count == w) {
+#pragma GCC unroll 3
+      for (int i = 0; i < 3; ++i) join_threes(taps[i], taps[i + 3], taps[i + 6]);
+#pragma GCC unroll 3
+      for (int i = 0; i < 9; i += 3) join_threes(taps[i], taps[i + 1], taps[i + 2]);
+#pragma GCC unroll 9
+      for (int i = 0; i < 9; ++i) store(to + i * w, taps[i], Whole<T>{}, accumulate);
+      return;
+    }
+#endif
+  alignas(64) T columns[9 * w];
+#pragma GCC unroll 9
+  for (int i = 0; i < 9; ++i) store(columns + i * w, taps[i], Whole<T>{});
+  for (Index k = 0; k < count; ++k)
+    for (Index i = 0; i < 9; ++i) to[k * 9 + i] = (accumulate ? to[k * 9 + i] : T{0}) + columns[i * w + k];
+}
+
 /// The weights of `tile_columns` results from `first` on and `count` channels from `channel` on, at all points:
 /// to[point, channel, result], points `point_pitch` numbers apart. With `turned`, for the gradient by the input:
 /// results are the convolution's channels, channels its filters, and taps are in the reverse order. weight: [filters,
@@ -13866,33 +14292,41 @@ namespace chorus::inline CHORUS_ABI::kernels::detail {
 template <class Way, class T>
 void transform_weights(bool turned, Index results, Index channels, Index first, Index channel, Index count,
                        const T* weight, Index point_pitch, T* to) {
-  constexpr Index w = tile_columns<T>, at_once = 16;
-  const Index columns = std::min(w, results - first);
-  const auto turned_taps = [&](Index c) { return weight + ((channel + c) * results + first) * 9; };
-  const auto taps_of = [&](Index result, Index c) { return weight + ((first + result) * channels + channel + c) * 9; };
-  alignas(64) T taps[at_once * 9 * w];
+  constexpr Index w = lanes<T>, at_once = 16;
+  const auto transform = [&](Index c, Index side, const auto& tap) {
+    T* panel = to + c * tile_columns<T> + side;
+    transform_both_axes<3, winograd_weights, T>(Way::weight, tap, [&](int y, int x, const Packet<T>& value) {
+      store(panel + (y * winograd_weights + x) * point_pitch, value, Whole<T>{});
+    });
+  };
+  const Index columns = std::min(tile_columns<T>, results - first);
+  if (turned) {
+    for (Index side = 0; side < tile_columns<T>; side += w) {
+      const Index some = std::clamp<Index>(columns - side, 0, w);
+      const auto kernels = [&](Index c) { return weight + ((channel + c) * results + first + side) * 9; };
+      for (Index c = 0; c < count; ++c) {
+        if (channel + c + at_once < channels) fetch_ahead(kernels(c + at_once), some * 9);
+        Packet<T> taps[9];
+        load_taps(kernels(c), some, taps);
+        transform(c, side, [&](int y, int x) { return taps[8 - (y * 3 + x)]; });
+      }
+    }
+    return;
+  }
+  const auto kernels = [&](Index result, Index c) { return weight + ((first + result) * channels + channel + c) * 9; };
+  alignas(64) T taps[at_once * 9 * tile_columns<T>];
   for (Index c = 0; c < count; c += at_once) {
     const Index some = std::min(at_once, count - c);
-    if (turned)
-      for (Index i = 0; i < some; ++i) pack_columns(9, columns, turned_taps(c + i), 9, taps + i * 9 * w);
-    else
-      pack_columns(some * 9, columns, taps_of(0, c), channels * 9, taps);
+    pack_columns(some * 9, columns, kernels(0, c), channels * 9, taps);
     for (Index i = 0; i < some; ++i) {
-      if (const Index next = c + at_once + i; turned && channel + next < channels)
-        fetch_ahead(turned_taps(next), columns * 9);
-      for (Index side = 0; side < w; side += lanes<T>) {
-        const T* from = taps + i * 9 * w + side;
-        T* panel = to + (c + i) * w + side;
-        transform_both_axes<3, winograd_weights, T>(
-            Way::weight,
-            [&](int y, int x) { return load(from + (turned ? 8 - (y * 3 + x) : y * 3 + x) * w, Whole<T>{}); },
-            [&](int y, int x, const Packet<T>& value) {
-              store(panel + (y * winograd_weights + x) * point_pitch, value, Whole<T>{});
-            });
+      for (Index side = 0; side < tile_columns<T>; side += w) {
+        const T* from = taps + i * 9 * tile_columns<T> + side;
+        transform(c + i, side, [&](int y, int x) { return load(from + (y * 3 + x) * tile_columns<T>, Whole<T>{}); });
       }
-      if (!turned && channel + c + 2 * at_once <= channels)
-        for (Index result = i * w / at_once; result < std::min(columns, (i + 1) * w / at_once); ++result)
-          fetch_ahead(taps_of(result, c + at_once), at_once * 9);
+      if (channel + c + 2 * at_once <= channels)
+        for (Index result = i * tile_columns<T> / at_once;
+             result < std::min(columns, (i + 1) * tile_columns<T> / at_once); ++result)
+          fetch_ahead(kernels(result, c + at_once), at_once * 9);
     }
   }
 }
@@ -13910,29 +14344,12 @@ void weight_gradients(Index filters, Index channels, Index point_pitch, const T*
       T* to = dweight + o * pitch + c * 9;
       const Index count = std::min(w, channels - c);
       if (o + 1 < filters) fetch_ahead<true>(to + pitch, count * 9);
-      const auto transform = [&](const auto& put) {
-        transform_both_axes<winograd_weights, 3, T>(
-            Way::weight_gradient,
-            [&](int i, int j) { return load(from + (i * winograd_weights + j) * point_pitch, Whole<T>{}); }, put);
-      };
-      if constexpr (w > 9) {
-        Eigen::internal::PacketBlock<Packet<T>, w> square;
-        for (Index i = 9; i < w; ++i) square.packet[i] = splat(T{0});
-        transform([&](int i, int j, const Packet<T>& value) { square.packet[i * 3 + j] = value; });
-        Eigen::internal::ptranspose(square);
-        // Whole packets are stored faster; what they write too far, the next one writes over.
-        const Index last = count - 1;
-        if (accumulate)
-          for (Index l = 0; l < last; ++l) square.packet[l] = padd(square.packet[l], load(to + l * 9, Whole<T>{}));
-        for (Index l = 0; l < last; ++l) store(to + l * 9, square.packet[l], Whole<T>{});
-        store(to + last * 9, square.packet[last], Index{9}, accumulate);
-      } else {
-        alignas(64) T taps[9 * w];
-        transform([&](int i, int j, const Packet<T>& value) { store(taps + (i * 3 + j) * w, value, Whole<T>{}); });
-        for (Index l = 0; l < count; ++l)
-          for (Index tap = 0; tap < 9; ++tap)
-            to[l * 9 + tap] = (accumulate ? to[l * 9 + tap] : T{0}) + taps[tap * w + l];
-      }
+      Packet<T> taps[9];
+      transform_both_axes<winograd_weights, 3, T>(
+          Way::weight_gradient,
+          [&](int i, int j) { return load(from + (i * winograd_weights + j) * point_pitch, Whole<T>{}); },
+          [&](int i, int j, const Packet<T>& value) { taps[i * 3 + j] = value; });
+      store_taps(taps, count, to, accumulate);
     }
 }
 #pragma GCC diagnostic pop
@@ -14061,8 +14478,8 @@ void winograd_convolve(Cpu device, Index images, const ImageChannels& in, const 
   const RowOffsets<256> packed(w);
 
   const auto transform = [&](Index strip, T* v) {
-    transform_tiles<Way::in, Way::points>(tiles, x, strip, std::min(at_once, plan.strips - strip), pitch, v_pitch,
-                                          Way::input, rasters, v);
+    transform_tiles<Way::in, Way::points>(tiles, x, strip, std::min(at_once, plan.strips - strip),
+                                          TilePanels{pitch, pitch, 0}, v_pitch, Way::input, rasters, v);
   };
   // The results of one panel for a block of strips; v: where the block's first tile lies.
   const auto multiply = [&](Index panel, Index strip, const T* v) {
@@ -14114,15 +14531,19 @@ void winograd_backward_weight(Cpu device, Index images, const ImageChannels& in,
   dy_tiles.step = dy_tiles.reach = Way::out;
   dy_tiles.padding_h = dy_tiles.padding_w = 0;
   const Index channels = in.channels, filters = out.channels, size = filters * channels * 9;
-  const Index pitch = whole_panels<T>(channels), dy_pitch = whole_panels<T>(filters);
   // As many tiles at a time as make the way from transformed weights back to weights cheap.
   const Index aim = 2 * channels * filters / (channels + filters) / tiles.strip_tiles();
   const Index at_once = std::max(plan.block, aim), groups = (plan.strips + at_once - 1) / at_once;
   // Groups in slices with sums of their own, added up in pairs, where threads have slices of their own. Their number is
   // a matter of the shape alone.
   const Index slices = std::min<Index>(groups, size <= (Index{1} << 16) ? 8 : 2);
-  const Index v_pitch = plan.template point_pitch<T>(at_once, pitch);
-  const Index m_pitch = plan.template point_pitch<T>(at_once, dy_pitch),
+  // What a product reads lies as it is read: w channels, or filters_at_once filters, of one tile after the other.
+  const Index room = std::min(at_once, plan.strips) * tiles.strip_tiles();
+  const TilePanels x_panels{whole_panels<T>(channels), w, room};
+  const Index dy_width = std::min(filters_at_once, whole_panels<T>(filters));
+  const TilePanels dy_panels{(filters + dy_width - 1) / dy_width * dy_width, dy_width, room};
+  const Index v_pitch = plan.template point_pitch<T>(at_once, x_panels.channels);
+  const Index m_pitch = plan.template point_pitch<T>(at_once, dy_panels.channels),
               du_pitch = filters_at_once * channels_at_once + lanes<T>;
   const ThreadScratch<T> rasters(
       device, std::max(plan.strip_size(), dy_tiles.rows(tiles.strip_rows) * dy_tiles.columns()) * lanes<T>);
@@ -14131,7 +14552,7 @@ void winograd_backward_weight(Cpu device, Index images, const ImageChannels& in,
   const ThreadScratch<T> dus(device, winograd_points * du_pitch);
   const Scratch<T> partial(device, (slices - 1) * size);
   alignas(64) constexpr T zeros[w] = {};
-  const RowOffsets<tiles_at_once> offsets(pitch);
+  const RowOffsets<tiles_at_once> packed(w);
   const Index columns = (channels + channels_at_once - 1) / channels_at_once,
               rows = (filters + filters_at_once - 1) / filters_at_once;
   const auto sums = [&](Index slice) { return slice == 0 ? dweight : partial.data() + (slice - 1) * size; };
@@ -14140,11 +14561,13 @@ void winograd_backward_weight(Cpu device, Index images, const ImageChannels& in,
     const Index strips = std::min(at_once, plan.strips - strip);
     const Index total = tiles.tiles_before(strip + strips) - tiles.tiles_before(strip);
     T *v = vs.data(), *m = ms.data();
-    transform_tiles<Way::in, points>(tiles, x, strip, strips, pitch, v_pitch, Way::input, rasters, v);
-    transform_tiles<Way::out, points>(dy_tiles, dy, strip, strips, dy_pitch, m_pitch, Way::output_gradient, rasters, m);
+    transform_tiles<Way::in, points>(tiles, x, strip, strips, x_panels, v_pitch, Way::input, rasters, v);
+    transform_tiles<Way::out, points>(dy_tiles, dy, strip, strips, dy_panels, m_pitch, Way::output_gradient, rasters,
+                                      m);
     parallel_for(rows * columns, [&](Index task) {
       const Index o = task / columns * filters_at_once, first = task % columns * channels_at_once;
-      const Index some = std::min(filters_at_once, filters - o), end = std::min(first + channels_at_once, pitch);
+      const Index some = std::min(filters_at_once, filters - o),
+                  end = std::min(first + channels_at_once, x_panels.channels);
       T* du = dus.data();
       bool started[winograd_points] = {};
       for (int i = 0; i < points; ++i)
@@ -14153,8 +14576,8 @@ void winograd_backward_weight(Cpu device, Index images, const ImageChannels& in,
           const Index point = i * points + j;
           for_pieces(total, tiles_at_once, [&](Index tile, Index depth) {
             for (Index c = first; c < end; c += w)
-              multiply_panel(some, w, depth, Matrix<T>{m + point * m_pitch + tile * dy_pitch + o, 1, dy_pitch},
-                             v + point * v_pitch + tile * pitch + c, offsets.at, zeros,
+              multiply_panel(some, w, depth, Matrix<T>{m + point * m_pitch + dy_panels.at(tile, o), 1, dy_panels.width},
+                             v + point * v_pitch + x_panels.at(tile, c), packed.at, zeros,
                              du + at * du_pitch + (c - first), channels_at_once, started[at]);
             started[at] = true;
           });
@@ -18775,7 +19198,7 @@ void sgd_step(Cpu, Index count, T* p, const T* g, T* momentum, const SgdScalars&
   const auto scalar = [](double x) { return splat(static_cast<T>(x)); };
   const auto lr = scalar(-s.lr), decay = scalar(s.weight_decay), keep = scalar(s.momentum),
              mix = scalar(1 - s.dampening);
-  parallel_packets<T>(count, [&](Index i, auto n) {
+  parallel_packets<T>(count, [=](Index i, auto n) {
     const auto value = load(p + i, n);
     auto step = pmadd(decay, value, load(g + i, n));
     if (momentum != nullptr) {
@@ -18796,7 +19219,7 @@ void adam_step(Cpu, Index count, T* p, const T* g, T* m, T* v, T* vmax, const Ad
   const auto keep1 = scalar(s.beta1), mix1 = scalar(1 - s.beta1), keep2 = scalar(s.beta2), mix2 = scalar(1 - s.beta2);
   const auto decay = scalar(s.decoupled ? 0 : s.weight_decay),
              shrink = scalar(s.decoupled ? 1 - s.lr * s.weight_decay : 1);
-  parallel_packets<T>(count, [&](Index i, auto n) {
+  parallel_packets<T>(count, [=](Index i, auto n) {
     const auto value = load(p + i, n);
     const auto grad = pmadd(decay, value, load(g + i, n));
     const auto mean = pmadd(mix1, grad, pmul(keep1, load(m + i, n)));
@@ -18817,7 +19240,7 @@ void rms_prop_step(Cpu, Index count, T* p, const T* g, T* v, T* m, const RmsProp
   const auto scalar = [](double x) { return splat(static_cast<T>(x)); };
   const auto lr = scalar(-s.lr), keep = scalar(s.alpha), mix = scalar(1 - s.alpha), eps = scalar(s.eps);
   const auto decay = scalar(s.weight_decay), momentum = scalar(s.momentum);
-  parallel_packets<T>(count, [&](Index i, auto n) {
+  parallel_packets<T>(count, [=](Index i, auto n) {
     const auto value = load(p + i, n);
     const auto grad = pmadd(decay, value, load(g + i, n));
     const auto square = pmadd(pmul(mix, grad), grad, pmul(keep, load(v + i, n)));
@@ -18836,7 +19259,7 @@ void adagrad_step(Cpu, Index count, T* p, const T* g, T* sum, const AdagradScala
   const auto scalar = [](double x) { return splat(static_cast<T>(x)); };
   const auto lr = scalar(-s.lr / (1 + static_cast<double>(s.step - 1) * s.lr_decay));
   const auto eps = scalar(s.eps), decay = scalar(s.weight_decay);
-  parallel_packets<T>(count, [&](Index i, auto n) {
+  parallel_packets<T>(count, [=](Index i, auto n) {
     const auto value = load(p + i, n);
     const auto grad = pmadd(decay, value, load(g + i, n));
     const auto square = pmadd(grad, grad, load(sum + i, n));
@@ -20616,79 +21039,6 @@ inline std::string imbalance(std::span<const int> ids, std::span<const DeviceSiz
 }  // namespace chorus::inline CHORUS_ABI::detail
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DEVICE_BALANCE_HPP
 
-// <chorus/parallel/device_threads.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DEVICE_THREADS_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DEVICE_THREADS_HPP
-/// One thread per device of a process, kept from step to step.
-
-namespace chorus::inline CHORUS_ABI {
-
-/// Runs a task for several devices at once. The calling thread serves device 0.
-class DeviceThreads {
- public:
-  explicit DeviceThreads(std::size_t devices) : errors_(devices), workers_(devices > 0 ? devices - 1 : 0) {
-    for (std::size_t i = 0; i < workers_.size(); ++i)
-      workers_[i].thread = std::thread([this, i] { serve(workers_[i], i + 1); });
-  }
-  ~DeviceThreads() {
-    for (auto& worker : workers_) give(worker, Order::stop);
-    for (auto& worker : workers_) worker.thread.join();
-  }
-  DeviceThreads(const DeviceThreads&) = delete;
-  DeviceThreads& operator=(const DeviceThreads&) = delete;
-
-  /// Calls `task(i)` for devices 0 to `count` - 1, each on its own thread, and returns when all have ended. What they
-  /// threw is in the result, by device.
-  const std::vector<std::exception_ptr>& run(std::size_t count, const std::function<void(std::size_t)>& task) {
-    errors_.assign(errors_.size(), nullptr);
-    task_ = &task;
-    for (std::size_t i = 1; i < count; ++i) give(workers_[i - 1], Order::work);
-    attempt(0);
-    for (std::size_t i = 1; i < count; ++i) {
-      auto& worker = workers_[i - 1];
-      while (worker.order.load(std::memory_order_acquire) != Order::none) worker.order.wait(Order::work);
-    }
-    return errors_;
-  }
-
- private:
-  enum class Order : int { none, work, stop };
-  struct Worker {
-    std::thread thread;
-    std::atomic<Order> order{Order::none};
-  };
-
-  static void give(Worker& worker, Order order) {
-    worker.order.store(order, std::memory_order_release);
-    worker.order.notify_one();
-  }
-
-  void attempt(std::size_t device) noexcept {
-    try {
-      (*task_)(device);
-    } catch (...) {
-      errors_[device] = std::current_exception();
-    }
-  }
-
-  void serve(Worker& worker, std::size_t device) {
-    for (;;) {
-      worker.order.wait(Order::none, std::memory_order_acquire);
-      if (worker.order.load(std::memory_order_acquire) == Order::stop) return;
-      attempt(device);
-      worker.order.store(Order::none, std::memory_order_release);
-      worker.order.notify_one();
-    }
-  }
-
-  const std::function<void(std::size_t)>* task_ = nullptr;
-  std::vector<std::exception_ptr> errors_;
-  std::vector<Worker> workers_;
-};
-
-}  // namespace chorus::inline CHORUS_ABI
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DEVICE_THREADS_HPP
-
 // <chorus/parallel/gather.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_GATHER_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_GATHER_HPP
@@ -20796,54 +21146,6 @@ void for_each_operand(const X& x, const F& f) {
 /// to the replicas (PyTorch's Broadcast, whose reverse adds the gradients up), of inputs and of outputs. They make one
 /// graph of all devices, through which gradients of any order can be taken. Who has a GraphVariable has included
 /// ops/higher_order.hpp; this header does without, for the sake of programs that have none.
-
-// <chorus/ops/device_copy.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_OPS_DEVICE_COPY_HPP
-#define CHORUS_SINGLE_CHORUS_OPS_DEVICE_COPY_HPP
-/// Copies between the devices of a process: counted, and as recorded operations, which make one graph of all devices.
-
-namespace chorus::inline CHORUS_ABI {
-
-namespace operations {
-struct DeviceCopy {
-  static constexpr const char* name = "device_copy";
-  trace::Traffic back;  ///< what its gradient's bytes are counted as
-};
-}  // namespace operations
-
-namespace detail {
-
-/// A dense copy of `x` on `device`; `x` itself where it is one already.
-template <Scalar T, int Rank, Device From, Device D>
-Tensor<T, Rank, D> on_device(const Tensor<T, Rank, From>& x, D device, trace::Traffic traffic) {
-  const auto dense = contiguous(x);
-  if constexpr (std::is_same_v<From, D>)  // what comes from the host is no traffic between devices
-    if (dense.device() != device) trace::sent(dense.device().index, traffic, dense.bytes());
-  return to_device(dense, device);
-}
-
-/// Records that `copy`, on any device, has the numbers of `x`.
-template <AnyVariable X>
-auto record_copy(tensor_of<X> copy, const X& x, trace::Traffic back) {
-  return record(
-      operations::DeviceCopy{back}, std::move(copy),
-      [back](const auto& dy, auto dx) { dx->add(on_device(dy, dx->device(), back)); }, x);
-}
-template <AnyVariable X, Device D>
-auto copy_recorded(const X& x, D device, trace::Traffic traffic) {
-  return record_copy(on_device(x.value(), device, traffic), GraphVariable(x), traffic);
-}
-
-}  // namespace detail
-
-template <class T, int Rank, class D>
-auto derivatives(const operations::DeviceCopy& operation, const GraphVariable<T, Rank, D>& dy,
-                 const GraphVariable<T, Rank, D>&, const GraphVariable<T, Rank, D>& x) {
-  return std::tuple{[&] { return detail::copy_recorded(dy, x.device(), operation.back); }};
-}
-
-}  // namespace chorus::inline CHORUS_ABI
-#endif  // CHORUS_SINGLE_CHORUS_OPS_DEVICE_COPY_HPP
 
 namespace chorus::inline CHORUS_ABI::detail {
 
@@ -21536,6 +21838,79 @@ inline DeviceGroupMaker& device_group_maker() {
 }  // namespace chorus::inline CHORUS_ABI::comm
 #endif  // CHORUS_SINGLE_CHORUS_COMM_DEVICE_GROUP_HPP
 
+// <chorus/parallel/device_threads.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DEVICE_THREADS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DEVICE_THREADS_HPP
+/// One thread per device of a process, kept from step to step.
+
+namespace chorus::inline CHORUS_ABI {
+
+/// Runs a task for several devices at once. The calling thread serves device 0.
+class DeviceThreads {
+ public:
+  explicit DeviceThreads(std::size_t devices) : errors_(devices), workers_(devices > 0 ? devices - 1 : 0) {
+    for (std::size_t i = 0; i < workers_.size(); ++i)
+      workers_[i].thread = std::thread([this, i] { serve(workers_[i], i + 1); });
+  }
+  ~DeviceThreads() {
+    for (auto& worker : workers_) give(worker, Order::stop);
+    for (auto& worker : workers_) worker.thread.join();
+  }
+  DeviceThreads(const DeviceThreads&) = delete;
+  DeviceThreads& operator=(const DeviceThreads&) = delete;
+
+  /// Calls `task(i)` for devices 0 to `count` - 1, each on its own thread, and returns when all have ended. What they
+  /// threw is in the result, by device.
+  const std::vector<std::exception_ptr>& run(std::size_t count, const std::function<void(std::size_t)>& task) {
+    errors_.assign(errors_.size(), nullptr);
+    task_ = &task;
+    for (std::size_t i = 1; i < count; ++i) give(workers_[i - 1], Order::work);
+    attempt(0);
+    for (std::size_t i = 1; i < count; ++i) {
+      auto& worker = workers_[i - 1];
+      while (worker.order.load(std::memory_order_acquire) != Order::none) worker.order.wait(Order::work);
+    }
+    return errors_;
+  }
+
+ private:
+  enum class Order : int { none, work, stop };
+  struct Worker {
+    std::thread thread;
+    std::atomic<Order> order{Order::none};
+  };
+
+  static void give(Worker& worker, Order order) {
+    worker.order.store(order, std::memory_order_release);
+    worker.order.notify_one();
+  }
+
+  void attempt(std::size_t device) noexcept {
+    try {
+      (*task_)(device);
+    } catch (...) {
+      errors_[device] = std::current_exception();
+    }
+  }
+
+  void serve(Worker& worker, std::size_t device) {
+    for (;;) {
+      worker.order.wait(Order::none, std::memory_order_acquire);
+      if (worker.order.load(std::memory_order_acquire) == Order::stop) return;
+      attempt(device);
+      worker.order.store(Order::none, std::memory_order_release);
+      worker.order.notify_one();
+    }
+  }
+
+  const std::function<void(std::size_t)>* task_ = nullptr;
+  std::vector<std::exception_ptr> errors_;
+  std::vector<Worker> workers_;
+};
+
+}  // namespace chorus::inline CHORUS_ABI
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DEVICE_THREADS_HPP
+
 // <chorus/parallel/replicas.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_REPLICAS_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_REPLICAS_HPP
@@ -21967,6 +22342,292 @@ class ReplicaGradients {
 }  // namespace chorus::inline CHORUS_ABI::detail
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_REPLICA_GRADIENTS_HPP
 
+// <chorus/parallel/replica_threads.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_REPLICA_THREADS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_REPLICA_THREADS_HPP
+/// The threads in which a model's copies run, and the errors they throw.
+
+// <chorus/parallel/thread_batch_group.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_THREAD_BATCH_GROUP_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_THREAD_BATCH_GROUP_HPP
+/// The devices of one process as a BatchGroup: each is served by a thread, and they meet to add up their numbers.
+
+// <chorus/parallel/thread_meeting.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_THREAD_MEETING_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_THREAD_MEETING_HPP
+/// Where the threads of one process's devices meet to put numbers together; each wait has a deadline.
+
+namespace chorus::inline CHORUS_ABI::detail {
+
+/// A meeting of threads that have a common task, again and again. Once a member has ended its task, has thrown, or has
+/// not come within `timeout`, nobody meets any more in this task: the others throw errors that name it.
+class ThreadMeeting {
+ public:
+  /// `names`: what errors call the members.
+  ThreadMeeting(std::vector<std::string> names, std::chrono::milliseconds timeout)
+      : names_(std::move(names)),
+        timeout_(timeout),
+        members_(names_.size()),
+        values_(names_.size()),
+        given_(names_.size()),
+        all_(names_.size()) {}
+
+  /// Before the members' next task, whose forward pass is `recorded` as one graph or not.
+  void begin(bool recorded) {
+    const std::lock_guard lock(mutex_);
+    members_.assign(names_.size(), Member::at_work);
+    arrived_ = left_ = 0;
+    together_ = true;
+    culprit_.reset();
+    recorded_ = recorded;
+    ++task_;
+  }
+  bool recorded() const { return recorded_; }
+  /// Other in each task.
+  std::size_t task() const { return task_; }
+
+  /// This member's task has ended, or thrown. Who has given up waiting for another one sees to it that this one ends,
+  /// too: a thread can't be stopped, and its work is with what its caller owns, so that if it does not come back the
+  /// process has to end.
+  void leave(std::size_t member, bool thrown) {
+    std::unique_lock lock(mutex_);
+    if (thrown && (!culprit_ || members_[member] < culprit_->was)) culprit_ = {member, members_[member]};
+    const bool gave_up = members_[member] == Member::gave_up;
+    members_[member] = thrown ? Member::failed : Member::ended;
+    together_ = false;
+    if (++left_ == names_.size()) {
+      given_.assign(left_, std::any());
+      all_.assign(left_, std::any());
+    }
+    change_.notify_all();
+    if (gave_up) await_others(lock);
+  }
+  /// Of those who have thrown in this task, the one because of whom others have; none where nobody has.
+  std::optional<std::size_t> culprit() const { return culprit_ ? std::optional(culprit_->member) : std::nullopt; }
+
+  /// Adds up in the order of members, so that every run gives the same bits.
+  void sum(std::size_t member, std::span<double> values) {
+    const auto add_up = [&] {
+      const bool fit =
+          std::all_of(values_.begin(), values_.end(), [&](const auto& own) { return own.size() == values.size(); });
+      total_.assign(fit ? values.size() : 0, 0);
+      for (const auto& own : values_)
+        for (std::size_t i = 0; i < total_.size(); ++i) total_[i] += own[i];
+    };
+    const auto lock = meet(
+        member, [&] { values_[member].assign(values.begin(), values.end()); }, add_up);
+    check<UsageError>(total_.size() == values.size(), different_layers);
+    std::copy(total_.begin(), total_.end(), values.begin());
+  }
+  /// What each member gives.
+  std::vector<std::any> exchange(std::size_t member, const std::any& own) {
+    const auto lock = meet(
+        member, [&] { given_[member] = own; }, [&] { all_.swap(given_); });
+    return all_;
+  }
+
+ private:
+  // Who throws while at work has an error of its own; the others' errors follow from it, or from who hasn't come.
+  enum class Member { at_work, gave_up, turned_away, waiting, ended, failed };
+  struct Culprit {
+    std::size_t member;
+    Member was;
+  };
+
+  // How many times `timeout` a thread may work on after the others have failed.
+  static constexpr int patience = 5;
+
+  // Each member calls `arrive`, the last one then `complete`; the lock is held for what follows. No member can come to
+  // the next meeting's end before all have gone from this one.
+  template <class Arrive, class Complete>
+  std::unique_lock<std::mutex> meet(std::size_t member, const Arrive& arrive, const Complete& complete) {
+    std::unique_lock lock(mutex_);
+    arrive();
+    const auto round = round_;
+    members_[member] = Member::waiting;
+    if (together_ && ++arrived_ == names_.size()) {
+      complete();
+      arrived_ = 0;
+      ++round_;
+      members_.assign(names_.size(), Member::at_work);
+      change_.notify_all();
+    }
+    const auto met = [&] { return round_ != round; };
+    const bool in_time = change_.wait_for(lock, timeout_, [&] { return met() || !together_; });
+    if (!met()) fail_alone(member, in_time);
+    return lock;
+  }
+
+  [[noreturn, gnu::cold]] void fail_alone(std::size_t member, bool in_time) {
+    together_ = false;
+    change_.notify_all();
+    if (!in_time) {
+      members_[member] = Member::gave_up;
+      fail<TimeoutError>("SyncBatchNorm: ", names_of(Member::at_work), " did not come within ", timeout_.count(),
+                         " ms");
+    }
+    members_[member] = Member::turned_away;
+    const auto ended = names_of(Member::ended), failed = names_of(Member::failed);
+    check<UsageError>(ended.empty(), "SyncBatchNorm: ", ended, " ended without this layer");
+    check<UsageError>(failed.empty(), "SyncBatchNorm: ", failed, " failed");
+    fail<TimeoutError>("SyncBatchNorm: ", names_of(Member::gave_up), " waited in vain for ", names_of(Member::at_work));
+  }
+  void await_others(std::unique_lock<std::mutex>& lock) {
+    const auto all_end = [&] { return names_of(Member::at_work).empty(); };
+    if (all_end()) return;
+    say(cat("warning: SyncBatchNorm under DataParallel: ", names_of(Member::at_work), " did not come within ",
+            timeout_.count(), " ms; the error is thrown when it has come to an end"));
+    if (change_.wait_for(lock, patience * timeout_, all_end)) return;
+    say(cat("error: DataParallel: ", names_of(Member::at_work), " does not come to an end: so the process ends"));
+    std::terminate();
+  }
+  std::string names_of(Member state) const {
+    std::string out;
+    for (std::size_t i = 0; i < members_.size(); ++i)
+      if (members_[i] == state) out += (out.empty() ? "" : ", ") + names_[i];
+    return out;
+  }
+
+  std::vector<std::string> names_;
+  std::chrono::milliseconds timeout_;
+  std::mutex mutex_;
+  std::condition_variable change_;
+  std::vector<Member> members_;
+  std::vector<std::vector<double>> values_;
+  std::vector<double> total_;
+  std::vector<std::any> given_, all_;
+  std::size_t arrived_ = 0, left_ = 0, round_ = 0, task_ = 0;
+  bool together_ = true, recorded_ = false;
+  std::optional<Culprit> culprit_;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::detail
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_THREAD_MEETING_HPP
+
+namespace chorus::inline CHORUS_ABI::detail {
+
+/// One device's place in it. The outputs are joined before the loss, so gradients are those of the whole batch already.
+class ThreadBatchGroup final : public BatchGroup {
+ public:
+  ThreadBatchGroup(std::shared_ptr<ThreadMeeting> meeting, std::size_t member)
+      : meeting_(std::move(meeting)), member_(member) {}
+  void sum(std::span<double> values) override {
+    check<UsageError>(batch_group().get() == this,
+                      "SyncBatchNorm under DataParallel: one thread goes back through this layer, without the other ",
+                      "devices' threads: let backward or grad begin at what the policy returns");
+    meeting_->sum(member_, values);
+  }
+  double weight() override { return 1; }
+  bool recorded() const override { return meeting_->recorded(); }
+  std::vector<std::any> exchange(const std::any& own) override { return meeting_->exchange(member_, own); }
+  std::size_t member() const override { return member_; }
+  std::size_t pass() const override { return meeting_->task(); }
+
+ private:
+  std::shared_ptr<ThreadMeeting> meeting_;
+  std::size_t member_;
+};
+
+/// The groups of a process's first 2, 3, ... devices.
+class ThreadBatchGroups {
+ public:
+  /// `names` of the devices' copies of the model, for errors; `timeout` of each wait of one for the others.
+  ThreadBatchGroups(std::vector<std::string> names, std::chrono::milliseconds timeout)
+      : names_(std::move(names)), timeout_(timeout), of_(names_.size() + 1) {}
+
+  /// While it lives, `member` of `members` devices works on its share.
+  class Membership {
+   public:
+    Membership(ThreadBatchGroups& groups, std::size_t members, std::size_t member)
+        : meeting_(groups.of_[members].meeting.get()),
+          member_(member),
+          scope_(meeting_ == nullptr ? nullptr : groups.of_[members].groups[member]) {}
+    ~Membership() {
+      if (meeting_ != nullptr) meeting_->leave(member_, std::uncaught_exceptions() > exceptions_before_);
+    }
+    Membership(const Membership&) = delete;
+    Membership& operator=(const Membership&) = delete;
+
+   private:
+    ThreadMeeting* meeting_;
+    std::size_t member_;
+    int exceptions_before_ = std::uncaught_exceptions();
+    BatchGroupScope scope_;
+  };
+
+  /// Before a task of `members` devices, each of which opens a Membership.
+  void begin(std::size_t members, bool recorded) {
+    auto& set = of_[members];
+    if (members > 1 && !set.meeting) {
+      set.meeting = std::make_shared<ThreadMeeting>(
+          std::vector(names_.begin(), names_.begin() + static_cast<std::ptrdiff_t>(members)), timeout_);
+      for (std::size_t i = 0; i < members; ++i)
+        set.groups.push_back(std::make_shared<ThreadBatchGroup>(set.meeting, i));
+    }
+    if (set.meeting) set.meeting->begin(recorded);
+  }
+  /// After it: the device that has thrown and made others throw, if one has.
+  std::optional<std::size_t> culprit(std::size_t members) const {
+    return of_[members].meeting ? of_[members].meeting->culprit() : std::nullopt;
+  }
+
+ private:
+  struct Set {
+    std::shared_ptr<ThreadMeeting> meeting;
+    std::vector<std::shared_ptr<ThreadBatchGroup>> groups;
+  };
+  std::vector<std::string> names_;
+  std::chrono::milliseconds timeout_;
+  std::vector<Set> of_;  // by the number of members
+};
+
+}  // namespace chorus::inline CHORUS_ABI::detail
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_THREAD_BATCH_GROUP_HPP
+
+namespace chorus::inline CHORUS_ABI::detail {
+
+/// Runs tasks on the first devices at once, and throws what one of them has thrown, with the copy's name before it.
+class ReplicaThreads {
+ public:
+  /// `names`: one for each device's copy of the model.
+  ReplicaThreads(std::vector<std::string> names, std::chrono::milliseconds timeout)
+      : names_(std::move(names)), groups_(names_, timeout), threads_(names_.size()) {}
+
+  DeviceThreads& threads() { return threads_; }
+
+  /// Calls `task(i)` for the first `used` devices.
+  template <class Task>
+  void run(std::size_t used, const Task& task) {
+    const auto& errors = threads_.run(used, task);
+    const auto first = std::find_if(errors.begin(), errors.end(), [](const auto& error) { return error != nullptr; });
+    if (first != errors.end()) fail_for(static_cast<std::size_t>(first - errors.begin()), errors);
+  }
+  /// The same for tasks in which SyncBatchNorm's copies meet; `recorded`: as one graph. Where some fail because one
+  /// has, its error is thrown.
+  template <class Task>
+  void run_together(std::size_t used, bool recorded, const Task& task) {
+    groups_.begin(used, recorded);
+    const auto& errors = threads_.run(used, [&](std::size_t i) {
+      const ThreadBatchGroups::Membership membership(groups_, used, i);
+      task(i);
+    });
+    if (const auto culprit = groups_.culprit(used)) fail_for(*culprit, errors);
+    if (errors[0]) fail_for(0, errors);  // one device has no group
+  }
+
+ private:
+  [[noreturn, gnu::cold]] void fail_for(std::size_t i, const std::vector<std::exception_ptr>& errors) const {
+    rethrow_with(errors[i], cat("DataParallel: ", names_[i], ": "));
+  }
+
+  std::vector<std::string> names_;
+  ThreadBatchGroups groups_;
+  DeviceThreads threads_;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::detail
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_REPLICA_THREADS_HPP
+
 // <chorus/parallel/taken_handles.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_TAKEN_HANDLES_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_TAKEN_HANDLES_HPP
@@ -22008,158 +22669,6 @@ class TakenHandles final : public nn::detail::Walker {
 }  // namespace chorus::inline CHORUS_ABI::detail
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_TAKEN_HANDLES_HPP
 
-// <chorus/parallel/thread_batch_group.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_THREAD_BATCH_GROUP_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_THREAD_BATCH_GROUP_HPP
-/// The devices of one process as a BatchGroup: each is served by a thread, and they meet to add up their numbers.
-
-namespace chorus::inline CHORUS_ABI::detail {
-
-/// A meeting of `members` threads. Who has ended, or thrown, is waited for no more: the others throw.
-class ThreadMeeting {
- public:
-  explicit ThreadMeeting(std::size_t members) : values_(members), given_(members), all_(members) {}
-
-  /// Before the members' next common task, whose forward pass is `recorded` as one graph or not.
-  void begin(bool recorded) {
-    const std::lock_guard lock(mutex_);
-    arrived_ = left_ = 0;
-    recorded_ = recorded;
-  }
-  bool recorded() const { return recorded_; }
-  /// This member's task has ended.
-  void leave() {
-    const std::lock_guard lock(mutex_);
-    if (++left_ == values_.size()) {
-      given_.assign(left_, std::any());
-      all_.assign(left_, std::any());
-    }
-    change_.notify_all();
-  }
-
-  /// Adds up in the order of members, so that every run gives the same bits.
-  void sum(std::size_t member, std::span<double> values) {
-    const auto add_up = [&] {
-      const bool fit =
-          std::all_of(values_.begin(), values_.end(), [&](const auto& own) { return own.size() == values.size(); });
-      total_.assign(fit ? values.size() : 0, 0);
-      for (const auto& own : values_)
-        for (std::size_t i = 0; i < total_.size(); ++i) total_[i] += own[i];
-    };
-    const auto lock = meet([&] { values_[member].assign(values.begin(), values.end()); }, add_up);
-    check_together(total_.size() == values.size());
-    std::copy(total_.begin(), total_.end(), values.begin());
-  }
-  /// What each member gives.
-  std::vector<std::any> exchange(std::size_t member, const std::any& own) {
-    const auto lock = meet([&] { given_[member] = own; }, [&] { all_.swap(given_); });
-    return all_;
-  }
-
- private:
-  // Each member calls `arrive`, the last one then `complete`; the lock is held for what follows. No member can come to
-  // the next meeting's end before all have gone from this one.
-  template <class Arrive, class Complete>
-  std::unique_lock<std::mutex> meet(const Arrive& arrive, const Complete& complete) {
-    std::unique_lock lock(mutex_);
-    arrive();
-    const auto round = round_;
-    if (++arrived_ == values_.size()) {
-      complete();
-      arrived_ = 0;
-      ++round_;
-      change_.notify_all();
-    } else {
-      change_.wait(lock, [&] { return round_ != round || left_ > 0; });
-    }
-    check_together(round_ != round);
-    return lock;
-  }
-  static void check_together(bool together) {
-    check<UsageError>(together,
-                      "SyncBatchNorm: another device's copy of the model ended, or failed, without this layer");
-  }
-
-  std::mutex mutex_;
-  std::condition_variable change_;
-  std::vector<std::vector<double>> values_;
-  std::vector<double> total_;
-  std::vector<std::any> given_, all_;
-  std::size_t arrived_ = 0, left_ = 0, round_ = 0;
-  bool recorded_ = false;
-};
-
-/// One device's place in it. The outputs are joined before the loss, so gradients are those of the whole batch already.
-class ThreadBatchGroup final : public BatchGroup {
- public:
-  ThreadBatchGroup(std::shared_ptr<ThreadMeeting> meeting, std::size_t member)
-      : meeting_(std::move(meeting)), member_(member) {}
-  void sum(std::span<double> values) override {
-    check<UsageError>(batch_group().get() == this,
-                      "SyncBatchNorm under DataParallel: in a pass with a GraphVariable among its inputs no gradient ",
-                      "goes through this layer but from a GraphVariable: make one of each input that leads to it");
-    meeting_->sum(member_, values);
-  }
-  double weight() override { return 1; }
-  std::vector<std::any> exchange(const std::any& own) override {
-    if (!meeting_->recorded()) return {};
-    exchanged_ = true;
-    return meeting_->exchange(member_, own);
-  }
-  bool exchanged() const override { return exchanged_; }
-  void begin() { exchanged_ = false; }
-
- private:
-  std::shared_ptr<ThreadMeeting> meeting_;
-  std::size_t member_;
-  bool exchanged_ = false;
-};
-
-/// The meetings of a process's first 2, 3, ... devices.
-class ThreadBatchGroups {
- public:
-  /// While it lives, `member` of `members` devices works on its share.
-  class Membership {
-   public:
-    Membership(ThreadBatchGroups& groups, std::size_t members, std::size_t member)
-        : meeting_(groups.of_[members].meeting.get()),
-          scope_(meeting_ == nullptr ? nullptr : groups.of_[members].groups[member]) {}
-    ~Membership() {
-      if (meeting_ != nullptr) meeting_->leave();
-    }
-    Membership(const Membership&) = delete;
-    Membership& operator=(const Membership&) = delete;
-
-   private:
-    ThreadMeeting* meeting_;
-    BatchGroupScope scope_;
-  };
-
-  /// Before a task of `members` devices, each of which opens a Membership.
-  void begin(std::size_t members, bool recorded) {
-    if (of_.size() <= members) of_.resize(members + 1);
-    auto& set = of_[members];
-    if (members > 1 && !set.meeting) {
-      set.meeting = std::make_shared<ThreadMeeting>(members);
-      for (std::size_t i = 0; i < members; ++i)
-        set.groups.push_back(std::make_shared<ThreadBatchGroup>(set.meeting, i));
-    }
-    if (!set.meeting) return;
-    set.meeting->begin(recorded);
-    for (const auto& group : set.groups) group->begin();
-  }
-
- private:
-  struct Set {
-    std::shared_ptr<ThreadMeeting> meeting;
-    std::vector<std::shared_ptr<ThreadBatchGroup>> groups;
-  };
-  std::vector<Set> of_;  // by the number of members
-};
-
-}  // namespace chorus::inline CHORUS_ABI::detail
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_THREAD_BATCH_GROUP_HPP
-
 namespace chorus::inline CHORUS_ABI {
 
 struct DataParallelOptions {
@@ -22169,7 +22678,7 @@ struct DataParallelOptions {
   int output_device = -1;
   /// The axis along which inputs are cut and outputs are joined.
   int dim = 0;
-  /// How long a GPU waits for the others in one of NCCL's collectives.
+  /// How long a device waits for the others: in one of NCCL's collectives, or in SyncBatchNorm.
   std::chrono::milliseconds timeout{60'000};
 };
 
@@ -22203,8 +22712,8 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
         options_(std::move(options)),
         buffers_(nn::named_buffers<D>(this->model_)),
         handles_(this->model_),
-        threads_(options_.device_ids.size()),
-        collectives_(this->flat_, buffers_, replicas_, threads_, options_.device_ids, options_.timeout) {
+        threads_(replica_names(options_), options_.timeout),
+        collectives_(this->flat_, buffers_, replicas_, threads_.threads(), options_.device_ids, options_.timeout) {
     if (options_.output_device < 0) options_.output_device = options_.device_ids.front();
     CachingAllocator<D>::of(D{options_.output_device});  // throws where it doesn't exist
     check<UsageError>(options_.dim >= 0, "DataParallel: dim is at least 0, got ", options_.dim);
@@ -22248,11 +22757,9 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
     if (together)
       collectives_.broadcast();
     else if (!buffers_.empty())
-      run(used, update_copy);
-    batch_groups_.begin(used, recorded<Inputs...>);
-    run(used, [&](std::size_t i) {
+      threads_.run(used, update_copy);
+    threads_.run_together(used, recorded<Inputs...>, [&](std::size_t i) {
       const GradMode mode(grad);
-      const detail::ThreadBatchGroups::Membership membership(batch_groups_, used, i);
       RandomContext context{random.seed, random.step, 0,
                             [first = detail::share_begin(batch, used, i)] { return first; }};
       const RandomScope scope(context);
@@ -22323,6 +22830,13 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
     check<UsageError>(!options.device_ids.empty(), "DataParallel: device_ids is empty: expected at least one device");
     return D{options.device_ids.front()};
   }
+  // What errors call the copies.
+  static std::vector<std::string> replica_names(const DataParallelOptions& options) {
+    std::vector<std::string> names;
+    for (std::size_t i = 0; i < options.device_ids.size(); ++i)
+      names.push_back(cat("replica ", i, " on device ", D{options.device_ids[i]}));
+    return names;
+  }
   // Where a run wants more devices than there are GPUs, copies share them.
   template <class Run>
   static std::vector<int> devices_of(Run& run) {
@@ -22341,14 +22855,6 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
     return indices;
   }
   D device(std::size_t i) const { return D{options_.device_ids[i]}; }
-
-  // Runs a task on the first `used` devices' threads; throws what one of them threw.
-  template <class Task>
-  void run(std::size_t used, const Task& task) {
-    const auto& errors = threads_.run(used, task);
-    for (std::size_t i = 0; i < used; ++i)
-      if (errors[i]) rethrow_with(errors[i], cat("DataParallel: replica ", i, " on device ", device(i), ": "));
-  }
 
   // Whether a forward pass makes one graph of all devices.
   template <class... Inputs>
@@ -22388,11 +22894,8 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
   }
 
   void backward_on_replicas(const Roots& roots, bool keep) {
-    batch_groups_.begin(roots.size(), false);
-    run(roots.size(), [&](std::size_t i) {
-      const detail::ThreadBatchGroups::Membership membership(batch_groups_, roots.size(), i);
-      run_backward(roots[i], {.retain_graph = keep, .hooks = false});
-    });
+    threads_.run_together(roots.size(), false,
+                          [&](std::size_t i) { run_backward(roots[i], {.retain_graph = keep, .hooks = false}); });
   }
 
   void backward(const Roots& roots, bool keep) override {
@@ -22401,7 +22904,7 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
     if (collectives_.serve(roots.size()))
       collectives_.reduce();
     else
-      gradients(roots.size()).reduce([this](std::size_t used, const auto& task) { run(used, task); });
+      gradients(roots.size()).reduce([this](std::size_t used, const auto& task) { threads_.run(used, task); });
   }
 
   void backward_to_wanted(const Roots& roots, bool keep) override {
@@ -22428,8 +22931,7 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
   std::vector<nn::NamedBuffer<D>> buffers_;
   detail::TakenHandles handles_;
   std::vector<std::unique_ptr<detail::Replica<Model>>> replicas_;  // number 0 is the model itself
-  detail::ThreadBatchGroups batch_groups_;
-  DeviceThreads threads_;
+  detail::ReplicaThreads threads_;
   detail::ReplicaCollectives<Model> collectives_;
   std::vector<Index> shares_;  // samples of each device in the last forward pass
 };
@@ -22590,9 +23092,9 @@ struct Reduction {
   ReduceOp op = ReduceOp::sum;
   std::size_t element = 1;  ///< bytes of one number
   double scale = 1;
-  /// out[i] = in[i] (+) scale * mine[i], bf16 and half in float; `out` may be `in` or `mine`. Null in calls that only
-  /// move numbers.
-  void (*combine)(void* out, const void* in, const void* mine, std::size_t count, double scale) = nullptr;
+  /// out[i] = in[i] (+) mine[i], bf16 and half in float; `out` may be `in` or `mine`. Null in calls that only move
+  /// numbers.
+  void (*combine)(void* out, const void* in, const void* mine, std::size_t count) = nullptr;
   /// out[i] = scale * mine[i]; `out` may be `mine`. Null: a plain copy.
   void (*scaled)(void* out, const void* mine, std::size_t count, double scale) = nullptr;
 };
@@ -22697,15 +23199,11 @@ void for_each_index(std::size_t count, Function f) {
 }
 
 template <class T, class Op>
-void combine(void* out, const void* in, const void* mine, std::size_t count, double scale) {
+void combine(void* out, const void* in, const void* mine, std::size_t count) {
   const auto o = static_cast<T*>(out);
   const auto a = static_cast<const T*>(in), b = static_cast<const T*>(mine);
   if constexpr (Real<T>) {
-    using Compute = compute_type<T>;
-    const Compute factor = static_cast<Compute>(scale);
-    for_each_index(count, [=](std::size_t i) {
-      o[i] = Op::template apply<Compute>(a[i], static_cast<Compute>(factor * b[i]));
-    });
+    for_each_index(count, [=](std::size_t i) { o[i] = Op::template apply<compute_type<T>>(a[i], b[i]); });
   } else {
     for_each_index(count, [=](std::size_t i) { o[i] = Op::apply(a[i], b[i]); });
   }
@@ -22729,8 +23227,8 @@ void scaled(void* out, const void* mine, std::size_t count, double scale) {
 
 template <Scalar T>
 Reduction reduction(ReduceOp op, double scale) {
-  check<UsageError>(scale == 1 || Real<T>, "collective: scale ", scale,
-                    " needs floating-point numbers, these are ", dtype<T>);
+  check<UsageError>(scale == 1 || Real<T>, "collective: scale ", scale, " needs floating-point numbers, these are ",
+                    dtype<T>);
   const auto combine = op == ReduceOp::sum   ? &detail::combine<T, detail::Sum>
                        : op == ReduceOp::min ? &detail::combine<T, detail::Min>
                                              : &detail::combine<T, detail::Max>;
@@ -23905,14 +24403,10 @@ inline std::uint64_t random_key() {
 #define CHORUS_SINGLE_CHORUS_COMM_SHM_TRANSPORT_HPP
 /// `ShmTransport`: links through memory that all ranks share, whether they are processes or threads.
 ///
-/// The region starts with a Board (who is here, who waits for whom, who gave up), then holds a queue for each ordered
+/// The region starts with a Board, see shm_board.hpp, then holds a queue for each ordered
 /// pair of ranks. A queue is an array of slots, used in turn. A slot's `full` flag says whose it is: the sender writes
 /// into an empty one and sets the flag, the receiver reads a full one and clears it. Flag, envelope and data lie side
 /// by side, so that a short message costs one transfer between two cores' caches.
-
-#include <sched.h>
-#include <signal.h>
-#include <sys/syscall.h>
 
 // <chorus/comm/far_copy.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_FAR_COPY_HPP
@@ -24145,42 +24639,6 @@ class FarCopy {
 }  // namespace chorus::inline CHORUS_ABI::comm
 #endif  // CHORUS_SINGLE_CHORUS_COMM_FAR_COPY_HPP
 
-// <chorus/comm/futex.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_FUTEX_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_FUTEX_HPP
-/// Waiting on a word of memory, within a process or between processes.
-
-#include <linux/futex.h>
-
-#include <climits>
-#include <ctime>
-
-namespace chorus::inline CHORUS_ABI::comm {
-
-/// Sleeps while `word` is `value`, until `futex_wake`, `limit`, or for no reason.
-inline void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t value, std::chrono::nanoseconds limit) {
-  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(limit);
-  const timespec time{.tv_sec = seconds.count(), .tv_nsec = (limit - seconds).count()};
-  syscall(SYS_futex, &word, FUTEX_WAIT, value, &time, nullptr, 0);
-}
-
-/// Wakes all that sleep on `word`.
-inline void futex_wake(std::atomic<std::uint32_t>& word) {
-  syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
-}
-
-/// Tells the processor that this is a waiting loop.
-inline void spin_pause() {
-#if defined(__x86_64__) || defined(__i386__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
-}  // namespace chorus::inline CHORUS_ABI::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_FUTEX_HPP
-
 // <chorus/comm/shared_memory.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_SHARED_MEMORY_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_SHARED_MEMORY_HPP
@@ -24351,9 +24809,53 @@ class MappedWindows {
 }  // namespace chorus::inline CHORUS_ABI::comm
 #endif  // CHORUS_SINGLE_CHORUS_COMM_SHARED_MEMORY_HPP
 
+// <chorus/comm/shm_board.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_SHM_BOARD_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_SHM_BOARD_HPP
+/// `Board`: what ranks that share memory tell each other beside their data: who is here, who waits for whom, who gave
+/// up. Each has a `Place` at it, where it sleeps, is woken, and finds out that a peer has died.
+
+#include <sched.h>
+#include <signal.h>
+#include <sys/syscall.h>
+
+// <chorus/comm/futex.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_FUTEX_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_FUTEX_HPP
+/// Waiting on a word of memory, within a process or between processes.
+
+#include <linux/futex.h>
+
+#include <climits>
+#include <ctime>
+
 namespace chorus::inline CHORUS_ABI::comm {
 
-namespace detail {
+/// Sleeps while `word` is `value`, until `futex_wake`, `limit`, or for no reason.
+inline void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t value, std::chrono::nanoseconds limit) {
+  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(limit);
+  const timespec time{.tv_sec = seconds.count(), .tv_nsec = (limit - seconds).count()};
+  syscall(SYS_futex, &word, FUTEX_WAIT, value, &time, nullptr, 0);
+}
+
+/// Wakes all that sleep on `word`.
+inline void futex_wake(std::atomic<std::uint32_t>& word) {
+  syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+/// Tells the processor that this is a waiting loop.
+inline void spin_pause() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+}  // namespace chorus::inline CHORUS_ABI::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_FUTEX_HPP
+
+namespace chorus::inline CHORUS_ABI::comm::detail {
 
 struct alignas(64) Seat {
   std::atomic<std::uint32_t> bell;       ///< goes up to wake this rank
@@ -24372,13 +24874,155 @@ struct Board {
   std::array<Seat, max_ranks> seats;
 };
 
+static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
+
+/// One rank's place at a board, from when it takes its seat until it leaves.
+class Place {
+ public:
+  /// Which of its signs a rank sets while it sleeps: `awaits` or `wants_room`.
+  using Sign = std::atomic<std::int32_t> Seat::*;
+
+  /// Where the board names the ranks' processes, it watches for their deaths.
+  Place(Board& board, int rank, int size, std::chrono::milliseconds timeout)
+      : board_(board),
+        rank_(rank),
+        size_(size),
+        timeout_(timeout),
+        rounds_(std::clamp(60 * static_cast<int>(std::thread::hardware_concurrency()) / size, 1, 60)) {
+    for (int peer = 0; peer < size_; ++peer) {
+      const bool other = pid(peer) != 0 && peer != rank_;
+      death(peer) = other ? static_cast<int>(syscall(SYS_pidfd_open, pid(peer), 0)) : -1;
+    }
+  }
+  ~Place() {
+    seat(rank_).left.store(1);
+    ring_all_bells();
+    for (int peer = 0; peer < size_; ++peer)
+      if (death(peer) >= 0) close(death(peer));
+  }
+  Place(const Place&) = delete;
+  Place& operator=(const Place&) = delete;
+
+  bool among_threads() const { return pid(rank_) == 0; }
+  int pid(int who) const { return seat(who).pid.load(std::memory_order_relaxed); }
+
+  /// Wakes `peer` if it sleeps under this sign for this rank.
+  void wake(int peer, Sign sign) const {
+    if ((seat(peer).*sign).load() == rank_ + 1) ring_bell(peer);
+  }
+
+  /// Returns when `flag` is no longer `busy`: spins for some microseconds if it may, then sleeps. While it sleeps,
+  /// `sign` tells `peer` to ring this rank's bell. Who sets a flag looks at the sign afterwards, who sets the sign
+  /// looks at the flag afterwards (all sequentially consistent), so one of them sees the other. Throws LinkError and
+  /// LinkTimeout as Transport says.
+  void wait(int peer, Sign sign, const std::atomic<std::uint32_t>& flag, std::uint32_t busy,
+            const std::atomic<bool>* may_spin) {
+    for (int round = 0; round < rounds_; ++round) {
+      for (int i = 0; i < 10; ++i) {
+        if (flag.load(std::memory_order_acquire) != busy) return;
+        spin_pause();
+      }
+      if (!may_spin || !*may_spin) break;
+      sched_yield();  // the peer may need this very core
+    }
+    auto& own = seat(rank_);
+    const auto deadline = Clock::now() + timeout_;
+    (own.*sign).store(peer + 1);
+    while (true) {
+      const auto bell = own.bell.load();
+      if (flag.load() != busy) break;
+      const auto now = Clock::now();
+      own.pulse.store(now.time_since_epoch().count());
+      look_for_trouble(peer, flag, busy, now >= deadline);  // what throws leaves the sign, for others' deadlines
+      futex_wait(own.bell, bell, std::min<Clock::duration>(deadline - now, nap));
+    }
+    (own.*sign).store(0);
+  }
+
+  /// Throws if a rank has given up.
+  void check() const {
+    chorus::check<LinkError>(board_.verdict.load() != 2, "rank ", board_.culprit, " gave up: ", board_.reason.data());
+  }
+
+  /// This one does. From any thread.
+  [[gnu::cold]] void abort(const std::string& why) noexcept {
+    std::uint32_t none = 0;
+    if (board_.verdict.compare_exchange_strong(none, 1)) {
+      board_.culprit = rank_;
+      const auto length = std::min(why.size(), board_.reason.size() - 1);
+      std::copy_n(why.data(), length, board_.reason.data());
+      board_.verdict.store(2);
+    }
+    ring_all_bells();
+    ring_bell(rank_);
+  }
+
+ private:
+  static constexpr std::chrono::milliseconds nap{20};  // of a sleeper between two looks around
+
+  Seat& seat(int who) const { return board_.seats[static_cast<std::size_t>(who)]; }
+  int& death(int peer) { return deaths_[static_cast<std::size_t>(peer)]; }
+
+  void ring_bell(int who) const noexcept {
+    seat(who).bell.fetch_add(1);
+    futex_wake(seat(who).bell);
+  }
+  void ring_all_bells() const noexcept {
+    for (int who = 0; who < size_; ++who)
+      if (who != rank_) ring_bell(who);
+  }
+
+  [[gnu::cold]] void look_for_trouble(int peer, const std::atomic<std::uint32_t>& flag, std::uint32_t busy, bool late) {
+    check();
+    for (int who = 0; who < size_; ++who)
+      if (has_died(who)) fail<LinkError>("rank ", who, " is gone: its process ", pid(who), " has ended");
+    // Whatever a rank sent before it left is there by now.
+    if (seat(peer).left.load() != 0 && flag.load() == busy) fail<LinkError>("rank ", peer, " has left the group");
+    if (late) fail<LinkTimeout>("waited ", timeout_.count(), " ms for ", chain(peer));
+  }
+
+  [[gnu::cold]] bool has_died(int who) {
+    const int process = pid(who);
+    if (process == 0 || who == rank_) return false;
+    pollfd event{death(who), POLLIN, 0};
+    const bool ended = event.fd >= 0 ? poll(&event, 1, 0) > 0 : kill(process, 0) != 0 && errno == ESRCH;
+    return ended && seat(who).left.load() == 0;
+  }
+
+  /// `rank 2, which waits for rank 1, which ...`: the last one is the one to look at.
+  [[gnu::cold]] std::string chain(int who) const {
+    std::string text = cat("rank ", who);
+    for (int length = 0; length < size_; ++length) {
+      const int awaits = seat(who).awaits.load(), wants_room = seat(who).wants_room.load();
+      const int next = (awaits != 0 ? awaits : wants_room) - 1;
+      const auto pulse = Clock::time_point(Clock::duration(seat(who).pulse.load()));
+      if (next < 0 || Clock::now() - pulse > 10 * nap) return text + ", which is stopped or busy elsewhere";
+      if (next == rank_) return text + ", which waits for this rank";
+      text += cat(", which waits for rank ", next);
+      who = next;
+    }
+    return text;
+  }
+
+  Board& board_;
+  const int rank_, size_;
+  const std::chrono::milliseconds timeout_;
+  std::array<int, max_ranks> deaths_{};  // per peer: a pidfd, readable once its process has ended
+  const int rounds_;                     // of looking and yielding before it sleeps; fewer where ranks outnumber cores
+};
+
+}  // namespace chorus::inline CHORUS_ABI::comm::detail
+#endif  // CHORUS_SINGLE_CHORUS_COMM_SHM_BOARD_HPP
+
+namespace chorus::inline CHORUS_ABI::comm {
+
+namespace detail {
+
 struct alignas(64) SlotHead {
   std::atomic<std::uint32_t> full;
   std::uint32_t bytes;
   Envelope envelope;
 };
-
-static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
 
 }  // namespace detail
 
@@ -24394,8 +25038,7 @@ class ShmTransport final : public Transport {
   static SharedRegion make_region(int size) {
     auto region = SharedRegion::create(region_bytes(size));
     region.reserve(0, sizeof(detail::Board));
-    for (int rank = 0; rank < size; ++rank)
-      region.reserve(queue_begin(rank, (rank + 1) % size, size), queue_stride);
+    for (int rank = 0; rank < size; ++rank) region.reserve(queue_begin(rank, (rank + 1) % size, size), queue_stride);
     return region;
   }
 
@@ -24404,22 +25047,10 @@ class ShmTransport final : public Transport {
   ShmTransport(std::shared_ptr<const SharedRegion> region, int me, int ranks, std::chrono::milliseconds limit)
       : Transport(me, ranks, slot_bytes, slots, limit),
         region_(std::move(region)),
-        board_(*reinterpret_cast<detail::Board*>(region_->data())),
-        rounds_(std::clamp(60 * static_cast<int>(std::thread::hardware_concurrency()) / size, 1, 60)) {
-    for (int peer = 0; peer < size; ++peer) {
-      const int pid = seat(peer).pid.load();
-      death(peer) = pid != 0 && peer != rank ? static_cast<int>(syscall(SYS_pidfd_open, pid, 0)) : -1;
-    }
+        place_(*reinterpret_cast<detail::Board*>(region_->data()), me, ranks, limit) {
     room_sent_[static_cast<std::size_t>((rank + 1) % size)].fill(slot_stride);  // see make_region
     room_received_[static_cast<std::size_t>((rank + size - 1) % size)].fill(slot_stride);
     reads_peers = true;
-  }
-
-  ~ShmTransport() override {
-    seat(rank).left.store(1);
-    ring_all_bells();
-    for (int peer = 0; peer < size; ++peer)
-      if (death(peer) >= 0) close(death(peer));
   }
 
   /// Writes down, before anyone takes a seat, which process a rank is.
@@ -24431,7 +25062,8 @@ class ShmTransport final : public Transport {
   std::byte* acquire(int peer, std::size_t bytes) {
     take_room(rank, peer, room_sent_, sent_, bytes);
     auto& head = slot(rank, peer, sent_);
-    if (head.full.load(std::memory_order_acquire) != 0) wait(peer, seat(rank).wants_room, head.full, 1);
+    if (head.full.load(std::memory_order_acquire) != 0)
+      place_.wait(peer, &detail::Seat::wants_room, head.full, 1, may_spin);
     return reinterpret_cast<std::byte*>(&head) + sizeof head;
   }
 
@@ -24445,7 +25077,7 @@ class ShmTransport final : public Transport {
     head.bytes = static_cast<std::uint32_t>(bytes);
     head.full.store(1);
     advance(peer, sent_);
-    if (seat(peer).awaits.load() == rank + 1) ring_bell(peer);
+    place_.wake(peer, &detail::Seat::awaits);
   }
 
   void send(int peer, const Envelope& envelope, const std::byte* data, std::size_t bytes) override {
@@ -24456,14 +25088,15 @@ class ShmTransport final : public Transport {
   Piece receive(int peer) override {
     take_room(peer, rank, room_received_, received_, 0);  // what follows the head is the sender's affair
     auto& head = slot(peer, rank, received_);
-    if (head.full.load(std::memory_order_acquire) == 0) wait(peer, seat(rank).awaits, head.full, 0);
+    if (head.full.load(std::memory_order_acquire) == 0)
+      place_.wait(peer, &detail::Seat::awaits, head.full, 0, may_spin);
     return {head.envelope, reinterpret_cast<const std::byte*>(&head) + sizeof head, head.bytes};
   }
 
   void release(int peer) override {
     slot(peer, rank, received_).full.store(0);
     advance(peer, received_);
-    if (seat(peer).wants_room.load() == rank + 1) ring_bell(peer);
+    place_.wake(peer, &detail::Seat::wants_room);
   }
 
   bool has_piece(int peer) override {
@@ -24474,7 +25107,7 @@ class ShmTransport final : public Transport {
   void flush() override {}
 
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override {
-    if (among_threads()) return nullptr;
+    if (place_.among_threads()) return nullptr;
     try {
       return SharedMemory::allocate(bytes);
     } catch (const CommError&) {
@@ -24482,15 +25115,16 @@ class ShmTransport final : public Transport {
     }
   }
   Window window(const std::byte* data, std::size_t bytes) override {
-    return among_threads() ? Window{.key = 1, .address = data} : SharedMemory::find(data, bytes);
+    return place_.among_threads() ? Window{.key = 1, .address = data} : SharedMemory::find(data, bytes);
   }
   bool shows_first(const Window& window) override {
-    if (among_threads() || std::find(shown_.begin(), shown_.end(), window.key) != shown_.end()) return false;
+    if (place_.among_threads() || std::find(shown_.begin(), shown_.end(), window.key) != shown_.end()) return false;
     shown_.push_back(window.key);
     return true;
   }
   const std::byte* open(int peer, const Window& window) override {
-    return among_threads() ? window.address : mapped_[static_cast<std::size_t>(peer)].open(seat(peer).pid, window);
+    return place_.among_threads() ? window.address
+                                  : mapped_[static_cast<std::size_t>(peer)].open(place_.pid(peer), window);
   }
   bool seems_far() override { return slow_readings_ >= 2 && ++asked_ % 32 != 0; }
   void note_reading(std::size_t bytes, std::chrono::nanoseconds time) override {
@@ -24499,33 +25133,16 @@ class ShmTransport final : public Transport {
     slow_readings_ = slow ? slow_readings_ + 1 : 0;
   }
 
-  void check() override {
-    chorus::check<LinkError>(board_.verdict.load() != 2, "rank ", board_.culprit, " gave up: ", board_.reason.data());
-  }
-
-  [[gnu::cold]] void abort(const std::string& why) noexcept override {
-    std::uint32_t none = 0;
-    if (board_.verdict.compare_exchange_strong(none, 1)) {
-      board_.culprit = rank;
-      const auto length = std::min(why.size(), board_.reason.size() - 1);
-      std::copy_n(why.data(), length, board_.reason.data());
-      board_.verdict.store(2);
-    }
-    ring_all_bells();
-    ring_bell(rank);
-  }
+  void check() override { place_.check(); }
+  [[gnu::cold]] void abort(const std::string& why) noexcept override { place_.abort(why); }
 
  private:
   using Room = std::array<std::array<std::uint32_t, slots>, max_ranks>;  // bytes that have room, by peer and slot
-  static constexpr std::chrono::milliseconds nap{20};  // of a sleeper between two looks around
   static constexpr std::size_t slot_stride = sizeof(detail::SlotHead) + slot_bytes;
   static constexpr std::size_t queue_stride = slots * slot_stride;
   static constexpr std::size_t queue_begin(int from, int to, int size) {
     return sizeof(detail::Board) + static_cast<std::size_t>(from * size + to) * queue_stride;
   }
-
-  bool among_threads() const { return seat(rank).pid.load(std::memory_order_relaxed) == 0; }
-  detail::Seat& seat(int who) const { return board_.seats[static_cast<std::size_t>(who)]; }
 
   detail::SlotHead& slot(int from, int to, const std::array<std::uint32_t, max_ranks>& next) const {
     const auto peer = static_cast<std::size_t>(from == rank ? to : from);
@@ -24547,85 +25164,15 @@ class ShmTransport final : public Transport {
     i = (i + 1) % slots;
   }
 
-  int& death(int peer) { return deaths_[static_cast<std::size_t>(peer)]; }
-
-  void ring_bell(int who) const noexcept {
-    seat(who).bell.fetch_add(1);
-    futex_wake(seat(who).bell);
-  }
-  void ring_all_bells() const noexcept {
-    for (int who = 0; who < size; ++who)
-      if (who != rank) ring_bell(who);
-  }
-
-  /// Returns when `flag` is no longer `busy`: spins for some microseconds if it may, then sleeps. While it sleeps,
-  /// `sign` tells `peer` to ring this rank's bell. Who sets a flag looks at the sign afterwards, who sets the sign
-  /// looks at the flag afterwards (all sequentially consistent), so one of them sees the other.
-  void wait(int peer, std::atomic<std::int32_t>& sign, std::atomic<std::uint32_t>& flag, std::uint32_t busy) {
-    for (int round = 0; round < rounds_; ++round) {
-      for (int i = 0; i < 10; ++i) {
-        if (flag.load(std::memory_order_acquire) != busy) return;
-        spin_pause();
-      }
-      if (!may_spin || !*may_spin) break;
-      sched_yield();  // the peer may need this very core
-    }
-    const auto deadline = Clock::now() + timeout;
-    sign.store(peer + 1);
-    while (true) {
-      const auto bell = seat(rank).bell.load();
-      if (flag.load() != busy) break;
-      const auto now = Clock::now();
-      seat(rank).pulse.store(now.time_since_epoch().count());
-      look_for_trouble(peer, flag, busy, now >= deadline);  // what throws leaves the sign, for others' deadlines
-      futex_wait(seat(rank).bell, bell, std::min<Clock::duration>(deadline - now, nap));
-    }
-    sign.store(0);
-  }
-
-  [[gnu::cold]] void look_for_trouble(int peer, const std::atomic<std::uint32_t>& flag, std::uint32_t busy, bool late) {
-    check();
-    for (int who = 0; who < size; ++who)
-      if (has_died(who)) fail<LinkError>("rank ", who, " is gone: its process ", seat(who).pid.load(), " has ended");
-    // Whatever a rank sent before it left is there by now.
-    if (seat(peer).left.load() != 0 && flag.load() == busy) fail<LinkError>("rank ", peer, " has left the group");
-    if (late) fail<LinkTimeout>("waited ", timeout.count(), " ms for ", chain(peer));
-  }
-
-  [[gnu::cold]] bool has_died(int who) {
-    const int pid = seat(who).pid.load();
-    if (pid == 0 || who == rank) return false;
-    pollfd event{death(who), POLLIN, 0};
-    const bool ended = event.fd >= 0 ? poll(&event, 1, 0) > 0 : kill(pid, 0) != 0 && errno == ESRCH;
-    return ended && seat(who).left.load() == 0;
-  }
-
-  /// `rank 2, which waits for rank 1, which ...`: the last one is the one to look at.
-  [[gnu::cold]] std::string chain(int who) const {
-    std::string text = cat("rank ", who);
-    for (int length = 0; length < size; ++length) {
-      const int awaits = seat(who).awaits.load(), wants_room = seat(who).wants_room.load();
-      const int next = (awaits != 0 ? awaits : wants_room) - 1;
-      const auto pulse = Clock::time_point(Clock::duration(seat(who).pulse.load()));
-      if (next < 0 || Clock::now() - pulse > 10 * nap) return text + ", which is stopped or busy elsewhere";
-      if (next == rank) return text + ", which waits for this rank";
-      text += cat(", which waits for rank ", next);
-      who = next;
-    }
-    return text;
-  }
-
   std::shared_ptr<const SharedRegion> region_;  // threads of a group share one
-  detail::Board& board_;
+  detail::Place place_;
   std::array<std::uint32_t, max_ranks> sent_{}, received_{};  // per peer, the next slot
   Room room_sent_{}, room_received_{};
   std::array<FarCopy, max_ranks> copies_;
-  std::array<int, max_ranks> deaths_{};                       // per peer: a pidfd, readable once its process has ended
   std::array<MappedWindows, max_ranks> mapped_;
   std::vector<std::uint64_t> shown_;  // keys of windows that the others know
   int slow_readings_ = 0;             // in a row
   unsigned asked_ = 0;
-  int rounds_;  // of looking and yielding before it sleeps; fewer where ranks outnumber cores
 };
 
 }  // namespace chorus::inline CHORUS_ABI::comm
@@ -24960,6 +25507,20 @@ inline Transport::Piece receive(const Ring& ring, int from, std::size_t bytes, s
   return piece;
 }
 
+/// out := in (+) scale * mine. Products are rounded before they are added, here as wherever else: a sum of two numbers
+/// has the same bits, whichever way they took.
+inline void combine_scaled(const Reduction& reduction, std::byte* out, const std::byte* in, const std::byte* mine,
+                           std::size_t count) {
+  if (reduction.scale == 1) return reduction.combine(out, in, mine, count);
+  alignas(64) std::array<std::byte, 4096> product;
+  while (count != 0) {
+    const auto n = std::min(count, product.size() / reduction.element), bytes = n * reduction.element;
+    reduction.scaled(product.data(), mine, n, reduction.scale);
+    reduction.combine(out, in, product.data(), n);
+    out += bytes, in += bytes, mine += bytes, count -= n;
+  }
+}
+
 /// Moves `count` numbers, piece by piece: while one piece is being added here, the next one is being written by the
 /// neighbour. An empty chunk travels as one empty piece, so that a mismatch of calls shows in any case.
 inline void relay(const Ring& ring, Step m, std::size_t count) {
@@ -24973,7 +25534,7 @@ inline void relay(const Ring& ring, Step m, std::size_t count) {
     if ((in && m.reads) || scales) {  // the value is made here: where it is stored, else in the slot
       std::byte* const out = m.stores ? m.store : slot = ring.link.acquire(m.to);
       if (in) {
-        ring.reduction.combine(out, in, m.mine, n, ring.reduction.scale);
+        combine_scaled(ring.reduction, out, in, m.mine, n);
       } else {
         ring.reduction.scaled(out, m.mine, n, ring.reduction.scale);
       }
@@ -25644,20 +26205,17 @@ class InOrder final : public Progress {
   InOrder(Run run, void* self) : run_(run), self_(self) {}
   ~InOrder() override { stop(); }
 
-  /// Runs `task` behind all that were given before, and returns when it is done; throws how it failed.
+  /// Runs `task` behind all that were given before, and returns when it is done; throws how it failed. After a failure
+  /// it runs, too: it is for `run` to let it fail.
   void now(const Task& task) {
     std::unique_lock lock(mutex_);
-    const auto ticket = ++given_;
-    if (tasks_.empty() && !running_) {
-      caller_waits_ = true;
-      const auto failure = execute(lock, task);
-      caller_waits_ = false;
-      hand_over();
-      if (failure) failure.raise();
-      return;
-    }
-    if (!failure_) tasks_.push_back(task);
-    finish(lock, ticket);
+    caller_waits_ = true;
+    work_until(lock, [this] { return !running_ && tasks_.empty(); });
+    ++given_;
+    const auto failure = execute(lock, task);
+    caller_waits_ = false;
+    hand_over();
+    if (failure) failure.raise();
   }
 
   /// Puts `task` behind all that were given before. Starts the thread at the first call.
@@ -25671,7 +26229,11 @@ class InOrder final : public Progress {
 
   void wait(std::uint64_t ticket) override {
     std::unique_lock lock(mutex_);
-    finish(lock, ticket);
+    caller_waits_ = true;
+    work_until(lock, [&] { return finished_ >= ticket || failure_; });
+    caller_waits_ = false;
+    hand_over();
+    if (finished_ < ticket) failure_.raise();
   }
 
   bool done(std::uint64_t ticket) override {
@@ -25690,17 +26252,15 @@ class InOrder final : public Progress {
   }
 
  private:
-  void finish(std::unique_lock<std::mutex>& lock, std::uint64_t ticket) {
-    caller_waits_ = true;
-    while (finished_ < ticket && !failure_) {
+  /// Does what was given, or waits while another thread does.
+  template <class Enough>
+  void work_until(std::unique_lock<std::mutex>& lock, const Enough& enough) {
+    while (!enough()) {
       if (!running_ && !tasks_.empty())
         execute(lock, next());
       else
         done_.wait(lock);
     }
-    caller_waits_ = false;
-    hand_over();
-    if (finished_ < ticket) failure_.raise();
   }
   /// What a caller leaves is the background thread's.
   void hand_over() {
@@ -26001,7 +26561,7 @@ inline void exchange_all_reduce(const Ring& ring, std::byte* data, std::size_t c
     const auto n = std::min(count - done, per_piece);
     const auto mine = data + done * element;
     const auto* theirs = receive(ring, peer, n * element).data;
-    reduction.combine(mine, left ? mine : theirs, left ? theirs : mine, n, 1);
+    reduction.combine(mine, left ? mine : theirs, left ? theirs : mine, n);
     ring.link.release(peer);
     done += n;
   } while (done < count);
@@ -26036,7 +26596,7 @@ class DirectBlock {
       const bool mine = from == rank();
       const std::byte* right = mine ? at(rank()) : receive(ring_, from, bytes).data;
       if (left != nullptr) {
-        ring_.reduction.combine(sum, left, right, own, 1);
+        ring_.reduction.combine(sum, left, right, own);
       } else if (mine) {
         copy_bytes(sum, right, bytes);
       }
@@ -26281,7 +26841,7 @@ inline void reduce_in_place(const Ring& ring, const InPlace& all, std::byte* out
     const std::byte* left = part(0, sum.data());
     for (int peer = 1; peer < all.size(); ++peer) {
       std::byte* const to = peer + 1 == all.size() ? out : sum.data();
-      reduction.combine(to, left, part(peer, product.data()), n, 1);
+      reduction.combine(to, left, part(peer, product.data()), n);
       left = to;
     }
     out += n * element;
@@ -26324,8 +26884,9 @@ inline bool in_place_all_reduce(const Ring& ring, std::byte* data, std::size_t c
   const detail::InPlace all(ring, data, count * element, ring.link.size == 2);
   if (!all.agreed()) return false;
   const auto ranks = static_cast<std::size_t>(all.size());
-  // A rank adds up one segment ahead of what it copies, so that it need not wait for the others; both are in its cache.
-  const std::size_t longest = ranks * ((std::size_t{128} << 10) / element), segments = (count + longest - 1) / longest;
+  // A rank adds up one segment ahead of what it copies, so that it need not wait for the others. Segments are as long
+  // as a second-level cache: what others read has left it, and comes faster from the cache that all cores share.
+  const std::size_t longest = (std::size_t{1} << 20) / element, segments = (count + longest - 1) / longest;
   const auto length = [&](std::size_t s) { return std::min(longest, count - s * longest); };
   const auto start = [&](std::size_t s, int c) {
     return s * longest + length(s) * static_cast<std::size_t>(c) / ranks;
@@ -26377,7 +26938,7 @@ inline bool in_place_reduce_scatter(const Ring& ring, const std::byte* whole, st
   const auto element = ring.reduction.element, bytes = count * element;
   if (!detail::may_read_in_place(ring.link, bytes)) return false;
   const auto ranks = static_cast<std::size_t>(ring.link.size);
-  const detail::InPlace all(ring, const_cast<std::byte*>(whole), ranks * bytes, false);
+  const detail::InPlace all(ring, const_cast<std::byte*>(whole), ranks * bytes, ring.link.size == 2);
   if (!all.agreed()) return false;
   detail::ReadingTime time(ring.link);
   time.start();
@@ -26670,7 +27231,12 @@ CHORUS_INLINE bool register_backend(Backend backend, EngineMaker maker) {
 // <chorus/comm/nccl_queue.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_NCCL_QUEUE_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_NCCL_QUEUE_HPP
-/// `NcclQueue`: the calls of one rank in flight on a communication stream, and the thread that watches them.
+/// `NcclQueue`: makes one rank's calls of NCCL, and has a thread that watches them.
+
+// <chorus/comm/nccl_calls.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_NCCL_CALLS_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_NCCL_CALLS_HPP
+/// `NcclCalls`: what one rank has asked of NCCL, from where a call is opened until the device has ended it.
 
 // <chorus/comm/nccl_member.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_NCCL_MEMBER_HPP
@@ -26843,6 +27409,123 @@ class NcclMember {
 
 namespace chorus::inline CHORUS_ABI::comm {
 
+/// Calls in flight on the communication stream, in their order, between two events each: one behind which the compute
+/// stream's work stands that a call needs, and one behind the call. All is called under the lock.
+template <class Api>
+class NcclCalls : public NcclMember<Api> {
+ protected:
+  using Member = NcclMember<Api>;
+  using Call = typename Member::Call;
+  using Stream = typename Member::Stream;
+  using RedOp = typename Api::RedOp;
+  using Member::api_, Member::comm_, Member::device_, Member::failure_, Member::stream_, Member::timeout_;
+  using Member::check_cuda, Member::describe, Member::event, Member::give_up, Member::listen;
+  using Member::Member;
+  using Member::raise_if_failed, Member::recycle;
+
+  /// The communication stream waits for what the compute stream has to do so far.
+  void open(Call& call) {
+    raise_if_failed(call);
+    check_cuda(call, api_.use_device(device_));
+    const Stream compute = api_.compute_stream(device_);
+    call.captured = api_.capturing(compute);
+    if (!call.captured) {  // what a capture that came to nothing has left
+      for (const Call& left : captured_) recycle(left);
+      captured_.clear();
+    }
+    call.ready = event();
+    check_cuda(call, api_.record(call.ready, compute));
+    check_cuda(call, api_.wait(stream_, call.ready));
+  }
+
+  /// The call is under way on `stream`; returns its ticket. NCCL may launch from a thread of its own: only once it has
+  /// accepted the call does an event stand behind it.
+  std::uint64_t close(Call& call, Stream stream) {
+    for (const RedOp& op : operators_) api_.destroy_operator(op, comm_);
+    operators_.clear();
+    call.done = event();
+    check_cuda(call, api_.record(call.done, stream));
+    call.ticket = ++issued_;
+    (call.captured ? captured_ : in_flight_).push_back(call);
+    change_.notify_all();
+    return call.ticket;
+  }
+
+  /// Has the compute stream wait for a call; the host does not.
+  void let_compute_wait(std::uint64_t ticket) {
+    const auto found = [ticket](const Call& call) { return call.ticket == ticket; };
+    const auto captured = std::find_if(captured_.begin(), captured_.end(), found);
+    const auto flying = std::find_if(in_flight_.begin(), in_flight_.end(), found);
+    if (captured == captured_.end() && flying == in_flight_.end()) {
+      if (ticket > finished_ && failure_) failure_.raise();
+      return;  // has ended, or belongs to the group that is being made, which is waited for as a whole
+    }
+    Call call = captured != captured_.end() ? *captured : *flying;
+    check_cuda(call, api_.use_device(device_));
+    check_cuda(call, api_.wait(api_.compute_stream(device_), call.done));
+    if (captured == captured_.end()) return;
+    recycle(call);
+    captured_.erase(captured);
+  }
+
+  /// Whether a call has ended, or never will.
+  bool has_ended(std::uint64_t ticket) {
+    if (captured_.empty()) inspect();  // a capturing thread may not ask
+    return finished_ >= ticket || bool(failure_);
+  }
+
+  /// Finds out what has ended, and whether what has not is in trouble.
+  void inspect() {
+    listen();
+    if (failure_ || in_flight_.empty()) return;
+    Call first;
+    int ended = Api::success;
+    while (ended == Api::success && !in_flight_.empty()) {
+      first = in_flight_.front();
+      ended = api_.query(first.done);
+      if (ended != Api::success) break;
+      finished_ = first.ticket;
+      recycle(first);
+      in_flight_.pop_front();
+    }
+    int state = Api::success;
+    if (const int asked = api_.async_error(comm_, state); asked != Api::success) state = asked;
+    if (state != Api::success && state != Api::in_progress)
+      return give_up(describe(first, api_.nccl_error(state, comm_)), false);
+    if (in_flight_.empty()) return;
+    if (ended != Api::not_ready) return give_up(describe(first, api_.cuda_error(ended)), false);
+
+    Call& waits = in_flight_.front();
+    if (!waits.runs && api_.query(waits.ready) == Api::success) {
+      waits.runs = true;
+      waits.deadline = Clock::now() + timeout_;
+    }
+    if (waits.runs && Clock::now() >= waits.deadline)
+      give_up(describe(waits, cat("not every rank has joined in and finished within ", timeout_.count(), " ms")), true);
+  }
+
+  void forget_calls() noexcept override {
+    in_flight_.clear();
+    captured_.clear();
+    operators_.clear();
+    change_.notify_all();
+  }
+
+  std::condition_variable_any change_;  // something is in flight, or nothing any more
+  std::deque<Call> in_flight_;
+  std::vector<RedOp> operators_;  // of the call that is being made
+  std::uint64_t issued_ = 0;
+
+ private:
+  std::deque<Call> captured_;  // until they are waited for, in the same capture
+  std::uint64_t finished_ = 0;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_NCCL_CALLS_HPP
+
+namespace chorus::inline CHORUS_ABI::comm {
+
 /// Orders collectives behind the compute stream's work with events, and the compute stream behind them when a Work is
 /// waited for; the host goes on. A thread looks at what is in flight every few milliseconds: where NCCL or CUDA report
 /// an error, or the other ranks do not come within `timeout`, it aborts the communicator, so that the device's kernels
@@ -26851,13 +27534,13 @@ namespace chorus::inline CHORUS_ABI::comm {
 /// All calls of NCCL are made under one lock, and none of them blocks: the communicator is a non-blocking one. Inside a
 /// stream capture nothing is watched, since captured events cannot be asked; `launch` watches a graph's replay.
 template <class Api>
-class NcclQueue final : public Progress, private NcclMember<Api> {
+class NcclQueue final : public Progress, private NcclCalls<Api> {
  public:
   /// `tell` is called once, with the reason, when this rank gives up; from any thread. `hear`, where there is one, says
   /// how another rank has failed, upon which this one gives up, too; it is asked every few milliseconds.
-  NcclQueue(Api api, int rank, int device, std::chrono::milliseconds timeout,
-            std::function<void(const Failure&)> tell, std::function<Failure()> hear = {})
-      : Member(std::move(api), rank, device, timeout, std::move(tell), std::move(hear)) {}
+  NcclQueue(Api api, int rank, int device, std::chrono::milliseconds timeout, std::function<void(const Failure&)> tell,
+            std::function<Failure()> hear = {})
+      : Calls(std::move(api), rank, device, timeout, std::move(tell), std::move(hear)) {}
   ~NcclQueue() override { stop(); }
 
   /// Meets the other ranks; all of them call it. Throws CommError.
@@ -26889,8 +27572,8 @@ class NcclQueue final : public Progress, private NcclMember<Api> {
   }
 
   /// Calls made by `calls` become one launch, in which they run side by side. Returns its ticket.
-  template <class Calls>
-  std::uint64_t group(const Calls& calls) {
+  template <class Made>
+  std::uint64_t group(const Made& calls) {
     const std::lock_guard lock(mutex_);
     check<UsageError>(!grouping_, "nccl: a group inside of a group");
     group_ = {};
@@ -26949,25 +27632,12 @@ class NcclQueue final : public Progress, private NcclMember<Api> {
   /// Has the compute stream wait for a call; the host does not.
   void wait(std::uint64_t ticket) override {
     const std::lock_guard lock(mutex_);
-    const auto found = [ticket](const Call& call) { return call.ticket == ticket; };
-    const auto captured = std::find_if(captured_.begin(), captured_.end(), found);
-    const auto flying = std::find_if(in_flight_.begin(), in_flight_.end(), found);
-    if (captured == captured_.end() && flying == in_flight_.end()) {
-      if (ticket > finished_ && failure_) failure_.raise();
-      return;  // has ended, or belongs to the group that is being made, which is waited for as a whole
-    }
-    Call call = captured != captured_.end() ? *captured : *flying;
-    check_cuda(call, api_.use_device(device_));
-    check_cuda(call, api_.wait(api_.compute_stream(device_), call.done));
-    if (captured == captured_.end()) return;
-    recycle(call);
-    captured_.erase(captured);
+    this->let_compute_wait(ticket);
   }
 
   bool done(std::uint64_t ticket) override {
     const std::lock_guard lock(mutex_);
-    if (captured_.empty()) inspect();  // a capturing thread may not ask
-    return finished_ >= ticket || bool(failure_);
+    return this->has_ended(ticket);
   }
 
   /// Returns when all calls so far have ended on the device; throws how one of them failed. Never longer than `timeout`
@@ -27014,80 +27684,15 @@ class NcclQueue final : public Progress, private NcclMember<Api> {
   int device() const { return device_; }
 
  private:
-  using Member = NcclMember<Api>;
-  using Call = typename Member::Call;
-  using Stream = typename Member::Stream;
-  using Comm = typename Member::Comm;
-  using RedOp = typename Api::RedOp;
-  using Member::accept, Member::accept_later, Member::check_cuda, Member::describe, Member::destroy_streams;
-  using Member::api_, Member::comm_, Member::device_, Member::failure_, Member::mutex_, Member::rank_;
-  using Member::event, Member::give_up, Member::listen, Member::named, Member::pause, Member::raise_if_failed;
-  using Member::recycle, Member::stream_, Member::timeout_;
-
-  // What follows is called under the lock.
-
-  void open(Call& call) {
-    raise_if_failed(call);
-    check_cuda(call, api_.use_device(device_));
-    const Stream compute = api_.compute_stream(device_);
-    call.captured = api_.capturing(compute);
-    if (!call.captured) {  // what a capture that came to nothing has left
-      for (const Call& left : captured_) recycle(left);
-      captured_.clear();
-    }
-    call.ready = event();
-    check_cuda(call, api_.record(call.ready, compute));
-    check_cuda(call, api_.wait(stream_, call.ready));
-  }
-
-  // NCCL may launch from a thread of its own: only once it has accepted the call does an event stand behind it.
-  std::uint64_t close(Call& call, Stream stream) {
-    for (const RedOp& op : operators_) api_.destroy_operator(op, comm_);
-    operators_.clear();
-    call.done = event();
-    check_cuda(call, api_.record(call.done, stream));
-    call.ticket = ++issued_;
-    (call.captured ? captured_ : in_flight_).push_back(call);
-    change_.notify_all();
-    return call.ticket;
-  }
-
-  // Finds out what has ended, and whether what has not is in trouble.
-  void inspect() {
-    listen();
-    if (failure_ || in_flight_.empty()) return;
-    Call first;
-    int ended = Api::success;
-    while (ended == Api::success && !in_flight_.empty()) {
-      first = in_flight_.front();
-      ended = api_.query(first.done);
-      if (ended != Api::success) break;
-      finished_ = first.ticket;
-      recycle(first);
-      in_flight_.pop_front();
-    }
-    int state = Api::success;
-    if (const int asked = api_.async_error(comm_, state); asked != Api::success) state = asked;
-    if (state != Api::success && state != Api::in_progress)
-      return give_up(describe(first, api_.nccl_error(state, comm_)), false);
-    if (in_flight_.empty()) return;
-    if (ended != Api::not_ready) return give_up(describe(first, api_.cuda_error(ended)), false);
-
-    Call& waits = in_flight_.front();
-    if (!waits.runs && api_.query(waits.ready) == Api::success) {
-      waits.runs = true;
-      waits.deadline = Clock::now() + timeout_;
-    }
-    if (waits.runs && Clock::now() >= waits.deadline)
-      give_up(describe(waits, cat("not every rank has joined in and finished within ", timeout_.count(), " ms")), true);
-  }
-
-  void forget_calls() noexcept override {
-    in_flight_.clear();
-    captured_.clear();
-    operators_.clear();
-    change_.notify_all();
-  }
+  using Calls = NcclCalls<Api>;
+  using Call = typename Calls::Call;
+  using Stream = typename Calls::Stream;
+  using Comm = typename Calls::Comm;
+  using Calls::accept, Calls::accept_later, Calls::check_cuda, Calls::describe, Calls::destroy_streams;
+  using Calls::api_, Calls::comm_, Calls::device_, Calls::failure_, Calls::mutex_, Calls::rank_, Calls::stream_;
+  using Calls::change_, Calls::in_flight_, Calls::issued_, Calls::operators_;
+  using Calls::close, Calls::event, Calls::give_up, Calls::inspect, Calls::named, Calls::open, Calls::pause;
+  using Calls::raise_if_failed;
 
   void leave() {
     synchronize();
@@ -27112,13 +27717,9 @@ class NcclQueue final : public Progress, private NcclMember<Api> {
   static constexpr std::chrono::milliseconds period{5};
 
   const int exceptions_ = std::uncaught_exceptions();
-  std::condition_variable_any change_;
-  std::deque<Call> in_flight_, captured_;  // captured ones: until they are waited for, in the same capture
-  std::vector<RedOp> operators_;
   Call group_;
   bool grouping_ = false, stopping_ = false;
   std::uint32_t calls_ = 0;
-  std::uint64_t issued_ = 0, finished_ = 0;
   std::thread watcher_;
 };
 
@@ -27874,10 +28475,15 @@ class RankDevice<Cuda> {
 /// The reducer: sees each gradient of a backward pass as it becomes final, and has full buckets averaged over all ranks
 /// while backward goes on.
 
-// <chorus/parallel/bucket_sender.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_BUCKET_SENDER_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_BUCKET_SENDER_HPP
-/// Sends gradient buckets through a hook while backward goes on, and takes back what has become of them.
+// <chorus/parallel/accumulated_weight.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_ACCUMULATED_WEIGHT_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_ACCUMULATED_WEIGHT_HPP
+/// What gradients count that passes under no_sync have added up.
+
+// <chorus/parallel/gradient_layout.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_GRADIENT_LAYOUT_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_GRADIENT_LAYOUT_HPP
+/// Which gradients a rank sends, where they lie, and in which bucket each leaves.
 
 // <chorus/parallel/ddp_options.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_OPTIONS_HPP
@@ -27915,6 +28521,17 @@ struct GradientBucket {
   std::size_t missing = 0;              // gradients that this backward has yet to deliver
   comm::Work work;
 };
+
+/// Elements [begin, end).
+struct Elements {
+  std::size_t begin, end;
+};
+/// Rank `rank`'s part of a bucket of `count` elements: the n-th one of n equal parts, and what is left over is the last
+/// rank's, too.
+constexpr Elements part_of(std::size_t count, std::size_t rank, std::size_t ranks) {
+  const std::size_t share = count / ranks;
+  return {rank * share, rank + 1 == ranks ? count : (rank + 1) * share};
+}
 
 /// What becomes of a parameter's gradient.
 enum class Sending : std::uint8_t { no, early, late };
@@ -27998,6 +28615,11 @@ struct DistributedDataParallelOptions {
   /// Allow parameters that get no gradient in some backward passes, others on each rank. Costs a small collective a
   /// step.
   bool find_unused_parameters = false;
+  /// With find_unused_parameters: a gradient that no rank had in one pass is left out of the next pass's buckets. Ranks
+  /// need not use the same parameters (PyTorch's have to): where one uses such a parameter again, its gradient is sent
+  /// behind the others, once more all ranks know it. For models whose unused parameters change rarely: whenever they
+  /// do, buckets are made anew.
+  bool skip_all_reduce_unused_params = false;
   /// Every backward pass uses the same parameters, equally often: what the first one has shown is expected of all.
   /// Allows parameters that some ranks, or all, never use, and such whose gradient comes in several parts (a backward
   /// pass within backward); what no rank uses is never sent. The first pass sends at its end.
@@ -28024,6 +28646,10 @@ struct DistributedDataParallelOptions {
     check_cap(first_bucket_cap_mb.value_or(0));
     check_cap(bucket_cap_mb.value_or(0));
     for (const double cap : bucket_cap_mb_list) check_cap(cap);
+    check<UsageError>(
+        !skip_all_reduce_unused_params || find_unused_parameters,
+        "DistributedDataParallel: skip_all_reduce_unused_params goes with find_unused_parameters: without, "
+        "every parameter has a gradient");
   }
 
   /// All of them, for the comparison of ranks.
@@ -28033,7 +28659,8 @@ struct DistributedDataParallelOptions {
     std::string text = cat("options: bucket_cap_mb ", caps.first_bucket_cap_mb, " ", caps.bucket_cap_mb);
     for (const double cap : caps.bucket_cap_mb_list) text += cat(" ", cap);
     text += cat(", broadcast_buffers ", broadcast_buffers, ", find_unused_parameters ", find_unused_parameters,
-                ", static_graph ", static_graph, ", non_finite ", static_cast<int>(non_finite), ", ignored");
+                ", skip_all_reduce_unused_params ", skip_all_reduce_unused_params, ", static_graph ", static_graph,
+                ", non_finite ", static_cast<int>(non_finite), ", ignored");
     for (const auto& name : parameters_and_buffers_to_ignore) text += cat(" ", name);
     text += ", delayed";
     for (const auto& name : delay_all_reduce_named_params) text += cat(" ", name);
@@ -28043,105 +28670,6 @@ struct DistributedDataParallelOptions {
 
 }  // namespace chorus::inline CHORUS_ABI
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_OPTIONS_HPP
-
-// <chorus/parallel/ddp_times.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_TIMES_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_TIMES_HPP
-/// Where the time of DistributedDataParallel's iterations goes.
-
-namespace chorus::inline CHORUS_ABI {
-
-/// Times of an iteration in seconds, under the names of PyTorch's `_get_ddp_logging_data`.
-struct DdpTimes {
-  double forward_compute_time = 0;                ///< from the call of the net to its output
-  double backward_compute_time = 0;               ///< from there to the last gradient
-  double backward_comm_time = 0;                  ///< from when the first bucket leaves until all have come back
-  double backward_compute_comm_overlap_time = 0;  ///< what of that lies before the last gradient
-  // Not in PyTorch's:
-  double bucket_comm_time =
-      0;  ///< the buckets' collectives, each from its start to its end, waits for other ranks included
-  double exposed_comm_time = 0;  ///< in which backward's thread had communication to do, or to wait for
-
-  /// The part of the collectives' time in which backward went on; 1 where there were none.
-  double hidden() const {
-    return bucket_comm_time <= 0 || exposed_comm_time <= 0 ? 1
-           : exposed_comm_time >= bucket_comm_time         ? 0
-                                                           : 1 - exposed_comm_time / bucket_comm_time;
-  }
-};
-
-/// What DistributedDataParallel::logging_data returns.
-struct DdpLoggingData {
-  std::int64_t iterations = 0;  ///< passes of forward and backward that averaged gradients
-  DdpTimes last, avg;           ///< of the newest iteration, and the mean over all
-};
-
-namespace detail {
-
-/// Takes the times of an iteration. They are those of this thread: of work on a GPU they say nothing.
-class DdpClock {
- public:
-  using Clock = std::chrono::steady_clock;
-
-  void forward_begins() { forward_start_ = Clock::now(); }
-  void forward_ends() { forward_end_ = Clock::now(); }
-  /// `busy`: how long the communicator's calls have taken so far.
-  void backward_begins(std::chrono::nanoseconds busy) {
-    busy_ = busy;
-    exposed_ = {};
-    comm_start_ = {};
-  }
-  void last_gradient() { compute_end_ = Clock::now(); }
-  void backward_ends(std::chrono::nanoseconds busy) {
-    const auto end = Clock::now();
-    if (comm_start_ == Clock::time_point{}) comm_start_ = end;
-    auto& last = data_.last;
-    last.forward_compute_time = seconds(forward_end_ - forward_start_);
-    last.backward_compute_time = seconds(compute_end_ - forward_end_);
-    last.backward_comm_time = seconds(end - comm_start_);
-    last.backward_compute_comm_overlap_time = comm_start_ < compute_end_ ? seconds(compute_end_ - comm_start_) : 0;
-    last.bucket_comm_time = seconds(busy - busy_);
-    last.exposed_comm_time = seconds(exposed_);
-    ++data_.iterations;
-    for (const auto member :
-         {&DdpTimes::forward_compute_time, &DdpTimes::backward_compute_time, &DdpTimes::backward_comm_time,
-          &DdpTimes::backward_compute_comm_overlap_time, &DdpTimes::bucket_comm_time, &DdpTimes::exposed_comm_time})
-      data_.avg.*member += (last.*member - data_.avg.*member) / static_cast<double>(data_.iterations);
-  }
-  void forget() { data_ = {}; }
-  const DdpLoggingData& data() const { return data_; }
-
-  /// While it lives, backward's thread has communication to do, or to wait for.
-  class Exposed {
-   public:
-    explicit Exposed(DdpClock& clock) : clock_(clock), start_(Clock::now()) {
-      if (clock.comm_start_ == Clock::time_point{}) clock.comm_start_ = start_;
-    }
-    Exposed(const Exposed&) = delete;
-    ~Exposed() { clock_.exposed_ += Clock::now() - start_; }
-
-   private:
-    DdpClock& clock_;
-    Clock::time_point start_;
-  };
-
- private:
-  static double seconds(Clock::duration time) { return std::chrono::duration<double>(time).count(); }
-
-  Clock::time_point forward_start_, forward_end_, compute_end_, comm_start_;
-  Clock::duration exposed_{};
-  std::chrono::nanoseconds busy_{};
-  DdpLoggingData data_;
-};
-
-}  // namespace detail
-}  // namespace chorus::inline CHORUS_ABI
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_TIMES_HPP
-
-// <chorus/parallel/gradient_layout.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_GRADIENT_LAYOUT_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_GRADIENT_LAYOUT_HPP
-/// Which gradients a rank sends, where they lie, and in which bucket each leaves.
 
 // <chorus/parallel/hooks/all_reduce.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_ALL_REDUCE_HPP
@@ -28259,16 +28787,19 @@ class GradientLayout {
   /// The bucket of entry `i`, or no_bucket.
   std::size_t bucket_of(std::size_t i) const { return bucket_of_[i]; }
   bool is_sent(std::size_t i) const { return bucket_of_[i] != no_bucket; }
+  /// Whether ranks share its gradient: it is sent, or rests.
+  bool is_shared(std::size_t i) const { return is_sent(i) || (rests(i) && parameter(i).wants_grad()); }
   Sending sending(std::size_t i) const {
-    if (!parameter(i).wants_grad() || lists(options_.parameters_and_buffers_to_ignore, name(i)) || unused_for_good(i))
+    if (!parameter(i).wants_grad() || lists(options_.parameters_and_buffers_to_ignore, name(i)) || unused_for_good(i) ||
+        rests(i))
       return Sending::no;
     return lists(options_.delay_all_reduce_named_params, name(i)) ? Sending::late : Sending::early;
   }
-  /// Those that are sent, and what may lie between: ranks have as many, in the same order.
+  /// Those that are shared, and what may lie between: ranks have as many, in the same order.
   [[gnu::cold]] std::size_t common_entries() const {
     std::size_t common = 0;
     for (std::size_t i = 0; i < entries(); ++i)
-      if (is_sent(i)) common = i + 1;
+      if (is_shared(i)) common = i + 1;
     return common;
   }
 
@@ -28302,6 +28833,7 @@ class GradientLayout {
   /// Lays the flat buffers out anew: `order[i]` is the present number of the entry that becomes number i.
   [[gnu::cold]] void reorder(std::span<const std::size_t> order) {
     flat_.reorder(order);
+    resting_.clear();
     if (!uses_.empty()) {
       std::vector<Uses> uses;
       for (const std::size_t i : order) uses.push_back(uses_[i]);
@@ -28317,6 +28849,16 @@ class GradientLayout {
   }
   bool knows_uses() const { return !uses_.empty(); }
   bool unused_for_good(std::size_t i) const { return !uses_.empty() && !uses_[i].anywhere; }
+  /// Leaves these entries out of the buckets for now. Returns whether they are others than before.
+  [[gnu::cold]] bool set_resting(std::vector<char> resting) {
+    const bool none = std::find(resting.begin(), resting.end(), 1) == resting.end();
+    if (none) resting.clear();
+    if (resting == resting_) return false;
+    resting_ = std::move(resting);
+    rebuild();
+    return true;
+  }
+  bool rests(std::size_t i) const { return !resting_.empty() && resting_[i] != 0; }
   /// How often the gradient of entry `i` arrives in a backward pass.
   int expected_arrivals(std::size_t i) const { return uses_.empty() ? 1 : uses_[i].here; }
 
@@ -28336,7 +28878,8 @@ class GradientLayout {
   std::vector<std::size_t> bucket_of_;              // by entry
   std::vector<std::vector<GradBucketPart>> parts_;  // by bucket
   std::vector<std::pair<const ParameterOn<D>*, std::size_t>> by_address_;
-  std::vector<Uses> uses_;  // by entry; empty: not known
+  std::vector<Uses> uses_;     // by entry; empty: not known
+  std::vector<char> resting_;  // by entry; empty: none does
 };
 
 }  // namespace chorus::inline CHORUS_ABI::detail
@@ -28401,6 +28944,171 @@ template <Device D, class Communicator>
 
 namespace chorus::inline CHORUS_ABI::detail {
 
+/// A rank's gradients count by its part of the batch. What is added up over passes of which each has a part of its own
+/// is kept in the unit of the last one.
+template <Device D, class Communicator>
+class AccumulatedWeight {
+ public:
+  AccumulatedWeight(GradientLayout<D>& layout, BatchShares<Communicator>& shares) : layout_(layout), shares_(shares) {}
+
+  /// A gradient of a pass under no_sync has come.
+  void note() {
+    if (!unit_) unit_ = shares_.weight();
+  }
+  /// By which gradients are to be multiplied before all ranks' are added up.
+  double weight() { return unit_ ? *unit_ : shares_.weight(); }
+  /// They have been.
+  void forget() { unit_.reset(); }
+
+  /// Before a forward pass. The sum over ranks of weight * (what is added up) stays the same when the weight changes to
+  /// that of a new batch.
+  void weigh_anew() {
+    if (unit_) rescale();
+  }
+
+ private:
+  [[gnu::cold]] void rescale() {
+    bool any = false;
+    for (std::size_t i = 0; i < layout_.entries(); ++i) any = any || waits(i);
+    if (!any) return unit_.reset();
+    const double weight = shares_.weight();
+    if (weight == 0 || weight == *unit_) return;
+    const double factor = *unit_ / weight;
+    for (std::size_t i = 0; i < layout_.entries(); ++i) {
+      if (!waits(i)) continue;
+      auto& p = layout_.parameter(i);
+      if (factor == 0)
+        zero_bytes(p.where(), p.grad_data(), p.size_bytes());
+      else
+        with_type(p.dtype(), static_cast<std::byte*>(p.grad_data()),
+                  [&]<class T>(T* grad) { kernels::scale(p.where(), p.count(), static_cast<T>(factor), grad); });
+    }
+    unit_ = weight;
+  }
+  bool waits(std::size_t i) const { return layout_.is_shared(i) && layout_.parameter(i).grad_arrived(); }
+
+  GradientLayout<D>& layout_;
+  BatchShares<Communicator>& shares_;
+  std::optional<double> unit_;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::detail
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_ACCUMULATED_WEIGHT_HPP
+
+// <chorus/parallel/bucket_sender.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_BUCKET_SENDER_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_BUCKET_SENDER_HPP
+/// Sends gradient buckets through a hook while backward goes on, and takes back what has become of them.
+
+// <chorus/parallel/ddp_times.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_TIMES_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_TIMES_HPP
+/// Where the time of DistributedDataParallel's iterations goes.
+
+namespace chorus::inline CHORUS_ABI {
+
+/// Times of an iteration in seconds, under the names of PyTorch's `_get_ddp_logging_data`.
+struct DdpTimes {
+  double forward_compute_time = 0;                ///< from the call of the net to its output
+  double backward_compute_time = 0;               ///< from there to the last gradient
+  double backward_comm_time = 0;                  ///< from when the first bucket leaves until all have come back
+  double backward_compute_comm_overlap_time = 0;  ///< what of that lies before the last gradient
+  // Not in PyTorch's:
+  double bucket_comm_time =
+      0;  ///< the buckets' collectives, each from its start to its end, waits for other ranks included
+  double exposed_comm_time = 0;  ///< in which backward's thread had communication to do, or to wait for
+
+  /// The part of the collectives' time in which backward went on; 1 where there were none.
+  double hidden() const {
+    return bucket_comm_time <= 0 || exposed_comm_time <= 0 ? 1
+           : exposed_comm_time >= bucket_comm_time         ? 0
+                                                           : 1 - exposed_comm_time / bucket_comm_time;
+  }
+};
+
+/// What DistributedDataParallel::logging_data returns.
+struct DdpLoggingData {
+  std::int64_t iterations = 0;  ///< passes of forward and backward that averaged gradients
+  DdpTimes last, avg;           ///< of the newest iteration, and the mean over all
+  /// Whether all iterations so far had gradients of the same parameters on this rank, each equally often.
+  bool can_set_static_graph = true;
+};
+
+namespace detail {
+
+/// Takes the times of an iteration. They are those of this thread: of work on a GPU they say nothing.
+class DdpClock {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  void forward_begins() { forward_start_ = Clock::now(); }
+  void forward_ends() { forward_end_ = Clock::now(); }
+  /// `busy`: how long the communicator's calls have taken so far.
+  void backward_begins(std::chrono::nanoseconds busy) {
+    busy_ = busy;
+    exposed_ = {};
+    comm_start_ = {};
+  }
+  /// A parameter's gradient has arrived: the sum is one for the same parameters, in whatever order.
+  void gradient(const void* parameter) {
+    auto number = reinterpret_cast<std::uintptr_t>(parameter) * 0x9e3779b97f4a7c15u;
+    uses_ += (number ^ (number >> 29)) * 0xbf58476d1ce4e5b9u;
+  }
+  void last_gradient() {
+    compute_end_ = Clock::now();
+    if (uses_ == 0) return;  // it keeps others company
+    const auto before = std::exchange(uses_before_, std::exchange(uses_, 0));
+    if (data_.iterations > 0 && before != uses_before_) data_.can_set_static_graph = false;
+  }
+  void backward_ends(std::chrono::nanoseconds busy) {
+    const auto end = Clock::now();
+    if (comm_start_ == Clock::time_point{}) comm_start_ = end;
+    auto& last = data_.last;
+    last.forward_compute_time = seconds(forward_end_ - forward_start_);
+    last.backward_compute_time = seconds(compute_end_ - forward_end_);
+    last.backward_comm_time = seconds(end - comm_start_);
+    last.backward_compute_comm_overlap_time = comm_start_ < compute_end_ ? seconds(compute_end_ - comm_start_) : 0;
+    last.bucket_comm_time = seconds(busy - busy_);
+    last.exposed_comm_time = seconds(exposed_);
+    ++data_.iterations;
+    for (const auto member :
+         {&DdpTimes::forward_compute_time, &DdpTimes::backward_compute_time, &DdpTimes::backward_comm_time,
+          &DdpTimes::backward_compute_comm_overlap_time, &DdpTimes::bucket_comm_time, &DdpTimes::exposed_comm_time})
+      data_.avg.*member += (last.*member - data_.avg.*member) / static_cast<double>(data_.iterations);
+  }
+  void forget() { data_ = {}; }
+  const DdpLoggingData& data() const { return data_; }
+
+  /// While it lives, backward's thread has communication to do, or to wait for.
+  class Exposed {
+   public:
+    explicit Exposed(DdpClock& clock) : clock_(clock), start_(Clock::now()) {
+      if (clock.comm_start_ == Clock::time_point{}) clock.comm_start_ = start_;
+    }
+    Exposed(const Exposed&) = delete;
+    ~Exposed() { clock_.exposed_ += Clock::now() - start_; }
+
+   private:
+    DdpClock& clock_;
+    Clock::time_point start_;
+  };
+
+ private:
+  static double seconds(Clock::duration time) { return std::chrono::duration<double>(time).count(); }
+
+  Clock::time_point forward_start_, forward_end_, compute_end_, comm_start_;
+  Clock::duration exposed_{};
+  std::chrono::nanoseconds busy_{};
+  std::uint64_t uses_ = 0, uses_before_ = 0;
+  DdpLoggingData data_;
+};
+
+}  // namespace detail
+}  // namespace chorus::inline CHORUS_ABI
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_TIMES_HPP
+
+namespace chorus::inline CHORUS_ABI::detail {
+
 /// Buckets leave in order, each as soon as it is full: all ranks have to call in one order.
 template <Device D, class Hook, class Communicator>
 class BucketSender {
@@ -28408,6 +29116,8 @@ class BucketSender {
   static constexpr std::size_t no_bucket = GradientLayout<D>::no_bucket;
   // A hook that starts more work when a bucket comes back does so at the end: all ranks have to call in one order.
   static constexpr bool several_rounds = requires { Hook::several_rounds; };
+  // A hook after which each rank has the average of its part alone.
+  static constexpr bool in_parts = requires { Hook::in_parts; };
 
   BucketSender(GradientLayout<D>& layout, Communicator& communicator, const DistributedDataParallelOptions& options,
                Hook hook)
@@ -28419,9 +29129,10 @@ class BucketSender {
   DdpClock& clock() { return clock_; }
   const DdpClock& clock() const { return clock_; }
 
-  /// A backward pass begins, whose gradients count `weight` in the average.
-  void begin(double weight) {
+  /// A backward pass begins, whose gradients count `weight` in the average. `whole`: parts are not enough this time.
+  void begin(double weight, bool whole) {
     weight_ = weight;
+    whole_ = whole;
     next_ = next_back_ = 0;
     bad_ = no_bucket;
     clock_.backward_begins(busy());
@@ -28433,7 +29144,7 @@ class BucketSender {
       if (options_.non_finite == NonFinite::throw_error && bad_ == no_bucket && weight_ != 0)
         bad_ = first_not_finite(layout_, next_);
       const DdpClock::Exposed scope(clock_);
-      with_bucket(next_, [&](const auto& view) { buckets[next_].work = hook_.start(view, communicator_); });
+      with_bucket(next_, [&](const auto& view) { buckets[next_].work = start(view); });
     }
   }
   /// Sends the others, too.
@@ -28486,8 +29197,15 @@ class BucketSender {
                          b + 1 == layout_.buckets().size()});
     });
   }
+  template <class View>
+  comm::Work start(const View& view) {
+    if constexpr (in_parts)
+      if (whole_) return AllReduce{}.start(view, communicator_);
+    return hook_.start(view, communicator_);
+  }
   bool resume(std::size_t b, int round) {
     bool more = false;
+    if (in_parts && whole_) return more;
     with_bucket(b, [&](const auto& view) {
       if (auto next = hook_.resume(view, communicator_, round)) {
         layout_.buckets()[b].work = std::move(*next);
@@ -28503,6 +29221,7 @@ class BucketSender {
   Hook hook_;
   DdpClock clock_;
   double weight_ = 1;
+  bool whole_ = false;
   std::size_t next_ = 0, next_back_ = 0;  // buckets: to be sent, to be taken back
   std::size_t bad_ = no_bucket;
   std::vector<std::size_t> open_;  // buckets that are awaited
@@ -28518,24 +29237,46 @@ class BucketSender {
 
 namespace chorus::inline CHORUS_ABI::detail {
 
-/// The largest of each entry's numbers. Parameters that are not sent are each rank's own, in number, too, but lie
-/// behind the others.
+/// Which gradients came in a backward pass.
+struct UsedParameters {
+  std::vector<char> anywhere;  ///< by entry: whether one came on any rank
+  bool all = true;             ///< whether all came on every rank
+};
+
+/// The same for all ranks. `company`: this rank has used none, but only since it has run out of batches.
 template <Device D, class Communicator>
-[[gnu::cold]] void max_over_ranks(const GradientLayout<D>& layout, Communicator& communicator,
-                                  std::vector<std::int32_t>& numbers) {
-  communicator.all_reduce(std::span(numbers).first(layout.common_entries()), comm::ReduceOp::max, {});
+[[gnu::cold]] UsedParameters agree_on_used(const GradientLayout<D>& layout, Communicator& communicator, bool company) {
+  std::vector<std::int32_t> used(layout.common_entries() + 1);
+  auto& one_lacks = used.back();
+  for (std::size_t i = 0; i + 1 < used.size(); ++i) {
+    used[i] = !company && layout.parameter(i).grad_arrived() ? 1 : 0;
+    if (!company && layout.is_shared(i) && used[i] == 0) one_lacks = 1;
+  }
+  communicator.all_reduce(std::span(used), comm::ReduceOp::max, {});
+  UsedParameters out{std::vector<char>(layout.entries()), one_lacks == 0};
+  std::copy(used.begin(), used.end() - 1, out.anywhere.begin());
+  return out;
 }
 
-/// A parameter has a gradient where any rank used it; where none did it stays without, so that no optimizer moves it.
-/// `company`: this rank has used none.
-template <Device D, class Communicator>
-[[gnu::cold]] void agree_on_unused(const GradientLayout<D>& layout, Communicator& communicator, bool company) {
-  std::vector<std::int32_t> used(layout.entries());
-  for (std::size_t i = 0; i < used.size(); ++i) used[i] = !company && layout.parameter(i).grad_arrived() ? 1 : 0;
-  max_over_ranks(layout, communicator, used);
-  for (std::size_t i = 0; i < used.size(); ++i)
-    if (layout.is_sent(i)) layout.parameter(i).set_grad_arrived(used[i] != 0);
-}
+/// Warns, once, where find_unused_parameters has found none (PyTorch does after the first pass).
+class UnusedWatch {
+ public:
+  static constexpr int passes = 10;
+
+  /// A backward pass has ended in which `all` parameters were used on every rank, or not.
+  void saw(bool all, int rank) {
+    found_ = found_ || !all;
+    if (found_ || ++complete_ != passes || rank != 0) return;
+    say(cat(
+        "warning: DistributedDataParallel: find_unused_parameters is set, but in the first ", passes,
+        " backward passes every parameter got a gradient on every rank; without it a step has one collective less. ",
+        "If later passes leave parameters out, it is needed."));
+  }
+
+ private:
+  int complete_ = 0;
+  bool found_ = false;
+};
 
 /// What a static graph uses, from how often each gradient has arrived on this rank in the first backward pass.
 template <Device D, class Communicator>
@@ -28543,7 +29284,8 @@ template <Device D, class Communicator>
                                                                           Communicator& communicator,
                                                                           std::span<const int> arrivals, bool company) {
   std::vector<std::int32_t> used(arrivals.begin(), arrivals.end());
-  max_over_ranks(layout, communicator, used);
+  // Parameters that are not sent are each rank's own, in number, too, but lie behind the others.
+  communicator.all_reduce(std::span(used).first(layout.common_entries()), comm::ReduceOp::max, {});
   std::vector<typename GradientLayout<D>::Uses> uses;
   for (std::size_t i = 0; i < used.size(); ++i)
     uses.push_back({company ? used[i] : arrivals[i], !layout.is_sent(i) || used[i] != 0});
@@ -28573,11 +29315,67 @@ template <Device D, class Communicator>
 }  // namespace chorus::inline CHORUS_ABI::detail
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_GRADIENT_AGREEMENT_HPP
 
+// <chorus/parallel/gradient_parts.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_GRADIENT_PARTS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_GRADIENT_PARTS_HPP
+/// Gradients of which each rank has averaged its part alone.
+
+namespace chorus::inline CHORUS_ABI::detail {
+
+/// Keeps such gradients out of sight: behind a backward pass their parameters have none, so that nobody takes the rest,
+/// which is this rank's own, for an average. An optimizer that knows which part is its own sees them for a while.
+template <Device D>
+class GradientParts {
+ public:
+  explicit GradientParts(const GradientLayout<D>& layout) : layout_(layout) {}
+
+  /// Throws UsageError where averages wait for an optimizer's step: what `what` says can't be done would lose them.
+  void refuse_if_waiting(const char* what) const {
+    check<UsageError>(!waiting_, "DistributedDataParallel: ", what,
+                      " before a ShardedOptimizer has stepped with the last averages, of which each rank has a part, "
+                      "or forgotten them (zero_grad); several passes for one step belong under no_sync");
+  }
+  void hide() {
+    for (std::size_t i = 0; i < layout_.entries(); ++i)
+      if (layout_.is_sent(i) && layout_.parameter(i).grad_arrived()) hidden_.push_back(i);
+    set_arrived(false);
+    waiting_ = true;
+  }
+  /// Calls `f` while the parameters have them.
+  template <class F>
+  void show(const F& f) {
+    const struct Scope {
+      GradientParts& parts;
+      explicit Scope(GradientParts& all) : parts(all) { parts.set_arrived(true); }
+      ~Scope() { parts.set_arrived(false); }
+    } scope(*this);
+    f();
+  }
+  void forget() {
+    hidden_.clear();
+    waiting_ = false;
+  }
+
+ private:
+  void set_arrived(bool arrived) {
+    for (const std::size_t i : hidden_) layout_.parameter(i).set_grad_arrived(arrived);
+  }
+
+  const GradientLayout<D>& layout_;
+  std::vector<std::size_t> hidden_;  // entries
+  bool waiting_ = false;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::detail
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_GRADIENT_PARTS_HPP
+
 namespace chorus::inline CHORUS_ABI::detail {
 
 template <Device D, class Hook, class Communicator>
 class Reducer {
  public:
+  static constexpr bool in_parts = BucketSender<D, Hook, Communicator>::in_parts;
+
   Reducer(nn::FlatParameters<D>& flat, Communicator& communicator, BatchShares<Communicator>& shares,
           const DistributedDataParallelOptions& options, Hook hook)
       : layout_(flat, options),
@@ -28585,15 +29383,23 @@ class Reducer {
         shares_(shares),
         options_(options),
         sender_(layout_, communicator, options, std::move(hook)),
+        parts_(layout_),
+        accumulated_(layout_, shares),
         arrivals_(layout_.entries()) {
     check<UsageError>(!layout_.buckets().empty(),
                       "DistributedDataParallel: no parameter of the model wants a gradient");
+    check<UsageError>(
+        !in_parts || !options_.skip_all_reduce_unused_params,
+        "DistributedDataParallel: skip_all_reduce_unused_params makes buckets anew behind a backward pass, "
+        "and this hook leaves each rank a part of each bucket");
   }
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
 
   Hook& hook() { return sender_.hook(); }
   const GradientLayout<D>& layout() const { return layout_; }
+  /// What a hook that averages in parts has left.
+  GradientParts<D>& parts() { return parts_; }
   bool in_backward() const { return in_backward_; }
   std::int64_t skipped_steps() const { return skipped_; }
   DdpClock& clock() { return sender_.clock(); }
@@ -28607,10 +29413,11 @@ class Reducer {
   /// under no_sync have added up, so that each pass counts by its own batch.
   void prepare() {
     if (!layout_.buckets_fit()) {
+      parts_.refuse_if_waiting("parameters can't be frozen or thawed");
       layout_.rebuild();
       start_anew();
     }
-    if (unit_) rescale();
+    accumulated_.weigh_anew();
   }
 
   /// Lays the flat buffers out anew, in this order of the entries.
@@ -28623,13 +29430,15 @@ class Reducer {
   /// A leaf's hook: its gradient is final. Buckets leave in order, each as soon as it is full.
   void gradient_ready(const ParameterOn<D>& parameter) {
     if (!sync) {
-      if (!unit_) unit_ = shares_.weight();
+      parts_.refuse_if_waiting("no other backward pass can begin");
+      accumulated_.note();
       return;
     }
     if (!in_backward_) {
       begin_backward();
       at_backward_end([this] { finish_backward(); });
     }
+    clock().gradient(&parameter);
     const std::size_t i = layout_.index_of(parameter);
     zero_unless_arrived(i);  // a user's backward function may have given no gradient
     if (!may_leave_out()) this->parameter(i).set_grad_arrived(true);
@@ -28683,29 +29492,10 @@ class Reducer {
     if constexpr (requires { hook().reset(); }) hook().reset();
   }
 
-  // The sum over ranks of weight * (what is added up) stays the same when the weight changes to that of a new batch.
-  [[gnu::cold]] void rescale() {
-    bool any = false;
-    for (std::size_t i = 0; i < layout_.entries(); ++i)
-      any = any || (layout_.is_sent(i) && parameter(i).grad_arrived());
-    if (!any) return unit_.reset();
-    const double weight = shares_.weight();
-    if (weight == 0 || weight == *unit_) return;
-    const double factor = *unit_ / weight;
-    for (std::size_t i = 0; i < layout_.entries(); ++i) {
-      auto& p = parameter(i);
-      if (!layout_.is_sent(i) || !p.grad_arrived()) continue;
-      if (factor == 0)
-        zero_bytes(p.where(), p.grad_data(), p.size_bytes());
-      else
-        with_type(p.dtype(), static_cast<std::byte*>(p.grad_data()),
-                  [&]<class T>(T* grad) { kernels::scale(p.where(), p.count(), static_cast<T>(factor), grad); });
-    }
-    unit_ = weight;
-  }
-
   void begin_backward() {
-    sender_.begin(unit_ ? *unit_ : shares_.weight());
+    parts_.refuse_if_waiting("no other backward pass can begin");
+    // Behind the first pass gradients change their places.
+    sender_.begin(accumulated_.weight(), !order_learned_ && !may_leave_out());
     in_backward_ = true;
     arrival_.clear();
     std::fill(arrivals_.begin(), arrivals_.end(), 0);
@@ -28741,7 +29531,7 @@ class Reducer {
       complete_with_unused();
     if (may_leave_out()) {
       sender_.take_back_all();
-      agree_on_unused(layout_, communicator_, company_);
+      settle_used();
       for (std::size_t i = 0; on_averaged && i < layout_.entries(); ++i)
         if (layout_.is_sent(i) && parameter(i).grad_arrived()) on_averaged(parameter(i));
     } else if (on_averaged) {
@@ -28756,9 +29546,39 @@ class Reducer {
     if (options_.non_finite != NonFinite::propagate) judge();
     if constexpr (requires { hook().after_backward(); }) hook().after_backward();
     in_backward_ = false;
-    unit_.reset();
+    accumulated_.forget();
     // Where parameters may be left out, ranks don't know the same order.
     if (!order_learned_ && !may_leave_out()) learn_order();
+    if (in_parts) parts_.hide();
+  }
+
+  // A parameter has a gradient where any rank used it; where none did it stays without, so that no optimizer moves it.
+  [[gnu::cold]] void settle_used() {
+    const auto used = agree_on_used(layout_, communicator_, company_);
+    if (options_.skip_all_reduce_unused_params) rest_unused(used.anywhere);
+    for (std::size_t i = 0; i < layout_.entries(); ++i)
+      if (layout_.is_shared(i)) parameter(i).set_grad_arrived(used.anywhere[i] != 0);
+    unused_watch_.saw(used.all, communicator_.rank());
+  }
+  // Gradients that rested, and have come on some rank after all, are averaged now; what has come on none will rest.
+  [[gnu::cold]] void rest_unused(const std::vector<char>& used) {
+    std::vector<char> others(used.size(), 1), unused(used.size());
+    bool any = false;
+    for (std::size_t i = 0; i < used.size(); ++i) {
+      unused[i] = layout_.is_shared(i) && used[i] == 0;
+      if (!layout_.rests(i) || used[i] == 0) continue;
+      others[i] = 0;
+      any = true;
+      zero_unless_arrived(i);
+    }
+    if (any) {
+      layout_.set_resting(std::move(others));
+      start_anew();
+      sender_.begin(accumulated_.weight(), true);
+      sender_.send_all();
+      sender_.take_back_all();
+    }
+    if (layout_.set_resting(std::move(unused))) start_anew();
   }
 
   // Parameters without a gradient take part with zeros, or, where that was not allowed, are named.
@@ -28807,7 +29627,9 @@ class Reducer {
 
   // All ranks see the same averages and come to the same verdict.
   [[gnu::cold]] void judge() {
-    const std::size_t first = first_not_finite(layout_);
+    std::uint64_t first = first_not_finite(layout_);
+    // Of averages in parts a rank sees its own, and what it brought to the others'.
+    if (in_parts) communicator_.all_reduce(std::span(&first, 1), comm::ReduceOp::min, {});
     if (first == layout_.no_bucket) return;
     in_backward_ = false;  // nothing is under way
     if (options_.non_finite == NonFinite::throw_error)
@@ -28821,12 +29643,13 @@ class Reducer {
   BatchShares<Communicator>& shares_;
   const DistributedDataParallelOptions& options_;
   BucketSender<D, Hook, Communicator> sender_;
+  GradientParts<D> parts_;
+  AccumulatedWeight<D, Communicator> accumulated_;
 
   std::vector<int> arrivals_;         // hooks' calls in this backward pass, by entry
   std::vector<std::size_t> arrival_;  // entries, in the order of this backward
-  // The weight by which accumulated gradients of earlier passes are to be multiplied.
-  std::optional<double> unit_;
   std::int64_t skipped_ = 0;
+  UnusedWatch unused_watch_;
   bool in_backward_ = false, order_learned_ = false, company_ = false;
 };
 
@@ -28923,6 +29746,14 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   /// Each pass counts by its own global batch, so that micro-batches may be shared out unevenly.
   [[nodiscard]] NoSync no_sync() { return NoSync(reducer_.sync); }
 
+  /// Has `share(buffers, communicator)` called before each forward pass in training that averages gradients, by all
+  /// ranks, instead of sending rank 0's buffers to all: to average running statistics, say. Under `join` they come from
+  /// one rank as ever. With nothing, `broadcast_buffers` holds again.
+  void register_buffer_comm_hook(
+      std::function<void(std::span<const nn::NamedBuffer<D>> buffers, Communicator& communicator)> share) {
+    buffer_hook_ = std::move(share);
+  }
+
   /// Runs `body`, a loop over batches of which ranks may have different numbers, each an iteration of forward and
   /// backward. A rank that has ended takes part in the others' collectives, with no samples, until all have; then all
   /// take the parameters and buffers of the one that went on longest. `body` makes no other collective calls.
@@ -28956,8 +29787,23 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   void step_in_backward(std::function<void(const ParameterOn<D>&)> step) {
     check<UsageError>(!step || options_.non_finite == NonFinite::propagate,
                       "DistributedDataParallel: an optimizer that steps in backward can't wait for a NonFinite policy");
+    check<UsageError>(!step || !in_parts,
+                      "DistributedDataParallel: an optimizer that steps in backward needs whole averages, and this "
+                      "hook leaves each rank a part");
     reducer_.on_averaged = std::move(step);
   }
+
+  /// For an optimizer that steps some numbers alone: calls `f` while the parameters have their gradients, whether the
+  /// hook has averaged them whole or in parts.
+  template <class F>
+  void with_gradients(const F& f) {
+    if constexpr (in_parts)
+      reducer_.parts().show(f);
+    else
+      f();
+  }
+  /// Those in parts have been used.
+  void forget_parts() { reducer_.parts().forget(); }
 
   const DistributedDataParallelOptions& options() const { return options_; }
   Hook& hook() { return reducer_.hook(); }
@@ -28967,6 +29813,7 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
     for (const auto& bucket : reducer_.layout().buckets()) sizes.push_back(reducer_.layout().bytes(bucket));
     return sizes;
   }
+  const std::vector<detail::GradientBucket>& buckets() const { return reducer_.layout().buckets(); }
   /// Where the time of this rank's iterations goes.
   const DdpLoggingData& logging_data() const { return reducer_.clock().data(); }
   void reset_logging_data() { reducer_.clock().forget(); }
@@ -28974,6 +29821,7 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   std::int64_t skipped_steps() const { return reducer_.skipped_steps(); }
 
  private:
+  static constexpr bool in_parts = detail::Reducer<D, Hook, Communicator>::in_parts;
   static constexpr bool averages_parameters = requires(Hook & h, const nn::FlatParameters<D>& flat, Communicator& c) {
     h.before_forward(flat, c);
   };
@@ -29012,11 +29860,13 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   }
 
   void begin_pass(Index samples) {
-    const bool sends_buffers = this->training() && options_.broadcast_buffers && reducer_.sync;
+    const bool shares_buffers = this->training() && reducer_.sync, hooked = buffer_hook_ && !joining_;
+    const bool sends_buffers = shares_buffers && options_.broadcast_buffers && !hooked;
     this->shares_.begin(samples, reducer_.sync, sends_buffers);
     if (joining_ && throw_early_) check_all_here();
     reducer_.prepare();
     if (sends_buffers) this->broadcast_buffers(joining_ ? this->shares_.first_active() : 0);
+    if (shares_buffers && hooked) buffer_hook_(this->buffers_, this->communicator_);
     if constexpr (averages_parameters)
       if (this->training()) hook().before_forward(this->flat_, this->communicator_);
   }
@@ -29030,9 +29880,12 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   [[gnu::cold]] void keep_company(const std::function<void()>& step) {
     auto& shares = this->shares_;
     int last = -1;
-    for (;;) {
+    for (int passes = 0;; ++passes) {
       shares.begin_joined();
       if (shares.first_active() < 0) break;
+      if (passes == skew_to_warn_of)
+        detail::say(cat("warning: DistributedDataParallel::join: rank ", this->communicator_.rank(), " has at least ",
+                        skew_to_warn_of, " batches fewer than others have, and only keeps them company"));
       if (throw_early_) check_all_here();
       last = shares.first_active();
       reducer_.prepare();
@@ -29050,6 +29903,8 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   std::unique_ptr<detail::RankDevice<D>> device_;  // where it was made for a run
   DistributedDataParallelOptions options_;
   detail::Reducer<D, Hook, Communicator> reducer_;
+  static constexpr int skew_to_warn_of = 1000;  // PyTorch's
+  std::function<void(std::span<const nn::NamedBuffer<D>>, Communicator&)> buffer_hook_;
   bool joining_ = false, throw_early_ = false;
   const int exceptions_before_ = std::uncaught_exceptions();
   std::shared_ptr<void> alive_ = std::make_shared<int>();  // the model's parameters, and their hooks, may live longer
@@ -29625,14 +30480,10 @@ inline std::uint64_t random_key() {
 #define CHORUS_SINGLE_CHORUS_COMM_SHM_TRANSPORT_HPP
 /// `ShmTransport`: links through memory that all ranks share, whether they are processes or threads.
 ///
-/// The region starts with a Board (who is here, who waits for whom, who gave up), then holds a queue for each ordered
+/// The region starts with a Board, see shm_board.hpp, then holds a queue for each ordered
 /// pair of ranks. A queue is an array of slots, used in turn. A slot's `full` flag says whose it is: the sender writes
 /// into an empty one and sets the flag, the receiver reads a full one and clears it. Flag, envelope and data lie side
 /// by side, so that a short message costs one transfer between two cores' caches.
-
-#include <sched.h>
-#include <signal.h>
-#include <sys/syscall.h>
 
 // <chorus/comm/far_copy.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_FAR_COPY_HPP
@@ -29865,42 +30716,6 @@ class FarCopy {
 }  // namespace chorus::inline CHORUS_ABI::comm
 #endif  // CHORUS_SINGLE_CHORUS_COMM_FAR_COPY_HPP
 
-// <chorus/comm/futex.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_FUTEX_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_FUTEX_HPP
-/// Waiting on a word of memory, within a process or between processes.
-
-#include <linux/futex.h>
-
-#include <climits>
-#include <ctime>
-
-namespace chorus::inline CHORUS_ABI::comm {
-
-/// Sleeps while `word` is `value`, until `futex_wake`, `limit`, or for no reason.
-inline void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t value, std::chrono::nanoseconds limit) {
-  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(limit);
-  const timespec time{.tv_sec = seconds.count(), .tv_nsec = (limit - seconds).count()};
-  syscall(SYS_futex, &word, FUTEX_WAIT, value, &time, nullptr, 0);
-}
-
-/// Wakes all that sleep on `word`.
-inline void futex_wake(std::atomic<std::uint32_t>& word) {
-  syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
-}
-
-/// Tells the processor that this is a waiting loop.
-inline void spin_pause() {
-#if defined(__x86_64__) || defined(__i386__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
-}  // namespace chorus::inline CHORUS_ABI::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_FUTEX_HPP
-
 // <chorus/comm/shared_memory.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_SHARED_MEMORY_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_SHARED_MEMORY_HPP
@@ -30071,9 +30886,53 @@ class MappedWindows {
 }  // namespace chorus::inline CHORUS_ABI::comm
 #endif  // CHORUS_SINGLE_CHORUS_COMM_SHARED_MEMORY_HPP
 
+// <chorus/comm/shm_board.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_SHM_BOARD_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_SHM_BOARD_HPP
+/// `Board`: what ranks that share memory tell each other beside their data: who is here, who waits for whom, who gave
+/// up. Each has a `Place` at it, where it sleeps, is woken, and finds out that a peer has died.
+
+#include <sched.h>
+#include <signal.h>
+#include <sys/syscall.h>
+
+// <chorus/comm/futex.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_FUTEX_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_FUTEX_HPP
+/// Waiting on a word of memory, within a process or between processes.
+
+#include <linux/futex.h>
+
+#include <climits>
+#include <ctime>
+
 namespace chorus::inline CHORUS_ABI::comm {
 
-namespace detail {
+/// Sleeps while `word` is `value`, until `futex_wake`, `limit`, or for no reason.
+inline void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t value, std::chrono::nanoseconds limit) {
+  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(limit);
+  const timespec time{.tv_sec = seconds.count(), .tv_nsec = (limit - seconds).count()};
+  syscall(SYS_futex, &word, FUTEX_WAIT, value, &time, nullptr, 0);
+}
+
+/// Wakes all that sleep on `word`.
+inline void futex_wake(std::atomic<std::uint32_t>& word) {
+  syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+/// Tells the processor that this is a waiting loop.
+inline void spin_pause() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+}  // namespace chorus::inline CHORUS_ABI::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_FUTEX_HPP
+
+namespace chorus::inline CHORUS_ABI::comm::detail {
 
 struct alignas(64) Seat {
   std::atomic<std::uint32_t> bell;       ///< goes up to wake this rank
@@ -30092,13 +30951,155 @@ struct Board {
   std::array<Seat, max_ranks> seats;
 };
 
+static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
+
+/// One rank's place at a board, from when it takes its seat until it leaves.
+class Place {
+ public:
+  /// Which of its signs a rank sets while it sleeps: `awaits` or `wants_room`.
+  using Sign = std::atomic<std::int32_t> Seat::*;
+
+  /// Where the board names the ranks' processes, it watches for their deaths.
+  Place(Board& board, int rank, int size, std::chrono::milliseconds timeout)
+      : board_(board),
+        rank_(rank),
+        size_(size),
+        timeout_(timeout),
+        rounds_(std::clamp(60 * static_cast<int>(std::thread::hardware_concurrency()) / size, 1, 60)) {
+    for (int peer = 0; peer < size_; ++peer) {
+      const bool other = pid(peer) != 0 && peer != rank_;
+      death(peer) = other ? static_cast<int>(syscall(SYS_pidfd_open, pid(peer), 0)) : -1;
+    }
+  }
+  ~Place() {
+    seat(rank_).left.store(1);
+    ring_all_bells();
+    for (int peer = 0; peer < size_; ++peer)
+      if (death(peer) >= 0) close(death(peer));
+  }
+  Place(const Place&) = delete;
+  Place& operator=(const Place&) = delete;
+
+  bool among_threads() const { return pid(rank_) == 0; }
+  int pid(int who) const { return seat(who).pid.load(std::memory_order_relaxed); }
+
+  /// Wakes `peer` if it sleeps under this sign for this rank.
+  void wake(int peer, Sign sign) const {
+    if ((seat(peer).*sign).load() == rank_ + 1) ring_bell(peer);
+  }
+
+  /// Returns when `flag` is no longer `busy`: spins for some microseconds if it may, then sleeps. While it sleeps,
+  /// `sign` tells `peer` to ring this rank's bell. Who sets a flag looks at the sign afterwards, who sets the sign
+  /// looks at the flag afterwards (all sequentially consistent), so one of them sees the other. Throws LinkError and
+  /// LinkTimeout as Transport says.
+  void wait(int peer, Sign sign, const std::atomic<std::uint32_t>& flag, std::uint32_t busy,
+            const std::atomic<bool>* may_spin) {
+    for (int round = 0; round < rounds_; ++round) {
+      for (int i = 0; i < 10; ++i) {
+        if (flag.load(std::memory_order_acquire) != busy) return;
+        spin_pause();
+      }
+      if (!may_spin || !*may_spin) break;
+      sched_yield();  // the peer may need this very core
+    }
+    auto& own = seat(rank_);
+    const auto deadline = Clock::now() + timeout_;
+    (own.*sign).store(peer + 1);
+    while (true) {
+      const auto bell = own.bell.load();
+      if (flag.load() != busy) break;
+      const auto now = Clock::now();
+      own.pulse.store(now.time_since_epoch().count());
+      look_for_trouble(peer, flag, busy, now >= deadline);  // what throws leaves the sign, for others' deadlines
+      futex_wait(own.bell, bell, std::min<Clock::duration>(deadline - now, nap));
+    }
+    (own.*sign).store(0);
+  }
+
+  /// Throws if a rank has given up.
+  void check() const {
+    chorus::check<LinkError>(board_.verdict.load() != 2, "rank ", board_.culprit, " gave up: ", board_.reason.data());
+  }
+
+  /// This one does. From any thread.
+  [[gnu::cold]] void abort(const std::string& why) noexcept {
+    std::uint32_t none = 0;
+    if (board_.verdict.compare_exchange_strong(none, 1)) {
+      board_.culprit = rank_;
+      const auto length = std::min(why.size(), board_.reason.size() - 1);
+      std::copy_n(why.data(), length, board_.reason.data());
+      board_.verdict.store(2);
+    }
+    ring_all_bells();
+    ring_bell(rank_);
+  }
+
+ private:
+  static constexpr std::chrono::milliseconds nap{20};  // of a sleeper between two looks around
+
+  Seat& seat(int who) const { return board_.seats[static_cast<std::size_t>(who)]; }
+  int& death(int peer) { return deaths_[static_cast<std::size_t>(peer)]; }
+
+  void ring_bell(int who) const noexcept {
+    seat(who).bell.fetch_add(1);
+    futex_wake(seat(who).bell);
+  }
+  void ring_all_bells() const noexcept {
+    for (int who = 0; who < size_; ++who)
+      if (who != rank_) ring_bell(who);
+  }
+
+  [[gnu::cold]] void look_for_trouble(int peer, const std::atomic<std::uint32_t>& flag, std::uint32_t busy, bool late) {
+    check();
+    for (int who = 0; who < size_; ++who)
+      if (has_died(who)) fail<LinkError>("rank ", who, " is gone: its process ", pid(who), " has ended");
+    // Whatever a rank sent before it left is there by now.
+    if (seat(peer).left.load() != 0 && flag.load() == busy) fail<LinkError>("rank ", peer, " has left the group");
+    if (late) fail<LinkTimeout>("waited ", timeout_.count(), " ms for ", chain(peer));
+  }
+
+  [[gnu::cold]] bool has_died(int who) {
+    const int process = pid(who);
+    if (process == 0 || who == rank_) return false;
+    pollfd event{death(who), POLLIN, 0};
+    const bool ended = event.fd >= 0 ? poll(&event, 1, 0) > 0 : kill(process, 0) != 0 && errno == ESRCH;
+    return ended && seat(who).left.load() == 0;
+  }
+
+  /// `rank 2, which waits for rank 1, which ...`: the last one is the one to look at.
+  [[gnu::cold]] std::string chain(int who) const {
+    std::string text = cat("rank ", who);
+    for (int length = 0; length < size_; ++length) {
+      const int awaits = seat(who).awaits.load(), wants_room = seat(who).wants_room.load();
+      const int next = (awaits != 0 ? awaits : wants_room) - 1;
+      const auto pulse = Clock::time_point(Clock::duration(seat(who).pulse.load()));
+      if (next < 0 || Clock::now() - pulse > 10 * nap) return text + ", which is stopped or busy elsewhere";
+      if (next == rank_) return text + ", which waits for this rank";
+      text += cat(", which waits for rank ", next);
+      who = next;
+    }
+    return text;
+  }
+
+  Board& board_;
+  const int rank_, size_;
+  const std::chrono::milliseconds timeout_;
+  std::array<int, max_ranks> deaths_{};  // per peer: a pidfd, readable once its process has ended
+  const int rounds_;                     // of looking and yielding before it sleeps; fewer where ranks outnumber cores
+};
+
+}  // namespace chorus::inline CHORUS_ABI::comm::detail
+#endif  // CHORUS_SINGLE_CHORUS_COMM_SHM_BOARD_HPP
+
+namespace chorus::inline CHORUS_ABI::comm {
+
+namespace detail {
+
 struct alignas(64) SlotHead {
   std::atomic<std::uint32_t> full;
   std::uint32_t bytes;
   Envelope envelope;
 };
-
-static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
 
 }  // namespace detail
 
@@ -30114,8 +31115,7 @@ class ShmTransport final : public Transport {
   static SharedRegion make_region(int size) {
     auto region = SharedRegion::create(region_bytes(size));
     region.reserve(0, sizeof(detail::Board));
-    for (int rank = 0; rank < size; ++rank)
-      region.reserve(queue_begin(rank, (rank + 1) % size, size), queue_stride);
+    for (int rank = 0; rank < size; ++rank) region.reserve(queue_begin(rank, (rank + 1) % size, size), queue_stride);
     return region;
   }
 
@@ -30124,22 +31124,10 @@ class ShmTransport final : public Transport {
   ShmTransport(std::shared_ptr<const SharedRegion> region, int me, int ranks, std::chrono::milliseconds limit)
       : Transport(me, ranks, slot_bytes, slots, limit),
         region_(std::move(region)),
-        board_(*reinterpret_cast<detail::Board*>(region_->data())),
-        rounds_(std::clamp(60 * static_cast<int>(std::thread::hardware_concurrency()) / size, 1, 60)) {
-    for (int peer = 0; peer < size; ++peer) {
-      const int pid = seat(peer).pid.load();
-      death(peer) = pid != 0 && peer != rank ? static_cast<int>(syscall(SYS_pidfd_open, pid, 0)) : -1;
-    }
+        place_(*reinterpret_cast<detail::Board*>(region_->data()), me, ranks, limit) {
     room_sent_[static_cast<std::size_t>((rank + 1) % size)].fill(slot_stride);  // see make_region
     room_received_[static_cast<std::size_t>((rank + size - 1) % size)].fill(slot_stride);
     reads_peers = true;
-  }
-
-  ~ShmTransport() override {
-    seat(rank).left.store(1);
-    ring_all_bells();
-    for (int peer = 0; peer < size; ++peer)
-      if (death(peer) >= 0) close(death(peer));
   }
 
   /// Writes down, before anyone takes a seat, which process a rank is.
@@ -30151,7 +31139,8 @@ class ShmTransport final : public Transport {
   std::byte* acquire(int peer, std::size_t bytes) {
     take_room(rank, peer, room_sent_, sent_, bytes);
     auto& head = slot(rank, peer, sent_);
-    if (head.full.load(std::memory_order_acquire) != 0) wait(peer, seat(rank).wants_room, head.full, 1);
+    if (head.full.load(std::memory_order_acquire) != 0)
+      place_.wait(peer, &detail::Seat::wants_room, head.full, 1, may_spin);
     return reinterpret_cast<std::byte*>(&head) + sizeof head;
   }
 
@@ -30165,7 +31154,7 @@ class ShmTransport final : public Transport {
     head.bytes = static_cast<std::uint32_t>(bytes);
     head.full.store(1);
     advance(peer, sent_);
-    if (seat(peer).awaits.load() == rank + 1) ring_bell(peer);
+    place_.wake(peer, &detail::Seat::awaits);
   }
 
   void send(int peer, const Envelope& envelope, const std::byte* data, std::size_t bytes) override {
@@ -30176,14 +31165,15 @@ class ShmTransport final : public Transport {
   Piece receive(int peer) override {
     take_room(peer, rank, room_received_, received_, 0);  // what follows the head is the sender's affair
     auto& head = slot(peer, rank, received_);
-    if (head.full.load(std::memory_order_acquire) == 0) wait(peer, seat(rank).awaits, head.full, 0);
+    if (head.full.load(std::memory_order_acquire) == 0)
+      place_.wait(peer, &detail::Seat::awaits, head.full, 0, may_spin);
     return {head.envelope, reinterpret_cast<const std::byte*>(&head) + sizeof head, head.bytes};
   }
 
   void release(int peer) override {
     slot(peer, rank, received_).full.store(0);
     advance(peer, received_);
-    if (seat(peer).wants_room.load() == rank + 1) ring_bell(peer);
+    place_.wake(peer, &detail::Seat::wants_room);
   }
 
   bool has_piece(int peer) override {
@@ -30194,7 +31184,7 @@ class ShmTransport final : public Transport {
   void flush() override {}
 
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override {
-    if (among_threads()) return nullptr;
+    if (place_.among_threads()) return nullptr;
     try {
       return SharedMemory::allocate(bytes);
     } catch (const CommError&) {
@@ -30202,15 +31192,16 @@ class ShmTransport final : public Transport {
     }
   }
   Window window(const std::byte* data, std::size_t bytes) override {
-    return among_threads() ? Window{.key = 1, .address = data} : SharedMemory::find(data, bytes);
+    return place_.among_threads() ? Window{.key = 1, .address = data} : SharedMemory::find(data, bytes);
   }
   bool shows_first(const Window& window) override {
-    if (among_threads() || std::find(shown_.begin(), shown_.end(), window.key) != shown_.end()) return false;
+    if (place_.among_threads() || std::find(shown_.begin(), shown_.end(), window.key) != shown_.end()) return false;
     shown_.push_back(window.key);
     return true;
   }
   const std::byte* open(int peer, const Window& window) override {
-    return among_threads() ? window.address : mapped_[static_cast<std::size_t>(peer)].open(seat(peer).pid, window);
+    return place_.among_threads() ? window.address
+                                  : mapped_[static_cast<std::size_t>(peer)].open(place_.pid(peer), window);
   }
   bool seems_far() override { return slow_readings_ >= 2 && ++asked_ % 32 != 0; }
   void note_reading(std::size_t bytes, std::chrono::nanoseconds time) override {
@@ -30219,33 +31210,16 @@ class ShmTransport final : public Transport {
     slow_readings_ = slow ? slow_readings_ + 1 : 0;
   }
 
-  void check() override {
-    chorus::check<LinkError>(board_.verdict.load() != 2, "rank ", board_.culprit, " gave up: ", board_.reason.data());
-  }
-
-  [[gnu::cold]] void abort(const std::string& why) noexcept override {
-    std::uint32_t none = 0;
-    if (board_.verdict.compare_exchange_strong(none, 1)) {
-      board_.culprit = rank;
-      const auto length = std::min(why.size(), board_.reason.size() - 1);
-      std::copy_n(why.data(), length, board_.reason.data());
-      board_.verdict.store(2);
-    }
-    ring_all_bells();
-    ring_bell(rank);
-  }
+  void check() override { place_.check(); }
+  [[gnu::cold]] void abort(const std::string& why) noexcept override { place_.abort(why); }
 
  private:
   using Room = std::array<std::array<std::uint32_t, slots>, max_ranks>;  // bytes that have room, by peer and slot
-  static constexpr std::chrono::milliseconds nap{20};  // of a sleeper between two looks around
   static constexpr std::size_t slot_stride = sizeof(detail::SlotHead) + slot_bytes;
   static constexpr std::size_t queue_stride = slots * slot_stride;
   static constexpr std::size_t queue_begin(int from, int to, int size) {
     return sizeof(detail::Board) + static_cast<std::size_t>(from * size + to) * queue_stride;
   }
-
-  bool among_threads() const { return seat(rank).pid.load(std::memory_order_relaxed) == 0; }
-  detail::Seat& seat(int who) const { return board_.seats[static_cast<std::size_t>(who)]; }
 
   detail::SlotHead& slot(int from, int to, const std::array<std::uint32_t, max_ranks>& next) const {
     const auto peer = static_cast<std::size_t>(from == rank ? to : from);
@@ -30267,85 +31241,15 @@ class ShmTransport final : public Transport {
     i = (i + 1) % slots;
   }
 
-  int& death(int peer) { return deaths_[static_cast<std::size_t>(peer)]; }
-
-  void ring_bell(int who) const noexcept {
-    seat(who).bell.fetch_add(1);
-    futex_wake(seat(who).bell);
-  }
-  void ring_all_bells() const noexcept {
-    for (int who = 0; who < size; ++who)
-      if (who != rank) ring_bell(who);
-  }
-
-  /// Returns when `flag` is no longer `busy`: spins for some microseconds if it may, then sleeps. While it sleeps,
-  /// `sign` tells `peer` to ring this rank's bell. Who sets a flag looks at the sign afterwards, who sets the sign
-  /// looks at the flag afterwards (all sequentially consistent), so one of them sees the other.
-  void wait(int peer, std::atomic<std::int32_t>& sign, std::atomic<std::uint32_t>& flag, std::uint32_t busy) {
-    for (int round = 0; round < rounds_; ++round) {
-      for (int i = 0; i < 10; ++i) {
-        if (flag.load(std::memory_order_acquire) != busy) return;
-        spin_pause();
-      }
-      if (!may_spin || !*may_spin) break;
-      sched_yield();  // the peer may need this very core
-    }
-    const auto deadline = Clock::now() + timeout;
-    sign.store(peer + 1);
-    while (true) {
-      const auto bell = seat(rank).bell.load();
-      if (flag.load() != busy) break;
-      const auto now = Clock::now();
-      seat(rank).pulse.store(now.time_since_epoch().count());
-      look_for_trouble(peer, flag, busy, now >= deadline);  // what throws leaves the sign, for others' deadlines
-      futex_wait(seat(rank).bell, bell, std::min<Clock::duration>(deadline - now, nap));
-    }
-    sign.store(0);
-  }
-
-  [[gnu::cold]] void look_for_trouble(int peer, const std::atomic<std::uint32_t>& flag, std::uint32_t busy, bool late) {
-    check();
-    for (int who = 0; who < size; ++who)
-      if (has_died(who)) fail<LinkError>("rank ", who, " is gone: its process ", seat(who).pid.load(), " has ended");
-    // Whatever a rank sent before it left is there by now.
-    if (seat(peer).left.load() != 0 && flag.load() == busy) fail<LinkError>("rank ", peer, " has left the group");
-    if (late) fail<LinkTimeout>("waited ", timeout.count(), " ms for ", chain(peer));
-  }
-
-  [[gnu::cold]] bool has_died(int who) {
-    const int pid = seat(who).pid.load();
-    if (pid == 0 || who == rank) return false;
-    pollfd event{death(who), POLLIN, 0};
-    const bool ended = event.fd >= 0 ? poll(&event, 1, 0) > 0 : kill(pid, 0) != 0 && errno == ESRCH;
-    return ended && seat(who).left.load() == 0;
-  }
-
-  /// `rank 2, which waits for rank 1, which ...`: the last one is the one to look at.
-  [[gnu::cold]] std::string chain(int who) const {
-    std::string text = cat("rank ", who);
-    for (int length = 0; length < size; ++length) {
-      const int awaits = seat(who).awaits.load(), wants_room = seat(who).wants_room.load();
-      const int next = (awaits != 0 ? awaits : wants_room) - 1;
-      const auto pulse = Clock::time_point(Clock::duration(seat(who).pulse.load()));
-      if (next < 0 || Clock::now() - pulse > 10 * nap) return text + ", which is stopped or busy elsewhere";
-      if (next == rank) return text + ", which waits for this rank";
-      text += cat(", which waits for rank ", next);
-      who = next;
-    }
-    return text;
-  }
-
   std::shared_ptr<const SharedRegion> region_;  // threads of a group share one
-  detail::Board& board_;
+  detail::Place place_;
   std::array<std::uint32_t, max_ranks> sent_{}, received_{};  // per peer, the next slot
   Room room_sent_{}, room_received_{};
   std::array<FarCopy, max_ranks> copies_;
-  std::array<int, max_ranks> deaths_{};                       // per peer: a pidfd, readable once its process has ended
   std::array<MappedWindows, max_ranks> mapped_;
   std::vector<std::uint64_t> shown_;  // keys of windows that the others know
   int slow_readings_ = 0;             // in a row
   unsigned asked_ = 0;
-  int rounds_;  // of looking and yielding before it sleeps; fewer where ranks outnumber cores
 };
 
 }  // namespace chorus::inline CHORUS_ABI::comm
@@ -30680,6 +31584,20 @@ inline Transport::Piece receive(const Ring& ring, int from, std::size_t bytes, s
   return piece;
 }
 
+/// out := in (+) scale * mine. Products are rounded before they are added, here as wherever else: a sum of two numbers
+/// has the same bits, whichever way they took.
+inline void combine_scaled(const Reduction& reduction, std::byte* out, const std::byte* in, const std::byte* mine,
+                           std::size_t count) {
+  if (reduction.scale == 1) return reduction.combine(out, in, mine, count);
+  alignas(64) std::array<std::byte, 4096> product;
+  while (count != 0) {
+    const auto n = std::min(count, product.size() / reduction.element), bytes = n * reduction.element;
+    reduction.scaled(product.data(), mine, n, reduction.scale);
+    reduction.combine(out, in, product.data(), n);
+    out += bytes, in += bytes, mine += bytes, count -= n;
+  }
+}
+
 /// Moves `count` numbers, piece by piece: while one piece is being added here, the next one is being written by the
 /// neighbour. An empty chunk travels as one empty piece, so that a mismatch of calls shows in any case.
 inline void relay(const Ring& ring, Step m, std::size_t count) {
@@ -30693,7 +31611,7 @@ inline void relay(const Ring& ring, Step m, std::size_t count) {
     if ((in && m.reads) || scales) {  // the value is made here: where it is stored, else in the slot
       std::byte* const out = m.stores ? m.store : slot = ring.link.acquire(m.to);
       if (in) {
-        ring.reduction.combine(out, in, m.mine, n, ring.reduction.scale);
+        combine_scaled(ring.reduction, out, in, m.mine, n);
       } else {
         ring.reduction.scaled(out, m.mine, n, ring.reduction.scale);
       }
@@ -31364,20 +32282,17 @@ class InOrder final : public Progress {
   InOrder(Run run, void* self) : run_(run), self_(self) {}
   ~InOrder() override { stop(); }
 
-  /// Runs `task` behind all that were given before, and returns when it is done; throws how it failed.
+  /// Runs `task` behind all that were given before, and returns when it is done; throws how it failed. After a failure
+  /// it runs, too: it is for `run` to let it fail.
   void now(const Task& task) {
     std::unique_lock lock(mutex_);
-    const auto ticket = ++given_;
-    if (tasks_.empty() && !running_) {
-      caller_waits_ = true;
-      const auto failure = execute(lock, task);
-      caller_waits_ = false;
-      hand_over();
-      if (failure) failure.raise();
-      return;
-    }
-    if (!failure_) tasks_.push_back(task);
-    finish(lock, ticket);
+    caller_waits_ = true;
+    work_until(lock, [this] { return !running_ && tasks_.empty(); });
+    ++given_;
+    const auto failure = execute(lock, task);
+    caller_waits_ = false;
+    hand_over();
+    if (failure) failure.raise();
   }
 
   /// Puts `task` behind all that were given before. Starts the thread at the first call.
@@ -31391,7 +32306,11 @@ class InOrder final : public Progress {
 
   void wait(std::uint64_t ticket) override {
     std::unique_lock lock(mutex_);
-    finish(lock, ticket);
+    caller_waits_ = true;
+    work_until(lock, [&] { return finished_ >= ticket || failure_; });
+    caller_waits_ = false;
+    hand_over();
+    if (finished_ < ticket) failure_.raise();
   }
 
   bool done(std::uint64_t ticket) override {
@@ -31410,17 +32329,15 @@ class InOrder final : public Progress {
   }
 
  private:
-  void finish(std::unique_lock<std::mutex>& lock, std::uint64_t ticket) {
-    caller_waits_ = true;
-    while (finished_ < ticket && !failure_) {
+  /// Does what was given, or waits while another thread does.
+  template <class Enough>
+  void work_until(std::unique_lock<std::mutex>& lock, const Enough& enough) {
+    while (!enough()) {
       if (!running_ && !tasks_.empty())
         execute(lock, next());
       else
         done_.wait(lock);
     }
-    caller_waits_ = false;
-    hand_over();
-    if (finished_ < ticket) failure_.raise();
   }
   /// What a caller leaves is the background thread's.
   void hand_over() {
@@ -31721,7 +32638,7 @@ inline void exchange_all_reduce(const Ring& ring, std::byte* data, std::size_t c
     const auto n = std::min(count - done, per_piece);
     const auto mine = data + done * element;
     const auto* theirs = receive(ring, peer, n * element).data;
-    reduction.combine(mine, left ? mine : theirs, left ? theirs : mine, n, 1);
+    reduction.combine(mine, left ? mine : theirs, left ? theirs : mine, n);
     ring.link.release(peer);
     done += n;
   } while (done < count);
@@ -31756,7 +32673,7 @@ class DirectBlock {
       const bool mine = from == rank();
       const std::byte* right = mine ? at(rank()) : receive(ring_, from, bytes).data;
       if (left != nullptr) {
-        ring_.reduction.combine(sum, left, right, own, 1);
+        ring_.reduction.combine(sum, left, right, own);
       } else if (mine) {
         copy_bytes(sum, right, bytes);
       }
@@ -32001,7 +32918,7 @@ inline void reduce_in_place(const Ring& ring, const InPlace& all, std::byte* out
     const std::byte* left = part(0, sum.data());
     for (int peer = 1; peer < all.size(); ++peer) {
       std::byte* const to = peer + 1 == all.size() ? out : sum.data();
-      reduction.combine(to, left, part(peer, product.data()), n, 1);
+      reduction.combine(to, left, part(peer, product.data()), n);
       left = to;
     }
     out += n * element;
@@ -32044,8 +32961,9 @@ inline bool in_place_all_reduce(const Ring& ring, std::byte* data, std::size_t c
   const detail::InPlace all(ring, data, count * element, ring.link.size == 2);
   if (!all.agreed()) return false;
   const auto ranks = static_cast<std::size_t>(all.size());
-  // A rank adds up one segment ahead of what it copies, so that it need not wait for the others; both are in its cache.
-  const std::size_t longest = ranks * ((std::size_t{128} << 10) / element), segments = (count + longest - 1) / longest;
+  // A rank adds up one segment ahead of what it copies, so that it need not wait for the others. Segments are as long
+  // as a second-level cache: what others read has left it, and comes faster from the cache that all cores share.
+  const std::size_t longest = (std::size_t{1} << 20) / element, segments = (count + longest - 1) / longest;
   const auto length = [&](std::size_t s) { return std::min(longest, count - s * longest); };
   const auto start = [&](std::size_t s, int c) {
     return s * longest + length(s) * static_cast<std::size_t>(c) / ranks;
@@ -32097,7 +33015,7 @@ inline bool in_place_reduce_scatter(const Ring& ring, const std::byte* whole, st
   const auto element = ring.reduction.element, bytes = count * element;
   if (!detail::may_read_in_place(ring.link, bytes)) return false;
   const auto ranks = static_cast<std::size_t>(ring.link.size);
-  const detail::InPlace all(ring, const_cast<std::byte*>(whole), ranks * bytes, false);
+  const detail::InPlace all(ring, const_cast<std::byte*>(whole), ranks * bytes, ring.link.size == 2);
   if (!all.agreed()) return false;
   detail::ReadingTime time(ring.link);
   time.start();
