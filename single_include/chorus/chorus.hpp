@@ -26886,7 +26886,8 @@ inline bool in_place_all_reduce(const Ring& ring, std::byte* data, std::size_t c
   const auto ranks = static_cast<std::size_t>(all.size());
   // A rank adds up one segment ahead of what it copies, so that it need not wait for the others. Segments are as long
   // as a second-level cache: what others read has left it, and comes faster from the cache that all cores share.
-  const std::size_t longest = (std::size_t{1} << 20) / element, segments = (count + longest - 1) / longest;
+  const std::size_t longest = (std::size_t{1} << 20) / (ranks * element) * ranks;
+  const std::size_t segments = (count + longest - 1) / longest;
   const auto length = [&](std::size_t s) { return std::min(longest, count - s * longest); };
   const auto start = [&](std::size_t s, int c) {
     return s * longest + length(s) * static_cast<std::size_t>(c) / ranks;
@@ -32963,7 +32964,8 @@ inline bool in_place_all_reduce(const Ring& ring, std::byte* data, std::size_t c
   const auto ranks = static_cast<std::size_t>(all.size());
   // A rank adds up one segment ahead of what it copies, so that it need not wait for the others. Segments are as long
   // as a second-level cache: what others read has left it, and comes faster from the cache that all cores share.
-  const std::size_t longest = (std::size_t{1} << 20) / element, segments = (count + longest - 1) / longest;
+  const std::size_t longest = (std::size_t{1} << 20) / (ranks * element) * ranks;
+  const std::size_t segments = (count + longest - 1) / longest;
   const auto length = [&](std::size_t s) { return std::min(longest, count - s * longest); };
   const auto start = [&](std::size_t s, int c) {
     return s * longest + length(s) * static_cast<std::size_t>(c) / ranks;
