@@ -24194,11 +24194,6 @@ class Socket {
     char byte;
     return recv(fd_, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
   }
-  /// Whether there is something to read.
-  bool has_data() const {
-    char byte;
-    return recv(fd_, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0;
-  }
 
  private:
   static bool would_wait() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
@@ -25783,7 +25778,7 @@ class TcpTransport final : public Transport {
     for (int peer = 0; peer < size; ++peer) await(peer, Goal::sent);
   }
 
-  void check() override { read_news(nobody); }
+  void check() override { read_news(); }
 
   void abort(const std::string& why) noexcept override {
     detail::News news{.kind = detail::News::gives_up};
@@ -25866,13 +25861,14 @@ class TcpTransport final : public Transport {
     }
   }
 
-  /// The data connection has ended: the news may say why, or end too.
+  /// The data connection has ended: the news may say why, or end too. That a rank leaves may be heard before the last of
+  /// what it sent has come.
   [[noreturn, gnu::cold]] void lost(int peer) {
-    for (int i = 0; i < 10; ++i) {
-      read_news(peer);
+    for (int i = 0; i < 10 && !at(peer).left; ++i) {
+      read_news();
       poll(nullptr, 0, 10);
     }
-    fail<LinkError>("rank ", peer, " has closed its connection");
+    fail<LinkError>("rank ", peer, at(peer).left ? " has left the group" : " has closed its connection");
   }
 
   enum class Goal { room, piece, sent };
@@ -25901,7 +25897,7 @@ class TcpTransport final : public Transport {
       poll(events.data(), n, milliseconds_until(alarmed ? deadline : alarm));
       for (int who = 0; who < size; ++who) push(who);
       if (reached(peer, goal)) break;
-      read_news(peer);
+      read_news();
       if (Clock::now() >= deadline) fail<LinkTimeout>("waited ", timeout.count(), " ms for ", chain(peer));
       if (Clock::now() >= alarm && !alarmed) {
         alarmed = true;
@@ -25911,8 +25907,8 @@ class TcpTransport final : public Transport {
     if (alarmed) tell_all({.kind = detail::News::waits, .other = nobody});
   }
 
-  /// Throws if a rank has died or given up, or if `needed` has left.
-  void read_news(int needed) {
+  /// Throws if a rank has died or given up.
+  void read_news() {
     if (aborted_.load()) fail<LinkError>("this rank gave up");
     for (int who = 0; who < size; ++who) {
       auto& p = at(who);
@@ -25929,8 +25925,6 @@ class TcpTransport final : public Transport {
         if (p.last.kind == detail::News::waits) p.waits_for = p.last.other;
       }
     }
-    if (needed != nobody && at(needed).left && !at(needed).data.has_data())
-      fail<LinkError>("rank ", needed, " has left the group");
   }
 
   void tell_all(detail::News news) noexcept {
@@ -30272,11 +30266,6 @@ class Socket {
     char byte;
     return recv(fd_, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
   }
-  /// Whether there is something to read.
-  bool has_data() const {
-    char byte;
-    return recv(fd_, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0;
-  }
 
  private:
   static bool would_wait() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
@@ -31861,7 +31850,7 @@ class TcpTransport final : public Transport {
     for (int peer = 0; peer < size; ++peer) await(peer, Goal::sent);
   }
 
-  void check() override { read_news(nobody); }
+  void check() override { read_news(); }
 
   void abort(const std::string& why) noexcept override {
     detail::News news{.kind = detail::News::gives_up};
@@ -31944,13 +31933,14 @@ class TcpTransport final : public Transport {
     }
   }
 
-  /// The data connection has ended: the news may say why, or end too.
+  /// The data connection has ended: the news may say why, or end too. That a rank leaves may be heard before the last of
+  /// what it sent has come.
   [[noreturn, gnu::cold]] void lost(int peer) {
-    for (int i = 0; i < 10; ++i) {
-      read_news(peer);
+    for (int i = 0; i < 10 && !at(peer).left; ++i) {
+      read_news();
       poll(nullptr, 0, 10);
     }
-    fail<LinkError>("rank ", peer, " has closed its connection");
+    fail<LinkError>("rank ", peer, at(peer).left ? " has left the group" : " has closed its connection");
   }
 
   enum class Goal { room, piece, sent };
@@ -31979,7 +31969,7 @@ class TcpTransport final : public Transport {
       poll(events.data(), n, milliseconds_until(alarmed ? deadline : alarm));
       for (int who = 0; who < size; ++who) push(who);
       if (reached(peer, goal)) break;
-      read_news(peer);
+      read_news();
       if (Clock::now() >= deadline) fail<LinkTimeout>("waited ", timeout.count(), " ms for ", chain(peer));
       if (Clock::now() >= alarm && !alarmed) {
         alarmed = true;
@@ -31989,8 +31979,8 @@ class TcpTransport final : public Transport {
     if (alarmed) tell_all({.kind = detail::News::waits, .other = nobody});
   }
 
-  /// Throws if a rank has died or given up, or if `needed` has left.
-  void read_news(int needed) {
+  /// Throws if a rank has died or given up.
+  void read_news() {
     if (aborted_.load()) fail<LinkError>("this rank gave up");
     for (int who = 0; who < size; ++who) {
       auto& p = at(who);
@@ -32007,8 +31997,6 @@ class TcpTransport final : public Transport {
         if (p.last.kind == detail::News::waits) p.waits_for = p.last.other;
       }
     }
-    if (needed != nobody && at(needed).left && !at(needed).data.has_data())
-      fail<LinkError>("rank ", needed, " has left the group");
   }
 
   void tell_all(detail::News news) noexcept {

@@ -211,11 +211,6 @@ class Socket {
     char byte;
     return recv(fd_, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
   }
-  /// Whether there is something to read.
-  bool has_data() const {
-    char byte;
-    return recv(fd_, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0;
-  }
 
  private:
   static bool would_wait() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }

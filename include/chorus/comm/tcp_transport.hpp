@@ -99,7 +99,7 @@ class TcpTransport final : public Transport {
     for (int peer = 0; peer < size; ++peer) await(peer, Goal::sent);
   }
 
-  void check() override { read_news(nobody); }
+  void check() override { read_news(); }
 
   void abort(const std::string& why) noexcept override {
     detail::News news{.kind = detail::News::gives_up};
@@ -182,13 +182,14 @@ class TcpTransport final : public Transport {
     }
   }
 
-  /// The data connection has ended: the news may say why, or end too.
+  /// The data connection has ended: the news may say why, or end too. That a rank leaves may be heard before the last of
+  /// what it sent has come.
   [[noreturn, gnu::cold]] void lost(int peer) {
-    for (int i = 0; i < 10; ++i) {
-      read_news(peer);
+    for (int i = 0; i < 10 && !at(peer).left; ++i) {
+      read_news();
       poll(nullptr, 0, 10);
     }
-    fail<LinkError>("rank ", peer, " has closed its connection");
+    fail<LinkError>("rank ", peer, at(peer).left ? " has left the group" : " has closed its connection");
   }
 
   enum class Goal { room, piece, sent };
@@ -217,7 +218,7 @@ class TcpTransport final : public Transport {
       poll(events.data(), n, milliseconds_until(alarmed ? deadline : alarm));
       for (int who = 0; who < size; ++who) push(who);
       if (reached(peer, goal)) break;
-      read_news(peer);
+      read_news();
       if (Clock::now() >= deadline) fail<LinkTimeout>("waited ", timeout.count(), " ms for ", chain(peer));
       if (Clock::now() >= alarm && !alarmed) {
         alarmed = true;
@@ -227,8 +228,8 @@ class TcpTransport final : public Transport {
     if (alarmed) tell_all({.kind = detail::News::waits, .other = nobody});
   }
 
-  /// Throws if a rank has died or given up, or if `needed` has left.
-  void read_news(int needed) {
+  /// Throws if a rank has died or given up.
+  void read_news() {
     if (aborted_.load()) fail<LinkError>("this rank gave up");
     for (int who = 0; who < size; ++who) {
       auto& p = at(who);
@@ -245,8 +246,6 @@ class TcpTransport final : public Transport {
         if (p.last.kind == detail::News::waits) p.waits_for = p.last.other;
       }
     }
-    if (needed != nobody && at(needed).left && !at(needed).data.has_data())
-      fail<LinkError>("rank ", needed, " has left the group");
   }
 
   void tell_all(detail::News news) noexcept {

@@ -152,6 +152,25 @@ TEST_CASE("what no rank would send over a group's connections is an error", "[co
   }
 }
 
+TEST_CASE("what a rank has sent counts, though it is heard first that the rank has left", "[comm]") {
+  auto [data, far_data] = connection();
+  auto [news, far_news] = connection();
+  comm::TcpTransport link(0, 2, 2s);
+  link.peers()[1].data = std::move(data);
+  link.peers()[1].news = std::move(news);
+  const comm::Envelope call{.op = comm::Op::all_gather, .dtype = DType::u64, .count = 1};
+  say(far_news, comm::detail::News{.kind = comm::detail::News::leaves});
+  std::jthread late([&] {
+    std::this_thread::sleep_for(50ms);
+    say(far_data, comm::detail::PieceHead{call, 1000});
+    say(far_data, std::array<char, 1000>{});
+    far_data = comm::Socket();
+  });
+  CHECK(link.receive(1).bytes == 1000);
+  link.release(1);
+  CHECK_THROWS_WITH(link.receive(1), "rank 1 has left the group");
+}
+
 TEST_CASE("a rank 0 that answers nonsense is an error of who joins it", "[comm]") {
   const auto answers = [](comm::detail::Answer answer) {
     const auto port = test::free_port();
