@@ -182,8 +182,8 @@ class TcpTransport final : public Transport {
     }
   }
 
-  /// The data connection has ended: the news may say why, or end too. That a rank leaves may be heard before the last of
-  /// what it sent has come.
+  /// The data connection has ended: the news may say why, or end too. That a rank leaves may be heard before the last
+  /// of what it sent has come.
   [[noreturn, gnu::cold]] void lost(int peer) {
     for (int i = 0; i < 10 && !at(peer).left; ++i) {
       read_news();
