@@ -20569,6 +20569,27 @@ void for_each_grad(const std::vector<nn::NamedParameter<D>>& parameters, const F
       f(parameter, static_cast<double*>(parameter.grad_data()));
   }
 }
+/// The sum of the squares of all gradients.
+template <Device D>
+double square_sum(const std::vector<nn::NamedParameter<D>>& parameters) {
+  double squares = 0;
+  for_each_grad(parameters, [&](auto& parameter, auto* grad) {
+    squares += kernels::square_sum(parameter.where(), parameter.count(), grad);
+  });
+  return squares;
+}
+/// Multiplies gradients, if need be, so that a common norm of `norm` becomes at most `max_norm`.
+template <Device D>
+void scale_down(const std::vector<nn::NamedParameter<D>>& parameters, double norm, double max_norm) {
+  const double factor = max_norm / (norm + 1e-6);
+  if (factor < 1)
+    for_each_grad(parameters, [&]<class T>(auto& parameter, T* grad) {
+      kernels::scale(parameter.where(), parameter.count(), static_cast<T>(factor), grad);
+    });
+}
+inline void check_max_norm(double max_norm) {
+  check<UsageError>(max_norm > 0, "clip_grad_norm: the largest norm must be positive, got ", max_norm);
+}
 }  // namespace detail
 
 /// Scales all gradients down so that their common Euclidean norm is at most `max_norm`; returns the norm before. Under
@@ -20576,23 +20597,15 @@ void for_each_grad(const std::vector<nn::NamedParameter<D>>& parameters, const F
 /// captured by Graphed it returns NaN, since there the device alone knows the norm.
 template <Device D>
 double clip_grad_norm(const std::vector<nn::NamedParameter<D>>& parameters, double max_norm) {
-  check<UsageError>(max_norm > 0, "clip_grad_norm: the largest norm must be positive, got ", max_norm);
+  detail::check_max_norm(max_norm);
 #if CHORUS_USE_CUDA && defined(__CUDACC__)
   if constexpr (std::is_same_v<D, Cuda>) {
     return detail::clip_grad_norm_on_device(parameters, max_norm);
   } else
 #endif
   {
-    double squares = 0;
-    detail::for_each_grad(parameters, [&](auto& parameter, auto* grad) {
-      squares += kernels::square_sum(parameter.where(), parameter.count(), grad);
-    });
-    const double norm = std::sqrt(squares);
-    const double factor = max_norm / (norm + 1e-6);
-    if (factor < 1)
-      detail::for_each_grad(parameters, [&]<class T>(auto& parameter, T* grad) {
-        kernels::scale(parameter.where(), parameter.count(), static_cast<T>(factor), grad);
-      });
+    const double norm = std::sqrt(detail::square_sum(parameters));
+    detail::scale_down(parameters, norm, max_norm);
     return norm;
   }
 }

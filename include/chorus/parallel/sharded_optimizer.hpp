@@ -5,8 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <chorus/comm/communicator.hpp>
-#include <chorus/kernels/optimizer.hpp>
-#include <chorus/kernels/pointwise.hpp>
+#include <chorus/optim/clip.hpp>
 #include <chorus/optim/optimizer.hpp>
 #include <chorus/parallel/gradient_buckets.hpp>
 #include <chorus/parallel/non_finite.hpp>
@@ -183,26 +182,13 @@ class ShardedOptimizer : public optim::HasLearningRate {
 
   template <class Net>
   double clip(Net& net, double max_norm) {
-    check<UsageError>(max_norm > 0, "clip_grad_norm: the largest norm must be positive, got ", max_norm);
+    optim::detail::check_max_norm(max_norm);
     prepare(net);
     double squares = 0;
-    const auto for_each_grad = [&](const auto& f) {
-      for (const auto& slice : slices_)
-        if (slice->grad_arrived() && slice->dtype() == DType::f32)
-          f(slice->count(), static_cast<float*>(slice->grad_data()));
-        else if (slice->grad_arrived())
-          f(slice->count(), static_cast<double*>(slice->grad_data()));
-    };
-    net.with_gradients([&] {
-      for_each_grad([&](Index n, const auto* grad) { squares += kernels::square_sum(own_->device(), n, grad); });
-    });
+    net.with_gradients([&] { squares = optim::detail::square_sum(mine_); });
     net.communicator().all_reduce(std::span(&squares, 1), comm::ReduceOp::sum, {});
-    const double norm = std::sqrt(squares), factor = max_norm / (norm + 1e-6);
-    if (factor < 1)
-      net.with_gradients([&] {
-        for_each_grad(
-            [&]<class T>(Index n, T* grad) { kernels::scale(own_->device(), n, static_cast<T>(factor), grad); });
-      });
+    const double norm = std::sqrt(squares);
+    net.with_gradients([&] { optim::detail::scale_down(mine_, norm, max_norm); });
     return norm;
   }
 
@@ -228,11 +214,11 @@ class ShardedOptimizer : public optim::HasLearningRate {
   template <class Net>
   void share_out(Net& net) {
     own_.reset();
+    mine_.clear();
     slices_.clear();
     order_ = order_of(net);
     const auto before = std::exchange(shards_, {});
     const auto& communicator = net.communicator();
-    std::vector<nn::NamedParameter<D>> mine;
     for (const auto& bucket : net.buckets())
       for (int rank = 0; rank < communicator.size(); ++rank) {
         const auto part = detail::part_of(bucket.count, static_cast<std::size_t>(rank),
@@ -254,9 +240,9 @@ class ShardedOptimizer : public optim::HasLearningRate {
       if (shard.owner != communicator.rank()) continue;
       slices_.push_back(std::make_unique<detail::ParameterSlice<D>>(
           *shard.named.parameter, static_cast<Index>(shard.begin), static_cast<Index>(shard.end - shard.begin)));
-      mine.push_back({shard.named.name, shard.named.handle, slices_.back().get()});
+      mine_.push_back({shard.named.name, shard.named.handle, slices_.back().get()});
     }
-    if (!mine.empty()) own_ = std::make_unique<Opt>(std::move(mine), options_);
+    if (!mine_.empty()) own_ = std::make_unique<Opt>(mine_, options_);
   }
 
   template <class Net>
@@ -286,6 +272,7 @@ class ShardedOptimizer : public optim::HasLearningRate {
   std::vector<std::pair<const ParameterOn<D>*, std::size_t>> order_;  // when parameters were shared out
   std::vector<Shard> shards_;                                         // of all ranks
   std::vector<std::unique_ptr<detail::ParameterSlice<D>>> slices_;    // this rank's
+  std::vector<nn::NamedParameter<D>> mine_;                           // the same, as optimizers take them
   std::unique_ptr<Opt> own_;                                          // none where there are fewer numbers than ranks
 };
 
