@@ -11,12 +11,20 @@
 
 namespace chorus::inline CHORUS_ABI::optim {
 
+/// An optimizer that knows better which gradients its step takes, as ShardedOptimizer does.
+template <class Optimizer>
+concept SharedOut = requires(Optimizer& optimizer, std::int32_t* found) {
+  optimizer.in_parts();
+  optimizer.make_largest(found);
+};
+
 ///   scaler.scale(loss).backward();
 ///   scaler.step(optimizer);
 ///
 /// Whether a step is left out is decided by the gradients after they were reduced over all devices. Sums keep what is
 /// infinite or not a number, and all ranks hold the same bits, so all decide alike without a word; but where ranks have
-/// parameters of their own, they have to ask each other: `GradScaler scaler{net}`.
+/// parameters of their own, they have to ask each other: `GradScaler scaler{net}`. With a ShardedOptimizer they ask
+/// each other in any case, since each rank may have averaged a part of the gradients alone.
 ///
 /// On GPUs the scale lies in device memory. A step that is captured by Graphed looks at its gradients there, and leaves
 /// itself out there: the host never waits for it. An eager step waits, to say whether it has stepped.
@@ -45,8 +53,25 @@ class GradScaler {
   /// gradients before the step. In a step that is captured it returns true: the device alone will know.
   bool unscale() {
     if (!unscaled_) {
-      unscaled_ = true;
+      unscaled_ = by_parameters_ = true;
       finite_ = scale_.unscale(parameters_, agree_);
+    }
+    return finite_;
+  }
+  /// The same for the gradients that a ShardedOptimizer steps, of which each rank may have averaged its part alone.
+  /// All ranks call it, and return the same.
+  template <SharedOut Sharded>
+  bool unscale(Sharded& optimizer) {
+    if (!unscaled_) {
+      unscaled_ = true;
+      by_parameters_ = false;
+      const auto unscale = [&](const std::vector<nn::NamedParameter<D>>& parameters) {
+        finite_ = scale_.unscale(parameters, [&](std::int32_t* found) { optimizer.make_largest(found); });
+      };
+      if (optimizer.in_parts())
+        optimizer.with_parts(unscale);
+      else
+        unscale(parameters_);  // whole gradients may be looked at elsewhere, too
     }
     return finite_;
   }
@@ -57,6 +82,20 @@ class GradScaler {
     const bool finite = unscale();
     unscaled_ = false;
     scale_.step(optimizer, finite);
+    return finite;
+  }
+
+  /// The same for a ShardedOptimizer; all ranks step, or leave the step out. Throws UsageError after `unscale()` where
+  /// ranks have parts of the averages, which `unscale(optimizer)` finds.
+  template <SharedOut Sharded>
+  bool step(Sharded& optimizer) {
+    check<UsageError>(!unscaled_ || !by_parameters_ || !optimizer.in_parts(),
+                      "GradScaler: unscale() has not seen the gradients, of which each rank has averaged a part: "
+                      "expected unscale(optimizer)");
+    const bool finite = unscale(optimizer);
+    unscaled_ = false;
+    scale_.step(optimizer, finite);
+    if (!finite) optimizer.skip_step();
     return finite;
   }
 
@@ -88,7 +127,7 @@ class GradScaler {
   std::vector<nn::NamedParameter<D>> parameters_;
   detail::LossScale<D> scale_;
   detail::AgreeOnFound agree_;
-  bool unscaled_ = false, finite_ = true;
+  bool unscaled_ = false, by_parameters_ = false, finite_ = true;
 };
 
 template <Device D>

@@ -57,7 +57,8 @@ class LossScale {
   }
 
   /// Steps, if `finite`, and changes the scale.
-  void step(Optimizer<D>& optimizer, bool finite) {
+  template <class Optimizer>
+  void step(Optimizer& optimizer, bool finite) {
     if (finite) optimizer.step();
     rule_(state_, finite);
   }

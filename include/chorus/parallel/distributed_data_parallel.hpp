@@ -42,6 +42,8 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
  public:
   using D = typename Model::device_type;
   static constexpr const char* name = "ddp";
+  /// Whether the hook leaves each rank the averages of its own part alone.
+  static constexpr bool averages_in_parts = detail::Reducer<D, Hook, Communicator>::in_parts;
 
   /// Compares the models of all ranks and takes rank 0's numbers. Throws UsageError, on every rank, where names,
   /// shapes, dtypes or options differ, and where no parameter wants a gradient. The communicator must outlive this.
@@ -149,7 +151,7 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   void step_in_backward(std::function<void(const ParameterOn<D>&)> step) {
     check<UsageError>(!step || options_.non_finite == NonFinite::propagate,
                       "DistributedDataParallel: an optimizer that steps in backward can't wait for a NonFinite policy");
-    check<UsageError>(!step || !in_parts,
+    check<UsageError>(!step || !averages_in_parts,
                       "DistributedDataParallel: an optimizer that steps in backward needs whole averages, and this "
                       "hook leaves each rank a part");
     reducer_.on_averaged = std::move(step);
@@ -159,7 +161,7 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   /// hook has averaged them whole or in parts.
   template <class F>
   void with_gradients(const F& f) {
-    if constexpr (in_parts)
+    if constexpr (averages_in_parts)
       reducer_.parts().show(f);
     else
       f();
@@ -183,7 +185,6 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   std::int64_t skipped_steps() const { return reducer_.skipped_steps(); }
 
  private:
-  static constexpr bool in_parts = detail::Reducer<D, Hook, Communicator>::in_parts;
   static constexpr bool averages_parameters = requires(Hook & h, const nn::FlatParameters<D>& flat, Communicator& c) {
     h.before_forward(flat, c);
   };

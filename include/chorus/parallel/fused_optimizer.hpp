@@ -30,9 +30,11 @@ class FusedOptimizer : public optim::HasLearningRate {
       found.emplace_back(named.parameter, optimizers_.back().get());
     }
     std::sort(found.begin(), found.end());
-    net.step_in_backward([found = std::move(found)](const Parameter& parameter) {
-      std::lower_bound(found.begin(), found.end(), std::pair<const Parameter*, Opt*>(&parameter, nullptr))
-          ->second->step();
+    net.step_in_backward([this, found = std::move(found)](const Parameter& parameter) {
+      Opt& optimizer =
+          *std::lower_bound(found.begin(), found.end(), std::pair<const Parameter*, Opt*>(&parameter, nullptr))->second;
+      optimizer.set_lr(lr());  // a schedule knows this object alone
+      optimizer.step();
     });
   }
   FusedOptimizer(const FusedOptimizer&) = delete;
@@ -44,10 +46,6 @@ class FusedOptimizer : public optim::HasLearningRate {
   /// Forgets all gradients.
   void zero_grad() {
     for (auto& optimizer : optimizers_) optimizer->zero_grad();
-  }
-  void set_lr(double lr) {
-    HasLearningRate::set_lr(lr);
-    for (auto& optimizer : optimizers_) optimizer->set_lr(lr);
   }
   /// The state of all parameters, for checkpoints.
   std::vector<optim::StateTensor> state() {

@@ -3,12 +3,11 @@
 /// training trillion parameter models", SC 2020, stages 1 and, with the hook ReduceScatter, 2).
 
 #include <algorithm>
-#include <array>
 #include <chorus/comm/communicator.hpp>
 #include <chorus/optim/clip.hpp>
 #include <chorus/optim/optimizer.hpp>
-#include <chorus/parallel/gradient_buckets.hpp>
 #include <chorus/parallel/non_finite.hpp>
+#include <chorus/parallel/parameter_shards.hpp>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -18,45 +17,11 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 namespace chorus::inline CHORUS_ABI {
-
-namespace detail {
-
-/// Some of a parameter's numbers, for an optimizer that steps these alone.
-template <Device D>
-class ParameterSlice final : public ParameterOn<D> {
- public:
-  ParameterSlice(ParameterOn<D>& whole, Index begin, Index count) : whole_(whole), begin_(begin), count_{count} {}
-
-  DType dtype() const override { return whole_.dtype(); }
-  std::span<const Index> extents() const override { return count_; }
-  D where() const override { return whole_.where(); }
-  void* value_data() const override { return at(whole_.value_data()); }
-  void* grad_data() const override { return at(whole_.grad_data()); }
-  bool grad_arrived() const override { return whole_.grad_arrived(); }
-  void set_grad_arrived(bool arrived) override { whole_.set_grad_arrived(arrived); }
-  bool wants_grad() const override { return whole_.wants_grad(); }
-  void set_wants_grad(bool wants) override { whole_.set_wants_grad(wants); }
-  void bind(const Storage<D>&, void*, const Storage<D>&, void*) override { no_parameter(); }
-  void on_grad(std::function<void()>) override { no_parameter(); }
-  Ref<Node> copy_to(D) const override { no_parameter(); }
-  void add_grad_of(const ParameterOn<D>&) override { no_parameter(); }
-  void set_origin(Ref<Node>) override { no_parameter(); }
-
- private:
-  [[noreturn]] static void no_parameter() { fail<UsageError>("ParameterSlice: a slice is no parameter of its own"); }
-  void* at(void* whole) const {
-    return static_cast<std::byte*>(whole) + static_cast<std::size_t>(begin_) * size_of(whole_.dtype());
-  }
-  ParameterOn<D>& whole_;
-  Index begin_;
-  std::array<Index, 1> count_;
-};
-
-}  // namespace detail
 
 /// An optimizer of type `Opt` of which each of n ranks keeps and steps its part of each bucket of a
 /// DistributedDataParallel net, an n-th of all parameters; then all gather all parts. The numbers are those of `Opt`
@@ -64,12 +29,18 @@ class ParameterSlice final : public ParameterOn<D> {
 /// ranks make the same calls. Where the net's hook is ReduceScatter, gradients are averaged in these parts alone.
 ///
 ///   ch::ShardedOptimizer<ch::optim::Adam<ch::Cpu>> optimizer{net, {.lr = 1e-3}};
+///
+/// A model in MixedPrecision goes with it, and `scaler.step(optimizer)` of optim::GradScaler. Its float parameters, of
+/// which it computes with copies in 2 bytes, are what is stepped. They stay whole on each rank, for they are the model:
+/// what is saved, compared, and read by layers that compute in float; the state beside them is what is shared out.
 template <class Opt>
 class ShardedOptimizer : public optim::HasLearningRate {
   static_assert(
       !requires { Opt::needs_whole_parameters; },
       "ShardedOptimizer: a shard ends in the middle of a parameter, and this optimizer needs whole ones");
   using D = decltype(std::declval<const Opt&>().device());
+  using Shard = detail::ParameterShard<D>;
+  using UseParts = std::function<void(const std::vector<nn::NamedParameter<D>>&)>;
 
  public:
   /// Steps all parameters of `net`, which it must not outlive. Throws UsageError where ranks have parameters of their
@@ -78,26 +49,54 @@ class ShardedOptimizer : public optim::HasLearningRate {
   ShardedOptimizer(Net& net, const typename Opt::options_type& options)
       : HasLearningRate(options.lr),
         options_(options),
-        step_([this, &net] { step(net); }),
+        step_([this, &net](const std::int32_t* unwanted) { step(net, unwanted); }),
         clip_([this, &net](double max_norm) { return clip(net, max_norm); }),
+        with_parts_([this, &net](const UseParts& use) {
+          prepare(net);
+          net.with_gradients([&] { use(shards_.mine()); });
+        }),
+        make_largest_([&net](std::int32_t* number) {
+          net.communicator().all_reduce(std::span(number, 1), comm::ReduceOp::max, {});
+        }),
         zero_grad_([&net] {
           for (const auto& entry : net.flat_parameters().entries()) entry.parameter().set_grad_arrived(false);
           net.forget_parts();
-        }) {
+        }),
+        skip_step_([&net] { net.forget_parts(); }),
+        in_parts_(Net::averages_in_parts) {
     check<UsageError>(net.options().parameters_and_buffers_to_ignore.empty(),
                       "ShardedOptimizer: parameters that are each rank's own can't be shared out");
   }
   ShardedOptimizer(const ShardedOptimizer&) = delete;
   ShardedOptimizer& operator=(const ShardedOptimizer&) = delete;
 
-  void step() { step_(); }
+  void step() { step_(nullptr); }
   /// Scales the gradients that will be stepped down so that the Euclidean norm of all ranks' together is at most
-  /// `max_norm`; returns the norm before, the same on all ranks. Throws UsageError where `max_norm` is not positive.
+  /// `max_norm`; returns the norm before, the same on all ranks. Throws UsageError where `max_norm` is not positive,
+  /// and in a step that is captured.
   double clip_grad_norm(double max_norm) { return clip_(max_norm); }
   /// Forgets all gradients.
   void zero_grad() { zero_grad_(); }
   /// This rank's part of the state, made by the first step.
   std::vector<optim::StateTensor> state() { return own_ ? own_->state() : std::vector<optim::StateTensor>(); }
+
+  // For optim::GradScaler.
+
+  /// Whether this rank has averages of its own part alone.
+  bool in_parts() const { return in_parts_; }
+  /// Calls `use(parts)` with what this rank steps, while all have their gradients.
+  void with_parts(const UseParts& use) { with_parts_(use); }
+  /// Makes a number, which lies where the parameters do, the largest one of all ranks.
+  void make_largest(std::int32_t* number) { make_largest_(number); }
+  /// Instead of `step`, where the gradients are no good.
+  void skip_step() { skip_step_(); }
+  /// See Optimizer::step_unless: in a replay that is left out all gather the parameters that they have.
+  void step_unless(const std::int32_t* unwanted) requires(!std::is_same_v<D, Cpu>) { step_(unwanted); }
+  void prepare_to_skip() requires(!std::is_same_v<D, Cpu>) {
+    with_parts_([this](const auto&) {
+      if (own_) own_->prepare_to_skip();
+    });
+  }
 
   // For checkpoints. For a moment each rank holds the whole state.
 
@@ -129,18 +128,6 @@ class ShardedOptimizer : public optim::HasLearningRate {
   }
 
  private:
-  /// Numbers [begin, end) of a parameter, which one rank steps.
-  struct Shard {
-    nn::NamedParameter<D> named;
-    int owner;
-    std::size_t begin, end;
-
-    std::uint8_t* in(const optim::StateTensor& t) const {
-      return static_cast<std::uint8_t*>(t.data) + (t.on_host ? 0 : begin * size_of(t.dtype));
-    }
-    std::size_t bytes(const optim::StateTensor& t) const { return (t.on_host ? 1 : end - begin) * size_of(t.dtype); }
-  };
-
   /// Calls `f(shard, tensor of all, this rank's own or null)` for the state of each shard.
   template <class Communicator, class F>
   void for_each_tensor(Communicator& communicator, Opt& all, const F& f) {
@@ -153,7 +140,7 @@ class ShardedOptimizer : public optim::HasLearningRate {
         last.emplace(wholes[i].name, i);
       }
     std::size_t own = 0;
-    for (const Shard& shard : shards_) {
+    for (const Shard& shard : shards_.all()) {
       const bool mine = shard.owner == communicator.rank();
       const std::size_t first = last.at(cat("steps.", shard.named.name)) + 1 - each;
       for (std::size_t t = 0; t < each; ++t) f(shard, wholes[first + t], mine ? &owns[own++] : nullptr);
@@ -169,26 +156,42 @@ class ShardedOptimizer : public optim::HasLearningRate {
   }
 
   template <class Net>
-  void step(Net& net) {
+  void step(Net& net, [[maybe_unused]] const std::int32_t* unwanted) {
     prepare(net);
     if (own_) {
-      own_->set_lr(lr());
-      net.with_gradients([&] { own_->step(); });
+      take_learning_rate();
+      net.with_gradients([&] {
+        if constexpr (!std::is_same_v<D, Cpu>)
+          if (unwanted != nullptr) return own_->step_unless(unwanted);
+        own_->step();
+      });
     }
     net.forget_parts();
     gather(net);
     for (const auto& entry : net.flat_parameters().entries()) entry.parameter().touch();
   }
 
+  void take_learning_rate() {
+    own_->set_lr(lr());
+#if CHORUS_USE_CUDA
+    if constexpr (std::is_same_v<D, Cuda>)
+      if (auto* numbers = cuda::replay_numbers()) numbers->at_replay([this] { own_->set_lr(lr()); });
+#endif
+  }
+
   template <class Net>
   double clip(Net& net, double max_norm) {
     optim::detail::check_max_norm(max_norm);
+#if CHORUS_USE_CUDA
+    check<UsageError>((std::is_same_v<D, Cpu> || cuda::replay_numbers() == nullptr),
+                      "ShardedOptimizer: clip_grad_norm in a step that is captured, where no rank knows its norm");
+#endif
     prepare(net);
     double squares = 0;
-    net.with_gradients([&] { squares = optim::detail::square_sum(mine_); });
+    net.with_gradients([&] { squares = optim::detail::square_sum(shards_.mine()); });
     net.communicator().all_reduce(std::span(&squares, 1), comm::ReduceOp::sum, {});
     const double norm = std::sqrt(squares);
-    net.with_gradients([&] { optim::detail::scale_down(mine_, norm, max_norm); });
+    net.with_gradients([&] { optim::detail::scale_down(shards_.mine(), norm, max_norm); });
     return norm;
   }
 
@@ -196,53 +199,16 @@ class ShardedOptimizer : public optim::HasLearningRate {
   /// their state, when some were frozen or thawed meanwhile.
   template <class Net>
   void prepare(Net& net) {
-    if (order_of(net) == order_) return;
-    if (shards_.empty()) return share_out(net);
+    if (shards_.fit(net)) return;
+    if (shards_.all().empty()) return share_out(net);
     const auto all = gathered(net);
     adopt(net, *all);
   }
-  /// The parameters of all buckets, and where each bucket ends.
-  template <class Net>
-  static std::vector<std::pair<const ParameterOn<D>*, std::size_t>> order_of(Net& net) {
-    std::vector<std::pair<const ParameterOn<D>*, std::size_t>> order;
-    for (const auto& bucket : net.buckets())
-      for (const std::size_t i : bucket.parameters)
-        order.emplace_back(&net.flat_parameters().entries()[i].parameter(), bucket.begin + bucket.count);
-    return order;
-  }
-
   template <class Net>
   void share_out(Net& net) {
-    own_.reset();
-    mine_.clear();
-    slices_.clear();
-    order_ = order_of(net);
-    const auto before = std::exchange(shards_, {});
-    const auto& communicator = net.communicator();
-    for (const auto& bucket : net.buckets())
-      for (int rank = 0; rank < communicator.size(); ++rank) {
-        const auto part = detail::part_of(bucket.count, static_cast<std::size_t>(rank),
-                                          static_cast<std::size_t>(communicator.size()));
-        for (const std::size_t i : bucket.parameters) {
-          const auto& entry = net.flat_parameters().entries()[i];
-          const auto from = entry.begin - bucket.begin;
-          const auto end = std::min(part.end, from + static_cast<std::size_t>(entry.parameter().count()));
-          if (const auto begin = std::max(part.begin, from); begin < end)
-            shards_.push_back({entry.named, rank, begin - from, end - from});
-        }
-      }
-    // Those that are frozen now keep their state where it was.
-    for (const Shard& shard : before)
-      if (std::none_of(order_.begin(), order_.end(),
-                       [&](const auto& placed) { return placed.first == shard.named.parameter; }))
-        shards_.push_back(shard);
-    for (const Shard& shard : shards_) {
-      if (shard.owner != communicator.rank()) continue;
-      slices_.push_back(std::make_unique<detail::ParameterSlice<D>>(
-          *shard.named.parameter, static_cast<Index>(shard.begin), static_cast<Index>(shard.end - shard.begin)));
-      mine_.push_back({shard.named.name, shard.named.handle, slices_.back().get()});
-    }
-    if (!mine_.empty()) own_ = std::make_unique<Opt>(mine_, options_);
+    own_.reset();  // it knows the old parts
+    shards_.share_out(net);
+    if (!shards_.mine().empty()) own_ = std::make_unique<Opt>(shards_.mine(), options_);
   }
 
   template <class Net>
@@ -266,14 +232,15 @@ class ShardedOptimizer : public optim::HasLearningRate {
   }
 
   typename Opt::options_type options_;
-  std::function<void()> step_;
+  // What knows the net's type.
+  std::function<void(const std::int32_t*)> step_;
   std::function<double(double)> clip_;
-  std::function<void()> zero_grad_;
-  std::vector<std::pair<const ParameterOn<D>*, std::size_t>> order_;  // when parameters were shared out
-  std::vector<Shard> shards_;                                         // of all ranks
-  std::vector<std::unique_ptr<detail::ParameterSlice<D>>> slices_;    // this rank's
-  std::vector<nn::NamedParameter<D>> mine_;                           // the same, as optimizers take them
-  std::unique_ptr<Opt> own_;                                          // none where there are fewer numbers than ranks
+  std::function<void(const UseParts&)> with_parts_;
+  std::function<void(std::int32_t*)> make_largest_;
+  std::function<void()> zero_grad_, skip_step_;
+  bool in_parts_;
+  detail::ParameterShards<D> shards_;
+  std::unique_ptr<Opt> own_;  // none where there are fewer numbers than ranks
 };
 
 }  // namespace chorus::inline CHORUS_ABI

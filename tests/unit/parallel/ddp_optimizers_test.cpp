@@ -29,8 +29,9 @@ std::string distributed(int ranks, const Options& options, const DistributedData
   return common_text(ranks, [=](const World& world) {
     Distributed<test::Smooth<Cpu>> rank(world, net_options);
     Made optimizer{rank.net, options};
+    optim::HasLearningRate& rate = optimizer;  // what a schedule knows of it
     for (std::uint32_t number = 0; number < 4; ++number) {
-      optimizer.set_lr(options.lr / (1 + number));
+      rate.set_lr(options.lr / (1 + number));
       optimizer.zero_grad();
       cross_entropy(rank.net(test::share(numbers(7, 5, number), world)), test::share(labels(7, 3, number), world))
           .backward();

@@ -51,7 +51,8 @@ class LossScale<Cuda> {
   }
 
   /// Steps, unless a gradient was not finite, and changes the scale.
-  void step(Optimizer<Cuda>& optimizer, bool finite) {
+  template <class Optimizer>
+  void step(Optimizer& optimizer, bool finite) {
     if (captured()) {
       optimizer.step_unless(&numbers()->found);
     } else {
