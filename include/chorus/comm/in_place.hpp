@@ -1,10 +1,10 @@
 #pragma once
-/// Collectives of a few ranks that read each other's memory where it lies, without a copy into a queue.
+/// Collectives of a few ranks that work in each other's memory where it lies, without a copy into a queue.
 ///
 /// Every rank tells the others where its data is. Of an all-reduce it then adds up the chunk that it owns, reading that
-/// chunk of all ranks' data, tells the others, and copies the chunks that they have added up. A rank reads 2 (n - 1) /
-/// n of the data from others, the ring's traffic; but no number is written twice, nor read from a queue. A number's sum
-/// is rounded once, in the order of ranks, wherever it lies.
+/// chunk of all ranks' data, and writes the sum to all of them. A rank reads (n - 1) / n of the data from others and
+/// writes as much to them, the ring's traffic; but nothing is copied twice, and nobody waits before the end. A number's
+/// sum is rounded once, in the order of ranks, wherever it lies.
 
 #include <array>
 #include <chorus/comm/ring.hpp>
@@ -53,13 +53,13 @@ class InPlace {
     });
     if (any_fresh) mapped = all_agree(mapped);
     check<LinkError>(mapped || any_fresh, "a rank's memory, mapped before, is no longer there");
-    if (!mapped) link_.reads_peers = false;
+    if (!mapped) link_.reaches_peers = false;
     agreed_ = mapped && all_near;
   }
 
   /// Whether the call goes on here. All ranks come to the same answer.
   bool agreed() const { return agreed_; }
-  const std::byte* of(int peer) const { return data_[at(peer)]; }
+  std::byte* of(int peer) const { return data_[at(peer)]; }
   double scale_of(int peer) const { return offers_[at(peer)].scale; }
 
   /// One number to all others, and one from each: they are as far as this rank is.
@@ -101,99 +101,87 @@ class InPlace {
   const Ring& ring_;
   Transport& link_;
   std::array<Offer, most_ranks> offers_;
-  std::array<const std::byte*, most_ranks> data_{};
+  std::array<std::byte*, most_ranks> data_{};
   bool agreed_ = false;
 };
 
-/// out := scale_0 data_0 (+) scale_1 data_1 (+) ..., at `begin` of the data; out may be this rank's.
-inline void reduce_in_place(const Ring& ring, const InPlace& all, std::byte* out, std::size_t begin,
-                            std::size_t count) {
+/// Work in others' memory goes in blocks that stay in the first-level cache, and that memcpy moves by vectors. Before each
+/// of them: a rank that has given up may soon use its memory for something else.
+inline constexpr std::size_t block_bytes = 4096;
+
+inline void copy_in_blocks(const Ring& ring, std::byte* out, const std::byte* in, std::size_t bytes) {
+  for (std::size_t i = 0; i < bytes; i += block_bytes) {
+    ring.link.check();
+    copy_bytes(out + i, in + i, std::min(block_bytes, bytes - i));
+  }
+}
+
+/// out := scale_0 data_0 (+) scale_1 data_1 (+) ..., at `begin` of the data; out may be this rank's. `to_all`: every
+/// rank has it at `begin` of its data, too.
+inline void reduce_in_place(const Ring& ring, const InPlace& all, std::byte* out, std::size_t begin, std::size_t count,
+                            bool to_all) {
   const auto& reduction = ring.reduction;
   const auto element = reduction.element;
-  alignas(64) std::array<std::byte, 4096> sum, product;
+  alignas(64) std::array<std::byte, block_bytes> partial;
   while (count != 0) {
-    const auto n = std::min(count, sum.size() / element);
-    // Products are rounded before they are added, as where they are sent: the sum has the same bits either way.
-    const auto part = [&](int peer, std::byte* scaled) -> const std::byte* {
-      const auto* const numbers = all.of(peer) + begin * element;
-      if (all.scale_of(peer) == 1) return numbers;
-      reduction.scaled(scaled, numbers, n, all.scale_of(peer));
-      return scaled;
-    };
-    const std::byte* left = part(0, sum.data());
+    ring.link.check();
+    const auto n = std::min(count, block_bytes / element);
+    const auto numbers = [&](int peer) { return all.of(peer) + begin * element; };
+    const std::byte* left = numbers(0);
+    double scale = all.scale_of(0);
     for (int peer = 1; peer < all.size(); ++peer) {
-      std::byte* const to = peer + 1 == all.size() ? out : sum.data();
-      reduction.combine(to, left, part(peer, product.data()), n);
+      std::byte* const to = peer + 1 == all.size() ? out : partial.data();
+      reduction.combine_products(to, left, scale, numbers(peer), all.scale_of(peer), n);
       left = to;
+      scale = 1;
     }
+    if (to_all) all.for_others([&](int peer) { copy_bytes(numbers(peer), out, n * element); });
     out += n * element;
     begin += n;
     count -= n;
   }
 }
 
-/// Adds up how long a call reads from others, and tells the link.
-class ReadingTime {
+/// Notes how long a scope works in others' memory, which it reads and writes `bytes` of.
+class WorkingTime {
  public:
-  explicit ReadingTime(Transport& link) : link_(link) {}
-  ~ReadingTime() { link_.note_reading(bytes_, time_); }
-  void start() { start_ = Clock::now(); }
-  void stop(std::size_t bytes) {
-    time_ += Clock::now() - start_;
-    bytes_ += bytes;
-  }
+  WorkingTime(Transport& link, std::size_t bytes) : link_(link), bytes_(bytes) {}
+  ~WorkingTime() { link_.note_work_in_place(bytes_, Clock::now() - start_); }
+  WorkingTime(const WorkingTime&) = delete;
+  WorkingTime& operator=(const WorkingTime&) = delete;
 
  private:
   Transport& link_;
-  Clock::time_point start_;
-  std::chrono::nanoseconds time_{0};
-  std::size_t bytes_ = 0;
+  std::size_t bytes_;
+  Clock::time_point start_ = Clock::now();
 };
 
 /// What is long enough that its way counts more than one message more.
-inline bool may_read_in_place(const Transport& link, std::size_t bytes) {
-  return link.reads_peers && link.size <= InPlace::most_ranks && bytes > std::size_t{64} << 10;
+inline bool may_work_in_place(const Transport& link, std::size_t bytes) {
+  return link.reaches_peers && link.size <= InPlace::most_ranks && bytes > std::size_t{4} << 10;
 }
 
 }  // namespace detail
 
-/// data: count numbers, in place. Returns false where the ranks can't, or had better not, read each other's memory;
+/// data: count numbers, in place. Returns false where the ranks can't, or had better not, work in each other's memory;
 /// then nothing has changed.
 inline bool in_place_all_reduce(const Ring& ring, std::byte* data, std::size_t count) {
   const auto element = ring.reduction.element;
-  if (!detail::may_read_in_place(ring.link, count * element)) return false;
+  if (!detail::may_work_in_place(ring.link, count * element)) return false;
   // Two numbers have one sum; of more, the ring makes another in another order.
   const detail::InPlace all(ring, data, count * element, ring.link.size == 2);
   if (!all.agreed()) return false;
   const auto ranks = static_cast<std::size_t>(all.size());
-  // A rank adds up one segment ahead of what it copies, so that it need not wait for the others. Segments are as long
-  // as a second-level cache: what others read has left it, and comes faster from the cache that all cores share.
-  const std::size_t longest = (std::size_t{1} << 20) / (ranks * element) * ranks;
-  const std::size_t segments = (count + longest - 1) / longest;
-  const auto length = [&](std::size_t s) { return std::min(longest, count - s * longest); };
-  const auto start = [&](std::size_t s, int c) {
-    return s * longest + length(s) * static_cast<std::size_t>(c) / ranks;
-  };
-  detail::ReadingTime time(ring.link);
-  for (std::size_t s = 0; s < segments + 1; ++s) {
-    if (s < segments) {
-      const auto begin = start(s, all.rank()), end = start(s, all.rank() + 1);
-      time.start();
-      detail::reduce_in_place(ring, all, data + begin * element, begin, end - begin);
-      time.stop((end - begin) * element);
-      all.tell();
-      trace::sent(all.rank(), ring.traffic, (length(s) + (end - begin) * (ranks - 2)) * element);
-    }
-    if (s == 0) continue;
-    all.hear();
-    all.for_others([&](int peer) {
-      const auto begin = start(s - 1, peer), end = start(s - 1, peer + 1);
-      time.start();
-      detail::copy_bytes(data + begin * element, all.of(peer) + begin * element, (end - begin) * element);
-      time.stop((end - begin) * element);
-    });
+  // Chunks begin where cache lines do: no line is written by two ranks.
+  const std::size_t line = std::max<std::size_t>(64 / element, 1), lines = (count + line - 1) / line;
+  const auto start = [&](int c) { return std::min(lines * static_cast<std::size_t>(c) / ranks * line, count); };
+  const auto begin = start(all.rank()), own = start(all.rank() + 1) - begin;
+  {
+    const detail::WorkingTime time(ring.link, 2 * own * element);
+    detail::reduce_in_place(ring, all, data + begin * element, begin, own, true);
   }
-  all.tell();  // nobody reads this rank's data any more once all have said so
+  trace::sent(all.rank(), ring.traffic, (count + own * (ranks - 2)) * element);
+  all.tell();  // when all have said so, all sums are there
   all.hear();
   return true;
 }
@@ -201,17 +189,18 @@ inline bool in_place_all_reduce(const Ring& ring, std::byte* data, std::size_t c
 /// all: size * count numbers, of which each rank has brought its own part.
 inline bool in_place_all_gather(const Ring& ring, const std::byte* mine, std::byte* whole, std::size_t count) {
   const auto bytes = count * ring.reduction.element;
-  if (!detail::may_read_in_place(ring.link, bytes)) return false;
+  if (!detail::may_work_in_place(ring.link, bytes)) return false;
   const detail::InPlace all(ring, const_cast<std::byte*>(mine), bytes, true);
   if (!all.agreed()) return false;
   const auto place = [&](int peer) { return whole + static_cast<std::size_t>(peer) * bytes; };
-  detail::ReadingTime time(ring.link);
-  time.start();
-  all.for_others([&](int peer) { detail::copy_bytes(place(peer), all.of(peer), bytes); });
-  time.stop(bytes * static_cast<std::size_t>(all.size() - 1));
+  const auto from_others = bytes * static_cast<std::size_t>(all.size() - 1);
+  {
+    const detail::WorkingTime time(ring.link, from_others);
+    all.for_others([&](int peer) { detail::copy_in_blocks(ring, place(peer), all.of(peer), bytes); });
+  }
   if (mine != place(all.rank())) detail::copy_bytes(place(all.rank()), mine, bytes);
-  trace::sent(all.rank(), ring.traffic, bytes * static_cast<std::size_t>(all.size() - 1));
-  all.tell();
+  trace::sent(all.rank(), ring.traffic, from_others);
+  all.tell();  // nobody reads this rank's data any more once all have said so
   all.hear();
   return true;
 }
@@ -219,14 +208,14 @@ inline bool in_place_all_gather(const Ring& ring, const std::byte* mine, std::by
 /// whole: size * count numbers; mine: this rank's part of their reduction, which may lie in its place in `whole`.
 inline bool in_place_reduce_scatter(const Ring& ring, const std::byte* whole, std::byte* mine, std::size_t count) {
   const auto element = ring.reduction.element, bytes = count * element;
-  if (!detail::may_read_in_place(ring.link, bytes)) return false;
+  if (!detail::may_work_in_place(ring.link, bytes)) return false;
   const auto ranks = static_cast<std::size_t>(ring.link.size);
   const detail::InPlace all(ring, const_cast<std::byte*>(whole), ranks * bytes, ring.link.size == 2);
   if (!all.agreed()) return false;
-  detail::ReadingTime time(ring.link);
-  time.start();
-  detail::reduce_in_place(ring, all, mine, static_cast<std::size_t>(all.rank()) * count, count);
-  time.stop(bytes);
+  {
+    const detail::WorkingTime time(ring.link, bytes);
+    detail::reduce_in_place(ring, all, mine, static_cast<std::size_t>(all.rank()) * count, count, false);
+  }
   trace::sent(all.rank(), ring.traffic, bytes * (ranks - 1));
   all.tell();
   all.hear();

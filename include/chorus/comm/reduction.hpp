@@ -1,8 +1,10 @@
 #pragma once
 /// The arithmetic of collectives: engines move bytes and call these functions on them.
 
+#include <bit>
 #include <chorus/comm/engine.hpp>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <type_traits>
 
@@ -49,6 +51,9 @@ void for_each_index(std::size_t count, Function f) {
   for (; i < count; ++i) f(i);
 }
 
+template <class C>
+using unsigned_of = std::conditional_t<sizeof(C) == 4, std::uint32_t, std::uint64_t>;
+
 template <class T, class Op>
 void combine(void* out, const void* in, const void* mine, std::size_t count) {
   const auto o = static_cast<T*>(out);
@@ -57,6 +62,30 @@ void combine(void* out, const void* in, const void* mine, std::size_t count) {
     for_each_index(count, [=](std::size_t i) { o[i] = Op::template apply<compute_type<T>>(a[i], b[i]); });
   } else {
     for_each_index(count, [=](std::size_t i) { o[i] = Op::apply(a[i], b[i]); });
+  }
+}
+
+/// x; the compiler can't tell, and does not fuse the product that x is with an addition. zero: 0.
+template <class T>
+T rounded(T x, unsigned_of<T> zero) {
+  return std::bit_cast<T>(std::bit_cast<unsigned_of<T>>(x) | zero);
+}
+
+template <class T, class Op>
+void combine_products(void* out, const void* in, double in_scale, const void* mine, double mine_scale,
+                      std::size_t count) {
+  if (in_scale == 1 && mine_scale == 1) return combine<T, Op>(out, in, mine, count);
+  if constexpr (Real<T>) {
+    using C = compute_type<T>;
+    const auto o = static_cast<T*>(out);
+    const auto a = static_cast<const T*>(in), b = static_cast<const T*>(mine);
+    const auto fa = static_cast<C>(in_scale), fb = static_cast<C>(mine_scale);
+    unsigned_of<C> zero = 0;
+    asm("" : "+r"(zero));
+    for_each_index(count, [=](std::size_t i) {
+      const auto x = static_cast<T>(rounded<C>(fa * a[i], zero)), y = static_cast<T>(rounded<C>(fb * b[i], zero));
+      o[i] = Op::template apply<C>(x, y);
+    });
   }
 }
 
@@ -80,10 +109,13 @@ template <Scalar T>
 Reduction reduction(ReduceOp op, double scale) {
   check<UsageError>(scale == 1 || Real<T>, "collective: scale ", scale, " needs floating-point numbers, these are ",
                     dtype<T>);
-  const auto combine = op == ReduceOp::sum   ? &detail::combine<T, detail::Sum>
-                       : op == ReduceOp::min ? &detail::combine<T, detail::Min>
-                                             : &detail::combine<T, detail::Max>;
-  return {dtype<T>, op, sizeof(T), scale, combine, &detail::scaled<T>};
+  const auto with = [&]<class Operator>(Operator) -> Reduction {
+    return {dtype<T>, op, sizeof(T), scale, &detail::combine<T, Operator>, &detail::combine_products<T, Operator>,
+            &detail::scaled<T>};
+  };
+  if (op == ReduceOp::min) return with(detail::Min{});
+  if (op == ReduceOp::max) return with(detail::Max{});
+  return with(detail::Sum{});
 }
 
 }  // namespace chorus::inline CHORUS_ABI::comm

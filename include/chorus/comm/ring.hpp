@@ -70,20 +70,6 @@ inline Transport::Piece receive(const Ring& ring, int from, std::size_t bytes, s
   return piece;
 }
 
-/// out := in (+) scale * mine. Products are rounded before they are added, here as wherever else: a sum of two numbers
-/// has the same bits, whichever way they took.
-inline void combine_scaled(const Reduction& reduction, std::byte* out, const std::byte* in, const std::byte* mine,
-                           std::size_t count) {
-  if (reduction.scale == 1) return reduction.combine(out, in, mine, count);
-  alignas(64) std::array<std::byte, 4096> product;
-  while (count != 0) {
-    const auto n = std::min(count, product.size() / reduction.element), bytes = n * reduction.element;
-    reduction.scaled(product.data(), mine, n, reduction.scale);
-    reduction.combine(out, in, product.data(), n);
-    out += bytes, in += bytes, mine += bytes, count -= n;
-  }
-}
-
 /// Moves `count` numbers, piece by piece: while one piece is being added here, the next one is being written by the
 /// neighbour. An empty chunk travels as one empty piece, so that a mismatch of calls shows in any case.
 inline void relay(const Ring& ring, Step m, std::size_t count) {
@@ -97,7 +83,7 @@ inline void relay(const Ring& ring, Step m, std::size_t count) {
     if ((in && m.reads) || scales) {  // the value is made here: where it is stored, else in the slot
       std::byte* const out = m.stores ? m.store : slot = ring.link.acquire(m.to);
       if (in) {
-        combine_scaled(ring.reduction, out, in, m.mine, n);
+        ring.reduction.combine_products(out, in, 1, m.mine, ring.reduction.scale, n);
       } else {
         ring.reduction.scaled(out, m.mine, n, ring.reduction.scale);
       }

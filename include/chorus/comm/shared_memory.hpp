@@ -1,5 +1,5 @@
 #pragma once
-/// `SharedMemory`: memory of this process that the other ranks of its machine can map, to read messages where they lie.
+/// `SharedMemory`: memory of this process that the other ranks of its machine can map, to work on it where it lies.
 
 #include <algorithm>
 #include <chorus/comm/hmac.hpp>
@@ -30,7 +30,7 @@ class SharedMemory {
   }
 
   /// The window that shows `bytes` at `data`; one without a key where they don't lie in such memory.
-  static Window find(const std::byte* data, std::size_t bytes) {
+  static Window find(std::byte* data, std::size_t bytes) {
     auto& all = instance();
     const std::lock_guard lock(all.mutex_);
     for (const auto& block : all.blocks_) {
@@ -69,7 +69,7 @@ class SharedMemory {
 class MappedWindows {
  public:
   /// What the window of process `pid` shows; null where it can't be mapped.
-  const std::byte* open(int pid, const Window& window) {
+  std::byte* open(int pid, const Window& window) {
     for (const auto& known : known_)
       if (known.key == window.key) return known.region.data() + window.offset;
     std::erase_if(known_, [](const Known& known) { return key_in(known.region) != known.key; });  // given back since

@@ -53,7 +53,7 @@ class ShmTransport final : public Transport {
         place_(*reinterpret_cast<detail::Board*>(region_->data()), me, ranks, limit) {
     room_sent_[static_cast<std::size_t>((rank + 1) % size)].fill(slot_stride);  // see make_region
     room_received_[static_cast<std::size_t>((rank + size - 1) % size)].fill(slot_stride);
-    reads_peers = true;
+    reaches_peers = true;
   }
 
   /// Writes down, before anyone takes a seat, which process a rank is.
@@ -117,7 +117,7 @@ class ShmTransport final : public Transport {
       return nullptr;
     }
   }
-  Window window(const std::byte* data, std::size_t bytes) override {
+  Window window(std::byte* data, std::size_t bytes) override {
     return place_.among_threads() ? Window{.key = 1, .address = data} : SharedMemory::find(data, bytes);
   }
   bool shows_first(const Window& window) override {
@@ -125,15 +125,15 @@ class ShmTransport final : public Transport {
     shown_.push_back(window.key);
     return true;
   }
-  const std::byte* open(int peer, const Window& window) override {
+  std::byte* open(int peer, const Window& window) override {
     return place_.among_threads() ? window.address
                                   : mapped_[static_cast<std::size_t>(peer)].open(place_.pid(peer), window);
   }
-  bool seems_far() override { return slow_readings_ >= 2 && ++asked_ % 32 != 0; }
-  void note_reading(std::size_t bytes, std::chrono::nanoseconds time) override {
-    // From a core of the same cache 10 to 25 GB/s, from another cache 3: then copying past the caches is faster.
+  bool seems_far() override { return slow_calls_ >= 2 && ++asked_ % 32 != 0; }
+  void note_work_in_place(std::size_t bytes, std::chrono::nanoseconds time) override {
+    // Between cores of one cache 20 GB/s and more, between two caches 3: then copying past the caches is faster.
     const bool slow = static_cast<double>(bytes) < 4.0 * static_cast<double>(time.count());
-    slow_readings_ = slow ? slow_readings_ + 1 : 0;
+    slow_calls_ = slow ? slow_calls_ + 1 : 0;
   }
 
   void check() override { place_.check(); }
@@ -174,7 +174,7 @@ class ShmTransport final : public Transport {
   std::array<FarCopy, max_ranks> copies_;
   std::array<MappedWindows, max_ranks> mapped_;
   std::vector<std::uint64_t> shown_;  // keys of windows that the others know
-  int slow_readings_ = 0;             // in a row
+  int slow_calls_ = 0;                // in a row
   unsigned asked_ = 0;
 };
 

@@ -81,21 +81,21 @@ class Transport {
   /// By rank, the machine where it runs, where that makes a difference: links within one are the fast ones. Else empty.
   virtual std::span<const int> machines() const { return {}; }
 
-  // For ranks that read each other's memory: see in_place.hpp.
+  // For ranks that work in each other's memory: see in_place.hpp.
 
-  /// Memory that the other ranks can read where it lies; null where a transport has no such, or needs none.
+  /// Memory that the other ranks can read and write where it lies; null where a transport has no such, or needs none.
   virtual std::shared_ptr<std::byte> allocate(std::size_t) { return nullptr; }
-  /// How others find this rank's data; without a key where they can't read it.
-  virtual Window window(const std::byte*, std::size_t) { return {}; }
+  /// How others find this rank's data; without a key where they can't reach it.
+  virtual Window window(std::byte*, std::size_t) { return {}; }
   /// Whether no other rank has been told of the window's memory so far.
   virtual bool shows_first(const Window&) { return false; }
-  /// A peer's data, readable here; null where this process is not allowed to.
-  virtual const std::byte* open(int, const Window&) { return nullptr; }
-  /// Whether reading the others' memory has lately been slower than a queue would be.
+  /// A peer's data, as it is mapped here; null where this process is not allowed to.
+  virtual std::byte* open(int, const Window&) { return nullptr; }
+  /// Whether working in the others' memory has lately been slower than a queue would be.
   virtual bool seems_far() { return false; }
-  virtual void note_reading(std::size_t, std::chrono::nanoseconds) {}
+  virtual void note_work_in_place(std::size_t, std::chrono::nanoseconds) {}
   /// Whether it is worth asking; all ranks of a group have the same here.
-  bool reads_peers = false;
+  bool reaches_peers = false;
 
   const int rank, size;
   const std::size_t piece_bytes, queue_pieces;

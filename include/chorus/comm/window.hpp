@@ -1,5 +1,5 @@
 #pragma once
-/// `Window`: where a rank's data lies, for the other ranks of its machine to read it there.
+/// `Window`: where a rank's data lies, for the other ranks of its machine to read and write it there.
 
 #include <chorus/core/config.hpp>
 #include <cstddef>
@@ -9,10 +9,10 @@ namespace chorus::inline CHORUS_ABI::comm {
 
 /// Names data of some process for others. Between threads an address is enough.
 struct Window {
-  std::uint64_t key = 0;     ///< random, and stands in front of the memory, too; 0: others can't read it
+  std::uint64_t key = 0;     ///< random, and stands in front of the memory, too; 0: others can't reach it
   std::uint64_t bytes = 0;   ///< of the whole region
   std::uint64_t offset = 0;  ///< of the data in the region
-  const std::byte* address = nullptr;
+  std::byte* address = nullptr;
   std::int32_t fd = -1;  ///< by which its owner knows the region
   std::int32_t reserved = 0;
 };
