@@ -30,8 +30,8 @@ struct Reduction {
   /// out[i] = in[i] (+) mine[i], bf16 and half in float; `out` may be `in` or `mine`. Null in calls that only move
   /// numbers.
   void (*combine)(void* out, const void* in, const void* mine, std::size_t count) = nullptr;
-  /// out[i] = in_scale * in[i] (+) mine_scale * mine[i]. Products are rounded before they are added, so that it makes no
-  /// difference who multiplies: a sum of two numbers has the same bits, whichever way they took.
+  /// out[i] = in_scale * in[i] (+) mine_scale * mine[i]. Products are rounded before they are added, so that it makes
+  /// no difference who multiplies: a sum of two numbers has the same bits, whichever way they took.
   void (*combine_products)(void* out, const void* in, double in_scale, const void* mine, double mine_scale,
                            std::size_t count) = nullptr;
   /// out[i] = scale * mine[i]; `out` may be `mine`. Null: a plain copy.

@@ -105,8 +105,8 @@ class InPlace {
   bool agreed_ = false;
 };
 
-/// Work in others' memory goes in blocks that stay in the first-level cache, and that memcpy moves by vectors. Before each
-/// of them: a rank that has given up may soon use its memory for something else.
+/// Work in others' memory goes in blocks that stay in the first-level cache, and that memcpy moves by vectors. Before
+/// each the group is checked: a rank that has given up may soon use its memory for something else.
 inline constexpr std::size_t block_bytes = 4096;
 
 inline void copy_in_blocks(const Ring& ring, std::byte* out, const std::byte* in, std::size_t bytes) {
