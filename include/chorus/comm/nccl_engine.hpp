@@ -96,11 +96,11 @@ class NcclEngine final : public Engine {
   }
 
   static void check_reduction(const Call& call) {
-    const auto& [dtype, op, element, scale, combine, scaled] = call.reduction;
-    check<UsageError>(dtype != DType::i16 && dtype != DType::u16, comm::name(call.op), ": nccl does not reduce ",
-                      dtype);
-    check<UsageError>(scale == 1 || op == ReduceOp::sum, comm::name(call.op),
-                      ": nccl scales contributions to a sum, not to a ", op);
+    const auto& reduction = call.reduction;
+    check<UsageError>(reduction.dtype != DType::i16 && reduction.dtype != DType::u16, comm::name(call.op), ": nccl does not reduce ",
+                      reduction.dtype);
+    check<UsageError>(reduction.scale == 1 || reduction.op == ReduceOp::sum, comm::name(call.op),
+                      ": nccl scales contributions to a sum, not to a ", reduction.op);
   }
 
   // NCCL chooses its algorithm by itself: this counts what a ring sends.
