@@ -97,8 +97,8 @@ class NcclEngine final : public Engine {
 
   static void check_reduction(const Call& call) {
     const auto& reduction = call.reduction;
-    check<UsageError>(reduction.dtype != DType::i16 && reduction.dtype != DType::u16, comm::name(call.op), ": nccl does not reduce ",
-                      reduction.dtype);
+    check<UsageError>(reduction.dtype != DType::i16 && reduction.dtype != DType::u16, comm::name(call.op),
+                      ": nccl does not reduce ", reduction.dtype);
     check<UsageError>(reduction.scale == 1 || reduction.op == ReduceOp::sum, comm::name(call.op),
                       ": nccl scales contributions to a sum, not to a ", reduction.op);
   }
