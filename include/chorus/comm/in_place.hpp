@@ -172,9 +172,7 @@ inline bool in_place_all_reduce(const Ring& ring, std::byte* data, std::size_t c
   const detail::InPlace all(ring, data, count * element, ring.link.size == 2);
   if (!all.agreed()) return false;
   const auto ranks = static_cast<std::size_t>(all.size());
-  // Chunks begin where cache lines do: no line is written by two ranks.
-  const std::size_t line = std::max<std::size_t>(64 / element, 1), lines = (count + line - 1) / line;
-  const auto start = [&](int c) { return std::min(lines * static_cast<std::size_t>(c) / ranks * line, count); };
+  const auto start = [&](int c) { return count * static_cast<std::size_t>(c) / ranks; };
   const auto begin = start(all.rank()), own = start(all.rank() + 1) - begin;
   {
     const detail::WorkingTime time(ring.link, 2 * own * element);
