@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chorus/parallel/device_balance.hpp>
 #include <chorus/parallel/gather.hpp>
+#include <chorus/parallel/gathered_scalars.hpp>
 #include <chorus/parallel/message.hpp>
 #include <chorus/parallel/policy.hpp>
 #include <chorus/parallel/replica_collectives.hpp>
@@ -15,7 +16,6 @@
 #include <chorus/parallel/taken_handles.hpp>
 #include <chrono>
 #include <memory>
-#include <numeric>
 #include <optional>
 #include <span>
 #include <string>
@@ -38,8 +38,9 @@ struct DataParallelOptions {
 };
 
 /// Keeps a copy of the model on each device from step to step; each forward pass sends it the parameters that have
-/// changed. What a copy writes into its buffers is lost, but for the first device's. Must outlive the losses made
-/// through it.
+/// changed. What a copy writes into its buffers is lost, but for the first device's. `zero_grad` called by the model
+/// itself forgets what it does on one device, for gradients gather in the first device's parameters alone. Must outlive
+/// the losses made through it.
 ///
 /// Where the devices are different GPUs, and <chorus/comm/nccl.hpp> is included (chorus.hpp does it in builds with
 /// NCCL), parameters and buffers go out by NCCL's broadcast, and gradients come in by its reduce. Else, and in passes
@@ -84,7 +85,8 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
     run.check_options();
   }
 
-  /// The model's output for the whole batch, on the output device; scalars become a vector with one element a device.
+  /// The model's output for the whole batch, on the output device; scalars become a vector with one element a device,
+  /// and a warning says so, once, where nobody has called `mean_loss` before the next pass.
   /// Tensors and Variables are cut along `dim` into shares that differ by at most one, on no more devices than there
   /// are samples; other arguments go to every copy as they are. What a copy throws is thrown again, of the same kind,
   /// with the copy's number and device in the message. Throws UsageError where a layer of the model has got other
@@ -125,9 +127,7 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
       outputs[i].emplace(std::apply([&](const auto&... own) { return model.forward(own...); }, *shares[i]));
     });
     this->end_forward();
-    shares_.clear();
-    for (std::size_t i = 0; i < used; ++i)
-      shares_.push_back(detail::share_begin(batch, used, i + 1) - detail::share_begin(batch, used, i));
+    scalars_.begin_pass(batch, used, detail::holds_scalars<Output>);
     return gather(outputs, shares, std::index_sequence_for<Inputs...>{}, inputs...);
   }
 
@@ -135,22 +135,7 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
   /// mean over the whole batch, in which each device counts by its number of samples. Throws ShapeError for others.
   template <Real T>
   Variable<T, 0, D> mean_loss(const Variable<T, 1, D>& losses) const {
-    check<ShapeError>(losses.numel() == static_cast<Index>(shares_.size()), "DataParallel::mean_loss: got ",
-                      losses.numel(), " losses of the last forward pass, which ran on ", shares_.size(), " devices");
-    const auto batch = std::accumulate(shares_.begin(), shares_.end(), Index{0});
-    std::vector<T> weights;
-    for (const Index share : shares_)
-      weights.push_back(batch == 0 ? T{1} : static_cast<T>(share) / static_cast<T>(batch));
-    const auto values = losses.value().to_vector();
-    const T mean = std::inner_product(values.begin(), values.end(), weights.begin(), T{0});
-    return record(
-        "mean_loss", Tensor<T, 0, D>::full({}, mean, losses.device()),
-        [weights](const auto& dy, auto dx) {
-          auto grads = weights;
-          for (T& grad : grads) grad *= dy.item();
-          dx->add(Tensor<T, 1, D>::from(grads, {static_cast<Index>(grads.size())}, dy.device()));
-        },
-        losses);
+    return scalars_.mean(losses);
   }
 
   template <class Dataset>
@@ -288,7 +273,7 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
   std::vector<std::unique_ptr<detail::Replica<Model>>> replicas_;  // number 0 is the model itself
   detail::ReplicaThreads threads_;
   detail::ReplicaCollectives<Model> collectives_;
-  std::vector<Index> shares_;  // samples of each device in the last forward pass
+  detail::GatheredScalars scalars_;
 };
 
 }  // namespace chorus::inline CHORUS_ABI

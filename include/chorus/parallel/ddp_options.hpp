@@ -53,7 +53,9 @@ struct DistributedDataParallelOptions {
   bool init_sync = true;
   /// Names of parameters and buffers that are each rank's own: never compared, sent or averaged.
   std::vector<std::string> parameters_and_buffers_to_ignore = {};
-  /// Names of parameters whose gradients are sent behind all others, in buckets of their own.
+  /// Names of parameters whose gradients are sent behind all others, in buckets of their own, each as soon as it is
+  /// full. PyTorch's `param_to_hook_all_reduce`, the parameter whose gradient starts the sending of what is there by
+  /// then, has no counterpart: the buckets know when they are full.
   std::vector<std::string> delay_all_reduce_named_params = {};
   NonFinite non_finite = NonFinite::propagate;
 

@@ -42,30 +42,35 @@ concept HasFields = requires(X& x) {
   x.fields();
 };
 
-template <class X, bool Graph>
+enum class Kind { operands, graph_variables, scalars };
+template <class X, Kind kind>
 constexpr bool holds();
 /// Whether there are tensors in a value of type X, at any depth.
 template <class X>
-inline constexpr bool holds_operands = holds<std::remove_cvref_t<X>, false>();
+inline constexpr bool holds_operands = holds<std::remove_cvref_t<X>, Kind::operands>();
 /// Whether there are GraphVariables.
 template <class X>
-inline constexpr bool holds_graph_variables = holds<std::remove_cvref_t<X>, true>();
+inline constexpr bool holds_graph_variables = holds<std::remove_cvref_t<X>, Kind::graph_variables>();
+/// Whether there are tensors without axes.
+template <class X>
+inline constexpr bool holds_scalars = holds<std::remove_cvref_t<X>, Kind::scalars>();
 
-template <class X, bool Graph>
+template <class X, Kind kind>
 constexpr bool holds() {
   if constexpr (Operand<X>) {
-    return !Graph || is_graph_variable<X>;
+    return kind == Kind::operands || (kind == Kind::graph_variables && is_graph_variable<X>) ||
+           (kind == Kind::scalars && tensor_of<X>::rank == 0);
   } else if constexpr (IsTuple<X>) {
     return []<std::size_t... I>(std::index_sequence<I...>) {
-      return (holds<std::remove_cvref_t<std::tuple_element_t<I, X>>, Graph>() || ...);
+      return (holds<std::remove_cvref_t<std::tuple_element_t<I, X>>, kind>() || ...);
     }
     (std::make_index_sequence<std::tuple_size_v<X>>{});
   } else if constexpr (is_vector<X> || is_optional<X>) {
-    return holds<typename X::value_type, Graph>();
+    return holds<typename X::value_type, kind>();
   } else if constexpr (is_map<X>) {
-    return holds<typename X::mapped_type, Graph>();
+    return holds<typename X::mapped_type, kind>();
   } else if constexpr (HasFields<X>) {
-    return holds<decltype(std::declval<X&>().fields()), Graph>();
+    return holds<decltype(std::declval<X&>().fields()), kind>();
   } else {
     return false;
   }

@@ -6,6 +6,7 @@
 #include <optional>
 #include <tuple>
 
+#include "../comm/processes.hpp"
 #include "policies.hpp"
 
 namespace dp_nested_test {
@@ -243,6 +244,27 @@ TEST_CASE("dp balance: a device that is too small for an even share is named") {
   CHECK_THAT(detail::imbalance(ids, Sizes{{80, 100}, {80, 140}, {80, 140}}),
              Contains("device 4 has less than 75 % of the processors of device"));
   CHECK(detail::imbalance({}, {}).empty());
+}
+
+/// What is written to stderr in four passes on `devices`, whose losses `use(net, losses)` takes.
+template <class Use>
+std::string warnings(const std::vector<int>& devices, const Use& use) {
+  return test::Ranks(1, [&](const comm::World&) {
+           return test::with_stderr([&] {
+             DataParallel<WithLoss<Cpu>> net{make<WithLoss<Cpu>>(), {.device_ids = devices}, 3};
+             for (int pass = 0; pass < 4; ++pass) use(net, net(numbers(7, 5, 1), labels(7, 3, 1)));
+             return std::string();
+           });
+         }).texts()[0];
+}
+
+TEST_CASE("dp loss: who takes one loss a device for the batch's is warned, once") {
+  const auto text = warnings({0, 1, 2}, [](const auto&, const auto& losses) { mean(losses).backward(); });
+  CHECK_THAT(text, Catch::Matchers::StartsWith("chorus: warning: DataParallel: the model returns scalars"));
+  CHECK_THAT(text, Contains("one for each of 3 devices") && Contains("mean_loss"));
+  CHECK(std::count(text.begin(), text.end(), '\n') == 1);
+  CHECK(warnings({0}, [](const auto&, const auto& losses) { mean(losses).backward(); }) == "");
+  CHECK(warnings({0, 1}, [](const auto& net, const auto& losses) { net.mean_loss(losses).backward(); }) == "");
 }
 
 }  // namespace dp_nested_test

@@ -3,6 +3,8 @@
 
 #include <catch.hpp>
 #include <chorus/parallel/distributed_data_parallel.hpp>
+#include <chorus/parallel/hooks/reduce_scatter.hpp>
+#include <chorus/parallel/sharded_optimizer.hpp>
 
 #include "ranks.hpp"
 
@@ -32,6 +34,37 @@ TEST_CASE("DDP over nccl takes the steps that it takes over the ring", "[paralle
     auto nccl = rank.nccl();
     DistributedDataParallel<Model> net(make<Model>(), nccl, small_buckets, 3);
     return steps(net, rank.data_world);
+  });
+  REQUIRE(!ring.empty());
+  for (const auto& text : texts) CHECK(text == ring);
+}
+
+template <class Net>
+std::string sharded_steps(Net& net, const World& world) {
+  ShardedOptimizer<optim::Sgd<Cpu>> optimizer{net, {.lr = 0.3, .momentum = 0.9}};
+  std::string out;
+  for (std::uint32_t i = 0; i < 6; ++i) {
+    optimizer.zero_grad();
+    cross_entropy(net(test::share(numbers(12, 5, i), world)), test::share(labels(12, 3, i), world)).backward();
+    optimizer.step();
+    out += cat(io::parameters_sha256(net.module()), "\n");
+  }
+  return out;
+}
+
+TEST_CASE("DDP over nccl: in parts it takes the steps that it takes over the ring, a reduce-scatter a bucket") {
+  const auto ring = common_text(3, [](const World& world) {
+    Distributed<Model, ReduceScatter> rank(world, small_buckets);
+    return sharded_steps(rank.net, world);
+  });
+  const auto texts = test::nccl_ranks(3, [](test::NcclRank& rank) {
+    rank.device->host_computes = true;
+    auto nccl = rank.nccl();
+    DistributedDataParallel<Model, ReduceScatter> net(make<Model>(), nccl, small_buckets, 3);
+    const auto text = sharded_steps(net, rank.data_world);
+    const auto expected = 5 * net.buckets().size();  // the first pass averages whole
+    const auto count = static_cast<std::size_t>(rank.device->count("reduce_scatter"));
+    return count == expected ? text : cat(count, " calls of reduce_scatter, expected ", expected);
   });
   REQUIRE(!ring.empty());
   for (const auto& text : texts) CHECK(text == ring);
