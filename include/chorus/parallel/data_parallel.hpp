@@ -33,7 +33,8 @@ struct DataParallelOptions {
   int output_device = -1;
   /// The axis along which inputs are cut and outputs are joined.
   int dim = 0;
-  /// How long a device waits for the others: in one of NCCL's collectives, or in SyncBatchNorm.
+  /// How long a device waits for the others: in one of NCCL's collectives, in SyncBatchNorm, and the first one at the
+  /// end of a pass.
   std::chrono::milliseconds timeout{60'000};
 };
 
@@ -50,6 +51,13 @@ struct DataParallelOptions {
 /// (it does where nothing about machine, versions and sizes has changed), but not those of devices {0, 0, 0}. Either
 /// way `trace` counts the bytes that device 0 has for N-1 others, and each of those for it, whatever relay NCCL makes
 /// of that.
+///
+/// Where the model's code on another device than the first does not come back, forward or backward, a pass throws
+/// TimeoutError, `timeout` after the first device has ended, with the copy's name. Its thread can't be stopped and is
+/// left to itself, with all tensors that it works with; other arguments, which it has by reference, should live on.
+/// `module()` can be saved as ever. The next pass waits for the thread, and goes on once it has come back. The first
+/// device works in the calling thread, where nothing can be thrown if it does not come back: others that wait for it in
+/// SyncBatchNorm end the process, five deadlines after theirs.
 ///
 /// What fails in a collective is thrown, as CommError or TimeoutError, by the pass that it belongs to or, where a
 /// device finds out later, by the next one: then gradients and parameters are not to be relied on any more. The pass
@@ -74,8 +82,8 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
     CachingAllocator<D>::of(D{options_.output_device});  // throws where it doesn't exist
     check<UsageError>(options_.dim >= 0, "DataParallel: dim is at least 0, got ", options_.dim);
     for (std::size_t i = 1; i < options_.device_ids.size(); ++i)
-      replicas_.push_back(std::make_unique<detail::Replica<Model>>(this->model_, device(i)));
-    warn_of_imbalance();
+      replicas_.push_back(std::make_shared<detail::Replica<Model>>(this->model_, device(i)));
+    detail::warn_of_imbalance<D>(options_.device_ids);
   }
   /// For `launch`: as many devices as `run` says.
   template <class Run>
@@ -94,6 +102,7 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
   /// be a GraphVariable: then all devices' work is one graph, through which backward goes in the calling thread.
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
+    threads_.await();
     handles_.check_kept(this->model_);
     const auto& random = this->begin_forward();
     const Index batch = detail::batch_size(options_.dim, inputs...);
@@ -102,8 +111,13 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
     using Shares = decltype(scatter(0, 1, inputs...));
     using Output =
         decltype(std::apply([&](const auto&... own) { return this->model_.forward(own...); }, std::declval<Shares&>()));
-    std::vector<std::optional<Shares>> shares(used);
-    std::vector<std::optional<Output>> outputs(used);
+    struct Pass {  // what a device's thread works with, which may come back late
+      std::vector<std::optional<Shares>> shares;
+      std::vector<std::optional<Output>> outputs;
+      Replicas replicas;
+    };
+    const auto pass = std::make_shared<Pass>(
+        Pass{std::vector<std::optional<Shares>>(used), std::vector<std::optional<Output>>(used), replicas_});
     const auto update_copy = [&](std::size_t i) {
       if (i == 0) return;
       replicas_[i - 1]->follow(this->flat_, buffers_, device(0));
@@ -115,20 +129,25 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
       collectives_.broadcast();
     else if (!buffers_.empty())
       threads_.run(used, update_copy);
-    threads_.run_together(used, recorded<Inputs...>, [&](std::size_t i) {
+    const auto prepare = [&](std::size_t i) {
       const GradMode mode(grad);
-      RandomContext context{random.seed, random.step, 0,
-                            [first = detail::share_begin(batch, used, i)] { return first; }};
-      const RandomScope scope(context);
-      shares[i].emplace(scatter(i, used, inputs...));
+      pass->shares[i].emplace(scatter(i, used, inputs...));
       if (!together && buffers_.empty()) update_copy(i);
-      Model& model = i == 0 ? this->model_ : replicas_[i - 1]->model();
-      if (i > 0) detail::copy_training_flags(this->model_, model);
-      outputs[i].emplace(std::apply([&](const auto&... own) { return model.forward(own...); }, *shares[i]));
-    });
+      if (i > 0) detail::copy_training_flags(this->model_, replicas_[i - 1]->model());
+    };
+    threads_.run_together(
+        used, recorded<Inputs...>, prepare,
+        [pass, grad, used, batch, seed = random.seed, step = random.step, &first = this->model_](std::size_t i) {
+          const GradMode mode(grad);
+          RandomContext context{seed, step, 0, [sample = detail::share_begin(batch, used, i)] { return sample; }};
+          const RandomScope scope(context);
+          Model& model = i == 0 ? first : pass->replicas[i - 1]->model();
+          pass->outputs[i].emplace(
+              std::apply([&](const auto&... own) { return model.forward(own...); }, *pass->shares[i]));
+        });
     this->end_forward();
     scalars_.begin_pass(batch, used, detail::holds_scalars<Output>);
-    return gather(outputs, shares, std::index_sequence_for<Inputs...>{}, inputs...);
+    return gather(pass->outputs, pass->shares, std::index_sequence_for<Inputs...>{}, inputs...);
   }
 
   /// For models that return their loss, the mean over their share: of the last forward pass's losses, one a device, the
@@ -155,16 +174,7 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
 
  private:
   using typename detail::ReplicaRunner::Roots;
-
-  // Where the kind of device tells its sizes: `device_size(D)`.
-  void warn_of_imbalance() const {
-    if constexpr (requires(D device) { device_size(device); }) {
-      std::vector<detail::DeviceSize> sizes;
-      for (const int id : options_.device_ids) sizes.push_back(device_size(D{id}));
-      if (const auto text = detail::imbalance(options_.device_ids, sizes); !text.empty())
-        detail::say("warning: " + text);
-    }
-  }
+  using Replicas = typename detail::ReplicaGradients<Model>::Replicas;
 
   static D first_device(const DataParallelOptions& options) {
     check<UsageError>(!options.device_ids.empty(), "DataParallel: device_ids is empty: expected at least one device");
@@ -234,11 +244,15 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
   }
 
   void backward_on_replicas(const Roots& roots, bool keep) {
-    threads_.run_together(roots.size(), false,
-                          [&](std::size_t i) { run_backward(roots[i], {.retain_graph = keep, .hooks = false}); });
+    threads_.run_together(
+        roots.size(), false, [](std::size_t) {},
+        [roots, keep, replicas = replicas_](std::size_t i) {
+          run_backward(roots[i], {.retain_graph = keep, .hooks = false});
+        });
   }
 
   void backward(const Roots& roots, bool keep) override {
+    threads_.await();
     gradients(roots.size()).clear();
     backward_on_replicas(roots, keep);
     if (collectives_.serve(roots.size()))
@@ -248,6 +262,7 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
   }
 
   void backward_to_wanted(const Roots& roots, bool keep) override {
+    threads_.await();
     const auto copies = gradients(roots.size());
     copies.clear();
     struct Skipped {
@@ -270,7 +285,7 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
   DataParallelOptions options_;
   std::vector<nn::NamedBuffer<D>> buffers_;
   detail::TakenHandles handles_;
-  std::vector<std::unique_ptr<detail::Replica<Model>>> replicas_;  // number 0 is the model itself
+  Replicas replicas_;  // number 0 is the model itself
   detail::ReplicaThreads threads_;
   detail::ReplicaCollectives<Model> collectives_;
   detail::GatheredScalars scalars_;

@@ -2,7 +2,12 @@
 /// A warning where devices that shall share the work evenly are of different sizes.
 
 #include <algorithm>
+#include <chorus/core/device.hpp>
 #include <chorus/core/error.hpp>
+#include <chorus/core/say.hpp>
+#if CHORUS_USE_CUDA
+#include <chorus/core/cuda/runtime.hpp>
+#endif
 #include <cstddef>
 #include <span>
 #include <string>
@@ -28,6 +33,27 @@ inline std::string imbalance(std::span<const int> ids, std::span<const DeviceSiz
   };
   const auto text = compare("memory", &DeviceSize::memory);
   return text.empty() ? compare("processors", &DeviceSize::processors) : text;
+}
+
+#if CHORUS_USE_CUDA
+inline DeviceSize device_size(Cuda device) {
+  const cuda::DeviceGuard guard(device);
+  std::size_t free = 0, total = 0;
+  CHORUS_CUDA_CHECK(cudaMemGetInfo(&free, &total));
+  int processors = 0;
+  CHORUS_CUDA_CHECK(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device.index));
+  return {static_cast<double>(total), static_cast<double>(processors)};
+}
+#endif
+
+/// Warns where the kind of device tells its sizes: `device_size(D)`.
+template <Device D>
+void warn_of_imbalance(const std::vector<int>& device_ids) {
+  if constexpr (requires(D device) { device_size(device); }) {
+    std::vector<DeviceSize> sizes;
+    for (const int id : device_ids) sizes.push_back(device_size(D{id}));
+    if (const auto text = imbalance(device_ids, sizes); !text.empty()) say("warning: " + text);
+  }
 }
 
 }  // namespace chorus::inline CHORUS_ABI::detail

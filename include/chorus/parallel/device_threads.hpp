@@ -3,8 +3,13 @@
 
 #include <atomic>
 #include <chorus/core/config.hpp>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
 #include <exception>
 #include <functional>
+#include <memory>
+#include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -14,64 +19,114 @@ namespace chorus::inline CHORUS_ABI {
 /// Runs a task for several devices at once. The calling thread serves device 0.
 class DeviceThreads {
  public:
-  explicit DeviceThreads(std::size_t devices) : errors_(devices), workers_(devices > 0 ? devices - 1 : 0) {
-    for (std::size_t i = 0; i < workers_.size(); ++i)
-      workers_[i].thread = std::thread([this, i] { serve(workers_[i], i + 1); });
+  /// What is done for the device of a number.
+  using Task = std::function<void(std::size_t)>;
+  /// What was thrown, by device.
+  using Errors = std::vector<std::exception_ptr>;
+
+  explicit DeviceThreads(std::size_t devices) : errors_(devices) {
+    for (std::size_t i = 1; i < devices; ++i) {
+      workers_.push_back(std::make_shared<Worker>());
+      threads_.emplace_back([worker = workers_.back(), i] { serve(*worker, i); });
+    }
   }
+  /// A thread that is still at work goes on by itself.
   ~DeviceThreads() {
-    for (auto& worker : workers_) give(worker, Order::stop);
-    for (auto& worker : workers_) worker.thread.join();
+    for (std::size_t i = 0; i < workers_.size(); ++i) {
+      const bool at_work = workers_[i]->order.exchange(Order::stop) == Order::work;
+      workers_[i]->order.notify_one();
+      if (at_work)
+        threads_[i].detach();
+      else
+        threads_[i].join();
+    }
   }
   DeviceThreads(const DeviceThreads&) = delete;
   DeviceThreads& operator=(const DeviceThreads&) = delete;
 
-  /// Calls `task(i)` for devices 0 to `count` - 1, each on its own thread, and returns when all have ended. What they
-  /// threw is in the result, by device.
-  const std::vector<std::exception_ptr>& run(std::size_t count, const std::function<void(std::size_t)>& task) {
+  /// Calls `task(i)` for devices 0 to `count` - 1, each on its own thread, and returns when all have ended. No thread
+  /// may be at work.
+  const Errors& run(std::size_t count, const Task& task) {
+    return run(count, std::shared_ptr<const Task>(std::shared_ptr<void>(), &task), forever);
+  }
+  /// The same for a task that may never end: once device 0 has, waits no longer than until `patience` has passed.
+  /// Threads that are `at_work` then have no error; they keep the task, which owns what it touches.
+  const Errors& run(std::size_t count, std::shared_ptr<const Task> task, std::chrono::milliseconds patience) {
     errors_.assign(errors_.size(), nullptr);
-    task_ = &task;
-    for (std::size_t i = 1; i < count; ++i) give(workers_[i - 1], Order::work);
-    attempt(0);
     for (std::size_t i = 1; i < count; ++i) {
-      auto& worker = workers_[i - 1];
-      while (worker.order.load(std::memory_order_acquire) != Order::none) worker.order.wait(Order::work);
+      workers_[i - 1]->task = task;
+      workers_[i - 1]->order.store(Order::work, std::memory_order_release);
+      workers_[i - 1]->order.notify_one();
     }
+    errors_[0] = attempt(*task, 0);
+    await(patience);
+    for (std::size_t i = 1; i < count; ++i)
+      if (!workers_[i - 1]->at_work()) errors_[i] = std::exchange(workers_[i - 1]->error, nullptr);
     return errors_;
   }
 
+  /// Waits until no thread is at work, or until `patience` has passed.
+  void await(std::chrono::milliseconds patience) {
+    const auto begin = std::chrono::steady_clock::now();
+    for (const auto& worker : workers_) {
+      if (!worker->at_work()) continue;
+      std::unique_lock lock(worker->mutex);
+      const auto ended = [&] { return !worker->at_work(); };
+      if (patience == forever)
+        worker->ended.wait(lock, ended);
+      else
+        worker->ended.wait_until(lock, begin + patience, ended);
+    }
+  }
+  /// The devices whose threads are.
+  std::vector<std::size_t> at_work() const {
+    std::vector<std::size_t> devices;
+    for (std::size_t i = 0; i < workers_.size(); ++i)
+      if (workers_[i]->at_work()) devices.push_back(i + 1);
+    return devices;
+  }
+
  private:
+  static constexpr auto forever = std::chrono::milliseconds::max();
+
   enum class Order : int { none, work, stop };
+  /// What a thread shares with the object, which it may outlive.
   struct Worker {
-    std::thread thread;
     std::atomic<Order> order{Order::none};
+    std::shared_ptr<const Task> task;
+    std::exception_ptr error;
+    std::mutex mutex;
+    std::condition_variable ended;
+
+    bool at_work() const { return order.load(std::memory_order_acquire) == Order::work; }
   };
 
-  static void give(Worker& worker, Order order) {
-    worker.order.store(order, std::memory_order_release);
-    worker.order.notify_one();
-  }
-
-  void attempt(std::size_t device) noexcept {
+  static std::exception_ptr attempt(const Task& task, std::size_t device) noexcept {
     try {
-      (*task_)(device);
+      task(device);
+      return nullptr;
     } catch (...) {
-      errors_[device] = std::current_exception();
+      return std::current_exception();
     }
   }
 
-  void serve(Worker& worker, std::size_t device) {
+  static void serve(Worker& worker, std::size_t device) {
     for (;;) {
       worker.order.wait(Order::none, std::memory_order_acquire);
-      if (worker.order.load(std::memory_order_acquire) == Order::stop) return;
-      attempt(device);
-      worker.order.store(Order::none, std::memory_order_release);
-      worker.order.notify_one();
+      if (!worker.at_work()) return;
+      worker.error = attempt(*worker.task, device);
+      worker.task.reset();
+      {
+        const std::lock_guard lock(worker.mutex);
+        if (worker.order.exchange(Order::none, std::memory_order_acq_rel) == Order::stop) return;
+      }
+      worker.ended.notify_one();
     }
   }
 
-  const std::function<void(std::size_t)>* task_ = nullptr;
-  std::vector<std::exception_ptr> errors_;
-  std::vector<Worker> workers_;
+  Errors errors_;
+  std::vector<std::shared_ptr<Worker>> workers_;
+  std::vector<std::thread> threads_;
 };
 
 }  // namespace chorus::inline CHORUS_ABI

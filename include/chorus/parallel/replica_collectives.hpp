@@ -21,7 +21,7 @@ class ReplicaCollectives {
  public:
   using Flat = nn::FlatParameters<D>;
   using Buffers = std::vector<nn::NamedBuffer<D>>;
-  using Replicas = std::vector<std::unique_ptr<Replica<Model>>>;  // number 0 is the model itself, and not in here
+  using Replicas = std::vector<std::shared_ptr<Replica<Model>>>;  // number 0 is the model itself, and not in here
 
   /// What it is given must outlive it.
   ReplicaCollectives(const Flat& flat, const Buffers& buffers, const Replicas& replicas, DeviceThreads& threads,
@@ -40,7 +40,12 @@ class ReplicaCollectives {
   }
   ReplicaCollectives(const ReplicaCollectives&) = delete;
   ReplicaCollectives& operator=(const ReplicaCollectives&) = delete;
-  ~ReplicaCollectives() { leave(); }
+  ~ReplicaCollectives() {
+    if (threads_.at_work().empty())
+      leave();
+    else
+      static_cast<void>(group_.release());  // a thread that does not come back can't leave it
+  }
 
   /// Whether the first `used` devices pass numbers on in this way. All have to: a collective takes the whole group.
   bool serve(std::size_t used) const {

@@ -17,7 +17,7 @@ class ReplicaGradients {
  public:
   using D = typename Model::device_type;
   using Flat = nn::FlatParameters<D>;
-  using Replicas = std::vector<std::unique_ptr<Replica<Model>>>;  // number 0 is the model itself, and not in here
+  using Replicas = std::vector<std::shared_ptr<Replica<Model>>>;  // number 0 is the model itself, and not in here
 
   ReplicaGradients(const Flat& flat, D device, const Replicas& replicas, std::size_t used)
       : flat_(flat), device_(device), replicas_(replicas), used_(used) {}

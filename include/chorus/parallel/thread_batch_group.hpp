@@ -50,7 +50,7 @@ class ThreadBatchGroups {
   class Membership {
    public:
     Membership(ThreadBatchGroups& groups, std::size_t members, std::size_t member)
-        : meeting_(groups.of_[members].meeting.get()),
+        : meeting_(groups.of_[members].meeting),
           member_(member),
           scope_(meeting_ == nullptr ? nullptr : groups.of_[members].groups[member]) {}
     ~Membership() {
@@ -60,7 +60,7 @@ class ThreadBatchGroups {
     Membership& operator=(const Membership&) = delete;
 
    private:
-    ThreadMeeting* meeting_;
+    std::shared_ptr<ThreadMeeting> meeting_;  // this thread may come back when the groups are gone
     std::size_t member_;
     int exceptions_before_ = std::uncaught_exceptions();
     BatchGroupScope scope_;

@@ -46,9 +46,8 @@ class ThreadMeeting {
   /// Other in each task.
   std::size_t task() const { return task_; }
 
-  /// This member's task has ended, or thrown. Who has given up waiting for another one sees to it that this one ends,
-  /// too: a thread can't be stopped, and its work is with what its caller owns, so that if it does not come back the
-  /// process has to end.
+  /// This member's task has ended, or thrown. Where the first member doesn't come back, whose thread is the caller's,
+  /// nobody can be told: who has given up waiting for it then ends the process.
   void leave(std::size_t member, bool thrown) {
     std::unique_lock lock(mutex_);
     if (thrown && (!culprit_ || members_[member] < culprit_->was)) culprit_ = {member, members_[member]};
@@ -60,10 +59,13 @@ class ThreadMeeting {
       all_.assign(left_, std::any());
     }
     change_.notify_all();
-    if (gave_up) await_others(lock);
+    if (gave_up) await_first(lock);
   }
   /// Of those who have thrown in this task, the one because of whom others have; none where nobody has.
-  std::optional<std::size_t> culprit() const { return culprit_ ? std::optional(culprit_->member) : std::nullopt; }
+  std::optional<std::size_t> culprit() const {
+    const std::lock_guard lock(mutex_);
+    return culprit_ ? std::optional(culprit_->member) : std::nullopt;
+  }
 
   /// Adds up in the order of members, so that every run gives the same bits.
   void sum(std::size_t member, std::span<double> values) {
@@ -94,7 +96,7 @@ class ThreadMeeting {
     Member was;
   };
 
-  // How many times `timeout` a thread may work on after the others have failed.
+  // How many times `timeout` the first member may work on after the others have failed.
   static constexpr int patience = 5;
 
   // Each member calls `arrive`, the last one then `complete`; the lock is held for what follows. No member can come to
@@ -132,13 +134,14 @@ class ThreadMeeting {
     check<UsageError>(failed.empty(), "SyncBatchNorm: ", failed, " failed");
     fail<TimeoutError>("SyncBatchNorm: ", names_of(Member::gave_up), " waited in vain for ", names_of(Member::at_work));
   }
-  void await_others(std::unique_lock<std::mutex>& lock) {
-    const auto all_end = [&] { return names_of(Member::at_work).empty(); };
-    if (all_end()) return;
-    say(cat("warning: SyncBatchNorm under DataParallel: ", names_of(Member::at_work), " did not come within ",
-            timeout_.count(), " ms; the error is thrown when it has come to an end"));
-    if (change_.wait_for(lock, patience * timeout_, all_end)) return;
-    say(cat("error: DataParallel: ", names_of(Member::at_work), " does not come to an end: so the process ends"));
+  void await_first(std::unique_lock<std::mutex>& lock) {
+    const auto back = [&] { return members_[0] != Member::at_work; };
+    if (back()) return;
+    say(cat("warning: SyncBatchNorm under DataParallel: ", names_[0], " did not come within ", timeout_.count(),
+            " ms; the error is thrown when it has come to an end"));
+    if (change_.wait_for(lock, patience * timeout_, back)) return;
+    say(cat("error: DataParallel: ", names_[0], ", in the thread that called, does not come to an end: so the process ",
+            "ends"));
     std::terminate();
   }
   std::string names_of(Member state) const {
@@ -150,7 +153,7 @@ class ThreadMeeting {
 
   std::vector<std::string> names_;
   std::chrono::milliseconds timeout_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable change_;
   std::vector<Member> members_;
   std::vector<std::vector<double>> values_;

@@ -3,6 +3,7 @@
 #include <catch.hpp>
 #include <chorus/parallel/data_parallel.hpp>
 
+#include "../../unit/comm/processes.hpp"
 #include "../../unit/parallel/policies.hpp"
 #include "nccl_stand_in.hpp"
 
@@ -249,6 +250,21 @@ TEST_CASE("dp over nccl: a collective that does not end runs into the deadline, 
   nccl_net().stuck = false;
   training.step(100);
   for (const int rank : {0, 1, 2}) CHECK(nccl_net().count(rank, "init") == 2);
+}
+
+TEST_CASE("dp on devices of unequal size: who holds the others up is named") {
+  auto& processors = emulation::counters().processors;
+  const std::vector<detail::DeviceSize> sizes{detail::device_size(Cuda{0}), detail::device_size(Cuda{2})};
+  CHECK(sizes[0].memory == static_cast<double>(emulation::Counters::limit));
+  CHECK(detail::imbalance(std::vector{0, 2}, sizes) == "");
+  const auto text = test::Ranks(1, [&](const comm::World&) {
+                      processors[2] = 2;
+                      return test::with_stderr([] {
+                        detail::warn_of_imbalance<Cuda>({0, 2});
+                        return std::string();
+                      });
+                    }).texts()[0];
+  CHECK_THAT(text, Contains("warning: DataParallel: device 2 has less than 75 % of the processors of device 0"));
 }
 
 }  // namespace data_parallel_nccl_test

@@ -6,6 +6,7 @@
 #include <setjmp.h>
 #include <ucontext.h>
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdio>
@@ -85,6 +86,7 @@ inline constexpr int devices = 3;
 struct Counters {
   static constexpr std::size_t limit = std::size_t{1} << 32;  ///< bytes of a device
   std::atomic<std::size_t> launches{0};
+  std::array<int, devices> processors = {4, 4, 4};
 };
 inline Counters& counters() {
   static Counters all;
@@ -304,6 +306,10 @@ inline cudaError_t cudaFreeHost(void* data) { return cudaFree(data); }
 inline cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
   *free = *total = emulation::counters().limit;
   return cudaSuccess;
+}
+enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount = 16 };
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int device) {
+  return *value = emulation::counters().processors[static_cast<std::size_t>(device)], cudaSuccess;
 }
 inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
   const std::lock_guard lock(emulation::runtime());

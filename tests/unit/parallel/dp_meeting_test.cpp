@@ -4,8 +4,11 @@
 #include <catch.hpp>
 #include <chorus/parallel/data_parallel.hpp>
 #include <chrono>
+#include <condition_variable>
 #include <csignal>
 #include <functional>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 
@@ -74,7 +77,7 @@ TEST_CASE("dp meeting: the error of a device that fails after the others' deadli
   auto net = net_that(
       [](double device) {
         if (device == 2) {
-          std::this_thread::sleep_for(1500ms);
+          std::this_thread::sleep_for(800ms);
           fail<ShapeError>("too late");
         }
         return true;
@@ -94,11 +97,12 @@ TEST_CASE("dp meeting: devices that end without the layer are named, at once") {
   }
 }
 
-TEST_CASE("dp meeting: devices that don't come in time are named, and the next pass is as ever") {
+TEST_CASE(
+    "dp meeting: devices that come late, but before the pass is given up, are named, and the next pass is as ever") {
   std::atomic<bool> slow = true;
   auto net = net_that(
       [&slow](double device) {
-        if (slow && device > 0) std::this_thread::sleep_for(1500ms);
+        if (slow && device > 0) std::this_thread::sleep_for(800ms);
         return true;
       },
       500ms);
@@ -120,7 +124,95 @@ TEST_CASE("dp meeting: a device that doesn't come in time in backward is named, 
   Net net{std::move(model), {.device_ids = {0, 1, 2}, .timeout = 500ms}, 3};
   const auto loss = sum(net(batch()));
   CHECK_THAT(message_of<TimeoutError>([&] { loss.backward(); }),
-             Contains(": SyncBatchNorm: replica 1 on device cpu:1 did not come within 500 ms"));
+             Contains(": SyncBatchNorm: replica 1 on device cpu:1 did not come within 500 ms") &&
+                 Contains("DataParallel: replica 1 on device cpu:1 did not come back"));
+}
+
+/// Keeps threads in a model until it is opened. It may outlive the test.
+struct Gate {
+  std::mutex mutex;
+  std::condition_variable change;
+  bool open = false;
+  int inside = 0;
+
+  void pass() {
+    std::unique_lock lock(mutex);
+    ++inside;
+    change.wait(lock, [&] { return open; });
+    --inside;
+    change.notify_all();
+  }
+  /// Returns when all have left.
+  void let_go() {
+    std::unique_lock lock(mutex);
+    open = true;
+    change.notify_all();
+    change.wait(lock, [&] { return inside == 0; });
+  }
+};
+
+/// A device that waits at a gate, without a layer in which others would wait for it.
+template <class D>
+struct Gated : nn::Module {
+  nn::Linear<D, double> fc{5, 3};
+  std::shared_ptr<Gate> gate = std::make_shared<Gate>();
+  int who = 2;
+  bool backward = false;
+  CHORUS_MODULE(Gated, fc)
+  auto forward(const auto& x) const {
+    const auto y = fc(x);
+    const bool mine = value_of(x)(0, 0) == who;
+    if (mine && !backward) gate->pass();
+    y.register_hook([gate = gate, waits = mine && backward](const auto&) {
+      if (waits) gate->pass();
+    });
+    return y;
+  }
+};
+
+TEST_CASE("dp meeting: a device that doesn't come back is named at the deadline; the model can be saved, and used") {
+  for (const bool backward : {false, true}) {
+    auto model = make<Gated<Cpu>>();
+    const auto gate = model.gate;
+    model.backward = backward;
+    DataParallel<Gated<Cpu>> net{std::move(model), {.device_ids = {0, 1, 2}, .timeout = 300ms}, 3};
+    const auto step = [&] { sum(net(batch())).backward(); };
+    std::string message;
+    const double seconds = seconds_of([&] { message = message_of<TimeoutError>(step); });
+    CHECK(seconds > 0.25);
+    CHECK(seconds < 5);
+    CHECK_THAT(message,
+               Contains("DataParallel: replica 2 on device cpu:2 did not come back within 300 ms of the first"));
+    CHECK(test::values(net.module()) == test::values(*std::make_unique<Gated<Cpu>>(make<Gated<Cpu>>())));
+    CHECK_THAT(message_of<TimeoutError>(step), Contains("replica 2 on device cpu:2 has not come back from an earlier"));
+    gate->let_go();
+    for (const auto& named : net.parameters()) named.parameter->set_grad_arrived(false);
+    step();
+    SingleDevice<Gated<Cpu>> single{make<Gated<Cpu>>(), 3};
+    single.module().who = -1;
+    sum(single(batch())).backward();
+    CHECK(distance(test::gradients(net.module()), test::gradients(single.module())) < rounding);
+  }
+}
+
+TEST_CASE("dp meeting: a net may go before the device that it waited for in vain comes back") {
+  for (const bool backward : {false, true}) {
+    const auto held = [] { return trace::memory(40, trace::Memory::parameters); };
+    const auto before = held();
+    std::shared_ptr<Gate> gate;
+    {
+      auto model = make<Gated<Cpu>>();
+      gate = model.gate;
+      model.backward = backward;
+      DataParallel<Gated<Cpu>> net{std::move(model), {.device_ids = {0, 1, 40}, .timeout = 200ms}, 3};
+      const auto x = batch();
+      CHECK_THROWS_AS(sum(net(x)).backward(), TimeoutError);
+    }
+    CHECK(held() > before);  // the thread still has its copy
+    gate->let_go();
+    for (int wait = 0; wait < 500 && held() != before; ++wait) std::this_thread::sleep_for(10ms);
+    CHECK(held() == before);
+  }
 }
 
 /// Ends as a process that the library has ended; what it wrote to stderr.
@@ -146,22 +238,47 @@ std::string last_words(const std::function<void()>& work) {
   return cat(WIFEXITED(status) ? WEXITSTATUS(status) : -1, ": ", text);
 }
 
-TEST_CASE("dp meeting: where a device never comes back the process ends, and says whose fault it is") {
-  for (const int who : {0, 1}) {
-    const auto words = last_words([who] {
-      auto net = net_that(
-          [who](double device) {
-            while (device == who) std::this_thread::sleep_for(1s);
-            return true;
-          },
-          150ms);
+TEST_CASE("dp meeting: where a device never comes back the process can save and end by itself") {
+  const auto words = last_words([] {
+    auto net = net_that(
+        [](double device) {
+          while (device == 1) std::this_thread::sleep_for(1s);
+          return true;
+        },
+        150ms);
+    try {
       net(batch());
-    });
-    const auto name = cat("replica ", who, " on device cpu:", who);
-    CHECK(words == cat("77: chorus: warning: SyncBatchNorm under DataParallel: ", name,
-                       " did not come within 150 ms; the error is thrown when it has come to an end\n",
-                       "chorus: error: DataParallel: ", name, " does not come to an end: so the process ends\n"));
-  }
+    } catch (const TimeoutError& error) {
+      detail::say(error.what());
+      detail::say(io::parameters_sha256(net.module()) ==
+                          io::parameters_sha256(*std::make_unique<Acting<Cpu>>(make<Acting<Cpu>>()))
+                      ? "saved"
+                      : "other parameters");
+    }
+  });
+  CHECK_THAT(words, Catch::Matchers::StartsWith("0: chorus: DataParallel: replica 1 on device cpu:1 did not come back "
+                                                "within 150 ms of the first device; replica ") &&
+                        Contains(": SyncBatchNorm: replica 1 on device cpu:1 did not come within 150 ms. A thread") &&
+                        Catch::Matchers::EndsWith("waits for the thread\nchorus: saved\n"));
+}
+
+TEST_CASE("dp meeting: where the calling thread's device never comes back the process ends, and says why") {
+  const auto words = last_words([] {
+    auto net = net_that(
+        [](double device) {
+          while (device == 0) std::this_thread::sleep_for(1s);
+          return true;
+        },
+        150ms);
+    net(batch());
+  });
+  CHECK(
+      words ==
+      "77: chorus: warning: SyncBatchNorm under DataParallel: replica 0 on device cpu:0 did not come within 150 ms; "
+      "the "
+      "error is thrown when it has come to an end\n"
+      "chorus: error: DataParallel: replica 0 on device cpu:0, in the thread that called, does not come to an end: so "
+      "the process ends\n");
 }
 
 }  // namespace dp_meeting_test
