@@ -156,6 +156,7 @@ template <class D>
 struct Gated : nn::Module {
   nn::Linear<D, double> fc{5, 3};
   std::shared_ptr<Gate> gate = std::make_shared<Gate>();
+  std::shared_ptr<int> token = std::make_shared<int>();  // each copy of the model has a share
   int who = 2;
   bool backward = false;
   CHORUS_MODULE(Gated, fc)
@@ -200,18 +201,22 @@ TEST_CASE("dp meeting: a net may go before the device that it waited for in vain
     const auto held = [] { return trace::memory(40, trace::Memory::parameters); };
     const auto before = held();
     std::shared_ptr<Gate> gate;
+    std::shared_ptr<int> token;
     {
       auto model = make<Gated<Cpu>>();
       gate = model.gate;
+      token = model.token;
       model.backward = backward;
       DataParallel<Gated<Cpu>> net{std::move(model), {.device_ids = {0, 1, 40}, .timeout = 200ms}, 3};
       const auto x = batch();
       CHECK_THROWS_AS(sum(net(x)).backward(), TimeoutError);
     }
-    CHECK(held() > before);  // the thread still has its copy
+    CHECK(held() > before);  // the thread still has the copies
+    CHECK(token.use_count() == 3);
     gate->let_go();
     for (int wait = 0; wait < 500 && held() != before; ++wait) std::this_thread::sleep_for(10ms);
     CHECK(held() == before);
+    CHECK(token.use_count() == 1);
   }
 }
 
