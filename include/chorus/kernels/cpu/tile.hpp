@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chorus/kernels/cpu/packet.hpp>
+#include <type_traits>
 
 namespace chorus::inline CHORUS_ABI::kernels::detail {
 
@@ -34,11 +35,16 @@ void for_pieces(Index n, Index most, F f) {
   }
 }
 
+/// A number that is known to the compiler and takes no register.
+template <Index N>
+using Fixed = std::integral_constant<Index, N>;
+
 /// A strided matrix: element (i, p) is at data[i * row + p * column].
-template <class T>
+template <class T, class Row = Index, class Column = Index>
 struct Matrix {
   const T* data;
-  Index row, column;
+  Row row;
+  Column column;
 };
 
 /// Asks for the cache lines of `count` numbers that are read (or written) soon. What lies in short pieces far apart, no
@@ -103,6 +109,54 @@ void multiply_panel(Index rows, Index columns, Index depth, Matrix<T> a, const T
     for (Index i = 0; i < count; ++i)
       for (Index j = 0; j < columns; ++j) to[i * c_row + j] = (accumulate ? to[i * c_row + j] : T{0}) + edge[i * w + j];
   });
+}
+
+/// multiply_tile for a packed b: b[p, j] is at b[p * tile_columns + j]. It is part of its caller's loop, where strides
+/// that are Fixed leave registers to it: a call for each tile takes as long as 5 more terms of the sums.
+template <int Rows, class T, class Row, class Column, class CRow>
+[[gnu::always_inline]] inline void multiply_packed_tile(Index depth, Matrix<T, Row, Column> a, const T* b, T* c,
+                                                        CRow c_row, bool accumulate) {
+  constexpr Index w = lanes<T>;
+  Packet<T> left[Rows], right[Rows];
+#pragma GCC unroll 8
+  for (int i = 0; i < Rows; ++i) {
+    left[i] = right[i] = splat(T{0});
+    fetch_ahead<true>(c + i * c_row, 2 * w);
+  }
+  for (const T* end = b + depth * 2 * w; b != end; b += 2 * w, a.data += a.column) {
+    const auto b_left = load(b, Whole<T>{}), b_right = load(b + w, Whole<T>{});
+#pragma GCC unroll 8
+    for (int i = 0; i < Rows; ++i) {
+      const auto factor = splat(a.data[i * a.row]);
+      left[i] = pmadd(factor, b_left, left[i]);
+      right[i] = pmadd(factor, b_right, right[i]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < Rows; ++i) {
+    store(c + i * c_row, left[i], Whole<T>{}, accumulate);
+    store(c + i * c_row + w, right[i], Whole<T>{}, accumulate);
+  }
+}
+
+/// The same for any number of rows up to `Most`.
+template <int Most, class T, class Row, class Column, class CRow>
+[[gnu::noinline]] void multiply_packed_rows(Index rows, Index depth, Matrix<T, Row, Column> a, const T* b, T* c,
+                                            CRow c_row, bool accumulate) {
+  if (rows == Most) return multiply_packed_tile<Most>(depth, a, b, c, c_row, accumulate);
+  if constexpr (Most > 1) multiply_packed_rows<Most - 1>(rows, depth, a, b, c, c_row, accumulate);
+}
+
+/// c[i, j] = sum over p of a[i, p] * b[p, j], or +=, for any number of rows, `tile_columns` columns and a packed b.
+template <class T, class Row, class Column, class CRow>
+[[gnu::noinline]] void multiply_packed(Index rows, Index depth, Matrix<T, Row, Column> a, const T* b, T* c, CRow c_row,
+                                       bool accumulate) {
+  for (; rows >= tile_rows; rows -= tile_rows) {
+    multiply_packed_tile<tile_rows>(depth, a, b, c, c_row, accumulate);
+    a.data += tile_rows * a.row;
+    c += tile_rows * c_row;
+  }
+  if (rows > 0) multiply_packed_rows<tile_rows - 1>(rows, depth, a, b, c, c_row, accumulate);
 }
 
 /// Contiguous runs of a long row: `count` runs of `length` elements, `pitch` apart.

@@ -29,15 +29,6 @@ constexpr Index whole_panels(Index n) {
   return (n + tile_columns<T> - 1) / tile_columns<T> * tile_columns<T>;
 }
 
-/// Offsets of `Count` rows that lie `pitch` apart.
-template <Index Count>
-struct RowOffsets {
-  Index at[Count];
-  explicit RowOffsets(Index pitch) {
-    for (Index p = 0; p < Count; ++p) at[p] = p * pitch;
-  }
-};
-
 // See pack.hpp.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wignored-attributes"
@@ -127,8 +118,6 @@ void winograd_convolve(Cpu device, Index images, const ImageChannels& in, const 
       transform_weights<Way>(turned, out.channels, in.channels, panel * w, 0, in.channels, weight, u_pitch,
                              us.data() + panel * weights);
     });
-  alignas(64) constexpr T zeros[w] = {};
-  const RowOffsets<256> packed(w);
 
   const auto transform = [&](Index strip, T* v) {
     transform_tiles<Way::in, Way::points>(tiles, x, strip, std::min(at_once, plan.strips - strip),
@@ -145,9 +134,10 @@ void winograd_convolve(Cpu device, Index images, const ImageChannels& in, const 
       const T* u = heavy ? us.data() : us.data() + panel * weights + c * w;
       for (int i = 0; i < Way::points; ++i)
         for (int j = 0; j < Way::points; ++j)
-          multiply_panel(count, w, channels, Matrix<T>{v + (i * Way::points + j) * v_pitch + c, pitch, 1},
-                         u + (Way::weight_of(i) * winograd_weights + Way::weight_of(j)) * u_pitch, packed.at, zeros,
-                         m + (i * Way::points + j) * m_pitch, w, c > 0);
+          multiply_packed(count, channels,
+                          Matrix<T, Index, Fixed<1>>{v + (i * Way::points + j) * v_pitch + c, pitch, {}},
+                          u + (Way::weight_of(i) * winograd_weights + Way::weight_of(j)) * u_pitch,
+                          m + (i * Way::points + j) * m_pitch, Fixed<w>{}, c > 0);
     });
     for (Index s = strip; s < end; ++s)
       store_strip<Way>(tiles, tiles.strip(s), m + (tiles.tiles_before(s) - before) * w, m_pitch,
@@ -204,8 +194,6 @@ void winograd_backward_weight(Cpu device, Index images, const ImageChannels& in,
   const ThreadScratch<T> ms(device, points * points * m_pitch, slices > 1);
   const ThreadScratch<T> dus(device, winograd_points * du_pitch);
   const Scratch<T> partial(device, (slices - 1) * size);
-  alignas(64) constexpr T zeros[w] = {};
-  const RowOffsets<tiles_at_once> packed(w);
   const Index columns = (channels + channels_at_once - 1) / channels_at_once,
               rows = (filters + filters_at_once - 1) / filters_at_once;
   const auto sums = [&](Index slice) { return slice == 0 ? dweight : partial.data() + (slice - 1) * size; };
@@ -229,9 +217,10 @@ void winograd_backward_weight(Cpu device, Index images, const ImageChannels& in,
           const Index point = i * points + j;
           for_pieces(total, tiles_at_once, [&](Index tile, Index depth) {
             for (Index c = first; c < end; c += w)
-              multiply_panel(some, w, depth, Matrix<T>{m + point * m_pitch + dy_panels.at(tile, o), 1, dy_panels.width},
-                             v + point * v_pitch + x_panels.at(tile, c), packed.at, zeros,
-                             du + at * du_pitch + (c - first), channels_at_once, started[at]);
+              multiply_packed(some, depth,
+                              Matrix<T, Fixed<1>>{m + point * m_pitch + dy_panels.at(tile, o), {}, dy_panels.width},
+                              v + point * v_pitch + x_panels.at(tile, c), du + at * du_pitch + (c - first),
+                              Fixed<channels_at_once>{}, started[at]);
             started[at] = true;
           });
         }
