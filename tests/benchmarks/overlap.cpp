@@ -6,6 +6,8 @@
 /// still takes processor time from backward: the two steps tell how much. CHORUS_BACKEND=tcp sends over TCP;
 /// --bucket-cap-mb X cuts smaller buckets.
 
+#include <numeric>
+
 #include "ranks.hpp"
 
 namespace ch = chorus;
@@ -30,14 +32,21 @@ Measured measure(ch::Run& run, const Make& make, const Images& images, const ch:
   return {ms, net.logging_data().avg, net.bucket_bytes()};
 }
 
-/// The all-reduces of such buckets, one after the other, with nothing else to do.
+/// The all-reduces of such buckets, one after the other, with nothing else to do, in memory as DDP's gradients have it.
 double communication_ms(ch::Run& run, const std::vector<std::size_t>& buckets, std::size_t steps) {
-  std::vector<std::vector<float>> data;
-  for (const auto bytes : buckets) data.emplace_back(bytes / sizeof(float));
+  const auto bytes = std::accumulate(buckets.begin(), buckets.end(), std::size_t{0});
+  std::vector<float> own;
+  const auto lent = run.communicator().allocate(bytes);
+  if (!lent) own.resize(bytes / sizeof(float));
+  auto* const data = lent ? reinterpret_cast<float*>(lent.get()) : own.data();
   return bench::median_ms(
       [&] {
-        for (auto& bucket : data)
-          run.communicator().all_reduce(std::span<float>(bucket), ch::comm::ReduceOp::sum, {.scale = 0.5});
+        std::size_t begin = 0;
+        for (const auto bucket : buckets) {
+          const std::span<float> gradients(data + begin / sizeof(float), bucket / sizeof(float));
+          run.communicator().all_reduce(gradients, ch::comm::ReduceOp::sum, {.scale = 0.5});
+          begin += bucket;
+        }
       },
       steps, 1e9);
 }
