@@ -30,8 +30,8 @@ class AnyCommunicator {
   /// `what`, for messages, lives on.
   void launch(const char* what, const std::function<void()>& start) { engine_->launch(what, start); }
   /// Memory for data that this communicator will often be called with: where it is made so, ranks read and write each
-  /// other's data where it lies, and need not copy it. Any rank may ask, at any time. Zeroed, aligned to 4096 bytes; null where
-  /// other memory is as good. It may outlive the communicator.
+  /// other's data where it lies, and need not copy it. Any rank may ask, at any time. Zeroed, aligned to 4096 bytes;
+  /// null where other memory is as good. It may outlive the communicator.
   std::shared_ptr<std::byte> allocate(std::size_t bytes) { return engine_->allocate(bytes); }
   /// How long this rank's calls have run in all, whichever thread ran them; 0 over engines that do not count.
   std::chrono::nanoseconds busy() const { return engine_->busy(); }
