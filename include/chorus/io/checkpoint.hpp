@@ -95,7 +95,7 @@ TrainingPosition load_checkpoint(Net& net, Optimizer& optimizer, const std::stri
     for (auto& place : detail::optimizer_places(optimizer)) wanted.push_back(std::move(place));
     detail::read_all(file, wanted, [](std::string_view) { return false; });
     net.set_forward_passes(static_cast<std::uint32_t>(passes));
-    if constexpr (requires { net.set_parameter_order(std::vector<std::string>()); }) {
+    if constexpr (requires { net.set_parameter_order(std::vector<std::string>(), true); }) {
       std::vector<std::string> order;
       std::string_view text;
       if (const auto found = file.metadata().find("training/parameter_order"); found != file.metadata().end())
@@ -105,7 +105,7 @@ TrainingPosition load_checkpoint(Net& net, Optimizer& optimizer, const std::stri
         order.emplace_back(text.substr(0, end));
         text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
       }
-      net.set_parameter_order(order);
+      net.set_parameter_order(order, passes > 0);
     }
     return position;
   }

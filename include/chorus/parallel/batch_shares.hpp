@@ -8,6 +8,7 @@
 #include <numeric>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace chorus::inline CHORUS_ABI::detail {
@@ -21,35 +22,47 @@ class BatchShares {
   BatchShares(Communicator& communicator, bool in_place)
       : communicator_(communicator), messages_(static_cast<std::size_t>(communicator.size())), in_place_(in_place) {}
 
-  /// A forward pass of this rank begins. `sync`: gradients will be averaged; `training`: buffers will be sent.
-  void begin(std::int64_t samples, bool sync, bool training) {
-    exchange(samples * 4 + (sync ? 2 : 0) + (training ? 1 : 0));
+  /// A forward pass of this rank begins. `sync`: gradients will be averaged; `training`: buffers will be sent;
+  /// `changed`: it wants gradients by other parameters than before.
+  void begin(std::int64_t samples, bool sync, bool training, bool changed = false) {
+    exchange(samples * 8 + (changed ? 4 : 0) + (sync ? 2 : 0) + (training ? 1 : 0));
   }
   /// This rank has no more batches: it only keeps the others company.
   void begin_joined() { exchange(joined); }
-  /// A forward pass that nobody else needs to know of.
-  void begin_alone() {
-    counting_.wait();
-    std::fill(messages_.begin(), messages_.end(), 0);
-  }
+  /// A forward pass that nobody else needs to know of. A backward pass behind it belongs to the last one that `begin`
+  /// was called for.
+  void begin_alone() { alone_ = true; }
 
   void wait() { counting_.wait(); }
   bool done() const { return counting_.done(); }
 
-  /// The place of this rank's first sample in the global batch: the shares lie in the order of the ranks.
+  /// The place of this rank's first sample in the global batch: the shares lie in the order of the ranks. Of a pass
+  /// alone, 0.
   std::int64_t first_sample() {
+    if (alone_) return 0;
     wait();
     std::int64_t first = 0;
     for (int rank = 0; rank < communicator_.rank(); ++rank) first += samples(rank);
     return first;
   }
-  /// This rank's part of the global batch: the weight of its mean gradient.
+  /// This rank's part of the global batch: the weight of its mean gradient. Those of all ranks add up to 1, also where
+  /// the batch is empty: what earlier passes have averaged stays.
   double weight() {
     wait();
-    std::int64_t all = 0;
-    for (int rank = 0; rank < communicator_.size(); ++rank) all += samples(rank);
-    if (all == 0) return 1.0 / communicator_.size();
+    std::int64_t all = 0, active = 0;
+    for (int rank = 0; rank < communicator_.size(); ++rank) {
+      all += samples(rank);
+      active += is_active(rank);
+    }
+    if (all == 0) return is_active(communicator_.rank()) ? 1.0 / static_cast<double>(active) : 0;
     return static_cast<double>(samples(communicator_.rank())) / static_cast<double>(all);
+  }
+
+  /// Whether `begin` was told of a change on any rank since this was asked last.
+  bool take_changed() {
+    wait();
+    note_changed();
+    return std::exchange(changed_, false);
   }
 
   /// The ranks that have run out of batches, as text: "1, 3"; empty where none has.
@@ -76,6 +89,8 @@ class BatchShares {
 
   void exchange(std::int64_t message) {
     counting_.wait();
+    note_changed();
+    alone_ = false;
     message_ = message;
     const std::span<const std::int64_t> mine(&message_, 1);
     const std::span<std::int64_t> all(messages_);
@@ -88,8 +103,16 @@ class BatchShares {
   }
   std::int64_t samples(int rank) const {
     const auto message = messages_[static_cast<std::size_t>(rank)];
-    return message == joined ? 0 : message / 4;
+    return message == joined ? 0 : message / 8;
   }
+  void note_changed() {
+    for (auto& message : messages_)
+      if (message != joined && (message & 4) != 0) {
+        changed_ = true;
+        message &= ~std::int64_t{4};
+      }
+  }
+  bool is_active(int rank) const { return messages_[static_cast<std::size_t>(rank)] != joined; }
   std::int64_t of_first_active() {
     const int rank = first_active();
     return rank < 0 ? 0 : messages_[static_cast<std::size_t>(rank)];
@@ -98,7 +121,7 @@ class BatchShares {
   Communicator& communicator_;
   std::int64_t message_ = 0;
   std::vector<std::int64_t> messages_;  // of all ranks, once counting_ has ended
-  bool in_place_;
+  bool in_place_, alone_ = false, changed_ = false;
   comm::Work counting_;
 };
 

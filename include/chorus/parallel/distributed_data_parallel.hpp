@@ -135,14 +135,15 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
     keep_company(options.step);
   }
 
-  /// Lays the flat buffers out as a checkpoint says. Names that the model doesn't have are left out.
-  [[gnu::cold]] void set_parameter_order(std::span<const std::string> names) {
+  /// Lays the flat buffers out as a checkpoint says. Names that the model doesn't have are left out. `learned`: a
+  /// backward pass has settled this order; else the next one will.
+  [[gnu::cold]] void set_parameter_order(std::span<const std::string> names, bool learned = true) {
     const auto& entries = this->flat_.entries();
     std::vector<std::size_t> order;
     for (const auto& wanted : names)
       for (std::size_t i = 0; i < entries.size(); ++i)
         if (entries[i].named.name == wanted) order.push_back(i);
-    if (order.size() == entries.size()) reducer_.reorder(order);
+    if (order.size() == entries.size()) reducer_.reorder(order, learned);
   }
 
   /// Calls `step` with each parameter as soon as its averaged gradient is there, in the middle of backward; with
@@ -225,9 +226,9 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   void begin_pass(Index samples) {
     const bool shares_buffers = this->training() && reducer_.sync, hooked = buffer_hook_ && !joining_;
     const bool sends_buffers = shares_buffers && options_.broadcast_buffers && !hooked;
-    this->shares_.begin(samples, reducer_.sync, sends_buffers);
+    this->shares_.begin(samples, reducer_.sync, sends_buffers, reducer_.fit_buckets());
     if (joining_ && throw_early_) check_all_here();
-    reducer_.prepare();
+    reducer_.weigh_anew();
     if (sends_buffers) this->broadcast_buffers(joining_ ? this->shares_.first_active() : 0);
     if (shares_buffers && hooked) buffer_hook_(this->buffers_, this->communicator_);
     if constexpr (averages_parameters)
@@ -251,7 +252,8 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
                         skew_to_warn_of, " batches fewer than others have, and only keeps them company"));
       if (throw_early_) check_all_here();
       last = shares.first_active();
-      reducer_.prepare();
+      reducer_.fit_buckets();
+      reducer_.weigh_anew();
       if (shares.training()) this->broadcast_buffers(last);
       if (!shares.sync()) continue;
       reducer_.keep_company();

@@ -93,6 +93,14 @@ class GradientLayout {
     for (std::size_t i = 0; i < entries(); ++i) by_address_.push_back({&parameter(i), i});
     std::sort(by_address_.begin(), by_address_.end());
   }
+  /// For the comparison of ranks: which gradients are wanted.
+  [[gnu::cold]] std::string describe() const {
+    std::string text;
+    for (std::size_t i = 0; i < entries(); ++i)
+      if (!lists(options_.parameters_and_buffers_to_ignore, name(i)))
+        text += cat(name(i), parameter(i).wants_grad() ? "\n" : ", frozen,\n");
+    return text;
+  }
   /// Lays the flat buffers out anew: `order[i]` is the present number of the entry that becomes number i.
   [[gnu::cold]] void reorder(std::span<const std::size_t> order) {
     flat_.reorder(order);

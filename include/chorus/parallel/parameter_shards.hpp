@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <set>
 #include <span>
 #include <utility>
 #include <vector>
@@ -76,6 +77,20 @@ class ParameterShards {
     return order_of(net) == order_;
   }
 
+  /// Before `share_out`: has parameters shared out that no bucket has held so far, each by itself, if `wanted(name)`.
+  template <class Net, class Wanted>
+  void place(const Net& net, const Wanted& wanted) {
+    std::set<const ParameterOn<D>*> placed;
+    for (const auto& shard : shards_) placed.insert(shard.named.parameter);
+    const auto ranks = static_cast<std::size_t>(net.communicator().size());
+    for (const auto& entry : net.flat_parameters().entries()) {
+      if (placed.contains(entry.named.parameter) || !wanted(entry.named.name)) continue;
+      for (std::size_t rank = 0; rank < ranks; ++rank) {
+        const auto part = part_of(static_cast<std::size_t>(entry.parameter().count()), rank, ranks);
+        if (part.begin < part.end) shards_.push_back({entry.named, static_cast<int>(rank), part.begin, part.end});
+      }
+    }
+  }
   template <class Net>
   void share_out(const Net& net) {
     mine_.clear();

@@ -12,6 +12,7 @@
 #include <chorus/parallel/gradient_layout.hpp>
 #include <chorus/parallel/gradient_parts.hpp>
 #include <chorus/parallel/non_finite.hpp>
+#include <chorus/parallel/same_model.hpp>
 #include <cstdint>
 #include <functional>
 #include <span>
@@ -59,22 +60,23 @@ class Reducer {
   /// Called with each parameter whose gradient has been averaged, in the middle of backward: for an optimizer's step.
   std::function<void(const ParameterOn<D>&)> on_averaged;
 
-  /// Before a forward pass: makes new buckets where parameters were frozen or thawed, and weighs what earlier passes
-  /// under no_sync have added up, so that each pass counts by its own batch.
-  void prepare() {
-    if (!layout_.buckets_fit()) {
-      parts_.refuse_if_waiting("parameters can't be frozen or thawed");
-      layout_.rebuild();
-      start_anew();
-    }
-    accumulated_.weigh_anew();
+  /// Before a forward pass: makes new buckets where parameters were frozen or thawed. Returns whether they were.
+  bool fit_buckets() {
+    if (layout_.buckets_fit()) return false;
+    parts_.refuse_if_waiting("parameters can't be frozen or thawed");
+    layout_.rebuild();
+    start_anew();
+    return true;
   }
+  /// Behind it, when ranks have told each other their samples: weighs what earlier passes under no_sync have added up,
+  /// so that each pass counts by its own batch.
+  void weigh_anew() { accumulated_.weigh_anew(); }
 
-  /// Lays the flat buffers out anew, in this order of the entries.
-  void reorder(std::span<const std::size_t> order) {
+  /// Lays the flat buffers out anew, in this order of the entries. `learned`: as a backward pass has shown it.
+  void reorder(std::span<const std::size_t> order, bool learned) {
     layout_.reorder(order);
     start_anew();
-    order_learned_ = true;
+    order_learned_ = learned;
   }
 
   /// A leaf's hook: its gradient is final. Buckets leave in order, each as soon as it is full.
@@ -101,7 +103,7 @@ class Reducer {
     }
     const int expected = layout_.expected_arrivals(i);
     if (arrivals < expected) return;
-    if (arrivals > expected) fail<UsageError>(where(), name(i), too_often);
+    if (arrivals > expected) fail<UsageError>(where(), name(i), expected == 0 ? wrong_graph : too_often);
     --layout_.buckets()[layout_.bucket_of(i)].missing;
     sender_.send_full();
     if (on_averaged && !may_leave_out() && !sender_.several_rounds)
@@ -144,6 +146,7 @@ class Reducer {
 
   void begin_backward() {
     parts_.refuse_if_waiting("no other backward pass can begin");
+    if (shares_.take_changed()) check_same_description(communicator_, "DistributedDataParallel", layout_.describe());
     // Behind the first pass gradients change their places.
     sender_.begin(accumulated_.weight(), !order_learned_ && !may_leave_out());
     in_backward_ = true;
@@ -172,6 +175,11 @@ class Reducer {
       on_averaged(parameter(i));
     }
   }
+  // Parameters that are each rank's own have their gradients, too.
+  void step_own() {
+    for (std::size_t i = 0; i < layout_.entries(); ++i)
+      if (!layout_.is_shared(i) && parameter(i).wants_grad() && parameter(i).grad_arrived()) on_averaged(parameter(i));
+  }
 
   void finish_backward() {
     clock().last_gradient();
@@ -193,6 +201,7 @@ class Reducer {
           for (const std::size_t i : bucket.parameters) parameter(i).set_grad_arrived(true);
     }
     sender_.end();
+    if (on_averaged) step_own();
     if (options_.non_finite != NonFinite::propagate) judge();
     if constexpr (requires { hook().after_backward(); }) hook().after_backward();
     in_backward_ = false;
@@ -272,7 +281,7 @@ class Reducer {
   [[gnu::cold]] void learn_order() {
     order_learned_ = true;
     const auto order = agree_on_order(layout_, communicator_, arrival_, std::max(0, shares_.first_active()));
-    if (!std::is_sorted(order.begin(), order.end())) reorder(order);
+    if (!std::is_sorted(order.begin(), order.end())) reorder(order, true);
   }
 
   // All ranks see the same averages and come to the same verdict.

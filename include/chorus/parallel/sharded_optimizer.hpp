@@ -15,6 +15,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -121,6 +122,12 @@ class ShardedOptimizer : public optim::HasLearningRate {
   /// Takes this rank's part of the state that `all`, made by `whole`, has.
   template <class Net>
   void adopt(Net& net, Opt& all) {
+    // Frozen parameters have no bucket, but state, where they have been stepped.
+    std::set<std::string> stepped;
+    for (const auto& tensor : all.state())
+      if (tensor.name.starts_with("steps.") && *static_cast<const std::int64_t*>(tensor.data) > 0)
+        stepped.insert(tensor.name);
+    shards_.place(net, [&](const std::string& name) { return stepped.contains(cat("steps.", name)); });
     share_out(net);
     for_each_tensor(net.communicator(), all, [&](const Shard& shard, const optim::StateTensor& from, const auto* own) {
       if (own) copy(static_cast<std::uint8_t*>(own->data), from, shard.in(from), shard.bytes(from));

@@ -2,6 +2,7 @@
 #include <catch.hpp>
 #include <chorus/io/checkpoint.hpp>
 #include <chorus/parallel/fused_optimizer.hpp>
+#include <chorus/parallel/hooks/reduce_scatter.hpp>
 #include <chorus/parallel/sharded_optimizer.hpp>
 
 #include "../io/files.hpp"
@@ -16,10 +17,10 @@ using Adam = optim::Adam<Cpu>;
 const optim::AdamOptions adam{.lr = 0.05, .amsgrad = true};
 
 /// Trains from `from` (a file, or "") up to step `last`, and saves to `to`; the parameters as text.
-template <class Optimizer>
+template <class Optimizer, class Hook = AllReduce>
 std::string train(int ranks, const std::string& from, std::uint32_t last, const std::string& to) {
   return common_text(ranks, [=](const World& world) {
-    Distributed<test::Smooth<Cpu>> rank(world);
+    Distributed<test::Smooth<Cpu>, Hook> rank(world);
     auto optimizer = [&] {
       if constexpr (std::is_same_v<Optimizer, Adam>)
         return Adam{rank.net.parameters(), adam};
@@ -76,6 +77,45 @@ TEST_CASE("checkpoints of sharded optimizers: before the first step there is not
   const TemporaryFolder folder;
   train<ShardedOptimizer<Adam>>(2, "", 0, folder / "new");
   CHECK(train<ShardedOptimizer<Adam>>(2, folder / "new", 2, "") == train<ShardedOptimizer<Adam>>(2, "", 2, ""));
+}
+
+TEST_CASE("checkpoints: of a run that has not begun, the first pass still learns the order, with the same bits") {
+  const TemporaryFolder folder;
+  train<ShardedOptimizer<Adam>, ReduceScatter>(3, "", 0, folder / "new");
+  const auto whole = train<ShardedOptimizer<Adam>, ReduceScatter>(3, "", 3, "");
+  REQUIRE(!whole.empty());
+  CHECK(train<ShardedOptimizer<Adam>, ReduceScatter>(3, folder / "new", 3, "") == whole);
+}
+
+TEST_CASE("checkpoints of sharded optimizers: a parameter that is frozen when a run goes on keeps its state") {
+  const TemporaryFolder folder;
+  for (const int ranks : {1, 3}) {
+    INFO(ranks << " ranks");
+    const auto whole = train<Adam>(ranks, "", 2, folder / "run");
+    REQUIRE(!whole.empty());
+    const auto then = common_text(ranks, [&](const World& world) {
+      auto model = make<test::Smooth<Cpu>>();
+      model.fc2.weight.set_requires_grad(false);
+      Distributed<test::Smooth<Cpu>> rank(world, {}, model);
+      ShardedOptimizer<Adam> optimizer{rank.net, adam};
+      const auto step = [&](auto& net, auto& stepped, std::uint32_t number, bool frozen) {
+        net.module().fc2.weight.set_requires_grad(!frozen);
+        stepped.zero_grad();
+        mean(square(net(numbers(4, 5, number)))).backward();
+        stepped.step();
+      };
+      io::load_checkpoint(rank.net, optimizer, folder / "run");
+      SingleDevice<test::Smooth<Cpu>> single{make<test::Smooth<Cpu>>(), 3};
+      Adam plain{single.parameters(), adam};
+      io::load_checkpoint(single, plain, folder / "run");
+      for (std::uint32_t number = 0; number < 4; ++number) {
+        step(rank.net, optimizer, number, number < 2);
+        step(single, plain, number, number < 2);
+      }
+      return cat(distance(test::values(rank.net.module()), test::values(single.module())) < rounding);
+    });
+    CHECK(then == "true");
+  }
 }
 
 }  // namespace checkpoint_forms_test

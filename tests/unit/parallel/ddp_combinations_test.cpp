@@ -176,6 +176,62 @@ TEST_CASE("join: throw_on_early_termination ends ranks that synchronise batch no
   CHECK_THAT(text, Contains("rank 0 has run out of batches"));
 }
 
+TEST_CASE("ddp: a forward pass without gradients, of some ranks, between forward and backward changes no weight") {
+  const auto steps = [](auto& net, const auto& begin, const auto& end, bool looks) {
+    for (std::uint32_t number = 0; number < 2; ++number) {
+      const auto loss = mean(square(net(contiguous(numbers(6, 5, number).slice(0, begin, end)))));
+      if (looks) {
+        const NoGrad scope;
+        net(numbers(4, 5, 9));
+      }
+      loss.backward();
+    }
+    return test::gradients(net.module());
+  };
+  SingleDevice<test::Smooth<Cpu>> single{make<test::Smooth<Cpu>>(), 3};
+  const auto expected = steps(single, 0, 6, false);
+  const auto text = common_text(2, [&](const World& world) {
+    Distributed<test::Smooth<Cpu>> rank(world);  // one sample and five
+    return test::text_of(steps(rank.net, world.rank, world.rank == 0 ? 1 : 6, world.rank == 1));
+  });
+  CHECK(distance(test::numbers_in(text), expected) < rounding);
+}
+
+TEST_CASE("join: a batch that is empty on the ranks that are left keeps what earlier passes have averaged") {
+  const auto text = common_text(3, [](const World& world) {
+    Distributed<test::Smooth<Cpu>> rank(world);
+    std::string averaged;
+    rank.net.join([&] {
+      for (int step = 0; step < 1 + world.rank % 2; ++step) {
+        const Index rows = step == 0 ? 3 : 0;
+        mean(square(rank.net(numbers(rows, 5, static_cast<std::uint32_t>(world.rank))))).backward();
+        if (step == 0) averaged = test::text_of(test::gradients(rank.net.module()));
+      }
+    });
+    return averaged + test::text_of(test::gradients(rank.net.module()));
+  });
+  const auto both = test::numbers_in(text);
+  REQUIRE(!both.empty());
+  const auto half = both.begin() + static_cast<std::ptrdiff_t>(both.size() / 2);
+  CHECK(distance({half, both.end()}, {both.begin(), half}) < rounding);
+}
+
+TEST_CASE("ddp: ranks that freeze other parameters are an error on all, also where buckets are as large") {
+  for (const bool both : {true, false}) {
+    const auto text = common_text(2, [both](const World& world) {
+      Distributed<Repeating<Cpu>> rank(world);
+      auto& model = rank.net.module();
+      const auto x = numbers(3, 5, 1);
+      mean(square(rank.net(x, true))).backward();
+      if (world.rank == 0) model.middle.weight.set_requires_grad(false);
+      if (world.rank == 1 && both) model.other.weight.set_requires_grad(false);
+      return message_of<UsageError>([&] { mean(square(rank.net(x, true))).backward(); });
+    });
+    CHECK_THAT(text, Contains("the ranks' models differ: rank 1 has") && Contains("rank 0 has") &&
+                         Contains("weight, frozen,"));
+  }
+}
+
 TEST_CASE("ddp: a hook that throws on one rank ends all soon, and says why") {
   Ranks ranks(3, [](const World& world) {
     FailingHook hook;

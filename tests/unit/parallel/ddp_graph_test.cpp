@@ -68,6 +68,19 @@ TEST_CASE("ddp: samples count, and so weigh, inside of a struct") {
   CHECK(distance(test::numbers_in(text), test::gradients(single.module())) < rounding);
 }
 
+TEST_CASE("static graph: a gradient by a parameter that was frozen in the first pass is named") {
+  const auto text = common_text(2, [](const World& world) {
+    Distributed<Parts<Cpu>> rank(world, {.static_graph = true});
+    auto& weight = rank.net.module().extra.weight;
+    weight.set_requires_grad(false);
+    backward(rank.net, world, 1, true);
+    weight.set_requires_grad(true);
+    const auto message = message_of<UsageError>([&] { backward(rank.net, world, 2, true); });
+    return message.substr(message.find("extra"));
+  });
+  CHECK_THAT(text, Catch::Matchers::StartsWith("extra.weight got a gradient, but did not in the first backward pass"));
+}
+
 TEST_CASE("static graph: what no rank uses is dropped, what some use is averaged") {
   // Rank 1 alone uses `extra`, always.
   const auto text = common_text(3, [](const World& world) {

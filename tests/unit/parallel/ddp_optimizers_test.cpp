@@ -100,6 +100,21 @@ TEST_CASE("fused optimizer: what no rank uses stays, with find_unused_parameters
   CHECK_THAT(text, Contains("same moved "));
 }
 
+TEST_CASE("fused optimizer: parameters that are each rank's own are stepped, too, by this rank's gradient") {
+  for (const bool find_unused : {false, true}) {
+    const auto texts = Ranks(2, [find_unused](const World& world) {
+                         Distributed<Part<Cpu>> rank(world, {.find_unused_parameters = find_unused,
+                                                             .parameters_and_buffers_to_ignore = {"fc2.bias"}});
+                         FusedOptimizer<Sgd> optimizer{rank.net, {.lr = 0.5}};
+                         auto before = rank.net.module().fc2.bias.value().to_vector();
+                         (sum(rank.net(numbers(4, 5, 1), true)) * (world.rank + 1.0)).backward();
+                         for (double& value : before) value -= 0.5 * 4 * (world.rank + 1);
+                         return cat(distance(rank.net.module().fc2.bias.value().to_vector(), before) < rounding);
+                       }).texts();
+    CHECK(texts == std::vector<std::string>{"true", "true"});
+  }
+}
+
 TEST_CASE("fused optimizer: goes with no NonFinite policy, and leaves the net as it was") {
   comm::AnyCommunicator alone;
   DistributedDataParallel<test::Smooth<Cpu>> strict{
