@@ -1,0 +1,290 @@
+#pragma once
+/// Training programs that a seed draws: a model, options of DistributedDataParallel, and what each rank does in each
+/// step. All of them are legal: a single device would train to the same numbers. What is left out, since a single
+/// device has no such thing: two forward passes on shares of different sizes before one backward, which goes by the
+/// last one's.
+
+#include <chorus/nn/containers.hpp>
+#include <chorus/nn/convolution.hpp>
+#include <map>
+#include <optional>
+
+#include "ranks.hpp"
+
+namespace test::random {
+
+inline constexpr unsigned all_blocks = 0xff, backwards = 0x100;
+
+/// Blocks that a pass may go through or not, by the bits of `uses`, in one order or the other; and a second head.
+template <class D>
+struct Drawn : ch::nn::Module {
+  std::optional<ch::nn::Conv2d<D, double>> conv;
+  ch::nn::Linear<D, double> in, out, side{16, 2};
+  ch::nn::ModuleList<ch::nn::Linear<D, double>> blocks;
+  std::optional<ch::nn::SyncBatchNorm<D, double>> norm;
+  ch::nn::Dropout drop;
+  CHORUS_MODULE(Drawn, conv, in, blocks, out, side, norm, drop)
+
+  Drawn(Index width, bool convolves, double dropped) : in{convolves ? 8 : 16, width}, out{width, 3}, drop{dropped} {
+    if (convolves) conv.emplace(1, 2, ch::nn::Conv2dOptions{.kernel = 3});
+  }
+  auto forward(const auto& x, unsigned uses) const {
+    const auto images = [&] { return ch::reshape(x, std::array<Index, 4>{x.size(0), 1, 4, 4}); };
+    auto h = ch::tanh(conv ? in(ch::flatten(ch::tanh((*conv)(images())))) : in(x));
+    if (norm) h = ch::flatten((*norm)(ch::reshape(h, std::array<Index, 3>{h.size(0), h.size(1), 1})));
+    h = drop(h);
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+      const std::size_t k = uses & backwards ? blocks.size() - 1 - i : i;
+      if (uses >> k & 1) h = ch::tanh(blocks[k](h)) + h * 0.5;
+    }
+    return std::pair(out(h), side(x));
+  }
+};
+
+/// A forward and a backward pass, or two, of all ranks.
+struct Pass {
+  std::uint32_t key;
+  std::vector<Index> rows;                             // by rank
+  std::vector<unsigned> uses;                          // by rank
+  bool quiet_forward = false, quiet_backward = false;  // under no_sync
+  bool again = false;                                  // backward goes twice through the graph,
+  bool again_quiet = false;                            // the first time under no_sync
+  bool pair = false;                                   // of two forward passes on as many rows
+  unsigned peeks = 0;                                  // ranks that look at other rows between forward and backward
+};
+struct Step {
+  std::vector<Pass> passes;
+  std::uint64_t frozen = 0;  // bits of parameters
+  int poisoned = -1;         // the rank whose last gradients are not finite
+  bool keeps = false;        // gradients of the step before
+};
+
+enum class Stepping { plain, fused, sharded, scattered };
+
+/// What one rank does otherwise than all others, in one step.
+enum class Fault {
+  none,
+  leaves_out,
+  freezes,
+  freezes_other,
+  quiet,
+  misses_pass,
+  throws,
+  misses_step,
+  misses_clip,
+  evaluates
+};
+
+struct Program {
+  std::uint64_t seed = 0;
+  int ranks = 1;
+  std::string machines;  // empty: one, and shared memory; "t": TCP; else the machine of each rank
+  Index width = 1;
+  std::vector<std::size_t> blocks;  // block i is the same as block blocks[i] <= i
+  bool conv = false, norm = false, adam = false, frozen_first = false;
+  double dropped = 0, clip = 0;
+  ch::DistributedDataParallelOptions options;
+  Stepping stepping = Stepping::plain;
+  std::vector<Step> steps;
+  std::vector<std::vector<int>> epochs;  // under join: steps that each rank takes; empty: no join
+  int saved_before = -1;                 // the step before which a checkpoint is written
+  bool loads_into_new = false;
+  std::string file;     // the checkpoint
+  bool hooked = false;  // a hook on a parameter doubles its gradient
+  bool skewed = false;  // ranks wait now and then
+  bool uniform = true;  // all ranks use the same blocks
+  Fault fault = Fault::none;
+  int faulty_rank = 0, faulty_step = 0;
+  std::map<std::string, int> features;
+
+  std::string text() const {
+    std::string out =
+        ch::cat("seed ", seed, ", ranks ", ranks, " ", machines, ", width ", width, ", stepping ",
+                static_cast<int>(stepping), ", clip ", clip, ", dropped ", dropped, ", saved before ", saved_before);
+    for (const auto& [name, count] : features) out += ch::cat(", ", name);
+    out += "\n  " + options.describe<ch::Cpu>() + "  blocks";
+    for (const auto block : blocks) out += ch::cat(" ", block);
+    for (const auto& epoch : epochs) {
+      out += "; joined steps";
+      for (const int count : epoch) out += ch::cat(" ", count);
+    }
+    for (const auto& step : steps) {
+      out +=
+          ch::cat("\n  step: frozen ", step.frozen % 65536, ", poisoned ", step.poisoned, step.keeps ? ", keeps" : "");
+      for (const auto& pass : step.passes) {
+        out += "\n    rows";
+        for (const auto rows : pass.rows) out += ch::cat(" ", rows);
+        out += ", uses";
+        for (const auto uses : pass.uses)
+          out += ch::cat(" ", uses & backwards ? "-" : "", uses % (1u << blocks.size()));
+        out += ch::cat(pass.quiet_forward ? ", quiet forward" : "", pass.quiet_backward ? ", quiet backward" : "",
+                       pass.again_quiet ? ", again, first quietly"
+                       : pass.again     ? ", again"
+                                        : "",
+                       pass.pair ? ", pair" : "", ", peeks ", pass.peeks);
+      }
+    }
+    return out + "\n";
+  }
+
+  bool ignores() const { return !options.parameters_and_buffers_to_ignore.empty(); }
+  Drawn<ch::Cpu> model(std::uint32_t key = 1) const {
+    Drawn<ch::Cpu> model(width, conv, dropped);
+    if (norm) model.norm.emplace(width);
+    for (std::size_t i = 0; i < blocks.size(); ++i)
+      model.blocks.push_back(blocks[i] == i ? ch::nn::Linear<ch::Cpu, double>(width, width) : model.blocks[blocks[i]]);
+    for (const auto& named : ch::nn::named_parameters<ch::Cpu>(model)) {
+      const auto values = numbers(1, named.parameter->count(), key++ * 100);
+      for (Index i = 0; i < values.numel(); ++i)
+        static_cast<double*>(named.parameter->value_data())[i] = 0.7 * values.data()[i];
+    }
+    if (hooked) model.in.weight.register_hook([](const auto& gradient) { return gradient * 2.0; });
+    if (frozen_first) freeze(model, steps[0]);
+    return model;
+  }
+  static void freeze(ch::nn::Module& model, const Step& step) {
+    std::size_t i = 0;
+    for (const auto& named : ch::nn::named_parameters<ch::Cpu>(model))
+      named.parameter->set_wants_grad(!(step.frozen >> i++ & 1) || named.name.starts_with("out.") ||
+                                      named.name.starts_with("side."));
+  }
+};
+
+/// Numbers that depend on a seed and on how many were drawn before.
+class Draw {
+ public:
+  explicit Draw(std::uint64_t seed) : seed_(seed) {}
+  std::uint32_t below(std::uint32_t n) { return ch::philox(seed_, {next_++, 7, 7, 7})[0] % n; }
+  bool chance(std::uint32_t percent) { return below(100) < percent; }
+  std::uint64_t bits() { return std::uint64_t{below(1u << 31)} << 31 | below(1u << 31); }
+
+ private:
+  std::uint64_t seed_;
+  std::uint32_t next_ = 0;
+};
+
+inline Program draw(std::uint64_t seed) {
+  Draw d(seed);
+  Program p;
+  p.seed = seed;
+  const auto feature = [&](const std::string& name, bool there) {
+    if (there) ++p.features[name];
+    return there;
+  };
+  p.ranks = static_cast<int>(1 + d.below(8)) % 5;
+  if (p.ranks == 0) p.ranks = 4;
+  ++p.features[ch::cat("ranks ", p.ranks)];
+  if (feature("tcp", d.chance(15)))
+    p.machines = "t";
+  else if (feature("hierarchical", d.chance(20)))
+    for (int r = 0; r < p.ranks; ++r) p.machines += static_cast<char>('a' + d.below(2));
+  p.width = feature("wide", d.chance(10)) ? 30 + d.below(90) : 1 + d.below(9);
+  p.skewed = feature("skew", d.chance(20));
+  const auto blocks = d.below(6);
+  for (std::size_t i = 0; i < blocks; ++i)
+    p.blocks.push_back(feature("shared", i > 0 && d.chance(20)) ? p.blocks[d.below(static_cast<std::uint32_t>(i))] : i);
+  p.conv = feature("conv", d.chance(40));
+  p.adam = feature("adam", d.chance(30));
+
+  p.stepping = static_cast<Stepping>(d.below(4));
+  const bool in_parts = p.stepping == Stepping::scattered, fused = p.stepping == Stepping::fused;
+  ++p.features[ch::cat("stepping ", static_cast<int>(p.stepping))];
+  const bool joins = feature("join", d.chance(25));
+  auto& o = p.options;
+  // 0: all ranks use all; 1: each the same in all passes; 2: others in each pass, the same on all ranks; 3: any.
+  const auto use = d.below(4);
+  ++p.features[ch::cat("use ", use)];
+  p.uniform = !joins && (use == 0 || use == 2);
+  o.static_graph = feature("static_graph", use < 2 && d.chance(40));
+  o.find_unused_parameters = feature("find_unused", use > 1 || (use == 1 && !o.static_graph) || d.chance(30));
+  o.skip_all_reduce_unused_params = feature("skip_unused", o.find_unused_parameters && !in_parts && d.chance(50));
+  if (p.uniform) {
+    p.norm = feature("norm", d.chance(20));
+    if (feature("dropout", d.chance(25))) p.dropped = 0.3;
+  }
+  const double kib = 1.0 / 1024;
+  if (feature("tiny buckets", d.chance(70))) {
+    o.first_bucket_cap_mb = d.below(3) * 0.3 * kib;
+    o.bucket_cap_mb = d.below(3) * 0.3 * kib;
+    if (feature("list of buckets", d.chance(30)))
+      for (auto n = d.below(4); n > 0; --n) o.bucket_cap_mb_list.push_back(d.below(4) * 0.2 * kib);
+  }
+  o.broadcast_buffers = !feature("no broadcast_buffers", d.chance(30));
+  o.init_sync = !feature("no init_sync", d.chance(20));
+  const bool sharded = in_parts || p.stepping == Stepping::sharded;
+  if (feature("ignored", !sharded && d.chance(20))) o.parameters_and_buffers_to_ignore = {"side.weight", "side.bias"};
+  if (feature("delayed", d.chance(20))) o.delay_all_reduce_named_params = {"out.weight", "in.bias"};
+  if (feature("clip", !fused && !p.ignores() && d.chance(40))) p.clip = 0.05 + 0.1 * d.below(4);
+  const bool freezes = feature("freezes", !joins && d.chance(35));
+  p.frozen_first = freezes && d.chance(50);
+  const bool poison = feature("non-finite skipped", !fused && !p.ignores() && d.chance(15));
+  if (poison) o.non_finite = ch::NonFinite::skip_step;
+
+  const auto ranks = static_cast<std::size_t>(p.ranks);
+  const auto uses = [&] { return (all_blocks & (d.chance(25) ? 0 : d.below(256))) | (d.chance(30) ? backwards : 0); };
+  std::vector<unsigned> fixed;
+  for (std::size_t r = 0; r < ranks; ++r) fixed.push_back(use == 0 ? all_blocks : uses());
+  const auto count = 2 + d.below(5);
+  for (std::uint32_t s = 0; s < count; ++s) {
+    Step step;
+    // A static graph has what was used in its first pass.
+    if (freezes && d.chance(60) && !(o.static_graph && s == 0)) step.frozen = d.bits() & d.bits();
+    const auto passes = d.chance(50) ? 1 : 1 + d.below(3);
+    for (std::uint32_t i = 0; i < passes; ++i) {
+      Pass pass{.key = 16 * s + i, .rows = {}, .uses = fixed};
+      const bool last = i + 1 == passes, alone = joins || fused || in_parts;
+      const auto kind = d.below(10);
+      for (std::size_t r = 0; r < ranks; ++r) pass.rows.push_back(d.chance(20) ? 0 : 1 + d.below(5));
+      if (feature("all empty", d.chance(3) && !p.norm)) pass.rows.assign(ranks, 0);
+      if (kind < 3) pass.rows.assign(ranks, 1 + d.below(4));
+      if (p.norm) pass.rows[0] += 4;
+      pass.quiet_backward = feature("no_sync", !last && (alone || d.chance(60)));
+      pass.quiet_forward = pass.quiet_backward;
+      if (!joins && feature("no_sync around half", d.chance(10))) pass.quiet_forward = !pass.quiet_forward;
+      if (feature("averaged twice in a step", !last && !pass.quiet_backward)) {
+      }
+      pass.again = feature("backward twice", (pass.quiet_backward || !alone) && d.chance(10));
+      pass.again_quiet = feature("backward twice, once under no_sync", !pass.again && !joins && d.chance(10));
+      pass.again |= pass.again_quiet;
+      pass.pair = feature("two forward passes", !joins && d.chance(10));
+      if (!p.norm && d.chance(15)) pass.peeks = p.dropped > 0 ? 0xff : 1 + d.below(15);
+      feature("peeks", pass.peeks != 0);
+      if (use == 2) pass.uses.assign(ranks, uses());
+      if (use == 3)
+        for (auto& u : pass.uses) u = uses();
+      if (use == 0 && pass.quiet_backward && !o.static_graph && feature("unused under no_sync", d.chance(20)))
+        pass.uses.assign(ranks, uses());
+      step.passes.push_back(pass);
+    }
+    if (poison && d.chance(25)) {
+      step.poisoned = static_cast<int>(d.below(static_cast<std::uint32_t>(ranks)));
+      step.passes.back().rows[static_cast<std::size_t>(step.poisoned)] += 1;
+    }
+    step.keeps = feature("keeps gradients", s > 0 && !sharded && !(joins && p.ignores()) && d.chance(10));
+    p.steps.push_back(step);
+  }
+  // It sees what passes before have left, too.
+  const bool simple = p.uniform && std::all_of(p.steps.begin(), p.steps.end(), [](const Step& step) {
+                        return step.passes.size() == 1 && !step.passes[0].again && !step.keeps;
+                      });
+  p.hooked = feature("hook on a parameter", simple && d.chance(60));
+  if (joins) {
+    const auto first = static_cast<int>((o.static_graph ? 1 : 0) + d.below(count)),
+               second = static_cast<int>(count) - first;
+    for (const int length : {first, second}) {
+      std::vector<int> own;
+      for (std::size_t r = 0; r < ranks; ++r)
+        own.push_back(d.chance(40) ? length : static_cast<int>(d.below(static_cast<std::uint32_t>(length) + 1)));
+      if (o.static_graph && p.epochs.empty()) own.assign(ranks, length);  // each rank shows what it uses
+      own[d.below(p.ranks < 1 ? 1u : static_cast<std::uint32_t>(p.ranks))] = length;
+      p.epochs.push_back(own);
+    }
+  } else if (feature("checkpoint", !p.ignores() && !(freezes && o.static_graph) && d.chance(35))) {
+    p.saved_before = static_cast<int>(d.below(count));
+    p.steps[static_cast<std::size_t>(p.saved_before)].keeps = false;  // a checkpoint has no gradients
+    p.loads_into_new = feature("checkpoint into a new net", d.chance(50));
+  }
+  return p;
+}
+
+}  // namespace test::random
