@@ -111,13 +111,7 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
     using Shares = decltype(scatter(0, 1, inputs...));
     using Output =
         decltype(std::apply([&](const auto&... own) { return this->model_.forward(own...); }, std::declval<Shares&>()));
-    struct Pass {  // what a device's thread works with, which may come back late
-      std::vector<std::optional<Shares>> shares;
-      std::vector<std::optional<Output>> outputs;
-      Replicas replicas;
-    };
-    const auto pass = std::make_shared<Pass>(
-        Pass{std::vector<std::optional<Shares>>(used), std::vector<std::optional<Output>>(used), replicas_});
+    const auto pass = std::make_shared<Pass<Shares, Output>>(used, replicas_);
     const auto update_copy = [&](std::size_t i) {
       if (i == 0) return;
       replicas_[i - 1]->follow(this->flat_, buffers_, device(0));
@@ -175,6 +169,15 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
  private:
   using typename detail::ReplicaRunner::Roots;
   using Replicas = typename detail::ReplicaGradients<Model>::Replicas;
+
+  // What the devices' threads work with in a forward pass, from which one may come back late.
+  template <class Shares, class Output>
+  struct Pass {
+    Pass(std::size_t used, const Replicas& all) : shares(used), outputs(used), replicas(all) {}
+    std::vector<std::optional<Shares>> shares;
+    std::vector<std::optional<Output>> outputs;
+    Replicas replicas;
+  };
 
   static D first_device(const DataParallelOptions& options) {
     check<UsageError>(!options.device_ids.empty(), "DataParallel: device_ids is empty: expected at least one device");
