@@ -45,6 +45,7 @@ STANDARD = {
     "iterator": "back_inserter default_sentinel_t distance istreambuf_iterator next prev size",
     "limits": "numeric_limits",
     "map": "map multimap",
+    "set": "set multiset",
     "memory": "addressof enable_shared_from_this make_shared make_unique make_unique_for_overwrite shared_ptr "
               "unique_ptr weak_ptr",
     "mutex": "call_once lock_guard mutex once_flag recursive_mutex scoped_lock unique_lock",
