@@ -31,6 +31,7 @@
 #include <numbers>
 #include <numeric>
 #include <optional>
+#include <set>
 #include <span>
 #include <stdexcept>
 #include <string>
