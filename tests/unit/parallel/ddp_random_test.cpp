@@ -34,14 +34,17 @@ std::string lines(const std::vector<std::string>& texts) {
 std::string judge(Program program) {
   const chorus_test::TemporaryFolder folder;
   program.file = folder / "checkpoint";
-  const auto expected = program.adam ? alone<optim::Adam<Cpu>>(program, adam) : alone<optim::Sgd<Cpu>>(program, sgd);
+  const auto one_device = [&](bool nudged) {
+    return program.adam ? alone<optim::Adam<Cpu>>(program, adam, nudged) : alone<optim::Sgd<Cpu>>(program, sgd, nudged);
+  };
+  const auto expected = one_device(false);
   const auto texts = on_ranks(program);
   for (const auto& text : texts)
     if (text != texts[0] || !has_ended(text)) return "the ranks end differently:" + lines(texts);
   const auto got = test::numbers_in(texts[0].substr(0, texts[0].find('|')));
-  // Wide layers add up more numbers.
-  const double limit = rounding * static_cast<double>(1 + program.width / 10);
-  if (const double off = distance(got, expected); !(off < limit)) return cat("off by ", off);
+  // Wide layers add up more numbers, and some programs make much of a rounding.
+  const double off = distance(got, expected), limit = rounding * static_cast<double>(1 + program.width / 10);
+  if (!(off < limit) && !(off < 10 * distance(one_device(true), expected) && off < 1e-5)) return cat("off by ", off);
   if (program.saved_before >= 0) {
     program.saved_before = -1;
     if (on_ranks(program)[0] != texts[0]) return "a checkpoint changes the numbers";
