@@ -48,8 +48,16 @@ void gemm_alone(Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index
         if (bias_n != nullptr)
           for (Index l = 0; l < w; ++l) start[l] = p0 == 0 && l < columns ? bias_n[j + l] : T{0};
         const Matrix<T> left{whole.data + i0 * whole.row + p0 * whole.column, whole.row, whole.column};
-        multiply_panel(rows, columns, depth, left, pack ? panel : from, pack ? packed : direct, start, c + i0 * ldc + j,
-                       ldc, add);
+        T* const to = c + i0 * ldc + j;
+        if (pack && columns == w && bias_n == nullptr) {
+          if (ta == Trans::yes)
+            multiply_packed(rows, depth, Matrix<T, Fixed<1>, Index>{left.data, {}, lda}, panel, to, ldc, add);
+          else
+            multiply_packed(rows, depth, Matrix<T, Index, Fixed<1>>{left.data, lda, {}}, panel, to, ldc, add);
+          continue;
+        }
+        multiply_panel(rows, columns, depth, left, pack ? panel : from, pack ? packed : direct, start, to, ldc,
+                       add);
       }
     });
   };
