@@ -13345,11 +13345,16 @@ void for_pieces(Index n, Index most, F f) {
   }
 }
 
+/// A number that is known to the compiler and takes no register.
+template <Index N>
+using Fixed = std::integral_constant<Index, N>;
+
 /// A strided matrix: element (i, p) is at data[i * row + p * column].
-template <class T>
+template <class T, class Row = Index, class Column = Index>
 struct Matrix {
   const T* data;
-  Index row, column;
+  Row row;
+  Column column;
 };
 
 /// Asks for the cache lines of `count` numbers that are read (or written) soon. What lies in short pieces far apart, no
@@ -13414,6 +13419,54 @@ void multiply_panel(Index rows, Index columns, Index depth, Matrix<T> a, const T
     for (Index i = 0; i < count; ++i)
       for (Index j = 0; j < columns; ++j) to[i * c_row + j] = (accumulate ? to[i * c_row + j] : T{0}) + edge[i * w + j];
   });
+}
+
+/// multiply_tile for a packed b: b[p, j] is at b[p * tile_columns + j]. It is part of its caller's loop, where strides
+/// that are Fixed leave registers to it: a call for each tile takes as long as 5 more terms of the sums.
+template <int Rows, class T, class Row, class Column, class CRow>
+[[gnu::always_inline]] inline void multiply_packed_tile(Index depth, Matrix<T, Row, Column> a, const T* b, T* c,
+                                                        CRow c_row, bool accumulate) {
+  constexpr Index w = lanes<T>;
+  Packet<T> left[Rows], right[Rows];
+#pragma GCC unroll 8
+  for (int i = 0; i < Rows; ++i) {
+    left[i] = right[i] = splat(T{0});
+    fetch_ahead<true>(c + i * c_row, 2 * w);
+  }
+  for (const T* end = b + depth * 2 * w; b != end; b += 2 * w, a.data += a.column) {
+    const auto b_left = load(b, Whole<T>{}), b_right = load(b + w, Whole<T>{});
+#pragma GCC unroll 8
+    for (int i = 0; i < Rows; ++i) {
+      const auto factor = splat(a.data[i * a.row]);
+      left[i] = pmadd(factor, b_left, left[i]);
+      right[i] = pmadd(factor, b_right, right[i]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < Rows; ++i) {
+    store(c + i * c_row, left[i], Whole<T>{}, accumulate);
+    store(c + i * c_row + w, right[i], Whole<T>{}, accumulate);
+  }
+}
+
+/// The same for any number of rows up to `Most`.
+template <int Most, class T, class Row, class Column, class CRow>
+[[gnu::noinline]] void multiply_packed_rows(Index rows, Index depth, Matrix<T, Row, Column> a, const T* b, T* c,
+                                            CRow c_row, bool accumulate) {
+  if (rows == Most) return multiply_packed_tile<Most>(depth, a, b, c, c_row, accumulate);
+  if constexpr (Most > 1) multiply_packed_rows<Most - 1>(rows, depth, a, b, c, c_row, accumulate);
+}
+
+/// c[i, j] = sum over p of a[i, p] * b[p, j], or +=, for any number of rows, `tile_columns` columns and a packed b.
+template <class T, class Row, class Column, class CRow>
+[[gnu::noinline]] void multiply_packed(Index rows, Index depth, Matrix<T, Row, Column> a, const T* b, T* c, CRow c_row,
+                                       bool accumulate) {
+  for (; rows >= tile_rows; rows -= tile_rows) {
+    multiply_packed_tile<tile_rows>(depth, a, b, c, c_row, accumulate);
+    a.data += tile_rows * a.row;
+    c += tile_rows * c_row;
+  }
+  if (rows > 0) multiply_packed_rows<tile_rows - 1>(rows, depth, a, b, c, c_row, accumulate);
 }
 
 /// Contiguous runs of a long row: `count` runs of `length` elements, `pitch` apart.
@@ -14376,15 +14429,6 @@ constexpr Index whole_panels(Index n) {
   return (n + tile_columns<T> - 1) / tile_columns<T> * tile_columns<T>;
 }
 
-/// Offsets of `Count` rows that lie `pitch` apart.
-template <Index Count>
-struct RowOffsets {
-  Index at[Count];
-  explicit RowOffsets(Index pitch) {
-    for (Index p = 0; p < Count; ++p) at[p] = p * pitch;
-  }
-};
-
 // See pack.hpp.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wignored-attributes"
@@ -14474,8 +14518,6 @@ void winograd_convolve(Cpu device, Index images, const ImageChannels& in, const 
       transform_weights<Way>(turned, out.channels, in.channels, panel * w, 0, in.channels, weight, u_pitch,
                              us.data() + panel * weights);
     });
-  alignas(64) constexpr T zeros[w] = {};
-  const RowOffsets<256> packed(w);
 
   const auto transform = [&](Index strip, T* v) {
     transform_tiles<Way::in, Way::points>(tiles, x, strip, std::min(at_once, plan.strips - strip),
@@ -14492,9 +14534,10 @@ void winograd_convolve(Cpu device, Index images, const ImageChannels& in, const 
       const T* u = heavy ? us.data() : us.data() + panel * weights + c * w;
       for (int i = 0; i < Way::points; ++i)
         for (int j = 0; j < Way::points; ++j)
-          multiply_panel(count, w, channels, Matrix<T>{v + (i * Way::points + j) * v_pitch + c, pitch, 1},
-                         u + (Way::weight_of(i) * winograd_weights + Way::weight_of(j)) * u_pitch, packed.at, zeros,
-                         m + (i * Way::points + j) * m_pitch, w, c > 0);
+          multiply_packed(count, channels,
+                          Matrix<T, Index, Fixed<1>>{v + (i * Way::points + j) * v_pitch + c, pitch, {}},
+                          u + (Way::weight_of(i) * winograd_weights + Way::weight_of(j)) * u_pitch,
+                          m + (i * Way::points + j) * m_pitch, Fixed<w>{}, c > 0);
     });
     for (Index s = strip; s < end; ++s)
       store_strip<Way>(tiles, tiles.strip(s), m + (tiles.tiles_before(s) - before) * w, m_pitch,
@@ -14551,8 +14594,6 @@ void winograd_backward_weight(Cpu device, Index images, const ImageChannels& in,
   const ThreadScratch<T> ms(device, points * points * m_pitch, slices > 1);
   const ThreadScratch<T> dus(device, winograd_points * du_pitch);
   const Scratch<T> partial(device, (slices - 1) * size);
-  alignas(64) constexpr T zeros[w] = {};
-  const RowOffsets<tiles_at_once> packed(w);
   const Index columns = (channels + channels_at_once - 1) / channels_at_once,
               rows = (filters + filters_at_once - 1) / filters_at_once;
   const auto sums = [&](Index slice) { return slice == 0 ? dweight : partial.data() + (slice - 1) * size; };
@@ -14576,9 +14617,10 @@ void winograd_backward_weight(Cpu device, Index images, const ImageChannels& in,
           const Index point = i * points + j;
           for_pieces(total, tiles_at_once, [&](Index tile, Index depth) {
             for (Index c = first; c < end; c += w)
-              multiply_panel(some, w, depth, Matrix<T>{m + point * m_pitch + dy_panels.at(tile, o), 1, dy_panels.width},
-                             v + point * v_pitch + x_panels.at(tile, c), packed.at, zeros,
-                             du + at * du_pitch + (c - first), channels_at_once, started[at]);
+              multiply_packed(some, depth,
+                              Matrix<T, Fixed<1>>{m + point * m_pitch + dy_panels.at(tile, o), {}, dy_panels.width},
+                              v + point * v_pitch + x_panels.at(tile, c), du + at * du_pitch + (c - first),
+                              Fixed<channels_at_once>{}, started[at]);
             started[at] = true;
           });
         }
@@ -16692,8 +16734,16 @@ void gemm_alone(Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index
         if (bias_n != nullptr)
           for (Index l = 0; l < w; ++l) start[l] = p0 == 0 && l < columns ? bias_n[j + l] : T{0};
         const Matrix<T> left{whole.data + i0 * whole.row + p0 * whole.column, whole.row, whole.column};
-        multiply_panel(rows, columns, depth, left, pack ? panel : from, pack ? packed : direct, start, c + i0 * ldc + j,
-                       ldc, add);
+        T* const to = c + i0 * ldc + j;
+        if (pack && columns == w && bias_n == nullptr) {
+          if (ta == Trans::yes)
+            multiply_packed(rows, depth, Matrix<T, Fixed<1>, Index>{left.data, {}, lda}, panel, to, ldc, add);
+          else
+            multiply_packed(rows, depth, Matrix<T, Index, Fixed<1>>{left.data, lda, {}}, panel, to, ldc, add);
+          continue;
+        }
+        multiply_panel(rows, columns, depth, left, pack ? panel : from, pack ? packed : direct, start, to, ldc,
+                       add);
       }
     });
   };
@@ -21027,6 +21077,29 @@ class Sgd final : public Optimizer<D> {
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DEVICE_BALANCE_HPP
 /// A warning where devices that shall share the work evenly are of different sizes.
 
+// <chorus/core/say.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_SAY_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_SAY_HPP
+/// Messages to the user, on stderr.
+
+#include <unistd.h>
+
+namespace chorus::inline CHORUS_ABI::detail {
+
+/// A line on stderr in one write, so that lines of several processes don't mix.
+inline void say(std::string_view message) {
+  std::string line = "chorus: ";
+  line.append(message);
+  line += '\n';
+  [[maybe_unused]] const auto written = write(STDERR_FILENO, line.data(), line.size());
+}
+
+}  // namespace chorus::inline CHORUS_ABI::detail
+#endif  // CHORUS_SINGLE_CHORUS_CORE_SAY_HPP
+
+#if CHORUS_USE_CUDA
+#endif
+
 namespace chorus::inline CHORUS_ABI::detail {
 
 /// What a device can do, as far as it is known; 0: unknown.
@@ -21047,6 +21120,27 @@ inline std::string imbalance(std::span<const int> ids, std::span<const DeviceSiz
   };
   const auto text = compare("memory", &DeviceSize::memory);
   return text.empty() ? compare("processors", &DeviceSize::processors) : text;
+}
+
+#if CHORUS_USE_CUDA
+inline DeviceSize device_size(Cuda device) {
+  const cuda::DeviceGuard guard(device);
+  std::size_t free = 0, total = 0;
+  CHORUS_CUDA_CHECK(cudaMemGetInfo(&free, &total));
+  int processors = 0;
+  CHORUS_CUDA_CHECK(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device.index));
+  return {static_cast<double>(total), static_cast<double>(processors)};
+}
+#endif
+
+/// Warns where the kind of device tells its sizes: `device_size(D)`.
+template <Device D>
+void warn_of_imbalance(const std::vector<int>& device_ids) {
+  if constexpr (requires(D device) { device_size(device); }) {
+    std::vector<DeviceSize> sizes;
+    for (const int id : device_ids) sizes.push_back(device_size(D{id}));
+    if (const auto text = imbalance(device_ids, sizes); !text.empty()) say("warning: " + text);
+  }
 }
 
 }  // namespace chorus::inline CHORUS_ABI::detail
@@ -21094,30 +21188,35 @@ concept HasFields = requires(X& x) {
   x.fields();
 };
 
-template <class X, bool Graph>
+enum class Kind { operands, graph_variables, scalars };
+template <class X, Kind kind>
 constexpr bool holds();
 /// Whether there are tensors in a value of type X, at any depth.
 template <class X>
-inline constexpr bool holds_operands = holds<std::remove_cvref_t<X>, false>();
+inline constexpr bool holds_operands = holds<std::remove_cvref_t<X>, Kind::operands>();
 /// Whether there are GraphVariables.
 template <class X>
-inline constexpr bool holds_graph_variables = holds<std::remove_cvref_t<X>, true>();
+inline constexpr bool holds_graph_variables = holds<std::remove_cvref_t<X>, Kind::graph_variables>();
+/// Whether there are tensors without axes.
+template <class X>
+inline constexpr bool holds_scalars = holds<std::remove_cvref_t<X>, Kind::scalars>();
 
-template <class X, bool Graph>
+template <class X, Kind kind>
 constexpr bool holds() {
   if constexpr (Operand<X>) {
-    return !Graph || is_graph_variable<X>;
+    return kind == Kind::operands || (kind == Kind::graph_variables && is_graph_variable<X>) ||
+           (kind == Kind::scalars && tensor_of<X>::rank == 0);
   } else if constexpr (IsTuple<X>) {
     return []<std::size_t... I>(std::index_sequence<I...>) {
-      return (holds<std::remove_cvref_t<std::tuple_element_t<I, X>>, Graph>() || ...);
+      return (holds<std::remove_cvref_t<std::tuple_element_t<I, X>>, kind>() || ...);
     }
     (std::make_index_sequence<std::tuple_size_v<X>>{});
   } else if constexpr (is_vector<X> || is_optional<X>) {
-    return holds<typename X::value_type, Graph>();
+    return holds<typename X::value_type, kind>();
   } else if constexpr (is_map<X>) {
-    return holds<typename X::mapped_type, Graph>();
+    return holds<typename X::mapped_type, kind>();
   } else if constexpr (HasFields<X>) {
-    return holds<decltype(std::declval<X&>().fields()), Graph>();
+    return holds<decltype(std::declval<X&>().fields()), kind>();
   } else {
     return false;
   }
@@ -21642,32 +21741,67 @@ auto gather(const std::vector<Part>& parts, int dim, D device, const Back& backw
 }  // namespace chorus::inline CHORUS_ABI::detail
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_GATHER_HPP
 
+// <chorus/parallel/gathered_scalars.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_GATHERED_SCALARS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_GATHERED_SCALARS_HPP
+/// Scalars that a model returns under DataParallel: one a device.
+
+namespace chorus::inline CHORUS_ABI::detail {
+
+/// Makes the mean of losses over a batch out of those over its shares, and warns of taking the one for the other.
+class GatheredScalars {
+ public:
+  /// A forward pass has shared `batch` samples out to `devices`, which return `scalars` or not.
+  void begin_pass(Index batch, std::size_t devices, bool scalars) {
+    if (pending_ && !known_) {
+      known_ = true;
+      say(cat("warning: DataParallel: the model returns scalars: what is gathered is a vector with one for each of ",
+              shares_.size(), " devices, whose plain mean is not the batch's where shares differ. mean_loss makes the ",
+              "mean over the batch out of losses"));
+    }
+    pending_ = scalars && devices > 1;
+    shares_.clear();
+    for (std::size_t i = 0; i < devices; ++i)
+      shares_.push_back(share_begin(batch, devices, i + 1) - share_begin(batch, devices, i));
+  }
+
+  /// See DataParallel::mean_loss.
+  template <Real T, Device D>
+  Variable<T, 0, D> mean(const Variable<T, 1, D>& losses) const {
+    known_ = true;
+    check<ShapeError>(losses.numel() == static_cast<Index>(shares_.size()), "DataParallel::mean_loss: got ",
+                      losses.numel(), " losses of the last forward pass, which ran on ", shares_.size(), " devices");
+    const auto batch = std::accumulate(shares_.begin(), shares_.end(), Index{0});
+    std::vector<T> weights;
+    for (const Index share : shares_)
+      weights.push_back(batch == 0 ? T{1} : static_cast<T>(share) / static_cast<T>(batch));
+    const auto values = losses.value().to_vector();
+    const T mean = std::inner_product(values.begin(), values.end(), weights.begin(), T{0});
+    return record(
+        "mean_loss", Tensor<T, 0, D>::full({}, mean, losses.device()),
+        [weights](const auto& dy, auto dx) {
+          auto grads = weights;
+          for (T& grad : grads) grad *= dy.item();
+          dx->add(Tensor<T, 1, D>::from(grads, {static_cast<Index>(grads.size())}, dy.device()));
+        },
+        losses);
+  }
+
+ private:
+  std::vector<Index> shares_;   // samples of each device in the last forward pass
+  bool pending_ = false;        // it returned scalars
+  mutable bool known_ = false;  // the caller knows what they are
+};
+
+}  // namespace chorus::inline CHORUS_ABI::detail
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_GATHERED_SCALARS_HPP
+
 // <chorus/parallel/message.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_MESSAGE_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_MESSAGE_HPP
 /// The launcher's messages, in printf's form: it is checked by the compiler as any other code, and costs it least.
 
 #include <cstdarg>
-
-// <chorus/core/say.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_CORE_SAY_HPP
-#define CHORUS_SINGLE_CHORUS_CORE_SAY_HPP
-/// Messages to the user, on stderr.
-
-#include <unistd.h>
-
-namespace chorus::inline CHORUS_ABI::detail {
-
-/// A line on stderr in one write, so that lines of several processes don't mix.
-inline void say(std::string_view message) {
-  std::string line = "chorus: ";
-  line.append(message);
-  line += '\n';
-  [[maybe_unused]] const auto written = write(STDERR_FILENO, line.data(), line.size());
-}
-
-}  // namespace chorus::inline CHORUS_ABI::detail
-#endif  // CHORUS_SINGLE_CHORUS_CORE_SAY_HPP
 
 namespace chorus::inline CHORUS_ABI::detail {
 
@@ -21861,64 +21995,114 @@ namespace chorus::inline CHORUS_ABI {
 /// Runs a task for several devices at once. The calling thread serves device 0.
 class DeviceThreads {
  public:
-  explicit DeviceThreads(std::size_t devices) : errors_(devices), workers_(devices > 0 ? devices - 1 : 0) {
-    for (std::size_t i = 0; i < workers_.size(); ++i)
-      workers_[i].thread = std::thread([this, i] { serve(workers_[i], i + 1); });
+  /// What is done for the device of a number.
+  using Task = std::function<void(std::size_t)>;
+  /// What was thrown, by device.
+  using Errors = std::vector<std::exception_ptr>;
+
+  explicit DeviceThreads(std::size_t devices) : errors_(devices) {
+    for (std::size_t i = 1; i < devices; ++i) {
+      workers_.push_back(std::make_shared<Worker>());
+      threads_.emplace_back([worker = workers_.back(), i] { serve(*worker, i); });
+    }
   }
+  /// A thread that is still at work goes on by itself.
   ~DeviceThreads() {
-    for (auto& worker : workers_) give(worker, Order::stop);
-    for (auto& worker : workers_) worker.thread.join();
+    for (std::size_t i = 0; i < workers_.size(); ++i) {
+      const bool at_work = workers_[i]->order.exchange(Order::stop) == Order::work;
+      workers_[i]->order.notify_one();
+      if (at_work)
+        threads_[i].detach();
+      else
+        threads_[i].join();
+    }
   }
   DeviceThreads(const DeviceThreads&) = delete;
   DeviceThreads& operator=(const DeviceThreads&) = delete;
 
-  /// Calls `task(i)` for devices 0 to `count` - 1, each on its own thread, and returns when all have ended. What they
-  /// threw is in the result, by device.
-  const std::vector<std::exception_ptr>& run(std::size_t count, const std::function<void(std::size_t)>& task) {
+  /// Calls `task(i)` for devices 0 to `count` - 1, each on its own thread, and returns when all have ended. No thread
+  /// may be at work.
+  const Errors& run(std::size_t count, const Task& task) {
+    return run(count, std::shared_ptr<const Task>(std::shared_ptr<void>(), &task), forever);
+  }
+  /// The same for a task that may never end: once device 0 has, waits no longer than until `patience` has passed.
+  /// Threads that are `at_work` then have no error; they keep the task, which owns what it touches.
+  const Errors& run(std::size_t count, std::shared_ptr<const Task> task, std::chrono::milliseconds patience) {
     errors_.assign(errors_.size(), nullptr);
-    task_ = &task;
-    for (std::size_t i = 1; i < count; ++i) give(workers_[i - 1], Order::work);
-    attempt(0);
     for (std::size_t i = 1; i < count; ++i) {
-      auto& worker = workers_[i - 1];
-      while (worker.order.load(std::memory_order_acquire) != Order::none) worker.order.wait(Order::work);
+      workers_[i - 1]->task = task;
+      workers_[i - 1]->order.store(Order::work, std::memory_order_release);
+      workers_[i - 1]->order.notify_one();
     }
+    errors_[0] = attempt(*task, 0);
+    await(patience);
+    for (std::size_t i = 1; i < count; ++i)
+      if (!workers_[i - 1]->at_work()) errors_[i] = std::exchange(workers_[i - 1]->error, nullptr);
     return errors_;
   }
 
+  /// Waits until no thread is at work, or until `patience` has passed.
+  void await(std::chrono::milliseconds patience) {
+    const auto begin = std::chrono::steady_clock::now();
+    for (const auto& worker : workers_) {
+      if (!worker->at_work()) continue;
+      std::unique_lock lock(worker->mutex);
+      const auto ended = [&] { return !worker->at_work(); };
+      if (patience == forever)
+        worker->ended.wait(lock, ended);
+      else
+        worker->ended.wait_until(lock, begin + patience, ended);
+    }
+  }
+  /// The devices whose threads are.
+  std::vector<std::size_t> at_work() const {
+    std::vector<std::size_t> devices;
+    for (std::size_t i = 0; i < workers_.size(); ++i)
+      if (workers_[i]->at_work()) devices.push_back(i + 1);
+    return devices;
+  }
+
  private:
+  static constexpr auto forever = std::chrono::milliseconds::max();
+
   enum class Order : int { none, work, stop };
+  /// What a thread shares with the object, which it may outlive.
   struct Worker {
-    std::thread thread;
     std::atomic<Order> order{Order::none};
+    std::shared_ptr<const Task> task;
+    std::exception_ptr error;
+    std::mutex mutex;
+    std::condition_variable ended;
+
+    bool at_work() const { return order.load(std::memory_order_acquire) == Order::work; }
   };
 
-  static void give(Worker& worker, Order order) {
-    worker.order.store(order, std::memory_order_release);
-    worker.order.notify_one();
-  }
-
-  void attempt(std::size_t device) noexcept {
+  static std::exception_ptr attempt(const Task& task, std::size_t device) noexcept {
     try {
-      (*task_)(device);
+      task(device);
+      return nullptr;
     } catch (...) {
-      errors_[device] = std::current_exception();
+      return std::current_exception();
     }
   }
 
-  void serve(Worker& worker, std::size_t device) {
+  static void serve(Worker& worker, std::size_t device) {
     for (;;) {
       worker.order.wait(Order::none, std::memory_order_acquire);
-      if (worker.order.load(std::memory_order_acquire) == Order::stop) return;
-      attempt(device);
-      worker.order.store(Order::none, std::memory_order_release);
-      worker.order.notify_one();
+      if (!worker.at_work()) return;
+      worker.error = attempt(*worker.task, device);
+      worker.task.reset();
+      {
+        const std::lock_guard lock(worker.mutex);
+        if (worker.order.exchange(Order::none, std::memory_order_acq_rel) == Order::stop) return;
+      }
+      worker.ended.notify_one();
     }
   }
 
-  const std::function<void(std::size_t)>* task_ = nullptr;
-  std::vector<std::exception_ptr> errors_;
-  std::vector<Worker> workers_;
+  Errors errors_;
+  std::vector<std::shared_ptr<Worker>> workers_;
+  std::vector<std::thread> threads_;
 };
 
 }  // namespace chorus::inline CHORUS_ABI
@@ -22076,7 +22260,7 @@ class ReplicaCollectives {
  public:
   using Flat = nn::FlatParameters<D>;
   using Buffers = std::vector<nn::NamedBuffer<D>>;
-  using Replicas = std::vector<std::unique_ptr<Replica<Model>>>;  // number 0 is the model itself, and not in here
+  using Replicas = std::vector<std::shared_ptr<Replica<Model>>>;  // number 0 is the model itself, and not in here
 
   /// What it is given must outlive it.
   ReplicaCollectives(const Flat& flat, const Buffers& buffers, const Replicas& replicas, DeviceThreads& threads,
@@ -22095,7 +22279,12 @@ class ReplicaCollectives {
   }
   ReplicaCollectives(const ReplicaCollectives&) = delete;
   ReplicaCollectives& operator=(const ReplicaCollectives&) = delete;
-  ~ReplicaCollectives() { leave(); }
+  ~ReplicaCollectives() {
+    if (threads_.at_work().empty())
+      leave();
+    else
+      static_cast<void>(group_.release());  // a thread that does not come back can't leave it
+  }
 
   /// Whether the first `used` devices pass numbers on in this way. All have to: a collective takes the whole group.
   bool serve(std::size_t used) const {
@@ -22257,7 +22446,7 @@ class ReplicaGradients {
  public:
   using D = typename Model::device_type;
   using Flat = nn::FlatParameters<D>;
-  using Replicas = std::vector<std::unique_ptr<Replica<Model>>>;  // number 0 is the model itself, and not in here
+  using Replicas = std::vector<std::shared_ptr<Replica<Model>>>;  // number 0 is the model itself, and not in here
 
   ReplicaGradients(const Flat& flat, D device, const Replicas& replicas, std::size_t used)
       : flat_(flat), device_(device), replicas_(replicas), used_(used) {}
@@ -22399,9 +22588,8 @@ class ThreadMeeting {
   /// Other in each task.
   std::size_t task() const { return task_; }
 
-  /// This member's task has ended, or thrown. Who has given up waiting for another one sees to it that this one ends,
-  /// too: a thread can't be stopped, and its work is with what its caller owns, so that if it does not come back the
-  /// process has to end.
+  /// This member's task has ended, or thrown. Where the first member doesn't come back, whose thread is the caller's,
+  /// nobody can be told: who has given up waiting for it then ends the process.
   void leave(std::size_t member, bool thrown) {
     std::unique_lock lock(mutex_);
     if (thrown && (!culprit_ || members_[member] < culprit_->was)) culprit_ = {member, members_[member]};
@@ -22413,10 +22601,13 @@ class ThreadMeeting {
       all_.assign(left_, std::any());
     }
     change_.notify_all();
-    if (gave_up) await_others(lock);
+    if (gave_up) await_first(lock);
   }
   /// Of those who have thrown in this task, the one because of whom others have; none where nobody has.
-  std::optional<std::size_t> culprit() const { return culprit_ ? std::optional(culprit_->member) : std::nullopt; }
+  std::optional<std::size_t> culprit() const {
+    const std::lock_guard lock(mutex_);
+    return culprit_ ? std::optional(culprit_->member) : std::nullopt;
+  }
 
   /// Adds up in the order of members, so that every run gives the same bits.
   void sum(std::size_t member, std::span<double> values) {
@@ -22447,7 +22638,7 @@ class ThreadMeeting {
     Member was;
   };
 
-  // How many times `timeout` a thread may work on after the others have failed.
+  // How many times `timeout` the first member may work on after the others have failed.
   static constexpr int patience = 5;
 
   // Each member calls `arrive`, the last one then `complete`; the lock is held for what follows. No member can come to
@@ -22485,13 +22676,14 @@ class ThreadMeeting {
     check<UsageError>(failed.empty(), "SyncBatchNorm: ", failed, " failed");
     fail<TimeoutError>("SyncBatchNorm: ", names_of(Member::gave_up), " waited in vain for ", names_of(Member::at_work));
   }
-  void await_others(std::unique_lock<std::mutex>& lock) {
-    const auto all_end = [&] { return names_of(Member::at_work).empty(); };
-    if (all_end()) return;
-    say(cat("warning: SyncBatchNorm under DataParallel: ", names_of(Member::at_work), " did not come within ",
-            timeout_.count(), " ms; the error is thrown when it has come to an end"));
-    if (change_.wait_for(lock, patience * timeout_, all_end)) return;
-    say(cat("error: DataParallel: ", names_of(Member::at_work), " does not come to an end: so the process ends"));
+  void await_first(std::unique_lock<std::mutex>& lock) {
+    const auto back = [&] { return members_[0] != Member::at_work; };
+    if (back()) return;
+    say(cat("warning: SyncBatchNorm under DataParallel: ", names_[0], " did not come within ", timeout_.count(),
+            " ms; the error is thrown when it has come to an end"));
+    if (change_.wait_for(lock, patience * timeout_, back)) return;
+    say(cat("error: DataParallel: ", names_[0], ", in the thread that called, does not come to an end: so the process ",
+            "ends"));
     std::terminate();
   }
   std::string names_of(Member state) const {
@@ -22503,7 +22695,7 @@ class ThreadMeeting {
 
   std::vector<std::string> names_;
   std::chrono::milliseconds timeout_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable change_;
   std::vector<Member> members_;
   std::vector<std::vector<double>> values_;
@@ -22552,7 +22744,7 @@ class ThreadBatchGroups {
   class Membership {
    public:
     Membership(ThreadBatchGroups& groups, std::size_t members, std::size_t member)
-        : meeting_(groups.of_[members].meeting.get()),
+        : meeting_(groups.of_[members].meeting),
           member_(member),
           scope_(meeting_ == nullptr ? nullptr : groups.of_[members].groups[member]) {}
     ~Membership() {
@@ -22562,7 +22754,7 @@ class ThreadBatchGroups {
     Membership& operator=(const Membership&) = delete;
 
    private:
-    ThreadMeeting* meeting_;
+    std::shared_ptr<ThreadMeeting> meeting_;  // this thread may come back when the groups are gone
     std::size_t member_;
     int exceptions_before_ = std::uncaught_exceptions();
     BatchGroupScope scope_;
@@ -22600,40 +22792,103 @@ class ThreadBatchGroups {
 namespace chorus::inline CHORUS_ABI::detail {
 
 /// Runs tasks on the first devices at once, and throws what one of them has thrown, with the copy's name before it.
+///
+/// What the library does itself comes to an end. A model's code may not, and a thread can't be stopped: such a one is
+/// left to itself, with all that it works with, and the calling thread throws.
 class ReplicaThreads {
  public:
+  using Task = DeviceThreads::Task;
+
   /// `names`: one for each device's copy of the model.
   ReplicaThreads(std::vector<std::string> names, std::chrono::milliseconds timeout)
-      : names_(std::move(names)), groups_(names_, timeout), threads_(names_.size()) {}
+      : names_(std::move(names)), timeout_(timeout), groups_(names_, timeout), threads_(names_.size()) {}
 
   DeviceThreads& threads() { return threads_; }
 
+  /// Before anything else of a pass: waits for threads that were left to themselves. Throws TimeoutError for one that
+  /// still has not come back.
+  void await() {
+    threads_.await(timeout_);
+    const auto late = threads_.at_work();
+    check<TimeoutError>(late.empty(), "DataParallel: ", names_of(late), " has not come back from an earlier pass, ",
+                        "which was given up; waited ", timeout_.count(), " ms more");
+  }
+
   /// Calls `task(i)` for the first `used` devices.
-  template <class Task>
   void run(std::size_t used, const Task& task) {
     const auto& errors = threads_.run(used, task);
     const auto first = std::find_if(errors.begin(), errors.end(), [](const auto& error) { return error != nullptr; });
     if (first != errors.end()) fail_for(static_cast<std::size_t>(first - errors.begin()), errors);
   }
-  /// The same for tasks in which SyncBatchNorm's copies meet; `recorded`: as one graph. Where some fail because one
-  /// has, its error is thrown.
-  template <class Task>
-  void run_together(std::size_t used, bool recorded, const Task& task) {
+
+  /// The model's own code: for the first `used` devices `prepare(i)`, and then `pass(i)`, in which SyncBatchNorm's
+  /// copies meet; `recorded`: as one graph. `prepare` comes to an end; `pass` may not, and owns what it touches. Where
+  /// some fail because one has, its error is thrown; TimeoutError names those who have not come back in time.
+  void run_together(std::size_t used, bool recorded, const Task& prepare, Task pass) {
     groups_.begin(used, recorded);
-    const auto& errors = threads_.run(used, [&](std::size_t i) {
-      const ThreadBatchGroups::Membership membership(groups_, used, i);
-      task(i);
-    });
+    const auto shared = std::make_shared<Shared>();
+    shared->pass = std::move(pass);
+    const auto& errors =
+        threads_.run(used, std::make_shared<const Task>([this, used, &prepare, shared](std::size_t i) {
+                       Preparing preparing{shared.get()};
+                       const ThreadBatchGroups::Membership membership(groups_, used, i);
+                       prepare(i);
+                       preparing.end();
+                       shared->pass(i);
+                     }),
+                     timeout_);
+    if (!threads_.at_work().empty()) {
+      for (auto done = shared->prepared.load(); done < used; done = shared->prepared.load())
+        shared->prepared.wait(done);
+      if (const auto late = threads_.at_work(); !late.empty()) fail_without(late, groups_.culprit(used), errors);
+    }
     if (const auto culprit = groups_.culprit(used)) fail_for(*culprit, errors);
     if (errors[0]) fail_for(0, errors);  // one device has no group
   }
 
  private:
+  /// What the threads of a pass own together.
+  struct Shared {
+    Task pass;
+    std::atomic<std::size_t> prepared{0};
+  };
+  /// One thread's part of `prepare`, whether it ends well or not.
+  struct Preparing {
+    Shared* shared;
+    void end() {
+      if (shared == nullptr) return;
+      ++shared->prepared;
+      std::exchange(shared, nullptr)->prepared.notify_all();
+    }
+    ~Preparing() { end(); }
+  };
+
   [[noreturn, gnu::cold]] void fail_for(std::size_t i, const std::vector<std::exception_ptr>& errors) const {
     rethrow_with(errors[i], cat("DataParallel: ", names_[i], ": "));
   }
+  /// What another device has thrown may say why they don't come.
+  [[noreturn, gnu::cold]] void fail_without(const std::vector<std::size_t>& late, std::optional<std::size_t> culprit,
+                                            const std::vector<std::exception_ptr>& errors) const {
+    std::string reason;
+    try {
+      if (culprit && errors[*culprit]) rethrow_with(errors[*culprit], cat("; ", names_[*culprit], ": "));
+    } catch (const std::exception& error) {
+      reason = error.what();
+    } catch (...) {
+      reason = cat("; ", names_[*culprit], " has thrown what is no std::exception");
+    }
+    fail<TimeoutError>("DataParallel: ", names_of(late), " did not come back within ", timeout_.count(),
+                       " ms of the first device", reason, ". A thread can't be stopped: it is left to itself; the ",
+                       "model can be saved, and the next pass waits for the thread");
+  }
+  std::string names_of(const std::vector<std::size_t>& devices) const {
+    std::string out;
+    for (const std::size_t i : devices) out += (out.empty() ? "" : ", ") + names_[i];
+    return out;
+  }
 
   std::vector<std::string> names_;
+  std::chrono::milliseconds timeout_;
   ThreadBatchGroups groups_;
   DeviceThreads threads_;
 };
@@ -22691,13 +22946,15 @@ struct DataParallelOptions {
   int output_device = -1;
   /// The axis along which inputs are cut and outputs are joined.
   int dim = 0;
-  /// How long a device waits for the others: in one of NCCL's collectives, or in SyncBatchNorm.
+  /// How long a device waits for the others: in one of NCCL's collectives, in SyncBatchNorm, and the first one at the
+  /// end of a pass.
   std::chrono::milliseconds timeout{60'000};
 };
 
 /// Keeps a copy of the model on each device from step to step; each forward pass sends it the parameters that have
-/// changed. What a copy writes into its buffers is lost, but for the first device's. Must outlive the losses made
-/// through it.
+/// changed. What a copy writes into its buffers is lost, but for the first device's. `zero_grad` called by the model
+/// itself forgets what it does on one device, for gradients gather in the first device's parameters alone. Must outlive
+/// the losses made through it.
 ///
 /// Where the devices are different GPUs, and <chorus/comm/nccl.hpp> is included (chorus.hpp does it in builds with
 /// NCCL), parameters and buffers go out by NCCL's broadcast, and gradients come in by its reduce. Else, and in passes
@@ -22707,6 +22964,13 @@ struct DataParallelOptions {
 /// (it does where nothing about machine, versions and sizes has changed), but not those of devices {0, 0, 0}. Either
 /// way `trace` counts the bytes that device 0 has for N-1 others, and each of those for it, whatever relay NCCL makes
 /// of that.
+///
+/// Where the model's code on another device than the first does not come back, forward or backward, a pass throws
+/// TimeoutError, `timeout` after the first device has ended, with the copy's name. Its thread can't be stopped and is
+/// left to itself, with all tensors that it works with; other arguments, which it has by reference, should live on.
+/// `module()` can be saved as ever. The next pass waits for the thread, and goes on once it has come back. The first
+/// device works in the calling thread, where nothing can be thrown if it does not come back: others that wait for it in
+/// SyncBatchNorm end the process, five deadlines after theirs.
 ///
 /// What fails in a collective is thrown, as CommError or TimeoutError, by the pass that it belongs to or, where a
 /// device finds out later, by the next one: then gradients and parameters are not to be relied on any more. The pass
@@ -22731,8 +22995,8 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
     CachingAllocator<D>::of(D{options_.output_device});  // throws where it doesn't exist
     check<UsageError>(options_.dim >= 0, "DataParallel: dim is at least 0, got ", options_.dim);
     for (std::size_t i = 1; i < options_.device_ids.size(); ++i)
-      replicas_.push_back(std::make_unique<detail::Replica<Model>>(this->model_, device(i)));
-    warn_of_imbalance();
+      replicas_.push_back(std::make_shared<detail::Replica<Model>>(this->model_, device(i)));
+    detail::warn_of_imbalance<D>(options_.device_ids);
   }
   /// For `launch`: as many devices as `run` says.
   template <class Run>
@@ -22742,7 +23006,8 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
     run.check_options();
   }
 
-  /// The model's output for the whole batch, on the output device; scalars become a vector with one element a device.
+  /// The model's output for the whole batch, on the output device; scalars become a vector with one element a device,
+  /// and a warning says so, once, where nobody has called `mean_loss` before the next pass.
   /// Tensors and Variables are cut along `dim` into shares that differ by at most one, on no more devices than there
   /// are samples; other arguments go to every copy as they are. What a copy throws is thrown again, of the same kind,
   /// with the copy's number and device in the message. Throws UsageError where a layer of the model has got other
@@ -22750,6 +23015,7 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
   /// be a GraphVariable: then all devices' work is one graph, through which backward goes in the calling thread.
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
+    threads_.await();
     handles_.check_kept(this->model_);
     const auto& random = this->begin_forward();
     const Index batch = detail::batch_size(options_.dim, inputs...);
@@ -22758,8 +23024,7 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
     using Shares = decltype(scatter(0, 1, inputs...));
     using Output =
         decltype(std::apply([&](const auto&... own) { return this->model_.forward(own...); }, std::declval<Shares&>()));
-    std::vector<std::optional<Shares>> shares(used);
-    std::vector<std::optional<Output>> outputs(used);
+    const auto pass = std::make_shared<Pass<Shares, Output>>(used, replicas_);
     const auto update_copy = [&](std::size_t i) {
       if (i == 0) return;
       replicas_[i - 1]->follow(this->flat_, buffers_, device(0));
@@ -22771,44 +23036,32 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
       collectives_.broadcast();
     else if (!buffers_.empty())
       threads_.run(used, update_copy);
-    threads_.run_together(used, recorded<Inputs...>, [&](std::size_t i) {
+    const auto prepare = [&](std::size_t i) {
       const GradMode mode(grad);
-      RandomContext context{random.seed, random.step, 0,
-                            [first = detail::share_begin(batch, used, i)] { return first; }};
-      const RandomScope scope(context);
-      shares[i].emplace(scatter(i, used, inputs...));
+      pass->shares[i].emplace(scatter(i, used, inputs...));
       if (!together && buffers_.empty()) update_copy(i);
-      Model& model = i == 0 ? this->model_ : replicas_[i - 1]->model();
-      if (i > 0) detail::copy_training_flags(this->model_, model);
-      outputs[i].emplace(std::apply([&](const auto&... own) { return model.forward(own...); }, *shares[i]));
-    });
+      if (i > 0) detail::copy_training_flags(this->model_, replicas_[i - 1]->model());
+    };
+    threads_.run_together(
+        used, recorded<Inputs...>, prepare,
+        [pass, grad, used, batch, seed = random.seed, step = random.step, &first = this->model_](std::size_t i) {
+          const GradMode mode(grad);
+          RandomContext context{seed, step, 0, [sample = detail::share_begin(batch, used, i)] { return sample; }};
+          const RandomScope scope(context);
+          Model& model = i == 0 ? first : pass->replicas[i - 1]->model();
+          pass->outputs[i].emplace(
+              std::apply([&](const auto&... own) { return model.forward(own...); }, *pass->shares[i]));
+        });
     this->end_forward();
-    shares_.clear();
-    for (std::size_t i = 0; i < used; ++i)
-      shares_.push_back(detail::share_begin(batch, used, i + 1) - detail::share_begin(batch, used, i));
-    return gather(outputs, shares, std::index_sequence_for<Inputs...>{}, inputs...);
+    scalars_.begin_pass(batch, used, detail::holds_scalars<Output>);
+    return gather(pass->outputs, pass->shares, std::index_sequence_for<Inputs...>{}, inputs...);
   }
 
   /// For models that return their loss, the mean over their share: of the last forward pass's losses, one a device, the
   /// mean over the whole batch, in which each device counts by its number of samples. Throws ShapeError for others.
   template <Real T>
   Variable<T, 0, D> mean_loss(const Variable<T, 1, D>& losses) const {
-    check<ShapeError>(losses.numel() == static_cast<Index>(shares_.size()), "DataParallel::mean_loss: got ",
-                      losses.numel(), " losses of the last forward pass, which ran on ", shares_.size(), " devices");
-    const auto batch = std::accumulate(shares_.begin(), shares_.end(), Index{0});
-    std::vector<T> weights;
-    for (const Index share : shares_)
-      weights.push_back(batch == 0 ? T{1} : static_cast<T>(share) / static_cast<T>(batch));
-    const auto values = losses.value().to_vector();
-    const T mean = std::inner_product(values.begin(), values.end(), weights.begin(), T{0});
-    return record(
-        "mean_loss", Tensor<T, 0, D>::full({}, mean, losses.device()),
-        [weights](const auto& dy, auto dx) {
-          auto grads = weights;
-          for (T& grad : grads) grad *= dy.item();
-          dx->add(Tensor<T, 1, D>::from(grads, {static_cast<Index>(grads.size())}, dy.device()));
-        },
-        losses);
+    return scalars_.mean(losses);
   }
 
   template <class Dataset>
@@ -22828,16 +23081,16 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
 
  private:
   using typename detail::ReplicaRunner::Roots;
+  using Replicas = typename detail::ReplicaGradients<Model>::Replicas;
 
-  // Where the kind of device tells its sizes: `device_size(D)`.
-  void warn_of_imbalance() const {
-    if constexpr (requires(D device) { device_size(device); }) {
-      std::vector<detail::DeviceSize> sizes;
-      for (const int id : options_.device_ids) sizes.push_back(device_size(D{id}));
-      if (const auto text = detail::imbalance(options_.device_ids, sizes); !text.empty())
-        detail::say("warning: " + text);
-    }
-  }
+  // What the devices' threads work with in a forward pass, from which one may come back late.
+  template <class Shares, class Output>
+  struct Pass {
+    Pass(std::size_t used, const Replicas& all) : shares(used), outputs(used), replicas(all) {}
+    std::vector<std::optional<Shares>> shares;
+    std::vector<std::optional<Output>> outputs;
+    Replicas replicas;
+  };
 
   static D first_device(const DataParallelOptions& options) {
     check<UsageError>(!options.device_ids.empty(), "DataParallel: device_ids is empty: expected at least one device");
@@ -22907,11 +23160,15 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
   }
 
   void backward_on_replicas(const Roots& roots, bool keep) {
-    threads_.run_together(roots.size(), false,
-                          [&](std::size_t i) { run_backward(roots[i], {.retain_graph = keep, .hooks = false}); });
+    threads_.run_together(
+        roots.size(), false, [](std::size_t) {},
+        [roots, keep, replicas = replicas_](std::size_t i) {
+          run_backward(roots[i], {.retain_graph = keep, .hooks = false});
+        });
   }
 
   void backward(const Roots& roots, bool keep) override {
+    threads_.await();
     gradients(roots.size()).clear();
     backward_on_replicas(roots, keep);
     if (collectives_.serve(roots.size()))
@@ -22921,6 +23178,7 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
   }
 
   void backward_to_wanted(const Roots& roots, bool keep) override {
+    threads_.await();
     const auto copies = gradients(roots.size());
     copies.clear();
     struct Skipped {
@@ -22943,10 +23201,10 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
   DataParallelOptions options_;
   std::vector<nn::NamedBuffer<D>> buffers_;
   detail::TakenHandles handles_;
-  std::vector<std::unique_ptr<detail::Replica<Model>>> replicas_;  // number 0 is the model itself
+  Replicas replicas_;  // number 0 is the model itself
   detail::ReplicaThreads threads_;
   detail::ReplicaCollectives<Model> collectives_;
-  std::vector<Index> shares_;  // samples of each device in the last forward pass
+  detail::GatheredScalars scalars_;
 };
 
 }  // namespace chorus::inline CHORUS_ABI
@@ -23108,6 +23366,10 @@ struct Reduction {
   /// out[i] = in[i] (+) mine[i], bf16 and half in float; `out` may be `in` or `mine`. Null in calls that only move
   /// numbers.
   void (*combine)(void* out, const void* in, const void* mine, std::size_t count) = nullptr;
+  /// out[i] = in_scale * in[i] (+) mine_scale * mine[i]. Products are rounded before they are added, so that it makes
+  /// no difference who multiplies: a sum of two numbers has the same bits, whichever way they took.
+  void (*combine_products)(void* out, const void* in, double in_scale, const void* mine, double mine_scale,
+                           std::size_t count) = nullptr;
   /// out[i] = scale * mine[i]; `out` may be `mine`. Null: a plain copy.
   void (*scaled)(void* out, const void* mine, std::size_t count, double scale) = nullptr;
 };
@@ -23211,6 +23473,9 @@ void for_each_index(std::size_t count, Function f) {
   for (; i < count; ++i) f(i);
 }
 
+template <class C>
+using unsigned_of = std::conditional_t<sizeof(C) == 4, std::uint32_t, std::uint64_t>;
+
 template <class T, class Op>
 void combine(void* out, const void* in, const void* mine, std::size_t count) {
   const auto o = static_cast<T*>(out);
@@ -23219,6 +23484,30 @@ void combine(void* out, const void* in, const void* mine, std::size_t count) {
     for_each_index(count, [=](std::size_t i) { o[i] = Op::template apply<compute_type<T>>(a[i], b[i]); });
   } else {
     for_each_index(count, [=](std::size_t i) { o[i] = Op::apply(a[i], b[i]); });
+  }
+}
+
+/// x; the compiler can't tell, and does not fuse the product that x is with an addition. zero: 0.
+template <class T>
+T rounded(T x, unsigned_of<T> zero) {
+  return std::bit_cast<T>(std::bit_cast<unsigned_of<T>>(x) | zero);
+}
+
+template <class T, class Op>
+void combine_products(void* out, const void* in, double in_scale, const void* mine, double mine_scale,
+                      std::size_t count) {
+  if (in_scale == 1 && mine_scale == 1) return combine<T, Op>(out, in, mine, count);
+  if constexpr (Real<T>) {
+    using C = compute_type<T>;
+    const auto o = static_cast<T*>(out);
+    const auto a = static_cast<const T*>(in), b = static_cast<const T*>(mine);
+    const auto fa = static_cast<C>(in_scale), fb = static_cast<C>(mine_scale);
+    unsigned_of<C> zero = 0;
+    asm("" : "+r"(zero));
+    for_each_index(count, [=](std::size_t i) {
+      const auto x = static_cast<T>(rounded<C>(fa * a[i], zero)), y = static_cast<T>(rounded<C>(fb * b[i], zero));
+      o[i] = Op::template apply<C>(x, y);
+    });
   }
 }
 
@@ -23242,10 +23531,13 @@ template <Scalar T>
 Reduction reduction(ReduceOp op, double scale) {
   check<UsageError>(scale == 1 || Real<T>, "collective: scale ", scale, " needs floating-point numbers, these are ",
                     dtype<T>);
-  const auto combine = op == ReduceOp::sum   ? &detail::combine<T, detail::Sum>
-                       : op == ReduceOp::min ? &detail::combine<T, detail::Min>
-                                             : &detail::combine<T, detail::Max>;
-  return {dtype<T>, op, sizeof(T), scale, combine, &detail::scaled<T>};
+  const auto with = [&]<class Operator>(Operator) -> Reduction {
+    return {dtype<T>, op, sizeof(T), scale, &detail::combine<T, Operator>, &detail::combine_products<T, Operator>,
+            &detail::scaled<T>};
+  };
+  if (op == ReduceOp::min) return with(detail::Min{});
+  if (op == ReduceOp::max) return with(detail::Max{});
+  return with(detail::Sum{});
 }
 
 }  // namespace chorus::inline CHORUS_ABI::comm
@@ -23277,9 +23569,9 @@ class AnyCommunicator {
   /// Runs `start`, which starts a captured step with calls of this communicator in it, and watches that as a call.
   /// `what`, for messages, lives on.
   void launch(const char* what, const std::function<void()>& start) { engine_->launch(what, start); }
-  /// Memory for data that this communicator will often be called with: where it is made so, ranks read each other's
-  /// data where it lies, and need not copy it. Any rank may ask, at any time. Zeroed, aligned to 4096 bytes; null where
-  /// other memory is as good. It may outlive the communicator.
+  /// Memory for data that this communicator will often be called with: where it is made so, ranks read and write each
+  /// other's data where it lies, and need not copy it. Any rank may ask, at any time. Zeroed, aligned to 4096 bytes;
+  /// null where other memory is as good. It may outlive the communicator.
   std::shared_ptr<std::byte> allocate(std::size_t bytes) { return engine_->allocate(bytes); }
   /// How long this rank's calls have run in all, whichever thread ran them; 0 over engines that do not count.
   std::chrono::nanoseconds busy() const { return engine_->busy(); }
@@ -23531,35 +23823,47 @@ class BatchShares {
   BatchShares(Communicator& communicator, bool in_place)
       : communicator_(communicator), messages_(static_cast<std::size_t>(communicator.size())), in_place_(in_place) {}
 
-  /// A forward pass of this rank begins. `sync`: gradients will be averaged; `training`: buffers will be sent.
-  void begin(std::int64_t samples, bool sync, bool training) {
-    exchange(samples * 4 + (sync ? 2 : 0) + (training ? 1 : 0));
+  /// A forward pass of this rank begins. `sync`: gradients will be averaged; `training`: buffers will be sent;
+  /// `changed`: it wants gradients by other parameters than before.
+  void begin(std::int64_t samples, bool sync, bool training, bool changed = false) {
+    exchange(samples * 8 + (changed ? 4 : 0) + (sync ? 2 : 0) + (training ? 1 : 0));
   }
   /// This rank has no more batches: it only keeps the others company.
   void begin_joined() { exchange(joined); }
-  /// A forward pass that nobody else needs to know of.
-  void begin_alone() {
-    counting_.wait();
-    std::fill(messages_.begin(), messages_.end(), 0);
-  }
+  /// A forward pass that nobody else needs to know of. A backward pass behind it belongs to the last one that `begin`
+  /// was called for.
+  void begin_alone() { alone_ = true; }
 
   void wait() { counting_.wait(); }
   bool done() const { return counting_.done(); }
 
-  /// The place of this rank's first sample in the global batch: the shares lie in the order of the ranks.
+  /// The place of this rank's first sample in the global batch: the shares lie in the order of the ranks. Of a pass
+  /// alone, 0.
   std::int64_t first_sample() {
+    if (alone_) return 0;
     wait();
     std::int64_t first = 0;
     for (int rank = 0; rank < communicator_.rank(); ++rank) first += samples(rank);
     return first;
   }
-  /// This rank's part of the global batch: the weight of its mean gradient.
+  /// This rank's part of the global batch: the weight of its mean gradient. Those of all ranks add up to 1, also where
+  /// the batch is empty: what earlier passes have averaged stays.
   double weight() {
     wait();
-    std::int64_t all = 0;
-    for (int rank = 0; rank < communicator_.size(); ++rank) all += samples(rank);
-    if (all == 0) return 1.0 / communicator_.size();
+    std::int64_t all = 0, active = 0;
+    for (int rank = 0; rank < communicator_.size(); ++rank) {
+      all += samples(rank);
+      active += is_active(rank);
+    }
+    if (all == 0) return is_active(communicator_.rank()) ? 1.0 / static_cast<double>(active) : 0;
     return static_cast<double>(samples(communicator_.rank())) / static_cast<double>(all);
+  }
+
+  /// Whether `begin` was told of a change on any rank since this was asked last.
+  bool take_changed() {
+    wait();
+    note_changed();
+    return std::exchange(changed_, false);
   }
 
   /// The ranks that have run out of batches, as text: "1, 3"; empty where none has.
@@ -23586,6 +23890,8 @@ class BatchShares {
 
   void exchange(std::int64_t message) {
     counting_.wait();
+    note_changed();
+    alone_ = false;
     message_ = message;
     const std::span<const std::int64_t> mine(&message_, 1);
     const std::span<std::int64_t> all(messages_);
@@ -23598,8 +23904,16 @@ class BatchShares {
   }
   std::int64_t samples(int rank) const {
     const auto message = messages_[static_cast<std::size_t>(rank)];
-    return message == joined ? 0 : message / 4;
+    return message == joined ? 0 : message / 8;
   }
+  void note_changed() {
+    for (auto& message : messages_)
+      if (message != joined && (message & 4) != 0) {
+        changed_ = true;
+        message &= ~std::int64_t{4};
+      }
+  }
+  bool is_active(int rank) const { return messages_[static_cast<std::size_t>(rank)] != joined; }
   std::int64_t of_first_active() {
     const int rank = first_active();
     return rank < 0 ? 0 : messages_[static_cast<std::size_t>(rank)];
@@ -23608,7 +23922,7 @@ class BatchShares {
   Communicator& communicator_;
   std::int64_t message_ = 0;
   std::vector<std::int64_t> messages_;  // of all ranks, once counting_ has ended
-  bool in_place_;
+  bool in_place_, alone_ = false, changed_ = false;
   comm::Work counting_;
 };
 
@@ -24471,16 +24785,16 @@ struct Envelope {
 // <chorus/comm/window.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_WINDOW_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_WINDOW_HPP
-/// `Window`: where a rank's data lies, for the other ranks of its machine to read it there.
+/// `Window`: where a rank's data lies, for the other ranks of its machine to read and write it there.
 
 namespace chorus::inline CHORUS_ABI::comm {
 
 /// Names data of some process for others. Between threads an address is enough.
 struct Window {
-  std::uint64_t key = 0;     ///< random, and stands in front of the memory, too; 0: others can't read it
+  std::uint64_t key = 0;     ///< random, and stands in front of the memory, too; 0: others can't reach it
   std::uint64_t bytes = 0;   ///< of the whole region
   std::uint64_t offset = 0;  ///< of the data in the region
-  const std::byte* address = nullptr;
+  std::byte* address = nullptr;
   std::int32_t fd = -1;  ///< by which its owner knows the region
   std::int32_t reserved = 0;
 };
@@ -24557,21 +24871,21 @@ class Transport {
   /// By rank, the machine where it runs, where that makes a difference: links within one are the fast ones. Else empty.
   virtual std::span<const int> machines() const { return {}; }
 
-  // For ranks that read each other's memory: see in_place.hpp.
+  // For ranks that work in each other's memory: see in_place.hpp.
 
-  /// Memory that the other ranks can read where it lies; null where a transport has no such, or needs none.
+  /// Memory that the other ranks can read and write where it lies; null where a transport has no such, or needs none.
   virtual std::shared_ptr<std::byte> allocate(std::size_t) { return nullptr; }
-  /// How others find this rank's data; without a key where they can't read it.
-  virtual Window window(const std::byte*, std::size_t) { return {}; }
+  /// How others find this rank's data; without a key where they can't reach it.
+  virtual Window window(std::byte*, std::size_t) { return {}; }
   /// Whether no other rank has been told of the window's memory so far.
   virtual bool shows_first(const Window&) { return false; }
-  /// A peer's data, readable here; null where this process is not allowed to.
-  virtual const std::byte* open(int, const Window&) { return nullptr; }
-  /// Whether reading the others' memory has lately been slower than a queue would be.
+  /// A peer's data, as it is mapped here; null where this process is not allowed to.
+  virtual std::byte* open(int, const Window&) { return nullptr; }
+  /// Whether working in the others' memory has lately been slower than a queue would be.
   virtual bool seems_far() { return false; }
-  virtual void note_reading(std::size_t, std::chrono::nanoseconds) {}
+  virtual void note_work_in_place(std::size_t, std::chrono::nanoseconds) {}
   /// Whether it is worth asking; all ranks of a group have the same here.
-  bool reads_peers = false;
+  bool reaches_peers = false;
 
   const int rank, size;
   const std::size_t piece_bytes, queue_pieces;
@@ -24650,7 +24964,7 @@ class FarCopy {
 // <chorus/comm/shared_memory.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_SHARED_MEMORY_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_SHARED_MEMORY_HPP
-/// `SharedMemory`: memory of this process that the other ranks of its machine can map, to read messages where they lie.
+/// `SharedMemory`: memory of this process that the other ranks of its machine can map, to work on it where it lies.
 
 // <chorus/comm/shared_region.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_SHARED_REGION_HPP
@@ -24748,7 +25062,7 @@ class SharedMemory {
   }
 
   /// The window that shows `bytes` at `data`; one without a key where they don't lie in such memory.
-  static Window find(const std::byte* data, std::size_t bytes) {
+  static Window find(std::byte* data, std::size_t bytes) {
     auto& all = instance();
     const std::lock_guard lock(all.mutex_);
     for (const auto& block : all.blocks_) {
@@ -24787,7 +25101,7 @@ class SharedMemory {
 class MappedWindows {
  public:
   /// What the window of process `pid` shows; null where it can't be mapped.
-  const std::byte* open(int pid, const Window& window) {
+  std::byte* open(int pid, const Window& window) {
     for (const auto& known : known_)
       if (known.key == window.key) return known.region.data() + window.offset;
     std::erase_if(known_, [](const Known& known) { return key_in(known.region) != known.key; });  // given back since
@@ -25058,7 +25372,7 @@ class ShmTransport final : public Transport {
         place_(*reinterpret_cast<detail::Board*>(region_->data()), me, ranks, limit) {
     room_sent_[static_cast<std::size_t>((rank + 1) % size)].fill(slot_stride);  // see make_region
     room_received_[static_cast<std::size_t>((rank + size - 1) % size)].fill(slot_stride);
-    reads_peers = true;
+    reaches_peers = true;
   }
 
   /// Writes down, before anyone takes a seat, which process a rank is.
@@ -25122,7 +25436,7 @@ class ShmTransport final : public Transport {
       return nullptr;
     }
   }
-  Window window(const std::byte* data, std::size_t bytes) override {
+  Window window(std::byte* data, std::size_t bytes) override {
     return place_.among_threads() ? Window{.key = 1, .address = data} : SharedMemory::find(data, bytes);
   }
   bool shows_first(const Window& window) override {
@@ -25130,15 +25444,15 @@ class ShmTransport final : public Transport {
     shown_.push_back(window.key);
     return true;
   }
-  const std::byte* open(int peer, const Window& window) override {
+  std::byte* open(int peer, const Window& window) override {
     return place_.among_threads() ? window.address
                                   : mapped_[static_cast<std::size_t>(peer)].open(place_.pid(peer), window);
   }
-  bool seems_far() override { return slow_readings_ >= 2 && ++asked_ % 32 != 0; }
-  void note_reading(std::size_t bytes, std::chrono::nanoseconds time) override {
-    // From a core of the same cache 10 to 25 GB/s, from another cache 3: then copying past the caches is faster.
+  bool seems_far() override { return slow_calls_ >= 2 && ++asked_ % 32 != 0; }
+  void note_work_in_place(std::size_t bytes, std::chrono::nanoseconds time) override {
+    // Between cores of one cache 20 GB/s and more, between two caches 3: then copying past the caches is faster.
     const bool slow = static_cast<double>(bytes) < 4.0 * static_cast<double>(time.count());
-    slow_readings_ = slow ? slow_readings_ + 1 : 0;
+    slow_calls_ = slow ? slow_calls_ + 1 : 0;
   }
 
   void check() override { place_.check(); }
@@ -25179,7 +25493,7 @@ class ShmTransport final : public Transport {
   std::array<FarCopy, max_ranks> copies_;
   std::array<MappedWindows, max_ranks> mapped_;
   std::vector<std::uint64_t> shown_;  // keys of windows that the others know
-  int slow_readings_ = 0;             // in a row
+  int slow_calls_ = 0;                // in a row
   unsigned asked_ = 0;
 };
 
@@ -25515,20 +25829,6 @@ inline Transport::Piece receive(const Ring& ring, int from, std::size_t bytes, s
   return piece;
 }
 
-/// out := in (+) scale * mine. Products are rounded before they are added, here as wherever else: a sum of two numbers
-/// has the same bits, whichever way they took.
-inline void combine_scaled(const Reduction& reduction, std::byte* out, const std::byte* in, const std::byte* mine,
-                           std::size_t count) {
-  if (reduction.scale == 1) return reduction.combine(out, in, mine, count);
-  alignas(64) std::array<std::byte, 4096> product;
-  while (count != 0) {
-    const auto n = std::min(count, product.size() / reduction.element), bytes = n * reduction.element;
-    reduction.scaled(product.data(), mine, n, reduction.scale);
-    reduction.combine(out, in, product.data(), n);
-    out += bytes, in += bytes, mine += bytes, count -= n;
-  }
-}
-
 /// Moves `count` numbers, piece by piece: while one piece is being added here, the next one is being written by the
 /// neighbour. An empty chunk travels as one empty piece, so that a mismatch of calls shows in any case.
 inline void relay(const Ring& ring, Step m, std::size_t count) {
@@ -25542,7 +25842,7 @@ inline void relay(const Ring& ring, Step m, std::size_t count) {
     if ((in && m.reads) || scales) {  // the value is made here: where it is stored, else in the slot
       std::byte* const out = m.stores ? m.store : slot = ring.link.acquire(m.to);
       if (in) {
-        combine_scaled(ring.reduction, out, in, m.mine, n);
+        ring.reduction.combine_products(out, in, 1, m.mine, ring.reduction.scale, n);
       } else {
         ring.reduction.scaled(out, m.mine, n, ring.reduction.scale);
       }
@@ -26727,12 +27027,12 @@ inline void hierarchical_all_reduce(const Ring& ring, std::byte* data, std::size
 // <chorus/comm/in_place.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_IN_PLACE_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_IN_PLACE_HPP
-/// Collectives of a few ranks that read each other's memory where it lies, without a copy into a queue.
+/// Collectives of a few ranks that work in each other's memory where it lies, without a copy into a queue.
 ///
 /// Every rank tells the others where its data is. Of an all-reduce it then adds up the chunk that it owns, reading that
-/// chunk of all ranks' data, tells the others, and copies the chunks that they have added up. A rank reads 2 (n - 1) /
-/// n of the data from others, the ring's traffic; but no number is written twice, nor read from a queue. A number's sum
-/// is rounded once, in the order of ranks, wherever it lies.
+/// chunk of all ranks' data, and writes the sum to all of them. A rank reads (n - 1) / n of the data from others and
+/// writes as much to them, the ring's traffic; but nothing is copied twice, and nobody waits before the end. A number's
+/// sum is rounded once, in the order of ranks, wherever it lies.
 
 namespace chorus::inline CHORUS_ABI::comm {
 
@@ -26778,13 +27078,13 @@ class InPlace {
     });
     if (any_fresh) mapped = all_agree(mapped);
     check<LinkError>(mapped || any_fresh, "a rank's memory, mapped before, is no longer there");
-    if (!mapped) link_.reads_peers = false;
+    if (!mapped) link_.reaches_peers = false;
     agreed_ = mapped && all_near;
   }
 
   /// Whether the call goes on here. All ranks come to the same answer.
   bool agreed() const { return agreed_; }
-  const std::byte* of(int peer) const { return data_[at(peer)]; }
+  std::byte* of(int peer) const { return data_[at(peer)]; }
   double scale_of(int peer) const { return offers_[at(peer)].scale; }
 
   /// One number to all others, and one from each: they are as far as this rank is.
@@ -26826,99 +27126,85 @@ class InPlace {
   const Ring& ring_;
   Transport& link_;
   std::array<Offer, most_ranks> offers_;
-  std::array<const std::byte*, most_ranks> data_{};
+  std::array<std::byte*, most_ranks> data_{};
   bool agreed_ = false;
 };
 
-/// out := scale_0 data_0 (+) scale_1 data_1 (+) ..., at `begin` of the data; out may be this rank's.
-inline void reduce_in_place(const Ring& ring, const InPlace& all, std::byte* out, std::size_t begin,
-                            std::size_t count) {
+/// Work in others' memory goes in blocks that stay in the first-level cache, and that memcpy moves by vectors. Before
+/// each the group is checked: a rank that has given up may soon use its memory for something else.
+inline constexpr std::size_t block_bytes = 4096;
+
+inline void copy_in_blocks(const Ring& ring, std::byte* out, const std::byte* in, std::size_t bytes) {
+  for (std::size_t i = 0; i < bytes; i += block_bytes) {
+    ring.link.check();
+    copy_bytes(out + i, in + i, std::min(block_bytes, bytes - i));
+  }
+}
+
+/// out := scale_0 data_0 (+) scale_1 data_1 (+) ..., at `begin` of the data; out may be this rank's. `to_all`: every
+/// rank has it at `begin` of its data, too.
+inline void reduce_in_place(const Ring& ring, const InPlace& all, std::byte* out, std::size_t begin, std::size_t count,
+                            bool to_all) {
   const auto& reduction = ring.reduction;
   const auto element = reduction.element;
-  alignas(64) std::array<std::byte, 4096> sum, product;
+  alignas(64) std::array<std::byte, block_bytes> partial;
   while (count != 0) {
-    const auto n = std::min(count, sum.size() / element);
-    // Products are rounded before they are added, as where they are sent: the sum has the same bits either way.
-    const auto part = [&](int peer, std::byte* scaled) -> const std::byte* {
-      const auto* const numbers = all.of(peer) + begin * element;
-      if (all.scale_of(peer) == 1) return numbers;
-      reduction.scaled(scaled, numbers, n, all.scale_of(peer));
-      return scaled;
-    };
-    const std::byte* left = part(0, sum.data());
+    ring.link.check();
+    const auto n = std::min(count, block_bytes / element);
+    const auto numbers = [&](int peer) { return all.of(peer) + begin * element; };
+    const std::byte* left = numbers(0);
+    double scale = all.scale_of(0);
     for (int peer = 1; peer < all.size(); ++peer) {
-      std::byte* const to = peer + 1 == all.size() ? out : sum.data();
-      reduction.combine(to, left, part(peer, product.data()), n);
+      std::byte* const to = peer + 1 == all.size() ? out : partial.data();
+      reduction.combine_products(to, left, scale, numbers(peer), all.scale_of(peer), n);
       left = to;
+      scale = 1;
     }
+    if (to_all) all.for_others([&](int peer) { copy_bytes(numbers(peer), out, n * element); });
     out += n * element;
     begin += n;
     count -= n;
   }
 }
 
-/// Adds up how long a call reads from others, and tells the link.
-class ReadingTime {
+/// Notes how long a scope works in others' memory, which it reads and writes `bytes` of.
+class WorkingTime {
  public:
-  explicit ReadingTime(Transport& link) : link_(link) {}
-  ~ReadingTime() { link_.note_reading(bytes_, time_); }
-  void start() { start_ = Clock::now(); }
-  void stop(std::size_t bytes) {
-    time_ += Clock::now() - start_;
-    bytes_ += bytes;
-  }
+  WorkingTime(Transport& link, std::size_t bytes) : link_(link), bytes_(bytes) {}
+  ~WorkingTime() { link_.note_work_in_place(bytes_, Clock::now() - start_); }
+  WorkingTime(const WorkingTime&) = delete;
+  WorkingTime& operator=(const WorkingTime&) = delete;
 
  private:
   Transport& link_;
-  Clock::time_point start_;
-  std::chrono::nanoseconds time_{0};
-  std::size_t bytes_ = 0;
+  std::size_t bytes_;
+  Clock::time_point start_ = Clock::now();
 };
 
 /// What is long enough that its way counts more than one message more.
-inline bool may_read_in_place(const Transport& link, std::size_t bytes) {
-  return link.reads_peers && link.size <= InPlace::most_ranks && bytes > std::size_t{64} << 10;
+inline bool may_work_in_place(const Transport& link, std::size_t bytes) {
+  return link.reaches_peers && link.size <= InPlace::most_ranks && bytes > std::size_t{4} << 10;
 }
 
 }  // namespace detail
 
-/// data: count numbers, in place. Returns false where the ranks can't, or had better not, read each other's memory;
+/// data: count numbers, in place. Returns false where the ranks can't, or had better not, work in each other's memory;
 /// then nothing has changed.
 inline bool in_place_all_reduce(const Ring& ring, std::byte* data, std::size_t count) {
   const auto element = ring.reduction.element;
-  if (!detail::may_read_in_place(ring.link, count * element)) return false;
+  if (!detail::may_work_in_place(ring.link, count * element)) return false;
   // Two numbers have one sum; of more, the ring makes another in another order.
   const detail::InPlace all(ring, data, count * element, ring.link.size == 2);
   if (!all.agreed()) return false;
   const auto ranks = static_cast<std::size_t>(all.size());
-  // A rank adds up one segment ahead of what it copies, so that it need not wait for the others. Segments are as long
-  // as a second-level cache: what others read has left it, and comes faster from the cache that all cores share.
-  const std::size_t longest = (std::size_t{1} << 20) / (ranks * element) * ranks;
-  const std::size_t segments = (count + longest - 1) / longest;
-  const auto length = [&](std::size_t s) { return std::min(longest, count - s * longest); };
-  const auto start = [&](std::size_t s, int c) {
-    return s * longest + length(s) * static_cast<std::size_t>(c) / ranks;
-  };
-  detail::ReadingTime time(ring.link);
-  for (std::size_t s = 0; s < segments + 1; ++s) {
-    if (s < segments) {
-      const auto begin = start(s, all.rank()), end = start(s, all.rank() + 1);
-      time.start();
-      detail::reduce_in_place(ring, all, data + begin * element, begin, end - begin);
-      time.stop((end - begin) * element);
-      all.tell();
-      trace::sent(all.rank(), ring.traffic, (length(s) + (end - begin) * (ranks - 2)) * element);
-    }
-    if (s == 0) continue;
-    all.hear();
-    all.for_others([&](int peer) {
-      const auto begin = start(s - 1, peer), end = start(s - 1, peer + 1);
-      time.start();
-      detail::copy_bytes(data + begin * element, all.of(peer) + begin * element, (end - begin) * element);
-      time.stop((end - begin) * element);
-    });
+  const auto start = [&](int c) { return count * static_cast<std::size_t>(c) / ranks; };
+  const auto begin = start(all.rank()), own = start(all.rank() + 1) - begin;
+  {
+    const detail::WorkingTime time(ring.link, 2 * own * element);
+    detail::reduce_in_place(ring, all, data + begin * element, begin, own, true);
   }
-  all.tell();  // nobody reads this rank's data any more once all have said so
+  trace::sent(all.rank(), ring.traffic, (count + own * (ranks - 2)) * element);
+  all.tell();  // when all have said so, all sums are there
   all.hear();
   return true;
 }
@@ -26926,17 +27212,18 @@ inline bool in_place_all_reduce(const Ring& ring, std::byte* data, std::size_t c
 /// all: size * count numbers, of which each rank has brought its own part.
 inline bool in_place_all_gather(const Ring& ring, const std::byte* mine, std::byte* whole, std::size_t count) {
   const auto bytes = count * ring.reduction.element;
-  if (!detail::may_read_in_place(ring.link, bytes)) return false;
+  if (!detail::may_work_in_place(ring.link, bytes)) return false;
   const detail::InPlace all(ring, const_cast<std::byte*>(mine), bytes, true);
   if (!all.agreed()) return false;
   const auto place = [&](int peer) { return whole + static_cast<std::size_t>(peer) * bytes; };
-  detail::ReadingTime time(ring.link);
-  time.start();
-  all.for_others([&](int peer) { detail::copy_bytes(place(peer), all.of(peer), bytes); });
-  time.stop(bytes * static_cast<std::size_t>(all.size() - 1));
+  const auto from_others = bytes * static_cast<std::size_t>(all.size() - 1);
+  {
+    const detail::WorkingTime time(ring.link, from_others);
+    all.for_others([&](int peer) { detail::copy_in_blocks(ring, place(peer), all.of(peer), bytes); });
+  }
   if (mine != place(all.rank())) detail::copy_bytes(place(all.rank()), mine, bytes);
-  trace::sent(all.rank(), ring.traffic, bytes * static_cast<std::size_t>(all.size() - 1));
-  all.tell();
+  trace::sent(all.rank(), ring.traffic, from_others);
+  all.tell();  // nobody reads this rank's data any more once all have said so
   all.hear();
   return true;
 }
@@ -26944,14 +27231,14 @@ inline bool in_place_all_gather(const Ring& ring, const std::byte* mine, std::by
 /// whole: size * count numbers; mine: this rank's part of their reduction, which may lie in its place in `whole`.
 inline bool in_place_reduce_scatter(const Ring& ring, const std::byte* whole, std::byte* mine, std::size_t count) {
   const auto element = ring.reduction.element, bytes = count * element;
-  if (!detail::may_read_in_place(ring.link, bytes)) return false;
+  if (!detail::may_work_in_place(ring.link, bytes)) return false;
   const auto ranks = static_cast<std::size_t>(ring.link.size);
   const detail::InPlace all(ring, const_cast<std::byte*>(whole), ranks * bytes, ring.link.size == 2);
   if (!all.agreed()) return false;
-  detail::ReadingTime time(ring.link);
-  time.start();
-  detail::reduce_in_place(ring, all, mine, static_cast<std::size_t>(all.rank()) * count, count);
-  time.stop(bytes);
+  {
+    const detail::WorkingTime time(ring.link, bytes);
+    detail::reduce_in_place(ring, all, mine, static_cast<std::size_t>(all.rank()) * count, count, false);
+  }
   trace::sent(all.rank(), ring.traffic, bytes * (ranks - 1));
   all.tell();
   all.hear();
@@ -27910,11 +28197,11 @@ class NcclEngine final : public Engine {
   }
 
   static void check_reduction(const Call& call) {
-    const auto& [dtype, op, element, scale, combine, scaled] = call.reduction;
-    check<UsageError>(dtype != DType::i16 && dtype != DType::u16, comm::name(call.op), ": nccl does not reduce ",
-                      dtype);
-    check<UsageError>(scale == 1 || op == ReduceOp::sum, comm::name(call.op),
-                      ": nccl scales contributions to a sum, not to a ", op);
+    const auto& reduction = call.reduction;
+    check<UsageError>(reduction.dtype != DType::i16 && reduction.dtype != DType::u16, comm::name(call.op),
+                      ": nccl does not reduce ", reduction.dtype);
+    check<UsageError>(reduction.scale == 1 || reduction.op == ReduceOp::sum, comm::name(call.op),
+                      ": nccl scales contributions to a sum, not to a ", reduction.op);
   }
 
   // NCCL chooses its algorithm by itself: this counts what a ring sends.
@@ -28636,7 +28923,9 @@ struct DistributedDataParallelOptions {
   bool init_sync = true;
   /// Names of parameters and buffers that are each rank's own: never compared, sent or averaged.
   std::vector<std::string> parameters_and_buffers_to_ignore = {};
-  /// Names of parameters whose gradients are sent behind all others, in buckets of their own.
+  /// Names of parameters whose gradients are sent behind all others, in buckets of their own, each as soon as it is
+  /// full. PyTorch's `param_to_hook_all_reduce`, the parameter whose gradient starts the sending of what is there by
+  /// then, has no counterpart: the buckets know when they are full.
   std::vector<std::string> delay_all_reduce_named_params = {};
   NonFinite non_finite = NonFinite::propagate;
 
@@ -28837,6 +29126,14 @@ class GradientLayout {
     by_address_.clear();
     for (std::size_t i = 0; i < entries(); ++i) by_address_.push_back({&parameter(i), i});
     std::sort(by_address_.begin(), by_address_.end());
+  }
+  /// For the comparison of ranks: which gradients are wanted.
+  [[gnu::cold]] std::string describe() const {
+    std::string text;
+    for (std::size_t i = 0; i < entries(); ++i)
+      if (!lists(options_.parameters_and_buffers_to_ignore, name(i)))
+        text += cat(name(i), parameter(i).wants_grad() ? "\n" : ", frozen,\n");
+    return text;
   }
   /// Lays the flat buffers out anew: `order[i]` is the present number of the entry that becomes number i.
   [[gnu::cold]] void reorder(std::span<const std::size_t> order) {
@@ -29323,6 +29620,105 @@ template <Device D, class Communicator>
 }  // namespace chorus::inline CHORUS_ABI::detail
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_GRADIENT_AGREEMENT_HPP
 
+// <chorus/parallel/gradient_arrivals.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_GRADIENT_ARRIVALS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_GRADIENT_ARRIVALS_HPP
+/// Which gradients have come in a backward pass, how often, and in which order.
+
+namespace chorus::inline CHORUS_ABI::detail {
+
+/// Counts gradients by entry of the layout, and what each bucket still waits for.
+template <Device D>
+class GradientArrivals {
+ public:
+  GradientArrivals(GradientLayout<D>& layout, int rank) : layout_(layout), rank_(rank), counts_(layout.entries()) {}
+
+  /// A backward pass begins.
+  void begin() {
+    order_.clear();
+    std::fill(counts_.begin(), counts_.end(), 0);
+    for (auto& bucket : layout_.buckets()) {
+      bucket.missing = bucket.parameters.size();
+      if (layout_.knows_uses())
+        for (const std::size_t i : bucket.parameters)
+          if (layout_.expected_arrivals(i) == 0) {  // used by other ranks alone
+            zero_unless_arrived(i);
+            --bucket.missing;
+          }
+    }
+  }
+  /// The layout has changed.
+  void reset() { counts_.assign(layout_.entries(), 0); }
+
+  /// A gradient, or one of its parts, has come.
+  void add(std::size_t i) {
+    zero_unless_arrived(i);  // a user's backward function may have given no gradient
+    ++counts_[i];
+    order_.push_back(i);
+  }
+  /// Whether what has come now is the last that its bucket waits for of this entry. Throws UsageError for what should
+  /// not have come.
+  bool completes(std::size_t i) {
+    const int expected = layout_.expected_arrivals(i);
+    if (layout_.is_sent(i) ? expected == 0 : layout_.unused_for_good(i)) refuse(i, wrong_graph);
+    if (!layout_.is_sent(i) || counts_[i] < expected) return false;
+    if (counts_[i] > expected) refuse(i, too_often);
+    --layout_.buckets()[layout_.bucket_of(i)].missing;
+    return true;
+  }
+  /// The names of those that have not come, or not all of them. Without any part they count as zeros.
+  [[gnu::cold]] std::string lacking() const {
+    std::string names;
+    for (const auto& bucket : layout_.buckets())
+      for (const std::size_t i : bucket.parameters) {
+        if (counts_[i] >= layout_.expected_arrivals(i)) continue;
+        names += cat(names.empty() ? "" : ", ", layout_.name(i));
+        zero_unless_arrived(i);
+      }
+    return names;
+  }
+
+  /// How often each has come.
+  std::span<const int> counts() const { return counts_; }
+  /// The entries in the order in which they came, each as often as it did.
+  std::span<const std::size_t> order() const { return order_; }
+  /// In a static graph the last of a parameter's several arrivals is the one that counts; what has not come is 0.
+  [[gnu::cold]] void settle() {
+    std::vector<std::size_t> last;
+    for (auto i = order_.rbegin(); i != order_.rend(); ++i)
+      if (std::find(last.begin(), last.end(), *i) == last.end()) last.push_back(*i);
+    order_.assign(last.rbegin(), last.rend());
+    for (const auto& bucket : layout_.buckets())
+      for (const std::size_t i : bucket.parameters)
+        if (counts_[i] == 0) zero_unless_arrived(i);
+  }
+
+  /// What earlier passes under no_sync left there still counts.
+  void zero_unless_arrived(std::size_t i) const {
+    auto& p = layout_.parameter(i);
+    if (!p.grad_arrived()) zero_bytes(p.where(), p.grad_data(), p.size_bytes());
+  }
+
+ private:
+  static constexpr const char* wrong_graph =
+      " got a gradient, but did not in the first backward pass: with static_graph all passes use the same parameters";
+  static constexpr const char* too_often =
+      " got its gradient in several parts in one backward pass (backward within backward); if it always does, set "
+      "static_graph";
+
+  [[noreturn, gnu::cold]] void refuse(std::size_t i, const char* why) const {
+    fail<UsageError>("DistributedDataParallel: rank ", rank_, ": ", layout_.name(i), why);
+  }
+
+  GradientLayout<D>& layout_;
+  int rank_;
+  std::vector<int> counts_;         // by entry
+  std::vector<std::size_t> order_;  // entries
+};
+
+}  // namespace chorus::inline CHORUS_ABI::detail
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_GRADIENT_ARRIVALS_HPP
+
 // <chorus/parallel/gradient_parts.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_GRADIENT_PARTS_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_GRADIENT_PARTS_HPP
@@ -29393,7 +29789,7 @@ class Reducer {
         sender_(layout_, communicator, options, std::move(hook)),
         parts_(layout_),
         accumulated_(layout_, shares),
-        arrivals_(layout_.entries()) {
+        arrivals_(layout_, communicator.rank()) {
     check<UsageError>(!layout_.buckets().empty(),
                       "DistributedDataParallel: no parameter of the model wants a gradient");
     check<UsageError>(
@@ -29417,22 +29813,23 @@ class Reducer {
   /// Called with each parameter whose gradient has been averaged, in the middle of backward: for an optimizer's step.
   std::function<void(const ParameterOn<D>&)> on_averaged;
 
-  /// Before a forward pass: makes new buckets where parameters were frozen or thawed, and weighs what earlier passes
-  /// under no_sync have added up, so that each pass counts by its own batch.
-  void prepare() {
-    if (!layout_.buckets_fit()) {
-      parts_.refuse_if_waiting("parameters can't be frozen or thawed");
-      layout_.rebuild();
-      start_anew();
-    }
-    accumulated_.weigh_anew();
+  /// Before a forward pass: makes new buckets where parameters were frozen or thawed. Returns whether they were.
+  bool fit_buckets() {
+    if (layout_.buckets_fit()) return false;
+    parts_.refuse_if_waiting("parameters can't be frozen or thawed");
+    layout_.rebuild();
+    start_anew();
+    return true;
   }
+  /// Behind it, when ranks have told each other their samples: weighs what earlier passes under no_sync have added up,
+  /// so that each pass counts by its own batch.
+  void weigh_anew() { accumulated_.weigh_anew(); }
 
-  /// Lays the flat buffers out anew, in this order of the entries.
-  void reorder(std::span<const std::size_t> order) {
+  /// Lays the flat buffers out anew, in this order of the entries. `learned`: as a backward pass has shown it.
+  void reorder(std::span<const std::size_t> order, bool learned) {
     layout_.reorder(order);
     start_anew();
-    order_learned_ = true;
+    order_learned_ = learned;
   }
 
   /// A leaf's hook: its gradient is final. Buckets leave in order, each as soon as it is full.
@@ -29448,19 +29845,9 @@ class Reducer {
     }
     clock().gradient(&parameter);
     const std::size_t i = layout_.index_of(parameter);
-    zero_unless_arrived(i);  // a user's backward function may have given no gradient
+    arrivals_.add(i);
     if (!may_leave_out()) this->parameter(i).set_grad_arrived(true);
-    const int arrivals = ++arrivals_[i];
-    arrival_.push_back(i);
-    if (learning_graph()) return;
-    if (!layout_.is_sent(i)) {
-      if (layout_.unused_for_good(i)) fail<UsageError>(where(), name(i), wrong_graph);
-      return;
-    }
-    const int expected = layout_.expected_arrivals(i);
-    if (arrivals < expected) return;
-    if (arrivals > expected) fail<UsageError>(where(), name(i), too_often);
-    --layout_.buckets()[layout_.bucket_of(i)].missing;
+    if (learning_graph() || !arrivals_.completes(i)) return;
     sender_.send_full();
     if (on_averaged && !may_leave_out() && !sender_.several_rounds)
       while (sender_.next_is_back()) step_next_bucket();
@@ -29481,12 +29868,6 @@ class Reducer {
   }
 
  private:
-  static constexpr const char* wrong_graph =
-      " got a gradient, but did not in the first backward pass: with static_graph all passes use the same parameters";
-  static constexpr const char* too_often =
-      " got its gradient in several parts in one backward pass (backward within backward); if it always does, set "
-      "static_graph";
-
   [[gnu::cold]] std::string where() const { return cat("DistributedDataParallel: rank ", communicator_.rank(), ": "); }
 
   ParameterOn<D>& parameter(std::size_t i) const { return layout_.parameter(i); }
@@ -29496,31 +29877,17 @@ class Reducer {
   bool may_leave_out() const { return options_.find_unused_parameters && !options_.static_graph; }
 
   [[gnu::cold]] void start_anew() {
-    arrivals_.assign(layout_.entries(), 0);
+    arrivals_.reset();
     if constexpr (requires { hook().reset(); }) hook().reset();
   }
 
   void begin_backward() {
     parts_.refuse_if_waiting("no other backward pass can begin");
+    if (shares_.take_changed()) check_same_description(communicator_, "DistributedDataParallel", layout_.describe());
     // Behind the first pass gradients change their places.
     sender_.begin(accumulated_.weight(), !order_learned_ && !may_leave_out());
     in_backward_ = true;
-    arrival_.clear();
-    std::fill(arrivals_.begin(), arrivals_.end(), 0);
-    for (auto& bucket : layout_.buckets()) {
-      bucket.missing = bucket.parameters.size();
-      if (layout_.knows_uses())
-        for (const std::size_t i : bucket.parameters)
-          if (layout_.expected_arrivals(i) == 0) {  // used by other ranks alone
-            zero_unless_arrived(i);
-            --bucket.missing;
-          }
-    }
-  }
-  void zero_unless_arrived(std::size_t i) {
-    auto& p = parameter(i);
-    // What earlier passes under no_sync left there still counts.
-    if (!p.grad_arrived()) zero_bytes(p.where(), p.grad_data(), p.size_bytes());
+    arrivals_.begin();
   }
 
   // An optimizer steps the parameters of the next bucket, which is waited for.
@@ -29529,6 +29896,11 @@ class Reducer {
       parameter(i).set_grad_arrived(true);  // in a static graph other ranks' may have
       on_averaged(parameter(i));
     }
+  }
+  // Parameters that are each rank's own have their gradients, too.
+  void step_own() {
+    for (std::size_t i = 0; i < layout_.entries(); ++i)
+      if (!layout_.is_shared(i) && parameter(i).wants_grad() && parameter(i).grad_arrived()) on_averaged(parameter(i));
   }
 
   void finish_backward() {
@@ -29551,6 +29923,7 @@ class Reducer {
           for (const std::size_t i : bucket.parameters) parameter(i).set_grad_arrived(true);
     }
     sender_.end();
+    if (on_averaged) step_own();
     if (options_.non_finite != NonFinite::propagate) judge();
     if constexpr (requires { hook().after_backward(); }) hook().after_backward();
     in_backward_ = false;
@@ -29577,7 +29950,7 @@ class Reducer {
       if (!layout_.rests(i) || used[i] == 0) continue;
       others[i] = 0;
       any = true;
-      zero_unless_arrived(i);
+      arrivals_.zero_unless_arrived(i);
     }
     if (any) {
       layout_.set_resting(std::move(others));
@@ -29591,13 +29964,7 @@ class Reducer {
 
   // Parameters without a gradient take part with zeros, or, where that was not allowed, are named.
   [[gnu::cold]] void complete_with_unused() {
-    std::string unused;
-    for (const auto& bucket : layout_.buckets())
-      for (const std::size_t i : bucket.parameters) {
-        if (arrivals_[i] >= layout_.expected_arrivals(i)) continue;
-        unused += cat(unused.empty() ? "" : ", ", name(i));
-        zero_unless_arrived(i);
-      }
+    const auto unused = arrivals_.lacking();
     if (options_.static_graph)
       fail<UsageError>(where(), "no gradient, or not all of it, came for ", unused,
                        ", but did in the first backward pass: with static_graph all passes use the same parameters");
@@ -29610,17 +29977,9 @@ class Reducer {
 
   // The first pass of a static graph shows which parameters are used, and how often. Its gradients leave now.
   [[gnu::cold]] void learn_graph() {
-    auto uses = agree_on_uses(layout_, communicator_, arrivals_, company_);
-    // The last of a parameter's several arrivals is the one that counts.
-    std::vector<std::size_t> order;
-    for (auto i = arrival_.rbegin(); i != arrival_.rend(); ++i)
-      if (std::find(order.begin(), order.end(), *i) == order.end()) order.push_back(*i);
-    std::reverse(order.begin(), order.end());
+    auto uses = agree_on_uses(layout_, communicator_, arrivals_.counts(), company_);
     layout_.set_uses(std::move(uses));
-    arrival_ = std::move(order);
-    for (const auto& bucket : layout_.buckets())
-      for (const std::size_t i : bucket.parameters)
-        if (arrivals_[i] == 0) zero_unless_arrived(i);
+    arrivals_.settle();
     start_anew();
     sender_.send_all();
   }
@@ -29629,8 +29988,8 @@ class Reducer {
   // to back. The optimizer has not stepped yet, so nothing else knows the old places.
   [[gnu::cold]] void learn_order() {
     order_learned_ = true;
-    const auto order = agree_on_order(layout_, communicator_, arrival_, std::max(0, shares_.first_active()));
-    if (!std::is_sorted(order.begin(), order.end())) reorder(order);
+    const auto order = agree_on_order(layout_, communicator_, arrivals_.order(), std::max(0, shares_.first_active()));
+    if (!std::is_sorted(order.begin(), order.end())) reorder(order, true);
   }
 
   // All ranks see the same averages and come to the same verdict.
@@ -29653,9 +30012,8 @@ class Reducer {
   BucketSender<D, Hook, Communicator> sender_;
   GradientParts<D> parts_;
   AccumulatedWeight<D, Communicator> accumulated_;
+  GradientArrivals<D> arrivals_;
 
-  std::vector<int> arrivals_;         // hooks' calls in this backward pass, by entry
-  std::vector<std::size_t> arrival_;  // entries, in the order of this backward
   std::int64_t skipped_ = 0;
   UnusedWatch unused_watch_;
   bool in_backward_ = false, order_learned_ = false, company_ = false;
@@ -29688,6 +30046,8 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
  public:
   using D = typename Model::device_type;
   static constexpr const char* name = "ddp";
+  /// Whether the hook leaves each rank the averages of its own part alone.
+  static constexpr bool averages_in_parts = detail::Reducer<D, Hook, Communicator>::in_parts;
 
   /// Compares the models of all ranks and takes rank 0's numbers. Throws UsageError, on every rank, where names,
   /// shapes, dtypes or options differ, and where no parameter wants a gradient. The communicator must outlive this.
@@ -29779,14 +30139,15 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
     keep_company(options.step);
   }
 
-  /// Lays the flat buffers out as a checkpoint says. Names that the model doesn't have are left out.
-  [[gnu::cold]] void set_parameter_order(std::span<const std::string> names) {
+  /// Lays the flat buffers out as a checkpoint says. Names that the model doesn't have are left out. `learned`: a
+  /// backward pass has settled this order; else the next one will.
+  [[gnu::cold]] void set_parameter_order(std::span<const std::string> names, bool learned = true) {
     const auto& entries = this->flat_.entries();
     std::vector<std::size_t> order;
     for (const auto& wanted : names)
       for (std::size_t i = 0; i < entries.size(); ++i)
         if (entries[i].named.name == wanted) order.push_back(i);
-    if (order.size() == entries.size()) reducer_.reorder(order);
+    if (order.size() == entries.size()) reducer_.reorder(order, learned);
   }
 
   /// Calls `step` with each parameter as soon as its averaged gradient is there, in the middle of backward; with
@@ -29795,7 +30156,7 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   void step_in_backward(std::function<void(const ParameterOn<D>&)> step) {
     check<UsageError>(!step || options_.non_finite == NonFinite::propagate,
                       "DistributedDataParallel: an optimizer that steps in backward can't wait for a NonFinite policy");
-    check<UsageError>(!step || !in_parts,
+    check<UsageError>(!step || !averages_in_parts,
                       "DistributedDataParallel: an optimizer that steps in backward needs whole averages, and this "
                       "hook leaves each rank a part");
     reducer_.on_averaged = std::move(step);
@@ -29805,7 +30166,7 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   /// hook has averaged them whole or in parts.
   template <class F>
   void with_gradients(const F& f) {
-    if constexpr (in_parts)
+    if constexpr (averages_in_parts)
       reducer_.parts().show(f);
     else
       f();
@@ -29829,7 +30190,6 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   std::int64_t skipped_steps() const { return reducer_.skipped_steps(); }
 
  private:
-  static constexpr bool in_parts = detail::Reducer<D, Hook, Communicator>::in_parts;
   static constexpr bool averages_parameters = requires(Hook & h, const nn::FlatParameters<D>& flat, Communicator& c) {
     h.before_forward(flat, c);
   };
@@ -29870,9 +30230,9 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   void begin_pass(Index samples) {
     const bool shares_buffers = this->training() && reducer_.sync, hooked = buffer_hook_ && !joining_;
     const bool sends_buffers = shares_buffers && options_.broadcast_buffers && !hooked;
-    this->shares_.begin(samples, reducer_.sync, sends_buffers);
+    this->shares_.begin(samples, reducer_.sync, sends_buffers, reducer_.fit_buckets());
     if (joining_ && throw_early_) check_all_here();
-    reducer_.prepare();
+    reducer_.weigh_anew();
     if (sends_buffers) this->broadcast_buffers(joining_ ? this->shares_.first_active() : 0);
     if (shares_buffers && hooked) buffer_hook_(this->buffers_, this->communicator_);
     if constexpr (averages_parameters)
@@ -29896,7 +30256,8 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
                         skew_to_warn_of, " batches fewer than others have, and only keeps them company"));
       if (throw_early_) check_all_here();
       last = shares.first_active();
-      reducer_.prepare();
+      reducer_.fit_buckets();
+      reducer_.weigh_anew();
       if (shares.training()) this->broadcast_buffers(last);
       if (!shares.sync()) continue;
       reducer_.keep_company();
@@ -30543,16 +30904,16 @@ struct Envelope {
 // <chorus/comm/window.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_WINDOW_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_WINDOW_HPP
-/// `Window`: where a rank's data lies, for the other ranks of its machine to read it there.
+/// `Window`: where a rank's data lies, for the other ranks of its machine to read and write it there.
 
 namespace chorus::inline CHORUS_ABI::comm {
 
 /// Names data of some process for others. Between threads an address is enough.
 struct Window {
-  std::uint64_t key = 0;     ///< random, and stands in front of the memory, too; 0: others can't read it
+  std::uint64_t key = 0;     ///< random, and stands in front of the memory, too; 0: others can't reach it
   std::uint64_t bytes = 0;   ///< of the whole region
   std::uint64_t offset = 0;  ///< of the data in the region
-  const std::byte* address = nullptr;
+  std::byte* address = nullptr;
   std::int32_t fd = -1;  ///< by which its owner knows the region
   std::int32_t reserved = 0;
 };
@@ -30629,21 +30990,21 @@ class Transport {
   /// By rank, the machine where it runs, where that makes a difference: links within one are the fast ones. Else empty.
   virtual std::span<const int> machines() const { return {}; }
 
-  // For ranks that read each other's memory: see in_place.hpp.
+  // For ranks that work in each other's memory: see in_place.hpp.
 
-  /// Memory that the other ranks can read where it lies; null where a transport has no such, or needs none.
+  /// Memory that the other ranks can read and write where it lies; null where a transport has no such, or needs none.
   virtual std::shared_ptr<std::byte> allocate(std::size_t) { return nullptr; }
-  /// How others find this rank's data; without a key where they can't read it.
-  virtual Window window(const std::byte*, std::size_t) { return {}; }
+  /// How others find this rank's data; without a key where they can't reach it.
+  virtual Window window(std::byte*, std::size_t) { return {}; }
   /// Whether no other rank has been told of the window's memory so far.
   virtual bool shows_first(const Window&) { return false; }
-  /// A peer's data, readable here; null where this process is not allowed to.
-  virtual const std::byte* open(int, const Window&) { return nullptr; }
-  /// Whether reading the others' memory has lately been slower than a queue would be.
+  /// A peer's data, as it is mapped here; null where this process is not allowed to.
+  virtual std::byte* open(int, const Window&) { return nullptr; }
+  /// Whether working in the others' memory has lately been slower than a queue would be.
   virtual bool seems_far() { return false; }
-  virtual void note_reading(std::size_t, std::chrono::nanoseconds) {}
+  virtual void note_work_in_place(std::size_t, std::chrono::nanoseconds) {}
   /// Whether it is worth asking; all ranks of a group have the same here.
-  bool reads_peers = false;
+  bool reaches_peers = false;
 
   const int rank, size;
   const std::size_t piece_bytes, queue_pieces;
@@ -30722,7 +31083,7 @@ class FarCopy {
 // <chorus/comm/shared_memory.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_SHARED_MEMORY_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_SHARED_MEMORY_HPP
-/// `SharedMemory`: memory of this process that the other ranks of its machine can map, to read messages where they lie.
+/// `SharedMemory`: memory of this process that the other ranks of its machine can map, to work on it where it lies.
 
 // <chorus/comm/shared_region.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_SHARED_REGION_HPP
@@ -30820,7 +31181,7 @@ class SharedMemory {
   }
 
   /// The window that shows `bytes` at `data`; one without a key where they don't lie in such memory.
-  static Window find(const std::byte* data, std::size_t bytes) {
+  static Window find(std::byte* data, std::size_t bytes) {
     auto& all = instance();
     const std::lock_guard lock(all.mutex_);
     for (const auto& block : all.blocks_) {
@@ -30859,7 +31220,7 @@ class SharedMemory {
 class MappedWindows {
  public:
   /// What the window of process `pid` shows; null where it can't be mapped.
-  const std::byte* open(int pid, const Window& window) {
+  std::byte* open(int pid, const Window& window) {
     for (const auto& known : known_)
       if (known.key == window.key) return known.region.data() + window.offset;
     std::erase_if(known_, [](const Known& known) { return key_in(known.region) != known.key; });  // given back since
@@ -31130,7 +31491,7 @@ class ShmTransport final : public Transport {
         place_(*reinterpret_cast<detail::Board*>(region_->data()), me, ranks, limit) {
     room_sent_[static_cast<std::size_t>((rank + 1) % size)].fill(slot_stride);  // see make_region
     room_received_[static_cast<std::size_t>((rank + size - 1) % size)].fill(slot_stride);
-    reads_peers = true;
+    reaches_peers = true;
   }
 
   /// Writes down, before anyone takes a seat, which process a rank is.
@@ -31194,7 +31555,7 @@ class ShmTransport final : public Transport {
       return nullptr;
     }
   }
-  Window window(const std::byte* data, std::size_t bytes) override {
+  Window window(std::byte* data, std::size_t bytes) override {
     return place_.among_threads() ? Window{.key = 1, .address = data} : SharedMemory::find(data, bytes);
   }
   bool shows_first(const Window& window) override {
@@ -31202,15 +31563,15 @@ class ShmTransport final : public Transport {
     shown_.push_back(window.key);
     return true;
   }
-  const std::byte* open(int peer, const Window& window) override {
+  std::byte* open(int peer, const Window& window) override {
     return place_.among_threads() ? window.address
                                   : mapped_[static_cast<std::size_t>(peer)].open(place_.pid(peer), window);
   }
-  bool seems_far() override { return slow_readings_ >= 2 && ++asked_ % 32 != 0; }
-  void note_reading(std::size_t bytes, std::chrono::nanoseconds time) override {
-    // From a core of the same cache 10 to 25 GB/s, from another cache 3: then copying past the caches is faster.
+  bool seems_far() override { return slow_calls_ >= 2 && ++asked_ % 32 != 0; }
+  void note_work_in_place(std::size_t bytes, std::chrono::nanoseconds time) override {
+    // Between cores of one cache 20 GB/s and more, between two caches 3: then copying past the caches is faster.
     const bool slow = static_cast<double>(bytes) < 4.0 * static_cast<double>(time.count());
-    slow_readings_ = slow ? slow_readings_ + 1 : 0;
+    slow_calls_ = slow ? slow_calls_ + 1 : 0;
   }
 
   void check() override { place_.check(); }
@@ -31251,7 +31612,7 @@ class ShmTransport final : public Transport {
   std::array<FarCopy, max_ranks> copies_;
   std::array<MappedWindows, max_ranks> mapped_;
   std::vector<std::uint64_t> shown_;  // keys of windows that the others know
-  int slow_readings_ = 0;             // in a row
+  int slow_calls_ = 0;                // in a row
   unsigned asked_ = 0;
 };
 
@@ -31587,20 +31948,6 @@ inline Transport::Piece receive(const Ring& ring, int from, std::size_t bytes, s
   return piece;
 }
 
-/// out := in (+) scale * mine. Products are rounded before they are added, here as wherever else: a sum of two numbers
-/// has the same bits, whichever way they took.
-inline void combine_scaled(const Reduction& reduction, std::byte* out, const std::byte* in, const std::byte* mine,
-                           std::size_t count) {
-  if (reduction.scale == 1) return reduction.combine(out, in, mine, count);
-  alignas(64) std::array<std::byte, 4096> product;
-  while (count != 0) {
-    const auto n = std::min(count, product.size() / reduction.element), bytes = n * reduction.element;
-    reduction.scaled(product.data(), mine, n, reduction.scale);
-    reduction.combine(out, in, product.data(), n);
-    out += bytes, in += bytes, mine += bytes, count -= n;
-  }
-}
-
 /// Moves `count` numbers, piece by piece: while one piece is being added here, the next one is being written by the
 /// neighbour. An empty chunk travels as one empty piece, so that a mismatch of calls shows in any case.
 inline void relay(const Ring& ring, Step m, std::size_t count) {
@@ -31614,7 +31961,7 @@ inline void relay(const Ring& ring, Step m, std::size_t count) {
     if ((in && m.reads) || scales) {  // the value is made here: where it is stored, else in the slot
       std::byte* const out = m.stores ? m.store : slot = ring.link.acquire(m.to);
       if (in) {
-        combine_scaled(ring.reduction, out, in, m.mine, n);
+        ring.reduction.combine_products(out, in, 1, m.mine, ring.reduction.scale, n);
       } else {
         ring.reduction.scaled(out, m.mine, n, ring.reduction.scale);
       }
@@ -32799,12 +33146,12 @@ inline void hierarchical_all_reduce(const Ring& ring, std::byte* data, std::size
 // <chorus/comm/in_place.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_IN_PLACE_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_IN_PLACE_HPP
-/// Collectives of a few ranks that read each other's memory where it lies, without a copy into a queue.
+/// Collectives of a few ranks that work in each other's memory where it lies, without a copy into a queue.
 ///
 /// Every rank tells the others where its data is. Of an all-reduce it then adds up the chunk that it owns, reading that
-/// chunk of all ranks' data, tells the others, and copies the chunks that they have added up. A rank reads 2 (n - 1) /
-/// n of the data from others, the ring's traffic; but no number is written twice, nor read from a queue. A number's sum
-/// is rounded once, in the order of ranks, wherever it lies.
+/// chunk of all ranks' data, and writes the sum to all of them. A rank reads (n - 1) / n of the data from others and
+/// writes as much to them, the ring's traffic; but nothing is copied twice, and nobody waits before the end. A number's
+/// sum is rounded once, in the order of ranks, wherever it lies.
 
 namespace chorus::inline CHORUS_ABI::comm {
 
@@ -32850,13 +33197,13 @@ class InPlace {
     });
     if (any_fresh) mapped = all_agree(mapped);
     check<LinkError>(mapped || any_fresh, "a rank's memory, mapped before, is no longer there");
-    if (!mapped) link_.reads_peers = false;
+    if (!mapped) link_.reaches_peers = false;
     agreed_ = mapped && all_near;
   }
 
   /// Whether the call goes on here. All ranks come to the same answer.
   bool agreed() const { return agreed_; }
-  const std::byte* of(int peer) const { return data_[at(peer)]; }
+  std::byte* of(int peer) const { return data_[at(peer)]; }
   double scale_of(int peer) const { return offers_[at(peer)].scale; }
 
   /// One number to all others, and one from each: they are as far as this rank is.
@@ -32898,99 +33245,85 @@ class InPlace {
   const Ring& ring_;
   Transport& link_;
   std::array<Offer, most_ranks> offers_;
-  std::array<const std::byte*, most_ranks> data_{};
+  std::array<std::byte*, most_ranks> data_{};
   bool agreed_ = false;
 };
 
-/// out := scale_0 data_0 (+) scale_1 data_1 (+) ..., at `begin` of the data; out may be this rank's.
-inline void reduce_in_place(const Ring& ring, const InPlace& all, std::byte* out, std::size_t begin,
-                            std::size_t count) {
+/// Work in others' memory goes in blocks that stay in the first-level cache, and that memcpy moves by vectors. Before
+/// each the group is checked: a rank that has given up may soon use its memory for something else.
+inline constexpr std::size_t block_bytes = 4096;
+
+inline void copy_in_blocks(const Ring& ring, std::byte* out, const std::byte* in, std::size_t bytes) {
+  for (std::size_t i = 0; i < bytes; i += block_bytes) {
+    ring.link.check();
+    copy_bytes(out + i, in + i, std::min(block_bytes, bytes - i));
+  }
+}
+
+/// out := scale_0 data_0 (+) scale_1 data_1 (+) ..., at `begin` of the data; out may be this rank's. `to_all`: every
+/// rank has it at `begin` of its data, too.
+inline void reduce_in_place(const Ring& ring, const InPlace& all, std::byte* out, std::size_t begin, std::size_t count,
+                            bool to_all) {
   const auto& reduction = ring.reduction;
   const auto element = reduction.element;
-  alignas(64) std::array<std::byte, 4096> sum, product;
+  alignas(64) std::array<std::byte, block_bytes> partial;
   while (count != 0) {
-    const auto n = std::min(count, sum.size() / element);
-    // Products are rounded before they are added, as where they are sent: the sum has the same bits either way.
-    const auto part = [&](int peer, std::byte* scaled) -> const std::byte* {
-      const auto* const numbers = all.of(peer) + begin * element;
-      if (all.scale_of(peer) == 1) return numbers;
-      reduction.scaled(scaled, numbers, n, all.scale_of(peer));
-      return scaled;
-    };
-    const std::byte* left = part(0, sum.data());
+    ring.link.check();
+    const auto n = std::min(count, block_bytes / element);
+    const auto numbers = [&](int peer) { return all.of(peer) + begin * element; };
+    const std::byte* left = numbers(0);
+    double scale = all.scale_of(0);
     for (int peer = 1; peer < all.size(); ++peer) {
-      std::byte* const to = peer + 1 == all.size() ? out : sum.data();
-      reduction.combine(to, left, part(peer, product.data()), n);
+      std::byte* const to = peer + 1 == all.size() ? out : partial.data();
+      reduction.combine_products(to, left, scale, numbers(peer), all.scale_of(peer), n);
       left = to;
+      scale = 1;
     }
+    if (to_all) all.for_others([&](int peer) { copy_bytes(numbers(peer), out, n * element); });
     out += n * element;
     begin += n;
     count -= n;
   }
 }
 
-/// Adds up how long a call reads from others, and tells the link.
-class ReadingTime {
+/// Notes how long a scope works in others' memory, which it reads and writes `bytes` of.
+class WorkingTime {
  public:
-  explicit ReadingTime(Transport& link) : link_(link) {}
-  ~ReadingTime() { link_.note_reading(bytes_, time_); }
-  void start() { start_ = Clock::now(); }
-  void stop(std::size_t bytes) {
-    time_ += Clock::now() - start_;
-    bytes_ += bytes;
-  }
+  WorkingTime(Transport& link, std::size_t bytes) : link_(link), bytes_(bytes) {}
+  ~WorkingTime() { link_.note_work_in_place(bytes_, Clock::now() - start_); }
+  WorkingTime(const WorkingTime&) = delete;
+  WorkingTime& operator=(const WorkingTime&) = delete;
 
  private:
   Transport& link_;
-  Clock::time_point start_;
-  std::chrono::nanoseconds time_{0};
-  std::size_t bytes_ = 0;
+  std::size_t bytes_;
+  Clock::time_point start_ = Clock::now();
 };
 
 /// What is long enough that its way counts more than one message more.
-inline bool may_read_in_place(const Transport& link, std::size_t bytes) {
-  return link.reads_peers && link.size <= InPlace::most_ranks && bytes > std::size_t{64} << 10;
+inline bool may_work_in_place(const Transport& link, std::size_t bytes) {
+  return link.reaches_peers && link.size <= InPlace::most_ranks && bytes > std::size_t{4} << 10;
 }
 
 }  // namespace detail
 
-/// data: count numbers, in place. Returns false where the ranks can't, or had better not, read each other's memory;
+/// data: count numbers, in place. Returns false where the ranks can't, or had better not, work in each other's memory;
 /// then nothing has changed.
 inline bool in_place_all_reduce(const Ring& ring, std::byte* data, std::size_t count) {
   const auto element = ring.reduction.element;
-  if (!detail::may_read_in_place(ring.link, count * element)) return false;
+  if (!detail::may_work_in_place(ring.link, count * element)) return false;
   // Two numbers have one sum; of more, the ring makes another in another order.
   const detail::InPlace all(ring, data, count * element, ring.link.size == 2);
   if (!all.agreed()) return false;
   const auto ranks = static_cast<std::size_t>(all.size());
-  // A rank adds up one segment ahead of what it copies, so that it need not wait for the others. Segments are as long
-  // as a second-level cache: what others read has left it, and comes faster from the cache that all cores share.
-  const std::size_t longest = (std::size_t{1} << 20) / (ranks * element) * ranks;
-  const std::size_t segments = (count + longest - 1) / longest;
-  const auto length = [&](std::size_t s) { return std::min(longest, count - s * longest); };
-  const auto start = [&](std::size_t s, int c) {
-    return s * longest + length(s) * static_cast<std::size_t>(c) / ranks;
-  };
-  detail::ReadingTime time(ring.link);
-  for (std::size_t s = 0; s < segments + 1; ++s) {
-    if (s < segments) {
-      const auto begin = start(s, all.rank()), end = start(s, all.rank() + 1);
-      time.start();
-      detail::reduce_in_place(ring, all, data + begin * element, begin, end - begin);
-      time.stop((end - begin) * element);
-      all.tell();
-      trace::sent(all.rank(), ring.traffic, (length(s) + (end - begin) * (ranks - 2)) * element);
-    }
-    if (s == 0) continue;
-    all.hear();
-    all.for_others([&](int peer) {
-      const auto begin = start(s - 1, peer), end = start(s - 1, peer + 1);
-      time.start();
-      detail::copy_bytes(data + begin * element, all.of(peer) + begin * element, (end - begin) * element);
-      time.stop((end - begin) * element);
-    });
+  const auto start = [&](int c) { return count * static_cast<std::size_t>(c) / ranks; };
+  const auto begin = start(all.rank()), own = start(all.rank() + 1) - begin;
+  {
+    const detail::WorkingTime time(ring.link, 2 * own * element);
+    detail::reduce_in_place(ring, all, data + begin * element, begin, own, true);
   }
-  all.tell();  // nobody reads this rank's data any more once all have said so
+  trace::sent(all.rank(), ring.traffic, (count + own * (ranks - 2)) * element);
+  all.tell();  // when all have said so, all sums are there
   all.hear();
   return true;
 }
@@ -32998,17 +33331,18 @@ inline bool in_place_all_reduce(const Ring& ring, std::byte* data, std::size_t c
 /// all: size * count numbers, of which each rank has brought its own part.
 inline bool in_place_all_gather(const Ring& ring, const std::byte* mine, std::byte* whole, std::size_t count) {
   const auto bytes = count * ring.reduction.element;
-  if (!detail::may_read_in_place(ring.link, bytes)) return false;
+  if (!detail::may_work_in_place(ring.link, bytes)) return false;
   const detail::InPlace all(ring, const_cast<std::byte*>(mine), bytes, true);
   if (!all.agreed()) return false;
   const auto place = [&](int peer) { return whole + static_cast<std::size_t>(peer) * bytes; };
-  detail::ReadingTime time(ring.link);
-  time.start();
-  all.for_others([&](int peer) { detail::copy_bytes(place(peer), all.of(peer), bytes); });
-  time.stop(bytes * static_cast<std::size_t>(all.size() - 1));
+  const auto from_others = bytes * static_cast<std::size_t>(all.size() - 1);
+  {
+    const detail::WorkingTime time(ring.link, from_others);
+    all.for_others([&](int peer) { detail::copy_in_blocks(ring, place(peer), all.of(peer), bytes); });
+  }
   if (mine != place(all.rank())) detail::copy_bytes(place(all.rank()), mine, bytes);
-  trace::sent(all.rank(), ring.traffic, bytes * static_cast<std::size_t>(all.size() - 1));
-  all.tell();
+  trace::sent(all.rank(), ring.traffic, from_others);
+  all.tell();  // nobody reads this rank's data any more once all have said so
   all.hear();
   return true;
 }
@@ -33016,14 +33350,14 @@ inline bool in_place_all_gather(const Ring& ring, const std::byte* mine, std::by
 /// whole: size * count numbers; mine: this rank's part of their reduction, which may lie in its place in `whole`.
 inline bool in_place_reduce_scatter(const Ring& ring, const std::byte* whole, std::byte* mine, std::size_t count) {
   const auto element = ring.reduction.element, bytes = count * element;
-  if (!detail::may_read_in_place(ring.link, bytes)) return false;
+  if (!detail::may_work_in_place(ring.link, bytes)) return false;
   const auto ranks = static_cast<std::size_t>(ring.link.size);
   const detail::InPlace all(ring, const_cast<std::byte*>(whole), ranks * bytes, ring.link.size == 2);
   if (!all.agreed()) return false;
-  detail::ReadingTime time(ring.link);
-  time.start();
-  detail::reduce_in_place(ring, all, mine, static_cast<std::size_t>(all.rank()) * count, count);
-  time.stop(bytes);
+  {
+    const detail::WorkingTime time(ring.link, bytes);
+    detail::reduce_in_place(ring, all, mine, static_cast<std::size_t>(all.rank()) * count, count, false);
+  }
   trace::sent(all.rank(), ring.traffic, bytes * (ranks - 1));
   all.tell();
   all.hear();

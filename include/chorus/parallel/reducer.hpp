@@ -9,6 +9,7 @@
 #include <chorus/parallel/ddp_options.hpp>
 #include <chorus/parallel/ddp_times.hpp>
 #include <chorus/parallel/gradient_agreement.hpp>
+#include <chorus/parallel/gradient_arrivals.hpp>
 #include <chorus/parallel/gradient_layout.hpp>
 #include <chorus/parallel/gradient_parts.hpp>
 #include <chorus/parallel/non_finite.hpp>
@@ -36,7 +37,7 @@ class Reducer {
         sender_(layout_, communicator, options, std::move(hook)),
         parts_(layout_),
         accumulated_(layout_, shares),
-        arrivals_(layout_.entries()) {
+        arrivals_(layout_, communicator.rank()) {
     check<UsageError>(!layout_.buckets().empty(),
                       "DistributedDataParallel: no parameter of the model wants a gradient");
     check<UsageError>(
@@ -92,19 +93,9 @@ class Reducer {
     }
     clock().gradient(&parameter);
     const std::size_t i = layout_.index_of(parameter);
-    zero_unless_arrived(i);  // a user's backward function may have given no gradient
+    arrivals_.add(i);
     if (!may_leave_out()) this->parameter(i).set_grad_arrived(true);
-    const int arrivals = ++arrivals_[i];
-    arrival_.push_back(i);
-    if (learning_graph()) return;
-    if (!layout_.is_sent(i)) {
-      if (layout_.unused_for_good(i)) fail<UsageError>(where(), name(i), wrong_graph);
-      return;
-    }
-    const int expected = layout_.expected_arrivals(i);
-    if (arrivals < expected) return;
-    if (arrivals > expected) fail<UsageError>(where(), name(i), expected == 0 ? wrong_graph : too_often);
-    --layout_.buckets()[layout_.bucket_of(i)].missing;
+    if (learning_graph() || !arrivals_.completes(i)) return;
     sender_.send_full();
     if (on_averaged && !may_leave_out() && !sender_.several_rounds)
       while (sender_.next_is_back()) step_next_bucket();
@@ -125,12 +116,6 @@ class Reducer {
   }
 
  private:
-  static constexpr const char* wrong_graph =
-      " got a gradient, but did not in the first backward pass: with static_graph all passes use the same parameters";
-  static constexpr const char* too_often =
-      " got its gradient in several parts in one backward pass (backward within backward); if it always does, set "
-      "static_graph";
-
   [[gnu::cold]] std::string where() const { return cat("DistributedDataParallel: rank ", communicator_.rank(), ": "); }
 
   ParameterOn<D>& parameter(std::size_t i) const { return layout_.parameter(i); }
@@ -140,7 +125,7 @@ class Reducer {
   bool may_leave_out() const { return options_.find_unused_parameters && !options_.static_graph; }
 
   [[gnu::cold]] void start_anew() {
-    arrivals_.assign(layout_.entries(), 0);
+    arrivals_.reset();
     if constexpr (requires { hook().reset(); }) hook().reset();
   }
 
@@ -150,22 +135,7 @@ class Reducer {
     // Behind the first pass gradients change their places.
     sender_.begin(accumulated_.weight(), !order_learned_ && !may_leave_out());
     in_backward_ = true;
-    arrival_.clear();
-    std::fill(arrivals_.begin(), arrivals_.end(), 0);
-    for (auto& bucket : layout_.buckets()) {
-      bucket.missing = bucket.parameters.size();
-      if (layout_.knows_uses())
-        for (const std::size_t i : bucket.parameters)
-          if (layout_.expected_arrivals(i) == 0) {  // used by other ranks alone
-            zero_unless_arrived(i);
-            --bucket.missing;
-          }
-    }
-  }
-  void zero_unless_arrived(std::size_t i) {
-    auto& p = parameter(i);
-    // What earlier passes under no_sync left there still counts.
-    if (!p.grad_arrived()) zero_bytes(p.where(), p.grad_data(), p.size_bytes());
+    arrivals_.begin();
   }
 
   // An optimizer steps the parameters of the next bucket, which is waited for.
@@ -228,7 +198,7 @@ class Reducer {
       if (!layout_.rests(i) || used[i] == 0) continue;
       others[i] = 0;
       any = true;
-      zero_unless_arrived(i);
+      arrivals_.zero_unless_arrived(i);
     }
     if (any) {
       layout_.set_resting(std::move(others));
@@ -242,13 +212,7 @@ class Reducer {
 
   // Parameters without a gradient take part with zeros, or, where that was not allowed, are named.
   [[gnu::cold]] void complete_with_unused() {
-    std::string unused;
-    for (const auto& bucket : layout_.buckets())
-      for (const std::size_t i : bucket.parameters) {
-        if (arrivals_[i] >= layout_.expected_arrivals(i)) continue;
-        unused += cat(unused.empty() ? "" : ", ", name(i));
-        zero_unless_arrived(i);
-      }
+    const auto unused = arrivals_.lacking();
     if (options_.static_graph)
       fail<UsageError>(where(), "no gradient, or not all of it, came for ", unused,
                        ", but did in the first backward pass: with static_graph all passes use the same parameters");
@@ -261,17 +225,9 @@ class Reducer {
 
   // The first pass of a static graph shows which parameters are used, and how often. Its gradients leave now.
   [[gnu::cold]] void learn_graph() {
-    auto uses = agree_on_uses(layout_, communicator_, arrivals_, company_);
-    // The last of a parameter's several arrivals is the one that counts.
-    std::vector<std::size_t> order;
-    for (auto i = arrival_.rbegin(); i != arrival_.rend(); ++i)
-      if (std::find(order.begin(), order.end(), *i) == order.end()) order.push_back(*i);
-    std::reverse(order.begin(), order.end());
+    auto uses = agree_on_uses(layout_, communicator_, arrivals_.counts(), company_);
     layout_.set_uses(std::move(uses));
-    arrival_ = std::move(order);
-    for (const auto& bucket : layout_.buckets())
-      for (const std::size_t i : bucket.parameters)
-        if (arrivals_[i] == 0) zero_unless_arrived(i);
+    arrivals_.settle();
     start_anew();
     sender_.send_all();
   }
@@ -280,7 +236,7 @@ class Reducer {
   // to back. The optimizer has not stepped yet, so nothing else knows the old places.
   [[gnu::cold]] void learn_order() {
     order_learned_ = true;
-    const auto order = agree_on_order(layout_, communicator_, arrival_, std::max(0, shares_.first_active()));
+    const auto order = agree_on_order(layout_, communicator_, arrivals_.order(), std::max(0, shares_.first_active()));
     if (!std::is_sorted(order.begin(), order.end())) reorder(order, true);
   }
 
@@ -304,9 +260,8 @@ class Reducer {
   BucketSender<D, Hook, Communicator> sender_;
   GradientParts<D> parts_;
   AccumulatedWeight<D, Communicator> accumulated_;
+  GradientArrivals<D> arrivals_;
 
-  std::vector<int> arrivals_;         // hooks' calls in this backward pass, by entry
-  std::vector<std::size_t> arrival_;  // entries, in the order of this backward
   std::int64_t skipped_ = 0;
   UnusedWatch unused_watch_;
   bool in_backward_ = false, order_learned_ = false, company_ = false;
