@@ -5,7 +5,7 @@
 /// carry D each), the leaders do a ring all-reduce (each sends 2 (M - 1) / M D), and the same chain carries the sums
 /// back (D a link). Between machines 2 (M - 1) D cross in all, whatever R is, where a flat ring of n = M R ranks has 2
 /// (n - 1) / n D on each of its M crossings, about M / (M - 1) times as much for many ranks: what is gained is latency,
-/// 2 (M - 1) slow steps instead of 2 (n - 1), at the price of D, not D / n, on each link inside.
+/// 2 (M - 1) + 1 slow steps instead of 2 (n - 1), at the price of D, not D / n, on each link inside.
 
 #include <chorus/comm/ring.hpp>
 #include <vector>
@@ -32,6 +32,9 @@ inline void hierarchical_all_reduce(const Ring& ring, std::byte* data, std::size
   const Ring across{ring.link, ring.call, plain, ring.traffic, leaders};
   const int before = inside.neighbour(-1), behind = inside.neighbour(1);
   const auto element = ring.reduction.element;
+  // The chains below use other links than other collectives do: neighbours in the ring say first what they call.
+  detail::relay(ring, {.to = ring.neighbour(1)}, 0);
+  detail::relay(ring, {.from = ring.neighbour(-1)}, 0);
   do {
     const auto segment = std::min(count, leaders.size() * ring.longest_chunk());
     if (local.size() == 1) {

@@ -54,7 +54,8 @@ class HybridTransport final : public Transport {
     gather(0);  // the leader's region stays open until all have it
     if (shared)
       shm_ = std::make_unique<ShmTransport>(std::make_shared<SharedRegion>(std::move(region)),
-                                            local_[static_cast<std::size_t>(rank)], here, timeout);
+                                            local_[static_cast<std::size_t>(rank)], here, timeout,
+                                            std::move(ranks));
   }
 
   std::byte* acquire(int peer) override { return to(peer).acquire(at(peer)); }

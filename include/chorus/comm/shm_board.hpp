@@ -19,6 +19,8 @@
 #include <cstdint>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 namespace chorus::inline CHORUS_ABI::comm::detail {
 
@@ -47,12 +49,14 @@ class Place {
   /// Which of its signs a rank sets while it sleeps: `awaits` or `wants_room`.
   using Sign = std::atomic<std::int32_t> Seat::*;
 
-  /// Where the board names the ranks' processes, it watches for their deaths.
-  Place(Board& board, int rank, int size, std::chrono::milliseconds timeout)
+  /// Where the board names the ranks' processes, it watches for their deaths. `names`: what messages call the ranks,
+  /// where they are a part of a group.
+  Place(Board& board, int rank, int size, std::chrono::milliseconds timeout, std::vector<int> names)
       : board_(board),
         rank_(rank),
         size_(size),
         timeout_(timeout),
+        names_(std::move(names)),
         rounds_(std::clamp(60 * static_cast<int>(std::thread::hardware_concurrency()) / size, 1, 60)) {
     for (int peer = 0; peer < size_; ++peer) {
       const bool other = pid(peer) != 0 && peer != rank_;
@@ -113,7 +117,7 @@ class Place {
   [[gnu::cold]] void abort(const std::string& why) noexcept {
     std::uint32_t none = 0;
     if (board_.verdict.compare_exchange_strong(none, 1)) {
-      board_.culprit = rank_;
+      board_.culprit = name(rank_);
       const auto length = std::min(why.size(), board_.reason.size() - 1);
       std::copy_n(why.data(), length, board_.reason.data());
       board_.verdict.store(2);
@@ -127,6 +131,7 @@ class Place {
 
   Seat& seat(int who) const { return board_.seats[static_cast<std::size_t>(who)]; }
   int& death(int peer) { return deaths_[static_cast<std::size_t>(peer)]; }
+  int name(int who) const { return names_.empty() ? who : names_[static_cast<std::size_t>(who)]; }
 
   void ring_bell(int who) const noexcept {
     seat(who).bell.fetch_add(1);
@@ -140,9 +145,9 @@ class Place {
   [[gnu::cold]] void look_for_trouble(int peer, const std::atomic<std::uint32_t>& flag, std::uint32_t busy, bool late) {
     check();
     for (int who = 0; who < size_; ++who)
-      if (has_died(who)) fail<LinkError>("rank ", who, " is gone: its process ", pid(who), " has ended");
+      if (has_died(who)) fail<LinkError>("rank ", name(who), " is gone: its process ", pid(who), " has ended");
     // Whatever a rank sent before it left is there by now.
-    if (seat(peer).left.load() != 0 && flag.load() == busy) fail<LinkError>("rank ", peer, " has left the group");
+    if (seat(peer).left.load() != 0 && flag.load() == busy) fail<LinkError>("rank ", name(peer), " has left the group");
     if (late) fail<LinkTimeout>("waited ", timeout_.count(), " ms for ", chain(peer));
   }
 
@@ -156,14 +161,14 @@ class Place {
 
   /// `rank 2, which waits for rank 1, which ...`: the last one is the one to look at.
   [[gnu::cold]] std::string chain(int who) const {
-    std::string text = cat("rank ", who);
+    std::string text = cat("rank ", name(who));
     for (int length = 0; length < size_; ++length) {
       const int awaits = seat(who).awaits.load(), wants_room = seat(who).wants_room.load();
       const int next = (awaits != 0 ? awaits : wants_room) - 1;
       const auto pulse = Clock::time_point(Clock::duration(seat(who).pulse.load()));
       if (next < 0 || Clock::now() - pulse > 10 * nap) return text + ", which is stopped or busy elsewhere";
       if (next == rank_) return text + ", which waits for this rank";
-      text += cat(", which waits for rank ", next);
+      text += cat(", which waits for rank ", name(next));
       who = next;
     }
     return text;
@@ -172,6 +177,7 @@ class Place {
   Board& board_;
   const int rank_, size_;
   const std::chrono::milliseconds timeout_;
+  const std::vector<int> names_;
   std::array<int, max_ranks> deaths_{};  // per peer: a pidfd, readable once its process has ended
   const int rounds_;                     // of looking and yielding before it sleeps; fewer where ranks outnumber cores
 };

@@ -46,11 +46,12 @@ class ShmTransport final : public Transport {
   }
 
   /// Takes a seat in a zeroed region of `region_bytes(ranks)`. Where the region names the ranks' processes, it watches
-  /// for their deaths.
-  ShmTransport(std::shared_ptr<const SharedRegion> region, int me, int ranks, std::chrono::milliseconds limit)
+  /// for their deaths. `names`: what messages call the ranks, where these are a part of a group.
+  ShmTransport(std::shared_ptr<const SharedRegion> region, int me, int ranks, std::chrono::milliseconds limit,
+               std::vector<int> names = {})
       : Transport(me, ranks, slot_bytes, slots, limit),
         region_(std::move(region)),
-        place_(*reinterpret_cast<detail::Board*>(region_->data()), me, ranks, limit) {
+        place_(*reinterpret_cast<detail::Board*>(region_->data()), me, ranks, limit, std::move(names)) {
     room_sent_[static_cast<std::size_t>((rank + 1) % size)].fill(slot_stride);  // see make_region
     room_received_[static_cast<std::size_t>((rank + size - 1) % size)].fill(slot_stride);
     reaches_peers = true;

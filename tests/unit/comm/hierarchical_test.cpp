@@ -76,9 +76,38 @@ TEST_CASE("a rank that dies on one machine is an error on all", "[comm]") {
     const auto killed = comm::Clock::now();
     kill(ranks.pid(victim), SIGKILL);
     for (int rank = 0; rank < 4; ++rank)
-      if (rank != victim) CHECK_THAT(ranks.outcome(rank).text, Contains("is gone"));
+      if (rank != victim) CHECK_THAT(ranks.outcome(rank).text, Contains(cat("rank ", victim, " is gone")));
     CHECK(comm::Clock::now() - killed < 3s);
   }
+}
+
+TEST_CASE("ranks in different calls are named on both sides, before the deadline", "[comm]") {
+  for (const std::string machines : {"aabb", "abaa", "ab"})
+    for (const int other : {0, 1}) {
+      auto ranks = on_machines(
+          machines,
+          [other](comm::AnyCommunicator& c) -> std::string {
+            std::vector<float> x(1000), all(x.size() * static_cast<std::size_t>(c.size()));
+            c.barrier();
+            try {
+              if (c.rank() == other)
+                c.all_gather(std::span(x), std::span(all));
+              else
+                c.all_reduce(std::span(x));
+            } catch (const CommError& error) {
+              return error.what();
+            }
+            return "nothing";
+          },
+          60s);
+      const auto start = comm::Clock::now();
+      INFO(machines << ", rank " << other);
+      for (const auto& text : ranks.texts()) {
+        CHECK_THAT(text, Contains("all_reduce #1 (sum of 1000 F32)") && Contains("all_gather #1 (1000 F32)"));
+        CHECK_THAT(text, Contains(cat("rank ", other)));
+      }
+      CHECK(comm::Clock::now() - start < 10s);
+    }
 }
 
 }  // namespace hierarchical_test
