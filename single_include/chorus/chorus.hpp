@@ -25204,12 +25204,14 @@ class Place {
   /// Which of its signs a rank sets while it sleeps: `awaits` or `wants_room`.
   using Sign = std::atomic<std::int32_t> Seat::*;
 
-  /// Where the board names the ranks' processes, it watches for their deaths.
-  Place(Board& board, int rank, int size, std::chrono::milliseconds timeout)
+  /// Where the board names the ranks' processes, it watches for their deaths. `names`: what messages call the ranks,
+  /// where they are a part of a group.
+  Place(Board& board, int rank, int size, std::chrono::milliseconds timeout, std::vector<int> names)
       : board_(board),
         rank_(rank),
         size_(size),
         timeout_(timeout),
+        names_(std::move(names)),
         rounds_(std::clamp(60 * static_cast<int>(std::thread::hardware_concurrency()) / size, 1, 60)) {
     for (int peer = 0; peer < size_; ++peer) {
       const bool other = pid(peer) != 0 && peer != rank_;
@@ -25270,7 +25272,7 @@ class Place {
   [[gnu::cold]] void abort(const std::string& why) noexcept {
     std::uint32_t none = 0;
     if (board_.verdict.compare_exchange_strong(none, 1)) {
-      board_.culprit = rank_;
+      board_.culprit = name(rank_);
       const auto length = std::min(why.size(), board_.reason.size() - 1);
       std::copy_n(why.data(), length, board_.reason.data());
       board_.verdict.store(2);
@@ -25284,6 +25286,7 @@ class Place {
 
   Seat& seat(int who) const { return board_.seats[static_cast<std::size_t>(who)]; }
   int& death(int peer) { return deaths_[static_cast<std::size_t>(peer)]; }
+  int name(int who) const { return names_.empty() ? who : names_[static_cast<std::size_t>(who)]; }
 
   void ring_bell(int who) const noexcept {
     seat(who).bell.fetch_add(1);
@@ -25297,9 +25300,9 @@ class Place {
   [[gnu::cold]] void look_for_trouble(int peer, const std::atomic<std::uint32_t>& flag, std::uint32_t busy, bool late) {
     check();
     for (int who = 0; who < size_; ++who)
-      if (has_died(who)) fail<LinkError>("rank ", who, " is gone: its process ", pid(who), " has ended");
+      if (has_died(who)) fail<LinkError>("rank ", name(who), " is gone: its process ", pid(who), " has ended");
     // Whatever a rank sent before it left is there by now.
-    if (seat(peer).left.load() != 0 && flag.load() == busy) fail<LinkError>("rank ", peer, " has left the group");
+    if (seat(peer).left.load() != 0 && flag.load() == busy) fail<LinkError>("rank ", name(peer), " has left the group");
     if (late) fail<LinkTimeout>("waited ", timeout_.count(), " ms for ", chain(peer));
   }
 
@@ -25313,14 +25316,14 @@ class Place {
 
   /// `rank 2, which waits for rank 1, which ...`: the last one is the one to look at.
   [[gnu::cold]] std::string chain(int who) const {
-    std::string text = cat("rank ", who);
+    std::string text = cat("rank ", name(who));
     for (int length = 0; length < size_; ++length) {
       const int awaits = seat(who).awaits.load(), wants_room = seat(who).wants_room.load();
       const int next = (awaits != 0 ? awaits : wants_room) - 1;
       const auto pulse = Clock::time_point(Clock::duration(seat(who).pulse.load()));
       if (next < 0 || Clock::now() - pulse > 10 * nap) return text + ", which is stopped or busy elsewhere";
       if (next == rank_) return text + ", which waits for this rank";
-      text += cat(", which waits for rank ", next);
+      text += cat(", which waits for rank ", name(next));
       who = next;
     }
     return text;
@@ -25329,6 +25332,7 @@ class Place {
   Board& board_;
   const int rank_, size_;
   const std::chrono::milliseconds timeout_;
+  const std::vector<int> names_;
   std::array<int, max_ranks> deaths_{};  // per peer: a pidfd, readable once its process has ended
   const int rounds_;                     // of looking and yielding before it sleeps; fewer where ranks outnumber cores
 };
@@ -25365,11 +25369,12 @@ class ShmTransport final : public Transport {
   }
 
   /// Takes a seat in a zeroed region of `region_bytes(ranks)`. Where the region names the ranks' processes, it watches
-  /// for their deaths.
-  ShmTransport(std::shared_ptr<const SharedRegion> region, int me, int ranks, std::chrono::milliseconds limit)
+  /// for their deaths. `names`: what messages call the ranks, where these are a part of a group.
+  ShmTransport(std::shared_ptr<const SharedRegion> region, int me, int ranks, std::chrono::milliseconds limit,
+               std::vector<int> names = {})
       : Transport(me, ranks, slot_bytes, slots, limit),
         region_(std::move(region)),
-        place_(*reinterpret_cast<detail::Board*>(region_->data()), me, ranks, limit) {
+        place_(*reinterpret_cast<detail::Board*>(region_->data()), me, ranks, limit, std::move(names)) {
     room_sent_[static_cast<std::size_t>((rank + 1) % size)].fill(slot_stride);  // see make_region
     room_received_[static_cast<std::size_t>((rank + size - 1) % size)].fill(slot_stride);
     reaches_peers = true;
@@ -26334,7 +26339,8 @@ class HybridTransport final : public Transport {
     gather(0);  // the leader's region stays open until all have it
     if (shared)
       shm_ = std::make_unique<ShmTransport>(std::make_shared<SharedRegion>(std::move(region)),
-                                            local_[static_cast<std::size_t>(rank)], here, timeout);
+                                            local_[static_cast<std::size_t>(rank)], here, timeout,
+                                            std::move(ranks));
   }
 
   std::byte* acquire(int peer) override { return to(peer).acquire(at(peer)); }
@@ -26979,7 +26985,7 @@ inline void direct_all_reduce(const Ring& ring, std::byte* data, std::size_t cou
 /// carry D each), the leaders do a ring all-reduce (each sends 2 (M - 1) / M D), and the same chain carries the sums
 /// back (D a link). Between machines 2 (M - 1) D cross in all, whatever R is, where a flat ring of n = M R ranks has 2
 /// (n - 1) / n D on each of its M crossings, about M / (M - 1) times as much for many ranks: what is gained is latency,
-/// 2 (M - 1) slow steps instead of 2 (n - 1), at the price of D, not D / n, on each link inside.
+/// 2 (M - 1) + 1 slow steps instead of 2 (n - 1), at the price of D, not D / n, on each link inside.
 
 namespace chorus::inline CHORUS_ABI::comm {
 
@@ -27003,6 +27009,9 @@ inline void hierarchical_all_reduce(const Ring& ring, std::byte* data, std::size
   const Ring across{ring.link, ring.call, plain, ring.traffic, leaders};
   const int before = inside.neighbour(-1), behind = inside.neighbour(1);
   const auto element = ring.reduction.element;
+  // The chains below use other links than other collectives do: neighbours in the ring say first what they call.
+  detail::relay(ring, {.to = ring.neighbour(1)}, 0);
+  detail::relay(ring, {.from = ring.neighbour(-1)}, 0);
   do {
     const auto segment = std::min(count, leaders.size() * ring.longest_chunk());
     if (local.size() == 1) {
@@ -31323,12 +31332,14 @@ class Place {
   /// Which of its signs a rank sets while it sleeps: `awaits` or `wants_room`.
   using Sign = std::atomic<std::int32_t> Seat::*;
 
-  /// Where the board names the ranks' processes, it watches for their deaths.
-  Place(Board& board, int rank, int size, std::chrono::milliseconds timeout)
+  /// Where the board names the ranks' processes, it watches for their deaths. `names`: what messages call the ranks,
+  /// where they are a part of a group.
+  Place(Board& board, int rank, int size, std::chrono::milliseconds timeout, std::vector<int> names)
       : board_(board),
         rank_(rank),
         size_(size),
         timeout_(timeout),
+        names_(std::move(names)),
         rounds_(std::clamp(60 * static_cast<int>(std::thread::hardware_concurrency()) / size, 1, 60)) {
     for (int peer = 0; peer < size_; ++peer) {
       const bool other = pid(peer) != 0 && peer != rank_;
@@ -31389,7 +31400,7 @@ class Place {
   [[gnu::cold]] void abort(const std::string& why) noexcept {
     std::uint32_t none = 0;
     if (board_.verdict.compare_exchange_strong(none, 1)) {
-      board_.culprit = rank_;
+      board_.culprit = name(rank_);
       const auto length = std::min(why.size(), board_.reason.size() - 1);
       std::copy_n(why.data(), length, board_.reason.data());
       board_.verdict.store(2);
@@ -31403,6 +31414,7 @@ class Place {
 
   Seat& seat(int who) const { return board_.seats[static_cast<std::size_t>(who)]; }
   int& death(int peer) { return deaths_[static_cast<std::size_t>(peer)]; }
+  int name(int who) const { return names_.empty() ? who : names_[static_cast<std::size_t>(who)]; }
 
   void ring_bell(int who) const noexcept {
     seat(who).bell.fetch_add(1);
@@ -31416,9 +31428,9 @@ class Place {
   [[gnu::cold]] void look_for_trouble(int peer, const std::atomic<std::uint32_t>& flag, std::uint32_t busy, bool late) {
     check();
     for (int who = 0; who < size_; ++who)
-      if (has_died(who)) fail<LinkError>("rank ", who, " is gone: its process ", pid(who), " has ended");
+      if (has_died(who)) fail<LinkError>("rank ", name(who), " is gone: its process ", pid(who), " has ended");
     // Whatever a rank sent before it left is there by now.
-    if (seat(peer).left.load() != 0 && flag.load() == busy) fail<LinkError>("rank ", peer, " has left the group");
+    if (seat(peer).left.load() != 0 && flag.load() == busy) fail<LinkError>("rank ", name(peer), " has left the group");
     if (late) fail<LinkTimeout>("waited ", timeout_.count(), " ms for ", chain(peer));
   }
 
@@ -31432,14 +31444,14 @@ class Place {
 
   /// `rank 2, which waits for rank 1, which ...`: the last one is the one to look at.
   [[gnu::cold]] std::string chain(int who) const {
-    std::string text = cat("rank ", who);
+    std::string text = cat("rank ", name(who));
     for (int length = 0; length < size_; ++length) {
       const int awaits = seat(who).awaits.load(), wants_room = seat(who).wants_room.load();
       const int next = (awaits != 0 ? awaits : wants_room) - 1;
       const auto pulse = Clock::time_point(Clock::duration(seat(who).pulse.load()));
       if (next < 0 || Clock::now() - pulse > 10 * nap) return text + ", which is stopped or busy elsewhere";
       if (next == rank_) return text + ", which waits for this rank";
-      text += cat(", which waits for rank ", next);
+      text += cat(", which waits for rank ", name(next));
       who = next;
     }
     return text;
@@ -31448,6 +31460,7 @@ class Place {
   Board& board_;
   const int rank_, size_;
   const std::chrono::milliseconds timeout_;
+  const std::vector<int> names_;
   std::array<int, max_ranks> deaths_{};  // per peer: a pidfd, readable once its process has ended
   const int rounds_;                     // of looking and yielding before it sleeps; fewer where ranks outnumber cores
 };
@@ -31484,11 +31497,12 @@ class ShmTransport final : public Transport {
   }
 
   /// Takes a seat in a zeroed region of `region_bytes(ranks)`. Where the region names the ranks' processes, it watches
-  /// for their deaths.
-  ShmTransport(std::shared_ptr<const SharedRegion> region, int me, int ranks, std::chrono::milliseconds limit)
+  /// for their deaths. `names`: what messages call the ranks, where these are a part of a group.
+  ShmTransport(std::shared_ptr<const SharedRegion> region, int me, int ranks, std::chrono::milliseconds limit,
+               std::vector<int> names = {})
       : Transport(me, ranks, slot_bytes, slots, limit),
         region_(std::move(region)),
-        place_(*reinterpret_cast<detail::Board*>(region_->data()), me, ranks, limit) {
+        place_(*reinterpret_cast<detail::Board*>(region_->data()), me, ranks, limit, std::move(names)) {
     room_sent_[static_cast<std::size_t>((rank + 1) % size)].fill(slot_stride);  // see make_region
     room_received_[static_cast<std::size_t>((rank + size - 1) % size)].fill(slot_stride);
     reaches_peers = true;
@@ -32453,7 +32467,8 @@ class HybridTransport final : public Transport {
     gather(0);  // the leader's region stays open until all have it
     if (shared)
       shm_ = std::make_unique<ShmTransport>(std::make_shared<SharedRegion>(std::move(region)),
-                                            local_[static_cast<std::size_t>(rank)], here, timeout);
+                                            local_[static_cast<std::size_t>(rank)], here, timeout,
+                                            std::move(ranks));
   }
 
   std::byte* acquire(int peer) override { return to(peer).acquire(at(peer)); }
@@ -33098,7 +33113,7 @@ inline void direct_all_reduce(const Ring& ring, std::byte* data, std::size_t cou
 /// carry D each), the leaders do a ring all-reduce (each sends 2 (M - 1) / M D), and the same chain carries the sums
 /// back (D a link). Between machines 2 (M - 1) D cross in all, whatever R is, where a flat ring of n = M R ranks has 2
 /// (n - 1) / n D on each of its M crossings, about M / (M - 1) times as much for many ranks: what is gained is latency,
-/// 2 (M - 1) slow steps instead of 2 (n - 1), at the price of D, not D / n, on each link inside.
+/// 2 (M - 1) + 1 slow steps instead of 2 (n - 1), at the price of D, not D / n, on each link inside.
 
 namespace chorus::inline CHORUS_ABI::comm {
 
@@ -33122,6 +33137,9 @@ inline void hierarchical_all_reduce(const Ring& ring, std::byte* data, std::size
   const Ring across{ring.link, ring.call, plain, ring.traffic, leaders};
   const int before = inside.neighbour(-1), behind = inside.neighbour(1);
   const auto element = ring.reduction.element;
+  // The chains below use other links than other collectives do: neighbours in the ring say first what they call.
+  detail::relay(ring, {.to = ring.neighbour(1)}, 0);
+  detail::relay(ring, {.from = ring.neighbour(-1)}, 0);
   do {
     const auto segment = std::min(count, leaders.size() * ring.longest_chunk());
     if (local.size() == 1) {
