@@ -32,6 +32,7 @@ struct JoinOptions {
 
 /// The gradient is the mean over the *samples* of all ranks: with shares of different sizes the step is the one that a
 /// single device would take. All ranks hold bit-identical parameters after each step. Every rank makes the same calls.
+/// A backward pass behind several forward passes weighs ranks by the last one's shares.
 /// `Hook` says how gradients are averaged: see AllReduce, its neighbours in hooks/, and GradBucket to write one.
 /// A hook on a parameter sees this rank's gradient, once in each backward, before it is averaged; what the hook makes
 /// of it is averaged. `grad` gives this rank's own gradients, and sends nothing.
