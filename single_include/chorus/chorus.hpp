@@ -23487,7 +23487,7 @@ void combine(void* out, const void* in, const void* mine, std::size_t count) {
   }
 }
 
-/// x; the compiler can't tell, and does not fuse the product that x is with an addition. zero: 0.
+/// x, a product, rounded: with `zero`, a 0 that the compiler knows nothing of, it can't fuse it with an addition.
 template <class T>
 T rounded(T x, unsigned_of<T> zero) {
   return std::bit_cast<T>(std::bit_cast<unsigned_of<T>>(x) | zero);
@@ -23503,7 +23503,7 @@ void combine_products(void* out, const void* in, double in_scale, const void* mi
     const auto a = static_cast<const T*>(in), b = static_cast<const T*>(mine);
     const auto fa = static_cast<C>(in_scale), fb = static_cast<C>(mine_scale);
     unsigned_of<C> zero = 0;
-    asm("" : "+r"(zero));
+    asm("" : "+r"(zero));  // the compiler no longer knows what it is
     for_each_index(count, [=](std::size_t i) {
       const auto x = static_cast<T>(rounded<C>(fa * a[i], zero)), y = static_cast<T>(rounded<C>(fb * b[i], zero));
       o[i] = Op::template apply<C>(x, y);
@@ -30045,6 +30045,7 @@ struct JoinOptions {
 
 /// The gradient is the mean over the *samples* of all ranks: with shares of different sizes the step is the one that a
 /// single device would take. All ranks hold bit-identical parameters after each step. Every rank makes the same calls.
+/// A backward pass behind several forward passes weighs ranks by the last one's shares.
 /// `Hook` says how gradients are averaged: see AllReduce, its neighbours in hooks/, and GradBucket to write one.
 /// A hook on a parameter sees this rank's gradient, once in each backward, before it is averaged; what the hook makes
 /// of it is averaged. `grad` gives this rank's own gradients, and sends nothing.

@@ -65,7 +65,7 @@ void combine(void* out, const void* in, const void* mine, std::size_t count) {
   }
 }
 
-/// x; the compiler can't tell, and does not fuse the product that x is with an addition. zero: 0.
+/// x, a product, rounded: with `zero`, a 0 that the compiler knows nothing of, it can't fuse it with an addition.
 template <class T>
 T rounded(T x, unsigned_of<T> zero) {
   return std::bit_cast<T>(std::bit_cast<unsigned_of<T>>(x) | zero);
@@ -81,7 +81,7 @@ void combine_products(void* out, const void* in, double in_scale, const void* mi
     const auto a = static_cast<const T*>(in), b = static_cast<const T*>(mine);
     const auto fa = static_cast<C>(in_scale), fb = static_cast<C>(mine_scale);
     unsigned_of<C> zero = 0;
-    asm("" : "+r"(zero));
+    asm("" : "+r"(zero));  // the compiler no longer knows what it is
     for_each_index(count, [=](std::size_t i) {
       const auto x = static_cast<T>(rounded<C>(fa * a[i], zero)), y = static_cast<T>(rounded<C>(fb * b[i], zero));
       o[i] = Op::template apply<C>(x, y);
