@@ -243,14 +243,19 @@ std::string last_words(const std::function<void()>& work) {
   return cat(WIFEXITED(status) ? WEXITSTATUS(status) : -1, ": ", text);
 }
 
+/// A net whose copy on that device never comes back.
+auto net_stuck_on(double which) {
+  return net_that(
+      [which](double device) {
+        while (device == which) std::this_thread::sleep_for(1s);
+        return true;
+      },
+      150ms);
+}
+
 TEST_CASE("dp meeting: where a device never comes back the process can save and end by itself") {
   const auto words = last_words([] {
-    auto net = net_that(
-        [](double device) {
-          while (device == 1) std::this_thread::sleep_for(1s);
-          return true;
-        },
-        150ms);
+    auto net = net_stuck_on(1);
     try {
       net(batch());
     } catch (const TimeoutError& error) {
@@ -269,12 +274,7 @@ TEST_CASE("dp meeting: where a device never comes back the process can save and 
 
 TEST_CASE("dp meeting: where the calling thread's device never comes back the process ends, and says why") {
   const auto words = last_words([] {
-    auto net = net_that(
-        [](double device) {
-          while (device == 0) std::this_thread::sleep_for(1s);
-          return true;
-        },
-        150ms);
+    auto net = net_stuck_on(0);
     net(batch());
   });
   CHECK(
