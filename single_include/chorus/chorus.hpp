@@ -13365,6 +13365,28 @@ void fetch_ahead(const T* from, Index count) {
   for (Index i = 0; i < count; i += line) __builtin_prefetch(from + i, Written ? 1 : 0, Written ? 3 : 2);
 }
 
+/// sums[i, j] += a[i * a_row] * b[j], for the left and the right half of a tile's columns.
+template <int Rows, class T, class Row>
+[[gnu::always_inline]] inline void add_products(Packet<T>* left, Packet<T>* right, const T* a, Row a_row, const T* b) {
+  const auto b_left = load(b, Whole<T>{}), b_right = load(b + lanes<T>, Whole<T>{});
+#pragma GCC unroll 8
+  for (int i = 0; i < Rows; ++i) {
+    const auto factor = splat(a[i * a_row]);
+    left[i] = pmadd(factor, b_left, left[i]);
+    right[i] = pmadd(factor, b_right, right[i]);
+  }
+}
+/// c[i, j] = sums[i, j], or +=.
+template <int Rows, class T, class CRow>
+[[gnu::always_inline]] inline void store_tile(const Packet<T>* left, const Packet<T>* right, T* c, CRow c_row,
+                                              bool accumulate) {
+#pragma GCC unroll 8
+  for (int i = 0; i < Rows; ++i) {
+    store(c + i * c_row, left[i], Whole<T>{}, accumulate);
+    store(c + i * c_row + lanes<T>, right[i], Whole<T>{}, accumulate);
+  }
+}
+
 /// c[i, j] = start[i * start_row + j] + sum over p of a[i, p] * b[offsets[p] + j], for `Rows` rows and `tile_columns`
 /// columns; `+=` with `accumulate`.
 template <int Rows, class T>
@@ -13378,21 +13400,9 @@ void multiply_tile(Index depth, Matrix<T> a, const T* b, const Index* offsets, c
     right[i] = load(start + i * start_row + w, Whole<T>{});
     fetch_ahead<true>(c + i * c_row, 2 * w);
   }
-  for (Index p = 0; p < depth; ++p) {
-    const T* row = b + offsets[p];
-    const auto b_left = load(row, Whole<T>{}), b_right = load(row + w, Whole<T>{});
-#pragma GCC unroll 8
-    for (int i = 0; i < Rows; ++i) {
-      const auto factor = splat(a.data[i * a.row + p * a.column]);
-      left[i] = pmadd(factor, b_left, left[i]);
-      right[i] = pmadd(factor, b_right, right[i]);
-    }
-  }
-#pragma GCC unroll 8
-  for (int i = 0; i < Rows; ++i) {
-    store(c + i * c_row, left[i], Whole<T>{}, accumulate);
-    store(c + i * c_row + w, right[i], Whole<T>{}, accumulate);
-  }
+  for (Index p = 0; p < depth; ++p)
+    add_products<Rows>(left, right, a.data + p * a.column, a.row, b + offsets[p]);
+  store_tile<Rows>(left, right, c, c_row, accumulate);
 }
 
 /// The same for any number of rows up to `Most`.
@@ -13433,20 +13443,9 @@ template <int Rows, class T, class Row, class Column, class CRow>
     left[i] = right[i] = splat(T{0});
     fetch_ahead<true>(c + i * c_row, 2 * w);
   }
-  for (const T* end = b + depth * 2 * w; b != end; b += 2 * w, a.data += a.column) {
-    const auto b_left = load(b, Whole<T>{}), b_right = load(b + w, Whole<T>{});
-#pragma GCC unroll 8
-    for (int i = 0; i < Rows; ++i) {
-      const auto factor = splat(a.data[i * a.row]);
-      left[i] = pmadd(factor, b_left, left[i]);
-      right[i] = pmadd(factor, b_right, right[i]);
-    }
-  }
-#pragma GCC unroll 8
-  for (int i = 0; i < Rows; ++i) {
-    store(c + i * c_row, left[i], Whole<T>{}, accumulate);
-    store(c + i * c_row + w, right[i], Whole<T>{}, accumulate);
-  }
+  for (const T* end = b + depth * 2 * w; b != end; b += 2 * w, a.data += a.column)
+    add_products<Rows>(left, right, a.data, a.row, b);
+  store_tile<Rows>(left, right, c, c_row, accumulate);
 }
 
 /// The same for any number of rows up to `Most`.
