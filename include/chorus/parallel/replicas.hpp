@@ -119,9 +119,11 @@ class Replica {
   void has_followed(const Flat& original) {
     const auto& entries = original.entries();
     for (std::size_t i = 0; i < entries.size(); ++i) {
+      auto& own = flat_.entries()[i].parameter();
+      if (lacks(entries[i], i)) own.touch();  // what was made of the old numbers, as a copy in bf16, is no good
       seen_[i] = entries[i].parameter().version();
-      flat_.entries()[i].parameter().set_wants_grad(entries[i].parameter().wants_grad());
-      if (recorded_) flat_.entries()[i].parameter().set_origin({});
+      own.set_wants_grad(entries[i].parameter().wants_grad());
+      if (recorded_) own.set_origin({});
     }
     recorded_ = false;
   }

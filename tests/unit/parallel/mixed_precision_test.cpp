@@ -104,6 +104,18 @@ TEST_CASE("mixed precision's copies follow the parameters, and nothing is conver
             }()) < 1e-6);
 }
 
+TEST_CASE("mixed precision's copies on all of DataParallel's devices follow the parameters", "[parallel]") {
+  using Model = nn::MixedPrecision<Net<Cpu>>;
+  SingleDevice<Model> single{Model{}};
+  DataParallel<Model> net{single.module(), {.device_ids = {0, 1, 2}}};
+  const auto x = floats(9, 1);
+  for (const double value : {0.1, 0.2, 0.3}) {
+    for (auto* model : {&single.module(), &net.module()})
+      model->model().fc1.weight.assign(Tensor<float, 2>::full({32, 5}, static_cast<float>(value)));
+    CHECK(net(x).value().to_vector() == single(x).value().to_vector());
+  }
+}
+
 TEST_CASE("a step that overflowed is left out and the scale shrinks", "[parallel]") {
   using Model = nn::MixedPrecision<Net<Cpu>, half>;
   SingleDevice<Model> net{Model{}};
