@@ -106,7 +106,8 @@ class InPlace {
 };
 
 /// Work in others' memory goes in blocks that stay in the first-level cache, and that memcpy moves by vectors. Before
-/// each the group is checked: a rank that has given up may soon use its memory for something else.
+/// each the group is checked: a rank that has given up waits for the others to stop, to use its memory for something
+/// else.
 inline constexpr std::size_t block_bytes = 4096;
 
 inline void copy_in_blocks(const Ring& ring, std::byte* out, const std::byte* in, std::size_t bytes) {
@@ -142,13 +143,16 @@ inline void reduce_in_place(const Ring& ring, const InPlace& all, std::byte* out
   }
 }
 
-/// Notes how long a scope works in others' memory, which it reads and writes `bytes` of.
-class WorkingTime {
+/// Says that a scope works in others' memory, and notes how long; it reads and writes `bytes` of it.
+class WorkInPlace {
  public:
-  WorkingTime(Transport& link, std::size_t bytes) : link_(link), bytes_(bytes) {}
-  ~WorkingTime() { link_.note_work_in_place(bytes_, Clock::now() - start_); }
-  WorkingTime(const WorkingTime&) = delete;
-  WorkingTime& operator=(const WorkingTime&) = delete;
+  WorkInPlace(Transport& link, std::size_t bytes) : link_(link), bytes_(bytes) { link_.works_in_place(true); }
+  ~WorkInPlace() {
+    link_.works_in_place(false);
+    link_.note_work_in_place(bytes_, Clock::now() - start_);
+  }
+  WorkInPlace(const WorkInPlace&) = delete;
+  WorkInPlace& operator=(const WorkInPlace&) = delete;
 
  private:
   Transport& link_;
@@ -175,7 +179,7 @@ inline bool in_place_all_reduce(const Ring& ring, std::byte* data, std::size_t c
   const auto start = [&](int c) { return count * static_cast<std::size_t>(c) / ranks; };
   const auto begin = start(all.rank()), own = start(all.rank() + 1) - begin;
   {
-    const detail::WorkingTime time(ring.link, 2 * own * element);
+    const detail::WorkInPlace work(ring.link, 2 * own * element);
     detail::reduce_in_place(ring, all, data + begin * element, begin, own, true);
   }
   trace::sent(all.rank(), ring.traffic, (count + own * (ranks - 2)) * element);
@@ -193,7 +197,7 @@ inline bool in_place_all_gather(const Ring& ring, const std::byte* mine, std::by
   const auto place = [&](int peer) { return whole + static_cast<std::size_t>(peer) * bytes; };
   const auto from_others = bytes * static_cast<std::size_t>(all.size() - 1);
   {
-    const detail::WorkingTime time(ring.link, from_others);
+    const detail::WorkInPlace work(ring.link, from_others);
     all.for_others([&](int peer) { detail::copy_in_blocks(ring, place(peer), all.of(peer), bytes); });
   }
   if (mine != place(all.rank())) detail::copy_bytes(place(all.rank()), mine, bytes);
@@ -211,7 +215,7 @@ inline bool in_place_reduce_scatter(const Ring& ring, const std::byte* whole, st
   const detail::InPlace all(ring, const_cast<std::byte*>(whole), ranks * bytes, ring.link.size == 2);
   if (!all.agreed()) return false;
   {
-    const detail::WorkingTime time(ring.link, bytes);
+    const detail::WorkInPlace work(ring.link, bytes);
     detail::reduce_in_place(ring, all, mine, static_cast<std::size_t>(all.rank()) * count, count, false);
   }
   trace::sent(all.rank(), ring.traffic, bytes * (ranks - 1));

@@ -53,6 +53,7 @@ class RingRunner {
     const bool first = !book_.broken();
     const auto failure = book_.fail(why, timed_out);
     if (first) link_->abort(failure.what);
+    link_->await_hands_off();
     return failure;
   }
 

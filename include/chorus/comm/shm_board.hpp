@@ -30,6 +30,7 @@ struct alignas(64) Seat {
   std::atomic<std::int32_t> wants_room;  ///< while it sleeps: 1 + the rank that it waits for to read
   std::atomic<Clock::rep> pulse;         ///< while it sleeps: when it last looked around, by the machine's clock
   std::atomic<std::uint32_t> left;       ///< 1 once it has left the group
+  std::atomic<std::uint32_t> works;      ///< 1 while it works in the others' memory
   std::atomic<std::int32_t> pid;         ///< its process, or 0 among threads
 };
 
@@ -111,6 +112,19 @@ class Place {
   /// Throws if a rank has given up.
   void check() const {
     chorus::check<LinkError>(board_.verdict.load() != 2, "rank ", board_.culprit, " gave up: ", board_.reason.data());
+  }
+
+  /// Says whether this rank works in the others' memory. Between saying so and touching it, it calls `check`: then
+  /// either it sees that a rank has given up, or that one sees that it works (all sequentially consistent).
+  void works_in_place(bool does) const { seat(rank_).works.store(does ? 1 : 0); }
+  /// Once a rank has given up: returns when no other one works in this one's memory any more. A rank that stands still
+  /// in the middle of it is waited for until the deadline.
+  [[gnu::cold]] void await_hands_off() noexcept {
+    const auto deadline = Clock::now() + timeout_;
+    for (int who = 0; who < size_; ++who)
+      while (who != rank_ && (board_.verdict.load() != 2 || seat(who).works.load() != 0) && !has_died(who) &&
+             Clock::now() < deadline)
+        std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
 
   /// This one does. From any thread.

@@ -130,6 +130,8 @@ class ShmTransport final : public Transport {
     return place_.among_threads() ? window.address
                                   : mapped_[static_cast<std::size_t>(peer)].open(place_.pid(peer), window);
   }
+  void works_in_place(bool does) override { place_.works_in_place(does); }
+  void await_hands_off() noexcept override { place_.await_hands_off(); }
   bool seems_far() override { return slow_calls_ >= 2 && ++asked_ % 32 != 0; }
   void note_work_in_place(std::size_t bytes, std::chrono::nanoseconds time) override {
     // Between cores of one cache 20 GB/s and more, between two caches 3: then copying past the caches is faster.

@@ -91,6 +91,10 @@ class Transport {
   virtual bool shows_first(const Window&) { return false; }
   /// A peer's data, as it is mapped here; null where this process is not allowed to.
   virtual std::byte* open(int, const Window&) { return nullptr; }
+  /// Says when this rank begins and ends to work in the others' memory. In between it calls `check` before all it does.
+  virtual void works_in_place(bool) {}
+  /// After a failure: waits until no other rank works in this one's memory, which may then be used for anything.
+  virtual void await_hands_off() noexcept {}
   /// Whether working in the others' memory has lately been slower than a queue would be.
   virtual bool seems_far() { return false; }
   virtual void note_work_in_place(std::size_t, std::chrono::nanoseconds) {}

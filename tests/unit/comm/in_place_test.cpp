@@ -1,7 +1,10 @@
 // Collectives of ranks that read each other's memory where it lies.
+#include <algorithm>
+#include <atomic>
 #include <bit>
 #include <catch.hpp>
 #include <chorus/comm/shm_transport.hpp>
+#include <chorus/comm/thread_group.hpp>
 #include <fstream>
 
 #include "processes.hpp"
@@ -205,6 +208,39 @@ TEST_CASE("in place: a rank that is killed meanwhile is named by the others", "[
     kill(ranks.pid(1), SIGKILL);
     for (const int rank : {0, 2}) CHECK_THAT(ranks.outcome(rank).text, Catch::Matchers::Contains("rank 1 is gone"));
   }
+}
+
+/// As combine_products, and for a while in the middle of it.
+std::atomic<int> adding{0};
+void add_slowly(void* out, const void* in, double, const void* mine, double, std::size_t count) {
+  adding = 1;
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  comm::detail::combine<float, comm::detail::Sum>(out, in, mine, count);
+}
+
+TEST_CASE("in place: once a call has failed, nobody writes to its data any more", "[comm]") {
+  auto group = comm::thread_group(2);
+  std::vector<float> data[2] = {std::vector<float>(2000, 1), std::vector<float>(2000, 2)};
+  adding = 0;
+  std::thread slow([&] {  // it has all it needs: its call goes through
+    comm::Call call{comm::Op::all_reduce, comm::reduction<float>(ReduceOp::sum, 1)};
+    call.reduction.combine_products = &add_slowly;
+    call.count = data[0].size();
+    call.in = call.out = data[0].data();
+    group[0].engine().now(call);
+  });
+  std::thread other([&] {
+    try {
+      group[1].all_reduce(std::span(data[1]));
+    } catch (const CommError&) {
+      data[1].assign(data[1].size(), 7);
+    }
+  });
+  while (adding == 0) std::this_thread::yield();
+  group[1].abort("no flour left");
+  slow.join();
+  other.join();
+  CHECK(std::count(data[1].begin(), data[1].end(), 7.0f) == 2000);
 }
 
 TEST_CASE("in place: ranks in different calls are both named", "[comm]") {
