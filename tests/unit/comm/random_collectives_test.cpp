@@ -1,0 +1,192 @@
+// Communicators on calls that seeds draw, whose results are known; and on programs in which one rank errs. Other seeds
+// than those below: CHORUS_RANDOM_SEEDS=17 (one, whose program is shown), or =1000-2000 (all of them, and how often
+// each feature was drawn).
+#include <dirent.h>
+#include <unistd.h>
+
+#include <catch.hpp>
+#include <cstdlib>
+#include <iostream>
+
+#include "processes.hpp"
+#include "random_rank.hpp"
+
+#if CHORUS_USE_GLOO
+#include <chorus/comm/gloo.hpp>
+#endif
+
+namespace random_collectives_test {
+
+using namespace chorus;
+using namespace test::calls;
+using namespace std::chrono_literals;
+
+std::vector<Carrier> carriers() {
+  std::vector<Carrier> all{Carrier::shm, Carrier::shm, Carrier::shm, Carrier::tcp, Carrier::threads, Carrier::machines};
+#if CHORUS_USE_GLOO
+  all.push_back(Carrier::gloo);
+#endif
+  return all;
+}
+
+/// What a rank says in the end: "ended with ...", "wrong: ...", or an error.
+std::string one_rank(const Program& program, const comm::World& world) {
+  try {
+    return Rank(program, world).run();
+  } catch (const Rank::Wrong& error) {
+    return error.what();
+  } catch (const Rank::OwnError& error) {
+    return cat("own error: ", error.what());
+  } catch (const CommError& error) {
+    return cat("error: ", error.what());
+  } catch (const std::exception& error) {
+    return cat("wrong: strange error: ", error.what());
+  }
+}
+
+std::vector<std::string> on_ranks(const Program& program, std::chrono::milliseconds timeout) {
+  const auto seconds = static_cast<unsigned>(timeout / 1s) * 3;
+  if (program.carrier != Carrier::threads)
+    return test::Ranks(
+               program.ranks,
+               [&](const comm::World& world) {
+                 alarm(seconds);  // a rank that hangs is killed
+                 setenv("CHORUS_HOST_ID", program.machines.substr(static_cast<std::size_t>(world.rank), 1).c_str(), 1);
+                 return one_rank(program, world);
+               },
+               timeout)
+        .texts();
+  const auto joined = test::Ranks(
+                          1,
+                          [&](const comm::World& world) {
+                            alarm(seconds);
+                            std::vector<std::string> texts(static_cast<std::size_t>(program.ranks));
+                            std::vector<std::thread> threads;
+                            for (int rank = 0; rank < program.ranks; ++rank)
+                              threads.emplace_back([&, rank] {
+                                auto own = world;
+                                own.rank = own.local_rank = rank;
+                                own.size = own.local_size = program.ranks;
+                                own.listen_fd = -1;
+                                texts[static_cast<std::size_t>(rank)] = one_rank(program, own);
+                              });
+                            for (auto& thread : threads) thread.join();
+                            std::string all;
+                            for (const auto& text : texts) all += text + '\x1f';
+                            return all;
+                          },
+                          timeout)
+                          .texts()[0];
+  std::vector<std::string> texts;
+  for (std::size_t begin = 0, end; (end = joined.find('\x1f', begin)) != std::string::npos; begin = end + 1)
+    texts.push_back(joined.substr(begin, end - begin));
+  if (texts.empty()) texts.push_back(joined);
+  return texts;
+}
+
+bool has_ended(const std::string& text) { return text.starts_with("ended with "); }
+
+std::string lines(const std::vector<std::string>& texts) {
+  std::string all;
+  for (const auto& text : texts) all += "\n  " + text.substr(0, 400);
+  return all;
+}
+
+/// Calls `f(program)` for seeds from 1 to `last`, or for those that the environment names.
+template <class F>
+void for_seeds(std::uint64_t last, const F& f) {
+  std::uint64_t first = 1;
+  if (const char* wanted = std::getenv("CHORUS_RANDOM_SEEDS")) {
+    char* end = nullptr;
+    first = last = std::strtoull(wanted, &end, 10);
+    if (*end == '-') last = std::strtoull(end + 1, nullptr, 10);
+    if (first == last) std::cerr << draw(first, carriers()).text();
+  }
+  for (auto seed = first; seed <= last; ++seed) f(draw(seed, carriers()));
+}
+
+std::size_t shared_files() {
+  std::size_t count = 0;
+  DIR* const folder = opendir("/dev/shm");
+  while (readdir(folder)) ++count;
+  closedir(folder);
+  return count;
+}
+
+TEST_CASE("comm random: calls that seeds draw give what they have to, and touch nothing else", "[comm]") {
+  const auto before = shared_files();
+  std::map<std::string, int> drawn;
+  for_seeds(30, [&](const Program& program) {
+    const auto texts = on_ranks(program, 10s);
+    INFO(program.text() << lines(texts));
+    for (const auto& text : texts) CHECK((has_ended(text) && text == texts[0]));
+    for (const auto& [feature, times] : program.features) drawn[feature] += times;
+  });
+  CHECK(shared_files() == before);
+  if (std::getenv("CHORUS_RANDOM_SEEDS"))
+    for (const auto& [feature, programs] : drawn) std::cerr << feature << ": " << programs << "\n";
+}
+
+/// The places of all ranks of the group in which `rank` makes a call.
+int group_size(const Program& p, const Call& call, int rank) {
+  if (!call.in_group) return p.ranks;
+  return static_cast<int>(std::count(p.colors.begin(), p.colors.end(), p.colors[static_cast<std::size_t>(rank)]));
+}
+
+/// Lets one rank do something that is an error there. Returns whether there is such a thing in this program.
+bool spoil(Program& p) {
+  Draw d(p.seed + 7'000'000);
+  p.fault = static_cast<Fault>(1 + d.below(10));
+  if (p.carrier == Carrier::threads && p.fault == Fault::is_killed) p.fault = Fault::aborts_meanwhile;
+  for (int attempt = 0; attempt < 20; ++attempt) {
+    p.faulty_rank = static_cast<int>(d.below(static_cast<std::uint32_t>(p.ranks)));
+    p.faulty_batch = d.below(static_cast<std::uint32_t>(p.batches.size()));
+    const auto& calls = p.batches[p.faulty_batch].calls;
+    p.faulty_call = d.below(static_cast<std::uint32_t>(calls.size()));
+    const auto& call = calls[p.faulty_call];
+    const bool bare = call.op == Op::barrier || call.op == Op::monitored_barrier;
+    // Messages have ends of their own: here, all ranks of a group take part.
+    if (call.op == Op::message || group_size(p, call, p.faulty_rank) < 2) continue;
+    if (bare && (p.fault == Fault::other_count || p.fault == Fault::other_type || p.fault == Fault::other_root))
+      continue;
+    if (call.op == Op::all_gather && p.fault == Fault::other_root) continue;
+    if (p.fault == Fault::swaps) {
+      if (p.faulty_call + 1 == calls.size()) continue;
+      const auto& next = calls[p.faulty_call + 1];
+      if (next.op == Op::message || next.op == call.op || next.in_group != call.in_group) continue;
+    }
+    return true;
+  }
+  return false;
+}
+
+TEST_CASE("comm random: where one rank errs, all say so in time, and no result is wrong", "[comm]") {
+  const auto before = shared_files();
+  int faults = 0;
+  constexpr auto timeout = 4s;
+  for_seeds(30, [&](Program program) {
+    if (!spoil(program)) return;
+    const auto start = comm::Clock::now();
+    const auto texts = on_ranks(program, timeout);
+    const auto took = comm::Clock::now() - start;
+    INFO(program.text() << lines(texts) << "\n" << std::chrono::duration<double>(took).count() << " s");
+    for (std::size_t rank = 0; rank < texts.size(); ++rank) {
+      const auto& text = texts[rank];
+      const bool faulty = static_cast<int>(rank) == program.faulty_rank;
+      if (faulty && program.fault == Fault::is_killed) {
+        CHECK(text == cat("(ended with status ", SIGKILL, ")"));
+      } else if (faulty && program.fault == Fault::throws) {
+        CHECK(text == "own error: an error of its own");
+      } else {
+        CHECK((text.starts_with("error: rank ") && text.find(" #") != std::string::npos));
+        CHECK(text.find("ended with status") == std::string::npos);
+      }
+    }
+    CHECK(took < 2 * timeout);
+    ++faults;
+  });
+  CHECK(shared_files() == before);
+  if (!std::getenv("CHORUS_RANDOM_SEEDS")) CHECK(faults > 15);
+}
+
+}  // namespace random_collectives_test
