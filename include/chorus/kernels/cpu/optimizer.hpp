@@ -47,7 +47,7 @@ void adam_step(Cpu, Index count, T* p, const T* g, T* m, T* v, T* vmax, const Ad
       square = Eigen::internal::pmax(load(vmax + i, n), square);
       store(vmax + i, square, n);
     }
-    const auto denominator = pmadd(math::packets::sqrt<T>(square), correction, eps);
+    const auto denominator = pmadd(math::packets::sqrt(square), correction, eps);
     store(p + i, pmadd(step_size, Eigen::internal::pdiv(mean, denominator), pmul(shrink, value)), n);
   });
 }
@@ -62,7 +62,7 @@ void rms_prop_step(Cpu, Index count, T* p, const T* g, T* v, T* m, const RmsProp
     const auto grad = pmadd(decay, value, load(g + i, n));
     const auto square = pmadd(pmul(mix, grad), grad, pmul(keep, load(v + i, n)));
     store(v + i, square, n);
-    auto step = Eigen::internal::pdiv(grad, padd(math::packets::sqrt<T>(square), eps));
+    auto step = Eigen::internal::pdiv(grad, padd(math::packets::sqrt(square), eps));
     if (m != nullptr) {
       step = pmadd(momentum, load(m + i, n), step);
       store(m + i, step, n);
@@ -81,7 +81,7 @@ void adagrad_step(Cpu, Index count, T* p, const T* g, T* sum, const AdagradScala
     const auto grad = pmadd(decay, value, load(g + i, n));
     const auto square = pmadd(grad, grad, load(sum + i, n));
     store(sum + i, square, n);
-    store(p + i, pmadd(lr, Eigen::internal::pdiv(grad, padd(math::packets::sqrt<T>(square), eps)), value), n);
+    store(p + i, pmadd(lr, Eigen::internal::pdiv(grad, padd(math::packets::sqrt(square), eps)), value), n);
   });
 }
 

@@ -63,12 +63,24 @@ P erf_float(const P& x_in) {
   return pdiv(pmul(x, p), q);
 }
 
-/// Eigen's approximation of sqrt makes infinity NaN.
-template <class T, class P>
+/// The processor's own square root. Eigen takes an approximation, which other processors round in another way (then
+/// ranks that take the same step drift apart) and which takes longer where a division follows.
+template <class P>
 P sqrt(const P& x) {
-  using namespace Eigen::internal;
-  return pselect(pcmp_eq(x, kernels::splat(std::numeric_limits<T>::infinity())), x, psqrt(x));
+  return Eigen::internal::psqrt(x);
 }
+#ifdef EIGEN_VECTORIZE_SSE
+inline __m128 sqrt(__m128 x) { return _mm_sqrt_ps(x); }
+inline __m128d sqrt(__m128d x) { return _mm_sqrt_pd(x); }
+#endif
+#ifdef EIGEN_VECTORIZE_AVX
+inline __m256 sqrt(__m256 x) { return _mm256_sqrt_ps(x); }
+inline __m256d sqrt(__m256d x) { return _mm256_sqrt_pd(x); }
+#endif
+#ifdef EIGEN_VECTORIZE_AVX512
+inline __m512 sqrt(__m512 x) { return _mm512_sqrt_ps(x); }
+inline __m512d sqrt(__m512d x) { return _mm512_sqrt_pd(x); }
+#endif
 
 template <class T>
 inline constexpr bool vectorised = kernels::lanes<T> > 1;
@@ -102,7 +114,7 @@ CHORUS_PACKET_OPERATION(Or, (const P& x, const P& y), return por(x, y);)
 CHORUS_PACKET_OPERATION(Select, (const P& mask, const P& x, const P& y), return pselect(mask, x, y);)
 CHORUS_PACKET_OPERATION(Negate, (const P& x), return pnegate(x);)
 CHORUS_PACKET_OPERATION(Abs, (const P& x), return pabs(x);)
-CHORUS_PACKET_OPERATION(Sqrt, (const P& x), return packets::sqrt<T>(x);)
+CHORUS_PACKET_OPERATION(Sqrt, (const P& x), return packets::sqrt(x);)
 CHORUS_PACKET_OPERATION(Exp, (const P& x), if constexpr (vectorised_float<T>) return exp_float(x);
                         else return pselect(pcmp_lt(x, kernels::splat(T(-708.4))), kernels::splat(T(0)), pexp(x));)
 CHORUS_PACKET_OPERATION(Erf, (const P& x), if constexpr (vectorised_float<T>) return erf_float(x);

@@ -81,7 +81,7 @@ void transform_weights(bool turned, Index results, Index channels, Index first, 
       const Index some = std::clamp<Index>(columns - side, 0, w);
       const auto kernels = [&](Index c) { return weight + ((channel + c) * results + first + side) * 9; };
       for (Index c = 0; c < count; ++c) {
-        if (channel + c + at_once < channels) fetch_ahead(kernels(c + at_once), some * 9);
+        if (side == 0 && channel + c + at_once < channels) fetch_ahead(kernels(c + at_once), columns * 9);
         Packet<T> taps[9];
         load_taps(kernels(c), some, taps);
         transform(c, side, [&](int y, int x) { return taps[8 - (y * 3 + x)]; });
