@@ -78,8 +78,10 @@ class ParameterAverage {
 
   std::int64_t updates() const { return updates_; }
 
+  D device() const { return entries_.front().named.parameter->where(); }
   /// The averages and their number, for checkpoints: `average.conv1.weight`.
   std::vector<StateTensor> state() {
+    check<UsageError>(!swapped_, "ParameterAverage: no state to keep while the model holds the averages");
     std::vector<StateTensor> out;
     for (Entry& entry : entries_) {
       const auto extents = entry.named.parameter->extents();

@@ -2,10 +2,12 @@
 /// GradScaler: the loss is multiplied before backward, so that gradients are not too small for half, and steps whose
 /// gradients overflowed are left out (Micikevicius et al., "Mixed Precision Training", ICLR 2018).
 
+#include <array>
 #include <chorus/comm/communicator.hpp>
 #include <chorus/optim/loss_scale.hpp>
 #include <cstdint>
 #include <span>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -114,6 +116,10 @@ class GradScaler {
                       state.good_steps, " good steps");
     scale_.set(state.scale, state.good_steps);
   }
+  /// The same for a checkpoint's file.
+  static constexpr std::string_view kept_as = "loss_scale";
+  std::array<double, 2> kept() const { return {state().scale, static_cast<double>(state().good_steps)}; }
+  void keep(const std::array<double, 2>& kept) { set_state({kept[0], static_cast<std::int64_t>(kept[1])}); }
 
  private:
   static const GradScalerOptions& checked(const GradScalerOptions& options) {

@@ -2,8 +2,10 @@
 /// Learning rates that change with the epoch, as closed formulas of it, so that a resumed run sets the same rate.
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <numbers>
+#include <string_view>
 #include <vector>
 
 #include <chorus/optim/optimizer.hpp>
@@ -157,6 +159,19 @@ class ReduceOnPlateau {
     bad_ = 0;
   }
   double best() const { return best_; }
+
+  /// What a checkpoint keeps: the rate, the best measure, and what is counted.
+  static constexpr std::string_view kept_as = "plateau";
+  std::array<double, 5> kept() const {
+    return {optimizer_.lr(), best_, seen_ ? 1.0 : 0.0, static_cast<double>(bad_), static_cast<double>(resting_)};
+  }
+  void keep(const std::array<double, 5>& kept) {
+    optimizer_.set_lr(kept[0]);
+    best_ = kept[1];
+    seen_ = kept[2] != 0;
+    bad_ = static_cast<int>(kept[3]);
+    resting_ = static_cast<int>(kept[4]);
+  }
 
  private:
   bool improves(double measure) const {

@@ -1,6 +1,9 @@
 // One checkpoint for the plain, the fused and the sharded form of an optimizer.
 #include <catch.hpp>
 #include <chorus/io/checkpoint.hpp>
+#include <chorus/optim/averaging.hpp>
+#include <chorus/optim/grad_scaler.hpp>
+#include <chorus/optim/schedules.hpp>
 #include <chorus/parallel/fused_optimizer.hpp>
 #include <chorus/parallel/hooks/reduce_scatter.hpp>
 #include <chorus/parallel/sharded_optimizer.hpp>
@@ -85,6 +88,74 @@ TEST_CASE("checkpoints: of a run that has not begun, the first pass still learns
   const auto whole = train<ShardedOptimizer<Adam>, ReduceScatter>(3, "", 3, "");
   REQUIRE(!whole.empty());
   CHECK(train<ShardedOptimizer<Adam>, ReduceScatter>(3, folder / "new", 3, "") == whole);
+}
+
+/// The same with whatever else a run can take along: a loss scale, averages, a plateau's count. All that they hold, as
+/// text.
+template <class Optimizer>
+std::string train_with_all(int ranks, const std::string& from, std::uint32_t last, const std::string& to) {
+  return common_text(ranks, [=](const World& world) {
+    Distributed<test::Smooth<Cpu>> rank(world);
+    auto optimizer = [&] {
+      if constexpr (std::is_same_v<Optimizer, Adam>)
+        return Adam{rank.net.parameters(), adam};
+      else
+        return Optimizer{rank.net, adam};
+    }();
+    optim::GradScaler scaler{rank.net, {.init_scale = 4, .growth_interval = 2}};
+    optim::ParameterAverage average{rank.net.parameters(), optim::exponential(0.5)};
+    optim::ReduceOnPlateau plateau{optimizer, {.factor = 0.5, .patience = 2}};
+    io::TrainingPosition position;
+    if (!from.empty()) position = io::load_checkpoint(rank.net, optimizer, from, scaler, average, plateau);
+    for (; position.step < last; ++position.step) {
+      const auto number = static_cast<std::uint32_t>(position.step);
+      optimizer.zero_grad();
+      const auto loss =
+          cross_entropy(rank.net(test::share(numbers(7, 5, number), world)), test::share(labels(7, 3, number), world));
+      scaler.scale(loss).backward();
+      scaler.step(optimizer);
+      average.update();
+      plateau.step(number < 1 ? 1 : 2);
+    }
+    constexpr bool sharded = std::is_same_v<Optimizer, ShardedOptimizer<Adam>>;
+    if (!to.empty() && (sharded || world.rank == 0))
+      io::save_checkpoint(rank.net, optimizer, position, to, scaler, average, plateau);
+    const auto values = test::text_of(test::values(rank.net.module()));
+    const optim::AveragedScope averaged{average};
+    return cat(values, "|", test::text_of(test::values(rank.net.module())), "|", scaler.loss_scale(), "|",
+               optimizer.lr(), "|", plateau.best());
+  });
+}
+
+TEST_CASE("checkpoints: a loss scale, averages and a plateau go on with the same bits") {
+  const TemporaryFolder folder;
+  for (const std::uint32_t at : {1U, 3U}) {
+    INFO("broken off at step " << at);
+    const auto whole = train_with_all<Adam>(2, "", 5, "");
+    REQUIRE(whole.ends_with("|16|0.025|1"));
+    train_with_all<Adam>(2, "", at, folder / "plain");
+    CHECK(train_with_all<Adam>(2, folder / "plain", 5, "") == whole);
+    const auto sharded = train_with_all<ShardedOptimizer<Adam>>(2, "", 5, "");
+    REQUIRE(sharded.ends_with("|16|0.025|1"));
+    train_with_all<ShardedOptimizer<Adam>>(2, "", at, folder / "sharded");
+    CHECK(train_with_all<ShardedOptimizer<Adam>>(2, folder / "sharded", 5, "") == sharded);
+  }
+}
+
+TEST_CASE("checkpoints: what a run takes along must be in the file, and the other way round") {
+  const TemporaryFolder folder;
+  SingleDevice<test::Smooth<Cpu>> net{make<test::Smooth<Cpu>>(), 3};
+  Adam optimizer{net.parameters(), adam};
+  optim::GradScaler scaler{net};
+  optim::ParameterAverage average{net.parameters(), optim::equal_weights()};
+  io::save_checkpoint(net, optimizer, {}, folder / "with", scaler);
+  io::save_checkpoint(net, optimizer, {}, folder / "without");
+  CHECK_THROWS_WITH(io::load_checkpoint(net, optimizer, folder / "with"), Contains("unexpected: training/loss_scale"));
+  CHECK_THROWS_WITH(io::load_checkpoint(net, optimizer, folder / "without", scaler),
+                    Contains("missing: training/loss_scale"));
+  const optim::AveragedScope averaged{average};
+  CHECK_THROWS_WITH(io::save_checkpoint(net, optimizer, {}, folder / "with", average),
+                    Contains("while the model holds the averages"));
 }
 
 TEST_CASE("checkpoints of sharded optimizers: a parameter that is frozen when a run goes on keeps its state") {
