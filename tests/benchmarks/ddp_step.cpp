@@ -71,7 +71,7 @@ void measure_case(ch::Run& run, const bench::RanksAndCases& asked, const char* n
   const auto share = bench::share_of(images, targets, run.rank(), run.world_size());
 
   constexpr std::size_t rounds = 8;
-  const std::size_t steps = std::max<std::size_t>(2, bench::fixed_steps(name) / rounds);
+  const std::size_t steps = std::max<std::size_t>(3, bench::fixed_steps(name) / rounds);
   Blocks of_one, of_all, of_apart, of_in_step;
   const auto alone_optimizer = make_optimizer(alone.parameters()), apart_optimizer = make_optimizer(apart.parameters());
   const auto step_alone = bench::make_step(alone, *alone_optimizer, images, targets);
