@@ -215,7 +215,8 @@ std::atomic<int> adding{0};
 void add_slowly(void* out, const void* in, double, const void* mine, double, std::size_t count) {
   adding = 1;
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
-  comm::detail::combine<float, comm::detail::Sum>(out, in, mine, count);
+  const auto x = static_cast<const float*>(in), y = static_cast<const float*>(mine);
+  std::transform(x, x + count, y, static_cast<float*>(out), std::plus());
 }
 
 TEST_CASE("in place: once a call has failed, nobody writes to its data any more", "[comm]") {
