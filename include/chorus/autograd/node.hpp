@@ -120,6 +120,9 @@ class Node {
   virtual bool only_to_inputs() const { return true; }
   /// Calls `visit` on each leaf, beside the inputs, to which backward may send a gradient by itself.
   virtual void for_each_far_leaf(void (*)(Node&, void*), void*) const {}
+  /// In the midst of a backward run: a gradient has come to this leaf from one who knows it as a far leaf. Hooks of a
+  /// far leaf that none has reached don't run.
+  void set_reached() { reached_ = true; }
   /// Backward that leaves out far leaves that are skipped: for `grad`, which goes to some nodes only.
   virtual void backward_to_wanted(bool keep) { backward(keep); }
   /// While a node is skipped, those that use its value send it no gradient: for `grad`, which goes to some nodes only.
@@ -142,6 +145,9 @@ class Node {
   const char* operation() const { return operation_; }
   /// Grows in the order in which nodes are made: an operation's inputs have smaller numbers.
   std::uint64_t sequence() const { return sequence_; }
+  /// For operations that threads record at the same time, one each, whose order should not be left to chance: a number
+  /// that one of them has got from `next_sequence` for it.
+  void set_sequence(std::uint64_t sequence) { sequence_ = sequence; }
 
   void* operator new(std::size_t bytes) { return detail::NodePool::allocate(bytes); }
   void operator delete(void* data, std::size_t bytes) { detail::NodePool::release(data, bytes); }
@@ -177,6 +183,7 @@ class Node {
   std::uint64_t visited_by_ = 0;  // the backward run that last counted this node
   int pending_ = 0;               // consumers that have yet to contribute in that run
   bool skipped_ = false;
+  bool reached_ = false;  // one of those consumers has contributed
   std::atomic<int> owners_{0};
   std::unique_ptr<detail::GradientHook> gradient_hooks_;
 };

@@ -48,13 +48,19 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
   struct Lists {
     std::vector<Ref<Node>> nodes;
     std::vector<Node*> final_leaves, final_far_leaves;
-    std::vector<std::pair<Ref<Node>, int>> outer_counts;  // what the run around this one still waits for
+    struct Count {
+      Ref<Node> node;
+      int pending;
+      bool reached;
+    };
+    std::vector<Count> outer_counts;  // what the run around this one still waits for
     std::uint64_t run = 0;
     bool count = true, nested = false;
 
     void count_anew(Node& node) {
-      if (nested) outer_counts.emplace_back(&node, node.pending_);
+      if (nested) outer_counts.push_back({Ref<Node>(&node), node.pending_, node.reached_});
       node.pending_ = 0;
+      node.reached_ = false;
     }
   };
   thread_local std::vector<std::unique_ptr<Lists>> spare;
@@ -65,7 +71,10 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
       lists->nodes.clear();
       lists->final_leaves.clear();
       lists->final_far_leaves.clear();
-      for (auto& [node, pending] : lists->outer_counts) node->pending_ = pending;
+      for (auto& [node, pending, reached] : lists->outer_counts) {
+        node->pending_ = pending;
+        node->reached_ = reached;
+      }
       lists->outer_counts.clear();
       spare.push_back(std::move(lists));
     }
@@ -110,12 +119,16 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
     for (const auto& root : roots)
       if (root->is_leaf() && root->pending_ == 0) root->gradient_is_final();
   for (Ref<Node>& node : lists.nodes) {
-    if (node->is_leaf()) continue;
+    if (node->is_leaf()) {
+      if (!lists.count) node->set_reached();  // in the run around this one
+      continue;
+    }
     if (node->gradient_hooks_) node->run_gradient_hooks();
     // Counted before the node runs, since it then forgets its inputs.
     if (lists.count) {
       node->for_each_input(
           [](Node& input, void* context) {
+            input.reached_ = true;
             if (--input.pending_ == 0 && input.is_leaf()) static_cast<Lists*>(context)->final_leaves.push_back(&input);
           },
           &lists);
@@ -131,7 +144,7 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
       node->backward(options.retain_graph);
     for (Node* leaf : lists.final_leaves) leaf->gradient_is_final();
     for (Node* leaf : lists.final_far_leaves)
-      if (leaf->has_grad()) leaf->gradient_is_final();  // one that went unused has none
+      if (leaf->reached_) leaf->gradient_is_final();
     lists.final_leaves.clear();
     lists.final_far_leaves.clear();
     node = {};

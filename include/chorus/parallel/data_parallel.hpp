@@ -113,20 +113,25 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
         decltype(std::apply([&](const auto&... own) { return this->model_.forward(own...); }, std::declval<Shares&>()));
     const auto pass = std::make_shared<Pass<Shares, Output>>(used, replicas_);
     const auto update_copy = [&](std::size_t i) {
-      if (i == 0) return;
-      replicas_[i - 1]->follow(this->flat_, buffers_, device(0));
-      if constexpr (recorded<Inputs...>) replicas_[i - 1]->record_copies(this->flat_);
+      if (i > 0) replicas_[i - 1]->follow(this->flat_, buffers_, device(0));
     };
     // The first device's forward pass may write into the buffers: all others have copied them before.
     const bool together = !recorded<Inputs...> && collectives_.serve(used);
+    const bool copied = together || recorded<Inputs...> || !buffers_.empty();
     if (together)
       collectives_.broadcast();
-    else if (!buffers_.empty())
+    else if (copied)
       threads_.run(used, update_copy);
+    // On the tape in the order of the devices, not of their threads: in the reverse of it backward adds up.
+    if constexpr (recorded<Inputs...>)
+      for (std::size_t i = 0; i < used; ++i) {
+        if (i > 0) replicas_[i - 1]->record_copies(this->flat_);
+        pass->shares[i].emplace(scatter(i, used, inputs...));
+      }
     const auto prepare = [&](std::size_t i) {
       const GradMode mode(grad);
-      pass->shares[i].emplace(scatter(i, used, inputs...));
-      if (!together && buffers_.empty()) update_copy(i);
+      if (!pass->shares[i]) pass->shares[i].emplace(scatter(i, used, inputs...));
+      if (!copied) update_copy(i);
       if (i > 0) detail::copy_training_flags(this->model_, replicas_[i - 1]->model());
     };
     threads_.run_together(
@@ -247,11 +252,13 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
   }
 
   void backward_on_replicas(const Roots& roots, bool keep) {
-    threads_.run_together(
-        roots.size(), false, [](std::size_t) {},
-        [roots, keep, replicas = replicas_](std::size_t i) {
-          run_backward(roots[i], {.retain_graph = keep, .hooks = false});
-        });
+    // What is recomputed finds the flags that the model has now, as on one device.
+    const auto prepare = [this](std::size_t i) {
+      if (i > 0) detail::copy_training_flags(this->model_, replicas_[i - 1]->model());
+    };
+    threads_.run_together(roots.size(), false, prepare, [roots, keep, replicas = replicas_](std::size_t i) {
+      run_backward(roots[i], {.retain_graph = keep, .hooks = false});
+    });
   }
 
   void backward(const Roots& roots, bool keep) override {

@@ -96,6 +96,7 @@ class ReplicaCollectives {
           // Who has none of a gradient has zeros.
           if (!entries[i].parameter().grad_arrived()) absent_[0].push_back(place(flat_, entries[i]));
           entries[i].parameter().set_grad_arrived(true);
+          entries[i].named.handle.shared()->set_reached();
           for (std::size_t r = 0; r < replicas_.size(); ++r) {
             if (!arrived(replicas_[r], i)) absent_[r + 1].push_back(place(replicas_[r]->flat(), entries[i]));
             trace::sent(device_ids_[r + 1], trace::Traffic::gradients, entries[i].parameter().size_bytes());

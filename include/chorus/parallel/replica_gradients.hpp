@@ -1,6 +1,7 @@
 #pragma once
 /// Adding the gradients of a model's copies on other devices to the model's own.
 
+#include <algorithm>
 #include <chorus/kernels/pointwise.hpp>
 #include <chorus/parallel/replicas.hpp>
 #include <chorus/parallel/scatter.hpp>
@@ -27,7 +28,8 @@ class ReplicaGradients {
     for_each_copy([](const auto&, const auto&, const auto& copy) { copy.parameter().set_grad_arrived(false); });
   }
 
-  /// Into the flat buffers; each worker does a part of the elements.
+  /// Into the flat buffers. Each worker has a part of the elements to itself, in all copies: which parameters have
+  /// gradients differs between them, and so do the pieces, but not whose an element is.
   template <class Run>
   void reduce(const Run& run) const {
     struct Piece {
@@ -41,6 +43,7 @@ class ReplicaGradients {
       auto& to = entry.parameter();
       const bool add = to.grad_arrived();
       to.set_grad_arrived(true);
+      entry.named.handle.shared()->set_reached();
       trace::sent(replica.device().index, trace::Traffic::gradients, to.size_bytes());
       if (!pieces.empty() && pieces.back().replica == &replica && pieces.back().group == entry.group &&
           pieces.back().add == add && pieces.back().begin + pieces.back().count == entry.begin)
@@ -49,16 +52,28 @@ class ReplicaGradients {
         pieces.push_back({&replica, entry.group, entry.begin, entry.count, add});
     });
     if (pieces.empty()) return;
+    struct Range {
+      std::size_t begin = static_cast<std::size_t>(-1), end = 0;
+    };
+    std::vector<Range> ranges(flat_.groups().size());  // that pieces lie in, by group
+    for (const Piece& piece : pieces) {
+      auto& [begin, end] = ranges[piece.group];
+      begin = std::min(begin, piece.begin);
+      end = std::max(end, piece.begin + piece.count);
+    }
     // A GPU adds by itself, in the order of its stream.
     const std::size_t workers = std::is_same_v<D, Cpu> ? used_ : 1;
     run(workers, [&](std::size_t i) {
       for (const Piece& piece : pieces) {
-        const auto count = static_cast<Index>(piece.count);
-        const auto first = share_begin(count, workers, i), last = share_begin(count, workers, i + 1);
-        const auto at = piece.begin + static_cast<std::size_t>(first);
+        const auto [begin, end] = ranges[piece.group];
+        const auto share = [&, from = begin, count = static_cast<Index>(end - begin)](std::size_t worker) {
+          return from + static_cast<std::size_t>(share_begin(count, workers, worker));
+        };
+        const auto first = std::max(piece.begin, share(i)), last = std::min(piece.begin + piece.count, share(i + 1));
+        if (first >= last) continue;
         const auto& group = flat_.groups()[piece.group];
-        add_gradients(group.dtype, last - first, piece.replica->device(),
-                      piece.replica->flat().groups()[piece.group].grad(at), group.grad(at), piece.add);
+        add_gradients(group.dtype, static_cast<Index>(last - first), piece.replica->device(),
+                      piece.replica->flat().groups()[piece.group].grad(first), group.grad(first), piece.add);
       }
     });
   }

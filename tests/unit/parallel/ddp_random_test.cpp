@@ -2,7 +2,6 @@
 // which one rank errs. Other seeds than those below: CHORUS_RANDOM_SEEDS=17 (one, whose program is shown), or
 // =1000-2000 (all of them, and how often each feature was drawn).
 #include <catch.hpp>
-#include <iostream>
 
 #include "../io/files.hpp"
 #include "random_runs.hpp"
@@ -42,9 +41,8 @@ std::string judge(Program program) {
   for (const auto& text : texts)
     if (text != texts[0] || !has_ended(text)) return "the ranks end differently:" + lines(texts);
   const auto got = test::numbers_in(texts[0].substr(0, texts[0].find('|')));
-  // Wide layers add up more numbers, and some programs make much of a rounding.
-  const double off = distance(got, expected), limit = rounding * static_cast<double>(1 + program.width / 10);
-  if (!(off < limit) && !(off < 10 * distance(one_device(true), expected) && off < 1e-5)) return cat("off by ", off);
+  if (const auto wrong = difference(got, expected, program.width, [&] { return one_device(true); }); !wrong.empty())
+    return wrong;
   if (program.saved_before >= 0) {
     program.saved_before = -1;
     if (on_ranks(program)[0] != texts[0]) return "a checkpoint changes the numbers";
@@ -52,30 +50,21 @@ std::string judge(Program program) {
   return "";
 }
 
-/// Calls `f(seed)` for seeds from 1 to `last`, or for those that the environment names.
-template <class F>
-void for_seeds(std::uint64_t last, const F& f) {
-  std::uint64_t first = 1;
-  if (const char* wanted = std::getenv("CHORUS_RANDOM_SEEDS")) {
-    char* end = nullptr;
-    first = last = std::strtoull(wanted, &end, 10);
-    if (*end == '-') last = std::strtoull(end + 1, nullptr, 10);
-    if (first == last) std::cerr << draw(first).text();
-  }
-  for (auto seed = first; seed <= last; ++seed) f(seed);
-}
+std::string shown(std::uint64_t seed) { return draw(seed).text(); }
 
 TEST_CASE("ddp random: programs that seeds draw train as a single device does, with the same bits on all ranks") {
   std::map<std::string, int> drawn;
-  for_seeds(150, [&](std::uint64_t seed) {
-    const auto program = draw(seed);
-    const auto wrong = judge(program);
-    INFO(program.text());
-    CHECK(wrong == "");
-    for (const auto& [feature, times] : program.features) ++drawn[feature];
-  });
-  if (std::getenv("CHORUS_RANDOM_SEEDS"))
-    for (const auto& [feature, programs] : drawn) std::cerr << feature << ": " << programs << "\n";
+  for_seeds(
+      150,
+      [&](std::uint64_t seed) {
+        const auto program = draw(seed);
+        const auto wrong = judge(program);
+        INFO(program.text());
+        CHECK(wrong == "");
+        for (const auto& [feature, times] : program.features) ++drawn[feature];
+      },
+      shown);
+  show_features(drawn);
 }
 
 /// Lets one rank do something that is an error there. Returns whether it is, in this program.
@@ -109,18 +98,21 @@ bool spoil(Program& program) {
 
 TEST_CASE("ddp random: where one rank errs, some rank says so, soon, and none crashes") {
   int faults = 0;
-  for_seeds(100, [&](std::uint64_t seed) {
-    auto program = draw(seed);
-    if (!spoil(program)) return;
-    const auto start = comm::Clock::now();
-    const auto texts = on_ranks(program);
-    INFO("fault " << static_cast<int>(program.fault) << " of rank " << program.faulty_rank << " in step "
-                  << program.faulty_step << "; " << program.text() << lines(texts));
-    CHECK(!std::all_of(texts.begin(), texts.end(), has_ended));
-    for (const auto& text : texts) CHECK((!text.empty() && text.find("ended with status") == std::string::npos));
-    CHECK(comm::Clock::now() - start < 5s);
-    ++faults;
-  });
+  for_seeds(
+      100,
+      [&](std::uint64_t seed) {
+        auto program = draw(seed);
+        if (!spoil(program)) return;
+        const auto start = comm::Clock::now();
+        const auto texts = on_ranks(program);
+        INFO("fault " << static_cast<int>(program.fault) << " of rank " << program.faulty_rank << " in step "
+                      << program.faulty_step << "; " << program.text() << lines(texts));
+        CHECK(!std::all_of(texts.begin(), texts.end(), has_ended));
+        for (const auto& text : texts) CHECK((!text.empty() && text.find("ended with status") == std::string::npos));
+        CHECK(comm::Clock::now() - start < 5s);
+        ++faults;
+      },
+      shown);
   if (!std::getenv("CHORUS_RANDOM_SEEDS")) CHECK(faults > 20);
 }
 

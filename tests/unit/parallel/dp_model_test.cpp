@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <catch.hpp>
+#include <chorus/autograd/checkpoint.hpp>
 #include <chorus/ops/higher_order.hpp>
 #include <chorus/parallel/data_parallel.hpp>
 #include <chrono>
@@ -93,6 +94,31 @@ struct Slope : nn::Module {
   }
 };
 
+/// Two layers of many numbers; a bit for each says which devices leave it out.
+template <class D>
+struct Choosy : nn::Module {
+  nn::Linear<D, double> in{5, 40}, fc1{40, 40}, fc2{40, 40};
+  CHORUS_MODULE(Choosy, in, fc1, fc2)
+  auto forward(const auto& x, const std::vector<int>& left_out) const {
+    const int without = left_out.at(static_cast<std::size_t>(x.device().index));
+    auto h = tanh(in(x));
+    if (!(without & 1)) h = tanh(fc1(h)) + h;
+    if (!(without & 2)) h = tanh(fc2(h)) + h;
+    return h;
+  }
+};
+
+/// Recomputes in backward, with dropout.
+template <class D>
+struct Recomputed : nn::Module {
+  nn::Linear<D, double> fc{5, 3};
+  nn::Dropout drop{0.5};
+  CHORUS_MODULE(Recomputed, fc, drop)
+  auto forward(const auto& x) const {
+    return checkpoint([this](const auto& in) { return square(fc(drop(in))); }, x);
+  }
+};
+
 std::vector<double> joined(std::initializer_list<std::vector<double>> lists) {
   std::vector<double> out;
   for (const auto& list : lists) out.insert(out.end(), list.begin(), list.end());
@@ -120,6 +146,53 @@ TEST_CASE("dp model: layers that share their parameters share them on every devi
     }();
     CHECK(distance(got, expected.parameters) < rounding);
   }
+}
+
+TEST_CASE("dp model: of a parameter that some devices leave out the gradient is the others' sum") {
+  Single<Choosy<Cpu>> single;
+  const auto x = numbers(8, 5, 1);
+  // Nobody's gradient is there first for fc1 and fc2; the second and the third device have different ones of them.
+  const std::vector<int> left_out{3, 0, 1, 2};
+  for (Index i = 0; i < 4; ++i)
+    sum(single(contiguous(x.slice(0, 2 * i, 2 * i + 2)), std::vector{left_out[static_cast<std::size_t>(i)]}))
+        .backward();
+  Parallel<Choosy<Cpu>> net({0, 1, 2, 3});
+  for (int run = 0; run < 5; ++run) {
+    for (const auto& named : net.parameters()) named.parameter->set_grad_arrived(false);
+    sum(net(x, left_out)).backward();
+    CHECK(distance(test::gradients(net.module()), test::gradients(single.module())) < rounding);
+  }
+}
+
+TEST_CASE("dp model: a hook on a parameter that a pass leaves out doesn't run, though there is an older gradient") {
+  const auto fired = [](auto& net) {
+    std::vector<int> counts(2);
+    net.module().fc1.weight.register_hook([&] { ++counts[0]; });
+    net.module().fc2.weight.register_hook([](const auto& gradient) { return gradient * 2.0; });
+    net.module().fc2.weight.register_hook([&] { ++counts[1]; });
+    for (const auto& left_out : {std::vector{0, 0, 0}, {2, 2, 2}, {3, 3, 3}, {1, 1, 1}})
+      sum(net(numbers(6, 5, 1), left_out)).backward();
+    CHECK(counts == std::vector{2, 2});
+    return test::gradients(net.module());
+  };
+  Single<Choosy<Cpu>> single;
+  const auto expected = fired(single);
+  Parallel<Choosy<Cpu>> net({0, 1, 2});
+  CHECK(distance(fired(net), expected) < rounding);
+}
+
+TEST_CASE("dp model: what is recomputed in backward is in training, whatever was evaluated in between") {
+  const auto gradients = [](auto& net) {
+    const auto loss = sum(net(numbers(8, 5, 1)));
+    net.eval();
+    net(numbers(8, 5, 2));
+    net.train();
+    loss.backward();
+    return test::gradients(net.module());
+  };
+  Single<Recomputed<Cpu>> single;
+  Parallel<Recomputed<Cpu>> net({0, 1, 2});
+  CHECK(distance(gradients(net), gradients(single)) < rounding);
 }
 
 TEST_CASE("dp model: layers that lie on several devices come together on the first of the policy's") {

@@ -4,42 +4,10 @@
 /// device has no such thing: two forward passes on shares of different sizes before one backward, which goes by the
 /// last one's.
 
-#include <chorus/nn/containers.hpp>
-#include <chorus/nn/convolution.hpp>
-#include <map>
-#include <optional>
-
+#include "random_draws.hpp"
 #include "ranks.hpp"
 
 namespace test::random {
-
-inline constexpr unsigned all_blocks = 0xff, backwards = 0x100;
-
-/// Blocks that a pass may go through or not, by the bits of `uses`, in one order or the other; and a second head.
-template <class D>
-struct Drawn : ch::nn::Module {
-  std::optional<ch::nn::Conv2d<D, double>> conv;
-  ch::nn::Linear<D, double> in, out, side{16, 2};
-  ch::nn::ModuleList<ch::nn::Linear<D, double>> blocks;
-  std::optional<ch::nn::SyncBatchNorm<D, double>> norm;
-  ch::nn::Dropout drop;
-  CHORUS_MODULE(Drawn, conv, in, blocks, out, side, norm, drop)
-
-  Drawn(Index width, bool convolves, double dropped) : in{convolves ? 8 : 16, width}, out{width, 3}, drop{dropped} {
-    if (convolves) conv.emplace(1, 2, ch::nn::Conv2dOptions{.kernel = 3});
-  }
-  auto forward(const auto& x, unsigned uses) const {
-    const auto images = [&] { return ch::reshape(x, std::array<Index, 4>{x.size(0), 1, 4, 4}); };
-    auto h = ch::tanh(conv ? in(ch::flatten(ch::tanh((*conv)(images())))) : in(x));
-    if (norm) h = ch::flatten((*norm)(ch::reshape(h, std::array<Index, 3>{h.size(0), h.size(1), 1})));
-    h = drop(h);
-    for (std::size_t i = 0; i < blocks.size(); ++i) {
-      const std::size_t k = uses & backwards ? blocks.size() - 1 - i : i;
-      if (uses >> k & 1) h = ch::tanh(blocks[k](h)) + h * 0.5;
-    }
-    return std::pair(out(h), side(x));
-  }
-};
 
 /// A forward and a backward pass, or two, of all ranks.
 struct Pass {
@@ -75,14 +43,12 @@ enum class Fault {
   evaluates
 };
 
-struct Program {
+struct Program : Structure {
   std::uint64_t seed = 0;
   int ranks = 1;
   std::string machines;  // empty: one, and shared memory; "t": TCP; else the machine of each rank
-  Index width = 1;
-  std::vector<std::size_t> blocks;  // block i is the same as block blocks[i] <= i
-  bool conv = false, norm = false, adam = false, frozen_first = false;
-  double dropped = 0, clip = 0;
+  bool adam = false, frozen_first = false;
+  double clip = 0;
   ch::DistributedDataParallelOptions options;
   Stepping stepping = Stepping::plain;
   std::vector<Step> steps;
@@ -98,12 +64,10 @@ struct Program {
   std::map<std::string, int> features;
 
   std::string text() const {
-    std::string out =
-        ch::cat("seed ", seed, ", ranks ", ranks, " ", machines, ", width ", width, ", stepping ",
-                static_cast<int>(stepping), ", clip ", clip, ", dropped ", dropped, ", saved before ", saved_before);
+    std::string out = ch::cat("seed ", seed, ", ranks ", ranks, " ", machines, ", stepping ",
+                              static_cast<int>(stepping), ", clip ", clip, ", saved before ", saved_before);
     for (const auto& [name, count] : features) out += ch::cat(", ", name);
-    out += "\n  " + options.describe<ch::Cpu>() + "  blocks";
-    for (const auto block : blocks) out += ch::cat(" ", block);
+    out += "\n  " + options.describe<ch::Cpu>() + "  " + Structure::text();
     for (const auto& epoch : epochs) {
       out += "; joined steps";
       for (const int count : epoch) out += ch::cat(" ", count);
@@ -129,38 +93,11 @@ struct Program {
 
   bool ignores() const { return !options.parameters_and_buffers_to_ignore.empty(); }
   Drawn<ch::Cpu> model(std::uint32_t key = 1) const {
-    Drawn<ch::Cpu> model(width, conv, dropped);
-    if (norm) model.norm.emplace(width);
-    for (std::size_t i = 0; i < blocks.size(); ++i)
-      model.blocks.push_back(blocks[i] == i ? ch::nn::Linear<ch::Cpu, double>(width, width) : model.blocks[blocks[i]]);
-    for (const auto& named : ch::nn::named_parameters<ch::Cpu>(model)) {
-      const auto values = numbers(1, named.parameter->count(), key++ * 100);
-      for (Index i = 0; i < values.numel(); ++i)
-        static_cast<double*>(named.parameter->value_data())[i] = 0.7 * values.data()[i];
-    }
+    auto model = Structure::model(key);
     if (hooked) model.in.weight.register_hook([](const auto& gradient) { return gradient * 2.0; });
-    if (frozen_first) freeze(model, steps[0]);
+    if (frozen_first) freeze(model, steps[0].frozen);
     return model;
   }
-  static void freeze(ch::nn::Module& model, const Step& step) {
-    std::size_t i = 0;
-    for (const auto& named : ch::nn::named_parameters<ch::Cpu>(model))
-      named.parameter->set_wants_grad(!(step.frozen >> i++ & 1) || named.name.starts_with("out.") ||
-                                      named.name.starts_with("side."));
-  }
-};
-
-/// Numbers that depend on a seed and on how many were drawn before.
-class Draw {
- public:
-  explicit Draw(std::uint64_t seed) : seed_(seed) {}
-  std::uint32_t below(std::uint32_t n) { return ch::philox(seed_, {next_++, 7, 7, 7})[0] % n; }
-  bool chance(std::uint32_t percent) { return below(100) < percent; }
-  std::uint64_t bits() { return std::uint64_t{below(1u << 31)} << 31 | below(1u << 31); }
-
- private:
-  std::uint64_t seed_;
-  std::uint32_t next_ = 0;
 };
 
 inline Program draw(std::uint64_t seed) {

@@ -7,13 +7,10 @@
 #include <chorus/parallel/fused_optimizer.hpp>
 #include <chorus/parallel/hooks/reduce_scatter.hpp>
 #include <chorus/parallel/sharded_optimizer.hpp>
-#include <cstdlib>
 
 #include "random_programs.hpp"
 
 namespace test::random {
-
-using namespace test::names;
 
 /// The rows of rank `rank`, or of all ranks together.
 struct Part {
@@ -60,9 +57,6 @@ inline std::vector<double> shared_values(Drawn<Cpu>& model, const Program& progr
   return out;
 }
 
-inline const optim::SgdOptions sgd{.lr = 0.2, .momentum = 0.9, .weight_decay = 0.01};
-inline const optim::AdamOptions adam{.lr = 0.05, .eps = 0.1, .amsgrad = true};  // the eps keeps rounding rounding
-
 // One device.
 
 inline void backward_alone(SingleDevice<Drawn<Cpu>>& net, const Program& program, const Pass& pass,
@@ -90,12 +84,10 @@ inline void backward_alone(SingleDevice<Drawn<Cpu>>& net, const Program& program
 template <class Opt>
 std::vector<double> alone(const Program& program, const typename Opt::options_type& options, bool nudged) {
   SingleDevice<Drawn<Cpu>> net{program.model(), 3};
-  for (const auto& named : net.parameters())
-    for (Index i = 0; nudged && i < named.parameter->count(); ++i)
-      static_cast<double*>(named.parameter->value_data())[i] *= 1 + 3e-16 * static_cast<double>(i % 3 - 1);
+  if (nudged) nudge(net);
   Opt optimizer{net.parameters(), options};
   const auto take = [&](const Step& step, const std::vector<bool>& here) {
-    Program::freeze(net.module(), step);
+    freeze(net.module(), step.frozen);
     if (!step.keeps) optimizer.zero_grad();
     for (const Pass& pass : step.passes) backward_alone(net, program, pass, here);
     if (step.poisoned >= 0 && here[static_cast<std::size_t>(step.poisoned)]) optimizer.zero_grad();
@@ -214,7 +206,7 @@ class Rank {
     const bool here = &step == &program_.steps[static_cast<std::size_t>(program_.faulty_step)];
     const bool faulty = here && static_cast<int>(rank_) == program_.faulty_rank;
     const auto fault = faulty ? program_.fault : Fault::none;
-    Program::freeze(net_->module(), step);
+    freeze(net_->module(), step.frozen);
     if (fault == Fault::freezes) net_->module().out.bias.set_requires_grad(false);
     if (here && program_.fault == Fault::freezes_other)
       net_->module().blocks[faulty ? 0 : 1].weight.set_requires_grad(false);

@@ -7,6 +7,7 @@
 #include <chorus/ops/device_copy.hpp>
 #include <chorus/ops/higher_order/normalization.hpp>
 #include <chorus/ops/sync_batch_norm.hpp>
+#include <cstdint>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -96,6 +97,16 @@ class GroupSumNode final : public GradNode<T, 1, D>, public GraphNode {
   PlaceInPass place_;
 };
 
+/// A number for the operation that each member records next: they grow with the members, whichever thread is faster, so
+/// that whoever goes back through all of them adds up in one order.
+inline std::uint64_t sequence_in_order(BatchGroup& group) {
+  std::vector<std::uint64_t> numbers;
+  for (const auto& given : group.exchange(Node::next_sequence()))
+    numbers.push_back(given_by_member<std::uint64_t>(given));
+  std::sort(numbers.begin(), numbers.end());
+  return numbers[group.member()];
+}
+
 /// What all members of `group` have, added up, for each of them.
 template <class T, class D>
 GraphVariable<T, 1, D> group_sum(const GraphVariable<T, 1, D>& own, const std::shared_ptr<BatchGroup>& group) {
@@ -108,11 +119,13 @@ GraphVariable<T, 1, D> group_sum(const GraphVariable<T, 1, D>& own, const std::s
     const auto near = on_device(parts.back().value(), own.device(), trace::Traffic::control);
     total = total.defined() ? total + near : near;
   }
+  const auto sequence = all.empty() ? 0 : sequence_in_order(*group);
   if (all.empty()) total = sum_over_members(*group, own.value(), 1);
   if (!own.requires_grad() || !grad_enabled()) return GraphVariable(std::move(total));
   if (detects_anomalies()) [[unlikely]]
     check_finite("group_sum", total);
   Ref<GradNode<T, 1, D>> node(new GroupSumNode<T, D>(own, std::move(parts), group));
+  if (!all.empty()) node->set_sequence(sequence);
   return GraphVariable(std::move(total), std::move(node));
 }
 

@@ -1,0 +1,47 @@
+// DataParallel on programs that seeds draw, beside one device that does the same; and what is thrown where a copy of
+// the model errs. Other seeds than those below: CHORUS_RANDOM_SEEDS=17 (one, whose program is shown), or =1000-2000
+// (all of them, and how often each feature was drawn).
+#include <catch.hpp>
+
+#include "../io/files.hpp"
+#include "dp_random_runs.hpp"
+
+namespace test::random::dp {
+
+template <class Net>
+std::vector<double> alone(const Program& program, bool nudged) {
+  Runner<Net> runner(program, "");
+  if (nudged) nudge(runner.net());
+  return runner.run();
+}
+/// What is wrong with a program's run, or "".
+std::string judge(const Program& program) {
+  const chorus_test::TemporaryFolder folder;
+  const auto expected_from = [&](bool nudged) {
+    return program.by_shares ? alone<ByShares>(program, nudged) : alone<SingleDevice<Model>>(program, nudged);
+  };
+  const auto expected = expected_from(false);
+  const auto on_devices = [&](const std::string& file) { return Runner<DataParallel<Model>>(program, file).run(); };
+  const auto got = on_devices(folder / "checkpoint");
+  const auto wrong = difference(got, expected, program.width, [&] { return expected_from(true); });
+  if (!wrong.empty()) return wrong;
+  if (program.saved_before >= 0 && program.resumed_ids.empty() && on_devices("") != got)
+    return "a checkpoint changes the numbers";
+  return "";
+}
+
+TEST_CASE("dp random: programs that seeds draw train as one device does") {
+  std::map<std::string, int> drawn;
+  for_seeds(
+      500,
+      [&](std::uint64_t seed) {
+        const auto program = draw(seed);
+        INFO(program.text());
+        CHECK(judge(program) == "");
+        for (const auto& [feature, times] : program.features) ++drawn[feature];
+      },
+      [](std::uint64_t seed) { return draw(seed).text(); });
+  show_features(drawn);
+}
+
+}  // namespace test::random::dp

@@ -1,0 +1,136 @@
+#pragma once
+/// What random tests of policies share: numbers from a seed, the seeds that are tried, the model, how near is near.
+
+#include <chorus/nn/containers.hpp>
+#include <chorus/nn/convolution.hpp>
+#include <cstdlib>
+#include <iostream>
+#include <map>
+#include <optional>
+
+#include "policies.hpp"
+
+namespace test::random {
+
+using namespace test::names;
+
+/// Numbers that depend on a seed and on how many were drawn before.
+class Draw {
+ public:
+  explicit Draw(std::uint64_t seed) : seed_(seed) {}
+  std::uint32_t below(std::uint32_t n) { return ch::philox(seed_, {next_++, 7, 7, 7})[0] % n; }
+  bool chance(std::uint32_t percent) { return below(100) < percent; }
+  std::uint64_t bits() { return std::uint64_t{below(1u << 31)} << 31 | below(1u << 31); }
+
+ private:
+  std::uint64_t seed_;
+  std::uint32_t next_ = 0;
+};
+
+/// Calls `f(seed)` for seeds from 1 to `last`, or for those that the environment names; `show(seed)` where it is one.
+template <class F, class Show>
+void for_seeds(std::uint64_t last, const F& f, const Show& show) {
+  std::uint64_t first = 1;
+  if (const char* wanted = std::getenv("CHORUS_RANDOM_SEEDS")) {
+    char* end = nullptr;
+    first = last = std::strtoull(wanted, &end, 10);
+    if (*end == '-') last = std::strtoull(end + 1, nullptr, 10);
+    if (first == last) std::cerr << show(first);
+  }
+  for (auto seed = first; seed <= last; ++seed) f(seed);
+}
+
+/// How often each feature was drawn, where the environment names the seeds.
+inline void show_features(const std::map<std::string, int>& drawn) {
+  if (!std::getenv("CHORUS_RANDOM_SEEDS")) return;
+  for (const auto& [feature, programs] : drawn) std::cerr << feature << ": " << programs << "\n";
+}
+
+/// What is wrong with numbers that should be `expected`, or "". Wide layers add up more numbers, and some programs make
+/// much of a rounding: `nudged()` is what comes of numbers that differ in their last digit from the start.
+template <class Nudged>
+std::string difference(const std::vector<double>& got, const std::vector<double>& expected, Index width,
+                       const Nudged& nudged) {
+  const double off = distance(got, expected), limit = rounding * static_cast<double>(1 + width / 10);
+  if (off < limit || (off < 1e-5 && off < 10 * distance(nudged(), expected))) return "";
+  if (got.size() != expected.size()) return cat(got.size(), " numbers, expected ", expected.size());
+  std::size_t first = 0;
+  while (std::abs(got[first] - expected[first]) < off / 2) ++first;
+  return cat("off by ", off, ", at first in number ", first, ": ", got[first], ", expected ", expected[first]);
+}
+/// Changes the last digit of a net's parameters.
+template <class Net>
+void nudge(Net& net) {
+  for (const auto& named : net.parameters())
+    for (Index i = 0; i < named.parameter->count(); ++i)
+      static_cast<double*>(named.parameter->value_data())[i] *= 1 + 3e-16 * static_cast<double>(i % 3 - 1);
+}
+
+inline const optim::SgdOptions sgd{.lr = 0.2, .momentum = 0.9, .weight_decay = 0.01};
+inline const optim::AdamOptions adam{.lr = 0.05, .eps = 0.1, .amsgrad = true};  // the eps keeps rounding rounding
+
+inline constexpr unsigned all_blocks = 0xff, backwards = 0x100;
+
+/// Blocks that a pass may go through or not, by the bits of `uses`, in one order or the other; and a second head.
+template <class D>
+struct Drawn : ch::nn::Module {
+  std::optional<ch::nn::Conv2d<D, double>> conv;
+  ch::nn::Linear<D, double> in, out, side{16, 2};
+  ch::nn::ModuleList<ch::nn::Linear<D, double>> blocks;
+  std::optional<ch::nn::SyncBatchNorm<D, double>> norm;
+  ch::nn::Dropout drop;
+  CHORUS_MODULE(Drawn, conv, in, blocks, out, side, norm, drop)
+
+  Drawn(Index width, bool convolves, double dropped) : in{convolves ? 8 : 16, width}, out{width, 3}, drop{dropped} {
+    if (convolves) conv.emplace(1, 2, ch::nn::Conv2dOptions{.kernel = 3});
+  }
+  auto forward(const auto& x, unsigned uses) const {
+    const auto images = [&] { return ch::reshape(x, std::array<Index, 4>{x.size(0), 1, 4, 4}); };
+    auto h = ch::tanh(conv ? in(ch::flatten(ch::tanh((*conv)(images())))) : in(x));
+    if (norm) h = ch::flatten((*norm)(ch::reshape(h, std::array<Index, 3>{h.size(0), h.size(1), 1})));
+    h = drop(h);
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+      const std::size_t k = uses & backwards ? blocks.size() - 1 - i : i;
+      if (uses >> k & 1) h = ch::tanh(blocks[k](h)) + h * 0.5;
+    }
+    return std::pair(out(h), side(x));
+  }
+};
+
+/// Its shape: layers of `width` numbers; block i is the same as block blocks[i] <= i.
+struct Structure {
+  Index width = 1;
+  std::vector<std::size_t> blocks;
+  bool conv = false, norm = false;
+  double dropped = 0;
+
+  Drawn<ch::Cpu> model(std::uint32_t key = 1) const {
+    Drawn<ch::Cpu> model(width, conv, dropped);
+    if (norm) model.norm.emplace(width);
+    for (std::size_t i = 0; i < blocks.size(); ++i)
+      model.blocks.push_back(blocks[i] == i ? ch::nn::Linear<ch::Cpu, double>(width, width) : model.blocks[blocks[i]]);
+    for (const auto& named : ch::nn::named_parameters<ch::Cpu>(model)) {
+      const auto values = numbers(1, named.parameter->count(), key++ * 100);
+      for (Index i = 0; i < values.numel(); ++i)
+        static_cast<double*>(named.parameter->value_data())[i] = 0.7 * values.data()[i];
+    }
+    return model;
+  }
+  std::string text() const {
+    std::string out = ch::cat("width ", width, conv ? ", conv" : "", norm ? ", norm" : "", ", dropped ", dropped);
+    out += ", blocks";
+    for (const auto block : blocks) out += ch::cat(" ", block);
+    return out;
+  }
+};
+
+/// Freezes the parameters whose bits are set; the heads stay.
+inline void freeze(ch::nn::Module& model, std::uint64_t frozen) {
+  std::size_t i = 0;
+  for (const auto& named : ch::nn::named_parameters<ch::Cpu>(model)) {
+    const bool head = named.name.find("out.") != named.name.npos || named.name.find("side.") != named.name.npos;
+    named.parameter->set_wants_grad(!(frozen >> i++ & 1) || head);
+  }
+}
+
+}  // namespace test::random
