@@ -30,7 +30,7 @@ class InPlace {
   InPlace(const Ring& ring, std::byte* data, std::size_t bytes, bool or_sent) : ring_(ring), link_(ring.link) {
     offers_[at(rank())] = {.window = link_.window(data, bytes), .scale = ring.reduction.scale};
     auto& own = offers_[at(rank())];
-    own.fresh = own.window.key != 0 && link_.shows_first(own.window) ? 1 : 0;
+    own.fresh = own.window.key != 0 && !link_.is_mapped(own.window) ? 1 : 0;
     own.far = or_sent && link_.seems_far() ? 1 : 0;
     tell(reinterpret_cast<const std::byte*>(&own), sizeof own);
     for_others([&](int peer) {
@@ -54,6 +54,7 @@ class InPlace {
     if (any_fresh) mapped = all_agree(mapped);
     check<LinkError>(mapped || any_fresh, "a rank's memory, mapped before, is no longer there");
     if (!mapped) link_.reaches_peers = false;
+    if (mapped && own.fresh != 0) link_.note_mapped(own.window);
     agreed_ = mapped && all_near;
   }
 

@@ -121,11 +121,10 @@ class ShmTransport final : public Transport {
   Window window(std::byte* data, std::size_t bytes) override {
     return place_.among_threads() ? Window{.key = 1, .address = data} : SharedMemory::find(data, bytes);
   }
-  bool shows_first(const Window& window) override {
-    if (place_.among_threads() || std::find(shown_.begin(), shown_.end(), window.key) != shown_.end()) return false;
-    shown_.push_back(window.key);
-    return true;
+  bool is_mapped(const Window& window) override {
+    return place_.among_threads() || std::find(shown_.begin(), shown_.end(), window.key) != shown_.end();
   }
+  void note_mapped(const Window& window) override { shown_.push_back(window.key); }
   std::byte* open(int peer, const Window& window) override {
     return place_.among_threads() ? window.address
                                   : mapped_[static_cast<std::size_t>(peer)].open(place_.pid(peer), window);
@@ -176,7 +175,7 @@ class ShmTransport final : public Transport {
   Room room_sent_{}, room_received_{};
   std::array<FarCopy, max_ranks> copies_;
   std::array<MappedWindows, max_ranks> mapped_;
-  std::vector<std::uint64_t> shown_;  // keys of windows that the others know
+  std::vector<std::uint64_t> shown_;  // keys of windows that the others have mapped
   int slow_calls_ = 0;                // in a row
   unsigned asked_ = 0;
 };

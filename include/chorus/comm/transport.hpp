@@ -87,8 +87,9 @@ class Transport {
   virtual std::shared_ptr<std::byte> allocate(std::size_t) { return nullptr; }
   /// How others find this rank's data; without a key where they can't reach it.
   virtual Window window(std::byte*, std::size_t) { return {}; }
-  /// Whether no other rank has been told of the window's memory so far.
-  virtual bool shows_first(const Window&) { return false; }
+  /// Whether all ranks have mapped the window's memory.
+  virtual bool is_mapped(const Window&) { return true; }
+  virtual void note_mapped(const Window&) {}
   /// A peer's data, as it is mapped here; null where this process is not allowed to.
   virtual std::byte* open(int, const Window&) { return nullptr; }
   /// Says when this rank begins and ends to work in the others' memory. In between it calls `check` before all it does.

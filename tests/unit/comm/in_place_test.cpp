@@ -1,4 +1,6 @@
 // Collectives of ranks that read each other's memory where it lies.
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <atomic>
 #include <bit>
@@ -192,6 +194,26 @@ TEST_CASE("in place: what can't be mapped is sent", "[comm]") {
   CHECK(mapped.open(getpid(), window) == nullptr);
   lent.reset();
   CHECK(comm::SharedMemory::find(there, 1).key == 0);
+}
+
+TEST_CASE("in place: what was offered but not mapped at first, and then can't be, is sent", "[comm]") {
+  test::Ranks ranks(3, [](const comm::World& world) {
+    auto c = comm::connect(world);
+    Lent<float> lent(c, 10'000), elsewhere(c, 10'000, false);
+    std::string log;
+    for (const int other : {1, 0, 2}) {  // who brings other memory; at last none does
+      auto* const data = world.rank == other && other != 2 ? &elsewhere : &lent;
+      fill(data->numbers, world.rank);
+      c.all_reduce(data->numbers);
+      log += cat(hash(data->numbers), " ");
+      const rlimit files{3, 3};  // rank 2 opens nothing any more
+      if (world.rank == 2 && other == 0) setrlimit(RLIMIT_NOFILE, &files);
+    }
+    return log;
+  });
+  const auto texts = ranks.texts();
+  for (const auto& text : texts) CHECK(text == texts[0]);
+  CHECK(texts[0].size() > 20);
 }
 
 TEST_CASE("in place: a rank that is killed meanwhile is named by the others", "[comm]") {
