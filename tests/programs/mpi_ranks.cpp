@@ -5,6 +5,7 @@
 
 #include "../unit/comm/astray.hpp"
 #include "../unit/comm/conformance.hpp"
+#include "../unit/comm/random_rank.hpp"
 
 #if CHORUS_USE_MPI
 #include <chorus/comm/mpi.hpp>
@@ -38,6 +39,13 @@ int main(int argc, char** argv) {
       std::vector<int> members(static_cast<std::size_t>(group.size()));
       group.all_gather(std::span(&world.rank, 1), std::span(members));
       if (text.empty()) text = cat(std::span(members), " ", std::span(place.members), " ", group.backend());
+    } else if (what == "random") {  // programs that seeds draw
+      const auto world = world_from_environment().value();
+      for (std::uint64_t seed = 1; seed <= 10 && text.empty(); ++seed) {
+        const auto program = test::calls::draw(seed, {test::calls::Carrier::mpi}, world.size);
+        const auto said = test::calls::Rank(program, world).run();
+        if (!said.starts_with("ended with ")) text = said;
+      }
     } else {
       auto world = world_from_environment().value_or(comm::World{});
       world.timeout = std::chrono::seconds(what == "late" ? 1 : 30);
@@ -55,14 +63,14 @@ int main(int argc, char** argv) {
     }
   } catch (const TimeoutError& error) {
     text = cat("late: ", error.what());
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     text = error.what();
   }
   std::printf("%s\n", text.empty() ? "ok" : text.c_str());
   std::fflush(stdout);
   // Where ranks have failed, MPI's end would wait for them. But mpirun ends all of them when one leaves without it: the
   // others get time to say what they have to say.
-  if (what == "conforms" || what == "typed" || what == "split") return 0;
+  if (what == "conforms" || what == "typed" || what == "split" || what == "random") return 0;
   std::this_thread::sleep_for(std::chrono::seconds(2));
   std::_Exit(0);
 }

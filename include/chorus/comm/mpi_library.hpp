@@ -107,6 +107,15 @@ inline MPI_Op mpi_operator(const Reduction& reduction) {
       return reduction.op == ReduceOp::sum ? MPI_SUM : mpi_operator<float>(reduction.op);
     case DType::f64:
       return reduction.op == ReduceOp::sum ? MPI_SUM : mpi_operator<double>(reduction.op);
+    // Open MPI's sums of narrow integers stop at the largest number where the CPU has such additions; these wrap.
+    case DType::u8:
+      return mpi_operator<std::uint8_t>(reduction.op);
+    case DType::i8:
+      return mpi_operator<std::int8_t>(reduction.op);
+    case DType::i16:
+      return mpi_operator<std::int16_t>(reduction.op);
+    case DType::u16:
+      return mpi_operator<std::uint16_t>(reduction.op);
     default:
       return reduction.op == ReduceOp::sum ? MPI_SUM : reduction.op == ReduceOp::min ? MPI_MIN : MPI_MAX;
   }

@@ -112,12 +112,19 @@ inline std::string conforms(ch::comm::Communicator auto& c) {
   const auto n = static_cast<std::size_t>(c.size());
   for (const std::size_t count : {std::size_t{0}, std::size_t{1}, n - 1, n + 1, std::size_t{1001}, std::size_t{8192}})
     if (auto wrong = conforms<float>(c, count); !wrong.empty()) return wrong;
-  for (const auto& wrong : {conforms<bool>(c, 101), conforms<std::uint8_t>(c, 101), conforms<std::int8_t>(c, 101),
-                            conforms<std::int16_t>(c, 101), conforms<std::uint16_t>(c, 101),
-                            conforms<std::int32_t>(c, 101), conforms<std::uint32_t>(c, 101),
-                            conforms<std::int64_t>(c, 101), conforms<std::uint64_t>(c, 101), conforms<double>(c, 101),
-                            conforms<ch::bf16>(c, 1001), conforms<ch::half>(c, 1001)})
+  for (const auto& wrong :
+       {conforms<bool>(c, 101), conforms<std::uint8_t>(c, 101), conforms<std::int8_t>(c, 101),
+        conforms<std::int16_t>(c, 101), conforms<std::uint16_t>(c, 101), conforms<std::int32_t>(c, 101),
+        conforms<std::uint32_t>(c, 101), conforms<std::int64_t>(c, 101), conforms<std::uint64_t>(c, 101),
+        conforms<double>(c, 101), conforms<ch::bf16>(c, 1001), conforms<ch::half>(c, 1001)})
     if (!wrong.empty()) return wrong;
+  std::vector<std::int8_t> wraps(1001, 100);
+  c.all_reduce(std::span(wraps));
+  const auto wrapped = static_cast<std::int8_t>(100 * c.size());
+  if (auto wrong = expect<std::int8_t>(
+          wraps, [&](std::size_t) { return wrapped; }, "a sum that wraps");
+      !wrong.empty())
+    return wrong;
   if (auto wrong = conforms<double>(c, 200'003); !wrong.empty()) return wrong;  // several segments
   return conforms<std::int8_t>(c, 300'001);
 }

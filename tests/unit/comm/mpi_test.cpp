@@ -15,9 +15,9 @@
 
 namespace mpi_test {
 
-using chorus::cat;
 using Catch::Matchers::Contains;
 using Catch::Matchers::StartsWith;
+using chorus::cat;
 
 #if CHORUS_USE_MPI
 std::string folder_of_programs() {
@@ -50,6 +50,14 @@ TEST_CASE("collectives over MPI", "[comm]") {
     CHECK(job(ranks, "conforms") == expected);
   }
   CHECK(job(3, "typed") == "ok\nok\nok\n");
+}
+
+TEST_CASE("comm random: over MPI", "[comm]") {
+  for (const int ranks : {2, 5}) {
+    std::string expected;
+    for (int i = 0; i < ranks; ++i) expected += "ok\n";
+    CHECK(job(ranks, "random") == expected);
+  }
 }
 
 TEST_CASE("split: groups over MPI", "[comm]") {

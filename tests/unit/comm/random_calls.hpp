@@ -155,11 +155,12 @@ inline Call draw_call(Draw& d, const Program& p, std::uint64_t key) {
   return c;
 }
 
-inline Program draw(std::uint64_t seed, const std::vector<Carrier>& carriers) {
+/// `ranks`: how many, where that is given.
+inline Program draw(std::uint64_t seed, const std::vector<Carrier>& carriers, int ranks = 0) {
   Draw d(seed);
   Program p;
   p.seed = seed;
-  p.ranks = static_cast<int>(2 + d.below(4));
+  p.ranks = ranks > 0 ? ranks : static_cast<int>(2 + d.below(4));
   p.carrier = d.one_of(carriers);
   for (int rank = 0; rank < p.ranks; ++rank) p.machines += static_cast<char>('a' + d.below(3));
   p.special = p.carrier < Carrier::gloo && d.chance(25);
