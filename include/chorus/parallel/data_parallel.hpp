@@ -252,9 +252,11 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
   }
 
   void backward_on_replicas(const Roots& roots, bool keep) {
-    // What is recomputed finds the flags that the model has now, as on one device.
+    // What is recomputed finds the model as it is now on one device, whatever passes there were in between.
     const auto prepare = [this](std::size_t i) {
-      if (i > 0) detail::copy_training_flags(this->model_, replicas_[i - 1]->model());
+      if (i == 0) return;
+      replicas_[i - 1]->end_recording();
+      detail::copy_training_flags(this->model_, replicas_[i - 1]->model());
     };
     threads_.run_together(roots.size(), false, prepare, [roots, keep, replicas = replicas_](std::size_t i) {
       run_backward(roots[i], {.retain_graph = keep, .hooks = false});

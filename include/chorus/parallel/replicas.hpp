@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <map>
 #include <memory>
+#include <utility>
 #include <vector>
 
 namespace chorus::inline CHORUS_ABI::detail {
@@ -123,18 +124,24 @@ class Replica {
       if (lacks(entries[i], i)) own.touch();  // what was made of the old numbers, as a copy in bf16, is no good
       seen_[i] = entries[i].parameter().version();
       own.set_wants_grad(entries[i].parameter().wants_grad());
-      if (recorded_) own.set_origin({});
     }
-    recorded_ = false;
+    end_recording();
   }
   /// Nobody knows what this copy has: it will fetch everything.
   void forget() { seen_.assign(seen_.size(), 0); }
 
-  /// After `follow`: until it is called again, this copy's parameters stand on the tape for copies of the original's.
+  /// After `follow`: until `end_recording` or the next `follow`, this copy's parameters stand on the tape for copies of
+  /// the original's.
   void record_copies(const Flat& original) {
     recorded_ = true;
     for (std::size_t i = 0; i < original.entries().size(); ++i)
       record_parameter_copy(original.entries()[i].parameter(), flat_.entries()[i].parameter());
+  }
+
+  /// They stand for themselves again, as for what a plain pass computes anew in backward.
+  void end_recording() {
+    if (!std::exchange(recorded_, false)) return;
+    for (const auto& entry : flat_.entries()) entry.parameter().set_origin({});
   }
 
  private:
