@@ -209,6 +209,9 @@ class Node {
   virtual bool only_to_inputs() const { return true; }
   /// Calls `visit` on each leaf, beside the inputs, to which backward may send a gradient by itself.
   virtual void for_each_far_leaf(void (*)(Node&, void*), void*) const {}
+  /// In the midst of a backward run: a gradient has come to this leaf from one who knows it as a far leaf. Hooks of a
+  /// far leaf that none has reached don't run.
+  void set_reached() { reached_ = true; }
   /// Backward that leaves out far leaves that are skipped: for `grad`, which goes to some nodes only.
   virtual void backward_to_wanted(bool keep) { backward(keep); }
   /// While a node is skipped, those that use its value send it no gradient: for `grad`, which goes to some nodes only.
@@ -231,6 +234,9 @@ class Node {
   const char* operation() const { return operation_; }
   /// Grows in the order in which nodes are made: an operation's inputs have smaller numbers.
   std::uint64_t sequence() const { return sequence_; }
+  /// For operations that threads record at the same time, one each, whose order should not be left to chance: a number
+  /// that one of them has got from `next_sequence` for it.
+  void set_sequence(std::uint64_t sequence) { sequence_ = sequence; }
 
   void* operator new(std::size_t bytes) { return detail::NodePool::allocate(bytes); }
   void operator delete(void* data, std::size_t bytes) { detail::NodePool::release(data, bytes); }
@@ -266,6 +272,7 @@ class Node {
   std::uint64_t visited_by_ = 0;  // the backward run that last counted this node
   int pending_ = 0;               // consumers that have yet to contribute in that run
   bool skipped_ = false;
+  bool reached_ = false;  // one of those consumers has contributed
   std::atomic<int> owners_{0};
   std::unique_ptr<detail::GradientHook> gradient_hooks_;
 };
@@ -4797,12 +4804,24 @@ P erf_float(const P& x_in) {
   return pdiv(pmul(x, p), q);
 }
 
-/// Eigen's approximation of sqrt makes infinity NaN.
-template <class T, class P>
+/// The processor's own square root. Eigen takes an approximation, which other processors round in another way (then
+/// ranks that take the same step drift apart) and which takes longer where a division follows.
+template <class P>
 P sqrt(const P& x) {
-  using namespace Eigen::internal;
-  return pselect(pcmp_eq(x, kernels::splat(std::numeric_limits<T>::infinity())), x, psqrt(x));
+  return Eigen::internal::psqrt(x);
 }
+#ifdef EIGEN_VECTORIZE_SSE
+inline __m128 sqrt(__m128 x) { return _mm_sqrt_ps(x); }
+inline __m128d sqrt(__m128d x) { return _mm_sqrt_pd(x); }
+#endif
+#ifdef EIGEN_VECTORIZE_AVX
+inline __m256 sqrt(__m256 x) { return _mm256_sqrt_ps(x); }
+inline __m256d sqrt(__m256d x) { return _mm256_sqrt_pd(x); }
+#endif
+#ifdef EIGEN_VECTORIZE_AVX512
+inline __m512 sqrt(__m512 x) { return _mm512_sqrt_ps(x); }
+inline __m512d sqrt(__m512d x) { return _mm512_sqrt_pd(x); }
+#endif
 
 template <class T>
 inline constexpr bool vectorised = kernels::lanes<T> > 1;
@@ -4836,7 +4855,7 @@ CHORUS_PACKET_OPERATION(Or, (const P& x, const P& y), return por(x, y);)
 CHORUS_PACKET_OPERATION(Select, (const P& mask, const P& x, const P& y), return pselect(mask, x, y);)
 CHORUS_PACKET_OPERATION(Negate, (const P& x), return pnegate(x);)
 CHORUS_PACKET_OPERATION(Abs, (const P& x), return pabs(x);)
-CHORUS_PACKET_OPERATION(Sqrt, (const P& x), return packets::sqrt<T>(x);)
+CHORUS_PACKET_OPERATION(Sqrt, (const P& x), return packets::sqrt(x);)
 CHORUS_PACKET_OPERATION(Exp, (const P& x), if constexpr (vectorised_float<T>) return exp_float(x);
                         else return pselect(pcmp_lt(x, kernels::splat(T(-708.4))), kernels::splat(T(0)), pexp(x));)
 CHORUS_PACKET_OPERATION(Erf, (const P& x), if constexpr (vectorised_float<T>) return erf_float(x);
@@ -5622,13 +5641,19 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
   struct Lists {
     std::vector<Ref<Node>> nodes;
     std::vector<Node*> final_leaves, final_far_leaves;
-    std::vector<std::pair<Ref<Node>, int>> outer_counts;  // what the run around this one still waits for
+    struct Count {
+      Ref<Node> node;
+      int pending;
+      bool reached;
+    };
+    std::vector<Count> outer_counts;  // what the run around this one still waits for
     std::uint64_t run = 0;
     bool count = true, nested = false;
 
     void count_anew(Node& node) {
-      if (nested) outer_counts.emplace_back(&node, node.pending_);
+      if (nested) outer_counts.push_back({Ref<Node>(&node), node.pending_, node.reached_});
       node.pending_ = 0;
+      node.reached_ = false;
     }
   };
   thread_local std::vector<std::unique_ptr<Lists>> spare;
@@ -5639,7 +5664,10 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
       lists->nodes.clear();
       lists->final_leaves.clear();
       lists->final_far_leaves.clear();
-      for (auto& [node, pending] : lists->outer_counts) node->pending_ = pending;
+      for (auto& [node, pending, reached] : lists->outer_counts) {
+        node->pending_ = pending;
+        node->reached_ = reached;
+      }
       lists->outer_counts.clear();
       spare.push_back(std::move(lists));
     }
@@ -5684,12 +5712,16 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
     for (const auto& root : roots)
       if (root->is_leaf() && root->pending_ == 0) root->gradient_is_final();
   for (Ref<Node>& node : lists.nodes) {
-    if (node->is_leaf()) continue;
+    if (node->is_leaf()) {
+      if (!lists.count) node->set_reached();  // in the run around this one
+      continue;
+    }
     if (node->gradient_hooks_) node->run_gradient_hooks();
     // Counted before the node runs, since it then forgets its inputs.
     if (lists.count) {
       node->for_each_input(
           [](Node& input, void* context) {
+            input.reached_ = true;
             if (--input.pending_ == 0 && input.is_leaf()) static_cast<Lists*>(context)->final_leaves.push_back(&input);
           },
           &lists);
@@ -5705,7 +5737,7 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
       node->backward(options.retain_graph);
     for (Node* leaf : lists.final_leaves) leaf->gradient_is_final();
     for (Node* leaf : lists.final_far_leaves)
-      if (leaf->has_grad()) leaf->gradient_is_final();  // one that went unused has none
+      if (leaf->reached_) leaf->gradient_is_final();
     lists.final_leaves.clear();
     lists.final_far_leaves.clear();
     node = {};
@@ -14357,7 +14389,7 @@ void transform_weights(bool turned, Index results, Index channels, Index first, 
       const Index some = std::clamp<Index>(columns - side, 0, w);
       const auto kernels = [&](Index c) { return weight + ((channel + c) * results + first + side) * 9; };
       for (Index c = 0; c < count; ++c) {
-        if (channel + c + at_once < channels) fetch_ahead(kernels(c + at_once), some * 9);
+        if (side == 0 && channel + c + at_once < channels) fetch_ahead(kernels(c + at_once), columns * 9);
         Packet<T> taps[9];
         load_taps(kernels(c), some, taps);
         transform(c, side, [&](int y, int x) { return taps[8 - (y * 3 + x)]; });
@@ -19279,7 +19311,7 @@ void adam_step(Cpu, Index count, T* p, const T* g, T* m, T* v, T* vmax, const Ad
       square = Eigen::internal::pmax(load(vmax + i, n), square);
       store(vmax + i, square, n);
     }
-    const auto denominator = pmadd(math::packets::sqrt<T>(square), correction, eps);
+    const auto denominator = pmadd(math::packets::sqrt(square), correction, eps);
     store(p + i, pmadd(step_size, Eigen::internal::pdiv(mean, denominator), pmul(shrink, value)), n);
   });
 }
@@ -19294,7 +19326,7 @@ void rms_prop_step(Cpu, Index count, T* p, const T* g, T* v, T* m, const RmsProp
     const auto grad = pmadd(decay, value, load(g + i, n));
     const auto square = pmadd(pmul(mix, grad), grad, pmul(keep, load(v + i, n)));
     store(v + i, square, n);
-    auto step = Eigen::internal::pdiv(grad, padd(math::packets::sqrt<T>(square), eps));
+    auto step = Eigen::internal::pdiv(grad, padd(math::packets::sqrt(square), eps));
     if (m != nullptr) {
       step = pmadd(momentum, load(m + i, n), step);
       store(m + i, step, n);
@@ -19313,7 +19345,7 @@ void adagrad_step(Cpu, Index count, T* p, const T* g, T* sum, const AdagradScala
     const auto grad = pmadd(decay, value, load(g + i, n));
     const auto square = pmadd(grad, grad, load(sum + i, n));
     store(sum + i, square, n);
-    store(p + i, pmadd(lr, Eigen::internal::pdiv(grad, padd(math::packets::sqrt<T>(square), eps)), value), n);
+    store(p + i, pmadd(lr, Eigen::internal::pdiv(grad, padd(math::packets::sqrt(square), eps)), value), n);
   });
 }
 
@@ -20972,6 +21004,19 @@ class ReduceOnPlateau {
   }
   double best() const { return best_; }
 
+  /// What a checkpoint keeps: the rate, the best measure, and what is counted.
+  static constexpr std::string_view kept_as = "plateau";
+  std::array<double, 5> kept() const {
+    return {optimizer_.lr(), best_, seen_ ? 1.0 : 0.0, static_cast<double>(bad_), static_cast<double>(resting_)};
+  }
+  void keep(const std::array<double, 5>& kept) {
+    optimizer_.set_lr(kept[0]);
+    best_ = kept[1];
+    seen_ = kept[2] != 0;
+    bad_ = static_cast<int>(kept[3]);
+    resting_ = static_cast<int>(kept[4]);
+  }
+
  private:
   bool improves(double measure) const {
     return options_.larger_is_better ? measure > best_ * (1 + options_.threshold)
@@ -22221,20 +22266,28 @@ class Replica {
   void has_followed(const Flat& original) {
     const auto& entries = original.entries();
     for (std::size_t i = 0; i < entries.size(); ++i) {
+      auto& own = flat_.entries()[i].parameter();
+      if (lacks(entries[i], i)) own.touch();  // what was made of the old numbers, as a copy in bf16, is no good
       seen_[i] = entries[i].parameter().version();
-      flat_.entries()[i].parameter().set_wants_grad(entries[i].parameter().wants_grad());
-      if (recorded_) flat_.entries()[i].parameter().set_origin({});
+      own.set_wants_grad(entries[i].parameter().wants_grad());
     }
-    recorded_ = false;
+    end_recording();
   }
   /// Nobody knows what this copy has: it will fetch everything.
   void forget() { seen_.assign(seen_.size(), 0); }
 
-  /// After `follow`: until it is called again, this copy's parameters stand on the tape for copies of the original's.
+  /// After `follow`: until `end_recording` or the next `follow`, this copy's parameters stand on the tape for copies of
+  /// the original's.
   void record_copies(const Flat& original) {
     recorded_ = true;
     for (std::size_t i = 0; i < original.entries().size(); ++i)
       record_parameter_copy(original.entries()[i].parameter(), flat_.entries()[i].parameter());
+  }
+
+  /// They stand for themselves again, as for what a plain pass computes anew in backward.
+  void end_recording() {
+    if (!std::exchange(recorded_, false)) return;
+    for (const auto& entry : flat_.entries()) entry.parameter().set_origin({});
   }
 
  private:
@@ -22334,6 +22387,7 @@ class ReplicaCollectives {
           // Who has none of a gradient has zeros.
           if (!entries[i].parameter().grad_arrived()) absent_[0].push_back(place(flat_, entries[i]));
           entries[i].parameter().set_grad_arrived(true);
+          entries[i].named.handle.shared()->set_reached();
           for (std::size_t r = 0; r < replicas_.size(); ++r) {
             if (!arrived(replicas_[r], i)) absent_[r + 1].push_back(place(replicas_[r]->flat(), entries[i]));
             trace::sent(device_ids_[r + 1], trace::Traffic::gradients, entries[i].parameter().size_bytes());
@@ -22455,7 +22509,8 @@ class ReplicaGradients {
     for_each_copy([](const auto&, const auto&, const auto& copy) { copy.parameter().set_grad_arrived(false); });
   }
 
-  /// Into the flat buffers; each worker does a part of the elements.
+  /// Into the flat buffers. Each worker has a part of the elements to itself, in all copies: which parameters have
+  /// gradients differs between them, and so do the pieces, but not whose an element is.
   template <class Run>
   void reduce(const Run& run) const {
     struct Piece {
@@ -22469,6 +22524,7 @@ class ReplicaGradients {
       auto& to = entry.parameter();
       const bool add = to.grad_arrived();
       to.set_grad_arrived(true);
+      entry.named.handle.shared()->set_reached();
       trace::sent(replica.device().index, trace::Traffic::gradients, to.size_bytes());
       if (!pieces.empty() && pieces.back().replica == &replica && pieces.back().group == entry.group &&
           pieces.back().add == add && pieces.back().begin + pieces.back().count == entry.begin)
@@ -22477,16 +22533,28 @@ class ReplicaGradients {
         pieces.push_back({&replica, entry.group, entry.begin, entry.count, add});
     });
     if (pieces.empty()) return;
+    struct Range {
+      std::size_t begin = static_cast<std::size_t>(-1), end = 0;
+    };
+    std::vector<Range> ranges(flat_.groups().size());  // that pieces lie in, by group
+    for (const Piece& piece : pieces) {
+      auto& [begin, end] = ranges[piece.group];
+      begin = std::min(begin, piece.begin);
+      end = std::max(end, piece.begin + piece.count);
+    }
     // A GPU adds by itself, in the order of its stream.
     const std::size_t workers = std::is_same_v<D, Cpu> ? used_ : 1;
     run(workers, [&](std::size_t i) {
       for (const Piece& piece : pieces) {
-        const auto count = static_cast<Index>(piece.count);
-        const auto first = share_begin(count, workers, i), last = share_begin(count, workers, i + 1);
-        const auto at = piece.begin + static_cast<std::size_t>(first);
+        const auto [begin, end] = ranges[piece.group];
+        const auto share = [&, from = begin, count = static_cast<Index>(end - begin)](std::size_t worker) {
+          return from + static_cast<std::size_t>(share_begin(count, workers, worker));
+        };
+        const auto first = std::max(piece.begin, share(i)), last = std::min(piece.begin + piece.count, share(i + 1));
+        if (first >= last) continue;
         const auto& group = flat_.groups()[piece.group];
-        add_gradients(group.dtype, last - first, piece.replica->device(),
-                      piece.replica->flat().groups()[piece.group].grad(at), group.grad(at), piece.add);
+        add_gradients(group.dtype, static_cast<Index>(last - first), piece.replica->device(),
+                      piece.replica->flat().groups()[piece.group].grad(first), group.grad(first), piece.add);
       }
     });
   }
@@ -23025,20 +23093,25 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
         decltype(std::apply([&](const auto&... own) { return this->model_.forward(own...); }, std::declval<Shares&>()));
     const auto pass = std::make_shared<Pass<Shares, Output>>(used, replicas_);
     const auto update_copy = [&](std::size_t i) {
-      if (i == 0) return;
-      replicas_[i - 1]->follow(this->flat_, buffers_, device(0));
-      if constexpr (recorded<Inputs...>) replicas_[i - 1]->record_copies(this->flat_);
+      if (i > 0) replicas_[i - 1]->follow(this->flat_, buffers_, device(0));
     };
     // The first device's forward pass may write into the buffers: all others have copied them before.
     const bool together = !recorded<Inputs...> && collectives_.serve(used);
+    const bool copied = together || recorded<Inputs...> || !buffers_.empty();
     if (together)
       collectives_.broadcast();
-    else if (!buffers_.empty())
+    else if (copied)
       threads_.run(used, update_copy);
+    // On the tape in the order of the devices, not of their threads: in the reverse of it backward adds up.
+    if constexpr (recorded<Inputs...>)
+      for (std::size_t i = 0; i < used; ++i) {
+        if (i > 0) replicas_[i - 1]->record_copies(this->flat_);
+        pass->shares[i].emplace(scatter(i, used, inputs...));
+      }
     const auto prepare = [&](std::size_t i) {
       const GradMode mode(grad);
-      pass->shares[i].emplace(scatter(i, used, inputs...));
-      if (!together && buffers_.empty()) update_copy(i);
+      if (!pass->shares[i]) pass->shares[i].emplace(scatter(i, used, inputs...));
+      if (!copied) update_copy(i);
       if (i > 0) detail::copy_training_flags(this->model_, replicas_[i - 1]->model());
     };
     threads_.run_together(
@@ -23159,11 +23232,15 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
   }
 
   void backward_on_replicas(const Roots& roots, bool keep) {
-    threads_.run_together(
-        roots.size(), false, [](std::size_t) {},
-        [roots, keep, replicas = replicas_](std::size_t i) {
-          run_backward(roots[i], {.retain_graph = keep, .hooks = false});
-        });
+    // What is recomputed finds the model as it is now on one device, whatever passes there were in between.
+    const auto prepare = [this](std::size_t i) {
+      if (i == 0) return;
+      replicas_[i - 1]->end_recording();
+      detail::copy_training_flags(this->model_, replicas_[i - 1]->model());
+    };
+    threads_.run_together(roots.size(), false, prepare, [roots, keep, replicas = replicas_](std::size_t i) {
+      run_backward(roots[i], {.retain_graph = keep, .hooks = false});
+    });
   }
 
   void backward(const Roots& roots, bool keep) override {
@@ -23287,8 +23364,8 @@ class Work {
 
 namespace chorus::inline CHORUS_ABI::comm {
 
-/// How contributions are combined. On bool, sum and max are "or", min is "and". A NaN wins over any number in min and
-/// max.
+/// How contributions are combined. On bool, sum and max are "or", min is "and". Sums of integers wrap around. A NaN
+/// wins over any number in min and max.
 enum class ReduceOp : std::uint8_t { sum, min, max };
 
 constexpr std::string_view name(ReduceOp op) {
@@ -23438,6 +23515,9 @@ struct Sum {
   static T apply(T a, T b) {
     if constexpr (std::is_same_v<T, bool>) {
       return a || b;
+    } else if constexpr (std::is_integral_v<T>) {
+      using U = std::make_unsigned_t<T>;  // of signed numbers an overflow has no meaning
+      return static_cast<T>(static_cast<U>(a) + static_cast<U>(b));
     } else {
       return static_cast<T>(a + b);
     }
@@ -24876,10 +24956,15 @@ class Transport {
   virtual std::shared_ptr<std::byte> allocate(std::size_t) { return nullptr; }
   /// How others find this rank's data; without a key where they can't reach it.
   virtual Window window(std::byte*, std::size_t) { return {}; }
-  /// Whether no other rank has been told of the window's memory so far.
-  virtual bool shows_first(const Window&) { return false; }
+  /// Whether all ranks have mapped the window's memory.
+  virtual bool is_mapped(const Window&) { return true; }
+  virtual void note_mapped(const Window&) {}
   /// A peer's data, as it is mapped here; null where this process is not allowed to.
   virtual std::byte* open(int, const Window&) { return nullptr; }
+  /// Says when this rank begins and ends to work in the others' memory. In between it calls `check` before all it does.
+  virtual void works_in_place(bool) {}
+  /// After a failure: waits until no other rank works in this one's memory, which may then be used for anything.
+  virtual void await_hands_off() noexcept {}
   /// Whether working in the others' memory has lately been slower than a queue would be.
   virtual bool seems_far() { return false; }
   virtual void note_work_in_place(std::size_t, std::chrono::nanoseconds) {}
@@ -25184,6 +25269,7 @@ struct alignas(64) Seat {
   std::atomic<std::int32_t> wants_room;  ///< while it sleeps: 1 + the rank that it waits for to read
   std::atomic<Clock::rep> pulse;         ///< while it sleeps: when it last looked around, by the machine's clock
   std::atomic<std::uint32_t> left;       ///< 1 once it has left the group
+  std::atomic<std::uint32_t> works;      ///< 1 while it works in the others' memory
   std::atomic<std::int32_t> pid;         ///< its process, or 0 among threads
 };
 
@@ -25265,6 +25351,19 @@ class Place {
   /// Throws if a rank has given up.
   void check() const {
     chorus::check<LinkError>(board_.verdict.load() != 2, "rank ", board_.culprit, " gave up: ", board_.reason.data());
+  }
+
+  /// Says whether this rank works in the others' memory. Between saying so and touching it, it calls `check`: then
+  /// either it sees that a rank has given up, or that one sees that it works (all sequentially consistent).
+  void works_in_place(bool does) const { seat(rank_).works.store(does ? 1 : 0); }
+  /// Once a rank has given up: returns when no other one works in this one's memory any more. A rank that stands still
+  /// in the middle of it is waited for until the deadline.
+  [[gnu::cold]] void await_hands_off() noexcept {
+    const auto deadline = Clock::now() + timeout_;
+    for (int who = 0; who < size_; ++who)
+      while (who != rank_ && (board_.verdict.load() != 2 || seat(who).works.load() != 0) && !has_died(who) &&
+             Clock::now() < deadline)
+        std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
 
   /// This one does. From any thread.
@@ -25443,15 +25542,16 @@ class ShmTransport final : public Transport {
   Window window(std::byte* data, std::size_t bytes) override {
     return place_.among_threads() ? Window{.key = 1, .address = data} : SharedMemory::find(data, bytes);
   }
-  bool shows_first(const Window& window) override {
-    if (place_.among_threads() || std::find(shown_.begin(), shown_.end(), window.key) != shown_.end()) return false;
-    shown_.push_back(window.key);
-    return true;
+  bool is_mapped(const Window& window) override {
+    return place_.among_threads() || std::find(shown_.begin(), shown_.end(), window.key) != shown_.end();
   }
+  void note_mapped(const Window& window) override { shown_.push_back(window.key); }
   std::byte* open(int peer, const Window& window) override {
     return place_.among_threads() ? window.address
                                   : mapped_[static_cast<std::size_t>(peer)].open(place_.pid(peer), window);
   }
+  void works_in_place(bool does) override { place_.works_in_place(does); }
+  void await_hands_off() noexcept override { place_.await_hands_off(); }
   bool seems_far() override { return slow_calls_ >= 2 && ++asked_ % 32 != 0; }
   void note_work_in_place(std::size_t bytes, std::chrono::nanoseconds time) override {
     // Between cores of one cache 20 GB/s and more, between two caches 3: then copying past the caches is faster.
@@ -25496,7 +25596,7 @@ class ShmTransport final : public Transport {
   Room room_sent_{}, room_received_{};
   std::array<FarCopy, max_ranks> copies_;
   std::array<MappedWindows, max_ranks> mapped_;
-  std::vector<std::uint64_t> shown_;  // keys of windows that the others know
+  std::vector<std::uint64_t> shown_;  // keys of windows that the others have mapped
   int slow_calls_ = 0;                // in a row
   unsigned asked_ = 0;
 };
@@ -27063,7 +27163,7 @@ class InPlace {
   InPlace(const Ring& ring, std::byte* data, std::size_t bytes, bool or_sent) : ring_(ring), link_(ring.link) {
     offers_[at(rank())] = {.window = link_.window(data, bytes), .scale = ring.reduction.scale};
     auto& own = offers_[at(rank())];
-    own.fresh = own.window.key != 0 && link_.shows_first(own.window) ? 1 : 0;
+    own.fresh = own.window.key != 0 && !link_.is_mapped(own.window) ? 1 : 0;
     own.far = or_sent && link_.seems_far() ? 1 : 0;
     tell(reinterpret_cast<const std::byte*>(&own), sizeof own);
     for_others([&](int peer) {
@@ -27087,6 +27187,7 @@ class InPlace {
     if (any_fresh) mapped = all_agree(mapped);
     check<LinkError>(mapped || any_fresh, "a rank's memory, mapped before, is no longer there");
     if (!mapped) link_.reaches_peers = false;
+    if (mapped && own.fresh != 0) link_.note_mapped(own.window);
     agreed_ = mapped && all_near;
   }
 
@@ -27139,7 +27240,8 @@ class InPlace {
 };
 
 /// Work in others' memory goes in blocks that stay in the first-level cache, and that memcpy moves by vectors. Before
-/// each the group is checked: a rank that has given up may soon use its memory for something else.
+/// each the group is checked: a rank that has given up waits for the others to stop, to use its memory for something
+/// else.
 inline constexpr std::size_t block_bytes = 4096;
 
 inline void copy_in_blocks(const Ring& ring, std::byte* out, const std::byte* in, std::size_t bytes) {
@@ -27175,13 +27277,16 @@ inline void reduce_in_place(const Ring& ring, const InPlace& all, std::byte* out
   }
 }
 
-/// Notes how long a scope works in others' memory, which it reads and writes `bytes` of.
-class WorkingTime {
+/// Says that a scope works in others' memory, and notes how long; it reads and writes `bytes` of it.
+class WorkInPlace {
  public:
-  WorkingTime(Transport& link, std::size_t bytes) : link_(link), bytes_(bytes) {}
-  ~WorkingTime() { link_.note_work_in_place(bytes_, Clock::now() - start_); }
-  WorkingTime(const WorkingTime&) = delete;
-  WorkingTime& operator=(const WorkingTime&) = delete;
+  WorkInPlace(Transport& link, std::size_t bytes) : link_(link), bytes_(bytes) { link_.works_in_place(true); }
+  ~WorkInPlace() {
+    link_.works_in_place(false);
+    link_.note_work_in_place(bytes_, Clock::now() - start_);
+  }
+  WorkInPlace(const WorkInPlace&) = delete;
+  WorkInPlace& operator=(const WorkInPlace&) = delete;
 
  private:
   Transport& link_;
@@ -27208,7 +27313,7 @@ inline bool in_place_all_reduce(const Ring& ring, std::byte* data, std::size_t c
   const auto start = [&](int c) { return count * static_cast<std::size_t>(c) / ranks; };
   const auto begin = start(all.rank()), own = start(all.rank() + 1) - begin;
   {
-    const detail::WorkingTime time(ring.link, 2 * own * element);
+    const detail::WorkInPlace work(ring.link, 2 * own * element);
     detail::reduce_in_place(ring, all, data + begin * element, begin, own, true);
   }
   trace::sent(all.rank(), ring.traffic, (count + own * (ranks - 2)) * element);
@@ -27226,7 +27331,7 @@ inline bool in_place_all_gather(const Ring& ring, const std::byte* mine, std::by
   const auto place = [&](int peer) { return whole + static_cast<std::size_t>(peer) * bytes; };
   const auto from_others = bytes * static_cast<std::size_t>(all.size() - 1);
   {
-    const detail::WorkingTime time(ring.link, from_others);
+    const detail::WorkInPlace work(ring.link, from_others);
     all.for_others([&](int peer) { detail::copy_in_blocks(ring, place(peer), all.of(peer), bytes); });
   }
   if (mine != place(all.rank())) detail::copy_bytes(place(all.rank()), mine, bytes);
@@ -27244,7 +27349,7 @@ inline bool in_place_reduce_scatter(const Ring& ring, const std::byte* whole, st
   const detail::InPlace all(ring, const_cast<std::byte*>(whole), ranks * bytes, ring.link.size == 2);
   if (!all.agreed()) return false;
   {
-    const detail::WorkingTime time(ring.link, bytes);
+    const detail::WorkInPlace work(ring.link, bytes);
     detail::reduce_in_place(ring, all, mine, static_cast<std::size_t>(all.rank()) * count, count, false);
   }
   trace::sent(all.rank(), ring.traffic, bytes * (ranks - 1));
@@ -27301,6 +27406,7 @@ class RingRunner {
     const bool first = !book_.broken();
     const auto failure = book_.fail(why, timed_out);
     if (first) link_->abort(failure.what);
+    link_->await_hands_off();
     return failure;
   }
 
@@ -31005,10 +31111,15 @@ class Transport {
   virtual std::shared_ptr<std::byte> allocate(std::size_t) { return nullptr; }
   /// How others find this rank's data; without a key where they can't reach it.
   virtual Window window(std::byte*, std::size_t) { return {}; }
-  /// Whether no other rank has been told of the window's memory so far.
-  virtual bool shows_first(const Window&) { return false; }
+  /// Whether all ranks have mapped the window's memory.
+  virtual bool is_mapped(const Window&) { return true; }
+  virtual void note_mapped(const Window&) {}
   /// A peer's data, as it is mapped here; null where this process is not allowed to.
   virtual std::byte* open(int, const Window&) { return nullptr; }
+  /// Says when this rank begins and ends to work in the others' memory. In between it calls `check` before all it does.
+  virtual void works_in_place(bool) {}
+  /// After a failure: waits until no other rank works in this one's memory, which may then be used for anything.
+  virtual void await_hands_off() noexcept {}
   /// Whether working in the others' memory has lately been slower than a queue would be.
   virtual bool seems_far() { return false; }
   virtual void note_work_in_place(std::size_t, std::chrono::nanoseconds) {}
@@ -31313,6 +31424,7 @@ struct alignas(64) Seat {
   std::atomic<std::int32_t> wants_room;  ///< while it sleeps: 1 + the rank that it waits for to read
   std::atomic<Clock::rep> pulse;         ///< while it sleeps: when it last looked around, by the machine's clock
   std::atomic<std::uint32_t> left;       ///< 1 once it has left the group
+  std::atomic<std::uint32_t> works;      ///< 1 while it works in the others' memory
   std::atomic<std::int32_t> pid;         ///< its process, or 0 among threads
 };
 
@@ -31394,6 +31506,19 @@ class Place {
   /// Throws if a rank has given up.
   void check() const {
     chorus::check<LinkError>(board_.verdict.load() != 2, "rank ", board_.culprit, " gave up: ", board_.reason.data());
+  }
+
+  /// Says whether this rank works in the others' memory. Between saying so and touching it, it calls `check`: then
+  /// either it sees that a rank has given up, or that one sees that it works (all sequentially consistent).
+  void works_in_place(bool does) const { seat(rank_).works.store(does ? 1 : 0); }
+  /// Once a rank has given up: returns when no other one works in this one's memory any more. A rank that stands still
+  /// in the middle of it is waited for until the deadline.
+  [[gnu::cold]] void await_hands_off() noexcept {
+    const auto deadline = Clock::now() + timeout_;
+    for (int who = 0; who < size_; ++who)
+      while (who != rank_ && (board_.verdict.load() != 2 || seat(who).works.load() != 0) && !has_died(who) &&
+             Clock::now() < deadline)
+        std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
 
   /// This one does. From any thread.
@@ -31572,15 +31697,16 @@ class ShmTransport final : public Transport {
   Window window(std::byte* data, std::size_t bytes) override {
     return place_.among_threads() ? Window{.key = 1, .address = data} : SharedMemory::find(data, bytes);
   }
-  bool shows_first(const Window& window) override {
-    if (place_.among_threads() || std::find(shown_.begin(), shown_.end(), window.key) != shown_.end()) return false;
-    shown_.push_back(window.key);
-    return true;
+  bool is_mapped(const Window& window) override {
+    return place_.among_threads() || std::find(shown_.begin(), shown_.end(), window.key) != shown_.end();
   }
+  void note_mapped(const Window& window) override { shown_.push_back(window.key); }
   std::byte* open(int peer, const Window& window) override {
     return place_.among_threads() ? window.address
                                   : mapped_[static_cast<std::size_t>(peer)].open(place_.pid(peer), window);
   }
+  void works_in_place(bool does) override { place_.works_in_place(does); }
+  void await_hands_off() noexcept override { place_.await_hands_off(); }
   bool seems_far() override { return slow_calls_ >= 2 && ++asked_ % 32 != 0; }
   void note_work_in_place(std::size_t bytes, std::chrono::nanoseconds time) override {
     // Between cores of one cache 20 GB/s and more, between two caches 3: then copying past the caches is faster.
@@ -31625,7 +31751,7 @@ class ShmTransport final : public Transport {
   Room room_sent_{}, room_received_{};
   std::array<FarCopy, max_ranks> copies_;
   std::array<MappedWindows, max_ranks> mapped_;
-  std::vector<std::uint64_t> shown_;  // keys of windows that the others know
+  std::vector<std::uint64_t> shown_;  // keys of windows that the others have mapped
   int slow_calls_ = 0;                // in a row
   unsigned asked_ = 0;
 };
@@ -33192,7 +33318,7 @@ class InPlace {
   InPlace(const Ring& ring, std::byte* data, std::size_t bytes, bool or_sent) : ring_(ring), link_(ring.link) {
     offers_[at(rank())] = {.window = link_.window(data, bytes), .scale = ring.reduction.scale};
     auto& own = offers_[at(rank())];
-    own.fresh = own.window.key != 0 && link_.shows_first(own.window) ? 1 : 0;
+    own.fresh = own.window.key != 0 && !link_.is_mapped(own.window) ? 1 : 0;
     own.far = or_sent && link_.seems_far() ? 1 : 0;
     tell(reinterpret_cast<const std::byte*>(&own), sizeof own);
     for_others([&](int peer) {
@@ -33216,6 +33342,7 @@ class InPlace {
     if (any_fresh) mapped = all_agree(mapped);
     check<LinkError>(mapped || any_fresh, "a rank's memory, mapped before, is no longer there");
     if (!mapped) link_.reaches_peers = false;
+    if (mapped && own.fresh != 0) link_.note_mapped(own.window);
     agreed_ = mapped && all_near;
   }
 
@@ -33268,7 +33395,8 @@ class InPlace {
 };
 
 /// Work in others' memory goes in blocks that stay in the first-level cache, and that memcpy moves by vectors. Before
-/// each the group is checked: a rank that has given up may soon use its memory for something else.
+/// each the group is checked: a rank that has given up waits for the others to stop, to use its memory for something
+/// else.
 inline constexpr std::size_t block_bytes = 4096;
 
 inline void copy_in_blocks(const Ring& ring, std::byte* out, const std::byte* in, std::size_t bytes) {
@@ -33304,13 +33432,16 @@ inline void reduce_in_place(const Ring& ring, const InPlace& all, std::byte* out
   }
 }
 
-/// Notes how long a scope works in others' memory, which it reads and writes `bytes` of.
-class WorkingTime {
+/// Says that a scope works in others' memory, and notes how long; it reads and writes `bytes` of it.
+class WorkInPlace {
  public:
-  WorkingTime(Transport& link, std::size_t bytes) : link_(link), bytes_(bytes) {}
-  ~WorkingTime() { link_.note_work_in_place(bytes_, Clock::now() - start_); }
-  WorkingTime(const WorkingTime&) = delete;
-  WorkingTime& operator=(const WorkingTime&) = delete;
+  WorkInPlace(Transport& link, std::size_t bytes) : link_(link), bytes_(bytes) { link_.works_in_place(true); }
+  ~WorkInPlace() {
+    link_.works_in_place(false);
+    link_.note_work_in_place(bytes_, Clock::now() - start_);
+  }
+  WorkInPlace(const WorkInPlace&) = delete;
+  WorkInPlace& operator=(const WorkInPlace&) = delete;
 
  private:
   Transport& link_;
@@ -33337,7 +33468,7 @@ inline bool in_place_all_reduce(const Ring& ring, std::byte* data, std::size_t c
   const auto start = [&](int c) { return count * static_cast<std::size_t>(c) / ranks; };
   const auto begin = start(all.rank()), own = start(all.rank() + 1) - begin;
   {
-    const detail::WorkingTime time(ring.link, 2 * own * element);
+    const detail::WorkInPlace work(ring.link, 2 * own * element);
     detail::reduce_in_place(ring, all, data + begin * element, begin, own, true);
   }
   trace::sent(all.rank(), ring.traffic, (count + own * (ranks - 2)) * element);
@@ -33355,7 +33486,7 @@ inline bool in_place_all_gather(const Ring& ring, const std::byte* mine, std::by
   const auto place = [&](int peer) { return whole + static_cast<std::size_t>(peer) * bytes; };
   const auto from_others = bytes * static_cast<std::size_t>(all.size() - 1);
   {
-    const detail::WorkingTime time(ring.link, from_others);
+    const detail::WorkInPlace work(ring.link, from_others);
     all.for_others([&](int peer) { detail::copy_in_blocks(ring, place(peer), all.of(peer), bytes); });
   }
   if (mine != place(all.rank())) detail::copy_bytes(place(all.rank()), mine, bytes);
@@ -33373,7 +33504,7 @@ inline bool in_place_reduce_scatter(const Ring& ring, const std::byte* whole, st
   const detail::InPlace all(ring, const_cast<std::byte*>(whole), ranks * bytes, ring.link.size == 2);
   if (!all.agreed()) return false;
   {
-    const detail::WorkingTime time(ring.link, bytes);
+    const detail::WorkInPlace work(ring.link, bytes);
     detail::reduce_in_place(ring, all, mine, static_cast<std::size_t>(all.rank()) * count, count, false);
   }
   trace::sent(all.rank(), ring.traffic, bytes * (ranks - 1));
@@ -33430,6 +33561,7 @@ class RingRunner {
     const bool first = !book_.broken();
     const auto failure = book_.fail(why, timed_out);
     if (first) link_->abort(failure.what);
+    link_->await_hands_off();
     return failure;
   }
 

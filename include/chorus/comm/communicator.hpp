@@ -10,8 +10,8 @@
 
 namespace chorus::inline CHORUS_ABI::comm {
 
-/// How contributions are combined. On bool, sum and max are "or", min is "and". Sums of unsigned integers, and of those
-/// of 8 and 16 bits, wrap around. A NaN wins over any number in min and max.
+/// How contributions are combined. On bool, sum and max are "or", min is "and". Sums of integers wrap around. A NaN
+/// wins over any number in min and max.
 enum class ReduceOp : std::uint8_t { sum, min, max };
 
 constexpr std::string_view name(ReduceOp op) {

@@ -17,6 +17,9 @@ struct Sum {
   static T apply(T a, T b) {
     if constexpr (std::is_same_v<T, bool>) {
       return a || b;
+    } else if constexpr (std::is_integral_v<T>) {
+      using U = std::make_unsigned_t<T>;  // of signed numbers an overflow has no meaning
+      return static_cast<T>(static_cast<U>(a) + static_cast<U>(b));
     } else {
       return static_cast<T>(a + b);
     }

@@ -66,8 +66,8 @@ inline std::int64_t number_in(const SafetensorsReader& file, const std::string& 
 /// Writes model, optimizer and position to one file, atomically. The model's tensors have their own names, so the file
 /// is also a model's file. One process calls it; with a ShardedOptimizer all do, and rank 0 writes. The file is the
 /// same for the plain, the fused and the sharded form of an optimizer. `more`: what else goes on from step to step, as
-/// GradScaler, ParameterAverage and ReduceOnPlateau do; at most one of each. What a communication hook keeps (errors fed
-/// back, steps of its warm-up) is each rank's own and not in the file. Throws FileError.
+/// GradScaler, ParameterAverage and ReduceOnPlateau do; at most one of each. What a communication hook keeps (errors
+/// fed back, steps of its warm-up) is each rank's own and not in the file. Throws FileError.
 template <class Net, class Optimizer, class... More>
 void save_checkpoint(Net& net, Optimizer& optimizer, const TrainingPosition& position, const std::string& path,
                      More&... more) {

@@ -107,6 +107,18 @@ std::string conforms(ch::comm::Communicator auto& c, std::size_t count) {
   return wrong;
 }
 
+/// Each rank has the largest number.
+template <class T>
+std::string wraps(ch::comm::Communicator auto& c) {
+  using U = std::make_unsigned_t<T>;
+  std::vector<T> sums(1001, std::numeric_limits<T>::max());
+  c.all_reduce(std::span(sums));
+  constexpr auto largest = static_cast<std::uint64_t>(std::numeric_limits<T>::max());
+  const auto sum = static_cast<T>(static_cast<U>(largest * static_cast<std::uint64_t>(c.size())));
+  return expect<T>(
+      sums, [&](std::size_t) { return sum; }, "a sum that wraps");
+}
+
 /// Every operation, with every scalar type, and with counts that divide by the number of ranks and counts that don't.
 inline std::string conforms(ch::comm::Communicator auto& c) {
   const auto n = static_cast<std::size_t>(c.size());
@@ -118,13 +130,8 @@ inline std::string conforms(ch::comm::Communicator auto& c) {
         conforms<std::uint32_t>(c, 101), conforms<std::int64_t>(c, 101), conforms<std::uint64_t>(c, 101),
         conforms<double>(c, 101), conforms<ch::bf16>(c, 1001), conforms<ch::half>(c, 1001)})
     if (!wrong.empty()) return wrong;
-  std::vector<std::int8_t> wraps(1001, 100);
-  c.all_reduce(std::span(wraps));
-  const auto wrapped = static_cast<std::int8_t>(100 * c.size());
-  if (auto wrong = expect<std::int8_t>(
-          wraps, [&](std::size_t) { return wrapped; }, "a sum that wraps");
-      !wrong.empty())
-    return wrong;
+  if (auto wrong = wraps<std::int8_t>(c); !wrong.empty()) return wrong;
+  if (auto wrong = wraps<std::int32_t>(c); !wrong.empty()) return wrong;
   if (auto wrong = conforms<double>(c, 200'003); !wrong.empty()) return wrong;  // several segments
   return conforms<std::int8_t>(c, 300'001);
 }
