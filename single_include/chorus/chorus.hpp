@@ -6392,6 +6392,29 @@ inline std::uint64_t initial_seed() { return detail::seed_state().seed; }
 /// A new stream of numbers; each initialised parameter takes one.
 inline std::uint32_t next_random_stream() { return detail::seed_state().next_stream++; }
 
+/// The numbers of the nets' forward passes in a part of a program that is run several times, as activation
+/// checkpointing does: each time they are those of the first.
+class PassNumbers {
+ public:
+  /// The next pass begins, which would be number `fresh` if it were the first time.
+  std::uint32_t take(std::uint32_t fresh) {
+    if (next_ == numbers_.size()) numbers_.push_back(around_ != nullptr ? around_->take(fresh) : fresh);
+    return numbers_[next_++];
+  }
+  /// Whether the next pass has been there before.
+  bool repeats() const { return next_ < numbers_.size() || (around_ != nullptr && around_->repeats()); }
+  /// A run begins. `around`: those of a part that this one is a part of, if it runs for the first time.
+  void rewind(PassNumbers* around) {
+    around_ = around;
+    next_ = 0;
+  }
+
+ private:
+  PassNumbers* around_ = nullptr;
+  std::vector<std::uint32_t> numbers_;
+  std::size_t next_ = 0;
+};
+
 /// What the random operations of one forward pass draw from.
 struct RandomContext {
   std::uint64_t seed = 0;
@@ -6401,6 +6424,8 @@ struct RandomContext {
   std::uint32_t next_operation = 0;
   /// Place, in the global batch, of this device's first sample. A function, since DistributedDataParallel has to ask.
   std::function<std::int64_t()> first_sample;
+  /// Of nets that are called in here; null where nothing is run again.
+  PassNumbers* passes = nullptr;
 };
 
 namespace detail {
@@ -21909,8 +21934,8 @@ class Policy {
 
   std::uint64_t seed() const { return random_.seed; }
   /// Forward passes in training so far; random operations depend on it, so a checkpoint keeps it.
-  std::uint32_t forward_passes() const { return random_.step; }
-  void set_forward_passes(std::uint32_t passes) { random_.step = passes; }
+  std::uint32_t forward_passes() const { return passes_; }
+  void set_forward_passes(std::uint32_t passes) { passes_ = passes; }
 
   /// The layout of the flat buffers, by parameters' names. Sums over three and more ranks may be rounded in an order
   /// that depends on it, so a checkpoint keeps it.
@@ -21935,18 +21960,26 @@ class Policy {
       return to_device(x, flat_.groups().front().values.device());
   }
 
-  /// The random context of the forward pass that begins.
+  /// The random context of the forward pass that begins. One that is run again, by a checkpoint around it, draws the
+  /// same numbers, and does not count.
   RandomContext& begin_forward() {
+    PassNumbers* const known = detail::random_context() != nullptr ? detail::random_context()->passes : nullptr;
+    counts_ = known == nullptr || !known->repeats();
+    random_.step = known != nullptr ? known->take(passes_) : passes_;
     random_.next_operation = 0;
     return random_;
   }
   void end_forward() {
-    if (model_.training()) ++random_.step;
+    if (model_.training() && counts_) ++passes_;
   }
 
   Model model_;
   nn::FlatParameters<device_type> flat_;
   RandomContext random_;
+
+ private:
+  std::uint32_t passes_ = 0;
+  bool counts_ = true;  // the pass under way
 };
 
 /// Where `trace` counts the memory of a policy's device number `i`; where each rank has one, that of this rank's.

@@ -41,6 +41,8 @@ class RandomReplay {
   template <class Function>
   auto run(const Function& function) {
     context_.next_operation = start_;
+    context_.passes = &passes_;
+    passes_.rewind(outer_ != nullptr ? outer_->passes : nullptr);
     const RandomScope scope(context_);
     return function();
   }
@@ -54,6 +56,7 @@ class RandomReplay {
   RandomContext* outer_;
   RandomContext context_;
   std::uint32_t start_ = 0;
+  PassNumbers passes_;
 };
 
 template <Operand X>

@@ -3,9 +3,11 @@
 /// that a run gives the same numbers under every policy and on any number of devices.
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <utility>
+#include <vector>
 
 #include <chorus/core/config.hpp>
 
@@ -31,6 +33,29 @@ inline std::uint64_t initial_seed() { return detail::seed_state().seed; }
 /// A new stream of numbers; each initialised parameter takes one.
 inline std::uint32_t next_random_stream() { return detail::seed_state().next_stream++; }
 
+/// The numbers of the nets' forward passes in a part of a program that is run several times, as activation
+/// checkpointing does: each time they are those of the first.
+class PassNumbers {
+ public:
+  /// The next pass begins, which would be number `fresh` if it were the first time.
+  std::uint32_t take(std::uint32_t fresh) {
+    if (next_ == numbers_.size()) numbers_.push_back(around_ != nullptr ? around_->take(fresh) : fresh);
+    return numbers_[next_++];
+  }
+  /// Whether the next pass has been there before.
+  bool repeats() const { return next_ < numbers_.size() || (around_ != nullptr && around_->repeats()); }
+  /// A run begins. `around`: those of a part that this one is a part of, if it runs for the first time.
+  void rewind(PassNumbers* around) {
+    around_ = around;
+    next_ = 0;
+  }
+
+ private:
+  PassNumbers* around_ = nullptr;
+  std::vector<std::uint32_t> numbers_;
+  std::size_t next_ = 0;
+};
+
 /// What the random operations of one forward pass draw from.
 struct RandomContext {
   std::uint64_t seed = 0;
@@ -40,6 +65,8 @@ struct RandomContext {
   std::uint32_t next_operation = 0;
   /// Place, in the global batch, of this device's first sample. A function, since DistributedDataParallel has to ask.
   std::function<std::int64_t()> first_sample;
+  /// Of nets that are called in here; null where nothing is run again.
+  PassNumbers* passes = nullptr;
 };
 
 namespace detail {

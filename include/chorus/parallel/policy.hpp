@@ -37,8 +37,8 @@ class Policy {
 
   std::uint64_t seed() const { return random_.seed; }
   /// Forward passes in training so far; random operations depend on it, so a checkpoint keeps it.
-  std::uint32_t forward_passes() const { return random_.step; }
-  void set_forward_passes(std::uint32_t passes) { random_.step = passes; }
+  std::uint32_t forward_passes() const { return passes_; }
+  void set_forward_passes(std::uint32_t passes) { passes_ = passes; }
 
   /// The layout of the flat buffers, by parameters' names. Sums over three and more ranks may be rounded in an order
   /// that depends on it, so a checkpoint keeps it.
@@ -63,18 +63,26 @@ class Policy {
       return to_device(x, flat_.groups().front().values.device());
   }
 
-  /// The random context of the forward pass that begins.
+  /// The random context of the forward pass that begins. One that is run again, by a checkpoint around it, draws the
+  /// same numbers, and does not count.
   RandomContext& begin_forward() {
+    PassNumbers* const known = detail::random_context() != nullptr ? detail::random_context()->passes : nullptr;
+    counts_ = known == nullptr || !known->repeats();
+    random_.step = known != nullptr ? known->take(passes_) : passes_;
     random_.next_operation = 0;
     return random_;
   }
   void end_forward() {
-    if (model_.training()) ++random_.step;
+    if (model_.training() && counts_) ++passes_;
   }
 
   Model model_;
   nn::FlatParameters<device_type> flat_;
   RandomContext random_;
+
+ private:
+  std::uint32_t passes_ = 0;
+  bool counts_ = true;  // the pass under way
 };
 
 /// Where `trace` counts the memory of a policy's device number `i`; where each rank has one, that of this rank's.

@@ -37,7 +37,7 @@ class ByShares : public Policy<Model> {
       Call& own = calls_.emplace_back();
       own.uses = call.uses, own.columns = call.columns, own.recomputed = call.recomputed;
       own.stands_for = program_.ids[i];
-      RandomContext context{this->seed(), this->random_.step, 0, [begin] { return begin; }};
+      RandomContext context{this->seed(), this->forward_passes(), 0, [begin] { return begin; }};
       const RandomScope scope(context);
       outputs[i] = this->model_.forward(slice(x, program_.dim, begin, end), own);
     }
