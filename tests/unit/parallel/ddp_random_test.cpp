@@ -33,15 +33,15 @@ std::string lines(const std::vector<std::string>& texts) {
 std::string judge(Program program) {
   const chorus_test::TemporaryFolder folder;
   program.file = folder / "checkpoint";
-  const auto one_device = [&](bool nudged) {
-    return program.adam ? alone<optim::Adam<Cpu>>(program, adam, nudged) : alone<optim::Sgd<Cpu>>(program, sgd, nudged);
+  const auto one_device = [&](int way) {
+    return program.adam ? alone<optim::Adam<Cpu>>(program, adam, way) : alone<optim::Sgd<Cpu>>(program, sgd, way);
   };
-  const auto expected = one_device(false);
+  const auto expected = one_device(0);
   const auto texts = on_ranks(program);
   for (const auto& text : texts)
     if (text != texts[0] || !has_ended(text)) return "the ranks end differently:" + lines(texts);
   const auto got = test::numbers_in(texts[0].substr(0, texts[0].find('|')));
-  if (const auto wrong = difference(got, expected, program.width, [&] { return one_device(true); }); !wrong.empty())
+  if (const auto wrong = difference(got, expected, program.width, one_device); !wrong.empty())
     return wrong;
   if (program.saved_before >= 0) {
     program.saved_before = -1;

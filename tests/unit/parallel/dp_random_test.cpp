@@ -9,21 +9,21 @@
 namespace test::random::dp {
 
 template <class Net>
-std::vector<double> alone(const Program& program, bool nudged) {
+std::vector<double> alone(const Program& program, int way) {
   Runner<Net> runner(program, "");
-  if (nudged) nudge(runner.net());
+  nudge(runner.net(), way);
   return runner.run();
 }
 /// What is wrong with a program's run, or "".
 std::string judge(const Program& program) {
   const chorus_test::TemporaryFolder folder;
-  const auto expected_from = [&](bool nudged) {
-    return program.by_shares ? alone<ByShares>(program, nudged) : alone<SingleDevice<Model>>(program, nudged);
+  const auto expected_from = [&](int way) {
+    return program.by_shares ? alone<ByShares>(program, way) : alone<SingleDevice<Model>>(program, way);
   };
-  const auto expected = expected_from(false);
+  const auto expected = expected_from(0);
   const auto on_devices = [&](const std::string& file) { return Runner<DataParallel<Model>>(program, file).run(); };
   const auto got = on_devices(folder / "checkpoint");
-  const auto wrong = difference(got, expected, program.width, [&] { return expected_from(true); });
+  const auto wrong = difference(got, expected, program.width, expected_from);
   if (!wrong.empty()) return wrong;
   if (program.saved_before >= 0 && program.resumed_ids.empty() && on_devices("") != got)
     return "a checkpoint changes the numbers";

@@ -80,11 +80,11 @@ inline void backward_alone(SingleDevice<Drawn<Cpu>>& net, const Program& program
   }
 }
 
-/// What training ends with; `nudged`: from numbers that differ in their last digit.
+/// What training ends with; `way`: see `nudge`.
 template <class Opt>
-std::vector<double> alone(const Program& program, const typename Opt::options_type& options, bool nudged) {
+std::vector<double> alone(const Program& program, const typename Opt::options_type& options, int way) {
   SingleDevice<Drawn<Cpu>> net{program.model(), 3};
-  if (nudged) nudge(net);
+  nudge(net, way);
   Opt optimizer{net.parameters(), options};
   const auto take = [&](const Step& step, const std::vector<bool>& here) {
     freeze(net.module(), step.frozen);
