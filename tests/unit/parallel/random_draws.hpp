@@ -47,8 +47,8 @@ inline void show_features(const std::map<std::string, int>& drawn) {
 }
 
 /// What is wrong with numbers that should be `expected`, or "". Wide layers add up more numbers, and some programs make
-/// much of a rounding, if it falls the right way: `nudged(way)` is what comes of numbers that differ in their last digit
-/// from the start, in one way or another.
+/// much of a rounding, if it falls the right way: `nudged(way)` is what comes of numbers that differ in their last
+/// digit from the start, in one way or another.
 template <class Nudged>
 std::string difference(const std::vector<double>& got, const std::vector<double>& expected, Index width,
                        const Nudged& nudged) {
@@ -66,8 +66,10 @@ template <class Net>
 void nudge(Net& net, int way) {
   if (way == 0) return;
   for (const auto& named : net.parameters())
-    for (Index i = 0; i < named.parameter->count(); ++i)
-      static_cast<double*>(named.parameter->value_data())[i] *= 1 + 3e-16 * static_cast<double>((i * way + i / 3) % 3 - 1);
+    for (Index i = 0; i < named.parameter->count(); ++i) {
+      const auto digits = static_cast<double>((i * way + i / 3) % 3 - 1);
+      static_cast<double*>(named.parameter->value_data())[i] *= 1 + 3e-16 * digits;
+    }
 }
 
 inline const optim::SgdOptions sgd{.lr = 0.2, .momentum = 0.9, .weight_decay = 0.01};
