@@ -3,10 +3,11 @@
 /// make of them.
 
 #include <chorus/comm/engine.hpp>
-#include <chorus/core/philox.hpp>
 #include <map>
 #include <string>
 #include <vector>
+
+#include "../random_draw.hpp"
 
 namespace test::calls {
 
@@ -68,21 +69,7 @@ struct Program {
   std::string text() const;
 };
 
-/// Numbers that depend on a seed and on how many were drawn before.
-class Draw {
- public:
-  explicit Draw(std::uint64_t seed) : seed_(seed) {}
-  std::uint32_t below(std::uint32_t n) { return ch::philox(seed_, {next_++, 5, 5, 5})[0] % n; }
-  bool chance(std::uint32_t percent) { return below(100) < percent; }
-  template <class T>
-  const T& one_of(const std::vector<T>& all) {
-    return all[below(static_cast<std::uint32_t>(all.size()))];
-  }
-
- private:
-  std::uint64_t seed_;
-  std::uint32_t next_ = 0;
-};
+using Draw = DrawFrom<5>;
 
 /// How one rank treats one of its calls: drawn apart, since others need to know of the memory alone.
 struct Habits {

@@ -6,7 +6,6 @@
 
 #include <catch.hpp>
 #include <cstdlib>
-#include <iostream>
 
 #include "processes.hpp"
 #include "random_rank.hpp"
@@ -19,6 +18,7 @@ namespace random_collectives_test {
 
 using namespace chorus;
 using namespace test::calls;
+using test::for_seeds, test::show_features;
 using namespace std::chrono_literals;
 
 std::vector<Carrier> carriers() {
@@ -92,18 +92,8 @@ std::string lines(const std::vector<std::string>& texts) {
   return all;
 }
 
-/// Calls `f(program)` for seeds from 1 to `last`, or for those that the environment names.
-template <class F>
-void for_seeds(std::uint64_t last, const F& f) {
-  std::uint64_t first = 1;
-  if (const char* wanted = std::getenv("CHORUS_RANDOM_SEEDS")) {
-    char* end = nullptr;
-    first = last = std::strtoull(wanted, &end, 10);
-    if (*end == '-') last = std::strtoull(end + 1, nullptr, 10);
-    if (first == last) std::cerr << draw(first, carriers()).text();
-  }
-  for (auto seed = first; seed <= last; ++seed) f(draw(seed, carriers()));
-}
+Program drawn_by(std::uint64_t seed) { return draw(seed, carriers()); }
+std::string shown(std::uint64_t seed) { return drawn_by(seed).text(); }
 
 /// Other tests' files come and go.
 std::size_t shared_files() {
@@ -117,15 +107,16 @@ std::size_t shared_files() {
 TEST_CASE("comm random: calls that seeds draw give what they have to, and touch nothing else", "[comm]") {
   const auto before = shared_files();
   std::map<std::string, int> drawn;
-  for_seeds(30, [&](const Program& program) {
+  const auto check = [&](std::uint64_t seed) {
+    const auto program = drawn_by(seed);
     const auto texts = on_ranks(program, 10s);
     INFO(program.text() << lines(texts));
     for (const auto& text : texts) CHECK((has_ended(text) && text == texts[0]));
     for (const auto& [feature, times] : program.features) drawn[feature] += times;
-  });
+  };
+  for_seeds(30, check, shown);
   CHECK(shared_files() == before);
-  if (std::getenv("CHORUS_RANDOM_SEEDS"))
-    for (const auto& [feature, programs] : drawn) std::cerr << feature << ": " << programs << "\n";
+  show_features(drawn);
 }
 
 /// The places of all ranks of the group in which `rank` makes a call.
@@ -165,7 +156,8 @@ TEST_CASE("comm random: where one rank errs, all say so in time, and no result i
   const auto before = shared_files();
   int faults = 0;
   constexpr auto timeout = 4s;
-  for_seeds(30, [&](Program program) {
+  const auto check = [&](std::uint64_t seed) {
+    auto program = drawn_by(seed);
     if (!spoil(program)) return;
     const auto start = comm::Clock::now();
     const auto texts = on_ranks(program, timeout);
@@ -185,7 +177,8 @@ TEST_CASE("comm random: where one rank errs, all say so in time, and no result i
     }
     CHECK(took < 2 * timeout);
     ++faults;
-  });
+  };
+  for_seeds(30, check, shown);
   CHECK(shared_files() == before);
   if (!std::getenv("CHORUS_RANDOM_SEEDS")) CHECK(faults > 15);
 }

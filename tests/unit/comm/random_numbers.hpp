@@ -82,12 +82,6 @@ T number(std::uint64_t key, int rank, std::size_t i, bool special) {
     return static_cast<T>(static_cast<float>(mantissa * static_cast<double>(1u << (h & 7))));
   }
 }
-template <class T>
-Numbers<T> numbers(const Program& p, const Call& call, int rank, std::size_t count) {
-  Numbers<T> all(count);
-  for (std::size_t i = 0; i < count; ++i) all[i] = number<T>(call.key, rank, i, p.special);
-  return all;
-}
 
 template <class T>
 T combined(ReduceOp how, T a, T b) {

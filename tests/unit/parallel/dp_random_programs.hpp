@@ -142,7 +142,6 @@ struct Program : Structure {
   int saved_before = -1;         // the step before which a checkpoint is written
   std::vector<int> resumed_ids;  // into a new net on these; empty: into the same one
   std::chrono::milliseconds timeout{60'000};
-  std::map<std::string, int> features;
 
   Parcel<ch::Cpu> model() const {
     Parcel<ch::Cpu> model(Structure::model());
@@ -176,10 +175,6 @@ inline Program draw(std::uint64_t seed) {
   Draw d(seed);
   Program p;
   p.seed = seed;
-  const auto feature = [&](const std::string& name, bool there) {
-    if (there) ++p.features[name];
-    return there;
-  };
   const auto list_of_devices = [&](bool repeats) {
     std::vector<int> ids;
     const auto count = 1 + d.below(5);
@@ -188,27 +183,25 @@ inline Program draw(std::uint64_t seed) {
     return ids;
   };
   // Copies are told apart by their devices.
-  const bool repeats = feature("repeated devices", d.chance(15));
+  const bool repeats = p.feature("repeated devices", d.chance(15));
   p.ids = list_of_devices(repeats);
   ++p.features[ch::cat(p.ids.size(), " devices")];
-  if (feature("output elsewhere", d.chance(20))) p.output = static_cast<int>(d.below(6));
-  p.dim = feature("columns", d.chance(20));
-  p.width = feature("wide", d.chance(10)) ? 30 + d.below(90) : 1 + d.below(9);
-  const auto blocks = d.below(6);
-  for (std::size_t i = 0; i < blocks; ++i)
-    p.blocks.push_back(feature("shared", i > 0 && d.chance(25)) ? p.blocks[d.below(static_cast<std::uint32_t>(i))] : i);
-  p.conv = feature("conv", d.chance(30));
-  p.norm = feature("norm", d.chance(20));
-  p.own_norm = feature("own norm", !p.norm && d.chance(15));
-  if (feature("dropout", d.chance(30))) p.dropped = 0.3;
-  const bool differ = feature("uses differ", !repeats && !p.norm && d.chance(25));
+  if (p.feature("output elsewhere", d.chance(20))) p.output = static_cast<int>(d.below(6));
+  p.dim = p.feature("columns", d.chance(20));
+  p.width = p.feature("wide", d.chance(10)) ? 30 + d.below(90) : 1 + d.below(9);
+  p.draw_blocks(d, 25);
+  p.conv = p.feature("conv", d.chance(30));
+  p.norm = p.feature("norm", d.chance(20));
+  p.own_norm = p.feature("own norm", !p.norm && d.chance(15));
+  if (p.feature("dropout", d.chance(30))) p.dropped = 0.3;
+  const bool differ = p.feature("uses differ", !repeats && !p.norm && d.chance(25));
   p.by_shares = p.own_norm || differ;
   p.rule = static_cast<Rule>(d.below(4));
-  if (feature("clip", d.chance(30))) p.clip = 0.05 + 0.1 * d.below(4);
-  p.hooked = feature("hook on a parameter", d.chance(25));
-  p.counted = feature("hooks counted", d.chance(40));
-  const bool freezes = feature("freezes", d.chance(35)), harms = !repeats && d.chance(25);
-  const bool graphs = feature("graph", d.chance(25));
+  if (p.feature("clip", d.chance(30))) p.clip = 0.05 + 0.1 * d.below(4);
+  p.hooked = p.feature("hook on a parameter", d.chance(25));
+  p.counted = p.feature("hooks counted", d.chance(40));
+  const bool freezes = p.feature("freezes", d.chance(35)), harms = !repeats && d.chance(25);
+  const bool graphs = p.feature("graph", d.chance(25));
   const auto devices = static_cast<std::uint32_t>(p.ids.size());
 
   const auto uses = [&] { return (d.chance(25) ? 0 : d.below(256)) | (d.chance(30) ? backwards : 0); };
@@ -216,15 +209,15 @@ inline Program draw(std::uint64_t seed) {
   for (std::uint32_t s = 0; s < count; ++s) {
     Step step;
     if (freezes && d.chance(60)) step.frozen = d.bits() & d.bits();
-    step.keeps = feature("keeps gradients", s > 0 && d.chance(10));
+    step.keeps = p.feature("keeps gradients", s > 0 && d.chance(10));
     const auto passes = d.chance(50) ? 1 : 1 + d.below(3);
     for (std::uint32_t i = 0; i < passes; ++i) {
       Pass pass;
       pass.key = 16 * s + i;
-      pass.rows = feature("fewer than devices", d.chance(20)) ? d.below(devices) : d.below(14);
+      pass.rows = p.feature("fewer than devices", d.chance(20)) ? d.below(devices) : d.below(14);
       if (p.norm && pass.rows < 4) pass.rows += 4;
       if (p.own_norm) pass.rows += 2 * static_cast<Index>(devices);
-      feature("empty", pass.rows == 0);
+      p.feature("empty", pass.rows == 0);
       pass.form = static_cast<Form>(d.below(4));
       if (graphs && d.chance(50)) pass.form = d.chance(60) ? Form::graph : Form::graph_letter;
       if (p.by_shares && pass.form == Form::graph_letter) pass.form = Form::graph;
@@ -233,11 +226,11 @@ inline Program draw(std::uint64_t seed) {
       pass.then = static_cast<Then>(d.below(4) * d.below(2));
       if (pass.then == Then::after_the_next && i + 1 == passes) pass.then = Then::backward;
       ++p.features[ch::cat("then ", static_cast<int>(pass.then))];
-      pass.recomputed = feature("recomputed", pass.form < Form::graph && d.chance(15));
+      pass.recomputed = p.feature("recomputed", pass.form < Form::graph && d.chance(15));
       // What the norms' statistics take twice.
       if (p.norm || p.own_norm || pass.then == Then::grad_first) pass.recomputed = false;
-      pass.output_hook = feature("output hook", pass.form < Form::letter && d.chance(15));
-      pass.peek = feature("peek", d.chance(15));
+      pass.output_hook = p.feature("output hook", pass.form < Form::letter && d.chance(15));
+      pass.peek = p.feature("peek", d.chance(15));
       pass.evaluated_peek = pass.peek && d.chance(50);
       const auto of_all = d.chance(50) ? all_blocks : uses();
       for (std::uint32_t r = 0; r < 6; ++r) pass.uses.push_back(differ ? uses() : of_all);
@@ -254,10 +247,10 @@ inline Program draw(std::uint64_t seed) {
     }
     p.steps.push_back(step);
   }
-  if (feature("checkpoint", d.chance(30))) {
+  if (p.feature("checkpoint", d.chance(30))) {
     p.saved_before = static_cast<int>(d.below(count));
     p.steps[static_cast<std::size_t>(p.saved_before)].keeps = false;  // a checkpoint has no gradients
-    if (feature("resumed on other devices", d.chance(50) && !differ && !p.own_norm && !harms))
+    if (p.feature("resumed on other devices", d.chance(50) && !differ && !p.own_norm && !harms))
       p.resumed_ids = list_of_devices(false);
   }
   return p;

@@ -1,50 +1,20 @@
 #pragma once
-/// What random tests of policies share: numbers from a seed, the seeds that are tried, the model, how near is near.
+/// What random tests of policies share: the model, what is drawn of it, how near is near.
 
 #include <chorus/nn/containers.hpp>
 #include <chorus/nn/convolution.hpp>
-#include <cstdlib>
-#include <iostream>
 #include <map>
 #include <optional>
 
+#include "../random_draw.hpp"
 #include "policies.hpp"
 
 namespace test::random {
 
 using namespace test::names;
 
-/// Numbers that depend on a seed and on how many were drawn before.
-class Draw {
- public:
-  explicit Draw(std::uint64_t seed) : seed_(seed) {}
-  std::uint32_t below(std::uint32_t n) { return ch::philox(seed_, {next_++, 7, 7, 7})[0] % n; }
-  bool chance(std::uint32_t percent) { return below(100) < percent; }
-  std::uint64_t bits() { return std::uint64_t{below(1u << 31)} << 31 | below(1u << 31); }
-
- private:
-  std::uint64_t seed_;
-  std::uint32_t next_ = 0;
-};
-
-/// Calls `f(seed)` for seeds from 1 to `last`, or for those that the environment names; `show(seed)` where it is one.
-template <class F, class Show>
-void for_seeds(std::uint64_t last, const F& f, const Show& show) {
-  std::uint64_t first = 1;
-  if (const char* wanted = std::getenv("CHORUS_RANDOM_SEEDS")) {
-    char* end = nullptr;
-    first = last = std::strtoull(wanted, &end, 10);
-    if (*end == '-') last = std::strtoull(end + 1, nullptr, 10);
-    if (first == last) std::cerr << show(first);
-  }
-  for (auto seed = first; seed <= last; ++seed) f(seed);
-}
-
-/// How often each feature was drawn, where the environment names the seeds.
-inline void show_features(const std::map<std::string, int>& drawn) {
-  if (!std::getenv("CHORUS_RANDOM_SEEDS")) return;
-  for (const auto& [feature, programs] : drawn) std::cerr << feature << ": " << programs << "\n";
-}
+using Draw = DrawFrom<7>;
+using test::for_seeds, test::show_features;
 
 /// What is wrong with numbers that should be `expected`, or "". Wide layers add up more numbers, and some programs make
 /// much of a rounding, if it falls the right way: `nudged(way)` is what comes of numbers that differ in their last
@@ -109,7 +79,19 @@ struct Structure {
   std::vector<std::size_t> blocks;
   bool conv = false, norm = false;
   double dropped = 0;
+  std::map<std::string, int> features;
 
+  /// Whether it is `there`, which is counted.
+  bool feature(const std::string& name, bool there) {
+    if (there) ++features[name];
+    return there;
+  }
+  /// Up to five blocks; `shared` percent of them are an earlier one again.
+  void draw_blocks(Draw& d, std::uint32_t shared) {
+    const auto count = d.below(6);
+    for (std::uint32_t i = 0; i < count; ++i)
+      blocks.push_back(feature("shared", i > 0 && d.chance(shared)) ? blocks[d.below(i)] : i);
+  }
   Drawn<ch::Cpu> model(std::uint32_t key = 1) const {
     Drawn<ch::Cpu> model(width, conv, dropped);
     if (norm) model.norm.emplace(width);

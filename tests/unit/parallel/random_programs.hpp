@@ -61,7 +61,6 @@ struct Program : Structure {
   bool uniform = true;  // all ranks use the same blocks
   Fault fault = Fault::none;
   int faulty_rank = 0, faulty_step = 0;
-  std::map<std::string, int> features;
 
   std::string text() const {
     std::string out = ch::cat("seed ", seed, ", ranks ", ranks, " ", machines, ", stepping ",
@@ -104,57 +103,51 @@ inline Program draw(std::uint64_t seed) {
   Draw d(seed);
   Program p;
   p.seed = seed;
-  const auto feature = [&](const std::string& name, bool there) {
-    if (there) ++p.features[name];
-    return there;
-  };
   p.ranks = static_cast<int>(1 + d.below(8)) % 5;
   if (p.ranks == 0) p.ranks = 4;
   ++p.features[ch::cat("ranks ", p.ranks)];
-  if (feature("tcp", d.chance(15)))
+  if (p.feature("tcp", d.chance(15)))
     p.machines = "t";
-  else if (feature("hierarchical", d.chance(20)))
+  else if (p.feature("hierarchical", d.chance(20)))
     for (int r = 0; r < p.ranks; ++r) p.machines += static_cast<char>('a' + d.below(2));
-  p.width = feature("wide", d.chance(10)) ? 30 + d.below(90) : 1 + d.below(9);
-  p.skewed = feature("skew", d.chance(20));
-  const auto blocks = d.below(6);
-  for (std::size_t i = 0; i < blocks; ++i)
-    p.blocks.push_back(feature("shared", i > 0 && d.chance(20)) ? p.blocks[d.below(static_cast<std::uint32_t>(i))] : i);
-  p.conv = feature("conv", d.chance(40));
-  p.adam = feature("adam", d.chance(30));
+  p.width = p.feature("wide", d.chance(10)) ? 30 + d.below(90) : 1 + d.below(9);
+  p.skewed = p.feature("skew", d.chance(20));
+  p.draw_blocks(d, 20);
+  p.conv = p.feature("conv", d.chance(40));
+  p.adam = p.feature("adam", d.chance(30));
 
   p.stepping = static_cast<Stepping>(d.below(4));
   const bool in_parts = p.stepping == Stepping::scattered, fused = p.stepping == Stepping::fused;
   ++p.features[ch::cat("stepping ", static_cast<int>(p.stepping))];
-  const bool joins = feature("join", d.chance(25));
+  const bool joins = p.feature("join", d.chance(25));
   auto& o = p.options;
   // 0: all ranks use all; 1: each the same in all passes; 2: others in each pass, the same on all ranks; 3: any.
   const auto use = d.below(4);
   ++p.features[ch::cat("use ", use)];
   p.uniform = !joins && (use == 0 || use == 2);
-  o.static_graph = feature("static_graph", use < 2 && d.chance(40));
-  o.find_unused_parameters = feature("find_unused", use > 1 || (use == 1 && !o.static_graph) || d.chance(30));
-  o.skip_all_reduce_unused_params = feature("skip_unused", o.find_unused_parameters && !in_parts && d.chance(50));
+  o.static_graph = p.feature("static_graph", use < 2 && d.chance(40));
+  o.find_unused_parameters = p.feature("find_unused", use > 1 || (use == 1 && !o.static_graph) || d.chance(30));
+  o.skip_all_reduce_unused_params = p.feature("skip_unused", o.find_unused_parameters && !in_parts && d.chance(50));
   if (p.uniform) {
-    p.norm = feature("norm", d.chance(20));
-    if (feature("dropout", d.chance(25))) p.dropped = 0.3;
+    p.norm = p.feature("norm", d.chance(20));
+    if (p.feature("dropout", d.chance(25))) p.dropped = 0.3;
   }
   const double kib = 1.0 / 1024;
-  if (feature("tiny buckets", d.chance(70))) {
+  if (p.feature("tiny buckets", d.chance(70))) {
     o.first_bucket_cap_mb = d.below(3) * 0.3 * kib;
     o.bucket_cap_mb = d.below(3) * 0.3 * kib;
-    if (feature("list of buckets", d.chance(30)))
+    if (p.feature("list of buckets", d.chance(30)))
       for (auto n = d.below(4); n > 0; --n) o.bucket_cap_mb_list.push_back(d.below(4) * 0.2 * kib);
   }
-  o.broadcast_buffers = !feature("no broadcast_buffers", d.chance(30));
-  o.init_sync = !feature("no init_sync", d.chance(20));
+  o.broadcast_buffers = !p.feature("no broadcast_buffers", d.chance(30));
+  o.init_sync = !p.feature("no init_sync", d.chance(20));
   const bool sharded = in_parts || p.stepping == Stepping::sharded;
-  if (feature("ignored", !sharded && d.chance(20))) o.parameters_and_buffers_to_ignore = {"side.weight", "side.bias"};
-  if (feature("delayed", d.chance(20))) o.delay_all_reduce_named_params = {"out.weight", "in.bias"};
-  if (feature("clip", !fused && !p.ignores() && d.chance(40))) p.clip = 0.05 + 0.1 * d.below(4);
-  const bool freezes = feature("freezes", !joins && d.chance(35));
+  if (p.feature("ignored", !sharded && d.chance(20))) o.parameters_and_buffers_to_ignore = {"side.weight", "side.bias"};
+  if (p.feature("delayed", d.chance(20))) o.delay_all_reduce_named_params = {"out.weight", "in.bias"};
+  if (p.feature("clip", !fused && !p.ignores() && d.chance(40))) p.clip = 0.05 + 0.1 * d.below(4);
+  const bool freezes = p.feature("freezes", !joins && d.chance(35));
   p.frozen_first = freezes && d.chance(50);
-  const bool poison = feature("non-finite skipped", !fused && !p.ignores() && d.chance(15));
+  const bool poison = p.feature("non-finite skipped", !fused && !p.ignores() && d.chance(15));
   if (poison) o.non_finite = ch::NonFinite::skip_step;
 
   const auto ranks = static_cast<std::size_t>(p.ranks);
@@ -172,24 +165,24 @@ inline Program draw(std::uint64_t seed) {
       const bool last = i + 1 == passes, alone = joins || fused || in_parts;
       const auto kind = d.below(10);
       for (std::size_t r = 0; r < ranks; ++r) pass.rows.push_back(d.chance(20) ? 0 : 1 + d.below(5));
-      if (feature("all empty", d.chance(3) && !p.norm)) pass.rows.assign(ranks, 0);
+      if (p.feature("all empty", d.chance(3) && !p.norm)) pass.rows.assign(ranks, 0);
       if (kind < 3) pass.rows.assign(ranks, 1 + d.below(4));
       if (p.norm) pass.rows[0] += 4;
-      pass.quiet_backward = feature("no_sync", !last && (alone || d.chance(60)));
+      pass.quiet_backward = p.feature("no_sync", !last && (alone || d.chance(60)));
       pass.quiet_forward = pass.quiet_backward;
-      if (!joins && feature("no_sync around half", d.chance(10))) pass.quiet_forward = !pass.quiet_forward;
-      if (feature("averaged twice in a step", !last && !pass.quiet_backward)) {
+      if (!joins && p.feature("no_sync around half", d.chance(10))) pass.quiet_forward = !pass.quiet_forward;
+      if (p.feature("averaged twice in a step", !last && !pass.quiet_backward)) {
       }
-      pass.again = feature("backward twice", (pass.quiet_backward || !alone) && d.chance(10));
-      pass.again_quiet = feature("backward twice, once under no_sync", !pass.again && !joins && d.chance(10));
+      pass.again = p.feature("backward twice", (pass.quiet_backward || !alone) && d.chance(10));
+      pass.again_quiet = p.feature("backward twice, once under no_sync", !pass.again && !joins && d.chance(10));
       pass.again |= pass.again_quiet;
-      pass.pair = feature("two forward passes", !joins && d.chance(10));
+      pass.pair = p.feature("two forward passes", !joins && d.chance(10));
       if (!p.norm && d.chance(15)) pass.peeks = p.dropped > 0 ? 0xff : 1 + d.below(15);
-      feature("peeks", pass.peeks != 0);
+      p.feature("peeks", pass.peeks != 0);
       if (use == 2) pass.uses.assign(ranks, uses());
       if (use == 3)
         for (auto& u : pass.uses) u = uses();
-      if (use == 0 && pass.quiet_backward && !o.static_graph && feature("unused under no_sync", d.chance(20)))
+      if (use == 0 && pass.quiet_backward && !o.static_graph && p.feature("unused under no_sync", d.chance(20)))
         pass.uses.assign(ranks, uses());
       step.passes.push_back(pass);
     }
@@ -197,14 +190,14 @@ inline Program draw(std::uint64_t seed) {
       step.poisoned = static_cast<int>(d.below(static_cast<std::uint32_t>(ranks)));
       step.passes.back().rows[static_cast<std::size_t>(step.poisoned)] += 1;
     }
-    step.keeps = feature("keeps gradients", s > 0 && !sharded && !(joins && p.ignores()) && d.chance(10));
+    step.keeps = p.feature("keeps gradients", s > 0 && !sharded && !(joins && p.ignores()) && d.chance(10));
     p.steps.push_back(step);
   }
   // It sees what passes before have left, too.
   const bool simple = p.uniform && std::all_of(p.steps.begin(), p.steps.end(), [](const Step& step) {
                         return step.passes.size() == 1 && !step.passes[0].again && !step.keeps;
                       });
-  p.hooked = feature("hook on a parameter", simple && d.chance(60));
+  p.hooked = p.feature("hook on a parameter", simple && d.chance(60));
   if (joins) {
     const auto first = static_cast<int>((o.static_graph ? 1 : 0) + d.below(count)),
                second = static_cast<int>(count) - first;
@@ -216,10 +209,10 @@ inline Program draw(std::uint64_t seed) {
       own[d.below(p.ranks < 1 ? 1u : static_cast<std::uint32_t>(p.ranks))] = length;
       p.epochs.push_back(own);
     }
-  } else if (feature("checkpoint", !p.ignores() && !(freezes && o.static_graph) && d.chance(35))) {
+  } else if (p.feature("checkpoint", !p.ignores() && !(freezes && o.static_graph) && d.chance(35))) {
     p.saved_before = static_cast<int>(d.below(count));
     p.steps[static_cast<std::size_t>(p.saved_before)].keeps = false;  // a checkpoint has no gradients
-    p.loads_into_new = feature("checkpoint into a new net", d.chance(50));
+    p.loads_into_new = p.feature("checkpoint into a new net", d.chance(50));
   }
   return p;
 }
