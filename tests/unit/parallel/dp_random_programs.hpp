@@ -126,6 +126,7 @@ struct Step {
   std::vector<Pass> passes;
   std::uint64_t frozen = 0;  // bits of parameters
   bool keeps = false;        // gradients of the step before
+  bool overflows = false;    // in its last pass
   Harm harm = Harm::none;    // in a pass before the others
   int where = 0;
 };
@@ -136,6 +137,7 @@ struct Program : Structure {
   std::vector<int> ids;
   int output = -1, dim = 0;
   bool own_norm = false, by_shares = false, hooked = false, counted = false;
+  bool scaled = false;  // by a GradScaler
   Rule rule = Rule::sgd;
   double clip = 0;
   std::vector<Step> steps;
@@ -152,12 +154,12 @@ struct Program : Structure {
     std::string out = ch::cat("seed ", seed, ", ", Structure::text(), "\n  devices");
     for (const int id : ids) out += ch::cat(" ", id);
     out += ch::cat(", output ", output, ", dim ", dim, own_norm ? ", own norm" : "", by_shares ? ", by shares" : "",
-                   hooked ? ", hooked" : "", counted ? ", counted" : "", ", rule ", static_cast<int>(rule), ", clip ",
-                   clip, ", saved before ", saved_before, ", resumed on");
+                   hooked ? ", hooked" : "", counted ? ", counted" : "", scaled ? ", scaled" : "", ", rule ",
+                   static_cast<int>(rule), ", clip ", clip, ", saved before ", saved_before, ", resumed on");
     for (const int id : resumed_ids) out += ch::cat(" ", id);
     for (const auto& step : steps) {
-      out += ch::cat("\n  step: frozen ", step.frozen % 65536, step.keeps ? ", keeps" : "", ", harm ",
-                     static_cast<int>(step.harm), " on ", step.where);
+      out += ch::cat("\n  step: frozen ", step.frozen % 65536, step.keeps ? ", keeps" : "",
+                     step.overflows ? ", overflows" : "", ", harm ", static_cast<int>(step.harm), " on ", step.where);
       for (const auto& pass : step.passes) {
         out += ch::cat("\n    ", pass.rows, " rows, form ", static_cast<int>(pass.form), ", then ",
                        static_cast<int>(pass.then), pass.recomputed ? ", recomputed" : "",
@@ -200,6 +202,8 @@ inline Program draw(std::uint64_t seed) {
   if (p.feature("clip", d.chance(30))) p.clip = 0.05 + 0.1 * d.below(4);
   p.hooked = p.feature("hook on a parameter", d.chance(25));
   p.counted = p.feature("hooks counted", d.chance(40));
+  Draw more(seed + 7'000'000);  // programs stay what they are without it
+  p.scaled = p.feature("scaled", more.chance(30));
   const bool freezes = p.feature("freezes", d.chance(35)), harms = !repeats && d.chance(25);
   const bool graphs = p.feature("graph", d.chance(25));
   const auto devices = static_cast<std::uint32_t>(p.ids.size());
@@ -210,6 +214,7 @@ inline Program draw(std::uint64_t seed) {
     Step step;
     if (freezes && d.chance(60)) step.frozen = d.bits() & d.bits();
     step.keeps = p.feature("keeps gradients", s > 0 && d.chance(10));
+    step.overflows = p.feature("overflow", p.scaled && more.chance(30));
     const auto passes = d.chance(50) ? 1 : 1 + d.below(3);
     for (std::uint32_t i = 0; i < passes; ++i) {
       Pass pass;

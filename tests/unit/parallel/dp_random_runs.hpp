@@ -1,62 +1,17 @@
 #pragma once
 /// Runs drawn programs, under DataParallel and on one device.
 
-#include <algorithm>
 #include <chorus/io/checkpoint.hpp>
 #include <chorus/optim/adagrad.hpp>
 #include <chorus/optim/rmsprop.hpp>
 #include <chorus/parallel/data_parallel.hpp>
 #include <functional>
-#include <list>
 #include <memory>
+#include <numeric>
 
-#include "dp_random_programs.hpp"
+#include "dp_random_shares.hpp"
 
 namespace test::random::dp {
-
-using Model = Parcel<Cpu>;
-
-/// One device that does what several would, share by share: for norms with statistics of each copy's own, and copies
-/// that do different things.
-class ByShares : public Policy<Model> {
- public:
-  ByShares(const Program& program) : Policy<Model>(program.model(), 3), program_(program) {}
-
-  template <class X>
-  auto operator()(const X& x, const Call& call) {
-    const Index batch = x.size(program_.dim);
-    const auto used = static_cast<std::size_t>(std::clamp<Index>(batch, 1, static_cast<Index>(program_.ids.size())));
-    using Output = decltype(this->model_.forward(x, call));
-    std::vector<Output> outputs(used);
-    const auto buffers = nn::named_buffers<Cpu>(this->model_);
-    const auto before = bytes(buffers);
-    for (std::size_t i = used; i-- > 0;) {  // the first one's statistics stay
-      const Index begin = detail::share_begin(batch, used, i), end = detail::share_begin(batch, used, i + 1);
-      for (std::size_t b = 0; b < buffers.size(); ++b)
-        std::copy(before[b].begin(), before[b].end(), static_cast<std::byte*>(buffers[b].buffer->data()));
-      Call& own = calls_.emplace_back();
-      own.uses = call.uses, own.columns = call.columns, own.recomputed = call.recomputed;
-      own.stands_for = program_.ids[i];
-      RandomContext context{this->seed(), this->forward_passes(), 0, [begin] { return begin; }};
-      const RandomScope scope(context);
-      outputs[i] = this->model_.forward(slice(x, program_.dim, begin, end), own);
-    }
-    this->end_forward();
-    return concat(program_.dim, std::span<const Output>(outputs));
-  }
-
- private:
-  static std::vector<std::vector<std::byte>> bytes(const std::vector<nn::NamedBuffer<Cpu>>& buffers) {
-    std::vector<std::vector<std::byte>> out;
-    for (const auto& named : buffers) {
-      const auto* data = static_cast<const std::byte*>(named.buffer->data());
-      out.emplace_back(data, data + named.buffer->size_bytes());
-    }
-    return out;
-  }
-  const Program& program_;
-  std::list<Call> calls_;
-};
 
 /// Runs a program and notes all numbers that come up.
 template <class Net>
@@ -96,6 +51,7 @@ class Runner {
     else
       net_ = std::make_unique<Net>(program_.model(), 3);
     const auto parameters = net_->parameters();
+    scaler_.emplace(parameters, scaling);
     switch (program_.rule) {
       case Rule::sgd:
         optimizer_ = std::make_unique<optim::Sgd<Cpu>>(parameters, sgd);
@@ -124,6 +80,7 @@ class Runner {
     if (!step.keeps) optimizer_->zero_grad();
     std::function<void()> waiting;
     for (const Pass& pass : step.passes) {
+      overflows_ = step.overflows && &pass == &step.passes.back();
       auto backward = forward(pass);
       if (pass.then == Then::after_the_next && !waiting) {
         waiting = backward;
@@ -134,8 +91,15 @@ class Runner {
     }
     if (waiting) waiting();
     for (const auto& named : net_->parameters()) notes_.push_back(named.parameter->grad_arrived());
+    if (program_.scaled && !scaler_->unscale()) {
+      notes_.push_back(scaler_->step(*optimizer_));
+      return;
+    }
     if (program_.clip > 0) notes_.push_back(optim::clip_grad_norm(net_->parameters(), program_.clip));
-    optimizer_->step();
+    if (program_.scaled)
+      notes_.push_back(scaler_->step(*optimizer_) ? scaler_->loss_scale() / 8 : -1);
+    else
+      optimizer_->step();
   }
 
   Call& call_of(const Pass& pass) {
@@ -220,17 +184,24 @@ class Runner {
   std::function<void()> then(const Pass& pass, const auto& loss, const auto& wanted, const auto& note_inputs) {
     notes_.push_back(loss.item());
     if (pass.peek) peek(pass);
-    return [this, &pass, loss, wanted, note_inputs] {
-      if (pass.then == Then::grad_first) {
+    return [this, &pass, loss = scaled(loss), wanted, note_inputs, finite = !overflows_] {
+      if (pass.then == Then::grad_first && finite) {
         const auto gradients = grad(loss, std::tie(wanted, net_->module().core.out.weight), {.retain_graph = true});
         note(value_of(std::get<0>(gradients)).to_vector()), note(value_of(std::get<1>(gradients)).to_vector());
       }
       if (pass.then == Then::twice) loss.backward(true);
       loss.backward();
-      note(test::gradients(net_->module()));
       notes_.push_back(fired_);
+      const auto gradients = test::gradients(net_->module());
+      if (!finite || !std::isfinite(std::accumulate(gradients.begin(), gradients.end(), 0.0))) return;
+      note(gradients);
       note_inputs();
     };
+  }
+
+  auto scaled(const auto& loss) const {
+    if (!program_.scaled) return loss * 1.0;
+    return scaler_->scale(loss * (overflows_ ? INFINITY : 1.0));
   }
 
   void peek(const Pass& pass) {
@@ -279,12 +250,12 @@ class Runner {
   }
 
   void save_and_load(const Step& other) {
-    io::save_checkpoint(*net_, *optimizer_, {}, file_);
+    io::save_checkpoint(*net_, *optimizer_, {}, file_, *scaler_);
     const auto notes = notes_;
     const int fired = fired_;
     take(other);
     if (!program_.resumed_ids.empty()) make_net(program_.resumed_ids);
-    io::load_checkpoint(*net_, *optimizer_, file_);
+    io::load_checkpoint(*net_, *optimizer_, file_, *scaler_);
     notes_ = notes, fired_ = fired;
   }
   void note(const std::vector<double>& numbers) { notes_.insert(notes_.end(), numbers.begin(), numbers.end()); }
@@ -293,6 +264,8 @@ class Runner {
   std::string file_;
   std::unique_ptr<Net> net_;
   std::unique_ptr<optim::Optimizer<Cpu>> optimizer_;
+  std::optional<optim::GradScaler<Cpu>> scaler_;
+  bool overflows_ = false;
   std::list<Call> calls_;
   std::vector<double> notes_;
   int fired_ = 0;

@@ -3,6 +3,7 @@
 
 #include <chorus/nn/containers.hpp>
 #include <chorus/nn/convolution.hpp>
+#include <chorus/optim/grad_scaler.hpp>
 #include <map>
 #include <optional>
 
@@ -44,6 +45,9 @@ void nudge(Net& net, int way) {
 
 inline const optim::SgdOptions sgd{.lr = 0.2, .momentum = 0.9, .weight_decay = 0.01};
 inline const optim::AdamOptions adam{.lr = 0.05, .eps = 0.1, .amsgrad = true};  // the eps keeps rounding rounding
+
+/// Small, so that the scale changes often; powers of two, so that it changes no digit.
+inline const optim::GradScalerOptions scaling{.init_scale = 16, .growth_interval = 2};
 
 inline constexpr unsigned all_blocks = 0xff, backwards = 0x100;
 

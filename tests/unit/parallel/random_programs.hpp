@@ -23,7 +23,7 @@ struct Pass {
 struct Step {
   std::vector<Pass> passes;
   std::uint64_t frozen = 0;  // bits of parameters
-  int poisoned = -1;         // the rank whose last gradients are not finite
+  int poisoned = -1;         // the rank whose last gradients are not finite, under a policy or a scaler that skips them
   bool keeps = false;        // gradients of the step before
 };
 
@@ -48,6 +48,7 @@ struct Program : Structure {
   int ranks = 1;
   std::string machines;  // empty: one, and shared memory; "t": TCP; else the machine of each rank
   bool adam = false, frozen_first = false;
+  bool scaled = false, asks = false;  // by a GradScaler, that asks all ranks
   double clip = 0;
   ch::DistributedDataParallelOptions options;
   Stepping stepping = Stepping::plain;
@@ -63,8 +64,9 @@ struct Program : Structure {
   int faulty_rank = 0, faulty_step = 0;
 
   std::string text() const {
-    std::string out = ch::cat("seed ", seed, ", ranks ", ranks, " ", machines, ", stepping ",
-                              static_cast<int>(stepping), ", clip ", clip, ", saved before ", saved_before);
+    std::string out =
+        ch::cat("seed ", seed, ", ranks ", ranks, " ", machines, ", stepping ", static_cast<int>(stepping), ", clip ",
+                clip, asks ? ", asks" : "", ", saved before ", saved_before);
     for (const auto& [name, count] : features) out += ch::cat(", ", name);
     out += "\n  " + options.describe<ch::Cpu>() + "  " + Structure::text();
     for (const auto& epoch : epochs) {
@@ -149,6 +151,9 @@ inline Program draw(std::uint64_t seed) {
   p.frozen_first = freezes && d.chance(50);
   const bool poison = p.feature("non-finite skipped", !fused && !p.ignores() && d.chance(15));
   if (poison) o.non_finite = ch::NonFinite::skip_step;
+  Draw more(seed + 7'000'000);  // programs stay what they are without it
+  p.scaled = p.feature("scaled", !fused && !poison && more.chance(30));
+  p.asks = p.scaled && p.feature("scaler asks", p.ignores() || more.chance(40));
 
   const auto ranks = static_cast<std::size_t>(p.ranks);
   const auto uses = [&] { return (all_blocks & (d.chance(25) ? 0 : d.below(256))) | (d.chance(30) ? backwards : 0); };
@@ -186,11 +191,12 @@ inline Program draw(std::uint64_t seed) {
         pass.uses.assign(ranks, uses());
       step.passes.push_back(pass);
     }
-    if (poison && d.chance(25)) {
-      step.poisoned = static_cast<int>(d.below(static_cast<std::uint32_t>(ranks)));
+    if ((poison && d.chance(25)) || (p.scaled && p.feature("overflow", more.chance(30)))) {
+      step.poisoned = static_cast<int>((poison ? d : more).below(static_cast<std::uint32_t>(ranks)));
       step.passes.back().rows[static_cast<std::size_t>(step.poisoned)] += 1;
     }
-    step.keeps = p.feature("keeps gradients", s > 0 && !sharded && !(joins && p.ignores()) && d.chance(10));
+    step.keeps = p.feature("keeps gradients",
+                           s > 0 && !sharded && !(joins && p.ignores()) && d.chance(10) && !(p.scaled && p.ignores()));
     p.steps.push_back(step);
   }
   // It sees what passes before have left, too.

@@ -1,12 +1,5 @@
 #pragma once
-/// Runs drawn programs: on one device, and as a rank of several.
-
-#include <unistd.h>
-
-#include <chorus/io/checkpoint.hpp>
-#include <chorus/parallel/fused_optimizer.hpp>
-#include <chorus/parallel/hooks/reduce_scatter.hpp>
-#include <chorus/parallel/sharded_optimizer.hpp>
+/// Runs drawn programs on one device, and what ranks of several do as it does.
 
 #include "random_programs.hpp"
 
@@ -16,6 +9,7 @@ namespace test::random {
 struct Part {
   Index begin = 0, rows = 0;
   unsigned uses;
+  double side = 1;  // what the second head's loss counts; infinite: its gradients, and no others, overflow
 };
 inline Part part_of(const Pass& pass, std::size_t rank) {
   Part part{.uses = pass.uses[rank]};
@@ -29,7 +23,7 @@ auto loss_of(Net& net, std::uint32_t key, const Part& part) {
   const auto x = contiguous(numbers(part.begin + part.rows, 16, key).slice(0, part.begin, part.begin + part.rows));
   const auto y = contiguous(labels(part.begin + part.rows, 3, key).slice(0, part.begin, part.begin + part.rows));
   const auto [scores, side] = net(x, part.uses);
-  return cross_entropy(scores, y) + mean(square(side));
+  return cross_entropy(scores, y) + mean(square(side)) * part.side;
 }
 /// Of both forward passes, where there are two.
 template <class Net>
@@ -44,7 +38,8 @@ void peek(Net& net, const Pass& pass) {
 }
 
 /// All numbers of the model that all ranks share.
-inline std::vector<double> shared_values(Drawn<Cpu>& model, const Program& program) {
+inline std::vector<double> shared_values(Drawn<Cpu>& model, const Program& program,
+                                         const optim::GradScaler<Cpu>& scaler) {
   std::vector<double> out;
   const auto add = [&](const auto& name, const auto& data, Index count) {
     if (program.ignores() && name.starts_with("side.")) return;
@@ -54,27 +49,27 @@ inline std::vector<double> shared_values(Drawn<Cpu>& model, const Program& progr
     add(named.name, named.parameter->value_data(), named.parameter->count());
   for (const auto& named : nn::named_buffers<Cpu>(model))
     if (named.buffer->dtype() == DType::f64) add(named.name, named.buffer->data(), named.buffer->count());
+  for (const double number : scaler.kept()) out.push_back(std::log2(1 + number) / 8);
   return out;
 }
 
-// One device.
-
 inline void backward_alone(SingleDevice<Drawn<Cpu>>& net, const Program& program, const Pass& pass,
-                           const std::vector<bool>& here) {
+                           const std::vector<bool>& here, double scale, double side) {
   Index all = 0;
   for (std::size_t r = 0; r < here.size(); ++r) all += here[r] ? pass.rows[r] : 0;
   const auto run = [&](const Part& part, double weight) {
-    const auto loss = loss_of(net, pass, part) * weight;
+    const auto loss = loss_of(net, pass, part) * weight * scale;
     if (pass.peeks != 0 && program.dropped > 0) peek(net, pass);
     if (pass.again) loss.backward(true);
     loss.backward();
   };
-  if (program.uniform && all > 0) return run({.begin = 0, .rows = all, .uses = pass.uses[0]}, 1);
+  if (program.uniform && all > 0) return run({.begin = 0, .rows = all, .uses = pass.uses[0], .side = side}, 1);
   for (std::size_t r = 0; r < pass.rows.size(); ++r) {
     if (!here[r] && !program.options.static_graph) continue;
     auto part = part_of(pass, r);
     const double weight = all == 0 || !here[r] ? 0 : static_cast<double>(part.rows) / static_cast<double>(all);
     if (weight == 0) part.rows = 1;  // gradients of zero, but there
+    part.side = weight == 0 ? 1 : side;
     run(part, weight);
     if (program.uniform) break;
   }
@@ -86,11 +81,21 @@ std::vector<double> alone(const Program& program, const typename Opt::options_ty
   SingleDevice<Drawn<Cpu>> net{program.model(), 3};
   nudge(net, way);
   Opt optimizer{net.parameters(), options};
+  optim::GradScaler scaler{net.parameters(), scaling};
   const auto take = [&](const Step& step, const std::vector<bool>& here) {
     freeze(net.module(), step.frozen);
     if (!step.keeps) optimizer.zero_grad();
-    for (const Pass& pass : step.passes) backward_alone(net, program, pass, here);
-    if (step.poisoned >= 0 && here[static_cast<std::size_t>(step.poisoned)]) optimizer.zero_grad();
+    const bool poisoned = step.poisoned >= 0 && here[static_cast<std::size_t>(step.poisoned)];
+    const double scale = program.scaled ? scaler.loss_scale() : 1;
+    for (const Pass& pass : step.passes)
+      backward_alone(net, program, pass, here, scale, poisoned && &pass == &step.passes.back() ? INFINITY : 1);
+    if (program.scaled) {
+      const bool finite = scaler.unscale();
+      if (finite && program.clip > 0) optim::clip_grad_norm(net.parameters(), program.clip);
+      scaler.step(optimizer);
+      return;
+    }
+    if (poisoned) optimizer.zero_grad();
     if (program.clip > 0) optim::clip_grad_norm(net.parameters(), program.clip);
     optimizer.step();
   };
@@ -103,192 +108,7 @@ std::vector<double> alone(const Program& program, const typename Opt::options_ty
       for (std::size_t r = 0; r < here.size(); ++r) here[r] = s < epoch[r];
       take(program.steps[next++], here);
     }
-  return shared_values(net.module(), program);
+  return shared_values(net.module(), program, scaler);
 }
-
-// One rank of several.
-
-/// Any optimizer of a net.
-struct Stepper {
-  std::function<void()> zero_grad, step, clip;
-  std::function<void(const std::string&)> save, load;
-};
-template <class Opt, class Net>
-Stepper stepper(Net& net, const auto& options, double max_norm) {
-  std::shared_ptr<Opt> optimizer;
-  if constexpr (requires { Opt(net, options); })
-    optimizer = std::make_shared<Opt>(net, options);
-  else
-    optimizer = std::make_shared<Opt>(net.parameters(), options);
-  return {.zero_grad = [optimizer] { optimizer->zero_grad(); },
-          .step = [optimizer] { optimizer->step(); },
-          .clip =
-              [=, &net] {
-                if constexpr (requires { optimizer->clip_grad_norm(max_norm); })
-                  optimizer->clip_grad_norm(max_norm);
-                else
-                  optim::clip_grad_norm(net.parameters(), max_norm);
-              },
-          .save = [=, &net](const std::string& path) { io::save_checkpoint(net, *optimizer, {}, path); },
-          .load = [=, &net](const std::string& path) { io::load_checkpoint(net, *optimizer, path); }};
-}
-template <class Opt, class Net>
-Stepper stepper_of(Net& net, const typename Opt::options_type& options, const Program& program) {
-  if (program.stepping >= Stepping::sharded) return stepper<ShardedOptimizer<Opt>>(net, options, program.clip);
-  if constexpr (!requires { net.hook().in_parts; }) {
-    if (program.stepping == Stepping::fused) return stepper<FusedOptimizer<Opt>>(net, options, program.clip);
-    return stepper<Opt>(net, options, program.clip);
-  }
-  return {};
-}
-
-template <class Hook>
-class Rank {
- public:
-  using Net = DistributedDataParallel<Drawn<Cpu>, Hook>;
-
-  Rank(const Program& program, const World& world)
-      : program_(program), rank_(static_cast<std::size_t>(world.rank)), own_{Own{}, 3}, skew_(program.seed + rank_) {
-    const auto backend = program.machines.empty()  ? comm::Backend::automatic
-                         : program.machines == "t" ? comm::Backend::tcp
-                                                   : comm::Backend::hierarchical;
-    if (backend == comm::Backend::hierarchical) setenv("CHORUS_HOST_ID", program.machines.substr(rank_, 1).c_str(), 1);
-    communicator_ = comm::connect(world, {.backend = backend});
-    make_net();
-  }
-
-  std::string run() {
-    if (program_.epochs.empty())
-      for (std::size_t s = 0; s < program_.steps.size(); ++s) {
-        if (static_cast<int>(s) == program_.saved_before) save_and_load(program_.steps[s]);
-        take(program_.steps[s]);
-        note();
-      }
-    std::size_t next = 0;
-    for (const auto& epoch : program_.epochs) {
-      net_->join(
-          [&] {
-            for (int s = 0; s < epoch[rank_]; ++s) take(program_.steps[next + static_cast<std::size_t>(s)]);
-          },
-          {.step = [&] { step(); }});
-      next += static_cast<std::size_t>(*std::max_element(epoch.begin(), epoch.end()));
-      note();
-    }
-    if (program_.ignores()) check_own();
-    return test::text_of(shared_values(net_->module(), program_)) + "|" + notes_;
-  }
-
- private:
-  /// The layer that is each rank's own, alone.
-  struct Own : nn::Module {
-    nn::Linear<Cpu, double> side{16, 2};
-    CHORUS_MODULE(Own, side)
-    auto forward(const auto& x) const { return side(x); }
-  };
-
-  void make_net() {
-    optimizer_ = {};
-    net_.reset();
-    auto model = program_.model(rank_ == 0 || !program_.options.init_sync ? 1 : 2);
-    std::copy_n(model.side.weight.value().data(), 32, own_.module().side.weight.value().data());
-    std::copy_n(model.side.bias.value().data(), 2, own_.module().side.bias.value().data());
-    net_.emplace(std::move(model), communicator_, program_.options, 3);
-    if (program_.adam) {
-      optimizer_ = stepper_of<optim::Adam<Cpu>>(*net_, adam, program_);
-      own_optimizer_ = std::make_unique<optim::Adam<Cpu>>(own_.parameters(), adam);
-    } else {
-      optimizer_ = stepper_of<optim::Sgd<Cpu>>(*net_, sgd, program_);
-      own_optimizer_ = std::make_unique<optim::Sgd<Cpu>>(own_.parameters(), sgd);
-    }
-  }
-
-  void take(const Step& step) {
-    const bool here = &step == &program_.steps[static_cast<std::size_t>(program_.faulty_step)];
-    const bool faulty = here && static_cast<int>(rank_) == program_.faulty_rank;
-    const auto fault = faulty ? program_.fault : Fault::none;
-    freeze(net_->module(), step.frozen);
-    if (fault == Fault::freezes) net_->module().out.bias.set_requires_grad(false);
-    if (here && program_.fault == Fault::freezes_other)
-      net_->module().blocks[faulty ? 0 : 1].weight.set_requires_grad(false);
-    if (!step.keeps) optimizer_.zero_grad();
-    for (std::size_t i = 0; i < step.passes.size(); ++i) {
-      const bool bad = i + 1 == step.passes.size() && step.poisoned == static_cast<int>(rank_);
-      Pass pass = step.passes[i];
-      if (fault == Fault::misses_pass && i == 0) continue;
-      if (fault == Fault::leaves_out) pass.uses[rank_] = 0;
-      if (fault == Fault::quiet) pass.quiet_forward = pass.quiet_backward = true;
-      if (fault == Fault::evaluates) net_->eval();
-      if (fault == Fault::throws) {
-        const auto loss = loss_of(*net_, pass, part_of(pass, rank_));
-        fail<Error>("the program's own error");
-      }
-      backward(pass, bad ? std::nan("") : 1);
-    }
-    if (fault == Fault::misses_step) return;
-    if (fault == Fault::misses_clip)
-      optimizer_.step();
-    else
-      this->step();
-    if (program_.ignores()) take_own(step);
-  }
-  void step() {
-    if (program_.clip > 0) optimizer_.clip();
-    optimizer_.step();
-  }
-  void backward(const Pass& pass, double factor) {
-    auto& net = *net_;
-    const auto within = [&](bool quietly, const auto& part) {
-      if (!quietly) return part();
-      const auto quiet = net.no_sync();
-      return part();
-    };
-    if (program_.skewed && skew_.chance(20)) usleep(skew_.below(3000));
-    auto loss = within(pass.quiet_forward, [&] { return loss_of(net, pass, part_of(pass, rank_)); });
-    if (factor != 1) loss = loss * factor;
-    if (pass.peeks >> rank_ & 1) peek(net, pass);
-    const auto backward_again = [&] { loss.backward(true); };
-    if (pass.again) within(pass.quiet_backward || pass.again_quiet, backward_again);
-    within(pass.quiet_backward, [&] { loss.backward(); });
-  }
-  void save_and_load(const Step& other) {
-    if (rank_ == 0 || program_.stepping >= Stepping::sharded) optimizer_.save(program_.file);
-    take(other);
-    communicator_.barrier();
-    if (program_.loads_into_new) make_net();
-    optimizer_.load(program_.file);
-  }
-  void take_own(const Step& step) {
-    if (!step.keeps) own_optimizer_->zero_grad();
-    for (const Pass& pass : step.passes)
-      for (int again = 0; again <= pass.again; ++again)
-        for (int pair = 0; pair <= pass.pair; ++pair) {
-          const auto part = part_of(pass, rank_);
-          const auto x = numbers(part.begin + part.rows, 16, pass.key + (pair ? 8u : 0u));
-          mean(square(own_(contiguous(x.slice(0, part.begin, part.begin + part.rows))))).backward();
-        }
-    own_optimizer_->step();
-  }
-  void check_own() {
-    const auto& side = net_->module().side;
-    const auto& own = own_.module().side;
-    check<Error>(distance(side.weight.value().to_vector(), own.weight.value().to_vector()) < rounding &&
-                     distance(side.bias.value().to_vector(), own.bias.value().to_vector()) < rounding,
-                 "rank ", rank_, ": not what this rank alone makes of its own layer");
-  }
-  void note() {
-    const auto all = shared_values(net_->module(), program_);
-    notes_ += cat(std::hash<std::string_view>{}({reinterpret_cast<const char*>(all.data()), all.size() * 8}), " ");
-  }
-
-  const Program& program_;
-  std::size_t rank_;
-  comm::AnyCommunicator communicator_;
-  std::optional<Net> net_;
-  Stepper optimizer_;
-  SingleDevice<Own> own_;
-  std::unique_ptr<optim::Optimizer<Cpu>> own_optimizer_;
-  Draw skew_;
-  std::string notes_;
-};
 
 }  // namespace test::random
