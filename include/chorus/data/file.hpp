@@ -1,7 +1,9 @@
 #pragma once
 /// Files of a dataset: opened once, sized, read in order; each error names the path.
 
+#include <fcntl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <chorus/core/error.hpp>
@@ -31,12 +33,16 @@ inline void require_folder(std::string_view reader, const std::string& path) {
 class InputFile {
  public:
   /// Throws FileError where the file can't be opened, or is a folder, a pipe or a device.
-  explicit InputFile(std::string path) : path_(std::move(path)), file_(std::fopen(path_.c_str(), "rb")) {
-    check<FileError>(file_ != nullptr, path_, ": ", std::strerror(errno));
+  explicit InputFile(std::string path) : path_(std::move(path)) {
+    // Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever.
+    const int opened = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    check<FileError>(opened >= 0, path_, ": ", std::strerror(errno));
     struct stat facts {};
-    const bool regular = ::fstat(::fileno(file_), &facts) == 0 && S_ISREG(facts.st_mode);
-    if (!regular) std::fclose(file_);
+    const bool regular = ::fstat(opened, &facts) == 0 && S_ISREG(facts.st_mode);
+    file_ = regular ? ::fdopen(opened, "rb") : nullptr;
+    if (file_ == nullptr) ::close(opened);
     check<FileError>(regular, path_, " is not a regular file");
+    check<FileError>(file_ != nullptr, path_, ": no memory to read it");
     size_ = static_cast<std::uint64_t>(facts.st_size);
   }
   ~InputFile() { std::fclose(file_); }
@@ -55,7 +61,7 @@ class InputFile {
 
  private:
   std::string path_;
-  std::FILE* file_;
+  std::FILE* file_ = nullptr;
   std::uint64_t size_ = 0;
 };
 

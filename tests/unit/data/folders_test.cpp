@@ -1,3 +1,5 @@
+#include <sys/stat.h>
+
 #include <catch.hpp>
 #include <cerrno>
 #include <chorus/data/open_images.hpp>
@@ -111,6 +113,24 @@ TEST_CASE("a wrong CIFAR-10 folder is refused") {
   records[3073] = 10;
   folder.write("data_batch_1.bin", records);
   CHECK(error_of(open) == "Cifar10: " + first + ": the label of record 1 is 10, expected 0 to 9");
+}
+
+TEST_CASE("what is no file is refused, and nothing waits") {
+  const TestFolder folder;
+  const auto images = folder.path() + "/train-images-idx3-ubyte";
+  folder.write("train-labels-idx1-ubyte", idx({2}, counting(2)));
+  REQUIRE(::mkfifo(images.c_str(), 0600) == 0);  // opening it would wait for somebody who writes
+  CHECK(error_of([&] { data::Mnist mnist(folder.path()); }) == images + " is not a regular file");
+  REQUIRE(::mkfifo((folder.path() + "/test_batch.bin").c_str(), 0600) == 0);
+  CHECK(error_of([&] { data::Cifar10 cifar(folder.path(), Split::test); }) ==
+        folder.path() + "/test_batch.bin is not a regular file");
+  std::filesystem::remove(images);
+  std::filesystem::create_directory(images);
+  CHECK(error_of([&] { data::Mnist mnist(folder.path()); }) == images + " is not a regular file");
+  std::filesystem::remove(images);
+  std::filesystem::create_symlink(images, images);
+  CHECK(error_of([&] { data::Mnist mnist(folder.path()); }) ==
+        "Mnist: folder " + folder.path() + " has no train-images-idx3-ubyte, neither plain nor .gz");
 }
 
 TEST_CASE("open_images says what it looked for") {
