@@ -1,6 +1,8 @@
 /// chorus-run: starts the ranks of a program, stands by them, and starts them again when one fails. Its options and the
 /// variables that ranks find in their environment are torchrun's.
 
+#include <climits>
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -39,13 +41,13 @@ int main(int argc, char** argv) {
   app.prefix_command();
   app.add_option("--nproc-per-node,--nproc_per_node", group.ranks, "ranks on this machine")->check(CLI::Range(1, ch::comm::max_ranks))->capture_default_str();
   app.add_option("--nnodes", group.nodes, "machines")->check(CLI::Range(1, ch::comm::max_ranks))->capture_default_str();
-  app.add_option("--node-rank,--node_rank", group.node_rank, "which of them this is, from 0")->check(CLI::NonNegativeNumber)->capture_default_str();
+  app.add_option("--node-rank,--node_rank", group.node_rank, "which of them this is, from 0")->check(CLI::Range(0, ch::comm::max_ranks - 1))->capture_default_str();
   app.add_option("--master-addr,--master_addr", group.master_addr, "address of machine 0, where the ranks meet")->capture_default_str();
   app.add_option("--master-port,--master_port", group.master_port, "port there (default: a free one; 29500 for several machines)")->check(CLI::Range(1, 65535));
   app.add_flag("--standalone", standalone, "a job of this machine alone, on a free port of loopback");
   app.add_option("--max-restarts,--max_restarts", group.max_restarts,
                  "how often all ranks are started again after a failure")
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(0, INT_MAX))
       ->capture_default_str();
   app.add_option("--grace", grace, "seconds between SIGTERM and SIGKILL")
       ->check(CLI::Range(0.0, 3600.0))
@@ -71,6 +73,7 @@ int main(int argc, char** argv) {
                               group.ranks, " ranks are more than ", ch::comm::max_ranks);
     ch::check<ch::UsageError>(!standalone || group.nodes == 1, "--standalone is for one machine, got --nnodes ",
                               group.nodes);
+    ch::check<ch::UsageError>(!std::isnan(grace), "--grace: expected seconds from 0 to 3600, got nan");
     if (standalone) group.master_addr = "127.0.0.1", group.master_port = 0;
     if (group.nodes > 1 && group.master_port == 0) group.master_port = 29500;
     group.grace = std::chrono::milliseconds(static_cast<std::int64_t>(grace * 1000));

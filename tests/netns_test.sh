@@ -27,16 +27,16 @@ for side in a b; do
   ip -n "$ns" link set "veth_$side" up
 done
 
-# start NAMESPACE RANK: a rank of three that reduces for ever.
+# start NAMESPACE RANK LOCAL_RANK LOCAL_SIZE: a rank of three that reduces for ever.
 start() {
-  env RANK="$2" WORLD_SIZE=3 LOCAL_RANK="$2" LOCAL_WORLD_SIZE=1 MASTER_ADDR=10.99.0.1 MASTER_PORT=29517 \
+  env RANK="$2" WORLD_SIZE=3 LOCAL_RANK="$3" LOCAL_WORLD_SIZE="$4" MASTER_ADDR=10.99.0.1 MASTER_PORT=29517 \
     CHORUS_TOKEN="a secret of this test" \
     ip netns exec "$1" "$probe" --do ring --backend tcp --timeout 2 >"$folder/$2" 2>&1 &
   pids="${pids:-} $!"
 }
-start "$a" 0
-start "$a" 1
-start "$b" 2
+start "$a" 0 0 2
+start "$a" 1 1 2
+start "$b" 2 0 1
 for second in 1 2 3 4 5 6 7 8 9 10; do
   [ "$(cat "$folder"/[012] | grep -c ready)" = 3 ] && break
   sleep 1

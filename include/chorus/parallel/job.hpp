@@ -2,19 +2,23 @@
 /// `run_job`: a group of ranks that is started again when one of them fails.
 
 #include <chorus/parallel/supervisor.hpp>
+#include <chrono>
+#include <thread>
 
 namespace chorus::inline CHORUS_ABI {
 
-/// Supervises the group, and starts all its ranks again after a failure, up to `group.max_restarts` times; a program
-/// loses what it did after its newest checkpoint. A wrong option (exit status 2) and a signal to this process end the
-/// job at once. The ranks of other machines notice that ranks are gone, fail, and are started again by their own
-/// supervisors; they meet anew at the same address. Returns the status of the last attempt.
+/// Supervises the group, and starts all its ranks again after a failure, up to `group.max_restarts` times and at most
+/// once in 200 ms; a program loses what it did after its newest checkpoint. A wrong option (exit status 2) and a signal
+/// to this process end the job at once. The ranks of other machines notice that ranks are gone, fail, and are started
+/// again by their own supervisors; they meet anew at the same address. Returns the status of the last attempt.
 inline int run_job(RankGroup group) {
   for (group.restart = 0;; ++group.restart) {
+    const auto next = std::chrono::steady_clock::now() + std::chrono::milliseconds(200);
     const auto outcome = supervise(group);
     const bool again = outcome.status != 0 && outcome.status != 2 && outcome.signal == 0;
     if (!again || group.restart >= group.max_restarts) return outcome.status;
     detail::say(detail::format("restart %d of %d", group.restart + 1, group.max_restarts));
+    std::this_thread::sleep_until(next);  // a program that fails at once shall not keep the machine busy
   }
 }
 

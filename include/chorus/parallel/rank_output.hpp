@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -66,27 +67,32 @@ class RankOutput {
 
   void pump() {
     std::vector<pollfd> events(sources_.size());
-    for (std::size_t open = sources_.size(); open > 0;) {
-      const bool last = ending_.load();
+    for (std::size_t open = sources_.size(); open > 0 && !ending_.load();) {
       for (std::size_t i = 0; i < events.size(); ++i) events[i] = {sources_[i].pipe.get(), POLLIN, 0};
-      const int ready = poll(events.data(), events.size(), 50);
+      poll(events.data(), events.size(), 50);
       for (std::size_t i = 0; i < events.size(); ++i) {
         if (events[i].fd < 0 || events[i].revents == 0 || read_some(sources_[i])) continue;
         sources_[i].pipe.reset();
         --open;
       }
-      if (last && ready <= 0) break;
     }
-    for (auto& source : sources_)
+    for (auto& source : sources_) {
+      // What the ranks wrote is in the pipes. A process that one of them has left behind may go on writing for ever.
+      int there = 0;
+      if (source.pipe.get() >= 0) ioctl(source.pipe.get(), FIONREAD, &there);
+      while (there > 0 && read_some(source, &there)) {
+      }
       if (!source.line.empty()) print(source, source.line + "\n");
+    }
   }
 
-  /// False at the end.
-  bool read_some(Source& source) {
+  /// False at the end. `left`, if given, is reduced by what was read.
+  bool read_some(Source& source, int* left = nullptr) {
     char part[65536];
     const auto n = read(source.pipe.get(), part, sizeof part);
     if (n < 0) return errno == EAGAIN || errno == EINTR;
     if (n == 0) return false;
+    if (left) *left -= static_cast<int>(n);
     source.line.append(part, static_cast<std::size_t>(n));
     const auto end = source.line.rfind('\n');
     if (end == std::string::npos && source.line.size() < longest_line) return true;
@@ -96,8 +102,11 @@ class RankOutput {
     return true;
   }
 
-  static void print(const Source& source, std::string_view lines) {
-    if (source.log.get() >= 0) write_all(source.log.get(), lines);
+  static void print(Source& source, std::string_view lines) {
+    if (source.log.get() >= 0 && !write_all(source.log.get(), lines)) {
+      say(format("rank %d's log is not complete: %s", source.rank, std::strerror(errno)));
+      source.log.reset();
+    }
     std::string text;
     while (!lines.empty()) {
       const auto line = lines.substr(0, lines.find('\n') + 1);
@@ -110,12 +119,19 @@ class RankOutput {
     write_all(STDOUT_FILENO, text);
   }
 
-  static void write_all(int fd, std::string_view text) {
+  /// False where it failed: a reader that has gone, or a full disk, does not end the ranks.
+  static bool write_all(int fd, std::string_view text) {
     while (!text.empty()) {
       const auto n = write(fd, text.data(), text.size());
-      if (n < 0 && errno != EINTR) return;  // a reader that has gone, or a full disk, does not end the ranks
+      if (n < 0 && errno == EAGAIN) {  // what we share with others may be non-blocking
+        pollfd entry{fd, POLLOUT, 0};
+        poll(&entry, 1, -1);
+      } else if (n < 0 && errno != EINTR) {
+        return false;
+      }
       if (n > 0) text.remove_prefix(static_cast<std::size_t>(n));
     }
+    return true;
   }
 
   static constexpr std::size_t longest_line = 1 << 20;

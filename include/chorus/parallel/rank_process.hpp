@@ -2,10 +2,13 @@
 /// One rank of a machine as a process: torchrun's variables, and the descriptors that it inherits.
 
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
-#include <spawn.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <string>
@@ -74,6 +77,30 @@ inline std::vector<std::string> rank_environment(const RankGroup& group, int loc
   return ours;
 }
 
+/// In the child: from `fork` to the new program; returns only where that can't be started. Nothing here allocates:
+/// another thread may have held a lock when this one was copied.
+inline void become_rank(const RankGroup& group, bool is_main, const char* const* environment,
+                        const RankDescriptors& given, pid_t supervisor) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);  // whatever the program is, it ends with its supervisor
+  if (getppid() != supervisor) _exit(128 + SIGKILL);
+  fcntl(given.report, F_SETFD, 0);
+  if (is_main) fcntl(given.listener, F_SETFD, 0);
+  if (!is_main) dup2(given.input, STDIN_FILENO);
+  for (const int standard : {STDOUT_FILENO, STDERR_FILENO})
+    if (given.output >= 0) dup2(given.output, standard);
+  // The supervisor's handlers are not for this process, nor may the program inherit that signals are blocked.
+  for (int signal = 1; signal < NSIG; ++signal) {
+    struct sigaction action {};
+    if (sigaction(signal, nullptr, &action) != 0 || action.sa_handler == SIG_IGN) continue;
+    action = {};
+    sigaction(signal, &action, nullptr);
+  }
+  sigset_t none;
+  sigemptyset(&none);
+  pthread_sigmask(SIG_SETMASK, &none, nullptr);
+  execvpe(group.program.c_str(), group.argv, const_cast<char* const*>(environment));
+}
+
 /// Starts that rank, with the supervisor's variables and `ours` in place of those of the same name. Throws Error where
 /// it can't be started.
 inline pid_t start_rank(const RankGroup& group, int local_rank, const std::vector<std::string>& ours,
@@ -89,31 +116,24 @@ inline pid_t start_rank(const RankGroup& group, int local_rank, const std::vecto
   environment.push_back(nullptr);
 
   const int rank = group.node_rank * group.ranks + local_rank, size = group.nodes * group.ranks;
-  posix_spawn_file_actions_t files;
-  posix_spawn_file_actions_init(&files);
-  const auto hand_over = [&](int fd, int as) { posix_spawn_file_actions_adddup2(&files, fd, as); };
-  hand_over(given.report, given.report);  // what is copied onto itself stays open in the new program
-  if (rank == 0)
-    hand_over(given.listener, given.listener);
-  else
-    hand_over(given.input, STDIN_FILENO);
-  if (given.output >= 0) {
-    hand_over(given.output, STDOUT_FILENO);
-    hand_over(given.output, STDERR_FILENO);
+  Pipe trouble;  // ends without a word where the program has started
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  const pid_t supervisor = getpid(), pid = fork();
+  if (pid == 0) {
+    become_rank(group, rank == 0, environment.data(), given, supervisor);
+    const int error = errno;
+    [[maybe_unused]] const auto written = write(trouble.write_end.get(), &error, sizeof error);
+    _exit(127);
   }
-  // Signals that we handle here are back at their default in a new program; nor may it inherit that we block any.
-  posix_spawnattr_t attributes;
-  posix_spawnattr_init(&attributes);
-  sigset_t none;
-  sigemptyset(&none);
-  posix_spawnattr_setsigmask(&attributes, &none);
-  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
-
-  pid_t pid = -1;
-  const int error = posix_spawnp(&pid, group.program.c_str(), &files, &attributes, group.argv,
-                                 const_cast<char* const*>(environment.data()));
-  posix_spawnattr_destroy(&attributes);
-  posix_spawn_file_actions_destroy(&files);
+  int error = pid < 0 ? errno : 0;
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  trouble.write_end.reset();
+  pollfd ended{trouble.read_end.get(), POLLIN, 0};
+  while (pid > 0 && poll(&ended, 1, -1) < 0) {
+  }
+  if (pid > 0 && read(trouble.read_end.get(), &error, sizeof error) > 0) waitpid(pid, nullptr, 0);
   if (error != 0)
     system_error(format("cannot start rank %d of %d: %s", rank, size, group.program.c_str()).c_str(), error);
   return pid;

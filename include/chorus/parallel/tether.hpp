@@ -4,14 +4,17 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdint>
 #include <cstdlib>
 #include <string>
 #include <string_view>
 
 #include <chorus/core/config.hpp>
+#include <chorus/core/say.hpp>
 #include <chorus/parallel/message.hpp>
 #include <chorus/parallel/world_from_environment.hpp>
 
@@ -28,11 +31,18 @@ class Tether {
     const auto supervisor = detail::env_number("CHORUS_SUPERVISOR_PID", 1, INT32_MAX);
     const auto report_fd = detail::env_number("CHORUS_REPORT_FD", 3, detail::most_ranks);
     if (!supervisor || !report_fd) return;
+    // The parent may be a script that the supervisor has started: it ends with the supervisor, and this rank with it.
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != *supervisor) _exit(128 + SIGKILL);  // it ended before the line above
+    if (kill(*supervisor, 0) != 0 && errno == ESRCH) {  // it ended before the line above
+      detail::say("the process that started this rank (CHORUS_SUPERVISOR_PID=" + std::to_string(*supervisor) +
+                  ") has ended");
+      _exit(128 + SIGKILL);
+    }
     // What this process starts in turn is no rank of that supervisor.
     unsetenv("CHORUS_SUPERVISOR_PID");
     unsetenv("CHORUS_REPORT_FD");
+    struct stat facts {};  // a script in between may have closed it, and its number may mean another file by now
+    if (fstat(*report_fd, &facts) != 0 || !S_ISFIFO(facts.st_mode)) return;
     fcntl(*report_fd, F_SETFD, FD_CLOEXEC);
     report_fd_ = *report_fd;
   }

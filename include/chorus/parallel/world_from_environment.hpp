@@ -1,6 +1,7 @@
 #pragma once
 /// Which rank this process is, when a launcher has started it: torchrun, mpirun (Open MPI, MPICH) or srun.
 
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <charconv>
@@ -36,6 +37,7 @@ inline std::optional<int> env_number(const char* name, int low, int high) {
 struct Seat {
   int rank, size;
   std::optional<int> local_rank, local_size;
+  const char* local_rank_name;
   std::string job = {};  ///< the same in all ranks of a job, another one in another job
 };
 
@@ -53,7 +55,12 @@ inline std::optional<Seat> read_seat(const char* rank_name, const char* size_nam
   if (*rank >= *size) {
     usage_error("environment variable %s is %d, but %s is %d: ranks count from 0", rank_name, *rank, size_name, *size);
   }
-  return Seat{*rank, *size, env_number(local_rank_name, 0, most_ranks), env_number(local_size_name, 1, most_ranks)};
+  const auto local_size = env_number(local_size_name, 1, most_ranks);
+  if (local_size && *local_size > *size) {
+    usage_error("environment variable %s is %d, but %s is %d: a part is no larger than the whole", local_size_name,
+                *local_size, size_name, *size);
+  }
+  return Seat{*rank, *size, env_number(local_rank_name, 0, most_ranks), local_size, local_rank_name};
 }
 
 /// mpirun or srun: a rank and a size, and something that tells jobs apart.
@@ -81,6 +88,21 @@ inline std::optional<Seat> seat_of_mpi_or_slurm() {
   if (env_number(hosts_name, 1, most_ranks).value_or(1) == 1) seat->local_size = seat->size;
   seat->job = format("%s.%s", job ? job : format("%d", getppid()).c_str(), step ? step : "0");
   return seat;
+}
+
+/// The socket that the launcher has opened for rank 0, or -1.
+inline int listening_socket() {
+  const char* name = "CHORUS_RENDEZVOUS_FD";
+  const int fd = env_number(name, 3, most_ranks).value_or(-1);
+  int listens = 0;
+  socklen_t length = sizeof listens;
+  if (fd >= 0 && (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &length) != 0 || listens == 0)) {
+    usage_error(
+        "environment variable %s must be a descriptor of a socket that listens, got '%d' (what starts a rank "
+        "below chorus' launcher must leave its descriptors open)",
+        name, fd);
+  }
+  return fd;
 }
 
 /// A port in [20000, 32000), below the range that systems give out by themselves; FNV-1a of the job's name.
@@ -126,16 +148,21 @@ inline std::optional<comm::World> world_from_environment() {
   world.size = seat->size;
   world.master_addr = address ? address : "127.0.0.1";
   world.master_port = port.value_or(port_of_job(seat->job));
-  const bool loopback = world.master_addr.starts_with("127.") || world.master_addr == "localhost";
-  world.local_rank = seat->local_rank.value_or(seat->rank);
+  const bool loopback =
+      world.master_addr.starts_with("127.") || world.master_addr == "localhost" || world.master_addr == "::1";
+  world.local_rank = seat->local_rank.value_or(seat->rank % seat->local_size.value_or(seat->size));
   world.local_size = seat->local_size.value_or(loopback ? seat->size : 1);
+  if (world.local_rank >= world.local_size && seat->local_rank && (seat->local_size || loopback)) {
+    usage_error("environment variable %s is %d, but this machine has %d %s: they count from 0", seat->local_rank_name,
+                world.local_rank, world.local_size, world.local_size == 1 ? "rank" : "ranks");
+  }
   if (const char* token = env("CHORUS_TOKEN")) world.token = token;
   const char* agent_store = env("TORCHELASTIC_USE_AGENT_STORE");
   if (torchrun && port && agent_store && std::string_view(agent_store) == "True") {
     if (*port == 65535) usage_error("MASTER_PORT is 65535, but ranks meet at the port above torchrun's own");
     world.master_port = *port + 1;
   }
-  if (world.rank == 0) world.listen_fd = env_number("CHORUS_RENDEZVOUS_FD", 3, most_ranks).value_or(-1);
+  if (world.rank == 0) world.listen_fd = listening_socket();
   return world;
 }
 

@@ -579,6 +579,23 @@ TEST_CASE("an environment that makes no sense is refused") {
                   torchrun_like(0, 2, 70000));
   require_refused(hello, 2, "the launcher started ranks on several hosts: set MASTER_ADDR",
                   {"OMPI_COMM_WORLD_RANK=0", "OMPI_COMM_WORLD_SIZE=4", "OMPI_COMM_WORLD_LOCAL_SIZE=2"});
+  const auto with = [](std::vector<std::string> more) {
+    auto variables = torchrun_like(0, 2, 29999);
+    variables[1] = more[0];
+    variables.insert(variables.end(), more.begin() + 1, more.end());
+    return variables;
+  };
+  require_refused(hello, 2, "environment variable LOCAL_RANK is 5, but this machine has 2 ranks: they count from 0",
+                  with({"LOCAL_RANK=5"}));
+  require_refused(hello, 2, "environment variable LOCAL_RANK is 1, but this machine has 1 rank: they count from 0",
+                  with({"LOCAL_RANK=1", "LOCAL_WORLD_SIZE=1"}));
+  require_refused(hello, 2, "environment variable LOCAL_WORLD_SIZE is 3, but WORLD_SIZE is 2",
+                  with({"LOCAL_RANK=1", "LOCAL_WORLD_SIZE=3"}));
+  require_refused(hello, 2, "environment variable CHORUS_RENDEZVOUS_FD must be a descriptor of a socket that listens, "
+                            "got '999'",
+                  with({"LOCAL_RANK=0", "CHORUS_RENDEZVOUS_FD=999"}));
+  require_refused(hello, 128 + SIGKILL, "the process that started this rank (CHORUS_SUPERVISOR_PID=999999999) has ended",
+                  with({"LOCAL_RANK=0", "CHORUS_SUPERVISOR_PID=999999999", "CHORUS_REPORT_FD=3"}));
 }
 
 TEST_CASE("a port that is taken is named") {
