@@ -1,11 +1,10 @@
 #pragma once
 /// Checkpoints: a model's file with all that is needed to go on training as if nothing had happened.
 
-#include <array>
 #include <charconv>
-#include <cstddef>
 #include <cstdint>
-#include <optional>
+#include <functional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -13,6 +12,7 @@
 #include <vector>
 
 #include <chorus/io/load_model.hpp>
+#include <chorus/io/ranks_own.hpp>
 #include <chorus/optim/optimizer.hpp>
 
 namespace chorus::inline CHORUS_ABI::io {
@@ -26,27 +26,16 @@ struct TrainingPosition {
 
 namespace detail {
 
-/// The numbers that `x` keeps from step to step, such as a loss scale; none where it keeps tensors.
-template <class X>
-auto numbers_of(const X& x) {
-  if constexpr (requires { x.kept(); })
-    return x.kept();
-  else
-    return std::array<double, 0>{};
-}
-
-/// Where that lies which `x` keeps: its tensors, or `numbers`, which are taken from it and given back to it.
-template <Device D, class X, std::size_t N>
-std::vector<Incoming<D>> places_of(X& x, std::array<double, N>& numbers) {
-  std::vector<Incoming<D>> places;
-  if constexpr (N > 0)
-    places.push_back({cat(training_prefix, X::kept_as), DType::f64, {Index{N}}, {}, numbers.data()});
-  else
-    for (auto& tensor : x.state()) {
-      const auto device = tensor.on_host ? std::nullopt : std::optional<D>(x.device());
-      places.push_back({cat(training_prefix, tensor.name), tensor.dtype, std::move(tensor.shape), device, tensor.data});
-    }
-  return places;
+/// The model's tensors, and those that `kept` have, optimizers and others: where they lie, or `numbers`, which are
+/// taken from them and given back.
+template <Device D, class Net, class Numbers, class... Kept>
+std::vector<Incoming<D>> all_places(Net& net, bool touch, Numbers& numbers, Kept&... kept) {
+  auto all = model_places(net.module(), touch);
+  const auto add = [&](auto& x, auto& its_numbers) {
+    for (auto& place : places_of<D>(x, its_numbers)) all.push_back(std::move(place));
+  };
+  std::apply([&](auto&... each) { (add(kept, each), ...); }, numbers);
+  return all;
 }
 
 inline std::int64_t number_in(const SafetensorsReader& file, const std::string& key) {
@@ -64,30 +53,31 @@ inline std::int64_t number_in(const SafetensorsReader& file, const std::string& 
 }  // namespace detail
 
 /// Writes model, optimizer and position to one file, atomically. The model's tensors have their own names, so the file
-/// is also a model's file. One process calls it; with a ShardedOptimizer all do, and rank 0 writes. The file is the
-/// same for the plain, the fused and the sharded form of an optimizer. `more`: what else goes on from step to step, as
-/// GradScaler, ParameterAverage and ReduceOnPlateau do; at most one of each. What a communication hook keeps (errors
-/// fed back, steps of its warm-up) is each rank's own and not in the file. Throws FileError.
+/// is also a model's file. One process calls it; with a ShardedOptimizer, or under a communication hook that remembers
+/// something, all do, and rank 0 writes. The file is the same for the plain, the fused and the sharded form of an
+/// optimizer. `more`: what else goes on from step to step, as GradScaler, ParameterAverage and ReduceOnPlateau do; at
+/// most one of each. Gradients are not in it: a checkpoint belongs between two steps.
+///
+/// What is each rank's own under a hook, such as errors to be fed back, and under PostLocalSgd models and optimizers,
+/// is in the file for each rank; rank 0 holds the whole file in memory for a moment. Of parameters and buffers that
+/// DistributedDataParallel ignores or doesn't broadcast, rank 0's are in it.
+///
+/// Throws FileError, and CommError where all ranks should call it and don't.
 template <class Net, class Optimizer, class... More>
 void save_checkpoint(Net& net, Optimizer& optimizer, const TrainingPosition& position, const std::string& path,
                      More&... more) {
   if constexpr (requires { optimizer.gathered(net); }) {
     const auto whole = optimizer.gathered(net);
-    if (net.communicator().rank() == 0) save_checkpoint(net, *whole, position, path, more...);
+    if (detail::all_ranks_save<Net> || net.communicator().rank() == 0)
+      save_checkpoint(net, *whole, position, path, more...);
   } else {
     using D = decltype(optimizer.device());
     detail::Outgoing out;
-    detail::add_model<D>(out, net.module());
-    const auto add = [&](auto& kept) {
-      auto numbers = detail::numbers_of(kept);
-      for (const auto& tensor : detail::places_of<D>(kept, numbers))
-        if (tensor.device)
-          out.add(tensor.name, tensor.dtype, tensor.shape, *tensor.device, tensor.data);
-        else
-          out.add(tensor.name, tensor.dtype, tensor.shape, Cpu{}, tensor.data);
-    };
-    add(optimizer);
-    (add(more), ...);
+    std::tuple numbers{detail::numbers_of(optimizer), detail::numbers_of(more)...};
+    const auto places = detail::all_places<D>(net, false, numbers, optimizer, more...);
+    for (const auto& tensor : places) out.add(tensor);
+    if constexpr (detail::all_ranks_save<Net>)
+      if (!detail::add_ranks_own<D>(out, net, places)) return;
     std::string order;
     for (const auto& name : net.parameter_order()) order += name + "\n";
     write_safetensors(path, out.views(),
@@ -100,8 +90,10 @@ void save_checkpoint(Net& net, Optimizer& optimizer, const TrainingPosition& pos
 }
 
 /// Restores what `save_checkpoint` wrote; every process calls it, with the same `more`. Training then goes on bit for
-/// bit as it would have without the break, unless a communication hook has a memory. Throws FileError, and changes
-/// nothing, where the file is damaged, is no checkpoint, or doesn't fit.
+/// bit as it would have without the break. Where the number of ranks is another one, each takes the mean over the ranks
+/// of the file of what was each one's own, so that no error that was to be fed back is lost. A communication hook takes
+/// what it knows of another one's memory, and starts anew where the file has none; without a hook it is left out.
+/// Throws FileError, and changes nothing, where the file is damaged, is no checkpoint, or doesn't fit.
 template <class Net, class Optimizer, class... More>
 TrainingPosition load_checkpoint(Net& net, Optimizer& optimizer, const std::string& path, More&... more) {
   if constexpr (requires { optimizer.whole(net); }) {
@@ -110,19 +102,22 @@ TrainingPosition load_checkpoint(Net& net, Optimizer& optimizer, const std::stri
     optimizer.adopt(net, *whole);
     return position;
   } else {
+    using D = decltype(optimizer.device());
     const SafetensorsReader file(path);
     const TrainingPosition position{detail::number_in(file, "training/epoch"),
                                     detail::number_in(file, "training/batch"),
                                     detail::number_in(file, "training/step")};
     const auto passes = detail::number_in(file, "training/forward_passes");
-    auto wanted = detail::model_places(net.module());
-    const auto want = [&](auto& kept, auto& numbers) {
-      for (auto& place : detail::places_of<decltype(optimizer.device())>(kept, numbers))
-        wanted.push_back(std::move(place));
-    };
     std::tuple numbers{detail::numbers_of(optimizer), detail::numbers_of(more)...};
-    std::apply([&](auto& first, auto&... others) { want(optimizer, first), (want(more, others), ...); }, numbers);
-    detail::read_all(file, wanted, [](std::string_view) { return false; });
+    auto wanted = detail::all_places<D>(net, true, numbers, optimizer, more...);
+    std::set<std::string, std::less<>> names;
+    for (auto& tensor : wanted) {
+      names.insert(tensor.name);
+      detail::choose_among_ranks(file, tensor, net, detail::ranks_may_differ<Net>);
+    }
+    detail::HookReading<D, Net> hook(file, net, wanted);
+    detail::read_all(file, wanted,
+                     [&](std::string_view name) { return detail::is_ranks_own(name) || names.contains(name); });
     const auto give_back = [](auto& kept, const auto& read) {
       if constexpr (requires { kept.keep(read); }) kept.keep(read);
     };
@@ -140,6 +135,7 @@ TrainingPosition load_checkpoint(Net& net, Optimizer& optimizer, const std::stri
       }
       net.set_parameter_order(order, passes > 0);
     }
+    hook.give(net);
     return position;
   }
 }

@@ -14,7 +14,8 @@ namespace chorus::inline CHORUS_ABI::io {
 
 namespace detail {
 
-/// A place that a tensor of a file is to fill: in device memory, or, without a device, on the host.
+/// A place that a tensor of a file is to fill: in device memory, or, without a device, on the host. `mean_with`: names
+/// of others, with which floating-point numbers take the mean.
 template <Device D>
 struct Incoming {
   std::string name;
@@ -22,7 +23,25 @@ struct Incoming {
   std::vector<Index> shape;
   std::optional<D> device;
   void* data;
+  std::vector<std::string> mean_with = {};
 };
+
+/// Makes `numbers` the mean of themselves and those of the other tensors of a file.
+template <class T, Device D>
+void take_mean(const SafetensorsReader& file, const Incoming<D>& tensor, std::span<std::byte> numbers) {
+  const auto view = [](std::span<std::byte> bytes) {
+    return std::span(reinterpret_cast<T*>(bytes.data()), bytes.size() / sizeof(T));
+  };
+  const auto mean = view(numbers);
+  std::vector<double> sums(mean.begin(), mean.end());
+  std::vector<std::byte> other(numbers.size());
+  for (const auto& name : tensor.mean_with) {
+    file.read(file.at(name), other);
+    for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += static_cast<double>(view(other)[i]);
+  }
+  for (std::size_t i = 0; i < sums.size(); ++i)
+    mean[i] = static_cast<T>(sums[i] / static_cast<double>(tensor.mean_with.size() + 1));
+}
 
 /// Checks that the file has exactly these tensors, but for those that `ignored(name)` allows, then reads them all.
 /// Throws FileError with every missing, unexpected and mismatched name, before anything is changed.
@@ -30,13 +49,17 @@ template <Device D, class Ignored>
 void read_all(const SafetensorsReader& file, const std::vector<Incoming<D>>& wanted, const Ignored& ignored) {
   std::string missing, unexpected, mismatched;
   const auto list = [](std::string& to, const auto&... parts) { to += cat(to.empty() ? "" : ", ", parts...); };
-  for (const auto& tensor : wanted) {
-    const TensorEntry* entry = file.find(tensor.name);
+  const auto compare = [&](const Incoming<D>& tensor, const std::string& name) {
+    const TensorEntry* entry = file.find(name);
     if (entry == nullptr)
-      list(missing, tensor.name);
+      list(missing, name);
     else if (entry->dtype != file_dtype(tensor.dtype) || entry->shape != tensor.shape)
-      list(mismatched, tensor.name, " (expected ", tensor.dtype, " ", std::span<const Index>(tensor.shape), ", got ",
+      list(mismatched, name, " (expected ", tensor.dtype, " ", std::span<const Index>(tensor.shape), ", got ",
            entry->dtype, " ", std::span<const Index>(entry->shape), ")");
+  };
+  for (const auto& tensor : wanted) {
+    compare(tensor, tensor.name);
+    for (const auto& name : tensor.mean_with) compare(tensor, name);
   }
   for (const TensorEntry& entry : file.entries()) {
     bool known = ignored(entry.name);
@@ -57,6 +80,9 @@ void read_all(const SafetensorsReader& file, const std::vector<Incoming<D>>& wan
     const TensorEntry& entry = file.at(tensor.name);
     numbers.emplace_back(entry.bytes);
     file.read(entry, numbers.back());
+    if (tensor.mean_with.empty()) continue;
+    if (tensor.dtype == DType::f32) take_mean<float>(file, tensor, numbers.back());
+    if (tensor.dtype == DType::f64) take_mean<double>(file, tensor, numbers.back());
   }
   for (std::size_t i = 0; i < wanted.size(); ++i)
     if (wanted[i].device)
@@ -65,15 +91,16 @@ void read_all(const SafetensorsReader& file, const std::vector<Incoming<D>>& wan
       copy_bytes(Cpu{}, wanted[i].data, Cpu{}, numbers[i].data(), numbers[i].size());
 }
 
+/// `touch`: they will change.
 template <class Model>
-auto model_places(Model& model) {
+auto model_places(Model& model, bool touch = true) {
   std::vector<Incoming<typename Model::device_type>> wanted;
   for_each_tensor<typename Model::device_type>(
       model,
       [&](const std::string& name, DType dtype, std::span<const Index> extents, auto device, void* data) {
         wanted.push_back({name, dtype, {extents.begin(), extents.end()}, device, data});
       },
-      true);
+      touch);
   return wanted;
 }
 

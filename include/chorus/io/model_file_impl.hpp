@@ -28,6 +28,14 @@ class Outgoing {
     items_.push_back({std::move(name), dtype, std::move(shape), std::vector<std::byte>(bytes)});
     copy_bytes(Cpu{}, items_.back().bytes.data(), device, data, bytes);
   }
+  /// A tensor with a name, dtype, shape, device (if any) and data.
+  template <class Place>
+  void add(const Place& tensor) {
+    if (tensor.device)
+      add(tensor.name, tensor.dtype, tensor.shape, *tensor.device, tensor.data);
+    else
+      add(tensor.name, tensor.dtype, tensor.shape, Cpu{}, tensor.data);
+  }
   std::vector<TensorView> views() const {
     std::vector<TensorView> out;
     for (const Item& item : items_) out.push_back({item.name, file_dtype(item.dtype), item.shape, item.bytes});

@@ -82,6 +82,13 @@ class BucketSender {
   }
   void end() { clock_.backward_ends(busy()); }
 
+  /// Calls `f(bucket)` for all buckets as hooks see them.
+  template <class F>
+  void for_each_bucket(const F& f) {
+    for (std::size_t b = 0; b < layout_.buckets().size(); ++b) with_bucket(b, f);
+  }
+  D device() const { return layout_.device(layout_.buckets().front()); }
+
   /// The first entry whose gradient by this rank was not finite, where that is to be named, or no_bucket.
   std::size_t first_bad() const { return bad_; }
 

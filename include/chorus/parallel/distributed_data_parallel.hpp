@@ -171,6 +171,25 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   /// Those in parts have been used.
   void forget_parts() { reducer_.parts().forget(); }
 
+  // For checkpoints.
+
+  /// Whether the hook remembers something, so that all ranks take part in a checkpoint.
+  static constexpr bool hook_remembers =
+      detail::HookMemory<D, Hook, Communicator>::by_parameter || detail::HookMemory<D, Hook, Communicator>::by_number;
+  /// Whether ranks may have parameters and optimizers of their own, and whether they have by now.
+  static constexpr bool ranks_may_differ = requires(const Hook& hook) { hook.ranks_differ(); };
+  bool ranks_differ() {
+    if constexpr (ranks_may_differ)
+      return hook().ranks_differ();
+    else
+      return false;
+  }
+  /// What the hook remembers of parameters: the same names on all ranks, with each rank's own numbers, such as
+  /// `rest.conv1.weight`. `full`: made where there is none so far.
+  std::vector<optim::StateTensor> hook_state(bool full = false) { return reducer_.memory().state(full); }
+  /// Takes copies of tensors that lie on the host, instead of all that the hook remembers.
+  void set_hook_state(const std::vector<optim::StateTensor>& tensors) { reducer_.memory().replace(tensors); }
+
   const DistributedDataParallelOptions& options() const { return options_; }
   Hook& hook() { return reducer_.hook(); }
   /// Sizes of the buckets in bytes, in the order in which they are reduced.

@@ -87,7 +87,7 @@ class GradientLayout {
     for (std::size_t b = 0; b < buckets_.size(); ++b)
       for (const std::size_t i : buckets_[b].parameters) {
         bucket_of_[i] = b;
-        parts_[b].push_back({flat_.entries()[i].begin - buckets_[b].begin, parameter(i).extents()});
+        parts_[b].push_back({flat_.entries()[i].begin - buckets_[b].begin, parameter(i).extents(), name(i)});
       }
     by_address_.clear();
     for (std::size_t i = 0; i < entries(); ++i) by_address_.push_back({&parameter(i), i});
@@ -120,14 +120,14 @@ class GradientLayout {
   }
   bool knows_uses() const { return !uses_.empty(); }
   bool unused_for_good(std::size_t i) const { return !uses_.empty() && !uses_[i].anywhere; }
-  /// Leaves these entries out of the buckets for now. Returns whether they are others than before.
-  [[gnu::cold]] bool set_resting(std::vector<char> resting) {
-    const bool none = std::find(resting.begin(), resting.end(), 1) == resting.end();
-    if (none) resting.clear();
-    if (resting == resting_) return false;
+  /// Leaves these entries out of the buckets for now.
+  [[gnu::cold]] void set_resting(std::vector<char> resting) {
     resting_ = std::move(resting);
     rebuild();
-    return true;
+  }
+  /// Whether these do rest, and no others.
+  bool are_resting(const std::vector<char>& entries) const {
+    return resting_.empty() ? std::find(entries.begin(), entries.end(), 1) == entries.end() : entries == resting_;
   }
   bool rests(std::size_t i) const { return !resting_.empty() && resting_[i] != 0; }
   /// How often the gradient of entry `i` arrives in a backward pass.

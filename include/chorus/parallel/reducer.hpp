@@ -12,6 +12,7 @@
 #include <chorus/parallel/gradient_arrivals.hpp>
 #include <chorus/parallel/gradient_layout.hpp>
 #include <chorus/parallel/gradient_parts.hpp>
+#include <chorus/parallel/hook_memory.hpp>
 #include <chorus/parallel/non_finite.hpp>
 #include <chorus/parallel/same_model.hpp>
 #include <cstdint>
@@ -35,6 +36,7 @@ class Reducer {
         shares_(shares),
         options_(options),
         sender_(layout_, communicator, options, std::move(hook)),
+        memory_(sender_),
         parts_(layout_),
         accumulated_(layout_, shares),
         arrivals_(layout_, communicator.rank()) {
@@ -49,6 +51,8 @@ class Reducer {
   Reducer& operator=(const Reducer&) = delete;
 
   Hook& hook() { return sender_.hook(); }
+  /// What the hook remembers.
+  HookMemory<D, Hook, Communicator>& memory() { return memory_; }
   const GradientLayout<D>& layout() const { return layout_; }
   /// What a hook that averages in parts has left.
   GradientParts<D>& parts() { return parts_; }
@@ -65,8 +69,7 @@ class Reducer {
   bool fit_buckets() {
     if (layout_.buckets_fit()) return false;
     parts_.refuse_if_waiting("parameters can't be frozen or thawed");
-    layout_.rebuild();
-    start_anew();
+    start_anew([&] { layout_.rebuild(); });
     return true;
   }
   /// Behind it, when ranks have told each other their samples: weighs what earlier passes under no_sync have added up,
@@ -75,8 +78,7 @@ class Reducer {
 
   /// Lays the flat buffers out anew, in this order of the entries. `learned`: as a backward pass has shown it.
   void reorder(std::span<const std::size_t> order, bool learned) {
-    layout_.reorder(order);
-    start_anew();
+    start_anew([&] { layout_.reorder(order); });
     order_learned_ = learned;
   }
 
@@ -124,9 +126,11 @@ class Reducer {
   /// Whether any parameter may be left out of a backward pass, in another way on each rank.
   bool may_leave_out() const { return options_.find_unused_parameters && !options_.static_graph; }
 
-  [[gnu::cold]] void start_anew() {
+  // With the buckets that `change()` makes.
+  template <class Change>
+  [[gnu::cold]] void start_anew(const Change& change) {
+    memory_.carry_over(change);
     arrivals_.reset();
-    if constexpr (requires { hook().reset(); }) hook().reset();
   }
 
   void begin_backward() {
@@ -201,13 +205,12 @@ class Reducer {
       arrivals_.zero_unless_arrived(i);
     }
     if (any) {
-      layout_.set_resting(std::move(others));
-      start_anew();
+      start_anew([&] { layout_.set_resting(std::move(others)); });
       sender_.begin(accumulated_.weight(), true);
       sender_.send_all();
       sender_.take_back_all();
     }
-    if (layout_.set_resting(std::move(unused))) start_anew();
+    if (!layout_.are_resting(unused)) start_anew([&] { layout_.set_resting(std::move(unused)); });
   }
 
   // Parameters without a gradient take part with zeros, or, where that was not allowed, are named.
@@ -226,9 +229,10 @@ class Reducer {
   // The first pass of a static graph shows which parameters are used, and how often. Its gradients leave now.
   [[gnu::cold]] void learn_graph() {
     auto uses = agree_on_uses(layout_, communicator_, arrivals_.counts(), company_);
-    layout_.set_uses(std::move(uses));
-    arrivals_.settle();
-    start_anew();
+    start_anew([&] {
+      layout_.set_uses(std::move(uses));
+      arrivals_.settle();
+    });
     sender_.send_all();
   }
 
@@ -258,6 +262,7 @@ class Reducer {
   BatchShares<Communicator>& shares_;
   const DistributedDataParallelOptions& options_;
   BucketSender<D, Hook, Communicator> sender_;
+  HookMemory<D, Hook, Communicator> memory_;
   GradientParts<D> parts_;
   AccumulatedWeight<D, Communicator> accumulated_;
   GradientArrivals<D> arrivals_;

@@ -7,15 +7,17 @@
 #include <cstddef>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <type_traits>
 #include <vector>
 
 namespace chorus::inline CHORUS_ABI {
 
-/// A parameter of a bucket: the place of its first number, and its shape.
+/// A parameter of a bucket: the place of its first number, its shape, and its name.
 struct GradBucketPart {
   std::size_t begin;
   std::span<const Index> shape;
+  std::string_view name;
 };
 
 /// One bucket's gradients. A hook replaces this rank's by what all ranks shall have: sum(weight * gradients) over the
@@ -34,6 +36,12 @@ struct GradBucketPart {
 ///   void after_backward(), void before_forward(flat parameters, communicator): around an optimizer's step;
 ///   void synchronise(flat parameters, communicator): in `eval()`, when all ranks shall have the same parameters.
 /// State is the hook's own: one hook belongs to one net. When buckets change, `reset()` is called, if there is one.
+/// What it remembers of each parameter beyond that, and in checkpoints, it shows in
+///   void remembered(const GradBucket<T, D>&, bool make, const auto& visit)
+///     calls visit(what, part, shape, device, numbers) for all that it keeps of a part, as `rest`, what has not been
+///     sent yet. Where the bucket has no state so far, there is nothing, unless it is to `make` one.
+/// The numbers that it counts are in a checkpoint as those of optim::GradScaler are: `kept_as`, `kept()`, `keep(...)`,
+/// the same on all ranks. `bool ranks_differ() const` says whether ranks have parameters and optimizers of their own.
 template <class T, Device D>
 struct GradBucket {
   std::size_t index;  ///< in the order in which buckets are sent

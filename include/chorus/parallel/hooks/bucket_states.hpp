@@ -1,9 +1,11 @@
 #pragma once
 /// What a communication hook keeps of each bucket from step to step.
 
+#include <chorus/kernels/copy.hpp>
 #include <chorus/tensor/tensor.hpp>
 #include <cstddef>
 #include <memory>
+#include <span>
 #include <vector>
 
 namespace chorus::inline CHORUS_ABI::detail {
@@ -29,6 +31,15 @@ void grow(Tensor<T, 1, D>& tensor, std::size_t count, D device) {
   if (tensor.defined() && tensor.numel() == static_cast<Index>(count)) return;
   const MemoryScope scope(trace::Memory::buckets);
   tensor = Tensor<T, 1, D>::zeros({static_cast<Index>(count)}, device);
+}
+
+/// Adds to the gradients what has not been sent yet, of which nothing is left then: one rank alone sends nothing, and
+/// may have it from a checkpoint of several.
+template <Scalar T, Device D>
+void add_rest(Tensor<T, 1, D>& rest, std::span<T> gradients, D device) {
+  if (!rest.defined()) return;
+  kernels::axpy(device, rest.numel(), T{1}, rest.data(), gradients.data());
+  zero_bytes(device, rest.data(), gradients.size_bytes());
 }
 
 }  // namespace chorus::inline CHORUS_ABI::detail

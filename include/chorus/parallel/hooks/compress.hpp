@@ -17,8 +17,11 @@ struct Compress {
 
   template <class T, Device D, class Communicator>
   comm::Work start(const GradBucket<T, D>& bucket, Communicator& communicator) {
-    if (communicator.size() == 1) return {};
     auto& state = states.of<State<T, D>>(bucket.index);
+    if (communicator.size() == 1) {
+      detail::add_rest(state.rest, bucket.gradients, bucket.device);
+      return {};
+    }
     const auto count = static_cast<Index>(bucket.gradients.size());
     T* grad = bucket.gradients.data();
     detail::grow(state.wire, bucket.gradients.size(), bucket.device);
@@ -46,6 +49,13 @@ struct Compress {
   }
 
   void reset() { states.clear(); }
+  template <class T, Device D, class Visit>
+  void remembered(const GradBucket<T, D>& bucket, bool make, const Visit& visit) {
+    auto& rest = states.of<State<T, D>>(bucket.index).rest;
+    if (make && error_feedback) detail::grow(rest, bucket.gradients.size(), bucket.device);
+    if (!rest.defined()) return;
+    for (const auto& part : bucket.parts) visit("rest", part, part.shape, bucket.device, rest.data() + part.begin);
+  }
 
   template <class T, class D>
   struct State {

@@ -1,9 +1,11 @@
 #pragma once
 /// Post-local SGD: gradients are averaged at first, and parameters every few steps from then on.
 
+#include <array>
 #include <chorus/parallel/average_parameters.hpp>
 #include <chorus/parallel/hooks/all_reduce.hpp>
 #include <optional>
+#include <string_view>
 
 namespace chorus::inline CHORUS_ABI {
 
@@ -40,6 +42,17 @@ struct PostLocalSgd {
   void synchronise(const nn::FlatParameters<D>& flat, Communicator& communicator) {
     if (apart) detail::average_parameters(flat, communicator, 1.0 / communicator.size());
     due = apart = false;
+  }
+
+  /// Once they step on their own, momenta differ, too, and stay so.
+  bool ranks_differ() const { return steps > start_local_sgd_iter; }
+  /// What a checkpoint keeps.
+  static constexpr std::string_view kept_as = "post_local_sgd";
+  std::array<double, 3> kept() const { return {static_cast<double>(steps), due ? 1.0 : 0.0, apart ? 1.0 : 0.0}; }
+  void keep(const std::array<double, 3>& kept) {
+    steps = static_cast<int>(kept[0]);
+    due = kept[1] != 0;
+    apart = kept[2] != 0;
   }
 
   int steps = 0;

@@ -3,6 +3,7 @@
 /// low-rank gradient compression for distributed optimization", NeurIPS 2019).
 
 #include <algorithm>
+#include <array>
 #include <chorus/core/philox.hpp>
 #include <chorus/kernels/copy.hpp>
 #include <chorus/kernels/gemm.hpp>
@@ -11,6 +12,8 @@
 #include <cmath>
 #include <cstdint>
 #include <optional>
+#include <span>
+#include <string_view>
 #include <vector>
 
 namespace chorus::inline CHORUS_ABI {
@@ -30,7 +33,10 @@ struct PowerSgd {
   template <class T, Device D, class Communicator>
   comm::Work start(const GradBucket<T, D>& bucket, Communicator& communicator) {
     auto& state = states.of<State<T, D>>(bucket.index);
-    if (communicator.size() == 1) return {};
+    if (communicator.size() == 1) {
+      detail::add_rest(state.rest, bucket.gradients, bucket.device);
+      return {};
+    }
     if (bucket.index == 0) ++steps;
     state.full = steps <= start_powersgd_iter;
     if (state.full) return communicator.all_reduce_async(bucket.gradients, comm::ReduceOp::sum, options(bucket.weight));
@@ -88,6 +94,23 @@ struct PowerSgd {
   }
 
   void reset() { states.clear(); }
+  template <class T, Device D, class Visit>
+  void remembered(const GradBucket<T, D>& bucket, bool make, const Visit& visit) {
+    auto& state = states.of<State<T, D>>(bucket.index);
+    if (make && state.pieces.empty()) lay_out(bucket, state);
+    for (std::size_t i = 0; i < state.pieces.size(); ++i) {
+      const auto& part = bucket.parts[i];
+      const auto& piece = state.pieces[i];
+      visit("rest", part, part.shape, bucket.device, state.rest.data() + part.begin);
+      const std::array<Index, 2> shape{piece.columns, piece.rank};
+      if (piece.low_rank())
+        visit("q", part, std::span<const Index>(shape), bucket.device, state.second.data() + piece.in_second);
+    }
+  }
+  /// What a checkpoint keeps: the steps so far.
+  static constexpr std::string_view kept_as = "power_sgd";
+  std::array<double, 1> kept() const { return {static_cast<double>(steps)}; }
+  void keep(const std::array<double, 1>& kept) { steps = static_cast<int>(kept[0]); }
 
   /// A parameter: `rows` x `columns` numbers, approximated by `rank` columns; rank 0: it goes in full, as `rows`
   /// numbers.
@@ -131,12 +154,25 @@ struct PowerSgd {
     detail::grow(state.rest, bucket.gradients.size(), bucket.device);
     detail::grow(state.first, first, bucket.device);
     detail::grow(state.second, second, bucket.device);
-    std::vector<T> q(second);  // the same on all ranks
-    for (std::size_t i = 0; i < second; ++i)
-      q[i] = static_cast<T>(unit_float(philox(seed, {static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(i >> 32),
-                                                     static_cast<std::uint32_t>(bucket.index), 0})[0])) -
-             static_cast<T>(0.5);
+    std::vector<T> q(second);
+    for (std::size_t i = 0; i < state.pieces.size(); ++i) {
+      const auto& piece = state.pieces[i];
+      if (piece.low_rank())
+        draw(bucket.parts[i].name,
+             std::span<T>(q).subspan(piece.in_second, static_cast<std::size_t>(piece.columns * piece.rank)));
+    }
     copy_bytes(bucket.device, state.second.data(), Cpu{}, q.data(), second * sizeof(T));
+  }
+  // The first Q of a parameter: the same on all ranks and in any bucket. The name's hash is FNV-1a.
+  template <class T>
+  void draw(std::string_view name, std::span<T> q) const {
+    std::uint64_t hash = 0xcbf29ce484222325;
+    for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+    for (std::size_t i = 0; i < q.size(); ++i)
+      q[i] = static_cast<T>(unit_float(
+                 philox(seed, {static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(i >> 32),
+                               static_cast<std::uint32_t>(hash), static_cast<std::uint32_t>(hash >> 32)})[0])) -
+             static_cast<T>(0.5);
   }
 
   // Gram and Schmidt's, column by column; a column that vanishes stays 0.

@@ -21,9 +21,12 @@ struct Quantize8Bit {
 
   template <class T, Device D, class Communicator>
   comm::Work start(const GradBucket<T, D>& bucket, Communicator& communicator) {
-    if (communicator.size() == 1) return {};
     auto& state = states.of<State<T>>(bucket.index);
     const std::size_t count = bucket.gradients.size(), blocks = (count + block - 1) / block;
+    if (communicator.size() == 1) {
+      if (!state.rest.empty()) add_rest(bucket, state);
+      return {};
+    }
     state.rest.resize(count);
     state.values.resize(count);
     state.own.resize(blocks * sizeof(float) + count);
@@ -73,6 +76,13 @@ struct Quantize8Bit {
   }
 
   void reset() { states.clear(); }
+  template <class T, Device D, class Visit>
+  void remembered(const GradBucket<T, D>& bucket, bool make, const Visit& visit) {
+    auto& rest = states.of<State<T>>(bucket.index).rest;
+    if (make) rest.resize(bucket.gradients.size());
+    if (rest.empty()) return;
+    for (const auto& part : bucket.parts) visit("rest", part, part.shape, Cpu{}, rest.data() + part.begin);
+  }
 
   template <class T>
   struct State {
@@ -80,6 +90,15 @@ struct Quantize8Bit {
     std::vector<std::uint8_t> own, all;  // messages: the units of all blocks, then the steps
   };
   detail::BucketStates states = {};
+
+ private:
+  template <class T, Device D>
+  static void add_rest(const GradBucket<T, D>& bucket, State<T>& state) {
+    auto rest = Tensor<T, 1, D>::empty({static_cast<Index>(state.rest.size())}, bucket.device);
+    copy_bytes(bucket.device, rest.data(), Cpu{}, state.rest.data(), bucket.gradients.size_bytes());
+    detail::add_rest(rest, bucket.gradients, bucket.device);
+    state.rest.clear();
+  }
 };
 
 }  // namespace chorus::inline CHORUS_ABI

@@ -1,0 +1,194 @@
+#pragma once
+/// What each rank has of its own in a checkpoint: rank 0's tensors have plain names, those of the others a prefix.
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <chorus/io/load_model.hpp>
+#include <chorus/optim/optimizer.hpp>
+
+namespace chorus::inline CHORUS_ABI::io::detail {
+
+inline constexpr std::string_view hook_prefix = "training/hook/", rank_prefix = "training/rank";
+
+/// Whether a tensor of a file is a communication hook's or another rank's than 0.
+inline bool is_ranks_own(std::string_view name) {
+  return name.starts_with(hook_prefix) || name.starts_with(rank_prefix);
+}
+
+/// What `name` is called of rank `rank`: `training/rank1/hook/rest.fc1.weight`, `training/rank1/model/fc1.weight`.
+inline std::string name_of_rank(int rank, std::string_view name) {
+  if (rank == 0) return std::string(name);
+  const bool of_model = !name.starts_with(training_prefix);
+  return cat(rank_prefix, rank, '/', of_model ? "model/" : "", of_model ? name : name.substr(training_prefix.size()));
+}
+
+/// The numbers that `x` keeps from step to step, such as a loss scale; none where it keeps tensors.
+template <class X>
+auto numbers_of(const X& x) {
+  if constexpr (requires { x.kept(); })
+    return x.kept();
+  else
+    return std::array<double, 0>{};
+}
+
+/// Where that lies which `x` keeps: its tensors, or `numbers`, which are taken from it and given back to it.
+template <Device D, class X, std::size_t N>
+std::vector<Incoming<D>> places_of(X& x, std::array<double, N>& numbers) {
+  std::vector<Incoming<D>> places;
+  if constexpr (N > 0)
+    places.push_back({cat(training_prefix, X::kept_as), DType::f64, {Index{N}}, {}, numbers.data()});
+  else
+    for (auto& tensor : x.state()) {
+      const auto device = tensor.on_host ? std::nullopt : std::optional<D>(x.device());
+      places.push_back({cat(training_prefix, tensor.name), tensor.dtype, std::move(tensor.shape), device, tensor.data});
+    }
+  return places;
+}
+
+/// Whether all ranks take part when a checkpoint is written, since a communication hook remembers something.
+template <class Net>
+constexpr bool all_ranks_save = requires {
+  requires Net::hook_remembers;
+};
+/// Whether each rank may have a model and an optimizer of its own.
+template <class Net>
+constexpr bool ranks_may_differ = requires {
+  requires Net::ranks_may_differ;
+};
+
+/// Adds `own` of all other ranks to rank 0's file, one rank after the other. All ranks call it.
+template <Device D, class Communicator>
+void add_of_ranks(Outgoing& out, Communicator& communicator, const std::vector<Incoming<D>>& own) {
+  const auto bytes_of = [](const Incoming<D>& tensor) {
+    return static_cast<std::size_t>(numel(tensor.shape)) * size_of(tensor.dtype);
+  };
+  std::size_t bytes = 0;
+  for (const auto& tensor : own) bytes += bytes_of(tensor);
+  // No other call has this form: where other ranks are in another one, that is found out here.
+  const std::array<std::int64_t, 5> mine{'s', 'a', 'v', static_cast<std::int64_t>(own.size()),
+                                         static_cast<std::int64_t>(bytes)};
+  std::vector<std::int64_t> all(mine.size() * static_cast<std::size_t>(communicator.size()));
+  communicator.all_gather(std::span<const std::int64_t>(mine), std::span<std::int64_t>(all), {});
+  for (std::size_t i = 0; i < all.size(); ++i)
+    check<CommError>(all[i] == mine[i % mine.size()], "rank ", i / mine.size(), " has other tensors than rank ",
+                     communicator.rank());
+  std::vector<std::uint8_t> message(bytes);
+  if (communicator.rank() != 0) {
+    std::uint8_t* to = message.data();
+    for (const auto& tensor : own) {
+      if (tensor.device)
+        copy_bytes(Cpu{}, to, *tensor.device, tensor.data, bytes_of(tensor));
+      else
+        copy_bytes(Cpu{}, to, Cpu{}, tensor.data, bytes_of(tensor));
+      to += bytes_of(tensor);
+    }
+    return communicator.send(std::span<const std::uint8_t>(message), 0, {});
+  }
+  for (int rank = 1; rank < communicator.size(); ++rank) {
+    communicator.recv(std::span<std::uint8_t>(message), rank, {});
+    const std::uint8_t* from = message.data();
+    for (const auto& tensor : own) {
+      out.add(name_of_rank(rank, tensor.name), tensor.dtype, tensor.shape, Cpu{}, from);
+      from += bytes_of(tensor);
+    }
+  }
+}
+
+/// Adds what a hook remembers, of all ranks, and `places` of all other ranks where they differ. Returns whether this is
+/// the rank that writes. All ranks call it.
+template <Device D, class Net>
+bool add_ranks_own(Outgoing& out, Net& net, const std::vector<Incoming<D>>& places) {
+  const auto device = net.flat_parameters().entries().front().parameter().where();
+  std::vector<Incoming<D>> own;
+  for (auto& tensor : net.hook_state())
+    own.push_back({cat(hook_prefix, tensor.name), tensor.dtype, std::move(tensor.shape),
+                   tensor.on_host ? std::nullopt : std::optional<D>(device), tensor.data});
+  for (const auto& tensor : own) out.add(tensor);
+  auto numbers = numbers_of(net.hook());
+  if constexpr (numbers.size() > 0)
+    out.add(cat(hook_prefix, net.hook().kept_as), DType::f64, {Index{numbers.size()}}, Cpu{}, numbers.data());
+  if (net.ranks_differ()) own.insert(own.end(), places.begin(), places.end());
+  try {
+    add_of_ranks(out, net.communicator(), own);
+  } catch (const CommError& error) {
+    fail<CommError>("save_checkpoint: under a communication hook that remembers something all ranks call it: ",
+                    error.what());
+  }
+  return net.communicator().rank() == 0;
+}
+
+/// Where ranks had tensors of their own: takes the one of this rank, if there are as many ranks as there were and
+/// `each_its_own`, else the mean of all.
+template <Device D, class Net>
+void choose_among_ranks(const SafetensorsReader& file, Incoming<D>& tensor, Net& net, bool each_its_own) {
+  std::vector<std::string> others;
+  for (int rank = 1; file.find(name_of_rank(rank, tensor.name)) != nullptr; ++rank)
+    others.push_back(name_of_rank(rank, tensor.name));
+  if (others.empty()) return;
+  if (!each_its_own || static_cast<int>(others.size()) + 1 != net.devices())
+    tensor.mean_with = std::move(others);
+  else if constexpr (requires { net.communicator().rank(); })
+    tensor.name = name_of_rank(net.communicator().rank(), tensor.name);
+}
+
+/// What a hook remembers, on its way from a file; nothing where a net has no hook that does.
+template <Device D, class Net>
+class HookReading {
+ public:
+  /// Adds to `wanted` what the file has of it.
+  HookReading(const SafetensorsReader& file, Net& net, std::vector<Incoming<D>>& wanted) {
+    if constexpr (all_ranks_save<Net>) {
+      const auto known = net.hook_state(true);
+      for (const TensorEntry& entry : file.entries()) {
+        const auto name = entry.name.substr(std::min(hook_prefix.size(), entry.name.size()));
+        if (!entry.name.starts_with(hook_prefix) || name.find('.') == name.npos) continue;
+        // Of a parameter that is frozen now, the file knows.
+        optim::StateTensor tensor{name, entry.dtype == FileDType::f64 ? DType::f64 : DType::f32, entry.shape, {}, true};
+        for (const auto& one : known)
+          if (one.name == name) tensor = {name, one.dtype, one.shape, {}, true};
+        bytes_.emplace_back(static_cast<std::size_t>(numel(tensor.shape)) * size_of(tensor.dtype));
+        tensor.data = bytes_.back().data();
+        wanted.push_back({entry.name, tensor.dtype, tensor.shape, {}, tensor.data});
+        choose_among_ranks(file, wanted.back(), net, true);
+        tensors_.push_back(std::move(tensor));
+      }
+      numbers_.fill(0);
+      if constexpr (numbers > 0)
+        if (const auto name = cat(hook_prefix, net.hook().kept_as); file.find(name) != nullptr)
+          wanted.push_back({name, DType::f64, {Index{numbers}}, {}, numbers_.data()});
+    }
+  }
+  HookReading(const HookReading&) = delete;
+  HookReading& operator=(const HookReading&) = delete;
+
+  /// Behind the order of parameters.
+  void give(Net& net) const {
+    if constexpr (all_ranks_save<Net>) net.set_hook_state(tensors_);
+    if constexpr (numbers > 0) net.hook().keep(numbers_);
+  }
+
+ private:
+  static constexpr std::size_t count_numbers() {
+    if constexpr (requires(Net & net) { net.hook().kept(); })
+      return std::tuple_size_v<decltype(std::declval<Net&>().hook().kept())>;
+    else
+      return 0;
+  }
+  static constexpr std::size_t numbers = count_numbers();
+
+  std::vector<optim::StateTensor> tensors_;
+  std::vector<std::vector<std::byte>> bytes_;
+  std::array<double, numbers> numbers_;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::io::detail

@@ -1,0 +1,134 @@
+#pragma once
+/// What a communication hook remembers of each parameter, whatever bucket it is in.
+
+#include <algorithm>
+#include <chorus/optim/optimizer.hpp>
+#include <chorus/parallel/bucket_sender.hpp>
+#include <cstddef>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace chorus::inline CHORUS_ABI::detail {
+
+/// Carries a hook's memory over from old buckets to new ones, and in and out of checkpoints. What belongs to parameters
+/// that are in no bucket now, being frozen or at rest, waits on the host.
+template <Device D, class Hook, class Communicator>
+class HookMemory {
+  struct Ignore {
+    void operator()(const auto&...) const {}
+  };
+
+ public:
+  /// Whether the hook remembers something of each parameter.
+  static constexpr bool by_parameter = requires(Hook & hook, const GradBucket<double, D>& bucket) {
+    hook.remembered(bucket, true, Ignore{});
+  };
+  /// Whether it counts something.
+  static constexpr bool by_number = requires(Hook & hook) { hook.keep(hook.kept()); };
+
+  explicit HookMemory(BucketSender<D, Hook, Communicator>& sender) : sender_(sender) {}
+  HookMemory(const HookMemory&) = delete;
+  HookMemory& operator=(const HookMemory&) = delete;
+
+  /// Has `change()` make new buckets.
+  template <class Change>
+  void carry_over(const Change& change) {
+    for (const auto& tensor : in_buckets(false)) put_aside(tensor);
+    change();
+    forget_buckets();
+    restore();
+  }
+
+  /// All of it, as `rest.conv1.weight`: the same names on all ranks, with each rank's own numbers. `full`: made where
+  /// there is none so far.
+  std::vector<optim::StateTensor> state(bool full = false) {
+    auto all = in_buckets(full);
+    for (auto& [key, kept] : aside_)
+      all.push_back({cat(key.what, '.', key.parameter), kept.dtype, kept.shape, kept.bytes.data(), true});
+    return all;
+  }
+  /// Takes copies of `tensors`, which lie on the host, instead of all that was there. What is unlike anything that the
+  /// hook remembers is left out.
+  void replace(const std::vector<optim::StateTensor>& tensors) {
+    const auto known = in_buckets(true);
+    aside_.clear();
+    forget_buckets();
+    for (const auto& tensor : tensors)
+      if (std::any_of(known.begin(), known.end(),
+                      [&](const auto& one) { return key_of(one.name).what == key_of(tensor.name).what; }))
+        put_aside(tensor);
+    restore();
+  }
+
+ private:
+  struct Key {
+    std::string parameter, what;
+    friend auto operator<=>(const Key&, const Key&) = default;
+  };
+  struct Kept {
+    DType dtype;
+    std::vector<Index> shape;
+    std::vector<std::byte> bytes;
+  };
+
+  static Key key_of(const std::string& name) {
+    const auto dot = name.find('.');
+    return {name.substr(dot + 1), name.substr(0, dot)};
+  }
+
+  // Calls `visit(what, part, shape, device, numbers)` for what is in the buckets, or, where `make(bucket)`, could be.
+  template <class Make, class Visit>
+  void for_each(const Make& make, const Visit& visit) {
+    if constexpr (by_parameter)
+      sender_.for_each_bucket([&](const auto& bucket) { sender_.hook().remembered(bucket, make(bucket), visit); });
+  }
+  std::vector<optim::StateTensor> in_buckets(bool full) {
+    std::vector<optim::StateTensor> all;
+    for_each(
+        [full](const auto&) { return full; },
+        [&]<class T, Device Where>(std::string_view what, const GradBucketPart& part, std::span<const Index> shape,
+                                   Where, T* numbers) {
+          all.push_back(
+              {cat(what, '.', part.name), dtype<T>, {shape.begin(), shape.end()}, numbers, !std::is_same_v<Where, D>});
+        });
+    return all;
+  }
+  void put_aside(const optim::StateTensor& tensor) {
+    std::vector<std::byte> bytes(static_cast<std::size_t>(numel(tensor.shape)) * size_of(tensor.dtype));
+    if (tensor.on_host)
+      copy_bytes(Cpu{}, bytes.data(), Cpu{}, tensor.data, bytes.size());
+    else
+      copy_bytes(Cpu{}, bytes.data(), sender_.device(), tensor.data, bytes.size());
+    aside_[key_of(tensor.name)] = {tensor.dtype, tensor.shape, std::move(bytes)};
+  }
+  void forget_buckets() {
+    if constexpr (requires { sender_.hook().reset(); }) sender_.hook().reset();
+  }
+  // Moves what is aside into the buckets that it belongs to.
+  void restore() {
+    if (aside_.empty()) return;
+    const auto any_aside = [&](const auto& bucket) {
+      return std::any_of(bucket.parts.begin(), bucket.parts.end(), [&](const GradBucketPart& part) {
+        const auto found = aside_.lower_bound({std::string(part.name), ""});
+        return found != aside_.end() && found->first.parameter == part.name;
+      });
+    };
+    for_each(any_aside, [&](std::string_view what, const GradBucketPart& part, std::span<const Index> shape,
+                            auto device, auto* numbers) {
+      const auto found = aside_.find({std::string(part.name), std::string(what)});
+      if (found == aside_.end()) return;
+      const Kept& kept = found->second;
+      if (std::equal(shape.begin(), shape.end(), kept.shape.begin(), kept.shape.end()))
+        copy_bytes(device, numbers, Cpu{}, kept.bytes.data(), kept.bytes.size());
+      aside_.erase(found);
+    });
+  }
+
+  BucketSender<D, Hook, Communicator>& sender_;
+  std::map<Key, Kept> aside_;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::detail
