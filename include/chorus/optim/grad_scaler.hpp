@@ -2,12 +2,14 @@
 /// GradScaler: the loss is multiplied before backward, so that gradients are not too small for half, and steps whose
 /// gradients overflowed are left out (Micikevicius et al., "Mixed Precision Training", ICLR 2018).
 
+#include <algorithm>
 #include <array>
 #include <chorus/comm/communicator.hpp>
 #include <chorus/optim/loss_scale.hpp>
 #include <cstdint>
 #include <span>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -37,9 +39,14 @@ class GradScaler {
   explicit GradScaler(std::vector<nn::NamedParameter<D>> parameters, const GradScalerOptions& options = {})
       : parameters_(std::move(parameters)), scale_(parameters_, checked(options)) {}
   /// Of all parameters of `net`, which it must not outlive. All ranks leave out the steps that any of them has to.
+  /// Throws UsageError under a NonFinite policy, too.
   template <class Net>
     requires requires { Net::distributed; }
   explicit GradScaler(Net& net, const GradScalerOptions& options = {}) : GradScaler(net.parameters(), options) {
+    if constexpr (requires { net.options().non_finite; })
+      check<UsageError>(net.options().non_finite == std::remove_cvref_t<decltype(net.options().non_finite)>::propagate,
+                        "GradScaler: the policy acts on gradients that are not finite before the scaler sees them; "
+                        "expected NonFinite::propagate");
     if constexpr (Net::distributed)
       agree_ = [&net](std::int32_t* found) {
         net.communicator().all_reduce(std::span(found, 1), comm::ReduceOp::max, {});
@@ -52,9 +59,13 @@ class GradScaler {
   }
 
   /// Divides all gradients by the scale, once a step; returns whether all are finite. For those who clip or look at
-  /// gradients before the step. In a step that is captured it returns true: the device alone will know.
+  /// gradients before the step. In a step that is captured it returns true: the device alone will know. Throws
+  /// UsageError where no parameter has a gradient, unless it asks other ranks.
   bool unscale() {
     if (!unscaled_) {
+      check<UsageError>(agree_ || any_gradient(),
+                        "GradScaler: no parameter has a gradient. Where a policy leaves a rank none, it has to ask the "
+                        "others: GradScaler scaler{net}");
       unscaled_ = by_parameters_ = true;
       finite_ = scale_.unscale(parameters_, agree_);
     }
@@ -128,6 +139,11 @@ class GradScaler {
                       "GradScaler: init_scale and growth_interval must be positive, growth_factor at least 1, "
                       "backoff_factor in (0, 1]");
     return options;
+  }
+
+  bool any_gradient() const {
+    return std::any_of(parameters_.begin(), parameters_.end(),
+                       [](const auto& named) { return named.parameter->grad_arrived(); });
   }
 
   std::vector<nn::NamedParameter<D>> parameters_;

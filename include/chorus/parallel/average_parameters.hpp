@@ -1,28 +1,71 @@
 #pragma once
 /// Averaging parameters instead of gradients.
 
+#include <algorithm>
 #include <chorus/comm/communicator.hpp>
 #include <chorus/nn/flat_parameters.hpp>
+#include <cstddef>
+#include <functional>
 #include <span>
+#include <vector>
 
 namespace chorus::inline CHORUS_ABI::detail {
 
-/// Replaces all parameters by sum(weight * parameters) over the ranks; the weights add up to 1. Each of n ranks sends
-/// 2 (n - 1) / n of their bytes.
-template <Device D, class Communicator>
-void average_parameters(const nn::FlatParameters<D>& flat, Communicator& communicator, double weight) {
-  if (communicator.size() == 1) return;
-  const comm::CollectiveOptions options{.scale = weight, .traffic = trace::Traffic::parameters};
-  for (const auto& group : flat.groups()) {
-    const auto average = [&]<class T>(T* values) {
-      communicator.all_reduce(std::span<T>(values, group.count), comm::ReduceOp::sum, options);
+/// The parameters that ranks have stepped on their own since they last had the same. No others are averaged: the mean
+/// of equal numbers may differ from them in its last digit.
+class ParametersApart {
+ public:
+  /// Steps follow, of all parameters that want gradients and of which `shared(name)`.
+  template <Device D, class Shared>
+  void note(const nn::FlatParameters<D>& flat, const Shared& shared) {
+    for (const auto& entry : flat.entries()) {
+      const void* const parameter = &entry.parameter();
+      const auto place = std::lower_bound(apart_.begin(), apart_.end(), parameter, std::less<>());
+      if (place != apart_.end() && *place == parameter) continue;
+      if (entry.parameter().wants_grad() && shared(entry.named.name)) apart_.insert(place, parameter);
+    }
+  }
+
+  /// Replaces them by sum(weight * parameters) over the ranks; the weights add up to 1. Each of n ranks sends
+  /// 2 (n - 1) / n of their bytes. Throws UsageError for parameters that are not F32 or F64.
+  template <Device D, class Communicator>
+  void average(const nn::FlatParameters<D>& flat, Communicator& communicator, double weight) {
+    const auto& entries = flat.entries();
+    for (std::size_t i = 0; i < entries.size();) {
+      const std::size_t first = i;
+      while (i < entries.size() && entries[i].group == entries[first].group && is_apart(entries[i])) ++i;
+      if (i == first) {
+        ++i;
+      } else if (communicator.size() > 1) {
+        average(flat.groups()[entries[first].group], entries[first].begin, entries[i - 1].begin + entries[i - 1].count,
+                communicator, weight);
+        for (std::size_t k = first; k < i; ++k) entries[k].parameter().touch();
+      }
+    }
+    apart_.clear();
+  }
+
+ private:
+  template <class Entry>
+  bool is_apart(const Entry& entry) const {
+    return std::binary_search(apart_.begin(), apart_.end(), &entry.parameter(), std::less<const void*>());
+  }
+  template <class Group, class Communicator>
+  static void average(const Group& group, std::size_t begin, std::size_t end, Communicator& communicator,
+                      double weight) {
+    check<UsageError>(group.dtype == DType::f32 || group.dtype == DType::f64,
+                      "averaging parameters: expected F32 or F64, got ", group.dtype);
+    const auto sum = [&]<class T>(T* values) {
+      communicator.all_reduce(std::span<T>(values, end - begin), comm::ReduceOp::sum,
+                              {.scale = weight, .traffic = trace::Traffic::parameters});
     };
     if (group.dtype == DType::f32)
-      average(reinterpret_cast<float*>(group.value(0)));
+      sum(reinterpret_cast<float*>(group.value(begin)));
     else
-      average(reinterpret_cast<double*>(group.value(0)));
+      sum(reinterpret_cast<double*>(group.value(begin)));
   }
-  for (const auto& entry : flat.entries()) entry.parameter().touch();
-}
+
+  std::vector<const void*> apart_;  // sorted
+};
 
 }  // namespace chorus::inline CHORUS_ABI::detail

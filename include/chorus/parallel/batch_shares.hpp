@@ -27,6 +27,11 @@ class BatchShares {
   void begin(std::int64_t samples, bool sync, bool training, bool changed = false) {
     exchange(samples * 8 + (changed ? 4 : 0) + (sync ? 2 : 0) + (training ? 1 : 0));
   }
+  /// A forward pass of which ranks tell each other when its weight is asked for, by all of them or by none.
+  void begin_unasked(std::int64_t samples) {
+    message_ = samples * 8;
+    unasked_ = true;
+  }
   /// This rank has no more batches: it only keeps the others company.
   void begin_joined() { exchange(joined); }
   /// A forward pass that nobody else needs to know of. A backward pass behind it belongs to the last one that `begin`
@@ -48,6 +53,7 @@ class BatchShares {
   /// This rank's part of the global batch: the weight of its mean gradient. Those of all ranks add up to 1, also where
   /// the batch is empty: what earlier passes have averaged stays.
   double weight() {
+    if (unasked_) exchange(message_);
     wait();
     std::int64_t all = 0, active = 0;
     for (int rank = 0; rank < communicator_.size(); ++rank) {
@@ -90,7 +96,7 @@ class BatchShares {
   void exchange(std::int64_t message) {
     counting_.wait();
     note_changed();
-    alone_ = false;
+    alone_ = unasked_ = false;
     message_ = message;
     const std::span<const std::int64_t> mine(&message_, 1);
     const std::span<std::int64_t> all(messages_);
@@ -121,7 +127,7 @@ class BatchShares {
   Communicator& communicator_;
   std::int64_t message_ = 0;
   std::vector<std::int64_t> messages_;  // of all ranks, once counting_ has ended
-  bool in_place_, alone_ = false, changed_ = false;
+  bool in_place_, alone_ = false, changed_ = false, unasked_ = false;
   comm::Work counting_;
 };
 

@@ -148,14 +148,16 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   }
 
   /// Calls `step` with each parameter as soon as its averaged gradient is there, in the middle of backward; with
-  /// nothing, no more. For FusedOptimizer. Throws UsageError under a NonFinite policy, which judges when backward has
-  /// ended.
+  /// nothing, no more. For FusedOptimizer. Throws UsageError where one is there already, and under a NonFinite policy,
+  /// which judges when backward has ended.
   void step_in_backward(std::function<void(const ParameterOn<D>&)> step) {
     check<UsageError>(!step || options_.non_finite == NonFinite::propagate,
                       "DistributedDataParallel: an optimizer that steps in backward can't wait for a NonFinite policy");
     check<UsageError>(!step || !averages_in_parts,
                       "DistributedDataParallel: an optimizer that steps in backward needs whole averages, and this "
                       "hook leaves each rank a part");
+    check<UsageError>(!step || !reducer_.on_averaged,
+                      "DistributedDataParallel: another optimizer steps this net in backward; it has to go first");
     reducer_.on_averaged = std::move(step);
   }
 
@@ -207,7 +209,7 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
 
  private:
   static constexpr bool averages_parameters = requires(Hook & h, const nn::FlatParameters<D>& flat, Communicator& c) {
-    h.before_forward(flat, c);
+    h.before_forward(flat, c, [](const std::string&) { return true; });
   };
 
   DistributedDataParallel(std::unique_ptr<detail::RankDevice<D>> device, Model model,
@@ -252,7 +254,8 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
     if (sends_buffers) this->broadcast_buffers(joining_ ? this->shares_.first_active() : 0);
     if (shares_buffers && hooked) buffer_hook_(this->buffers_, this->communicator_);
     if constexpr (averages_parameters)
-      if (this->training()) hook().before_forward(this->flat_, this->communicator_);
+      if (this->training())
+        hook().before_forward(this->flat_, this->communicator_, [this](const auto& wanted) { return counts(wanted); });
   }
 
   [[gnu::cold]] void check_all_here() {

@@ -107,10 +107,15 @@ class DistributedPolicy : public Policy<Model> {
     }
   }
 
-  /// Takes `root`'s buffers, in one message.
+  /// Takes `root`'s buffers, of the types that `counts` accepts, in one message.
   void broadcast_buffers(int root) {
+    broadcast_buffers(root, [](DType) { return true; });
+  }
+  template <class Counts>
+  void broadcast_buffers(int root, const Counts& counts) {
     std::size_t bytes = 0;
-    for (const auto& named : buffers_) bytes += named.buffer->size_bytes();
+    for (const auto& named : buffers_)
+      if (counts(named.buffer->dtype())) bytes += named.buffer->size_bytes();
     if (bytes == 0 || communicator_.size() == 1) return;
     const D device = buffers_.front().buffer->where();
     if (buffer_message_.bytes() < bytes) {
@@ -120,6 +125,7 @@ class DistributedPolicy : public Policy<Model> {
     const auto copy = [&](bool pack) {
       auto* place = static_cast<std::byte*>(buffer_message_.data());
       for (const auto& named : buffers_) {
+        if (!counts(named.buffer->dtype())) continue;
         const std::size_t size = named.buffer->size_bytes();
         copy_bytes(device, pack ? place : named.buffer->data(), device, pack ? named.buffer->data() : place, size);
         place += size;

@@ -22,9 +22,9 @@ struct LocalSgdOptions {
 
 /// Local SGD, also known as federated or parameter averaging (Stich, "Local SGD converges fast and communicates
 /// little", ICLR 2019): each rank trains on its share of the data by itself; after every `period` steps, at the
-/// beginning of the forward pass that follows, all take the mean of their parameters and buffers, in which a rank
-/// counts by the samples that it has seen since the last mean. Momentum and other state of optimizers stay each rank's
-/// own.
+/// beginning of the forward pass that follows, all take the mean of their parameters and of the buffers that are
+/// floating-point numbers, in which a rank counts by the samples that it has seen since the last mean; other buffers
+/// are rank 0's. Momentum and other state of optimizers stay each rank's own. All ranks freeze the same parameters.
 ///
 /// Each of n ranks sends 2 (n - 1) / n of the model's bytes per `period` steps, and 8 bytes per rank for the samples: a
 /// `period`-th of DistributedDataParallel's. With a period of 1 and plain SGD the steps are those of one device.
@@ -49,7 +49,7 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
     this->broadcast_parameters(0, all);
     this->broadcast_buffers(0);
     // Nobody is asked for the sizes of the shares: they are taken to be as large as this rank's.
-    this->random_.first_sample = [this] { return this->communicator_.rank() * samples_; };
+    this->random_.first_sample = [this] { return this->communicator_.rank() * rows_; };
     for (const auto& entry : this->flat_.entries())
       entry.parameter().on_grad([this, alive = std::weak_ptr<void>(alive_)] {
         if (!alive.expired()) gradient_ready();
@@ -66,8 +66,14 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   /// The model's output for this rank's share of the batch.
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
-    samples_ = detail::batch_size(0, inputs...);
-    if (grad_enabled() && this->training() && steps_ >= options_.period) synchronise();
+    rows_ = detail::batch_size(0, inputs...);
+    if (grad_enabled()) {
+      in_backward_ = false;  // where the last one ended early
+      samples_ = rows_;
+      this->shares_.begin_unasked(samples_);
+      if (this->training() && steps_ >= options_.period) synchronise();
+      apart_.note(this->flat_, [](const auto&) { return true; });
+    }
     return this->forward(inputs...);
   }
 
@@ -81,9 +87,9 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
       this->communicator_.all_gather(std::span<const std::int64_t>(&seen_, 1), std::span<std::int64_t>(all), {});
       const auto sum = std::accumulate(all.begin(), all.end(), std::int64_t{0});
       if (std::any_of(all.begin(), all.end(), [](auto seen) { return seen != 0; })) {
-        detail::average_parameters(this->flat_, this->communicator_,
-                                   static_cast<double>(seen_) / static_cast<double>(sum));
-        this->broadcast_buffers(0);
+        const double weight = static_cast<double>(seen_) / static_cast<double>(sum);
+        apart_.average(this->flat_, this->communicator_, weight);
+        average_buffers(weight);
       }
     }
     seen_ = 0;
@@ -96,6 +102,31 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   }
 
  private:
+  // In double, where the mean of equal numbers is that number; integers are rank 0's.
+  void average_buffers(double weight) {
+    this->broadcast_buffers(0, [](DType type) { return type != DType::f32 && type != DType::f64; });
+    std::vector<double> all;
+    const auto for_each_real = [&](const auto& f) {
+      for (const auto& named : this->buffers_) {
+        const auto count = static_cast<std::size_t>(named.buffer->count());
+        if (named.buffer->dtype() == DType::f32) f(*named.buffer, std::vector<float>(count));
+        if (named.buffer->dtype() == DType::f64) f(*named.buffer, std::vector<double>(count));
+      }
+    };
+    for_each_real([&](const auto& buffer, auto values) {
+      copy_bytes(Cpu{}, values.data(), buffer.where(), buffer.data(), buffer.size_bytes());
+      all.insert(all.end(), values.begin(), values.end());
+    });
+    if (all.empty()) return;
+    this->communicator_.all_reduce(std::span<double>(all), comm::ReduceOp::sum,
+                                   {.scale = weight, .traffic = trace::Traffic::buffers});
+    auto next = all.begin();
+    for_each_real([&]<class T>(const auto& buffer, std::vector<T> values) {
+      for (T& value : values) value = static_cast<T>(*next++);
+      copy_bytes(buffer.where(), buffer.data(), Cpu{}, values.data(), buffer.size_bytes());
+    });
+  }
+
   // The first gradient of a backward pass.
   void gradient_ready() {
     if (in_backward_) return;
@@ -108,7 +139,9 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   }
 
   LocalSgdOptions options_;
-  std::int64_t samples_ = 0;  // of the last forward pass
+  detail::ParametersApart apart_;
+  std::int64_t rows_ = 0;     // of the last forward pass
+  std::int64_t samples_ = 0;  // of the last one that wanted gradients
   std::int64_t seen_ = 0;     // since the last mean
   int steps_ = 0;
   bool sync_ = true, in_backward_ = false;

@@ -17,7 +17,7 @@ namespace chorus::inline CHORUS_ABI {
 /// optimizer's step changes nothing; the server, rank 0, which works on a share of the batch as well, adds them up and
 /// steps, alone. At the beginning of the next forward pass in training every worker fetches the new parameters. The
 /// training loop is that of the other policies, and so are the steps: gradients are means over the samples of the
-/// batch.
+/// batch. A GradScaler has to ask all ranks, for workers have no gradients to look at: `GradScaler scaler{net}`.
 ///
 /// The server sends n - 1 times the model's bytes a step and receives as many; a worker sends and receives them once.
 /// With DistributedDataParallel's ring every rank sends 2 (n - 1) / n times: as much in all, but no link is crowded.
@@ -49,10 +49,14 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
     run.check_options();
   }
 
-  /// The model's output for this rank's share of the batch.
+  /// The model's output for this rank's share of the batch. Each is followed by one backward pass at most: another one
+  /// throws UsageError.
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
+    check<UsageError>(!in_backward_,
+                      "ParameterServer: the last backward pass ended early; its gradients are incomplete");
     if (grad_enabled()) {
+      pushed_ = false;
       this->shares_.begin(detail::batch_size(0, inputs...), true, this->training());
       if (this->training() && stepped_) pull();
       keep_earlier_gradients();
@@ -118,11 +122,14 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
   // The first gradient of a backward pass.
   void gradient_ready() {
     if (in_backward_) return;
+    check<UsageError>(!pushed_,
+                      "ParameterServer: expected a forward pass between two backward passes; what the first one has "
+                      "sent to the server can't be told from what the second one adds");
     in_backward_ = true;
     at_backward_end([this] {
       push();
       in_backward_ = false;
-      stepped_ = true;
+      pushed_ = stepped_ = true;
     });
   }
 
@@ -165,6 +172,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
   }
 
   bool in_backward_ = false;
+  bool pushed_ = false;   // the gradients of the last forward pass have been sent
   bool earlier_ = false;  // gradients of earlier passes are there
   bool stepped_ = false;  // the server's parameters may have changed since the last pull
   std::shared_ptr<void> alive_ = std::make_shared<int>();  // the model's parameters, and their hooks, may live longer

@@ -244,11 +244,12 @@ class Reducer {
     if (!std::is_sorted(order.begin(), order.end())) reorder(order, true);
   }
 
-  // All ranks see the same averages and come to the same verdict.
+  // All ranks come to the same verdict.
   [[gnu::cold]] void judge() {
     std::uint64_t first = first_not_finite(layout_);
     // Of averages in parts a rank sees its own, and what it brought to the others'.
-    if (in_parts) communicator_.all_reduce(std::span(&first, 1), comm::ReduceOp::min, {});
+    if (in_parts || requires { Hook::own_gradients; })
+      communicator_.all_reduce(std::span(&first, 1), comm::ReduceOp::min, {});
     if (first == layout_.no_bucket) return;
     in_backward_ = false;  // nothing is under way
     if (options_.non_finite == NonFinite::throw_error)

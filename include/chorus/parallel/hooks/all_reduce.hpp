@@ -33,8 +33,10 @@ struct GradBucketPart {
 ///
 /// A hook whose `resume` starts more work has a member `static constexpr bool several_rounds = true`.
 /// It may have, for methods that average parameters, too,
-///   void after_backward(), void before_forward(flat parameters, communicator): around an optimizer's step;
+///   void after_backward(), void before_forward(flat parameters, communicator, shared): around an optimizer's step;
+///     `shared(name)`: whether ranks share the parameter of that name;
 ///   void synchronise(flat parameters, communicator): in `eval()`, when all ranks shall have the same parameters.
+/// A hook that may leave ranks with different gradients has a member `static constexpr bool own_gradients = true`.
 /// State is the hook's own: one hook belongs to one net. When buckets change, `reset()` is called, if there is one.
 /// What it remembers of each parameter beyond that, and in checkpoints, it shows in
 ///   void remembered(const GradBucket<T, D>&, bool make, const auto& visit)
@@ -75,6 +77,8 @@ struct AllReduce {
 /// Sends nothing: each rank keeps its own gradients. To measure what communication costs, and for methods that average
 /// parameters instead.
 struct NoCommunication {
+  static constexpr bool own_gradients = true;
+
   template <class T, Device D, class Communicator>
   comm::Work start(const GradBucket<T, D>&, Communicator&) {
     return {};

@@ -14,6 +14,8 @@ namespace chorus::inline CHORUS_ABI {
 /// `eval()`, on all ranks, before these are tested or saved. Each of n ranks sends 2 (n - 1) / n of the model's bytes
 /// in each of the first `start_local_sgd_iter` steps, and then every `period` steps.
 struct PostLocalSgd {
+  static constexpr bool own_gradients = true;
+
   int start_local_sgd_iter = 100;
   int period = 4;
 
@@ -34,13 +36,14 @@ struct PostLocalSgd {
     due = steps > start_local_sgd_iter && (steps - start_local_sgd_iter) % period == 0;
     apart = steps > start_local_sgd_iter;
   }
-  template <Device D, class Communicator>
-  void before_forward(const nn::FlatParameters<D>& flat, Communicator& communicator) {
+  template <Device D, class Communicator, class Shared>
+  void before_forward(const nn::FlatParameters<D>& flat, Communicator& communicator, const Shared& shared) {
     if (due) synchronise(flat, communicator);
+    if (steps >= start_local_sgd_iter) stepped.note(flat, shared);
   }
   template <Device D, class Communicator>
   void synchronise(const nn::FlatParameters<D>& flat, Communicator& communicator) {
-    if (apart) detail::average_parameters(flat, communicator, 1.0 / communicator.size());
+    if (apart) stepped.average(flat, communicator, 1.0 / communicator.size());
     due = apart = false;
   }
 
@@ -58,6 +61,7 @@ struct PostLocalSgd {
   int steps = 0;
   bool due = false;    ///< an average is to be taken
   bool apart = false;  ///< ranks have stepped on their own since the last one
+  detail::ParametersApart stepped = {};
 };
 
 }  // namespace chorus::inline CHORUS_ABI
