@@ -15,14 +15,15 @@ namespace chorus::inline CHORUS_ABI::detail {
 /// of equal numbers may differ from them in its last digit.
 class ParametersApart {
  public:
-  /// Steps follow, of all parameters that want gradients and of which `shared(name)`.
+  /// Steps follow, of all parameters that want gradients and of which `shared(name)`. `frozen_too`: of some, earlier
+  /// ones that nobody took note of.
   template <Device D, class Shared>
-  void note(const nn::FlatParameters<D>& flat, const Shared& shared) {
+  void note(const nn::FlatParameters<D>& flat, const Shared& shared, bool frozen_too = false) {
     for (const auto& entry : flat.entries()) {
       const void* const parameter = &entry.parameter();
       const auto place = std::lower_bound(apart_.begin(), apart_.end(), parameter, std::less<>());
       if (place != apart_.end() && *place == parameter) continue;
-      if (entry.parameter().wants_grad() && shared(entry.named.name)) apart_.insert(place, parameter);
+      if ((frozen_too || entry.parameter().wants_grad()) && shared(entry.named.name)) apart_.insert(place, parameter);
     }
   }
 

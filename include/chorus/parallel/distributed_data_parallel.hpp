@@ -103,7 +103,7 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
 
   /// All ranks call it; under a hook that lets parameters drift apart, they are brought together.
   void eval() {
-    if constexpr (averages_parameters) hook().synchronise(this->flat_, this->communicator_);
+    if constexpr (averages_parameters) hook().synchronise(this->flat_, this->communicator_, shared());
     Base::eval();
   }
 
@@ -240,8 +240,13 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
     return std::find(ignored.begin(), ignored.end(), wanted) == ignored.end();
   }
 
+  /// The same as a function.
+  auto shared() const {
+    return [this](const std::string& wanted) { return counts(wanted); };
+  }
+
   [[gnu::cold]] void take_state(int root) {
-    this->broadcast_parameters(root, [&](const std::string& wanted) { return counts(wanted); });
+    this->broadcast_parameters(root, shared());
     this->broadcast_buffers(root);
   }
 
@@ -254,8 +259,7 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
     if (sends_buffers) this->broadcast_buffers(joining_ ? this->shares_.first_active() : 0);
     if (shares_buffers && hooked) buffer_hook_(this->buffers_, this->communicator_);
     if constexpr (averages_parameters)
-      if (this->training())
-        hook().before_forward(this->flat_, this->communicator_, [this](const auto& wanted) { return counts(wanted); });
+      if (this->training()) hook().before_forward(this->flat_, this->communicator_, shared());
   }
 
   [[gnu::cold]] void check_all_here() {

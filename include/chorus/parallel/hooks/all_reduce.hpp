@@ -35,7 +35,8 @@ struct GradBucketPart {
 /// It may have, for methods that average parameters, too,
 ///   void after_backward(), void before_forward(flat parameters, communicator, shared): around an optimizer's step;
 ///     `shared(name)`: whether ranks share the parameter of that name;
-///   void synchronise(flat parameters, communicator): in `eval()`, when all ranks shall have the same parameters.
+///   void synchronise(flat parameters, communicator, shared): in `eval()`, when all ranks shall have the same
+///     parameters.
 /// A hook that may leave ranks with different gradients has a member `static constexpr bool own_gradients = true`.
 /// State is the hook's own: one hook belongs to one net. When buckets change, `reset()` is called, if there is one.
 /// What it remembers of each parameter beyond that, and in checkpoints, it shows in
