@@ -112,13 +112,13 @@ class HookMemory {
     if (aside_.empty()) return;
     const auto any_aside = [&](const auto& bucket) {
       return std::any_of(bucket.parts.begin(), bucket.parts.end(), [&](const GradBucketPart& part) {
-        const auto found = aside_.lower_bound({std::string(part.name), ""});
+        const auto found = aside_.lower_bound({part.name, ""});
         return found != aside_.end() && found->first.parameter == part.name;
       });
     };
     for_each(any_aside, [&](std::string_view what, const GradBucketPart& part, std::span<const Index> shape,
                             auto device, auto* numbers) {
-      const auto found = aside_.find({std::string(part.name), std::string(what)});
+      const auto found = aside_.find({part.name, std::string(what)});
       if (found == aside_.end()) return;
       const Kept& kept = found->second;
       if (std::equal(shape.begin(), shape.end(), kept.shape.begin(), kept.shape.end()))

@@ -280,6 +280,20 @@ TEST_CASE("checkpoints of hooks: errors are clear, and change nothing") {
   }
 }
 
+TEST_CASE("hooks: buckets know the names of their parameters from the start") {
+  const auto text = common_text(3, [](const World& world) -> std::string {
+    auto options = small_buckets;
+    options.find_unused_parameters = true;  // the order stays the first one
+    Distributed<Model, Bf16Compress> rank(world, options);
+    Sgd optimizer{rank.net.parameters(), sgd};
+    step(rank.net, optimizer, 0, world);
+    std::string names;
+    for (const auto& [name, numbers] : memory_of(rank.net)) names += name + " ";
+    return names;
+  });
+  CHECK(text == "rest.fc1.bias rest.fc1.weight rest.fc2.bias rest.fc2.weight rest.fc3.bias rest.fc3.weight ");
+}
+
 TEST_CASE("hooks: what is remembered of a parameter moves along when buckets change, or waits") {
   const auto text = common_text(2, [](const World& world) -> std::string {
     Distributed<Model, PowerSgd> rank(world, small_buckets);

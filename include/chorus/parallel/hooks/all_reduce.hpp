@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <optional>
 #include <span>
-#include <string_view>
+#include <string>
 #include <type_traits>
 #include <vector>
 
@@ -17,7 +17,7 @@ namespace chorus::inline CHORUS_ABI {
 struct GradBucketPart {
   std::size_t begin;
   std::span<const Index> shape;
-  std::string_view name;
+  std::string name;
 };
 
 /// One bucket's gradients. A hook replaces this rank's by what all ranks shall have: sum(weight * gradients) over the
