@@ -179,6 +179,9 @@ template <Scalar T, int Rank>
 Tensor<T, Rank, Cpu> to_tensor(const NpyArray& array, std::string_view who) {
   check<FileError>(array.dtype == dtype<T> && array.shape.size() == static_cast<std::size_t>(Rank), who, ": expected ",
                    dtype<T>, " with ", Rank, " axes, got ", array.dtype, " ", std::span<const Index>(array.shape));
+  const auto is_odd = [](std::byte value) { return value > std::byte{1}; };
+  check<FileError>(array.dtype != DType::boolean || std::none_of(array.data.begin(), array.data.end(), is_odd), who,
+                   ": a BOOL is neither 0 nor 1");
   Shape<Rank> shape{}, backwards{};
   for (std::size_t i = 0; i < shape.size(); ++i) {
     shape[i] = array.shape[array.fortran_order ? shape.size() - 1 - i : i];

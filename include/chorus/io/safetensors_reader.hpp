@@ -1,7 +1,7 @@
 #pragma once
 /// Reads safetensors files. A file is checked whole before a tensor is read; it can't make the program run code,
-/// allocate more than its own size in data, or read outside itself. Values are not checked: NaN and infinity are left
-/// as they are.
+/// allocate more than its own size in data, or read outside itself. Values are not checked, NaN and infinity are left
+/// as they are; but a BOOL is 0 or 1.
 
 #include <algorithm>
 #include <array>
@@ -80,13 +80,18 @@ class SafetensorsReader {
   }
 
   /// Copies a tensor's bytes; `to` must have exactly `entry.bytes`. Throws UsageError where it has not, or `entry` is
-  /// not of this file, and FileError where the file can't be read or was cut since it was opened.
+  /// not of this file, and FileError where the file can't be read, was cut since it was opened, or has a BOOL that
+  /// is neither 0 nor 1.
   void read(const TensorEntry& entry, std::span<std::byte> to) const {
     check<UsageError>(to.size() == entry.bytes, loading_, ": tensor ", Quoted{entry.name}, " has ", entry.bytes,
                       " bytes, but the place to read it to has ", to.size());
     check<UsageError>(entry.begin <= size_ - data_begin_ && entry.bytes <= size_ - data_begin_ - entry.begin, loading_,
                       ": tensor ", Quoted{entry.name}, " is not of this file");
     read_at(data_begin_ + entry.begin, to, &entry);
+    // What is neither is no bool, and a program that takes it for one may do anything.
+    const auto is_odd = [](std::byte value) { return value > std::byte{1}; };
+    check<FileError>(entry.dtype != FileDType::boolean || std::none_of(to.begin(), to.end(), is_odd), loading_,
+                     ": tensor ", Quoted{entry.name}, ": a BOOL is neither 0 nor 1");
   }
 
  private:

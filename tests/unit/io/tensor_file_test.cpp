@@ -39,4 +39,13 @@ TEST_CASE("what doesn't fit is an error that says so") {
         std::string::npos);
 }
 
+TEST_CASE("a BOOL that is neither 0 nor 1 is refused") {
+  const auto header = R"({"b":{"dtype":"BOOL","shape":[3],"data_offsets":[0,3]}})";
+  const auto good = safetensors_file(header) + std::string("\0\1\1", 3), bad = safetensors_file(header, 3);
+  const io::SafetensorsReader right(bytes_of(good), "FILE"), wrong(bytes_of(bad), "FILE");  // 0, 1, 2
+  CHECK(io::read_tensor<bool, 1>(right, "b").data()[2]);
+  CHECK(message_of<ch::FileError>([&] { io::read_tensor<bool, 1>(wrong, "b"); }) ==
+        "loading FILE: tensor \"b\": a BOOL is neither 0 nor 1");
+}
+
 }  // namespace tensor_file_test
