@@ -241,8 +241,10 @@ class Host {
     if (host.send_all(bytes_of(hello), deadline) && host.receive_all(bytes_of(answer), grace)) break;
     met = Clock::now();
   }
+  check<CommError>(answer.magic == magic, where, ": what rank 0 answers is garbled");
   answer.refusal.back() = 0;
-  check<CommError>(answer.welcome == 1, "rank ", world.rank, ": ", answer.refusal.data());
+  check<CommError>(answer.welcome == 1, "rank ", world.rank, ": ",
+                   answer.refusal[0] ? answer.refusal.data() : "rank 0 refuses it, and does not say why");
   check<CommError>(same(answer.proof, prove(world.token, {std::as_bytes(std::span(hello.nonce)), proven(answer)})),
                    where, ": who answers there does not know the job's token");
 

@@ -199,6 +199,11 @@ TEST_CASE("a rank 0 that answers nonsense is an error of who joins it", "[comm]"
   answer.proof.fill(decltype(answer.proof)::value_type{'y'});
   CHECK_THAT(answers(answer), Contains("rank 2: xxx") && !Contains("y"));
   answer.proof = {};
+  answer.refusal = {};
+  CHECK_THAT(answers(answer), Contains("rank 2: rank 0 refuses it, and does not say why"));
+  answer.magic ^= 1;
+  CHECK_THAT(answers(answer), Contains("what rank 0 answers is garbled"));
+  answer.magic ^= 1;
   answer.welcome = 1;
   answer.kind = static_cast<comm::Backend>(99);
   CHECK_THAT(answers(answer), Contains("rank 2: "));
