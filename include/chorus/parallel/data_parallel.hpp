@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chorus/parallel/device_balance.hpp>
+#include <chorus/parallel/dp_options.hpp>
 #include <chorus/parallel/gather.hpp>
 #include <chorus/parallel/gathered_scalars.hpp>
 #include <chorus/parallel/message.hpp>
@@ -14,29 +15,15 @@
 #include <chorus/parallel/replicas.hpp>
 #include <chorus/parallel/scatter.hpp>
 #include <chorus/parallel/taken_handles.hpp>
-#include <chrono>
 #include <memory>
 #include <optional>
 #include <span>
-#include <string>
 #include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 namespace chorus::inline CHORUS_ABI {
-
-struct DataParallelOptions {
-  /// Indices of the devices. The first holds the model. One may be named twice: two copies then share it.
-  std::vector<int> device_ids;
-  /// Index of the device on which outputs are gathered; -1: the first of `device_ids`.
-  int output_device = -1;
-  /// The axis along which inputs are cut and outputs are joined.
-  int dim = 0;
-  /// How long a device waits for the others: in one of NCCL's collectives, in SyncBatchNorm, and the first one at the
-  /// end of a pass.
-  std::chrono::milliseconds timeout{60'000};
-};
 
 /// Keeps a copy of the model on each device from step to step; each forward pass sends it the parameters that have
 /// changed. What a copy writes into its buffers is lost, but for the first device's. `zero_grad` called by the model
@@ -72,11 +59,11 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
 
   /// Throws UsageError without devices, DeviceError for one that doesn't exist.
   DataParallel(Model model, DataParallelOptions options, std::uint64_t seed = initial_seed())
-      : Policy<Model>(detail::copy_to(std::move(model), first_device(options)), seed),
+      : Policy<Model>(detail::copy_to(std::move(model), detail::first_device<D>(options)), seed),
         options_(std::move(options)),
         buffers_(nn::named_buffers<D>(this->model_)),
         handles_(this->model_),
-        threads_(replica_names(options_), options_.timeout),
+        threads_(detail::replica_names<D>(options_), options_.timeout),
         collectives_(this->flat_, buffers_, replicas_, threads_.threads(), options_.device_ids, options_.timeout) {
     if (options_.output_device < 0) options_.output_device = options_.device_ids.front();
     CachingAllocator<D>::of(D{options_.output_device});  // throws where it doesn't exist
@@ -89,7 +76,8 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
   template <class Run>
   requires requires(Run& run) { run.seed(); }
   DataParallel(Model model, Run& run)
-      : DataParallel(std::move(model), {.device_ids = devices_of(run), .timeout = run.world().timeout}, run.seed()) {
+      : DataParallel(std::move(model), {.device_ids = detail::devices_of<D>(run), .timeout = run.world().timeout},
+                     run.seed()) {
     run.check_options();
   }
 
@@ -184,34 +172,6 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
     Replicas replicas;
   };
 
-  static D first_device(const DataParallelOptions& options) {
-    check<UsageError>(!options.device_ids.empty(), "DataParallel: device_ids is empty: expected at least one device");
-    return D{options.device_ids.front()};
-  }
-  // What errors call the copies.
-  static std::vector<std::string> replica_names(const DataParallelOptions& options) {
-    std::vector<std::string> names;
-    for (std::size_t i = 0; i < options.device_ids.size(); ++i)
-      names.push_back(cat("replica ", i, " on device ", D{options.device_ids[i]}));
-    return names;
-  }
-  // Where a run wants more devices than there are GPUs, copies share them.
-  template <class Run>
-  static std::vector<int> devices_of(Run& run) {
-    int count = 0, there = 0;
-    if constexpr (std::is_same_v<D, Cpu>) {
-      there = count = run.devices();
-    } else {
-#if CHORUS_USE_CUDA
-      cuda::require(D{0});
-      there = cuda::device_count();
-      count = run.devices(there);
-#endif
-    }
-    std::vector<int> indices;
-    for (int i = 0; i < count; ++i) indices.push_back(i % there);
-    return indices;
-  }
   D device(std::size_t i) const { return D{options_.device_ids[i]}; }
 
   // Whether a forward pass makes one graph of all devices.
