@@ -175,7 +175,7 @@ TEST_CASE("comm random: where one rank errs, all say so in time, and no result i
         CHECK(text.find("ended with status") == std::string::npos);
       }
     }
-    CHECK(took < 2 * timeout);
+    CHECK(took < 3 * timeout);  // the calls before the fault take their time, too, most of all under a sanitizer
     ++faults;
   };
   for_seeds(30, check, shown);
