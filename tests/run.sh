@@ -33,7 +33,7 @@ sanitized() {
   say "$preset tests"
   ctest --preset "$preset" -R "^($(echo "$*" | tr ' ' '|'))\."
 }
-sanitized asan $(cd tests/unit && ls -d */ | tr -d /)
-sanitized tsan comm data parallel tensor
+sanitized asan $(cd tests/unit && ls -d */ | tr -d /) cuda_emulated
+sanitized tsan comm data parallel tensor cuda_emulated
 
 say "everything passed"

@@ -20,6 +20,10 @@
 #include <utility>
 #include <vector>
 
+#if defined(__SANITIZE_THREAD__)
+#include <sanitizer/tsan_interface.h>
+#endif
+
 #define __host__
 #define __device__
 #define __global__
@@ -123,6 +127,32 @@ inline CUstream_st* alive(CUstream_st* stream) {
   std::abort();
 }
 
+/// A stack that is left and come back to. A new one begins by its context; after that jumps are enough, and call no
+/// system. The thread sanitizer knows contexts alone, and wants to be told.
+struct Stack {
+  ucontext_t context;
+  jmp_buf place;
+  bool is_new = false;
+#if defined(__SANITIZE_THREAD__)
+  void* known_as = nullptr;
+#endif
+
+  /// Goes on in `to`; returns when somebody comes back to this one.
+  void leave_for(Stack& to) {
+    const bool begins = std::exchange(to.is_new, false);
+#if defined(__SANITIZE_THREAD__)
+    if (begins) to.known_as = __tsan_create_fiber(0);
+    known_as = __tsan_get_current_fiber();
+    __tsan_switch_to_fiber(to.known_as, 0);
+    swapcontext(&context, &to.context);
+#else
+    if (_setjmp(place) != 0) return;
+    if (begins) setcontext(&to.context);
+    _longjmp(to.place, 1);
+#endif
+  }
+};
+
 /// The threads of one block: each fiber runs threads to their end, one after the other, until one waits at a barrier.
 class Block {
  public:
@@ -145,7 +175,7 @@ class Block {
     Fiber* self = running_;
     self->thread = thread.x;
     waiting_.push_back(self);
-    if (_setjmp(self->place) == 0) _longjmp(main_, 1);
+    self->stack.leave_for(main_);
     return result_;
   }
 
@@ -155,50 +185,52 @@ class Block {
   }
 
  private:
-  // A fiber begins by a context; after that jumps are enough, and call no system.
   struct Fiber {
-    ucontext_t context;
-    jmp_buf place;
-    std::vector<char> stack = std::vector<char>(128 << 10);
+    Stack stack;
+    // Much of it is never touched: sanitizers make frames several times as large.
+    static constexpr std::size_t bytes = 1 << 20;
+    std::unique_ptr<char[]> memory{new char[bytes]};
     unsigned thread = 0;
   };
 
-  static void enter() {
+  // What a fiber does: threads of one block after another.
+  static void work() {
     Block& self = get();
-    while (self.next_ < self.threads.x) {
-      self.thread.x = self.next_++;
-      (*self.kernel_)();
-      ++self.finished_;
+    for (;;) {
+      while (self.next_ < self.threads.x) {
+        self.thread.x = self.next_++;
+        (*self.kernel_)();
+        ++self.finished_;
+      }
+      Fiber* done = self.running_;
+      self.idle_.push_back(done);
+      done->stack.leave_for(self.main_);
     }
-    Fiber* done = self.running_;
-    self.idle_.push_back(done);
-    _longjmp(self.main_, 1);
   }
 
-  void begin(Fiber* fiber) {
-    running_ = fiber;
-    getcontext(&fiber->context);
-    fiber->context.uc_stack.ss_sp = fiber->stack.data();
-    fiber->context.uc_stack.ss_size = fiber->stack.size();
-    makecontext(&fiber->context, &Block::enter, 0);
-    if (_setjmp(main_) == 0) setcontext(&fiber->context);
+  Fiber* new_fiber() {
+    all_.push_back(std::make_unique<Fiber>());
+    Fiber* fiber = all_.back().get();
+    getcontext(&fiber->stack.context);
+    fiber->stack.context.uc_stack.ss_sp = fiber->memory.get();
+    fiber->stack.context.uc_stack.ss_size = Fiber::bytes;
+    makecontext(&fiber->stack.context, &Block::work, 0);
+    fiber->stack.is_new = true;
+    return fiber;
   }
 
-  void resume(Fiber* fiber) {
+  void run(Fiber* fiber) {
     running_ = fiber;
-    if (_setjmp(main_) == 0) _longjmp(fiber->place, 1);
+    main_.leave_for(fiber->stack);
   }
 
   void run_block() {
     next_ = finished_ = 0;
     while (next_ < threads.x) {
-      if (idle_.empty()) {
-        all_.push_back(std::make_unique<Fiber>());
-        idle_.push_back(all_.back().get());
-      }
+      if (idle_.empty()) idle_.push_back(new_fiber());
       Fiber* fiber = idle_.back();
       idle_.pop_back();
-      begin(fiber);
+      run(fiber);
     }
     while (!waiting_.empty()) {
       if (finished_ != 0) {
@@ -212,7 +244,7 @@ class Block {
       now.swap(waiting_);
       for (Fiber* fiber : now) {
         thread.x = fiber->thread;
-        resume(fiber);
+        run(fiber);
       }
     }
   }
@@ -222,7 +254,7 @@ class Block {
   std::vector<std::unique_ptr<Fiber>> all_;
   std::vector<Fiber*> idle_, waiting_;
   Fiber* running_ = nullptr;
-  jmp_buf main_;
+  Stack main_;
   unsigned next_ = 0, finished_ = 0;
   bool any_ = false, result_ = false;
 };

@@ -105,6 +105,7 @@ class Ranks {
   void start(const ch::comm::World& world, const Function& function, int listener) {
     int output[2], sign[2];
     if (pipe2(output, O_CLOEXEC) != 0 || pipe2(sign, O_CLOEXEC) != 0) throw std::runtime_error("pipe");
+    std::fflush(nullptr);  // what is in its buffers is the parent's to write
     const int pid = fork();
     if (pid == 0) {
       sign_fd() = sign[1];
