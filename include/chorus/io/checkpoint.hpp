@@ -1,13 +1,17 @@
 #pragma once
 /// Checkpoints: a model's file with all that is needed to go on training as if nothing had happened.
 
+#include <algorithm>
 #include <charconv>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -38,16 +42,59 @@ std::vector<Incoming<D>> all_places(Net& net, bool touch, Numbers& numbers, Kept
   return all;
 }
 
-inline std::int64_t number_in(const SafetensorsReader& file, const std::string& key) {
+inline std::int64_t number_in(const SafetensorsReader& file, const std::string& key,
+                              std::int64_t most = std::int64_t{1} << 53) {
   const auto found = file.metadata().find(key);
   check<FileError>(found != file.metadata().end(), "resuming from ", file.path(), ": the file holds a model, but no ",
                    key, ": it is not a checkpoint of a training run");
   std::int64_t value = 0;
   const auto& text = found->second;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  check<FileError>(error == std::errc{} && end == text.data() + text.size() && value >= 0, "resuming from ",
-                   file.path(), ": ", key, " is '", text, "', expected a number");
+  check<FileError>(error == std::errc{} && end == text.data() + text.size() && value >= 0 && value <= most,
+                   "resuming from ", file.path(), ": ", key, " is '", text, "', expected a number from 0 to ", most);
   return value;
+}
+
+/// Throws FileError where a number that the host counts with is none that it can have kept.
+template <class... Kept, Device D>
+void check_kept(const SafetensorsReader& file, const Incoming<D>& place, std::span<const std::byte> bytes) {
+  const auto require = [&](bool sane) {
+    check<FileError>(sane, "resuming from ", file.path(), ": tensor ", place.name, " has a number that makes no sense");
+  };
+  if (!place.device && place.dtype == DType::i64) {
+    std::int64_t steps = 0;
+    std::memcpy(&steps, bytes.data(), sizeof steps);
+    require(steps >= 0 && steps < std::int64_t{1} << 53);
+  }
+  const auto ask = [&]<class X>() {
+    if constexpr (requires { &X::can_keep; }) {
+      decltype(std::declval<const X&>().kept()) numbers;
+      if (place.device || !place.name.ends_with(cat('/', X::kept_as))) return;
+      std::memcpy(numbers.data(), bytes.data(), sizeof numbers);
+      require(X::can_keep(numbers));
+    }
+  };
+  (ask.template operator()<Kept>(), ...);
+}
+
+/// The names of parameters, one a line, in the order in which gradients arrive. Throws FileError for one that comes
+/// twice.
+inline std::vector<std::string> parameter_order_in(const SafetensorsReader& file) {
+  std::vector<std::string> order;
+  std::string_view text;
+  if (const auto found = file.metadata().find("training/parameter_order"); found != file.metadata().end())
+    text = found->second;
+  while (!text.empty()) {
+    const auto end = text.find('\n');
+    order.emplace_back(text.substr(0, end));
+    text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
+  }
+  auto sorted = order;
+  std::sort(sorted.begin(), sorted.end());
+  const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
+  if (twice != sorted.end())
+    fail<FileError>("resuming from ", file.path(), ": training/parameter_order has ", Quoted{*twice}, " twice");
+  return order;
 }
 
 }  // namespace detail
@@ -107,7 +154,8 @@ TrainingPosition load_checkpoint(Net& net, Optimizer& optimizer, const std::stri
     const TrainingPosition position{detail::number_in(file, "training/epoch"),
                                     detail::number_in(file, "training/batch"),
                                     detail::number_in(file, "training/step")};
-    const auto passes = detail::number_in(file, "training/forward_passes");
+    const auto passes = detail::number_in(file, "training/forward_passes", UINT32_MAX);
+    const auto order = detail::parameter_order_in(file);
     std::tuple numbers{detail::numbers_of(optimizer), detail::numbers_of(more)...};
     auto wanted = detail::all_places<D>(net, true, numbers, optimizer, more...);
     std::set<std::string, std::less<>> names;
@@ -116,23 +164,19 @@ TrainingPosition load_checkpoint(Net& net, Optimizer& optimizer, const std::stri
       detail::choose_among_ranks(file, tensor, net, detail::ranks_may_differ<Net>);
     }
     detail::HookReading<D, Net> hook(file, net, wanted);
-    detail::read_all(file, wanted,
-                     [&](std::string_view name) { return detail::is_ranks_own(name) || names.contains(name); });
+    detail::read_all(
+        file, wanted, [&](std::string_view name) { return detail::is_ranks_own(name) || names.contains(name); },
+        [&](const auto& place, std::span<const std::byte> bytes) {
+          detail::check_kept<Optimizer, More...>(file, place, bytes);
+          if constexpr (requires { net.hook(); })
+            detail::check_kept<std::remove_cvref_t<decltype(net.hook())>>(file, place, bytes);
+        });
     const auto give_back = [](auto& kept, const auto& read) {
       if constexpr (requires { kept.keep(read); }) kept.keep(read);
     };
     std::apply([&](auto&, auto&... others) { (give_back(more, others), ...); }, numbers);
     net.set_forward_passes(static_cast<std::uint32_t>(passes));
     if constexpr (requires { net.set_parameter_order(std::vector<std::string>(), true); }) {
-      std::vector<std::string> order;
-      std::string_view text;
-      if (const auto found = file.metadata().find("training/parameter_order"); found != file.metadata().end())
-        text = found->second;
-      while (!text.empty()) {
-        const auto end = text.find('\n');
-        order.emplace_back(text.substr(0, end));
-        text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
-      }
       net.set_parameter_order(order, passes > 0);
     }
     hook.give(net);

@@ -44,9 +44,11 @@ void take_mean(const SafetensorsReader& file, const Incoming<D>& tensor, std::sp
 }
 
 /// Checks that the file has exactly these tensors, but for those that `ignored(name)` allows, then reads them all.
-/// Throws FileError with every missing, unexpected and mismatched name, before anything is changed.
-template <Device D, class Ignored>
-void read_all(const SafetensorsReader& file, const std::vector<Incoming<D>>& wanted, const Ignored& ignored) {
+/// Throws FileError with every missing, unexpected and mismatched name, and what `judge(wanted, bytes)` throws of a
+/// tensor's numbers, before anything is changed.
+template <Device D, class Ignored, class Judge>
+void read_all(const SafetensorsReader& file, const std::vector<Incoming<D>>& wanted, const Ignored& ignored,
+              const Judge& judge) {
   std::string missing, unexpected, mismatched;
   const auto list = [](std::string& to, const auto&... parts) { to += cat(to.empty() ? "" : ", ", parts...); };
   const auto compare = [&](const Incoming<D>& tensor, const std::string& name) {
@@ -80,6 +82,7 @@ void read_all(const SafetensorsReader& file, const std::vector<Incoming<D>>& wan
     const TensorEntry& entry = file.at(tensor.name);
     numbers.emplace_back(entry.bytes);
     file.read(entry, numbers.back());
+    judge(tensor, std::span<const std::byte>(numbers.back()));
     if (tensor.mean_with.empty()) continue;
     if (tensor.dtype == DType::f32) take_mean<float>(file, tensor, numbers.back());
     if (tensor.dtype == DType::f64) take_mean<double>(file, tensor, numbers.back());
@@ -112,7 +115,8 @@ template <class Model>
 void load(Model& model, const std::string& path) {
   const SafetensorsReader file(path);
   detail::read_all(file, detail::model_places(model),
-                   [](std::string_view name) { return name.starts_with(detail::training_prefix); });
+                   [](std::string_view name) { return name.starts_with(detail::training_prefix); },
+                   [](const auto&, std::span<const std::byte>) {});
 }
 
 }  // namespace chorus::inline CHORUS_ABI::io

@@ -130,6 +130,7 @@ class GradScaler {
   /// The same for a checkpoint's file.
   static constexpr std::string_view kept_as = "loss_scale";
   std::array<double, 2> kept() const { return {state().scale, static_cast<double>(state().good_steps)}; }
+  static bool can_keep(const std::array<double, 2>& kept) { return kept[0] > 0 && kept[1] >= 0 && kept[1] < 1e15; }
   void keep(const std::array<double, 2>& kept) { set_state({kept[0], static_cast<std::int64_t>(kept[1])}); }
 
  private:

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 #include <numbers>
 #include <string_view>
 #include <vector>
@@ -164,6 +165,10 @@ class ReduceOnPlateau {
   static constexpr std::string_view kept_as = "plateau";
   std::array<double, 5> kept() const {
     return {optimizer_.lr(), best_, seen_ ? 1.0 : 0.0, static_cast<double>(bad_), static_cast<double>(resting_)};
+  }
+  static bool can_keep(const std::array<double, 5>& kept) {
+    const auto counts = [](double x) { return x >= 0 && x <= std::numeric_limits<int>::max(); };
+    return kept[0] >= 0 && std::isfinite(kept[0]) && counts(kept[3]) && counts(kept[4]);
   }
   void keep(const std::array<double, 5>& kept) {
     optimizer_.set_lr(kept[0]);

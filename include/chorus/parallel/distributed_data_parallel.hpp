@@ -144,7 +144,10 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
     for (const auto& wanted : names)
       for (std::size_t i = 0; i < entries.size(); ++i)
         if (entries[i].named.name == wanted) order.push_back(i);
-    if (order.size() == entries.size()) reducer_.reorder(order, learned);
+    auto sorted = order;  // each once, or the order is not this model's
+    std::sort(sorted.begin(), sorted.end());
+    const bool twice = std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end();
+    if (order.size() == entries.size() && !twice) reducer_.reorder(order, learned);
   }
 
   /// Calls `step` with each parameter as soon as its averaged gradient is there, in the middle of backward; with

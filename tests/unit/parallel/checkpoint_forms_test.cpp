@@ -158,6 +158,54 @@ TEST_CASE("checkpoints: what a run takes along must be in the file, and the othe
                     Contains("while the model holds the averages"));
 }
 
+/// The file with this text, which stands there once, in place of another of the same length.
+void replace_in(const std::string& path, std::string_view old, std::string_view text, const std::string& to) {
+  auto content = chorus_test::get(path);
+  const auto at = content.find(old);
+  REQUIRE(at != std::string::npos);
+  REQUIRE(old.size() == text.size());
+  chorus_test::put(to, content.replace(at, old.size(), text));
+}
+
+TEST_CASE("checkpoints: numbers that no run has kept are refused, and nothing changes") {
+  const TemporaryFolder folder;
+  SingleDevice<test::Smooth<Cpu>> net{make<test::Smooth<Cpu>>(), 3};
+  Adam optimizer{net.parameters(), adam};
+  optim::GradScaler scaler{net, {.init_scale = 1234.5}};
+  optim::ReduceOnPlateau plateau{optimizer};
+  const auto load = [&](const std::string& path) { io::load_checkpoint(net, optimizer, path, scaler, plateau); };
+  const auto bytes = [](auto number) { return std::string(reinterpret_cast<const char*>(&number), sizeof number); };
+  io::save_checkpoint(net, optimizer, {}, folder / "good", scaler, plateau);
+  load(folder / "good");
+  const auto before = io::parameters_sha256(net.module());
+
+  for (const double scale : {0.0, -1.0, std::numeric_limits<double>::quiet_NaN()}) {
+    replace_in(folder / "good", bytes(1234.5), bytes(scale), folder / "bad");
+    CHECK_THROWS_WITH(load(folder / "bad"), Contains("training/loss_scale has a number that makes no sense"));
+  }
+  replace_in(folder / "good", bytes(optimizer.lr()), bytes(-0.5), folder / "bad");
+  CHECK_THROWS_WITH(load(folder / "bad"), Contains("training/plateau has a number that makes no sense"));
+  const auto with = [&](const char* key, const std::string& value) {
+    const io::SafetensorsReader file(folder / "good");
+    auto metadata = file.metadata();
+    metadata[key] = value;
+    std::vector<std::vector<std::byte>> data;
+    std::vector<io::TensorView> tensors;
+    for (const auto& entry : file.entries()) {
+      file.read(entry, data.emplace_back(entry.bytes));
+      tensors.push_back({entry.name, entry.dtype, entry.shape, data.back()});
+    }
+    io::write_safetensors(folder / "bad", tensors, metadata);
+    return message_of<FileError>([&] { load(folder / "bad"); });
+  };
+  CHECK_THAT(with("training/parameter_order", "fc1.bias\nfc2.bias\nfc1.bias\n"),
+             Contains("training/parameter_order has \"fc1.bias\" twice"));
+  CHECK_THAT(with("training/forward_passes", "4294967296"), Contains("expected a number from 0 to 4294967295"));
+  CHECK_THAT(with("training/step", "9223372036854775807"), Contains("expected a number from 0 to"));
+  CHECK(with("training/step", "7") == "nothing");
+  CHECK(io::parameters_sha256(net.module()) == before);
+}
+
 TEST_CASE("checkpoints of sharded optimizers: a parameter that is frozen when a run goes on keeps its state") {
   const TemporaryFolder folder;
   for (const int ranks : {1, 3}) {

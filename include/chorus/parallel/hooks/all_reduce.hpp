@@ -44,7 +44,8 @@ struct GradBucketPart {
 ///     calls visit(what, part, shape, device, numbers) for all that it keeps of a part, as `rest`, what has not been
 ///     sent yet. Where the bucket has no state so far, there is nothing, unless it is to `make` one.
 /// The numbers that it counts are in a checkpoint as those of optim::GradScaler are: `kept_as`, `kept()`, `keep(...)`,
-/// the same on all ranks. `bool ranks_differ() const` says whether ranks have parameters and optimizers of their own.
+/// the same on all ranks, and `can_keep(...)`, whether a file's make sense. `bool ranks_differ() const` says whether
+/// ranks have parameters and optimizers of their own.
 template <class T, Device D>
 struct GradBucket {
   std::size_t index;  ///< in the order in which buckets are sent

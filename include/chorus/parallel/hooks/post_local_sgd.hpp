@@ -53,6 +53,7 @@ struct PostLocalSgd {
   /// What a checkpoint keeps.
   static constexpr std::string_view kept_as = "post_local_sgd";
   std::array<double, 3> kept() const { return {static_cast<double>(steps), due ? 1.0 : 0.0, apart ? 1.0 : 0.0}; }
+  static bool can_keep(const std::array<double, 3>& kept) { return kept[0] >= 0 && kept[0] < 1e9; }
   void keep(const std::array<double, 3>& kept) {
     steps = static_cast<int>(kept[0]);
     due = kept[1] != 0;

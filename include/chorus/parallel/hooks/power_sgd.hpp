@@ -110,6 +110,7 @@ struct PowerSgd {
   /// What a checkpoint keeps: the steps so far.
   static constexpr std::string_view kept_as = "power_sgd";
   std::array<double, 1> kept() const { return {static_cast<double>(steps)}; }
+  static bool can_keep(const std::array<double, 1>& kept) { return kept[0] >= 0 && kept[0] < 1e9; }
   void keep(const std::array<double, 1>& kept) { steps = static_cast<int>(kept[0]); }
 
   /// A parameter: `rows` x `columns` numbers, approximated by `rank` columns; rank 0: it goes in full, as `rows`
