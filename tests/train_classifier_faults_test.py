@@ -301,9 +301,11 @@ class Training:
             [PROGRAM, "--policy", "ddp", "--devices", "3", "--train-images", "600", "--test-images", "10", "--batch", "20",
              "--epochs", "100000", "--workers", "0", "--quiet", "--metrics", str(self.metrics), *map(str, options)],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
-        limit = time.monotonic() + 20
+        limit = time.monotonic() + 60
         while not (self.metrics.exists() and '"epoch"' in self.metrics.read_text()):
-            assert self.process.poll() is None and time.monotonic() < limit, "the run doesn't start"
+            if self.process.poll() is not None or time.monotonic() > limit:
+                self.process.kill()
+                raise AssertionError("the run doesn't start")
             time.sleep(0.02)
         self.ranks = ranks_of(self.process.pid)
         assert sorted(self.ranks) == [0, 1, 2], self.ranks
