@@ -12,6 +12,9 @@ namespace chorus::inline CHORUS_ABI::comm {
 
 namespace detail {
 
+template <class C>
+using unsigned_of = std::conditional_t<sizeof(C) == 4, std::uint32_t, std::uint64_t>;
+
 struct Sum {
   template <class T>
   static T apply(T a, T b) {
@@ -25,16 +28,30 @@ struct Sum {
     }
   }
 };
+/// Of two equal numbers, or where one is not a number, a comparison picks the one that stands in a certain place; asked
+/// both ways, it picks each. Their bits together are the same whichever stands where: of a zero and a negative one the
+/// negative, of anything and a NaN a NaN.
 struct Min {
   template <class T>
   static T apply(T a, T b) {
-    return a < b || a != a ? a : b;
+    if constexpr (std::is_floating_point_v<T>)
+      return std::bit_cast<T>(std::bit_cast<unsigned_of<T>>(a < b ? a : b) |
+                              std::bit_cast<unsigned_of<T>>(b < a ? b : a));
+    else
+      return a < b ? a : b;
   }
 };
+/// In max a zero wins over a negative one: what the sign bit was set for too much, the difference of both picks takes
+/// back (-0 - -0 = 0). Where both are the same, it is 0.
 struct Max {
   template <class T>
   static T apply(T a, T b) {
-    return a > b || a != a ? a : b;
+    if constexpr (std::is_floating_point_v<T>) {
+      const auto x = std::bit_cast<unsigned_of<T>>(a > b ? a : b), y = std::bit_cast<unsigned_of<T>>(b > a ? b : a);
+      return std::bit_cast<T>(x | y) - std::bit_cast<T>(x ^ y);
+    } else {
+      return a > b ? a : b;
+    }
   }
 };
 
@@ -53,9 +70,6 @@ void for_each_index(std::size_t count, Function f) {
   }
   for (; i < count; ++i) f(i);
 }
-
-template <class C>
-using unsigned_of = std::conditional_t<sizeof(C) == 4, std::uint32_t, std::uint64_t>;
 
 template <class T, class Op>
 void combine(void* out, const void* in, const void* mine, std::size_t count) {

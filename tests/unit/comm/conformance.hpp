@@ -2,6 +2,7 @@
 /// What every Communicator has to do, as a function that each rank runs: returns "" or the first thing that is wrong.
 
 #include <chorus/comm/communicator.hpp>
+#include <cmath>
 #include <limits>
 #include <string>
 #include <vector>
@@ -119,6 +120,40 @@ std::string wraps(ch::comm::Communicator auto& c) {
       sums, [&](std::size_t) { return sum; }, "a sum that wraps");
 }
 
+/// Zeros of both signs and what is not a number, in min and max: whichever ranks they come from.
+template <class T>
+std::string extremes(ch::comm::Communicator auto& c) {
+  using ch::comm::ReduceOp;
+  constexpr float kinds[] = {0.0f, -0.0f, 1.0f, -1.0f, INFINITY, -INFINITY, NAN};
+  const auto n = static_cast<std::size_t>(c.size()), r = static_cast<std::size_t>(c.rank());
+  const auto brought = [&](std::size_t rank, std::size_t i) {
+    return kinds[(i / (rank % 2 == 0 ? 1 : 7) + rank / 2) % 7];
+  };
+  std::string wrong;
+  for (const auto op : {ReduceOp::min, ReduceOp::max}) {
+    const auto look = [&](std::span<const T> got, std::size_t first) {
+      for (std::size_t i = 0; i < got.size() && wrong.empty(); ++i) {
+        float expected = brought(0, first + i);
+        for (std::size_t rank = 1; rank < n; ++rank) {
+          const float next = brought(rank, first + i);
+          const bool less = next < expected || (next == expected && std::signbit(next));
+          if (next != next || (expected == expected && less == (op == ReduceOp::min))) expected = next;
+        }
+        const auto x = static_cast<float>(got[i]);
+        if (expected != expected ? x != x : x == expected && std::signbit(x) == std::signbit(expected)) continue;
+        wrong = ch::cat(op, " of ", ch::dtype<T>, ": at ", i, ": ", x, ", expected ", expected);
+      }
+    };
+    std::vector<T> all(98 * n), mine(98);
+    for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<T>(brought(r, i));
+    c.reduce_scatter(std::span<const T>(all), std::span<T>(mine), op);
+    look(mine, 98 * r);
+    c.all_reduce(std::span<T>(all), op);
+    look(all, 0);
+  }
+  return wrong;
+}
+
 /// Every operation, with every scalar type, and with counts that divide by the number of ranks and counts that don't.
 inline std::string conforms(ch::comm::Communicator auto& c) {
   const auto n = static_cast<std::size_t>(c.size());
@@ -129,6 +164,8 @@ inline std::string conforms(ch::comm::Communicator auto& c) {
         conforms<std::int16_t>(c, 101), conforms<std::uint16_t>(c, 101), conforms<std::int32_t>(c, 101),
         conforms<std::uint32_t>(c, 101), conforms<std::int64_t>(c, 101), conforms<std::uint64_t>(c, 101),
         conforms<double>(c, 101), conforms<ch::bf16>(c, 1001), conforms<ch::half>(c, 1001)})
+    if (!wrong.empty()) return wrong;
+  for (const auto& wrong : {extremes<float>(c), extremes<double>(c), extremes<ch::bf16>(c), extremes<ch::half>(c)})
     if (!wrong.empty()) return wrong;
   if (auto wrong = wraps<std::int8_t>(c); !wrong.empty()) return wrong;
   if (auto wrong = wraps<std::int32_t>(c); !wrong.empty()) return wrong;

@@ -66,6 +66,8 @@ struct Program {
   int faulty_rank = -1;
   std::size_t faulty_batch = 0, faulty_call = 0;
 
+  /// Whether a call has such numbers; over others' engines sums of them depend on their order.
+  bool special_in(const Call& call) const { return special && (carrier < Carrier::gloo || call.how != ReduceOp::sum); }
   std::string text() const;
 };
 
@@ -150,7 +152,7 @@ inline Program draw(std::uint64_t seed, const std::vector<Carrier>& carriers, in
   p.ranks = ranks > 0 ? ranks : static_cast<int>(2 + d.below(4));
   p.carrier = d.one_of(carriers);
   for (int rank = 0; rank < p.ranks; ++rank) p.machines += static_cast<char>('a' + d.below(3));
-  p.special = p.carrier < Carrier::gloo && d.chance(25);
+  p.special = d.chance(25);
   if (d.chance(40)) {
     const auto colors = 1 + d.below(2);
     for (int rank = 0; rank < p.ranks; ++rank) {

@@ -189,7 +189,7 @@ class Rank {
       with_type(r.call.dtype, [&]<class T>() {
         const bool scatters = r.call.op == Op::reduce_scatter;
         const auto data = scatters ? span_at<T>(r, r.whole, r.whole_bytes) : span_at<T>(r, r.mine, r.mine_bytes);
-        for (std::size_t k = 0; k < data.size(); ++k) data[k] = number<T>(r.call.key, me(), k, p_.special);
+        for (std::size_t k = 0; k < data.size(); ++k) data[k] = number<T>(r.call.key, me(), k, p_.special_in(r.call));
       });
       for (const auto& [begin, bytes] : {std::pair(r.whole, r.whole_bytes), std::pair(r.mine, r.mine_bytes)})
         std::copy_n(region_of(r).data + begin, bytes, region_of(r).shadow.begin() + static_cast<std::ptrdiff_t>(begin));
