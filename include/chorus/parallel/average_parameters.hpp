@@ -27,6 +27,8 @@ class ParametersApart {
     }
   }
 
+  bool empty() const { return apart_.empty(); }
+
   /// Replaces them by sum(weight * parameters) over the ranks; the weights add up to 1. Each of n ranks sends
   /// 2 (n - 1) / n of their bytes. Throws UsageError for parameters that are not F32 or F64.
   template <Device D, class Communicator>

@@ -1,7 +1,6 @@
 #pragma once
 /// LocalSgd: ranks step on their own and average their parameters now and then.
 
-#include <algorithm>
 #include <chorus/comm/any_communicator.hpp>
 #include <chorus/parallel/average_parameters.hpp>
 #include <chorus/parallel/distributed_policy.hpp>
@@ -86,8 +85,9 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
       std::vector<std::int64_t> all(static_cast<std::size_t>(this->communicator_.size()));
       this->communicator_.all_gather(std::span<const std::int64_t>(&seen_, 1), std::span<std::int64_t>(all), {});
       const auto sum = std::accumulate(all.begin(), all.end(), std::int64_t{0});
-      if (std::any_of(all.begin(), all.end(), [](auto seen) { return seen != 0; })) {
-        const double weight = static_cast<double>(seen_) / static_cast<double>(sum);
+      if (!apart_.empty()) {
+        const double weight = sum == 0 ? 1.0 / static_cast<double>(all.size())  // optimizers may step without samples
+                                       : static_cast<double>(seen_) / static_cast<double>(sum);
         apart_.average(this->flat_, this->communicator_, weight);
         average_buffers(weight);
       }

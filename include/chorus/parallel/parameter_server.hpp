@@ -99,18 +99,17 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
       f(std::span<double>(reinterpret_cast<double*>(at), group.count));
   }
 
-  // What earlier passes have left on the server, weighed and complete, is to stay as it is when `push` weighs all.
+  // What earlier passes have left on the server, weighed and complete, is to stay as it is when `push` weighs all: it is
+  // kept in the unit of the pass that begins. Where this rank has no samples in it, there is nothing else to weigh.
   void keep_earlier_gradients() {
-    earlier_ = false;
-    if (!is_server()) return;
-    const double weight = this->shares_.weight();
+    const double weight = this->shares_.weight(), factor = unit_ / weight;
+    if (!is_server() || weight == 0) return;
+    unit_ = weight;
     for (const auto& entry : this->flat_.entries()) {
       auto& p = entry.parameter();
       if (!p.grad_arrived()) continue;
-      earlier_ = true;
-      if (weight == 0) continue;
       const auto scale = [&]<class T>(T* grad) {
-        kernels::scale(p.where(), p.count(), static_cast<T>(1 / weight), grad);
+        kernels::scale(p.where(), p.count(), static_cast<T>(factor), grad);
       };
       if (p.dtype() == DType::f32)
         scale(static_cast<float*>(p.grad_data()));
@@ -135,14 +134,13 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
 
   // Gradients weighed by samples go to the server, with a mark for each parameter that has one.
   void push() {
-    const double share = this->shares_.weight();
-    const double weight = share == 0 && earlier_ ? 1 : share;  // without samples there are no gradients of its own
+    const double weight = is_server() ? std::exchange(unit_, 1) : this->shares_.weight();
     auto& communicator = this->communicator_;
     const auto& entries = this->flat_.entries();
     std::vector<std::uint8_t> own(entries.size()), marks(entries.size());
     for (std::size_t i = 0; i < entries.size(); ++i) {
       auto& p = entries[i].parameter();
-      own[i] = p.grad_arrived() && p.wants_grad() ? 1 : 0;
+      own[i] = p.grad_arrived() ? 1 : 0;
       if (own[i] == 0) zero_bytes(p.where(), p.grad_data(), p.size_bytes());
     }
     const D device = entries.front().parameter().where();
@@ -173,7 +171,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
 
   bool in_backward_ = false;
   bool pushed_ = false;   // the gradients of the last forward pass have been sent
-  bool earlier_ = false;  // gradients of earlier passes are there
+  double unit_ = 1;  // what the server's gradients are to be multiplied by
   bool stepped_ = false;  // the server's parameters may have changed since the last pull
   std::shared_ptr<void> alive_ = std::make_shared<int>();  // the model's parameters, and their hooks, may live longer
 };

@@ -163,6 +163,56 @@ TEST_CASE("parameter server: a backward pass that ended early is named by the ne
   CHECK(text == "ParameterServer: the last backward pass ended early; its gradients are incomplete");
 }
 
+TEST_CASE("parameter server: two forward passes before one backward add to earlier gradients, which stay") {
+  const auto gradients_of = [](auto& net, const auto& loss) {
+    loss(1).backward();
+    const auto first = loss(2), second = loss(2);
+    (first + second).backward();
+    return test::gradients(net.module());
+  };
+  SingleDevice<Model> single{make<Model>(), 3};
+  const auto expected = gradients_of(single, [&](std::uint32_t key) { return loss_of(single, 7, key); });
+  const auto texts = texts_of(3, [&](const World& world) {
+    auto communicator = comm::connect(world);
+    ParameterServer<Model> net{make<Model>(), communicator, 3};
+    return test::text_of(gradients_of(net, [&](std::uint32_t key) { return share_of_loss(net, 7, key, world); }));
+  });
+  CHECK(distance(test::numbers_in(texts[0]), expected) < rounding);
+}
+
+TEST_CASE("parameter server: a parameter that is frozen for a while keeps its gradient") {
+  const auto gradients_of = [](auto& net, const auto& loss) {
+    for (const bool wants : {true, false, true}) {
+      net.module().fc2.weight.set_requires_grad(wants);
+      loss().backward();
+    }
+    return test::gradients(net.module());
+  };
+  SingleDevice<Model> single{make<Model>(), 3};
+  const auto expected = gradients_of(single, [&] { return loss_of(single, 7, 1); });
+  const auto texts = texts_of(2, [&](const World& world) {
+    auto communicator = comm::connect(world);
+    ParameterServer<Model> net{make<Model>(), communicator, 3};
+    return test::text_of(gradients_of(net, [&] { return share_of_loss(net, 7, 1, world); }));
+  });
+  CHECK(distance(test::numbers_in(texts[0]), expected) < rounding);
+}
+
+TEST_CASE("local sgd: ranks that step without samples come together, too") {
+  const auto text = common_text(2, [](const World& world) {
+    auto communicator = comm::connect(world);
+    LocalSgd<Model> net{make<Model>(), communicator, {.period = 1}, 3};
+    optim::Sgd optimizer{net.parameters(), {.lr = 0.3, .momentum = 0.9}};
+    for (const Index rows : {7, 0}) {
+      share_of_loss(net, rows, 1, world).backward();
+      optimizer.step();  // momenta differ
+    }
+    net.eval();
+    return test::text_of(test::values(net.module()));
+  });
+  CHECK(text != "");
+}
+
 TEST_CASE("parameter server: a second backward pass behind one forward pass is refused") {
   const auto texts = texts_of(2, [](const World& world) {
     auto communicator = comm::connect(world);

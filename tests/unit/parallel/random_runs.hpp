@@ -38,8 +38,7 @@ void peek(Net& net, const Pass& pass) {
 }
 
 /// All numbers of the model that all ranks share.
-inline std::vector<double> shared_values(Drawn<Cpu>& model, const Program& program,
-                                         const optim::GradScaler<Cpu>& scaler) {
+inline std::vector<double> shared_values(Drawn<Cpu>& model, const Program& program) {
   std::vector<double> out;
   const auto add = [&](const auto& name, const auto& data, Index count) {
     if (program.ignores() && name.starts_with("side.")) return;
@@ -49,6 +48,12 @@ inline std::vector<double> shared_values(Drawn<Cpu>& model, const Program& progr
     add(named.name, named.parameter->value_data(), named.parameter->count());
   for (const auto& named : nn::named_buffers<Cpu>(model))
     if (named.buffer->dtype() == DType::f64) add(named.name, named.buffer->data(), named.buffer->count());
+  return out;
+}
+/// And what a scaler keeps.
+inline std::vector<double> shared_values(Drawn<Cpu>& model, const Program& program,
+                                         const optim::GradScaler<Cpu>& scaler) {
+  auto out = shared_values(model, program);
   for (const double number : scaler.kept()) out.push_back(std::log2(1 + number) / 8);
   return out;
 }
