@@ -16,6 +16,7 @@
 #include <vector>
 
 #include <chorus/io/load_model.hpp>
+#include <chorus/io/metadata.hpp>
 #include <chorus/io/ranks_own.hpp>
 #include <chorus/optim/optimizer.hpp>
 
@@ -40,6 +41,24 @@ std::vector<Incoming<D>> all_places(Net& net, bool touch, Numbers& numbers, Kept
   };
   std::apply([&](auto&... each) { (add(kept, each), ...); }, numbers);
   return all;
+}
+
+/// Names, one a line, as they are in the file's metadata.
+inline std::string lines_of(const std::vector<std::string>& names) {
+  std::string text;
+  for (const auto& name : names) text += name + "\n";
+  return text;
+}
+inline std::vector<std::string> lines_in(const SafetensorsReader& file, const std::string& key) {
+  std::vector<std::string> lines;
+  std::string_view text;
+  if (const auto found = file.metadata().find(key); found != file.metadata().end()) text = found->second;
+  while (!text.empty()) {
+    const auto end = text.find('\n');
+    lines.emplace_back(text.substr(0, end));
+    text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
+  }
+  return lines;
 }
 
 inline std::int64_t number_in(const SafetensorsReader& file, const std::string& key,
@@ -80,15 +99,7 @@ void check_kept(const SafetensorsReader& file, const Incoming<D>& place, std::sp
 /// The names of parameters, one a line, in the order in which gradients arrive. Throws FileError for one that comes
 /// twice.
 inline std::vector<std::string> parameter_order_in(const SafetensorsReader& file) {
-  std::vector<std::string> order;
-  std::string_view text;
-  if (const auto found = file.metadata().find("training/parameter_order"); found != file.metadata().end())
-    text = found->second;
-  while (!text.empty()) {
-    const auto end = text.find('\n');
-    order.emplace_back(text.substr(0, end));
-    text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
-  }
+  auto order = lines_in(file, "training/parameter_order");
   auto sorted = order;
   std::sort(sorted.begin(), sorted.end());
   const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
@@ -125,14 +136,17 @@ void save_checkpoint(Net& net, Optimizer& optimizer, const TrainingPosition& pos
     for (const auto& tensor : places) out.add(tensor);
     if constexpr (detail::all_ranks_save<Net>)
       if (!detail::add_ranks_own<D>(out, net, places)) return;
-    std::string order;
-    for (const auto& name : net.parameter_order()) order += name + "\n";
-    write_safetensors(path, out.views(),
-                      {{"training/epoch", cat(position.epoch)},
-                       {"training/batch", cat(position.batch)},
-                       {"training/step", cat(position.step)},
-                       {"training/forward_passes", cat(net.forward_passes())},
-                       {"training/parameter_order", order}});
+    Metadata metadata{{"training/epoch", cat(position.epoch)},
+                      {"training/batch", cat(position.batch)},
+                      {"training/step", cat(position.step)},
+                      {"training/forward_passes", cat(net.forward_passes())},
+                      {"training/parameter_order", detail::lines_of(net.parameter_order())}};
+    if constexpr (requires { net.resting_parameters(); })
+      if (const auto names = net.resting_parameters(); !names.empty())
+        metadata.emplace("training/resting_parameters", detail::lines_of(names));
+    if constexpr (requires { net.parameters_apart(); })
+      metadata.emplace("training/parameters_apart", detail::lines_of(net.parameters_apart()));
+    write_safetensors(path, out.views(), metadata);
   }
 }
 
@@ -176,9 +190,12 @@ TrainingPosition load_checkpoint(Net& net, Optimizer& optimizer, const std::stri
     };
     std::apply([&](auto&, auto&... others) { (give_back(more, others), ...); }, numbers);
     net.set_forward_passes(static_cast<std::uint32_t>(passes));
-    if constexpr (requires { net.set_parameter_order(std::vector<std::string>(), true); }) {
+    if constexpr (requires { net.set_parameter_order(std::vector<std::string>(), true); })
       net.set_parameter_order(order, passes > 0);
-    }
+    if constexpr (requires { net.set_resting_parameters(std::vector<std::string>()); })
+      net.set_resting_parameters(detail::lines_in(file, "training/resting_parameters"));
+    if constexpr (requires { net.parameters_apart(); })
+      net.set_parameters_apart(detail::lines_in(file, "training/parameters_apart"));
     hook.give(net);
     return position;
   }

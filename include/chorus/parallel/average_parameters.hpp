@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <functional>
 #include <span>
+#include <string>
 #include <vector>
 
 namespace chorus::inline CHORUS_ABI::detail {
@@ -15,16 +16,25 @@ namespace chorus::inline CHORUS_ABI::detail {
 /// of equal numbers may differ from them in its last digit.
 class ParametersApart {
  public:
-  /// Steps follow, of all parameters that want gradients and of which `shared(name)`. `frozen_too`: of some, earlier
-  /// ones that nobody took note of.
+  /// Steps follow, of all parameters that want gradients and of which `shared(name)`.
   template <Device D, class Shared>
-  void note(const nn::FlatParameters<D>& flat, const Shared& shared, bool frozen_too = false) {
-    for (const auto& entry : flat.entries()) {
-      const void* const parameter = &entry.parameter();
-      const auto place = std::lower_bound(apart_.begin(), apart_.end(), parameter, std::less<>());
-      if (place != apart_.end() && *place == parameter) continue;
-      if ((frozen_too || entry.parameter().wants_grad()) && shared(entry.named.name)) apart_.insert(place, parameter);
-    }
+  void note(const nn::FlatParameters<D>& flat, const Shared& shared) {
+    for (const auto& entry : flat.entries())
+      if (entry.parameter().wants_grad() && shared(entry.named.name)) add(&entry.parameter());
+  }
+  /// Their names, for checkpoints.
+  template <Device D>
+  std::vector<std::string> names(const nn::FlatParameters<D>& flat) const {
+    std::vector<std::string> all;
+    for (const auto& entry : flat.entries())
+      if (is_apart(entry)) all.push_back(entry.named.name);
+    return all;
+  }
+  template <Device D>
+  void set(const nn::FlatParameters<D>& flat, std::span<const std::string> names) {
+    apart_.clear();
+    for (const auto& entry : flat.entries())
+      if (std::find(names.begin(), names.end(), entry.named.name) != names.end()) add(&entry.parameter());
   }
 
   bool empty() const { return apart_.empty(); }
@@ -49,6 +59,10 @@ class ParametersApart {
   }
 
  private:
+  void add(const void* parameter) {
+    const auto place = std::lower_bound(apart_.begin(), apart_.end(), parameter, std::less<>());
+    if (place == apart_.end() || *place != parameter) apart_.insert(place, parameter);
+  }
   template <class Entry>
   bool is_apart(const Entry& entry) const {
     return std::binary_search(apart_.begin(), apart_.end(), &entry.parameter(), std::less<const void*>());

@@ -103,7 +103,7 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
 
   /// All ranks call it; under a hook that lets parameters drift apart, they are brought together.
   void eval() {
-    if constexpr (averages_parameters) hook().synchronise(this->flat_, this->communicator_, shared());
+    if constexpr (averages_parameters) hook().synchronise(this->flat_, this->communicator_);
     Base::eval();
   }
 
@@ -150,6 +150,16 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
     if (order.size() == entries.size() && !twice) reducer_.reorder(order, learned);
   }
 
+  /// Parameters whose gradients are left out, since no rank had one in the last pass: a checkpoint keeps that, too, for
+  /// buckets depend on it.
+  std::vector<std::string> resting_parameters() const {
+    std::vector<std::string> names;
+    for (std::size_t i = 0; i < reducer_.layout().entries(); ++i)
+      if (reducer_.layout().rests(i)) names.push_back(reducer_.layout().name(i));
+    return names;
+  }
+  [[gnu::cold]] void set_resting_parameters(std::span<const std::string> names) { reducer_.rest(names); }
+
   /// Calls `step` with each parameter as soon as its averaged gradient is there, in the middle of backward; with
   /// nothing, no more. For FusedOptimizer. Throws UsageError where one is there already, and under a NonFinite policy,
   /// which judges when backward has ended.
@@ -188,6 +198,11 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
       return hook().ranks_differ();
     else
       return false;
+  }
+  /// Those that ranks have stepped on their own since they last had the same.
+  std::vector<std::string> parameters_apart() requires ranks_may_differ { return hook().stepped.names(this->flat_); }
+  void set_parameters_apart(std::span<const std::string> names) requires ranks_may_differ {
+    hook().stepped.set(this->flat_, names);
   }
   /// What the hook remembers of parameters: the same names on all ranks, with each rank's own numbers, such as
   /// `rest.conv1.weight`. `full`: made where there is none so far.

@@ -81,6 +81,14 @@ class Reducer {
     start_anew([&] { layout_.reorder(order); });
     order_learned_ = learned;
   }
+  /// Leaves the gradients of these parameters out until a rank has them again, where that may be.
+  void rest(std::span<const std::string> names) {
+    if (!options_.skip_all_reduce_unused_params) return;
+    std::vector<char> resting(layout_.entries());
+    for (std::size_t i = 0; i < resting.size(); ++i)
+      resting[i] = std::find(names.begin(), names.end(), name(i)) != names.end();
+    if (!layout_.are_resting(resting)) start_anew([&] { layout_.set_resting(std::move(resting)); });
+  }
 
   /// A leaf's hook: its gradient is final. Buckets leave in order, each as soon as it is full.
   void gradient_ready(const ParameterOn<D>& parameter) {

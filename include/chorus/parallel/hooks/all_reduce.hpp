@@ -35,8 +35,7 @@ struct GradBucketPart {
 /// It may have, for methods that average parameters, too,
 ///   void after_backward(), void before_forward(flat parameters, communicator, shared): around an optimizer's step;
 ///     `shared(name)`: whether ranks share the parameter of that name;
-///   void synchronise(flat parameters, communicator, shared): in `eval()`, when all ranks shall have the same
-///     parameters.
+///   void synchronise(flat parameters, communicator): in `eval()`, when all ranks shall have the same parameters.
 /// A hook that may leave ranks with different gradients has a member `static constexpr bool own_gradients = true`.
 /// State is the hook's own: one hook belongs to one net. When buckets change, `reset()` is called, if there is one.
 /// What it remembers of each parameter beyond that, and in checkpoints, it shows in
@@ -45,7 +44,7 @@ struct GradBucketPart {
 ///     sent yet. Where the bucket has no state so far, there is nothing, unless it is to `make` one.
 /// The numbers that it counts are in a checkpoint as those of optim::GradScaler are: `kept_as`, `kept()`, `keep(...)`,
 /// the same on all ranks, and `can_keep(...)`, whether a file's make sense. `bool ranks_differ() const` says whether
-/// ranks have parameters and optimizers of their own.
+/// ranks have parameters and optimizers of their own, and `stepped`, a detail::ParametersApart, which parameters.
 template <class T, Device D>
 struct GradBucket {
   std::size_t index;  ///< in the order in which buckets are sent

@@ -38,14 +38,13 @@ struct PostLocalSgd {
   }
   template <Device D, class Communicator, class Shared>
   void before_forward(const nn::FlatParameters<D>& flat, Communicator& communicator, const Shared& shared) {
-    if (due) synchronise(flat, communicator, shared);
+    if (due) synchronise(flat, communicator);
     if (steps >= start_local_sgd_iter) stepped.note(flat, shared);
   }
-  template <Device D, class Communicator, class Shared>
-  void synchronise(const nn::FlatParameters<D>& flat, Communicator& communicator, const Shared& shared) {
-    if (apart_before) stepped.note(flat, shared, true);
+  template <Device D, class Communicator>
+  void synchronise(const nn::FlatParameters<D>& flat, Communicator& communicator) {
     if (apart) stepped.average(flat, communicator, 1.0 / communicator.size());
-    due = apart = apart_before = false;
+    due = apart = false;
   }
 
   /// Once they step on their own, momenta differ, too, and stay so.
@@ -57,13 +56,12 @@ struct PostLocalSgd {
   void keep(const std::array<double, 3>& kept) {
     steps = static_cast<int>(kept[0]);
     due = kept[1] != 0;
-    apart = apart_before = kept[2] != 0;
+    apart = kept[2] != 0;
   }
 
   int steps = 0;
   bool due = false;    ///< an average is to be taken
   bool apart = false;  ///< ranks have stepped on their own since the last one
-  bool apart_before = false;  ///< and before a checkpoint was written, which doesn't say which parameters
   detail::ParametersApart stepped = {};
 };
 

@@ -37,8 +37,7 @@ struct PowerSgd {
       detail::add_rest(state.rest, bucket.gradients, bucket.device);
       return {};
     }
-    if (bucket.index == 0) ++steps;
-    state.full = steps <= start_powersgd_iter;
+    state.full = steps < start_powersgd_iter;
     if (state.full) return communicator.all_reduce_async(bucket.gradients, comm::ReduceOp::sum, options(bucket.weight));
     if (state.pieces.empty()) lay_out(bucket, state);
     const auto count = static_cast<Index>(bucket.gradients.size());
@@ -93,6 +92,7 @@ struct PowerSgd {
     return {};
   }
 
+  void after_backward() { ++steps; }
   void reset() { states.clear(); }
   template <class T, Device D, class Visit>
   void remembered(const GradBucket<T, D>& bucket, bool make, const Visit& visit) {
