@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chorus/parallel/accumulated_weight.hpp>
+#include <chorus/parallel/backward_turn.hpp>
 #include <chorus/parallel/batch_shares.hpp>
 #include <chorus/parallel/bucket_sender.hpp>
 #include <chorus/parallel/ddp_options.hpp>
@@ -105,7 +106,7 @@ class Reducer {
     const std::size_t i = layout_.index_of(parameter);
     arrivals_.add(i);
     if (!may_leave_out()) this->parameter(i).set_grad_arrived(true);
-    if (learning_graph() || !arrivals_.completes(i)) return;
+    if (learning_graph() || !arrivals_.completes(i) || turn_.waits()) return;
     sender_.send_full();
     if (on_averaged && !may_leave_out() && !sender_.several_rounds)
       while (sender_.next_is_back()) step_next_bucket();
@@ -146,6 +147,7 @@ class Reducer {
     if (shares_.take_changed()) check_same_description(communicator_, "DistributedDataParallel", layout_.describe());
     // Behind the first pass gradients change their places.
     sender_.begin(accumulated_.weight(), !order_learned_ && !may_leave_out());
+    turn_.begin(&communicator_, options_.find_unused_parameters || options_.static_graph);
     in_backward_ = true;
     arrivals_.begin();
   }
@@ -165,6 +167,7 @@ class Reducer {
 
   void finish_backward() {
     clock().last_gradient();
+    if (turn_.waits() && !learning_graph()) sender_.send_full();
     if (learning_graph())
       learn_graph();
     else if (!sender_.all_sent())
@@ -183,6 +186,7 @@ class Reducer {
           for (const std::size_t i : bucket.parameters) parameter(i).set_grad_arrived(true);
     }
     sender_.end();
+    turn_.end();
     if (on_averaged) step_own();
     if (options_.non_finite != NonFinite::propagate) judge();
     if constexpr (requires { hook().after_backward(); }) hook().after_backward();
@@ -275,6 +279,7 @@ class Reducer {
   GradientParts<D> parts_;
   AccumulatedWeight<D, Communicator> accumulated_;
   GradientArrivals<D> arrivals_;
+  BackwardTurn turn_;
 
   std::int64_t skipped_ = 0;
   UnusedWatch unused_watch_;

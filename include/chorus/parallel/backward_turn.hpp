@@ -1,0 +1,46 @@
+#pragma once
+/// Several nets over one communicator in the same backward pass: in which order they send.
+
+#include <algorithm>
+#include <chorus/core/config.hpp>
+#include <vector>
+
+namespace chorus::inline CHORUS_ABI::detail {
+
+/// One net's part in the backward passes of this thread. As long as buckets fill at the same time on all ranks, so do
+/// those of several nets. Where ranks may use different parameters of one of them, nets would send in another order on
+/// each rank, and mistake each other's gradients for their own: there the one that begins later sends at its end, which
+/// is behind the first one's.
+class BackwardTurn {
+ public:
+  BackwardTurn() = default;
+  BackwardTurn(const BackwardTurn&) = delete;
+  BackwardTurn& operator=(const BackwardTurn&) = delete;
+  ~BackwardTurn() { end(); }
+
+  /// `varies`: what this net uses may differ from rank to rank.
+  void begin(const void* communicator, bool varies) {
+    end();
+    auto& others = under_way();
+    waits_ = std::any_of(others.begin(), others.end(), [&](const BackwardTurn* other) {
+      return other->communicator_ == communicator && (varies || other->varies_);
+    });
+    communicator_ = communicator;
+    varies_ = varies;
+    others.push_back(this);
+  }
+  void end() { std::erase(under_way(), this); }
+  /// Whether buckets may not leave before the end.
+  bool waits() const { return waits_; }
+
+ private:
+  static std::vector<const BackwardTurn*>& under_way() {
+    thread_local std::vector<const BackwardTurn*> all;
+    return all;
+  }
+
+  const void* communicator_ = nullptr;
+  bool varies_ = false, waits_ = false;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::detail
