@@ -16,8 +16,8 @@ namespace random_peers_test {
 using namespace chorus;
 using namespace std::chrono_literals;
 using comm::Clock;
-using test::Draw;
 using test::Mischief;
+using Draw = test::WireDraw;
 
 /// How long a rank waits for what may never come; where all will come it has more time than a busy machine needs.
 std::chrono::milliseconds limit(bool harmless) { return harmless ? 10s : 200ms; }
@@ -137,8 +137,6 @@ TEST_CASE("a group whose bytes are changed on the way: results or errors, in tim
     if (const auto wrong = judge(outcomes, harmless); !wrong.empty()) FAIL_CHECK(what << ": " << wrong);
     if (belongings() != before) FAIL_CHECK(what << ": before " << before << ", after " << belongings());
     (outcomes[0].text.starts_with("error") ? failed : right) += 1;
-    if (std::getenv("CHORUS_RANDOM_SEEDS") && std::getenv("SHOW"))
-      std::cerr << what << "\n  " << outcomes[0].text << "\n  " << outcomes[1].text << "\n";
   };
   test::for_seeds(30, try_one, [](std::uint64_t seed) { return cat("seed ", seed, "\n"); });
   if (std::getenv("CHORUS_RANDOM_SEEDS")) return;
@@ -192,8 +190,6 @@ TEST_CASE("ranks whose first words are changed on the way: a group or errors, in
       FAIL_CHECK(what << ": " << wrong);
     if (belongings() != before) FAIL_CHECK(what << ": before " << before << ", after " << belongings());
     (outcomes[0].text.empty() && outcomes[1].text.empty() ? right : failed) += 1;
-    if (std::getenv("CHORUS_RANDOM_SEEDS") && std::getenv("SHOW"))
-      std::cerr << what << "\n  " << outcomes[0].text << "\n  " << outcomes[1].text << "\n";
   };
   test::for_seeds(30, try_one, [](std::uint64_t seed) { return cat("seed ", seed, "\n"); });
   if (std::getenv("CHORUS_RANDOM_SEEDS")) return;

@@ -19,7 +19,7 @@
 
 namespace test {
 
-using Draw = DrawFrom<0x77697265>;
+using WireDraw = DrawFrom<0x77697265>;
 
 /// What happens to the bytes that go one way.
 struct Mischief {
@@ -30,7 +30,7 @@ struct Mischief {
   std::string bytes;       ///< what is written or inserted
 
   /// Somewhere in the first `reach` bytes.
-  static Mischief draw(Draw& draw, std::size_t reach) {
+  static Mischief draw(WireDraw& draw, std::size_t reach) {
     Mischief out;
     out.kind = static_cast<Kind>(draw.below(8));
     out.at = draw.below(static_cast<std::uint32_t>(reach));
