@@ -10,10 +10,10 @@
 
 namespace chorus::inline CHORUS_ABI::comm {
 
-/// How contributions are combined. On bool, sum and max are "or", min is "and". Sums of integers wrap around. In min and
-/// max of floating-point numbers a NaN wins over any number (which NaN it is, is not said), and -0 counts as less than
-/// 0, as IEEE 754-2019's minimum and maximum have it: results have the same bits in whichever order ranks are combined.
-/// All engines do the same but NCCL, whose min and max pass over a NaN and may give either zero.
+/// How contributions are combined. On bool, sum and max are "or", min is "and". Sums of integers wrap around. In min
+/// and max of floating-point numbers a NaN wins over any number (which NaN it is, is not said), and -0 counts as less
+/// than 0, as IEEE 754-2019's minimum and maximum have it: results have the same bits in whichever order ranks are
+/// combined. All engines do the same but NCCL, whose min and max pass over a NaN and may give either zero.
 enum class ReduceOp : std::uint8_t { sum, min, max };
 
 constexpr std::string_view name(ReduceOp op) {

@@ -29,7 +29,9 @@ class BackwardTurn {
     varies_ = varies;
     others.push_back(this);
   }
-  void end() { std::erase(under_way(), this); }
+  void end() {
+    std::erase_if(under_way(), [this](const BackwardTurn* one) { return one == this; });
+  }
   /// Whether buckets may not leave before the end.
   bool waits() const { return waits_; }
 

@@ -99,8 +99,8 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
       f(std::span<double>(reinterpret_cast<double*>(at), group.count));
   }
 
-  // What earlier passes have left on the server, weighed and complete, is to stay as it is when `push` weighs all: it is
-  // kept in the unit of the pass that begins. Where this rank has no samples in it, there is nothing else to weigh.
+  // What earlier passes have left on the server, weighed and complete, is to stay as it is when `push` weighs all: it
+  // is kept in the unit of the pass that begins. Where this rank has no samples in it, there is nothing else to weigh.
   void keep_earlier_gradients() {
     const double weight = this->shares_.weight(), factor = unit_ / weight;
     if (!is_server() || weight == 0) return;
