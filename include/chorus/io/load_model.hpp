@@ -82,6 +82,7 @@ void read_all(const SafetensorsReader& file, const std::vector<Incoming<D>>& wan
     const TensorEntry& entry = file.at(tensor.name);
     numbers.emplace_back(entry.bytes);
     file.read(entry, numbers.back());
+    check_bools(file, entry, numbers.back());
     judge(tensor, std::span<const std::byte>(numbers.back()));
     if (tensor.mean_with.empty()) continue;
     if (tensor.dtype == DType::f32) take_mean<float>(file, tensor, numbers.back());

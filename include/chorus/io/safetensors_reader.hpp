@@ -1,7 +1,7 @@
 #pragma once
 /// Reads safetensors files. A file is checked whole before a tensor is read; it can't make the program run code,
-/// allocate more than its own size in data, or read outside itself. Values are not checked, NaN and infinity are left
-/// as they are; but a BOOL is 0 or 1.
+/// allocate more than its own size in data, or read outside itself. Values are not checked: NaN and infinity are left
+/// as they are.
 
 #include <algorithm>
 #include <array>
@@ -80,18 +80,13 @@ class SafetensorsReader {
   }
 
   /// Copies a tensor's bytes; `to` must have exactly `entry.bytes`. Throws UsageError where it has not, or `entry` is
-  /// not of this file, and FileError where the file can't be read, was cut since it was opened, or has a BOOL that
-  /// is neither 0 nor 1.
+  /// not of this file, and FileError where the file can't be read or was cut since it was opened.
   void read(const TensorEntry& entry, std::span<std::byte> to) const {
     check<UsageError>(to.size() == entry.bytes, loading_, ": tensor ", Quoted{entry.name}, " has ", entry.bytes,
                       " bytes, but the place to read it to has ", to.size());
     check<UsageError>(entry.begin <= size_ - data_begin_ && entry.bytes <= size_ - data_begin_ - entry.begin, loading_,
                       ": tensor ", Quoted{entry.name}, " is not of this file");
     read_at(data_begin_ + entry.begin, to, &entry);
-    // What is neither is no bool, and a program that takes it for one may do anything.
-    const auto is_odd = [](std::byte value) { return value > std::byte{1}; };
-    check<FileError>(entry.dtype != FileDType::boolean || std::none_of(to.begin(), to.end(), is_odd), loading_,
-                     ": tensor ", Quoted{entry.name}, ": a BOOL is neither 0 nor 1");
   }
 
  private:
@@ -145,5 +140,17 @@ class SafetensorsReader {
   SafetensorsHeader header_;
   std::vector<const TensorEntry*> by_name_;
 };
+
+namespace detail {
+
+/// Throws FileError where bytes that are to become bools are neither 0 nor 1: a program that takes others for a bool may
+/// do anything.
+inline void check_bools(const SafetensorsReader& file, const TensorEntry& entry, std::span<const std::byte> bytes) {
+  const auto is_odd = [](std::byte value) { return value > std::byte{1}; };
+  check<FileError>(entry.dtype != FileDType::boolean || std::none_of(bytes.begin(), bytes.end(), is_odd), "loading ",
+                   file.path(), ": tensor ", Quoted{entry.name}, ": a BOOL is neither 0 nor 1");
+}
+
+}  // namespace detail
 
 }  // namespace chorus::inline CHORUS_ABI::io

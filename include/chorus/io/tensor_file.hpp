@@ -21,7 +21,8 @@ TensorView view_of(std::string name, const Tensor<T, Rank, Cpu>& tensor) {
           std::as_bytes(std::span(tensor.data(), static_cast<std::size_t>(tensor.numel())))};
 }
 
-/// The tensor of that name. Throws FileError where there is none, or it has another dtype or number of axes.
+/// The tensor of that name. Throws FileError where there is none, or it has another dtype or number of axes,
+/// or a BOOL is neither 0 nor 1.
 template <Scalar T, int Rank>
 Tensor<T, Rank, Cpu> read_tensor(const SafetensorsReader& file, std::string_view name) {
   const TensorEntry& entry = file.at(name);
@@ -31,7 +32,9 @@ Tensor<T, Rank, Cpu> read_tensor(const SafetensorsReader& file, std::string_view
   Shape<Rank> shape{};
   std::copy_n(entry.shape.begin(), Rank, shape.begin());
   auto out = Tensor<T, Rank, Cpu>::empty(shape);
-  file.read(entry, std::as_writable_bytes(std::span(out.data(), static_cast<std::size_t>(out.numel()))));
+  const auto bytes = std::as_writable_bytes(std::span(out.data(), static_cast<std::size_t>(out.numel())));
+  file.read(entry, bytes);
+  detail::check_bools(file, entry, bytes);
   return out;
 }
 

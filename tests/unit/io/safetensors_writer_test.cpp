@@ -150,8 +150,7 @@ TEST_CASE("10000 random files come back as they were written") {
         elements *= 4;
       }
       data.resize(elements * io::bits_of(dtype) / 8);
-      const unsigned values = dtype == FileDType::boolean ? 2 : 256;
-      for (char& c : data) c = static_cast<char>(random() % values);
+      for (char& c : data) c = static_cast<char>(random());
       tensors.push_back({at->first, dtype, shape, bytes_of(data)});
     }
     // In memory, as write_safetensors does it.
