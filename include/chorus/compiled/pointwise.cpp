@@ -12,6 +12,7 @@
 #include <chorus/optim/layerwise.hpp>
 #include <chorus/optim/lion.hpp>
 #include <chorus/optim/rmsprop.hpp>
+#include <chorus/parallel/hooks/not_sent.hpp>
 
 namespace chorus::inline CHORUS_ABI::kernels {
 
@@ -117,7 +118,7 @@ CHORUS_OF_SEVERAL(Sub, 2)
 CHORUS_OF_SEVERAL(WeightedBinaryCrossEntropy, 4)
 CHORUS_OF_SEVERAL(Where, 3)
 
-// Steps of optimizers have no backward.
+// Steps of optimizers and of hooks have no backward.
 template <class F, class T, std::size_t N>
 struct Forward {
   static inline void (*const forward)(Cpu, const F&, Index, const Arrays<const T, N>&, T*) = pointwise_forward;
@@ -132,5 +133,7 @@ CHORUS_STEP(LambDirection, 3)
 CHORUS_STEP(LionStep, 3)
 CHORUS_STEP(Mix, 2)
 CHORUS_STEP(MixSquare, 2)
+template struct Forward<chorus::detail::NotSent, float, 2>;
+template struct Forward<chorus::detail::NotSent, double, 2>;
 
 }  // namespace chorus::inline CHORUS_ABI::kernels

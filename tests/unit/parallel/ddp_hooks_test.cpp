@@ -123,6 +123,29 @@ TEST_CASE("hooks: what rounding cuts off comes with the next steps") {
   CHECK(gain(Bf16Compress{.error_feedback = true}) < 0.9 * gain(Bf16Compress{.error_feedback = false}));
 }
 
+TEST_CASE("hooks: a gradient that is not finite is seen by all ranks, and not remembered") {
+  const auto check_hook = [](const auto& hook) {
+    using Hook = std::remove_cvref_t<decltype(hook)>;
+    const auto text = common_text(2, [&](const World& world) {
+      Distributed<Model, Hook> rank(world, {}, make<Model>(), hook);
+      std::string finite;
+      for (int step = 0; step < 4; ++step) {
+        for (const auto& named : rank.net.parameters()) named.parameter->set_grad_arrived(false);
+        const double factor = step == 1 && world.rank == 1 ? INFINITY : step == 2 && world.rank == 0 ? NAN : 1;
+        (rank.net(test::share(numbers(8, 20, 1), world)) * factor).backward(test::share(numbers(8, 16, 101), world));
+        const double size = length(test::gradients(rank.net.module()));
+        finite += std::isfinite(size) && size > 0.1 ? "finite " : std::isfinite(size) ? "0 " : "not ";
+      }
+      return finite;
+    });
+    CHECK(text == "finite not not finite ");
+  };
+  check_hook(Bf16Compress{});
+  check_hook(Fp16Compress{});
+  check_hook(Quantize8Bit{});
+  check_hook(PowerSgd{});
+}
+
 TEST_CASE("hooks: powersgd is exact for gradients of its rank, and sends rank (n + m) numbers") {
   // Of two samples, one on each rank, a layer's gradient has rank 2.
   const auto expected = mean_gradient(2, 2);

@@ -187,10 +187,10 @@ inline Program draw(std::uint64_t seed) {
   if (ranks && use < 2 && !freezes) p.options.static_graph = p.feature("static_graph", d.chance(40));
   if (ranks) draw_options(p, d, use > 0 && !p.options.static_graph);
   const bool poison =
-      p.feature("non-finite skipped", ranks && !fused && p.hook <= Hook::reduce_scatter && d.chance(15));
+      p.feature("non-finite skipped", ranks && !fused && p.hook != Hook::post_local_sgd && d.chance(15));
   if (poison) p.options.non_finite = ch::NonFinite::skip_step;
   p.scales = p.feature("loss scale", !fused && !poison && (p.narrowing == Narrowing::half || d.chance(30)));
-  p.loss_scale = p.feature("overflow", p.scales && p.hook <= Hook::reduce_scatter && d.chance(40)) ? 3e38 : 64;
+  p.loss_scale = p.feature("overflow", p.scales && d.chance(40)) ? 3e38 : 64;
   if (p.feature("clip", !fused && d.chance(30))) p.clip = 0.1;
   p.averages = p.feature("averages", d.chance(40));
   p.average = d.chance(50) ? 0.9 : -1;

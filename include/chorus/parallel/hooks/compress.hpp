@@ -1,9 +1,12 @@
 #pragma once
 /// Gradients that travel in 2 bytes a number.
 
+#include <array>
 #include <chorus/kernels/copy.hpp>
+#include <chorus/kernels/pointwise.hpp>
 #include <chorus/parallel/hooks/all_reduce.hpp>
 #include <chorus/parallel/hooks/bucket_states.hpp>
+#include <chorus/parallel/hooks/not_sent.hpp>
 #include <optional>
 
 namespace chorus::inline CHORUS_ABI {
@@ -32,8 +35,8 @@ struct Compress {
     kernels::convert(bucket.device, count, grad, state.wire.data());
     if (error_feedback) {
       kernels::convert(bucket.device, count, state.wire.data(), state.rest.data());
-      kernels::scale(bucket.device, count, T{-1}, state.rest.data());
-      kernels::axpy(bucket.device, count, T{1}, grad, state.rest.data());
+      kernels::pointwise_forward(bucket.device, detail::NotSent{}, count,
+                                 std::array<const T*, 2>{grad, state.rest.data()}, state.rest.data());
     }
     return communicator.all_reduce_async(std::span<Wire>(state.wire.data(), bucket.gradients.size()),
                                          comm::ReduceOp::sum,

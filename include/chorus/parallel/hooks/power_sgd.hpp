@@ -7,6 +7,7 @@
 #include <chorus/core/philox.hpp>
 #include <chorus/kernels/copy.hpp>
 #include <chorus/kernels/gemm.hpp>
+#include <chorus/kernels/optimizer.hpp>
 #include <chorus/parallel/hooks/all_reduce.hpp>
 #include <chorus/parallel/hooks/bucket_states.hpp>
 #include <cmath>
@@ -89,6 +90,8 @@ struct PowerSgd {
     for (const Piece& piece : state.pieces)  // what was sent in full leaves no rest
       if (!piece.low_rank())
         zero_bytes(bucket.device, state.rest.data() + piece.begin, static_cast<std::size_t>(piece.rows) * sizeof(T));
+    // A gradient that was not finite would stay for ever. All ranks have this Q.
+    if (!std::isfinite(kernels::square_sum(bucket.device, state.second.numel(), state.second.data()))) state = {};
     return {};
   }
 

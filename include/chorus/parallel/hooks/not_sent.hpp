@@ -1,0 +1,20 @@
+#pragma once
+/// What a compressed gradient leaves for the next step.
+
+#include <chorus/kernels/scalar_math.hpp>
+#include <cmath>
+
+namespace chorus::inline CHORUS_ABI::detail {
+
+/// gradient - sent; nothing where one of them is not finite, which would stay for ever.
+struct NotSent {
+  template <class S>
+  CHORUS_HD S operator()(const S& gradient, const S& sent) const {
+    using namespace math;
+    using R = real_of<S>;
+    const S rest = gradient - sent;
+    return where(rest < R(INFINITY), where(rest > -R(INFINITY), rest, S(0)), S(0));
+  }
+};
+
+}  // namespace chorus::inline CHORUS_ABI::detail
