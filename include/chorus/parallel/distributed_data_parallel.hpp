@@ -97,6 +97,7 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
     else
       this->shares_.begin_alone();  // ranks need not agree on the number of calls
     auto output = this->forward(inputs...);
+    reducer_.operators_send = this->operators_send_;
     reducer_.clock().forward_ends();
     return output;
   }

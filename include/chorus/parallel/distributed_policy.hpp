@@ -153,14 +153,18 @@ class DistributedPolicy : public Policy<Model> {
   std::vector<nn::NamedBuffer<D>> buffers_;
   Storage<D> buffer_message_;
   detail::TakenHandles handles_;
+  bool operators_send_ = false;  // forward passes have had collectives of their own, as backward will
 
  private:
   /// Nodes of the tape may outlive the policy: then the group is gone.
   struct Group final : BatchGroup {
     explicit Group(DistributedPolicy& owner) : policy(&owner) {}
-    void sum(std::span<double> values) override { of_living().sum(values); }
+    void sum(std::span<double> values) override {
+      of_living().operators_send_ = true;
+      of_living().sum(values);
+    }
     double weight() override { return of_living().shares_.weight(); }
-    DistributedPolicy& of_living() const {
+    DistributedPolicy& of_living() {
       check<UsageError>(policy != nullptr, "SyncBatchNorm: the policy that ran the forward pass is gone");
       return *policy;
     }

@@ -63,6 +63,8 @@ class Reducer {
   const DdpClock& clock() const { return sender_.clock(); }
   /// Whether backward averages gradients; without, each rank adds up its own.
   bool sync = true;
+  /// Whether operators of the model have collectives in backward.
+  bool operators_send = false;
   /// Called with each parameter whose gradient has been averaged, in the middle of backward: for an optimizer's step.
   std::function<void(const ParameterOn<D>&)> on_averaged;
 
@@ -147,7 +149,7 @@ class Reducer {
     if (shares_.take_changed()) check_same_description(communicator_, "DistributedDataParallel", layout_.describe());
     // Behind the first pass gradients change their places.
     sender_.begin(accumulated_.weight(), !order_learned_ && !may_leave_out());
-    turn_.begin(&communicator_, options_.find_unused_parameters || options_.static_graph);
+    turn_.begin(&communicator_, options_.find_unused_parameters || options_.static_graph, operators_send);
     in_backward_ = true;
     arrivals_.begin();
   }

@@ -97,6 +97,47 @@ TEST_CASE("ddp pairs: where ranks use other parameters of the nets, none gets th
   }
 }
 
+/// Whose statistics are the whole batch's, before branches that ranks choose.
+template <class D>
+struct NormedBranches : nn::Module {
+  nn::Linear<D, double> first{5, 5}, a{5, 5}, b{5, 5}, last{5, 10};
+  nn::SyncBatchNorm<D, double> norm{5};
+  CHORUS_MODULE(NormedBranches, first, norm, a, b, last)
+  auto forward(const auto& x, int branch) const {
+    const auto h = norm(first(x));
+    if (branch == 0) return last(tanh(a(h)));
+    if (branch == 1) return last(tanh(b(h)));
+    const auto half = h.size(0) / 2;
+    return last(concat(0, tanh(a(slice(h, 0, 0, half))), tanh(b(slice(h, 0, half, h.size(0))))));
+  }
+};
+TEST_CASE("ddp pairs: buckets and SyncBatchNorm's sums take turns where ranks use different parameters") {
+  using Normed = NormedBranches<Cpu>;
+  const auto train = [](auto& net, const auto& part, int branch) {
+    Sgd optimizer{net.parameters(), {.lr = 0.3, .momentum = 0.9}};
+    for (std::uint32_t step = 0; step < 3; ++step) {
+      optimizer.zero_grad();
+      mean(square(net(part(numbers(8, 5, step)), branch))).backward();
+      optimizer.step();
+    }
+    return test::text_of(test::values(net.module()));
+  };
+  SingleDevice<Normed> single{make<Normed>(), 3};
+  const auto expected = train(
+      single, [](const auto& x) { return x; }, 2);
+  for (const bool is_static : {false, true}) {
+    const auto text = common_text(2, [&](const World& world) {
+      Distributed<Normed> rank(world, {.first_bucket_cap_mb = 0,
+                                       .bucket_cap_mb = 0,
+                                       .find_unused_parameters = !is_static,
+                                       .static_graph = is_static});
+      return train(
+          rank.net, [&](const auto& x) { return test::share(x, world); }, world.rank);
+    });
+    CHECK(distance(test::numbers_in(text), test::numbers_in(expected)) < rounding);
+  }
+}
+
 TEST_CASE("ddp pairs: of two optimizers that step in backward the second one is refused, until the first has gone") {
   const auto text = common_text(2, [](const World& world) {
     Distributed<test::Smooth<Cpu>> rank(world);
