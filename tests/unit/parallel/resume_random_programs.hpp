@@ -166,7 +166,7 @@ inline Program draw(std::uint64_t seed) {
   p.conv = p.feature("conv", d.chance(30));
   if (p.narrowing == Narrowing::none) p.recomputed = p.feature("recomputed", d.chance(25));
   if (p.feature("dropout", d.chance(40))) p.dropped = 0.3;
-  p.batch = p.devices * (2 + d.below(4)) + d.below(3);
+  p.batch = Index{p.devices} * (2 + d.below(4)) + d.below(3);
   p.samples = p.batch * (1 + d.below(4)) + d.below(static_cast<std::uint32_t>(p.batch));
   p.drop_last = p.feature("drop_last", d.chance(30));
   p.shuffle = d.chance(80);

@@ -146,10 +146,9 @@ struct SparseRows {
       copy_bytes(bucket.device, bucket.gradients.data(), Cpu{}, gradients, bucket.gradients.size_bytes());
   }
 
-  template <class C>
-  static auto as_numbers(std::span<C> counts) {
+  template <class C, class Number = std::conditional_t<std::is_const_v<C>, const Id, Id>>
+  static std::span<Number> as_numbers(std::span<C> counts) {
     static_assert(sizeof(Counts) == 2 * sizeof(Id));
-    using Number = std::conditional_t<std::is_const_v<C>, const Id, Id>;
     return std::span<Number>(&counts[0].rows, 2 * counts.size());
   }
   static std::size_t padded(std::size_t bytes) { return (bytes + sizeof(Id) - 1) / sizeof(Id) * sizeof(Id); }
