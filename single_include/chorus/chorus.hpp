@@ -6721,7 +6721,9 @@ class ImageDataset {
 #define CHORUS_SINGLE_CHORUS_DATA_FILE_HPP
 /// Files of a dataset: opened once, sized, read in order; each error names the path.
 
+#include <fcntl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstdio>
@@ -6745,12 +6747,16 @@ inline void require_folder(std::string_view reader, const std::string& path) {
 class InputFile {
  public:
   /// Throws FileError where the file can't be opened, or is a folder, a pipe or a device.
-  explicit InputFile(std::string path) : path_(std::move(path)), file_(std::fopen(path_.c_str(), "rb")) {
-    check<FileError>(file_ != nullptr, path_, ": ", std::strerror(errno));
+  explicit InputFile(std::string path) : path_(std::move(path)) {
+    // Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever.
+    const int opened = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    check<FileError>(opened >= 0, path_, ": ", std::strerror(errno));
     struct stat facts {};
-    const bool regular = ::fstat(::fileno(file_), &facts) == 0 && S_ISREG(facts.st_mode);
-    if (!regular) std::fclose(file_);
+    const bool regular = ::fstat(opened, &facts) == 0 && S_ISREG(facts.st_mode);
+    file_ = regular ? ::fdopen(opened, "rb") : nullptr;
+    if (file_ == nullptr) ::close(opened);
     check<FileError>(regular, path_, " is not a regular file");
+    check<FileError>(file_ != nullptr, path_, ": no memory to read it");
     size_ = static_cast<std::uint64_t>(facts.st_size);
   }
   ~InputFile() { std::fclose(file_); }
@@ -6769,7 +6775,7 @@ class InputFile {
 
  private:
   std::string path_;
-  std::FILE* file_;
+  std::FILE* file_ = nullptr;
   std::uint64_t size_ = 0;
 };
 
@@ -8168,10 +8174,8 @@ void save(Model& model, const std::string& path, const Metadata& metadata = {}) 
 /// killed or a disk full at any moment leaves the old file or the new one.
 
 #include <dirent.h>
-#include <fcntl.h>
 #include <sys/file.h>
 #include <sys/random.h>
-#include <unistd.h>
 
 // <chorus/io/descriptor.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_DESCRIPTOR_HPP
@@ -8672,6 +8676,14 @@ class Outgoing {
     const auto bytes = static_cast<std::size_t>(numel(shape)) * size_of(dtype);
     items_.push_back({std::move(name), dtype, std::move(shape), std::vector<std::byte>(bytes)});
     copy_bytes(Cpu{}, items_.back().bytes.data(), device, data, bytes);
+  }
+  /// A tensor with a name, dtype, shape, device (if any) and data.
+  template <class Place>
+  void add(const Place& tensor) {
+    if (tensor.device)
+      add(tensor.name, tensor.dtype, tensor.shape, *tensor.device, tensor.data);
+    else
+      add(tensor.name, tensor.dtype, tensor.shape, Cpu{}, tensor.data);
   }
   std::vector<TensorView> views() const {
     std::vector<TensorView> out;
@@ -21034,6 +21046,10 @@ class ReduceOnPlateau {
   std::array<double, 5> kept() const {
     return {optimizer_.lr(), best_, seen_ ? 1.0 : 0.0, static_cast<double>(bad_), static_cast<double>(resting_)};
   }
+  static bool can_keep(const std::array<double, 5>& kept) {
+    const auto counts = [](double x) { return x >= 0 && x <= std::numeric_limits<int>::max(); };
+    return kept[0] >= 0 && std::isfinite(kept[0]) && counts(kept[3]) && counts(kept[4]);
+  }
   void keep(const std::array<double, 5>& kept) {
     optimizer_.set_lr(kept[0]);
     best_ = kept[1];
@@ -21150,8 +21166,6 @@ class Sgd final : public Optimizer<D> {
 #ifndef CHORUS_SINGLE_CHORUS_CORE_SAY_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_SAY_HPP
 /// Messages to the user, on stderr.
-
-#include <unistd.h>
 
 namespace chorus::inline CHORUS_ABI::detail {
 
@@ -23419,8 +23433,10 @@ class Work {
 
 namespace chorus::inline CHORUS_ABI::comm {
 
-/// How contributions are combined. On bool, sum and max are "or", min is "and". Sums of integers wrap around. A NaN
-/// wins over any number in min and max.
+/// How contributions are combined. On bool, sum and max are "or", min is "and". Sums of integers wrap around. In min
+/// and max of floating-point numbers a NaN wins over any number (which NaN it is, is not said), and -0 counts as less
+/// than 0, as IEEE 754-2019's minimum and maximum have it: results have the same bits in whichever order ranks are
+/// combined. All engines do the same but NCCL, whose min and max pass over a NaN and may give either zero.
 enum class ReduceOp : std::uint8_t { sum, min, max };
 
 constexpr std::string_view name(ReduceOp op) {
@@ -23565,6 +23581,9 @@ namespace chorus::inline CHORUS_ABI::comm {
 
 namespace detail {
 
+template <class C>
+using unsigned_of = std::conditional_t<sizeof(C) == 4, std::uint32_t, std::uint64_t>;
+
 struct Sum {
   template <class T>
   static T apply(T a, T b) {
@@ -23578,16 +23597,30 @@ struct Sum {
     }
   }
 };
+/// Of two equal numbers, or where one is not a number, a comparison picks the one that stands in a certain place; asked
+/// both ways, it picks each. Their bits together are the same whichever stands where: of a zero and a negative one the
+/// negative, of anything and a NaN a NaN.
 struct Min {
   template <class T>
   static T apply(T a, T b) {
-    return a < b || a != a ? a : b;
+    if constexpr (std::is_floating_point_v<T>)
+      return std::bit_cast<T>(std::bit_cast<unsigned_of<T>>(a < b ? a : b) |
+                              std::bit_cast<unsigned_of<T>>(b < a ? b : a));
+    else
+      return a < b ? a : b;
   }
 };
+/// In max a zero wins over a negative one: what the sign bit was set for too much, the difference of both picks takes
+/// back (-0 - -0 = 0). Where both are the same, it is 0.
 struct Max {
   template <class T>
   static T apply(T a, T b) {
-    return a > b || a != a ? a : b;
+    if constexpr (std::is_floating_point_v<T>) {
+      const auto x = std::bit_cast<unsigned_of<T>>(a > b ? a : b), y = std::bit_cast<unsigned_of<T>>(b > a ? b : a);
+      return std::bit_cast<T>(x | y) - std::bit_cast<T>(x ^ y);
+    } else {
+      return a > b ? a : b;
+    }
   }
 };
 
@@ -23606,9 +23639,6 @@ void for_each_index(std::size_t count, Function f) {
   }
   for (; i < count; ++i) f(i);
 }
-
-template <class C>
-using unsigned_of = std::conditional_t<sizeof(C) == 4, std::uint32_t, std::uint64_t>;
 
 template <class T, class Op>
 void combine(void* out, const void* in, const void* mine, std::size_t count) {
@@ -23962,6 +23992,11 @@ class BatchShares {
   void begin(std::int64_t samples, bool sync, bool training, bool changed = false) {
     exchange(samples * 8 + (changed ? 4 : 0) + (sync ? 2 : 0) + (training ? 1 : 0));
   }
+  /// A forward pass of which ranks tell each other when its weight is asked for, by all of them or by none.
+  void begin_unasked(std::int64_t samples) {
+    message_ = samples * 8;
+    unasked_ = true;
+  }
   /// This rank has no more batches: it only keeps the others company.
   void begin_joined() { exchange(joined); }
   /// A forward pass that nobody else needs to know of. A backward pass behind it belongs to the last one that `begin`
@@ -23983,6 +24018,7 @@ class BatchShares {
   /// This rank's part of the global batch: the weight of its mean gradient. Those of all ranks add up to 1, also where
   /// the batch is empty: what earlier passes have averaged stays.
   double weight() {
+    if (unasked_) exchange(message_);
     wait();
     std::int64_t all = 0, active = 0;
     for (int rank = 0; rank < communicator_.size(); ++rank) {
@@ -24025,7 +24061,7 @@ class BatchShares {
   void exchange(std::int64_t message) {
     counting_.wait();
     note_changed();
-    alone_ = false;
+    alone_ = unasked_ = false;
     message_ = message;
     const std::span<const std::int64_t> mine(&message_, 1);
     const std::span<std::int64_t> all(messages_);
@@ -24056,7 +24092,7 @@ class BatchShares {
   Communicator& communicator_;
   std::int64_t message_ = 0;
   std::vector<std::int64_t> messages_;  // of all ranks, once counting_ has ended
-  bool in_place_, alone_ = false, changed_ = false;
+  bool in_place_, alone_ = false, changed_ = false, unasked_ = false;
   comm::Work counting_;
 };
 
@@ -24212,10 +24248,15 @@ class DistributedPolicy : public Policy<Model> {
     }
   }
 
-  /// Takes `root`'s buffers, in one message.
+  /// Takes `root`'s buffers, of the types that `counts` accepts, in one message.
   void broadcast_buffers(int root) {
+    broadcast_buffers(root, [](DType) { return true; });
+  }
+  template <class Counts>
+  void broadcast_buffers(int root, const Counts& counts) {
     std::size_t bytes = 0;
-    for (const auto& named : buffers_) bytes += named.buffer->size_bytes();
+    for (const auto& named : buffers_)
+      if (counts(named.buffer->dtype())) bytes += named.buffer->size_bytes();
     if (bytes == 0 || communicator_.size() == 1) return;
     const D device = buffers_.front().buffer->where();
     if (buffer_message_.bytes() < bytes) {
@@ -24225,6 +24266,7 @@ class DistributedPolicy : public Policy<Model> {
     const auto copy = [&](bool pack) {
       auto* place = static_cast<std::byte*>(buffer_message_.data());
       for (const auto& named : buffers_) {
+        if (!counts(named.buffer->dtype())) continue;
         const std::size_t size = named.buffer->size_bytes();
         copy_bytes(device, pack ? place : named.buffer->data(), device, pack ? named.buffer->data() : place, size);
         place += size;
@@ -24252,14 +24294,18 @@ class DistributedPolicy : public Policy<Model> {
   std::vector<nn::NamedBuffer<D>> buffers_;
   Storage<D> buffer_message_;
   detail::TakenHandles handles_;
+  bool operators_send_ = false;  // forward passes have had collectives of their own, as backward will
 
  private:
   /// Nodes of the tape may outlive the policy: then the group is gone.
   struct Group final : BatchGroup {
     explicit Group(DistributedPolicy& owner) : policy(&owner) {}
-    void sum(std::span<double> values) override { of_living().sum(values); }
+    void sum(std::span<double> values) override {
+      of_living().operators_send_ = true;
+      of_living().sum(values);
+    }
     double weight() override { return of_living().shares_.weight(); }
-    DistributedPolicy& of_living() const {
+    DistributedPolicy& of_living() {
       check<UsageError>(policy != nullptr, "SyncBatchNorm: the policy that ran the forward pass is gone");
       return *policy;
     }
@@ -24457,7 +24503,6 @@ inline bool same(const Mac& a, const Mac& b) {
 /// TCP sockets with deadlines. All of them are non-blocking and closed on exec.
 
 #include <arpa/inet.h>
-#include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -25891,8 +25936,10 @@ class Host {
     if (host.send_all(bytes_of(hello), deadline) && host.receive_all(bytes_of(answer), grace)) break;
     met = Clock::now();
   }
+  check<CommError>(answer.magic == magic, where, ": what rank 0 answers is garbled");
   answer.refusal.back() = 0;
-  check<CommError>(answer.welcome == 1, "rank ", world.rank, ": ", answer.refusal.data());
+  check<CommError>(answer.welcome == 1, "rank ", world.rank, ": ",
+                   answer.refusal[0] ? answer.refusal.data() : "rank 0 refuses it, and does not say why");
   check<CommError>(same(answer.proof, prove(world.token, {std::as_bytes(std::span(hello.nonce)), proven(answer)})),
                    where, ": who answers there does not know the job's token");
 
@@ -29104,8 +29151,15 @@ struct DistributedDataParallelOptions {
             bucket_cap_mb.value_or(default_bucket_cap_mb<D>), bucket_cap_mb_list};
   }
 
-  /// Throws UsageError for sizes that are none.
-  [[gnu::cold]] void check_values() const {
+  /// Whether that parameter or buffer is each rank's own.
+  bool ignores(const std::string& name) const {
+    const auto& ignored = parameters_and_buffers_to_ignore;
+    return std::find(ignored.begin(), ignored.end(), name) != ignored.end();
+  }
+
+  /// These options. Throws UsageError for sizes that are none, and for names that the model doesn't have.
+  template <Device D, class Model>
+  [[gnu::cold]] DistributedDataParallelOptions checked_for(Model& model) const {
     const auto check_cap = [](double cap) {
       check<UsageError>(cap >= 0, "DistributedDataParallel: a bucket's cap is at least 0 MiB, got ", cap);
     };
@@ -29116,6 +29170,18 @@ struct DistributedDataParallelOptions {
         !skip_all_reduce_unused_params || find_unused_parameters,
         "DistributedDataParallel: skip_all_reduce_unused_params goes with find_unused_parameters: without, "
         "every parameter has a gradient");
+    const auto known = [&](const std::string& wanted) {
+      for (const auto& named : nn::named_parameters<D>(model))
+        if (named.name == wanted) return true;
+      for (const auto& named : nn::named_buffers<D>(model))
+        if (named.name == wanted) return true;
+      return false;
+    };
+    for (const auto* list : {&parameters_and_buffers_to_ignore, &delay_all_reduce_named_params})
+      for (const auto& wanted : *list)
+        check<UsageError>(known(wanted), "DistributedDataParallel: the model has no parameter or buffer '", wanted,
+                          "'");
+    return *this;
   }
 
   /// All of them, for the comparison of ranks.
@@ -29134,6 +29200,16 @@ struct DistributedDataParallelOptions {
   }
 };
 
+struct JoinOptions {
+  /// All ranks throw as soon as one has run out of batches, instead of going on without it. For models whose forward or
+  /// backward has collectives of its own, which the ranks that have ended don't know of (SyncBatchNorm).
+  bool throw_on_early_termination = false;
+  /// What `body` does behind each averaged backward pass: as a rule clipping, and `optimizer.step()`. Ranks that have
+  /// ended do it, too, with the same averages, so that the optimizer's state stays the same on all ranks; a
+  /// ShardedOptimizer needs that. Without, parameters and buffers are the same afterwards, but momenta are not.
+  std::function<void()> step = {};
+};
+
 }  // namespace chorus::inline CHORUS_ABI
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_OPTIONS_HPP
 
@@ -29145,10 +29221,11 @@ struct DistributedDataParallelOptions {
 
 namespace chorus::inline CHORUS_ABI {
 
-/// A parameter of a bucket: the place of its first number, and its shape.
+/// A parameter of a bucket: the place of its first number, its shape, and its name.
 struct GradBucketPart {
   std::size_t begin;
   std::span<const Index> shape;
+  std::string name;
 };
 
 /// One bucket's gradients. A hook replaces this rank's by what all ranks shall have: sum(weight * gradients) over the
@@ -29164,9 +29241,18 @@ struct GradBucketPart {
 ///
 /// A hook whose `resume` starts more work has a member `static constexpr bool several_rounds = true`.
 /// It may have, for methods that average parameters, too,
-///   void after_backward(), void before_forward(flat parameters, communicator): around an optimizer's step;
+///   void after_backward(), void before_forward(flat parameters, communicator, shared): around an optimizer's step;
+///     `shared(name)`: whether ranks share the parameter of that name;
 ///   void synchronise(flat parameters, communicator): in `eval()`, when all ranks shall have the same parameters.
+/// A hook that may leave ranks with different gradients has a member `static constexpr bool own_gradients = true`.
 /// State is the hook's own: one hook belongs to one net. When buckets change, `reset()` is called, if there is one.
+/// What it remembers of each parameter beyond that, and in checkpoints, it shows in
+///   void remembered(const GradBucket<T, D>&, bool make, const auto& visit)
+///     calls visit(what, part, shape, device, numbers) for all that it keeps of a part, as `rest`, what has not been
+///     sent yet. Where the bucket has no state so far, there is nothing, unless it is to `make` one.
+/// The numbers that it counts are in a checkpoint as those of optim::GradScaler are: `kept_as`, `kept()`, `keep(...)`,
+/// the same on all ranks, and `can_keep(...)`, whether a file's make sense. `bool ranks_differ() const` says whether
+/// ranks have parameters and optimizers of their own, and `stepped`, a detail::ParametersApart, which parameters.
 template <class T, Device D>
 struct GradBucket {
   std::size_t index;  ///< in the order in which buckets are sent
@@ -29200,6 +29286,8 @@ struct AllReduce {
 /// Sends nothing: each rank keeps its own gradients. To measure what communication costs, and for methods that average
 /// parameters instead.
 struct NoCommunication {
+  static constexpr bool own_gradients = true;
+
   template <class T, Device D, class Communicator>
   comm::Work start(const GradBucket<T, D>&, Communicator&) {
     return {};
@@ -29290,7 +29378,7 @@ class GradientLayout {
     for (std::size_t b = 0; b < buckets_.size(); ++b)
       for (const std::size_t i : buckets_[b].parameters) {
         bucket_of_[i] = b;
-        parts_[b].push_back({flat_.entries()[i].begin - buckets_[b].begin, parameter(i).extents()});
+        parts_[b].push_back({flat_.entries()[i].begin - buckets_[b].begin, parameter(i).extents(), name(i)});
       }
     by_address_.clear();
     for (std::size_t i = 0; i < entries(); ++i) by_address_.push_back({&parameter(i), i});
@@ -29323,14 +29411,14 @@ class GradientLayout {
   }
   bool knows_uses() const { return !uses_.empty(); }
   bool unused_for_good(std::size_t i) const { return !uses_.empty() && !uses_[i].anywhere; }
-  /// Leaves these entries out of the buckets for now. Returns whether they are others than before.
-  [[gnu::cold]] bool set_resting(std::vector<char> resting) {
-    const bool none = std::find(resting.begin(), resting.end(), 1) == resting.end();
-    if (none) resting.clear();
-    if (resting == resting_) return false;
+  /// Leaves these entries out of the buckets for now.
+  [[gnu::cold]] void set_resting(std::vector<char> resting) {
     resting_ = std::move(resting);
     rebuild();
-    return true;
+  }
+  /// Whether these do rest, and no others.
+  bool are_resting(const std::vector<char>& entries) const {
+    return resting_.empty() ? std::find(entries.begin(), entries.end(), 1) == entries.end() : entries == resting_;
   }
   bool rests(std::size_t i) const { return !resting_.empty() && resting_[i] != 0; }
   /// How often the gradient of entry `i` arrives in a backward pass.
@@ -29468,6 +29556,54 @@ class AccumulatedWeight {
 
 }  // namespace chorus::inline CHORUS_ABI::detail
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_ACCUMULATED_WEIGHT_HPP
+
+// <chorus/parallel/backward_turn.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_BACKWARD_TURN_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_BACKWARD_TURN_HPP
+/// What is sent over one communicator in a backward pass, by several nets or by operators, too: in which order.
+
+namespace chorus::inline CHORUS_ABI::detail {
+
+/// One net's part in the backward passes of this thread. As long as buckets fill at the same time on all ranks, so do
+/// those of several nets. Where ranks may use different parameters of one of them, nets would send in another order on
+/// each rank, and mistake each other's gradients for their own: there the one that begins later sends at its end, which
+/// is behind the first one's. So does a net whose operators have collectives of their own.
+class BackwardTurn {
+ public:
+  BackwardTurn() = default;
+  BackwardTurn(const BackwardTurn&) = delete;
+  BackwardTurn& operator=(const BackwardTurn&) = delete;
+  ~BackwardTurn() { end(); }
+
+  /// `varies`: what this net uses may differ from rank to rank. `operators_send`: its operators, in this pass.
+  void begin(const void* communicator, bool varies, bool operators_send) {
+    end();
+    auto& others = under_way();
+    waits_ = (varies && operators_send) || std::any_of(others.begin(), others.end(), [&](const BackwardTurn* other) {
+      return other->communicator_ == communicator && (varies || other->varies_);
+    });
+    communicator_ = communicator;
+    varies_ = varies;
+    others.push_back(this);
+  }
+  void end() {
+    std::erase_if(under_way(), [this](const BackwardTurn* one) { return one == this; });
+  }
+  /// Whether buckets may not leave before the end.
+  bool waits() const { return waits_; }
+
+ private:
+  static std::vector<const BackwardTurn*>& under_way() {
+    thread_local std::vector<const BackwardTurn*> all;
+    return all;
+  }
+
+  const void* communicator_ = nullptr;
+  bool varies_ = false, waits_ = false;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::detail
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_BACKWARD_TURN_HPP
 
 // <chorus/parallel/bucket_sender.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_BUCKET_SENDER_HPP
@@ -29652,6 +29788,13 @@ class BucketSender {
       });
   }
   void end() { clock_.backward_ends(busy()); }
+
+  /// Calls `f(bucket)` for all buckets as hooks see them.
+  template <class F>
+  void for_each_bucket(const F& f) {
+    for (std::size_t b = 0; b < layout_.buckets().size(); ++b) with_bucket(b, f);
+  }
+  D device() const { return layout_.device(layout_.buckets().front()); }
 
   /// The first entry whose gradient by this rank was not finite, where that is to be named, or no_bucket.
   std::size_t first_bad() const { return bad_; }
@@ -29942,6 +30085,134 @@ class GradientParts {
 }  // namespace chorus::inline CHORUS_ABI::detail
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_GRADIENT_PARTS_HPP
 
+// <chorus/parallel/hook_memory.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_HOOK_MEMORY_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_HOOK_MEMORY_HPP
+/// What a communication hook remembers of each parameter, whatever bucket it is in.
+
+namespace chorus::inline CHORUS_ABI::detail {
+
+/// Carries a hook's memory over from old buckets to new ones, and in and out of checkpoints. What belongs to parameters
+/// that are in no bucket now, being frozen or at rest, waits on the host.
+template <Device D, class Hook, class Communicator>
+class HookMemory {
+  struct Ignore {
+    void operator()(const auto&...) const {}
+  };
+
+ public:
+  /// Whether the hook remembers something of each parameter.
+  static constexpr bool by_parameter = requires(Hook & hook, const GradBucket<double, D>& bucket) {
+    hook.remembered(bucket, true, Ignore{});
+  };
+  /// Whether it counts something.
+  static constexpr bool by_number = requires(Hook & hook) { hook.keep(hook.kept()); };
+
+  explicit HookMemory(BucketSender<D, Hook, Communicator>& sender) : sender_(sender) {}
+  HookMemory(const HookMemory&) = delete;
+  HookMemory& operator=(const HookMemory&) = delete;
+
+  /// Has `change()` make new buckets.
+  template <class Change>
+  void carry_over(const Change& change) {
+    for (const auto& tensor : in_buckets(false)) put_aside(tensor);
+    change();
+    forget_buckets();
+    restore();
+  }
+
+  /// All of it, as `rest.conv1.weight`: the same names on all ranks, with each rank's own numbers. `full`: made where
+  /// there is none so far.
+  std::vector<optim::StateTensor> state(bool full = false) {
+    auto all = in_buckets(full);
+    for (auto& [key, kept] : aside_)
+      all.push_back({cat(key.what, '.', key.parameter), kept.dtype, kept.shape, kept.bytes.data(), true});
+    return all;
+  }
+  /// Takes copies of `tensors`, which lie on the host, instead of all that was there. What is unlike anything that the
+  /// hook remembers is left out.
+  void replace(const std::vector<optim::StateTensor>& tensors) {
+    const auto known = in_buckets(true);
+    aside_.clear();
+    forget_buckets();
+    for (const auto& tensor : tensors)
+      if (std::any_of(known.begin(), known.end(),
+                      [&](const auto& one) { return key_of(one.name).what == key_of(tensor.name).what; }))
+        put_aside(tensor);
+    restore();
+  }
+
+ private:
+  struct Key {
+    std::string parameter, what;
+    friend auto operator<=>(const Key&, const Key&) = default;
+  };
+  struct Kept {
+    DType dtype;
+    std::vector<Index> shape;
+    std::vector<std::byte> bytes;
+  };
+
+  static Key key_of(const std::string& name) {
+    const auto dot = name.find('.');
+    return {name.substr(dot + 1), name.substr(0, dot)};
+  }
+
+  // Calls `visit(what, part, shape, device, numbers)` for what is in the buckets, or, where `make(bucket)`, could be.
+  template <class Make, class Visit>
+  void for_each(const Make& make, const Visit& visit) {
+    if constexpr (by_parameter)
+      sender_.for_each_bucket([&](const auto& bucket) { sender_.hook().remembered(bucket, make(bucket), visit); });
+  }
+  std::vector<optim::StateTensor> in_buckets(bool full) {
+    std::vector<optim::StateTensor> all;
+    for_each(
+        [full](const auto&) { return full; },
+        [&]<class T, Device Where>(std::string_view what, const GradBucketPart& part, std::span<const Index> shape,
+                                   Where, T* numbers) {
+          all.push_back(
+              {cat(what, '.', part.name), dtype<T>, {shape.begin(), shape.end()}, numbers, !std::is_same_v<Where, D>});
+        });
+    return all;
+  }
+  void put_aside(const optim::StateTensor& tensor) {
+    std::vector<std::byte> bytes(static_cast<std::size_t>(numel(tensor.shape)) * size_of(tensor.dtype));
+    if (tensor.on_host)
+      copy_bytes(Cpu{}, bytes.data(), Cpu{}, tensor.data, bytes.size());
+    else
+      copy_bytes(Cpu{}, bytes.data(), sender_.device(), tensor.data, bytes.size());
+    aside_[key_of(tensor.name)] = {tensor.dtype, tensor.shape, std::move(bytes)};
+  }
+  void forget_buckets() {
+    if constexpr (requires { sender_.hook().reset(); }) sender_.hook().reset();
+  }
+  // Moves what is aside into the buckets that it belongs to.
+  void restore() {
+    if (aside_.empty()) return;
+    const auto any_aside = [&](const auto& bucket) {
+      return std::any_of(bucket.parts.begin(), bucket.parts.end(), [&](const GradBucketPart& part) {
+        const auto found = aside_.lower_bound({part.name, ""});
+        return found != aside_.end() && found->first.parameter == part.name;
+      });
+    };
+    for_each(any_aside, [&](std::string_view what, const GradBucketPart& part, std::span<const Index> shape,
+                            auto device, auto* numbers) {
+      const auto found = aside_.find({part.name, std::string(what)});
+      if (found == aside_.end()) return;
+      const Kept& kept = found->second;
+      if (std::equal(shape.begin(), shape.end(), kept.shape.begin(), kept.shape.end()))
+        copy_bytes(device, numbers, Cpu{}, kept.bytes.data(), kept.bytes.size());
+      aside_.erase(found);
+    });
+  }
+
+  BucketSender<D, Hook, Communicator>& sender_;
+  std::map<Key, Kept> aside_;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::detail
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_HOOK_MEMORY_HPP
+
 namespace chorus::inline CHORUS_ABI::detail {
 
 template <Device D, class Hook, class Communicator>
@@ -29956,6 +30227,7 @@ class Reducer {
         shares_(shares),
         options_(options),
         sender_(layout_, communicator, options, std::move(hook)),
+        memory_(sender_),
         parts_(layout_),
         accumulated_(layout_, shares),
         arrivals_(layout_, communicator.rank()) {
@@ -29970,6 +30242,8 @@ class Reducer {
   Reducer& operator=(const Reducer&) = delete;
 
   Hook& hook() { return sender_.hook(); }
+  /// What the hook remembers.
+  HookMemory<D, Hook, Communicator>& memory() { return memory_; }
   const GradientLayout<D>& layout() const { return layout_; }
   /// What a hook that averages in parts has left.
   GradientParts<D>& parts() { return parts_; }
@@ -29979,6 +30253,8 @@ class Reducer {
   const DdpClock& clock() const { return sender_.clock(); }
   /// Whether backward averages gradients; without, each rank adds up its own.
   bool sync = true;
+  /// Whether operators of the model have collectives in backward.
+  bool operators_send = false;
   /// Called with each parameter whose gradient has been averaged, in the middle of backward: for an optimizer's step.
   std::function<void(const ParameterOn<D>&)> on_averaged;
 
@@ -29986,8 +30262,7 @@ class Reducer {
   bool fit_buckets() {
     if (layout_.buckets_fit()) return false;
     parts_.refuse_if_waiting("parameters can't be frozen or thawed");
-    layout_.rebuild();
-    start_anew();
+    start_anew([&] { layout_.rebuild(); });
     return true;
   }
   /// Behind it, when ranks have told each other their samples: weighs what earlier passes under no_sync have added up,
@@ -29996,9 +30271,16 @@ class Reducer {
 
   /// Lays the flat buffers out anew, in this order of the entries. `learned`: as a backward pass has shown it.
   void reorder(std::span<const std::size_t> order, bool learned) {
-    layout_.reorder(order);
-    start_anew();
+    start_anew([&] { layout_.reorder(order); });
     order_learned_ = learned;
+  }
+  /// Leaves the gradients of these parameters out until a rank has them again, where that may be.
+  void rest(std::span<const std::string> names) {
+    if (!options_.skip_all_reduce_unused_params) return;
+    std::vector<char> resting(layout_.entries());
+    for (std::size_t i = 0; i < resting.size(); ++i)
+      resting[i] = std::find(names.begin(), names.end(), name(i)) != names.end();
+    if (!layout_.are_resting(resting)) start_anew([&] { layout_.set_resting(std::move(resting)); });
   }
 
   /// A leaf's hook: its gradient is final. Buckets leave in order, each as soon as it is full.
@@ -30016,7 +30298,7 @@ class Reducer {
     const std::size_t i = layout_.index_of(parameter);
     arrivals_.add(i);
     if (!may_leave_out()) this->parameter(i).set_grad_arrived(true);
-    if (learning_graph() || !arrivals_.completes(i)) return;
+    if (learning_graph() || !arrivals_.completes(i) || turn_.waits()) return;
     sender_.send_full();
     if (on_averaged && !may_leave_out() && !sender_.several_rounds)
       while (sender_.next_is_back()) step_next_bucket();
@@ -30045,9 +30327,11 @@ class Reducer {
   /// Whether any parameter may be left out of a backward pass, in another way on each rank.
   bool may_leave_out() const { return options_.find_unused_parameters && !options_.static_graph; }
 
-  [[gnu::cold]] void start_anew() {
+  // With the buckets that `change()` makes.
+  template <class Change>
+  [[gnu::cold]] void start_anew(const Change& change) {
+    memory_.carry_over(change);
     arrivals_.reset();
-    if constexpr (requires { hook().reset(); }) hook().reset();
   }
 
   void begin_backward() {
@@ -30055,6 +30339,7 @@ class Reducer {
     if (shares_.take_changed()) check_same_description(communicator_, "DistributedDataParallel", layout_.describe());
     // Behind the first pass gradients change their places.
     sender_.begin(accumulated_.weight(), !order_learned_ && !may_leave_out());
+    turn_.begin(&communicator_, options_.find_unused_parameters || options_.static_graph, operators_send);
     in_backward_ = true;
     arrivals_.begin();
   }
@@ -30074,6 +30359,7 @@ class Reducer {
 
   void finish_backward() {
     clock().last_gradient();
+    if (turn_.waits() && !learning_graph()) sender_.send_full();
     if (learning_graph())
       learn_graph();
     else if (!sender_.all_sent())
@@ -30092,6 +30378,7 @@ class Reducer {
           for (const std::size_t i : bucket.parameters) parameter(i).set_grad_arrived(true);
     }
     sender_.end();
+    turn_.end();
     if (on_averaged) step_own();
     if (options_.non_finite != NonFinite::propagate) judge();
     if constexpr (requires { hook().after_backward(); }) hook().after_backward();
@@ -30122,13 +30409,12 @@ class Reducer {
       arrivals_.zero_unless_arrived(i);
     }
     if (any) {
-      layout_.set_resting(std::move(others));
-      start_anew();
+      start_anew([&] { layout_.set_resting(std::move(others)); });
       sender_.begin(accumulated_.weight(), true);
       sender_.send_all();
       sender_.take_back_all();
     }
-    if (layout_.set_resting(std::move(unused))) start_anew();
+    if (!layout_.are_resting(unused)) start_anew([&] { layout_.set_resting(std::move(unused)); });
   }
 
   // Parameters without a gradient take part with zeros, or, where that was not allowed, are named.
@@ -30147,9 +30433,10 @@ class Reducer {
   // The first pass of a static graph shows which parameters are used, and how often. Its gradients leave now.
   [[gnu::cold]] void learn_graph() {
     auto uses = agree_on_uses(layout_, communicator_, arrivals_.counts(), company_);
-    layout_.set_uses(std::move(uses));
-    arrivals_.settle();
-    start_anew();
+    start_anew([&] {
+      layout_.set_uses(std::move(uses));
+      arrivals_.settle();
+    });
     sender_.send_all();
   }
 
@@ -30161,11 +30448,12 @@ class Reducer {
     if (!std::is_sorted(order.begin(), order.end())) reorder(order, true);
   }
 
-  // All ranks see the same averages and come to the same verdict.
+  // All ranks come to the same verdict.
   [[gnu::cold]] void judge() {
     std::uint64_t first = first_not_finite(layout_);
     // Of averages in parts a rank sees its own, and what it brought to the others'.
-    if (in_parts) communicator_.all_reduce(std::span(&first, 1), comm::ReduceOp::min, {});
+    if (in_parts || requires { Hook::own_gradients; })
+      communicator_.all_reduce(std::span(&first, 1), comm::ReduceOp::min, {});
     if (first == layout_.no_bucket) return;
     in_backward_ = false;  // nothing is under way
     if (options_.non_finite == NonFinite::throw_error)
@@ -30179,9 +30467,11 @@ class Reducer {
   BatchShares<Communicator>& shares_;
   const DistributedDataParallelOptions& options_;
   BucketSender<D, Hook, Communicator> sender_;
+  HookMemory<D, Hook, Communicator> memory_;
   GradientParts<D> parts_;
   AccumulatedWeight<D, Communicator> accumulated_;
   GradientArrivals<D> arrivals_;
+  BackwardTurn turn_;
 
   std::int64_t skipped_ = 0;
   UnusedWatch unused_watch_;
@@ -30192,16 +30482,6 @@ class Reducer {
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_REDUCER_HPP
 
 namespace chorus::inline CHORUS_ABI {
-
-struct JoinOptions {
-  /// All ranks throw as soon as one has run out of batches, instead of going on without it. For models whose forward or
-  /// backward has collectives of its own, which the ranks that have ended don't know of (SyncBatchNorm).
-  bool throw_on_early_termination = false;
-  /// What `body` does behind each averaged backward pass: as a rule clipping, and `optimizer.step()`. Ranks that have
-  /// ended do it, too, with the same averages, so that the optimizer's state stays the same on all ranks; a
-  /// ShardedOptimizer needs that. Without, parameters and buffers are the same afterwards, but momenta are not.
-  std::function<void()> step = {};
-};
 
 /// The gradient is the mean over the *samples* of all ranks: with shares of different sizes the step is the one that a
 /// single device would take. All ranks hold bit-identical parameters after each step. Every rank makes the same calls.
@@ -30224,15 +30504,14 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   DistributedDataParallel(Model model, Communicator& communicator, const DistributedDataParallelOptions& options = {},
                           std::uint64_t seed = initial_seed(), Hook hook = {})
       : Base(std::move(model), communicator, seed),
-        options_(checked(options, this->model_)),
+        options_(options.checked_for<D>(this->model_)),
         reducer_(this->flat_, communicator, this->shares_, options_, std::move(hook)) {
     if constexpr (requires { communicator.allocate(0); })
       if (std::is_same_v<D, Cpu> && communicator.size() > 1)
         this->flat_.use_memory([&communicator](std::size_t bytes) { return communicator.allocate(bytes); });
-    std::erase_if(this->buffers_, [&](const auto& named) { return !counts(named.name); });
+    std::erase_if(this->buffers_, [&](const auto& named) { return options_.ignores(named.name); });
     if (options_.init_sync) {
-      this->check_same("DistributedDataParallel", options_.template describe<D>(),
-                       [&](const auto& n) { return counts(n); });
+      this->check_same("DistributedDataParallel", options_.template describe<D>(), shared());
       take_state(0);
     }
     for (const auto& entry : this->flat_.entries()) {
@@ -30270,6 +30549,7 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
     else
       this->shares_.begin_alone();  // ranks need not agree on the number of calls
     auto output = this->forward(inputs...);
+    reducer_.operators_send = this->operators_send_;
     reducer_.clock().forward_ends();
     return output;
   }
@@ -30317,18 +30597,33 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
     for (const auto& wanted : names)
       for (std::size_t i = 0; i < entries.size(); ++i)
         if (entries[i].named.name == wanted) order.push_back(i);
-    if (order.size() == entries.size()) reducer_.reorder(order, learned);
+    auto sorted = order;  // each once, or the order is not this model's
+    std::sort(sorted.begin(), sorted.end());
+    const bool twice = std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end();
+    if (order.size() == entries.size() && !twice) reducer_.reorder(order, learned);
   }
 
+  /// Parameters whose gradients are left out, since no rank had one in the last pass: a checkpoint keeps that, too, for
+  /// buckets depend on it.
+  std::vector<std::string> resting_parameters() const {
+    std::vector<std::string> names;
+    for (std::size_t i = 0; i < reducer_.layout().entries(); ++i)
+      if (reducer_.layout().rests(i)) names.push_back(reducer_.layout().name(i));
+    return names;
+  }
+  [[gnu::cold]] void set_resting_parameters(std::span<const std::string> names) { reducer_.rest(names); }
+
   /// Calls `step` with each parameter as soon as its averaged gradient is there, in the middle of backward; with
-  /// nothing, no more. For FusedOptimizer. Throws UsageError under a NonFinite policy, which judges when backward has
-  /// ended.
+  /// nothing, no more. For FusedOptimizer. Throws UsageError where one is there already, and under a NonFinite policy,
+  /// which judges when backward has ended.
   void step_in_backward(std::function<void(const ParameterOn<D>&)> step) {
     check<UsageError>(!step || options_.non_finite == NonFinite::propagate,
                       "DistributedDataParallel: an optimizer that steps in backward can't wait for a NonFinite policy");
     check<UsageError>(!step || !averages_in_parts,
                       "DistributedDataParallel: an optimizer that steps in backward needs whole averages, and this "
                       "hook leaves each rank a part");
+    check<UsageError>(!step || !reducer_.on_averaged,
+                      "DistributedDataParallel: another optimizer steps this net in backward; it has to go first");
     reducer_.on_averaged = std::move(step);
   }
 
@@ -30343,6 +30638,30 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   }
   /// Those in parts have been used.
   void forget_parts() { reducer_.parts().forget(); }
+
+  // For checkpoints.
+
+  /// Whether the hook remembers something, so that all ranks take part in a checkpoint.
+  static constexpr bool hook_remembers =
+      detail::HookMemory<D, Hook, Communicator>::by_parameter || detail::HookMemory<D, Hook, Communicator>::by_number;
+  /// Whether ranks may have parameters and optimizers of their own, and whether they have by now.
+  static constexpr bool ranks_may_differ = requires(const Hook& hook) { hook.ranks_differ(); };
+  bool ranks_differ() {
+    if constexpr (ranks_may_differ)
+      return hook().ranks_differ();
+    else
+      return false;
+  }
+  /// Those that ranks have stepped on their own since they last had the same.
+  std::vector<std::string> parameters_apart() requires ranks_may_differ { return hook().stepped.names(this->flat_); }
+  void set_parameters_apart(std::span<const std::string> names) requires ranks_may_differ {
+    hook().stepped.set(this->flat_, names);
+  }
+  /// What the hook remembers of parameters: the same names on all ranks, with each rank's own numbers, such as
+  /// `rest.conv1.weight`. `full`: made where there is none so far.
+  std::vector<optim::StateTensor> hook_state(bool full = false) { return reducer_.memory().state(full); }
+  /// Takes copies of tensors that lie on the host, instead of all that the hook remembers.
+  void set_hook_state(const std::vector<optim::StateTensor>& tensors) { reducer_.memory().replace(tensors); }
 
   const DistributedDataParallelOptions& options() const { return options_; }
   Hook& hook() { return reducer_.hook(); }
@@ -30361,7 +30680,7 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
 
  private:
   static constexpr bool averages_parameters = requires(Hook & h, const nn::FlatParameters<D>& flat, Communicator& c) {
-    h.before_forward(flat, c);
+    h.before_forward(flat, c, [](const std::string&) { return true; });
   };
 
   DistributedDataParallel(std::unique_ptr<detail::RankDevice<D>> device, Model model,
@@ -30371,29 +30690,13 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
     device_ = std::move(device);
   }
 
-  [[gnu::cold]] static DistributedDataParallelOptions checked(const DistributedDataParallelOptions& options,
-                                                              Model& model) {
-    options.check_values();
-    const auto known = [&](const std::string& wanted) {
-      for (const auto& named : nn::named_parameters<D>(model))
-        if (named.name == wanted) return true;
-      for (const auto& named : nn::named_buffers<D>(model))
-        if (named.name == wanted) return true;
-      return false;
-    };
-    for (const auto* list : {&options.parameters_and_buffers_to_ignore, &options.delay_all_reduce_named_params})
-      for (const auto& wanted : *list)
-        check<UsageError>(known(wanted), "DistributedDataParallel: the model has no parameter or buffer '", wanted,
-                          "'");
-    return options;
-  }
-  bool counts(const std::string& wanted) const {
-    const auto& ignored = options_.parameters_and_buffers_to_ignore;
-    return std::find(ignored.begin(), ignored.end(), wanted) == ignored.end();
+  /// Whether ranks share the parameter or buffer of a name, as a function.
+  auto shared() const {
+    return [this](const std::string& wanted) { return !options_.ignores(wanted); };
   }
 
   [[gnu::cold]] void take_state(int root) {
-    this->broadcast_parameters(root, [&](const std::string& wanted) { return counts(wanted); });
+    this->broadcast_parameters(root, shared());
     this->broadcast_buffers(root);
   }
 
@@ -30406,7 +30709,7 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
     if (sends_buffers) this->broadcast_buffers(joining_ ? this->shares_.first_active() : 0);
     if (shares_buffers && hooked) buffer_hook_(this->buffers_, this->communicator_);
     if constexpr (averages_parameters)
-      if (this->training()) hook().before_forward(this->flat_, this->communicator_);
+      if (this->training()) hook().before_forward(this->flat_, this->communicator_, shared());
   }
 
   [[gnu::cold]] void check_all_here() {
@@ -30612,7 +30915,6 @@ inline bool same(const Mac& a, const Mac& b) {
 /// TCP sockets with deadlines. All of them are non-blocking and closed on exec.
 
 #include <arpa/inet.h>
-#include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -32046,8 +32348,10 @@ class Host {
     if (host.send_all(bytes_of(hello), deadline) && host.receive_all(bytes_of(answer), grace)) break;
     met = Clock::now();
   }
+  check<CommError>(answer.magic == magic, where, ": what rank 0 answers is garbled");
   answer.refusal.back() = 0;
-  check<CommError>(answer.welcome == 1, "rank ", world.rank, ": ", answer.refusal.data());
+  check<CommError>(answer.welcome == 1, "rank ", world.rank, ": ",
+                   answer.refusal[0] ? answer.refusal.data() : "rank 0 refuses it, and does not say why");
   check<CommError>(same(answer.proof, prove(world.token, {std::as_bytes(std::span(hello.nonce)), proven(answer)})),
                    where, ": who answers there does not know the job's token");
 
@@ -33995,6 +34299,7 @@ inline std::optional<int> env_number(const char* name, int low, int high) {
 struct Seat {
   int rank, size;
   std::optional<int> local_rank, local_size;
+  const char* local_rank_name;
   std::string job = {};  ///< the same in all ranks of a job, another one in another job
 };
 
@@ -34012,7 +34317,12 @@ inline std::optional<Seat> read_seat(const char* rank_name, const char* size_nam
   if (*rank >= *size) {
     usage_error("environment variable %s is %d, but %s is %d: ranks count from 0", rank_name, *rank, size_name, *size);
   }
-  return Seat{*rank, *size, env_number(local_rank_name, 0, most_ranks), env_number(local_size_name, 1, most_ranks)};
+  const auto local_size = env_number(local_size_name, 1, most_ranks);
+  if (local_size && *local_size > *size) {
+    usage_error("environment variable %s is %d, but %s is %d: a part is no larger than the whole", local_size_name,
+                *local_size, size_name, *size);
+  }
+  return Seat{*rank, *size, env_number(local_rank_name, 0, most_ranks), local_size, local_rank_name};
 }
 
 /// mpirun or srun: a rank and a size, and something that tells jobs apart.
@@ -34040,6 +34350,21 @@ inline std::optional<Seat> seat_of_mpi_or_slurm() {
   if (env_number(hosts_name, 1, most_ranks).value_or(1) == 1) seat->local_size = seat->size;
   seat->job = format("%s.%s", job ? job : format("%d", getppid()).c_str(), step ? step : "0");
   return seat;
+}
+
+/// The socket that the launcher has opened for rank 0, or -1.
+inline int listening_socket() {
+  const char* name = "CHORUS_RENDEZVOUS_FD";
+  const int fd = env_number(name, 3, most_ranks).value_or(-1);
+  int listens = 0;
+  socklen_t length = sizeof listens;
+  if (fd >= 0 && (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &length) != 0 || listens == 0)) {
+    usage_error(
+        "environment variable %s must be a descriptor of a socket that listens, got '%d' (what starts a rank "
+        "below chorus' launcher must leave its descriptors open)",
+        name, fd);
+  }
+  return fd;
 }
 
 /// A port in [20000, 32000), below the range that systems give out by themselves; FNV-1a of the job's name.
@@ -34085,16 +34410,21 @@ inline std::optional<comm::World> world_from_environment() {
   world.size = seat->size;
   world.master_addr = address ? address : "127.0.0.1";
   world.master_port = port.value_or(port_of_job(seat->job));
-  const bool loopback = world.master_addr.starts_with("127.") || world.master_addr == "localhost";
-  world.local_rank = seat->local_rank.value_or(seat->rank);
+  const bool loopback =
+      world.master_addr.starts_with("127.") || world.master_addr == "localhost" || world.master_addr == "::1";
+  world.local_rank = seat->local_rank.value_or(seat->rank % seat->local_size.value_or(seat->size));
   world.local_size = seat->local_size.value_or(loopback ? seat->size : 1);
+  if (world.local_rank >= world.local_size && seat->local_rank && (seat->local_size || loopback)) {
+    usage_error("environment variable %s is %d, but this machine has %d %s: they count from 0", seat->local_rank_name,
+                world.local_rank, world.local_size, world.local_size == 1 ? "rank" : "ranks");
+  }
   if (const char* token = env("CHORUS_TOKEN")) world.token = token;
   const char* agent_store = env("TORCHELASTIC_USE_AGENT_STORE");
   if (torchrun && port && agent_store && std::string_view(agent_store) == "True") {
     if (*port == 65535) usage_error("MASTER_PORT is 65535, but ranks meet at the port above torchrun's own");
     world.master_port = *port + 1;
   }
-  if (world.rank == 0) world.listen_fd = env_number("CHORUS_RENDEZVOUS_FD", 3, most_ranks).value_or(-1);
+  if (world.rank == 0) world.listen_fd = listening_socket();
   return world;
 }
 
@@ -34344,6 +34674,8 @@ int launch(int argc, char** argv, Body&& body) {
 #define CHORUS_SINGLE_CHORUS_PARALLEL_RANK_OUTPUT_HPP
 /// `RankOutput`: what ranks print, line by line, with the rank in front, and into a file per rank.
 
+#include <sys/ioctl.h>
+
 #include <filesystem>
 
 // <chorus/parallel/signal_pipe.hpp>
@@ -34512,27 +34844,32 @@ class RankOutput {
 
   void pump() {
     std::vector<pollfd> events(sources_.size());
-    for (std::size_t open = sources_.size(); open > 0;) {
-      const bool last = ending_.load();
+    for (std::size_t open = sources_.size(); open > 0 && !ending_.load();) {
       for (std::size_t i = 0; i < events.size(); ++i) events[i] = {sources_[i].pipe.get(), POLLIN, 0};
-      const int ready = poll(events.data(), events.size(), 50);
+      poll(events.data(), events.size(), 50);
       for (std::size_t i = 0; i < events.size(); ++i) {
         if (events[i].fd < 0 || events[i].revents == 0 || read_some(sources_[i])) continue;
         sources_[i].pipe.reset();
         --open;
       }
-      if (last && ready <= 0) break;
     }
-    for (auto& source : sources_)
+    for (auto& source : sources_) {
+      // What the ranks wrote is in the pipes. A process that one of them has left behind may go on writing for ever.
+      int there = 0;
+      if (source.pipe.get() >= 0) ioctl(source.pipe.get(), FIONREAD, &there);
+      while (there > 0 && read_some(source, &there)) {
+      }
       if (!source.line.empty()) print(source, source.line + "\n");
+    }
   }
 
-  /// False at the end.
-  bool read_some(Source& source) {
+  /// False at the end. `left`, if given, is reduced by what was read.
+  bool read_some(Source& source, int* left = nullptr) {
     char part[65536];
     const auto n = read(source.pipe.get(), part, sizeof part);
     if (n < 0) return errno == EAGAIN || errno == EINTR;
     if (n == 0) return false;
+    if (left) *left -= static_cast<int>(n);
     source.line.append(part, static_cast<std::size_t>(n));
     const auto end = source.line.rfind('\n');
     if (end == std::string::npos && source.line.size() < longest_line) return true;
@@ -34542,8 +34879,11 @@ class RankOutput {
     return true;
   }
 
-  static void print(const Source& source, std::string_view lines) {
-    if (source.log.get() >= 0) write_all(source.log.get(), lines);
+  static void print(Source& source, std::string_view lines) {
+    if (source.log.get() >= 0 && !write_all(source.log.get(), lines)) {
+      say(format("rank %d's log is not complete: %s", source.rank, std::strerror(errno)));
+      source.log.reset();
+    }
     std::string text;
     while (!lines.empty()) {
       const auto line = lines.substr(0, lines.find('\n') + 1);
@@ -34556,12 +34896,19 @@ class RankOutput {
     write_all(STDOUT_FILENO, text);
   }
 
-  static void write_all(int fd, std::string_view text) {
+  /// False where it failed: a reader that has gone, or a full disk, does not end the ranks.
+  static bool write_all(int fd, std::string_view text) {
     while (!text.empty()) {
       const auto n = write(fd, text.data(), text.size());
-      if (n < 0 && errno != EINTR) return;  // a reader that has gone, or a full disk, does not end the ranks
+      if (n < 0 && errno == EAGAIN) {  // what we share with others may be non-blocking
+        pollfd entry{fd, POLLOUT, 0};
+        poll(&entry, 1, -1);
+      } else if (n < 0 && errno != EINTR) {
+        return false;
+      }
       if (n > 0) text.remove_prefix(static_cast<std::size_t>(n));
     }
+    return true;
   }
 
   static constexpr std::size_t longest_line = 1 << 20;
@@ -34580,7 +34927,7 @@ class RankOutput {
 #define CHORUS_SINGLE_CHORUS_PARALLEL_RANK_PROCESS_HPP
 /// One rank of a machine as a process: torchrun's variables, and the descriptors that it inherits.
 
-#include <spawn.h>
+#include <sys/prctl.h>
 
 namespace chorus::inline CHORUS_ABI {
 
@@ -34640,6 +34987,30 @@ inline std::vector<std::string> rank_environment(const RankGroup& group, int loc
   return ours;
 }
 
+/// In the child: from `fork` to the new program; returns only where that can't be started. Nothing here allocates:
+/// another thread may have held a lock when this one was copied.
+inline void become_rank(const RankGroup& group, bool is_main, const char* const* environment,
+                        const RankDescriptors& given, pid_t supervisor) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);  // whatever the program is, it ends with its supervisor
+  if (getppid() != supervisor) _exit(128 + SIGKILL);
+  fcntl(given.report, F_SETFD, 0);
+  if (is_main) fcntl(given.listener, F_SETFD, 0);
+  if (!is_main) dup2(given.input, STDIN_FILENO);
+  for (const int standard : {STDOUT_FILENO, STDERR_FILENO})
+    if (given.output >= 0) dup2(given.output, standard);
+  // The supervisor's handlers are not for this process, nor may the program inherit that signals are blocked.
+  for (int signal = 1; signal < NSIG; ++signal) {
+    struct sigaction action {};
+    if (sigaction(signal, nullptr, &action) != 0 || action.sa_handler == SIG_IGN) continue;
+    action = {};
+    sigaction(signal, &action, nullptr);
+  }
+  sigset_t none;
+  sigemptyset(&none);
+  pthread_sigmask(SIG_SETMASK, &none, nullptr);
+  execvpe(group.program.c_str(), group.argv, const_cast<char* const*>(environment));
+}
+
 /// Starts that rank, with the supervisor's variables and `ours` in place of those of the same name. Throws Error where
 /// it can't be started.
 inline pid_t start_rank(const RankGroup& group, int local_rank, const std::vector<std::string>& ours,
@@ -34655,31 +35026,24 @@ inline pid_t start_rank(const RankGroup& group, int local_rank, const std::vecto
   environment.push_back(nullptr);
 
   const int rank = group.node_rank * group.ranks + local_rank, size = group.nodes * group.ranks;
-  posix_spawn_file_actions_t files;
-  posix_spawn_file_actions_init(&files);
-  const auto hand_over = [&](int fd, int as) { posix_spawn_file_actions_adddup2(&files, fd, as); };
-  hand_over(given.report, given.report);  // what is copied onto itself stays open in the new program
-  if (rank == 0)
-    hand_over(given.listener, given.listener);
-  else
-    hand_over(given.input, STDIN_FILENO);
-  if (given.output >= 0) {
-    hand_over(given.output, STDOUT_FILENO);
-    hand_over(given.output, STDERR_FILENO);
+  Pipe trouble;  // ends without a word where the program has started
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  const pid_t supervisor = getpid(), pid = fork();
+  if (pid == 0) {
+    become_rank(group, rank == 0, environment.data(), given, supervisor);
+    const int error = errno;
+    [[maybe_unused]] const auto written = write(trouble.write_end.get(), &error, sizeof error);
+    _exit(127);
   }
-  // Signals that we handle here are back at their default in a new program; nor may it inherit that we block any.
-  posix_spawnattr_t attributes;
-  posix_spawnattr_init(&attributes);
-  sigset_t none;
-  sigemptyset(&none);
-  posix_spawnattr_setsigmask(&attributes, &none);
-  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
-
-  pid_t pid = -1;
-  const int error = posix_spawnp(&pid, group.program.c_str(), &files, &attributes, group.argv,
-                                 const_cast<char* const*>(environment.data()));
-  posix_spawnattr_destroy(&attributes);
-  posix_spawn_file_actions_destroy(&files);
+  int error = pid < 0 ? errno : 0;
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  trouble.write_end.reset();
+  pollfd ended{trouble.read_end.get(), POLLIN, 0};
+  while (pid > 0 && poll(&ended, 1, -1) < 0) {
+  }
+  if (pid > 0 && read(trouble.read_end.get(), &error, sizeof error) > 0) waitpid(pid, nullptr, 0);
   if (error != 0)
     system_error(format("cannot start rank %d of %d: %s", rank, size, group.program.c_str()).c_str(), error);
   return pid;
@@ -34695,8 +35059,6 @@ inline pid_t start_rank(const RankGroup& group, int local_rank, const std::vecto
 #define CHORUS_SINGLE_CHORUS_PARALLEL_TETHER_HPP
 /// The rank's end of the line between a rank and the supervisor that started it.
 
-#include <sys/prctl.h>
-
 namespace chorus::inline CHORUS_ABI {
 
 /// Exit status of a rank that failed only because it lost another one (EX_PROTOCOL of sysexits.h).
@@ -34710,11 +35072,18 @@ class Tether {
     const auto supervisor = detail::env_number("CHORUS_SUPERVISOR_PID", 1, INT32_MAX);
     const auto report_fd = detail::env_number("CHORUS_REPORT_FD", 3, detail::most_ranks);
     if (!supervisor || !report_fd) return;
+    // The parent may be a script that the supervisor has started: it ends with the supervisor, and this rank with it.
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != *supervisor) _exit(128 + SIGKILL);  // it ended before the line above
+    if (kill(*supervisor, 0) != 0 && errno == ESRCH) {  // it ended before the line above
+      detail::say("the process that started this rank (CHORUS_SUPERVISOR_PID=" + std::to_string(*supervisor) +
+                  ") has ended");
+      _exit(128 + SIGKILL);
+    }
     // What this process starts in turn is no rank of that supervisor.
     unsetenv("CHORUS_SUPERVISOR_PID");
     unsetenv("CHORUS_REPORT_FD");
+    struct stat facts {};  // a script in between may have closed it, and its number may mean another file by now
+    if (fstat(*report_fd, &facts) != 0 || !S_ISFIFO(facts.st_mode)) return;
     fcntl(*report_fd, F_SETFD, FD_CLOEXEC);
     report_fd_ = *report_fd;
   }

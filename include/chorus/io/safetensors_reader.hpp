@@ -143,8 +143,8 @@ class SafetensorsReader {
 
 namespace detail {
 
-/// Throws FileError where bytes that are to become bools are neither 0 nor 1: a program that takes others for a bool may
-/// do anything.
+/// Throws FileError where bytes that are to become bools are neither 0 nor 1: a program that takes others for a bool
+/// may do anything.
 inline void check_bools(const SafetensorsReader& file, const TensorEntry& entry, std::span<const std::byte> bytes) {
   const auto is_odd = [](std::byte value) { return value > std::byte{1}; };
   check<FileError>(entry.dtype != FileDType::boolean || std::none_of(bytes.begin(), bytes.end(), is_odd), "loading ",

@@ -1,10 +1,13 @@
 #pragma once
 /// The options of DistributedDataParallel, under PyTorch's names.
 
+#include <algorithm>
 #include <chorus/core/error.hpp>
+#include <chorus/nn/module.hpp>
 #include <chorus/parallel/gradient_buckets.hpp>
 #include <concepts>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -65,8 +68,15 @@ struct DistributedDataParallelOptions {
             bucket_cap_mb.value_or(default_bucket_cap_mb<D>), bucket_cap_mb_list};
   }
 
-  /// Throws UsageError for sizes that are none.
-  [[gnu::cold]] void check_values() const {
+  /// Whether that parameter or buffer is each rank's own.
+  bool ignores(const std::string& name) const {
+    const auto& ignored = parameters_and_buffers_to_ignore;
+    return std::find(ignored.begin(), ignored.end(), name) != ignored.end();
+  }
+
+  /// These options. Throws UsageError for sizes that are none, and for names that the model doesn't have.
+  template <Device D, class Model>
+  [[gnu::cold]] DistributedDataParallelOptions checked_for(Model& model) const {
     const auto check_cap = [](double cap) {
       check<UsageError>(cap >= 0, "DistributedDataParallel: a bucket's cap is at least 0 MiB, got ", cap);
     };
@@ -77,6 +87,18 @@ struct DistributedDataParallelOptions {
         !skip_all_reduce_unused_params || find_unused_parameters,
         "DistributedDataParallel: skip_all_reduce_unused_params goes with find_unused_parameters: without, "
         "every parameter has a gradient");
+    const auto known = [&](const std::string& wanted) {
+      for (const auto& named : nn::named_parameters<D>(model))
+        if (named.name == wanted) return true;
+      for (const auto& named : nn::named_buffers<D>(model))
+        if (named.name == wanted) return true;
+      return false;
+    };
+    for (const auto* list : {&parameters_and_buffers_to_ignore, &delay_all_reduce_named_params})
+      for (const auto& wanted : *list)
+        check<UsageError>(known(wanted), "DistributedDataParallel: the model has no parameter or buffer '", wanted,
+                          "'");
+    return *this;
   }
 
   /// All of them, for the comparison of ranks.
@@ -93,6 +115,16 @@ struct DistributedDataParallelOptions {
     for (const auto& name : delay_all_reduce_named_params) text += cat(" ", name);
     return text + "\n";
   }
+};
+
+struct JoinOptions {
+  /// All ranks throw as soon as one has run out of batches, instead of going on without it. For models whose forward or
+  /// backward has collectives of its own, which the ranks that have ended don't know of (SyncBatchNorm).
+  bool throw_on_early_termination = false;
+  /// What `body` does behind each averaged backward pass: as a rule clipping, and `optimizer.step()`. Ranks that have
+  /// ended do it, too, with the same averages, so that the optimizer's state stays the same on all ranks; a
+  /// ShardedOptimizer needs that. Without, parameters and buffers are the same afterwards, but momenta are not.
+  std::function<void()> step = {};
 };
 
 }  // namespace chorus::inline CHORUS_ABI

@@ -20,16 +20,6 @@
 
 namespace chorus::inline CHORUS_ABI {
 
-struct JoinOptions {
-  /// All ranks throw as soon as one has run out of batches, instead of going on without it. For models whose forward or
-  /// backward has collectives of its own, which the ranks that have ended don't know of (SyncBatchNorm).
-  bool throw_on_early_termination = false;
-  /// What `body` does behind each averaged backward pass: as a rule clipping, and `optimizer.step()`. Ranks that have
-  /// ended do it, too, with the same averages, so that the optimizer's state stays the same on all ranks; a
-  /// ShardedOptimizer needs that. Without, parameters and buffers are the same afterwards, but momenta are not.
-  std::function<void()> step = {};
-};
-
 /// The gradient is the mean over the *samples* of all ranks: with shares of different sizes the step is the one that a
 /// single device would take. All ranks hold bit-identical parameters after each step. Every rank makes the same calls.
 /// A backward pass behind several forward passes weighs ranks by the last one's shares.
@@ -51,15 +41,14 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   DistributedDataParallel(Model model, Communicator& communicator, const DistributedDataParallelOptions& options = {},
                           std::uint64_t seed = initial_seed(), Hook hook = {})
       : Base(std::move(model), communicator, seed),
-        options_(checked(options, this->model_)),
+        options_(options.checked_for<D>(this->model_)),
         reducer_(this->flat_, communicator, this->shares_, options_, std::move(hook)) {
     if constexpr (requires { communicator.allocate(0); })
       if (std::is_same_v<D, Cpu> && communicator.size() > 1)
         this->flat_.use_memory([&communicator](std::size_t bytes) { return communicator.allocate(bytes); });
-    std::erase_if(this->buffers_, [&](const auto& named) { return !counts(named.name); });
+    std::erase_if(this->buffers_, [&](const auto& named) { return options_.ignores(named.name); });
     if (options_.init_sync) {
-      this->check_same("DistributedDataParallel", options_.template describe<D>(),
-                       [&](const auto& n) { return counts(n); });
+      this->check_same("DistributedDataParallel", options_.template describe<D>(), shared());
       take_state(0);
     }
     for (const auto& entry : this->flat_.entries()) {
@@ -238,30 +227,9 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
     device_ = std::move(device);
   }
 
-  [[gnu::cold]] static DistributedDataParallelOptions checked(const DistributedDataParallelOptions& options,
-                                                              Model& model) {
-    options.check_values();
-    const auto known = [&](const std::string& wanted) {
-      for (const auto& named : nn::named_parameters<D>(model))
-        if (named.name == wanted) return true;
-      for (const auto& named : nn::named_buffers<D>(model))
-        if (named.name == wanted) return true;
-      return false;
-    };
-    for (const auto* list : {&options.parameters_and_buffers_to_ignore, &options.delay_all_reduce_named_params})
-      for (const auto& wanted : *list)
-        check<UsageError>(known(wanted), "DistributedDataParallel: the model has no parameter or buffer '", wanted,
-                          "'");
-    return options;
-  }
-  bool counts(const std::string& wanted) const {
-    const auto& ignored = options_.parameters_and_buffers_to_ignore;
-    return std::find(ignored.begin(), ignored.end(), wanted) == ignored.end();
-  }
-
-  /// The same as a function.
+  /// Whether ranks share the parameter or buffer of a name, as a function.
   auto shared() const {
-    return [this](const std::string& wanted) { return counts(wanted); };
+    return [this](const std::string& wanted) { return !options_.ignores(wanted); };
   }
 
   [[gnu::cold]] void take_state(int root) {
