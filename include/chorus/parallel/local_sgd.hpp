@@ -28,7 +28,8 @@ struct LocalSgdOptions {
 /// Each of n ranks sends 2 (n - 1) / n of the model's bytes per `period` steps, and 8 bytes per rank for the samples: a
 /// `period`-th of DistributedDataParallel's. With a period of 1 and plain SGD the steps are those of one device.
 ///
-/// In between, ranks have different parameters: `eval()`, which all ranks call, brings them together.
+/// In between, ranks have different parameters: `eval()` or `synchronise()`, which all ranks call, brings them
+/// together. Do so before a checkpoint, which has rank 0's parameters and momentum.
 template <class Model, class Communicator = comm::AnyCommunicator>
 class LocalSgd : public DistributedPolicy<Model, Communicator> {
   using Base = DistributedPolicy<Model, Communicator>;
