@@ -130,15 +130,18 @@ bool add_ranks_own(Outgoing& out, Net& net, const std::vector<Incoming<D>>& plac
 /// Where ranks had tensors of their own: takes the one of this rank, if there are as many ranks as there were and
 /// `each_its_own`, else the mean of all.
 template <Device D, class Net>
-void choose_among_ranks(const SafetensorsReader& file, Incoming<D>& tensor, Net& net, bool each_its_own) {
+void choose_among_ranks(const SafetensorsReader& file, Incoming<D>& tensor, [[maybe_unused]] Net& net,
+                        [[maybe_unused]] bool each_its_own) {
   std::vector<std::string> others;
   for (int rank = 1; file.find(name_of_rank(rank, tensor.name)) != nullptr; ++rank)
     others.push_back(name_of_rank(rank, tensor.name));
   if (others.empty()) return;
-  if (!each_its_own || static_cast<int>(others.size()) + 1 != net.devices())
-    tensor.mean_with = std::move(others);
-  else if constexpr (requires { net.communicator().rank(); })
-    tensor.name = name_of_rank(net.communicator().rank(), tensor.name);
+  if constexpr (requires { net.communicator().rank(); })
+    if (each_its_own && static_cast<int>(others.size()) + 1 == net.communicator().size()) {
+      tensor.name = name_of_rank(net.communicator().rank(), tensor.name);
+      return;
+    }
+  tensor.mean_with = std::move(others);
 }
 
 /// What a hook remembers, on its way from a file; nothing where a net has no hook that does.
