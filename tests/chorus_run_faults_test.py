@@ -109,7 +109,9 @@ def killed_launchers():
 
 
 def stopped_and_continued():
-    job = subprocess.Popen([RUN, "--nproc-per-node", "2", "sh", "-c", "sleep 0.5; exit 3"], stderr=subprocess.PIPE, text=True, env=CLEAN)
+    # In a group of its own, as a shell starts it: one that no shell looks after can't be stopped.
+    job = subprocess.Popen([RUN, "--nproc-per-node", "2", "sh", "-c", "sleep 0.5; exit 3"], stderr=subprocess.PIPE,
+                           text=True, env=CLEAN, preexec_fn=os.setpgrp)
     until(lambda: len(children(job.pid)) == 2, "no ranks")
     job.send_signal(signal.SIGTSTP)
     time.sleep(1)  # the ranks end meanwhile
