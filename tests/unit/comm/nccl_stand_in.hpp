@@ -2,6 +2,7 @@
 /// A stand-in for the NCCL and CUDA calls of NcclCommunicator: streams that run late and in the worst order that their
 /// events allow, collectives carried out by another communicator over host memory, faults on request, and a record.
 
+#include <atomic>
 #include <chorus/comm/any_communicator.hpp>
 #include <chorus/comm/nccl_engine.hpp>
 #include <deque>
@@ -30,8 +31,8 @@ class StandInDevice {
   std::map<std::string, int> refusals;
   /// How often a call is "in progress" before it is accepted.
   int slow_accepts = 0;
-  /// Streams other than the compute stream stand still.
-  bool stuck = false;
+  /// Streams other than the compute stream stand still. A test may say so while others look.
+  std::atomic<bool> stuck = false;
   bool capturing = false;
   int async_code = 0;
 
