@@ -4,6 +4,7 @@
 #include <catch.hpp>
 
 #include "../io/files.hpp"
+#include "check_programs.hpp"
 #include "random_rank.hpp"
 
 namespace ddp_random_test {
@@ -52,18 +53,7 @@ std::string judge(Program program) {
 std::string shown(std::uint64_t seed) { return draw(seed).text(); }
 
 TEST_CASE("ddp random: programs that seeds draw train as a single device does, with the same bits on all ranks") {
-  std::map<std::string, int> drawn;
-  for_seeds(
-      150,
-      [&](std::uint64_t seed) {
-        const auto program = draw(seed);
-        const auto wrong = judge(program);
-        INFO(program.text());
-        CHECK(wrong == "");
-        for (const auto& [feature, times] : program.features) ++drawn[feature];
-      },
-      shown);
-  show_features(drawn);
+  check_programs(150, draw, judge);
 }
 
 /// Lets one rank do something that is an error there. Returns whether it is, in this program.

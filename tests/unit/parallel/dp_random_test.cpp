@@ -4,6 +4,7 @@
 #include <catch.hpp>
 
 #include "../io/files.hpp"
+#include "check_programs.hpp"
 #include "dp_random_runs.hpp"
 
 namespace test::random::dp {
@@ -31,17 +32,7 @@ std::string judge(const Program& program) {
 }
 
 TEST_CASE("dp random: programs that seeds draw train as one device does") {
-  std::map<std::string, int> drawn;
-  for_seeds(
-      500,
-      [&](std::uint64_t seed) {
-        const auto program = draw(seed);
-        INFO(program.text());
-        CHECK(judge(program) == "");
-        for (const auto& [feature, times] : program.features) ++drawn[feature];
-      },
-      [](std::uint64_t seed) { return draw(seed).text(); });
-  show_features(drawn);
+  check_programs(500, draw, judge);
 }
 
 }  // namespace test::random::dp

@@ -4,13 +4,14 @@
 #include <catch.hpp>
 
 #include "../io/files.hpp"
+#include "check_programs.hpp"
 #include "resume_random_runs.hpp"
 
 namespace resume_random_test {
 
 using namespace test::names;
 using namespace test::random::resume;
-using test::random::for_seeds, test::random::show_features;
+using test::random::check_programs;
 
 std::vector<std::string> on_ranks(const Program& program, const Job& job) {
   return Ranks(program.kind == Kind::distributed ? program.devices : 1,
@@ -55,21 +56,8 @@ std::string judge(const Program& program) {
   return difference(whole, end);
 }
 
-std::string shown(std::uint64_t seed) { return draw(seed).text(); }
-
 TEST_CASE("resume random: what goes on from a checkpoint ends with the same bits") {
-  std::map<std::string, int> drawn;
-  for_seeds(
-      100,
-      [&](std::uint64_t seed) {
-        const auto program = draw(seed);
-        const auto wrong = judge(program);
-        INFO(program.text());
-        CHECK(wrong == "");
-        for (const auto& [feature, times] : program.features) ++drawn[feature];
-      },
-      shown);
-  show_features(drawn);
+  check_programs(100, draw, judge);
 }
 
 }  // namespace resume_random_test
