@@ -53,6 +53,13 @@ class FlatParameters {
   const std::vector<Entry>& entries() const { return entries_; }
   const std::vector<Group>& groups() const { return groups_; }
 
+  /// The first parameter that lies elsewhere by now, for another FlatParameters has taken it; null where none does.
+  const Entry* taken_away() const {
+    for (const Entry& entry : entries_)
+      if (entry.parameter().value_data() != groups_[entry.group].value(entry.begin)) return &entry;
+    return nullptr;
+  }
+
   /// Bytes of all parameters.
   std::size_t bytes() const;
 

@@ -8,6 +8,7 @@
 #include <numeric>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -38,7 +39,9 @@ class BatchShares {
   /// was called for.
   void begin_alone() { alone_ = true; }
 
-  void wait() { counting_.wait(); }
+  void wait() {
+    explaining([&] { counting_.wait(); });
+  }
   bool done() const { return counting_.done(); }
 
   /// The place of this rank's first sample in the global batch: the shares lie in the order of the ranks. Of a pass
@@ -93,8 +96,22 @@ class BatchShares {
  private:
   static constexpr std::int64_t joined = -1;
 
+  // Calls `f()`; an error of the communicator says what ranks were about.
+  template <class F>
+  static void explaining(const F& f) {
+    constexpr std::string_view about =
+        "; ranks tell each other their batch sizes as a forward pass that records gradients begins: all have to begin one";
+    try {
+      f();
+    } catch (const TimeoutError& error) {
+      fail<TimeoutError>(error.what(), about);
+    } catch (const CommError& error) {
+      fail<CommError>(error.what(), about);
+    }
+  }
+
   void exchange(std::int64_t message) {
-    counting_.wait();
+    wait();
     note_changed();
     alone_ = unasked_ = false;
     message_ = message;
@@ -103,7 +120,7 @@ class BatchShares {
     if (communicator_.size() == 1)
       messages_[0] = message;
     else if (in_place_)
-      communicator_.all_gather(mine, all, {});
+      explaining([&] { communicator_.all_gather(mine, all, {}); });
     else
       counting_ = communicator_.all_gather_async(mine, all, {});
   }

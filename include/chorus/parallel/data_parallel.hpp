@@ -86,12 +86,12 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
   /// Tensors and Variables are cut along `dim` into shares that differ by at most one, on no more devices than there
   /// are samples; other arguments go to every copy as they are. What a copy throws is thrown again, of the same kind,
   /// with the copy's number and device in the message. Throws UsageError where a layer of the model has got other
-  /// parameters or buffers since the policy took it. `grad` goes through it; for gradients of gradients let an input
+  /// parameters or buffers since the policy took it, and where another policy took it afterwards. `grad` goes through it; for gradients of gradients let an input
   /// be a GraphVariable: then all devices' work is one graph, through which backward goes in the calling thread.
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
     threads_.await();
-    handles_.check_kept(this->model_);
+    handles_.check_kept(this->model_, this->flat_);
     const auto& random = this->begin_forward();
     const Index batch = detail::batch_size(options_.dim, inputs...);
     const auto used = static_cast<std::size_t>(std::clamp<Index>(batch, 1, devices()));

@@ -87,17 +87,18 @@ struct DistributedDataParallelOptions {
         !skip_all_reduce_unused_params || find_unused_parameters,
         "DistributedDataParallel: skip_all_reduce_unused_params goes with find_unused_parameters: without, "
         "every parameter has a gradient");
-    const auto known = [&](const std::string& wanted) {
-      for (const auto& named : nn::named_parameters<D>(model))
-        if (named.name == wanted) return true;
-      for (const auto& named : nn::named_buffers<D>(model))
-        if (named.name == wanted) return true;
-      return false;
+    const auto lists = [](const auto& all, const std::string& wanted) {
+      return std::any_of(all.begin(), all.end(), [&](const auto& named) { return named.name == wanted; });
     };
-    for (const auto* list : {&parameters_and_buffers_to_ignore, &delay_all_reduce_named_params})
-      for (const auto& wanted : *list)
-        check<UsageError>(known(wanted), "DistributedDataParallel: the model has no parameter or buffer '", wanted,
-                          "'");
+    const auto parameters = nn::named_parameters<D>(model);
+    const auto buffers = nn::named_buffers<D>(model);
+    for (const auto& wanted : parameters_and_buffers_to_ignore)
+      check<UsageError>(lists(parameters, wanted) || lists(buffers, wanted),
+                        "DistributedDataParallel: the model has no parameter or buffer '", wanted,
+                        "', which parameters_and_buffers_to_ignore names");
+    for (const auto& wanted : delay_all_reduce_named_params)
+      check<UsageError>(lists(parameters, wanted), "DistributedDataParallel: the model has no parameter '", wanted,
+                        "', which delay_all_reduce_named_params names");
     return *this;
   }
 

@@ -53,7 +53,7 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
     }
     for (const auto& entry : this->flat_.entries()) {
       auto& parameter = entry.parameter();
-      parameter.on_grad([this, alive = std::weak_ptr<void>(alive_), &parameter] {
+      parameter.on_grad([this, alive = reducer_.alive(), &parameter] {
         if (!alive.expired()) reducer_.gradient_ready(parameter);
       });
     }
@@ -72,7 +72,9 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
     const bool unwinding = std::uncaught_exceptions() > exceptions_before_;
     if (reducer_.in_backward() || (unwinding && !this->shares_.done()))
       this->communicator_.abort(
-          cat("rank ", this->communicator_.rank(), " threw an exception in the middle of a step"));
+          cat("rank ", this->communicator_.rank(),
+              unwinding ? " threw an exception in the middle of a step"
+                        : ": its net has ended in the middle of a backward pass"));
   }
 
   /// The model's output for this rank's share of the batch.
@@ -286,7 +288,6 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   std::function<void(std::span<const nn::NamedBuffer<D>>, Communicator&)> buffer_hook_;
   bool joining_ = false, throw_early_ = false;
   const int exceptions_before_ = std::uncaught_exceptions();
-  std::shared_ptr<void> alive_ = std::make_shared<int>();  // the model's parameters, and their hooks, may live longer
 };
 
 }  // namespace chorus::inline CHORUS_ABI

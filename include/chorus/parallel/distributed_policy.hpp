@@ -137,10 +137,10 @@ class DistributedPolicy : public Policy<Model> {
   }
 
   /// The model's forward pass, with the random numbers of this rank's share. Throws UsageError where a layer of the
-  /// model has got other parameters or buffers since the policy took it.
+  /// model has got other parameters or buffers since the policy took it, and where another policy took it afterwards.
   template <class... Inputs>
   auto forward(const Inputs&... inputs) {
-    handles_.check_kept(this->model_);
+    handles_.check_kept(this->model_, this->flat_);
     const RandomScope scope(this->begin_forward());
     const BatchGroupScope group(grad_enabled() ? group_ : nullptr);
     auto output = this->model_.forward(this->on_model_device(inputs)...);

@@ -132,7 +132,8 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   void gradient_ready() {
     if (in_backward_) return;
     in_backward_ = true;
-    at_backward_end([this] {
+    at_backward_end([this, alive = std::weak_ptr<void>(alive_)] {
+      if (alive.expired()) return;
       in_backward_ = false;
       seen_ += samples_;
       if (sync_) ++steps_;

@@ -125,7 +125,8 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
                       "ParameterServer: expected a forward pass between two backward passes; what the first one has "
                       "sent to the server can't be told from what the second one adds");
     in_backward_ = true;
-    at_backward_end([this] {
+    at_backward_end([this, alive = std::weak_ptr<void>(alive_)] {
+      if (alive.expired()) return;
       push();
       in_backward_ = false;
       pushed_ = stepped_ = true;

@@ -18,6 +18,7 @@
 #include <chorus/parallel/same_model.hpp>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <utility>
@@ -42,7 +43,8 @@ class Reducer {
         accumulated_(layout_, shares),
         arrivals_(layout_, communicator.rank()) {
     check<UsageError>(!layout_.buckets().empty(),
-                      "DistributedDataParallel: no parameter of the model wants a gradient");
+                      "DistributedDataParallel: no parameter of the model wants a gradient",
+                      options_.parameters_and_buffers_to_ignore.empty() ? "" : " that ranks share");
     check<UsageError>(
         !in_parts || !options_.skip_all_reduce_unused_params,
         "DistributedDataParallel: skip_all_reduce_unused_params makes buckets anew behind a backward pass, "
@@ -58,6 +60,8 @@ class Reducer {
   /// What a hook that averages in parts has left.
   GradientParts<D>& parts() { return parts_; }
   bool in_backward() const { return in_backward_; }
+  /// What is empty once this is gone: the model's parameters, and their hooks, may live longer.
+  std::weak_ptr<void> alive() const { return alive_; }
   std::int64_t skipped_steps() const { return skipped_; }
   DdpClock& clock() { return sender_.clock(); }
   const DdpClock& clock() const { return sender_.clock(); }
@@ -102,7 +106,9 @@ class Reducer {
     }
     if (!in_backward_) {
       begin_backward();
-      at_backward_end([this] { finish_backward(); });
+      at_backward_end([this, alive = alive()] {
+        if (!alive.expired()) finish_backward();
+      });
     }
     clock().gradient(&parameter);
     const std::size_t i = layout_.index_of(parameter);
@@ -286,6 +292,7 @@ class Reducer {
   std::int64_t skipped_ = 0;
   UnusedWatch unused_watch_;
   bool in_backward_ = false, order_learned_ = false, company_ = false;
+  std::shared_ptr<void> alive_ = std::make_shared<int>();
 };
 
 }  // namespace chorus::inline CHORUS_ABI::detail

@@ -118,8 +118,14 @@ class ReplicaRunner {
   virtual void backward_to_wanted(const Roots& roots, bool keep) = 0;
   virtual void for_each_parameter(void (*visit)(Node&, void*), void* context) const = 0;
 
- protected:
-  ~ReplicaRunner() = default;
+  ReplicaRunner() = default;
+  ReplicaRunner(const ReplicaRunner&) = delete;
+  virtual ~ReplicaRunner() = default;
+  /// What is empty once this one is gone.
+  std::weak_ptr<ReplicaRunner> living() const { return self_; }
+
+ private:
+  std::shared_ptr<ReplicaRunner> self_{this, [](ReplicaRunner*) {}};
 };
 
 /// Stands on the tape for everything that ran on the replicas: gathered outputs leave their gradients' shares with the
@@ -127,21 +133,21 @@ class ReplicaRunner {
 class ReplicaBackward final : public Node {
  public:
   ReplicaBackward(ReplicaRunner& runner, std::size_t replicas)
-      : Node("data_parallel"), roots(replicas), runner_(runner) {}
+      : Node("data_parallel"), roots(replicas), runner_(runner.living()) {}
 
   void backward(bool keep) override {
-    runner_.backward(roots, keep);
+    runner()->backward(roots, keep);
     go_on(keep);
   }
   void backward_to_wanted(bool keep) override {
-    runner_.backward_to_wanted(roots, keep);
+    runner()->backward_to_wanted(roots, keep);
     go_on(keep);
   }
   void for_each_input(void (*visit)(Node&, void*), void* context) const override {
     for (const auto& input : inputs) visit(*input, context);
   }
   void for_each_far_leaf(void (*visit)(Node&, void*), void* context) const override {
-    runner_.for_each_parameter(visit, context);
+    runner()->for_each_parameter(visit, context);
   }
 
   ReplicaRunner::Roots roots;
@@ -157,7 +163,13 @@ class ReplicaBackward final : public Node {
       inputs.clear();
     }
   }
-  ReplicaRunner& runner_;
+  std::shared_ptr<ReplicaRunner> runner() const {
+    auto living = runner_.lock();
+    check<UsageError>(living != nullptr, "backward: the DataParallel that made this output is gone; it has to outlive ",
+                      "the losses made through it");
+    return living;
+  }
+  std::weak_ptr<ReplicaRunner> runner_;
 };
 
 // Member I of a share that is a tuple, or a struct with fields.

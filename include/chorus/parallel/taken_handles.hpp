@@ -15,12 +15,16 @@ class TakenHandles final : public nn::detail::Walker {
     taken_ = true;
   }
 
-  /// Throws UsageError where the model has others now.
-  void check_kept(nn::Module& model) {
+  /// Throws UsageError where the model has others now, or where another policy has moved them out of `flat`.
+  template <class Flat>
+  void check_kept(nn::Module& model, const Flat& flat) {
     next_ = 0;
     walk(model);
     check<UsageError>(next_ == nodes_.size(), "the model has lost ", nodes_.size() - next_,
                       " parameters and buffers since the policy took it");
+    if (const auto* entry = flat.taken_away())
+      fail<UsageError>("the model's '", entry->named.name, "' lies in the buffers of another policy by now, which was ",
+                       "made of the same model: give each policy a model of its own");
   }
   void parameter(std::string_view name, AnyParameter& handle) override { look(name, handle.shared()); }
   void buffer(std::string_view name, AnyBuffer& handle) override { look(name, handle.shared()); }

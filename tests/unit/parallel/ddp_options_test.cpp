@@ -103,7 +103,7 @@ TEST_CASE("ddp options: how large buckets are by default depends on the device, 
   CHECK(bytes({.first_bucket_cap_mb = 1, .bucket_cap_mb = 3}) == std::vector{layer, 2 * layer});
 }
 
-TEST_CASE("ddp options: a negative cap is refused") {
+TEST_CASE("ddp options: a negative cap, and names that the model does not have, are refused") {
   comm::AnyCommunicator alone;
   const auto net = [&](const DistributedDataParallelOptions& options) {
     return message_of<UsageError>([&] {
@@ -114,8 +114,22 @@ TEST_CASE("ddp options: a negative cap is refused") {
   CHECK_THAT(net({.bucket_cap_mb = -2}), Contains("-2"));
   CHECK_THAT(net({.bucket_cap_mb_list = {1, -3}}), Contains("-3"));
   CHECK(net({.parameters_and_buffers_to_ignore = {"fc9.weight"}}) ==
-        "DistributedDataParallel: the model has no parameter or buffer 'fc9.weight'");
-  CHECK_THAT(net({.delay_all_reduce_named_params = {"fc.bias"}}), Contains("'fc.bias'"));
+        "DistributedDataParallel: the model has no parameter or buffer 'fc9.weight', which "
+        "parameters_and_buffers_to_ignore names");
+  const auto normed = [&](const DistributedDataParallelOptions& options) {
+    return message_of<UsageError>([&] {
+      DistributedDataParallel<test::Normed<Cpu>> made{make<test::Normed<Cpu>>(), alone, options};
+    });
+  };
+  CHECK(normed({.parameters_and_buffers_to_ignore = {"norm.running_mean"}}) == "nothing");
+  CHECK(normed({.delay_all_reduce_named_params = {"norm.running_mean"}}) ==
+        "DistributedDataParallel: the model has no parameter 'norm.running_mean', which delay_all_reduce_named_params "
+        "names");
+  std::vector<std::string> all;
+  for (const auto& named : DistributedDataParallel<test::Smooth<Cpu>>{make<test::Smooth<Cpu>>(), alone}.parameters())
+    all.push_back(named.name);
+  CHECK(net({.parameters_and_buffers_to_ignore = all}) ==
+        "DistributedDataParallel: no parameter of the model wants a gradient that ranks share");
 }
 
 TEST_CASE("ddp options: ranks with other options are named") {

@@ -1,0 +1,130 @@
+// What programs shouldn't do with nets: errors that say so, and no crash.
+#include <catch.hpp>
+#include <chorus/ops/higher_order.hpp>
+#include <chorus/parallel/data_parallel.hpp>
+#include <chorus/parallel/local_sgd.hpp>
+#include <chorus/parallel/parameter_server.hpp>
+#include <memory>
+#include <optional>
+
+#include "ranks.hpp"
+
+namespace misuse_test {
+
+using namespace test::names;
+using Catch::Matchers::Contains;
+using Model = test::Smooth<Cpu>;
+
+TEST_CASE("misuse: under dp a loss that outlives its net is named, by backward and by grad") {
+  const auto orphan = [](const auto& x) {
+    DataParallel<Model> net{make<Model>(), {.device_ids = {0, 1}}, 3};
+    return sum(square(net(x)));
+  };
+  const auto gone =
+      "backward: the DataParallel that made this output is gone; it has to outlive the losses made through it";
+  const auto loss = orphan(numbers(8, 5, 1));
+  CHECK(message_of<UsageError>([&] { loss.backward(); }) == gone);
+  const Variable<double, 2> x(numbers(8, 5, 1), true);
+  const auto of_input = orphan(x);
+  CHECK(message_of<UsageError>([&] { grad(of_input, x); }) == gone);
+}
+
+TEST_CASE("misuse: under dp what a recorded pass made has its gradients without the net") {
+  const auto slope = [](const auto& x, bool kept) {
+    auto net = std::make_unique<DataParallel<Model>>(make<Model>(), DataParallelOptions{.device_ids = {0, 1}}, 3);
+    const auto loss = sum(square((*net)(x)));
+    if (!kept) net.reset();
+    loss.backward();
+    return x.grad().to_vector();
+  };
+  const GraphVariable<double, 2> first(numbers(8, 5, 1), true), second(numbers(8, 5, 1), true);
+  CHECK(slope(first, false) == slope(second, true));
+}
+
+TEST_CASE("misuse: a net may be held by a pointer to it, and go in the middle of its backward") {
+  std::unique_ptr<DataParallel<Model>> dp(new DataParallel<Model>(make<Model>(), {.device_ids = {0, 1}}, 3));
+  dp->module().fc1.weight.register_hook([&] { dp.reset(); });
+  sum((*dp)(numbers(8, 5, 1))).backward();
+  CHECK(!dp);
+
+  const auto ends = [](auto type, bool all) {
+    return Ranks(2, [=](const World& world) {
+      auto communicator = comm::connect(world);
+      auto net = std::make_unique<typename decltype(type)::type>(make<Model>(), communicator);
+      const auto weight = net->module().fc2.weight;
+      weight.register_hook([&] {
+        if (all || world.rank == 0) net.reset();
+      });
+      const auto loss = sum((*net)(test::share(numbers(8, 5, 1), world)));
+      const auto message = message_of<CommError>([&] { loss.backward(); });
+      return message == "nothing" ? cat("ended ", !net) : message;
+    });
+  };
+  const std::vector<std::string> fine{"ended true", "ended true"};
+  CHECK(ends(std::type_identity<DistributedDataParallel<Model>>{}, true).texts() == fine);
+  CHECK(ends(std::type_identity<LocalSgd<Model>>{}, true).texts() == fine);
+  CHECK(ends(std::type_identity<ParameterServer<Model>>{}, true).texts() == fine);
+  const auto one = ends(std::type_identity<DistributedDataParallel<Model>>{}, false).texts();
+  CHECK(one[0] == fine[0]);
+  CHECK_THAT(one[1], Contains("rank 0 gave up") && Contains("its net has ended in the middle of a backward pass"));
+}
+
+TEST_CASE("misuse: a policy says so where another one has taken its model's parameters away") {
+  const std::string taken =
+      " lies in the buffers of another policy by now, which was made of the same model: give each policy a model of its "
+      "own";
+  // Of evaluation in another policy, as of training.
+  const auto message = [](auto& net, const auto& x) {
+    mean(square(net(x))).backward();
+    SingleDevice<Model> other{net.module(), 3};
+    return message_of<UsageError>([&] { net(x); });
+  };
+  const auto of_ranks = [&](auto type) {
+    return common_text(2, [&](const World& world) {
+      auto communicator = comm::connect(world);
+      typename decltype(type)::type net(make<Model>(), communicator);
+      return message(net, test::share(numbers(8, 5, 1), world));
+    });
+  };
+  CHECK(of_ranks(std::type_identity<DistributedDataParallel<Model>>{}) == "the model's 'fc3.weight'" + taken);
+  CHECK(of_ranks(std::type_identity<LocalSgd<Model>>{}) == "the model's 'fc3.bias'" + taken);
+  CHECK(of_ranks(std::type_identity<ParameterServer<Model>>{}) == "the model's 'fc3.bias'" + taken);
+  DataParallel<Model> dp{make<Model>(), {.device_ids = {0, 1}}, 3};
+  CHECK(message(dp, numbers(8, 5, 1)) == "the model's 'fc3.bias'" + taken);
+
+  // One device has nothing that depends on where they lie, and DataParallel takes a copy.
+  SingleDevice<Model> first{make<Model>(), 3};
+  SingleDevice<Model> second{first.module(), 3};
+  DataParallel<Model> third{first.module(), {.device_ids = {0, 1}}, 3};
+  CHECK(first(numbers(8, 5, 1)).value().to_vector() == second(numbers(8, 5, 1)).value().to_vector());
+}
+
+TEST_CASE("misuse: a forward pass of one rank alone, and one that fails on a rank that goes on, are explained") {
+  const auto explained =
+      Contains("; ranks tell each other their batch sizes as a forward pass that records gradients begins: all have to "
+               "begin one");
+  const auto alone = Ranks(2, [](const World& world) {
+                       Distributed<Model> rank(world);
+                       return message_of<CommError>([&] {
+                         if (world.rank == 0) rank.net(numbers(8, 5, 1));
+                         sum(rank.net(test::share(numbers(8, 5, 1), world))).backward();
+                       });
+                     }).texts();
+  CHECK_THAT(alone[0], Contains("rank 0: all_gather #") && Contains("rank 1 is in another call, all_reduce") && explained);
+  CHECK_THAT(alone[1], Contains("rank 1: all_reduce #") && Contains("rank 0 is in another call, all_gather"));
+
+  const auto caught = Ranks(2, [](const World& world) {
+                        Distributed<Model> rank(world);
+                        return message_of<CommError>([&] {
+                          for (int i = 0; i < 2; ++i)
+                            message_of<ShapeError>([&] {
+                              const bool wrong = i == 0 && world.rank == 1;
+                              sum(rank.net(numbers(4, wrong ? 4 : 5, 1))).backward();
+                            });
+                        });
+                      }).texts();
+  CHECK_THAT(caught[0], Contains("rank 0: all_reduce #"));
+  CHECK_THAT(caught[1], Contains("rank 1: all_gather #") && explained);
+}
+
+}  // namespace misuse_test
