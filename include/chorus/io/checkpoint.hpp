@@ -111,14 +111,15 @@ inline std::vector<std::string> parameter_order_in(const SafetensorsReader& file
 }  // namespace detail
 
 /// Writes model, optimizer and position to one file, atomically. The model's tensors have their own names, so the file
-/// is also a model's file. One process calls it; with a ShardedOptimizer, or under a communication hook that remembers
-/// something, all do, and rank 0 writes. The file is the same for the plain, the fused and the sharded form of an
-/// optimizer. `more`: what else goes on from step to step, as GradScaler, ParameterAverage and ReduceOnPlateau do; at
-/// most one of each. Gradients are not in it: a checkpoint belongs between two steps.
+/// is also a model's file. One process calls it; with a ShardedOptimizer, under LocalSgd, or under a communication hook
+/// that remembers something, all do, and rank 0 writes. The file is the same for the plain, the fused and the sharded
+/// form of an optimizer. `more`: what else goes on from step to step, as GradScaler, ParameterAverage and
+/// ReduceOnPlateau do; at most one of each. Gradients are not in it: a checkpoint belongs between two steps.
 ///
-/// What is each rank's own under a hook, such as errors to be fed back, and under PostLocalSgd models and optimizers,
-/// is in the file for each rank; rank 0 holds the whole file in memory for a moment. Of parameters and buffers that
-/// DistributedDataParallel ignores or doesn't broadcast, rank 0's are in it.
+/// What is each rank's own under a hook, such as errors to be fed back, and under LocalSgd and PostLocalSgd models,
+/// optimizers and `more`, is in the file for each rank; rank 0 holds the whole file in memory for a moment. Of
+/// parameters and buffers that DistributedDataParallel ignores or doesn't broadcast, rank 0's are in it, and under
+/// ParameterServer the server's.
 ///
 /// Throws FileError, and CommError where all ranks should call it and don't.
 template <class Net, class Optimizer, class... More>
@@ -152,9 +153,10 @@ void save_checkpoint(Net& net, Optimizer& optimizer, const TrainingPosition& pos
 
 /// Restores what `save_checkpoint` wrote; every process calls it, with the same `more`. Training then goes on bit for
 /// bit as it would have without the break. Where the number of ranks is another one, each takes the mean over the ranks
-/// of the file of what was each one's own, so that no error that was to be fed back is lost. A communication hook takes
-/// what it knows of another one's memory, and starts anew where the file has none; without a hook it is left out.
-/// Throws FileError, and changes nothing, where the file is damaged, is no checkpoint, or doesn't fit.
+/// of the file of what was each one's own, so that no error that was to be fed back is lost; of models and optimizers
+/// that differed so does each rank of a policy under which they never do. A communication hook takes what it knows of
+/// another one's memory, and starts anew where the file has none; without a hook it is left out. Throws FileError, and
+/// changes nothing, where the file is damaged, is no checkpoint, or doesn't fit.
 template <class Net, class Optimizer, class... More>
 TrainingPosition load_checkpoint(Net& net, Optimizer& optimizer, const std::string& path, More&... more) {
   if constexpr (requires { optimizer.whole(net); }) {
@@ -182,8 +184,7 @@ TrainingPosition load_checkpoint(Net& net, Optimizer& optimizer, const std::stri
         file, wanted, [&](std::string_view name) { return detail::is_ranks_own(name) || names.contains(name); },
         [&](const auto& place, std::span<const std::byte> bytes) {
           detail::check_kept<Optimizer, More...>(file, place, bytes);
-          if constexpr (requires { net.hook(); })
-            detail::check_kept<std::remove_cvref_t<decltype(net.hook())>>(file, place, bytes);
+          detail::check_kept<std::remove_cvref_t<decltype(detail::keeper_of(net))>>(file, place, bytes);
         });
     const auto give_back = [](auto& kept, const auto& read) {
       if constexpr (requires { kept.keep(read); }) kept.keep(read);

@@ -83,10 +83,9 @@ void read_all(const SafetensorsReader& file, const std::vector<Incoming<D>>& wan
     numbers.emplace_back(entry.bytes);
     file.read(entry, numbers.back());
     check_bools(file, entry, numbers.back());
+    if (!tensor.mean_with.empty() && tensor.dtype == DType::f32) take_mean<float>(file, tensor, numbers.back());
+    if (!tensor.mean_with.empty() && tensor.dtype == DType::f64) take_mean<double>(file, tensor, numbers.back());
     judge(tensor, std::span<const std::byte>(numbers.back()));
-    if (tensor.mean_with.empty()) continue;
-    if (tensor.dtype == DType::f32) take_mean<float>(file, tensor, numbers.back());
-    if (tensor.dtype == DType::f64) take_mean<double>(file, tensor, numbers.back());
   }
   for (std::size_t i = 0; i < wanted.size(); ++i)
     if (wanted[i].device)

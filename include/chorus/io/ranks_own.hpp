@@ -55,16 +55,26 @@ std::vector<Incoming<D>> places_of(X& x, std::array<double, N>& numbers) {
   return places;
 }
 
-/// Whether all ranks take part when a checkpoint is written, since a communication hook remembers something.
-template <class Net>
-constexpr bool all_ranks_save = requires {
-  requires Net::hook_remembers;
-};
 /// Whether each rank may have a model and an optimizer of its own.
 template <class Net>
 constexpr bool ranks_may_differ = requires {
   requires Net::ranks_may_differ;
 };
+/// Whether all ranks take part when a checkpoint is written, for that, or since a communication hook remembers
+/// something.
+template <class Net>
+constexpr bool all_ranks_save = ranks_may_differ<Net> || requires {
+  requires Net::hook_remembers;
+};
+
+/// What keeps numbers beside the model and the optimizer: a net's hook, or, where it has none, the net.
+template <class Net>
+auto& keeper_of(Net& net) {
+  if constexpr (requires { net.hook(); })
+    return net.hook();
+  else
+    return net;
+}
 
 /// Adds `own` of all other ranks to rank 0's file, one rank after the other. All ranks call it.
 template <Device D, class Communicator>
@@ -104,25 +114,28 @@ void add_of_ranks(Outgoing& out, Communicator& communicator, const std::vector<I
   }
 }
 
-/// Adds what a hook remembers, of all ranks, and `places` of all other ranks where they differ. Returns whether this is
-/// the rank that writes. All ranks call it.
+/// Adds what a hook or the net itself remembers, of all ranks, and `places` of all other ranks where they differ.
+/// Returns whether this is the rank that writes. All ranks call it.
 template <Device D, class Net>
 bool add_ranks_own(Outgoing& out, Net& net, const std::vector<Incoming<D>>& places) {
   const auto device = net.flat_parameters().entries().front().parameter().where();
   std::vector<Incoming<D>> own;
-  for (auto& tensor : net.hook_state())
-    own.push_back({cat(hook_prefix, tensor.name), tensor.dtype, std::move(tensor.shape),
-                   tensor.on_host ? std::nullopt : std::optional<D>(device), tensor.data});
-  for (const auto& tensor : own) out.add(tensor);
-  auto numbers = numbers_of(net.hook());
+  if constexpr (requires { net.hook_state(); })
+    for (auto& tensor : net.hook_state())
+      own.push_back({cat(hook_prefix, tensor.name), tensor.dtype, std::move(tensor.shape),
+                     tensor.on_host ? std::nullopt : std::optional<D>(device), tensor.data});
+  auto& keeper = keeper_of(net);
+  auto numbers = numbers_of(keeper);
   if constexpr (numbers.size() > 0)
-    out.add(cat(hook_prefix, net.hook().kept_as), DType::f64, {Index{numbers.size()}}, Cpu{}, numbers.data());
+    own.push_back({cat(hook_prefix, keeper.kept_as), DType::f64, {Index{numbers.size()}}, {}, numbers.data()});
+  for (const auto& tensor : own) out.add(tensor);
   if (net.ranks_differ()) own.insert(own.end(), places.begin(), places.end());
   try {
     add_of_ranks(out, net.communicator(), own);
   } catch (const CommError& error) {
-    fail<CommError>("save_checkpoint: under a communication hook that remembers something all ranks call it: ",
-                    error.what());
+    fail<CommError>(
+        "save_checkpoint: under LocalSgd, or a communication hook that remembers something, all ranks call it: ",
+        error.what());
   }
   return net.communicator().rank() == 0;
 }
@@ -144,13 +157,13 @@ void choose_among_ranks(const SafetensorsReader& file, Incoming<D>& tensor, [[ma
   tensor.mean_with = std::move(others);
 }
 
-/// What a hook remembers, on its way from a file; nothing where a net has no hook that does.
+/// What a hook or the net itself remembers, on its way from a file; nothing where none does.
 template <Device D, class Net>
 class HookReading {
  public:
   /// Adds to `wanted` what the file has of it.
   HookReading(const SafetensorsReader& file, Net& net, std::vector<Incoming<D>>& wanted) {
-    if constexpr (all_ranks_save<Net>) {
+    if constexpr (has_tensors) {
       const auto known = net.hook_state(true);
       for (const TensorEntry& entry : file.entries()) {
         const auto name = entry.name.substr(std::min(hook_prefix.size(), entry.name.size()));
@@ -165,33 +178,31 @@ class HookReading {
         choose_among_ranks(file, wanted.back(), net, true);
         tensors_.push_back(std::move(tensor));
       }
-      numbers_.fill(0);
-      if constexpr (numbers > 0)
-        if (const auto name = cat(hook_prefix, net.hook().kept_as); file.find(name) != nullptr)
-          wanted.push_back({name, DType::f64, {Index{numbers}}, {}, numbers_.data()});
     }
+    numbers_.fill(0);
+    if constexpr (numbers > 0)
+      if (const auto name = cat(hook_prefix, keeper_of(net).kept_as); file.find(name) != nullptr) {
+        wanted.push_back({name, DType::f64, {Index{numbers}}, {}, numbers_.data()});
+        choose_among_ranks(file, wanted.back(), net, true);
+      }
   }
   HookReading(const HookReading&) = delete;
   HookReading& operator=(const HookReading&) = delete;
 
   /// Behind the order of parameters.
   void give(Net& net) const {
-    if constexpr (all_ranks_save<Net>) net.set_hook_state(tensors_);
-    if constexpr (numbers > 0) net.hook().keep(numbers_);
+    if constexpr (has_tensors) net.set_hook_state(tensors_);
+    if constexpr (numbers > 0) keeper_of(net).keep(numbers_);
   }
 
  private:
-  static constexpr std::size_t count_numbers() {
-    if constexpr (requires(Net & net) { net.hook().kept(); })
-      return std::tuple_size_v<decltype(std::declval<Net&>().hook().kept())>;
-    else
-      return 0;
-  }
-  static constexpr std::size_t numbers = count_numbers();
+  using Numbers = decltype(numbers_of(keeper_of(std::declval<Net&>())));
+  static constexpr std::size_t numbers = std::tuple_size_v<Numbers>;
+  static constexpr bool has_tensors = all_ranks_save<Net> && requires(Net& net) { net.hook_state(true); };
 
   std::vector<optim::StateTensor> tensors_;
   std::vector<std::vector<std::byte>> bytes_;
-  std::array<double, numbers> numbers_;
+  Numbers numbers_;
 };
 
 }  // namespace chorus::inline CHORUS_ABI::io::detail

@@ -1,14 +1,18 @@
 #pragma once
 /// LocalSgd: ranks step on their own and average their parameters now and then.
 
+#include <array>
 #include <chorus/comm/any_communicator.hpp>
 #include <chorus/parallel/average_parameters.hpp>
 #include <chorus/parallel/distributed_policy.hpp>
 #include <chorus/parallel/no_sync.hpp>
+#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <numeric>
 #include <span>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -29,7 +33,8 @@ struct LocalSgdOptions {
 /// `period`-th of DistributedDataParallel's. With a period of 1 and plain SGD the steps are those of one device.
 ///
 /// In between, ranks have different parameters: `eval()` or `synchronise()`, which all ranks call, brings them
-/// together. Do so before a checkpoint, which has rank 0's parameters and momentum.
+/// together. A checkpoint, which all ranks save, has each rank's model and optimizer, and may be taken at any step. Its
+/// plain names, which `io::load` reads, are rank 0's.
 template <class Model, class Communicator = comm::AnyCommunicator>
 class LocalSgd : public DistributedPolicy<Model, Communicator> {
   using Base = DistributedPolicy<Model, Communicator>;
@@ -100,6 +105,25 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   void eval() {
     synchronise();
     Base::eval();
+  }
+
+  // For checkpoints.
+
+  /// From the first step on, models differ, and momenta for good.
+  static constexpr bool ranks_may_differ = true;
+  bool ranks_differ() const { return this->communicator_.size() > 1; }
+  /// Those that ranks have stepped on their own since they last had the same.
+  std::vector<std::string> parameters_apart() const { return apart_.names(this->flat_); }
+  void set_parameters_apart(std::span<const std::string> names) { apart_.set(this->flat_, names); }
+  /// Steps and this rank's samples since the last mean.
+  static constexpr std::string_view kept_as = "local_sgd";
+  std::array<double, 2> kept() const { return {static_cast<double>(steps_), static_cast<double>(seen_)}; }
+  static bool can_keep(const std::array<double, 2>& kept) {
+    return kept[0] >= 0 && kept[0] < 1e9 && kept[1] >= 0 && kept[1] < 0x1p53;
+  }
+  void keep(const std::array<double, 2>& kept) {
+    steps_ = static_cast<int>(kept[0]);
+    seen_ = std::llround(kept[1]);
   }
 
  private:

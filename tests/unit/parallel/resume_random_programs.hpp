@@ -10,7 +10,7 @@
 
 namespace test::random::resume {
 
-enum class Kind { single, data_parallel, distributed };
+enum class Kind { single, data_parallel, distributed, local, served };
 enum class Hook { all_reduce, reduce_scatter, bf16, fp16, quantize, power_sgd, post_local_sgd, sparse_rows };
 enum class Rule { sgd, adam, adamw, lion, rmsprop, adagrad, lamb, lars };
 enum class Form { plain, fused, sharded };
@@ -78,6 +78,7 @@ struct Program {
   bool frozen_before = false;  // a net is resumed with what its next step freezes already frozen
   bool epoch_ends_saved = false;
 
+  int processes() const { return kind == Kind::single || kind == Kind::data_parallel ? 1 : devices; }
   bool feature(const std::string& name, bool there) {
     if (there) ++features[name];
     return there;
@@ -146,10 +147,12 @@ inline Program draw(std::uint64_t seed) {
   Program p;
   p.seed = seed;
   p.kind = d.chance(15) ? Kind::single : d.chance(20) ? Kind::data_parallel : Kind::distributed;
+  if (p.kind == Kind::distributed && d.chance(25)) p.kind = d.chance(70) ? Kind::local : Kind::served;
   const bool ranks = p.kind == Kind::distributed;
   p.devices = p.kind == Kind::single ? 1 : 1 + static_cast<int>(d.below(4));
   ++p.features[ch::cat("policy ", static_cast<int>(p.kind), " on ", p.devices)];
   if (ranks) draw_hook(p, d);
+  if (p.kind == Kind::local) p.period = 1 + static_cast<int>(d.below(4));
   ++p.features[ch::cat("form ", static_cast<int>(p.form))];
   p.narrowing = d.chance(70) ? Narrowing::none : static_cast<Narrowing>(1 + d.below(2));
   if (p.hook != Hook::all_reduce) p.narrowing = Narrowing::none;
@@ -170,7 +173,7 @@ inline Program draw(std::uint64_t seed) {
   p.samples = p.batch * (1 + d.below(4)) + d.below(static_cast<std::uint32_t>(p.batch));
   p.drop_last = p.feature("drop_last", d.chance(30));
   p.shuffle = d.chance(80);
-  p.padding = p.feature("padding", ranks && d.chance(20));
+  p.padding = p.feature("padding", p.processes() > 1 && d.chance(20));
   p.augments = p.feature("augments", d.chance(40));
   p.workers = static_cast<int>(d.below(3));
   // A share of no samples has no statistics.

@@ -21,6 +21,8 @@
 #include <chorus/parallel/hooks/quantize.hpp>
 #include <chorus/parallel/hooks/reduce_scatter.hpp>
 #include <chorus/parallel/hooks/sparse_rows.hpp>
+#include <chorus/parallel/local_sgd.hpp>
+#include <chorus/parallel/parameter_server.hpp>
 #include <chorus/parallel/sharded_optimizer.hpp>
 
 #include "ranks.hpp"
@@ -147,7 +149,7 @@ class Training {
   }
   /// The mean loss of all.
   double backward(const data::Batch& batch, const Step& step, bool last) {
-    if constexpr (Net::distributed) {
+    if constexpr (requires { net_.no_sync(); }) {
       if (last) return backward(batch, step);
       const auto quiet = net_.no_sync();
       return backward(batch, step);
@@ -184,7 +186,7 @@ class Training {
     net_.train();
   }
   void save(const std::string& path) {
-    if (sharded || rank_ == 0 || requires { requires Net::hook_remembers; })
+    if (sharded || rank_ == 0 || io::detail::all_ranks_save<Net>)
       io::save_checkpoint(net_, optimizer_, at_, path, scaler_, average_, plateau_);
   }
 
@@ -261,6 +263,16 @@ std::string train(Net& net, const Program& p, const World& world, const Job& job
 template <class Model>
 std::string train_model(Model model, const Program& p, const World& world, const Job& job) {
   constexpr std::uint64_t seed = 3;
+  if (p.kind == Kind::local) {
+    auto communicator = comm::connect(world);
+    LocalSgd<Model> net{std::move(model), communicator, {.period = p.period}, seed};
+    return train(net, p, world, job);
+  }
+  if (p.kind == Kind::served) {
+    auto communicator = comm::connect(world);
+    ParameterServer<Model> net{std::move(model), communicator, seed};
+    return train(net, p, world, job);
+  }
   const auto under = [&]<class Hook>(const Hook& hook) {
     auto communicator = comm::connect(world);
     DistributedDataParallel<Model, Hook> net{std::move(model), communicator, p.options, seed, hook};

@@ -43,7 +43,7 @@ struct GradBucketPart {
 ///     calls visit(what, part, shape, device, numbers) for all that it keeps of a part, as `rest`, what has not been
 ///     sent yet. Where the bucket has no state so far, there is nothing, unless it is to `make` one.
 /// The numbers that it counts are in a checkpoint as those of optim::GradScaler are: `kept_as`, `kept()`, `keep(...)`,
-/// the same on all ranks, and `can_keep(...)`, whether a file's make sense. `bool ranks_differ() const` says whether
+/// each rank's own, and `can_keep(...)`, whether a file's make sense. `bool ranks_differ() const` says whether
 /// ranks have parameters and optimizers of their own, and `stepped`, a detail::ParametersApart, which parameters.
 template <class T, Device D>
 struct GradBucket {
