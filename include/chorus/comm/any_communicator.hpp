@@ -108,8 +108,7 @@ class AnyCommunicator {
   Work barrier_async() { return engine_->later(Call{}); }
 
   /// The same, for a group in which a rank may be missing: rank 0 names all ranks that have not come by the deadline,
-  /// in an error that every rank throws. Slower than `barrier`. Over MPI, gloo and NCCL it is a barrier, which names
-  /// none.
+  /// in an error that every rank throws. Slower than `barrier`. Over MPI and gloo it is a barrier, which names none.
   void monitored_barrier() {
     Call call;
     call.op = Op::monitored_barrier;

@@ -32,7 +32,7 @@ class NcclEngine final : public Engine {
 
   void now(const Call& call) override {
     if (is_empty(call)) return;
-    if (call.op == Op::barrier) queue_->synchronize();
+    if (is_barrier(call)) queue_->synchronize();
     if (is_on_host(call)) return control_.engine().now(call);
     queue_->wait(enqueue(call));
   }
@@ -54,9 +54,10 @@ class NcclEngine final : public Engine {
   using RedOp = typename Api::RedOp;
 
   // The same on all ranks: where nothing moves, there need be no memory that could tell the way.
-  static bool is_empty(const Call& call) { return call.count == 0 && call.op != Op::barrier; }
+  static bool is_empty(const Call& call) { return call.count == 0 && !is_barrier(call); }
+  static bool is_barrier(const Call& call) { return call.op == Op::barrier || call.op == Op::monitored_barrier; }
   bool is_on_host(const Call& call) const {
-    return call.op == Op::barrier || !api_.on_device(call.in != nullptr ? call.in : call.out);
+    return is_barrier(call) || !api_.on_device(call.in != nullptr ? call.in : call.out);
   }
 
   std::uint64_t enqueue(const Call& call) {
@@ -100,7 +101,7 @@ class NcclEngine final : public Engine {
     check<UsageError>(reduction.dtype != DType::i16 && reduction.dtype != DType::u16, comm::name(call.op),
                       ": nccl does not reduce ", reduction.dtype);
     check<UsageError>(reduction.scale == 1 || reduction.op == ReduceOp::sum, comm::name(call.op),
-                      ": nccl scales contributions to a sum, not to a ", reduction.op);
+                      ": nccl does not scale contributions to a ", reduction.op);
   }
 
   // NCCL chooses its algorithm by itself: this counts what a ring sends.

@@ -126,6 +126,8 @@ class NcclMember {
 
   void give_up(std::string why, bool timed_out) noexcept {
     failure_ = {std::move(why), timed_out};
+    // This thread's calls of other communicators would wait for the group's end, too.
+    if (std::exchange(grouping_, false)) api_.group_end();
     if (comm_ != Comm{}) api_.abort(std::exchange(comm_, Comm{}));
     forget_calls();
     if (tell_) tell_(failure_);
@@ -166,6 +168,7 @@ class NcclMember {
   Comm comm_{};
   Stream stream_{};
   Failure failure_;
+  bool grouping_ = false;  // between NCCL's group_start and group_end
 
  private:
   const std::function<void(const Failure&)> tell_;

@@ -70,11 +70,7 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
     try {
       calls();
     } catch (...) {
-      grouping_ = false;
-      if (!failure_) {
-        api_.group_end();
-        give_up(describe(group_, "the calls of a group could not all be made"), false);
-      }
+      if (!failure_) give_up(describe(group_, "the calls of a group could not all be made"), false);
       throw;
     }
     grouping_ = false;
@@ -175,8 +171,8 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
   using Stream = typename Calls::Stream;
   using Comm = typename Calls::Comm;
   using Calls::accept, Calls::accept_later, Calls::check_cuda, Calls::describe, Calls::destroy_streams;
-  using Calls::api_, Calls::comm_, Calls::device_, Calls::failure_, Calls::mutex_, Calls::rank_, Calls::stream_;
-  using Calls::change_, Calls::in_flight_, Calls::issued_, Calls::operators_;
+  using Calls::api_, Calls::comm_, Calls::device_, Calls::failure_, Calls::grouping_, Calls::mutex_, Calls::rank_;
+  using Calls::change_, Calls::in_flight_, Calls::issued_, Calls::operators_, Calls::stream_;
   using Calls::close, Calls::event, Calls::give_up, Calls::inspect, Calls::named, Calls::open, Calls::pause;
   using Calls::raise_if_failed;
 
@@ -204,7 +200,7 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
 
   const int exceptions_ = std::uncaught_exceptions();
   Call group_;
-  bool grouping_ = false, stopping_ = false;
+  bool stopping_ = false;
   std::uint32_t calls_ = 0;
   std::thread watcher_;
 };

@@ -124,6 +124,23 @@ TEST_CASE("nccl: a group whose calls cannot all be made aborts", "[comm]") {
   CHECK_THROWS_AS(one.reduce(), CommError);
 }
 
+TEST_CASE("nccl: a call that is refused inside of a group ends the group before it aborts", "[comm]") {
+  Alone one;
+  one.device->refusals["all_reduce"] = 5;
+  CHECK_THAT(message_of<CommError>([&] { one.nccl.group([&] { one.reduce(); }); }),
+             Contains("all_reduce #2") && Contains("bucket 2") && Contains("error 5"));
+  const auto lines = one.device->record();
+  const auto ended = std::find(lines.begin(), lines.end(), "group_end");
+  CHECK(std::find(ended, lines.end(), "abort") != lines.end());
+}
+
+TEST_CASE("nccl: a monitored barrier is a barrier", "[comm]") {
+  Alone one(200ms);
+  one.device->stuck = true;
+  auto work = one.reduce();
+  CHECK_THROWS_AS(one.nccl.monitored_barrier(), TimeoutError);
+}
+
 TEST_CASE("nccl: abort, from another thread", "[comm]") {
   Alone one;
   one.device->stuck = true;

@@ -133,7 +133,7 @@ TEST_CASE("nccl: host memory goes over the other communicator", "[comm]") {
   const auto wrong = test::nccl_ranks(2, [](test::NcclRank& rank) -> std::string {
     auto nccl = rank.nccl();
     std::vector<double> on_host{1.0 + rank.control.rank()}, both(2), nothing;
-    rank.device->host_memory = on_host.data();
+    rank.device->holds = [&](const void* memory) { return memory != on_host.data() && memory != both.data(); };
     nccl.all_reduce(std::span(on_host));
     nccl.all_gather_async(std::span<const double>(on_host), std::span(both)).wait();
     nccl.all_reduce(std::span(nothing));

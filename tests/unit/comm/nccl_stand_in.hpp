@@ -25,8 +25,8 @@ class StandInDevice {
 
   /// The compute stream is the host itself: it does its work at once, and waiting for an event blocks.
   bool host_computes = false;
-  /// What is not on the device.
-  const void* host_memory = nullptr;
+  /// What is on the device.
+  std::function<bool(const void*)> holds = [](const void*) { return true; };
   /// What the next calls of a name return, once each.
   std::map<std::string, int> refusals;
   /// How often a call is "in progress" before it is accepted.
@@ -184,7 +184,8 @@ struct StandIn {
   void destroy(Comm) { device->note("destroy"); }
   void abort(Comm) {
     const std::lock_guard lock(device->mutex_);
-    device->note("abort");
+    device->note(device->grouping_ ? "inside of a group: abort" : "abort");
+    if (device->data_ != nullptr) device->data_->abort("the stand-in for NCCL was");
     device->async_code = 0;
     for (auto& [number, steps] : device->streams_)
       if (number != 0) steps.clear();
@@ -233,7 +234,7 @@ struct StandIn {
     return code != 0 ? code : slowly();
   }
 
-  bool on_device(const void* memory) const { return memory != device->host_memory; }
+  bool on_device(const void* memory) const { return device->holds(memory); }
   int use_device(int) { return device->refusals.contains("use_device") ? device->note("use_device") : 0; }
   int create_stream(Stream& stream) {
     stream = 1;
@@ -304,6 +305,8 @@ struct StandIn {
     if (type == ch::DType::u32) return ch::comm::reduction<std::uint32_t>(how, scale);
     if (type == ch::DType::i64) return ch::comm::reduction<std::int64_t>(how, scale);
     if (type == ch::DType::u64) return ch::comm::reduction<std::uint64_t>(how, scale);
+    if (type == ch::DType::f16) return ch::comm::reduction<ch::half>(how, scale);
+    if (type == ch::DType::bfloat16) return ch::comm::reduction<ch::bf16>(how, scale);
     if (type == ch::DType::i8) return ch::comm::reduction<std::int8_t>(how, scale);
     return ch::comm::reduction<std::uint8_t>(how, scale);
   }

@@ -16,8 +16,8 @@ using ch::DType;
 using ch::comm::Op;
 using ch::comm::ReduceOp;
 
-/// What carries the calls. `machines`: several of them, played by CHORUS_HOST_ID.
-enum class Carrier { shm, tcp, threads, machines, gloo, mpi };
+/// What carries the calls. `machines`: several of them, played by CHORUS_HOST_ID. `nccl`: its stand-in.
+enum class Carrier { shm, tcp, threads, machines, gloo, mpi, nccl };
 
 struct Call {
   Op op = Op::barrier;
@@ -75,7 +75,7 @@ using Draw = DrawFrom<5>;
 
 /// How one rank treats one of its calls: drawn apart, since others need to know of the memory alone.
 struct Habits {
-  bool lent;         ///< the data lies in memory of the communicator
+  bool lent;         ///< the data lies in memory of the communicator; over NCCL: of the device
   std::size_t skip;  ///< numbers before it that are no part of it
   int pause;         ///< microseconds before the call
   bool scribbles;    ///< over what it was called with, at once
@@ -85,7 +85,7 @@ struct Habits {
 inline Habits habits(const Program& p, const Call& call, int rank) {
   Draw d(call.key * 64 + static_cast<std::uint64_t>(rank));
   // In half of the programs all ranks do the same, so that they often work in place.
-  const bool together = p.seed % 2 == 0;
+  const bool together = p.seed % 2 == 0 || p.carrier == Carrier::nccl;
   Draw all(call.key * 64 + 63);
   Habits h{};
   h.lent = (together ? all : d).chance(together ? 70 : 85);
@@ -137,6 +137,10 @@ inline Call draw_call(Draw& d, const Program& p, std::uint64_t key) {
   c.later = d.chance(60) && c.op != Op::monitored_barrier;
   c.scales.assign(ranks, 1.0);
   const bool reduces = c.op == Op::all_reduce || c.op == Op::reduce_scatter;
+  if (p.carrier == Carrier::nccl && reduces) {  // what it does not reduce
+    if (c.dtype == DType::i16 || c.dtype == DType::u16) c.dtype = DType::bfloat16;
+    if (c.how != ReduceOp::sum) return c;
+  }
   if (reduces && c.dtype >= DType::f16 && d.chance(40)) {
     const bool same = d.chance(50);
     for (auto& scale : c.scales) scale = same ? 1.0 / ranks : d.chance(30) ? 1.0 : (1.0 + d.below(1000)) / 999.0;
@@ -170,7 +174,7 @@ inline Program draw(std::uint64_t seed, const std::vector<Carrier>& carriers, in
     }
     p.batches.push_back(batch);
   }
-  constexpr const char* names[] = {"shm", "tcp", "threads", "machines", "gloo", "mpi"};
+  constexpr const char* names[] = {"shm", "tcp", "threads", "machines", "gloo", "mpi", "nccl"};
   ++p.features[ch::cat("over ", names[static_cast<int>(p.carrier)])];
   p.features["split"] = !p.colors.empty();
   p.features["special numbers"] = p.special;

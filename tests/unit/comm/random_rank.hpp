@@ -9,6 +9,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include "nccl_carrier.hpp"
 #include "random_results.hpp"
 
 namespace test::calls {
@@ -27,10 +28,12 @@ class Rank {
       : p_(program),
         backend_(backend_of(program.carrier)),
         all_{ch::comm::connect(world, {.backend = backend_}), ranks_of(world.size)} {
+    take_place(all_);
     if (!p_.colors.empty()) {
       const auto r = static_cast<std::size_t>(world.rank);
       const auto place = ch::comm::split(all_.c, world, p_.colors[r], p_.keys[r]);
       group_.emplace(Group{ch::comm::connect(place, {.backend = backend_}), place.members});
+      take_place(*group_);
     }
   }
 
@@ -55,8 +58,19 @@ class Rank {
     std::size_t mine_bytes = 0, whole_bytes = 0;
     bool spoilt = false;
     ch::comm::Work work;
-    std::vector<std::byte> result;
+    std::shared_ptr<std::vector<std::byte>> result;
   };
+
+  /// Over NCCL: the compute stream is the host, or runs late.
+  void take_place(const Group& group) {
+    auto* const nccl = NcclCarrier::behind(group.c);
+    if (nccl == nullptr) return;
+    nccl->device->host_computes = p_.seed % 2 == 0;
+    nccl->device->holds = [this](const void* memory) {
+      return std::less_equal<const void*>()(lent_.get(), memory) &&
+             std::less<const void*>()(memory, lent_.get() + lent_bytes_);
+    };
+  }
 
   static std::vector<int> ranks_of(int size) {
     std::vector<int> all(static_cast<std::size_t>(size));
@@ -65,8 +79,8 @@ class Rank {
   }
   static ch::comm::Backend backend_of(Carrier carrier) {
     using ch::comm::Backend;
-    constexpr Backend all[] = {Backend::shm,          Backend::tcp,  Backend::thread,
-                               Backend::hierarchical, Backend::gloo, Backend::mpi};
+    constexpr Backend all[] = {Backend::shm,  Backend::tcp, Backend::thread, Backend::hierarchical,
+                               Backend::gloo, Backend::mpi, Backend::nccl};
     return all[static_cast<std::size_t>(carrier)];
   }
 
@@ -122,6 +136,8 @@ class Rank {
         if (r.habits.waits == 2 && p_.fault != Fault::none) r.spoilt = true;
         take(r);
       }
+    for (const auto* group : {&all_, group_ ? &*group_ : nullptr})
+      if (auto* const nccl = group != nullptr ? NcclCarrier::behind(group->c) : nullptr) nccl->synchronize();
     for (const auto i : order) {
       const auto wrong = running[i].spoilt || spoilt_ ? "" : judge(running[i]);
       if (!wrong.empty()) throw Wrong(ch::cat("wrong: call ", number, ".", i, ": ", wrong));
@@ -143,6 +159,14 @@ class Rank {
     std::vector<std::byte> shadow;  ///< what has to be there
   };
 
+  /// Does `work` with a call's data, or has the stream do it on which the call runs.
+  void work_on(const Running& r, std::function<void()> work) {
+    auto* const nccl = NcclCarrier::behind(group_of(r.call).c);
+    if (nccl != nullptr && r.habits.lent)
+      nccl->compute(std::move(work));
+    else
+      work();
+  }
   Region& region_of(const Running& r) { return regions_[r.habits.lent && lent_ ? 1 : 0]; }
   template <class T>
   std::span<T> span_at(const Running& r, std::size_t begin, std::size_t bytes) {
@@ -174,6 +198,8 @@ class Rank {
       lent_.reset();
       lent_bytes_ = std::bit_ceil(end);  // so that new memory often is of the old one's size
       lent_ = all_.c.allocate(lent_bytes_);
+      if (p_.carrier == Carrier::nccl)
+        lent_ = std::shared_ptr<std::byte>(new std::byte[lent_bytes_], std::default_delete<std::byte[]>());
       if (!lent_ && p_.carrier == Carrier::shm) throw Wrong("wrong: no memory to lend");
     }
     memory_.resize(std::max(memory_.size(), end));
@@ -188,17 +214,20 @@ class Rank {
       auto& r = running[i];
       with_type(r.call.dtype, [&]<class T>() {
         const bool scatters = r.call.op == Op::reduce_scatter;
-        const auto data = scatters ? span_at<T>(r, r.whole, r.whole_bytes) : span_at<T>(r, r.mine, r.mine_bytes);
-        for (std::size_t k = 0; k < data.size(); ++k) data[k] = number<T>(r.call.key, me(), k, p_.special_in(r.call));
+        const auto begin = scatters ? r.whole : r.mine, count = (scatters ? r.whole_bytes : r.mine_bytes) / sizeof(T);
+        Numbers<T> numbers(count);
+        for (std::size_t k = 0; k < count; ++k) numbers[k] = number<T>(r.call.key, me(), k, p_.special_in(r.call));
+        std::memcpy(region_of(r).shadow.data() + begin, numbers.data(), count * sizeof(T));
+        work_on(r, [numbers, to = region_of(r).data + begin, memory = lent_] {
+          std::memcpy(to, numbers.data(), numbers.size() * sizeof(T));
+        });
       });
-      for (const auto& [begin, bytes] : {std::pair(r.whole, r.whole_bytes), std::pair(r.mine, r.mine_bytes)})
-        std::copy_n(region_of(r).data + begin, bytes, region_of(r).shadow.begin() + static_cast<std::ptrdiff_t>(begin));
     }
   }
 
   void write_over(const Running& r, std::size_t begin, std::size_t bytes) {
-    std::fill_n(region_of(r).data + begin, bytes, scribble);
     std::fill_n(region_of(r).shadow.begin() + static_cast<std::ptrdiff_t>(begin), bytes, scribble);
+    work_on(r, [to = region_of(r).data + begin, bytes, memory = lent_] { std::fill_n(to, bytes, scribble); });
   }
 
   // One call.
@@ -216,7 +245,10 @@ class Rank {
     const bool gathers = r.call.op == Op::all_gather, scatters = r.call.op == Op::reduce_scatter;
     const bool sends = r.call.op == Op::message && group_of(r.call).c.rank() == r.call.root;
     const auto out = gathers ? r.whole : r.mine, bytes = sends ? 0 : gathers ? r.whole_bytes : r.mine_bytes;
-    r.result.assign(region_of(r).data + out, region_of(r).data + out + bytes);
+    r.result = std::make_shared<std::vector<std::byte>>();
+    work_on(r, [result = r.result, from = region_of(r).data + out, bytes, memory = lent_] {
+      result->assign(from, from + bytes);
+    });
     write_over(r, out, bytes);
     if (r.habits.scribbles && scatters) write_over(r, r.whole, r.whole_bytes);
     if (r.habits.scribbles && (gathers || sends)) write_over(r, r.mine, r.mine_bytes);
@@ -224,13 +256,13 @@ class Rank {
 
   /// What is wrong with a result, or "".
   std::string judge(const Running& r) {
-    if (r.result.empty()) return "";
+    if (!r.result || r.result->empty()) return "";
     auto& group = group_of(r.call);
     if (r.call.op == Op::all_reduce)
       group.sums = group.sums * 31 +
-                   std::hash<std::string_view>()({reinterpret_cast<const char*>(r.result.data()), r.result.size()});
+                   std::hash<std::string_view>()({reinterpret_cast<const char*>(r.result->data()), r.result->size()});
     const auto wrong = with_type(
-        r.call.dtype, [&]<class T>() { return calls::judge<T>(p_, r.call, group.members, group.c.rank(), r.result); });
+        r.call.dtype, [&]<class T>() { return calls::judge<T>(p_, r.call, group.members, group.c.rank(), *r.result); });
     return wrong.empty() ? "" : ch::cat(ch::comm::name(r.call.op), " ", r.call.how, " of ", r.call.dtype, ": ", wrong);
   }
   /// All links are empty, and all ranks have had the same sums.

@@ -25,6 +25,7 @@ struct Averaging {
   std::vector<double> rates;   // of learning
   int faulty_rank = -1, faulty_step = 0;
   bool fails_in_backward = false;
+  std::map<std::string, int> features;
 
   std::string text() const {
     std::string out = cat("kind ", static_cast<int>(kind), ", start ", start, ", period ", period, ", before");
@@ -36,7 +37,7 @@ struct Averaging {
 };
 
 inline Averaging draw_averaging(std::uint64_t seed) {
-  Averaging a{.program = draw(seed), .before = {}, .rates = {}};
+  Averaging a{.program = draw(seed), .before = {}, .rates = {}, .features = {}};
   Draw d(seed + 9'000'000);
   auto& p = a.program;
   p.features = {};
@@ -76,6 +77,7 @@ inline Averaging draw_averaging(std::uint64_t seed) {
     a.before.push_back(d.chance(75) ? Before::nothing : d.chance(50) ? Before::evaluate : Before::synchronise);
     a.rates.push_back(served || d.chance(70) ? 1 : 0.5);
   }
+  a.features = p.features;
   return a;
 }
 

@@ -7,6 +7,7 @@
 
 #include <catch.hpp>
 
+#include "check_programs.hpp"
 #include "ranks.hpp"
 
 namespace averaging_random_test {
@@ -132,22 +133,10 @@ std::string judge(const Averaging& a) {
     if (text != texts[0] || !has_ended(text)) return "the ranks end differently:" + lines(texts);
   return difference(test::numbers_in(texts[0].substr(0, texts[0].find('|'))), expected(0), a.program.width, expected);
 }
-std::string shown(std::uint64_t seed) { return draw_averaging(seed).text(); }
 
 TEST_CASE(
     "averaging random: programs that seeds draw end as what is written out does, with the same bits on all ranks") {
-  std::map<std::string, int> drawn;
-  for_seeds(
-      150,
-      [&](std::uint64_t seed) {
-        const auto a = draw_averaging(seed);
-        const auto wrong = judge(a);
-        INFO(a.text());
-        CHECK(wrong == "");
-        for (const auto& [feature, times] : a.program.features) ++drawn[feature];
-      },
-      shown);
-  show_features(drawn);
+  check_programs(150, draw_averaging, judge);
 }
 
 TEST_CASE("averaging random: where one rank fails all end soon, and none crashes") {
@@ -168,7 +157,7 @@ TEST_CASE("averaging random: where one rank fails all end soon, and none crashes
           CHECK((!text.empty() && !has_ended(text) && text.find("ended with status") == std::string::npos));
         CHECK(comm::Clock::now() - start < 5s);
       },
-      shown);
+      [](std::uint64_t seed) { return draw_averaging(seed).text(); });
 }
 
 }  // namespace averaging_random_test
