@@ -1,9 +1,17 @@
 /// chorus-run: starts the ranks of a program, stands by them, and starts them again when one fails. Its options and the
 /// variables that ranks find in their environment are torchrun's.
 
+#include <sched.h>
+
+#include <algorithm>
+#include <charconv>
 #include <climits>
+#include <cstring>
+#include <iterator>
 #include <cmath>
+#include <filesystem>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <CLI/CLI.hpp>
@@ -30,32 +38,91 @@ std::string run_id() {
   return given ? given : "none";
 }
 
+/// The whole of `text` as a number from `least` to `most`, or -1.
+int number(std::string_view text, int least, int most) {
+  int value = -1;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc{} && end == text.data() + text.size() && value >= least && value <= most ? value : -1;
+}
+
+int cores() {
+  cpu_set_t set;
+  return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
+/// Those that CUDA_VISIBLE_DEVICES lists, else all that NVIDIA's driver knows.
+int gpus() {
+  if (const char* visible = std::getenv("CUDA_VISIBLE_DEVICES"))
+    return *visible == '\0' ? 0 : 1 + static_cast<int>(std::count(visible, visible + std::strlen(visible), ','));
+  std::error_code none;
+  const std::filesystem::directory_iterator all("/proc/driver/nvidia/gpus", none);
+  return none ? 0 : static_cast<int>(std::distance(begin(all), end(all)));
+}
+
+/// How many ranks `--nproc-per-node TEXT` means.
+int ranks_of(const std::string& text) {
+  int ranks = number(text, 1, ch::comm::max_ranks);
+  if (text == "cpu" || (text == "auto" && gpus() == 0)) ranks = std::min(cores(), ch::comm::max_ranks);
+  if (text == "gpu" || (text == "auto" && gpus() > 0)) ranks = std::min(gpus(), ch::comm::max_ranks);
+  ch::check<ch::UsageError>(ranks != 0, "--nproc-per-node ", text, ": this machine has no GPU");
+  ch::check<ch::UsageError>(ranks > 0, "--nproc-per-node (or PET_NPROC_PER_NODE): expected 1 to ", ch::comm::max_ranks,
+                            ", cpu, gpu or auto, got '", text, "'");
+  return ranks;
+}
+
+/// Where the ranks meet: `HOST`, `HOST:PORT` or `[HOST]:PORT`; port 0 is a free one.
+void take_endpoint(ch::RankGroup& group, const std::string& text, int default_port) {
+  const auto colon = text.rfind(':');
+  const bool has_port = colon != std::string::npos && text.find(']', colon) == std::string::npos;
+  std::string host = text.substr(0, has_port ? colon : text.size());
+  if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
+  const int port = has_port ? number(std::string_view(text).substr(colon + 1), 0, 65535) : default_port;
+  ch::check<ch::UsageError>(!host.empty() && port >= 0, "--rdzv-endpoint: expected HOST or HOST:PORT, got '", text, "'");
+  ch::check<ch::UsageError>(port > 0 || group.nodes == 1, "--rdzv-endpoint ", text,
+                            ": a free port is for one machine, got --nnodes ", group.nodes);
+  group.master_addr = host;
+  group.master_port = port;
+}
+
+/// Local ranks, divided by commas.
+std::vector<int> ranks_in(const std::string& text, int ranks) {
+  std::vector<int> list;
+  for (std::size_t begin = 0; begin <= text.size() && !text.empty();) {
+    const auto end = std::min(text.find(',', begin), text.size());
+    const std::string word = text.substr(begin, end - begin);
+    list.push_back(number(word, 0, ranks - 1));
+    ch::check<ch::UsageError>(list.back() >= 0, "--local-ranks-filter: expected ranks from 0 to ", ranks - 1, ", got ", word);
+    begin = end + 1;
+  }
+  return list;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   ch::RankGroup group;
   group.run_id = run_id();
   double grace = 3;
-  bool standalone = false;
+  bool standalone = false, no_python = false;
+  std::string ranks = "1", backend = "static", endpoint, shown;
   CLI::App app{description, "chorus-run"};
   app.prefix_command();
-  app.add_option("--nproc-per-node,--nproc_per_node", group.ranks, "ranks on this machine")->check(CLI::Range(1, ch::comm::max_ranks))->capture_default_str();
-  app.add_option("--nnodes", group.nodes, "machines")->check(CLI::Range(1, ch::comm::max_ranks))->capture_default_str();
-  app.add_option("--node-rank,--node_rank", group.node_rank, "which of them this is, from 0")->check(CLI::Range(0, ch::comm::max_ranks - 1))->capture_default_str();
-  app.add_option("--master-addr,--master_addr", group.master_addr, "address of machine 0, where the ranks meet")->capture_default_str();
-  app.add_option("--master-port,--master_port", group.master_port, "port there (default: a free one; 29500 for several machines)")->check(CLI::Range(1, 65535));
-  app.add_flag("--standalone", standalone, "a job of this machine alone, on a free port of loopback");
-  app.add_option("--max-restarts,--max_restarts", group.max_restarts,
-                 "how often all ranks are started again after a failure")
-      ->check(CLI::Range(0, INT_MAX))
-      ->capture_default_str();
-  app.add_option("--grace", grace, "seconds between SIGTERM and SIGKILL")
-      ->check(CLI::Range(0.0, 3600.0))
-      ->capture_default_str();
-  app.add_option("--log-dir,--log_dir", group.log_dir,
-                 "folder for ranks' output: attempt_R/rank_N.log; it is shown, too, with the rank in front");
+  app.add_option("--nproc-per-node,--nproc_per_node", ranks, "ranks on this machine: a number; cpu, gpu: as many as there are; auto: GPUs, or else cores")->envname("PET_NPROC_PER_NODE")->capture_default_str();
+  app.add_option("--nnodes", group.nodes, "machines")->check(CLI::Range(1, ch::comm::max_ranks))->envname("PET_NNODES")->capture_default_str();
+  auto* node_rank = app.add_option("--node-rank,--node_rank", group.node_rank, "which of them this is, from 0")->check(CLI::Range(0, ch::comm::max_ranks - 1))->envname("PET_NODE_RANK")->capture_default_str();
+  auto* address = app.add_option("--master-addr,--master_addr", group.master_addr, "address of machine 0, where the ranks meet")->envname("PET_MASTER_ADDR")->capture_default_str();
+  auto* port = app.add_option("--master-port,--master_port", group.master_port, "port there (default: a free one; 29500 for several machines)")->check(CLI::Range(1, 65535))->envname("PET_MASTER_PORT");
+  app.add_option("--rdzv-endpoint,--rdzv_endpoint", endpoint, "both at once: HOST[:PORT]; port 0: a free one")->excludes(address)->excludes(port)->envname("PET_RDZV_ENDPOINT");
+  app.add_option("--rdzv-backend,--rdzv_backend", backend, "torchrun's names for how ranks meet; here it is one way, and its port is 29500 or 29400")->check(CLI::IsMember({"static", "c10d"}))->envname("PET_RDZV_BACKEND")->capture_default_str();
+  app.add_option("--rdzv-id,--rdzv_id", group.run_id, "a name for the job, for the ranks to know")->envname("PET_RDZV_ID");
+  app.add_option("--role", group.role, "a name for the ranks, for them to know")->envname("PET_ROLE")->capture_default_str();
+  app.add_flag("--standalone", standalone, "a job of this machine alone, on a free port of loopback")->envname("PET_STANDALONE");
+  app.add_option("--max-restarts,--max_restarts", group.max_restarts, "how often all ranks are started again after a failure")->check(CLI::Range(0, INT_MAX))->envname("PET_MAX_RESTARTS")->capture_default_str();
+  app.add_option("--grace", grace, "seconds between SIGTERM and SIGKILL")->check(CLI::Range(0.0, 3600.0))->capture_default_str();
+  app.add_option("--log-dir,--log_dir", group.log_dir, "folder for ranks' output: attempt_R/rank_N.log; it is shown, too, with the rank in front")->envname("PET_LOG_DIR");
+  app.add_option("--local-ranks-filter,--local_ranks_filter", shown, "show the output of these of this machine's ranks alone: 0,2")->envname("PET_LOCAL_RANKS_FILTER");
   app.add_flag("--prefix", group.prefix, "show the rank in front of each line");
-  app.add_option("--rdzv-id,--rdzv_id", group.run_id, "a name for the job, for the ranks to know");
+  app.add_flag("--no-python,--no_python", no_python, "as it is: torchrun needs it for programs that are no Python");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -67,13 +134,18 @@ int main(int argc, char** argv) {
     ch::check<ch::UsageError>(!words.empty() && !words.front().starts_with("-"),
                               words.empty() ? "no program to start" : "unknown option ",
                               words.empty() ? "" : words.front(), "; see chorus-run --help");
+    group.ranks = ranks_of(ranks);
+    group.shown = ranks_in(shown, group.ranks);
     ch::check<ch::UsageError>(group.node_rank < group.nodes, "--node-rank ", group.node_rank, " is not in [0, ",
                               group.nodes, ")");
     ch::check<ch::UsageError>(group.nodes * group.ranks <= ch::comm::max_ranks, group.nodes, " machines x ",
                               group.ranks, " ranks are more than ", ch::comm::max_ranks);
     ch::check<ch::UsageError>(!standalone || group.nodes == 1, "--standalone is for one machine, got --nnodes ",
                               group.nodes);
+    ch::check<ch::UsageError>(backend == "static" || group.nodes == 1 || node_rank->count() > 0, "--rdzv-backend ", backend,
+                              ": machines are not numbered by themselves here; expected --node-rank, from 0 to ", group.nodes - 1);
     ch::check<ch::UsageError>(!std::isnan(grace), "--grace: expected seconds from 0 to 3600, got nan");
+    if (!endpoint.empty()) take_endpoint(group, endpoint, backend == "static" ? 29500 : 29400);
     if (standalone) group.master_addr = "127.0.0.1", group.master_port = 0;
     if (group.nodes > 1 && group.master_port == 0) group.master_port = 29500;
     group.grace = std::chrono::milliseconds(static_cast<std::int64_t>(grace * 1000));

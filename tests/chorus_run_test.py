@@ -21,7 +21,7 @@ temporary = tempfile.TemporaryDirectory(prefix="chorus_run_")
 FOLDER = pathlib.Path(temporary.name)
 started = time.monotonic()
 # What a launcher around this test has set is none of ours.
-CLEAN = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMI", "SLURM_", "TORCHELASTIC_", "CHORUS_"))
+CLEAN = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMI", "SLURM_", "TORCHELASTIC_", "CHORUS_", "PET_"))
          and k not in ("RANK", "WORLD_SIZE", "OMP_NUM_THREADS", "MASTER_ADDR", "MASTER_PORT")}
 
 
@@ -61,6 +61,44 @@ def environment_of_ranks():
                            "--prefix", "sh", "-c", "echo $RANK $LOCAL_RANK $WORLD_SIZE $GROUP_RANK $MASTER_PORT")
     expect(sorted(out.splitlines()) == ["[rank 2] 2 0 4 1 29500", "[rank 3] 3 1 4 1 29500"], out, err)
     say("environment: ok")
+
+
+def torchrun_command_lines():
+    """What its documentation shows, for a program that is no Python."""
+    show = ["sh", "-c", "echo $WORLD_SIZE $MASTER_ADDR $MASTER_PORT $ROLE_NAME"]
+    status, out, err = run("--nnodes=1", "--nproc-per-node=2", "--rdzv-id=7", "--rdzv-backend=static",
+                           "--rdzv-endpoint=127.0.0.1:29511", "--role=trainer", "--no-python", *show)
+    expect((status, out) == (0, "2 127.0.0.1 29511 trainer\n" * 2), status, out, err)
+    status, out, err = run("--nnodes=2", "--node-rank=1", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost", *show)
+    expect((status, out) == (0, "2 localhost 29400 default\n"), status, out, err)
+    status, out, err = run("--nnodes=2", "--node-rank=1", "--rdzv_endpoint=[::1]:5000", *show)
+    expect((status, out) == (0, "2 ::1 5000 default\n"), status, out, err)
+    cores = len(os.sched_getaffinity(0))
+    for word in ("cpu", "auto"):
+        status, out, err = run("--nproc_per_node", word, "--standalone", *show)
+        expect(status == 0 and out.count("\n") == min(cores, 64) and out.startswith(f"{min(cores, 64)} "), word, status, out, err)
+    status, out, err = run(*show, environment={"PET_NPROC_PER_NODE": "3", "PET_MASTER_PORT": "29512", "PET_ROLE": "env"})
+    expect((status, out) == (0, "3 127.0.0.1 29512 env\n" * 3), status, out, err)
+    # What is said wins over the variable.
+    status, out, err = run("--nproc-per-node", 2, *show, environment={"PET_NPROC_PER_NODE": "3"})
+    expect(status == 0 and out.count("\n") == 2, status, out, err)
+    status, out, err = run("--nproc-per-node", 4, "--prefix", "--local-ranks-filter", "1,3", "sh", "-c", "echo $RANK; echo late >&2")
+    expect(sorted(out.splitlines()) == ["[rank 1] 1", "[rank 1] late", "[rank 3] 3", "[rank 3] late"] and not err, out, err)
+    logs = FOLDER / "filtered"
+    status, out, err = run("--nproc-per-node", 2, "--local_ranks_filter", 0, "--log-dir", logs, "sh", "-c", "echo $RANK")
+    expect(out == "[rank 0] 0\n" and (logs / "attempt_0" / "rank_1.log").read_text() == "1\n", out, err)
+    for words, part in ((["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=h:1"],
+                         "--rdzv-backend c10d: machines are not numbered by themselves here; expected --node-rank, from 0 to 1"),
+                        (["--rdzv-backend=etcd"], "--rdzv-backend"), (["--nproc-per-node=tpu"], "--nproc-per-node"),
+                        (["--rdzv-endpoint=h:0x"], "--rdzv-endpoint: expected HOST or HOST:PORT, got 'h:0x'"),
+                        (["--rdzv-endpoint=h:70000"], "--rdzv-endpoint: expected HOST or HOST:PORT, got 'h:70000'"),
+                        (["--rdzv-endpoint=h:1", "--master-port=2"], "--rdzv-endpoint"),
+                        (["--nproc-per-node=2", "--local-ranks-filter=2"], "--local-ranks-filter: expected ranks from 0 to 1, got 2")):
+        status, out, err = run(*words, *show)
+        expect(status == 2 and part in err and not out, words, status, out, err)
+    status, out, err = run(*show, environment={"PET_NPROC_PER_NODE": "many"})
+    expect(status == 2 and "PET_NPROC_PER_NODE" in err and "many" in err, status, out, err)
+    say("torchrun's command lines: ok")
 
 
 def logs_and_prefixes():
@@ -239,6 +277,7 @@ def a_machine_that_is_gone():
 
 
 environment_of_ranks()
+torchrun_command_lines()
 logs_and_prefixes()
 endings()
 killed_again_and_again()

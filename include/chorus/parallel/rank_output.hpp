@@ -20,8 +20,9 @@
 
 namespace chorus::inline CHORUS_ABI::detail {
 
-/// A thread passes lines on to standard output, as `[rank N] line`, and as they are to `folder`/rank_N.log where there
-/// is a folder. Whole lines go out in one write, so that those of several ranks don't mix.
+/// A thread passes lines on to standard output, as `[rank N] line`, where the rank is to be shown, and as they are to
+/// `folder`/rank_N.log where there is a folder. Whole lines go out in one write, so that those of several ranks don't
+/// mix.
 class RankOutput {
  public:
   explicit RankOutput(std::string folder) : folder_(std::move(folder)) {
@@ -38,10 +39,10 @@ class RankOutput {
   }
 
   /// Where a rank's output has to go. Before `start`.
-  Fd add(int rank) {
+  Fd add(int rank, bool shown) {
     Pipe pipe;
     fcntl(pipe.write_end.get(), F_SETFL, fcntl(pipe.write_end.get(), F_GETFL) & ~O_NONBLOCK);  // the rank's end waits
-    Source source{rank, std::move(pipe.read_end), {}, {}};
+    Source source{rank, shown, std::move(pipe.read_end), {}, {}};
     if (!folder_.empty()) {
       const auto path = format("%s/rank_%d.log", folder_.c_str(), rank);
       source.log = Fd(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0644), path.c_str());
@@ -61,6 +62,7 @@ class RankOutput {
  private:
   struct Source {
     int rank;
+    bool shown;
     Fd pipe, log;
     std::string line;  ///< without its end so far
   };
@@ -107,6 +109,7 @@ class RankOutput {
       say(format("rank %d's log is not complete: %s", source.rank, std::strerror(errno)));
       source.log.reset();
     }
+    if (!source.shown) return;
     std::string text;
     while (!lines.empty()) {
       const auto line = lines.substr(0, lines.find('\n') + 1);

@@ -32,10 +32,11 @@ struct RankGroup {
   std::string master_addr = "127.0.0.1";  ///< of machine 0
   int master_port = 0;                    ///< 0: a free one, for a single machine
   int restart = 0, max_restarts = 0;      ///< for the ranks to know
-  std::string run_id = "none";
+  std::string run_id = "none", role = "default";
 
-  bool prefix = false;  ///< ranks' lines get `[rank N] ` in front
-  std::string log_dir;  ///< if not empty, they go to log_dir/attempt_R/rank_N.log, too
+  bool prefix = false;     ///< ranks' lines get `[rank N] ` in front
+  std::string log_dir;     ///< if not empty, they go to log_dir/attempt_R/rank_N.log, too
+  std::vector<int> shown;  ///< if not empty, only those of this machine's ranks are shown, with the rank in front
 };
 
 namespace detail {
@@ -61,7 +62,7 @@ inline std::vector<std::string> rank_environment(const RankGroup& group, int loc
       format("LOCAL_WORLD_SIZE=%d", group.ranks),
       format("ROLE_WORLD_SIZE=%d", size),
       format("GROUP_WORLD_SIZE=%d", group.nodes),
-      "ROLE_NAME=default",
+      "ROLE_NAME=" + group.role,
       "MASTER_ADDR=" + group.master_addr,
       format("MASTER_PORT=%d", port),
       format("TORCHELASTIC_RESTART_COUNT=%d", group.restart),

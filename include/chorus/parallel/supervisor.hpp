@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <memory>
@@ -41,7 +42,9 @@ class Supervisor {
  public:
   explicit Supervisor(const RankGroup& group)
       : group_(group),
-        output_(group.prefix || !group.log_dir.empty() ? std::make_unique<RankOutput>(folder(group)) : nullptr),
+        output_(group.prefix || !group.log_dir.empty() || !group.shown.empty()
+                    ? std::make_unique<RankOutput>(folder(group))
+                    : nullptr),
         ranks_(std::make_unique<Rank[]>(static_cast<std::size_t>(group.ranks))) {}
   Supervisor(const Supervisor&) = delete;
   Supervisor& operator=(const Supervisor&) = delete;
@@ -122,7 +125,9 @@ class Supervisor {
 
   void start(int local_rank, int listener, int port, int nothing) {
     Pipe reports;
-    const Fd output = output_ ? output_->add(group_.node_rank * group_.ranks + local_rank) : Fd();
+    const auto& shown = group_.shown;
+    const bool is_shown = shown.empty() || std::find(shown.begin(), shown.end(), local_rank) != shown.end();
+    const Fd output = output_ ? output_->add(group_.node_rank * group_.ranks + local_rank, is_shown) : Fd();
     const RankDescriptors given{reports.write_end.get(), listener, nothing, output_ ? output.get() : -1};
     const auto variables = rank_environment(group_, local_rank, port, token_, given);
     const pid_t pid = start_rank(group_, local_rank, variables, given);
