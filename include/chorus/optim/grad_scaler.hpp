@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <chorus/comm/communicator.hpp>
+#include <chorus/core/while_alive.hpp>
 #include <chorus/optim/loss_scale.hpp>
 #include <cstdint>
 #include <span>
@@ -38,8 +39,8 @@ class GradScaler {
   /// Throws UsageError for options that make no sense.
   explicit GradScaler(std::vector<nn::NamedParameter<D>> parameters, const GradScalerOptions& options = {})
       : parameters_(std::move(parameters)), scale_(parameters_, checked(options)) {}
-  /// Of all parameters of `net`, which it must not outlive. All ranks leave out the steps that any of them has to.
-  /// Throws UsageError under a NonFinite policy, too.
+  /// Of all parameters of `net`. All ranks leave out the steps that any of them has to, and ask each other as long as
+  /// `net` lives: afterwards that throws UsageError. Throws UsageError under a NonFinite policy, too.
   template <class Net>
     requires requires { Net::distributed; }
   explicit GradScaler(Net& net, const GradScalerOptions& options = {}) : GradScaler(net.parameters(), options) {
@@ -48,9 +49,9 @@ class GradScaler {
                         "GradScaler: the policy acts on gradients that are not finite before the scaler sees them; "
                         "expected NonFinite::propagate");
     if constexpr (Net::distributed)
-      agree_ = [&net](std::int32_t* found) {
+      agree_ = chorus::detail::while_alive("GradScaler", net.alive(), [&net](std::int32_t* found) {
         net.communicator().all_reduce(std::span(found, 1), comm::ReduceOp::max, {});
-      };
+      });
   }
 
   template <Operand X>

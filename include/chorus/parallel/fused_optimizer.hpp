@@ -2,6 +2,7 @@
 /// Optimizers whose step is part of backward: parameters move as soon as their averaged gradient is there.
 
 #include <algorithm>
+#include <chorus/core/while_alive.hpp>
 #include <chorus/optim/optimizer.hpp>
 #include <functional>
 #include <memory>
@@ -19,10 +20,14 @@ namespace chorus::inline CHORUS_ABI {
 template <class Opt>
 class FusedOptimizer : public optim::HasLearningRate {
  public:
-  /// Steps all parameters of `net`, which it must not outlive.
+  /// Steps all parameters of `net`, as long as that lives. Throws UsageError where another optimizer does so.
   template <class Net>
   FusedOptimizer(Net& net, const typename Opt::options_type& options)
-      : HasLearningRate(options.lr), remove_([&net] { net.step_in_backward({}); }) {
+      : HasLearningRate(options.lr),
+        step_(detail::while_alive("FusedOptimizer", net.alive(), [] {})),
+        remove_([&net, alive = net.alive()] {
+          if (!alive.expired()) net.step_in_backward({});
+        }) {
     using Parameter = ParameterOn<typename Net::device_type>;
     std::vector<std::pair<const Parameter*, Opt*>> found;
     for (const auto& named : net.parameters()) {
@@ -41,8 +46,8 @@ class FusedOptimizer : public optim::HasLearningRate {
   FusedOptimizer& operator=(const FusedOptimizer&) = delete;
   ~FusedOptimizer() { remove_(); }
 
-  /// Nothing: backward has done it.
-  void step() {}
+  /// Nothing: backward has done it. Throws UsageError where the net is gone.
+  void step() { step_(); }
   /// Forgets all gradients.
   void zero_grad() {
     for (auto& optimizer : optimizers_) optimizer->zero_grad();
@@ -58,7 +63,7 @@ class FusedOptimizer : public optim::HasLearningRate {
 
  private:
   std::vector<std::unique_ptr<Opt>> optimizers_;
-  std::function<void()> remove_;
+  std::function<void()> step_, remove_;  // what knows the net's type
 };
 
 }  // namespace chorus::inline CHORUS_ABI

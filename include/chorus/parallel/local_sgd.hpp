@@ -8,7 +8,6 @@
 #include <chorus/parallel/no_sync.hpp>
 #include <cmath>
 #include <cstdint>
-#include <memory>
 #include <numeric>
 #include <span>
 #include <string>
@@ -56,7 +55,7 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
     // Nobody is asked for the sizes of the shares: they are taken to be as large as this rank's.
     this->random_.first_sample = [this] { return this->communicator_.rank() * rows_; };
     for (const auto& entry : this->flat_.entries())
-      entry.parameter().on_grad([this, alive = std::weak_ptr<void>(alive_)] {
+      entry.parameter().on_grad([this, alive = this->alive()] {
         if (!alive.expired()) gradient_ready();
       });
   }
@@ -123,7 +122,7 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   }
   void keep(const std::array<double, 2>& kept) {
     steps_ = static_cast<int>(kept[0]);
-    seen_ = std::llround(kept[1]);
+    seen_ = static_cast<std::int64_t>(std::round(kept[1]));
   }
 
  private:
@@ -156,7 +155,7 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   void gradient_ready() {
     if (in_backward_) return;
     in_backward_ = true;
-    at_backward_end([this, alive = std::weak_ptr<void>(alive_)] {
+    at_backward_end([this, alive = this->alive()] {
       if (alive.expired()) return;
       in_backward_ = false;
       seen_ += samples_;
@@ -171,7 +170,6 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   std::int64_t seen_ = 0;     // since the last mean
   int steps_ = 0;
   bool sync_ = true, in_backward_ = false;
-  std::shared_ptr<void> alive_ = std::make_shared<int>();  // the model's parameters, and their hooks, may live longer
 };
 
 }  // namespace chorus::inline CHORUS_ABI

@@ -5,7 +5,6 @@
 #include <chorus/kernels/pointwise.hpp>
 #include <chorus/parallel/distributed_policy.hpp>
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <utility>
 #include <vector>
@@ -38,7 +37,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
     this->check_same("ParameterServer", "", [](const auto&) { return true; });
     pull();
     for (const auto& entry : this->flat_.entries())
-      entry.parameter().on_grad([this, alive = std::weak_ptr<void>(alive_)] {
+      entry.parameter().on_grad([this, alive = this->alive()] {
         if (!alive.expired()) gradient_ready();
       });
   }
@@ -125,7 +124,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
                       "ParameterServer: expected a forward pass between two backward passes; what the first one has "
                       "sent to the server can't be told from what the second one adds");
     in_backward_ = true;
-    at_backward_end([this, alive = std::weak_ptr<void>(alive_)] {
+    at_backward_end([this, alive = this->alive()] {
       if (alive.expired()) return;
       push();
       in_backward_ = false;
@@ -174,7 +173,6 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
   bool pushed_ = false;   // the gradients of the last forward pass have been sent
   double unit_ = 1;  // what the server's gradients are to be multiplied by
   bool stepped_ = false;  // the server's parameters may have changed since the last pull
-  std::shared_ptr<void> alive_ = std::make_shared<int>();  // the model's parameters, and their hooks, may live longer
 };
 
 }  // namespace chorus::inline CHORUS_ABI

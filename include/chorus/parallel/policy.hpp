@@ -6,6 +6,7 @@
 #include <chorus/kernels/to_device.hpp>
 #include <chorus/nn/flat_parameters.hpp>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -34,6 +35,9 @@ class Policy {
   void train(bool training = true) { model_.train(training); }
   void eval() { model_.eval(); }
   bool training() const { return model_.training(); }
+
+  /// What is empty once this is gone: optimizers, and the hooks of the model's parameters, may live longer.
+  std::weak_ptr<void> alive() const { return alive_; }
 
   std::uint64_t seed() const { return random_.seed; }
   /// Forward passes in training so far; random operations depend on it, so a checkpoint keeps it.
@@ -83,6 +87,7 @@ class Policy {
  private:
   std::uint32_t passes_ = 0;
   bool counts_ = true;  // the pass under way
+  std::shared_ptr<void> alive_ = std::make_shared<int>();
 };
 
 /// Where `trace` counts the memory of a policy's device number `i`; where each rank has one, that of this rank's.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chorus/comm/communicator.hpp>
+#include <chorus/core/while_alive.hpp>
 #include <chorus/optim/clip.hpp>
 #include <chorus/optim/optimizer.hpp>
 #include <chorus/parallel/non_finite.hpp>
@@ -44,26 +45,30 @@ class ShardedOptimizer : public optim::HasLearningRate {
   using UseParts = std::function<void(const std::vector<nn::NamedParameter<D>>&)>;
 
  public:
-  /// Steps all parameters of `net`, which it must not outlive. Throws UsageError where ranks have parameters of their
-  /// own.
+  /// Steps all parameters of `net`, as long as that lives: afterwards there is its state, and other calls throw
+  /// UsageError. Throws UsageError where ranks have parameters of their own.
   template <class Net>
   ShardedOptimizer(Net& net, const typename Opt::options_type& options)
       : HasLearningRate(options.lr),
         options_(options),
-        step_([this, &net](const std::int32_t* unwanted) { step(net, unwanted); }),
-        clip_([this, &net](double max_norm) { return clip(net, max_norm); }),
-        with_parts_([this, &net](const UseParts& use) {
-          prepare(net);
-          net.with_gradients([&] { use(shards_.mine()); });
-        }),
-        make_largest_([&net](std::int32_t* number) {
-          net.communicator().all_reduce(std::span(number, 1), comm::ReduceOp::max, {});
-        }),
-        zero_grad_([&net] {
-          for (const auto& entry : net.flat_parameters().entries()) entry.parameter().set_grad_arrived(false);
-          net.forget_parts();
-        }),
-        skip_step_([&net] { net.forget_parts(); }),
+        step_(while_alive(net, [this, &net](const std::int32_t* unwanted) { step(net, unwanted); })),
+        clip_(while_alive(net, [this, &net](double max_norm) { return clip(net, max_norm); })),
+        with_parts_(while_alive(net,
+                                [this, &net](const UseParts& use) {
+                                  prepare(net);
+                                  net.with_gradients([&] { use(shards_.mine()); });
+                                })),
+        make_largest_(while_alive(net,
+                                  [&net](std::int32_t* number) {
+                                    net.communicator().all_reduce(std::span(number, 1), comm::ReduceOp::max, {});
+                                  })),
+        zero_grad_(while_alive(net,
+                               [&net] {
+                                 for (const auto& entry : net.flat_parameters().entries())
+                                   entry.parameter().set_grad_arrived(false);
+                                 net.forget_parts();
+                               })),
+        skip_step_(while_alive(net, [&net] { net.forget_parts(); })),
         in_parts_(Net::averages_in_parts) {
     check<UsageError>(net.options().parameters_and_buffers_to_ignore.empty(),
                       "ShardedOptimizer: parameters that are each rank's own can't be shared out");
@@ -135,6 +140,11 @@ class ShardedOptimizer : public optim::HasLearningRate {
   }
 
  private:
+  template <class Net, class Call>
+  static auto while_alive(const Net& net, Call call) {
+    return detail::while_alive("ShardedOptimizer", net.alive(), std::move(call));
+  }
+
   /// Calls `f(shard, tensor of all, this rank's own or null)` for the state of each shard.
   template <class Communicator, class F>
   void for_each_tensor(Communicator& communicator, Opt& all, const F& f) {

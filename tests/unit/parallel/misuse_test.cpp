@@ -1,9 +1,12 @@
 // What programs shouldn't do with nets: errors that say so, and no crash.
 #include <catch.hpp>
 #include <chorus/ops/higher_order.hpp>
+#include <chorus/optim/grad_scaler.hpp>
 #include <chorus/parallel/data_parallel.hpp>
+#include <chorus/parallel/fused_optimizer.hpp>
 #include <chorus/parallel/local_sgd.hpp>
 #include <chorus/parallel/parameter_server.hpp>
+#include <chorus/parallel/sharded_optimizer.hpp>
 #include <memory>
 #include <optional>
 
@@ -125,6 +128,47 @@ TEST_CASE("misuse: a forward pass of one rank alone, and one that fails on a ran
                       }).texts();
   CHECK_THAT(caught[0], Contains("rank 0: all_reduce #"));
   CHECK_THAT(caught[1], Contains("rank 1: all_gather #") && explained);
+}
+
+TEST_CASE("misuse: an optimizer that outlives its net is named, and goes in peace") {
+  const auto text = common_text(2, [](const World& world) {
+    using Sgd = optim::Sgd<Cpu>;
+    auto communicator = comm::connect(world);
+    using Net = DistributedDataParallel<Model>;
+    std::optional<Net> net(std::in_place, make<Model>(), communicator);
+    const auto train = [&](auto& optimizer) {
+      optimizer.zero_grad();
+      sum((*net)(test::share(numbers(8, 5, 1), world))).backward();
+      optimizer.step();
+    };
+    std::string texts;
+    const auto note = [&](const auto& call) { texts += message_of<UsageError>(call) + "\n"; };
+    {
+      ShardedOptimizer<Sgd> optimizer{*net, {.lr = 0.1, .momentum = 0.9}};
+      optim::GradScaler scaler{*net}, other{*net};
+      train(optimizer);
+      net.reset();
+      note([&] { optimizer.step(); });
+      note([&] { optimizer.clip_grad_norm(1); });
+      note([&] { optimizer.zero_grad(); });
+      note([&] { scaler.unscale(optimizer); });
+      note([&] { other.unscale(); });
+      texts += optimizer.state().empty() ? "no state\n" : "";
+    }
+    net.emplace(make<Model>(), communicator);
+    {
+      FusedOptimizer<Sgd> optimizer{*net, {.lr = 0.1, .momentum = 0.9}};
+      train(optimizer);
+      net.reset();
+      note([&] { optimizer.step(); });
+      optimizer.zero_grad();
+      texts += optimizer.state().empty() ? "no state\n" : "";
+    }
+    return texts;
+  });
+  const std::string sharded = "ShardedOptimizer: the net that it was made for is gone\n";
+  CHECK(text == sharded + sharded + sharded + sharded + "GradScaler: the net that it was made for is gone\n" +
+                    "FusedOptimizer: the net that it was made for is gone\n");
 }
 
 }  // namespace misuse_test

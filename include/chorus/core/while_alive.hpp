@@ -1,0 +1,22 @@
+#pragma once
+/// What is held of an object that may end first.
+
+#include <memory>
+#include <string_view>
+#include <utility>
+
+#include <chorus/core/error.hpp>
+
+namespace chorus::inline CHORUS_ABI::detail {
+
+/// `call`, which may be made while the net lives of whose life `alive` tells: afterwards it throws UsageError in the
+/// name of `who`.
+template <class Call>
+auto while_alive(std::string_view who, std::weak_ptr<void> alive, Call call) {
+  return [who, alive = std::move(alive), call = std::move(call)](auto&&... arguments) {
+    check<UsageError>(!alive.expired(), who, ": the net that it was made for is gone");
+    return call(std::forward<decltype(arguments)>(arguments)...);
+  };
+}
+
+}  // namespace chorus::inline CHORUS_ABI::detail
