@@ -3,9 +3,11 @@
 /// forgotten and computed again when backward needs it.
 
 #include <chorus/autograd/variable.hpp>
+#include <chorus/core/batch_group.hpp>
 #include <chorus/core/random.hpp>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <tuple>
 #include <unordered_set>
@@ -99,7 +101,8 @@ class CheckpointNode final : public GradNode<T, Rank, D> {
   CheckpointNode(const Tensor<T, Rank, D>& value, Function function, RandomReplay random,
                  std::vector<Ref<Node>> parameters, const Inputs&... inputs)
       : GradNode<T, Rank, D>("checkpoint", value.shape(), value.device()),
-        saved_(std::in_place, Saved{std::move(function), std::move(random), {inputs...}, std::move(parameters)}) {}
+        saved_(std::in_place,
+               Saved{std::move(function), std::move(random), {inputs...}, std::move(parameters), batch_group()}) {}
 
   void backward(bool keep) override {
     if (!this->has_grad()) return;
@@ -109,6 +112,8 @@ class CheckpointNode final : public GradNode<T, Rank, D> {
     const auto leaves = std::apply([](const auto&... x) { return std::tuple{fresh_leaf(x)...}; }, saved_->inputs);
     {
       const GradMode recording(true);
+      const auto& group = saved_->group;
+      const BatchGroupScope scope(group && group->is_here() ? group : nullptr);
       const auto again = saved_->random.run([&] { return std::apply(saved_->function, leaves); });
       check<UsageError>(again.requires_grad() && again.shape() == dy.shape(), "checkpoint: the function gave shape ",
                         dy.shape(), " at first and then shape ", again.shape());
@@ -142,6 +147,7 @@ class CheckpointNode final : public GradNode<T, Rank, D> {
     RandomReplay random;
     std::tuple<Inputs...> inputs;
     std::vector<Ref<Node>> parameters;
+    std::shared_ptr<BatchGroup> group;
   };
   std::optional<Saved> saved_;
 };

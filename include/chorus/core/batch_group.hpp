@@ -28,6 +28,8 @@ class BatchGroup {
   /// Which of the members this is, and a number of the pass that they are in.
   virtual std::size_t member() const { return 0; }
   virtual std::size_t pass() const { return 0; }
+  /// Whether this thread may take part now: asked where backward computes something again.
+  virtual bool is_here() const { return true; }
 };
 
 /// The group of this thread's forward pass; null where the batch is whole.

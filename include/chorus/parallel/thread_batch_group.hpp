@@ -23,12 +23,13 @@ class ThreadBatchGroup final : public BatchGroup {
   ThreadBatchGroup(std::shared_ptr<ThreadMeeting> meeting, std::size_t member)
       : meeting_(std::move(meeting)), member_(member) {}
   void sum(std::span<double> values) override {
-    check<UsageError>(batch_group().get() == this,
+    check<UsageError>(is_here(),
                       "SyncBatchNorm under DataParallel: one thread goes back through this layer, without the other ",
                       "devices' threads: let backward or grad begin at what the policy returns");
     meeting_->sum(member_, values);
   }
   double weight() override { return 1; }
+  bool is_here() const override { return batch_group().get() == this; }
   bool recorded() const override { return meeting_->recorded(); }
   std::vector<std::any> exchange(const std::any& own) override { return meeting_->exchange(member_, own); }
   std::size_t member() const override { return member_; }

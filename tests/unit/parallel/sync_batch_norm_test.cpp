@@ -1,5 +1,6 @@
 // SyncBatchNorm: with the whole batch's statistics all policies take the steps of one device.
 #include <catch.hpp>
+#include <chorus/autograd/checkpoint.hpp>
 #include <chorus/core/trace.hpp>
 #include <chorus/ops/higher_order.hpp>
 #include <chorus/parallel/data_parallel.hpp>
@@ -92,6 +93,27 @@ TEST_CASE("sync batch norm: dp takes the steps of one device") {
         train(net, [](auto& n, auto& optimizer, auto number, Index size) { test::step(n, optimizer, number, size); });
     CHECK(distance(got, expected) < rounding);
   }
+}
+
+/// Computes its layers again in backward.
+template <class D>
+struct Recomputed : nn::Module {
+  Synced<D> inner;
+  CHORUS_MODULE(Recomputed, inner)
+  auto forward(const auto& x) const {
+    return checkpoint([this](const auto& in) { return inner.forward(in); }, x);
+  }
+};
+
+TEST_CASE("sync batch norm: what is computed again in backward has the whole batch's statistics, too") {
+  const auto expected = train_alone<Recomputed<Cpu>>();
+  DataParallel<Recomputed<Cpu>> net{make<Recomputed<Cpu>>(), {.device_ids = {0, 1, 2}}, 3};
+  const auto got =
+      train(net, [](auto& n, auto& optimizer, auto number, Index size) { test::step(n, optimizer, number, size); });
+  CHECK(distance(got, expected) < rounding);
+  const auto text = train_on_ranks<Recomputed<Cpu>>(3, [] { return make<Recomputed<Cpu>>(); });
+  INFO(text);
+  CHECK(distance(test::numbers_in(text), expected) < rounding);
 }
 
 TEST_CASE("sync batch norm: convert_sync_batch_norm makes it of BatchNorm") {
