@@ -49,7 +49,8 @@ enum class Fault {
   is_killed,
   aborts,
   aborts_meanwhile,
-  throws
+  throws,
+  stops  // stands still for two seconds
 };
 
 struct Program {

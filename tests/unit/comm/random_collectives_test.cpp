@@ -45,7 +45,7 @@ std::string one_rank(const Program& program, const comm::World& world) {
 }
 
 std::vector<std::string> on_ranks(const Program& program, std::chrono::milliseconds timeout) {
-  const auto seconds = static_cast<unsigned>(timeout / 1s) * 3;
+  const auto seconds = static_cast<unsigned>(timeout / 1s) * 3 + 3;
   if (program.carrier != Carrier::threads)
     return test::Ranks(
                program.ranks,
@@ -131,9 +131,10 @@ int group_size(const Program& p, const Call& call, int rank) {
 }
 
 /// Lets one rank do something that is an error there. Returns whether there is such a thing in this program.
-bool spoil(Program& p) {
+bool spoil(Program& p, Fault fault) {
   Draw d(p.seed + 7'000'000);
   p.fault = static_cast<Fault>(1 + d.below(10));
+  if (fault != Fault::none) p.fault = fault;
   if (p.carrier == Carrier::threads && p.fault == Fault::is_killed) p.fault = Fault::aborts_meanwhile;
   for (int attempt = 0; attempt < 20; ++attempt) {
     p.faulty_rank = static_cast<int>(d.below(static_cast<std::uint32_t>(p.ranks)));
@@ -166,13 +167,14 @@ bool spoil(Program& p) {
   return false;
 }
 
-void check_faults(std::uint64_t last, const std::vector<Carrier>& over) {
+/// `fault`: which one, unless it is drawn.
+void check_faults(std::uint64_t last, const std::vector<Carrier>& over, std::chrono::milliseconds timeout,
+                  Fault fault = Fault::none) {
   const auto before = shared_files();
   int faults = 0;
-  constexpr auto timeout = 4s;
   const auto check = [&](std::uint64_t seed) {
     auto program = draw(seed, over);
-    if (!spoil(program)) return;
+    if (!spoil(program, fault)) return;
     const auto start = comm::Clock::now();
     const auto texts = on_ranks(program, timeout);
     const auto took = comm::Clock::now() - start;
@@ -192,7 +194,10 @@ void check_faults(std::uint64_t last, const std::vector<Carrier>& over) {
         CHECK(text.find("ended with status") == std::string::npos);
       }
     }
-    CHECK(took < 3 * timeout);  // the calls before the fault take their time, too, most of all under a sanitizer
+    CHECK(took <
+          3 * timeout + (fault == Fault::stops
+                             ? 3s
+                             : 0s));  // the calls before the fault take their time, too, most of all under a sanitizer
     ++faults;
   };
   for_seeds(last, check, [&](std::uint64_t seed) { return draw(seed, over).text(); });
@@ -201,10 +206,13 @@ void check_faults(std::uint64_t last, const std::vector<Carrier>& over) {
 }
 
 TEST_CASE("comm random: where one rank errs, all say so in time, and no result is wrong", "[comm]") {
-  check_faults(30, carriers());
+  check_faults(30, carriers(), 4s);
 }
 TEST_CASE("comm random: where one rank errs, all say so over NCCL's stand-in", "[comm]") {
-  check_faults(20, {Carrier::nccl});
+  check_faults(20, {Carrier::nccl}, 4s);
+}
+TEST_CASE("comm random: where one rank stands still, all say so, over one machine and several", "[comm]") {
+  check_faults(3, {Carrier::machines, Carrier::shm, Carrier::tcp}, 1s, Fault::stops);
 }
 
 }  // namespace random_collectives_test

@@ -2,6 +2,8 @@
 /// Runs drawn calls as one rank, and looks at all that comes of them: the results, what lies around them, and what was
 /// only to be read.
 
+#include <unistd.h>
+
 #include <bit>
 #include <chorus/comm/split.hpp>
 #include <csignal>
@@ -324,6 +326,14 @@ class Rank {
     if (p_.fault == Fault::aborts) c.abort("it has enough");
     if (p_.fault == Fault::aborts_meanwhile)
       return std::thread([&c, in] { std::this_thread::sleep_for(in), c.abort("it has enough"); });
+    if (p_.fault == Fault::stops) {
+      if (fork() == 0) {
+        sleep(2);
+        kill(getppid(), SIGCONT);
+        _exit(0);
+      }
+      return std::thread([in] { std::this_thread::sleep_for(in), kill(getpid(), SIGSTOP); });
+    }
     if (p_.fault == Fault::is_killed)
       return std::thread([in] { std::this_thread::sleep_for(in), kill(getpid(), SIGKILL); });
     return {};
