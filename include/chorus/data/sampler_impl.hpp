@@ -28,7 +28,7 @@ CHORUS_INLINE void Sampler::set_epoch(Index epoch) {
 
 CHORUS_INLINE Index Sampler::global_batches(Index batch, bool drop_last) const {
   check_batch(batch);
-  return drop_last ? size_ / batch : (size_ + batch - 1) / batch;
+  return size_ / batch + (!drop_last && size_ % batch != 0);  // a batch of any size
 }
 
 CHORUS_INLINE std::span<const Index> Sampler::share(Index b, Index batch) const& {

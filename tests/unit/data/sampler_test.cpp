@@ -1,5 +1,6 @@
 #include <catch.hpp>
 #include <chorus/data/sampler.hpp>
+#include <limits>
 
 #include "files.hpp"
 
@@ -92,6 +93,9 @@ TEST_CASE("the number of batches") {
   CHECK(sampler.global_batches(25) == 4);
   CHECK(sampler.global_batches(200) == 1);
   CHECK(Sampler(0).global_batches(8) == 0);
+  constexpr auto all = std::numeric_limits<Index>::max();
+  CHECK(sampler.global_batches(all) == 1);
+  CHECK(sampler.share(0, all).size() == 100);
 }
 
 TEST_CASE("senseless samplers are refused") {
