@@ -13,56 +13,18 @@ import sys
 import tempfile
 import time
 
+from processes import CLEAN, alive, children, expect, free_port, say, until
+
 RUN, PROBE = sys.argv[1:3]
 temporary = tempfile.TemporaryDirectory(prefix="chorus_run_")
 FOLDER = pathlib.Path(temporary.name)
-started = time.monotonic()
-# What a launcher around this test has set is none of ours.
-CLEAN = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMI", "SLURM_", "TORCHELASTIC_", "CHORUS_"))
-         and k not in ("RANK", "WORLD_SIZE", "OMP_NUM_THREADS", "MASTER_ADDR", "MASTER_PORT")}
 SCRIPT = ["sh", "-c", '"$@"; exit $?', "sh"]  # a shell that stays between the launcher and the rank
-
-
-def say(text):
-    print(f"{time.monotonic() - started:5.1f} s  {text}", flush=True)
 
 
 def run(*words, limit=30, **more):
     """Status, standard output and standard error."""
     done = subprocess.run([RUN, *map(str, words)], capture_output=True, timeout=limit, env=CLEAN, **more)
     return done.returncode, done.stdout, done.stderr.decode()
-
-
-def expect(condition, *what):
-    if not condition:
-        raise AssertionError(" ".join(map(str, what)))
-
-
-def children(pid):
-    try:
-        return [int(word) for word in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except FileNotFoundError:
-        return []
-
-
-def alive(pid):
-    try:
-        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def until(condition, *what, limit=10):
-    end = time.monotonic() + limit
-    while not condition():
-        expect(time.monotonic() < end, *what)
-        time.sleep(0.01)
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def scripts_between():

@@ -9,24 +9,17 @@ import os
 import pathlib
 import random
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 
+from processes import CLEAN, children, expect, free_port, say
+
 RUN, TRAIN = sys.argv[1:3]
 KILLS = int(sys.argv[3]) if len(sys.argv) > 3 else 20
 temporary = tempfile.TemporaryDirectory(prefix="chorus_run_")
 FOLDER = pathlib.Path(temporary.name)
-started = time.monotonic()
-# What a launcher around this test has set is none of ours.
-CLEAN = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMI", "SLURM_", "TORCHELASTIC_", "CHORUS_", "PET_"))
-         and k not in ("RANK", "WORLD_SIZE", "OMP_NUM_THREADS", "MASTER_ADDR", "MASTER_PORT")}
-
-
-def say(text):
-    print(f"{time.monotonic() - started:5.1f} s  {text}", flush=True)
 
 
 def run(*words, limit=30, environment=None):
@@ -34,18 +27,6 @@ def run(*words, limit=30, environment=None):
     done = subprocess.run([RUN, *map(str, words)], capture_output=True, text=True, timeout=limit,
                           env={**CLEAN, **(environment or {})})
     return done.returncode, done.stdout, done.stderr
-
-
-def expect(condition, *what):
-    if not condition:
-        raise AssertionError(" ".join(map(str, what)))
-
-
-def children(pid):
-    try:
-        return [int(word) for word in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except FileNotFoundError:
-        return []
 
 
 def environment_of_ranks():
@@ -188,12 +169,6 @@ def killed_again_and_again():
     expect(not left, "left behind:", left)
     expect(set(os.listdir("/dev/shm")) <= shared_memory, os.listdir("/dev/shm"))
     say(f"{KILLS} kills: the same parameters")
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class TwoMachines:

@@ -18,15 +18,12 @@ import sys
 import tempfile
 import time
 
+from processes import alive, free_port, say
+
 PROGRAM = sys.argv[1]
 temporary = tempfile.TemporaryDirectory(prefix="chorus_faults_")
 FOLDER = pathlib.Path(temporary.name)
 TINY = ["--train-images", "40", "--test-images", "10", "--epochs", "1", "--batch", "16", "--workers", "0", "--quiet"]
-started = time.monotonic()
-
-
-def say(text):
-    print(f"{time.monotonic() - started:5.1f} s  {text}", flush=True)
 
 
 def run(*options, limit=20, environment=None, **more):
@@ -235,12 +232,6 @@ say("bad checkpoints and full disks are refused")
 # --- Ranks that don't meet.
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def place(rank, size, port):
     return {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size),
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
@@ -282,13 +273,6 @@ def ranks_of(supervisor):
         except (OSError, KeyError, IndexError):
             continue
     return found
-
-
-def alive(pid):
-    try:
-        return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 class Training:
