@@ -24,6 +24,7 @@
 #include <chorus/parallel/local_sgd.hpp>
 #include <chorus/parallel/parameter_server.hpp>
 #include <chorus/parallel/sharded_optimizer.hpp>
+#include <type_traits>
 
 #include "ranks.hpp"
 #include "resume_random_programs.hpp"
@@ -263,21 +264,17 @@ std::string train(Net& net, const Program& p, const World& world, const Job& job
 template <class Model>
 std::string train_model(Model model, const Program& p, const World& world, const Job& job) {
   constexpr std::uint64_t seed = 3;
-  if (p.kind == Kind::local) {
+  const auto connected = [&]<class Net>(std::type_identity<Net>, const auto&... options) {
     auto communicator = comm::connect(world);
-    LocalSgd<Model> net{std::move(model), communicator, {.period = p.period}, seed};
-    return train(net, p, world, job);
-  }
-  if (p.kind == Kind::served) {
-    auto communicator = comm::connect(world);
-    ParameterServer<Model> net{std::move(model), communicator, seed};
-    return train(net, p, world, job);
-  }
-  const auto under = [&]<class Hook>(const Hook& hook) {
-    auto communicator = comm::connect(world);
-    DistributedDataParallel<Model, Hook> net{std::move(model), communicator, p.options, seed, hook};
+    Net net{std::move(model), communicator, options...};
     return train(net, p, world, job);
   };
+  const auto under = [&]<class Hook>(const Hook& hook) {
+    return connected(std::type_identity<DistributedDataParallel<Model, Hook>>{}, p.options, seed, hook);
+  };
+  if (p.kind == Kind::local)
+    return connected(std::type_identity<LocalSgd<Model>>{}, LocalSgdOptions{.period = p.period}, seed);
+  if (p.kind == Kind::served) return connected(std::type_identity<ParameterServer<Model>>{}, seed);
   if (p.kind == Kind::single) {
     SingleDevice<Model> net{std::move(model), seed};
     return train(net, p, world, job);
