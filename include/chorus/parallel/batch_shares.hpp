@@ -100,7 +100,8 @@ class BatchShares {
   template <class F>
   static void explaining(const F& f) {
     constexpr std::string_view about =
-        "; ranks tell each other their batch sizes as a forward pass that records gradients begins: all have to begin one";
+        "; ranks tell each other their batch sizes as a forward pass that records gradients begins: all have to begin "
+        "one";
     try {
       f();
     } catch (const TimeoutError& error) {

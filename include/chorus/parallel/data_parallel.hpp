@@ -86,8 +86,9 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
   /// Tensors and Variables are cut along `dim` into shares that differ by at most one, on no more devices than there
   /// are samples; other arguments go to every copy as they are. What a copy throws is thrown again, of the same kind,
   /// with the copy's number and device in the message. Throws UsageError where a layer of the model has got other
-  /// parameters or buffers since the policy took it, and where another policy took it afterwards. `grad` goes through it; for gradients of gradients let an input
-  /// be a GraphVariable: then all devices' work is one graph, through which backward goes in the calling thread.
+  /// parameters or buffers since the policy took it, and where another policy took it afterwards. `grad` goes through
+  /// it; for gradients of gradients let an input be a GraphVariable: then all devices' work is one graph, through which
+  /// backward goes in the calling thread.
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
     threads_.await();
