@@ -3,6 +3,7 @@
 /// `multiply_tile` sums outer products, `dot_tile` sums products along contiguous rows.
 
 #include <algorithm>
+#include <chorus/kernels/cpu/addresses.hpp>
 #include <chorus/kernels/cpu/packet.hpp>
 #include <type_traits>
 
@@ -47,14 +48,6 @@ struct Matrix {
   Column column;
 };
 
-/// Asks for the cache lines of `count` numbers that are read (or written) soon. What lies in short pieces far apart, no
-/// processor foresees.
-template <bool Written = false, class T>
-void fetch_ahead(const T* from, Index count) {
-  constexpr Index line = 64 / Index{sizeof(T)};
-  for (Index i = 0; i < count; i += line) __builtin_prefetch(from + i, Written ? 1 : 0, Written ? 3 : 2);
-}
-
 /// sums[i, j] += a[i * a_row] * b[j], for the left and the right half of a tile's columns.
 template <int Rows, class T, class Row>
 [[gnu::always_inline]] inline void add_products(Packet<T>* left, Packet<T>* right, const T* a, Row a_row, const T* b) {
@@ -90,8 +83,7 @@ void multiply_tile(Index depth, Matrix<T> a, const T* b, const Index* offsets, c
     right[i] = load(start + i * start_row + w, Whole<T>{});
     fetch_ahead<true>(c + i * c_row, 2 * w);
   }
-  for (Index p = 0; p < depth; ++p)
-    add_products<Rows>(left, right, a.data + p * a.column, a.row, b + offsets[p]);
+  for (Index p = 0; p < depth; ++p) add_products<Rows>(left, right, a.data + p * a.column, a.row, b + offsets[p]);
   store_tile<Rows>(left, right, c, c_row, accumulate);
 }
 

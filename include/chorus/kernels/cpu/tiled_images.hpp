@@ -8,6 +8,7 @@
 #include <chorus/kernels/cpu/scratch.hpp>
 #include <chorus/kernels/cpu/transpose.hpp>
 #include <chorus/kernels/cpu/winograd_transforms.hpp>
+#include <utility>
 
 namespace chorus::inline CHORUS_ABI::kernels::detail {
 
@@ -62,14 +63,26 @@ struct TiledImages {
   }
   Index columns() const { return (across - 1) * step + reach; }
   Index rows(Index down_tiles) const { return (down_tiles - 1) * step + reach; }
+  /// The part of `rows` rows from `top` on, counted with the padding, that lies inside of the image: rows
+  /// [first, last).
+  std::pair<Index, Index> inside(Index top, Index rows) const {
+    return {std::clamp<Index>(top - padding_h, 0, image.height),
+            std::clamp<Index>(top - padding_h + rows, 0, image.height)};
+  }
+  /// What a strip reads of a packet of channels from `channel` on.
+  template <class T>
+  Stretches<T> planes(const T* x, const TileRows& strip, Index channel) const {
+    const auto [first, last] = inside(strip.top * step, rows(strip.rows));
+    return {x + strip.image * image.image_size + channel * image.plane() + first * image.width,
+            std::clamp<Index>(image.channels - channel, 0, lanes<T>), (last - first) * image.width, image.plane()};
+  }
 
   /// to[i, j, lane] = x[lane, i + top - padding_h, j - padding_w], inside of the image alone; for `rows` rows and the
   /// first `count` lanes, the others are 0.
   template <class T>
   void channels_last(const T* x, Index count, Index top, Index rows, T* to) const {
     constexpr Index w = lanes<T>;
-    const Index first = std::clamp<Index>(top - padding_h, 0, image.height);
-    const Index last = std::clamp<Index>(top - padding_h + rows, 0, image.height);
+    const auto [first, last] = inside(top, rows);
     const Index plane = image.plane(), end = last * image.width, gap = (columns() - image.width) * w;
     to += ((first + padding_h - top) * columns() + padding_w) * w;
     const PixelPlaces<w> places(image.width, columns());
@@ -161,14 +174,17 @@ void transform_tiles(const TiledImages& tiles, const T* x, Index first, Index co
       tiles.channels_last(x + strip.image * tiles.image.image_size + c * tiles.image.plane(),
                           std::clamp<Index>(tiles.image.channels - c, 0, w), strip.top * tiles.step, rows, raster);
       T* out = to + panels.at(tiles.tiles_before(first + s) - start, c);
+      // What is read next comes while these tiles are transformed.
+      const bool more = c + w < tiles.image.channels;
+      const Stretches<T> next =
+          tiles.planes(x, more ? strip : tiles.strip(first + std::min(s + 1, count - 1)), more ? c + w : 0);
       for (Index i = 0; i < strip.rows; ++i)
         for (Index j = 0; j < tiles.across; ++j, out += panels.width) {
+          next.fetch(i * tiles.across + j, strip.rows * tiles.across);
           const T* corner = raster + (i * columns + j) * tiles.step * w;
           transform_both_axes<In, Points, T>(
               transform, [&](int v, int u) { return load(corner + (v * columns + u) * w, Whole<T>{}); },
-              [&](int v, int u, const Packet<T>& value) {
-                store(out + (v * Points + u) * point_pitch, value, Whole<T>{});
-              });
+              PointWriter<T>{out, point_pitch});
         }
     }
   });

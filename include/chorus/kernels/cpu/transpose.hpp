@@ -56,14 +56,4 @@ template <class T>
 }
 #pragma GCC diagnostic pop
 
-/// `at`, but the compiler doesn't see what it was made of: of 16 addresses in a row it would else make 16 counters, all
-/// in memory.
-template <class T>
-[[gnu::always_inline]] inline T* opaque(T* at) {
-#ifdef __GNUC__
-  asm("" : "+r"(at));
-#endif
-  return at;
-}
-
 }  // namespace chorus::inline CHORUS_ABI::kernels::detail

@@ -46,15 +46,16 @@ void store_strip(const TiledImages& tiles, const TileRows& strip, const T* m, In
   for (Index c = 0; c < channels; c += w) {
     const Index count = std::min(w, channels - c);
     const auto start = bias == nullptr ? splat(T{0}) : load(bias + c, count);
+    const Stretches<T> planes{y + c * image.plane() + top * image.width, count, rows * image.width, image.plane()};
     const T* from = m + c;
     for (Index i = 0; i < strip.rows; ++i)
       for (Index j = 0; j < tiles.across; ++j, from += tile_columns<T>) {
+        planes.fetch(i * tiles.across + j, strip.rows * tiles.across);
         T* to = buffer + (i * columns + j) * out * w;
-        transform_both_axes<points, out, T>(
-            Way::output, [&](int v, int u) { return load(from + (v * points + u) * point_pitch, Whole<T>{}); },
-            [&](int v, int u, const Packet<T>& value) {
-              store(to + (v * columns + u) * w, padd(value, start), Whole<T>{});
-            });
+        transform_both_axes<points, out, T>(Way::output, PointReader<points, T>{from, point_pitch},
+                                            [&](int v, int u, const Packet<T>& value) {
+                                              store(to + (v * columns + u) * w, padd(value, start), Whole<T>{});
+                                            });
       }
     channels_first(buffer, columns, count, rows, image, y + c * image.plane() + top * image.width, accumulate);
   }

@@ -2,6 +2,7 @@
 /// The transforms of Winograd's convolutions of 3 taps (Winograd 1980; Lavin, Gray, "Fast algorithms for convolutional
 /// neural networks", CVPR 2016) and their adjoints, along one axis, on packets.
 
+#include <chorus/kernels/cpu/addresses.hpp>
 #include <chorus/kernels/cpu/packet.hpp>
 
 namespace chorus::inline CHORUS_ABI::kernels::detail {
@@ -9,10 +10,10 @@ namespace chorus::inline CHORUS_ABI::kernels::detail {
 /// Numbers that the three taps of an axis become, under all of the ways below; squared, those of a kernel.
 inline constexpr Index winograd_weights = 6, winograd_points = winograd_weights * winograd_weights;
 
-/// Applies a transform of `In` to `Out` numbers along both axes: `put(y, x, value)` for Out x Out results from
-/// `get(y, x)` for In x In numbers.
+/// Applies a transform of `In` to `Out` numbers along both axes: `put(y, x, value)` for Out x Out results, row by row,
+/// from `get(y, x)` for In x In numbers, column by column.
 template <int In, int Out, class T, class Transform, class Get, class Put>
-void transform_both_axes(const Transform& transform, const Get& get, const Put& put) {
+void transform_both_axes(const Transform& transform, Get get, Put put) {
   Packet<T> middle[Out][In];
 #pragma GCC unroll 9
   for (int x = 0; x < In; ++x) {
@@ -31,6 +32,32 @@ void transform_both_axes(const Transform& transform, const Get& get, const Put& 
     for (int x = 0; x < Out; ++x) put(y, x, result[x]);
   }
 }
+
+/// For transform_both_axes: the numbers of a tile at Points x Points points, which lie `pitch` apart.
+template <int Points, class T>
+struct PointReader {
+  const T* column;
+  Index pitch;
+  const T* at = column;
+
+  [[gnu::always_inline]] Packet<T> operator()(int y, int) {
+    if (y == 0) at = column;
+    const Packet<T> value = load(at, Whole<T>{});
+    at = opaque(at + Points * pitch);
+    if (y == 0) column = opaque(column + pitch);
+    return value;
+  }
+};
+template <class T>
+struct PointWriter {
+  T* at;
+  Index pitch;
+
+  [[gnu::always_inline]] void operator()(int, int, const Packet<T>& value) {
+    store(at, value, Whole<T>{});
+    at = opaque(at + pitch);
+  }
+};
 
 template <class T>
 struct PacketSums {

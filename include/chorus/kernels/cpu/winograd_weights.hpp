@@ -68,41 +68,37 @@ template <class T>
 template <class Way, class T>
 void transform_weights(bool turned, Index results, Index channels, Index first, Index channel, Index count,
                        const T* weight, Index point_pitch, T* to) {
-  constexpr Index w = lanes<T>, at_once = 16;
-  const auto transform = [&](Index c, Index side, const auto& tap) {
-    T* panel = to + c * tile_columns<T> + side;
-    transform_both_axes<3, winograd_weights, T>(Way::weight, tap, [&](int y, int x, const Packet<T>& value) {
-      store(panel + (y * winograd_weights + x) * point_pitch, value, Whole<T>{});
-    });
-  };
+  constexpr Index w = lanes<T>, at_once = 16, row = 9 * tile_columns<T>;
   const Index columns = std::min(tile_columns<T>, results - first);
-  if (turned) {
-    for (Index side = 0; side < tile_columns<T>; side += w) {
-      const Index some = std::clamp<Index>(columns - side, 0, w);
-      const auto kernels = [&](Index c) { return weight + ((channel + c) * results + first + side) * 9; };
-      for (Index c = 0; c < count; ++c) {
-        if (side == 0 && channel + c + at_once < channels) fetch_ahead(kernels(c + at_once), columns * 9);
-        Packet<T> taps[9];
-        load_taps(kernels(c), some, taps);
-        transform(c, side, [&](int y, int x) { return taps[8 - (y * 3 + x)]; });
-      }
-    }
-    return;
-  }
-  const auto kernels = [&](Index result, Index c) { return weight + ((first + result) * channels + channel + c) * 9; };
-  alignas(64) T taps[at_once * 9 * tile_columns<T>];
+  // In one stretch of memory lie the kernels of some results for a channel where they are turned, else of some channels
+  // for a result.
+  const auto kernels_at = [&](Index c) {
+    const Index some = std::clamp<Index>(channels - channel - c, 0, at_once);
+    if (turned) return Stretches<T>{weight + ((channel + c) * results + first) * 9, some, columns * 9, results * 9};
+    return Stretches<T>{weight + (first * channels + channel + c) * 9, columns, some * 9, channels * 9};
+  };
+  alignas(64) T taps[at_once * row];
   for (Index c = 0; c < count; c += at_once) {
     const Index some = std::min(at_once, count - c);
-    pack_columns(some * 9, columns, kernels(0, c), channels * 9, taps);
+    const Stretches<T> now = kernels_at(c), next = kernels_at(c + at_once);
+    if (turned)
+      for (Index i = 0; i < some; ++i)
+        for (Index side = 0; side < tile_columns<T>; side += w) {
+          Packet<T> kernels[9];
+          load_taps(now.first + i * now.apart + side * 9, std::clamp<Index>(columns - side, 0, w), kernels);
+          for (Index tap = 0; tap < 9; ++tap)
+            store(taps + i * row + (8 - tap) * tile_columns<T> + side, kernels[tap], Whole<T>{});
+        }
+    else
+      pack_columns(some * 9, columns, now.first, now.apart, taps);
     for (Index i = 0; i < some; ++i) {
       for (Index side = 0; side < tile_columns<T>; side += w) {
-        const T* from = taps + i * 9 * tile_columns<T> + side;
-        transform(c + i, side, [&](int y, int x) { return load(from + (y * 3 + x) * tile_columns<T>, Whole<T>{}); });
+        const T* from = taps + i * row + side;
+        transform_both_axes<3, winograd_weights, T>(
+            Way::weight, [&](int y, int x) { return load(from + (y * 3 + x) * tile_columns<T>, Whole<T>{}); },
+            PointWriter<T>{to + (c + i) * tile_columns<T> + side, point_pitch});
       }
-      if (channel + c + 2 * at_once <= channels)
-        for (Index result = i * tile_columns<T> / at_once;
-             result < std::min(columns, (i + 1) * tile_columns<T> / at_once); ++result)
-          fetch_ahead(kernels(result, c + at_once), at_once * 9);
+      next.fetch(i, some);
     }
   }
 }
@@ -122,8 +118,7 @@ void weight_gradients(Index filters, Index channels, Index point_pitch, const T*
       if (o + 1 < filters) fetch_ahead<true>(to + pitch, count * 9);
       Packet<T> taps[9];
       transform_both_axes<winograd_weights, 3, T>(
-          Way::weight_gradient,
-          [&](int i, int j) { return load(from + (i * winograd_weights + j) * point_pitch, Whole<T>{}); },
+          Way::weight_gradient, PointReader<winograd_weights, T>{from, point_pitch},
           [&](int i, int j, const Packet<T>& value) { taps[i * 3 + j] = value; });
       store_taps(taps, count, to, accumulate);
     }
