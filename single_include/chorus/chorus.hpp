@@ -7172,7 +7172,7 @@ CHORUS_INLINE void Sampler::set_epoch(Index epoch) {
 
 CHORUS_INLINE Index Sampler::global_batches(Index batch, bool drop_last) const {
   check_batch(batch);
-  return drop_last ? size_ / batch : (size_ + batch - 1) / batch;
+  return size_ / batch + (!drop_last && size_ % batch != 0);  // a batch of any size
 }
 
 CHORUS_INLINE std::span<const Index> Sampler::share(Index b, Index batch) const& {
@@ -12679,6 +12679,8 @@ class BatchGroup {
   /// Which of the members this is, and a number of the pass that they are in.
   virtual std::size_t member() const { return 0; }
   virtual std::size_t pass() const { return 0; }
+  /// Whether this thread may take part now: asked where backward computes something again.
+  virtual bool is_here() const { return true; }
 };
 
 /// The group of this thread's forward pass; null where the batch is whole.
@@ -13385,6 +13387,46 @@ class Segments {
 /// The two inner loops that matrix products and convolutions are made of. Each keeps a tile of sums in registers:
 /// `multiply_tile` sums outer products, `dot_tile` sums products along contiguous rows.
 
+// <chorus/kernels/cpu/addresses.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_ADDRESSES_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_ADDRESSES_HPP
+/// Where kernels find their numbers: what the processor is told of addresses, and what the compiler is not.
+
+namespace chorus::inline CHORUS_ABI::kernels::detail {
+
+/// `at`, but the compiler doesn't see what it was made of: of 16 addresses in a row it would else make 16 counters, all
+/// in memory.
+template <class T>
+[[gnu::always_inline]] inline T* opaque(T* at) {
+#ifdef __GNUC__
+  asm("" : "+r"(at));
+#endif
+  return at;
+}
+
+/// Asks for the cache lines of `count` numbers that are read (or written) soon. What lies in short pieces far apart, no
+/// processor foresees.
+template <bool Written = false, class T>
+void fetch_ahead(const T* from, Index count) {
+  constexpr Index line = 64 / Index{sizeof(T)};
+  for (Index i = 0; i < count; i += line) __builtin_prefetch(from + i, Written ? 1 : 0, Written ? 3 : 2);
+}
+
+/// `count` stretches of `length` numbers, `apart` numbers from one's beginning to the next one's.
+template <class T>
+struct Stretches {
+  const T* first;
+  Index count, length, apart;
+
+  /// Asks for a part of them, of `parts`, so that they come while something else is computed.
+  void fetch(Index part, Index parts) const {
+    for (Index i = part * count / parts; i < (part + 1) * count / parts; ++i) fetch_ahead(first + i * apart, length);
+  }
+};
+
+}  // namespace chorus::inline CHORUS_ABI::kernels::detail
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_ADDRESSES_HPP
+
 namespace chorus::inline CHORUS_ABI::kernels::detail {
 
 #ifdef __CUDACC__
@@ -13426,14 +13468,6 @@ struct Matrix {
   Column column;
 };
 
-/// Asks for the cache lines of `count` numbers that are read (or written) soon. What lies in short pieces far apart, no
-/// processor foresees.
-template <bool Written = false, class T>
-void fetch_ahead(const T* from, Index count) {
-  constexpr Index line = 64 / Index{sizeof(T)};
-  for (Index i = 0; i < count; i += line) __builtin_prefetch(from + i, Written ? 1 : 0, Written ? 3 : 2);
-}
-
 /// sums[i, j] += a[i * a_row] * b[j], for the left and the right half of a tile's columns.
 template <int Rows, class T, class Row>
 [[gnu::always_inline]] inline void add_products(Packet<T>* left, Packet<T>* right, const T* a, Row a_row, const T* b) {
@@ -13469,8 +13503,7 @@ void multiply_tile(Index depth, Matrix<T> a, const T* b, const Index* offsets, c
     right[i] = load(start + i * start_row + w, Whole<T>{});
     fetch_ahead<true>(c + i * c_row, 2 * w);
   }
-  for (Index p = 0; p < depth; ++p)
-    add_products<Rows>(left, right, a.data + p * a.column, a.row, b + offsets[p]);
+  for (Index p = 0; p < depth; ++p) add_products<Rows>(left, right, a.data + p * a.column, a.row, b + offsets[p]);
   store_tile<Rows>(left, right, c, c_row, accumulate);
 }
 
@@ -13755,16 +13788,6 @@ template <class T>
 }
 #pragma GCC diagnostic pop
 
-/// `at`, but the compiler doesn't see what it was made of: of 16 addresses in a row it would else make 16 counters, all
-/// in memory.
-template <class T>
-[[gnu::always_inline]] inline T* opaque(T* at) {
-#ifdef __GNUC__
-  asm("" : "+r"(at));
-#endif
-  return at;
-}
-
 }  // namespace chorus::inline CHORUS_ABI::kernels::detail
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_TRANSPOSE_HPP
 
@@ -13919,10 +13942,10 @@ namespace chorus::inline CHORUS_ABI::kernels::detail {
 /// Numbers that the three taps of an axis become, under all of the ways below; squared, those of a kernel.
 inline constexpr Index winograd_weights = 6, winograd_points = winograd_weights * winograd_weights;
 
-/// Applies a transform of `In` to `Out` numbers along both axes: `put(y, x, value)` for Out x Out results from
-/// `get(y, x)` for In x In numbers.
+/// Applies a transform of `In` to `Out` numbers along both axes: `put(y, x, value)` for Out x Out results, row by row,
+/// from `get(y, x)` for In x In numbers, column by column.
 template <int In, int Out, class T, class Transform, class Get, class Put>
-void transform_both_axes(const Transform& transform, const Get& get, const Put& put) {
+void transform_both_axes(const Transform& transform, Get get, Put put) {
   Packet<T> middle[Out][In];
 #pragma GCC unroll 9
   for (int x = 0; x < In; ++x) {
@@ -13941,6 +13964,32 @@ void transform_both_axes(const Transform& transform, const Get& get, const Put& 
     for (int x = 0; x < Out; ++x) put(y, x, result[x]);
   }
 }
+
+/// For transform_both_axes: the numbers of a tile at Points x Points points, which lie `pitch` apart.
+template <int Points, class T>
+struct PointReader {
+  const T* column;
+  Index pitch;
+  const T* at = column;
+
+  [[gnu::always_inline]] Packet<T> operator()(int y, int) {
+    if (y == 0) at = column;
+    const Packet<T> value = load(at, Whole<T>{});
+    at = opaque(at + Points * pitch);
+    if (y == 0) column = opaque(column + pitch);
+    return value;
+  }
+};
+template <class T>
+struct PointWriter {
+  T* at;
+  Index pitch;
+
+  [[gnu::always_inline]] void operator()(int, int, const Packet<T>& value) {
+    store(at, value, Whole<T>{});
+    at = opaque(at + pitch);
+  }
+};
 
 template <class T>
 struct PacketSums {
@@ -14182,14 +14231,26 @@ struct TiledImages {
   }
   Index columns() const { return (across - 1) * step + reach; }
   Index rows(Index down_tiles) const { return (down_tiles - 1) * step + reach; }
+  /// The part of `rows` rows from `top` on, counted with the padding, that lies inside of the image: rows
+  /// [first, last).
+  std::pair<Index, Index> inside(Index top, Index rows) const {
+    return {std::clamp<Index>(top - padding_h, 0, image.height),
+            std::clamp<Index>(top - padding_h + rows, 0, image.height)};
+  }
+  /// What a strip reads of a packet of channels from `channel` on.
+  template <class T>
+  Stretches<T> planes(const T* x, const TileRows& strip, Index channel) const {
+    const auto [first, last] = inside(strip.top * step, rows(strip.rows));
+    return {x + strip.image * image.image_size + channel * image.plane() + first * image.width,
+            std::clamp<Index>(image.channels - channel, 0, lanes<T>), (last - first) * image.width, image.plane()};
+  }
 
   /// to[i, j, lane] = x[lane, i + top - padding_h, j - padding_w], inside of the image alone; for `rows` rows and the
   /// first `count` lanes, the others are 0.
   template <class T>
   void channels_last(const T* x, Index count, Index top, Index rows, T* to) const {
     constexpr Index w = lanes<T>;
-    const Index first = std::clamp<Index>(top - padding_h, 0, image.height);
-    const Index last = std::clamp<Index>(top - padding_h + rows, 0, image.height);
+    const auto [first, last] = inside(top, rows);
     const Index plane = image.plane(), end = last * image.width, gap = (columns() - image.width) * w;
     to += ((first + padding_h - top) * columns() + padding_w) * w;
     const PixelPlaces<w> places(image.width, columns());
@@ -14281,14 +14342,17 @@ void transform_tiles(const TiledImages& tiles, const T* x, Index first, Index co
       tiles.channels_last(x + strip.image * tiles.image.image_size + c * tiles.image.plane(),
                           std::clamp<Index>(tiles.image.channels - c, 0, w), strip.top * tiles.step, rows, raster);
       T* out = to + panels.at(tiles.tiles_before(first + s) - start, c);
+      // What is read next comes while these tiles are transformed.
+      const bool more = c + w < tiles.image.channels;
+      const Stretches<T> next =
+          tiles.planes(x, more ? strip : tiles.strip(first + std::min(s + 1, count - 1)), more ? c + w : 0);
       for (Index i = 0; i < strip.rows; ++i)
         for (Index j = 0; j < tiles.across; ++j, out += panels.width) {
+          next.fetch(i * tiles.across + j, strip.rows * tiles.across);
           const T* corner = raster + (i * columns + j) * tiles.step * w;
           transform_both_axes<In, Points, T>(
               transform, [&](int v, int u) { return load(corner + (v * columns + u) * w, Whole<T>{}); },
-              [&](int v, int u, const Packet<T>& value) {
-                store(out + (v * Points + u) * point_pitch, value, Whole<T>{});
-              });
+              PointWriter<T>{out, point_pitch});
         }
     }
   });
@@ -14413,41 +14477,37 @@ template <class T>
 template <class Way, class T>
 void transform_weights(bool turned, Index results, Index channels, Index first, Index channel, Index count,
                        const T* weight, Index point_pitch, T* to) {
-  constexpr Index w = lanes<T>, at_once = 16;
-  const auto transform = [&](Index c, Index side, const auto& tap) {
-    T* panel = to + c * tile_columns<T> + side;
-    transform_both_axes<3, winograd_weights, T>(Way::weight, tap, [&](int y, int x, const Packet<T>& value) {
-      store(panel + (y * winograd_weights + x) * point_pitch, value, Whole<T>{});
-    });
-  };
+  constexpr Index w = lanes<T>, at_once = 16, row = 9 * tile_columns<T>;
   const Index columns = std::min(tile_columns<T>, results - first);
-  if (turned) {
-    for (Index side = 0; side < tile_columns<T>; side += w) {
-      const Index some = std::clamp<Index>(columns - side, 0, w);
-      const auto kernels = [&](Index c) { return weight + ((channel + c) * results + first + side) * 9; };
-      for (Index c = 0; c < count; ++c) {
-        if (side == 0 && channel + c + at_once < channels) fetch_ahead(kernels(c + at_once), columns * 9);
-        Packet<T> taps[9];
-        load_taps(kernels(c), some, taps);
-        transform(c, side, [&](int y, int x) { return taps[8 - (y * 3 + x)]; });
-      }
-    }
-    return;
-  }
-  const auto kernels = [&](Index result, Index c) { return weight + ((first + result) * channels + channel + c) * 9; };
-  alignas(64) T taps[at_once * 9 * tile_columns<T>];
+  // In one stretch of memory lie the kernels of some results for a channel where they are turned, else of some channels
+  // for a result.
+  const auto kernels_at = [&](Index c) {
+    const Index some = std::clamp<Index>(channels - channel - c, 0, at_once);
+    if (turned) return Stretches<T>{weight + ((channel + c) * results + first) * 9, some, columns * 9, results * 9};
+    return Stretches<T>{weight + (first * channels + channel + c) * 9, columns, some * 9, channels * 9};
+  };
+  alignas(64) T taps[at_once * row];
   for (Index c = 0; c < count; c += at_once) {
     const Index some = std::min(at_once, count - c);
-    pack_columns(some * 9, columns, kernels(0, c), channels * 9, taps);
+    const Stretches<T> now = kernels_at(c), next = kernels_at(c + at_once);
+    if (turned)
+      for (Index i = 0; i < some; ++i)
+        for (Index side = 0; side < tile_columns<T>; side += w) {
+          Packet<T> kernels[9];
+          load_taps(now.first + i * now.apart + side * 9, std::clamp<Index>(columns - side, 0, w), kernels);
+          for (Index tap = 0; tap < 9; ++tap)
+            store(taps + i * row + (8 - tap) * tile_columns<T> + side, kernels[tap], Whole<T>{});
+        }
+    else
+      pack_columns(some * 9, columns, now.first, now.apart, taps);
     for (Index i = 0; i < some; ++i) {
       for (Index side = 0; side < tile_columns<T>; side += w) {
-        const T* from = taps + i * 9 * tile_columns<T> + side;
-        transform(c + i, side, [&](int y, int x) { return load(from + (y * 3 + x) * tile_columns<T>, Whole<T>{}); });
+        const T* from = taps + i * row + side;
+        transform_both_axes<3, winograd_weights, T>(
+            Way::weight, [&](int y, int x) { return load(from + (y * 3 + x) * tile_columns<T>, Whole<T>{}); },
+            PointWriter<T>{to + (c + i) * tile_columns<T> + side, point_pitch});
       }
-      if (channel + c + 2 * at_once <= channels)
-        for (Index result = i * tile_columns<T> / at_once;
-             result < std::min(columns, (i + 1) * tile_columns<T> / at_once); ++result)
-          fetch_ahead(kernels(result, c + at_once), at_once * 9);
+      next.fetch(i, some);
     }
   }
 }
@@ -14467,8 +14527,7 @@ void weight_gradients(Index filters, Index channels, Index point_pitch, const T*
       if (o + 1 < filters) fetch_ahead<true>(to + pitch, count * 9);
       Packet<T> taps[9];
       transform_both_axes<winograd_weights, 3, T>(
-          Way::weight_gradient,
-          [&](int i, int j) { return load(from + (i * winograd_weights + j) * point_pitch, Whole<T>{}); },
+          Way::weight_gradient, PointReader<winograd_weights, T>{from, point_pitch},
           [&](int i, int j, const Packet<T>& value) { taps[i * 3 + j] = value; });
       store_taps(taps, count, to, accumulate);
     }
@@ -14514,15 +14573,16 @@ void store_strip(const TiledImages& tiles, const TileRows& strip, const T* m, In
   for (Index c = 0; c < channels; c += w) {
     const Index count = std::min(w, channels - c);
     const auto start = bias == nullptr ? splat(T{0}) : load(bias + c, count);
+    const Stretches<T> planes{y + c * image.plane() + top * image.width, count, rows * image.width, image.plane()};
     const T* from = m + c;
     for (Index i = 0; i < strip.rows; ++i)
       for (Index j = 0; j < tiles.across; ++j, from += tile_columns<T>) {
+        planes.fetch(i * tiles.across + j, strip.rows * tiles.across);
         T* to = buffer + (i * columns + j) * out * w;
-        transform_both_axes<points, out, T>(
-            Way::output, [&](int v, int u) { return load(from + (v * points + u) * point_pitch, Whole<T>{}); },
-            [&](int v, int u, const Packet<T>& value) {
-              store(to + (v * columns + u) * w, padd(value, start), Whole<T>{});
-            });
+        transform_both_axes<points, out, T>(Way::output, PointReader<points, T>{from, point_pitch},
+                                            [&](int v, int u, const Packet<T>& value) {
+                                              store(to + (v * columns + u) * w, padd(value, start), Whole<T>{});
+                                            });
       }
     channels_first(buffer, columns, count, rows, image, y + c * image.plane() + top * image.width, accumulate);
   }
@@ -19698,6 +19758,13 @@ class FlatParameters {
   const std::vector<Entry>& entries() const { return entries_; }
   const std::vector<Group>& groups() const { return groups_; }
 
+  /// The first parameter that lies elsewhere by now, for another FlatParameters has taken it; null where none does.
+  const Entry* taken_away() const {
+    for (const Entry& entry : entries_)
+      if (entry.parameter().value_data() != groups_[entry.group].value(entry.begin)) return &entry;
+    return nullptr;
+  }
+
   /// Bytes of all parameters.
   std::size_t bytes() const;
 
@@ -21559,8 +21626,14 @@ class ReplicaRunner {
   virtual void backward_to_wanted(const Roots& roots, bool keep) = 0;
   virtual void for_each_parameter(void (*visit)(Node&, void*), void* context) const = 0;
 
- protected:
-  ~ReplicaRunner() = default;
+  ReplicaRunner() = default;
+  ReplicaRunner(const ReplicaRunner&) = delete;
+  virtual ~ReplicaRunner() = default;
+  /// What is empty once this one is gone.
+  std::weak_ptr<ReplicaRunner> living() const { return self_; }
+
+ private:
+  std::shared_ptr<ReplicaRunner> self_{this, [](ReplicaRunner*) {}};
 };
 
 /// Stands on the tape for everything that ran on the replicas: gathered outputs leave their gradients' shares with the
@@ -21568,21 +21641,21 @@ class ReplicaRunner {
 class ReplicaBackward final : public Node {
  public:
   ReplicaBackward(ReplicaRunner& runner, std::size_t replicas)
-      : Node("data_parallel"), roots(replicas), runner_(runner) {}
+      : Node("data_parallel"), roots(replicas), runner_(runner.living()) {}
 
   void backward(bool keep) override {
-    runner_.backward(roots, keep);
+    runner()->backward(roots, keep);
     go_on(keep);
   }
   void backward_to_wanted(bool keep) override {
-    runner_.backward_to_wanted(roots, keep);
+    runner()->backward_to_wanted(roots, keep);
     go_on(keep);
   }
   void for_each_input(void (*visit)(Node&, void*), void* context) const override {
     for (const auto& input : inputs) visit(*input, context);
   }
   void for_each_far_leaf(void (*visit)(Node&, void*), void* context) const override {
-    runner_.for_each_parameter(visit, context);
+    runner()->for_each_parameter(visit, context);
   }
 
   ReplicaRunner::Roots roots;
@@ -21598,7 +21671,13 @@ class ReplicaBackward final : public Node {
       inputs.clear();
     }
   }
-  ReplicaRunner& runner_;
+  std::shared_ptr<ReplicaRunner> runner() const {
+    auto living = runner_.lock();
+    check<UsageError>(living != nullptr, "backward: the DataParallel that made this output is gone; it has to outlive ",
+                      "the losses made through it");
+    return living;
+  }
+  std::weak_ptr<ReplicaRunner> runner_;
 };
 
 // Member I of a share that is a tuple, or a struct with fields.
@@ -22009,6 +22088,9 @@ class Policy {
   void eval() { model_.eval(); }
   bool training() const { return model_.training(); }
 
+  /// What is empty once this is gone: optimizers, and the hooks of the model's parameters, may live longer.
+  std::weak_ptr<void> alive() const { return alive_; }
+
   std::uint64_t seed() const { return random_.seed; }
   /// Forward passes in training so far; random operations depend on it, so a checkpoint keeps it.
   std::uint32_t forward_passes() const { return passes_; }
@@ -22057,6 +22139,7 @@ class Policy {
  private:
   std::uint32_t passes_ = 0;
   bool counts_ = true;  // the pass under way
+  std::shared_ptr<void> alive_ = std::make_shared<int>();
 };
 
 /// Where `trace` counts the memory of a policy's device number `i`; where each rank has one, that of this rank's.
@@ -22892,12 +22975,13 @@ class ThreadBatchGroup final : public BatchGroup {
   ThreadBatchGroup(std::shared_ptr<ThreadMeeting> meeting, std::size_t member)
       : meeting_(std::move(meeting)), member_(member) {}
   void sum(std::span<double> values) override {
-    check<UsageError>(batch_group().get() == this,
+    check<UsageError>(is_here(),
                       "SyncBatchNorm under DataParallel: one thread goes back through this layer, without the other ",
                       "devices' threads: let backward or grad begin at what the policy returns");
     meeting_->sum(member_, values);
   }
   double weight() override { return 1; }
+  bool is_here() const override { return batch_group().get() == this; }
   bool recorded() const override { return meeting_->recorded(); }
   std::vector<std::any> exchange(const std::any& own) override { return meeting_->exchange(member_, own); }
   std::size_t member() const override { return member_; }
@@ -23085,12 +23169,16 @@ class TakenHandles final : public nn::detail::Walker {
     taken_ = true;
   }
 
-  /// Throws UsageError where the model has others now.
-  void check_kept(nn::Module& model) {
+  /// Throws UsageError where the model has others now, or where another policy has moved them out of `flat`.
+  template <class Flat>
+  void check_kept(nn::Module& model, const Flat& flat) {
     next_ = 0;
     walk(model);
     check<UsageError>(next_ == nodes_.size(), "the model has lost ", nodes_.size() - next_,
                       " parameters and buffers since the policy took it");
+    if (const auto* entry = flat.taken_away())
+      fail<UsageError>("the model's '", entry->named.name, "' lies in the buffers of another policy by now, which was ",
+                       "made of the same model: give each policy a model of its own");
   }
   void parameter(std::string_view name, AnyParameter& handle) override { look(name, handle.shared()); }
   void buffer(std::string_view name, AnyBuffer& handle) override { look(name, handle.shared()); }
@@ -23175,12 +23263,13 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
   /// Tensors and Variables are cut along `dim` into shares that differ by at most one, on no more devices than there
   /// are samples; other arguments go to every copy as they are. What a copy throws is thrown again, of the same kind,
   /// with the copy's number and device in the message. Throws UsageError where a layer of the model has got other
-  /// parameters or buffers since the policy took it. `grad` goes through it; for gradients of gradients let an input
-  /// be a GraphVariable: then all devices' work is one graph, through which backward goes in the calling thread.
+  /// parameters or buffers since the policy took it, and where another policy took it afterwards. `grad` goes through
+  /// it; for gradients of gradients let an input be a GraphVariable: then all devices' work is one graph, through which
+  /// backward goes in the calling thread.
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
     threads_.await();
-    handles_.check_kept(this->model_);
+    handles_.check_kept(this->model_, this->flat_);
     const auto& random = this->begin_forward();
     const Index batch = detail::batch_size(options_.dim, inputs...);
     const auto used = static_cast<std::size_t>(std::clamp<Index>(batch, 1, devices()));
@@ -23812,8 +23901,7 @@ class AnyCommunicator {
   Work barrier_async() { return engine_->later(Call{}); }
 
   /// The same, for a group in which a rank may be missing: rank 0 names all ranks that have not come by the deadline,
-  /// in an error that every rank throws. Slower than `barrier`. Over MPI, gloo and NCCL it is a barrier, which names
-  /// none.
+  /// in an error that every rank throws. Slower than `barrier`. Over MPI and gloo it is a barrier, which names none.
   void monitored_barrier() {
     Call call;
     call.op = Op::monitored_barrier;
@@ -24003,7 +24091,9 @@ class BatchShares {
   /// was called for.
   void begin_alone() { alone_ = true; }
 
-  void wait() { counting_.wait(); }
+  void wait() {
+    explaining([&] { counting_.wait(); });
+  }
   bool done() const { return counting_.done(); }
 
   /// The place of this rank's first sample in the global batch: the shares lie in the order of the ranks. Of a pass
@@ -24058,8 +24148,23 @@ class BatchShares {
  private:
   static constexpr std::int64_t joined = -1;
 
+  // Calls `f()`; an error of the communicator says what ranks were about.
+  template <class F>
+  static void explaining(const F& f) {
+    constexpr std::string_view about =
+        "; ranks tell each other their batch sizes as a forward pass that records gradients begins: all have to begin "
+        "one";
+    try {
+      f();
+    } catch (const TimeoutError& error) {
+      fail<TimeoutError>(error.what(), about);
+    } catch (const CommError& error) {
+      fail<CommError>(error.what(), about);
+    }
+  }
+
   void exchange(std::int64_t message) {
-    counting_.wait();
+    wait();
     note_changed();
     alone_ = unasked_ = false;
     message_ = message;
@@ -24068,7 +24173,7 @@ class BatchShares {
     if (communicator_.size() == 1)
       messages_[0] = message;
     else if (in_place_)
-      communicator_.all_gather(mine, all, {});
+      explaining([&] { communicator_.all_gather(mine, all, {}); });
     else
       counting_ = communicator_.all_gather_async(mine, all, {});
   }
@@ -24278,10 +24383,10 @@ class DistributedPolicy : public Policy<Model> {
   }
 
   /// The model's forward pass, with the random numbers of this rank's share. Throws UsageError where a layer of the
-  /// model has got other parameters or buffers since the policy took it.
+  /// model has got other parameters or buffers since the policy took it, and where another policy took it afterwards.
   template <class... Inputs>
   auto forward(const Inputs&... inputs) {
-    handles_.check_kept(this->model_);
+    handles_.check_kept(this->model_, this->flat_);
     const RandomScope scope(this->begin_forward());
     const BatchGroupScope group(grad_enabled() ? group_ : nullptr);
     auto output = this->model_.forward(this->on_model_device(inputs)...);
@@ -27866,6 +27971,8 @@ class NcclMember {
 
   void give_up(std::string why, bool timed_out) noexcept {
     failure_ = {std::move(why), timed_out};
+    // This thread's calls of other communicators would wait for the group's end, too.
+    if (std::exchange(grouping_, false)) api_.group_end();
     if (comm_ != Comm{}) api_.abort(std::exchange(comm_, Comm{}));
     forget_calls();
     if (tell_) tell_(failure_);
@@ -27906,6 +28013,7 @@ class NcclMember {
   Comm comm_{};
   Stream stream_{};
   Failure failure_;
+  bool grouping_ = false;  // between NCCL's group_start and group_end
 
  private:
   const std::function<void(const Failure&)> tell_;
@@ -28095,11 +28203,7 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
     try {
       calls();
     } catch (...) {
-      grouping_ = false;
-      if (!failure_) {
-        api_.group_end();
-        give_up(describe(group_, "the calls of a group could not all be made"), false);
-      }
+      if (!failure_) give_up(describe(group_, "the calls of a group could not all be made"), false);
       throw;
     }
     grouping_ = false;
@@ -28200,8 +28304,8 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
   using Stream = typename Calls::Stream;
   using Comm = typename Calls::Comm;
   using Calls::accept, Calls::accept_later, Calls::check_cuda, Calls::describe, Calls::destroy_streams;
-  using Calls::api_, Calls::comm_, Calls::device_, Calls::failure_, Calls::mutex_, Calls::rank_, Calls::stream_;
-  using Calls::change_, Calls::in_flight_, Calls::issued_, Calls::operators_;
+  using Calls::api_, Calls::comm_, Calls::device_, Calls::failure_, Calls::grouping_, Calls::mutex_, Calls::rank_;
+  using Calls::change_, Calls::in_flight_, Calls::issued_, Calls::operators_, Calls::stream_;
   using Calls::close, Calls::event, Calls::give_up, Calls::inspect, Calls::named, Calls::open, Calls::pause;
   using Calls::raise_if_failed;
 
@@ -28229,7 +28333,7 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
 
   const int exceptions_ = std::uncaught_exceptions();
   Call group_;
-  bool grouping_ = false, stopping_ = false;
+  bool stopping_ = false;
   std::uint32_t calls_ = 0;
   std::thread watcher_;
 };
@@ -28349,7 +28453,7 @@ class NcclEngine final : public Engine {
 
   void now(const Call& call) override {
     if (is_empty(call)) return;
-    if (call.op == Op::barrier) queue_->synchronize();
+    if (is_barrier(call)) queue_->synchronize();
     if (is_on_host(call)) return control_.engine().now(call);
     queue_->wait(enqueue(call));
   }
@@ -28371,9 +28475,10 @@ class NcclEngine final : public Engine {
   using RedOp = typename Api::RedOp;
 
   // The same on all ranks: where nothing moves, there need be no memory that could tell the way.
-  static bool is_empty(const Call& call) { return call.count == 0 && call.op != Op::barrier; }
+  static bool is_empty(const Call& call) { return call.count == 0 && !is_barrier(call); }
+  static bool is_barrier(const Call& call) { return call.op == Op::barrier || call.op == Op::monitored_barrier; }
   bool is_on_host(const Call& call) const {
-    return call.op == Op::barrier || !api_.on_device(call.in != nullptr ? call.in : call.out);
+    return is_barrier(call) || !api_.on_device(call.in != nullptr ? call.in : call.out);
   }
 
   std::uint64_t enqueue(const Call& call) {
@@ -28417,7 +28522,7 @@ class NcclEngine final : public Engine {
     check<UsageError>(reduction.dtype != DType::i16 && reduction.dtype != DType::u16, comm::name(call.op),
                       ": nccl does not reduce ", reduction.dtype);
     check<UsageError>(reduction.scale == 1 || reduction.op == ReduceOp::sum, comm::name(call.op),
-                      ": nccl scales contributions to a sum, not to a ", reduction.op);
+                      ": nccl does not scale contributions to a ", reduction.op);
   }
 
   // NCCL chooses its algorithm by itself: this counts what a ring sends.
@@ -29170,17 +29275,18 @@ struct DistributedDataParallelOptions {
         !skip_all_reduce_unused_params || find_unused_parameters,
         "DistributedDataParallel: skip_all_reduce_unused_params goes with find_unused_parameters: without, "
         "every parameter has a gradient");
-    const auto known = [&](const std::string& wanted) {
-      for (const auto& named : nn::named_parameters<D>(model))
-        if (named.name == wanted) return true;
-      for (const auto& named : nn::named_buffers<D>(model))
-        if (named.name == wanted) return true;
-      return false;
+    const auto lists = [](const auto& all, const std::string& wanted) {
+      return std::any_of(all.begin(), all.end(), [&](const auto& named) { return named.name == wanted; });
     };
-    for (const auto* list : {&parameters_and_buffers_to_ignore, &delay_all_reduce_named_params})
-      for (const auto& wanted : *list)
-        check<UsageError>(known(wanted), "DistributedDataParallel: the model has no parameter or buffer '", wanted,
-                          "'");
+    const auto parameters = nn::named_parameters<D>(model);
+    const auto buffers = nn::named_buffers<D>(model);
+    for (const auto& wanted : parameters_and_buffers_to_ignore)
+      check<UsageError>(lists(parameters, wanted) || lists(buffers, wanted),
+                        "DistributedDataParallel: the model has no parameter or buffer '", wanted,
+                        "', which parameters_and_buffers_to_ignore names");
+    for (const auto& wanted : delay_all_reduce_named_params)
+      check<UsageError>(lists(parameters, wanted), "DistributedDataParallel: the model has no parameter '", wanted,
+                        "', which delay_all_reduce_named_params names");
     return *this;
   }
 
@@ -29251,7 +29357,7 @@ struct GradBucketPart {
 ///     calls visit(what, part, shape, device, numbers) for all that it keeps of a part, as `rest`, what has not been
 ///     sent yet. Where the bucket has no state so far, there is nothing, unless it is to `make` one.
 /// The numbers that it counts are in a checkpoint as those of optim::GradScaler are: `kept_as`, `kept()`, `keep(...)`,
-/// the same on all ranks, and `can_keep(...)`, whether a file's make sense. `bool ranks_differ() const` says whether
+/// each rank's own, and `can_keep(...)`, whether a file's make sense. `bool ranks_differ() const` says whether
 /// ranks have parameters and optimizers of their own, and `stepped`, a detail::ParametersApart, which parameters.
 template <class T, Device D>
 struct GradBucket {
@@ -30232,7 +30338,8 @@ class Reducer {
         accumulated_(layout_, shares),
         arrivals_(layout_, communicator.rank()) {
     check<UsageError>(!layout_.buckets().empty(),
-                      "DistributedDataParallel: no parameter of the model wants a gradient");
+                      "DistributedDataParallel: no parameter of the model wants a gradient",
+                      options_.parameters_and_buffers_to_ignore.empty() ? "" : " that ranks share");
     check<UsageError>(
         !in_parts || !options_.skip_all_reduce_unused_params,
         "DistributedDataParallel: skip_all_reduce_unused_params makes buckets anew behind a backward pass, "
@@ -30248,6 +30355,8 @@ class Reducer {
   /// What a hook that averages in parts has left.
   GradientParts<D>& parts() { return parts_; }
   bool in_backward() const { return in_backward_; }
+  /// What is empty once this is gone: the model's parameters, and their hooks, may live longer.
+  std::weak_ptr<void> alive() const { return alive_; }
   std::int64_t skipped_steps() const { return skipped_; }
   DdpClock& clock() { return sender_.clock(); }
   const DdpClock& clock() const { return sender_.clock(); }
@@ -30292,7 +30401,9 @@ class Reducer {
     }
     if (!in_backward_) {
       begin_backward();
-      at_backward_end([this] { finish_backward(); });
+      at_backward_end([this, alive = alive()] {
+        if (!alive.expired()) finish_backward();
+      });
     }
     clock().gradient(&parameter);
     const std::size_t i = layout_.index_of(parameter);
@@ -30476,6 +30587,7 @@ class Reducer {
   std::int64_t skipped_ = 0;
   UnusedWatch unused_watch_;
   bool in_backward_ = false, order_learned_ = false, company_ = false;
+  std::shared_ptr<void> alive_ = std::make_shared<int>();
 };
 
 }  // namespace chorus::inline CHORUS_ABI::detail
@@ -30516,7 +30628,7 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
     }
     for (const auto& entry : this->flat_.entries()) {
       auto& parameter = entry.parameter();
-      parameter.on_grad([this, alive = std::weak_ptr<void>(alive_), &parameter] {
+      parameter.on_grad([this, alive = reducer_.alive(), &parameter] {
         if (!alive.expired()) reducer_.gradient_ready(parameter);
       });
     }
@@ -30535,7 +30647,9 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
     const bool unwinding = std::uncaught_exceptions() > exceptions_before_;
     if (reducer_.in_backward() || (unwinding && !this->shares_.done()))
       this->communicator_.abort(
-          cat("rank ", this->communicator_.rank(), " threw an exception in the middle of a step"));
+          cat("rank ", this->communicator_.rank(),
+              unwinding ? " threw an exception in the middle of a step"
+                        : ": its net has ended in the middle of a backward pass"));
   }
 
   /// The model's output for this rank's share of the batch.
@@ -30749,7 +30863,6 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   std::function<void(std::span<const nn::NamedBuffer<D>>, Communicator&)> buffer_hook_;
   bool joining_ = false, throw_early_ = false;
   const int exceptions_before_ = std::uncaught_exceptions();
-  std::shared_ptr<void> alive_ = std::make_shared<int>();  // the model's parameters, and their hooks, may live longer
 };
 
 }  // namespace chorus::inline CHORUS_ABI
@@ -34797,8 +34910,9 @@ class SignalPipe {
 
 namespace chorus::inline CHORUS_ABI::detail {
 
-/// A thread passes lines on to standard output, as `[rank N] line`, and as they are to `folder`/rank_N.log where there
-/// is a folder. Whole lines go out in one write, so that those of several ranks don't mix.
+/// A thread passes lines on to standard output, as `[rank N] line`, where the rank is to be shown, and as they are to
+/// `folder`/rank_N.log where there is a folder. Whole lines go out in one write, so that those of several ranks don't
+/// mix.
 class RankOutput {
  public:
   explicit RankOutput(std::string folder) : folder_(std::move(folder)) {
@@ -34815,10 +34929,10 @@ class RankOutput {
   }
 
   /// Where a rank's output has to go. Before `start`.
-  Fd add(int rank) {
+  Fd add(int rank, bool shown) {
     Pipe pipe;
     fcntl(pipe.write_end.get(), F_SETFL, fcntl(pipe.write_end.get(), F_GETFL) & ~O_NONBLOCK);  // the rank's end waits
-    Source source{rank, std::move(pipe.read_end), {}, {}};
+    Source source{rank, shown, std::move(pipe.read_end), {}, {}};
     if (!folder_.empty()) {
       const auto path = format("%s/rank_%d.log", folder_.c_str(), rank);
       source.log = Fd(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0644), path.c_str());
@@ -34838,6 +34952,7 @@ class RankOutput {
  private:
   struct Source {
     int rank;
+    bool shown;
     Fd pipe, log;
     std::string line;  ///< without its end so far
   };
@@ -34884,6 +34999,7 @@ class RankOutput {
       say(format("rank %d's log is not complete: %s", source.rank, std::strerror(errno)));
       source.log.reset();
     }
+    if (!source.shown) return;
     std::string text;
     while (!lines.empty()) {
       const auto line = lines.substr(0, lines.find('\n') + 1);
@@ -34942,10 +35058,11 @@ struct RankGroup {
   std::string master_addr = "127.0.0.1";  ///< of machine 0
   int master_port = 0;                    ///< 0: a free one, for a single machine
   int restart = 0, max_restarts = 0;      ///< for the ranks to know
-  std::string run_id = "none";
+  std::string run_id = "none", role = "default";
 
-  bool prefix = false;  ///< ranks' lines get `[rank N] ` in front
-  std::string log_dir;  ///< if not empty, they go to log_dir/attempt_R/rank_N.log, too
+  bool prefix = false;     ///< ranks' lines get `[rank N] ` in front
+  std::string log_dir;     ///< if not empty, they go to log_dir/attempt_R/rank_N.log, too
+  std::vector<int> shown;  ///< if not empty, only those of this machine's ranks are shown, with the rank in front
 };
 
 namespace detail {
@@ -34971,7 +35088,7 @@ inline std::vector<std::string> rank_environment(const RankGroup& group, int loc
       format("LOCAL_WORLD_SIZE=%d", group.ranks),
       format("ROLE_WORLD_SIZE=%d", size),
       format("GROUP_WORLD_SIZE=%d", group.nodes),
-      "ROLE_NAME=default",
+      "ROLE_NAME=" + group.role,
       "MASTER_ADDR=" + group.master_addr,
       format("MASTER_PORT=%d", port),
       format("TORCHELASTIC_RESTART_COUNT=%d", group.restart),
@@ -35120,7 +35237,9 @@ class Supervisor {
  public:
   explicit Supervisor(const RankGroup& group)
       : group_(group),
-        output_(group.prefix || !group.log_dir.empty() ? std::make_unique<RankOutput>(folder(group)) : nullptr),
+        output_(group.prefix || !group.log_dir.empty() || !group.shown.empty()
+                    ? std::make_unique<RankOutput>(folder(group))
+                    : nullptr),
         ranks_(std::make_unique<Rank[]>(static_cast<std::size_t>(group.ranks))) {}
   Supervisor(const Supervisor&) = delete;
   Supervisor& operator=(const Supervisor&) = delete;
@@ -35201,7 +35320,9 @@ class Supervisor {
 
   void start(int local_rank, int listener, int port, int nothing) {
     Pipe reports;
-    const Fd output = output_ ? output_->add(group_.node_rank * group_.ranks + local_rank) : Fd();
+    const auto& shown = group_.shown;
+    const bool is_shown = shown.empty() || std::find(shown.begin(), shown.end(), local_rank) != shown.end();
+    const Fd output = output_ ? output_->add(group_.node_rank * group_.ranks + local_rank, is_shown) : Fd();
     const RankDescriptors given{reports.write_end.get(), listener, nothing, output_ ? output.get() : -1};
     const auto variables = rank_environment(group_, local_rank, port, token_, given);
     const pid_t pid = start_rank(group_, local_rank, variables, given);
