@@ -91,9 +91,10 @@ auto batch_norm(const char* name, const X& x, const W& weight, const B& bias, co
           grads[i] = target.data();
           accumulate[i] = target.accumulate;
         };
-        // A gradient that nobody else holds is changed where it lies: into the residual's, or else into that by x.
-        const bool ours = dy.storage().owners() == 1, to_residual = (static_cast<bool>(dr) || ...);
-        const bool in_place = training && ours && !to_residual && dx && dx->takes_over();
+        // Behind a residual it is y that says what the ReLU lets through, in evaluation always. A gradient that nobody
+        // else holds is changed where it lies: into what the ReLU lets through of it, or else into that by x.
+        const bool masks = relu && (sizeof...(dr) > 0 || !training), ours = dy.storage().owners() == 1;
+        const bool in_place = training && ours && !masks && dx && dx->takes_over();
         if (in_place)
           grads[0] = dy.data();
         else
@@ -101,9 +102,7 @@ auto batch_norm(const char* name, const X& x, const W& weight, const B& bias, co
         want(1, dw);
         want(2, db);
         tensor_of<X> masked;
-        if constexpr (relu) {
-          if (to_residual || !training) masked = ours ? dy : tensor_of<X>::empty(dy.shape(), dy.device());
-        }
+        if (masks) masked = ours ? dy : tensor_of<X>::empty(dy.shape(), dy.device());
         if (training) {
           kernels::batch_norm_backward_train(dy.device(), view, input.data(), dy.data(), w.data(), b.data(),
                                              mean.data(), invstd.data(), grads[0], grads[1], grads[2], accumulate,

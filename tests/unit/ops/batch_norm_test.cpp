@@ -66,6 +66,12 @@ TEST_CASE("batch_norm_relu and batch_norm_add_relu are what they are made of") {
             run([&](const auto& x, const auto& r, const auto& w, const auto& b, const auto& m, const auto& v) {
               return ch::relu(ch::batch_norm(x, w, b, m, v, training) + r);
             }));
+      close(run([&](const auto& x, const auto& r, const auto& w, const auto& b, const auto& m, const auto& v) {
+              return ch::batch_norm_add_relu(x, r.value(), w, b, m, v, training);
+            }),
+            run([&](const auto& x, const auto& r, const auto& w, const auto& b, const auto& m, const auto& v) {
+              return ch::relu(ch::batch_norm(x, w, b, m, v, training) + r.value());
+            }));
       // One value in both places, and nothing that wants a gradient but the residual.
       close(run([&](const auto& x, const auto&, const auto& w, const auto& b, const auto& m, const auto& v) {
               return ch::batch_norm_add_relu(x, x, w, b, m, v, training);

@@ -14,7 +14,7 @@ inline constexpr Index width = 12;
 /// How a layer is made, and used.
 struct LayerPlan {
   Index channels = 1;
-  bool fused = false, twice = false, recomputed = false;
+  bool fused = false, residual = false, twice = false, recomputed = false;
 };
 
 template <class D>
@@ -36,7 +36,7 @@ struct Layer : nn::Module {
       return reshape(y, std::array<Index, 3>{-1, plan.channels, width / plan.channels});
     };
     const auto h = by_channel(linear(x));
-    const auto y = norm ? tanh((*norm)(h)) : (*fused)(h);
+    const auto y = norm ? tanh((*norm)(h)) : plan.residual ? (*fused)(h, by_channel(x)) : (*fused)(h);
     return flatten(y) + x * 0.5;
   }
 };
@@ -103,8 +103,8 @@ struct Program {
     for (const int color : colors) out += cat(" ", color);
     if (faulty >= 0) out += cat(", share ", faulty, " fails at layer ", fails);
     for (const auto& l : layers)
-      out += cat("\n  ", l.channels, " channels", l.fused ? ", fused" : "", l.twice ? ", twice" : "",
-                 l.recomputed ? ", recomputed" : "");
+      out += cat("\n  ", l.channels, " channels", l.fused ? ", fused" : "", l.residual ? ", residual" : "",
+                 l.twice ? ", twice" : "", l.recomputed ? ", recomputed" : "");
     for (const auto& step : steps) {
       out += cat("\n  step: frozen ", step.frozen % 65536, ", evaluates ", step.evaluates);
       for (const auto& pass : step.passes) {
@@ -130,6 +130,7 @@ inline Program draw(std::uint64_t seed) {
   for (auto n = 1 + d.below(3); n > 0; --n) {
     LayerPlan l{.channels = d.one_of<Index>({1, 2, 3, 4, 6, 12})};
     l.fused = p.feature("fused", d.chance(40));
+    l.residual = l.fused && d.chance(50);
     l.twice = p.feature("twice", d.chance(25));
     l.recomputed = p.feature("recomputed", d.chance(30));
     p.layers.push_back(l);
