@@ -2,16 +2,15 @@
 /// What every differentiable operator has to do, checked in double.
 
 #include <algorithm>
-#include <cmath>
-#include <string>
-#include <tuple>
-#include <vector>
-
+#include <catch.hpp>
 #include <chorus/autograd/gradient_check.hpp>
 #include <chorus/autograd/parameter.hpp>
 #include <chorus/core/philox.hpp>
-
-#include <catch.hpp>
+#include <cmath>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
 
 #include "../message_of.hpp"
 
@@ -65,10 +64,12 @@ inline double distance(const std::vector<double>& a, const std::vector<double>& 
   return worst;
 }
 
-/// Gradients by `inputs` of `f`, weighted with fixed numbers, after `passes` forward and backward passes.
+/// Gradients of `f`, weighted with fixed numbers, after `passes` forward and backward passes: by those inputs whose bit
+/// is set in `wanted`, nothing for the others.
 template <class F, int... Ranks>
-std::vector<std::vector<double>> gradients(const F& f, int passes, const Tensor<Ranks>&... inputs) {
-  const std::tuple leaves{Variable<Ranks>(inputs, true)...};
+std::vector<std::vector<double>> gradients(const F& f, int passes, unsigned wanted, const Tensor<Ranks>&... inputs) {
+  const auto next = [&] { return std::exchange(wanted, wanted / 2) % 2 == 1; };
+  const std::tuple<Variable<Ranks>...> leaves{Variable<Ranks>(inputs, next())...};
   for (int pass = 0; pass < passes; ++pass) {
     const auto y = std::apply(f, leaves);
     y.backward(numbers(y.shape(), 99));
@@ -78,19 +79,28 @@ std::vector<std::vector<double>> gradients(const F& f, int passes, const Tensor<
 }
 
 /// `f(inputs...)`: its gradients are the numeric ones; views give the same as dense tensors; a second pass adds to
-/// gradients; plain Tensors and NoGrad give the same numbers and record nothing.
+/// gradients; an input's gradient doesn't depend on which others want one; plain Tensors and NoGrad give the same
+/// numbers and record nothing.
 template <class F, int... Ranks>
 void check_operator(const F& f, const Tensor<Ranks>&... inputs) {
   CHECK(ch::gradient_error(f, inputs...) < 1e-6);
 
-  const auto once = gradients(f, 1, inputs...), twice = gradients(f, 2, inputs...),
-             of_views = gradients(f, 1, scattered(inputs)...);
+  constexpr unsigned all = (1u << sizeof...(inputs)) - 1;
+  const auto once = gradients(f, 1, all, inputs...), twice = gradients(f, 2, all, inputs...),
+             of_views = gradients(f, 1, all, scattered(inputs)...);
   for (std::size_t i = 0; i < once.size(); ++i) {
     CAPTURE(i);
     auto doubled = once[i];
     for (double& g : doubled) g *= 2;
     CHECK(distance(twice[i], doubled) < 1e-12);
     CHECK(distance(of_views[i], once[i]) < 1e-12);
+  }
+  for (unsigned wanted = 1; wanted < all; ++wanted) {
+    const auto some = gradients(f, 1, wanted, inputs...);
+    for (std::size_t i = 0; i < some.size(); ++i) {
+      CAPTURE(wanted, i);
+      CHECK(distance(some[i], (wanted >> i) % 2 == 1 ? once[i] : std::vector<double>{}) < 1e-12);
+    }
   }
 
   const auto expected = values(f(Variable<Ranks>(inputs, true)...).value());
