@@ -68,6 +68,7 @@ class GradScaler {
                         "GradScaler: no parameter has a gradient. Where a policy leaves a rank none, it has to ask the "
                         "others: GradScaler scaler{net}");
       unscaled_ = by_parameters_ = true;
+      finite_ = false;  // unless all ranks can be asked
       finite_ = scale_.unscale(parameters_, agree_);
     }
     return finite_;
@@ -78,7 +79,7 @@ class GradScaler {
   bool unscale(Sharded& optimizer) {
     if (!unscaled_) {
       unscaled_ = true;
-      by_parameters_ = false;
+      by_parameters_ = finite_ = false;
       const auto unscale = [&](const std::vector<nn::NamedParameter<D>>& parameters) {
         finite_ = scale_.unscale(parameters, [&](std::int32_t* found) { optimizer.make_largest(found); });
       };

@@ -153,6 +153,7 @@ TEST_CASE("misuse: an optimizer that outlives its net is named, and goes in peac
       note([&] { optimizer.zero_grad(); });
       note([&] { scaler.unscale(optimizer); });
       note([&] { other.unscale(); });
+      texts += other.unscale() ? "takes a step\n" : "";
       texts += optimizer.state().empty() ? "no state\n" : "";
     }
     net.emplace(make<Model>(), communicator);
