@@ -173,6 +173,7 @@ struct TwoRanks {
   Communicator ranks{};
   std::vector<nn::NamedParameter<Cuda>> parameters() const { return net.parameters(); }
   const Communicator& communicator() const { return ranks; }
+  std::weak_ptr<void> alive() const { return net.alive(); }
 };
 
 }  // namespace
