@@ -3,26 +3,25 @@
 
 #include <sched.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
+#include <chorus/parallel/job.hpp>
 #include <climits>
-#include <cstring>
-#include <iterator>
 #include <cmath>
+#include <cstring>
 #include <filesystem>
+#include <iterator>
 #include <string>
 #include <string_view>
 #include <vector>
-
-#include <CLI/CLI.hpp>
-
-#include <chorus/parallel/job.hpp>
 
 namespace ch = chorus;
 
 namespace {
 
-constexpr const char* description = R"(Starts a program once for each rank, on this machine or as this machine's part of a larger job.
+constexpr const char* description =
+    R"(Starts a program once for each rank, on this machine or as this machine's part of a larger job.
 
   chorus-run --nproc-per-node 4 ./train --epochs 10
   chorus-run --nproc-per-node 2 --max-restarts 5 ./train --save run.safetensors --resume auto
@@ -77,7 +76,8 @@ void take_endpoint(ch::RankGroup& group, const std::string& text, int default_po
   std::string host = text.substr(0, has_port ? colon : text.size());
   if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
   const int port = has_port ? number(std::string_view(text).substr(colon + 1), 0, 65535) : default_port;
-  ch::check<ch::UsageError>(!host.empty() && port >= 0, "--rdzv-endpoint: expected HOST or HOST:PORT, got '", text, "'");
+  ch::check<ch::UsageError>(!host.empty() && port >= 0, "--rdzv-endpoint: expected HOST or HOST:PORT, got '", text,
+                            "'");
   ch::check<ch::UsageError>(port > 0 || group.nodes == 1, "--rdzv-endpoint ", text,
                             ": a free port is for one machine, got --nnodes ", group.nodes);
   group.master_addr = host;
@@ -91,7 +91,8 @@ std::vector<int> ranks_in(const std::string& text, int ranks) {
     const auto end = std::min(text.find(',', begin), text.size());
     const std::string word = text.substr(begin, end - begin);
     list.push_back(number(word, 0, ranks - 1));
-    ch::check<ch::UsageError>(list.back() >= 0, "--local-ranks-filter: expected ranks from 0 to ", ranks - 1, ", got ", word);
+    ch::check<ch::UsageError>(list.back() >= 0, "--local-ranks-filter: expected ranks from 0 to ", ranks - 1, ", got ",
+                              word);
     begin = end + 1;
   }
   return list;
@@ -107,20 +108,56 @@ int main(int argc, char** argv) {
   std::string ranks = "1", backend = "static", endpoint, shown;
   CLI::App app{description, "chorus-run"};
   app.prefix_command();
-  app.add_option("--nproc-per-node,--nproc_per_node", ranks, "ranks on this machine: a number; cpu, gpu: as many as there are; auto: GPUs, or else cores")->envname("PET_NPROC_PER_NODE")->capture_default_str();
-  app.add_option("--nnodes", group.nodes, "machines")->check(CLI::Range(1, ch::comm::max_ranks))->envname("PET_NNODES")->capture_default_str();
-  auto* node_rank = app.add_option("--node-rank,--node_rank", group.node_rank, "which of them this is, from 0")->check(CLI::Range(0, ch::comm::max_ranks - 1))->envname("PET_NODE_RANK")->capture_default_str();
-  auto* address = app.add_option("--master-addr,--master_addr", group.master_addr, "address of machine 0, where the ranks meet")->envname("PET_MASTER_ADDR")->capture_default_str();
-  auto* port = app.add_option("--master-port,--master_port", group.master_port, "port there (default: a free one; 29500 for several machines)")->check(CLI::Range(1, 65535))->envname("PET_MASTER_PORT");
-  app.add_option("--rdzv-endpoint,--rdzv_endpoint", endpoint, "both at once: HOST[:PORT]; port 0: a free one")->excludes(address)->excludes(port)->envname("PET_RDZV_ENDPOINT");
-  app.add_option("--rdzv-backend,--rdzv_backend", backend, "torchrun's names for how ranks meet; here it is one way, and its port is 29500 or 29400")->check(CLI::IsMember({"static", "c10d"}))->envname("PET_RDZV_BACKEND")->capture_default_str();
-  app.add_option("--rdzv-id,--rdzv_id", group.run_id, "a name for the job, for the ranks to know")->envname("PET_RDZV_ID");
-  app.add_option("--role", group.role, "a name for the ranks, for them to know")->envname("PET_ROLE")->capture_default_str();
-  app.add_flag("--standalone", standalone, "a job of this machine alone, on a free port of loopback")->envname("PET_STANDALONE");
-  app.add_option("--max-restarts,--max_restarts", group.max_restarts, "how often all ranks are started again after a failure")->check(CLI::Range(0, INT_MAX))->envname("PET_MAX_RESTARTS")->capture_default_str();
-  app.add_option("--grace", grace, "seconds between SIGTERM and SIGKILL")->check(CLI::Range(0.0, 3600.0))->capture_default_str();
-  app.add_option("--log-dir,--log_dir", group.log_dir, "folder for ranks' output: attempt_R/rank_N.log; it is shown, too, with the rank in front")->envname("PET_LOG_DIR");
-  app.add_option("--local-ranks-filter,--local_ranks_filter", shown, "show the output of these of this machine's ranks alone: 0,2")->envname("PET_LOCAL_RANKS_FILTER");
+  app.add_option("--nproc-per-node,--nproc_per_node", ranks,
+                 "ranks on this machine: a number; cpu, gpu: as many as there are; auto: GPUs, or else cores")
+      ->envname("PET_NPROC_PER_NODE")
+      ->capture_default_str();
+  app.add_option("--nnodes", group.nodes, "machines")
+      ->check(CLI::Range(1, ch::comm::max_ranks))
+      ->envname("PET_NNODES")
+      ->capture_default_str();
+  auto* node_rank = app.add_option("--node-rank,--node_rank", group.node_rank, "which of them this is, from 0")
+                        ->check(CLI::Range(0, ch::comm::max_ranks - 1))
+                        ->envname("PET_NODE_RANK")
+                        ->capture_default_str();
+  auto* address =
+      app.add_option("--master-addr,--master_addr", group.master_addr, "address of machine 0, where the ranks meet")
+          ->envname("PET_MASTER_ADDR")
+          ->capture_default_str();
+  auto* port = app.add_option("--master-port,--master_port", group.master_port,
+                              "port there (default: a free one; 29500 for several machines)")
+                   ->check(CLI::Range(1, 65535))
+                   ->envname("PET_MASTER_PORT");
+  app.add_option("--rdzv-endpoint,--rdzv_endpoint", endpoint, "both at once: HOST[:PORT]; port 0: a free one")
+      ->excludes(address)
+      ->excludes(port)
+      ->envname("PET_RDZV_ENDPOINT");
+  app.add_option("--rdzv-backend,--rdzv_backend", backend,
+                 "torchrun's names for how ranks meet; here it is one way, and its port is 29500 or 29400")
+      ->check(CLI::IsMember({"static", "c10d"}))
+      ->envname("PET_RDZV_BACKEND")
+      ->capture_default_str();
+  app.add_option("--rdzv-id,--rdzv_id", group.run_id, "a name for the job, for the ranks to know")
+      ->envname("PET_RDZV_ID");
+  app.add_option("--role", group.role, "a name for the ranks, for them to know")
+      ->envname("PET_ROLE")
+      ->capture_default_str();
+  app.add_flag("--standalone", standalone, "a job of this machine alone, on a free port of loopback")
+      ->envname("PET_STANDALONE");
+  app.add_option("--max-restarts,--max_restarts", group.max_restarts,
+                 "how often all ranks are started again after a failure")
+      ->check(CLI::Range(0, INT_MAX))
+      ->envname("PET_MAX_RESTARTS")
+      ->capture_default_str();
+  app.add_option("--grace", grace, "seconds between SIGTERM and SIGKILL")
+      ->check(CLI::Range(0.0, 3600.0))
+      ->capture_default_str();
+  app.add_option("--log-dir,--log_dir", group.log_dir,
+                 "folder for ranks' output: attempt_R/rank_N.log; it is shown, too, with the rank in front")
+      ->envname("PET_LOG_DIR");
+  app.add_option("--local-ranks-filter,--local_ranks_filter", shown,
+                 "show the output of these of this machine's ranks alone: 0,2")
+      ->envname("PET_LOCAL_RANKS_FILTER");
   app.add_flag("--prefix", group.prefix, "show the rank in front of each line");
   app.add_flag("--no-python,--no_python", no_python, "as it is: torchrun needs it for programs that are no Python");
   try {
@@ -142,8 +179,9 @@ int main(int argc, char** argv) {
                               group.ranks, " ranks are more than ", ch::comm::max_ranks);
     ch::check<ch::UsageError>(!standalone || group.nodes == 1, "--standalone is for one machine, got --nnodes ",
                               group.nodes);
-    ch::check<ch::UsageError>(backend == "static" || group.nodes == 1 || node_rank->count() > 0, "--rdzv-backend ", backend,
-                              ": machines are not numbered by themselves here; expected --node-rank, from 0 to ", group.nodes - 1);
+    ch::check<ch::UsageError>(
+        backend == "static" || group.nodes == 1 || node_rank->count() > 0, "--rdzv-backend ", backend,
+        ": machines are not numbered by themselves here; expected --node-rank, from 0 to ", group.nodes - 1);
     ch::check<ch::UsageError>(!std::isnan(grace), "--grace: expected seconds from 0 to 3600, got nan");
     if (!endpoint.empty()) take_endpoint(group, endpoint, backend == "static" ? 29500 : 29400);
     if (standalone) group.master_addr = "127.0.0.1", group.master_port = 0;
