@@ -116,11 +116,6 @@ std::vector<double> expected_of(const Averaging& a, const typename Opt::options_
   return AllRanks<Opt>(a, options, way).run();
 }
 
-std::string lines(const std::vector<std::string>& texts) {
-  std::string all;
-  for (const auto& text : texts) all += "\n  " + text.substr(0, 300);
-  return all;
-}
 bool has_ended(const std::string& text) { return text.find('|') != std::string::npos; }
 
 /// What is wrong with a program's run, or "".

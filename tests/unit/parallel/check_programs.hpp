@@ -1,11 +1,18 @@
 #pragma once
-/// The loop of the random tests of programs.
+/// What the random tests of programs share: their loop, and how they show what ranks end with.
 
 #include <catch.hpp>
 
 #include "../random_draw.hpp"
 
 namespace test::random {
+
+/// The beginnings of what ranks end with, a line each.
+inline std::string lines(const std::vector<std::string>& texts) {
+  std::string all;
+  for (const auto& text : texts) all += "\n  " + text.substr(0, 300);
+  return all;
+}
 
 /// For seeds 1 to `last`, or those that the environment names: `judge(draw(seed))` finds nothing wrong.
 template <class Draw, class Judge>

@@ -24,12 +24,6 @@ std::vector<std::string> on_ranks(const Program& program) {
 /// Whether a rank's text is the result of a whole run.
 bool has_ended(const std::string& text) { return text.find('|') != std::string::npos; }
 
-std::string lines(const std::vector<std::string>& texts) {
-  std::string all;
-  for (const auto& text : texts) all += "\n  " + text.substr(0, 300);
-  return all;
-}
-
 /// What is wrong with a legal program's run, or "".
 std::string judge(Program program) {
   const chorus_test::TemporaryFolder folder;

@@ -18,7 +18,7 @@ namespace sync_norm_random_test {
 using namespace test::names;
 using comm::World;
 using namespace test::random::sync_norm;
-using test::Ranks, test::random::check_programs, test::random::Draw;
+using test::Ranks, test::random::check_programs, test::random::Draw, test::random::lines;
 
 /// Rows of the shares of one color; of one of them, or of all where `rank` is -1.
 struct Rows {
@@ -123,11 +123,6 @@ std::vector<std::string> on_ranks(const Program& p) {
 }
 
 bool has_ended(const std::string& text) { return text.ends_with("|"); }
-std::string lines(const std::vector<std::string>& texts) {
-  std::string all;
-  for (const auto& text : texts) all += "\n  " + text.substr(0, 300);
-  return all;
-}
 
 /// What is wrong with a program's run, or "".
 std::string judge(const Program& p) {

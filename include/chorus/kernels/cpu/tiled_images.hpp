@@ -8,7 +8,6 @@
 #include <chorus/kernels/cpu/scratch.hpp>
 #include <chorus/kernels/cpu/transpose.hpp>
 #include <chorus/kernels/cpu/winograd_transforms.hpp>
-#include <utility>
 
 namespace chorus::inline CHORUS_ABI::kernels::detail {
 
@@ -63,48 +62,44 @@ struct TiledImages {
   }
   Index columns() const { return (across - 1) * step + reach; }
   Index rows(Index down_tiles) const { return (down_tiles - 1) * step + reach; }
-  /// The part of `rows` rows from `top` on, counted with the padding, that lies inside of the image: rows
-  /// [first, last).
-  std::pair<Index, Index> inside(Index top, Index rows) const {
-    return {std::clamp<Index>(top - padding_h, 0, image.height),
-            std::clamp<Index>(top - padding_h + rows, 0, image.height)};
-  }
-  /// What a strip reads of a packet of channels from `channel` on.
+  /// What a strip reads of a packet of channels from `channel` on: its rows that lie inside of the image.
   template <class T>
   Stretches<T> planes(const T* x, const TileRows& strip, Index channel) const {
-    const auto [first, last] = inside(strip.top * step, rows(strip.rows));
+    const Index top = strip.top * step - padding_h;
+    const Index first = std::clamp<Index>(top, 0, image.height);
+    const Index last = std::clamp<Index>(top + rows(strip.rows), 0, image.height);
     return {x + strip.image * image.image_size + channel * image.plane() + first * image.width,
             std::clamp<Index>(image.channels - channel, 0, lanes<T>), (last - first) * image.width, image.plane()};
   }
 
-  /// to[i, j, lane] = x[lane, i + top - padding_h, j - padding_w], inside of the image alone; for `rows` rows and the
-  /// first `count` lanes, the others are 0.
+  /// to[i, j, lane] = x[channel + lane, i + top - padding_h, j - padding_w] of the strip's image, inside of that alone,
+  /// for the rows of the strip, whose first is `top`; lanes without a channel are 0.
   template <class T>
-  void channels_last(const T* x, Index count, Index top, Index rows, T* to) const {
+  void channels_last(const T* x, const TileRows& strip, Index channel, T* to) const {
     constexpr Index w = lanes<T>;
-    const auto [first, last] = inside(top, rows);
-    const Index plane = image.plane(), end = last * image.width, gap = (columns() - image.width) * w;
-    to += ((first + padding_h - top) * columns() + padding_w) * w;
+    const Stretches<T> from = planes(x, strip, channel);
+    const Index above = std::max<Index>(padding_h - strip.top * step, 0), gap = (columns() - image.width) * w;
+    to += (above * columns() + padding_w) * w;
     const PixelPlaces<w> places(image.width, columns());
     Square<T> square;
     Index column = 0;
-    for (Index q = first * image.width; q < end; q += w) {
-      const Index pixels = std::min(w, end - q);
-      if (count == w && pixels == w) {
-        const T* at = x + q;
+    for (Index q = 0; q < from.length; q += w) {
+      const Index pixels = std::min(w, from.length - q);
+      const T* at = from.first + q;
+      if (from.count == w && pixels == w) {
 #pragma GCC unroll 16
-        for (Index l = 0; l < w; ++l, at = opaque(at + plane)) square.packet[l] = load(at, Whole<T>{});
+        for (Index l = 0; l < w; ++l, at = opaque(at + from.apart)) square.packet[l] = load(at, Whole<T>{});
       } else {
-        for (Index l = 0; l < w; ++l) square.packet[l] = l < count ? load(x + l * plane + q, pixels) : splat(T{0});
+        for (Index l = 0; l < w; ++l)
+          square.packet[l] = l < from.count ? load(at + l * from.apart, pixels) : splat(T{0});
       }
       transpose<T>(square);
       if (places.regular && pixels == w) {
-        T* row = to + places.at(q - first * image.width);
+        T* row = to + places.at(q);
 #pragma GCC unroll 16
         for (Index i = 0; i < w; ++i) store(row + places.offset[i], square.packet[i], Whole<T>{});
       } else if (places.regular) {
-        for (Index i = 0; i < pixels; ++i)
-          store(to + places.at(q - first * image.width + i), square.packet[i], Whole<T>{});
+        for (Index i = 0; i < pixels; ++i) store(to + places.at(q + i), square.packet[i], Whole<T>{});
       } else {
         for (Index i = 0; i < pixels; ++i) {
           store(to, square.packet[i], Whole<T>{});
@@ -171,8 +166,7 @@ void transform_tiles(const TiledImages& tiles, const T* x, Index first, Index co
     T* raster = rasters.data();
     std::fill_n(raster, rows * columns * w, T{0});  // all channels have their zeros at the same places
     for (Index c = 0; c < panels.channels; c += w) {
-      tiles.channels_last(x + strip.image * tiles.image.image_size + c * tiles.image.plane(),
-                          std::clamp<Index>(tiles.image.channels - c, 0, w), strip.top * tiles.step, rows, raster);
+      tiles.channels_last(x, strip, c, raster);
       T* out = to + panels.at(tiles.tiles_before(first + s) - start, c);
       // What is read next comes while these tiles are transformed.
       const bool more = c + w < tiles.image.channels;
