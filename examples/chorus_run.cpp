@@ -1,22 +1,16 @@
 /// chorus-run: starts the ranks of a program, stands by them, and starts them again when one fails. Its options and the
 /// variables that ranks find in their environment are torchrun's.
 
-#include <sched.h>
-
 #include <CLI/CLI.hpp>
-#include <algorithm>
-#include <charconv>
-#include <chorus/parallel/job.hpp>
 #include <climits>
 #include <cmath>
-#include <cstring>
-#include <filesystem>
-#include <iterator>
 #include <string>
-#include <string_view>
 #include <vector>
 
+#include "chorus_run_words.hpp"
+
 namespace ch = chorus;
+using namespace chorus_run;
 
 namespace {
 
@@ -30,73 +24,8 @@ constexpr const char* description =
 
 When a rank fails, it is named with its reason, and all others are stopped: SIGTERM, then SIGKILL after --grace seconds.
 The exit status is that of the rank that failed first, or 128 + a signal's number. SIGINT, SIGTERM, SIGHUP and SIGQUIT
-are passed on. Jobs of several machines need the same secret in CHORUS_TOKEN on each of them.)";
-
-std::string run_id() {
-  const char* given = std::getenv("TORCHELASTIC_RUN_ID");
-  return given ? given : "none";
-}
-
-/// The whole of `text` as a number from `least` to `most`, or -1.
-int number(std::string_view text, int least, int most) {
-  int value = -1;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  return error == std::errc{} && end == text.data() + text.size() && value >= least && value <= most ? value : -1;
-}
-
-int cores() {
-  cpu_set_t set;
-  return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-}
-
-/// Those that CUDA_VISIBLE_DEVICES lists, else all that NVIDIA's driver knows.
-int gpus() {
-  if (const char* visible = std::getenv("CUDA_VISIBLE_DEVICES"))
-    return *visible == '\0' ? 0 : 1 + static_cast<int>(std::count(visible, visible + std::strlen(visible), ','));
-  std::error_code none;
-  const std::filesystem::directory_iterator all("/proc/driver/nvidia/gpus", none);
-  return none ? 0 : static_cast<int>(std::distance(begin(all), end(all)));
-}
-
-/// How many ranks `--nproc-per-node TEXT` means.
-int ranks_of(const std::string& text) {
-  int ranks = number(text, 1, ch::comm::max_ranks);
-  if (text == "cpu" || (text == "auto" && gpus() == 0)) ranks = std::min(cores(), ch::comm::max_ranks);
-  if (text == "gpu" || (text == "auto" && gpus() > 0)) ranks = std::min(gpus(), ch::comm::max_ranks);
-  ch::check<ch::UsageError>(ranks != 0, "--nproc-per-node ", text, ": this machine has no GPU");
-  ch::check<ch::UsageError>(ranks > 0, "--nproc-per-node (or PET_NPROC_PER_NODE): expected 1 to ", ch::comm::max_ranks,
-                            ", cpu, gpu or auto, got '", text, "'");
-  return ranks;
-}
-
-/// Where the ranks meet: `HOST`, `HOST:PORT` or `[HOST]:PORT`; port 0 is a free one.
-void take_endpoint(ch::RankGroup& group, const std::string& text, int default_port) {
-  const auto colon = text.rfind(':');
-  const bool has_port = colon != std::string::npos && text.find(']', colon) == std::string::npos;
-  std::string host = text.substr(0, has_port ? colon : text.size());
-  if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
-  const int port = has_port ? number(std::string_view(text).substr(colon + 1), 0, 65535) : default_port;
-  ch::check<ch::UsageError>(!host.empty() && port >= 0, "--rdzv-endpoint: expected HOST or HOST:PORT, got '", text,
-                            "'");
-  ch::check<ch::UsageError>(port > 0 || group.nodes == 1, "--rdzv-endpoint ", text,
-                            ": a free port is for one machine, got --nnodes ", group.nodes);
-  group.master_addr = host;
-  group.master_port = port;
-}
-
-/// Local ranks, divided by commas.
-std::vector<int> ranks_in(const std::string& text, int ranks) {
-  std::vector<int> list;
-  for (std::size_t begin = 0; begin <= text.size() && !text.empty();) {
-    const auto end = std::min(text.find(',', begin), text.size());
-    const std::string word = text.substr(begin, end - begin);
-    list.push_back(number(word, 0, ranks - 1));
-    ch::check<ch::UsageError>(list.back() >= 0, "--local-ranks-filter: expected ranks from 0 to ", ranks - 1, ", got ",
-                              word);
-    begin = end + 1;
-  }
-  return list;
-}
+are passed on. A reader of the output that stands still keeps nobody from looking after the ranks; nothing is dropped: a
+rank that prints then waits, as it would by itself (--redirects: it does not). Jobs of several machines need the same secret in CHORUS_TOKEN on each of them.)";
 
 }  // namespace
 
@@ -105,7 +34,8 @@ int main(int argc, char** argv) {
   group.run_id = run_id();
   double grace = 3;
   bool standalone = false, no_python = false;
-  std::string ranks = "1", backend = "static", endpoint, shown;
+  std::string ranks = "1", backend = "static", endpoint;
+  std::vector<std::string> shown, redirects, tee, signals;
   CLI::App app{description, "chorus-run"};
   app.prefix_command();
   app.add_option("--nproc-per-node,--nproc_per_node", ranks,
@@ -155,9 +85,21 @@ int main(int argc, char** argv) {
   app.add_option("--log-dir,--log_dir", group.log_dir,
                  "folder for ranks' output: attempt_R/rank_N.log; it is shown, too, with the rank in front")
       ->envname("PET_LOG_DIR");
-  app.add_option("--local-ranks-filter,--local_ranks_filter", shown,
-                 "show the output of these of this machine's ranks alone: 0,2")
-      ->envname("PET_LOCAL_RANKS_FILTER");
+  const auto add_list = [&](const char* names, std::vector<std::string>& words, const char* what,
+                            const char* variable) {
+    app.add_option(names, words, what)->delimiter(',')->allow_extra_args(false)->envname(variable);
+  };
+  add_list("--local-ranks-filter,--local_ranks_filter", shown,
+           "show the output of these of this machine's ranks alone: 0,2", "PET_LOCAL_RANKS_FILTER");
+  add_list(
+      "-r,--redirects", redirects,
+      "what goes to files (attempt_R/rank_N.stdout.log, .stderr.log) instead of being shown: 1 stdout, 2 stderr, 3 "
+      "both, of all ranks, or 0:1,1:3 of each",
+      "PET_REDIRECTS");
+  add_list("-t,--tee", tee, "what goes to these files and is shown, too, with the rank in front", "PET_TEE");
+  add_list("--signals-to-handle,--signals_to_handle", signals,
+           "those that end the job in good order: passed on to the ranks (default: SIGTERM,SIGINT,SIGHUP,SIGQUIT)",
+           "PET_SIGNALS_TO_HANDLE");
   app.add_flag("--prefix", group.prefix, "show the rank in front of each line");
   app.add_flag("--no-python,--no_python", no_python, "as it is: torchrun needs it for programs that are no Python");
   try {
@@ -168,11 +110,17 @@ int main(int argc, char** argv) {
   auto words = app.remaining();
   if (!words.empty() && words.front() == "--") words.erase(words.begin());
   try {
+    const auto why = words.empty() ? "" : why_not(words.front());
+    ch::check<ch::UsageError>(why.empty(), "torchrun's option ", words.empty() ? "" : words.front(),
+                              " makes no sense here: ", why);
     ch::check<ch::UsageError>(!words.empty() && !words.front().starts_with("-"),
                               words.empty() ? "no program to start" : "unknown option ",
                               words.empty() ? "" : words.front(), "; see chorus-run --help");
     group.ranks = ranks_of(ranks);
     group.shown = ranks_in(shown, group.ranks);
+    group.redirects = streams_in("--redirects", redirects, group.ranks);
+    group.tee = streams_in("--tee", tee, group.ranks);
+    if (!signals.empty()) group.signals = signals_in(signals);
     ch::check<ch::UsageError>(group.node_rank < group.nodes, "--node-rank ", group.node_rank, " is not in [0, ",
                               group.nodes, ")");
     ch::check<ch::UsageError>(group.nodes * group.ranks <= ch::comm::max_ranks, group.nodes, " machines x ",
@@ -187,6 +135,7 @@ int main(int argc, char** argv) {
     if (standalone) group.master_addr = "127.0.0.1", group.master_port = 0;
     if (group.nodes > 1 && group.master_port == 0) group.master_port = 29500;
     group.grace = std::chrono::milliseconds(static_cast<std::int64_t>(grace * 1000));
+    if (!(redirects.empty() && tee.empty()) && group.log_dir.empty()) group.log_dir = new_log_dir(group.run_id);
     group.program = words.front();
     std::vector<char*> arguments;
     for (auto& word : words) arguments.push_back(word.data());

@@ -11,15 +11,20 @@ namespace chorus::inline CHORUS_ABI {
 /// once in 200 ms; a program loses what it did after its newest checkpoint. A wrong option (exit status 2) and a signal
 /// to this process end the job at once. The ranks of other machines notice that ranks are gone, fail, and are started
 /// again by their own supervisors; they meet anew at the same address. Returns the status of the last attempt.
+///
+/// Where the reader of the output stands still, ranks are supervised all the same (see Console); at the end of the job
+/// it is waited for, after a signal for `group.grace` at most.
 inline int run_job(RankGroup group) {
+  detail::Console console;
   for (group.restart = 0;; ++group.restart) {
     const auto next = std::chrono::steady_clock::now() + std::chrono::milliseconds(200);
-    const auto outcome = supervise(group);
+    const auto outcome = supervise(group, console);
+    if (outcome.signal != 0) console.finish(group.grace);
     const bool again = outcome.status != 0 && outcome.status != 2 && outcome.signal == 0;
     if (!again || group.restart >= group.max_restarts) return outcome.status;
-    detail::say(detail::format("restart %d of %d", group.restart + 1, group.max_restarts));
+    console.say(detail::format("restart %d of %d", group.restart + 1, group.max_restarts));
     std::this_thread::sleep_until(next);  // a program that fails at once shall not keep the machine busy
   }
 }
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI

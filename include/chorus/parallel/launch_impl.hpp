@@ -15,8 +15,8 @@
 #include <utility>
 
 #include <chorus/core/random.hpp>
+#include <chorus/parallel/job.hpp>
 #include <chorus/parallel/launch.hpp>
-#include <chorus/parallel/supervisor.hpp>
 #include <chorus/parallel/tether.hpp>
 #include <chorus/parallel/world_from_environment.hpp>
 
@@ -131,7 +131,7 @@ inline int launch_here(bool distributed, char** argv, Arguments arguments, Launc
       group.ranks = options.devices.value_or(default_devices());
       group.program = own_program();
       group.argv = argv;
-      return supervise(group).status;
+      return run_job(std::move(group));
     }
     world = std::move(*joined);
     keep_to_own_cores(world);

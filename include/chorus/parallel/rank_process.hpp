@@ -9,15 +9,14 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chorus/parallel/message.hpp>
+#include <chorus/parallel/signal_pipe.hpp>
+#include <chorus/parallel/world_from_environment.hpp>
 #include <chrono>
 #include <cstring>
 #include <string>
 #include <string_view>
 #include <vector>
-
-#include <chorus/parallel/message.hpp>
-#include <chorus/parallel/signal_pipe.hpp>
-#include <chorus/parallel/world_from_environment.hpp>
 
 namespace chorus::inline CHORUS_ABI {
 
@@ -37,16 +36,21 @@ struct RankGroup {
   bool prefix = false;     ///< ranks' lines get `[rank N] ` in front
   std::string log_dir;     ///< if not empty, they go to log_dir/attempt_R/rank_N.log, too
   std::vector<int> shown;  ///< if not empty, only those of this machine's ranks are shown, with the rank in front
+  /// For each of this machine's ranks the sum of 1 (stdout) and 2 (stderr): the streams that go to rank_N.stdout.log
+  /// and rank_N.stderr.log instead of the reader; and those that go to both. Where one of them is not empty, there is
+  /// no rank_N.log, and `log_dir` has to be there.
+  std::vector<int> redirects, tee;
+  std::vector<int> signals{SIGTERM, SIGINT, SIGHUP, SIGQUIT};  ///< that end the job in good order: passed on to ranks
 };
 
 namespace detail {
 
 /// What a rank inherits of its supervisor.
 struct RankDescriptors {
-  int report;    ///< it writes there why it fails
-  int listener;  ///< rank 0's: the ranks meet at this socket
-  int input;     ///< stdin of all other ranks
-  int output;    ///< stdout and stderr; -1: the supervisor's
+  int report;       ///< it writes there why it fails
+  int listener;     ///< rank 0's: the ranks meet at this socket
+  int input;        ///< stdin of all other ranks
+  int output, err;  ///< stdout and stderr; -1: the supervisor's
 };
 
 /// The variables of rank `local_rank` of this machine that are not those of the supervisor.
@@ -87,8 +91,8 @@ inline void become_rank(const RankGroup& group, bool is_main, const char* const*
   fcntl(given.report, F_SETFD, 0);
   if (is_main) fcntl(given.listener, F_SETFD, 0);
   if (!is_main) dup2(given.input, STDIN_FILENO);
-  for (const int standard : {STDOUT_FILENO, STDERR_FILENO})
-    if (given.output >= 0) dup2(given.output, standard);
+  if (given.output >= 0) dup2(given.output, STDOUT_FILENO);
+  if (given.err >= 0) dup2(given.err, STDERR_FILENO);
   // The supervisor's handlers are not for this process, nor may the program inherit that signals are blocked.
   for (int signal = 1; signal < NSIG; ++signal) {
     struct sigaction action {};
@@ -142,4 +146,4 @@ inline pid_t start_rank(const RankGroup& group, int local_rank, const std::vecto
 
 }  // namespace detail
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI

@@ -7,15 +7,14 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chorus/core/error.hpp>
+#include <chorus/parallel/message.hpp>
 #include <chrono>
 #include <cstring>
-#include <iterator>
 #include <optional>
 #include <string>
 #include <utility>
-
-#include <chorus/core/error.hpp>
-#include <chorus/parallel/message.hpp>
+#include <vector>
 
 namespace chorus::inline CHORUS_ABI::detail {
 
@@ -65,13 +64,15 @@ struct Pipe {
   }
 };
 
-/// Signals as numbers in a pipe, from construction to destruction: SIGCHLD and those that ask the program to end.
+/// Signals as numbers in a pipe, from construction to destruction: SIGCHLD and those that are given.
 /// A SIGHUP that was ignored (nohup) stays ignored.
 class SignalPipe {
  public:
   using Time = std::chrono::steady_clock::time_point;
 
-  SignalPipe() {
+  explicit SignalPipe(std::vector<int> signals) : watched_(std::move(signals)) {
+    watched_.push_back(SIGCHLD);
+    before_.resize(watched_.size());
     write_end() = pipe_.write_end.get();
     struct sigaction action {};
     action.sa_handler = [](int signal) {
@@ -83,16 +84,16 @@ class SignalPipe {
     action.sa_flags = SA_RESTART;
     sigset_t ours;
     sigemptyset(&ours);
-    for (std::size_t i = 0; i < std::size(watched); ++i) {
-      sigaction(watched[i], nullptr, &before_[i]);
-      if (watched[i] == SIGHUP && before_[i].sa_handler == SIG_IGN) continue;
-      sigaction(watched[i], &action, nullptr);
-      sigaddset(&ours, watched[i]);
+    for (std::size_t i = 0; i < watched_.size(); ++i) {
+      sigaction(watched_[i], nullptr, &before_[i]);
+      if (watched_[i] == SIGHUP && before_[i].sa_handler == SIG_IGN) continue;
+      sigaction(watched_[i], &action, nullptr);
+      sigaddset(&ours, watched_[i]);
     }
     pthread_sigmask(SIG_UNBLOCK, &ours, &mask_before_);
   }
   ~SignalPipe() {
-    for (std::size_t i = 0; i < std::size(watched); ++i) sigaction(watched[i], &before_[i], nullptr);
+    for (std::size_t i = 0; i < watched_.size(); ++i) sigaction(watched_[i], &before_[i], nullptr);
     pthread_sigmask(SIG_SETMASK, &mask_before_, nullptr);
   }
   SignalPipe(const SignalPipe&) = delete;
@@ -115,14 +116,14 @@ class SignalPipe {
   }
 
  private:
-  static constexpr int watched[] = {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT};
   static int& write_end() {
     static int fd = -1;
     return fd;
   }
 
   Pipe pipe_;
-  struct sigaction before_[std::size(watched)] {};
+  std::vector<int> watched_;
+  std::vector<struct sigaction> before_;
   sigset_t mask_before_{};
 };
 

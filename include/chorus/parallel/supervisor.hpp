@@ -9,6 +9,16 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chorus/comm/hmac.hpp>
+#include <chorus/comm/socket.hpp>
+#include <chorus/core/config.hpp>
+#include <chorus/parallel/console.hpp>
+#include <chorus/parallel/message.hpp>
+#include <chorus/parallel/rank_output.hpp>
+#include <chorus/parallel/rank_process.hpp>
+#include <chorus/parallel/signal_pipe.hpp>
+#include <chorus/parallel/tether.hpp>
+#include <chorus/parallel/world_from_environment.hpp>
 #include <chrono>
 #include <memory>
 #include <optional>
@@ -16,16 +26,6 @@
 #include <string>
 #include <utility>
 #include <vector>
-
-#include <chorus/comm/hmac.hpp>
-#include <chorus/comm/socket.hpp>
-#include <chorus/core/config.hpp>
-#include <chorus/parallel/message.hpp>
-#include <chorus/parallel/rank_output.hpp>
-#include <chorus/parallel/rank_process.hpp>
-#include <chorus/parallel/signal_pipe.hpp>
-#include <chorus/parallel/tether.hpp>
-#include <chorus/parallel/world_from_environment.hpp>
 
 namespace chorus::inline CHORUS_ABI {
 
@@ -40,11 +40,11 @@ namespace detail {
 
 class Supervisor {
  public:
-  explicit Supervisor(const RankGroup& group)
+  Supervisor(const RankGroup& group, Console& console)
       : group_(group),
-        output_(group.prefix || !group.log_dir.empty() || !group.shown.empty()
-                    ? std::make_unique<RankOutput>(folder(group))
-                    : nullptr),
+        console_(console),
+        signals_(group.signals),
+        output_(group, console),
         ranks_(std::make_unique<Rank[]>(static_cast<std::size_t>(group.ranks))) {}
   Supervisor(const Supervisor&) = delete;
   Supervisor& operator=(const Supervisor&) = delete;
@@ -70,7 +70,7 @@ class Supervisor {
       } else if (stage_ == Stage::stopping) {
         kill_all();
       } else {
-        say(format("%d ranks did not end after SIGKILL; giving up on them", running_));
+        console_.say(format("%d ranks did not end after SIGKILL; giving up on them", running_));
         for (Rank& rank : ranks()) rank.running = false;
         break;
       }
@@ -103,10 +103,6 @@ class Supervisor {
     return token;
   }
 
-  static std::string folder(const RankGroup& group) {
-    return group.log_dir.empty() ? "" : format("%s/attempt_%d", group.log_dir.c_str(), group.restart);
-  }
-
   /// On machine 0 the socket at which the ranks meet is opened before there are ranks, and handed to rank 0 open, so
   /// that nobody can take the port in between.
   void start_all() {
@@ -120,15 +116,13 @@ class Supervisor {
     if (group_.nodes == 1 && env("CHORUS_TOKEN") == nullptr) token_ = random_token();
     const Fd nothing(open("/dev/null", O_RDONLY | O_CLOEXEC), "/dev/null");
     for (int rank = 0; rank < group_.ranks; ++rank) start(rank, listener.get(), port, nothing.get());
-    if (output_) output_->start();
+    output_.start();
   }
 
   void start(int local_rank, int listener, int port, int nothing) {
     Pipe reports;
-    const auto& shown = group_.shown;
-    const bool is_shown = shown.empty() || std::find(shown.begin(), shown.end(), local_rank) != shown.end();
-    const Fd output = output_ ? output_->add(group_.node_rank * group_.ranks + local_rank, is_shown) : Fd();
-    const RankDescriptors given{reports.write_end.get(), listener, nothing, output_ ? output.get() : -1};
+    const auto streams = output_.add(local_rank);
+    const RankDescriptors given{reports.write_end.get(), listener, nothing, streams.out.get(), streams.err.get()};
     const auto variables = rank_environment(group_, local_rank, port, token_, given);
     const pid_t pid = start_rank(group_, local_rank, variables, given);
     ranks_[static_cast<std::size_t>(local_rank)] = {pid, true, 0, std::move(reports.read_end)};
@@ -169,7 +163,7 @@ class Supervisor {
     const bool lost_peer = outcome_.status == lost_peer_status;
     if (const std::string report = read_report(*suspect_); !report.empty()) {
       const bool named = report.starts_with("rank ");  // as errors of a communicator are
-      say(named ? report : format("rank %d: %s", outcome_.failed_rank, report.c_str()));
+      console_.say(named ? report : format("rank %d: %s", outcome_.failed_rank, report.c_str()));
     }
     std::string line = format("rank %d (pid %d) ", outcome_.failed_rank, suspect_->pid);
     line += WIFSIGNALED(status)
@@ -181,7 +175,7 @@ class Supervisor {
     }
     if (running_ == 1) line += "; stopping the other rank";
     if (running_ > 1) line += format("; stopping the other %d ranks", running_);
-    say(line);
+    console_.say(line);
     stop(SIGTERM);
   }
 
@@ -198,7 +192,7 @@ class Supervisor {
     if (stage_ != Stage::watching) return kill_all();  // asked twice
     outcome_.signal = signal;
     outcome_.status = 128 + signal;
-    say(format("%s: stopping %d %s", signal_name(signal).c_str(), running_, running_ == 1 ? "rank" : "ranks"));
+    console_.say(format("%s: stopping %d %s", signal_name(signal).c_str(), running_, running_ == 1 ? "rank" : "ranks"));
     stop(signal);
   }
 
@@ -220,13 +214,14 @@ class Supervisor {
   }
 
   const RankGroup& group_;
+  Console& console_;
   SignalPipe signals_;
-  std::unique_ptr<RankOutput> output_;  ///< null: ranks write to where this process writes
+  RankOutput output_;
   std::unique_ptr<Rank[]> ranks_;
   int running_ = 0;
   Stage stage_ = Stage::watching;
   const Rank* suspect_ = nullptr;  ///< the best explanation so far
-  std::string token_;  ///< a secret of this job alone; empty where its starter has set one
+  std::string token_;              ///< a secret of this job alone; empty where its starter has set one
   std::optional<Clock::time_point> deadline_;
   GroupOutcome outcome_;
 };
@@ -236,7 +231,10 @@ class Supervisor {
 /// Starts the ranks and waits until all have ended. When one fails, it is named on stderr, the others get SIGTERM and
 /// after `grace` SIGKILL; SIGINT, SIGTERM, SIGHUP and SIGQUIT sent to this process are passed on in the same way.
 /// Call it from a thread that lives as long as the ranks: they are killed when it ends.
+/// What there is to show goes to `console`, and nothing here waits for its reader.
 /// Throws Error where a process cannot be started.
-inline GroupOutcome supervise(const RankGroup& group) { return detail::Supervisor(group).run(); }
+inline GroupOutcome supervise(const RankGroup& group, detail::Console& console) {
+  return detail::Supervisor(group, console).run();
+}
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI

@@ -1,0 +1,149 @@
+#pragma once
+/// What the words of chorus-run's command line mean.
+
+#include <sched.h>
+
+#include <algorithm>
+#include <charconv>
+#include <chorus/parallel/job.hpp>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <iterator>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace chorus_run {
+
+namespace ch = chorus;
+
+inline std::string run_id() {
+  const char* given = std::getenv("TORCHELASTIC_RUN_ID");
+  return given ? given : "none";
+}
+
+/// The whole of `text` as a number from `least` to `most`, or -1.
+inline int number(std::string_view text, int least, int most) {
+  int value = -1;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc{} && end == text.data() + text.size() && value >= least && value <= most ? value : -1;
+}
+
+inline int cores() {
+  cpu_set_t set;
+  return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
+/// Those that CUDA_VISIBLE_DEVICES lists, else all that NVIDIA's driver knows.
+inline int gpus() {
+  if (const char* visible = std::getenv("CUDA_VISIBLE_DEVICES"))
+    return *visible == '\0' ? 0 : 1 + static_cast<int>(std::count(visible, visible + std::strlen(visible), ','));
+  std::error_code none;
+  const std::filesystem::directory_iterator all("/proc/driver/nvidia/gpus", none);
+  return none ? 0 : static_cast<int>(std::distance(begin(all), end(all)));
+}
+
+/// How many ranks `--nproc-per-node TEXT` means.
+inline int ranks_of(const std::string& text) {
+  int ranks = number(text, 1, ch::comm::max_ranks);
+  if (text == "cpu" || (text == "auto" && gpus() == 0)) ranks = std::min(cores(), ch::comm::max_ranks);
+  if (text == "gpu" || (text == "auto" && gpus() > 0)) ranks = std::min(gpus(), ch::comm::max_ranks);
+  ch::check<ch::UsageError>(ranks != 0, "--nproc-per-node ", text, ": this machine has no GPU");
+  ch::check<ch::UsageError>(ranks > 0, "--nproc-per-node (or PET_NPROC_PER_NODE): expected 1 to ", ch::comm::max_ranks,
+                            ", cpu, gpu or auto, got '", text, "'");
+  return ranks;
+}
+
+/// Where the ranks meet: `HOST`, `HOST:PORT` or `[HOST]:PORT`; port 0 is a free one.
+inline void take_endpoint(ch::RankGroup& group, const std::string& text, int default_port) {
+  const auto colon = text.rfind(':');
+  const bool has_port = colon != std::string::npos && text.find(']', colon) == std::string::npos;
+  std::string host = text.substr(0, has_port ? colon : text.size());
+  if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
+  const int port = has_port ? number(std::string_view(text).substr(colon + 1), 0, 65535) : default_port;
+  ch::check<ch::UsageError>(!host.empty() && port >= 0, "--rdzv-endpoint: expected HOST or HOST:PORT, got '", text,
+                            "'");
+  ch::check<ch::UsageError>(port > 0 || group.nodes == 1, "--rdzv-endpoint ", text,
+                            ": a free port is for one machine, got --nnodes ", group.nodes);
+  group.master_addr = host;
+  group.master_port = port;
+}
+
+/// Which of this machine's ranks are shown.
+inline std::vector<int> ranks_in(const std::vector<std::string>& words, int ranks) {
+  std::vector<int> list;
+  for (const auto& word : words) {
+    list.push_back(number(word, 0, ranks - 1));
+    ch::check<ch::UsageError>(list.back() >= 0, "--local-ranks-filter: expected ranks from 0 to ", ranks - 1, ", got ",
+                              word);
+  }
+  return list;
+}
+
+/// What `--redirects` and `--tee` say of each rank: 1 is its stdout, 2 its stderr, 3 both, 0 none. A word is that for
+/// all ranks, or RANK:STREAMS. Empty where there is no word.
+inline std::vector<int> streams_in(const char* option, const std::vector<std::string>& words, int ranks) {
+  if (words.empty()) return {};
+  std::vector<int> list(static_cast<std::size_t>(ranks), 0);
+  for (const std::string_view word : words) {
+    const auto colon = word.find(':');
+    const bool all = colon == std::string_view::npos;
+    const int rank = all ? 0 : number(word.substr(0, colon), 0, ranks - 1);
+    const int streams = number(all ? word : word.substr(colon + 1), 0, 3);
+    ch::check<ch::UsageError>(rank >= 0 && streams >= 0 && (!all || words.size() == 1), option,
+                              ": expected 0 to 3 for all ranks, or a list of RANK:0 to RANK:3 with ranks from 0 to ",
+                              ranks - 1, ", got ", word);
+    if (all) std::fill(list.begin(), list.end(), streams);
+    if (!all) list[static_cast<std::size_t>(rank)] = streams;
+  }
+  return list;
+}
+
+/// Where files are to be written and no folder is named: a new one.
+inline std::string new_log_dir(const std::string& run_id) {
+  std::string path = (std::filesystem::temp_directory_path() / ("chorus_" + run_id + "_XXXXXX")).string();
+  ch::check<ch::FileError>(mkdtemp(path.data()) != nullptr, "cannot make a folder for logs: ", path, ": ",
+                           std::strerror(errno), "; name one with --log-dir");
+  ch::detail::say("logs are in " + path);
+  return path;
+}
+
+inline std::vector<int> signals_in(const std::vector<std::string>& words) {
+  std::vector<int> list;
+  for (const auto& word : words) {
+    for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2})
+      if (word == ch::detail::signal_name(signal)) list.push_back(signal);
+    if (list.empty() || word != ch::detail::signal_name(list.back()))
+      ch::fail<ch::UsageError>(
+          "--signals-to-handle: expected some of SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2, got ", word);
+  }
+  return list;
+}
+
+/// Why one of torchrun's options is not there; "" for what is no option of torchrun's either.
+inline std::string_view why_not(std::string_view option) {
+  std::string name(option.substr(0, option.find('=')));
+  std::replace(name.begin(), name.end(), '_', '-');
+  struct Refused {
+    std::string_view name, why;
+  };
+  static constexpr Refused refused[] = {
+      {"-m", "what is started is a program, not a Python module; for one, start python3 -m MODULE"},
+      {"--module", "what is started is a program, not a Python module; for one, start python3 -m MODULE"},
+      {"--run-path", "what is started is a program, which the system finds; Python's runpy has no part in it"},
+      {"--start-method", "ranks are programs that are executed; there is no Python process that could be forked"},
+      {"--monitor-interval", "ranks are not looked at now and then: the system tells their end at once"},
+      {"--event-log-handler", "it names a Python class; what happens to ranks is said on stderr"},
+      {"--logs-specs", "it names a Python class; see --log-dir, --redirects and --tee"},
+      {"--numa-binding", "ranks of chorus keep to their share of the cores by themselves, unless CHORUS_BIND=0"},
+      {"--virtual-local-rank", "ranks of chorus choose the GPU of their LOCAL_RANK by themselves"},
+      {"--use-agent-store", "ranks meet at rank 0, not at the launcher"},
+  };
+  for (const auto& [option_name, why] : refused)
+    if (name == option_name) return why;
+  return "";
+}
+
+}  // namespace chorus_run

@@ -1,0 +1,141 @@
+#pragma once
+/// `Console`: what a launcher writes for its reader, who may stand still (Ctrl-S on a terminal, a pipe that nobody
+/// reads) without keeping the launcher from its ranks.
+
+#include <poll.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chorus/core/config.hpp>
+#include <chorus/parallel/message.hpp>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+
+namespace chorus::inline CHORUS_ABI::detail {
+
+/// False where it failed: a reader that has gone, or a full disk, does not end the ranks.
+inline bool write_all(int fd, std::string_view text) {
+  while (!text.empty()) {
+    const auto n = ::write(fd, text.data(), text.size());
+    if (n < 0 && errno == EAGAIN) {  // what we share with others may be non-blocking
+      pollfd entry{fd, POLLOUT, 0};
+      poll(&entry, 1, -1);
+    } else if (n < 0 && errno != EINTR) {
+      return false;
+    }
+    if (n > 0) text.remove_prefix(static_cast<std::size_t>(n));
+  }
+  return true;
+}
+
+/// A thread writes to standard output and standard error what others hand it, in their order.
+///
+/// Where the reader stands still, ranks' output is not dropped, nor does it fill the memory: `has_room` is false once
+/// 1 MiB waits, RankOutput stops reading, and a rank that goes on printing waits, as it would without a launcher. What
+/// has to be said nevertheless (the launcher's own messages, and what ended ranks have left in their pipes) is kept up
+/// to 64 MiB; beyond these it is dropped, and the number of bytes told.
+class Console {
+ public:
+  Console() : state_(std::make_shared<State>()) {
+    sigset_t all, before;  // signals are for the thread that supervises
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    thread_ = std::thread([state = state_] { state->write_on(); });
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  }
+  Console(const Console&) = delete;
+  Console& operator=(const Console&) = delete;
+  /// Waits for the reader, as any program does that writes.
+  ~Console() { finish(std::nullopt); }
+
+  /// Hands over `text` for STDOUT_FILENO or STDERR_FILENO; does not wait.
+  void write(int fd, std::string text) {
+    const std::lock_guard lock(state_->mutex);
+    if (state_->bytes + text.size() > most_bytes) {
+      state_->dropped += text.size();
+      return;
+    }
+    state_->bytes += text.size();
+    state_->queue.push_back({fd, std::move(text)});
+    state_->changed.notify_all();
+  }
+  /// A line of the launcher's own on standard error.
+  void say(std::string_view message) { write(STDERR_FILENO, "chorus: " + std::string(message) + "\n"); }
+
+  bool has_room() const {
+    const std::lock_guard lock(state_->mutex);
+    return state_->bytes < enough_bytes;
+  }
+  /// Waits until there is room, or that long.
+  void wait_for_room(std::chrono::milliseconds patience) const {
+    std::unique_lock lock(state_->mutex);
+    state_->changed.wait_for(lock, patience, [this] { return state_->bytes < enough_bytes; });
+  }
+
+  /// Waits until all is written, at most as long as `patience` says; what is left then is lost. The last call.
+  void finish(std::optional<std::chrono::milliseconds> patience) {
+    if (!thread_.joinable()) return;
+    std::unique_lock lock(state_->mutex);
+    state_->ending = true;
+    state_->changed.notify_all();
+    const auto done = [this] { return state_->done; };
+    if (patience) state_->changed.wait_for(lock, *patience, done);
+    if (!patience) state_->changed.wait(lock, done);
+    const bool written = done();
+    lock.unlock();
+    if (written) thread_.join();
+    if (!written) thread_.detach();  // nothing ends a write to a terminal that stands still
+  }
+
+ private:
+  static constexpr std::size_t enough_bytes = 1 << 20, most_bytes = 64 << 20;
+
+  /// The thread's: it may outlive the Console.
+  struct State {
+    struct Text {
+      int fd;
+      std::string text;
+    };
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::deque<Text> queue;
+    std::size_t bytes = 0, dropped = 0;  ///< in the queue, the text that is being written included; not taken
+    bool ending = false, done = false;
+
+    void write_on() {
+      std::unique_lock lock(mutex);
+      while (true) {
+        changed.wait(lock, [this] { return !queue.empty() || ending; });
+        if (queue.empty()) break;
+        const Text next = std::move(queue.front());
+        queue.pop_front();
+        std::string notice;
+        if (queue.empty() && dropped > 0)
+          notice = format("chorus: %zu bytes of output were dropped: nobody read them\n", std::exchange(dropped, 0));
+        lock.unlock();
+        write_all(next.fd, next.text);
+        write_all(STDERR_FILENO, notice);
+        lock.lock();
+        bytes -= next.text.size();
+        changed.notify_all();
+      }
+      done = true;
+      changed.notify_all();
+    }
+  };
+
+  std::shared_ptr<State> state_;
+  std::thread thread_;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::detail

@@ -1,0 +1,166 @@
+#!/usr/bin/env python3
+"""Where chorus-run's ranks write: into files (--redirects), into files and on the screen (--tee); and what happens while
+nobody reads: ranks are supervised all the same, and nothing is lost.
+usage: chorus_run_output_test.py CHORUS_RUN"""
+
+import os
+import pathlib
+import pty
+import signal
+import subprocess
+import sys
+import tempfile
+import termios
+import time
+
+from processes import CLEAN, alive, children, expect, say, until
+
+RUN = sys.argv[1]
+temporary = tempfile.TemporaryDirectory(prefix="chorus_run_")
+FOLDER = pathlib.Path(temporary.name)
+BOTH = ["sh", "-c", "echo out $RANK; echo err $RANK >&2"]
+
+
+def run(*words, limit=30, environment=None):
+    """Status, and the sorted lines of standard output and standard error."""
+    done = subprocess.run([RUN, *map(str, words)], capture_output=True, text=True, timeout=limit, env={**CLEAN, **(environment or {})})
+    return done.returncode, sorted(done.stdout.splitlines()), sorted(done.stderr.splitlines())
+
+
+def files(folder):
+    """What each file holds."""
+    return {path.name: path.read_text() for path in folder.iterdir()}
+
+
+def redirects_and_tees():
+    logs = FOLDER / "both"
+    status, out, err = run("--nproc-per-node", 2, "--log-dir", logs, "-r", 3, *BOTH)
+    expect((status, out, err) == (0, [], []), status, out, err)
+    wanted = {f"rank_{rank}.{name}.log": f"{name[3:]} {rank}\n" for rank in range(2) for name in ("stdout", "stderr")}
+    expect(files(logs / "attempt_0") == wanted, files(logs / "attempt_0"))
+    # One stream of each rank, as the other shows.
+    logs = FOLDER / "some"
+    status, out, err = run("--nproc-per-node", 3, "--log-dir", logs, "--redirects=0:1,1:2", *BOTH)
+    expect((status, out, err) == (0, ["out 1", "out 2"], ["err 0", "err 2"]), status, out, err)
+    expect(files(logs / "attempt_0") == {"rank_0.stdout.log": "out 0\n", "rank_1.stderr.log": "err 1\n"}, files(logs / "attempt_0"))
+    # Both of the file and the screen; what is teed wins over what is redirected; the rest is as it is.
+    logs = FOLDER / "tee"
+    status, out, err = run("--nproc-per-node", 2, "--log-dir", logs, "-t", "0:3,1:1", "--redirects", "1:3", *BOTH)
+    expect((status, out, err) == (0, ["[rank 0] out 0", "[rank 1] out 1"], ["[rank 0] err 0"]), status, out, err)
+    expect(files(logs / "attempt_0") == wanted, files(logs / "attempt_0"))
+    # One rank is shown; the others' files are as complete.
+    logs = FOLDER / "filter"
+    status, out, err = run("--nproc-per-node", 2, "--log-dir", logs, "--tee", 3, "--local-ranks-filter", 1, *BOTH)
+    expect((status, out, err) == (0, ["[rank 1] out 1"], ["[rank 1] err 1"]), status, out, err)
+    expect(files(logs / "attempt_0") == wanted, files(logs / "attempt_0"))
+    # Without a folder one is made, and named. Each attempt has its own.
+    status, out, err = run("--rdzv-id", "job7", "--max-restarts", 1, "sh", "-c", "echo $TORCHELASTIC_RESTART_COUNT; exit $((1 - TORCHELASTIC_RESTART_COUNT))",
+                           environment={"PET_REDIRECTS": "1", "TMPDIR": str(FOLDER)})
+    made = pathlib.Path(next(line for line in err if "logs are in" in line).split()[-1])
+    expect(made.parent == FOLDER and made.name.startswith("chorus_job7_"), made)
+    expect([files(made / f"attempt_{n}") for n in range(2)] == [{"rank_0.stdout.log": f"{n}\n"} for n in range(2)], status, err)
+    for words, part in ((["-r", 4], "--redirects: expected 0 to 3 for all ranks"), (["-r", "0:1,2:1"], "ranks from 0 to 1, got 2:1"),
+                        (["-t", "0:"], "--tee: expected"), (["-t", "1,1:1"], "--tee: expected"), (["-t", "x"], "got x")):
+        status, out, err = run("--nproc-per-node", 2, *words, "true")
+        expect(status == 2 and part in err[-1], words, status, err)
+    say("redirects and tees: ok")
+
+
+def torchruns_other_options():
+    for option in ("-m", "--module", "--run_path", "--start-method=spawn", "--monitor-interval=5", "--event-log-handler", "--logs_specs",
+                   "--numa-binding"):
+        status, out, err = run("--nproc-per-node", 2, option, "true")
+        expect(status == 2 and err[-1].startswith(f"chorus: torchrun's option {option} makes no sense here: "), option, status, err)
+    status, out, err = run("--signals-to-handle", "SIGTERM,SIGKILL", "true")
+    expect(status == 2 and "SIGUSR2, got SIGKILL" in err[-1], status, err)
+    for number, handled in ((signal.SIGUSR1, True), (signal.SIGTERM, False)):
+        job = subprocess.Popen([RUN, "--signals-to-handle=SIGINT,SIGUSR1", "sleep", "60"], stderr=subprocess.PIPE, text=True, env=CLEAN)
+        until(lambda: len(children(job.pid)) == 1, "no rank")
+        rank = children(job.pid)[0]
+        job.send_signal(number)
+        _, err = job.communicate(timeout=10)
+        expect(job.returncode == (128 + number if handled else -number), number, job.returncode)
+        expect(("SIGUSR1: stopping 1 rank" in err) == handled, err)
+        until(lambda: not alive(rank), "the rank stayed")
+    say("torchrun's other options: ok")
+
+
+class Still:
+    """chorus-run before a reader that stands still: of a pipe, or of a terminal after Ctrl-S."""
+
+    def __init__(self, terminal, *words):
+        self.reader, writer = pty.openpty() if terminal else os.pipe()
+        if terminal:
+            termios.tcflow(writer, termios.TCOOFF)
+        else:
+            os.set_blocking(writer, False)
+            try:
+                while True:
+                    os.write(writer, b"-" * 4095 + b"\n")
+            except BlockingIOError:
+                os.set_blocking(writer, True)
+        self.job = subprocess.Popen([RUN, *map(str, words)], stdout=writer, stderr=writer, env=CLEAN)
+        self.writer, self.terminal = writer, terminal
+
+    def rest(self):
+        """Reads on to the end."""
+        if self.terminal:
+            termios.tcflow(self.writer, termios.TCOON)
+        os.close(self.writer)
+        text = b""
+        try:
+            while part := os.read(self.reader, 65536):
+                text += part
+        except OSError:  # how a terminal ends
+            pass
+        os.close(self.reader)
+        return text.replace(b"\r\n", b"\n").decode()
+
+
+def readers_that_stand_still():
+    for terminal in (False, True):
+        # Ranks that print much; one is killed: all are started again, and the last attempt comes to its end.
+        mark = FOLDER / f"done_{terminal}"
+        program = f"""if [ $RANK$TORCHELASTIC_RESTART_COUNT = 11 ]; then touch {mark}; exit 0; fi
+if [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then echo begin; seq 1 1000000; sleep 60; fi"""
+        still = Still(terminal, "--nproc-per-node", 2, "--max-restarts", 1, "--prefix", "sh", "-c", program)
+        until(lambda: len(children(still.job.pid)) == 2, "no ranks")
+        time.sleep(1)
+        ranks = children(still.job.pid)
+        resident = [line for line in pathlib.Path(f"/proc/{still.job.pid}/status").read_text().splitlines() if line.startswith("VmRSS")]
+        expect(int(resident[0].split()[1]) < 20_000, "memory of a launcher whose reader stands still:", resident)
+        os.kill(ranks[1], signal.SIGKILL)
+        until(mark.exists, "no restart while the reader stands still")
+        until(lambda: not any(map(alive, ranks)), "ranks of the first attempt are there")
+        expect(still.job.poll() is None, "it did not wait for its reader")
+        text = still.rest()
+        expect(still.job.wait(timeout=10) == 0, still.job.returncode)
+        for rank in range(2):
+            lines = [line[9:] for line in text.splitlines() if line.startswith(f"[rank {rank}] ")]
+            numbers = [int(line) for line in lines[1:] if line]
+            expect(lines[0] == "begin" and len(numbers) > 10_000, rank, lines[:3], len(lines))
+            expect(numbers[:-1] == list(range(1, len(numbers))), "lines are lost")
+        expect("was killed by SIGKILL; stopping the other rank" in text and "chorus: restart 1 of 1" in text, text[-300:])
+
+        # Ranks that write to the terminal themselves: what the launcher has to say keeps it from nothing.
+        again = FOLDER / f"again_{terminal}"
+        still = Still(terminal, "--nproc-per-node", 2, "--max-restarts", 3, "sh", "-c", f"echo $RANK >>{again}; [ $RANK = 0 ] || exit 5; exec sleep 60")
+        until(lambda: again.exists() and again.read_text().count("1\n") == 4, "restarts wait for the reader")
+        text = still.rest()
+        expect(still.job.wait(timeout=10) == 5 and "chorus: restart 3 of 3" in text, still.job.returncode, text[-500:])
+
+        # A signal ends it, whether or not somebody reads.
+        still = Still(terminal, "--nproc-per-node", 2, "--prefix", "--grace", 1, "yes")
+        until(lambda: len(children(still.job.pid)) == 2, "no ranks")
+        ranks = children(still.job.pid)
+        time.sleep(0.5)
+        still.job.send_signal(signal.SIGTERM)
+        expect(still.job.wait(timeout=5) == 128 + signal.SIGTERM, still.job.returncode)
+        expect(not any(map(alive, ranks)), "a rank stayed")
+        still.rest()
+    say("readers that stand still: ok")
+
+
+redirects_and_tees()
+torchruns_other_options()
+readers_that_stand_still()
