@@ -77,6 +77,12 @@ static int body(ch::Run& run) {
     std::array<float, 1> value{static_cast<float>(run.rank() + 1)};
     run.communicator().all_reduce(std::span<float>(value));
     std::printf("sum %g\n", static_cast<double>(value[0]));
+  } else if (what == "store") {
+    auto& store = run.store();
+    store.set("rank" + std::to_string(run.rank()), std::to_string(10 * run.rank()));
+    const auto last = store.get("rank" + std::to_string(run.world_size() - 1));
+    std::printf("the last one says %s\n", last.c_str());
+    run.communicator().barrier();
   } else if (what == "ring") {
     std::printf("ready %d %d\n", run.rank(), getpid());
     std::fflush(stdout);

@@ -44,6 +44,7 @@ STANDARD = {
     "initializer_list": "initializer_list",
     "iterator": "back_inserter default_sentinel_t distance istreambuf_iterator next prev size",
     "limits": "numeric_limits",
+    "list": "list",
     "map": "map multimap",
     "set": "set multiset",
     "memory": "addressof enable_shared_from_this make_shared make_unique make_unique_for_overwrite shared_ptr "

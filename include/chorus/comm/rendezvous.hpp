@@ -45,7 +45,7 @@ class Host {
                               ? Socket::adopt(world_.listen_fd)
                               : Socket::listen(Address::resolve(world_.master_addr, world_.master_port));
     where_ = cat("rank 0: rendezvous at ", listener.local());
-    check_token(world_, listener.local());
+    check_token(world_.token, listener.local());
     std::optional<Guests> guests(std::in_place, listener, sizeof(Hello), magic);
     while (!complete()) {
       auto guest = guests->next(std::min(deadline, Clock::now() + std::chrono::milliseconds(50)));
@@ -207,7 +207,7 @@ class Host {
   const auto grace = deadline + std::chrono::milliseconds(500) + world.timeout / 10;  // rank 0's refusal may come late
   const auto address = Address::resolve(world.master_addr, world.master_port);
   const auto where = cat("rank ", world.rank, ": rendezvous at ", address);
-  check_token(world, address);
+  check_token(world.token, address);
   Hello hello;
   hello.rank = world.rank;
   hello.size = world.size;

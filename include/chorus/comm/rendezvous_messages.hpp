@@ -53,13 +53,13 @@ std::span<const std::byte> proven(const Message& message) {
 }
 
 /// Who may meet where. Throws UsageError.
-[[gnu::cold]] inline void check_token(const World& world, const Address& address) {
-  check<UsageError>(world.token.empty() || world.token.size() >= 16, "connect: the job's token has ",
-                    world.token.size(), " characters, expected at least 16");
+[[gnu::cold]] inline void check_token(const std::string& token, const Address& address) {
+  check<UsageError>(token.empty() || token.size() >= 16, "connect: the job's token has ", token.size(),
+                    " characters, expected at least 16");
   if (address.loopback()) return;
   check<UsageError>(can_authenticate, "connect: ", address,
                     " is not on loopback, and this program was built without OpenSSL, which authenticates ranks there");
-  check<UsageError>(!world.token.empty(), "connect: ", address,
+  check<UsageError>(!token.empty(), "connect: ", address,
                     " is not on loopback: ranks need a token to know each other by, the same secret of at least 16 "
                     "characters in CHORUS_TOKEN of all of them");
 }

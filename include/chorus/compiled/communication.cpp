@@ -2,6 +2,7 @@
 
 #define CHORUS_BUILDS_LIBRARY
 #include <chorus/comm/connect.hpp>
+#include <chorus/comm/store.hpp>
 #include <chorus/comm/thread_group.hpp>
 #include <chorus/parallel/launch.hpp>
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <chorus/comm/connect.hpp>
+#include <chorus/comm/store.hpp>
 #include <chorus/comm/world.hpp>
 #include <chorus/parallel/message.hpp>
 
@@ -116,6 +117,8 @@ class Run {
   /// The connection to the other ranks, made at the first call, in which all of them have to take part.
   /// Throws CommError where they don't meet.
   comm::AnyCommunicator& communicator();
+  /// Keys and values that the ranks share (see Store), made at the first call, in which all of them have to take part.
+  comm::Store& store();
   /// Tells the ranks that this one is connected to, if any, that it fails, and why.
   void abort(std::string_view why) noexcept;
 
@@ -130,6 +133,7 @@ class Run {
   LaunchOptions options_;
   comm::World world_;
   std::optional<comm::AnyCommunicator> communicator_;
+  std::optional<comm::Store> store_;
 };
 
 }  // namespace chorus

@@ -481,6 +481,15 @@ TEST_CASE("launched ranks talk to each other") {
   require_no_new_shared_memory(before);
 }
 
+TEST_CASE("launched ranks share a store; one alone has one, too") {
+  for (const char* ranks : {"3", "1"}) {
+    Program program({probe(), "--do", "store", "--devices", ranks});
+    CHECK(program.finish(20s) == 0);
+    INFO(program.text());
+    CHECK(count(program.text(), *ranks == '3' ? "the last one says 20\n" : "the last one says 0\n") == *ranks - '0');
+  }
+}
+
 TEST_CASE("a rank killed in the middle of all-reduces is the one that is named") {
   const auto before = shared_memory();
   Program program({probe(), "--do", "ring", "--devices", "3"});

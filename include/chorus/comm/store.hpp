@@ -1,0 +1,95 @@
+#pragma once
+/// `Store`: keys and values that the ranks of a job share, with the names and the meaning of PyTorch's TCPStore.
+
+#include <chorus/comm/world.hpp>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace chorus::inline CHORUS_ABI::comm {
+
+class AnyCommunicator;
+class Store;
+class StoreServer;
+namespace detail {
+enum class StoreCode : std::uint8_t;
+struct StoreMessage;
+class StoreLink;
+}  // namespace detail
+
+/// One rank's access to the store. Copies share it; any thread may use it, and one that waits holds no other up.
+///
+/// Rank 0 holds the data, in memory: a rank that still uses the store when rank 0 has ended gets a CommError, so let a
+/// barrier be the last that ranks do together. Keys have 1 to 8192 bytes, values up to 8 MiB, of any kind; a store up
+/// to 131072 keys and 1 GiB. Each call throws UsageError for what is against these, TimeoutError for keys that are not
+/// there in time or a server that does not answer, and CommError for a server that has gone.
+class Store {
+ public:
+  /// A store of this process alone, without any socket.
+  Store();
+  /// That of the server at this address. Waits for it to come up, at most `timeout`. Throws TimeoutError, and CommError
+  /// where something else answers there or the token is another one.
+  static Store connect(const std::string& host, int port, const std::string& token = {},
+                       std::chrono::milliseconds timeout = default_timeout, std::uint64_t key = 0);
+  /// That of a server in this process.
+  explicit Store(std::shared_ptr<StoreServer> server);
+
+  void set(std::string_view key, std::string_view value);
+  /// The value; waits for the key to be set.
+  std::string get(std::string_view key);
+  /// Adds to the whole number that the key holds, 0 where there is none, and returns the sum; `get` has it as text.
+  std::int64_t add(std::string_view key, std::int64_t amount);
+  /// Sets the key to `desired` where it holds `expected`, or where there is no such key and `expected` is empty. What
+  /// it holds then; `expected` where there still is no such key.
+  std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired);
+  /// Whether it was there.
+  bool delete_key(std::string_view key);
+  /// Whether all are there now.
+  bool check(const std::vector<std::string>& keys);
+  /// Until all are there.
+  void wait(const std::vector<std::string>& keys);
+  void wait(const std::vector<std::string>& keys, std::chrono::milliseconds timeout);
+  /// Keys in the whole store, those of other prefixes among them.
+  std::int64_t num_keys();
+  /// Puts it behind what the key holds, nothing where there is none.
+  void append(std::string_view key, std::string_view value);
+  /// Waits for all, and takes them at one moment.
+  std::vector<std::string> multi_get(const std::vector<std::string>& keys);
+  /// Sets them at one moment.
+  void multi_set(const std::vector<std::string>& keys, const std::vector<std::string>& values);
+
+  /// How long a call waits: 300 s unless set. Of this copy alone.
+  std::chrono::milliseconds timeout() const { return timeout_; }
+  void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
+
+  /// The same store, with `prefix/` before each key (PyTorch's PrefixStore): users who know nothing of each other keep
+  /// apart.
+  Store prefix_store(std::string_view prefix) const;
+
+  static constexpr std::chrono::milliseconds default_timeout{300'000};
+
+ private:
+  explicit Store(std::shared_ptr<detail::StoreLink> link);
+  std::string key_of(detail::StoreCode code, std::string_view key) const;
+  std::vector<std::string> keys_of(detail::StoreCode code, const std::vector<std::string>& keys) const;
+  detail::StoreMessage ask(detail::StoreCode code, std::vector<std::string> texts, std::int64_t number = 0) const;
+
+  std::shared_ptr<detail::StoreLink> link_;
+  std::string prefix_;
+  std::chrono::milliseconds timeout_ = default_timeout;
+};
+
+/// The store of a group of ranks; all of them have to call it, as a collective. Rank 0 holds it, at a free port of
+/// world.master_addr, under the job's token; a group of one needs no socket. Throws CommError, on every rank, where
+/// rank 0 cannot listen there.
+Store make_store(const World& world, AnyCommunicator& communicator);
+
+}  // namespace chorus::inline CHORUS_ABI::comm
+
+#if !CHORUS_COMPILED
+#include <chorus/comm/store_impl.hpp>
+#endif

@@ -1,0 +1,139 @@
+#pragma once
+/// What a store and those who use it say to each other.
+///
+/// A visitor is sent a Challenge and answers with a StoreHello, which proves that it knows the job's token;
+/// StoreWelcome proves the same of the server. Then each request gets one reply, both of them a StoreMessage: a
+/// StoreHead, and behind it each text as its length (32 bits) and its bytes.
+
+#include <array>
+#include <chorus/comm/hmac.hpp>
+#include <chorus/comm/socket.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace chorus::inline CHORUS_ABI::comm::detail {
+
+inline constexpr std::uint64_t store_magic = 0x0001'6572'6f74'7363;  // "cstore", then the protocol's version
+
+struct StoreHello {
+  std::uint64_t magic = store_magic;
+  std::uint64_t key = 0;  ///< a number that only the store's users were told; keeps strangers away without a token, too
+  Nonce nonce{};          ///< the visitor's challenge to the server
+  Mac proof{};
+};
+
+struct StoreWelcome {
+  std::uint64_t magic = store_magic;
+  std::uint64_t welcome = 0;
+  Mac proof{};
+};
+
+/// Limits, checked before anything is kept: those of one key, one value, one message, and of all of a store.
+inline constexpr std::size_t most_key_bytes = 8 << 10, most_value_bytes = 8 << 20, most_message_bytes = 64 << 20,
+                             most_store_keys = 128 << 10, most_store_bytes = 1 << 30;
+
+enum class StoreCode : std::uint8_t {
+  // requests
+  set,
+  get,
+  add,
+  compare_set,
+  delete_key,
+  check,
+  wait,
+  num_keys,
+  append,
+  multi_set,
+  // replies
+  done,
+  timed_out,
+  refused
+};
+
+/// `set`, as in TCPStore.
+constexpr std::string_view name(StoreCode code) {
+  constexpr std::string_view names[] = {"set",   "get",  "add",      "compare_set", "delete_key",
+                                        "check", "wait", "num_keys", "append",      "multi_set"};
+  const auto i = static_cast<std::size_t>(code);
+  return i < std::size(names) ? names[i] : "unknown";
+}
+
+/// A request: keys, values, and a number to be added or the milliseconds that a wait may last. Or a reply: values, a
+/// number, or what is wrong.
+struct StoreMessage {
+  StoreCode code = StoreCode::done;
+  std::int64_t number = 0;
+  std::vector<std::string> texts;
+};
+
+struct StoreHead {
+  StoreCode code = StoreCode::done;
+  std::array<std::uint8_t, 3> reserved{};
+  std::uint32_t count = 0;  ///< texts
+  std::uint64_t bytes = 0;  ///< of all that follows
+  std::int64_t number = 0;
+};
+
+inline std::size_t body_bytes(const StoreMessage& message) {
+  std::size_t bytes = 0;
+  for (const auto& text : message.texts) bytes += sizeof(std::uint32_t) + text.size();
+  return bytes;
+}
+
+/// False where the connection ends or the deadline comes first.
+[[gnu::cold]] inline bool send(const Socket& socket, const StoreMessage& message, Deadline deadline) {
+  StoreHead head;
+  head.code = message.code;
+  head.count = static_cast<std::uint32_t>(message.texts.size());
+  head.bytes = body_bytes(message);
+  head.number = message.number;
+  std::string bytes(reinterpret_cast<const char*>(&head), sizeof head);
+  bytes.reserve(bytes.size() + head.bytes);
+  for (const auto& text : message.texts) {
+    const auto length = static_cast<std::uint32_t>(text.size());
+    bytes.append(reinterpret_cast<const char*>(&length), sizeof length).append(text);
+  }
+  return socket.send_all(std::as_bytes(std::span(bytes)), deadline);
+}
+
+/// The texts in a message's body; nothing where it is garbled.
+[[gnu::cold]] inline std::optional<std::vector<std::string>> texts_in(std::string_view body, std::uint32_t count) {
+  std::vector<std::string> texts;
+  while (!body.empty()) {
+    std::uint32_t length = 0;
+    if (body.size() < sizeof length) return std::nullopt;
+    std::memcpy(&length, body.data(), sizeof length);
+    body.remove_prefix(sizeof length);
+    if (length > body.size()) return std::nullopt;
+    texts.emplace_back(body.substr(0, length));
+    body.remove_prefix(length);
+  }
+  if (texts.size() != count) return std::nullopt;
+  return texts;
+}
+
+/// The next message; nothing where the connection ends, the deadline comes first, or what comes is none. Memory is
+/// taken as bytes come in, not on anybody's word.
+[[gnu::cold]] inline std::optional<StoreMessage> receive(const Socket& socket, Deadline deadline) {
+  constexpr std::size_t part = 1 << 20;
+  StoreHead head;
+  if (!socket.receive_all(bytes_of(head), deadline)) return std::nullopt;
+  if (head.bytes > most_message_bytes || head.code > StoreCode::refused) return std::nullopt;
+  std::string body;
+  while (body.size() < head.bytes) {
+    const auto before = body.size();
+    body.resize(std::min<std::size_t>(before + part, head.bytes));
+    if (!socket.receive_all(std::as_writable_bytes(std::span(body)).subspan(before), deadline)) return std::nullopt;
+  }
+  auto texts = texts_in(body, head.count);
+  if (!texts) return std::nullopt;
+  return StoreMessage{head.code, head.number, std::move(*texts)};
+}
+
+}  // namespace chorus::inline CHORUS_ABI::comm::detail
