@@ -54,6 +54,7 @@ int main(int argc, char** argv) {
       if (what == "conforms") {
         text = test::conforms(c);
         if (text.empty() && world.size > 1 && c.backend() != "mpi") text = c.backend();
+        if (text.empty() && world.size > 1 && c.busy().count() == 0) text = "its calls took no time";
       } else {
         c.all_reduce(std::span(x));
         if (world.rank == 1 && what == "abort") c.abort("no flour left");

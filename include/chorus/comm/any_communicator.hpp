@@ -117,7 +117,7 @@ class AnyCommunicator {
 
   /// The newest 64 calls of this rank, one a line: number, call, when it began and how long it took, or that it is
   /// under way or failed. Where CHORUS_FLIGHT_RECORDER is set, the first failure writes it to stderr (`stderr`) or to
-  /// the file $CHORUS_FLIGHT_RECORDER.rankN.
+  /// the file $CHORUS_FLIGHT_RECORDER.rankN. Empty over NCCL, whose calls the device carries out later.
   std::string flight_record() const { return engine_->record(); }
 
   /// Gives the group up: calls that wait, later calls, and the other ranks' throw CommError with `why`.

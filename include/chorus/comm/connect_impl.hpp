@@ -43,8 +43,7 @@ CHORUS_INLINE AnyCommunicator connect(const World& world, const ConnectOptions& 
                     ", expected 1 to ", max_ranks);
   check<UsageError>(world.rank >= 0 && world.rank < world.size, "connect: rank ", world.rank, " is not in [0, ",
                     world.size, ")");
-  check<UsageError>(world.timeout.count() > 0, "connect: timeout is ", world.timeout.count(),
-                    " ms, expected more than 0");
+  check_timeout("connect", world.timeout);
   const auto backend = options.backend;
   const auto maker = detail::maker_of(backend);
   check<UsageError>(backend <= Backend::hierarchical || maker, "connect: this program was built without backend ",

@@ -76,7 +76,8 @@ class Engine {
   virtual std::chrono::nanoseconds busy() const { return {}; }
   /// The newest calls, one a line, as `flight recorder` prints them; empty where an engine keeps none.
   virtual std::string record() const { return {}; }
-  /// What is known to be wrong with the group, without waiting; while no call is under way.
+  /// What is known to be wrong with the group, without waiting; nothing while a call is under way, which will find out
+  /// by itself. From any thread.
   virtual std::string trouble() { return {}; }
   /// Runs `start`, which starts something that contains calls of this engine: a captured step. `what`, for messages,
   /// lives on.

@@ -111,6 +111,7 @@ class GlooRunner {
     control_.abort(why);
     close();
   }
+  std::chrono::nanoseconds busy() const { return book_.busy(); }
   std::string record() const { return book_.record(); }
 
   // For compare_calls. Gloo moves a message only once its receiver is there.
@@ -123,7 +124,7 @@ class GlooRunner {
   }
 
  private:
-  /// Where rank 0 listens, on rank 0; elsewhere the address that leads there.
+  /// Gloo's other ranks see their connections break.
   void close() noexcept {
     const SigpipeBlock block;
     try {

@@ -73,6 +73,14 @@ class InOrder final : public Progress {
     return finished_ >= ticket || bool(failure_);
   }
 
+  /// What `ask()` says, under the lock, while no task runs or waits; else nothing. From any thread.
+  template <class Ask>
+  auto when_idle(const Ask& ask) -> decltype(ask()) {
+    const std::lock_guard lock(mutex_);
+    if (running_ || !tasks_.empty()) return {};
+    return ask();
+  }
+
   /// Finishes what was given and ends the thread.
   void stop() {
     {
@@ -127,11 +135,16 @@ class InOrder final : public Progress {
 
   void start() {
     if (thread_.joinable()) return;
-    sigset_t all, before;  // signals are for the threads that the user knows of
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const struct Blocked {  // signals are for the threads that the user knows of
+      sigset_t before;
+      Blocked() {
+        sigset_t all;
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before);
+      }
+      ~Blocked() { pthread_sigmask(SIG_SETMASK, &before, nullptr); }
+    } blocked;
     thread_ = std::thread([this] { loop(); });
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
 
   void loop() {

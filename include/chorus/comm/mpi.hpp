@@ -24,6 +24,7 @@ namespace detail {
 class MpiRunner {
  public:
   explicit MpiRunner(const World& world) : book_(world.rank), timeout_(world.timeout) {
+    check_timeout("mpi", timeout_);
     MpiLibrary::instance();
     int rank = 0, size = 0;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
@@ -62,6 +63,7 @@ class MpiRunner {
   void abort(std::string_view why) noexcept {
     if (book_.abort(why)) tell_all(why);
   }
+  std::chrono::nanoseconds busy() const { return book_.busy(); }
   std::string record() const { return book_.record(); }
 
   // For compare_calls. Envelopes are short: MPI takes them at once, whether anybody waits for them or not.

@@ -18,8 +18,9 @@ class NcclEngine final : public Engine {
       : Engine(control.rank(), control.size()),
         control_(control),
         api_(api),
-        queue_(std::make_shared<NcclQueue<Api>>(api, rank, device, timeout,
-                                                [&control](const Failure& failure) { control.abort(failure.what); })) {
+        queue_(std::make_shared<NcclQueue<Api>>(
+            api, rank, device, timeout, [&control](const Failure& failure) { control.abort(failure.what); },
+            [&control] { return Failure{control.engine().trouble()}; })) {
     typename Api::UniqueId id{};
     int code = rank == 0 ? api.unique_id(id) : Api::success;
     // The other ranks wait for the id: they have to hear it where there is none.
@@ -134,7 +135,7 @@ template <class Api = NcclApi>
 class NcclCommunicator : public AnyCommunicator {
  public:
   /// Every rank calls it with its own device. `control` joins the same ranks over host memory; it must outlive this,
-  /// and is told when this rank gives up. `timeout`: how long a call waits for the other ranks. Throws CommError.
+  /// is told when this rank gives up, and tells this rank when another one has. `timeout`: how long a call waits for the other ranks. Throws CommError.
   NcclCommunicator(AnyCommunicator& control, int device,
                    std::chrono::milliseconds timeout = std::chrono::milliseconds(60'000), Api api = {})
       : NcclCommunicator(std::make_shared<detail::NcclEngine<Api>>(control, device, timeout, std::move(api))) {}

@@ -47,6 +47,7 @@ class NcclMember {
         timeout_(timeout),
         tell_(std::move(tell)),
         hear_(std::move(hear)) {
+    check_timeout("nccl", timeout);
     check_cuda(api_.use_device(device_), "choosing device");
     check_cuda(api_.create_stream(stream_), "making a stream on device");
   }
@@ -77,7 +78,7 @@ class NcclMember {
 
   /// Gives up if another rank has.
   void listen() {
-    if (failure_ || !hear_) return;
+    if (failure_) return;
     if (const Failure theirs = hear_())
       give_up(cat("rank ", rank_, ": nccl: gives up, since another rank has: ", theirs.what), theirs.timed_out);
   }

@@ -22,10 +22,10 @@ namespace chorus::inline CHORUS_ABI::comm {
 template <class Api>
 class NcclQueue final : public Progress, private NcclCalls<Api> {
  public:
-  /// `tell` is called once, with the reason, when this rank gives up; from any thread. `hear`, where there is one, says
-  /// how another rank has failed, upon which this one gives up, too; it is asked every few milliseconds.
+  /// `tell` is called once, with the reason, when this rank gives up; from any thread. `hear` says how another rank has
+  /// failed, if it is known, upon which this one gives up, too; it is asked at each call, and every few milliseconds.
   NcclQueue(Api api, int rank, int device, std::chrono::milliseconds timeout, std::function<void(const Failure&)> tell,
-            std::function<Failure()> hear = {})
+            std::function<Failure()> hear)
       : Calls(std::move(api), rank, device, timeout, std::move(tell), std::move(hear)) {}
   ~NcclQueue() override { stop(); }
 

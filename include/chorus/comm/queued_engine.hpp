@@ -11,7 +11,7 @@ namespace chorus::inline CHORUS_ABI::comm {
 
 /// `Runner` has `Failure run(const Call&, const std::atomic<bool>& caller_waits)`, called by one thread at a time, and
 /// `void abort(std::string_view) noexcept`, called from any, after which the run that goes on and all later ones fail
-/// soon; and `std::string record() const`, see Engine. The first failure is the runner's to keep: it fails again in
+/// soon; and `record() const` and `busy() const`, see Engine. The first failure is the runner's to keep: it fails again in
 /// every later call.
 template <class Runner>
 class QueuedEngine final : public Engine {
@@ -32,13 +32,10 @@ class QueuedEngine final : public Engine {
     if constexpr (requires { runner_.allocate(bytes); }) return runner_.allocate(bytes);
     return nullptr;
   }
-  std::chrono::nanoseconds busy() const override {
-    if constexpr (requires { runner_.busy(); }) return runner_.busy();
-    return {};
-  }
+  std::chrono::nanoseconds busy() const override { return runner_.busy(); }
   std::string record() const override { return runner_.record(); }
   std::string trouble() override {
-    if constexpr (requires { runner_.trouble(); }) return runner_.trouble();
+    if constexpr (requires { runner_.trouble(); }) return calls_->when_idle([this] { return runner_.trouble(); });
     return {};
   }
 

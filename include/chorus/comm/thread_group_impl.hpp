@@ -32,11 +32,16 @@ class Lobby {
     check<CommError>(!mine->seats[rank], "rank ", world.rank, ": a thread of this rank is there already");
     mine->seats[rank] = true;
     if (++mine->present == world.size) {
-      mine->group = thread_group(world.size, world.timeout);
       tables_.erase(world.master_port);
+      try {
+        mine->group = thread_group(world.size, world.timeout);
+      } catch (const CommError& error) {
+        mine->failure = error.what();
+      }
       mine->complete.notify_all();
     }
-    if (!mine->complete.wait_for(lock, world.timeout, [&] { return !mine->group.empty(); })) {
+    const auto over = [&] { return mine->present == world.size; };
+    if (!mine->complete.wait_for(lock, world.timeout, over)) {
       std::string missing;
       for (std::size_t i = 0; i < mine->seats.size(); ++i)
         if (!mine->seats[i]) missing += cat(missing.empty() ? "" : ", ", i);
@@ -45,6 +50,7 @@ class Lobby {
       fail<TimeoutError>("rank ", world.rank, ": ranks ", missing, " of ", world.size, " did not come within ",
                          world.timeout.count(), " ms");
     }
+    check<CommError>(mine->failure.empty(), "rank ", world.rank, ": ", mine->failure);
     return std::move(mine->group[rank]);
   }
 
@@ -54,6 +60,7 @@ class Lobby {
     std::vector<bool> seats;
     int present = 0;
     std::vector<AnyCommunicator> group;
+    std::string failure;  // why there is none
     std::condition_variable complete;
   };
 
@@ -65,6 +72,7 @@ class Lobby {
 
 CHORUS_INLINE std::vector<AnyCommunicator> thread_group(int size, std::chrono::milliseconds timeout) {
   check<UsageError>(size >= 1 && size <= max_ranks, "thread_group: ", size, " ranks, expected 1 to ", max_ranks);
+  check_timeout("thread_group", timeout);
   std::vector<AnyCommunicator> group;
   if (size == 1) group.emplace_back();
   if (size == 1) return group;

@@ -29,6 +29,15 @@ struct World {
 using Clock = std::chrono::steady_clock;
 using Deadline = Clock::time_point;
 
+/// Eleven days: a clock can count to several times that from now.
+inline constexpr std::chrono::milliseconds longest_timeout{1'000'000'000};
+
+/// Throws UsageError, in the name of `who`, for a timeout that is none.
+[[gnu::cold]] inline void check_timeout(std::string_view who, std::chrono::milliseconds timeout) {
+  check<UsageError>(timeout.count() > 0 && timeout <= longest_timeout, who, ": timeout is ", timeout.count(),
+                    " ms, expected 1 to ", longest_timeout.count());
+}
+
 /// What carries out collectives. `automatic`: shared memory when all ranks run on one machine, else TCP. `thread`:
 /// ranks are threads of one process. `hierarchical`: shared memory inside machines, TCP between them, and an all-reduce
 /// in two levels. `mpi`, `gloo` and `nccl` have headers of their own, which a program has to include.

@@ -100,6 +100,20 @@ TEST_CASE("threads that know only their place meet by their port", "[comm]") {
                     "rank 1: ranks 0, 2 of 3 did not come within 50 ms");
 }
 
+TEST_CASE("a timeout that no clock can count to is refused, as is none", "[comm]") {
+  for (const auto timeout : {0ms, -1ms, std::chrono::milliseconds::max(), std::chrono::milliseconds(1'000'000'001)}) {
+    comm::World world{.rank = 0, .size = 2, .master_port = 1};
+    world.timeout = timeout;
+    CHECK_THROWS_WITH(comm::connect(world), cat("connect: timeout is ", timeout.count(), " ms, expected 1 to 1000000000"));
+    CHECK_THROWS_AS(comm::thread_group(2, timeout), UsageError);
+  }
+  auto group = comm::thread_group(2, std::chrono::milliseconds(1'000'000'000));
+  std::thread other([&] { group[1].barrier(); });
+  std::this_thread::sleep_for(50ms);
+  group[0].barrier();
+  other.join();
+}
+
 TEST_CASE("backends by name", "[comm]") {
   CHECK(comm::backend_of("gloo") == comm::Backend::gloo);
   CHECK(comm::backend_of("auto") == comm::Backend::automatic);

@@ -1,5 +1,6 @@
 // Asynchronous collectives: order, handles, errors.
 #include <catch.hpp>
+#include <chorus/comm/in_order.hpp>
 #include <chorus/comm/thread_group.hpp>
 
 #include "processes.hpp"
@@ -85,6 +86,23 @@ TEST_CASE("a blocking call behind one that fails is a call of its own", "[comm]"
   const auto record = c.flight_record();
   CHECK(record.find("broadcast #1") != std::string::npos);
   CHECK(record.find("barrier") == std::string::npos);  // it was dropped
+}
+
+TEST_CASE("where no thread can be started, signals reach the caller's as before", "[comm]") {
+  comm::InOrder<int> calls([](void*, const int&, const std::atomic<bool>&) { return comm::Failure(); }, nullptr);
+  pthread_attr_t usual, huge;
+  pthread_getattr_default_np(&usual);
+  pthread_getattr_default_np(&huge);
+  pthread_attr_setstacksize(&huge, std::size_t{1} << 46);  // more than there can be
+  pthread_setattr_default_np(&huge);
+  CHECK_THROWS_AS(calls.later(1), std::system_error);
+  pthread_setattr_default_np(&usual);
+  pthread_attr_destroy(&huge);
+  pthread_attr_destroy(&usual);
+  sigset_t blocked;
+  pthread_sigmask(SIG_BLOCK, nullptr, &blocked);
+  CHECK(sigismember(&blocked, SIGINT) == 0);
+  calls.wait(calls.later(2));
 }
 
 TEST_CASE("a communicator finishes its calls before it goes", "[comm]") {

@@ -25,7 +25,8 @@ TEST_CASE("collectives over gloo", "[comm]") {
         [](const comm::World& world) {
           auto c = comm::connect(world, {.backend = comm::Backend::gloo});
           if (world.size > 1 && c.backend() != "gloo") return std::string(c.backend());
-          return test::conforms(c);
+          const auto wrong = test::conforms(c);
+          return wrong == "" && world.size > 1 && c.busy() == 0ns ? "its calls took no time" : wrong;
         },
         30s);
     for (const auto& text : ranks.texts()) CHECK(text == "");

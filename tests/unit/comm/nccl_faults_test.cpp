@@ -200,6 +200,27 @@ TEST_CASE("nccl: one rank fails and the others hear of it", "[comm]") {
     CHECK_THAT(texts[rank], Contains("all_reduce #0 (sum of 1000 F32): nccl: error"));
 }
 
+TEST_CASE("nccl: whose device waits for a rank that has given up hears it long before the deadline, and why", "[comm]") {
+  const auto start = comm::Clock::now();
+  const auto texts = test::nccl_ranks(2, [](test::NcclRank& rank) -> std::string {
+    std::vector<float> numbers(1000);
+    auto nccl = rank.nccl();
+    if (rank.control.rank() == 1) {
+      rank.device->refusals["all_reduce"] = 3;
+      const auto why = message_of<CommError>([&] { nccl.all_reduce_async(std::span(numbers)); });
+      std::this_thread::sleep_for(1s);  // it does not end at once: its peer can't hear it from that
+      return why;
+    }
+    rank.device->stuck = true;
+    nccl.all_reduce_async(std::span(numbers)).wait();
+    const auto begin = comm::Clock::now();
+    const auto why = message_of<CommError>([&] { nccl.synchronize(); });
+    return comm::Clock::now() - begin < 900ms ? why : "late: " + why;
+  });
+  CHECK(comm::Clock::now() - start < 10s);
+  CHECK(texts[0] == "rank 0: nccl: gives up, since another rank has: rank 1 gave up: " + texts[1]);
+}
+
 TEST_CASE("nccl: one rank is killed and the others end", "[comm]") {
   auto listener = test::free_port();
   const int port = listener.local().port(), fd = listener.fd();

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstdio>
 
+#include "../message_of.hpp"
 #include "processes.hpp"
 
 // This process's own, before those of the C library: they fail while a test says so.
@@ -86,6 +87,31 @@ TEST_CASE("a communicator that has no room for a buffer lends none, and goes on"
     return adds_up(c, 1'000'000);
   });
   for (const auto& text : ranks.texts()) CHECK(text == "");
+}
+
+TEST_CASE("threads that meet where there is no memory all hear why, and may meet again", "[comm]") {
+  const auto meet = [] {
+    std::vector<std::string> said(3);
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < 3; ++rank)
+      threads.emplace_back([&said, rank] {
+        comm::World world{.rank = rank, .size = 3, .master_port = 7};
+        world.timeout = 10s;
+        said[static_cast<std::size_t>(rank)] =
+            message_of<CommError>([&] { comm::connect(world, {.backend = Backend::thread}).barrier(); });
+      });
+    for (auto& thread : threads) thread.join();
+    return said;
+  };
+  no_memfd = true;
+  const auto start = comm::Clock::now();
+  const auto said = meet();
+  CHECK(comm::Clock::now() - start < 5s);
+  no_memfd = false;
+  for (int rank = 0; rank < 3; ++rank)
+    CHECK_THAT(said[static_cast<std::size_t>(rank)],
+               StartsWith(cat("rank ", rank, ": ")) && Contains("memfd_create: Operation not permitted"));
+  for (const auto& text : meet()) CHECK(text == "nothing");
 }
 
 TEST_CASE("queues that find no room once the group has formed are an error of all ranks", "[comm]") {
