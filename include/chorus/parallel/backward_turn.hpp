@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chorus/core/config.hpp>
+#include <memory>
 #include <vector>
 
 namespace chorus::inline CHORUS_ABI::detail {
@@ -22,27 +23,32 @@ class BackwardTurn {
   void begin(const void* communicator, bool varies, bool operators_send) {
     end();
     auto& others = under_way();
-    waits_ = (varies && operators_send) || std::any_of(others.begin(), others.end(), [&](const BackwardTurn* other) {
-      return other->communicator_ == communicator && (varies || other->varies_);
+    waits_ = (varies && operators_send) || std::any_of(others.begin(), others.end(), [&](const auto& known) {
+      const auto other = known.lock();
+      return other && other->communicator == communicator && (varies || other->varies);
     });
-    communicator_ = communicator;
-    varies_ = varies;
-    others.push_back(this);
+    *own_ = {communicator, varies};
+    others.push_back(own_);
   }
   void end() {
-    std::erase_if(under_way(), [this](const BackwardTurn* one) { return one == this; });
+    std::erase_if(under_way(), [this](const auto& known) { return known.expired() || known.lock() == own_; });
   }
   /// Whether buckets may not leave before the end.
   bool waits() const { return waits_; }
 
  private:
-  static std::vector<const BackwardTurn*>& under_way() {
-    thread_local std::vector<const BackwardTurn*> all;
+  struct Pass {
+    const void* communicator = nullptr;
+    bool varies = false;
+  };
+  // A net whose pass broke off may be destroyed by another thread.
+  static std::vector<std::weak_ptr<const Pass>>& under_way() {
+    thread_local std::vector<std::weak_ptr<const Pass>> all;
     return all;
   }
 
-  const void* communicator_ = nullptr;
-  bool varies_ = false, waits_ = false;
+  const std::shared_ptr<Pass> own_ = std::make_shared<Pass>();
+  bool waits_ = false;
 };
 
 }  // namespace chorus::inline CHORUS_ABI::detail

@@ -40,6 +40,8 @@ class BucketSender {
     bad_ = no_bucket;
     clock_.backward_begins(busy());
   }
+  /// Others have been made, which leave in the same pass.
+  void begin_again() { next_ = next_back_ = 0; }
   /// Sends the buckets that are full, up to the first that isn't.
   void send_full() {
     auto& buckets = layout_.buckets();

@@ -3,6 +3,7 @@
 /// the outputs are gathered, and in backward the gradients are summed to the first device, where the optimizer steps.
 
 #include <algorithm>
+#include <chorus/comm/world.hpp>
 #include <chorus/parallel/device_balance.hpp>
 #include <chorus/parallel/dp_options.hpp>
 #include <chorus/parallel/gather.hpp>
@@ -57,7 +58,8 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
   static constexpr bool distributed = false;
   static constexpr const char* name = "dp";
 
-  /// Throws UsageError without devices, DeviceError for one that doesn't exist.
+  /// Throws UsageError without devices, and for options that make no sense; DeviceError for a device that doesn't
+  /// exist.
   DataParallel(Model model, DataParallelOptions options, std::uint64_t seed = initial_seed())
       : Policy<Model>(detail::copy_to(std::move(model), detail::first_device<D>(options)), seed),
         options_(std::move(options)),
@@ -67,6 +69,7 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
         collectives_(this->flat_, buffers_, replicas_, threads_.threads(), options_.device_ids, options_.timeout) {
     if (options_.output_device < 0) options_.output_device = options_.device_ids.front();
     CachingAllocator<D>::of(D{options_.output_device});  // throws where it doesn't exist
+    comm::check_timeout("DataParallel", options_.timeout);
     check<UsageError>(options_.dim >= 0, "DataParallel: dim is at least 0, got ", options_.dim);
     for (std::size_t i = 1; i < options_.device_ids.size(); ++i)
       replicas_.push_back(std::make_shared<detail::Replica<Model>>(this->model_, device(i)));

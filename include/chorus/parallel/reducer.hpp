@@ -226,7 +226,7 @@ class Reducer {
     }
     if (any) {
       start_anew([&] { layout_.set_resting(std::move(others)); });
-      sender_.begin(accumulated_.weight(), true);
+      sender_.begin_again();
       sender_.send_all();
       sender_.take_back_all();
     }

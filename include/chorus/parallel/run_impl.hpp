@@ -125,7 +125,7 @@ CHORUS_INLINE void LaunchOptions::complete() {
     const char* text = detail::env("CHORUS_TIMEOUT");
     timeout = detail::timeout_of("environment variable CHORUS_TIMEOUT", text ? text : "60");
   }
-  if (timeout->count() <= 0) detail::usage_error("the timeout must be above 0 ms, got %ld", long{timeout->count()});
+  comm::check_timeout("launch", *timeout);
   if (!backend) {
     const char* text = detail::env("CHORUS_BACKEND");
     backend = text ? comm::backend_of(text) : comm::Backend::automatic;

@@ -165,6 +165,18 @@ TEST_CASE("hooks: powersgd is exact for gradients of its rank, and sends rank (n
   CHECK(later.error(2, full) > 0.01);
 }
 
+TEST_CASE("hooks: powersgd without columns is refused, on all ranks") {
+  for (const Index rank : {0, -1}) {
+    const auto text = common_text(2, [rank](const World& world) {
+      return message_of<UsageError>([&] {
+        Distributed<Model, PowerSgd> one(world, {}, make<Model>(), {.matrix_approximation_rank = rank});
+        backward(one.net, world, 4);
+      });
+    });
+    CHECK(text == cat("PowerSgd: matrix_approximation_rank is at least 1, got ", rank));
+  }
+}
+
 TEST_CASE("hooks: without communication each rank has its own gradients") {
   const auto texts = Ranks(2, [](const World& world) {
                        Distributed<Model, NoCommunication> rank(world);

@@ -138,6 +138,18 @@ TEST_CASE("ddp pairs: buckets and SyncBatchNorm's sums take turns where ranks us
   }
 }
 
+TEST_CASE("ddp pairs: a net whose pass broke off, and that another thread destroys, leaves nothing behind") {
+  const int communicator = 0;
+  std::optional<detail::BackwardTurn> broken_off(std::in_place), next(std::in_place);
+  broken_off->begin(&communicator, true, false);
+  next->begin(&communicator, false, false);
+  CHECK(next->waits());
+  next->end();
+  std::thread([&] { broken_off.reset(); }).join();
+  next->begin(&communicator, false, false);
+  CHECK(!next->waits());
+}
+
 TEST_CASE("ddp pairs: of two optimizers that step in backward the second one is refused, until the first has gone") {
   const auto text = common_text(2, [](const World& world) {
     Distributed<test::Smooth<Cpu>> rank(world);

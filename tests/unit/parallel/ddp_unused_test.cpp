@@ -119,6 +119,20 @@ TEST_CASE("ddp unused: layers rest under join and under a hook that keeps someth
   CHECK(!steps<PowerSgd>(2, options(true)).empty());  // all ranks end with the same numbers
 }
 
+TEST_CASE("ddp unused: a number that is none is traced to its rank also where a gradient that rested comes back") {
+  const auto text = common_text(2, [](const World& world) -> std::string {
+    auto how = options(true);
+    how.non_finite = NonFinite::throw_error;
+    Distributed<Gated<Cpu>> rank(world, how);
+    sum(rank.net(numbers(3, 5, 1), 1)).backward();
+    for (const auto& named : rank.net.parameters()) named.parameter->set_grad_arrived(false);
+    const double factor = world.rank == 1 ? std::numeric_limits<double>::quiet_NaN() : 1;
+    const int use = world.rank == 1 ? 1 : 5;  // what comes back is rank 0's, and finite
+    return message_of<NonFiniteError>([&] { (sum(rank.net(numbers(3, 5, 2), use)) * factor).backward(); });
+  });
+  CHECK_THAT(text, Contains("is not finite; it came from ") && Contains(" on rank 1"));
+}
+
 TEST_CASE("ddp unused: skip_all_reduce_unused_params without find_unused_parameters is refused") {
   const auto text = common_text(2, [](const World& world) {
     return message_of<UsageError>([&] { Distributed<Gated<Cpu>>(world, {.skip_all_reduce_unused_params = true}); });

@@ -92,6 +92,13 @@ TEST_CASE("dp edges: of a batch smaller than the number of devices each device g
   }
 }
 
+using Smooth = test::Smooth<Cpu>;
+
+TEST_CASE("dp edges: a timeout that no clock can count to is refused, as is none") {
+  for (const auto timeout : {std::chrono::milliseconds(0), std::chrono::milliseconds::max()})
+    CHECK_THROWS_AS((DataParallel<Smooth>{make<Smooth>(), {.device_ids = {0, 1}, .timeout = timeout}, 3}), UsageError);
+}
+
 TEST_CASE("dp edges: a batch without samples runs on the first device, and gives gradients of zero") {
   DataParallel<Counting<Cpu>> net{make<Counting<Cpu>>(), {.device_ids = {0, 1, 2}}, 3};
   Count count;

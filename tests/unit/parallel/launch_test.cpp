@@ -323,6 +323,9 @@ TEST_CASE("launch refuses options that make no sense") {
   require_refused({"--do", "hello", "--devices", "-2"}, 2, "--devices must be from 1 to 64, got -2\n");
   require_refused({"--do", "hello", "--devices", "65"}, 2, "--devices must be from 1 to 64, got 65\n");
   require_refused({"--do", "hello", "--devices=two"}, 2, "--devices must be a whole number, got 'two'\n");
+  require_refused({"--do", "hello", "--devices=-99999999999"}, 2, "--devices is out of range, got '-99999999999'\n");
+  require_refused({"--do", "hello", "--seed=18446744073709551616"}, 2, "--seed is out of range, got");
+  require_refused({"--do", "hello", "--timeout=1e400"}, 2, "--timeout is out of range, got '1e400'\n");
   require_refused({"--do", "hello", "--devices"}, 2, "option --devices needs a value\n");
   require_refused({"--do", "hello", "--seed=-1"}, 2, "--seed must be a whole number of at least 0, got '-1'\n");
   require_refused({"--do", "hello", "--timeout", "0"}, 2, "--timeout must be a number of seconds from 0.001");

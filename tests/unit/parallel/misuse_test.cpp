@@ -130,6 +130,11 @@ TEST_CASE("misuse: a forward pass of one rank alone, and one that fails on a ran
   CHECK_THAT(caught[1], Contains("rank 1: all_gather #") && explained);
 }
 
+TEST_CASE("misuse: inputs with other numbers of samples are named without a word of another policy") {
+  CHECK(message_of<ShapeError>([] { detail::batch_size(0, numbers(4, 5, 1), numbers(3, 5, 1)); }) ==
+        "inputs have 4 and 3 samples along axis 0");
+}
+
 TEST_CASE("misuse: an optimizer that outlives its net is named, and goes in peace") {
   const auto text = common_text(2, [](const World& world) {
     using Sgd = optim::Sgd<Cpu>;

@@ -33,6 +33,8 @@ struct PowerSgd {
 
   template <class T, Device D, class Communicator>
   comm::Work start(const GradBucket<T, D>& bucket, Communicator& communicator) {
+    check<UsageError>(matrix_approximation_rank >= 1, "PowerSgd: matrix_approximation_rank is at least 1, got ",
+                      matrix_approximation_rank);
     auto& state = states.of<State<T, D>>(bucket.index);
     if (communicator.size() == 1) {
       detail::add_rest(state.rest, bucket.gradients, bucket.device);
