@@ -11,8 +11,8 @@ namespace chorus::inline CHORUS_ABI::comm {
 
 /// `Runner` has `Failure run(const Call&, const std::atomic<bool>& caller_waits)`, called by one thread at a time, and
 /// `void abort(std::string_view) noexcept`, called from any, after which the run that goes on and all later ones fail
-/// soon; and `record() const` and `busy() const`, see Engine. The first failure is the runner's to keep: it fails again in
-/// every later call.
+/// soon; and `record() const` and `busy() const`, see Engine. The first failure is the runner's to keep: it fails again
+/// in every later call.
 template <class Runner>
 class QueuedEngine final : public Engine {
  public:

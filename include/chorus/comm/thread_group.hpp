@@ -8,13 +8,14 @@
 namespace chorus::inline CHORUS_ABI::comm {
 
 /// One communicator per rank, to be used by one thread each. They share memory as processes on one machine do, and
-/// `trace` counts their bytes apart, by rank. Throws UsageError for a size that is not in [1, max_ranks], CommError where
-/// there is no memory.
+/// `trace` counts their bytes apart, by rank. Throws UsageError for a size that is not in [1, max_ranks] and a timeout
+/// that is none, CommError where there is no memory.
 std::vector<AnyCommunicator> thread_group(int size,
                                           std::chrono::milliseconds timeout = std::chrono::milliseconds(60'000));
 
 /// The same for threads that know only their own place: waits until world.size of them have come with one
-/// world.master_port. Throws TimeoutError after world.timeout, CommError where a rank comes twice or there is no memory.
+/// world.master_port. Throws TimeoutError after world.timeout, CommError where a rank comes twice and where there is no
+/// memory.
 AnyCommunicator join_thread_group(const World& world);
 
 }  // namespace chorus::inline CHORUS_ABI::comm

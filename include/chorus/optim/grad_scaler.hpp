@@ -4,9 +4,9 @@
 
 #include <algorithm>
 #include <array>
-#include <chorus/comm/communicator.hpp>
 #include <chorus/core/while_alive.hpp>
 #include <chorus/optim/loss_scale.hpp>
+#include <cmath>
 #include <cstdint>
 #include <span>
 #include <string_view>
@@ -49,9 +49,8 @@ class GradScaler {
                         "GradScaler: the policy acts on gradients that are not finite before the scaler sees them; "
                         "expected NonFinite::propagate");
     if constexpr (Net::distributed)
-      agree_ = chorus::detail::while_alive("GradScaler", net.alive(), [&net](std::int32_t* found) {
-        net.communicator().all_reduce(std::span(found, 1), comm::ReduceOp::max, {});
-      });
+      agree_ = chorus::detail::while_alive("GradScaler", net.alive(),
+                                           [&net](std::int32_t* found) { net.make_largest(found); });
   }
 
   template <Operand X>
@@ -125,22 +124,25 @@ class GradScaler {
   };
   State state() const { return {scale_.scale(), scale_.good_steps()}; }
   void set_state(const State& state) {
-    check<UsageError>(state.scale > 0 && state.good_steps >= 0, "GradScaler: a state with scale ", state.scale, " and ",
+    check<UsageError>(is_scale(state.scale) && state.good_steps >= 0, "GradScaler: a state with scale ", state.scale, " and ",
                       state.good_steps, " good steps");
     scale_.set(state.scale, state.good_steps);
   }
   /// The same for a checkpoint's file.
   static constexpr std::string_view kept_as = "loss_scale";
   std::array<double, 2> kept() const { return {state().scale, static_cast<double>(state().good_steps)}; }
-  static bool can_keep(const std::array<double, 2>& kept) { return kept[0] > 0 && kept[1] >= 0 && kept[1] < 1e15; }
+  static bool can_keep(const std::array<double, 2>& kept) {
+    return is_scale(kept[0]) && kept[1] >= 0 && kept[1] < 1e15;
+  }
   void keep(const std::array<double, 2>& kept) { set_state({kept[0], static_cast<std::int64_t>(kept[1])}); }
 
  private:
+  static bool is_scale(double scale) { return scale > 0 && std::isfinite(scale); }
   static const GradScalerOptions& checked(const GradScalerOptions& options) {
-    check<UsageError>(options.init_scale > 0 && options.growth_factor >= 1 && options.backoff_factor > 0 &&
+    check<UsageError>(is_scale(options.init_scale) && options.growth_factor >= 1 && options.backoff_factor > 0 &&
                           options.backoff_factor <= 1 && options.growth_interval > 0,
-                      "GradScaler: init_scale and growth_interval must be positive, growth_factor at least 1, "
-                      "backoff_factor in (0, 1]");
+                      "GradScaler: init_scale and growth_interval must be positive and finite, growth_factor at least "
+                      "1, backoff_factor in (0, 1]");
     return options;
   }
 

@@ -23,10 +23,11 @@ class BackwardTurn {
   void begin(const void* communicator, bool varies, bool operators_send) {
     end();
     auto& others = under_way();
-    waits_ = (varies && operators_send) || std::any_of(others.begin(), others.end(), [&](const auto& known) {
+    const auto goes_first = [&](const std::weak_ptr<const Pass>& known) {
       const auto other = known.lock();
       return other && other->communicator == communicator && (varies || other->varies);
-    });
+    };
+    waits_ = (varies && operators_send) || std::any_of(others.begin(), others.end(), goes_first);
     *own_ = {communicator, varies};
     others.push_back(own_);
   }

@@ -9,7 +9,7 @@
 #include <chorus/parallel/gather.hpp>
 #include <chorus/parallel/gathered_scalars.hpp>
 #include <chorus/parallel/message.hpp>
-#include <chorus/parallel/policy.hpp>
+#include <chorus/parallel/one_process_policy.hpp>
 #include <chorus/parallel/replica_collectives.hpp>
 #include <chorus/parallel/replica_gradients.hpp>
 #include <chorus/parallel/replica_threads.hpp>
@@ -52,16 +52,15 @@ namespace chorus::inline CHORUS_ABI {
 /// after that forms the group anew, and sends all parameters. A captured step (Graphed) has one device, and none of
 /// this.
 template <class Model>
-class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
+class DataParallel : public OneProcessPolicy<Model>, private detail::ReplicaRunner {
  public:
   using D = typename Model::device_type;
-  static constexpr bool distributed = false;
   static constexpr const char* name = "dp";
 
   /// Throws UsageError without devices, and for options that make no sense; DeviceError for a device that doesn't
   /// exist.
   DataParallel(Model model, DataParallelOptions options, std::uint64_t seed = initial_seed())
-      : Policy<Model>(detail::copy_to(std::move(model), detail::first_device<D>(options)), seed),
+      : OneProcessPolicy<Model>(detail::copy_to(std::move(model), detail::first_device<D>(options)), seed),
         options_(std::move(options)),
         buffers_(nn::named_buffers<D>(this->model_)),
         handles_(this->model_),
@@ -148,20 +147,8 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
     return scalars_.mean(losses);
   }
 
-  template <class Dataset>
-  data::Sampler sampler(const Dataset& dataset, const SamplingOptions& options = {}) const {
-    return data::Sampler(dataset.size(),
-                         {.shuffle = options.shuffle, .seed = this->seed(), .padding = options.padding});
-  }
   int devices() const { return static_cast<int>(options_.device_ids.size()); }
   const DataParallelOptions& options() const { return options_; }
-
-  /// `value`, the mean over this process's `samples`, as the mean over the samples of all processes.
-  double mean(double value, Index) const { return value; }
-  /// Sums over all processes, in place.
-  void sum(std::span<double>) const {}
-  /// Whether `text` is the same in all processes.
-  bool same_on_all_ranks(std::string_view) const { return true; }
 
  private:
   using typename detail::ReplicaRunner::Roots;

@@ -42,7 +42,7 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
                           std::uint64_t seed = initial_seed(), Hook hook = {})
       : Base(std::move(model), communicator, seed),
         options_(options.checked_for<D>(this->model_)),
-        reducer_(this->flat_, communicator, this->shares_, options_, std::move(hook)) {
+        reducer_(this->flat_, communicator, this->shares_, options_, std::move(hook), this->alive()) {
     if constexpr (requires { communicator.allocate(0); })
       if (std::is_same_v<D, Cpu> && communicator.size() > 1)
         this->flat_.use_memory([&communicator](std::size_t bytes) { return communicator.allocate(bytes); });
@@ -53,7 +53,7 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
     }
     for (const auto& entry : this->flat_.entries()) {
       auto& parameter = entry.parameter();
-      parameter.on_grad([this, alive = reducer_.alive(), &parameter] {
+      parameter.on_grad([this, alive = this->alive(), &parameter] {
         if (!alive.expired()) reducer_.gradient_ready(parameter);
       });
     }

@@ -169,9 +169,9 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
       entries[i].parameter().set_grad_arrived(is_server() && own[i] != 0);
   }
 
+  double unit_ = 1;  // what the server's gradients are to be multiplied by
   bool in_backward_ = false;
   bool pushed_ = false;   // the gradients of the last forward pass have been sent
-  double unit_ = 1;  // what the server's gradients are to be multiplied by
   bool stepped_ = false;  // the server's parameters may have changed since the last pull
 };
 

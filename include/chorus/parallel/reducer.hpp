@@ -31,12 +31,14 @@ class Reducer {
  public:
   static constexpr bool in_parts = BucketSender<D, Hook, Communicator>::in_parts;
 
+  /// `alive` is empty once the net is gone: the model's parameters, and the tape, may live longer.
   Reducer(nn::FlatParameters<D>& flat, Communicator& communicator, BatchShares<Communicator>& shares,
-          const DistributedDataParallelOptions& options, Hook hook)
+          const DistributedDataParallelOptions& options, Hook hook, std::weak_ptr<void> alive)
       : layout_(flat, options),
         communicator_(communicator),
         shares_(shares),
         options_(options),
+        alive_(std::move(alive)),
         sender_(layout_, communicator, options, std::move(hook)),
         memory_(sender_),
         parts_(layout_),
@@ -60,8 +62,6 @@ class Reducer {
   /// What a hook that averages in parts has left.
   GradientParts<D>& parts() { return parts_; }
   bool in_backward() const { return in_backward_; }
-  /// What is empty once this is gone: the model's parameters, and their hooks, may live longer.
-  std::weak_ptr<void> alive() const { return alive_; }
   std::int64_t skipped_steps() const { return skipped_; }
   DdpClock& clock() { return sender_.clock(); }
   const DdpClock& clock() const { return sender_.clock(); }
@@ -106,7 +106,7 @@ class Reducer {
     }
     if (!in_backward_) {
       begin_backward();
-      at_backward_end([this, alive = alive()] {
+      at_backward_end([this, alive = alive_] {
         if (!alive.expired()) finish_backward();
       });
     }
@@ -282,6 +282,7 @@ class Reducer {
   Communicator& communicator_;
   BatchShares<Communicator>& shares_;
   const DistributedDataParallelOptions& options_;
+  const std::weak_ptr<void> alive_;
   BucketSender<D, Hook, Communicator> sender_;
   HookMemory<D, Hook, Communicator> memory_;
   GradientParts<D> parts_;
@@ -292,7 +293,6 @@ class Reducer {
   std::int64_t skipped_ = 0;
   UnusedWatch unused_watch_;
   bool in_backward_ = false, order_learned_ = false, company_ = false;
-  std::shared_ptr<void> alive_ = std::make_shared<int>();
 };
 
 }  // namespace chorus::inline CHORUS_ABI::detail

@@ -1,7 +1,6 @@
 #pragma once
 /// Copies of a model on several devices, for DataParallel.
 
-#include <chorus/core/random.hpp>
 #include <chorus/kernels/pointwise.hpp>
 #include <chorus/nn/flat_parameters.hpp>
 #include <chorus/parallel/recorded_copies.hpp>
@@ -88,7 +87,6 @@ class Replica {
   Model& model() { return model_; }
   const Flat& flat() const { return flat_; }
   D device() const { return device_; }
-  RandomContext& random() { return random_; }
 
   /// Fetches the parameters that have changed since the last call, all buffers, and nothing else; freezes what is
   /// frozen.
@@ -149,7 +147,6 @@ class Replica {
   Flat flat_;
   std::vector<nn::NamedBuffer<D>> buffers_;
   D device_;
-  RandomContext random_;
   std::vector<std::uint64_t> seen_;  // versions of the original's parameters
   bool recorded_ = false;
 };

@@ -40,8 +40,7 @@ Index batch_size(int dim, const Inputs&... inputs) {
   [[maybe_unused]] const auto look = [&](const auto& x) {
     if (!is_scattered(x, dim)) return;
     const Index size = value_of(x).size(dim);
-    check<ShapeError>(batch == -1 || batch == size, "inputs have ", batch, " and ", size,
-                      " samples along axis ", dim);
+    check<ShapeError>(batch == -1 || batch == size, "inputs have ", batch, " and ", size, " samples along axis ", dim);
     batch = size;
   };
   (for_each_operand(inputs, look), ...);

@@ -58,10 +58,7 @@ class ShardedOptimizer : public optim::HasLearningRate {
                                   prepare(net);
                                   net.with_gradients([&] { use(shards_.mine()); });
                                 })),
-        make_largest_(while_alive(net,
-                                  [&net](std::int32_t* number) {
-                                    net.communicator().all_reduce(std::span(number, 1), comm::ReduceOp::max, {});
-                                  })),
+        make_largest_(while_alive(net, [&net](std::int32_t* number) { net.make_largest(number); })),
         zero_grad_(while_alive(net,
                                [&net] {
                                  for (const auto& entry : net.flat_parameters().entries())

@@ -104,7 +104,8 @@ TEST_CASE("a timeout that no clock can count to is refused, as is none", "[comm]
   for (const auto timeout : {0ms, -1ms, std::chrono::milliseconds::max(), std::chrono::milliseconds(1'000'000'001)}) {
     comm::World world{.rank = 0, .size = 2, .master_port = 1};
     world.timeout = timeout;
-    CHECK_THROWS_WITH(comm::connect(world), cat("connect: timeout is ", timeout.count(), " ms, expected 1 to 1000000000"));
+    CHECK_THROWS_WITH(comm::connect(world),
+                      cat("connect: timeout is ", timeout.count(), " ms, expected 1 to 1000000000"));
     CHECK_THROWS_AS(comm::thread_group(2, timeout), UsageError);
   }
   auto group = comm::thread_group(2, std::chrono::milliseconds(1'000'000'000));

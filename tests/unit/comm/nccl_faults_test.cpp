@@ -200,7 +200,8 @@ TEST_CASE("nccl: one rank fails and the others hear of it", "[comm]") {
     CHECK_THAT(texts[rank], Contains("all_reduce #0 (sum of 1000 F32): nccl: error"));
 }
 
-TEST_CASE("nccl: whose device waits for a rank that has given up hears it long before the deadline, and why", "[comm]") {
+TEST_CASE("nccl: whose device waits for a rank that has given up hears it long before the deadline, and why",
+          "[comm]") {
   const auto start = comm::Clock::now();
   const auto texts = test::nccl_ranks(2, [](test::NcclRank& rank) -> std::string {
     std::vector<float> numbers(1000);

@@ -179,7 +179,8 @@ TEST_CASE("checkpoints: numbers that no run has kept are refused, and nothing ch
   load(folder / "good");
   const auto before = io::parameters_sha256(net.module());
 
-  for (const double scale : {0.0, -1.0, std::numeric_limits<double>::quiet_NaN()}) {
+  constexpr auto inf = std::numeric_limits<double>::infinity(), nan = std::numeric_limits<double>::quiet_NaN();
+  for (const double scale : {0.0, -1.0, nan, inf}) {
     replace_in(folder / "good", bytes(1234.5), bytes(scale), folder / "bad");
     CHECK_THROWS_WITH(load(folder / "bad"), Contains("training/loss_scale has a number that makes no sense"));
   }

@@ -47,15 +47,12 @@ class Graphed {
   Graphed(Net& net, Step step, const GraphedOptions& options = {})
       : net_(net),
         step_(std::move(step)),
-        options_(options),
+        options_(checked(options)),
         device_(net.flat_parameters().entries().front().parameter().where()),
         stream_(device_),
         pool_(device_, stream_.get()),
         numbers_(device_),
         ring_(device_, static_cast<std::size_t>(options.kept_losses) * sizeof(double)) {
-    check<UsageError>(options.warm_up >= 1 && options.kept_losses >= 1,
-                      "Graphed: warm_up and kept_losses are at least 1, got ", options.warm_up, " and ",
-                      options.kept_losses);
     check<UsageError>(Net::distributed || net.devices() == 1, "Graphed: a process has one device, this one has ",
                       net.devices());
   }
@@ -110,6 +107,13 @@ class Graphed {
   }
 
  private:
+  static const GraphedOptions& checked(const GraphedOptions& options) {
+    check<UsageError>(options.warm_up >= 1 && options.kept_losses >= 1,
+                      "Graphed: warm_up and kept_losses are at least 1, got ", options.warm_up, " and ",
+                      options.kept_losses);
+    return options;
+  }
+
   struct Input {
     Storage<Cuda> storage;
     DType dtype;

@@ -1,0 +1,33 @@
+#pragma once
+/// What the policies of one process share, where there is nobody else to ask.
+
+#include <chorus/parallel/policy.hpp>
+#include <span>
+#include <string_view>
+
+namespace chorus::inline CHORUS_ABI {
+
+/// Base of SingleDevice and DataParallel.
+template <class Model>
+class OneProcessPolicy : public Policy<Model> {
+ public:
+  static constexpr bool distributed = false;
+
+  template <class Dataset>
+  data::Sampler sampler(const Dataset& dataset, const SamplingOptions& options = {}) const {
+    return data::Sampler(dataset.size(),
+                         {.shuffle = options.shuffle, .seed = this->seed(), .padding = options.padding});
+  }
+
+  /// `value`, the mean over this process's `samples`, as the mean over the samples of all processes.
+  double mean(double value, Index) const { return value; }
+  /// Sums over all processes, in place.
+  void sum(std::span<double>) const {}
+  /// Whether `text` is the same in all processes.
+  bool same_on_all_ranks(std::string_view) const { return true; }
+
+ protected:
+  using Policy<Model>::Policy;
+};
+
+}  // namespace chorus::inline CHORUS_ABI
