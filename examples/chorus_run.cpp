@@ -21,11 +21,14 @@ constexpr const char* description =
   chorus-run --nproc-per-node 2 --max-restarts 5 ./train --save run.safetensors --resume auto
   chorus-run --nnodes 2 --node-rank 0 --master-addr 10.0.0.1 --nproc-per-node 4 ./train     on machine 0
   chorus-run --nnodes 2 --node-rank 1 --master-addr 10.0.0.1 --nproc-per-node 4 ./train     on machine 1
+  chorus-run --nnodes 2:4 --rdzv-backend c10d --rdzv-endpoint 10.0.0.1 --max-restarts 3 ./train    on 2 to 4 machines
 
 When a rank fails, it is named with its reason, and all others are stopped: SIGTERM, then SIGKILL after --grace seconds.
 The exit status is that of the rank that failed first, or 128 + a signal's number. SIGINT, SIGTERM, SIGHUP and SIGQUIT
 are passed on. A reader of the output that stands still keeps nobody from looking after the ranks; nothing is dropped: a
-rank that prints then waits, as it would by itself (--redirects: it does not). Jobs of several machines need the same secret in CHORUS_TOKEN on each of them.)";
+rank that prints then waits, as it would by itself (--redirects: it does not). Jobs of several machines need the same secret in CHORUS_TOKEN on each of them. With
+--rdzv-backend c10d machines number themselves; the one that has the endpoint's address is machine 0. A machine that is
+lost is done without where at least MIN are left: the ranks of the others are started anew, which counts as no restart.)";
 
 }  // namespace
 
@@ -35,15 +38,20 @@ int main(int argc, char** argv) {
   double grace = 3;
   bool standalone = false, no_python = false;
   std::string ranks = "1", backend = "static", endpoint;
-  std::vector<std::string> shown, redirects, tee, signals;
+  std::string nodes = "1", interval;
+  std::vector<std::string> shown, redirects, tee, signals, conf;
+  ch::MachineOptions machines;
   CLI::App app{description, "chorus-run"};
   app.prefix_command();
+  const auto add_list = [&](const char* names, std::vector<std::string>& words, const char* what,
+                            const char* variable) {
+    app.add_option(names, words, what)->delimiter(',')->allow_extra_args(false)->envname(variable);
+  };
   app.add_option("--nproc-per-node,--nproc_per_node", ranks,
                  "ranks on this machine: a number; cpu, gpu: as many as there are; auto: GPUs, or else cores")
       ->envname("PET_NPROC_PER_NODE")
       ->capture_default_str();
-  app.add_option("--nnodes", group.nodes, "machines")
-      ->check(CLI::Range(1, ch::comm::max_ranks))
+  app.add_option("--nnodes", nodes, "machines; MIN:MAX with --rdzv-backend c10d: as many as come")
       ->envname("PET_NNODES")
       ->capture_default_str();
   auto* node_rank = app.add_option("--node-rank,--node_rank", group.node_rank, "which of them this is, from 0")
@@ -63,10 +71,19 @@ int main(int argc, char** argv) {
       ->excludes(port)
       ->envname("PET_RDZV_ENDPOINT");
   app.add_option("--rdzv-backend,--rdzv_backend", backend,
-                 "torchrun's names for how ranks meet; here it is one way, and its port is 29500 or 29400")
+                 "static: machines are told their --node-rank; c10d: they find each other at the endpoint, port 29400")
       ->check(CLI::IsMember({"static", "c10d"}))
       ->envname("PET_RDZV_BACKEND")
       ->capture_default_str();
+  add_list("--rdzv-conf,--rdzv_conf", conf,
+           "c10d: join_timeout=600 seconds to wait for MIN machines, last_call_timeout=30 for more of them then",
+           "PET_RDZV_CONF");
+  auto* local_address = app.add_option("--local-addr,--local_addr", machines.local_addr,
+                                       "c10d: this machine's own address, where ranks meet if it is machine 0")
+                            ->envname("PET_LOCAL_ADDR");
+  app.add_option("--monitor-interval,--monitor_interval", interval,
+                 "c10d: seconds between looks at whether other machines' ranks have failed (default: 0.1)")
+      ->envname("PET_MONITOR_INTERVAL");
   app.add_option("--rdzv-id,--rdzv_id", group.run_id, "a name for the job, for the ranks to know")
       ->envname("PET_RDZV_ID");
   app.add_option("--role", group.role, "a name for the ranks, for them to know")
@@ -85,10 +102,6 @@ int main(int argc, char** argv) {
   app.add_option("--log-dir,--log_dir", group.log_dir,
                  "folder for ranks' output: attempt_R/rank_N.log; it is shown, too, with the rank in front")
       ->envname("PET_LOG_DIR");
-  const auto add_list = [&](const char* names, std::vector<std::string>& words, const char* what,
-                            const char* variable) {
-    app.add_option(names, words, what)->delimiter(',')->allow_extra_args(false)->envname(variable);
-  };
   add_list("--local-ranks-filter,--local_ranks_filter", shown,
            "show the output of these of this machine's ranks alone: 0,2", "PET_LOCAL_RANKS_FILTER");
   add_list(
@@ -121,19 +134,30 @@ int main(int argc, char** argv) {
     group.redirects = streams_in("--redirects", redirects, group.ranks);
     group.tee = streams_in("--tee", tee, group.ranks);
     if (!signals.empty()) group.signals = signals_in(signals);
+    take_nodes(machines, nodes);
+    group.nodes = machines.most;
+    const bool found_out = backend == "c10d" && machines.most > 1 && node_rank->count() == 0;
+    ch::check<ch::UsageError>(found_out || machines.least == machines.most, "--nnodes ", nodes,
+                              ": a number that is found out needs --rdzv-backend c10d, and no --node-rank");
+    ch::check<ch::UsageError>(found_out || interval.empty(),
+                              "--monitor-interval is for --rdzv-backend c10d: this machine's "
+                              "own ranks are not looked at now and then, the system tells their end at once");
+    ch::check<ch::UsageError>(found_out || (conf.empty() && local_address->count() == 0),
+                              "--rdzv-conf and --local-addr are for --rdzv-backend c10d and several machines");
     ch::check<ch::UsageError>(group.node_rank < group.nodes, "--node-rank ", group.node_rank, " is not in [0, ",
                               group.nodes, ")");
     ch::check<ch::UsageError>(group.nodes * group.ranks <= ch::comm::max_ranks, group.nodes, " machines x ",
                               group.ranks, " ranks are more than ", ch::comm::max_ranks);
     ch::check<ch::UsageError>(!standalone || group.nodes == 1, "--standalone is for one machine, got --nnodes ",
                               group.nodes);
-    ch::check<ch::UsageError>(
-        backend == "static" || group.nodes == 1 || node_rank->count() > 0, "--rdzv-backend ", backend,
-        ": machines are not numbered by themselves here; expected --node-rank, from 0 to ", group.nodes - 1);
     ch::check<ch::UsageError>(!std::isnan(grace), "--grace: expected seconds from 0 to 3600, got nan");
     if (!endpoint.empty()) take_endpoint(group, endpoint, backend == "static" ? 29500 : 29400);
     if (standalone) group.master_addr = "127.0.0.1", group.master_port = 0;
-    if (group.nodes > 1 && group.master_port == 0) group.master_port = 29500;
+    if (group.nodes > 1 && group.master_port == 0) group.master_port = backend == "static" ? 29500 : 29400;
+    take_conf(machines, conf);
+    if (!interval.empty()) machines.interval = seconds_of("--monitor-interval", interval);
+    machines.host = group.master_addr;
+    machines.port = group.master_port;
     group.grace = std::chrono::milliseconds(static_cast<std::int64_t>(grace * 1000));
     if (!(redirects.empty() && tee.empty()) && group.log_dir.empty()) group.log_dir = new_log_dir(group.run_id);
     group.program = words.front();
@@ -141,7 +165,7 @@ int main(int argc, char** argv) {
     for (auto& word : words) arguments.push_back(word.data());
     arguments.push_back(nullptr);
     group.argv = arguments.data();
-    return ch::run_job(group);
+    return found_out ? ch::run_job(group, machines) : ch::run_job(group);
   } catch (const ch::UsageError& error) {
     ch::detail::say(error.what());
     return 2;

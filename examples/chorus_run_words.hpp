@@ -6,13 +6,16 @@
 #include <algorithm>
 #include <charconv>
 #include <chorus/parallel/job.hpp>
+#include <chrono>
 #include <csignal>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <iterator>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
 namespace chorus_run {
@@ -110,6 +113,37 @@ inline std::string new_log_dir(const std::string& run_id) {
   return path;
 }
 
+/// `N` or `MIN:MAX` machines.
+inline void take_nodes(ch::MachineOptions& machines, const std::string& text) {
+  const auto colon = std::min(text.find(':'), text.size());
+  const std::string_view words = text;
+  machines.least = number(words.substr(0, colon), 1, ch::comm::max_ranks);
+  machines.most = colon == text.size() ? machines.least : number(words.substr(colon + 1), 1, ch::comm::max_ranks);
+  ch::check<ch::UsageError>(machines.least > 0 && machines.most >= machines.least,
+                            "--nnodes: expected N or MIN:MAX, 1 to ", ch::comm::max_ranks, ", got '", text, "'");
+}
+
+/// A time in seconds.
+inline std::chrono::milliseconds seconds_of(const char* option, std::string_view text) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  ch::check<ch::UsageError>(error == std::errc{} && end == text.data() + text.size() && value >= 0.001 && value <= 1e6,
+                            option, ": expected seconds from 0.001 to 1000000, got ", text);
+  return std::chrono::milliseconds(static_cast<std::int64_t>(value * 1000));
+}
+
+/// `--rdzv-conf` for machines that find each other.
+inline void take_conf(ch::MachineOptions& machines, const std::vector<std::string>& words) {
+  for (const std::string_view word : words) {
+    const auto equals = std::min(word.find('='), word.size());
+    const auto name = word.substr(0, equals), value = word.substr(std::min(equals + 1, word.size()));
+    ch::check<ch::UsageError>(name == "join_timeout" || name == "last_call_timeout",
+                              "--rdzv-conf: expected join_timeout=SECONDS or last_call_timeout=SECONDS, got '", word,
+                              "'");
+    (name == "join_timeout" ? machines.join_timeout : machines.last_call) = seconds_of("--rdzv-conf", value);
+  }
+}
+
 inline std::vector<int> signals_in(const std::vector<std::string>& words) {
   std::vector<int> list;
   for (const auto& word : words) {
@@ -134,7 +168,6 @@ inline std::string_view why_not(std::string_view option) {
       {"--module", "what is started is a program, not a Python module; for one, start python3 -m MODULE"},
       {"--run-path", "what is started is a program, which the system finds; Python's runpy has no part in it"},
       {"--start-method", "ranks are programs that are executed; there is no Python process that could be forked"},
-      {"--monitor-interval", "ranks are not looked at now and then: the system tells their end at once"},
       {"--event-log-handler", "it names a Python class; what happens to ranks is said on stderr"},
       {"--logs-specs", "it names a Python class; see --log-dir, --redirects and --tee"},
       {"--numa-binding", "ranks of chorus keep to their share of the cores by themselves, unless CHORUS_BIND=0"},

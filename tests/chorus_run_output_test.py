@@ -67,7 +67,7 @@ def redirects_and_tees():
 
 
 def torchruns_other_options():
-    for option in ("-m", "--module", "--run_path", "--start-method=spawn", "--monitor-interval=5", "--event-log-handler", "--logs_specs",
+    for option in ("-m", "--module", "--run_path", "--start-method=spawn", "--event-log-handler", "--logs_specs",
                    "--numa-binding"):
         status, out, err = run("--nproc-per-node", 2, option, "true")
         expect(status == 2 and err[-1].startswith(f"chorus: torchrun's option {option} makes no sense here: "), option, status, err)

@@ -68,9 +68,7 @@ def torchrun_command_lines():
     logs = FOLDER / "filtered"
     status, out, err = run("--nproc-per-node", 2, "--local_ranks_filter", 0, "--log-dir", logs, "sh", "-c", "echo $RANK")
     expect(out == "[rank 0] 0\n" and (logs / "attempt_0" / "rank_1.log").read_text() == "1\n", out, err)
-    for words, part in ((["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=h:1"],
-                         "--rdzv-backend c10d: machines are not numbered by themselves here; expected --node-rank, from 0 to 1"),
-                        (["--rdzv-backend=etcd"], "--rdzv-backend"), (["--nproc-per-node=tpu"], "--nproc-per-node"),
+    for words, part in ((["--rdzv-backend=etcd"], "--rdzv-backend"), (["--nproc-per-node=tpu"], "--nproc-per-node"),
                         (["--rdzv-endpoint=h:0x"], "--rdzv-endpoint: expected HOST or HOST:PORT, got 'h:0x'"),
                         (["--rdzv-endpoint=h:70000"], "--rdzv-endpoint: expected HOST or HOST:PORT, got 'h:70000'"),
                         (["--rdzv-endpoint=h:1", "--master-port=2"], "--rdzv-endpoint"),

@@ -93,14 +93,20 @@ CHORUS_INLINE Store Store::connect(const std::string& host, int port, const std:
   const auto address = Address::resolve(host, port);
   detail::check_token(token, address);
   const auto visit = [=](Deadline until) {
-    std::string why = "no answer";
-    for (;; std::this_thread::sleep_for(std::chrono::milliseconds(20))) {
-      chorus::check<TimeoutError>(Clock::now() < until, "store: no server was found at ", address, ": ", why);
-      if (auto socket = detail::visit_store(address, token, key, until, why)) return socket;
-    }
+    std::string why;
+    auto socket = detail::visit_store(address, token, key, until, why);
+    chorus::check<CommError>(static_cast<bool>(socket), "store: the server at ", address, " has gone: ", why);
+    return socket;
   };
+  Socket first;
+  std::string why = "no answer";
+  while (
+      !(first = detail::visit_store(address, token, key, deadline, why))) {  // it may come up later than this process
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    chorus::check<TimeoutError>(Clock::now() < deadline, "store: no server was found at ", address, ": ", why);
+  }
   auto link = std::make_shared<detail::StoreLink>(cat("at ", address), visit);
-  link->give_back(visit(deadline));
+  link->give_back(std::move(first));
   Store store(std::move(link));
   store.timeout_ = timeout;
   return store;

@@ -126,7 +126,8 @@ inline void StoreServer::answer(User& user) {
     if (!user.socket.wait(POLLIN, Clock::now() + std::chrono::minutes(1))) continue;
     auto request = detail::receive(user.socket, Clock::now() + patience);
     if (!request) break;
-    if (!detail::send(user.socket, table_.answer(std::move(*request)), Clock::now() + patience)) break;
+    const auto reply = table_.answer(std::move(*request));
+    if (ending_.load() || !detail::send(user.socket, reply, Clock::now() + patience)) break;
   }
   shutdown(user.socket.fd(), SHUT_RDWR);  // closed later, by who joins this thread
   user.gone.store(true);

@@ -34,7 +34,7 @@ class RankOutput {
   /// Makes the folder of this attempt where files are asked for. Throws FileError.
   RankOutput(const RankGroup& group, Console& console) : group_(group), console_(console) {
     if (group.log_dir.empty()) return;
-    folder_ = format("%s/attempt_%d", group.log_dir.c_str(), group.restart);
+    folder_ = format("%s/attempt_%d", group.log_dir.c_str(), group.attempt);
     std::error_code error;
     std::filesystem::create_directories(folder_, error);
     if (error) throw FileError(format("log folder %s: %s", folder_.c_str(), error.message().c_str()));

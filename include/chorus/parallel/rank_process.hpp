@@ -30,11 +30,13 @@ struct RankGroup {
   int nodes = 1, node_rank = 0;           ///< machines with as many ranks each, and which of them this is
   std::string master_addr = "127.0.0.1";  ///< of machine 0
   int master_port = 0;                    ///< 0: a free one, for a single machine
+  int listen_fd = -1;                     ///< a socket that listens there already, for rank 0; or -1
   int restart = 0, max_restarts = 0;      ///< for the ranks to know
+  int attempt = 0;                        ///< how often all ranks have been started before
   std::string run_id = "none", role = "default";
 
   bool prefix = false;     ///< ranks' lines get `[rank N] ` in front
-  std::string log_dir;     ///< if not empty, they go to log_dir/attempt_R/rank_N.log, too
+  std::string log_dir;     ///< if not empty, they go to log_dir/attempt_A/rank_N.log, too
   std::vector<int> shown;  ///< if not empty, only those of this machine's ranks are shown, with the rank in front
   /// For each of this machine's ranks the sum of 1 (stdout) and 2 (stderr): the streams that go to rank_N.stdout.log
   /// and rank_N.stderr.log instead of the reader; and those that go to both. Where one of them is not empty, there is

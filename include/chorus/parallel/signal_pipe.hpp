@@ -99,6 +99,10 @@ class SignalPipe {
   SignalPipe(const SignalPipe&) = delete;
   SignalPipe& operator=(const SignalPipe&) = delete;
 
+  /// Makes `wait` return `woken`; any thread may call it.
+  void wake() const { [[maybe_unused]] const auto written = write(pipe_.write_end.get(), &woken, 1); }
+  static constexpr unsigned char woken = 255;
+
   /// The next signal, or 0 at the deadline.
   int wait(std::optional<Time> deadline) {
     while (true) {

@@ -38,6 +38,10 @@ struct GroupOutcome {
 
 namespace detail {
 
+/// Starts the ranks and waits until all have ended. When one fails, it is named on stderr, the others get SIGTERM and
+/// after `grace` SIGKILL; the group's signals, where they are sent to this process, are passed on in the same way.
+/// What there is to show goes to `console`, and nothing here waits for its reader. Run it in a thread that lives as
+/// long as the ranks: they are killed when it ends.
 class Supervisor {
  public:
   Supervisor(const RankGroup& group, Console& console)
@@ -57,12 +61,15 @@ class Supervisor {
     }
   }
 
+  /// Once. Throws Error where a process cannot be started.
   GroupOutcome run() {
     start_all();
     while (running_ > 0) {
       const int signal = signals_.wait(deadline_);
       if (signal == SIGCHLD) {
         reap();
+      } else if (signal == SignalPipe::woken) {
+        form_anew();
       } else if (signal != 0) {
         pass_on(signal);
       } else if (stage_ == Stage::watching) {
@@ -77,6 +84,9 @@ class Supervisor {
     }
     return outcome_;
   }
+
+  /// Stops the ranks as if they had lost another one; any thread may call it while `run` runs.
+  void interrupt() { signals_.wake(); }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -109,9 +119,10 @@ class Supervisor {
     Fd listener;
     int port = group_.master_port;
     if (group_.node_rank == 0) {
-      const auto socket = comm::Socket::listen(comm::Address::resolve(group_.master_addr, port));
-      port = socket.local().port();
-      listener = Fd(dup(socket.fd()), "rendezvous");
+      comm::Socket socket;
+      if (group_.listen_fd < 0) socket = comm::Socket::listen(comm::Address::resolve(group_.master_addr, port));
+      if (group_.listen_fd < 0) port = socket.local().port();
+      listener = Fd(dup(group_.listen_fd < 0 ? socket.fd() : group_.listen_fd), "rendezvous");
     }
     if (group_.nodes == 1 && env("CHORUS_TOKEN") == nullptr) token_ = random_token();
     const Fd nothing(open("/dev/null", O_RDONLY | O_CLOEXEC), "/dev/null");
@@ -196,6 +207,15 @@ class Supervisor {
     stop(signal);
   }
 
+  /// Other machines' ranks have failed, and those of this one are not to wait for them.
+  void form_anew() {
+    if (stage_ != Stage::watching || suspect_) return;
+    outcome_.status = lost_peer_status;
+    console_.say(
+        format("ranks of another machine have failed: stopping %d %s", running_, running_ == 1 ? "rank" : "ranks"));
+    stop(SIGTERM);
+  }
+
   void stop(int signal) {
     stage_ = Stage::stopping;
     deadline_ = Clock::now() + group_.grace;
@@ -227,14 +247,5 @@ class Supervisor {
 };
 
 }  // namespace detail
-
-/// Starts the ranks and waits until all have ended. When one fails, it is named on stderr, the others get SIGTERM and
-/// after `grace` SIGKILL; SIGINT, SIGTERM, SIGHUP and SIGQUIT sent to this process are passed on in the same way.
-/// Call it from a thread that lives as long as the ranks: they are killed when it ends.
-/// What there is to show goes to `console`, and nothing here waits for its reader.
-/// Throws Error where a process cannot be started.
-inline GroupOutcome supervise(const RankGroup& group, detail::Console& console) {
-  return detail::Supervisor(group, console).run();
-}
 
 }  // namespace chorus::inline CHORUS_ABI

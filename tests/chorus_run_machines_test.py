@@ -1,0 +1,174 @@
+#!/usr/bin/env python3
+"""Launchers that find each other (--rdzv-backend c10d), each played by a chorus-run of its own on loopback: they number
+themselves, start again together, and go on without one that is lost.
+usage: chorus_run_machines_test.py CHORUS_RUN LAUNCH_PROBE"""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+from processes import CLEAN, alive, children, expect, free_port, say, until
+
+RUN, PROBE = sys.argv[1:3]
+temporary = tempfile.TemporaryDirectory(prefix="chorus_run_")
+FOLDER = pathlib.Path(temporary.name)
+SHOW = 'echo machine $GROUP_RANK of $GROUP_WORLD_SIZE, rank $RANK of $WORLD_SIZE, restart $TORCHELASTIC_RESTART_COUNT >>"$0"'
+
+
+class Job:
+    """Several launchers with one command line, started one after another."""
+
+    def __init__(self, nodes, *words, machines=0, conf="join_timeout=10,last_call_timeout=1", **environment):
+        self.options = ["--nnodes", str(nodes), "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-conf", conf]
+        self.words, self.environment, self.launchers = [str(word) for word in words], environment, []
+        for _ in range(machines):
+            self.add()
+
+    def add(self, *more):
+        self.launchers.append(subprocess.Popen([RUN, *self.options, *more, *self.words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                               env={**CLEAN, **self.environment}))
+        time.sleep(0.05)  # the first one holds the store
+        return self.launchers[-1]
+
+    def ends(self, limit=20):
+        """Of each launcher: status, standard output and standard error."""
+        end = time.monotonic() + limit
+        results = []
+        for launcher in self.launchers:
+            out, err = launcher.communicate(timeout=end - time.monotonic())
+            results.append((launcher.returncode, out, err))
+        return results
+
+
+def lines(file):
+    return file.read_text().splitlines() if file.exists() else []
+
+
+def machines_number_themselves():
+    file = FOLDER / "numbers"
+    job = Job(3, "--nproc-per-node", 2, "sh", "-c", SHOW, file, machines=3)
+    results = job.ends()
+    expect(all(result == (0, "", "") for result in results), results)
+    expect(sorted(lines(file)) == [f"machine {r // 2} of 3, rank {r} of 6, restart 0" for r in range(6)], lines(file))
+    results = Job(2, "--nproc-per-node", 2, PROBE, "--do", "reduce", machines=2).ends()
+    expect(all(result == (0, "sum 10\nsum 10\n", "") for result in results), results)
+    # A token is the job's; who has another one is no part of it.
+    job = Job(2, PROBE, "--do", "reduce", CHORUS_TOKEN="a secret of this test", conf="join_timeout=3")
+    job.add()
+    job.environment["CHORUS_TOKEN"] = "another secret, as long"
+    stranger = job.add()
+    expect("does not know the job's token" in stranger.communicate(timeout=10)[1] and stranger.returncode == 1, stranger.returncode)
+    job.environment["CHORUS_TOKEN"] = "a secret of this test"
+    job.add()
+    del job.launchers[1]
+    expect(all(result == (0, "sum 3\n", "") for result in job.ends()), job)
+    say("machines that number themselves: ok")
+
+
+def restarts_are_the_jobs():
+    """A rank that fails on one machine has all ranks started again, and that counts once."""
+    for machine in range(2):
+        file = FOLDER / f"restarts_{machine}"
+        program = f'{SHOW}; [ $TORCHELASTIC_RESTART_COUNT = 2 ] && exit 0; [ $RANK = {machine} ] && {{ sleep 0.3; exit 7; }}; exec sleep 60'
+        begin = time.monotonic()
+        results = Job(2, "--max-restarts", 2, "sh", "-c", program, file, machines=2).ends()
+        expect([result[0] for result in results] == [0, 0], results)
+        expect(sorted(lines(file)) == sorted(f"machine {r} of 2, rank {r} of 2, restart {n}" for r in range(2) for n in range(3)), lines(file))
+        expect("failed, exit status 7" in results[machine][2] and "ranks of another machine have failed: stopping 1 rank" in results[1 - machine][2], results)
+        expect(all(err.count("restart 2 of 2") == 1 for _, _, err in results), results)
+        expect(time.monotonic() - begin < 10, "a machine waited for ranks that had failed")
+        # One more than allowed: the job ends on both, and the one where it happened has the rank's status.
+        results = Job(2, "--max-restarts", 1, "sh", "-c", program, FOLDER / "more", machines=2).ends()
+        expect(results[machine][0] == 7 and results[1 - machine][0] == 76, results)
+    results = Job(2, "--max-restarts", 3, "sh", "-c", "exit 2", machines=2).ends()
+    expect([result[0] for result in results] == [2, 2] or sorted(result[0] for result in results) == [2, 76], results)
+    say("restarts: ok")
+
+
+def a_number_that_changes():
+    # Two of one to three come; a third is too late.
+    file = FOLDER / "elastic"
+    job = Job("1:3", "--log-dir", FOLDER / "logs", "sh", "-c", f"{SHOW}; exec sleep 60", file, machines=2)
+    until(lambda: len(lines(file)) == 2, "it did not form")
+    expect(sorted(lines(file)) == [f"machine {r} of 2, rank {r} of 2, restart 0" for r in range(2)], lines(file))
+    late = job.add()
+    _, err = late.communicate(timeout=10)
+    job.launchers.pop()
+    expect(late.returncode == 2 and "the job has begun with 2 machines, and this one comes too late" in err, late.returncode, err)
+    for launcher in job.launchers[:2]:
+        launcher.terminate()
+    expect([result[0] for result in job.ends()[:1]] == [128 + signal.SIGTERM], "the first")
+
+    # Ranks that notice by themselves: three machines, the last and then the second is killed.
+    job = Job("1:3", PROBE, "--do", "ring", "--timeout", 5, machines=3)
+    running = lambda: [len(children(launcher.pid)) for launcher in job.launchers]
+    until(lambda: running() == [1, 1, 1], "no ranks")
+    for left in (2, 1):
+        for launcher in job.launchers[:left + 1]:
+            expect(launcher.stdout.readline().startswith("ready"), left)
+        before = [children(launcher.pid) for launcher in job.launchers[:left]]
+        job.launchers[left].kill()
+        until(lambda: all(children(l.pid) and children(l.pid) != b for l, b in zip(job.launchers, before)), "they did not go on with", left, "machines", limit=15)
+    expect(job.launchers[0].stdout.readline().startswith("ready"), "the last one")
+    job.launchers[0].terminate()
+    status, _, err = job.ends()[0]
+    expect(status == 128 + signal.SIGTERM and "going on with 2 of 3 machines" in err and "going on with 1 of 2 machines" in err and "restart" not in err, status, err)
+
+    # Fewer than MIN are left: the job ends at the deadline, and says so.
+    job = Job("2:3", PROBE, "--do", "ring", "--timeout", 5, machines=2, conf="join_timeout=2,last_call_timeout=0.5")
+    until(lambda: all(children(launcher.pid) for launcher in job.launchers), "no ranks")
+    for launcher in job.launchers:
+        expect(launcher.stdout.readline().startswith("ready"))
+    job.launchers[1].kill()
+    status, _, err = job.ends()[0]
+    expect(status == 76 and "1 of 2 machines came within 2000 ms" in err, status, err)
+    say("a number that changes: ok")
+
+
+def what_goes_wrong():
+    begin = time.monotonic()
+    job = Job(3, "true", machines=2, conf="join_timeout=1")
+    results = job.ends()
+    expect(results[0][0] == 1 and "2 of 3 machines came within 1000 ms" in results[0][2], results)
+    expect(results[1][0] == 1 and "has gone" in results[1][2], results)
+    job = Job(2, "sleep", 30)
+    job.add()
+    for more, part in ((["--rdzv-id", "other"], "the job 'none' meets there, this is 'other'"), (["--nproc-per-node", "2"], "machine 0 starts 1 ranks, this one 2")):
+        wrong = job.add(*more)
+        _, err = wrong.communicate(timeout=10)
+        expect(wrong.returncode == 2 and part in err, more, wrong.returncode, err)
+        job.launchers.pop()
+        job.launchers[0].kill()
+        job.launchers[0].communicate()
+        job = Job(2, "sleep", 30)
+        job.add()
+    # The machine that holds the store is killed: the others end.
+    job.add()
+    until(lambda: all(children(launcher.pid) for launcher in job.launchers), "no ranks")
+    job.launchers[0].kill()
+    other = job.launchers[1]
+    os.kill(children(other.pid)[0], signal.SIGKILL)
+    expect(job.ends()[1][0] == 128 + signal.SIGKILL, "the other one")
+    done = subprocess.run([RUN, "--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "192.0.2.1:29400", "--rdzv-conf", "join_timeout=0.5", "true"],
+                          capture_output=True, text=True, timeout=20, env={**CLEAN, "CHORUS_TOKEN": "a secret of this test"})
+    expect(done.returncode == 1 and "no server was found at 192.0.2.1:29400" in done.stderr and "is not an address of this machine" in done.stderr, done)
+    for words, part in ((["--nnodes=1:2"], "a number that is found out needs --rdzv-backend c10d"), (["--nnodes=3:2"], "--nnodes: expected N or MIN:MAX"),
+                        (["--nnodes=x"], "--nnodes: expected"), (["--nnodes=0"], "--nnodes: expected"), (["--monitor-interval=1"], "--monitor-interval is for"),
+                        (["--rdzv-conf=join_timeout=5"], "--rdzv-conf and --local-addr are for"), (["--local-addr=127.0.0.1"], "--rdzv-conf and --local-addr are for"),
+                        (["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-conf=retries=5"], "--rdzv-conf: expected join_timeout=SECONDS"),
+                        (["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-conf=join_timeout=x"], "expected seconds"),
+                        (["--nnodes=2", "--rdzv-backend=c10d", "--monitor-interval=nan"], "expected seconds")):
+        done = subprocess.run([RUN, *words, "true"], capture_output=True, text=True, timeout=20, env=CLEAN)
+        expect(done.returncode == 2 and part in done.stderr, words, done)
+    expect(time.monotonic() - begin < 20, "it took", time.monotonic() - begin)
+    say("what goes wrong: ok")
+
+
+machines_number_themselves()
+restarts_are_the_jobs()
+a_number_that_changes()
+what_goes_wrong()
