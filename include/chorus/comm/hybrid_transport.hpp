@@ -15,7 +15,8 @@ namespace chorus::inline CHORUS_ABI::comm {
 class HybridTransport final : public Transport {
  public:
   /// `tcp` joins all ranks. They tell each other where they run, and those of one machine map a region. A process with
-  /// CHORUS_HOST_ID counts as one of a machine of that name, for tests. Throws CommError.
+  /// CHORUS_HOST_ID counts as one of a machine of that name, for tests. Where one of a machine's ranks can't have the
+  /// region, as under another user, none of them does. Throws CommError.
   explicit HybridTransport(std::unique_ptr<TcpTransport> tcp)
       : Transport(tcp->rank, tcp->size, std::min(TcpTransport::slot_bytes, ShmTransport::slot_bytes),
                   std::min(TcpTransport::slots, ShmTransport::slots), tcp->timeout),
@@ -34,25 +35,32 @@ class HybridTransport final : public Transport {
     const int here = static_cast<int>(ranks.size());
     const auto leader = static_cast<std::size_t>(ranks.front());
     SharedRegion region;
-    if (here > 1 && rank == ranks.front()) {
+    const auto get = [&](const auto& made) {
       try {
-        region = ShmTransport::make_region(here);
-        for (int i = 0; i < here; ++i)
-          ShmTransport::name_process(
-              region, static_cast<std::size_t>(i),
-              static_cast<int>(pids[static_cast<std::size_t>(ranks[static_cast<std::size_t>(i)])]));
+        region = made();
       } catch (const CommError& error) {
         chorus::detail::say(cat("rank ", rank, ": ", error.what(), "; the ranks of this machine talk over TCP"));
       }
-    }
+    };
+    if (here > 1 && rank == ranks.front())
+      get([&] {
+        auto made = ShmTransport::make_region(here);
+        for (std::size_t i = 0; i < ranks.size(); ++i)
+          ShmTransport::name_process(made, i, static_cast<int>(pids[static_cast<std::size_t>(ranks[i])]));
+        return made;
+      });
     const auto fds = gather(static_cast<std::uint64_t>(region.fd()));
-    const bool shared = here > 1 && static_cast<int>(fds[leader]) >= 0;
-    if (!shared) std::fill(local_.begin(), local_.end(), -1);
-    if (shared && rank != ranks.front())
-      region = SharedRegion::open(static_cast<int>(pids[leader]), static_cast<int>(fds[leader]),
+    if (rank != ranks.front() && static_cast<int>(fds[leader]) >= 0)
+      get([&] {
+        return SharedRegion::open(static_cast<int>(pids[leader]), static_cast<int>(fds[leader]),
                                   ShmTransport::region_bytes(here));
-    gather(0);  // the leader's region stays open until all have it
-    if (shared)
+      });
+    const auto have = gather(region ? 1 : 0);  // the leader's stays open until all have tried
+    const bool shared =
+        std::all_of(ranks.begin(), ranks.end(), [&](int who) { return have[static_cast<std::size_t>(who)] != 0; });
+    if (!shared)
+      std::fill(local_.begin(), local_.end(), -1);
+    else
       shm_ = std::make_unique<ShmTransport>(std::make_shared<SharedRegion>(std::move(region)),
                                             local_[static_cast<std::size_t>(rank)], here, timeout,
                                             std::move(ranks));

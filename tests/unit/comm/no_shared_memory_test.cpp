@@ -1,8 +1,10 @@
 // Machines that have little shared memory, or none.
 #include <sched.h>
 #include <sys/mount.h>
+#include <sys/prctl.h>
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
+#include <unistd.h>
 
 #include <catch.hpp>
 #include <cerrno>
@@ -64,6 +66,24 @@ TEST_CASE("without shared memory ranks talk over TCP, and rank 0 says so", "[com
       CHECK_THAT(texts[0], Contains(refused ? "memfd_create: Operation not permitted" : "memory: no room for "));
       CHECK(texts[1] + texts[2] == "");
     }
+}
+
+TEST_CASE("ranks that may not open each other's memory talk over TCP, and say so", "[comm]") {
+  for (const auto backend : {Backend::automatic, Backend::hierarchical}) {
+    const auto body = [&](const comm::World& world) {
+      if (world.rank == 1 && getuid() == 0) REQUIRE(setresuid(65534, 65534, 65534) == 0);
+      if (world.rank == 0 && getuid() != 0) prctl(PR_SET_DUMPABLE, 0);
+      return test::with_stderr([&]() -> std::string {
+        auto c = comm::connect(world, {.backend = backend});
+        return adds_up(c, 300'000);
+      });
+    };
+    const auto texts = test::Ranks(3, body).texts();
+    INFO(texts[0] << texts[1] << texts[2]);
+    for (const auto& text : texts)
+      CHECK((text.empty() || text.ends_with("; the ranks of this machine talk over TCP\n")));
+    if (backend == Backend::hierarchical) CHECK_THAT(texts[1], StartsWith("chorus: rank 1: shared memory: /proc/"));
+  }
 }
 
 TEST_CASE("shared memory that was asked for and is not there is an error of all ranks", "[comm]") {
