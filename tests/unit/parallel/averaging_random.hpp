@@ -25,7 +25,6 @@ struct Averaging {
   std::vector<double> rates;   // of learning
   int faulty_rank = -1, faulty_step = 0;
   bool fails_in_backward = false;
-  std::map<std::string, int> features;
 
   std::string text() const {
     std::string out = cat("kind ", static_cast<int>(kind), ", start ", start, ", period ", period, ", before");
@@ -36,8 +35,10 @@ struct Averaging {
   }
 };
 
+inline const auto& features_of(const Averaging& a) { return a.program.features; }
+
 inline Averaging draw_averaging(std::uint64_t seed) {
-  Averaging a{.program = draw(seed), .before = {}, .rates = {}, .features = {}};
+  Averaging a{.program = draw(seed), .before = {}, .rates = {}};
   Draw d(seed + 9'000'000);
   auto& p = a.program;
   p.features = {};
@@ -77,7 +78,6 @@ inline Averaging draw_averaging(std::uint64_t seed) {
     a.before.push_back(d.chance(75) ? Before::nothing : d.chance(50) ? Before::evaluate : Before::synchronise);
     a.rates.push_back(served || d.chance(70) ? 1 : 0.5);
   }
-  a.features = p.features;
   return a;
 }
 

@@ -116,16 +116,13 @@ std::vector<double> expected_of(const Averaging& a, const typename Opt::options_
   return AllRanks<Opt>(a, options, way).run();
 }
 
-bool has_ended(const std::string& text) { return text.find('|') != std::string::npos; }
-
 /// What is wrong with a program's run, or "".
 std::string judge(const Averaging& a) {
   const auto expected = [&](int way) {
     return a.program.adam ? expected_of<optim::Adam<Cpu>>(a, adam, way) : expected_of<optim::Sgd<Cpu>>(a, sgd, way);
   };
   const auto texts = on_ranks(a);
-  for (const auto& text : texts)
-    if (text != texts[0] || !has_ended(text)) return "the ranks end differently:" + lines(texts);
+  if (const auto wrong = no_common_end(texts); !wrong.empty()) return wrong;
   return difference(test::numbers_in(texts[0].substr(0, texts[0].find('|'))), expected(0), a.program.width, expected);
 }
 

@@ -14,6 +14,23 @@ inline std::string lines(const std::vector<std::string>& texts) {
   return all;
 }
 
+/// Whether a rank's text is the result of a whole run, which has a '|', and its process ended well behind that.
+inline bool has_ended(const std::string& text) {
+  return text.find('|') != std::string::npos && text.find("(ended with status") == std::string::npos;
+}
+/// What is wrong where not all ranks end with the same result, or "".
+inline std::string no_common_end(const std::vector<std::string>& texts) {
+  const bool common =
+      std::all_of(texts.begin(), texts.end(), [&](const auto& text) { return text == texts[0] && has_ended(text); });
+  return common ? "" : "the ranks end differently:" + lines(texts);
+}
+
+/// How often each feature of a program was drawn.
+template <class Program>
+const std::map<std::string, int>& features_of(const Program& program) {
+  return program.features;
+}
+
 /// For seeds 1 to `last`, or those that the environment names: `judge(draw(seed))` finds nothing wrong.
 template <class Draw, class Judge>
 void check_programs(std::uint64_t last, const Draw& draw, const Judge& judge) {
@@ -24,7 +41,7 @@ void check_programs(std::uint64_t last, const Draw& draw, const Judge& judge) {
         const auto program = draw(seed);
         INFO(program.text());
         CHECK(judge(program) == "");
-        for (const auto& [feature, times] : program.features) ++drawn[feature];
+        for (const auto& [feature, times] : features_of(program)) ++drawn[feature];
       },
       [&](std::uint64_t seed) { return draw(seed).text(); });
   show_features(drawn);

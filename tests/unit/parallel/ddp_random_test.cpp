@@ -21,8 +21,6 @@ std::vector<std::string> on_ranks(const Program& program) {
                })
       .texts();
 }
-/// Whether a rank's text is the result of a whole run.
-bool has_ended(const std::string& text) { return text.find('|') != std::string::npos; }
 
 /// What is wrong with a legal program's run, or "".
 std::string judge(Program program) {
@@ -33,8 +31,7 @@ std::string judge(Program program) {
   };
   const auto expected = one_device(0);
   const auto texts = on_ranks(program);
-  for (const auto& text : texts)
-    if (text != texts[0] || !has_ended(text)) return "the ranks end differently:" + lines(texts);
+  if (const auto wrong = no_common_end(texts); !wrong.empty()) return wrong;
   const auto got = test::numbers_in(texts[0].substr(0, texts[0].find('|')));
   if (const auto wrong = difference(got, expected, program.width, one_device); !wrong.empty()) return wrong;
   if (program.saved_before >= 0) {

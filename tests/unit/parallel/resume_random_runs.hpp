@@ -6,13 +6,8 @@
 #include <chorus/data/transforms.hpp>
 #include <chorus/io/checkpoint.hpp>
 #include <chorus/nn/mixed_precision.hpp>
-#include <chorus/optim/adagrad.hpp>
 #include <chorus/optim/averaging.hpp>
 #include <chorus/optim/grad_scaler.hpp>
-#include <chorus/optim/layerwise.hpp>
-#include <chorus/optim/lion.hpp>
-#include <chorus/optim/rmsprop.hpp>
-#include <chorus/optim/schedules.hpp>
 #include <chorus/parallel/data_parallel.hpp>
 #include <chorus/parallel/fused_optimizer.hpp>
 #include <chorus/parallel/hooks/compress.hpp>
@@ -27,7 +22,7 @@
 #include <type_traits>
 
 #include "ranks.hpp"
-#include "resume_random_programs.hpp"
+#include "resume_random_optimizers.hpp"
 
 namespace test::random::resume {
 
@@ -36,33 +31,6 @@ namespace test::random::resume {
 struct Job {
   std::string from, middle, to;
 };
-
-/// Sets the rate for a step.
-inline std::function<void(int)> rates(const Program& p, optim::HasLearningRate& optimizer) {
-  const auto by = [&](auto formula) -> std::function<void(int)> {
-    return [schedule = std::make_shared<optim::Schedule<decltype(formula)>>(optimizer, formula)](int step) {
-      schedule->set_epoch(step);
-    };
-  };
-  switch (p.rate) {
-    case Rate::decay:
-      return by(optim::StepDecay{.step_size = 2, .gamma = 0.5});
-    case Rate::milestones:
-      return by(optim::MultiStepDecay{.milestones = {1, 3, 4}, .gamma = 0.5});
-    case Rate::exponential:
-      return by(optim::ExponentialDecay{});
-    case Rate::ramp:
-      return by(optim::LinearRamp{.total = 3});
-    case Rate::cosine:
-      return by(optim::CosineAnnealing{.t_max = 6, .eta_min = 1e-4});
-    case Rate::warmup:
-      return by(optim::Warmup{optim::CosineAnnealing{.t_max = 4}, 2});
-    case Rate::one_cycle:
-      return by(optim::OneCycle{.max_lr = 0.05, .total = 8});
-    default:
-      return [](int) {};
-  }
-}
 
 template <class Net, class Optimizer>
 class Training {
@@ -202,34 +170,6 @@ class Training {
   io::TrainingPosition at_;
   std::string losses_;
 };
-
-inline const optim::SgdOptions sgd{.lr = 0.05, .momentum = 0.9, .weight_decay = 0.01};
-inline const optim::AdamOptions adam{.lr = 0.01, .weight_decay = 0.01, .amsgrad = true};
-
-inline std::unique_ptr<optim::Optimizer<Cpu>> plain_optimizer(Rule rule,
-                                                              std::vector<nn::NamedParameter<Cpu>> parameters) {
-  using namespace optim;
-  switch (rule) {
-    case Rule::sgd:
-      return std::make_unique<Sgd<Cpu>>(std::move(parameters), sgd);
-    case Rule::adam:
-      return std::make_unique<Adam<Cpu>>(std::move(parameters), adam);
-    case Rule::adamw:
-      return std::make_unique<AdamW<Cpu>>(std::move(parameters), AdamOptions{.lr = 0.01, .weight_decay = 0.1});
-    case Rule::lion:
-      return std::make_unique<Lion<Cpu>>(std::move(parameters), LionOptions{.lr = 0.005, .weight_decay = 0.1});
-    case Rule::rmsprop:
-      return std::make_unique<RmsProp<Cpu>>(std::move(parameters),
-                                            RmsPropOptions{.lr = 0.003, .momentum = 0.5, .centered = true});
-    case Rule::adagrad:
-      return std::make_unique<Adagrad<Cpu>>(std::move(parameters), AdagradOptions{.lr = 0.02, .lr_decay = 0.1});
-    case Rule::lamb:
-      return std::make_unique<Lamb<Cpu>>(std::move(parameters), LambOptions{.lr = 0.02});
-    case Rule::lars:
-      return std::make_unique<Lars<Cpu>>(std::move(parameters), LarsOptions{.lr = 0.5});
-  }
-  return {};
-}
 
 /// Nets with fused and sharded optimizers, too.
 template <class Net>

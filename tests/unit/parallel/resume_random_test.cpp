@@ -11,7 +11,7 @@ namespace resume_random_test {
 
 using namespace test::names;
 using namespace test::random::resume;
-using test::random::check_programs;
+using test::random::check_programs, test::random::has_ended;
 
 std::vector<std::string> on_ranks(const Program& program, const Job& job) {
   return Ranks(program.processes(),
@@ -53,12 +53,12 @@ std::string judge(const Program& program) {
   const auto whole = folder / "whole", middle = folder / "middle", saved = folder / "saved", end = folder / "end";
   const auto expected = on_ranks(program, {.from = "", .middle = "", .to = whole});
   for (const auto& text : expected)
-    if (text.find('|') == text.npos) return "no program: " + text;
+    if (!has_ended(text)) return "no program: " + text;
   if (on_ranks(program, {.from = "", .middle = middle, .to = saved}) != expected) return "saving changes the run";
   if (const auto wrong = difference(whole, saved); !wrong.empty()) return "saving changes the run: " + wrong;
   const auto resumed = on_ranks(program, {.from = middle, .middle = "", .to = end});
   for (std::size_t rank = 0; rank < expected.size(); ++rank)
-    if (resumed[rank].find('|') == std::string::npos || !expected[rank].ends_with(resumed[rank]))
+    if (!has_ended(resumed[rank]) || !expected[rank].ends_with(resumed[rank]))
       return cat("rank ", rank, " resumed: ", resumed[rank], ", expected ", expected[rank], "; ",
                  std::filesystem::exists(end) ? difference(whole, end) : "");
   return difference(whole, end);

@@ -18,7 +18,7 @@ namespace sync_norm_random_test {
 using namespace test::names;
 using comm::World;
 using namespace test::random::sync_norm;
-using test::Ranks, test::random::check_programs, test::random::Draw, test::random::lines;
+using test::Ranks, test::random::check_programs, test::random::Draw, test::random::has_ended, test::random::lines;
 
 /// Rows of the shares of one color; of one of them, or of all where `rank` is -1.
 struct Rows {
@@ -121,8 +121,6 @@ std::vector<std::string> on_ranks(const Program& p) {
                })
       .texts();
 }
-
-bool has_ended(const std::string& text) { return text.ends_with("|"); }
 
 /// What is wrong with a program's run, or "".
 std::string judge(const Program& p) {
