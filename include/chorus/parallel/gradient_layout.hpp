@@ -53,9 +53,7 @@ class GradientLayout {
   /// Whether ranks share its gradient: it is sent, or rests.
   bool is_shared(std::size_t i) const { return is_sent(i) || (rests(i) && parameter(i).wants_grad()); }
   Sending sending(std::size_t i) const {
-    if (!parameter(i).wants_grad() || lists(options_.parameters_and_buffers_to_ignore, name(i)) || unused_for_good(i) ||
-        rests(i))
-      return Sending::no;
+    if (!parameter(i).wants_grad() || options_.ignores(name(i)) || unused_for_good(i) || rests(i)) return Sending::no;
     return lists(options_.delay_all_reduce_named_params, name(i)) ? Sending::late : Sending::early;
   }
   /// Those that are shared, and what may lie between: ranks have as many, in the same order.
@@ -97,12 +95,14 @@ class GradientLayout {
   [[gnu::cold]] std::string describe() const {
     std::string text;
     for (std::size_t i = 0; i < entries(); ++i)
-      if (!lists(options_.parameters_and_buffers_to_ignore, name(i)))
-        text += cat(name(i), parameter(i).wants_grad() ? "\n" : ", frozen,\n");
+      if (!options_.ignores(name(i))) text += cat(name(i), parameter(i).wants_grad() ? "\n" : ", frozen,\n");
     return text;
   }
-  /// Lays the flat buffers out anew: `order[i]` is the present number of the entry that becomes number i.
-  [[gnu::cold]] void reorder(std::span<const std::size_t> order) {
+  /// Lays the flat buffers out anew: `wanted[i]` is the present number of the entry that becomes number i, but that
+  /// each rank's own stay behind all others, whoever had them where.
+  [[gnu::cold]] void reorder(std::span<const std::size_t> wanted) {
+    std::vector<std::size_t> order(wanted.begin(), wanted.end());
+    std::stable_partition(order.begin(), order.end(), [this](std::size_t i) { return !options_.ignores(name(i)); });
     flat_.reorder(order);
     resting_.clear();
     if (!uses_.empty()) {
@@ -138,7 +138,7 @@ class GradientLayout {
     return std::find(names.begin(), names.end(), wanted) != names.end();
   }
   [[gnu::cold]] int place(std::size_t i) const {
-    if (lists(options_.parameters_and_buffers_to_ignore, name(i))) return 3;
+    if (options_.ignores(name(i))) return 3;
     const auto when = sending(i);
     return when == Sending::early ? 0 : when == Sending::late ? 1 : 2;
   }

@@ -42,6 +42,11 @@ class HookMemory {
     restore();
   }
 
+  /// What is remembered of a parameter that is in no bucket, and never will be again.
+  void forget(const std::string& parameter) {
+    std::erase_if(aside_, [&](const auto& entry) { return entry.first.parameter == parameter; });
+  }
+
   /// All of it, as `rest.conv1.weight`: the same names on all ranks, with each rank's own numbers. `full`: made where
   /// there is none so far.
   std::vector<optim::StateTensor> state(bool full = false) {

@@ -253,6 +253,8 @@ class Reducer {
       layout_.set_uses(std::move(uses));
       arrivals_.settle();
     });
+    for (std::size_t i = 0; i < layout_.entries(); ++i)
+      if (layout_.unused_for_good(i)) memory_.forget(name(i));
     sender_.send_all();
   }
 

@@ -180,6 +180,26 @@ TEST_CASE("ddp options: ignored parameters and buffers are each rank's own, of a
   CHECK(shared(texts[0]) == shared(texts[1]));
 }
 
+TEST_CASE("ddp options: ignored parameters stay each rank's own in the order of a checkpoint that knew of none") {
+  const auto texts = Ranks(2, [](const World& world) {
+                       OwnHead<Cpu> model(3);
+                       Distributed<OwnHead<Cpu>> rank(
+                           world, {.parameters_and_buffers_to_ignore = {"head.weight", "head.bias"}}, model);
+                       std::vector<std::string> order;
+                       for (const auto& named : nn::named_parameters<Cpu>(model)) order.push_back(named.name);
+                       rank.net.set_parameter_order(order);
+                       rank.net.module().head.bias.value()(0) = world.rank + 7;
+                       rank.net.join([&] {  // its end sends what lies before the ignored ones
+                         for (int passes = world.rank; passes < 2; ++passes) {
+                           const auto [y, other] = rank.net(numbers(4, 5, 1));
+                           (sum(y) + other).backward();
+                         }
+                       });
+                       return cat(rank.net.parameter_order().back(), " ", rank.net.module().head.bias.value()(0));
+                     }).texts();
+  CHECK(texts == std::vector<std::string>{"head.bias 7", "head.bias 8"});
+}
+
 TEST_CASE("ddp options: delayed gradients leave behind all others, in buckets of their own") {
   SingleDevice<test::Smooth<Cpu>> single{make<test::Smooth<Cpu>>(), 3};
   optim::Sgd reference{single.parameters(), {.lr = 0.3, .momentum = 0.9}};

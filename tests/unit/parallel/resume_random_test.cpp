@@ -22,14 +22,7 @@ std::vector<std::string> on_ranks(const Program& program, const Job& job) {
       .texts();
 }
 
-bool all_zero(const io::SafetensorsReader& file, const io::TensorEntry& entry) {
-  std::vector<std::byte> bytes(entry.bytes);
-  file.read(entry, bytes);
-  return std::all_of(bytes.begin(), bytes.end(), [](std::byte byte) { return byte == std::byte{}; });
-}
-
-/// The tensors in which two files differ; "" where they are the same. A run that goes on may remember nothing, as
-/// zeros, of parameters which the whole one has found to be in no bucket before there was anything to remember.
+/// The tensors in which two files differ; "" where they are the same.
 std::string difference(const std::string& a, const std::string& b) {
   if (chorus_test::get(a) == chorus_test::get(b)) return "";
   const io::SafetensorsReader first(a), second(b);
@@ -42,9 +35,8 @@ std::string difference(const std::string& a, const std::string& b) {
     if (x != y) out += cat(" ", entry.name);
   }
   for (const auto& entry : second.entries())
-    if (first.find(entry.name) == nullptr && !(io::detail::is_ranks_own(entry.name) && all_zero(second, entry)))
-      out += cat(" +", entry.name);
-  return out.ends_with(':') && first.metadata() == second.metadata() ? "" : out;
+    if (first.find(entry.name) == nullptr) out += cat(" +", entry.name);
+  return out;
 }
 
 /// What is wrong with a program's resumed run, or "".
