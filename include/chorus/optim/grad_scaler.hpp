@@ -124,8 +124,8 @@ class GradScaler {
   };
   State state() const { return {scale_.scale(), scale_.good_steps()}; }
   void set_state(const State& state) {
-    check<UsageError>(is_scale(state.scale) && state.good_steps >= 0, "GradScaler: a state with scale ", state.scale, " and ",
-                      state.good_steps, " good steps");
+    check<UsageError>(is_scale(state.scale) && state.good_steps >= 0, "GradScaler: a state with scale ", state.scale,
+                      " and ", state.good_steps, " good steps");
     scale_.set(state.scale, state.good_steps);
   }
   /// The same for a checkpoint's file.
