@@ -27,11 +27,12 @@ struct MeshHello {
     const auto& address = meeting.addresses[static_cast<std::size_t>(rank)];
     for (int lane = 0; lane < 2; ++lane) {
       auto& socket = socket_of(rank, lane) = Socket::connect(address, deadline);
-      const int error = errno;
+      check<CommError>(bool(socket), "rank ", world.rank, ": cannot connect to rank ", rank, " at ", address, ": ",
+                       std::strerror(errno));
       detail::MeshHello hello{.key = meeting.key, .rank = world.rank, .lane = lane, .to = rank};
       hello.proof = prove(world.token, {detail::proven(hello)});
-      check<CommError>(socket && socket.send_all(bytes_of(hello), deadline), "rank ", world.rank,
-                       ": cannot connect to rank ", rank, " at ", address, ": ", std::strerror(error));
+      check<CommError>(socket.send_all(bytes_of(hello), deadline), "rank ", world.rank, ": rank ", rank, " at ",
+                       address, " has closed the connection");
     }
   }
 

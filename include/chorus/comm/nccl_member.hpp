@@ -76,9 +76,9 @@ class NcclMember {
     return cat(text, ": nccl: ", why);
   }
 
-  /// Gives up if another rank has.
+  /// Gives up if another rank has. Of a group that this rank has left, where a Work may still be asked, it asks nobody.
   void listen() {
-    if (failure_) return;
+    if (failure_ || comm_ == Comm{}) return;
     if (const Failure theirs = hear_())
       give_up(cat("rank ", rank_, ": nccl: gives up, since another rank has: ", theirs.what), theirs.timed_out);
   }

@@ -141,6 +141,16 @@ TEST_CASE("nccl: a monitored barrier is a barrier", "[comm]") {
   CHECK_THROWS_AS(one.nccl.monitored_barrier(), TimeoutError);
 }
 
+TEST_CASE("nccl: a Work may be asked when its communicators are gone", "[comm]") {
+  auto one = std::make_unique<Alone>();
+  const auto device = one->device;
+  std::vector<float> numbers(16);
+  const auto work = one->nccl.all_reduce_async(std::span(numbers));
+  one.reset();
+  CHECK(work.done());
+  CHECK(!device->aborted());
+}
+
 TEST_CASE("nccl: abort, from another thread", "[comm]") {
   Alone one;
   one.device->stuck = true;
