@@ -43,7 +43,7 @@ class Host {
     const auto deadline = Clock::now() + world_.timeout;
     const auto listener = world_.listen_fd >= 0
                               ? Socket::adopt(world_.listen_fd)
-                              : Socket::listen(Address::resolve(world_.master_addr, world_.master_port));
+                              : Socket::listen(Address::resolve(world_.master_addr, world_.master_port, deadline));
     where_ = cat("rank 0: rendezvous at ", listener.local());
     check_token(world_.token, listener.local());
     std::optional<Guests> guests(std::in_place, listener, sizeof(Hello), magic);
@@ -205,7 +205,7 @@ class Host {
 [[gnu::cold]] inline Meeting join(const World& world, Backend kind) {
   const auto deadline = Clock::now() + world.timeout;
   const auto grace = deadline + std::chrono::milliseconds(500) + world.timeout / 10;  // rank 0's refusal may come late
-  const auto address = Address::resolve(world.master_addr, world.master_port);
+  const auto address = Address::resolve(world.master_addr, world.master_port, deadline);
   const auto where = cat("rank ", world.rank, ": rendezvous at ", address);
   check_token(world.token, address);
   Hello hello;

@@ -66,7 +66,7 @@ std::span<const std::byte> proven(const Message& message) {
 
 /// Where the other ranks can reach this one: its machine's address on the way to rank 0. Throws CommError.
 inline Address own_address(const World& world) {
-  const auto master = Address::resolve(world.master_addr, world.master_port);
+  const auto master = Address::resolve(world.master_addr, world.master_port, Clock::now() + world.timeout);
   if (world.rank == 0) return master;
   const Socket probe(::socket(master.storage.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));  // sends nothing
   return ::connect(probe.fd(), master.data(), master.length) == 0 ? probe.local() : master;

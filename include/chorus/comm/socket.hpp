@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chorus/comm/name_lookup.hpp>
 #include <chorus/comm/world.hpp>
 #include <cstddef>
 #include <cstring>
@@ -66,16 +67,16 @@ struct Address {
     return text;
   }
 
-  /// Looks `name` up. Throws CommError.
-  static Address resolve(const std::string& name, int port) {
-    addrinfo hints{}, *found = nullptr;
-    hints.ai_socktype = SOCK_STREAM;
-    const int code = getaddrinfo(name.c_str(), nullptr, &hints, &found);
-    check<CommError>(code == 0 && found != nullptr, "address '", name, "': ", gai_strerror(code));
+  /// Looks `name` up. Throws CommError where there is no such name, TimeoutError where nobody knows by the deadline.
+  static Address resolve(const std::string& name, int port,
+                         Deadline deadline = Clock::now() + std::chrono::seconds(30)) {
+    const auto found = detail::look_up(name, deadline);
+    check<TimeoutError>(found.has_value(), "address '", name,
+                        "': the system has not found it in time; is there a name server?");
+    check<CommError>(found->code == 0, "address '", name, "': ", gai_strerror(found->code));
     Address address;
-    std::memcpy(&address.storage, found->ai_addr, found->ai_addrlen);
-    address.length = found->ai_addrlen;
-    freeaddrinfo(found);
+    address.storage = found->storage;
+    address.length = found->length;
     return address.with_port(port);
   }
 };

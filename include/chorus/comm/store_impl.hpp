@@ -90,7 +90,7 @@ CHORUS_INLINE Store::Store(std::shared_ptr<StoreServer> server)
 CHORUS_INLINE Store Store::connect(const std::string& host, int port, const std::string& token,
                                    std::chrono::milliseconds timeout, std::uint64_t key) {
   const auto deadline = Clock::now() + timeout;
-  const auto address = Address::resolve(host, port);
+  const auto address = Address::resolve(host, port, deadline);
   detail::check_token(token, address);
   const auto visit = [=](Deadline until) {
     std::string why;
@@ -215,7 +215,7 @@ CHORUS_INLINE Store make_store(const World& world, AnyCommunicator& communicator
   if (communicator.size() == 1) return Store();
   if (communicator.rank() == 0) {
     try {
-      auto listener = Socket::listen(Address::resolve(world.master_addr, 0));
+      auto listener = Socket::listen(Address::resolve(world.master_addr, 0, Clock::now() + world.timeout));
       news.key = detail::random_key();
       news.port = listener.local().port();
       store = Store(std::make_shared<StoreServer>(std::move(listener), world.token, news.key));
