@@ -217,6 +217,7 @@ TEST_CASE("nccl: whose device waits for a rank that has given up hears it long b
     std::vector<float> numbers(1000);
     auto nccl = rank.nccl();
     if (rank.control.rank() == 1) {
+      rank.control.barrier();  // the other one's call is under way
       rank.device->refusals["all_reduce"] = 3;
       const auto why = message_of<CommError>([&] { nccl.all_reduce_async(std::span(numbers)); });
       std::this_thread::sleep_for(1s);  // it does not end at once: its peer can't hear it from that
@@ -224,6 +225,7 @@ TEST_CASE("nccl: whose device waits for a rank that has given up hears it long b
     }
     rank.device->stuck = true;
     nccl.all_reduce_async(std::span(numbers)).wait();
+    rank.control.barrier();
     const auto begin = comm::Clock::now();
     const auto why = message_of<CommError>([&] { nccl.synchronize(); });
     return comm::Clock::now() - begin < 900ms ? why : "late: " + why;
