@@ -88,6 +88,10 @@ class HybridTransport final : public Transport {
     tcp_->check();
     if (shm_) shm_->check();
   }
+  void check_peers() override {
+    tcp_->check();
+    if (shm_) shm_->check_peers();
+  }
   void abort(const std::string& why) noexcept override {
     tcp_->abort(why);
     if (shm_) shm_->abort(why);

@@ -135,8 +135,8 @@ template <class Api = NcclApi>
 class NcclCommunicator : public AnyCommunicator {
  public:
   /// Every rank calls it with its own device. `control` joins the same ranks over host memory; it must outlive this,
-  /// is told when this rank gives up, and tells this rank when another one has. `timeout`: how long a call waits for
-  /// the other ranks. Throws CommError.
+  /// is told when this rank gives up, and tells this rank when another one has, or has died. `timeout`: how long a call
+  /// waits for the other ranks. Throws CommError.
   NcclCommunicator(AnyCommunicator& control, int device,
                    std::chrono::milliseconds timeout = std::chrono::milliseconds(60'000), Api api = {})
       : NcclCommunicator(std::make_shared<detail::NcclEngine<Api>>(control, device, timeout, std::move(api))) {}

@@ -80,7 +80,7 @@ class NcclMember {
   void listen() {
     if (failure_ || comm_ == Comm{}) return;
     if (const Failure theirs = hear_())
-      give_up(cat("rank ", rank_, ": nccl: gives up, since another rank has: ", theirs.what), theirs.timed_out);
+      give_up(cat("rank ", rank_, ": nccl: gives up: ", theirs.what), theirs.timed_out);
   }
 
   void raise_if_failed(const Call& call) {

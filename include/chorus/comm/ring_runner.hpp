@@ -41,7 +41,7 @@ class RingRunner {
   std::string record() const { return book_.record(); }
   std::string trouble() {
     try {
-      link_->check();
+      link_->check_peers();
     } catch (const LinkError& error) {
       return error.what();
     }

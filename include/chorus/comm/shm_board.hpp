@@ -114,6 +114,13 @@ class Place {
     chorus::check<LinkError>(board_.verdict.load() != 2, "rank ", board_.culprit, " gave up: ", board_.reason.data());
   }
 
+  /// The same where a process has ended.
+  [[gnu::cold]] void check_peers() {
+    check();
+    for (int who = 0; who < size_; ++who)
+      if (has_died(who)) fail<LinkError>("rank ", name(who), " is gone: its process ", pid(who), " has ended");
+  }
+
   /// Says whether this rank works in the others' memory. Between saying so and touching it, it calls `check`: then
   /// either it sees that a rank has given up, or that one sees that it works (all sequentially consistent).
   void works_in_place(bool does) const { seat(rank_).works.store(does ? 1 : 0); }
@@ -157,9 +164,7 @@ class Place {
   }
 
   [[gnu::cold]] void look_for_trouble(int peer, const std::atomic<std::uint32_t>& flag, std::uint32_t busy, bool late) {
-    check();
-    for (int who = 0; who < size_; ++who)
-      if (has_died(who)) fail<LinkError>("rank ", name(who), " is gone: its process ", pid(who), " has ended");
+    check_peers();
     // Whatever a rank sent before it left is there by now.
     if (seat(peer).left.load() != 0 && flag.load() == busy) fail<LinkError>("rank ", name(peer), " has left the group");
     if (late) fail<LinkTimeout>("waited ", timeout_.count(), " ms for ", chain(peer));

@@ -139,6 +139,7 @@ class ShmTransport final : public Transport {
   }
 
   void check() override { place_.check(); }
+  void check_peers() override { place_.check_peers(); }
   [[gnu::cold]] void abort(const std::string& why) noexcept override { place_.abort(why); }
 
  private:

@@ -74,6 +74,8 @@ class Transport {
   virtual void flush() = 0;
   /// Throws if the group is known to have failed. Cheap.
   virtual void check() = 0;
+  /// The same, where that costs a look at other processes: throws if one of the group has died, too.
+  virtual void check_peers() { check(); }
   /// Tells all ranks that this one gives up, and why. Calls that wait here, and later ones, throw LinkError, too. From
   /// any thread.
   virtual void abort(const std::string& why) noexcept = 0;

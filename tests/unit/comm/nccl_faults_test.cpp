@@ -8,6 +8,7 @@ namespace nccl_faults_test {
 
 using namespace chorus;
 using Catch::Matchers::Contains;
+using Catch::Matchers::StartsWith;
 using test::StandIn;
 using test::StandInDevice;
 using test::StandInNccl;
@@ -231,7 +232,7 @@ TEST_CASE("nccl: whose device waits for a rank that has given up hears it long b
     return comm::Clock::now() - begin < 900ms ? why : "late: " + why;
   });
   CHECK(comm::Clock::now() - start < 10s);
-  CHECK(texts[0] == "rank 0: nccl: gives up, since another rank has: rank 1 gave up: " + texts[1]);
+  CHECK(texts[0] == "rank 0: nccl: gives up: rank 1 gave up: " + texts[1]);
 }
 
 TEST_CASE("nccl: one rank is killed and the others end", "[comm]") {
@@ -252,10 +253,31 @@ TEST_CASE("nccl: one rank is killed and the others end", "[comm]") {
   ranks.await_sign(1);
   kill(ranks.pid(1), SIGKILL);
   for (const int rank : {0, 2}) {
-    const auto outcome = ranks.outcome(rank);
-    CHECK_THAT(outcome.text, Contains(cat("rank ", rank, ": ")) && Contains("all_reduce"));
+    const auto outcome = ranks.outcome(rank);  // from its own NCCL, or from the process that has ended
+    CHECK_THAT(outcome.text,
+               Contains(cat("rank ", rank, ": ")) && (Contains("all_reduce") || Contains("rank 1 is gone")));
     CHECK(outcome.seconds < 20);
   }
+}
+
+TEST_CASE("nccl: whose device waits for a rank that is killed hears it long before the deadline", "[comm]") {
+  auto listener = test::free_port();
+  const int port = listener.local().port(), fd = listener.fd();
+  test::Ranks ranks(2, [&](const comm::World& world) {
+    test::NcclRank rank(world, port, fd);
+    std::vector<float> numbers(1000);
+    auto nccl = rank.nccl(20s);
+    rank.device->stuck = true;
+    nccl.all_reduce_async(std::span(numbers)).wait();
+    rank.control.barrier();
+    test::Ranks::give_sign();
+    return message_of<CommError>([&] { nccl.synchronize(); });
+  });
+  ranks.await_sign(1);
+  kill(ranks.pid(1), SIGKILL);
+  const auto outcome = ranks.outcome(0);
+  CHECK_THAT(outcome.text, StartsWith("rank 0: nccl: gives up: rank 1 is gone: its process "));
+  CHECK(outcome.seconds < 5);
 }
 
 }  // namespace nccl_faults_test
