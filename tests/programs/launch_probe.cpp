@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <chorus/comm/store.hpp>
 #include <chorus/core/random.hpp>
 #include <chorus/parallel/launch.hpp>
 #include <chrono>

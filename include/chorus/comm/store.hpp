@@ -35,6 +35,10 @@ class Store {
   /// where something else answers there or the token is another one.
   static Store connect(const std::string& host, int port, const std::string& token = {},
                        std::chrono::milliseconds timeout = default_timeout, std::uint64_t key = 0);
+  /// That of a group of ranks; all of them have to call it, as a collective. Rank 0 holds it, at a free port of
+  /// world.master_addr, under the job's token; a group of one needs no socket. Throws CommError, on every rank, where
+  /// rank 0 cannot listen there.
+  static Store of(const World& world, AnyCommunicator& communicator);
   /// That of a server in this process.
   explicit Store(std::shared_ptr<StoreServer> server);
 
@@ -82,11 +86,6 @@ class Store {
   std::string prefix_;
   std::chrono::milliseconds timeout_ = default_timeout;
 };
-
-/// The store of a group of ranks; all of them have to call it, as a collective. Rank 0 holds it, at a free port of
-/// world.master_addr, under the job's token; a group of one needs no socket. Throws CommError, on every rank, where
-/// rank 0 cannot listen there.
-Store make_store(const World& world, AnyCommunicator& communicator);
 
 }  // namespace chorus::inline CHORUS_ABI::comm
 

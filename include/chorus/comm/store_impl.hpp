@@ -205,7 +205,7 @@ CHORUS_INLINE Store Store::prefix_store(std::string_view prefix) const {
   return other;
 }
 
-CHORUS_INLINE Store make_store(const World& world, AnyCommunicator& communicator) {
+CHORUS_INLINE Store Store::of(const World& world, AnyCommunicator& communicator) {
   struct News {
     std::uint64_t key = 0;
     std::int32_t port = 0;
@@ -227,7 +227,7 @@ CHORUS_INLINE Store make_store(const World& world, AnyCommunicator& communicator
   }
   const auto bytes = std::span(reinterpret_cast<std::uint8_t*>(&news), sizeof news);
   communicator.broadcast(bytes, 0);
-  check<CommError>(news.port > 0, "rank ", communicator.rank(), ": rank 0 has no store: ", news.why.data());
+  chorus::check<CommError>(news.port > 0, "rank ", communicator.rank(), ": rank 0 has no store: ", news.why.data());
   if (!store) {
     store = Store::connect(world.master_addr, news.port, world.token, world.timeout, news.key);
     store->set_timeout(Store::default_timeout);

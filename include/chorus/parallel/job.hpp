@@ -1,7 +1,6 @@
 #pragma once
 /// `run_job`: a group of ranks that is started again when one of them fails.
 
-#include <chorus/parallel/machines.hpp>
 #include <chorus/parallel/supervisor.hpp>
 #include <chrono>
 #include <thread>
@@ -36,51 +35,6 @@ inline int run_job(RankGroup group) {
     if (outcome.signal != 0) console.finish(group.grace);
     if (!detail::worth_a_restart(outcome) || group.restart >= group.max_restarts) return outcome.status;
     console.say(detail::format("restart %d of %d", group.restart + 1, group.max_restarts));
-    std::this_thread::sleep_until(next);
-  }
-}
-
-/// The same for machines that find each other. When ranks fail anywhere, all machines stop theirs and come together
-/// anew. A failure counts as one restart of the whole job. A machine that does not come again within
-/// `machines.last_call` is lost: if at least `machines.least` are left they go on without it, which counts as no
-/// restart. The job ends with the machine that listens at `machines.host`, which holds what they tell each other.
-inline int run_job(RankGroup group, const MachineOptions& options) {
-  detail::Console console;
-  detail::Machines machines(options, group);
-  for (int status = 0;;) {
-    const auto next = std::chrono::steady_clock::now() + detail::shortest_attempt;
-    const int restarts = group.restart, nodes = group.nodes;
-    if (status != 0) console.say("waiting for the machines to come together again");
-    try {
-      if (machines.form(group))
-        console.say(detail::format("going on with %d of %d machines", group.nodes, nodes));
-      else if (group.restart > restarts)
-        console.say(detail::format("restart %d of %d", group.restart, group.max_restarts));
-    } catch (const Error& error) {
-      if (status == 0) throw;
-      console.say(error.what());
-      return status;
-    }
-    detail::Supervisor supervisor(group, console);
-    machines.watch([&] { supervisor.interrupt(); });
-    const auto outcome = supervisor.run();
-    machines.stop_watching();
-    status = outcome.status;
-    if (outcome.signal != 0) console.finish(group.grace);
-    try {
-      if (status == 0) machines.end("ranks of one machine have failed after those of another had ended well");
-      if (status != 0) machines.give_up_round();
-      if (!detail::worth_a_restart(outcome)) {
-        if (status == 2) machines.end("the ranks of one machine refuse their options");
-        return status;
-      }
-      if (status != lost_peer_status && machines.count_restart() > group.max_restarts) {
-        machines.end(detail::format("rank %d has failed, and all restarts are used up", outcome.failed_rank));
-        return status;
-      }
-    } catch (const CommError&) {  // machine 0 has ended
-      return status;
-    }
     std::this_thread::sleep_until(next);
   }
 }

@@ -2,6 +2,7 @@
 /// What the body of a program gets from `launch`: its options, its place among the ranks, its seed, its communicator.
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -9,11 +10,14 @@
 #include <vector>
 
 #include <chorus/comm/connect.hpp>
-#include <chorus/comm/store.hpp>
 #include <chorus/comm/world.hpp>
 #include <chorus/parallel/message.hpp>
 
 namespace chorus::inline CHORUS_ABI {
+
+namespace comm {
+class Store;
+}
 
 namespace detail {
 /// The whole of `text` as a number; throws UsageError that names `what` and says what was got.
@@ -119,8 +123,14 @@ class Run {
   /// The connection to the other ranks, made at the first call, in which all of them have to take part.
   /// Throws CommError where they don't meet.
   comm::AnyCommunicator& communicator();
-  /// Keys and values that the ranks share (see Store), made at the first call, in which all of them have to take part.
-  comm::Store& store();
+  /// Keys and values that the ranks share, made at the first call, in which all of them have to take part. For programs
+  /// that include <chorus/comm/store.hpp>. Throws CommError where rank 0 cannot hold them.
+  template <class Store = comm::Store>
+  Store& store() {
+    static_assert(requires { sizeof(Store); }, "run.store() needs #include <chorus/comm/store.hpp>");
+    if (!store_) store_ = std::make_shared<Store>(Store::of(world_, communicator()));
+    return *static_cast<Store*>(store_.get());
+  }
   /// Tells the ranks that this one is connected to, if any, that it fails, and why.
   void abort(std::string_view why) noexcept;
 
@@ -135,7 +145,7 @@ class Run {
   LaunchOptions options_;
   comm::World world_;
   std::optional<comm::AnyCommunicator> communicator_;
-  std::optional<comm::Store> store_;
+  std::shared_ptr<void> store_;  ///< a comm::Store
 };
 
 }  // namespace chorus

@@ -161,11 +161,6 @@ CHORUS_INLINE comm::AnyCommunicator& Run::communicator() {
   return *communicator_;
 }
 
-CHORUS_INLINE comm::Store& Run::store() {
-  if (!store_) store_ = comm::make_store(world_, communicator());
-  return *store_;
-}
-
 CHORUS_INLINE void Run::abort(std::string_view why) noexcept {
   if (communicator_) communicator_->abort(why);
 }

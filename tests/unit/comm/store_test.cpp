@@ -165,7 +165,7 @@ TEST_CASE("waits end when the key comes, at their deadline, or with the server",
 TEST_CASE("ranks share a store", "[comm]") {
   test::Ranks ranks(4, [](const comm::World& world) {
     auto c = comm::connect(world);
-    auto store = comm::make_store(world, c);
+    auto store = Store::of(world, c);
     if (store.timeout() != 300s) return cat("timeout ", store.timeout().count());
     store.set(cat("rank", world.rank), cat(world.rank * 10));
     std::string text;
@@ -184,7 +184,7 @@ TEST_CASE("rank 0 is killed, or stands still: the others' calls end", "[comm]") 
   for (const int signal : {SIGKILL, SIGSTOP}) {
     test::Ranks ranks(3, [signal](const comm::World& world) {
       auto c = comm::connect(world);
-      auto store = comm::make_store(world, c);
+      auto store = Store::of(world, c);
       store.set_timeout(signal == SIGKILL ? 30s : 1s);
       c.barrier();
       test::Ranks::give_sign();
@@ -207,7 +207,7 @@ TEST_CASE("rank 0 cannot open its store: every rank is told", "[comm]") {
   test::Ranks ranks(2, [](comm::World world) {
     auto c = comm::connect(world);
     world.master_addr = "192.0.2.1";
-    return error_of([&] { comm::make_store(world, c); });
+    return error_of([&] { Store::of(world, c); });
   });
   for (const auto& text : ranks.texts())
     CHECK_THAT(text, Contains("CommError rank ") && Contains("rank 0 has no store: cannot listen on 192.0.2.1:0"));
@@ -286,7 +286,7 @@ TEST_CASE("a user who sends what is no request loses its connection, nobody else
   CHECK(sent(head({.code = StoreCode::set, .bytes = 1ull << 63})) == "closed");
   CHECK(sent(head({.code = static_cast<StoreCode>(99)})) == "closed");
   CHECK(sent(head({.code = StoreCode::set, .count = 2, .bytes = 5}) + text(1, "a")) == "closed");
-  CHECK(sent(head({.code = StoreCode::set, .count = 1, .bytes = 5}) + text(1 << 31, "a")) == "closed");
+  CHECK(sent(head({.code = StoreCode::set, .count = 1, .bytes = 5}) + text(1u << 31, "a")) == "closed");
   CHECK(sent(head({.code = StoreCode::set, .count = 1, .bytes = 3}) + "abc") == "closed");
   CHECK(sent(head({.code = StoreCode::set, .count = 1, .bytes = 5}) + text(1, "a")) == "refused");
   CHECK(sent(head({.code = StoreCode::compare_set})) == "refused");
