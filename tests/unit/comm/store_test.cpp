@@ -110,6 +110,8 @@ TEST_CASE("what makes no sense is refused, and the store goes on", "[comm]") {
                  store.multi_set({"a", "b"}, {"1"});
                }),
                Contains("UsageError store.multi_set: 2 keys, but 1 values"));
+    CHECK_THAT(error_of([] { Store::connect("127.0.0.1", 1, "", std::chrono::milliseconds::max()); }),
+               Contains("UsageError store: timeout is 9223372036854775807 ms"));
     CHECK_THAT(error_of([&] { store.wait({"a"}, -1ms); }), Contains("UsageError store.wait: a timeout of -1 ms"));
     const std::string most(8'388'608, 'x');
     for (int i = 0; i < 9; ++i) store.set(cat("big", i), most);
