@@ -24,7 +24,8 @@ class DeviceThreads {
   /// What was thrown, by device.
   using Errors = std::vector<std::exception_ptr>;
 
-  explicit DeviceThreads(std::size_t devices) : errors_(devices) {
+  /// Throws std::system_error where a thread can't be started; those that were are ended.
+  explicit DeviceThreads(std::size_t devices) : DeviceThreads(Errors(devices)) {
     for (std::size_t i = 1; i < devices; ++i) {
       workers_.push_back(std::make_shared<Worker>());
       threads_.emplace_back([worker = workers_.back(), i] { serve(*worker, i); });
@@ -32,7 +33,7 @@ class DeviceThreads {
   }
   /// A thread that is still at work goes on by itself.
   ~DeviceThreads() {
-    for (std::size_t i = 0; i < workers_.size(); ++i) {
+    for (std::size_t i = 0; i < threads_.size(); ++i) {
       const bool at_work = workers_[i]->order.exchange(Order::stop) == Order::work;
       workers_[i]->order.notify_one();
       if (at_work)
@@ -87,6 +88,9 @@ class DeviceThreads {
   }
 
  private:
+  // With it this is an object whose destructor will run, whatever the other constructor meets.
+  explicit DeviceThreads(Errors errors) : errors_(std::move(errors)) {}
+
   static constexpr auto forever = std::chrono::milliseconds::max();
 
   enum class Order : int { none, work, stop };
