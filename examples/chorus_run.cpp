@@ -26,9 +26,10 @@ constexpr const char* description =
 When a rank fails, it is named with its reason, and all others are stopped: SIGTERM, then SIGKILL after --grace seconds.
 The exit status is that of the rank that failed first, or 128 + a signal's number. SIGINT, SIGTERM, SIGHUP and SIGQUIT
 are passed on. A reader of the output that stands still keeps nobody from looking after the ranks; nothing is dropped: a
-rank that prints then waits, as it would by itself (--redirects: it does not). Jobs of several machines need the same secret in CHORUS_TOKEN on each of them. With
---rdzv-backend c10d machines number themselves; the one that has the endpoint's address is machine 0. A machine that is
-lost is done without where at least MIN are left: the ranks of the others are started anew, which counts as no restart.)";
+rank that prints then waits, as it would by itself (--redirects: it does not).
+Jobs of several machines need the same secret in CHORUS_TOKEN on each of them. With --rdzv-backend c10d machines number
+themselves; the one that has the endpoint's address is machine 0. A machine that is lost is done without where at least
+MIN are left: the ranks of the others are started anew, which counts as no restart.)";
 
 }  // namespace
 

@@ -146,6 +146,15 @@ def what_goes_wrong():
         job.launchers[0].communicate()
         job = Job(2, "sleep", 30)
         job.add()
+    # A program that one of them does not have.
+    job.words = ["no such program"]
+    lacking = job.add()
+    _, err = lacking.communicate(timeout=10)
+    expect(lacking.returncode == 1 and "cannot start rank 1 of 2" in err, lacking.returncode, err)
+    status, _, err = job.ends()[0]
+    expect(status == 76 and "cannot start rank 1 of 2: no such program" in err, status, err)
+    job = Job(2, "sleep", 30)
+    job.add()
     # The machine that holds the store is killed: the others end.
     job.add()
     until(lambda: all(children(launcher.pid) for launcher in job.launchers), "no ranks")

@@ -56,6 +56,7 @@ STANDARD = {
     "optional": "nullopt optional",
     "span": "as_bytes as_writable_bytes dynamic_extent span",
     "stdexcept": "invalid_argument logic_error runtime_error",
+    "stop_token": "stop_token",
     "string": "stoi stol string to_string",
     "string_view": "string_view",
     "system_error": "errc error_code",

@@ -8,6 +8,23 @@
 
 namespace chorus::inline CHORUS_ABI {
 
+namespace detail {
+
+/// Runs the ranks of this machine until they end, or until those of another one have failed.
+inline GroupOutcome supervise_beside_others(const RankGroup& group, Console& console, Machines& machines) {
+  Supervisor supervisor(group, console);
+  const auto watcher = machines.watch([&] { supervisor.interrupt(); });
+  try {
+    return supervisor.run();
+  } catch (const Error& error) {  // they cannot be started
+    machines.end(error.what());
+    machines.give_up_round();
+    throw;
+  }
+}
+
+}  // namespace detail
+
 /// `run_job` for machines that find each other. When ranks fail anywhere, all machines stop theirs and come together
 /// anew. A failure counts as one restart of the whole job. A machine that does not come again within
 /// `machines.last_call` is lost: if at least `machines.least` are left they go on without it, which counts as no
@@ -29,19 +46,14 @@ inline int run_job(RankGroup group, const MachineOptions& options) {
       console.say(error.what());
       return status;
     }
-    detail::Supervisor supervisor(group, console);
-    machines.watch([&] { supervisor.interrupt(); });
-    const auto outcome = supervisor.run();
-    machines.stop_watching();
+    const auto outcome = detail::supervise_beside_others(group, console, machines);
     status = outcome.status;
     if (outcome.signal != 0) console.finish(group.grace);
+    if (status == 0) machines.end("ranks of one machine have failed after those of another had ended well");
+    if (status == 2) machines.end("the ranks of one machine refuse their options");
+    if (status != 0) machines.give_up_round();
+    if (!detail::worth_a_restart(outcome)) return status;
     try {
-      if (status == 0) machines.end("ranks of one machine have failed after those of another had ended well");
-      if (status != 0) machines.give_up_round();
-      if (!detail::worth_a_restart(outcome)) {
-        if (status == 2) machines.end("the ranks of one machine refuse their options");
-        return status;
-      }
       if (status != lost_peer_status && machines.count_restart() > group.max_restarts) {
         machines.end(detail::format("rank %d has failed, and all restarts are used up", outcome.failed_rank));
         return status;

@@ -2,7 +2,6 @@
 /// `Machines`: launchers that find each other, and number themselves, as torchrun's do with --rdzv-backend c10d.
 
 #include <algorithm>
-#include <atomic>
 #include <chorus/comm/store.hpp>
 #include <chorus/comm/store_server.hpp>
 #include <chorus/parallel/rank_process.hpp>
@@ -11,8 +10,8 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <stop_token>
 #include <string>
-#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -43,7 +42,7 @@ namespace detail {
 class Machines {
  public:
   /// Throws CommError where nobody is found at the address, UsageError where another job meets there.
-  Machines(const MachineOptions& options, const RankGroup& group) : options_(options), store_(open(group)) {
+  Machines(const MachineOptions& options, const RankGroup& group) : options_(options), store_(open()) {
     store_.set_timeout(std::chrono::seconds(60));
     if (server_) store_.set("id", group.run_id);
     const auto id = store_.get("id");
@@ -51,7 +50,6 @@ class Machines {
   }
   Machines(const Machines&) = delete;
   Machines& operator=(const Machines&) = delete;
-  ~Machines() { stop_watching(); }
 
   /// Comes together with the others and fills in this machine's place in `group`. True where the ranks start without
   /// some machine that was there before. Throws Error where too few come in time, or one has ended the job.
@@ -85,11 +83,10 @@ class Machines {
     return group.nodes < before;
   }
 
-  /// While ranks run: calls `again` once, from a thread, where another machine's have failed.
-  void watch(std::function<void()> again) {
-    watching_.store(true);
-    watcher_ = std::thread([this, again = std::move(again), store = store_]() mutable {
-      while (watching_.load()) {
+  /// While ranks run, and the thread that it returns: calls `again` once, where another machine's have failed.
+  [[nodiscard]] std::jthread watch(std::function<void()> again) const {
+    return std::jthread([this, again = std::move(again), store = store_](const std::stop_token& stop) mutable {
+      while (!stop.stop_requested()) {
         try {
           store.wait({key("over")}, options_.interval);
           return again();
@@ -100,17 +97,13 @@ class Machines {
       }
     });
   }
-  void stop_watching() {
-    watching_.store(false);
-    if (watcher_.joinable()) watcher_.join();
-  }
 
-  /// This machine's ranks have failed: all form anew.
-  void give_up_round() { store_.set(key("over"), "1"); }
+  /// This machine's ranks have failed: all form anew, where machine 0 is still there.
+  void give_up_round() { tell(key("over"), ""); }
+  /// No round follows.
+  void end(const std::string& why) { tell("ended", why); }
   /// Counts a failure of this machine's own ranks.
   int count_restart() { return static_cast<int>(store_.add("restarts", 1)); }
-  /// No round follows.
-  void end(std::string_view why) { store_.compare_set("ended", "", why); }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -118,7 +111,14 @@ class Machines {
   std::string where() const { return format("machines meet at %s:%d: ", options_.host.c_str(), options_.port); }
   std::string key(const char* name) const { return format("%d/%s", round_, name); }
 
-  comm::Store open(const RankGroup&) {
+  void tell(const std::string& where, const std::string& what) {
+    try {
+      store_.set(where, what);
+    } catch (const CommError&) {  // there is nobody to be told
+    }
+  }
+
+  comm::Store open() {
     const char* secret = env("CHORUS_TOKEN");
     const std::string token = secret ? secret : "";
     std::string why;
@@ -142,7 +142,7 @@ class Machines {
     std::optional<Clock::time_point> enough;
     int here = 0;
     while (true) {
-      check<Error>(!store_.check({"ended"}), where(), store_.check({"ended"}) ? store_.get("ended") : "");
+      if (store_.check({"ended"})) fail<Error>(where(), store_.get("ended"));
       here = std::min(static_cast<int>(store_.add(key("joined"), 0)), options_.most);
       if (here >= options_.least && !enough) enough = Clock::now();
       if (here >= std::max(options_.least, before) && (before > 0 || here == options_.most)) break;
@@ -166,8 +166,6 @@ class Machines {
   comm::Store store_;
   comm::Socket listener_;  ///< machine 0's: where ranks meet
   int round_ = -1;
-  std::atomic<bool> watching_{false};
-  std::thread watcher_;
 };
 
 }  // namespace detail
