@@ -59,8 +59,7 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
     }
   }
   /// For `launch`: takes communicator and seed from `run`. A model on GPUs moves to this rank's, and talks over NCCL.
-  template <class Run>
-  requires requires(Run& run) { run.communicator(); }
+  template <detail::LaunchedRun Run>
   DistributedDataParallel(Model model, Run& run, const DistributedDataParallelOptions& options = {}, Hook hook = {})
       : DistributedDataParallel(std::make_unique<detail::RankDevice<D>>(run), std::move(model), options, run.seed(),
                                 std::move(hook)) {

@@ -20,6 +20,13 @@
 
 namespace chorus::inline CHORUS_ABI {
 
+namespace detail {
+/// What `launch` gives a program of several ranks. As a name, since clang 14 forgets a constructor's requires clause
+/// where it deduces a class's arguments: it would take a communicator for a run.
+template <class Run>
+concept LaunchedRun = requires(Run& run) { run.communicator(); };
+}  // namespace detail
+
 /// Base of DistributedDataParallel, LocalSgd and ParameterServer.
 template <class Model, class Communicator>
 class DistributedPolicy : public Policy<Model> {

@@ -60,8 +60,7 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
       });
   }
   /// For `launch`: takes communicator and seed from `run`.
-  template <class Run>
-  requires requires(Run& run) { run.communicator(); }
+  template <detail::LaunchedRun Run>
   LocalSgd(Model model, Run& run, const LocalSgdOptions& options = {})
       : LocalSgd(std::move(model), run.communicator(), options, run.seed()) {
     run.check_options();

@@ -42,8 +42,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
       });
   }
   /// For `launch`: takes communicator and seed from `run`.
-  template <class Run>
-  requires requires(Run& run) { run.communicator(); }
+  template <detail::LaunchedRun Run>
   ParameterServer(Model model, Run& run) : ParameterServer(std::move(model), run.communicator(), run.seed()) {
     run.check_options();
   }
