@@ -58,7 +58,7 @@ Plan draw(std::uint64_t seed) {
   p.size = d.chance(30) ? d.below(8) : d.below(70);
   p.ranks = static_cast<int>(1 + d.below(6));
   p.sampling = {.shuffle = d.chance(70), .seed = d.bits(), .padding = d.chance(25)};
-  p.loading.batch = p.ranks + static_cast<Index>(d.chance(40) ? d.below(4) : d.below(30));
+  p.loading.batch = 1 + static_cast<Index>(d.chance(40) ? d.below(4) : d.below(30));
   if (d.chance(10)) p.loading.batch = std::numeric_limits<Index>::max() - d.below(3);
   p.loading.workers = static_cast<int>(d.below(5));
   p.loading.prefetch = static_cast<int>(1 + d.below(3));

@@ -86,6 +86,18 @@ TEST_CASE("padding gives equal shares: the sets of PyTorch's DistributedSampler"
   CHECK(share(1, {.rank = 4, .world_size = 5, .padding = true}, 0, 5) == std::vector<Index>{0});
 }
 
+TEST_CASE("a global batch of fewer samples than ranks leaves the last ranks with none") {
+  const auto sizes = [](Index b) {
+    std::vector<std::size_t> out;
+    for (int rank = 0; rank < 4; ++rank) out.push_back(share(3, {.rank = rank, .world_size = 4}, b, 2).size());
+    return out;
+  };
+  CHECK(sizes(0) == std::vector<std::size_t>{1, 1, 0, 0});
+  CHECK(sizes(1) == std::vector<std::size_t>{1, 0, 0, 0});
+  CHECK(Sampler(3, {.rank = 3, .world_size = 4}).global_batches(2) == 2);
+  CHECK(Sampler(3, {.rank = 3, .world_size = 4}).global_batches(2, true) == 1);
+}
+
 TEST_CASE("the number of batches") {
   const Sampler sampler(100);
   CHECK(sampler.global_batches(30) == 4);
@@ -100,8 +112,8 @@ TEST_CASE("the number of batches") {
 
 TEST_CASE("senseless samplers are refused") {
   const auto error = [](auto action) { return message_of<chorus::UsageError>(action); };
-  CHECK(error([] { Sampler(10, {.world_size = 3}).global_batches(2); }) ==
-        "Sampler: a global batch of 2 samples can't be shared among 3 ranks: each needs at least one");
+  CHECK(error([] { Sampler(10, {.world_size = 3}).global_batches(0); }) ==
+        "Sampler: expected a global batch of at least 1 sample, got 0");
   CHECK(error([] { Sampler(10, {.rank = 3, .world_size = 3}); }) ==
         "Sampler: rank 3 is not in [0, 3), the ranks of a world of 3");
   CHECK(error([] { Sampler(10, {.rank = -1, .world_size = 3}); }) ==
