@@ -21218,6 +21218,58 @@ class Sgd final : public Optimizer<D> {
 /// DataParallel: one process, several devices. The batch is scattered, copies of the model run on all devices at once,
 /// the outputs are gathered, and in backward the gradients are summed to the first device, where the optimizer steps.
 
+// <chorus/comm/world.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_WORLD_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_WORLD_HPP
+/// A process's place among the processes of a job, as a launcher tells it.
+
+#include <chrono>
+
+namespace chorus::inline CHORUS_ABI::comm {
+
+/// The ranks that one communicator can join; `trace` counts bytes for as many.
+inline constexpr int max_ranks = 64;
+
+struct World {
+  int rank = 0, size = 1;                 ///< this process's number in [0, size), and how many there are
+  int local_rank = 0, local_size = 1;     ///< the same among the processes of this machine
+  std::string master_addr = "127.0.0.1";  ///< where rank 0 listens; a name or an address of rank 0's machine
+  int master_port = 0;
+  /// A secret of the job, the same on all ranks, of at least 16 characters: ranks prove to each other that they know
+  /// it. Needed where master_addr is not on loopback.
+  std::string token = {};
+  int listen_fd = -1;  ///< rank 0: a socket that listens there already, which `connect` takes over; or -1
+  std::chrono::milliseconds timeout{60'000};  ///< the longest that any wait for another rank lasts
+  std::vector<int> members = {};              ///< of a group that `split` made: its ranks in the whole job; else empty
+};
+
+using Clock = std::chrono::steady_clock;
+using Deadline = Clock::time_point;
+
+/// Eleven days: a clock can count to several times that from now.
+inline constexpr std::chrono::milliseconds longest_timeout{1'000'000'000};
+
+/// Throws UsageError, in the name of `who`, for a timeout that is none.
+[[gnu::cold]] inline void check_timeout(std::string_view who, std::chrono::milliseconds timeout) {
+  check<UsageError>(timeout.count() > 0 && timeout <= longest_timeout, who, ": timeout is ", timeout.count(),
+                    " ms, expected 1 to ", longest_timeout.count());
+}
+
+/// What carries out collectives. `automatic`: shared memory when all ranks run on one machine, else TCP. `thread`:
+/// ranks are threads of one process. `hierarchical`: shared memory inside machines, TCP between them, and an all-reduce
+/// in two levels. `mpi`, `gloo` and `nccl` have headers of their own, which a program has to include.
+enum class Backend : std::uint8_t { automatic, shm, tcp, thread, hierarchical, mpi, gloo, nccl };
+
+constexpr std::string_view name(Backend backend) {
+  constexpr std::string_view names[] = {"auto", "shm", "tcp", "thread", "hierarchical", "mpi", "gloo", "nccl"};
+  const auto i = static_cast<std::size_t>(backend);
+  return i < std::size(names) ? names[i] : "unknown";
+}
+inline void append(std::string& out, Backend backend) { out += name(backend); }
+
+}  // namespace chorus::inline CHORUS_ABI::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_WORLD_HPP
+
 // <chorus/parallel/device_balance.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DEVICE_BALANCE_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DEVICE_BALANCE_HPP
@@ -21297,7 +21349,6 @@ void warn_of_imbalance(const std::vector<int>& device_ids) {
 
 #if CHORUS_USE_CUDA
 #endif
-#include <chrono>
 
 namespace chorus::inline CHORUS_ABI {
 
@@ -21542,8 +21593,7 @@ Index batch_size(int dim, const Inputs&... inputs) {
   [[maybe_unused]] const auto look = [&](const auto& x) {
     if (!is_scattered(x, dim)) return;
     const Index size = value_of(x).size(dim);
-    check<ShapeError>(batch == -1 || batch == size, "DataParallel: inputs have ", batch, " and ", size,
-                      " samples along axis ", dim);
+    check<ShapeError>(batch == -1 || batch == size, "inputs have ", batch, " and ", size, " samples along axis ", dim);
     batch = size;
   };
   (for_each_operand(inputs, look), ...);
@@ -22052,6 +22102,11 @@ inline std::string format_list(const char* form, std::va_list values) {
 }  // namespace chorus::inline CHORUS_ABI::detail
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_MESSAGE_HPP
 
+// <chorus/parallel/one_process_policy.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_ONE_PROCESS_POLICY_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_ONE_PROCESS_POLICY_HPP
+/// What the policies of one process share, where there is nobody else to ask.
+
 // <chorus/parallel/policy.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_POLICY_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_POLICY_HPP
@@ -22155,6 +22210,34 @@ struct SamplingOptions {
 }  // namespace chorus::inline CHORUS_ABI
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_POLICY_HPP
 
+namespace chorus::inline CHORUS_ABI {
+
+/// Base of SingleDevice and DataParallel.
+template <class Model>
+class OneProcessPolicy : public Policy<Model> {
+ public:
+  static constexpr bool distributed = false;
+
+  template <class Dataset>
+  data::Sampler sampler(const Dataset& dataset, const SamplingOptions& options = {}) const {
+    return data::Sampler(dataset.size(),
+                         {.shuffle = options.shuffle, .seed = this->seed(), .padding = options.padding});
+  }
+
+  /// `value`, the mean over this process's `samples`, as the mean over the samples of all processes.
+  double mean(double value, Index) const { return value; }
+  /// Sums over all processes, in place.
+  void sum(std::span<double>) const {}
+  /// Whether `text` is the same in all processes.
+  bool same_on_all_ranks(std::string_view) const { return true; }
+
+ protected:
+  using Policy<Model>::Policy;
+};
+
+}  // namespace chorus::inline CHORUS_ABI
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_ONE_PROCESS_POLICY_HPP
+
 // <chorus/parallel/replica_collectives.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_REPLICA_COLLECTIVES_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_REPLICA_COLLECTIVES_HPP
@@ -22229,7 +22312,8 @@ class DeviceThreads {
   /// What was thrown, by device.
   using Errors = std::vector<std::exception_ptr>;
 
-  explicit DeviceThreads(std::size_t devices) : errors_(devices) {
+  /// Throws std::system_error where a thread can't be started; those that were are ended.
+  explicit DeviceThreads(std::size_t devices) : DeviceThreads(Errors(devices)) {
     for (std::size_t i = 1; i < devices; ++i) {
       workers_.push_back(std::make_shared<Worker>());
       threads_.emplace_back([worker = workers_.back(), i] { serve(*worker, i); });
@@ -22237,7 +22321,7 @@ class DeviceThreads {
   }
   /// A thread that is still at work goes on by itself.
   ~DeviceThreads() {
-    for (std::size_t i = 0; i < workers_.size(); ++i) {
+    for (std::size_t i = 0; i < threads_.size(); ++i) {
       const bool at_work = workers_[i]->order.exchange(Order::stop) == Order::work;
       workers_[i]->order.notify_one();
       if (at_work)
@@ -22292,6 +22376,9 @@ class DeviceThreads {
   }
 
  private:
+  // With it this is an object whose destructor will run, whatever the other constructor meets.
+  explicit DeviceThreads(Errors errors) : errors_(std::move(errors)) {}
+
   static constexpr auto forever = std::chrono::milliseconds::max();
 
   enum class Order : int { none, work, stop };
@@ -22419,7 +22506,6 @@ class Replica {
   Model& model() { return model_; }
   const Flat& flat() const { return flat_; }
   D device() const { return device_; }
-  RandomContext& random() { return random_; }
 
   /// Fetches the parameters that have changed since the last call, all buffers, and nothing else; freezes what is
   /// frozen.
@@ -22480,7 +22566,6 @@ class Replica {
   Flat flat_;
   std::vector<nn::NamedBuffer<D>> buffers_;
   D device_;
-  RandomContext random_;
   std::vector<std::uint64_t> seen_;  // versions of the original's parameters
   bool recorded_ = false;
 };
@@ -23222,15 +23307,15 @@ namespace chorus::inline CHORUS_ABI {
 /// after that forms the group anew, and sends all parameters. A captured step (Graphed) has one device, and none of
 /// this.
 template <class Model>
-class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
+class DataParallel : public OneProcessPolicy<Model>, private detail::ReplicaRunner {
  public:
   using D = typename Model::device_type;
-  static constexpr bool distributed = false;
   static constexpr const char* name = "dp";
 
-  /// Throws UsageError without devices, DeviceError for one that doesn't exist.
+  /// Throws UsageError without devices, and for options that make no sense; DeviceError for a device that doesn't
+  /// exist.
   DataParallel(Model model, DataParallelOptions options, std::uint64_t seed = initial_seed())
-      : Policy<Model>(detail::copy_to(std::move(model), detail::first_device<D>(options)), seed),
+      : OneProcessPolicy<Model>(detail::copy_to(std::move(model), detail::first_device<D>(options)), seed),
         options_(std::move(options)),
         buffers_(nn::named_buffers<D>(this->model_)),
         handles_(this->model_),
@@ -23238,6 +23323,7 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
         collectives_(this->flat_, buffers_, replicas_, threads_.threads(), options_.device_ids, options_.timeout) {
     if (options_.output_device < 0) options_.output_device = options_.device_ids.front();
     CachingAllocator<D>::of(D{options_.output_device});  // throws where it doesn't exist
+    comm::check_timeout("DataParallel", options_.timeout);
     check<UsageError>(options_.dim >= 0, "DataParallel: dim is at least 0, got ", options_.dim);
     for (std::size_t i = 1; i < options_.device_ids.size(); ++i)
       replicas_.push_back(std::make_shared<detail::Replica<Model>>(this->model_, device(i)));
@@ -23316,20 +23402,8 @@ class DataParallel : public Policy<Model>, private detail::ReplicaRunner {
     return scalars_.mean(losses);
   }
 
-  template <class Dataset>
-  data::Sampler sampler(const Dataset& dataset, const SamplingOptions& options = {}) const {
-    return data::Sampler(dataset.size(),
-                         {.shuffle = options.shuffle, .seed = this->seed(), .padding = options.padding});
-  }
   int devices() const { return static_cast<int>(options_.device_ids.size()); }
   const DataParallelOptions& options() const { return options_; }
-
-  /// `value`, the mean over this process's `samples`, as the mean over the samples of all processes.
-  double mean(double value, Index) const { return value; }
-  /// Sums over all processes, in place.
-  void sum(std::span<double>) const {}
-  /// Whether `text` is the same in all processes.
-  bool same_on_all_ranks(std::string_view) const { return true; }
 
  private:
   using typename detail::ReplicaRunner::Roots;
@@ -23642,7 +23716,8 @@ class Engine {
   virtual std::chrono::nanoseconds busy() const { return {}; }
   /// The newest calls, one a line, as `flight recorder` prints them; empty where an engine keeps none.
   virtual std::string record() const { return {}; }
-  /// What is known to be wrong with the group, without waiting; while no call is under way.
+  /// What is known to be wrong with the group, without waiting; nothing while a call is under way, which will find out
+  /// by itself. From any thread.
   virtual std::string trouble() { return {}; }
   /// Runs `start`, which starts something that contains calls of this engine: a captured step. `what`, for messages,
   /// lives on.
@@ -23904,7 +23979,7 @@ class AnyCommunicator {
 
   /// The newest 64 calls of this rank, one a line: number, call, when it began and how long it took, or that it is
   /// under way or failed. Where CHORUS_FLIGHT_RECORDER is set, the first failure writes it to stderr (`stderr`) or to
-  /// the file $CHORUS_FLIGHT_RECORDER.rankN.
+  /// the file $CHORUS_FLIGHT_RECORDER.rankN. Empty over NCCL, whose calls the device carries out later.
   std::string flight_record() const { return engine_->record(); }
 
   /// Gives the group up: calls that wait, later calls, and the other ranks' throw CommError with `why`.
@@ -24260,6 +24335,13 @@ template <class Communicator>
 
 namespace chorus::inline CHORUS_ABI {
 
+namespace detail {
+/// What `launch` gives a program of several ranks. As a name, since clang 14 forgets a constructor's requires clause
+/// where it deduces a class's arguments: it would take a communicator for a run.
+template <class Run>
+concept LaunchedRun = requires(Run& run) { run.communicator(); };
+}  // namespace detail
+
 /// Base of DistributedDataParallel, LocalSgd and ParameterServer.
 template <class Model, class Communicator>
 class DistributedPolicy : public Policy<Model> {
@@ -24294,6 +24376,8 @@ class DistributedPolicy : public Policy<Model> {
   }
   /// Sums over all ranks, in place.
   void sum(std::span<double> values) { communicator_.all_reduce(values, comm::ReduceOp::sum, {}); }
+  /// Makes a number, which lies where the parameters do, the largest one of all ranks.
+  void make_largest(std::int32_t* number) { communicator_.all_reduce(std::span(number, 1), comm::ReduceOp::max, {}); }
 
   /// Whether `text` is the same on all ranks; a collective.
   [[gnu::cold]] bool same_on_all_ranks(std::string_view text) {
@@ -24458,47 +24542,6 @@ class NoSync {
 #define CHORUS_SINGLE_CHORUS_COMM_CONNECT_HPP
 /// `connect`: makes the communicator of the processes of a job.
 
-// <chorus/comm/world.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_WORLD_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_WORLD_HPP
-/// A process's place among the processes of a job, as a launcher tells it.
-
-namespace chorus::inline CHORUS_ABI::comm {
-
-/// The ranks that one communicator can join; `trace` counts bytes for as many.
-inline constexpr int max_ranks = 64;
-
-struct World {
-  int rank = 0, size = 1;                 ///< this process's number in [0, size), and how many there are
-  int local_rank = 0, local_size = 1;     ///< the same among the processes of this machine
-  std::string master_addr = "127.0.0.1";  ///< where rank 0 listens; a name or an address of rank 0's machine
-  int master_port = 0;
-  /// A secret of the job, the same on all ranks, of at least 16 characters: ranks prove to each other that they know
-  /// it. Needed where master_addr is not on loopback.
-  std::string token = {};
-  int listen_fd = -1;  ///< rank 0: a socket that listens there already, which `connect` takes over; or -1
-  std::chrono::milliseconds timeout{60'000};  ///< the longest that any wait for another rank lasts
-  std::vector<int> members = {};              ///< of a group that `split` made: its ranks in the whole job; else empty
-};
-
-using Clock = std::chrono::steady_clock;
-using Deadline = Clock::time_point;
-
-/// What carries out collectives. `automatic`: shared memory when all ranks run on one machine, else TCP. `thread`:
-/// ranks are threads of one process. `hierarchical`: shared memory inside machines, TCP between them, and an all-reduce
-/// in two levels. `mpi`, `gloo` and `nccl` have headers of their own, which a program has to include.
-enum class Backend : std::uint8_t { automatic, shm, tcp, thread, hierarchical, mpi, gloo, nccl };
-
-constexpr std::string_view name(Backend backend) {
-  constexpr std::string_view names[] = {"auto", "shm", "tcp", "thread", "hierarchical", "mpi", "gloo", "nccl"};
-  const auto i = static_cast<std::size_t>(backend);
-  return i < std::size(names) ? names[i] : "unknown";
-}
-inline void append(std::string& out, Backend backend) { out += name(backend); }
-
-}  // namespace chorus::inline CHORUS_ABI::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_WORLD_HPP
-
 namespace chorus::inline CHORUS_ABI::comm {
 
 struct ConnectOptions {
@@ -24609,6 +24652,58 @@ inline bool same(const Mac& a, const Mac& b) {
 #include <sys/socket.h>
 #include <sys/uio.h>
 
+// <chorus/comm/name_lookup.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_NAME_LOOKUP_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_NAME_LOOKUP_HPP
+/// `look_up`: the address behind a name, by a deadline. getaddrinfo has none of its own: where name servers don't
+/// answer it lasts as long as the system's settings say, half a minute as a rule.
+
+namespace chorus::inline CHORUS_ABI::comm::detail {
+
+/// What getaddrinfo says.
+struct Found {
+  int code = EAI_FAIL;  ///< 0, or an error for gai_strerror
+  sockaddr_storage storage{};
+  socklen_t length = 0;
+};
+
+inline Found ask_system(const std::string& name, int flags) {
+  addrinfo hints{}, *list = nullptr;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = flags;
+  Found found;
+  found.code = getaddrinfo(name.c_str(), nullptr, &hints, &list);
+  if (found.code != 0 || list == nullptr) return found;
+  std::memcpy(&found.storage, list->ai_addr, list->ai_addrlen);
+  found.length = list->ai_addrlen;
+  freeaddrinfo(list);
+  return found;
+}
+
+/// Nothing at the deadline. An address in numbers is read at once; for a name a thread asks, which lives on until the
+/// system has answered, since nothing ends getaddrinfo.
+[[gnu::cold]] inline std::optional<Found> look_up(const std::string& name, Deadline deadline) {
+  if (const auto numbers = ask_system(name, AI_NUMERICHOST); numbers.code == 0) return numbers;
+  struct Shared {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::optional<Found> found;
+  };
+  const auto shared = std::make_shared<Shared>();
+  std::thread([shared, name] {
+    const auto found = ask_system(name, 0);
+    const std::lock_guard lock(shared->mutex);
+    shared->found = found;
+    shared->changed.notify_all();
+  }).detach();
+  std::unique_lock lock(shared->mutex);
+  shared->changed.wait_until(lock, deadline, [&] { return shared->found.has_value(); });
+  return shared->found;
+}
+
+}  // namespace chorus::inline CHORUS_ABI::comm::detail
+#endif  // CHORUS_SINGLE_CHORUS_COMM_NAME_LOOKUP_HPP
+
 namespace chorus::inline CHORUS_ABI::comm {
 
 inline int milliseconds_until(Deadline deadline) {
@@ -24654,16 +24749,16 @@ struct Address {
     return text;
   }
 
-  /// Looks `name` up. Throws CommError.
-  static Address resolve(const std::string& name, int port) {
-    addrinfo hints{}, *found = nullptr;
-    hints.ai_socktype = SOCK_STREAM;
-    const int code = getaddrinfo(name.c_str(), nullptr, &hints, &found);
-    check<CommError>(code == 0 && found != nullptr, "address '", name, "': ", gai_strerror(code));
+  /// Looks `name` up. Throws CommError where there is no such name, TimeoutError where nobody knows by the deadline.
+  static Address resolve(const std::string& name, int port,
+                         Deadline deadline = Clock::now() + std::chrono::seconds(30)) {
+    const auto found = detail::look_up(name, deadline);
+    check<TimeoutError>(found.has_value(), "address '", name,
+                        "': the system has not found it in time; is there a name server?");
+    check<CommError>(found->code == 0, "address '", name, "': ", gai_strerror(found->code));
     Address address;
-    std::memcpy(&address.storage, found->ai_addr, found->ai_addrlen);
-    address.length = found->ai_addrlen;
-    freeaddrinfo(found);
+    address.storage = found->storage;
+    address.length = found->length;
     return address.with_port(port);
   }
 };
@@ -24957,20 +25052,20 @@ std::span<const std::byte> proven(const Message& message) {
 }
 
 /// Who may meet where. Throws UsageError.
-[[gnu::cold]] inline void check_token(const World& world, const Address& address) {
-  check<UsageError>(world.token.empty() || world.token.size() >= 16, "connect: the job's token has ",
-                    world.token.size(), " characters, expected at least 16");
+[[gnu::cold]] inline void check_token(const std::string& token, const Address& address) {
+  check<UsageError>(token.empty() || token.size() >= 16, "connect: the job's token has ", token.size(),
+                    " characters, expected at least 16");
   if (address.loopback()) return;
   check<UsageError>(can_authenticate, "connect: ", address,
                     " is not on loopback, and this program was built without OpenSSL, which authenticates ranks there");
-  check<UsageError>(!world.token.empty(), "connect: ", address,
+  check<UsageError>(!token.empty(), "connect: ", address,
                     " is not on loopback: ranks need a token to know each other by, the same secret of at least 16 "
                     "characters in CHORUS_TOKEN of all of them");
 }
 
 /// Where the other ranks can reach this one: its machine's address on the way to rank 0. Throws CommError.
 inline Address own_address(const World& world) {
-  const auto master = Address::resolve(world.master_addr, world.master_port);
+  const auto master = Address::resolve(world.master_addr, world.master_port, Clock::now() + world.timeout);
   if (world.rank == 0) return master;
   const Socket probe(::socket(master.storage.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));  // sends nothing
   return ::connect(probe.fd(), master.data(), master.length) == 0 ? probe.local() : master;
@@ -25142,6 +25237,8 @@ class Transport {
   virtual void flush() = 0;
   /// Throws if the group is known to have failed. Cheap.
   virtual void check() = 0;
+  /// The same, where that costs a look at other processes: throws if one of the group has died, too.
+  virtual void check_peers() { check(); }
   /// Tells all ranks that this one gives up, and why. Calls that wait here, and later ones, throw LinkError, too. From
   /// any thread.
   virtual void abort(const std::string& why) noexcept = 0;
@@ -25199,6 +25296,7 @@ class FarCopy {
 
  private:
   static constexpr std::size_t sample = 8 * 1024;
+  static constexpr std::chrono::nanoseconds slow{sample / 4};  // 4 GB/s
   static constexpr unsigned period = 32;  // copies: the first ones find memory that nobody has touched yet
 
   static void stream(std::byte* out, const std::byte* in, std::size_t bytes) {
@@ -25220,8 +25318,9 @@ class FarCopy {
 #endif
   }
 
-  /// Near, ordinary stores took 0.3 times as long as streaming ones, far 6 times. A sample in which the thread was
-  /// interrupted says nothing: two in a row have to agree.
+  /// 8 KiB in ordinary stores took 0.1 to 0.9 us near and 2.6 to 4 us far; in streaming ones 0.2 to 0.8 us, near or
+  /// far, of which the reader pays for more. A sample in which the thread was interrupted says nothing: two in a row
+  /// have to agree.
   void measure(std::byte* out, const std::byte* in) {
     for (std::size_t i = 0; i < 2 * sample; i += 64) seen_ ^= in[i];  // into this core's cache: it is not what is timed
     finish();
@@ -25231,7 +25330,7 @@ class FarCopy {
     detail::copy_bytes(out + sample, in + sample, sample);
     finish();
     const auto end = Clock::now();
-    const bool far = end - middle > 2 * (middle - start);
+    const bool far = end - middle > slow && end - middle > 2 * (middle - start);
     if (far == seems_far_) far_ = far;
     seems_far_ = far;
   }
@@ -25552,6 +25651,13 @@ class Place {
     chorus::check<LinkError>(board_.verdict.load() != 2, "rank ", board_.culprit, " gave up: ", board_.reason.data());
   }
 
+  /// The same where a process has ended.
+  [[gnu::cold]] void check_peers() {
+    check();
+    for (int who = 0; who < size_; ++who)
+      if (has_died(who)) fail<LinkError>("rank ", name(who), " is gone: its process ", pid(who), " has ended");
+  }
+
   /// Says whether this rank works in the others' memory. Between saying so and touching it, it calls `check`: then
   /// either it sees that a rank has given up, or that one sees that it works (all sequentially consistent).
   void works_in_place(bool does) const { seat(rank_).works.store(does ? 1 : 0); }
@@ -25595,9 +25701,7 @@ class Place {
   }
 
   [[gnu::cold]] void look_for_trouble(int peer, const std::atomic<std::uint32_t>& flag, std::uint32_t busy, bool late) {
-    check();
-    for (int who = 0; who < size_; ++who)
-      if (has_died(who)) fail<LinkError>("rank ", name(who), " is gone: its process ", pid(who), " has ended");
+    check_peers();
     // Whatever a rank sent before it left is there by now.
     if (seat(peer).left.load() != 0 && flag.load() == busy) fail<LinkError>("rank ", name(peer), " has left the group");
     if (late) fail<LinkTimeout>("waited ", timeout_.count(), " ms for ", chain(peer));
@@ -25759,6 +25863,7 @@ class ShmTransport final : public Transport {
   }
 
   void check() override { place_.check(); }
+  void check_peers() override { place_.check_peers(); }
   [[gnu::cold]] void abort(const std::string& why) noexcept override { place_.abort(why); }
 
  private:
@@ -25837,9 +25942,9 @@ class Host {
     const auto deadline = Clock::now() + world_.timeout;
     const auto listener = world_.listen_fd >= 0
                               ? Socket::adopt(world_.listen_fd)
-                              : Socket::listen(Address::resolve(world_.master_addr, world_.master_port));
+                              : Socket::listen(Address::resolve(world_.master_addr, world_.master_port, deadline));
     where_ = cat("rank 0: rendezvous at ", listener.local());
-    check_token(world_, listener.local());
+    check_token(world_.token, listener.local());
     std::optional<Guests> guests(std::in_place, listener, sizeof(Hello), magic);
     while (!complete()) {
       auto guest = guests->next(std::min(deadline, Clock::now() + std::chrono::milliseconds(50)));
@@ -25999,9 +26104,9 @@ class Host {
 [[gnu::cold]] inline Meeting join(const World& world, Backend kind) {
   const auto deadline = Clock::now() + world.timeout;
   const auto grace = deadline + std::chrono::milliseconds(500) + world.timeout / 10;  // rank 0's refusal may come late
-  const auto address = Address::resolve(world.master_addr, world.master_port);
+  const auto address = Address::resolve(world.master_addr, world.master_port, deadline);
   const auto where = cat("rank ", world.rank, ": rendezvous at ", address);
-  check_token(world, address);
+  check_token(world.token, address);
   Hello hello;
   hello.rank = world.rank;
   hello.size = world.size;
@@ -26600,7 +26705,8 @@ namespace chorus::inline CHORUS_ABI::comm {
 class HybridTransport final : public Transport {
  public:
   /// `tcp` joins all ranks. They tell each other where they run, and those of one machine map a region. A process with
-  /// CHORUS_HOST_ID counts as one of a machine of that name, for tests. Throws CommError.
+  /// CHORUS_HOST_ID counts as one of a machine of that name, for tests. Where one of a machine's ranks can't have the
+  /// region, as under another user, none of them does. Throws CommError.
   explicit HybridTransport(std::unique_ptr<TcpTransport> tcp)
       : Transport(tcp->rank, tcp->size, std::min(TcpTransport::slot_bytes, ShmTransport::slot_bytes),
                   std::min(TcpTransport::slots, ShmTransport::slots), tcp->timeout),
@@ -26619,25 +26725,32 @@ class HybridTransport final : public Transport {
     const int here = static_cast<int>(ranks.size());
     const auto leader = static_cast<std::size_t>(ranks.front());
     SharedRegion region;
-    if (here > 1 && rank == ranks.front()) {
+    const auto get = [&](const auto& made) {
       try {
-        region = ShmTransport::make_region(here);
-        for (int i = 0; i < here; ++i)
-          ShmTransport::name_process(
-              region, static_cast<std::size_t>(i),
-              static_cast<int>(pids[static_cast<std::size_t>(ranks[static_cast<std::size_t>(i)])]));
+        region = made();
       } catch (const CommError& error) {
         chorus::detail::say(cat("rank ", rank, ": ", error.what(), "; the ranks of this machine talk over TCP"));
       }
-    }
+    };
+    if (here > 1 && rank == ranks.front())
+      get([&] {
+        auto made = ShmTransport::make_region(here);
+        for (std::size_t i = 0; i < ranks.size(); ++i)
+          ShmTransport::name_process(made, i, static_cast<int>(pids[static_cast<std::size_t>(ranks[i])]));
+        return made;
+      });
     const auto fds = gather(static_cast<std::uint64_t>(region.fd()));
-    const bool shared = here > 1 && static_cast<int>(fds[leader]) >= 0;
-    if (!shared) std::fill(local_.begin(), local_.end(), -1);
-    if (shared && rank != ranks.front())
-      region = SharedRegion::open(static_cast<int>(pids[leader]), static_cast<int>(fds[leader]),
+    if (rank != ranks.front() && static_cast<int>(fds[leader]) >= 0)
+      get([&] {
+        return SharedRegion::open(static_cast<int>(pids[leader]), static_cast<int>(fds[leader]),
                                   ShmTransport::region_bytes(here));
-    gather(0);  // the leader's region stays open until all have it
-    if (shared)
+      });
+    const auto have = gather(region ? 1 : 0);  // the leader's stays open until all have tried
+    const bool shared =
+        std::all_of(ranks.begin(), ranks.end(), [&](int who) { return have[static_cast<std::size_t>(who)] != 0; });
+    if (!shared)
+      std::fill(local_.begin(), local_.end(), -1);
+    else
       shm_ = std::make_unique<ShmTransport>(std::make_shared<SharedRegion>(std::move(region)),
                                             local_[static_cast<std::size_t>(rank)], here, timeout,
                                             std::move(ranks));
@@ -26664,6 +26777,10 @@ class HybridTransport final : public Transport {
   void check() override {
     tcp_->check();
     if (shm_) shm_->check();
+  }
+  void check_peers() override {
+    tcp_->check();
+    if (shm_) shm_->check_peers();
   }
   void abort(const std::string& why) noexcept override {
     tcp_->abort(why);
@@ -26736,11 +26853,12 @@ struct MeshHello {
     const auto& address = meeting.addresses[static_cast<std::size_t>(rank)];
     for (int lane = 0; lane < 2; ++lane) {
       auto& socket = socket_of(rank, lane) = Socket::connect(address, deadline);
-      const int error = errno;
+      check<CommError>(bool(socket), "rank ", world.rank, ": cannot connect to rank ", rank, " at ", address, ": ",
+                       std::strerror(errno));
       detail::MeshHello hello{.key = meeting.key, .rank = world.rank, .lane = lane, .to = rank};
       hello.proof = prove(world.token, {detail::proven(hello)});
-      check<CommError>(socket && socket.send_all(bytes_of(hello), deadline), "rank ", world.rank,
-                       ": cannot connect to rank ", rank, " at ", address, ": ", std::strerror(error));
+      check<CommError>(socket.send_all(bytes_of(hello), deadline), "rank ", world.rank, ": rank ", rank, " at ",
+                       address, " has closed the connection");
     }
   }
 
@@ -26854,6 +26972,14 @@ class InOrder final : public Progress {
     return finished_ >= ticket || bool(failure_);
   }
 
+  /// What `ask()` says, under the lock, while no task runs or waits; else nothing. From any thread.
+  template <class Ask>
+  auto when_idle(const Ask& ask) -> decltype(ask()) {
+    const std::lock_guard lock(mutex_);
+    if (running_ || !tasks_.empty()) return {};
+    return ask();
+  }
+
   /// Finishes what was given and ends the thread.
   void stop() {
     {
@@ -26908,11 +27034,16 @@ class InOrder final : public Progress {
 
   void start() {
     if (thread_.joinable()) return;
-    sigset_t all, before;  // signals are for the threads that the user knows of
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const struct Blocked {  // signals are for the threads that the user knows of
+      sigset_t before;
+      Blocked() {
+        sigset_t all;
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before);
+      }
+      ~Blocked() { pthread_sigmask(SIG_SETMASK, &before, nullptr); }
+    } blocked;
     thread_ = std::thread([this] { loop(); });
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
 
   void loop() {
@@ -26944,8 +27075,8 @@ namespace chorus::inline CHORUS_ABI::comm {
 
 /// `Runner` has `Failure run(const Call&, const std::atomic<bool>& caller_waits)`, called by one thread at a time, and
 /// `void abort(std::string_view) noexcept`, called from any, after which the run that goes on and all later ones fail
-/// soon; and `std::string record() const`, see Engine. The first failure is the runner's to keep: it fails again in
-/// every later call.
+/// soon; and `record() const` and `busy() const`, see Engine. The first failure is the runner's to keep: it fails again
+/// in every later call.
 template <class Runner>
 class QueuedEngine final : public Engine {
  public:
@@ -26965,13 +27096,10 @@ class QueuedEngine final : public Engine {
     if constexpr (requires { runner_.allocate(bytes); }) return runner_.allocate(bytes);
     return nullptr;
   }
-  std::chrono::nanoseconds busy() const override {
-    if constexpr (requires { runner_.busy(); }) return runner_.busy();
-    return {};
-  }
+  std::chrono::nanoseconds busy() const override { return runner_.busy(); }
   std::string record() const override { return runner_.record(); }
   std::string trouble() override {
-    if constexpr (requires { runner_.trouble(); }) return runner_.trouble();
+    if constexpr (requires { runner_.trouble(); }) return calls_->when_idle([this] { return runner_.trouble(); });
     return {};
   }
 
@@ -27595,7 +27723,7 @@ class RingRunner {
   std::string record() const { return book_.record(); }
   std::string trouble() {
     try {
-      link_->check();
+      link_->check_peers();
     } catch (const LinkError& error) {
       return error.what();
     }
@@ -27676,12 +27804,14 @@ static_assert(Communicator<RingCommunicator>);
 namespace chorus::inline CHORUS_ABI::comm {
 
 /// One communicator per rank, to be used by one thread each. They share memory as processes on one machine do, and
-/// `trace` counts their bytes apart, by rank. Throws UsageError for a size that is not in [1, max_ranks].
+/// `trace` counts their bytes apart, by rank. Throws UsageError for a size that is not in [1, max_ranks] and a timeout
+/// that is none, CommError where there is no memory.
 std::vector<AnyCommunicator> thread_group(int size,
                                           std::chrono::milliseconds timeout = std::chrono::milliseconds(60'000));
 
 /// The same for threads that know only their own place: waits until world.size of them have come with one
-/// world.master_port. Throws TimeoutError after world.timeout, CommError where a rank comes twice.
+/// world.master_port. Throws TimeoutError after world.timeout, CommError where a rank comes twice and where there is no
+/// memory.
 AnyCommunicator join_thread_group(const World& world);
 
 }  // namespace chorus::inline CHORUS_ABI::comm
@@ -27714,11 +27844,16 @@ class Lobby {
     check<CommError>(!mine->seats[rank], "rank ", world.rank, ": a thread of this rank is there already");
     mine->seats[rank] = true;
     if (++mine->present == world.size) {
-      mine->group = thread_group(world.size, world.timeout);
       tables_.erase(world.master_port);
+      try {
+        mine->group = thread_group(world.size, world.timeout);
+      } catch (const CommError& error) {
+        mine->failure = error.what();
+      }
       mine->complete.notify_all();
     }
-    if (!mine->complete.wait_for(lock, world.timeout, [&] { return !mine->group.empty(); })) {
+    const auto over = [&] { return mine->present == world.size; };
+    if (!mine->complete.wait_for(lock, world.timeout, over)) {
       std::string missing;
       for (std::size_t i = 0; i < mine->seats.size(); ++i)
         if (!mine->seats[i]) missing += cat(missing.empty() ? "" : ", ", i);
@@ -27727,6 +27862,7 @@ class Lobby {
       fail<TimeoutError>("rank ", world.rank, ": ranks ", missing, " of ", world.size, " did not come within ",
                          world.timeout.count(), " ms");
     }
+    check<CommError>(mine->failure.empty(), "rank ", world.rank, ": ", mine->failure);
     return std::move(mine->group[rank]);
   }
 
@@ -27736,6 +27872,7 @@ class Lobby {
     std::vector<bool> seats;
     int present = 0;
     std::vector<AnyCommunicator> group;
+    std::string failure;  // why there is none
     std::condition_variable complete;
   };
 
@@ -27747,6 +27884,7 @@ class Lobby {
 
 CHORUS_INLINE std::vector<AnyCommunicator> thread_group(int size, std::chrono::milliseconds timeout) {
   check<UsageError>(size >= 1 && size <= max_ranks, "thread_group: ", size, " ranks, expected 1 to ", max_ranks);
+  check_timeout("thread_group", timeout);
   std::vector<AnyCommunicator> group;
   if (size == 1) group.emplace_back();
   if (size == 1) return group;
@@ -27798,8 +27936,7 @@ CHORUS_INLINE AnyCommunicator connect(const World& world, const ConnectOptions& 
                     ", expected 1 to ", max_ranks);
   check<UsageError>(world.rank >= 0 && world.rank < world.size, "connect: rank ", world.rank, " is not in [0, ",
                     world.size, ")");
-  check<UsageError>(world.timeout.count() > 0, "connect: timeout is ", world.timeout.count(),
-                    " ms, expected more than 0");
+  check_timeout("connect", world.timeout);
   const auto backend = options.backend;
   const auto maker = detail::maker_of(backend);
   check<UsageError>(backend <= Backend::hierarchical || maker, "connect: this program was built without backend ",
@@ -27886,6 +28023,7 @@ class NcclMember {
         timeout_(timeout),
         tell_(std::move(tell)),
         hear_(std::move(hear)) {
+    check_timeout("nccl", timeout);
     check_cuda(api_.use_device(device_), "choosing device");
     check_cuda(api_.create_stream(stream_), "making a stream on device");
   }
@@ -27914,11 +28052,11 @@ class NcclMember {
     return cat(text, ": nccl: ", why);
   }
 
-  /// Gives up if another rank has.
+  /// Gives up if another rank has. Of a group that this rank has left, where a Work may still be asked, it asks nobody.
   void listen() {
-    if (failure_ || !hear_) return;
+    if (failure_ || comm_ == Comm{}) return;
     if (const Failure theirs = hear_())
-      give_up(cat("rank ", rank_, ": nccl: gives up, since another rank has: ", theirs.what), theirs.timed_out);
+      give_up(cat("rank ", rank_, ": nccl: gives up: ", theirs.what), theirs.timed_out);
   }
 
   void raise_if_failed(const Call& call) {
@@ -28149,10 +28287,10 @@ namespace chorus::inline CHORUS_ABI::comm {
 template <class Api>
 class NcclQueue final : public Progress, private NcclCalls<Api> {
  public:
-  /// `tell` is called once, with the reason, when this rank gives up; from any thread. `hear`, where there is one, says
-  /// how another rank has failed, upon which this one gives up, too; it is asked every few milliseconds.
+  /// `tell` is called once, with the reason, when this rank gives up; from any thread. `hear` says how another rank has
+  /// failed, if it is known, upon which this one gives up, too; it is asked at each call, and every few milliseconds.
   NcclQueue(Api api, int rank, int device, std::chrono::milliseconds timeout, std::function<void(const Failure&)> tell,
-            std::function<Failure()> hear = {})
+            std::function<Failure()> hear)
       : Calls(std::move(api), rank, device, timeout, std::move(tell), std::move(hear)) {}
   ~NcclQueue() override { stop(); }
 
@@ -28433,8 +28571,9 @@ class NcclEngine final : public Engine {
       : Engine(control.rank(), control.size()),
         control_(control),
         api_(api),
-        queue_(std::make_shared<NcclQueue<Api>>(api, rank, device, timeout,
-                                                [&control](const Failure& failure) { control.abort(failure.what); })) {
+        queue_(std::make_shared<NcclQueue<Api>>(
+            api, rank, device, timeout, [&control](const Failure& failure) { control.abort(failure.what); },
+            [&control] { return Failure{control.engine().trouble()}; })) {
     typename Api::UniqueId id{};
     int code = rank == 0 ? api.unique_id(id) : Api::success;
     // The other ranks wait for the id: they have to hear it where there is none.
@@ -28549,7 +28688,8 @@ template <class Api = NcclApi>
 class NcclCommunicator : public AnyCommunicator {
  public:
   /// Every rank calls it with its own device. `control` joins the same ranks over host memory; it must outlive this,
-  /// and is told when this rank gives up. `timeout`: how long a call waits for the other ranks. Throws CommError.
+  /// is told when this rank gives up, and tells this rank when another one has, or has died. `timeout`: how long a call
+  /// waits for the other ranks. Throws CommError.
   NcclCommunicator(AnyCommunicator& control, int device,
                    std::chrono::milliseconds timeout = std::chrono::milliseconds(60'000), Api api = {})
       : NcclCommunicator(std::make_shared<detail::NcclEngine<Api>>(control, device, timeout, std::move(api))) {}
@@ -29444,9 +29584,7 @@ class GradientLayout {
   /// Whether ranks share its gradient: it is sent, or rests.
   bool is_shared(std::size_t i) const { return is_sent(i) || (rests(i) && parameter(i).wants_grad()); }
   Sending sending(std::size_t i) const {
-    if (!parameter(i).wants_grad() || lists(options_.parameters_and_buffers_to_ignore, name(i)) || unused_for_good(i) ||
-        rests(i))
-      return Sending::no;
+    if (!parameter(i).wants_grad() || options_.ignores(name(i)) || unused_for_good(i) || rests(i)) return Sending::no;
     return lists(options_.delay_all_reduce_named_params, name(i)) ? Sending::late : Sending::early;
   }
   /// Those that are shared, and what may lie between: ranks have as many, in the same order.
@@ -29488,12 +29626,14 @@ class GradientLayout {
   [[gnu::cold]] std::string describe() const {
     std::string text;
     for (std::size_t i = 0; i < entries(); ++i)
-      if (!lists(options_.parameters_and_buffers_to_ignore, name(i)))
-        text += cat(name(i), parameter(i).wants_grad() ? "\n" : ", frozen,\n");
+      if (!options_.ignores(name(i))) text += cat(name(i), parameter(i).wants_grad() ? "\n" : ", frozen,\n");
     return text;
   }
-  /// Lays the flat buffers out anew: `order[i]` is the present number of the entry that becomes number i.
-  [[gnu::cold]] void reorder(std::span<const std::size_t> order) {
+  /// Lays the flat buffers out anew: `wanted[i]` is the present number of the entry that becomes number i, but that
+  /// each rank's own stay behind all others, whoever had them where.
+  [[gnu::cold]] void reorder(std::span<const std::size_t> wanted) {
+    std::vector<std::size_t> order(wanted.begin(), wanted.end());
+    std::stable_partition(order.begin(), order.end(), [this](std::size_t i) { return !options_.ignores(name(i)); });
     flat_.reorder(order);
     resting_.clear();
     if (!uses_.empty()) {
@@ -29529,7 +29669,7 @@ class GradientLayout {
     return std::find(names.begin(), names.end(), wanted) != names.end();
   }
   [[gnu::cold]] int place(std::size_t i) const {
-    if (lists(options_.parameters_and_buffers_to_ignore, name(i))) return 3;
+    if (options_.ignores(name(i))) return 3;
     const auto when = sending(i);
     return when == Sending::early ? 0 : when == Sending::late ? 1 : 2;
   }
@@ -29679,27 +29819,33 @@ class BackwardTurn {
   void begin(const void* communicator, bool varies, bool operators_send) {
     end();
     auto& others = under_way();
-    waits_ = (varies && operators_send) || std::any_of(others.begin(), others.end(), [&](const BackwardTurn* other) {
-      return other->communicator_ == communicator && (varies || other->varies_);
-    });
-    communicator_ = communicator;
-    varies_ = varies;
-    others.push_back(this);
+    const auto goes_first = [&](const std::weak_ptr<const Pass>& known) {
+      const auto other = known.lock();
+      return other && other->communicator == communicator && (varies || other->varies);
+    };
+    waits_ = (varies && operators_send) || std::any_of(others.begin(), others.end(), goes_first);
+    *own_ = {communicator, varies};
+    others.push_back(own_);
   }
   void end() {
-    std::erase_if(under_way(), [this](const BackwardTurn* one) { return one == this; });
+    std::erase_if(under_way(), [this](const auto& known) { return known.expired() || known.lock() == own_; });
   }
   /// Whether buckets may not leave before the end.
   bool waits() const { return waits_; }
 
  private:
-  static std::vector<const BackwardTurn*>& under_way() {
-    thread_local std::vector<const BackwardTurn*> all;
+  struct Pass {
+    const void* communicator = nullptr;
+    bool varies = false;
+  };
+  // A net whose pass broke off may be destroyed by another thread.
+  static std::vector<std::weak_ptr<const Pass>>& under_way() {
+    thread_local std::vector<std::weak_ptr<const Pass>> all;
     return all;
   }
 
-  const void* communicator_ = nullptr;
-  bool varies_ = false, waits_ = false;
+  const std::shared_ptr<Pass> own_ = std::make_shared<Pass>();
+  bool waits_ = false;
 };
 
 }  // namespace chorus::inline CHORUS_ABI::detail
@@ -29847,6 +29993,8 @@ class BucketSender {
     bad_ = no_bucket;
     clock_.backward_begins(busy());
   }
+  /// Others have been made, which leave in the same pass.
+  void begin_again() { next_ = next_back_ = 0; }
   /// Sends the buckets that are full, up to the first that isn't.
   void send_full() {
     auto& buckets = layout_.buckets();
@@ -30221,6 +30369,11 @@ class HookMemory {
     restore();
   }
 
+  /// What is remembered of a parameter that is in no bucket, and never will be again.
+  void forget(const std::string& parameter) {
+    std::erase_if(aside_, [&](const auto& entry) { return entry.first.parameter == parameter; });
+  }
+
   /// All of it, as `rest.conv1.weight`: the same names on all ranks, with each rank's own numbers. `full`: made where
   /// there is none so far.
   std::vector<optim::StateTensor> state(bool full = false) {
@@ -30320,12 +30473,14 @@ class Reducer {
  public:
   static constexpr bool in_parts = BucketSender<D, Hook, Communicator>::in_parts;
 
+  /// `alive` is empty once the net is gone: the model's parameters, and the tape, may live longer.
   Reducer(nn::FlatParameters<D>& flat, Communicator& communicator, BatchShares<Communicator>& shares,
-          const DistributedDataParallelOptions& options, Hook hook)
+          const DistributedDataParallelOptions& options, Hook hook, std::weak_ptr<void> alive)
       : layout_(flat, options),
         communicator_(communicator),
         shares_(shares),
         options_(options),
+        alive_(std::move(alive)),
         sender_(layout_, communicator, options, std::move(hook)),
         memory_(sender_),
         parts_(layout_),
@@ -30349,8 +30504,6 @@ class Reducer {
   /// What a hook that averages in parts has left.
   GradientParts<D>& parts() { return parts_; }
   bool in_backward() const { return in_backward_; }
-  /// What is empty once this is gone: the model's parameters, and their hooks, may live longer.
-  std::weak_ptr<void> alive() const { return alive_; }
   std::int64_t skipped_steps() const { return skipped_; }
   DdpClock& clock() { return sender_.clock(); }
   const DdpClock& clock() const { return sender_.clock(); }
@@ -30395,7 +30548,7 @@ class Reducer {
     }
     if (!in_backward_) {
       begin_backward();
-      at_backward_end([this, alive = alive()] {
+      at_backward_end([this, alive = alive_] {
         if (!alive.expired()) finish_backward();
       });
     }
@@ -30515,7 +30668,7 @@ class Reducer {
     }
     if (any) {
       start_anew([&] { layout_.set_resting(std::move(others)); });
-      sender_.begin(accumulated_.weight(), true);
+      sender_.begin_again();
       sender_.send_all();
       sender_.take_back_all();
     }
@@ -30542,6 +30695,8 @@ class Reducer {
       layout_.set_uses(std::move(uses));
       arrivals_.settle();
     });
+    for (std::size_t i = 0; i < layout_.entries(); ++i)
+      if (layout_.unused_for_good(i)) memory_.forget(name(i));
     sender_.send_all();
   }
 
@@ -30571,6 +30726,7 @@ class Reducer {
   Communicator& communicator_;
   BatchShares<Communicator>& shares_;
   const DistributedDataParallelOptions& options_;
+  const std::weak_ptr<void> alive_;
   BucketSender<D, Hook, Communicator> sender_;
   HookMemory<D, Hook, Communicator> memory_;
   GradientParts<D> parts_;
@@ -30581,7 +30737,6 @@ class Reducer {
   std::int64_t skipped_ = 0;
   UnusedWatch unused_watch_;
   bool in_backward_ = false, order_learned_ = false, company_ = false;
-  std::shared_ptr<void> alive_ = std::make_shared<int>();
 };
 
 }  // namespace chorus::inline CHORUS_ABI::detail
@@ -30611,7 +30766,7 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
                           std::uint64_t seed = initial_seed(), Hook hook = {})
       : Base(std::move(model), communicator, seed),
         options_(options.checked_for<D>(this->model_)),
-        reducer_(this->flat_, communicator, this->shares_, options_, std::move(hook)) {
+        reducer_(this->flat_, communicator, this->shares_, options_, std::move(hook), this->alive()) {
     if constexpr (requires { communicator.allocate(0); })
       if (std::is_same_v<D, Cpu> && communicator.size() > 1)
         this->flat_.use_memory([&communicator](std::size_t bytes) { return communicator.allocate(bytes); });
@@ -30622,14 +30777,13 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
     }
     for (const auto& entry : this->flat_.entries()) {
       auto& parameter = entry.parameter();
-      parameter.on_grad([this, alive = reducer_.alive(), &parameter] {
+      parameter.on_grad([this, alive = this->alive(), &parameter] {
         if (!alive.expired()) reducer_.gradient_ready(parameter);
       });
     }
   }
   /// For `launch`: takes communicator and seed from `run`. A model on GPUs moves to this rank's, and talks over NCCL.
-  template <class Run>
-  requires requires(Run& run) { run.communicator(); }
+  template <detail::LaunchedRun Run>
   DistributedDataParallel(Model model, Run& run, const DistributedDataParallelOptions& options = {}, Hook hook = {})
       : DistributedDataParallel(std::make_unique<detail::RankDevice<D>>(run), std::move(model), options, run.seed(),
                                 std::move(hook)) {
@@ -30878,47 +31032,6 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
 #define CHORUS_SINGLE_CHORUS_COMM_CONNECT_HPP
 /// `connect`: makes the communicator of the processes of a job.
 
-// <chorus/comm/world.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_WORLD_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_WORLD_HPP
-/// A process's place among the processes of a job, as a launcher tells it.
-
-namespace chorus::inline CHORUS_ABI::comm {
-
-/// The ranks that one communicator can join; `trace` counts bytes for as many.
-inline constexpr int max_ranks = 64;
-
-struct World {
-  int rank = 0, size = 1;                 ///< this process's number in [0, size), and how many there are
-  int local_rank = 0, local_size = 1;     ///< the same among the processes of this machine
-  std::string master_addr = "127.0.0.1";  ///< where rank 0 listens; a name or an address of rank 0's machine
-  int master_port = 0;
-  /// A secret of the job, the same on all ranks, of at least 16 characters: ranks prove to each other that they know
-  /// it. Needed where master_addr is not on loopback.
-  std::string token = {};
-  int listen_fd = -1;  ///< rank 0: a socket that listens there already, which `connect` takes over; or -1
-  std::chrono::milliseconds timeout{60'000};  ///< the longest that any wait for another rank lasts
-  std::vector<int> members = {};              ///< of a group that `split` made: its ranks in the whole job; else empty
-};
-
-using Clock = std::chrono::steady_clock;
-using Deadline = Clock::time_point;
-
-/// What carries out collectives. `automatic`: shared memory when all ranks run on one machine, else TCP. `thread`:
-/// ranks are threads of one process. `hierarchical`: shared memory inside machines, TCP between them, and an all-reduce
-/// in two levels. `mpi`, `gloo` and `nccl` have headers of their own, which a program has to include.
-enum class Backend : std::uint8_t { automatic, shm, tcp, thread, hierarchical, mpi, gloo, nccl };
-
-constexpr std::string_view name(Backend backend) {
-  constexpr std::string_view names[] = {"auto", "shm", "tcp", "thread", "hierarchical", "mpi", "gloo", "nccl"};
-  const auto i = static_cast<std::size_t>(backend);
-  return i < std::size(names) ? names[i] : "unknown";
-}
-inline void append(std::string& out, Backend backend) { out += name(backend); }
-
-}  // namespace chorus::inline CHORUS_ABI::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_WORLD_HPP
-
 namespace chorus::inline CHORUS_ABI::comm {
 
 struct ConnectOptions {
@@ -31029,6 +31142,58 @@ inline bool same(const Mac& a, const Mac& b) {
 #include <sys/socket.h>
 #include <sys/uio.h>
 
+// <chorus/comm/name_lookup.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_NAME_LOOKUP_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_NAME_LOOKUP_HPP
+/// `look_up`: the address behind a name, by a deadline. getaddrinfo has none of its own: where name servers don't
+/// answer it lasts as long as the system's settings say, half a minute as a rule.
+
+namespace chorus::inline CHORUS_ABI::comm::detail {
+
+/// What getaddrinfo says.
+struct Found {
+  int code = EAI_FAIL;  ///< 0, or an error for gai_strerror
+  sockaddr_storage storage{};
+  socklen_t length = 0;
+};
+
+inline Found ask_system(const std::string& name, int flags) {
+  addrinfo hints{}, *list = nullptr;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = flags;
+  Found found;
+  found.code = getaddrinfo(name.c_str(), nullptr, &hints, &list);
+  if (found.code != 0 || list == nullptr) return found;
+  std::memcpy(&found.storage, list->ai_addr, list->ai_addrlen);
+  found.length = list->ai_addrlen;
+  freeaddrinfo(list);
+  return found;
+}
+
+/// Nothing at the deadline. An address in numbers is read at once; for a name a thread asks, which lives on until the
+/// system has answered, since nothing ends getaddrinfo.
+[[gnu::cold]] inline std::optional<Found> look_up(const std::string& name, Deadline deadline) {
+  if (const auto numbers = ask_system(name, AI_NUMERICHOST); numbers.code == 0) return numbers;
+  struct Shared {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::optional<Found> found;
+  };
+  const auto shared = std::make_shared<Shared>();
+  std::thread([shared, name] {
+    const auto found = ask_system(name, 0);
+    const std::lock_guard lock(shared->mutex);
+    shared->found = found;
+    shared->changed.notify_all();
+  }).detach();
+  std::unique_lock lock(shared->mutex);
+  shared->changed.wait_until(lock, deadline, [&] { return shared->found.has_value(); });
+  return shared->found;
+}
+
+}  // namespace chorus::inline CHORUS_ABI::comm::detail
+#endif  // CHORUS_SINGLE_CHORUS_COMM_NAME_LOOKUP_HPP
+
 namespace chorus::inline CHORUS_ABI::comm {
 
 inline int milliseconds_until(Deadline deadline) {
@@ -31074,16 +31239,16 @@ struct Address {
     return text;
   }
 
-  /// Looks `name` up. Throws CommError.
-  static Address resolve(const std::string& name, int port) {
-    addrinfo hints{}, *found = nullptr;
-    hints.ai_socktype = SOCK_STREAM;
-    const int code = getaddrinfo(name.c_str(), nullptr, &hints, &found);
-    check<CommError>(code == 0 && found != nullptr, "address '", name, "': ", gai_strerror(code));
+  /// Looks `name` up. Throws CommError where there is no such name, TimeoutError where nobody knows by the deadline.
+  static Address resolve(const std::string& name, int port,
+                         Deadline deadline = Clock::now() + std::chrono::seconds(30)) {
+    const auto found = detail::look_up(name, deadline);
+    check<TimeoutError>(found.has_value(), "address '", name,
+                        "': the system has not found it in time; is there a name server?");
+    check<CommError>(found->code == 0, "address '", name, "': ", gai_strerror(found->code));
     Address address;
-    std::memcpy(&address.storage, found->ai_addr, found->ai_addrlen);
-    address.length = found->ai_addrlen;
-    freeaddrinfo(found);
+    address.storage = found->storage;
+    address.length = found->length;
     return address.with_port(port);
   }
 };
@@ -31377,20 +31542,20 @@ std::span<const std::byte> proven(const Message& message) {
 }
 
 /// Who may meet where. Throws UsageError.
-[[gnu::cold]] inline void check_token(const World& world, const Address& address) {
-  check<UsageError>(world.token.empty() || world.token.size() >= 16, "connect: the job's token has ",
-                    world.token.size(), " characters, expected at least 16");
+[[gnu::cold]] inline void check_token(const std::string& token, const Address& address) {
+  check<UsageError>(token.empty() || token.size() >= 16, "connect: the job's token has ", token.size(),
+                    " characters, expected at least 16");
   if (address.loopback()) return;
   check<UsageError>(can_authenticate, "connect: ", address,
                     " is not on loopback, and this program was built without OpenSSL, which authenticates ranks there");
-  check<UsageError>(!world.token.empty(), "connect: ", address,
+  check<UsageError>(!token.empty(), "connect: ", address,
                     " is not on loopback: ranks need a token to know each other by, the same secret of at least 16 "
                     "characters in CHORUS_TOKEN of all of them");
 }
 
 /// Where the other ranks can reach this one: its machine's address on the way to rank 0. Throws CommError.
 inline Address own_address(const World& world) {
-  const auto master = Address::resolve(world.master_addr, world.master_port);
+  const auto master = Address::resolve(world.master_addr, world.master_port, Clock::now() + world.timeout);
   if (world.rank == 0) return master;
   const Socket probe(::socket(master.storage.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));  // sends nothing
   return ::connect(probe.fd(), master.data(), master.length) == 0 ? probe.local() : master;
@@ -31562,6 +31727,8 @@ class Transport {
   virtual void flush() = 0;
   /// Throws if the group is known to have failed. Cheap.
   virtual void check() = 0;
+  /// The same, where that costs a look at other processes: throws if one of the group has died, too.
+  virtual void check_peers() { check(); }
   /// Tells all ranks that this one gives up, and why. Calls that wait here, and later ones, throw LinkError, too. From
   /// any thread.
   virtual void abort(const std::string& why) noexcept = 0;
@@ -31619,6 +31786,7 @@ class FarCopy {
 
  private:
   static constexpr std::size_t sample = 8 * 1024;
+  static constexpr std::chrono::nanoseconds slow{sample / 4};  // 4 GB/s
   static constexpr unsigned period = 32;  // copies: the first ones find memory that nobody has touched yet
 
   static void stream(std::byte* out, const std::byte* in, std::size_t bytes) {
@@ -31640,8 +31808,9 @@ class FarCopy {
 #endif
   }
 
-  /// Near, ordinary stores took 0.3 times as long as streaming ones, far 6 times. A sample in which the thread was
-  /// interrupted says nothing: two in a row have to agree.
+  /// 8 KiB in ordinary stores took 0.1 to 0.9 us near and 2.6 to 4 us far; in streaming ones 0.2 to 0.8 us, near or
+  /// far, of which the reader pays for more. A sample in which the thread was interrupted says nothing: two in a row
+  /// have to agree.
   void measure(std::byte* out, const std::byte* in) {
     for (std::size_t i = 0; i < 2 * sample; i += 64) seen_ ^= in[i];  // into this core's cache: it is not what is timed
     finish();
@@ -31651,7 +31820,7 @@ class FarCopy {
     detail::copy_bytes(out + sample, in + sample, sample);
     finish();
     const auto end = Clock::now();
-    const bool far = end - middle > 2 * (middle - start);
+    const bool far = end - middle > slow && end - middle > 2 * (middle - start);
     if (far == seems_far_) far_ = far;
     seems_far_ = far;
   }
@@ -31972,6 +32141,13 @@ class Place {
     chorus::check<LinkError>(board_.verdict.load() != 2, "rank ", board_.culprit, " gave up: ", board_.reason.data());
   }
 
+  /// The same where a process has ended.
+  [[gnu::cold]] void check_peers() {
+    check();
+    for (int who = 0; who < size_; ++who)
+      if (has_died(who)) fail<LinkError>("rank ", name(who), " is gone: its process ", pid(who), " has ended");
+  }
+
   /// Says whether this rank works in the others' memory. Between saying so and touching it, it calls `check`: then
   /// either it sees that a rank has given up, or that one sees that it works (all sequentially consistent).
   void works_in_place(bool does) const { seat(rank_).works.store(does ? 1 : 0); }
@@ -32015,9 +32191,7 @@ class Place {
   }
 
   [[gnu::cold]] void look_for_trouble(int peer, const std::atomic<std::uint32_t>& flag, std::uint32_t busy, bool late) {
-    check();
-    for (int who = 0; who < size_; ++who)
-      if (has_died(who)) fail<LinkError>("rank ", name(who), " is gone: its process ", pid(who), " has ended");
+    check_peers();
     // Whatever a rank sent before it left is there by now.
     if (seat(peer).left.load() != 0 && flag.load() == busy) fail<LinkError>("rank ", name(peer), " has left the group");
     if (late) fail<LinkTimeout>("waited ", timeout_.count(), " ms for ", chain(peer));
@@ -32179,6 +32353,7 @@ class ShmTransport final : public Transport {
   }
 
   void check() override { place_.check(); }
+  void check_peers() override { place_.check_peers(); }
   [[gnu::cold]] void abort(const std::string& why) noexcept override { place_.abort(why); }
 
  private:
@@ -32257,9 +32432,9 @@ class Host {
     const auto deadline = Clock::now() + world_.timeout;
     const auto listener = world_.listen_fd >= 0
                               ? Socket::adopt(world_.listen_fd)
-                              : Socket::listen(Address::resolve(world_.master_addr, world_.master_port));
+                              : Socket::listen(Address::resolve(world_.master_addr, world_.master_port, deadline));
     where_ = cat("rank 0: rendezvous at ", listener.local());
-    check_token(world_, listener.local());
+    check_token(world_.token, listener.local());
     std::optional<Guests> guests(std::in_place, listener, sizeof(Hello), magic);
     while (!complete()) {
       auto guest = guests->next(std::min(deadline, Clock::now() + std::chrono::milliseconds(50)));
@@ -32419,9 +32594,9 @@ class Host {
 [[gnu::cold]] inline Meeting join(const World& world, Backend kind) {
   const auto deadline = Clock::now() + world.timeout;
   const auto grace = deadline + std::chrono::milliseconds(500) + world.timeout / 10;  // rank 0's refusal may come late
-  const auto address = Address::resolve(world.master_addr, world.master_port);
+  const auto address = Address::resolve(world.master_addr, world.master_port, deadline);
   const auto where = cat("rank ", world.rank, ": rendezvous at ", address);
-  check_token(world, address);
+  check_token(world.token, address);
   Hello hello;
   hello.rank = world.rank;
   hello.size = world.size;
@@ -33020,7 +33195,8 @@ namespace chorus::inline CHORUS_ABI::comm {
 class HybridTransport final : public Transport {
  public:
   /// `tcp` joins all ranks. They tell each other where they run, and those of one machine map a region. A process with
-  /// CHORUS_HOST_ID counts as one of a machine of that name, for tests. Throws CommError.
+  /// CHORUS_HOST_ID counts as one of a machine of that name, for tests. Where one of a machine's ranks can't have the
+  /// region, as under another user, none of them does. Throws CommError.
   explicit HybridTransport(std::unique_ptr<TcpTransport> tcp)
       : Transport(tcp->rank, tcp->size, std::min(TcpTransport::slot_bytes, ShmTransport::slot_bytes),
                   std::min(TcpTransport::slots, ShmTransport::slots), tcp->timeout),
@@ -33039,25 +33215,32 @@ class HybridTransport final : public Transport {
     const int here = static_cast<int>(ranks.size());
     const auto leader = static_cast<std::size_t>(ranks.front());
     SharedRegion region;
-    if (here > 1 && rank == ranks.front()) {
+    const auto get = [&](const auto& made) {
       try {
-        region = ShmTransport::make_region(here);
-        for (int i = 0; i < here; ++i)
-          ShmTransport::name_process(
-              region, static_cast<std::size_t>(i),
-              static_cast<int>(pids[static_cast<std::size_t>(ranks[static_cast<std::size_t>(i)])]));
+        region = made();
       } catch (const CommError& error) {
         chorus::detail::say(cat("rank ", rank, ": ", error.what(), "; the ranks of this machine talk over TCP"));
       }
-    }
+    };
+    if (here > 1 && rank == ranks.front())
+      get([&] {
+        auto made = ShmTransport::make_region(here);
+        for (std::size_t i = 0; i < ranks.size(); ++i)
+          ShmTransport::name_process(made, i, static_cast<int>(pids[static_cast<std::size_t>(ranks[i])]));
+        return made;
+      });
     const auto fds = gather(static_cast<std::uint64_t>(region.fd()));
-    const bool shared = here > 1 && static_cast<int>(fds[leader]) >= 0;
-    if (!shared) std::fill(local_.begin(), local_.end(), -1);
-    if (shared && rank != ranks.front())
-      region = SharedRegion::open(static_cast<int>(pids[leader]), static_cast<int>(fds[leader]),
+    if (rank != ranks.front() && static_cast<int>(fds[leader]) >= 0)
+      get([&] {
+        return SharedRegion::open(static_cast<int>(pids[leader]), static_cast<int>(fds[leader]),
                                   ShmTransport::region_bytes(here));
-    gather(0);  // the leader's region stays open until all have it
-    if (shared)
+      });
+    const auto have = gather(region ? 1 : 0);  // the leader's stays open until all have tried
+    const bool shared =
+        std::all_of(ranks.begin(), ranks.end(), [&](int who) { return have[static_cast<std::size_t>(who)] != 0; });
+    if (!shared)
+      std::fill(local_.begin(), local_.end(), -1);
+    else
       shm_ = std::make_unique<ShmTransport>(std::make_shared<SharedRegion>(std::move(region)),
                                             local_[static_cast<std::size_t>(rank)], here, timeout,
                                             std::move(ranks));
@@ -33084,6 +33267,10 @@ class HybridTransport final : public Transport {
   void check() override {
     tcp_->check();
     if (shm_) shm_->check();
+  }
+  void check_peers() override {
+    tcp_->check();
+    if (shm_) shm_->check_peers();
   }
   void abort(const std::string& why) noexcept override {
     tcp_->abort(why);
@@ -33156,11 +33343,12 @@ struct MeshHello {
     const auto& address = meeting.addresses[static_cast<std::size_t>(rank)];
     for (int lane = 0; lane < 2; ++lane) {
       auto& socket = socket_of(rank, lane) = Socket::connect(address, deadline);
-      const int error = errno;
+      check<CommError>(bool(socket), "rank ", world.rank, ": cannot connect to rank ", rank, " at ", address, ": ",
+                       std::strerror(errno));
       detail::MeshHello hello{.key = meeting.key, .rank = world.rank, .lane = lane, .to = rank};
       hello.proof = prove(world.token, {detail::proven(hello)});
-      check<CommError>(socket && socket.send_all(bytes_of(hello), deadline), "rank ", world.rank,
-                       ": cannot connect to rank ", rank, " at ", address, ": ", std::strerror(error));
+      check<CommError>(socket.send_all(bytes_of(hello), deadline), "rank ", world.rank, ": rank ", rank, " at ",
+                       address, " has closed the connection");
     }
   }
 
@@ -33274,6 +33462,14 @@ class InOrder final : public Progress {
     return finished_ >= ticket || bool(failure_);
   }
 
+  /// What `ask()` says, under the lock, while no task runs or waits; else nothing. From any thread.
+  template <class Ask>
+  auto when_idle(const Ask& ask) -> decltype(ask()) {
+    const std::lock_guard lock(mutex_);
+    if (running_ || !tasks_.empty()) return {};
+    return ask();
+  }
+
   /// Finishes what was given and ends the thread.
   void stop() {
     {
@@ -33328,11 +33524,16 @@ class InOrder final : public Progress {
 
   void start() {
     if (thread_.joinable()) return;
-    sigset_t all, before;  // signals are for the threads that the user knows of
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const struct Blocked {  // signals are for the threads that the user knows of
+      sigset_t before;
+      Blocked() {
+        sigset_t all;
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before);
+      }
+      ~Blocked() { pthread_sigmask(SIG_SETMASK, &before, nullptr); }
+    } blocked;
     thread_ = std::thread([this] { loop(); });
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
 
   void loop() {
@@ -33364,8 +33565,8 @@ namespace chorus::inline CHORUS_ABI::comm {
 
 /// `Runner` has `Failure run(const Call&, const std::atomic<bool>& caller_waits)`, called by one thread at a time, and
 /// `void abort(std::string_view) noexcept`, called from any, after which the run that goes on and all later ones fail
-/// soon; and `std::string record() const`, see Engine. The first failure is the runner's to keep: it fails again in
-/// every later call.
+/// soon; and `record() const` and `busy() const`, see Engine. The first failure is the runner's to keep: it fails again
+/// in every later call.
 template <class Runner>
 class QueuedEngine final : public Engine {
  public:
@@ -33385,13 +33586,10 @@ class QueuedEngine final : public Engine {
     if constexpr (requires { runner_.allocate(bytes); }) return runner_.allocate(bytes);
     return nullptr;
   }
-  std::chrono::nanoseconds busy() const override {
-    if constexpr (requires { runner_.busy(); }) return runner_.busy();
-    return {};
-  }
+  std::chrono::nanoseconds busy() const override { return runner_.busy(); }
   std::string record() const override { return runner_.record(); }
   std::string trouble() override {
-    if constexpr (requires { runner_.trouble(); }) return runner_.trouble();
+    if constexpr (requires { runner_.trouble(); }) return calls_->when_idle([this] { return runner_.trouble(); });
     return {};
   }
 
@@ -34015,7 +34213,7 @@ class RingRunner {
   std::string record() const { return book_.record(); }
   std::string trouble() {
     try {
-      link_->check();
+      link_->check_peers();
     } catch (const LinkError& error) {
       return error.what();
     }
@@ -34096,12 +34294,14 @@ static_assert(Communicator<RingCommunicator>);
 namespace chorus::inline CHORUS_ABI::comm {
 
 /// One communicator per rank, to be used by one thread each. They share memory as processes on one machine do, and
-/// `trace` counts their bytes apart, by rank. Throws UsageError for a size that is not in [1, max_ranks].
+/// `trace` counts their bytes apart, by rank. Throws UsageError for a size that is not in [1, max_ranks] and a timeout
+/// that is none, CommError where there is no memory.
 std::vector<AnyCommunicator> thread_group(int size,
                                           std::chrono::milliseconds timeout = std::chrono::milliseconds(60'000));
 
 /// The same for threads that know only their own place: waits until world.size of them have come with one
-/// world.master_port. Throws TimeoutError after world.timeout, CommError where a rank comes twice.
+/// world.master_port. Throws TimeoutError after world.timeout, CommError where a rank comes twice and where there is no
+/// memory.
 AnyCommunicator join_thread_group(const World& world);
 
 }  // namespace chorus::inline CHORUS_ABI::comm
@@ -34134,11 +34334,16 @@ class Lobby {
     check<CommError>(!mine->seats[rank], "rank ", world.rank, ": a thread of this rank is there already");
     mine->seats[rank] = true;
     if (++mine->present == world.size) {
-      mine->group = thread_group(world.size, world.timeout);
       tables_.erase(world.master_port);
+      try {
+        mine->group = thread_group(world.size, world.timeout);
+      } catch (const CommError& error) {
+        mine->failure = error.what();
+      }
       mine->complete.notify_all();
     }
-    if (!mine->complete.wait_for(lock, world.timeout, [&] { return !mine->group.empty(); })) {
+    const auto over = [&] { return mine->present == world.size; };
+    if (!mine->complete.wait_for(lock, world.timeout, over)) {
       std::string missing;
       for (std::size_t i = 0; i < mine->seats.size(); ++i)
         if (!mine->seats[i]) missing += cat(missing.empty() ? "" : ", ", i);
@@ -34147,6 +34352,7 @@ class Lobby {
       fail<TimeoutError>("rank ", world.rank, ": ranks ", missing, " of ", world.size, " did not come within ",
                          world.timeout.count(), " ms");
     }
+    check<CommError>(mine->failure.empty(), "rank ", world.rank, ": ", mine->failure);
     return std::move(mine->group[rank]);
   }
 
@@ -34156,6 +34362,7 @@ class Lobby {
     std::vector<bool> seats;
     int present = 0;
     std::vector<AnyCommunicator> group;
+    std::string failure;  // why there is none
     std::condition_variable complete;
   };
 
@@ -34167,6 +34374,7 @@ class Lobby {
 
 CHORUS_INLINE std::vector<AnyCommunicator> thread_group(int size, std::chrono::milliseconds timeout) {
   check<UsageError>(size >= 1 && size <= max_ranks, "thread_group: ", size, " ranks, expected 1 to ", max_ranks);
+  check_timeout("thread_group", timeout);
   std::vector<AnyCommunicator> group;
   if (size == 1) group.emplace_back();
   if (size == 1) return group;
@@ -34218,8 +34426,7 @@ CHORUS_INLINE AnyCommunicator connect(const World& world, const ConnectOptions& 
                     ", expected 1 to ", max_ranks);
   check<UsageError>(world.rank >= 0 && world.rank < world.size, "connect: rank ", world.rank, " is not in [0, ",
                     world.size, ")");
-  check<UsageError>(world.timeout.count() > 0, "connect: timeout is ", world.timeout.count(),
-                    " ms, expected more than 0");
+  check_timeout("connect", world.timeout);
   const auto backend = options.backend;
   const auto maker = detail::maker_of(backend);
   check<UsageError>(backend <= Backend::hierarchical || maker, "connect: this program was built without backend ",
@@ -34255,6 +34462,10 @@ CHORUS_INLINE bool register_backend(Backend backend, EngineMaker maker) {
 
 namespace chorus::inline CHORUS_ABI {
 
+namespace comm {
+class Store;
+}
+
 namespace detail {
 /// The whole of `text` as a number; throws UsageError that names `what` and says what was got.
 template <class Number>
@@ -34262,6 +34473,8 @@ Number to_number(const char* what, std::string_view text) {
   Number number{};
   const char* end = text.data() + text.size();
   const auto [stop, error] = std::from_chars(text.data(), end, number);
+  if (error == std::errc::result_out_of_range && stop == end)
+    usage_error("%s is out of range, got '%.*s'", what, static_cast<int>(text.size()), text.data());
   if (error != std::errc{} || stop != end) {
     const char* kind = std::is_floating_point_v<Number> ? "number" : "whole number";
     const char* range = std::is_unsigned_v<Number> ? " of at least 0" : "";
@@ -34357,6 +34570,14 @@ class Run {
   /// The connection to the other ranks, made at the first call, in which all of them have to take part.
   /// Throws CommError where they don't meet.
   comm::AnyCommunicator& communicator();
+  /// Keys and values that the ranks share, made at the first call, in which all of them have to take part. For programs
+  /// that include <chorus/comm/store.hpp>. Throws CommError where rank 0 cannot hold them.
+  template <class Store = comm::Store>
+  Store& store() {
+    static_assert(requires { sizeof(Store); }, "run.store() needs #include <chorus/comm/store.hpp>");
+    if (!store_) store_ = std::make_shared<Store>(Store::of(world_, communicator()));
+    return *static_cast<Store*>(store_.get());
+  }
   /// Tells the ranks that this one is connected to, if any, that it fails, and why.
   void abort(std::string_view why) noexcept;
 
@@ -34371,6 +34592,7 @@ class Run {
   LaunchOptions options_;
   comm::World world_;
   std::optional<comm::AnyCommunicator> communicator_;
+  std::shared_ptr<void> store_;  ///< a comm::Store
 };
 
 }  // namespace chorus
@@ -34653,7 +34875,7 @@ CHORUS_INLINE void LaunchOptions::complete() {
     const char* text = detail::env("CHORUS_TIMEOUT");
     timeout = detail::timeout_of("environment variable CHORUS_TIMEOUT", text ? text : "60");
   }
-  if (timeout->count() <= 0) detail::usage_error("the timeout must be above 0 ms, got %ld", long{timeout->count()});
+  comm::check_timeout("launch", *timeout);
   if (!backend) {
     const char* text = detail::env("CHORUS_BACKEND");
     backend = text ? comm::backend_of(text) : comm::Backend::automatic;
@@ -34768,6 +34990,11 @@ int launch(int argc, char** argv, Body&& body) {
 #define CHORUS_SINGLE_CHORUS_PARALLEL_LAUNCH_IMPL_HPP
 /// What stands behind `launch`.
 
+// <chorus/parallel/job.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_JOB_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_JOB_HPP
+/// `run_job`: a group of ranks that is started again when one of them fails.
+
 // <chorus/parallel/supervisor.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_SUPERVISOR_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_SUPERVISOR_HPP
@@ -34776,14 +35003,147 @@ int launch(int argc, char** argv, Body&& body) {
 
 #include <sys/wait.h>
 
+// <chorus/parallel/console.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CONSOLE_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_CONSOLE_HPP
+/// `Console`: what a launcher writes for its reader, who may stand still (Ctrl-S on a terminal, a pipe that nobody
+/// reads) without keeping the launcher from its ranks.
+
+#include <deque>
+
+namespace chorus::inline CHORUS_ABI::detail {
+
+/// False where it failed: a reader that has gone, or a full disk, does not end the ranks.
+inline bool write_all(int fd, std::string_view text) {
+  while (!text.empty()) {
+    const auto n = ::write(fd, text.data(), text.size());
+    if (n < 0 && errno == EAGAIN) {  // what we share with others may be non-blocking
+      pollfd entry{fd, POLLOUT, 0};
+      poll(&entry, 1, -1);
+    } else if (n < 0 && errno != EINTR) {
+      return false;
+    }
+    if (n > 0) text.remove_prefix(static_cast<std::size_t>(n));
+  }
+  return true;
+}
+
+/// A thread writes to standard output and standard error what others hand it, in their order.
+///
+/// Where the reader stands still, ranks' output is not dropped, nor does it fill the memory: `has_room` is false once
+/// 1 MiB waits, RankOutput stops reading, and a rank that goes on printing waits, as it would without a launcher. What
+/// has to be said nevertheless (the launcher's own messages, and what ended ranks have left in their pipes) is kept up
+/// to 64 MiB; beyond these it is dropped, and the number of bytes told.
+class Console {
+ public:
+  Console() : state_(std::make_shared<State>()) {
+    sigset_t all, before;  // signals are for the thread that supervises
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    thread_ = std::thread([state = state_] { state->write_on(); });
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  }
+  Console(const Console&) = delete;
+  Console& operator=(const Console&) = delete;
+  /// Waits for the reader, as any program does that writes.
+  ~Console() { finish(std::nullopt); }
+
+  /// Hands over `text` for STDOUT_FILENO or STDERR_FILENO; does not wait.
+  void write(int fd, std::string text) {
+    const std::lock_guard lock(state_->mutex);
+    if (state_->bytes + text.size() > most_bytes) {
+      state_->dropped += text.size();
+      return;
+    }
+    state_->bytes += text.size();
+    state_->queue.push_back({fd, std::move(text)});
+    state_->changed.notify_all();
+  }
+  /// A line of the launcher's own on standard error.
+  void say(std::string_view message) { write(STDERR_FILENO, "chorus: " + std::string(message) + "\n"); }
+
+  bool has_room() const {
+    const std::lock_guard lock(state_->mutex);
+    return state_->bytes < enough_bytes;
+  }
+  /// Waits until there is room, or that long.
+  void wait_for_room(std::chrono::milliseconds patience) const {
+    std::unique_lock lock(state_->mutex);
+    state_->changed.wait_for(lock, patience, [this] { return state_->bytes < enough_bytes; });
+  }
+
+  /// Waits until all is written, at most as long as `patience` says; what is left then is lost. The last call.
+  void finish(std::optional<std::chrono::milliseconds> patience) {
+    if (!thread_.joinable()) return;
+    std::unique_lock lock(state_->mutex);
+    state_->ending = true;
+    state_->changed.notify_all();
+    const auto done = [this] { return state_->done; };
+    if (patience) state_->changed.wait_for(lock, *patience, done);
+    if (!patience) state_->changed.wait(lock, done);
+    const bool written = done();
+    lock.unlock();
+    if (written) thread_.join();
+    if (!written) thread_.detach();  // nothing ends a write to a terminal that stands still
+  }
+
+ private:
+  static constexpr std::size_t enough_bytes = 1 << 20, most_bytes = 64 << 20;
+
+  /// The thread's: it may outlive the Console.
+  struct State {
+    struct Text {
+      int fd;
+      std::string text;
+    };
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::deque<Text> queue;
+    std::size_t bytes = 0, dropped = 0;  ///< in the queue, the text that is being written included; not taken
+    bool ending = false, done = false;
+
+    void write_on() {
+      std::unique_lock lock(mutex);
+      while (true) {
+        changed.wait(lock, [this] { return !queue.empty() || ending; });
+        if (queue.empty()) break;
+        const Text next = std::move(queue.front());
+        queue.pop_front();
+        std::string notice;
+        if (queue.empty() && dropped > 0)
+          notice = format("chorus: %zu bytes of output were dropped: nobody read them\n", std::exchange(dropped, 0));
+        lock.unlock();
+        write_all(next.fd, next.text);
+        write_all(STDERR_FILENO, notice);
+        lock.lock();
+        bytes -= next.text.size();
+        changed.notify_all();
+      }
+      done = true;
+      changed.notify_all();
+    }
+  };
+
+  std::shared_ptr<State> state_;
+  std::thread thread_;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::detail
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CONSOLE_HPP
+
 // <chorus/parallel/rank_output.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_RANK_OUTPUT_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_RANK_OUTPUT_HPP
-/// `RankOutput`: what ranks print, line by line, with the rank in front, and into a file per rank.
+/// `RankOutput`: where ranks' output goes: to the reader, with the rank in front, and into files.
 
 #include <sys/ioctl.h>
 
-#include <filesystem>
+// <chorus/parallel/rank_process.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_RANK_PROCESS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_RANK_PROCESS_HPP
+/// One rank of a machine as a process: torchrun's variables, and the descriptors that it inherits.
+
+#include <sys/prctl.h>
 
 // <chorus/parallel/signal_pipe.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_SIGNAL_PIPE_HPP
@@ -34838,13 +35198,15 @@ struct Pipe {
   }
 };
 
-/// Signals as numbers in a pipe, from construction to destruction: SIGCHLD and those that ask the program to end.
+/// Signals as numbers in a pipe, from construction to destruction: SIGCHLD and those that are given.
 /// A SIGHUP that was ignored (nohup) stays ignored.
 class SignalPipe {
  public:
   using Time = std::chrono::steady_clock::time_point;
 
-  SignalPipe() {
+  explicit SignalPipe(std::vector<int> signals) : watched_(std::move(signals)) {
+    watched_.push_back(SIGCHLD);
+    before_.resize(watched_.size());
     write_end() = pipe_.write_end.get();
     struct sigaction action {};
     action.sa_handler = [](int signal) {
@@ -34856,20 +35218,24 @@ class SignalPipe {
     action.sa_flags = SA_RESTART;
     sigset_t ours;
     sigemptyset(&ours);
-    for (std::size_t i = 0; i < std::size(watched); ++i) {
-      sigaction(watched[i], nullptr, &before_[i]);
-      if (watched[i] == SIGHUP && before_[i].sa_handler == SIG_IGN) continue;
-      sigaction(watched[i], &action, nullptr);
-      sigaddset(&ours, watched[i]);
+    for (std::size_t i = 0; i < watched_.size(); ++i) {
+      sigaction(watched_[i], nullptr, &before_[i]);
+      if (watched_[i] == SIGHUP && before_[i].sa_handler == SIG_IGN) continue;
+      sigaction(watched_[i], &action, nullptr);
+      sigaddset(&ours, watched_[i]);
     }
     pthread_sigmask(SIG_UNBLOCK, &ours, &mask_before_);
   }
   ~SignalPipe() {
-    for (std::size_t i = 0; i < std::size(watched); ++i) sigaction(watched[i], &before_[i], nullptr);
+    for (std::size_t i = 0; i < watched_.size(); ++i) sigaction(watched_[i], &before_[i], nullptr);
     pthread_sigmask(SIG_SETMASK, &mask_before_, nullptr);
   }
   SignalPipe(const SignalPipe&) = delete;
   SignalPipe& operator=(const SignalPipe&) = delete;
+
+  /// Makes `wait` return `woken`; any thread may call it.
+  void wake() const { [[maybe_unused]] const auto written = write(pipe_.write_end.get(), &woken, 1); }
+  static constexpr unsigned char woken = 255;
 
   /// The next signal, or 0 at the deadline.
   int wait(std::optional<Time> deadline) {
@@ -34888,156 +35254,19 @@ class SignalPipe {
   }
 
  private:
-  static constexpr int watched[] = {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT};
   static int& write_end() {
     static int fd = -1;
     return fd;
   }
 
   Pipe pipe_;
-  struct sigaction before_[std::size(watched)] {};
+  std::vector<int> watched_;
+  std::vector<struct sigaction> before_;
   sigset_t mask_before_{};
 };
 
 }  // namespace chorus::inline CHORUS_ABI::detail
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_SIGNAL_PIPE_HPP
-
-namespace chorus::inline CHORUS_ABI::detail {
-
-/// A thread passes lines on to standard output, as `[rank N] line`, where the rank is to be shown, and as they are to
-/// `folder`/rank_N.log where there is a folder. Whole lines go out in one write, so that those of several ranks don't
-/// mix.
-class RankOutput {
- public:
-  explicit RankOutput(std::string folder) : folder_(std::move(folder)) {
-    std::error_code error;
-    if (!folder_.empty()) std::filesystem::create_directories(folder_, error);
-    if (error) throw FileError(format("log folder %s: %s", folder_.c_str(), error.message().c_str()));
-  }
-  RankOutput(const RankOutput&) = delete;
-  RankOutput& operator=(const RankOutput&) = delete;
-  /// Waits for the rest of the output, but not for a process that a rank has left behind.
-  ~RankOutput() {
-    ending_.store(true);
-    if (thread_.joinable()) thread_.join();
-  }
-
-  /// Where a rank's output has to go. Before `start`.
-  Fd add(int rank, bool shown) {
-    Pipe pipe;
-    fcntl(pipe.write_end.get(), F_SETFL, fcntl(pipe.write_end.get(), F_GETFL) & ~O_NONBLOCK);  // the rank's end waits
-    Source source{rank, shown, std::move(pipe.read_end), {}, {}};
-    if (!folder_.empty()) {
-      const auto path = format("%s/rank_%d.log", folder_.c_str(), rank);
-      source.log = Fd(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0644), path.c_str());
-    }
-    sources_.push_back(std::move(source));
-    return std::move(pipe.write_end);
-  }
-
-  void start() {
-    sigset_t all, before;  // signals are for the supervisor's thread
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    thread_ = std::thread([this] { pump(); });
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  }
-
- private:
-  struct Source {
-    int rank;
-    bool shown;
-    Fd pipe, log;
-    std::string line;  ///< without its end so far
-  };
-
-  void pump() {
-    std::vector<pollfd> events(sources_.size());
-    for (std::size_t open = sources_.size(); open > 0 && !ending_.load();) {
-      for (std::size_t i = 0; i < events.size(); ++i) events[i] = {sources_[i].pipe.get(), POLLIN, 0};
-      poll(events.data(), events.size(), 50);
-      for (std::size_t i = 0; i < events.size(); ++i) {
-        if (events[i].fd < 0 || events[i].revents == 0 || read_some(sources_[i])) continue;
-        sources_[i].pipe.reset();
-        --open;
-      }
-    }
-    for (auto& source : sources_) {
-      // What the ranks wrote is in the pipes. A process that one of them has left behind may go on writing for ever.
-      int there = 0;
-      if (source.pipe.get() >= 0) ioctl(source.pipe.get(), FIONREAD, &there);
-      while (there > 0 && read_some(source, &there)) {
-      }
-      if (!source.line.empty()) print(source, source.line + "\n");
-    }
-  }
-
-  /// False at the end. `left`, if given, is reduced by what was read.
-  bool read_some(Source& source, int* left = nullptr) {
-    char part[65536];
-    const auto n = read(source.pipe.get(), part, sizeof part);
-    if (n < 0) return errno == EAGAIN || errno == EINTR;
-    if (n == 0) return false;
-    if (left) *left -= static_cast<int>(n);
-    source.line.append(part, static_cast<std::size_t>(n));
-    const auto end = source.line.rfind('\n');
-    if (end == std::string::npos && source.line.size() < longest_line) return true;
-    const auto whole = end == std::string::npos ? source.line.size() : end + 1;
-    print(source, std::string_view(source.line).substr(0, whole));
-    source.line.erase(0, whole);
-    return true;
-  }
-
-  static void print(Source& source, std::string_view lines) {
-    if (source.log.get() >= 0 && !write_all(source.log.get(), lines)) {
-      say(format("rank %d's log is not complete: %s", source.rank, std::strerror(errno)));
-      source.log.reset();
-    }
-    if (!source.shown) return;
-    std::string text;
-    while (!lines.empty()) {
-      const auto line = lines.substr(0, lines.find('\n') + 1);
-      const auto whole = line.empty() ? lines : line;
-      text += format("[rank %d] ", source.rank);
-      text.append(whole);
-      if (whole.back() != '\n') text += '\n';
-      lines.remove_prefix(whole.size());
-    }
-    write_all(STDOUT_FILENO, text);
-  }
-
-  /// False where it failed: a reader that has gone, or a full disk, does not end the ranks.
-  static bool write_all(int fd, std::string_view text) {
-    while (!text.empty()) {
-      const auto n = write(fd, text.data(), text.size());
-      if (n < 0 && errno == EAGAIN) {  // what we share with others may be non-blocking
-        pollfd entry{fd, POLLOUT, 0};
-        poll(&entry, 1, -1);
-      } else if (n < 0 && errno != EINTR) {
-        return false;
-      }
-      if (n > 0) text.remove_prefix(static_cast<std::size_t>(n));
-    }
-    return true;
-  }
-
-  static constexpr std::size_t longest_line = 1 << 20;
-
-  std::string folder_;
-  std::vector<Source> sources_;
-  std::atomic<bool> ending_{false};
-  std::thread thread_;
-};
-
-}  // namespace chorus::inline CHORUS_ABI::detail
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_RANK_OUTPUT_HPP
-
-// <chorus/parallel/rank_process.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_RANK_PROCESS_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_RANK_PROCESS_HPP
-/// One rank of a machine as a process: torchrun's variables, and the descriptors that it inherits.
-
-#include <sys/prctl.h>
 
 namespace chorus::inline CHORUS_ABI {
 
@@ -35051,22 +35280,29 @@ struct RankGroup {
   int nodes = 1, node_rank = 0;           ///< machines with as many ranks each, and which of them this is
   std::string master_addr = "127.0.0.1";  ///< of machine 0
   int master_port = 0;                    ///< 0: a free one, for a single machine
+  int listen_fd = -1;                     ///< a socket that listens there already, for rank 0; or -1
   int restart = 0, max_restarts = 0;      ///< for the ranks to know
+  int attempt = 0;                        ///< how often all ranks have been started before
   std::string run_id = "none", role = "default";
 
   bool prefix = false;     ///< ranks' lines get `[rank N] ` in front
-  std::string log_dir;     ///< if not empty, they go to log_dir/attempt_R/rank_N.log, too
+  std::string log_dir;     ///< if not empty, they go to log_dir/attempt_A/rank_N.log, too
   std::vector<int> shown;  ///< if not empty, only those of this machine's ranks are shown, with the rank in front
+  /// For each of this machine's ranks the sum of 1 (stdout) and 2 (stderr): the streams that go to rank_N.stdout.log
+  /// and rank_N.stderr.log instead of the reader; and those that go to both. Where one of them is not empty, there is
+  /// no rank_N.log, and `log_dir` has to be there.
+  std::vector<int> redirects, tee;
+  std::vector<int> signals{SIGTERM, SIGINT, SIGHUP, SIGQUIT};  ///< that end the job in good order: passed on to ranks
 };
 
 namespace detail {
 
 /// What a rank inherits of its supervisor.
 struct RankDescriptors {
-  int report;    ///< it writes there why it fails
-  int listener;  ///< rank 0's: the ranks meet at this socket
-  int input;     ///< stdin of all other ranks
-  int output;    ///< stdout and stderr; -1: the supervisor's
+  int report;       ///< it writes there why it fails
+  int listener;     ///< rank 0's: the ranks meet at this socket
+  int input;        ///< stdin of all other ranks
+  int output, err;  ///< stdout and stderr; -1: the supervisor's
 };
 
 /// The variables of rank `local_rank` of this machine that are not those of the supervisor.
@@ -35107,8 +35343,8 @@ inline void become_rank(const RankGroup& group, bool is_main, const char* const*
   fcntl(given.report, F_SETFD, 0);
   if (is_main) fcntl(given.listener, F_SETFD, 0);
   if (!is_main) dup2(given.input, STDIN_FILENO);
-  for (const int standard : {STDOUT_FILENO, STDERR_FILENO})
-    if (given.output >= 0) dup2(given.output, standard);
+  if (given.output >= 0) dup2(given.output, STDOUT_FILENO);
+  if (given.err >= 0) dup2(given.err, STDERR_FILENO);
   // The supervisor's handlers are not for this process, nor may the program inherit that signals are blocked.
   for (int signal = 1; signal < NSIG; ++signal) {
     struct sigaction action {};
@@ -35162,8 +35398,168 @@ inline pid_t start_rank(const RankGroup& group, int local_rank, const std::vecto
 
 }  // namespace detail
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_RANK_PROCESS_HPP
+
+#include <filesystem>
+#include <system_error>
+
+namespace chorus::inline CHORUS_ABI::detail {
+
+/// A stream that is shown comes through a pipe, from which a thread hands whole lines on to the console, as
+/// `[rank N] line`, and to the stream's file where it has one. One that only goes into a file goes there by itself, and
+/// one that is shown as it is is the launcher's own. Of each stream no more than one line is held, and 1 MiB of that.
+class RankOutput {
+ public:
+  /// Makes the folder of this attempt where files are asked for. Throws FileError.
+  RankOutput(const RankGroup& group, Console& console) : group_(group), console_(console) {
+    if (group.log_dir.empty()) return;
+    folder_ = format("%s/attempt_%d", group.log_dir.c_str(), group.attempt);
+    std::error_code error;
+    std::filesystem::create_directories(folder_, error);
+    if (error) throw FileError(format("log folder %s: %s", folder_.c_str(), error.message().c_str()));
+  }
+  RankOutput(const RankOutput&) = delete;
+  RankOutput& operator=(const RankOutput&) = delete;
+  /// Waits until what the ranks wrote is handed over: not for a process that a rank has left behind, nor for a reader.
+  ~RankOutput() {
+    ending_.store(true);
+    if (thread_.joinable()) thread_.join();
+  }
+
+  /// A rank's standard output and standard error; none where it is the launcher's.
+  struct Streams {
+    Fd out, err;
+  };
+  /// Before `start`.
+  Streams add(int local_rank) {
+    const int redirected = at(group_.redirects, local_rank), teed = at(group_.tee, local_rank);
+    const int rank = group_.node_rank * group_.ranks + local_rank;
+    const bool shown = is_shown(group_.shown, local_rank);
+    const auto file = [&](const char* name) { return format("%s/rank_%d.%s", folder_.c_str(), rank, name); };
+    if (group_.redirects.empty() && group_.tee.empty()) {  // both streams are one
+      const bool prefix = group_.prefix || !group_.shown.empty() || !folder_.empty();
+      Streams both{stream(rank, folder_.empty() ? "" : file("log"), shown, prefix, STDOUT_FILENO), {}};
+      if (both.out.get() >= 0) both.err = Fd(dup(both.out.get()), "dup");
+      return both;
+    }
+    const auto one = [&](int bit, const char* name, int shown_on) {
+      const bool in_file = (redirected | teed) & bit, on_console = shown && ((teed & bit) != 0 || !in_file);
+      const bool prefix = group_.prefix || !group_.shown.empty() || in_file;
+      return stream(rank, in_file ? file(name) : "", on_console, prefix, shown_on);
+    };
+    return {one(1, "stdout.log", STDOUT_FILENO), one(2, "stderr.log", STDERR_FILENO)};
+  }
+
+  void start() {
+    if (sources_.empty()) return;
+    sigset_t all, before;  // signals are for the supervisor's thread
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    thread_ = std::thread([this] { pump(); });
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  }
+
+ private:
+  struct Source {
+    int rank, shown_on;
+    Fd pipe, log;
+    std::string line;  ///< without its end so far
+  };
+
+  static int at(const std::vector<int>& list, int local_rank) {
+    const auto i = static_cast<std::size_t>(local_rank);
+    return i < list.size() ? list[i] : 0;
+  }
+  static bool is_shown(const std::vector<int>& shown, int local_rank) {
+    for (const int one : shown)
+      if (one == local_rank) return true;
+    return shown.empty();
+  }
+
+  /// What a rank gets as a stream of its own; `path` is empty where it has no file.
+  Fd stream(int rank, const std::string& path, bool shown, bool prefix, int shown_on) {
+    Fd log;
+    if (!path.empty())
+      log = Fd(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0644), path.c_str());
+    if (!shown && path.empty()) return Fd(open("/dev/null", O_WRONLY | O_CLOEXEC), "/dev/null");
+    if (!shown || (path.empty() && !prefix)) return log;
+    Pipe pipe;
+    fcntl(pipe.write_end.get(), F_SETFL, fcntl(pipe.write_end.get(), F_GETFL) & ~O_NONBLOCK);  // the rank's end waits
+    sources_.push_back({rank, shown_on, std::move(pipe.read_end), std::move(log), {}});
+    return std::move(pipe.write_end);
+  }
+
+  void pump() {
+    std::vector<pollfd> events(sources_.size());
+    for (std::size_t open = sources_.size(); open > 0 && !ending_.load();) {
+      if (!console_.has_room()) {  // the pipes fill up, and then the ranks wait
+        console_.wait_for_room(std::chrono::milliseconds(50));
+        continue;
+      }
+      for (std::size_t i = 0; i < events.size(); ++i) events[i] = {sources_[i].pipe.get(), POLLIN, 0};
+      poll(events.data(), events.size(), 50);
+      for (std::size_t i = 0; i < events.size(); ++i) {
+        if (events[i].fd < 0 || events[i].revents == 0 || read_some(sources_[i])) continue;
+        sources_[i].pipe.reset();
+        --open;
+      }
+    }
+    for (auto& source : sources_) {
+      // What the ranks wrote is in the pipes. A process that one of them has left behind may go on writing for ever.
+      int there = 0;
+      if (source.pipe.get() >= 0) ioctl(source.pipe.get(), FIONREAD, &there);
+      while (there > 0 && read_some(source, &there)) {
+      }
+      if (!source.line.empty()) print(source, source.line + "\n");
+    }
+  }
+
+  /// False at the end. `left`, if given, is reduced by what was read.
+  bool read_some(Source& source, int* left = nullptr) {
+    char part[65536];
+    const auto n = read(source.pipe.get(), part, sizeof part);
+    if (n < 0) return errno == EAGAIN || errno == EINTR;
+    if (n == 0) return false;
+    if (left) *left -= static_cast<int>(n);
+    source.line.append(part, static_cast<std::size_t>(n));
+    const auto end = source.line.rfind('\n');
+    if (end == std::string::npos && source.line.size() < longest_line) return true;
+    const auto whole = end == std::string::npos ? source.line.size() : end + 1;
+    print(source, std::string_view(source.line).substr(0, whole));
+    source.line.erase(0, whole);
+    return true;
+  }
+
+  void print(Source& source, std::string_view lines) {
+    if (source.log.get() >= 0 && !write_all(source.log.get(), lines)) {
+      console_.say(format("rank %d's log is not complete: %s", source.rank, std::strerror(errno)));
+      source.log.reset();
+    }
+    std::string text;
+    while (!lines.empty()) {
+      const auto line = lines.substr(0, lines.find('\n') + 1);
+      const auto whole = line.empty() ? lines : line;
+      text += format("[rank %d] ", source.rank);
+      text.append(whole);
+      if (whole.back() != '\n') text += '\n';
+      lines.remove_prefix(whole.size());
+    }
+    console_.write(source.shown_on, std::move(text));
+  }
+
+  static constexpr std::size_t longest_line = 1 << 20;
+
+  const RankGroup& group_;
+  Console& console_;
+  std::string folder_;
+  std::vector<Source> sources_;
+  std::atomic<bool> ending_{false};
+  std::thread thread_;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::detail
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_RANK_OUTPUT_HPP
 
 // <chorus/parallel/tether.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_TETHER_HPP
@@ -35227,13 +35623,17 @@ struct GroupOutcome {
 
 namespace detail {
 
+/// Starts the ranks and waits until all have ended. When one fails, it is named on stderr, the others get SIGTERM and
+/// after `grace` SIGKILL; the group's signals, where they are sent to this process, are passed on in the same way.
+/// What there is to show goes to `console`, and nothing here waits for its reader. Run it in a thread that lives as
+/// long as the ranks: they are killed when it ends.
 class Supervisor {
  public:
-  explicit Supervisor(const RankGroup& group)
+  Supervisor(const RankGroup& group, Console& console)
       : group_(group),
-        output_(group.prefix || !group.log_dir.empty() || !group.shown.empty()
-                    ? std::make_unique<RankOutput>(folder(group))
-                    : nullptr),
+        console_(console),
+        signals_(group.signals),
+        output_(group, console),
         ranks_(std::make_unique<Rank[]>(static_cast<std::size_t>(group.ranks))) {}
   Supervisor(const Supervisor&) = delete;
   Supervisor& operator=(const Supervisor&) = delete;
@@ -35246,12 +35646,15 @@ class Supervisor {
     }
   }
 
+  /// Once. Throws Error where a process cannot be started.
   GroupOutcome run() {
     start_all();
     while (running_ > 0) {
       const int signal = signals_.wait(deadline_);
       if (signal == SIGCHLD) {
         reap();
+      } else if (signal == SignalPipe::woken) {
+        form_anew();
       } else if (signal != 0) {
         pass_on(signal);
       } else if (stage_ == Stage::watching) {
@@ -35259,13 +35662,16 @@ class Supervisor {
       } else if (stage_ == Stage::stopping) {
         kill_all();
       } else {
-        say(format("%d ranks did not end after SIGKILL; giving up on them", running_));
+        console_.say(format("%d ranks did not end after SIGKILL; giving up on them", running_));
         for (Rank& rank : ranks()) rank.running = false;
         break;
       }
     }
     return outcome_;
   }
+
+  /// Stops the ranks as if they had lost another one; any thread may call it while `run` runs.
+  void interrupt() { signals_.wake(); }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -35292,32 +35698,27 @@ class Supervisor {
     return token;
   }
 
-  static std::string folder(const RankGroup& group) {
-    return group.log_dir.empty() ? "" : format("%s/attempt_%d", group.log_dir.c_str(), group.restart);
-  }
-
   /// On machine 0 the socket at which the ranks meet is opened before there are ranks, and handed to rank 0 open, so
   /// that nobody can take the port in between.
   void start_all() {
     Fd listener;
     int port = group_.master_port;
     if (group_.node_rank == 0) {
-      const auto socket = comm::Socket::listen(comm::Address::resolve(group_.master_addr, port));
-      port = socket.local().port();
-      listener = Fd(dup(socket.fd()), "rendezvous");
+      comm::Socket socket;
+      if (group_.listen_fd < 0) socket = comm::Socket::listen(comm::Address::resolve(group_.master_addr, port));
+      if (group_.listen_fd < 0) port = socket.local().port();
+      listener = Fd(dup(group_.listen_fd < 0 ? socket.fd() : group_.listen_fd), "rendezvous");
     }
     if (group_.nodes == 1 && env("CHORUS_TOKEN") == nullptr) token_ = random_token();
     const Fd nothing(open("/dev/null", O_RDONLY | O_CLOEXEC), "/dev/null");
     for (int rank = 0; rank < group_.ranks; ++rank) start(rank, listener.get(), port, nothing.get());
-    if (output_) output_->start();
+    output_.start();
   }
 
   void start(int local_rank, int listener, int port, int nothing) {
     Pipe reports;
-    const auto& shown = group_.shown;
-    const bool is_shown = shown.empty() || std::find(shown.begin(), shown.end(), local_rank) != shown.end();
-    const Fd output = output_ ? output_->add(group_.node_rank * group_.ranks + local_rank, is_shown) : Fd();
-    const RankDescriptors given{reports.write_end.get(), listener, nothing, output_ ? output.get() : -1};
+    const auto streams = output_.add(local_rank);
+    const RankDescriptors given{reports.write_end.get(), listener, nothing, streams.out.get(), streams.err.get()};
     const auto variables = rank_environment(group_, local_rank, port, token_, given);
     const pid_t pid = start_rank(group_, local_rank, variables, given);
     ranks_[static_cast<std::size_t>(local_rank)] = {pid, true, 0, std::move(reports.read_end)};
@@ -35358,7 +35759,7 @@ class Supervisor {
     const bool lost_peer = outcome_.status == lost_peer_status;
     if (const std::string report = read_report(*suspect_); !report.empty()) {
       const bool named = report.starts_with("rank ");  // as errors of a communicator are
-      say(named ? report : format("rank %d: %s", outcome_.failed_rank, report.c_str()));
+      console_.say(named ? report : format("rank %d: %s", outcome_.failed_rank, report.c_str()));
     }
     std::string line = format("rank %d (pid %d) ", outcome_.failed_rank, suspect_->pid);
     line += WIFSIGNALED(status)
@@ -35370,7 +35771,7 @@ class Supervisor {
     }
     if (running_ == 1) line += "; stopping the other rank";
     if (running_ > 1) line += format("; stopping the other %d ranks", running_);
-    say(line);
+    console_.say(line);
     stop(SIGTERM);
   }
 
@@ -35387,8 +35788,17 @@ class Supervisor {
     if (stage_ != Stage::watching) return kill_all();  // asked twice
     outcome_.signal = signal;
     outcome_.status = 128 + signal;
-    say(format("%s: stopping %d %s", signal_name(signal).c_str(), running_, running_ == 1 ? "rank" : "ranks"));
+    console_.say(format("%s: stopping %d %s", signal_name(signal).c_str(), running_, running_ == 1 ? "rank" : "ranks"));
     stop(signal);
+  }
+
+  /// Other machines' ranks have failed, and those of this one are not to wait for them.
+  void form_anew() {
+    if (stage_ != Stage::watching || suspect_) return;
+    outcome_.status = lost_peer_status;
+    console_.say(
+        format("ranks of another machine have failed: stopping %d %s", running_, running_ == 1 ? "rank" : "ranks"));
+    stop(SIGTERM);
   }
 
   void stop(int signal) {
@@ -35409,27 +35819,59 @@ class Supervisor {
   }
 
   const RankGroup& group_;
+  Console& console_;
   SignalPipe signals_;
-  std::unique_ptr<RankOutput> output_;  ///< null: ranks write to where this process writes
+  RankOutput output_;
   std::unique_ptr<Rank[]> ranks_;
   int running_ = 0;
   Stage stage_ = Stage::watching;
   const Rank* suspect_ = nullptr;  ///< the best explanation so far
-  std::string token_;  ///< a secret of this job alone; empty where its starter has set one
+  std::string token_;              ///< a secret of this job alone; empty where its starter has set one
   std::optional<Clock::time_point> deadline_;
   GroupOutcome outcome_;
 };
 
 }  // namespace detail
 
-/// Starts the ranks and waits until all have ended. When one fails, it is named on stderr, the others get SIGTERM and
-/// after `grace` SIGKILL; SIGINT, SIGTERM, SIGHUP and SIGQUIT sent to this process are passed on in the same way.
-/// Call it from a thread that lives as long as the ranks: they are killed when it ends.
-/// Throws Error where a process cannot be started.
-inline GroupOutcome supervise(const RankGroup& group) { return detail::Supervisor(group).run(); }
-
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_SUPERVISOR_HPP
+
+namespace chorus::inline CHORUS_ABI {
+
+namespace detail {
+
+/// A program that fails at once shall not keep the machine busy.
+inline constexpr std::chrono::milliseconds shortest_attempt{200};
+
+/// A wrong option stays wrong, and who sends a signal wants an end.
+inline bool worth_a_restart(const GroupOutcome& outcome) {
+  return outcome.status != 0 && outcome.status != 2 && outcome.signal == 0;
+}
+
+}  // namespace detail
+
+/// Supervises the group, and starts all its ranks again after a failure, up to `group.max_restarts` times and at most
+/// once in 200 ms; a program loses what it did after its newest checkpoint. A wrong option (exit status 2) and a signal
+/// to this process end the job at once. The ranks of other machines notice that ranks are gone, fail, and are started
+/// again by their own supervisors; they meet anew at the same address. Returns the status of the last attempt.
+///
+/// Where the reader of the output stands still, ranks are supervised all the same (see Console); at the end of the job
+/// it is waited for, after a signal for `group.grace` at most.
+inline int run_job(RankGroup group) {
+  detail::Console console;
+  for (group.restart = 0;; ++group.restart) {
+    const auto next = std::chrono::steady_clock::now() + detail::shortest_attempt;
+    group.attempt = group.restart;
+    const auto outcome = detail::Supervisor(group, console).run();
+    if (outcome.signal != 0) console.finish(group.grace);
+    if (!detail::worth_a_restart(outcome) || group.restart >= group.max_restarts) return outcome.status;
+    console.say(detail::format("restart %d of %d", group.restart + 1, group.max_restarts));
+    std::this_thread::sleep_until(next);
+  }
+}
+
+}  // namespace chorus::inline CHORUS_ABI
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_JOB_HPP
 
 namespace chorus::inline CHORUS_ABI::detail {
 
@@ -35542,7 +35984,7 @@ inline int launch_here(bool distributed, char** argv, Arguments arguments, Launc
       group.ranks = options.devices.value_or(default_devices());
       group.program = own_program();
       group.argv = argv;
-      return supervise(group).status;
+      return run_job(std::move(group));
     }
     world = std::move(*joined);
     keep_to_own_cores(world);
@@ -35587,12 +36029,12 @@ CHORUS_INLINE int launch(bool distributed, int argc, char** argv, const LaunchOp
 namespace chorus::inline CHORUS_ABI {
 
 template <class Model>
-class SingleDevice : public Policy<Model> {
+class SingleDevice : public OneProcessPolicy<Model> {
  public:
-  static constexpr bool distributed = false;
   static constexpr const char* name = "single";
 
-  explicit SingleDevice(Model model, std::uint64_t seed = initial_seed()) : Policy<Model>(std::move(model), seed) {}
+  explicit SingleDevice(Model model, std::uint64_t seed = initial_seed())
+      : OneProcessPolicy<Model>(std::move(model), seed) {}
   /// For `launch`: takes the seed from `run`.
   template <class Run>
   requires requires(Run& run) { run.seed(); }
@@ -35606,11 +36048,6 @@ class SingleDevice : public Policy<Model> {
     return output;
   }
 
-  template <class Dataset>
-  data::Sampler sampler(const Dataset& dataset, const SamplingOptions& options = {}) const {
-    return data::Sampler(dataset.size(),
-                         {.shuffle = options.shuffle, .seed = this->seed(), .padding = options.padding});
-  }
   int devices() const { return 1; }
 
   /// For models that return their loss: what backward starts from. The same under every policy.
@@ -35618,13 +36055,6 @@ class SingleDevice : public Policy<Model> {
   const Loss& mean_loss(const Loss& loss) const {
     return loss;
   }
-
-  /// `value`, the mean over this process's `samples`, as the mean over the samples of all processes.
-  double mean(double value, Index) const { return value; }
-  /// Sums over all processes, in place.
-  void sum(std::span<double>) const {}
-  /// Whether `text` is the same in all processes.
-  bool same_on_all_ranks(std::string_view) const { return true; }
 };
 
 }  // namespace chorus::inline CHORUS_ABI
