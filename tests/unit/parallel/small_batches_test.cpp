@@ -82,7 +82,7 @@ std::vector<double> train(Net& net, const Batches& plan, bool scaled = false) {
 
 template <class Model>
 std::vector<double> alone(const Batches& plan) {
-  SingleDevice<Model> net{test::make<Model>(), 3};
+  SingleDevice<Model> net{make<Model>(), 3};
   return train(net, plan);
 }
 
@@ -98,19 +98,19 @@ std::vector<double> on_ranks(const Batches& plan, const Make& make_net, bool sca
 template <class Model>
 auto ddp(const DistributedDataParallelOptions& options = {}) {
   return [=](auto& communicator) {
-    return std::make_unique<DistributedDataParallel<Model>>(test::make<Model>(), communicator, options, 3);
+    return std::make_unique<DistributedDataParallel<Model>>(make<Model>(), communicator, options, 3);
   };
 }
 
 TEST_CASE("small batches: ddp on 4 ranks takes the steps of one device") {
   for (const auto& plan : plans) {
     INFO(plan.images << " images in batches of " << plan.batch);
-    CHECK(test::distance(on_ranks(plan, ddp<Normed<Cpu>>()), alone<Normed<Cpu>>(plan)) < test::rounding);
+    CHECK(distance(on_ranks(plan, ddp<Normed<Cpu>>()), alone<Normed<Cpu>>(plan)) < rounding);
     const auto expected = alone<Plain<Cpu>>(plan);
-    CHECK(test::distance(on_ranks(plan, ddp<Plain<Cpu>>({.find_unused_parameters = true})), expected) < test::rounding);
-    CHECK(test::distance(on_ranks(plan, ddp<Plain<Cpu>>({.find_unused_parameters = true}), true), expected) < test::rounding);
-    CHECK(test::distance(on_ranks(plan, ddp<Lossy<Cpu>>({.find_unused_parameters = true})), alone<Lossy<Cpu>>(plan)) <
-          test::rounding);
+    CHECK(distance(on_ranks(plan, ddp<Plain<Cpu>>({.find_unused_parameters = true})), expected) < rounding);
+    CHECK(distance(on_ranks(plan, ddp<Plain<Cpu>>({.find_unused_parameters = true}), true), expected) < rounding);
+    CHECK(distance(on_ranks(plan, ddp<Lossy<Cpu>>({.find_unused_parameters = true})), alone<Lossy<Cpu>>(plan)) <
+          rounding);
   }
 }
 
@@ -118,27 +118,27 @@ TEST_CASE("small batches: dp uses fewer devices, local sgd and a parameter serve
   for (const auto& plan : plans) {
     INFO(plan.images << " images in batches of " << plan.batch);
     const auto expected = alone<Normed<Cpu>>(plan);
-    CHECK(test::distance(on_ranks(plan,
+    CHECK(distance(on_ranks(plan,
                             [](auto& communicator) {
-                              return std::make_unique<LocalSgd<Normed<Cpu>>>(test::make<Normed<Cpu>>(), communicator,
+                              return std::make_unique<LocalSgd<Normed<Cpu>>>(make<Normed<Cpu>>(), communicator,
                                                                              LocalSgdOptions{.period = 1}, 3);
                             }),
-                   expected) < test::rounding);
-    CHECK(test::distance(on_ranks(plan,
+                   expected) < rounding);
+    CHECK(distance(on_ranks(plan,
                             [](auto& communicator) {
-                              return std::make_unique<ParameterServer<Normed<Cpu>>>(test::make<Normed<Cpu>>(), communicator,
+                              return std::make_unique<ParameterServer<Normed<Cpu>>>(make<Normed<Cpu>>(), communicator,
                                                                                     3);
                             }),
-                   expected) < test::rounding);
-    DataParallel<Plain<Cpu>> dp{test::make<Plain<Cpu>>(), {.device_ids = {0, 1, 2, 3}}, 3};
-    CHECK(test::distance(train(dp, plan), alone<Plain<Cpu>>(plan)) < test::rounding);
+                   expected) < rounding);
+    DataParallel<Plain<Cpu>> dp{make<Plain<Cpu>>(), {.device_ids = {0, 1, 2, 3}}, 3};
+    CHECK(distance(train(dp, plan), alone<Plain<Cpu>>(plan)) < rounding);
   }
 }
 
 TEST_CASE("small batches: under join, ranks with empty shares and ranks that have ended add nothing") {
   const Batches plan{7, 3};
   const auto text = common_text(4, [&](const World& world) {
-    Distributed<Plain<Cpu>> rank(world, {.find_unused_parameters = true}, test::make<Plain<Cpu>>());
+    Distributed<Plain<Cpu>> rank(world, {.find_unused_parameters = true}, make<Plain<Cpu>>());
     std::vector<double> out;
     rank.net.join([&] {
       const data::SyntheticImages images{plan.images, 1};
@@ -153,7 +153,7 @@ TEST_CASE("small batches: under join, ranks with empty shares and ranks that hav
     });
     return test::text_of(test::values(rank.net.module()));
   });
-  SingleDevice<Plain<Cpu>> single{test::make<Plain<Cpu>>(), 3};
+  SingleDevice<Plain<Cpu>> single{make<Plain<Cpu>>(), 3};
   const data::SyntheticImages images{plan.images, 1};
   data::DataLoader loader{images, single.sampler(images), {.batch = plan.batch, .workers = 0}};
   optim::Sgd optimizer{single.parameters(), {.lr = 0.1}};
@@ -162,7 +162,7 @@ TEST_CASE("small batches: under join, ranks with empty shares and ranks that hav
     cross_entropy(single(x), y).backward();
     optimizer.step();
   }
-  CHECK(test::distance(test::numbers_in(text), test::values(single.module())) < test::rounding);
+  CHECK(distance(test::numbers_in(text), test::values(single.module())) < rounding);
 }
 
 }  // namespace small_batches_test
