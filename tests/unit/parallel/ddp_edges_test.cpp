@@ -3,6 +3,8 @@
 #include <catch.hpp>
 #include <chorus/core/trace.hpp>
 #include <chorus/ops/higher_order.hpp>
+#include <map>
+#include <tuple>
 
 #include "ranks.hpp"
 
@@ -366,6 +368,40 @@ TEST_CASE("ddp edges: of summed losses the average over ranks is the sum divided
     return test::text_of(test::gradients(rank.net.module()));
   });
   CHECK(distance(test::numbers_in(text), test::gradients(single.module())) < edge_rounding);
+}
+
+/// Its outputs lie in containers within containers.
+template <class D>
+struct Nested : nn::Module {
+  nn::Linear<D, double> body{5, 7}, a{7, 3}, b{7, 3}, c{7, 3};
+  CHORUS_MODULE(Nested, body, a, b, c)
+  auto forward(const auto& x) const {
+    const auto h = tanh(body(x));
+    const std::vector list{a(h), b(h)};
+    return std::tuple(list, std::map<std::string, std::vector<std::remove_cvref_t<decltype(c(h))>>>{{"c", {c(h)}}});
+  }
+};
+TEST_CASE("ddp edges: outputs in tuples, lists and maps train as on one device, in a static graph, too") {
+  const auto train = [](auto& net, const auto& batch) {
+    optim::Sgd optimizer{net.parameters(), {.lr = 0.3}};
+    for (std::uint32_t number = 0; number < 3; ++number) {
+      optimizer.zero_grad();
+      const auto [list, named] = net(batch(number));
+      (mean(square(list[0])) + mean(list[1]) + mean(square(named.at("c")[0]))).backward();
+      optimizer.step();
+    }
+    return test::values(net.module());
+  };
+  SingleDevice<Nested<Cpu>> single{make<Nested<Cpu>>(), 3};
+  const auto expected = train(single, [](auto number) { return numbers(7, 5, number); });
+  for (const bool is_static : {false, true}) {
+    const auto text = common_text(3, [&](const World& world) {
+      Distributed<Nested<Cpu>> rank(world, {.find_unused_parameters = !is_static, .static_graph = is_static});
+      return test::text_of(
+          train(rank.net, [&](auto number) { return contiguous(test::share(numbers(7, 5, number), world)); }));
+    });
+    CHECK(distance(test::numbers_in(text), expected) < edge_rounding);
+  }
 }
 
 }  // namespace ddp_edges_test
