@@ -7094,7 +7094,7 @@ struct SamplerOptions {
 /// same set of samples for any number of ranks: with one seed, training on 1, 2 or 3 ranks sees the same data.
 ///
 /// Of a global batch of n samples each rank gets a contiguous share of n / world_size; the first n % world_size ranks
-/// get one more. A last batch with fewer samples than ranks leaves some with an empty share.
+/// get one more. A batch with fewer samples than ranks leaves some with an empty share, which has weight 0.
 ///
 /// With `padding` each share has ceil(n / world_size) samples, and where the data end, the epoch's first samples come
 /// again: the sets of PyTorch's DistributedSampler. It needs no uneven shares, but it counts some samples twice:
@@ -7115,8 +7115,7 @@ class Sampler {
   std::span<const Index> order() const& { return std::span(order_).first(static_cast<std::size_t>(size_)); }
   std::span<const Index> order() const&& = delete;
 
-  /// Number of batches of `batch` samples over all ranks. Throws UsageError where a batch has fewer samples than the
-  /// world has ranks.
+  /// Number of batches of `batch` samples over all ranks. Throws UsageError for a batch of less than 1 sample.
   Index global_batches(Index batch, bool drop_last = false) const;
 
   /// Number of samples of global batch `b`, over all ranks and without padding.
@@ -7186,8 +7185,7 @@ CHORUS_INLINE std::span<const Index> Sampler::share(Index b, Index batch) const&
 }
 
 CHORUS_INLINE void Sampler::check_batch(Index batch) const {
-  check<UsageError>(batch >= options_.world_size, "Sampler: a global batch of ", batch,
-                    " samples can't be shared among ", options_.world_size, " ranks: each needs at least one");
+  check<UsageError>(batch >= 1, "Sampler: expected a global batch of at least 1 sample, got ", batch);
 }
 
 CHORUS_INLINE Index Sampler::boundary(Index count, int rank) const {
