@@ -78,7 +78,7 @@ class NcclCalls : public NcclMember<Api> {
 
   /// Finds out what has ended, and whether what has not is in trouble.
   void inspect() {
-    listen();
+    listen(in_flight_.empty() ? nullptr : &in_flight_.front());
     if (failure_ || in_flight_.empty()) return;
     Call first;
     int ended = Api::success;
