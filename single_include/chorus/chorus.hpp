@@ -28050,17 +28050,21 @@ class NcclMember {
     return cat(text, ": nccl: ", why);
   }
 
-  /// Gives up if another rank has. Of a group that this rank has left, where a Work may still be asked, it asks nobody.
-  void listen() {
+  /// Gives up if another rank has; `call`: what this one is in, if anything. Of a group that this rank has left, where
+  /// a Work may still be asked, it asks nobody.
+  void listen(const Call* call) {
     if (failure_ || comm_ == Comm{}) return;
-    if (const Failure theirs = hear_())
-      give_up(cat("rank ", rank_, ": nccl: gives up: ", theirs.what), theirs.timed_out);
+    const Failure theirs = hear_();
+    if (!theirs) return;
+    const auto why = cat("gives up: ", theirs.what);
+    give_up(call ? describe(*call, why) : cat("rank ", rank_, ": nccl: ", why), theirs.timed_out);
   }
 
   void raise_if_failed(const Call& call) {
-    listen();
-    if (!failure_) return;
-    Failure{describe(call, cat("this communicator has failed before: ", failure_.what)), failure_.timed_out}.raise();
+    if (failure_)
+      Failure{describe(call, cat("this communicator has failed before: ", failure_.what)), failure_.timed_out}.raise();
+    listen(&call);
+    if (failure_) failure_.raise();
   }
 
   /// What NCCL says of a call: of one inside of a group, whose end tells whether it is under way; and of one by itself,
@@ -28073,7 +28077,7 @@ class NcclMember {
   void accept(int code, const Call& call) {
     const auto deadline = Clock::now() + timeout_;
     for (int turn = 0; code == Api::in_progress; ++turn) {
-      listen();
+      listen(&call);
       if (failure_) failure_.raise();
       if (const int asked = api_.async_error(comm_, code); asked != Api::success) code = asked;
       if (code == Api::in_progress && Clock::now() >= deadline) {
@@ -28225,7 +28229,7 @@ class NcclCalls : public NcclMember<Api> {
 
   /// Finds out what has ended, and whether what has not is in trouble.
   void inspect() {
-    listen();
+    listen(in_flight_.empty() ? nullptr : &in_flight_.front());
     if (failure_ || in_flight_.empty()) return;
     Call first;
     int ended = Api::success;

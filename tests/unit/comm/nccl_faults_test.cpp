@@ -232,7 +232,7 @@ TEST_CASE("nccl: whose device waits for a rank that has given up hears it long b
     return comm::Clock::now() - begin < 900ms ? why : "late: " + why;
   });
   CHECK(comm::Clock::now() - start < 10s);
-  CHECK(texts[0] == "rank 0: nccl: gives up: rank 1 gave up: " + texts[1]);
+  CHECK(texts[0] == "rank 0: all_reduce #0 (sum of 1000 F32): nccl: gives up: rank 1 gave up: " + texts[1]);
 }
 
 TEST_CASE("nccl: one rank is killed and the others end", "[comm]") {
@@ -276,7 +276,7 @@ TEST_CASE("nccl: whose device waits for a rank that is killed hears it long befo
   ranks.await_sign(1);
   kill(ranks.pid(1), SIGKILL);
   const auto outcome = ranks.outcome(0);
-  CHECK_THAT(outcome.text, StartsWith("rank 0: nccl: gives up: rank 1 is gone: its process "));
+  CHECK_THAT(outcome.text, StartsWith("rank 0: all_reduce #0 (sum of 1000 F32): nccl: gives up: rank 1 is gone: its process "));
   CHECK(outcome.seconds < 5);
 }
 
