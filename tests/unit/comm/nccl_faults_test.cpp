@@ -276,7 +276,8 @@ TEST_CASE("nccl: whose device waits for a rank that is killed hears it long befo
   ranks.await_sign(1);
   kill(ranks.pid(1), SIGKILL);
   const auto outcome = ranks.outcome(0);
-  CHECK_THAT(outcome.text, StartsWith("rank 0: all_reduce #0 (sum of 1000 F32): nccl: gives up: rank 1 is gone: its process "));
+  CHECK_THAT(outcome.text,
+             StartsWith("rank 0: all_reduce #0 (sum of 1000 F32): nccl: gives up: rank 1 is gone: its process "));
   CHECK(outcome.seconds < 5);
 }
 
