@@ -53,6 +53,8 @@ class Numbers {
   explicit Numbers(std::size_t count = 0) : bytes_(count * sizeof(T)) {}
   T* data() { return reinterpret_cast<T*>(bytes_.data()); }
   const T* data() const { return reinterpret_cast<const T*>(bytes_.data()); }
+  const std::byte* bytes() const { return bytes_.data(); }
+  std::byte* bytes() { return bytes_.data(); }
   T& operator[](std::size_t i) { return data()[i]; }
   T operator[](std::size_t i) const { return data()[i]; }
   std::size_t size() const { return bytes_.size() / sizeof(T); }

@@ -219,9 +219,9 @@ class Rank {
         const auto begin = scatters ? r.whole : r.mine, count = (scatters ? r.whole_bytes : r.mine_bytes) / sizeof(T);
         Numbers<T> numbers(count);
         for (std::size_t k = 0; k < count; ++k) numbers[k] = number<T>(r.call.key, me(), k, p_.special_in(r.call));
-        std::memcpy(region_of(r).shadow.data() + begin, numbers.data(), count * sizeof(T));
+        chorus::comm::detail::copy_bytes(region_of(r).shadow.data() + begin, numbers.bytes(), count * sizeof(T));
         work_on(r, [numbers, to = region_of(r).data + begin, memory = lent_] {
-          std::memcpy(to, numbers.data(), numbers.size() * sizeof(T));
+          chorus::comm::detail::copy_bytes(to, numbers.bytes(), numbers.size() * sizeof(T));
         });
       });
     }

@@ -1,6 +1,7 @@
 #pragma once
 /// Makes drawn calls, and judges their results.
 
+#include <chorus/comm/transport.hpp>
 #include <chorus/comm/any_communicator.hpp>
 
 #include "random_numbers.hpp"
@@ -47,7 +48,7 @@ std::string judge(const Program& p, const Call& call, const std::vector<int>& me
   const auto n = members.size(), count = call.count;
   const auto place = static_cast<std::size_t>(at);
   Numbers<T> got(result.size() / sizeof(T)), expected(got.size());
-  std::memcpy(got.data(), result.data(), result.size());
+  chorus::comm::detail::copy_bytes(got.bytes(), result.data(), result.size());
   if (call.op == Op::broadcast || call.op == Op::message) {
     const int from = members[static_cast<std::size_t>(call.root)];
     for (std::size_t i = 0; i < count; ++i) expected[i] = number<T>(call.key, from, i, p.special_in(call));
