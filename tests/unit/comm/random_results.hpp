@@ -1,8 +1,8 @@
 #pragma once
 /// Makes drawn calls, and judges their results.
 
-#include <chorus/comm/transport.hpp>
 #include <chorus/comm/any_communicator.hpp>
+#include <chorus/comm/transport.hpp>
 
 #include "random_numbers.hpp"
 
