@@ -26907,7 +26907,34 @@ struct MeshHello {
 /// `InOrder`: runs tasks one after another, in the caller's thread or, for asynchronous ones, in one background thread.
 /// A caller that waits does what the background thread has not begun yet: it is awake, and its core is free.
 
+// <chorus/core/blocked_signals.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_BLOCKED_SIGNALS_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_BLOCKED_SIGNALS_HPP
+/// `BlockedSignals`: what a thread of the library starts under.
+
 #include <csignal>
+
+namespace chorus::inline CHORUS_ABI::detail {
+
+/// Blocks all signals in this thread while it lives, and so for ever in a thread that is started meanwhile: signals are
+/// for the threads that the user knows of, and for a launcher's one that supervises.
+class BlockedSignals {
+ public:
+  BlockedSignals() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  BlockedSignals(const BlockedSignals&) = delete;
+  BlockedSignals& operator=(const BlockedSignals&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::detail
+#endif  // CHORUS_SINGLE_CHORUS_CORE_BLOCKED_SIGNALS_HPP
 
 namespace chorus::inline CHORUS_ABI::comm {
 
@@ -27032,15 +27059,7 @@ class InOrder final : public Progress {
 
   void start() {
     if (thread_.joinable()) return;
-    const struct Blocked {  // signals are for the threads that the user knows of
-      sigset_t before;
-      Blocked() {
-        sigset_t all;
-        sigfillset(&all);
-        pthread_sigmask(SIG_SETMASK, &all, &before);
-      }
-      ~Blocked() { pthread_sigmask(SIG_SETMASK, &before, nullptr); }
-    } blocked;
+    const chorus::detail::BlockedSignals blocked;
     thread_ = std::thread([this] { loop(); });
   }
 
@@ -33401,7 +33420,34 @@ struct MeshHello {
 /// `InOrder`: runs tasks one after another, in the caller's thread or, for asynchronous ones, in one background thread.
 /// A caller that waits does what the background thread has not begun yet: it is awake, and its core is free.
 
+// <chorus/core/blocked_signals.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_BLOCKED_SIGNALS_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_BLOCKED_SIGNALS_HPP
+/// `BlockedSignals`: what a thread of the library starts under.
+
 #include <csignal>
+
+namespace chorus::inline CHORUS_ABI::detail {
+
+/// Blocks all signals in this thread while it lives, and so for ever in a thread that is started meanwhile: signals are
+/// for the threads that the user knows of, and for a launcher's one that supervises.
+class BlockedSignals {
+ public:
+  BlockedSignals() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  BlockedSignals(const BlockedSignals&) = delete;
+  BlockedSignals& operator=(const BlockedSignals&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::detail
+#endif  // CHORUS_SINGLE_CHORUS_CORE_BLOCKED_SIGNALS_HPP
 
 namespace chorus::inline CHORUS_ABI::comm {
 
@@ -33526,15 +33572,7 @@ class InOrder final : public Progress {
 
   void start() {
     if (thread_.joinable()) return;
-    const struct Blocked {  // signals are for the threads that the user knows of
-      sigset_t before;
-      Blocked() {
-        sigset_t all;
-        sigfillset(&all);
-        pthread_sigmask(SIG_SETMASK, &all, &before);
-      }
-      ~Blocked() { pthread_sigmask(SIG_SETMASK, &before, nullptr); }
-    } blocked;
+    const chorus::detail::BlockedSignals blocked;
     thread_ = std::thread([this] { loop(); });
   }
 
@@ -35039,11 +35077,8 @@ inline bool write_all(int fd, std::string_view text) {
 class Console {
  public:
   Console() : state_(std::make_shared<State>()) {
-    sigset_t all, before;  // signals are for the thread that supervises
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const BlockedSignals blocked;
     thread_ = std::thread([state = state_] { state->write_on(); });
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
   Console(const Console&) = delete;
   Console& operator=(const Console&) = delete;
@@ -35455,11 +35490,8 @@ class RankOutput {
 
   void start() {
     if (sources_.empty()) return;
-    sigset_t all, before;  // signals are for the supervisor's thread
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const BlockedSignals blocked;
     thread_ = std::thread([this] { pump(); });
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
 
  private:

@@ -4,9 +4,9 @@
 
 #include <atomic>
 #include <chorus/comm/work.hpp>
+#include <chorus/core/blocked_signals.hpp>
 #include <chorus/core/error.hpp>
 #include <condition_variable>
-#include <csignal>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -135,15 +135,7 @@ class InOrder final : public Progress {
 
   void start() {
     if (thread_.joinable()) return;
-    const struct Blocked {  // signals are for the threads that the user knows of
-      sigset_t before;
-      Blocked() {
-        sigset_t all;
-        sigfillset(&all);
-        pthread_sigmask(SIG_SETMASK, &all, &before);
-      }
-      ~Blocked() { pthread_sigmask(SIG_SETMASK, &before, nullptr); }
-    } blocked;
+    const chorus::detail::BlockedSignals blocked;
     thread_ = std::thread([this] { loop(); });
   }
 

@@ -3,10 +3,10 @@
 /// reads) without keeping the launcher from its ranks.
 
 #include <poll.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <chorus/core/blocked_signals.hpp>
 #include <chorus/core/config.hpp>
 #include <chorus/parallel/message.hpp>
 #include <chrono>
@@ -47,11 +47,8 @@ inline bool write_all(int fd, std::string_view text) {
 class Console {
  public:
   Console() : state_(std::make_shared<State>()) {
-    sigset_t all, before;  // signals are for the thread that supervises
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const BlockedSignals blocked;
     thread_ = std::thread([state = state_] { state->write_on(); });
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
   Console(const Console&) = delete;
   Console& operator=(const Console&) = delete;

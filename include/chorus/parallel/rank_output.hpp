@@ -3,12 +3,12 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <signal.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
+#include <chorus/core/blocked_signals.hpp>
 #include <chorus/parallel/console.hpp>
 #include <chorus/parallel/message.hpp>
 #include <chorus/parallel/rank_process.hpp>
@@ -73,11 +73,8 @@ class RankOutput {
 
   void start() {
     if (sources_.empty()) return;
-    sigset_t all, before;  // signals are for the supervisor's thread
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const BlockedSignals blocked;
     thread_ = std::thread([this] { pump(); });
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
 
  private:
