@@ -4,10 +4,12 @@
 /// Every rank tells the others where its data is. Of an all-reduce it then adds up the chunk that it owns, reading that
 /// chunk of all ranks' data, and writes the sum to all of them. A rank reads (n - 1) / n of the data from others and
 /// writes as much to them, the ring's traffic; but nothing is copied twice, and nobody waits before the end. A number's
-/// sum is rounded once, in the order of ranks, wherever it lies.
+/// sum is rounded once, in the order of ranks, wherever it is computed. So of two ranks that compute meanwhile the one
+/// that is ahead can own all of it: the other, for which it would have to wait in the end, loses no time.
 
 #include <array>
 #include <chorus/comm/ring.hpp>
+#include <cmath>
 
 namespace chorus::inline CHORUS_ABI::comm {
 
@@ -15,11 +17,22 @@ namespace detail {
 
 /// What a rank tells the others first.
 struct Offer {
-  Window window;
+  Window window = {};
   double scale = 1;
   std::uint32_t fresh = 0;  ///< 1: nobody has mapped the window yet
   std::uint32_t far = 0;    ///< 1: another core's memory takes this rank long to read
+  std::int64_t came = 0;    ///< when the rank did, by the machine's clock, in ns
+  std::uint64_t idle = 0;   ///< 1: its program does nothing but wait for this call
 };
+
+/// Of two ranks, the one that has time to spare, or nobody: one whose program waits while the other's computes; where
+/// both compute, the one that came first.
+inline int the_one_ahead(const Offer& zero, const Offer& one) {
+  constexpr std::int64_t at_once = 20'000;  // ns
+  if (zero.idle != one.idle) return zero.idle != 0 ? 0 : 1;
+  if (zero.idle != 0 || std::abs(zero.came - one.came) < at_once) return nobody;
+  return zero.came < one.came ? 0 : 1;
+}
 
 /// The data of all ranks in one call.
 class InPlace {
@@ -32,6 +45,8 @@ class InPlace {
     auto& own = offers_[at(rank())];
     own.fresh = own.window.key != 0 && !link_.is_mapped(own.window) ? 1 : 0;
     own.far = or_sent && link_.seems_far() ? 1 : 0;
+    own.came = std::chrono::nanoseconds(Clock::now().time_since_epoch()).count();
+    own.idle = link_.may_spin && *link_.may_spin ? 1 : 0;
     tell(reinterpret_cast<const std::byte*>(&own), sizeof own);
     for_others([&](int peer) {
       std::memcpy(&offers_[at(peer)], receive(ring_, peer, sizeof(Offer)).data, sizeof(Offer));
@@ -62,6 +77,14 @@ class InPlace {
   bool agreed() const { return agreed_; }
   std::byte* of(int peer) const { return data_[at(peer)]; }
   double scale_of(int peer) const { return offers_[at(peer)].scale; }
+
+  /// Of `count` numbers, where the chunk of each rank begins. All ranks come to the same answer. Of more than two,
+  /// each owns as much as the others, as they send what they own to several.
+  std::size_t chunk_begin(int owner, std::size_t count) const {
+    const int ahead = size() == 2 ? the_one_ahead(offers_[0], offers_[1]) : nobody;
+    if (ahead != nobody) return owner > ahead ? count : 0;
+    return count * static_cast<std::size_t>(owner) / static_cast<std::size_t>(size());
+  }
 
   /// One number to all others, and one from each: they are as far as this rank is.
   void tell(const std::byte* message = nullptr, std::size_t bytes = 0) const {
@@ -177,9 +200,8 @@ inline bool in_place_all_reduce(const Ring& ring, std::byte* data, std::size_t c
   const detail::InPlace all(ring, data, count * element, ring.link.size == 2);
   if (!all.agreed()) return false;
   const auto ranks = static_cast<std::size_t>(all.size());
-  const auto start = [&](int c) { return count * static_cast<std::size_t>(c) / ranks; };
-  const auto begin = start(all.rank()), own = start(all.rank() + 1) - begin;
-  {
+  const auto begin = all.chunk_begin(all.rank(), count), own = all.chunk_begin(all.rank() + 1, count) - begin;
+  if (own != 0) {
     const detail::WorkInPlace work(ring.link, 2 * own * element);
     detail::reduce_in_place(ring, all, data + begin * element, begin, own, true);
   }

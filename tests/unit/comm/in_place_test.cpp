@@ -6,9 +6,11 @@
 #include <atomic>
 #include <bit>
 #include <catch.hpp>
+#include <chorus/comm/in_place.hpp>
 #include <chorus/comm/shm_transport.hpp>
 #include <chorus/comm/thread_group.hpp>
 #include <fstream>
+#include <thread>
 
 #include "processes.hpp"
 
@@ -141,6 +143,50 @@ TEST_CASE("in place: weighted sums are the same bits on all ranks, and those of 
     for (const auto& text : texts) CHECK(text == texts[0]);
     CHECK_THAT(texts[0], Catch::Matchers::StartsWith("right") && !Catch::Matchers::Contains("others"));
   }
+}
+
+TEST_CASE("in place: of two ranks, the one that has time to spare adds up", "[comm]") {
+  using comm::detail::Offer, comm::detail::the_one_ahead, comm::detail::nobody;
+  constexpr std::int64_t ms = 1'000'000;
+  const Offer early{.came = 5 * ms}, late{.came = 6 * ms}, waits{.came = 7 * ms, .idle = 1};
+  CHECK(the_one_ahead(early, late) == 0);
+  CHECK(the_one_ahead(late, early) == 1);
+  CHECK(the_one_ahead(early, early) == nobody);
+  CHECK(the_one_ahead(early, waits) == 1);
+  CHECK(the_one_ahead(waits, late) == 0);
+  CHECK(the_one_ahead(waits, Offer{.came = 1 * ms, .idle = 1}) == nobody);
+}
+
+TEST_CASE("in place: whichever rank is ahead, the sums and the traffic are the same", "[comm]") {
+  constexpr std::size_t count = 60'001;
+  const auto reduce = [](comm::AnyCommunicator& c, int late) {
+    Lent<float> data(c, count);
+    fill(data.numbers, c.rank());
+    if (late == comm::detail::nobody) {
+      c.all_reduce(data.numbers, ReduceOp::sum, {.scale = 0.3 + c.rank()});
+      return hash(data.numbers);
+    }
+    if (c.rank() == late) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    auto work = c.all_reduce_async(data.numbers, ReduceOp::sum, {.scale = 0.3 + c.rank()});
+    // The program computes meanwhile.
+    while (!work.done()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    work.wait();
+    return hash(data.numbers);
+  };
+  test::Ranks ranks(2, [&](const comm::World& world) -> std::string {
+    auto c = comm::connect(world);
+    const auto expected = reduce(c, comm::detail::nobody);
+    for (const int late : {0, 1, 1, 0}) {
+      const auto before = trace::bytes_sent(world.rank, trace::Traffic::control);
+      if (reduce(c, late) != expected) return cat("others when rank ", late, " is late");
+      const auto sent = trace::bytes_sent(world.rank, trace::Traffic::control) - before;
+      if (sent != count * sizeof(float)) return cat(sent, " bytes when ", late, " is late");
+    }
+    return cat("as ", expected);
+  });
+  const auto texts = ranks.texts();
+  CHECK_THAT(texts[0], Catch::Matchers::StartsWith("as "));
+  CHECK(texts[1] == texts[0]);
 }
 
 TEST_CASE("in place: a rank whose data lies elsewhere makes all of them send", "[comm]") {
