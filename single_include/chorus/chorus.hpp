@@ -27143,12 +27143,116 @@ class QueuedEngine final : public Engine {
 #define CHORUS_SINGLE_CHORUS_COMM_CALL_BOOK_HPP
 /// `CallBook`: what an engine knows of its calls: their numbers, the newest of them, the first failure, an abort.
 
+// <chorus/comm/flight_recorder.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_FLIGHT_RECORDER_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_FLIGHT_RECORDER_HPP
+/// `FlightRecorder`: the newest calls of an engine, with their times, for whoever looks for what went wrong.
+
+namespace chorus::inline CHORUS_ABI::comm {
+
+/// A call as errors and records name it: `all_reduce #7 (sum of 10 F32), gradient bucket 2`.
+struct NamedCall {
+  Envelope envelope = {};
+  int bucket = -1;
+  int peer = 0;           ///< of a message
+  bool receives = false;  ///< a message
+  const char* name = nullptr;  ///< instead of the envelope
+  bool grouped = false;        ///< the envelope is the last one of a group, or the name that of all of its calls
+
+  [[gnu::cold]] std::string text() const {
+    std::string out = grouped && name == nullptr ? "a group of calls up to " : "";
+    if (name != nullptr)
+      out += grouped ? cat(name, " #", envelope.sequence) : name;
+    else
+      out += cat(envelope.op != Op::message ? "" : receives ? "receiving " : "sending ", envelope);
+    if (bucket >= 0) out += cat(", gradient bucket ", bucket);
+    return out;
+  }
+};
+
+/// Its owner has a lock.
+class FlightRecorder {
+ public:
+  /// `engine` stands in lines and files' names where a rank has several recorders.
+  explicit FlightRecorder(int rank, std::string_view engine = {}) : rank_(rank), engine_(engine) {}
+
+  /// Writes a call down that begins, and returns its number.
+  std::uint64_t begin(const NamedCall& call) {
+    entries_[calls_ % entries_.size()] = {call, Entry::runs, Clock::now(), {}};
+    return calls_++;
+  }
+  /// What is known of it better by now.
+  void name(std::uint64_t number, const NamedCall& call) { entries_[number % entries_.size()].call = call; }
+  /// It has ended; returns how long it took. Of one that is no longer kept: nothing.
+  Clock::duration end(std::uint64_t number, bool failed = false) {
+    if (calls_ - number > entries_.size()) return {};
+    auto& entry = entries_[number % entries_.size()];
+    entry.state = failed ? Entry::failed : Entry::done;
+    entry.ended = Clock::now();
+    return entry.ended - entry.begun;
+  }
+  /// The number of the newest call, if there is one.
+  std::uint64_t newest() const { return calls_ - 1; }
+  const NamedCall& call(std::uint64_t number) const { return entries_[number % entries_.size()].call; }
+
+  /// A line for each call.
+  [[gnu::cold]] std::string lines() const {
+    const auto microseconds = [](Clock::duration time) {
+      return std::chrono::duration_cast<std::chrono::microseconds>(time).count();
+    };
+    std::string out;
+    for (auto i = calls_ - std::min<std::uint64_t>(calls_, entries_.size()); i < calls_; ++i) {
+      const auto& entry = entries_[i % entries_.size()];
+      out += cat("rank ", rank_, ": ", engine_, engine_.empty() ? "" : ": ", "call ", i, ": ", entry.call.text());
+      if (entry.call.envelope.op == Op::message && entry.call.name == nullptr)
+        out += cat(entry.call.receives ? " from rank " : " to rank ", entry.call.peer);
+      out += cat(", at ", microseconds(entry.begun - born_), " us");
+      if (entry.state == Entry::runs) {
+        out += cat(", under way for ", microseconds(Clock::now() - entry.begun), " us\n");
+      } else {
+        out += cat(entry.state == Entry::done ? ", took " : ", failed after ", microseconds(entry.ended - entry.begun),
+                   " us\n");
+      }
+    }
+    return out;
+  }
+
+  /// Writes them where CHORUS_FLIGHT_RECORDER says: to `stderr`, or a file of that name with this rank's number.
+  [[gnu::cold]] void dump() const {
+    const char* where = chorus::detail::env("CHORUS_FLIGHT_RECORDER");
+    if (where == nullptr) return;
+    const auto text = lines();
+    const bool to_stderr = std::string_view(where) == "stderr";
+    const auto path = cat(where, engine_.empty() ? "" : ".", engine_, ".rank", rank_);
+    std::FILE* const file = to_stderr ? stderr : std::fopen(path.c_str(), "w");
+    if (file == nullptr) return;
+    std::fwrite(text.data(), 1, text.size(), file);
+    to_stderr ? std::fflush(file) : std::fclose(file);
+  }
+
+ private:
+  struct Entry {
+    NamedCall call = {};
+    enum { runs, done, failed } state = runs;
+    Clock::time_point begun{}, ended{};
+  };
+
+  const int rank_;
+  const std::string_view engine_;
+  const Clock::time_point born_ = Clock::now();
+  std::array<Entry, 64> entries_;  // in turn
+  std::uint64_t calls_ = 0;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_FLIGHT_RECORDER_HPP
+
 namespace chorus::inline CHORUS_ABI::comm {
 
 /// `begin` and `end` are called by one thread at a time; the rest from any.
 class CallBook {
  public:
-  explicit CallBook(int rank) : rank_(rank) {}
+  explicit CallBook(int rank) : rank_(rank), recorder_(rank) {}
 
   /// Numbers a call and writes it down.
   Envelope begin(const Call& call) {
@@ -27162,27 +27266,27 @@ class CallBook {
       envelope.sequence = collectives_++;
     }
     const std::lock_guard lock(mutex_);
-    entries_[calls_++ % entries_.size()] = {envelope, call.peer, call.receives, call.bucket, Entry::runs, Clock::now()};
+    recorder_.begin({.envelope = envelope, .bucket = call.bucket, .peer = call.peer, .receives = call.receives});
     return envelope;
   }
   void end() {
     const std::lock_guard lock(mutex_);
-    close(Entry::done);
+    busy_ += recorder_.end(recorder_.newest());
   }
 
   /// How the newest call failed: `rank 1: all_reduce #7 (sum of 10 F32), gradient bucket 2: why`; where the group was
   /// aborted, that is why. The first failure is the one that later calls fail with, too.
   [[gnu::cold]] Failure fail(std::string_view why, bool timed_out = false) {
     const std::lock_guard lock(mutex_);
-    close(Entry::failed);
+    busy_ += recorder_.end(recorder_.newest(), true);
     const auto what =
-        cat("rank ", rank_, ": ", text(newest()), ": ", aborted_ ? "aborted: " : "",
+        cat("rank ", rank_, ": ", recorder_.call(recorder_.newest()).text(), ": ", aborted_ ? "aborted: " : "",
             aborted_           ? std::string_view(aborted_.why())
             : failure_.empty() ? why
                                : std::string_view(cat("this communicator has failed before: ", failure_)));
     if (failure_.empty()) {
       failure_ = what;
-      dump();
+      recorder_.dump();
     }
     return {what, timed_out && !aborted_};
   }
@@ -27194,7 +27298,7 @@ class CallBook {
 
   std::string record() const {
     const std::lock_guard lock(mutex_);
-    return lines();
+    return recorder_.lines();
   }
   /// How long calls have run in all.
   std::chrono::nanoseconds busy() const {
@@ -27203,70 +27307,13 @@ class CallBook {
   }
 
  private:
-  struct Entry {
-    Envelope envelope;
-    int peer = 0;
-    bool receives = false;
-    int bucket = -1;
-    enum { runs, done, failed } state = runs;
-    Clock::time_point begun{}, ended{};
-  };
-
-  const Entry& newest() const { return entries_[(calls_ - 1) % entries_.size()]; }
-  void close(decltype(Entry::state) state) {
-    auto& entry = entries_[(calls_ - 1) % entries_.size()];
-    entry.state = state;
-    entry.ended = Clock::now();
-    busy_ += entry.ended - entry.begun;
-  }
-
-  static std::string text(const Entry& entry) {
-    const auto direction = entry.envelope.op != Op::message ? "" : entry.receives ? "receiving " : "sending ";
-    auto out = cat(direction, entry.envelope);
-    if (entry.bucket >= 0) out += cat(", gradient bucket ", entry.bucket);
-    return out;
-  }
-
-  [[gnu::cold]] std::string lines() const {
-    const auto microseconds = [](Clock::duration time) {
-      return std::chrono::duration_cast<std::chrono::microseconds>(time).count();
-    };
-    std::string out;
-    for (auto i = calls_ - std::min<std::uint64_t>(calls_, entries_.size()); i < calls_; ++i) {
-      const auto& entry = entries_[i % entries_.size()];
-      out += cat("rank ", rank_, ": call ", i, ": ", text(entry));
-      if (entry.envelope.op == Op::message) out += cat(entry.receives ? " from rank " : " to rank ", entry.peer);
-      out += cat(", at ", microseconds(entry.begun - born_), " us");
-      if (entry.state == Entry::runs) {
-        out += cat(", under way for ", microseconds(Clock::now() - entry.begun), " us\n");
-      } else {
-        out += cat(entry.state == Entry::done ? ", took " : ", failed after ", microseconds(entry.ended - entry.begun),
-                   " us\n");
-      }
-    }
-    return out;
-  }
-
-  [[gnu::cold]] void dump() const {
-    const char* where = chorus::detail::env("CHORUS_FLIGHT_RECORDER");
-    if (where == nullptr) return;
-    const auto text = lines();
-    const bool to_stderr = std::string_view(where) == "stderr";
-    std::FILE* const file = to_stderr ? stderr : std::fopen(cat(where, ".rank", rank_).c_str(), "w");
-    if (file == nullptr) return;
-    std::fwrite(text.data(), 1, text.size(), file);
-    to_stderr ? std::fflush(file) : std::fclose(file);
-  }
-
   const int rank_;
-  const Clock::time_point born_ = Clock::now();
   AbortReason aborted_;
   std::string failure_;
   std::uint32_t collectives_ = 0;
   std::array<std::uint32_t, max_ranks> sent_{}, received_{};  // messages, per peer
   mutable std::mutex mutex_;
-  std::array<Entry, 64> entries_;  // the newest calls, in turn
-  std::uint64_t calls_ = 0;
+  FlightRecorder recorder_;
   std::chrono::nanoseconds busy_{0};
 };
 
@@ -28041,12 +28088,8 @@ class NcclMember {
   using Event = typename Api::Event;
 
   /// One call, or what else takes a place in the streams' order.
-  struct Call {
-    Envelope envelope = {};
-    int bucket = -1;
-    const char* name = nullptr;  // instead of the envelope
-    bool grouped = false;        // the envelope is the last one of the group, or the name that of all of its calls
-    std::uint64_t ticket = 0;
+  struct Call : NamedCall {
+    std::uint64_t ticket = 0, number = 0;  // the latter is the recorder's
     Event ready{}, done{};  // where the stream may begin it, and where it has ended
     bool captured = false;
     bool runs = false;  // `ready` has been reached: from then on the others are waited for
@@ -28059,6 +28102,7 @@ class NcclMember {
         rank_(rank),
         device_(device),
         timeout_(timeout),
+        recorder_(rank, "nccl"),
         tell_(std::move(tell)),
         hear_(std::move(hear)) {
     check_timeout("nccl", timeout);
@@ -28080,14 +28124,7 @@ class NcclMember {
   }
 
   std::string describe(const Call& call, std::string_view why) const {
-    auto text = cat("rank ", rank_, ": ");
-    if (call.grouped && call.name == nullptr) text += "a group of calls up to ";
-    if (call.name == nullptr)
-      append(text, call.envelope);
-    else
-      text += call.grouped ? cat(call.name, " #", call.envelope.sequence) : call.name;
-    if (call.bucket >= 0) text += cat(", gradient bucket ", call.bucket);
-    return cat(text, ": nccl: ", why);
+    return cat("rank ", rank_, ": ", call.text(), ": nccl: ", why);
   }
 
   /// Gives up if another rank has; `call`: what this one is in, if anything. Of a group that this rank has left, where
@@ -28150,6 +28187,7 @@ class NcclMember {
     if (comm_ != Comm{}) api_.abort(std::exchange(comm_, Comm{}));
     forget_calls();
     if (tell_) tell_(failure_);
+    recorder_.dump();
   }
 
   Event event() {
@@ -28187,6 +28225,7 @@ class NcclMember {
   Comm comm_{};
   Stream stream_{};
   Failure failure_;
+  FlightRecorder recorder_;  // calls from when they are issued until they are seen to have ended
   bool grouping_ = false;  // between NCCL's group_start and group_end
 
  private:
@@ -28214,7 +28253,7 @@ class NcclCalls : public NcclMember<Api> {
   using Member::api_, Member::comm_, Member::device_, Member::failure_, Member::stream_, Member::timeout_;
   using Member::check_cuda, Member::describe, Member::event, Member::give_up, Member::listen;
   using Member::Member;
-  using Member::raise_if_failed, Member::recycle;
+  using Member::raise_if_failed, Member::recorder_, Member::recycle;
 
   /// The communication stream waits for what the compute stream has to do so far.
   void open(Call& call) {
@@ -28225,6 +28264,7 @@ class NcclCalls : public NcclMember<Api> {
     if (!call.captured) {  // what a capture that came to nothing has left
       for (const Call& left : captured_) recycle(left);
       captured_.clear();
+      call.number = recorder_.begin(call);
     }
     call.ready = event();
     check_cuda(call, api_.record(call.ready, compute));
@@ -28239,6 +28279,7 @@ class NcclCalls : public NcclMember<Api> {
     call.done = event();
     check_cuda(call, api_.record(call.done, stream));
     call.ticket = ++issued_;
+    if (!call.captured) recorder_.name(call.number, call);  // of a group, its last call is known by now
     (call.captured ? captured_ : in_flight_).push_back(call);
     change_.notify_all();
     return call.ticket;
@@ -28278,6 +28319,7 @@ class NcclCalls : public NcclMember<Api> {
       ended = api_.query(first.done);
       if (ended != Api::success) break;
       finished_ = first.ticket;
+      recorder_.end(first.number);
       recycle(first);
       in_flight_.pop_front();
     }
@@ -28347,15 +28389,13 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
   /// Issues one call on the stream: `issue(api, comm, stream, operators)` returns NCCL's code, and adds to `operators`
   /// those that are to be destroyed once the call is under way. Returns its ticket.
   template <class Issue>
-  std::uint64_t enqueue(const Envelope& envelope, int bucket, const Issue& issue) {
+  std::uint64_t enqueue(const NamedCall& what, const Issue& issue) {
     const std::lock_guard lock(mutex_);
-    Call call;
-    call.envelope = envelope;
+    Call call{what};
     call.envelope.sequence = calls_++;
-    call.bucket = bucket;
     if (grouping_) {
-      group_.envelope = call.envelope;
-      group_.bucket = bucket;
+      static_cast<NamedCall&>(group_) = call;
+      group_.grouped = true;
       accept_later(issue(api_, comm_, stream_, operators_), call);
       return issued_ + 1;
     }
@@ -28412,6 +28452,7 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
     raise_if_failed(call);
     check_cuda(call, api_.use_device(device_));
     const Stream compute = api_.compute_stream(device_);
+    call.number = recorder_.begin(call);
     call.ready = event();
     check_cuda(call, api_.record(call.ready, compute));
     start();
@@ -28471,6 +28512,11 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
   }
 
   int device() const { return device_; }
+  /// The newest calls, a line each: those of a captured step are one, its launch.
+  std::string record() {
+    const std::lock_guard lock(mutex_);
+    return recorder_.lines();
+  }
 
  private:
   using Calls = NcclCalls<Api>;
@@ -28481,7 +28527,7 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
   using Calls::api_, Calls::comm_, Calls::device_, Calls::failure_, Calls::grouping_, Calls::mutex_, Calls::rank_;
   using Calls::change_, Calls::in_flight_, Calls::issued_, Calls::operators_, Calls::stream_;
   using Calls::close, Calls::event, Calls::give_up, Calls::inspect, Calls::named, Calls::open, Calls::pause;
-  using Calls::raise_if_failed;
+  using Calls::raise_if_failed, Calls::recorder_;
 
   void leave() {
     synchronize();
@@ -28641,6 +28687,8 @@ class NcclEngine final : public Engine {
   void launch(const char* what, const std::function<void()>& start) override { queue_->launch(what, start); }
   void abort(std::string_view why) noexcept override { queue_->abort(why); }
   std::string_view name() const override { return "nccl"; }
+  /// Calls of host memory, and barriers, are those of `control`.
+  std::string record() const override { return control_.engine().record() + queue_->record(); }
 
   NcclQueue<Api>& queue() { return *queue_; }
 
@@ -28665,10 +28713,10 @@ class NcclEngine final : public Engine {
         .dtype = call.reduction.dtype,
         .detail = static_cast<std::uint8_t>(reduces ? static_cast<int>(call.reduction.op) : call.peer),
         .count = call.count};
-    return queue_->enqueue(
-        envelope, call.bucket, [&](Api& api, Comm comm, Stream stream, std::vector<RedOp>& operators) {
-          return reduces ? reduce(call, api, comm, stream, operators) : move(call, api, comm, stream);
-        });
+    const NamedCall named{.envelope = envelope, .bucket = call.bucket, .peer = call.peer, .receives = call.receives};
+    return queue_->enqueue(named, [&](Api& api, Comm comm, Stream stream, std::vector<RedOp>& operators) {
+      return reduces ? reduce(call, api, comm, stream, operators) : move(call, api, comm, stream);
+    });
   }
 
   static int reduce(const Call& call, Api& api, Comm comm, Stream stream, std::vector<RedOp>& operators) {
@@ -33677,12 +33725,116 @@ class QueuedEngine final : public Engine {
 #define CHORUS_SINGLE_CHORUS_COMM_CALL_BOOK_HPP
 /// `CallBook`: what an engine knows of its calls: their numbers, the newest of them, the first failure, an abort.
 
+// <chorus/comm/flight_recorder.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_FLIGHT_RECORDER_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_FLIGHT_RECORDER_HPP
+/// `FlightRecorder`: the newest calls of an engine, with their times, for whoever looks for what went wrong.
+
+namespace chorus::inline CHORUS_ABI::comm {
+
+/// A call as errors and records name it: `all_reduce #7 (sum of 10 F32), gradient bucket 2`.
+struct NamedCall {
+  Envelope envelope = {};
+  int bucket = -1;
+  int peer = 0;           ///< of a message
+  bool receives = false;  ///< a message
+  const char* name = nullptr;  ///< instead of the envelope
+  bool grouped = false;        ///< the envelope is the last one of a group, or the name that of all of its calls
+
+  [[gnu::cold]] std::string text() const {
+    std::string out = grouped && name == nullptr ? "a group of calls up to " : "";
+    if (name != nullptr)
+      out += grouped ? cat(name, " #", envelope.sequence) : name;
+    else
+      out += cat(envelope.op != Op::message ? "" : receives ? "receiving " : "sending ", envelope);
+    if (bucket >= 0) out += cat(", gradient bucket ", bucket);
+    return out;
+  }
+};
+
+/// Its owner has a lock.
+class FlightRecorder {
+ public:
+  /// `engine` stands in lines and files' names where a rank has several recorders.
+  explicit FlightRecorder(int rank, std::string_view engine = {}) : rank_(rank), engine_(engine) {}
+
+  /// Writes a call down that begins, and returns its number.
+  std::uint64_t begin(const NamedCall& call) {
+    entries_[calls_ % entries_.size()] = {call, Entry::runs, Clock::now(), {}};
+    return calls_++;
+  }
+  /// What is known of it better by now.
+  void name(std::uint64_t number, const NamedCall& call) { entries_[number % entries_.size()].call = call; }
+  /// It has ended; returns how long it took. Of one that is no longer kept: nothing.
+  Clock::duration end(std::uint64_t number, bool failed = false) {
+    if (calls_ - number > entries_.size()) return {};
+    auto& entry = entries_[number % entries_.size()];
+    entry.state = failed ? Entry::failed : Entry::done;
+    entry.ended = Clock::now();
+    return entry.ended - entry.begun;
+  }
+  /// The number of the newest call, if there is one.
+  std::uint64_t newest() const { return calls_ - 1; }
+  const NamedCall& call(std::uint64_t number) const { return entries_[number % entries_.size()].call; }
+
+  /// A line for each call.
+  [[gnu::cold]] std::string lines() const {
+    const auto microseconds = [](Clock::duration time) {
+      return std::chrono::duration_cast<std::chrono::microseconds>(time).count();
+    };
+    std::string out;
+    for (auto i = calls_ - std::min<std::uint64_t>(calls_, entries_.size()); i < calls_; ++i) {
+      const auto& entry = entries_[i % entries_.size()];
+      out += cat("rank ", rank_, ": ", engine_, engine_.empty() ? "" : ": ", "call ", i, ": ", entry.call.text());
+      if (entry.call.envelope.op == Op::message && entry.call.name == nullptr)
+        out += cat(entry.call.receives ? " from rank " : " to rank ", entry.call.peer);
+      out += cat(", at ", microseconds(entry.begun - born_), " us");
+      if (entry.state == Entry::runs) {
+        out += cat(", under way for ", microseconds(Clock::now() - entry.begun), " us\n");
+      } else {
+        out += cat(entry.state == Entry::done ? ", took " : ", failed after ", microseconds(entry.ended - entry.begun),
+                   " us\n");
+      }
+    }
+    return out;
+  }
+
+  /// Writes them where CHORUS_FLIGHT_RECORDER says: to `stderr`, or a file of that name with this rank's number.
+  [[gnu::cold]] void dump() const {
+    const char* where = chorus::detail::env("CHORUS_FLIGHT_RECORDER");
+    if (where == nullptr) return;
+    const auto text = lines();
+    const bool to_stderr = std::string_view(where) == "stderr";
+    const auto path = cat(where, engine_.empty() ? "" : ".", engine_, ".rank", rank_);
+    std::FILE* const file = to_stderr ? stderr : std::fopen(path.c_str(), "w");
+    if (file == nullptr) return;
+    std::fwrite(text.data(), 1, text.size(), file);
+    to_stderr ? std::fflush(file) : std::fclose(file);
+  }
+
+ private:
+  struct Entry {
+    NamedCall call = {};
+    enum { runs, done, failed } state = runs;
+    Clock::time_point begun{}, ended{};
+  };
+
+  const int rank_;
+  const std::string_view engine_;
+  const Clock::time_point born_ = Clock::now();
+  std::array<Entry, 64> entries_;  // in turn
+  std::uint64_t calls_ = 0;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_FLIGHT_RECORDER_HPP
+
 namespace chorus::inline CHORUS_ABI::comm {
 
 /// `begin` and `end` are called by one thread at a time; the rest from any.
 class CallBook {
  public:
-  explicit CallBook(int rank) : rank_(rank) {}
+  explicit CallBook(int rank) : rank_(rank), recorder_(rank) {}
 
   /// Numbers a call and writes it down.
   Envelope begin(const Call& call) {
@@ -33696,27 +33848,27 @@ class CallBook {
       envelope.sequence = collectives_++;
     }
     const std::lock_guard lock(mutex_);
-    entries_[calls_++ % entries_.size()] = {envelope, call.peer, call.receives, call.bucket, Entry::runs, Clock::now()};
+    recorder_.begin({.envelope = envelope, .bucket = call.bucket, .peer = call.peer, .receives = call.receives});
     return envelope;
   }
   void end() {
     const std::lock_guard lock(mutex_);
-    close(Entry::done);
+    busy_ += recorder_.end(recorder_.newest());
   }
 
   /// How the newest call failed: `rank 1: all_reduce #7 (sum of 10 F32), gradient bucket 2: why`; where the group was
   /// aborted, that is why. The first failure is the one that later calls fail with, too.
   [[gnu::cold]] Failure fail(std::string_view why, bool timed_out = false) {
     const std::lock_guard lock(mutex_);
-    close(Entry::failed);
+    busy_ += recorder_.end(recorder_.newest(), true);
     const auto what =
-        cat("rank ", rank_, ": ", text(newest()), ": ", aborted_ ? "aborted: " : "",
+        cat("rank ", rank_, ": ", recorder_.call(recorder_.newest()).text(), ": ", aborted_ ? "aborted: " : "",
             aborted_           ? std::string_view(aborted_.why())
             : failure_.empty() ? why
                                : std::string_view(cat("this communicator has failed before: ", failure_)));
     if (failure_.empty()) {
       failure_ = what;
-      dump();
+      recorder_.dump();
     }
     return {what, timed_out && !aborted_};
   }
@@ -33728,7 +33880,7 @@ class CallBook {
 
   std::string record() const {
     const std::lock_guard lock(mutex_);
-    return lines();
+    return recorder_.lines();
   }
   /// How long calls have run in all.
   std::chrono::nanoseconds busy() const {
@@ -33737,70 +33889,13 @@ class CallBook {
   }
 
  private:
-  struct Entry {
-    Envelope envelope;
-    int peer = 0;
-    bool receives = false;
-    int bucket = -1;
-    enum { runs, done, failed } state = runs;
-    Clock::time_point begun{}, ended{};
-  };
-
-  const Entry& newest() const { return entries_[(calls_ - 1) % entries_.size()]; }
-  void close(decltype(Entry::state) state) {
-    auto& entry = entries_[(calls_ - 1) % entries_.size()];
-    entry.state = state;
-    entry.ended = Clock::now();
-    busy_ += entry.ended - entry.begun;
-  }
-
-  static std::string text(const Entry& entry) {
-    const auto direction = entry.envelope.op != Op::message ? "" : entry.receives ? "receiving " : "sending ";
-    auto out = cat(direction, entry.envelope);
-    if (entry.bucket >= 0) out += cat(", gradient bucket ", entry.bucket);
-    return out;
-  }
-
-  [[gnu::cold]] std::string lines() const {
-    const auto microseconds = [](Clock::duration time) {
-      return std::chrono::duration_cast<std::chrono::microseconds>(time).count();
-    };
-    std::string out;
-    for (auto i = calls_ - std::min<std::uint64_t>(calls_, entries_.size()); i < calls_; ++i) {
-      const auto& entry = entries_[i % entries_.size()];
-      out += cat("rank ", rank_, ": call ", i, ": ", text(entry));
-      if (entry.envelope.op == Op::message) out += cat(entry.receives ? " from rank " : " to rank ", entry.peer);
-      out += cat(", at ", microseconds(entry.begun - born_), " us");
-      if (entry.state == Entry::runs) {
-        out += cat(", under way for ", microseconds(Clock::now() - entry.begun), " us\n");
-      } else {
-        out += cat(entry.state == Entry::done ? ", took " : ", failed after ", microseconds(entry.ended - entry.begun),
-                   " us\n");
-      }
-    }
-    return out;
-  }
-
-  [[gnu::cold]] void dump() const {
-    const char* where = chorus::detail::env("CHORUS_FLIGHT_RECORDER");
-    if (where == nullptr) return;
-    const auto text = lines();
-    const bool to_stderr = std::string_view(where) == "stderr";
-    std::FILE* const file = to_stderr ? stderr : std::fopen(cat(where, ".rank", rank_).c_str(), "w");
-    if (file == nullptr) return;
-    std::fwrite(text.data(), 1, text.size(), file);
-    to_stderr ? std::fflush(file) : std::fclose(file);
-  }
-
   const int rank_;
-  const Clock::time_point born_ = Clock::now();
   AbortReason aborted_;
   std::string failure_;
   std::uint32_t collectives_ = 0;
   std::array<std::uint32_t, max_ranks> sent_{}, received_{};  // messages, per peer
   mutable std::mutex mutex_;
-  std::array<Entry, 64> entries_;  // the newest calls, in turn
-  std::uint64_t calls_ = 0;
+  FlightRecorder recorder_;
   std::chrono::nanoseconds busy_{0};
 };
 

@@ -23,7 +23,7 @@ class NcclCalls : public NcclMember<Api> {
   using Member::api_, Member::comm_, Member::device_, Member::failure_, Member::stream_, Member::timeout_;
   using Member::check_cuda, Member::describe, Member::event, Member::give_up, Member::listen;
   using Member::Member;
-  using Member::raise_if_failed, Member::recycle;
+  using Member::raise_if_failed, Member::recorder_, Member::recycle;
 
   /// The communication stream waits for what the compute stream has to do so far.
   void open(Call& call) {
@@ -34,6 +34,7 @@ class NcclCalls : public NcclMember<Api> {
     if (!call.captured) {  // what a capture that came to nothing has left
       for (const Call& left : captured_) recycle(left);
       captured_.clear();
+      call.number = recorder_.begin(call);
     }
     call.ready = event();
     check_cuda(call, api_.record(call.ready, compute));
@@ -48,6 +49,7 @@ class NcclCalls : public NcclMember<Api> {
     call.done = event();
     check_cuda(call, api_.record(call.done, stream));
     call.ticket = ++issued_;
+    if (!call.captured) recorder_.name(call.number, call);  // of a group, its last call is known by now
     (call.captured ? captured_ : in_flight_).push_back(call);
     change_.notify_all();
     return call.ticket;
@@ -87,6 +89,7 @@ class NcclCalls : public NcclMember<Api> {
       ended = api_.query(first.done);
       if (ended != Api::success) break;
       finished_ = first.ticket;
+      recorder_.end(first.number);
       recycle(first);
       in_flight_.pop_front();
     }

@@ -46,6 +46,8 @@ class NcclEngine final : public Engine {
   void launch(const char* what, const std::function<void()>& start) override { queue_->launch(what, start); }
   void abort(std::string_view why) noexcept override { queue_->abort(why); }
   std::string_view name() const override { return "nccl"; }
+  /// Calls of host memory, and barriers, are those of `control`.
+  std::string record() const override { return control_.engine().record() + queue_->record(); }
 
   NcclQueue<Api>& queue() { return *queue_; }
 
@@ -70,10 +72,10 @@ class NcclEngine final : public Engine {
         .dtype = call.reduction.dtype,
         .detail = static_cast<std::uint8_t>(reduces ? static_cast<int>(call.reduction.op) : call.peer),
         .count = call.count};
-    return queue_->enqueue(
-        envelope, call.bucket, [&](Api& api, Comm comm, Stream stream, std::vector<RedOp>& operators) {
-          return reduces ? reduce(call, api, comm, stream, operators) : move(call, api, comm, stream);
-        });
+    const NamedCall named{.envelope = envelope, .bucket = call.bucket, .peer = call.peer, .receives = call.receives};
+    return queue_->enqueue(named, [&](Api& api, Comm comm, Stream stream, std::vector<RedOp>& operators) {
+      return reduces ? reduce(call, api, comm, stream, operators) : move(call, api, comm, stream);
+    });
   }
 
   static int reduce(const Call& call, Api& api, Comm comm, Stream stream, std::vector<RedOp>& operators) {

@@ -1,6 +1,7 @@
 #pragma once
 /// `NcclMember`: one rank's place in a group of NCCL's.
 
+#include <chorus/comm/flight_recorder.hpp>
 #include <chorus/comm/in_order.hpp>
 #include <chorus/comm/transport.hpp>
 #include <chorus/comm/world.hpp>
@@ -27,12 +28,8 @@ class NcclMember {
   using Event = typename Api::Event;
 
   /// One call, or what else takes a place in the streams' order.
-  struct Call {
-    Envelope envelope = {};
-    int bucket = -1;
-    const char* name = nullptr;  // instead of the envelope
-    bool grouped = false;        // the envelope is the last one of the group, or the name that of all of its calls
-    std::uint64_t ticket = 0;
+  struct Call : NamedCall {
+    std::uint64_t ticket = 0, number = 0;  // the latter is the recorder's
     Event ready{}, done{};  // where the stream may begin it, and where it has ended
     bool captured = false;
     bool runs = false;  // `ready` has been reached: from then on the others are waited for
@@ -45,6 +42,7 @@ class NcclMember {
         rank_(rank),
         device_(device),
         timeout_(timeout),
+        recorder_(rank, "nccl"),
         tell_(std::move(tell)),
         hear_(std::move(hear)) {
     check_timeout("nccl", timeout);
@@ -66,14 +64,7 @@ class NcclMember {
   }
 
   std::string describe(const Call& call, std::string_view why) const {
-    auto text = cat("rank ", rank_, ": ");
-    if (call.grouped && call.name == nullptr) text += "a group of calls up to ";
-    if (call.name == nullptr)
-      append(text, call.envelope);
-    else
-      text += call.grouped ? cat(call.name, " #", call.envelope.sequence) : call.name;
-    if (call.bucket >= 0) text += cat(", gradient bucket ", call.bucket);
-    return cat(text, ": nccl: ", why);
+    return cat("rank ", rank_, ": ", call.text(), ": nccl: ", why);
   }
 
   /// Gives up if another rank has; `call`: what this one is in, if anything. Of a group that this rank has left, where
@@ -136,6 +127,7 @@ class NcclMember {
     if (comm_ != Comm{}) api_.abort(std::exchange(comm_, Comm{}));
     forget_calls();
     if (tell_) tell_(failure_);
+    recorder_.dump();
   }
 
   Event event() {
@@ -173,6 +165,7 @@ class NcclMember {
   Comm comm_{};
   Stream stream_{};
   Failure failure_;
+  FlightRecorder recorder_;  // calls from when they are issued until they are seen to have ended
   bool grouping_ = false;  // between NCCL's group_start and group_end
 
  private:

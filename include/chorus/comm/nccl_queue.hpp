@@ -40,15 +40,13 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
   /// Issues one call on the stream: `issue(api, comm, stream, operators)` returns NCCL's code, and adds to `operators`
   /// those that are to be destroyed once the call is under way. Returns its ticket.
   template <class Issue>
-  std::uint64_t enqueue(const Envelope& envelope, int bucket, const Issue& issue) {
+  std::uint64_t enqueue(const NamedCall& what, const Issue& issue) {
     const std::lock_guard lock(mutex_);
-    Call call;
-    call.envelope = envelope;
+    Call call{what};
     call.envelope.sequence = calls_++;
-    call.bucket = bucket;
     if (grouping_) {
-      group_.envelope = call.envelope;
-      group_.bucket = bucket;
+      static_cast<NamedCall&>(group_) = call;
+      group_.grouped = true;
       accept_later(issue(api_, comm_, stream_, operators_), call);
       return issued_ + 1;
     }
@@ -105,6 +103,7 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
     raise_if_failed(call);
     check_cuda(call, api_.use_device(device_));
     const Stream compute = api_.compute_stream(device_);
+    call.number = recorder_.begin(call);
     call.ready = event();
     check_cuda(call, api_.record(call.ready, compute));
     start();
@@ -164,6 +163,11 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
   }
 
   int device() const { return device_; }
+  /// The newest calls, a line each: those of a captured step are one, its launch.
+  std::string record() {
+    const std::lock_guard lock(mutex_);
+    return recorder_.lines();
+  }
 
  private:
   using Calls = NcclCalls<Api>;
@@ -174,7 +178,7 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
   using Calls::api_, Calls::comm_, Calls::device_, Calls::failure_, Calls::grouping_, Calls::mutex_, Calls::rank_;
   using Calls::change_, Calls::in_flight_, Calls::issued_, Calls::operators_, Calls::stream_;
   using Calls::close, Calls::event, Calls::give_up, Calls::inspect, Calls::named, Calls::open, Calls::pause;
-  using Calls::raise_if_failed;
+  using Calls::raise_if_failed, Calls::recorder_;
 
   void leave() {
     synchronize();

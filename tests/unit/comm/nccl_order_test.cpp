@@ -1,5 +1,11 @@
 // What NcclCommunicator asks of NCCL and CUDA, in which order, and that no stream runs ahead of what it needs.
+#include <unistd.h>
+
+#include <algorithm>
 #include <catch.hpp>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
 
 #include "conformance.hpp"
 #include "nccl_ranks.hpp"
@@ -142,6 +148,38 @@ TEST_CASE("nccl: host memory goes over the other communicator", "[comm]") {
     return nccl.takes_device_memory() && !rank.control.takes_device_memory() ? "" : "takes_device_memory";
   });
   for (const auto& text : wrong) CHECK(text == "");
+}
+
+TEST_CASE("nccl: the flight recorder has what has ended, what is under way, and is written at the first failure",
+          "[comm]") {
+  using Catch::Matchers::Contains;
+  const auto path = (std::filesystem::temp_directory_path() / cat("chorus_nccl_flight_", getpid())).string();
+  comm::AnyCommunicator alone;
+  const auto device = std::make_shared<StandInDevice>();
+  StandInNccl nccl(alone, 0, std::chrono::seconds(10), StandIn{device});
+  std::vector<float> numbers(16);
+  nccl.all_reduce(std::span(numbers), comm::ReduceOp::sum, {.bucket = 1});
+  nccl.synchronize();
+  CHECK_THAT(nccl.flight_record(),
+             Contains("rank 0: nccl: call 0: all_reduce #0 (sum of 16 F32), gradient bucket 1, at ") &&
+                 Contains(" us, took ") && !Contains("under way"));
+  device->stuck = true;
+  nccl.group([&] {
+    nccl.broadcast(std::span(numbers), 0);
+    nccl.all_gather(std::span<const float>(numbers), std::span(numbers));
+  });
+  const auto text = nccl.flight_record();
+  CHECK(std::count(text.begin(), text.end(), '\n') == 2);
+  CHECK_THAT(text, Contains("call 1: a group of calls up to all_gather #2 (16 F32), at ") && Contains(", under way for "));
+  device->refusals["broadcast"] = 5;
+  setenv("CHORUS_FLIGHT_RECORDER", path.c_str(), 1);
+  CHECK_THROWS_AS(nccl.broadcast(std::span(numbers), 0), CommError);
+  unsetenv("CHORUS_FLIGHT_RECORDER");
+  device->stuck = false;
+  std::ifstream file(path + ".nccl.rank0");
+  const std::string written(std::istreambuf_iterator<char>(file), {});
+  CHECK_THAT(written, Contains("call 0: ") && Contains("call 2: broadcast #3 (16 F32 from rank 0), at "));
+  std::filesystem::remove(path + ".nccl.rank0");
 }
 
 }  // namespace nccl_order_test

@@ -1,0 +1,111 @@
+#pragma once
+/// `FlightRecorder`: the newest calls of an engine, with their times, for whoever looks for what went wrong.
+
+#include <algorithm>
+#include <array>
+#include <chorus/comm/envelope.hpp>
+#include <chorus/comm/world.hpp>
+#include <chorus/core/environment.hpp>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <string_view>
+
+namespace chorus::inline CHORUS_ABI::comm {
+
+/// A call as errors and records name it: `all_reduce #7 (sum of 10 F32), gradient bucket 2`.
+struct NamedCall {
+  Envelope envelope = {};
+  int bucket = -1;
+  int peer = 0;           ///< of a message
+  bool receives = false;  ///< a message
+  const char* name = nullptr;  ///< instead of the envelope
+  bool grouped = false;        ///< the envelope is the last one of a group, or the name that of all of its calls
+
+  [[gnu::cold]] std::string text() const {
+    std::string out = grouped && name == nullptr ? "a group of calls up to " : "";
+    if (name != nullptr)
+      out += grouped ? cat(name, " #", envelope.sequence) : name;
+    else
+      out += cat(envelope.op != Op::message ? "" : receives ? "receiving " : "sending ", envelope);
+    if (bucket >= 0) out += cat(", gradient bucket ", bucket);
+    return out;
+  }
+};
+
+/// Its owner has a lock.
+class FlightRecorder {
+ public:
+  /// `engine` stands in lines and files' names where a rank has several recorders.
+  explicit FlightRecorder(int rank, std::string_view engine = {}) : rank_(rank), engine_(engine) {}
+
+  /// Writes a call down that begins, and returns its number.
+  std::uint64_t begin(const NamedCall& call) {
+    entries_[calls_ % entries_.size()] = {call, Entry::runs, Clock::now(), {}};
+    return calls_++;
+  }
+  /// What is known of it better by now.
+  void name(std::uint64_t number, const NamedCall& call) { entries_[number % entries_.size()].call = call; }
+  /// It has ended; returns how long it took. Of one that is no longer kept: nothing.
+  Clock::duration end(std::uint64_t number, bool failed = false) {
+    if (calls_ - number > entries_.size()) return {};
+    auto& entry = entries_[number % entries_.size()];
+    entry.state = failed ? Entry::failed : Entry::done;
+    entry.ended = Clock::now();
+    return entry.ended - entry.begun;
+  }
+  /// The number of the newest call, if there is one.
+  std::uint64_t newest() const { return calls_ - 1; }
+  const NamedCall& call(std::uint64_t number) const { return entries_[number % entries_.size()].call; }
+
+  /// A line for each call.
+  [[gnu::cold]] std::string lines() const {
+    const auto microseconds = [](Clock::duration time) {
+      return std::chrono::duration_cast<std::chrono::microseconds>(time).count();
+    };
+    std::string out;
+    for (auto i = calls_ - std::min<std::uint64_t>(calls_, entries_.size()); i < calls_; ++i) {
+      const auto& entry = entries_[i % entries_.size()];
+      out += cat("rank ", rank_, ": ", engine_, engine_.empty() ? "" : ": ", "call ", i, ": ", entry.call.text());
+      if (entry.call.envelope.op == Op::message && entry.call.name == nullptr)
+        out += cat(entry.call.receives ? " from rank " : " to rank ", entry.call.peer);
+      out += cat(", at ", microseconds(entry.begun - born_), " us");
+      if (entry.state == Entry::runs) {
+        out += cat(", under way for ", microseconds(Clock::now() - entry.begun), " us\n");
+      } else {
+        out += cat(entry.state == Entry::done ? ", took " : ", failed after ", microseconds(entry.ended - entry.begun),
+                   " us\n");
+      }
+    }
+    return out;
+  }
+
+  /// Writes them where CHORUS_FLIGHT_RECORDER says: to `stderr`, or a file of that name with this rank's number.
+  [[gnu::cold]] void dump() const {
+    const char* where = chorus::detail::env("CHORUS_FLIGHT_RECORDER");
+    if (where == nullptr) return;
+    const auto text = lines();
+    const bool to_stderr = std::string_view(where) == "stderr";
+    const auto path = cat(where, engine_.empty() ? "" : ".", engine_, ".rank", rank_);
+    std::FILE* const file = to_stderr ? stderr : std::fopen(path.c_str(), "w");
+    if (file == nullptr) return;
+    std::fwrite(text.data(), 1, text.size(), file);
+    to_stderr ? std::fflush(file) : std::fclose(file);
+  }
+
+ private:
+  struct Entry {
+    NamedCall call = {};
+    enum { runs, done, failed } state = runs;
+    Clock::time_point begun{}, ended{};
+  };
+
+  const int rank_;
+  const std::string_view engine_;
+  const Clock::time_point born_ = Clock::now();
+  std::array<Entry, 64> entries_;  // in turn
+  std::uint64_t calls_ = 0;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::comm
