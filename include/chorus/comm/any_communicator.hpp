@@ -117,7 +117,8 @@ class AnyCommunicator {
 
   /// The newest 64 calls of this rank, one a line: number, call, when it began and how long it took, or that it is
   /// under way or failed. Where CHORUS_FLIGHT_RECORDER is set, the first failure writes it to stderr (`stderr`) or to
-  /// the file $CHORUS_FLIGHT_RECORDER.rankN. Empty over NCCL, whose calls the device carries out later.
+  /// the file $CHORUS_FLIGHT_RECORDER.rankN. NCCL's calls, which stand behind those of host memory and are written to
+  /// $CHORUS_FLIGHT_RECORDER.nccl.rankN, begin when the host makes them, and end when it sees that they have.
   std::string flight_record() const { return engine_->record(); }
 
   /// Gives the group up: calls that wait, later calls, and the other ranks' throw CommError with `why`.
