@@ -23979,6 +23979,7 @@ class AnyCommunicator {
   /// under way or failed. Where CHORUS_FLIGHT_RECORDER is set, the first failure writes it to stderr (`stderr`) or to
   /// the file $CHORUS_FLIGHT_RECORDER.rankN. NCCL's calls, which stand behind those of host memory and are written to
   /// $CHORUS_FLIGHT_RECORDER.nccl.rankN, begin when the host makes them, and end when it sees that they have.
+  /// Where a rank has died, the launcher gives the others half a second to write theirs.
   std::string flight_record() const { return engine_->record(); }
 
   /// Gives the group up: calls that wait, later calls, and the other ranks' throw CommError with `why`.
@@ -35915,10 +35916,13 @@ class Supervisor {
     return Milliseconds(signal == SIGINT || signal == SIGTERM || signal == SIGHUP || signal == SIGQUIT ? 50 : 0);
   }
 
+  /// The other ranks write their flight records when they hear of the loss, if they are let.
+  static Milliseconds time_to_record() { return Milliseconds(env("CHORUS_FLIGHT_RECORDER") != nullptr ? 500 : 0); }
+
   void suspect(const Rank& rank) {
     const auto better = patience(rank.wait_status);
     if (suspect_ && patience(suspect_->wait_status) <= better) return;
-    const auto until = Clock::now() + better;
+    const auto until = Clock::now() + better + time_to_record();
     suspect_ = &rank;
     if (!deadline_ || until < *deadline_) deadline_ = until;
   }

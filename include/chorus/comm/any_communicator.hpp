@@ -119,6 +119,7 @@ class AnyCommunicator {
   /// under way or failed. Where CHORUS_FLIGHT_RECORDER is set, the first failure writes it to stderr (`stderr`) or to
   /// the file $CHORUS_FLIGHT_RECORDER.rankN. NCCL's calls, which stand behind those of host memory and are written to
   /// $CHORUS_FLIGHT_RECORDER.nccl.rankN, begin when the host makes them, and end when it sees that they have.
+  /// Where a rank has died, the launcher gives the others half a second to write theirs.
   std::string flight_record() const { return engine_->record(); }
 
   /// Gives the group up: calls that wait, later calls, and the other ranks' throw CommError with `why`.

@@ -158,10 +158,13 @@ class Supervisor {
     return Milliseconds(signal == SIGINT || signal == SIGTERM || signal == SIGHUP || signal == SIGQUIT ? 50 : 0);
   }
 
+  /// The other ranks write their flight records when they hear of the loss, if they are let.
+  static Milliseconds time_to_record() { return Milliseconds(env("CHORUS_FLIGHT_RECORDER") != nullptr ? 500 : 0); }
+
   void suspect(const Rank& rank) {
     const auto better = patience(rank.wait_status);
     if (suspect_ && patience(suspect_->wait_status) <= better) return;
-    const auto until = Clock::now() + better;
+    const auto until = Clock::now() + better + time_to_record();
     suspect_ = &rank;
     if (!deadline_ || until < *deadline_) deadline_ = until;
   }

@@ -178,6 +178,29 @@ TEST_CASE("a rank killed in the middle of all-reduces is the one that is named")
   require_no_new_shared_memory(before);
 }
 
+TEST_CASE("the ranks that are left have time to write their flight records") {
+  const auto path = cat("/tmp/chorus_launch_flight_", getpid());
+  Program program({probe(), "--do", "ring", "--devices", "3"}, {"CHORUS_FLIGHT_RECORDER=" + path});
+  const auto pids = program.ready(3);
+  kill(pids.at(1), SIGKILL);
+  CHECK(program.finish() == 128 + SIGKILL);
+  INFO(program.text());
+  CHECK(has(program, cat("chorus: rank 1 (pid ", pids.at(1), ") was killed by SIGKILL")));
+  for (const int rank : {0, 2}) {
+    const auto file = cat(path, ".rank", rank);
+    std::ifstream record(file);
+    const std::string text(std::istreambuf_iterator<char>(record), {});
+    INFO("rank " << rank);
+    CHECK(text.find(": all_reduce #") != std::string::npos);
+    CHECK(text.find(", failed after ") != std::string::npos);
+    unlink(file.c_str());
+  }
+  Program waits({probe(), "--do", "stay", "--devices", "3"}, {"CHORUS_FLIGHT_RECORDER=" + path});
+  kill(waits.ready(3).at(1), SIGKILL);
+  CHECK(waits.finish() == 128 + SIGKILL);
+  CHECK(has(waits, "was killed by SIGKILL; stopping the other 2 ranks\n"));
+}
+
 TEST_CASE("a rank that dies before all have met ends the others at once, not at their deadline") {
   Program program({probe(), "--do", "early", "--devices", "3", "--timeout", "120"});
   CHECK(program.finish(30s) == 128 + SIGKILL);
