@@ -18,8 +18,8 @@ namespace chorus::inline CHORUS_ABI::comm {
 struct NamedCall {
   Envelope envelope = {};
   int bucket = -1;
-  int peer = 0;           ///< of a message
-  bool receives = false;  ///< a message
+  int peer = 0;                ///< of a message
+  bool receives = false;       ///< a message
   const char* name = nullptr;  ///< instead of the envelope
   bool grouped = false;        ///< the envelope is the last one of a group, or the name that of all of its calls
 
@@ -81,9 +81,11 @@ class FlightRecorder {
     return out;
   }
 
-  /// Writes them where CHORUS_FLIGHT_RECORDER says: to `stderr`, or a file of that name with this rank's number.
+  /// Where CHORUS_FLIGHT_RECORDER wants failures' records: null, or see `dump`.
+  static const char* wanted() { return chorus::detail::env("CHORUS_FLIGHT_RECORDER"); }
+  /// Writes them where they are wanted: to `stderr`, or a file of that name with this rank's number.
   [[gnu::cold]] void dump() const {
-    const char* where = chorus::detail::env("CHORUS_FLIGHT_RECORDER");
+    const char* where = wanted();
     if (where == nullptr) return;
     const auto text = lines();
     const bool to_stderr = std::string_view(where) == "stderr";

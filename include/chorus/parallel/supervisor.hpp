@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chorus/comm/flight_recorder.hpp>
 #include <chorus/comm/hmac.hpp>
 #include <chorus/comm/socket.hpp>
 #include <chorus/core/config.hpp>
@@ -159,7 +160,7 @@ class Supervisor {
   }
 
   /// The other ranks write their flight records when they hear of the loss, if they are let.
-  static Milliseconds time_to_record() { return Milliseconds(env("CHORUS_FLIGHT_RECORDER") != nullptr ? 500 : 0); }
+  static Milliseconds time_to_record() { return Milliseconds(comm::FlightRecorder::wanted() ? 500 : 0); }
 
   void suspect(const Rank& rank) {
     const auto better = patience(rank.wait_status);
