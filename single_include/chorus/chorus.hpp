@@ -493,7 +493,7 @@ struct Cpu {
   static constexpr const char* kind = "cpu";
   static constexpr int max_devices = 64;
   static constexpr int first_slot = 0;
-  static constexpr std::size_t parameter_alignment = 1;
+  static constexpr std::size_t parameter_alignment = 1, large_parameter_alignment = 64;
   friend constexpr bool operator==(const Cpu& a, const Cpu& b) { return a.index == b.index; }
   friend constexpr auto operator<=>(const Cpu& a, const Cpu& b) { return a.index <=> b.index; }
 };
@@ -507,7 +507,7 @@ struct Cuda {
   static constexpr int first_slot = Cpu::max_devices;
   /// In bytes. Where a model's parameters lie in one buffer each begins at a multiple of it, so that kernels access it
   /// 16 bytes at a time; and so it is with 2-byte copies in the same order.
-  static constexpr std::size_t parameter_alignment = 32;
+  static constexpr std::size_t parameter_alignment = 32, large_parameter_alignment = 32;
   /// The number behind `Cuda{}`: 0, or what `launch` has chosen for this rank. To be changed before tensors are made.
   static int& default_index() {
     static int index = 0;
@@ -530,6 +530,15 @@ template <Device D>
 constexpr std::size_t padded_count(std::size_t count, std::size_t size) {
   const std::size_t step = D::parameter_alignment < size ? 1 : D::parameter_alignment / size;
   return (count + step - 1) / step * step;
+}
+
+/// Where a parameter of `count` elements of `size` bytes begins in a buffer of many: the first place from element `end`
+/// on that suits it. Parameters of a page and more begin with a cache line, so that few packets lie in two.
+template <Device D>
+constexpr std::size_t parameter_place(std::size_t end, std::size_t count, std::size_t size) {
+  const std::size_t alignment = count * size < 4096 ? D::parameter_alignment : D::large_parameter_alignment;
+  const std::size_t step = alignment < size ? 1 : alignment / size;
+  return (end + step - 1) / step * step;
 }
 
 /// Where `trace` counts a device's memory: kinds of devices have slots of their own.
@@ -2127,6 +2136,27 @@ void store(T* to, Packet<T> value, Count count, bool accumulate = false) {
 #endif
       detail::store_one_by_one<T>(to, value, count);
   }
+}
+
+/// Whether an address is a multiple of a packet's size.
+template <class T>
+bool is_aligned(const T* at) {
+  return reinterpret_cast<std::uintptr_t>(at) % sizeof(Packet<T>) == 0;
+}
+
+/// Writes a packet past the caches, to an aligned address, where they couldn't keep it until it is read: its line is
+/// not fetched first, and takes no other's place. Before other threads are told of it: `finish_streams`.
+template <class T>
+void stream(T* to, Packet<T> value) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(Packet<T>) == 64 && sizeof(T) == 4) return _mm512_stream_ps(to, value);
+#endif
+  store(to, value, Whole<T>{});
+}
+inline void finish_streams() {
+#if defined(__AVX512F__)
+  _mm_sfence();
+#endif
 }
 
 /// The first `count` lanes of `value`, the others `fill`.
@@ -14439,10 +14469,15 @@ template <class T>
   for (int i = 0; i < 9; ++i) taps[i] = load(columns + i * w, Whole<T>{});
 }
 
+/// Where results go: in place of what is there, onto it, or in its place past the caches, for which whole packets must
+/// be aligned.
+enum class Results { overwrite, accumulate, past_caches };
+
 /// The other way: to[k, i], or +=, from taps[i].
 template <class T>
-[[gnu::always_inline]] inline void store_taps(Packet<T>* taps, Index count, T* to, bool accumulate) {
+[[gnu::always_inline]] inline void store_taps(Packet<T>* taps, Index count, T* to, Results results) {
   constexpr Index w = lanes<T>;
+  const bool accumulate = results == Results::accumulate;
 #if defined(__AVX512F__)
   if constexpr (w == 16 && sizeof(T) == 4)
     if (count == w) {
@@ -14450,6 +14485,11 @@ template <class T>
       for (int i = 0; i < 3; ++i) join_threes(taps[i], taps[i + 3], taps[i + 6]);
 #pragma GCC unroll 3
       for (int i = 0; i < 9; i += 3) join_threes(taps[i], taps[i + 1], taps[i + 2]);
+      if (results == Results::past_caches) {
+#pragma GCC unroll 9
+        for (int i = 0; i < 9; ++i) stream(to + i * w, taps[i]);
+        return;
+      }
 #pragma GCC unroll 9
       for (int i = 0; i < 9; ++i) store(to + i * w, taps[i], Whole<T>{}, accumulate);
       return;
@@ -14509,20 +14549,21 @@ void transform_weights(bool turned, Index results, Index channels, Index first, 
 /// long.
 template <class Way, class T>
 void weight_gradients(Index filters, Index channels, Index point_pitch, const T* du, Index du_row, Index pitch,
-                      T* dweight, bool accumulate) {
+                      T* dweight, Results results) {
   constexpr Index w = lanes<T>;
   for (Index o = 0; o < filters; ++o)
     for (Index c = 0; c < channels; c += w) {
       const T* from = du + o * du_row + c;
       T* to = dweight + o * pitch + c * 9;
       const Index count = std::min(w, channels - c);
-      if (o + 1 < filters) fetch_ahead<true>(to + pitch, count * 9);
+      if (results != Results::past_caches && o + 1 < filters) fetch_ahead<true>(to + pitch, count * 9);
       Packet<T> taps[9];
       transform_both_axes<winograd_weights, 3, T>(
           Way::weight_gradient, PointReader<winograd_weights, T>{from, point_pitch},
           [&](int i, int j, const Packet<T>& value) { taps[i * 3 + j] = value; });
-      store_taps(taps, count, to, accumulate);
+      store_taps(taps, count, to, results);
     }
+  if (results == Results::past_caches) finish_streams();
 }
 #pragma GCC diagnostic pop
 
@@ -14718,6 +14759,11 @@ void winograd_backward_weight(Cpu device, Index images, const ImageChannels& in,
               rows = (filters + filters_at_once - 1) / filters_at_once;
   const auto sums = [&](Index slice) { return slice == 0 ? dweight : partial.data() + (slice - 1) * size; };
 
+  // A gradient of 2 MiB and more that is written once has left the caches anyway when it is averaged or stepped with.
+  const bool past_caches =
+      groups == 1 && size >= (Index{1} << 19) && channels % lanes<T> == 0 && is_aligned(dweight);
+  const Results written = past_caches ? Results::past_caches : Results::overwrite;
+
   const auto add_group = [&](Index strip, T* dw, bool add) {
     const Index strips = std::min(at_once, plan.strips - strip);
     const Index total = tiles.tiles_before(strip + strips) - tiles.tiles_before(strip);
@@ -14745,7 +14791,7 @@ void winograd_backward_weight(Cpu device, Index images, const ImageChannels& in,
           });
         }
       weight_gradients<Way>(some, std::min(channels_at_once, channels - first), du_pitch, du, channels_at_once,
-                            channels * 9, dw + (o * channels + first) * 9, add);
+                            channels * 9, dw + (o * channels + first) * 9, add ? Results::accumulate : written);
     });
   };
   parallel_for(slices, [&](Index slice) {
@@ -19709,9 +19755,10 @@ double square_sum(Cuda device, Index count, const T* x) {
 
 namespace chorus::inline CHORUS_ABI::nn {
 
-/// Owns the buffers; the parameters are views of them. Within a dtype parameters lie without gaps: those that want
-/// gradients first, in the order in which backward is expected to finish them (the last layer's first), frozen ones
-/// behind. On GPUs some zeros, which count as the parameter's, fill each up to an address that suits the next.
+/// Owns the buffers; the parameters are views of them. Within a dtype those come first that want gradients, in the
+/// order in which backward is expected to finish them (the last layer's first), frozen ones behind. In front of large
+/// ones, on GPUs of all, some zeros may lie, up to an address that suits them (`parameter_place`); they count as the
+/// parameter's before.
 template <Device D>
 class FlatParameters {
  public:
@@ -19826,9 +19873,13 @@ void FlatParameters<D>::lay_out(std::vector<NamedParameter<D>> parameters) {
     const DType type = named.parameter->dtype();
     auto group = std::find_if(groups.begin(), groups.end(), [&](const Group& g) { return g.dtype == type; });
     if (group == groups.end()) group = groups.insert(groups.end(), Group{type, {}, {}});
-    const std::size_t count = padded_count<D>(static_cast<std::size_t>(named.parameter->count()), size_of(type));
-    entries.push_back({std::move(named), static_cast<std::size_t>(group - groups.begin()), group->count, count});
-    group->count += count;
+    const auto count = static_cast<std::size_t>(named.parameter->count()), size = size_of(type);
+    const auto number = static_cast<std::size_t>(group - groups.begin());
+    const auto begin = parameter_place<D>(group->count, count, size);
+    const auto last = std::find_if(entries.rbegin(), entries.rend(), [&](const Entry& e) { return e.group == number; });
+    if (last != entries.rend()) last->count = begin - last->begin;
+    entries.push_back({std::move(named), number, begin, padded_count<D>(count, size)});
+    group->count = begin + entries.back().count;
     if (entries.back().parameter().wants_grad()) group->trainable = group->count;
   }
   for (std::size_t g = 0; g < groups.size(); ++g) {
@@ -19844,10 +19895,8 @@ void FlatParameters<D>::lay_out(std::vector<NamedParameter<D>> parameters) {
     };
     group.values = memory(trace::Memory::parameters);
     group.grads = memory(trace::Memory::gradients);
-    if constexpr (D::parameter_alignment > 1) {
-      zero_bytes(device, group.values.data(), bytes);
-      zero_bytes(device, group.grads.data(), bytes);
-    }
+    zero_bytes(device, group.values.data(), bytes);
+    zero_bytes(device, group.grads.data(), bytes);
   }
   for (const Entry& entry : entries) {
     const Group& group = groups[entry.group];
@@ -20298,9 +20347,9 @@ class Optimizer : public HasLearningRate {
       sort_by_address(type);
       for (Entry& entry : entries_)
         if (entry.named.parameter->dtype() == type) {
-          const auto count = static_cast<std::size_t>(entry.named.parameter->count());
-          entry.state_begin = bytes;
-          bytes += padded_count<D>(count, size_of(type)) * size_of(type);
+          const auto count = static_cast<std::size_t>(entry.named.parameter->count()), size = size_of(type);
+          entry.state_begin = parameter_place<D>((bytes + size - 1) / size, count, size) * size;
+          bytes = entry.state_begin + padded_count<D>(count, size) * size;
         }
     }
     const MemoryScope scope(trace::Memory::optimizer);

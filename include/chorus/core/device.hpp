@@ -20,7 +20,7 @@ struct Cpu {
   static constexpr const char* kind = "cpu";
   static constexpr int max_devices = 64;
   static constexpr int first_slot = 0;
-  static constexpr std::size_t parameter_alignment = 1;
+  static constexpr std::size_t parameter_alignment = 1, large_parameter_alignment = 64;
   friend constexpr bool operator==(const Cpu& a, const Cpu& b) { return a.index == b.index; }
   friend constexpr auto operator<=>(const Cpu& a, const Cpu& b) { return a.index <=> b.index; }
 };
@@ -34,7 +34,7 @@ struct Cuda {
   static constexpr int first_slot = Cpu::max_devices;
   /// In bytes. Where a model's parameters lie in one buffer each begins at a multiple of it, so that kernels access it
   /// 16 bytes at a time; and so it is with 2-byte copies in the same order.
-  static constexpr std::size_t parameter_alignment = 32;
+  static constexpr std::size_t parameter_alignment = 32, large_parameter_alignment = 32;
   /// The number behind `Cuda{}`: 0, or what `launch` has chosen for this rank. To be changed before tensors are made.
   static int& default_index() {
     static int index = 0;
@@ -57,6 +57,15 @@ template <Device D>
 constexpr std::size_t padded_count(std::size_t count, std::size_t size) {
   const std::size_t step = D::parameter_alignment < size ? 1 : D::parameter_alignment / size;
   return (count + step - 1) / step * step;
+}
+
+/// Where a parameter of `count` elements of `size` bytes begins in a buffer of many: the first place from element `end`
+/// on that suits it. Parameters of a page and more begin with a cache line, so that few packets lie in two.
+template <Device D>
+constexpr std::size_t parameter_place(std::size_t end, std::size_t count, std::size_t size) {
+  const std::size_t alignment = count * size < 4096 ? D::parameter_alignment : D::large_parameter_alignment;
+  const std::size_t step = alignment < size ? 1 : alignment / size;
+  return (end + step - 1) / step * step;
 }
 
 /// Where `trace` counts a device's memory: kinds of devices have slots of their own.

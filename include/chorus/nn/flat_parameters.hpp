@@ -12,9 +12,10 @@
 
 namespace chorus::inline CHORUS_ABI::nn {
 
-/// Owns the buffers; the parameters are views of them. Within a dtype parameters lie without gaps: those that want
-/// gradients first, in the order in which backward is expected to finish them (the last layer's first), frozen ones
-/// behind. On GPUs some zeros, which count as the parameter's, fill each up to an address that suits the next.
+/// Owns the buffers; the parameters are views of them. Within a dtype those come first that want gradients, in the
+/// order in which backward is expected to finish them (the last layer's first), frozen ones behind. In front of large
+/// ones, on GPUs of all, some zeros may lie, up to an address that suits them (`parameter_place`); they count as the
+/// parameter's before.
 template <Device D>
 class FlatParameters {
  public:

@@ -55,9 +55,13 @@ void FlatParameters<D>::lay_out(std::vector<NamedParameter<D>> parameters) {
     const DType type = named.parameter->dtype();
     auto group = std::find_if(groups.begin(), groups.end(), [&](const Group& g) { return g.dtype == type; });
     if (group == groups.end()) group = groups.insert(groups.end(), Group{type, {}, {}});
-    const std::size_t count = padded_count<D>(static_cast<std::size_t>(named.parameter->count()), size_of(type));
-    entries.push_back({std::move(named), static_cast<std::size_t>(group - groups.begin()), group->count, count});
-    group->count += count;
+    const auto count = static_cast<std::size_t>(named.parameter->count()), size = size_of(type);
+    const auto number = static_cast<std::size_t>(group - groups.begin());
+    const auto begin = parameter_place<D>(group->count, count, size);
+    const auto last = std::find_if(entries.rbegin(), entries.rend(), [&](const Entry& e) { return e.group == number; });
+    if (last != entries.rend()) last->count = begin - last->begin;
+    entries.push_back({std::move(named), number, begin, padded_count<D>(count, size)});
+    group->count = begin + entries.back().count;
     if (entries.back().parameter().wants_grad()) group->trainable = group->count;
   }
   for (std::size_t g = 0; g < groups.size(); ++g) {
@@ -73,10 +77,8 @@ void FlatParameters<D>::lay_out(std::vector<NamedParameter<D>> parameters) {
     };
     group.values = memory(trace::Memory::parameters);
     group.grads = memory(trace::Memory::gradients);
-    if constexpr (D::parameter_alignment > 1) {
-      zero_bytes(device, group.values.data(), bytes);
-      zero_bytes(device, group.grads.data(), bytes);
-    }
+    zero_bytes(device, group.values.data(), bytes);
+    zero_bytes(device, group.grads.data(), bytes);
   }
   for (const Entry& entry : entries) {
     const Group& group = groups[entry.group];

@@ -225,9 +225,9 @@ class Optimizer : public HasLearningRate {
       sort_by_address(type);
       for (Entry& entry : entries_)
         if (entry.named.parameter->dtype() == type) {
-          const auto count = static_cast<std::size_t>(entry.named.parameter->count());
-          entry.state_begin = bytes;
-          bytes += padded_count<D>(count, size_of(type)) * size_of(type);
+          const auto count = static_cast<std::size_t>(entry.named.parameter->count()), size = size_of(type);
+          entry.state_begin = parameter_place<D>((bytes + size - 1) / size, count, size) * size;
+          bytes = entry.state_begin + padded_count<D>(count, size) * size;
         }
     }
     const MemoryScope scope(trace::Memory::optimizer);

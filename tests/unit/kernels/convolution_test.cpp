@@ -275,6 +275,30 @@ TEST_CASE("convolutions give the same bits on any number of threads") {
   }
 }
 
+TEST_CASE("a large gradient by the weight has the same bits where it is added, and wherever it lies") {
+  std::mt19937 random(8);
+  const Conv2dShape s{2, 256, 4, 4, 256, 3, 3, 1, 1, 1, 1};
+  const auto x = normal<float>(2 * 256 * 16, random), dy = normal<float>(2 * 256 * 16, random);
+  const Index size = 256 * 256 * 9;
+  const auto gradient = [&](Index offset, bool accumulate) {
+    const Storage<Cpu> memory(Cpu{}, at(size + 16) * sizeof(float));  // aligned to 64 bytes
+    auto* const all = static_cast<float*>(memory.data());
+    std::fill_n(all, size + 16, 7.0f);
+    if (accumulate) std::fill_n(all + offset, size, 0.0f);
+    kernels::conv2d_backward_weight<float>(Cpu{}, s, x.data(), dy.data(), all + offset, accumulate);
+    for (Index i = 0; i < 16; ++i) CHECK(all[i < offset ? i : size + i] == 7);  // what lies around it stays
+    return std::vector<float>(all + offset, all + offset + size);
+  };
+  for (const int threads : {1, 2}) {
+    set_num_threads(threads);
+    const auto whole_lines = gradient(0, false);
+    CHECK(whole_lines == gradient(16, false));
+    CHECK(whole_lines == gradient(3, false));
+    CHECK(whole_lines == gradient(0, true));
+  }
+  set_num_threads(1);
+}
+
 TEST_CASE("convolution of nothing writes what a sum of nothing is") {
   std::mt19937 random(3);
   for (const bool accumulate : {false, true}) {

@@ -41,6 +41,34 @@ TEST_CASE("parameters lie in one buffer per dtype, the last layer first, frozen 
   CHECK(model.first.bias.value().data() == model.last.weight.value().data() + 3);
 }
 
+struct Wide : nn::Module {
+  nn::Linear<Cpu> first{32, 33}, last{33, 1};  // a weight of a page and more behind three small ones
+  CHORUS_MODULE(Wide, first, last)
+
+  auto forward(const auto& x) const { return last(first(x)); }
+};
+
+TEST_CASE("large parameters begin with a cache line, behind zeros that count as the one's before") {
+  Wide model;
+  const auto before = model.first.weight.value().to_vector();
+  const nn::FlatParameters<Cpu> flat(model);
+  CHECK(names(flat) == std::vector<std::string>{"last.bias", "last.weight", "first.bias", "first.weight"});
+  std::vector<std::size_t> begins, counts;
+  for (const auto& entry : flat.entries()) {
+    begins.push_back(entry.begin);
+    counts.push_back(entry.count);
+  }
+  CHECK(begins == std::vector<std::size_t>{0, 1, 34, 80});
+  CHECK(counts == std::vector<std::size_t>{1, 33, 46, 32 * 33});
+  CHECK(flat.bytes() == (80 + 32 * 33) * 4);
+  CHECK(reinterpret_cast<std::uintptr_t>(model.first.weight.value().data()) % 64 == 0);
+  CHECK(model.first.weight.value().to_vector() == before);
+  for (std::size_t i = 34 + 33; i < 80; ++i) {
+    CHECK(*reinterpret_cast<const float*>(flat.groups()[0].value(i)) == 0);
+    CHECK(*reinterpret_cast<const float*>(flat.groups()[0].grad(i)) == 0);
+  }
+}
+
 TEST_CASE("gradients arrive in the flat buffer, and what was there stays") {
   Mixed model;
   const auto x = ch::Tensor<float, 2>::ones({1, 2});

@@ -3,6 +3,7 @@
 /// the alignment) and accurate.
 
 #include <chorus/core/config.hpp>
+#include <cstdint>
 #include <limits>
 #include <type_traits>
 
@@ -97,6 +98,27 @@ void store(T* to, Packet<T> value, Count count, bool accumulate = false) {
 #endif
       detail::store_one_by_one<T>(to, value, count);
   }
+}
+
+/// Whether an address is a multiple of a packet's size.
+template <class T>
+bool is_aligned(const T* at) {
+  return reinterpret_cast<std::uintptr_t>(at) % sizeof(Packet<T>) == 0;
+}
+
+/// Writes a packet past the caches, to an aligned address, where they couldn't keep it until it is read: its line is
+/// not fetched first, and takes no other's place. Before other threads are told of it: `finish_streams`.
+template <class T>
+void stream(T* to, Packet<T> value) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(Packet<T>) == 64 && sizeof(T) == 4) return _mm512_stream_ps(to, value);
+#endif
+  store(to, value, Whole<T>{});
+}
+inline void finish_streams() {
+#if defined(__AVX512F__)
+  _mm_sfence();
+#endif
 }
 
 /// The first `count` lanes of `value`, the others `fill`.

@@ -199,6 +199,11 @@ void winograd_backward_weight(Cpu device, Index images, const ImageChannels& in,
               rows = (filters + filters_at_once - 1) / filters_at_once;
   const auto sums = [&](Index slice) { return slice == 0 ? dweight : partial.data() + (slice - 1) * size; };
 
+  // A gradient of 2 MiB and more that is written once has left the caches anyway when it is averaged or stepped with.
+  const bool past_caches =
+      groups == 1 && size >= (Index{1} << 19) && channels % lanes<T> == 0 && is_aligned(dweight);
+  const Results written = past_caches ? Results::past_caches : Results::overwrite;
+
   const auto add_group = [&](Index strip, T* dw, bool add) {
     const Index strips = std::min(at_once, plan.strips - strip);
     const Index total = tiles.tiles_before(strip + strips) - tiles.tiles_before(strip);
@@ -226,7 +231,7 @@ void winograd_backward_weight(Cpu device, Index images, const ImageChannels& in,
           });
         }
       weight_gradients<Way>(some, std::min(channels_at_once, channels - first), du_pitch, du, channels_at_once,
-                            channels * 9, dw + (o * channels + first) * 9, add);
+                            channels * 9, dw + (o * channels + first) * 9, add ? Results::accumulate : written);
     });
   };
   parallel_for(slices, [&](Index slice) {

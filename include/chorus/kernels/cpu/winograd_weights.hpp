@@ -38,10 +38,15 @@ template <class T>
   for (int i = 0; i < 9; ++i) taps[i] = load(columns + i * w, Whole<T>{});
 }
 
+/// Where results go: in place of what is there, onto it, or in its place past the caches, for which whole packets must
+/// be aligned.
+enum class Results { overwrite, accumulate, past_caches };
+
 /// The other way: to[k, i], or +=, from taps[i].
 template <class T>
-[[gnu::always_inline]] inline void store_taps(Packet<T>* taps, Index count, T* to, bool accumulate) {
+[[gnu::always_inline]] inline void store_taps(Packet<T>* taps, Index count, T* to, Results results) {
   constexpr Index w = lanes<T>;
+  const bool accumulate = results == Results::accumulate;
 #if defined(__AVX512F__)
   if constexpr (w == 16 && sizeof(T) == 4)
     if (count == w) {
@@ -49,6 +54,11 @@ template <class T>
       for (int i = 0; i < 3; ++i) join_threes(taps[i], taps[i + 3], taps[i + 6]);
 #pragma GCC unroll 3
       for (int i = 0; i < 9; i += 3) join_threes(taps[i], taps[i + 1], taps[i + 2]);
+      if (results == Results::past_caches) {
+#pragma GCC unroll 9
+        for (int i = 0; i < 9; ++i) stream(to + i * w, taps[i]);
+        return;
+      }
 #pragma GCC unroll 9
       for (int i = 0; i < 9; ++i) store(to + i * w, taps[i], Whole<T>{}, accumulate);
       return;
@@ -108,20 +118,21 @@ void transform_weights(bool turned, Index results, Index channels, Index first, 
 /// long.
 template <class Way, class T>
 void weight_gradients(Index filters, Index channels, Index point_pitch, const T* du, Index du_row, Index pitch,
-                      T* dweight, bool accumulate) {
+                      T* dweight, Results results) {
   constexpr Index w = lanes<T>;
   for (Index o = 0; o < filters; ++o)
     for (Index c = 0; c < channels; c += w) {
       const T* from = du + o * du_row + c;
       T* to = dweight + o * pitch + c * 9;
       const Index count = std::min(w, channels - c);
-      if (o + 1 < filters) fetch_ahead<true>(to + pitch, count * 9);
+      if (results != Results::past_caches && o + 1 < filters) fetch_ahead<true>(to + pitch, count * 9);
       Packet<T> taps[9];
       transform_both_axes<winograd_weights, 3, T>(
           Way::weight_gradient, PointReader<winograd_weights, T>{from, point_pitch},
           [&](int i, int j, const Packet<T>& value) { taps[i * 3 + j] = value; });
-      store_taps(taps, count, to, accumulate);
+      store_taps(taps, count, to, results);
     }
+  if (results == Results::past_caches) finish_streams();
 }
 #pragma GCC diagnostic pop
 
