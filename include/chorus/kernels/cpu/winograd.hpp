@@ -199,7 +199,7 @@ void winograd_backward_weight(Cpu device, Index images, const ImageChannels& in,
               rows = (filters + filters_at_once - 1) / filters_at_once;
   const auto sums = [&](Index slice) { return slice == 0 ? dweight : partial.data() + (slice - 1) * size; };
 
-  // A gradient of 2 MiB and more that is written once has left the caches anyway when it is averaged or stepped with.
+  // A gradient of 2 MiB and more that is written once has left a core's caches when it is averaged or stepped with.
   const bool past_caches =
       groups == 1 && size >= (Index{1} << 19) && channels % lanes<T> == 0 && is_aligned(dweight);
   const Results written = past_caches ? Results::past_caches : Results::overwrite;
