@@ -52,20 +52,24 @@ concept Device = std::regular<D> && requires(D d) {
   { D::kind } -> std::convertible_to<const char*>;
 };
 
-/// How many elements of `size` bytes a parameter of `count` takes in a buffer of many: up to where the next one begins.
+/// The first element from number `element` on, of `size` bytes each, that begins at a multiple of `alignment` bytes.
+constexpr std::size_t aligned_element(std::size_t element, std::size_t size, std::size_t alignment) {
+  const std::size_t step = alignment < size ? 1 : alignment / size;
+  return (element + step - 1) / step * step;
+}
+
+/// How many elements of `size` bytes a parameter of `count` takes in a buffer of many. A small one that follows begins
+/// right behind them, a large one at its `parameter_place`.
 template <Device D>
 constexpr std::size_t padded_count(std::size_t count, std::size_t size) {
-  const std::size_t step = D::parameter_alignment < size ? 1 : D::parameter_alignment / size;
-  return (count + step - 1) / step * step;
+  return aligned_element(count, size, D::parameter_alignment);
 }
 
 /// Where a parameter of `count` elements of `size` bytes begins in a buffer of many: the first place from element `end`
 /// on that suits it. Parameters of a page and more begin with a cache line, so that few packets lie in two.
 template <Device D>
 constexpr std::size_t parameter_place(std::size_t end, std::size_t count, std::size_t size) {
-  const std::size_t alignment = count * size < 4096 ? D::parameter_alignment : D::large_parameter_alignment;
-  const std::size_t step = alignment < size ? 1 : alignment / size;
-  return (end + step - 1) / step * step;
+  return aligned_element(end, size, count * size < 4096 ? D::parameter_alignment : D::large_parameter_alignment);
 }
 
 /// Where `trace` counts a device's memory: kinds of devices have slots of their own.

@@ -77,11 +77,14 @@ void FlatParameters<D>::lay_out(std::vector<NamedParameter<D>> parameters) {
     };
     group.values = memory(trace::Memory::parameters);
     group.grads = memory(trace::Memory::gradients);
-    zero_bytes(device, group.values.data(), bytes);
-    zero_bytes(device, group.grads.data(), bytes);
   }
   for (const Entry& entry : entries) {
     const Group& group = groups[entry.group];
+    const auto used = static_cast<std::size_t>(entry.parameter().count());
+    if (const std::size_t gap = (entry.count - used) * size_of(group.dtype); gap > 0) {
+      zero_bytes(entry.parameter().where(), group.value(entry.begin + used), gap);
+      zero_bytes(entry.parameter().where(), group.grad(entry.begin + used), gap);
+    }
     entry.parameter().bind(group.values, group.value(entry.begin), group.grads, group.grad(entry.begin));
   }
   groups_ = std::move(groups);

@@ -68,7 +68,7 @@ class NarrowCopies {
     return static_cast<const float*>(parameter.value_data());
   }
 
-  // Elements up to where the next parameter begins.
+  // Elements up to where a small one that follows begins: in front of a large one there may be more.
   static Index occupied(const ParameterOn<D>& parameter) {
     return static_cast<Index>(padded_count<D>(static_cast<std::size_t>(parameter.count()), sizeof(float)));
   }

@@ -254,7 +254,7 @@ class Optimizer : public HasLearningRate {
     return static_cast<std::byte*>(state_[slot].data()) + entry.state_begin;
   }
 
-  // Elements up to where a neighbour would begin.
+  // Elements up to where a neighbour would begin: what lies further off, as a large one may, is a range of its own.
   static std::size_t occupied(const Range& range) {
     return padded_count<D>(static_cast<std::size_t>(range.count), size_of(range.dtype));
   }
