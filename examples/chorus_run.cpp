@@ -28,8 +28,9 @@ The exit status is that of the rank that failed first, or 128 + a signal's numbe
 are passed on. A reader of the output that stands still keeps nobody from looking after the ranks; nothing is dropped: a
 rank that prints then waits, as it would by itself (--redirects: it does not).
 Jobs of several machines need the same secret in CHORUS_TOKEN on each of them. With --rdzv-backend c10d machines number
-themselves; the one that has the endpoint's address is machine 0. A machine that is lost is done without where at least
-MIN are left: the ranks of the others are started anew, which counts as no restart.)";
+themselves; the one that has the endpoint's address is machine 0. Where one is lost, and at least MIN are left, all
+ranks are started anew without it; where one comes later, or back, and fewer than MAX are there, with it. Neither counts
+as a restart; what ranks did after their newest checkpoint is lost.)";
 
 }  // namespace
 
@@ -76,9 +77,11 @@ int main(int argc, char** argv) {
       ->check(CLI::IsMember({"static", "c10d"}))
       ->envname("PET_RDZV_BACKEND")
       ->capture_default_str();
-  add_list("--rdzv-conf,--rdzv_conf", conf,
-           "c10d: join_timeout=600 seconds to wait for MIN machines, last_call_timeout=30 for more of them then",
-           "PET_RDZV_CONF");
+  add_list(
+      "--rdzv-conf,--rdzv_conf", conf,
+      "c10d: join_timeout=600 seconds to wait for MIN machines, or for a place beside MAX, last_call_timeout=30 for "
+      "more machines than MIN, or for lost ones",
+      "PET_RDZV_CONF");
   auto* local_address = app.add_option("--local-addr,--local_addr", machines.local_addr,
                                        "c10d: this machine's own address, where ranks meet if it is machine 0")
                             ->envname("PET_LOCAL_ADDR");

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Launchers that find each other (--rdzv-backend c10d), each played by a chorus-run of its own on loopback: they number
-themselves, start again together, and go on without one that is lost.
+themselves, start again together, go on without one that is lost, and with one that comes late or back.
 usage: chorus_run_machines_test.py CHORUS_RUN LAUNCH_PROBE"""
 
 import os
@@ -90,19 +90,6 @@ def restarts_are_the_jobs():
 
 
 def a_number_that_changes():
-    # Two of one to three come; a third is too late.
-    file = FOLDER / "elastic"
-    job = Job("1:3", "--log-dir", FOLDER / "logs", "sh", "-c", f"{SHOW}; exec sleep 60", file, machines=2)
-    until(lambda: len(lines(file)) == 2, "it did not form")
-    expect(sorted(lines(file)) == [f"machine {r} of 2, rank {r} of 2, restart 0" for r in range(2)], lines(file))
-    late = job.add()
-    _, err = late.communicate(timeout=10)
-    job.launchers.pop()
-    expect(late.returncode == 2 and "the job has begun with 2 machines, and this one comes too late" in err, late.returncode, err)
-    for launcher in job.launchers[:2]:
-        launcher.terminate()
-    expect([result[0] for result in job.ends()[:1]] == [128 + signal.SIGTERM], "the first")
-
     # Ranks that notice by themselves: three machines, the last and then the second is killed.
     job = Job("1:3", PROBE, "--do", "ring", "--timeout", 5, machines=3)
     running = lambda: [len(children(launcher.pid)) for launcher in job.launchers]
@@ -127,6 +114,82 @@ def a_number_that_changes():
     status, _, err = job.ends()[0]
     expect(status == 76 and "1 of 2 machines came within 2000 ms" in err, status, err)
     say("a number that changes: ok")
+
+
+def starts_of(file, machines):
+    """What the newest `machines` starts have written, sorted."""
+    return sorted(lines(file)[-machines:])
+
+
+def machines_that_come_later():
+    started = lambda machines: [f"machine {r} of {machines}, rank {r} of {machines}, restart 0" for r in range(machines)]
+    # Two of one to three run; a third has them start anew with it, which is no restart, and a fourth has to wait.
+    file = FOLDER / "elastic"
+    job = Job("1:3", "--log-dir", FOLDER / "logs", "sh", "-c", f"{SHOW}; exec sleep 60", file, machines=2, conf="join_timeout=3,last_call_timeout=1")
+    until(lambda: len(lines(file)) == 2, "it did not form")
+    expect(starts_of(file, 2) == started(2), lines(file))
+    third = job.add()
+    expect("the job runs on 2 machines: all start anew with this one" in third.stderr.readline(), "the third")
+    until(lambda: len(lines(file)) == 5, "not with the third", lines(file))
+    expect(starts_of(file, 3) == started(3), lines(file))
+    _, err = job.add().communicate(timeout=10)
+    fourth = job.launchers.pop()
+    expect(fourth.returncode == 1 and "the job runs on 3 machines: waiting for a place" in err and "no place became free within 3000 ms" in err, fourth.returncode, err)
+    expect(len(lines(file)) == 5, "they did not go on", lines(file))
+    for launcher in job.launchers[1:]:
+        launcher.terminate()
+    job.launchers[0].terminate()
+    status, _, err = job.ends()[0]
+    expect(status == 128 + signal.SIGTERM and "a machine joins: stopping 1 rank" in err and "going on with 3 machines instead of 2" in err, status, err)
+
+    # One that is lost comes back; then there is one too many, which takes the place of the next that is lost.
+    job = Job("1:2", PROBE, "--do", "ring", "--timeout", 5, machines=2, conf="join_timeout=20,last_call_timeout=2")
+    ready = lambda launcher: expect(launcher.stdout.readline().startswith("ready"), "not ready:", launcher.poll() is not None and launcher.stderr.read())
+    for launcher in job.launchers:
+        ready(launcher)
+    first, lost = job.launchers
+    lost.kill()
+    ready(first)
+    back = job.add()
+    ready(back)
+    ready(first)
+    spare = job.add()
+    until(lambda: "waiting for a place" in spare.stderr.readline(), "it did not wait")
+    back.kill()
+    ready(spare)
+    ready(first)
+    for launcher in (spare, first):
+        launcher.terminate()
+    _, err = first.communicate(timeout=10)
+    expect(first.returncode == 128 + signal.SIGTERM and "restart" not in err and err.count("a machine joins") == 1, first.returncode, err)
+    expect("going on with 1 of 2 machines" in err and "going on with 2 machines instead of 1" in err, err)
+    for launcher in (lost, back, spare):
+        launcher.communicate(timeout=10)
+
+    # One that comes when some ranks have ended well has no part, and stops nobody; where the job fails, so does it.
+    file = FOLDER / "ended"
+    job = Job("2:3", "sh", "-c", f"{SHOW}; [ $RANK = 1 ] || sleep 1.5", file, machines=2, conf="join_timeout=10,last_call_timeout=0.2")
+    until(lambda: job.launchers[1].poll() == 0, "machine 1 did not end")
+    job.add()
+    results = job.ends()
+    expect([result[0] for result in results] == [0, 0, 0] and "the job has ended well without this machine" in results[2][2], results)
+    expect(len(lines(file)) == 2, lines(file))
+    job = Job(2, "sh", "-c", "[ $RANK = 1 ] && exec sleep 30; sleep 1; exit 7", machines=2)
+    until(lambda: all(children(launcher.pid) for launcher in job.launchers), "no ranks")
+    job.add()
+    results = job.ends()
+    expect([result[0] for result in results] == [7, 76, 1] and "rank 0 has failed, and all restarts are used up" in results[2][2], results)
+
+    # Ranks that end well, while others are stopped for a machine that joins, start anew all the same.
+    file = FOLDER / "crossing"
+    job = Job("2:3", "sh", "-c", f"{SHOW}; [ $GROUP_WORLD_SIZE = 3 ] || exec sleep $((60 - 59 * RANK))", file, machines=2, conf="join_timeout=10,last_call_timeout=5")
+    until(lambda: len(lines(file)) == 2, "no ranks")
+    os.kill(job.launchers[1].pid, signal.SIGSTOP)
+    job.add()
+    time.sleep(1.5)
+    os.kill(job.launchers[1].pid, signal.SIGCONT)
+    expect([result[0] for result in job.ends()] == [0, 0, 0] and starts_of(file, 3) == started(3), lines(file))
+    say("machines that come later: ok")
 
 
 def what_goes_wrong():
@@ -180,4 +243,5 @@ def what_goes_wrong():
 machines_number_themselves()
 restarts_are_the_jobs()
 a_number_that_changes()
+machines_that_come_later()
 what_goes_wrong()

@@ -10,10 +10,10 @@ namespace chorus::inline CHORUS_ABI {
 
 namespace detail {
 
-/// Runs the ranks of this machine until they end, or until those of another one have failed.
+/// Runs the ranks of this machine until they end, or until all machines form anew.
 inline GroupOutcome supervise_beside_others(const RankGroup& group, Console& console, Machines& machines) {
   Supervisor supervisor(group, console);
-  const auto watcher = machines.watch([&] { supervisor.interrupt(); });
+  const auto watcher = machines.watch([&](const char* why) { supervisor.interrupt(why); });
   try {
     return supervisor.run();
   } catch (const Error& error) {  // they cannot be started
@@ -27,29 +27,38 @@ inline GroupOutcome supervise_beside_others(const RankGroup& group, Console& con
 
 /// `run_job` for machines that find each other. When ranks fail anywhere, all machines stop theirs and come together
 /// anew. A failure counts as one restart of the whole job. A machine that does not come again within
-/// `machines.last_call` is lost: if at least `machines.least` are left they go on without it, which counts as no
-/// restart. The job ends with the machine that listens at `machines.host`, which holds what they tell each other.
+/// `machines.last_call` is lost: if at least `machines.least` are left they go on without it. One that comes while
+/// ranks run, new or back again, has all of them start anew with it, up to `machines.most`; beyond these it waits for a
+/// place, `machines.join_timeout` at most. Neither counts as a restart. The job ends with the machine that listens at
+/// `machines.host`, which holds what they tell each other.
 inline int run_job(RankGroup group, const MachineOptions& options) {
   detail::Console console;
-  detail::Machines machines(options, group);
-  for (int status = 0;;) {
+  detail::Machines machines(options, group, console);
+  bool first = true;
+  for (int status = 0;; first = false) {
     const auto next = std::chrono::steady_clock::now() + detail::shortest_attempt;
     const int restarts = group.restart, nodes = group.nodes;
-    if (status != 0) console.say("waiting for the machines to come together again");
+    if (!first) console.say("waiting for the machines to come together again");
     try {
-      if (machines.form(group))
-        console.say(detail::format("going on with %d of %d machines", group.nodes, nodes));
-      else if (group.restart > restarts)
+      if (!machines.form(group)) {
+        console.say("the job has ended well without this machine");
+        return 0;
+      }
+      if (group.restart > restarts)
         console.say(detail::format("restart %d of %d", group.restart, group.max_restarts));
+      else if (!first && group.nodes <= nodes)
+        console.say(detail::format("going on with %d of %d machines", group.nodes, nodes));
+      else if (!first)
+        console.say(detail::format("going on with %d machines instead of %d", group.nodes, nodes));
     } catch (const Error& error) {
-      if (status == 0) throw;
+      if (first) throw;
       console.say(error.what());
       return status;
     }
-    const auto outcome = detail::supervise_beside_others(group, console, machines);
-    status = outcome.status;
+    auto outcome = detail::supervise_beside_others(group, console, machines);
     if (outcome.signal != 0) console.finish(group.grace);
-    if (status == 0) machines.end("ranks of one machine have failed after those of another had ended well");
+    if (outcome.status == 0 && !machines.end_well()) outcome.status = lost_peer_status;
+    status = outcome.status;
     if (status == 2) machines.end("the ranks of one machine refuse their options");
     if (status != 0) machines.give_up_round();
     if (!detail::worth_a_restart(outcome)) return status;

@@ -1,9 +1,11 @@
 #pragma once
 /// `Machines`: launchers that find each other, and number themselves, as torchrun's do with --rdzv-backend c10d.
+/// Some may be lost, come late, and come back.
 
 #include <algorithm>
 #include <chorus/comm/store.hpp>
 #include <chorus/comm/store_server.hpp>
+#include <chorus/parallel/console.hpp>
 #include <chorus/parallel/rank_process.hpp>
 #include <chrono>
 #include <cstdlib>
@@ -12,6 +14,7 @@
 #include <optional>
 #include <stop_token>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -23,8 +26,8 @@ struct MachineOptions {
   std::string host = "127.0.0.1";  ///< an address of one of them, where they meet: the machine that can listen there
   int port = 29400;                ///< there
   std::string local_addr;          ///< of this machine, where ranks meet if it is that one; empty: `host`
-  std::chrono::milliseconds join_timeout{600'000};  ///< to wait for `least` machines
-  std::chrono::milliseconds last_call{30'000};      ///< to wait for more of them then, up to `most`
+  std::chrono::milliseconds join_timeout{600'000};  ///< to wait for `least` machines, or for a place beside `most`
+  std::chrono::milliseconds last_call{30'000};      ///< to wait for more than `least`, or for one that may be lost
   std::chrono::milliseconds interval{100};          ///< between looks at whether the others form anew
 };
 
@@ -33,16 +36,20 @@ namespace detail {
 /// The machine that can listen at host:port holds a store, and is machine 0; the others number themselves as they come.
 /// They come together in rounds, one before each start of the ranks, and the store holds of round R:
 ///
-/// - R/open: ranks of each machine; set once machine 0 has joined
+/// - R/open: ranks of each machine; set once machine 0 has joined. Or that the job has `ended`, and why
 /// - R/joined: how many have joined
-/// - R/nodes, R/restarts, R/address, R/port: machine 0 has decided who takes part, and where ranks meet
-/// - R/over: somebody's ranks have failed, so that all form anew
+/// - R/nodes, R/most, R/restarts, R/address, R/port: machine 0 has decided who takes part, and where ranks meet
+/// - R/late: how many joined after that
+/// - R/over: what came first: somebody's ranks have `ended` well or `failed`, or a late machine `joins`; for the latter
+///   two all form anew
 ///
-/// and of the whole job its id, `restarts`, and `ended`: somebody has ended for good, so that no round can follow.
+/// and of the whole job its id, `round`: the newest one, `restarts`, and `ended`: no round can follow; why, or nothing
+/// where all is well.
 class Machines {
  public:
   /// Throws CommError where nobody is found at the address, UsageError where another job meets there.
-  Machines(const MachineOptions& options, const RankGroup& group) : options_(options), store_(open()) {
+  Machines(const MachineOptions& options, const RankGroup& group, Console& console)
+      : options_(options), console_(console), store_(open()) {
     store_.set_timeout(std::chrono::seconds(60));
     if (server_) store_.set("id", group.run_id);
     const auto id = store_.get("id");
@@ -51,72 +58,95 @@ class Machines {
   Machines(const Machines&) = delete;
   Machines& operator=(const Machines&) = delete;
 
-  /// Comes together with the others and fills in this machine's place in `group`. True where the ranks start without
-  /// some machine that was there before. Throws Error where too few come in time, or one has ended the job.
+  /// Comes together with the others and fills in this machine's place in `group`. One that comes while ranks run has
+  /// them all start anew where fewer than `most` machines take part, else it waits for a place; false where the job
+  /// ends well before it has one. Throws Error where too few come in time, or one has ended the job.
   bool form(RankGroup& group) {
-    const int before = round_ < 0 ? 0 : group.nodes;
-    ++round_;
     int number = 0;
     if (server_) {
-      store_.add(key("joined"), 1);
-      store_.set(key("open"), cat(group.ranks));
-      publish(group, before);
+      ++round_;
+      publish(group);
     } else {
-      auto patient = store_;
-      patient.set_timeout(options_.join_timeout + options_.last_call + std::chrono::seconds(10));
-      const auto ranks = patient.get(key("open"));
-      check<UsageError>(ranks == cat(group.ranks), where(), "machine 0 starts ", ranks, " ranks, this one ",
-                        group.ranks, ": there have to be as many on each");
-      number = static_cast<int>(store_.add(key("joined"), 1)) - 1;
-      patient.wait({key("nodes")});
+      bool late = false;
+      for (round_ = std::max(round_ + 1, std::stoi(store_.get("round")));; ++round_) {
+        const auto ranks = wait_until_open(late);
+        if (ranks.starts_with(ended)) {
+          const auto why = ranks.substr(ended.size());
+          if (took_part_ || !why.empty()) fail_ended(why);
+          return false;
+        }
+        check<UsageError>(ranks == cat(group.ranks), where(), "machine 0 starts ", ranks, " ranks, this one ",
+                          group.ranks, ": there have to be as many on each");
+        number = join();
+        const int nodes = number_at("nodes");
+        if (number < nodes) break;
+        late = true;
+        ask_for_a_place(nodes);
+      }
     }
-    const auto formed = store_.multi_get({key("nodes"), key("restarts"), key("address"), key("port")});
-    group.nodes = std::stoi(formed[0]);
-    group.restart = std::stoi(formed[1]);
-    group.master_addr = formed[2];
-    group.master_port = std::stoi(formed[3]);
-    check<UsageError>(number < group.nodes, where(), "the job has begun with ", group.nodes,
-                      group.nodes == 1 ? " machine" : " machines", ", and this one comes too late");
+    group.nodes = number_at("nodes");
+    group.restart = number_at("restarts");
+    group.master_addr = store_.get(key("address"));
+    group.master_port = number_at("port");
     group.node_rank = number;
     group.attempt = round_;
     group.listen_fd = listener_.fd();
-    return group.nodes < before;
+    took_part_ = true;
+    return true;
   }
 
-  /// While ranks run, and the thread that it returns: calls `again` once, where another machine's have failed.
-  [[nodiscard]] std::jthread watch(std::function<void()> again) const {
-    return std::jthread([this, again = std::move(again), store = store_](const std::stop_token& stop) mutable {
-      while (!stop.stop_requested()) {
-        try {
-          store.wait({key("over")}, options_.interval);
-          return again();
-        } catch (const TimeoutError&) {
-        } catch (const CommError&) {  // machine 0 has gone; our ranks lose its ranks
-          return;
-        }
-      }
-    });
+  /// While ranks run, and the thread that it returns: calls `again` once, with the reason, where all form anew.
+  [[nodiscard]] std::jthread watch(std::function<void(const char*)> again) const {
+    return std::jthread(
+        [this, again = std::move(again), store = with_timeout(options_.interval)](const std::stop_token& stop) mutable {
+          while (!stop.stop_requested()) {
+            try {
+              const auto reason = store.get(key("over"));
+              if (reason == "joins") again("a machine joins");
+              if (reason == "failed") again("ranks of another machine have failed");
+              return;
+            } catch (const TimeoutError&) {
+            } catch (const CommError&) {  // machine 0 has gone; our ranks lose its ranks
+              return;
+            }
+          }
+        });
   }
 
   /// This machine's ranks have failed: all form anew, where machine 0 is still there.
-  void give_up_round() { tell(key("over"), ""); }
+  void give_up_round() {
+    try {
+      store_.compare_set(key("over"), "", "failed");
+    } catch (const CommError&) {  // there is nobody to be told
+    }
+  }
+  /// This machine's ranks have ended well. False where all form anew all the same: a machine joins, and ranks of others
+  /// may have been stopped for it.
+  bool end_well() {
+    try {
+      if (store_.compare_set(key("over"), "", "ended") == "joins") return false;
+    } catch (const CommError&) {
+    }
+    end("");
+    return true;
+  }
   /// No round follows.
-  void end(const std::string& why) { tell("ended", why); }
+  void end(const std::string& why) {
+    try {
+      store_.multi_set({std::string(ended), cat(round_ + 1, "/open")}, {why, cat(ended, why)});
+    } catch (const CommError&) {
+    }
+  }
   /// Counts a failure of this machine's own ranks.
   int count_restart() { return static_cast<int>(store_.add("restarts", 1)); }
 
  private:
   using Clock = std::chrono::steady_clock;
+  static constexpr std::string_view ended = "ended";
 
   std::string where() const { return format("machines meet at %s:%d: ", options_.host.c_str(), options_.port); }
-  std::string key(const char* name) const { return format("%d/%s", round_, name); }
-
-  void tell(const std::string& where, const std::string& what) {
-    try {
-      store_.set(where, what);
-    } catch (const CommError&) {  // there is nobody to be told
-    }
-  }
+  std::string key(const char* name) const { return cat(round_, "/", name); }
+  int number_at(const char* name) { return std::stoi(store_.get(key(name))); }
 
   comm::Store open() {
     const char* secret = env("CHORUS_TOKEN");
@@ -136,36 +166,85 @@ class Machines {
     }
   }
 
-  /// Machine 0's part: waits for the others, and decides who takes part.
-  void publish(const RankGroup& group, int before) {
+  [[noreturn]] void fail_ended(const std::string& why) const {
+    fail<Error>(where(), why.empty() ? "ranks of one machine have failed after those of another had ended well" : why);
+  }
+
+  comm::Store with_timeout(std::chrono::milliseconds timeout) const {
+    auto store = store_;
+    store.set_timeout(timeout);
+    return store;
+  }
+
+  /// How many ranks each machine starts in this round.
+  std::string wait_until_open(bool late) const {
+    if (!late) return with_timeout(patience()).get(key("open"));
+    try {
+      return with_timeout(options_.join_timeout).get(key("open"));
+    } catch (const TimeoutError&) {
+      fail<TimeoutError>(where(), "no place became free within ", options_.join_timeout.count(), " ms");
+    }
+  }
+  /// This machine's number, once it is decided which of them take part.
+  int join() {
+    const auto before = store_.add(key("joined"), 1) - 1;
+    with_timeout(patience()).wait({key("nodes")});
+    return static_cast<int>(before);
+  }
+  /// As long as machine 0 may wait.
+  std::chrono::milliseconds patience() const {
+    return options_.join_timeout + options_.last_call + std::chrono::seconds(10);
+  }
+
+  /// For a machine that comes when ranks run.
+  void ask_for_a_place(int nodes) {
+    store_.add(key("late"), 1);
+    const bool free = nodes < number_at("most");
+    const auto count = cat(nodes, nodes == 1 ? " machine" : " machines");
+    console_.say(cat("the job runs on ", count, free ? ": all start anew with this one" : ": waiting for a place"));
+    if (free) store_.compare_set(key("over"), "", "joins");
+  }
+
+  /// Machine 0's part: opens a round, waits for the others, and decides who takes part.
+  void publish(const RankGroup& group) {
     const auto begin = Clock::now();
+    const int before = round_ == 0 ? 0 : group.nodes;
+    const auto last_late = cat(round_ - 1, "/late");
+    store_.add(key("joined"), 1);
     std::optional<Clock::time_point> enough;
-    int here = 0;
-    while (true) {
-      if (store_.check({"ended"})) fail<Error>(where(), store_.get("ended"));
-      here = std::min(static_cast<int>(store_.add(key("joined"), 0)), options_.most);
-      if (here >= options_.least && !enough) enough = Clock::now();
-      if (here >= std::max(options_.least, before) && (before > 0 || here == options_.most)) break;
+    int joined = 0, expected = 0, late = 0;
+    for (bool opened = false;; opened = true) {
+      if (store_.check({std::string(ended)})) fail_ended(store_.get(ended));
+      if (!opened) store_.multi_set({key("open"), "round"}, {cat(group.ranks), cat(round_)});
+      late = static_cast<int>(store_.add(last_late, 0));
+      expected = before == 0 ? options_.most : before + late;
+      joined = static_cast<int>(store_.add(key("joined"), 0));
+      if (joined >= std::max(options_.least, expected)) break;
+      if (joined >= options_.least && !enough) enough = Clock::now();
       if (enough && Clock::now() >= *enough + options_.last_call) break;
-      check<TimeoutError>(enough || Clock::now() < begin + options_.join_timeout, where(), here, " of ", options_.least,
-                          " machines came within ", options_.join_timeout.count(), " ms");
+      check<TimeoutError>(enough || Clock::now() < begin + options_.join_timeout, where(), joined, " of ",
+                          options_.least, " machines came within ", options_.join_timeout.count(), " ms");
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
     }
     auto restarts = static_cast<int>(store_.add("restarts", 0));
-    // Each new round has a reason that cannot come back for ever: a machine less, or one restart more.
-    if (before > 0 && here >= before && restarts == group.restart) restarts = count_restart();
+    // Each new round has a reason that can't come back for ever: a machine is lost or joins, or it is one restart more.
+    const bool joins = late > 0 && before < options_.most, lost = joined < expected;
+    if (before > 0 && !joins && !lost && restarts == group.restart) restarts = count_restart();
     check<Error>(restarts <= group.max_restarts, where(), "ranks have lost each other, and all restarts are used up");
     const auto& address = options_.local_addr.empty() ? options_.host : options_.local_addr;
     listener_ = comm::Socket::listen(comm::Address::resolve(address, 0));  // a new port: no rank of an earlier round
-    store_.multi_set({key("nodes"), key("restarts"), key("address"), key("port")},
-                     {cat(here), cat(restarts), address, cat(listener_.local().port())});
+    store_.multi_set({key("most"), key("nodes"), key("restarts"), key("address"), key("port")},
+                     {cat(options_.most), cat(std::min(joined, options_.most)), cat(restarts), address,
+                      cat(listener_.local().port())});
   }
 
   MachineOptions options_;
+  Console& console_;
   std::shared_ptr<comm::StoreServer> server_;  ///< machine 0's
   comm::Store store_;
   comm::Socket listener_;  ///< machine 0's: where ranks meet
   int round_ = -1;
+  bool took_part_ = false;
 };
 
 }  // namespace detail

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <chorus/comm/flight_recorder.hpp>
 #include <chorus/comm/hmac.hpp>
@@ -86,8 +87,11 @@ class Supervisor {
     return outcome_;
   }
 
-  /// Stops the ranks as if they had lost another one; any thread may call it while `run` runs.
-  void interrupt() { signals_.wake(); }
+  /// Stops the ranks as if they had lost another one, and says why; any thread may call it while `run` runs, once.
+  void interrupt(const char* why) {
+    interrupted_by_ = why;
+    signals_.wake();
+  }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -211,12 +215,11 @@ class Supervisor {
     stop(signal);
   }
 
-  /// Other machines' ranks have failed, and those of this one are not to wait for them.
+  /// All machines come together again.
   void form_anew() {
     if (stage_ != Stage::watching || suspect_) return;
     outcome_.status = lost_peer_status;
-    console_.say(
-        format("ranks of another machine have failed: stopping %d %s", running_, running_ == 1 ? "rank" : "ranks"));
+    console_.say(format("%s: stopping %d %s", interrupted_by_.load(), running_, running_ == 1 ? "rank" : "ranks"));
     stop(SIGTERM);
   }
 
@@ -247,6 +250,7 @@ class Supervisor {
   const Rank* suspect_ = nullptr;  ///< the best explanation so far
   std::string token_;              ///< a secret of this job alone; empty where its starter has set one
   std::optional<Clock::time_point> deadline_;
+  std::atomic<const char*> interrupted_by_{""};
   GroupOutcome outcome_;
 };
 
