@@ -84,6 +84,7 @@ def restarts_are_the_jobs():
         # One more than allowed: the job ends on both, and the one where it happened has the rank's status.
         results = Job(2, "--max-restarts", 1, "sh", "-c", program, FOLDER / "more", machines=2).ends()
         expect(results[machine][0] == 7 and results[1 - machine][0] == 76, results)
+        expect(f"rank {machine} has failed, and all restarts are used up" in results[1 - machine][2], results)
     results = Job(2, "--max-restarts", 3, "sh", "-c", "exit 2", machines=2).ends()
     expect([result[0] for result in results] == [2, 2] or sorted(result[0] for result in results) == [2, 76], results)
     say("restarts: ok")
@@ -136,10 +137,10 @@ def machines_that_come_later():
     fourth = job.launchers.pop()
     expect(fourth.returncode == 1 and "the job runs on 3 machines: waiting for a place" in err and "no place became free within 3000 ms" in err, fourth.returncode, err)
     expect(len(lines(file)) == 5, "they did not go on", lines(file))
-    for launcher in job.launchers[1:]:
-        launcher.terminate()
     job.launchers[0].terminate()
-    status, _, err = job.ends()[0]
+    results = job.ends()
+    expect(all(status == 76 and "machine 0 was sent SIGTERM" in err for status, _, err in results[1:]), results)
+    status, _, err = results[0]
     expect(status == 128 + signal.SIGTERM and "a machine joins: stopping 1 rank" in err and "going on with 3 machines instead of 2" in err, status, err)
 
     # One that is lost comes back; then there is one too many, which takes the place of the next that is lost.

@@ -3,6 +3,7 @@
 
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chorus/comm/guests.hpp>
 #include <chorus/comm/rendezvous_messages.hpp>
@@ -33,17 +34,20 @@ class StoreServer {
 
   /// A connection for a user in this process. Throws CommError.
   Socket attach();
+  /// Until no visitor is connected, at most `timeout`.
+  void await_departures(std::chrono::milliseconds timeout);
 
  private:
   struct User {
     Socket socket;
+    bool visits = false;
     std::thread thread;
     std::atomic<bool> gone{false};
   };
 
   void take_guests();
   void admit(Guest guest);
-  void serve(Socket socket);
+  void serve(Socket socket, bool visits);
   void answer(User& user);
 
   static constexpr std::size_t most_users = 1024;
@@ -78,8 +82,17 @@ inline Socket StoreServer::attach() {
   check<CommError>(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0,
                    "store: socketpair: ", std::strerror(errno));
   Socket near(ends[0]), far(ends[1]);
-  serve(std::move(far));
+  serve(std::move(far), false);
   return near;
+}
+
+inline void StoreServer::await_departures(std::chrono::milliseconds timeout) {
+  const auto somebody = [&] {
+    const std::lock_guard lock(mutex_);
+    return std::any_of(users_.begin(), users_.end(), [](const User& user) { return user.visits && !user.gone.load(); });
+  };
+  for (const auto deadline = Clock::now() + timeout; somebody() && Clock::now() < deadline;)
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
 }
 
 inline void StoreServer::take_guests() {
@@ -101,11 +114,11 @@ inline void StoreServer::admit(Guest guest) {
   if (knows) answer.proof = prove(token_, {std::as_bytes(std::span(hello.nonce)), detail::proven(answer)});
   guest.socket.no_delay();
   guest.socket.send_all(bytes_of(answer), Clock::now() + std::chrono::milliseconds(100));
-  if (knows) serve(std::move(guest.socket));
+  if (knows) serve(std::move(guest.socket), true);
 }
 
 /// One user more; those who have gone make room. Beyond the limit a connection is closed.
-inline void StoreServer::serve(Socket socket) {
+inline void StoreServer::serve(Socket socket, bool visits) {
   const std::lock_guard lock(mutex_);
   for (auto user = users_.begin(); user != users_.end();) {
     if (!user->gone.load()) {
@@ -118,6 +131,7 @@ inline void StoreServer::serve(Socket socket) {
   if (users_.size() >= most_users) return;
   auto& user = users_.emplace_back();
   user.socket = std::move(socket);
+  user.visits = visits;
   user.thread = std::thread([this, &user] { answer(user); });
 }
 

@@ -56,7 +56,10 @@ inline int run_job(RankGroup group, const MachineOptions& options) {
       return status;
     }
     auto outcome = detail::supervise_beside_others(group, console, machines);
-    if (outcome.signal != 0) console.finish(group.grace);
+    if (outcome.signal != 0) {
+      console.finish(group.grace);
+      if (group.node_rank == 0) machines.end(cat("machine 0 was sent ", detail::signal_name(outcome.signal)));
+    }
     if (outcome.status == 0 && !machines.end_well()) outcome.status = lost_peer_status;
     status = outcome.status;
     if (status == 2) machines.end("the ranks of one machine refuse their options");

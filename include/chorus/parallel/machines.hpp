@@ -49,11 +49,20 @@ class Machines {
  public:
   /// Throws CommError where nobody is found at the address, UsageError where another job meets there.
   Machines(const MachineOptions& options, const RankGroup& group, Console& console)
-      : options_(options), console_(console), store_(open()) {
+      : options_(options), farewell_(group.grace + std::chrono::seconds(1)), console_(console), store_(open()) {
     store_.set_timeout(std::chrono::seconds(60));
     if (server_) store_.set("id", group.run_id);
     const auto id = store_.get("id");
     check<UsageError>(id == group.run_id, where(), "the job '", id, "' meets there, this is '", group.run_id, "'");
+  }
+  /// Where the job has ended, machine 0 holds the store until the others, whose ranks may have to stop first, have
+  /// heard of it.
+  ~Machines() {
+    if (!server_) return;
+    try {
+      if (store_.check({std::string(ended)})) server_->await_departures(farewell_);
+    } catch (const Error&) {  // then nobody can be told
+    }
   }
   Machines(const Machines&) = delete;
   Machines& operator=(const Machines&) = delete;
@@ -239,6 +248,7 @@ class Machines {
   }
 
   MachineOptions options_;
+  std::chrono::milliseconds farewell_;
   Console& console_;
   std::shared_ptr<comm::StoreServer> server_;  ///< machine 0's
   comm::Store store_;
