@@ -165,7 +165,37 @@ TEST_CASE("hooks: powersgd is exact for gradients of its rank, and sends rank (n
   CHECK(later.error(2, full) > 0.01);
 }
 
-TEST_CASE("hooks: powersgd without columns is refused, on all ranks") {
+TEST_CASE("hooks: powersgd leaves matrices whole that it would not make much smaller") {
+  const auto expected = mean_gradient(7, 2);
+  // 20 x 24 numbers are 5.5 times as many as 2 (20 + 24), and 24 x 16 are 4.8 times 2 (24 + 16).
+  const Outcome<PowerSgd> one(2, 1, 7, {.matrix_approximation_rank = 2, .min_compression_rate = 5});
+  CHECK(one.bytes == 2 * (2 * (20 + 24) + 24 + 24 * 16 + 16) * 8);
+  CHECK(one.error(0, expected) > 0.01);
+  const Outcome<PowerSgd> none(2, 1, 7, {.matrix_approximation_rank = 2, .min_compression_rate = 6});
+  CHECK(none.bytes == 2 * (20 * 24 + 24 + 24 * 16 + 16) * 8);
+  CHECK(none.error(0, expected) < 1e-14);
+}
+
+TEST_CASE("hooks: powersgd without error feedback, and without the last step's Q") {
+  const auto expected = mean_gradient(7, 2);
+  const Outcome<PowerSgd> forgetful(2, 8, 7, {.use_error_feedback = false}), usual(2, 8, 7);
+  CHECK(forgetful.error(7, expected) < 0.95 * forgetful.error(0, expected));  // the same gradient: Q turns to it
+  CHECK(usual.error_of_mean(expected) < 0.8 * forgetful.error_of_mean(expected));
+  const Outcome<PowerSgd> cold(2, 8, 7, {.use_error_feedback = false, .warm_start = false});
+  CHECK(cold.error(0, expected) == forgetful.error(0, expected));
+  CHECK(cold.error(7, expected) > forgetful.error(7, expected));
+  CHECK(cold.error(1, expected) != cold.error(0, expected));
+  CHECK(cold.bytes == forgetful.bytes);
+}
+
+TEST_CASE("hooks: powersgd without columns, or with no rate, is refused on all ranks") {
+  const auto refused = common_text(2, [](const World& world) {
+    return message_of<UsageError>([&] {
+      Distributed<Model, PowerSgd> one(world, {}, make<Model>(), {.min_compression_rate = 0});
+      backward(one.net, world, 4);
+    });
+  });
+  CHECK(refused == "PowerSgd: min_compression_rate is above 0, got 0");
   for (const Index rank : {0, -1}) {
     const auto text = common_text(2, [rank](const World& world) {
       return message_of<UsageError>([&] {

@@ -22,19 +22,27 @@ namespace chorus::inline CHORUS_ABI {
 /// A parameter of shape [n, ...] is an n x m matrix M, gradient and what earlier steps have left out. One step of
 /// subspace iteration: P = mean of M Q over ranks, made orthonormal; Q = mean of M' P; the gradient becomes P Q', and
 /// this rank's M - P Q' waits for the next step. Sent are rank (n + m) numbers in place of n m, twice (n - 1) / n each,
-/// in two all-reduces. Vectors, and matrices that would not get smaller, go as they are.
+/// in two all-reduces. Vectors, and matrices that this does not make much smaller, go as they are.
 struct PowerSgd {
   static constexpr bool several_rounds = true;
   /// Columns of P and Q. 1 or 2 are usual.
   Index matrix_approximation_rank = 1;
   /// So many steps are averaged in full at first, while gradients change most.
   int start_powersgd_iter = 0;
+  /// How many times fewer numbers have to be sent for it to be done: rank (n + m) min_compression_rate < n m.
+  double min_compression_rate = 2;
+  /// Whether what is left out waits for the next step; without, it is lost, and needs no memory.
+  bool use_error_feedback = true;
+  /// Whether a step begins with the last one's Q; without, with random numbers, new ones each time.
+  bool warm_start = true;
   std::uint64_t seed = 0;
 
   template <class T, Device D, class Communicator>
   comm::Work start(const GradBucket<T, D>& bucket, Communicator& communicator) {
     check<UsageError>(matrix_approximation_rank >= 1, "PowerSgd: matrix_approximation_rank is at least 1, got ",
                       matrix_approximation_rank);
+    check<UsageError>(min_compression_rate > 0, "PowerSgd: min_compression_rate is above 0, got ",
+                      min_compression_rate);
     auto& state = states.of<State<T, D>>(bucket.index);
     if (communicator.size() == 1) {
       detail::add_rest(state.rest, bucket.gradients, bucket.device);
@@ -43,8 +51,9 @@ struct PowerSgd {
     state.full = steps < start_powersgd_iter;
     if (state.full) return communicator.all_reduce_async(bucket.gradients, comm::ReduceOp::sum, options(bucket.weight));
     if (state.pieces.empty()) lay_out(bucket, state);
-    const auto count = static_cast<Index>(bucket.gradients.size());
-    kernels::axpy(bucket.device, count, T{1}, state.rest.data(), bucket.gradients.data());
+    if (!warm_start) draw_second(bucket, state);
+    if (use_error_feedback)
+      kernels::axpy(bucket.device, state.rest.numel(), T{1}, state.rest.data(), bucket.gradients.data());
     for (const Piece& piece : state.pieces) {
       const T* grad = bucket.gradients.data() + piece.begin;
       T* to = state.first.data() + piece.in_first;
@@ -77,8 +86,9 @@ struct PowerSgd {
           std::span<T>(state.second.data(), static_cast<std::size_t>(state.second.numel())), comm::ReduceOp::sum,
           options(bucket.weight));
     }
-    const auto count = static_cast<Index>(bucket.gradients.size());
-    copy_bytes(bucket.device, state.rest.data(), bucket.device, bucket.gradients.data(), bucket.gradients.size_bytes());
+    if (use_error_feedback)
+      copy_bytes(bucket.device, state.rest.data(), bucket.device, bucket.gradients.data(),
+                 bucket.gradients.size_bytes());
     for (const Piece& piece : state.pieces) {
       T* grad = bucket.gradients.data() + piece.begin;
       const T* first = state.first.data() + piece.in_first;
@@ -88,10 +98,12 @@ struct PowerSgd {
       else
         copy_bytes(bucket.device, grad, bucket.device, first, static_cast<std::size_t>(piece.rows) * sizeof(T));
     }
-    kernels::axpy(bucket.device, count, T{-1}, bucket.gradients.data(), state.rest.data());
-    for (const Piece& piece : state.pieces)  // what was sent in full leaves no rest
-      if (!piece.low_rank())
-        zero_bytes(bucket.device, state.rest.data() + piece.begin, static_cast<std::size_t>(piece.rows) * sizeof(T));
+    if (use_error_feedback) {
+      kernels::axpy(bucket.device, state.rest.numel(), T{-1}, bucket.gradients.data(), state.rest.data());
+      for (const Piece& piece : state.pieces)  // what was sent in full leaves no rest
+        if (!piece.low_rank())
+          zero_bytes(bucket.device, state.rest.data() + piece.begin, static_cast<std::size_t>(piece.rows) * sizeof(T));
+    }
     // A gradient that was not finite would stay for ever. All ranks have this Q.
     if (!std::isfinite(kernels::square_sum(bucket.device, state.second.numel(), state.second.data()))) state = {};
     return {};
@@ -106,9 +118,9 @@ struct PowerSgd {
     for (std::size_t i = 0; i < state.pieces.size(); ++i) {
       const auto& part = bucket.parts[i];
       const auto& piece = state.pieces[i];
-      visit("rest", part, part.shape, bucket.device, state.rest.data() + part.begin);
+      if (use_error_feedback) visit("rest", part, part.shape, bucket.device, state.rest.data() + part.begin);
       const std::array<Index, 2> shape{piece.columns, piece.rank};
-      if (piece.low_rank())
+      if (piece.low_rank() && warm_start)
         visit("q", part, std::span<const Index>(shape), bucket.device, state.second.data() + piece.in_second);
     }
   }
@@ -151,33 +163,39 @@ struct PowerSgd {
       const Index columns = rows == 0 ? 0 : count / rows;
       const Index rank = std::min({matrix_approximation_rank, rows, columns});
       Piece piece{part.begin, first, second, count, 1, 0};
-      if (part.shape.size() >= 2 && (rows + columns) * rank < count)
+      if (part.shape.size() >= 2 &&
+          static_cast<double>((rows + columns) * rank) * min_compression_rate < static_cast<double>(count))
         piece = {part.begin, first, second, rows, columns, rank};
       first += static_cast<std::size_t>(piece.rows * std::max(piece.rank, Index{1}));
       second += static_cast<std::size_t>(piece.columns * piece.rank);
       state.pieces.push_back(piece);
     }
-    detail::grow(state.rest, bucket.gradients.size(), bucket.device);
+    if (use_error_feedback) detail::grow(state.rest, bucket.gradients.size(), bucket.device);
     detail::grow(state.first, first, bucket.device);
     detail::grow(state.second, second, bucket.device);
-    std::vector<T> q(second);
+    draw_second(bucket, state);
+  }
+  template <class T, Device D>
+  void draw_second(const GradBucket<T, D>& bucket, State<T, D>& state) const {
+    std::vector<T> q(static_cast<std::size_t>(state.second.numel()));
     for (std::size_t i = 0; i < state.pieces.size(); ++i) {
       const auto& piece = state.pieces[i];
       if (piece.low_rank())
         draw(bucket.parts[i].name,
              std::span<T>(q).subspan(piece.in_second, static_cast<std::size_t>(piece.columns * piece.rank)));
     }
-    copy_bytes(bucket.device, state.second.data(), Cpu{}, q.data(), second * sizeof(T));
+    copy_bytes(bucket.device, state.second.data(), Cpu{}, q.data(), q.size() * sizeof(T));
   }
-  // The first Q of a parameter: the same on all ranks and in any bucket. The name's hash is FNV-1a.
+  // A Q of a parameter: the same on all ranks and in any bucket. The name's hash is FNV-1a.
   template <class T>
   void draw(std::string_view name, std::span<T> q) const {
     std::uint64_t hash = 0xcbf29ce484222325;
     for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+    const auto step = warm_start ? 0 : static_cast<std::uint64_t>(steps);
     for (std::size_t i = 0; i < q.size(); ++i)
       q[i] = static_cast<T>(unit_float(
-                 philox(seed, {static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(i >> 32),
-                               static_cast<std::uint32_t>(hash), static_cast<std::uint32_t>(hash >> 32)})[0])) -
+                 philox(seed + step, {static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(i >> 32),
+                                      static_cast<std::uint32_t>(hash), static_cast<std::uint32_t>(hash >> 32)})[0])) -
              static_cast<T>(0.5);
   }
 
