@@ -23,7 +23,8 @@ class Job:
     """Several launchers with one command line, started one after another."""
 
     def __init__(self, nodes, *words, machines=0, conf="join_timeout=10,last_call_timeout=1", **environment):
-        self.options = ["--nnodes", str(nodes), "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-conf", conf]
+        self.port = free_port()
+        self.options = ["--nnodes", str(nodes), "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{self.port}", "--rdzv-conf", conf]
         self.words, self.environment, self.launchers = [str(word) for word in words], environment, []
         for _ in range(machines):
             self.add()
@@ -31,7 +32,9 @@ class Job:
     def add(self, *more):
         self.launchers.append(subprocess.Popen([RUN, *self.options, *more, *self.words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                                env={**CLEAN, **self.environment}))
-        time.sleep(0.05)  # the first one holds the store
+        if len(self.launchers) == 1:  # which is machine 0
+            until(lambda: listens(self.port) or self.launchers[0].poll() is not None, "nobody listens")
+        time.sleep(0.05)
         return self.launchers[-1]
 
     def ends(self, limit=20):
@@ -42,6 +45,11 @@ class Job:
             out, err = launcher.communicate(timeout=end - time.monotonic())
             results.append((launcher.returncode, out, err))
         return results
+
+
+def listens(port):
+    with open("/proc/net/tcp") as table:
+        return any(words[1] == f"0100007F:{port:04X}" and words[3] == "0A" for words in map(str.split, table))
 
 
 def lines(file):
