@@ -34,10 +34,10 @@ inline GroupOutcome supervise_beside_others(const RankGroup& group, Console& con
 inline int run_job(RankGroup group, const MachineOptions& options) {
   detail::Console console;
   detail::Machines machines(options, group, console);
-  bool first = true;
-  for (int status = 0;; first = false) {
+  for (int status = 0;;) {
     const auto next = std::chrono::steady_clock::now() + detail::shortest_attempt;
     const int restarts = group.restart, nodes = group.nodes;
+    const bool first = !machines.took_part();
     if (!first) console.say("waiting for the machines to come together again");
     try {
       if (!machines.form(group)) {

@@ -9,12 +9,12 @@
 #include <chorus/parallel/rank_process.hpp>
 #include <chrono>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <stop_token>
 #include <string>
-#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -60,7 +60,7 @@ class Machines {
   ~Machines() {
     if (!server_) return;
     try {
-      if (store_.check({std::string(ended)})) server_->await_departures(farewell_);
+      if (store_.check({ended})) server_->await_departures(farewell_);
     } catch (const Error&) {  // then nobody can be told
     }
   }
@@ -72,37 +72,40 @@ class Machines {
   /// ends well before it has one. Throws Error where too few come in time, or one has ended the job.
   bool form(RankGroup& group) {
     int number = 0;
+    Decision decided;
     if (server_) {
       ++round_;
       publish(group);
+      decided = await_decision();
     } else {
-      bool late = false;
-      for (round_ = std::max(round_ + 1, std::stoi(store_.get("round")));; ++round_) {
+      round_ = std::max(round_ + 1, std::stoi(store_.get("round")));
+      for (bool late = false;; late = true, ++round_) {
         const auto ranks = wait_until_open(late);
         if (ranks.starts_with(ended)) {
-          const auto why = ranks.substr(ended.size());
+          const auto why = ranks.substr(std::strlen(ended));
           if (took_part_ || !why.empty()) fail_ended(why);
           return false;
         }
         check<UsageError>(ranks == cat(group.ranks), where(), "machine 0 starts ", ranks, " ranks, this one ",
                           group.ranks, ": there have to be as many on each");
-        number = join();
-        const int nodes = number_at("nodes");
-        if (number < nodes) break;
-        late = true;
-        ask_for_a_place(nodes);
+        number = static_cast<int>(store_.add(key("joined"), 1)) - 1;
+        decided = await_decision();
+        if (number < decided.nodes) break;
+        ask_for_a_place(decided);
       }
     }
-    group.nodes = number_at("nodes");
-    group.restart = number_at("restarts");
-    group.master_addr = store_.get(key("address"));
-    group.master_port = number_at("port");
+    group.nodes = decided.nodes;
+    group.restart = decided.restarts;
+    group.master_addr = decided.address;
+    group.master_port = decided.port;
     group.node_rank = number;
     group.attempt = round_;
     group.listen_fd = listener_.fd();
     took_part_ = true;
     return true;
   }
+  /// Whether this machine has had a part before.
+  bool took_part() const { return took_part_; }
 
   /// While ranks run, and the thread that it returns: calls `again` once, with the reason, where all form anew.
   [[nodiscard]] std::jthread watch(std::function<void(const char*)> again) const {
@@ -123,27 +126,19 @@ class Machines {
   }
 
   /// This machine's ranks have failed: all form anew, where machine 0 is still there.
-  void give_up_round() {
-    try {
-      store_.compare_set(key("over"), "", "failed");
-    } catch (const CommError&) {  // there is nobody to be told
-    }
-  }
+  void give_up_round() { end_round("failed"); }
   /// This machine's ranks have ended well. False where all form anew all the same: a machine joins, and ranks of others
   /// may have been stopped for it.
   bool end_well() {
-    try {
-      if (store_.compare_set(key("over"), "", "ended") == "joins") return false;
-    } catch (const CommError&) {
-    }
+    if (end_round(ended) == "joins") return false;
     end("");
     return true;
   }
   /// No round follows.
   void end(const std::string& why) {
     try {
-      store_.multi_set({std::string(ended), cat(round_ + 1, "/open")}, {why, cat(ended, why)});
-    } catch (const CommError&) {
+      store_.multi_set({ended, cat(round_ + 1, "/open")}, {why, cat(ended, why)});
+    } catch (const CommError&) {  // there is nobody to be told
     }
   }
   /// Counts a failure of this machine's own ranks.
@@ -151,11 +146,24 @@ class Machines {
 
  private:
   using Clock = std::chrono::steady_clock;
-  static constexpr std::string_view ended = "ended";
+  static constexpr const char* ended = "ended";
+  /// What machine 0 says of a round: how many take part, of at most how many, and where ranks meet.
+  struct Decision {
+    int nodes = 0, most = 0, restarts = 0, port = 0;
+    std::string address;
+  };
 
   std::string where() const { return format("machines meet at %s:%d: ", options_.host.c_str(), options_.port); }
   std::string key(const char* name) const { return cat(round_, "/", name); }
-  int number_at(const char* name) { return std::stoi(store_.get(key(name))); }
+
+  /// Why the round is over: this, or what was said first; nothing where machine 0 has gone.
+  std::string end_round(const char* why) {
+    try {
+      return store_.compare_set(key("over"), "", why);
+    } catch (const CommError&) {
+      return {};
+    }
+  }
 
   comm::Store open() {
     const char* secret = env("CHORUS_TOKEN");
@@ -194,11 +202,10 @@ class Machines {
       fail<TimeoutError>(where(), "no place became free within ", options_.join_timeout.count(), " ms");
     }
   }
-  /// This machine's number, once it is decided which of them take part.
-  int join() {
-    const auto before = store_.add(key("joined"), 1) - 1;
-    with_timeout(patience()).wait({key("nodes")});
-    return static_cast<int>(before);
+  Decision await_decision() const {
+    const auto said =
+        with_timeout(patience()).multi_get({key("nodes"), key("most"), key("restarts"), key("port"), key("address")});
+    return {std::stoi(said[0]), std::stoi(said[1]), std::stoi(said[2]), std::stoi(said[3]), said[4]};
   }
   /// As long as machine 0 may wait.
   std::chrono::milliseconds patience() const {
@@ -206,12 +213,16 @@ class Machines {
   }
 
   /// For a machine that comes when ranks run.
-  void ask_for_a_place(int nodes) {
+  void ask_for_a_place(const Decision& decided) {
     store_.add(key("late"), 1);
-    const bool free = nodes < number_at("most");
-    const auto count = cat(nodes, nodes == 1 ? " machine" : " machines");
+    const bool free = decided.nodes < decided.most;
+    const auto count = cat(decided.nodes, decided.nodes == 1 ? " machine" : " machines");
     console_.say(cat("the job runs on ", count, free ? ": all start anew with this one" : ": waiting for a place"));
-    if (free) store_.compare_set(key("over"), "", "joins");
+    if (free) end_round("joins");
+  }
+
+  void refuse_if_ended() {
+    if (store_.check({ended})) fail_ended(store_.get(ended));
   }
 
   /// Machine 0's part: opens a round, waits for the others, and decides who takes part.
@@ -219,12 +230,12 @@ class Machines {
     const auto begin = Clock::now();
     const int before = round_ == 0 ? 0 : group.nodes;
     const auto last_late = cat(round_ - 1, "/late");
+    refuse_if_ended();
     store_.add(key("joined"), 1);
+    store_.multi_set({key("open"), "round"}, {cat(group.ranks), cat(round_)});
     std::optional<Clock::time_point> enough;
     int joined = 0, expected = 0, late = 0;
-    for (bool opened = false;; opened = true) {
-      if (store_.check({std::string(ended)})) fail_ended(store_.get(ended));
-      if (!opened) store_.multi_set({key("open"), "round"}, {cat(group.ranks), cat(round_)});
+    while (true) {
       late = static_cast<int>(store_.add(last_late, 0));
       expected = before == 0 ? options_.most : before + late;
       joined = static_cast<int>(store_.add(key("joined"), 0));
@@ -234,6 +245,7 @@ class Machines {
       check<TimeoutError>(enough || Clock::now() < begin + options_.join_timeout, where(), joined, " of ",
                           options_.least, " machines came within ", options_.join_timeout.count(), " ms");
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      refuse_if_ended();
     }
     auto restarts = static_cast<int>(store_.add("restarts", 0));
     // Each new round has a reason that can't come back for ever: a machine is lost or joins, or it is one restart more.

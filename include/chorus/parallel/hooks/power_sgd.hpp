@@ -173,7 +173,7 @@ struct PowerSgd {
     if (use_error_feedback) detail::grow(state.rest, bucket.gradients.size(), bucket.device);
     detail::grow(state.first, first, bucket.device);
     detail::grow(state.second, second, bucket.device);
-    draw_second(bucket, state);
+    if (warm_start) draw_second(bucket, state);  // otherwise each step draws
   }
   template <class T, Device D>
   void draw_second(const GradBucket<T, D>& bucket, State<T, D>& state) const {
