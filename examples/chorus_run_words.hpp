@@ -41,8 +41,12 @@ inline int cores() {
 
 /// Those that CUDA_VISIBLE_DEVICES lists, else all that NVIDIA's driver knows.
 inline int gpus() {
-  if (const char* visible = std::getenv("CUDA_VISIBLE_DEVICES"))
-    return *visible == '\0' ? 0 : 1 + static_cast<int>(std::count(visible, visible + std::strlen(visible), ','));
+  if (const char* visible = std::getenv("CUDA_VISIBLE_DEVICES")) {
+    int listed = 0;  // -1 hides itself and those behind it
+    for (std::string_view rest = visible; !rest.empty() && !rest.starts_with('-'); ++listed)
+      rest.remove_prefix(std::min(rest.size(), rest.find(',') == rest.npos ? rest.npos : rest.find(',') + 1));
+    return listed;
+  }
   std::error_code none;
   const std::filesystem::directory_iterator all("/proc/driver/nvidia/gpus", none);
   return none ? 0 : static_cast<int>(std::distance(begin(all), end(all)));
@@ -59,10 +63,12 @@ inline int ranks_of(const std::string& text) {
   return ranks;
 }
 
-/// Where the ranks meet: `HOST`, `HOST:PORT` or `[HOST]:PORT`; port 0 is a free one.
+/// Where the ranks meet: `HOST`, `HOST:PORT` or `[HOST]:PORT`, and an IPv6 address alone as it is; port 0 is a free
+/// one.
 inline void take_endpoint(ch::RankGroup& group, const std::string& text, int default_port) {
   const auto colon = text.rfind(':');
-  const bool has_port = colon != std::string::npos && text.find(']', colon) == std::string::npos;
+  const bool bare = !text.starts_with('[') && text.find(':') != colon;
+  const bool has_port = !bare && colon != std::string::npos && text.find(']', colon) == std::string::npos;
   std::string host = text.substr(0, has_port ? colon : text.size());
   if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
   const int port = has_port ? number(std::string_view(text).substr(colon + 1), 0, 65535) : default_port;

@@ -70,6 +70,37 @@ def killed_launchers():
     say("killed launchers: ok")
 
 
+def signals_while_ranks_stop():
+    """Who sends a signal wants an end, be it while ranks are stopped for a restart; the second one is for the impatient."""
+    for patience in (None, 0.2):
+        job = subprocess.Popen([RUN, "--nproc-per-node", "2", "--max-restarts", "5", "--grace", "4", "sh", "-c",
+                                "[ $RANK = 1 ] && { sleep 0.3; exit 7; }; trap 'sleep 1; exit 0' TERM; echo ready; while :; do sleep 0.05; done"],
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=CLEAN)
+        expect(job.stdout.readline() == "ready\n", "no rank")
+        line = job.stderr.readline()
+        expect("rank 1" in line and "stopping the other rank" in line, line)
+        begin = time.monotonic()
+        job.terminate()
+        if patience:
+            time.sleep(patience)
+            job.terminate()
+        job.wait(timeout=10)
+        took = time.monotonic() - begin
+        err = job.communicate()[1]  # once a shell's own child has ended, too
+        expect(job.returncode == 7 and "restart" not in err, job.returncode, err)
+        expect(took < 0.7 if patience else took > 0.7, patience, took)
+    say("signals while ranks stop: ok")
+
+
+def a_port_that_is_held():
+    """What rank 0 leaves behind holds the socket at which ranks meet, and a restart needs the port."""
+    port = free_port()
+    status, out, err = run("--nproc-per-node", 2, "--master-port", port, "--max-restarts", 2, "sh", "-c",
+                           '[ $RANK = 0 ] && sleep 3 & [ $TORCHELASTIC_RESTART_COUNT = 2 ] || exit 7; exec "$0" --do reduce', PROBE)
+    expect((status, out) == (0, b"sum 3\nsum 3\n") and err.count("failed, exit status 7") == 2, status, out, err)
+    say("a port that is held: ok")
+
+
 def stopped_and_continued():
     # In a group of its own, as a shell starts it: one that no shell looks after can't be stopped.
     job = subprocess.Popen([RUN, "--nproc-per-node", "2", "sh", "-c", "sleep 0.5; exit 3"], stderr=subprocess.PIPE,
@@ -167,6 +198,8 @@ def launchers_that_disagree():
 
 scripts_between()
 killed_launchers()
+signals_while_ranks_stop()
+a_port_that_is_held()
 stopped_and_continued()
 output()
 what_cannot_start()

@@ -6,6 +6,7 @@ usage: chorus_run_machines_test.py CHORUS_RUN LAUNCH_PROBE"""
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -93,6 +94,11 @@ def restarts_are_the_jobs():
         results = Job(2, "--max-restarts", 1, "sh", "-c", program, FOLDER / "more", machines=2).ends()
         expect(results[machine][0] == 7 and results[1 - machine][0] == 76, results)
         expect(f"rank {machine} has failed, and all restarts are used up" in results[1 - machine][2], results)
+    # Ranks of all machines fail at once, and again: each time is one restart, as no machine waits for another's ranks.
+    file = FOLDER / "at_once"
+    program = f'{SHOW}; [ $TORCHELASTIC_RESTART_COUNT = 2 ] || exit 7'
+    results = Job(3, "--max-restarts", 2, "sh", "-c", program, file, machines=3).ends()
+    expect([result[0] for result in results] == [0, 0, 0] and len(lines(file)) == 9, results, lines(file))
     results = Job(2, "--max-restarts", 3, "sh", "-c", "exit 2", machines=2).ends()
     expect([result[0] for result in results] == [2, 2] or sorted(result[0] for result in results) == [2, 76], results)
     say("restarts: ok")
@@ -189,6 +195,21 @@ def machines_that_come_later():
     results = job.ends()
     expect([result[0] for result in results] == [7, 76, 1] and "rank 0 has failed, and all restarts are used up" in results[2][2], results)
 
+    # One that joins and cannot run its ranks has no part; nor has one that is sent a signal. Nobody waits for them.
+    file = FOLDER / "unable"
+    job = Job("1:3", "sh", "-c", f"{SHOW}; exec sleep 60", file, machines=2, conf="join_timeout=10,last_call_timeout=1")
+    until(lambda: len(lines(file)) == 2, "it did not form")
+    job.options[-1] = "join_timeout=10,last_call_timeout=30"
+    for more, part in ((["--log-dir", "/proc/none"], "log folder /proc/none/attempt_1"), (["--grace", "1", "no such program"], "no such program: No such file")):
+        before = len(lines(file))
+        _, err = job.add(*more).communicate(timeout=10)
+        expect(job.launchers.pop().returncode == 1 and part in err, err)
+        until(lambda: len(lines(file)) >= before + 2 and starts_of(file, 2) == started(2), "two did not go on", lines(file))
+    job.launchers[1].terminate()
+    until(lambda: starts_of(file, 1) == started(1), "one did not go on", lines(file))
+    job.launchers[0].terminate()
+    expect([result[0] for result in job.ends()] == [128 + signal.SIGTERM] * 2, job)
+
     # Ranks that end well, while others are stopped for a machine that joins, start anew all the same.
     file = FOLDER / "crossing"
     job = Job("2:3", "sh", "-c", f"{SHOW}; [ $GROUP_WORLD_SIZE = 3 ] || exec sleep $((60 - 59 * RANK))", file, machines=2, conf="join_timeout=10,last_call_timeout=5")
@@ -245,6 +266,11 @@ def what_goes_wrong():
                         (["--nnodes=2", "--rdzv-backend=c10d", "--monitor-interval=nan"], "expected seconds")):
         done = subprocess.run([RUN, *words, "true"], capture_output=True, text=True, timeout=20, env=CLEAN)
         expect(done.returncode == 2 and part in done.stderr, words, done)
+    own = socket.gethostname()
+    if socket.gethostbyname(own).startswith("127."):
+        for words in (["--rdzv-backend=c10d", f"--rdzv-endpoint={own}"], [f"--master-addr={own}", "--node-rank=0"]):
+            done = subprocess.run([RUN, "--nnodes=2", *words, "true"], capture_output=True, text=True, timeout=20, env=CLEAN)
+            expect(done.returncode == 2 and f"'{own}' is 127.0." in done.stderr and "no other machine can reach" in done.stderr, done)
     expect(time.monotonic() - begin < 20, "it took", time.monotonic() - begin)
     say("what goes wrong: ok")
 

@@ -54,6 +54,13 @@ def torchrun_command_lines():
     expect((status, out) == (0, "2 localhost 29400 default\n"), status, out, err)
     status, out, err = run("--nnodes=2", "--node-rank=1", "--rdzv_endpoint=[::1]:5000", *show)
     expect((status, out) == (0, "2 ::1 5000 default\n"), status, out, err)
+    status, out, err = run("--nnodes=2", "--node-rank=1", "--rdzv-endpoint=::1", *show)
+    expect((status, out) == (0, "2 ::1 29500 default\n"), status, out, err)
+    for visible, ranks in (("0,3", "2"), ("0,-1,1", "1")):
+        status, out, err = run("--nproc-per-node=gpu", *show, environment={"CUDA_VISIBLE_DEVICES": visible})
+        expect(status == 0 and out.startswith(f"{ranks} "), visible, status, out, err)
+    status, out, err = run("--nproc-per-node=gpu", *show, environment={"CUDA_VISIBLE_DEVICES": "-1"})
+    expect(status == 2 and "this machine has no GPU" in err, status, out, err)
     cores = len(os.sched_getaffinity(0))
     for word in ("cpu", "auto"):
         status, out, err = run("--nproc_per_node", word, "--standalone", *show)

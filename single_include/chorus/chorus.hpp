@@ -24762,6 +24762,7 @@ inline Found ask_system(const std::string& name, int flags) {
 
 namespace chorus::inline CHORUS_ABI::comm {
 
+/// For poll; at most 1000 s.
 inline int milliseconds_until(Deadline deadline) {
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
   return static_cast<int>(std::clamp<decltype(left)>(left, 0, 1'000'000));
@@ -24816,6 +24817,10 @@ struct Address {
     address.storage = found->storage;
     address.length = found->length;
     return address.with_port(port);
+  }
+  /// Whether other machines find something else under this name: Debian's /etc/hosts has 127.0.1.1 for a machine's own.
+  bool misleads(std::string_view name) const {
+    return loopback() && name != host() && name.find("localhost") == std::string_view::npos;
   }
 };
 
@@ -24943,7 +24948,9 @@ class Socket {
   /// False at the deadline.
   bool wait(short event, Deadline deadline) const {
     pollfd entry{fd_, event, 0};
-    return Clock::now() < deadline && poll(&entry, 1, milliseconds_until(deadline)) != 0;
+    while (Clock::now() < deadline)
+      if (poll(&entry, 1, milliseconds_until(deadline)) != 0) return true;
+    return false;
   }
   /// Whether the other end has closed, and all that it sent has been read.
   bool ended() const {
@@ -26000,6 +26007,7 @@ class Host {
                               ? Socket::adopt(world_.listen_fd)
                               : Socket::listen(Address::resolve(world_.master_addr, world_.master_port, deadline));
     where_ = cat("rank 0: rendezvous at ", listener.local());
+    misled_ = listener.local().misleads(world_.master_addr);
     check_token(world_.token, listener.local());
     std::optional<Guests> guests(std::in_place, listener, sizeof(Hello), magic);
     while (!complete()) {
@@ -26078,8 +26086,10 @@ class Host {
     int count = 0;
     for (int rank = 1; rank < world_.size; ++rank)
       if (!at(rank).socket) ranks += cat(count++ == 0 ? "" : ", ", rank);
-    return cat(where_, count == 1 ? ": rank " : ": ranks ", ranks, " of ", world_.size, " did not arrive within ",
-               world_.timeout.count(), " ms", refused_.empty() ? "" : "; refused: ", refused_);
+    auto why = cat(where_, count == 1 ? ": rank " : ": ranks ", ranks, " of ", world_.size, " did not arrive within ",
+                   world_.timeout.count(), " ms");
+    if (misled_) why += cat("; no other machine can reach '", world_.master_addr, "' under this address");
+    return refused_.empty() ? why : cat(why, "; refused: ", refused_);
   }
 
   [[gnu::cold]] Meeting agree(const Socket& listener, Deadline deadline) {
@@ -26154,6 +26164,7 @@ class Host {
   const Backend kind_;
   std::array<Rank, max_ranks> ranks_;
   std::string where_, refused_;
+  bool misled_ = false;  ///< the ranks of other machines, by the address's name
 };
 
 /// The other ranks' side.
@@ -26429,23 +26440,26 @@ inline void ring_barrier(const Ring& ring) {
   }
 }
 
-/// All report to rank 0, which answers when all have; at the deadline it knows who has not.
+/// All report to rank 0, which answers each at once, and again when all have; at the deadline it knows who has not. The
+/// others wait for its second answer as long anew: it may have come late itself.
 inline void monitored_barrier(const Ring& ring) {
   if (ring.link.rank != 0) {
     detail::relay(ring, {.to = 0}, 0);
-    detail::relay(ring, {.from = 0}, 0);
+    for (int answer = 0; answer < 2; ++answer) detail::relay(ring, {.from = 0}, 0);
     return;
   }
   const auto deadline = Clock::now() + ring.link.timeout * 9 / 10;  // before the others' own
   std::vector<int> missing(static_cast<std::size_t>(ring.size() - 1));
   for (std::size_t i = 0; i < missing.size(); ++i) missing[i] = static_cast<int>(i) + 1;
   while (!missing.empty() && Clock::now() < deadline) {
-    ring.link.check();
+    ring.link.check_peers();
     const auto before = missing.size();
     std::erase_if(missing, [&](int peer) {
       const bool came = ring.link.has_piece(peer);
-      if (came) detail::relay(ring, {.from = peer}, 0);
-      return came;
+      if (!came) return false;
+      detail::relay(ring, {.from = peer}, 0);
+      detail::relay(ring, {.to = peer}, 0);
+      return true;
     });
     if (missing.size() == before) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
@@ -31346,6 +31360,7 @@ inline Found ask_system(const std::string& name, int flags) {
 
 namespace chorus::inline CHORUS_ABI::comm {
 
+/// For poll; at most 1000 s.
 inline int milliseconds_until(Deadline deadline) {
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
   return static_cast<int>(std::clamp<decltype(left)>(left, 0, 1'000'000));
@@ -31400,6 +31415,10 @@ struct Address {
     address.storage = found->storage;
     address.length = found->length;
     return address.with_port(port);
+  }
+  /// Whether other machines find something else under this name: Debian's /etc/hosts has 127.0.1.1 for a machine's own.
+  bool misleads(std::string_view name) const {
+    return loopback() && name != host() && name.find("localhost") == std::string_view::npos;
   }
 };
 
@@ -31527,7 +31546,9 @@ class Socket {
   /// False at the deadline.
   bool wait(short event, Deadline deadline) const {
     pollfd entry{fd_, event, 0};
-    return Clock::now() < deadline && poll(&entry, 1, milliseconds_until(deadline)) != 0;
+    while (Clock::now() < deadline)
+      if (poll(&entry, 1, milliseconds_until(deadline)) != 0) return true;
+    return false;
   }
   /// Whether the other end has closed, and all that it sent has been read.
   bool ended() const {
@@ -32584,6 +32605,7 @@ class Host {
                               ? Socket::adopt(world_.listen_fd)
                               : Socket::listen(Address::resolve(world_.master_addr, world_.master_port, deadline));
     where_ = cat("rank 0: rendezvous at ", listener.local());
+    misled_ = listener.local().misleads(world_.master_addr);
     check_token(world_.token, listener.local());
     std::optional<Guests> guests(std::in_place, listener, sizeof(Hello), magic);
     while (!complete()) {
@@ -32662,8 +32684,10 @@ class Host {
     int count = 0;
     for (int rank = 1; rank < world_.size; ++rank)
       if (!at(rank).socket) ranks += cat(count++ == 0 ? "" : ", ", rank);
-    return cat(where_, count == 1 ? ": rank " : ": ranks ", ranks, " of ", world_.size, " did not arrive within ",
-               world_.timeout.count(), " ms", refused_.empty() ? "" : "; refused: ", refused_);
+    auto why = cat(where_, count == 1 ? ": rank " : ": ranks ", ranks, " of ", world_.size, " did not arrive within ",
+                   world_.timeout.count(), " ms");
+    if (misled_) why += cat("; no other machine can reach '", world_.master_addr, "' under this address");
+    return refused_.empty() ? why : cat(why, "; refused: ", refused_);
   }
 
   [[gnu::cold]] Meeting agree(const Socket& listener, Deadline deadline) {
@@ -32738,6 +32762,7 @@ class Host {
   const Backend kind_;
   std::array<Rank, max_ranks> ranks_;
   std::string where_, refused_;
+  bool misled_ = false;  ///< the ranks of other machines, by the address's name
 };
 
 /// The other ranks' side.
@@ -33013,23 +33038,26 @@ inline void ring_barrier(const Ring& ring) {
   }
 }
 
-/// All report to rank 0, which answers when all have; at the deadline it knows who has not.
+/// All report to rank 0, which answers each at once, and again when all have; at the deadline it knows who has not. The
+/// others wait for its second answer as long anew: it may have come late itself.
 inline void monitored_barrier(const Ring& ring) {
   if (ring.link.rank != 0) {
     detail::relay(ring, {.to = 0}, 0);
-    detail::relay(ring, {.from = 0}, 0);
+    for (int answer = 0; answer < 2; ++answer) detail::relay(ring, {.from = 0}, 0);
     return;
   }
   const auto deadline = Clock::now() + ring.link.timeout * 9 / 10;  // before the others' own
   std::vector<int> missing(static_cast<std::size_t>(ring.size() - 1));
   for (std::size_t i = 0; i < missing.size(); ++i) missing[i] = static_cast<int>(i) + 1;
   while (!missing.empty() && Clock::now() < deadline) {
-    ring.link.check();
+    ring.link.check_peers();
     const auto before = missing.size();
     std::erase_if(missing, [&](int peer) {
       const bool came = ring.link.has_piece(peer);
-      if (came) detail::relay(ring, {.from = peer}, 0);
-      return came;
+      if (!came) return false;
+      detail::relay(ring, {.from = peer}, 0);
+      detail::relay(ring, {.to = peer}, 0);
+      return true;
     });
     if (missing.size() == before) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
@@ -35465,6 +35493,9 @@ class SignalPipe {
   ~SignalPipe() {
     for (std::size_t i = 0; i < watched_.size(); ++i) sigaction(watched_[i], &before_[i], nullptr);
     pthread_sigmask(SIG_SETMASK, &mask_before_, nullptr);
+    while (const int signal = wait(std::chrono::steady_clock::now())) {  // it came after the last look
+      if (signal != SIGCHLD && signal != woken) raise(signal);
+    }
   }
   SignalPipe(const SignalPipe&) = delete;
   SignalPipe& operator=(const SignalPipe&) = delete;
@@ -35482,7 +35513,7 @@ class SignalPipe {
       if (deadline) {
         const auto left = std::chrono::ceil<std::chrono::milliseconds>(*deadline - std::chrono::steady_clock::now());
         if (left.count() <= 0) return 0;
-        milliseconds = static_cast<int>(left.count());
+        milliseconds = static_cast<int>(std::min<std::chrono::milliseconds::rep>(left.count(), 1'000'000));
       }
       pollfd entry{pipe_.read_end.get(), POLLIN, 0};
       poll(&entry, 1, milliseconds);
@@ -35856,6 +35887,12 @@ struct GroupOutcome {
 
 namespace detail {
 
+/// Throws UsageError where ranks of other machines would look for `name` elsewhere.
+inline void check_for_others(const std::string& name, const comm::Address& address) {
+  check<UsageError>(!address.misleads(name), "launch: '", name, "' is ", address.host(), " on this machine, which no ",
+                    "other machine can reach (/etc/hosts says so?): give this machine's address in its place");
+}
+
 /// Starts the ranks and waits until all have ended. When one fails, it is named on stderr, the others get SIGTERM and
 /// after `grace` SIGKILL; the group's signals, where they are sent to this process, are passed on in the same way.
 /// What there is to show goes to `console`, and nothing here waits for its reader. Run it in a thread that lives as
@@ -35900,6 +35937,9 @@ class Supervisor {
         break;
       }
     }
+    while (const int signal = signals_.wait(Clock::now())) {
+      if (signal != SIGCHLD && signal != SignalPipe::woken) note(signal);
+    }
     return outcome_;
   }
 
@@ -35937,24 +35977,28 @@ class Supervisor {
   /// On machine 0 the socket at which the ranks meet is opened before there are ranks, and handed to rank 0 open, so
   /// that nobody can take the port in between.
   void start_all() {
-    Fd listener;
     int port = group_.master_port;
     if (group_.node_rank == 0) {
       comm::Socket socket;
-      if (group_.listen_fd < 0) socket = comm::Socket::listen(comm::Address::resolve(group_.master_addr, port));
+      if (group_.listen_fd < 0) {
+        const auto address = comm::Address::resolve(group_.master_addr, port);
+        if (group_.nodes > 1) check_for_others(group_.master_addr, address);
+        socket = comm::Socket::listen(address);
+      }
       if (group_.listen_fd < 0) port = socket.local().port();
-      listener = Fd(dup(group_.listen_fd < 0 ? socket.fd() : group_.listen_fd), "rendezvous");
+      listener_ = Fd(dup(group_.listen_fd < 0 ? socket.fd() : group_.listen_fd), "rendezvous");
     }
     if (group_.nodes == 1 && env("CHORUS_TOKEN") == nullptr) token_ = random_token();
     const Fd nothing(open("/dev/null", O_RDONLY | O_CLOEXEC), "/dev/null");
-    for (int rank = 0; rank < group_.ranks; ++rank) start(rank, listener.get(), port, nothing.get());
+    for (int rank = 0; rank < group_.ranks; ++rank) start(rank, port, nothing.get());
     output_.start();
   }
 
-  void start(int local_rank, int listener, int port, int nothing) {
+  void start(int local_rank, int port, int nothing) {
     Pipe reports;
     const auto streams = output_.add(local_rank);
-    const RankDescriptors given{reports.write_end.get(), listener, nothing, streams.out.get(), streams.err.get()};
+    const RankDescriptors given{reports.write_end.get(), listener_.get(), nothing, streams.out.get(),
+                                streams.err.get()};
     const auto variables = rank_environment(group_, local_rank, port, token_, given);
     const pid_t pid = start_rank(group_, local_rank, variables, given);
     ranks_[static_cast<std::size_t>(local_rank)] = {pid, true, 0, std::move(reports.read_end)};
@@ -35966,9 +36010,16 @@ class Supervisor {
       if (!rank.running || waitpid(rank.pid, &rank.wait_status, WNOHANG) != rank.pid) continue;
       rank.running = false;
       --running_;
+      if (&rank == ranks_.get()) close_listener();
       if (stage_ == Stage::watching && rank.wait_status != 0) suspect(rank);
     }
     if (stage_ == Stage::watching && suspect_ && (running_ == 0 || Clock::now() >= *deadline_)) judge();
+  }
+
+  /// When rank 0 has ended: what it started may live on and hold the socket, and a restart needs the port.
+  void close_listener() {
+    if (listener_.get() >= 0) shutdown(listener_.get(), SHUT_RDWR);
+    listener_.reset();
   }
 
   /// How long to wait for a better explanation. A rank that lost another one may end before that other one does; and
@@ -36024,11 +36075,18 @@ class Supervisor {
   }
 
   void pass_on(int signal) {
-    if (stage_ != Stage::watching) return kill_all();  // asked twice
-    outcome_.signal = signal;
+    const bool again = outcome_.signal != 0;
+    note(signal);
+    if (again || stage_ == Stage::killing) return kill_all();
+    if (stage_ == Stage::stopping) return;  // for another reason
     outcome_.status = 128 + signal;
     console_.say(format("%s: stopping %d %s", signal_name(signal).c_str(), running_, running_ == 1 ? "rank" : "ranks"));
     stop(signal);
+  }
+  /// No restart follows.
+  void note(int signal) {
+    outcome_.signal = signal;
+    if (outcome_.status == lost_peer_status) outcome_.status = 128 + signal;
   }
 
   /// All machines come together again.
@@ -36061,6 +36119,7 @@ class Supervisor {
   SignalPipe signals_;
   RankOutput output_;
   std::unique_ptr<Rank[]> ranks_;
+  Fd listener_;  ///< machine 0's
   int running_ = 0;
   Stage stage_ = Stage::watching;
   const Rank* suspect_ = nullptr;  ///< the best explanation so far

@@ -45,6 +45,7 @@ class Host {
                               ? Socket::adopt(world_.listen_fd)
                               : Socket::listen(Address::resolve(world_.master_addr, world_.master_port, deadline));
     where_ = cat("rank 0: rendezvous at ", listener.local());
+    misled_ = listener.local().misleads(world_.master_addr);
     check_token(world_.token, listener.local());
     std::optional<Guests> guests(std::in_place, listener, sizeof(Hello), magic);
     while (!complete()) {
@@ -123,8 +124,10 @@ class Host {
     int count = 0;
     for (int rank = 1; rank < world_.size; ++rank)
       if (!at(rank).socket) ranks += cat(count++ == 0 ? "" : ", ", rank);
-    return cat(where_, count == 1 ? ": rank " : ": ranks ", ranks, " of ", world_.size, " did not arrive within ",
-               world_.timeout.count(), " ms", refused_.empty() ? "" : "; refused: ", refused_);
+    auto why = cat(where_, count == 1 ? ": rank " : ": ranks ", ranks, " of ", world_.size, " did not arrive within ",
+                   world_.timeout.count(), " ms");
+    if (misled_) why += cat("; no other machine can reach '", world_.master_addr, "' under this address");
+    return refused_.empty() ? why : cat(why, "; refused: ", refused_);
   }
 
   [[gnu::cold]] Meeting agree(const Socket& listener, Deadline deadline) {
@@ -199,6 +202,7 @@ class Host {
   const Backend kind_;
   std::array<Rank, max_ranks> ranks_;
   std::string where_, refused_;
+  bool misled_ = false;  ///< the ranks of other machines, by the address's name
 };
 
 /// The other ranks' side.

@@ -204,23 +204,26 @@ inline void ring_barrier(const Ring& ring) {
   }
 }
 
-/// All report to rank 0, which answers when all have; at the deadline it knows who has not.
+/// All report to rank 0, which answers each at once, and again when all have; at the deadline it knows who has not. The
+/// others wait for its second answer as long anew: it may have come late itself.
 inline void monitored_barrier(const Ring& ring) {
   if (ring.link.rank != 0) {
     detail::relay(ring, {.to = 0}, 0);
-    detail::relay(ring, {.from = 0}, 0);
+    for (int answer = 0; answer < 2; ++answer) detail::relay(ring, {.from = 0}, 0);
     return;
   }
   const auto deadline = Clock::now() + ring.link.timeout * 9 / 10;  // before the others' own
   std::vector<int> missing(static_cast<std::size_t>(ring.size() - 1));
   for (std::size_t i = 0; i < missing.size(); ++i) missing[i] = static_cast<int>(i) + 1;
   while (!missing.empty() && Clock::now() < deadline) {
-    ring.link.check();
+    ring.link.check_peers();
     const auto before = missing.size();
     std::erase_if(missing, [&](int peer) {
       const bool came = ring.link.has_piece(peer);
-      if (came) detail::relay(ring, {.from = peer}, 0);
-      return came;
+      if (!came) return false;
+      detail::relay(ring, {.from = peer}, 0);
+      detail::relay(ring, {.to = peer}, 0);
+      return true;
     });
     if (missing.size() == before) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }

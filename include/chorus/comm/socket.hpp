@@ -24,6 +24,7 @@
 
 namespace chorus::inline CHORUS_ABI::comm {
 
+/// For poll; at most 1000 s.
 inline int milliseconds_until(Deadline deadline) {
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
   return static_cast<int>(std::clamp<decltype(left)>(left, 0, 1'000'000));
@@ -78,6 +79,10 @@ struct Address {
     address.storage = found->storage;
     address.length = found->length;
     return address.with_port(port);
+  }
+  /// Whether other machines find something else under this name: Debian's /etc/hosts has 127.0.1.1 for a machine's own.
+  bool misleads(std::string_view name) const {
+    return loopback() && name != host() && name.find("localhost") == std::string_view::npos;
   }
 };
 
@@ -205,7 +210,9 @@ class Socket {
   /// False at the deadline.
   bool wait(short event, Deadline deadline) const {
     pollfd entry{fd_, event, 0};
-    return Clock::now() < deadline && poll(&entry, 1, milliseconds_until(deadline)) != 0;
+    while (Clock::now() < deadline)
+      if (poll(&entry, 1, milliseconds_until(deadline)) != 0) return true;
+    return false;
   }
   /// Whether the other end has closed, and all that it sent has been read.
   bool ended() const {

@@ -12,13 +12,12 @@ namespace detail {
 
 /// Runs the ranks of this machine until they end, or until all machines form anew.
 inline GroupOutcome supervise_beside_others(const RankGroup& group, Console& console, Machines& machines) {
-  Supervisor supervisor(group, console);
-  const auto watcher = machines.watch([&](const char* why) { supervisor.interrupt(why); });
   try {
+    Supervisor supervisor(group, console);
+    const auto watcher = machines.watch([&](const char* why) { supervisor.interrupt(why); });
     return supervisor.run();
   } catch (const Error& error) {  // they cannot be started
-    machines.end(error.what());
-    machines.give_up_round();
+    machines.leave(group, error.what());
     throw;
   }
 }
@@ -62,11 +61,14 @@ inline int run_job(RankGroup group, const MachineOptions& options) {
     }
     if (outcome.status == 0 && !machines.end_well()) outcome.status = lost_peer_status;
     status = outcome.status;
-    if (status == 2) machines.end("the ranks of one machine refuse their options");
-    if (status != 0) machines.give_up_round();
-    if (!detail::worth_a_restart(outcome)) return status;
+    if (!detail::worth_a_restart(outcome)) {
+      if (outcome.signal != 0) machines.leave();
+      if (outcome.signal == 0 && status != 0) machines.leave(group, "the ranks of one machine refuse their options");
+      return status;
+    }
+    machines.give_up_round();
     try {
-      if (status != lost_peer_status && machines.count_restart() > group.max_restarts) {
+      if (status != lost_peer_status && machines.count_restart(group.restart) > group.max_restarts) {
         machines.end(detail::format("rank %d has failed, and all restarts are used up", outcome.failed_rank));
         return status;
       }

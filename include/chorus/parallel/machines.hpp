@@ -6,7 +6,7 @@
 #include <chorus/comm/store.hpp>
 #include <chorus/comm/store_server.hpp>
 #include <chorus/parallel/console.hpp>
-#include <chorus/parallel/rank_process.hpp>
+#include <chorus/parallel/supervisor.hpp>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -40,6 +40,7 @@ namespace detail {
 /// - R/joined: how many have joined
 /// - R/nodes, R/most, R/restarts, R/address, R/port: machine 0 has decided who takes part, and where ranks meet
 /// - R/late: how many joined after that
+/// - R/left: how many of those who take part won't come again
 /// - R/over: what came first: somebody's ranks have `ended` well or `failed`, or a late machine `joins`; for the latter
 ///   two all form anew
 ///
@@ -51,7 +52,7 @@ class Machines {
   Machines(const MachineOptions& options, const RankGroup& group, Console& console)
       : options_(options), farewell_(group.grace + std::chrono::seconds(1)), console_(console), store_(open()) {
     store_.set_timeout(std::chrono::seconds(60));
-    if (server_) store_.set("id", group.run_id);
+    if (server_) store_.multi_set({"id", "restarts"}, {group.run_id, "0"});
     const auto id = store_.get("id");
     check<UsageError>(id == group.run_id, where(), "the job '", id, "' meets there, this is '", group.run_id, "'");
   }
@@ -127,6 +128,19 @@ class Machines {
 
   /// This machine's ranks have failed: all form anew, where machine 0 is still there.
   void give_up_round() { end_round("failed"); }
+  /// The same where this machine won't come again: nobody waits for it.
+  void leave() {
+    try {
+      store_.add(key("left"), 1);
+    } catch (const CommError&) {  // there is nobody to be told
+    }
+    give_up_round();
+  }
+  /// The same where its ranks can't run at all. The job ends where it can't go on without it.
+  void leave(const RankGroup& group, const std::string& why) {
+    if (server_ || group.nodes - 1 < options_.least) end(why);
+    leave();
+  }
   /// This machine's ranks have ended well. False where all form anew all the same: a machine joins, and ranks of others
   /// may have been stopped for it.
   bool end_well() {
@@ -141,8 +155,8 @@ class Machines {
     } catch (const CommError&) {  // there is nobody to be told
     }
   }
-  /// Counts a failure of this machine's own ranks.
-  int count_restart() { return static_cast<int>(store_.add("restarts", 1)); }
+  /// Counts a failure of ranks; `before` restarts. Where ranks of several machines fail at once, that is one.
+  int count_restart(int before) { return std::stoi(store_.compare_set("restarts", cat(before), cat(before + 1))); }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -165,12 +179,18 @@ class Machines {
     }
   }
 
+  comm::Address place_to_listen(const std::string& name, int port) const {
+    const auto address = comm::Address::resolve(name, port);
+    if (options_.most > 1) check_for_others(name, address);
+    return address;
+  }
+
   comm::Store open() {
     const char* secret = env("CHORUS_TOKEN");
     const std::string token = secret ? secret : "";
     std::string why;
     try {
-      auto socket = comm::Socket::listen(comm::Address::resolve(options_.host, options_.port));
+      auto socket = comm::Socket::listen(place_to_listen(options_.host, options_.port));
       server_ = std::make_shared<comm::StoreServer>(std::move(socket), token, 0);
       return comm::Store(server_);
     } catch (const CommError& error) {  // another machine's address, or another launcher of this one
@@ -229,15 +249,16 @@ class Machines {
   void publish(const RankGroup& group) {
     const auto begin = Clock::now();
     const int before = round_ == 0 ? 0 : group.nodes;
-    const auto last_late = cat(round_ - 1, "/late");
+    const auto last_late = cat(round_ - 1, "/late"), last_left = cat(round_ - 1, "/left");
     refuse_if_ended();
     store_.add(key("joined"), 1);
     store_.multi_set({key("open"), "round"}, {cat(group.ranks), cat(round_)});
     std::optional<Clock::time_point> enough;
-    int joined = 0, expected = 0, late = 0;
+    int joined = 0, expected = 0, late = 0, left = 0;
     while (true) {
       late = static_cast<int>(store_.add(last_late, 0));
-      expected = before == 0 ? options_.most : before + late;
+      left = static_cast<int>(store_.add(last_left, 0));
+      expected = before == 0 ? options_.most : before + late - left;
       joined = static_cast<int>(store_.add(key("joined"), 0));
       if (joined >= std::max(options_.least, expected)) break;
       if (joined >= options_.least && !enough) enough = Clock::now();
@@ -247,13 +268,13 @@ class Machines {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
       refuse_if_ended();
     }
-    auto restarts = static_cast<int>(store_.add("restarts", 0));
+    int restarts = std::stoi(store_.get("restarts"));
     // Each new round has a reason that can't come back for ever: a machine is lost or joins, or it is one restart more.
-    const bool joins = late > 0 && before < options_.most, lost = joined < expected;
-    if (before > 0 && !joins && !lost && restarts == group.restart) restarts = count_restart();
+    const bool joins = late > 0 && before < options_.most, lost = joined < expected + left;
+    if (before > 0 && !joins && !lost && restarts == group.restart) restarts = count_restart(restarts);
     check<Error>(restarts <= group.max_restarts, where(), "ranks have lost each other, and all restarts are used up");
     const auto& address = options_.local_addr.empty() ? options_.host : options_.local_addr;
-    listener_ = comm::Socket::listen(comm::Address::resolve(address, 0));  // a new port: no rank of an earlier round
+    listener_ = comm::Socket::listen(place_to_listen(address, 0));  // a new port: no rank of an earlier round
     store_.multi_set({key("most"), key("nodes"), key("restarts"), key("address"), key("port")},
                      {cat(options_.most), cat(std::min(joined, options_.most)), cat(restarts), address,
                       cat(listener_.local().port())});

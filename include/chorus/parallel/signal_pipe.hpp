@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chorus/core/error.hpp>
 #include <chorus/parallel/message.hpp>
@@ -95,6 +96,9 @@ class SignalPipe {
   ~SignalPipe() {
     for (std::size_t i = 0; i < watched_.size(); ++i) sigaction(watched_[i], &before_[i], nullptr);
     pthread_sigmask(SIG_SETMASK, &mask_before_, nullptr);
+    while (const int signal = wait(std::chrono::steady_clock::now())) {  // it came after the last look
+      if (signal != SIGCHLD && signal != woken) raise(signal);
+    }
   }
   SignalPipe(const SignalPipe&) = delete;
   SignalPipe& operator=(const SignalPipe&) = delete;
@@ -112,7 +116,7 @@ class SignalPipe {
       if (deadline) {
         const auto left = std::chrono::ceil<std::chrono::milliseconds>(*deadline - std::chrono::steady_clock::now());
         if (left.count() <= 0) return 0;
-        milliseconds = static_cast<int>(left.count());
+        milliseconds = static_cast<int>(std::min<std::chrono::milliseconds::rep>(left.count(), 1'000'000));
       }
       pollfd entry{pipe_.read_end.get(), POLLIN, 0};
       poll(&entry, 1, milliseconds);

@@ -40,6 +40,12 @@ struct GroupOutcome {
 
 namespace detail {
 
+/// Throws UsageError where ranks of other machines would look for `name` elsewhere.
+inline void check_for_others(const std::string& name, const comm::Address& address) {
+  check<UsageError>(!address.misleads(name), "launch: '", name, "' is ", address.host(), " on this machine, which no ",
+                    "other machine can reach (/etc/hosts says so?): give this machine's address in its place");
+}
+
 /// Starts the ranks and waits until all have ended. When one fails, it is named on stderr, the others get SIGTERM and
 /// after `grace` SIGKILL; the group's signals, where they are sent to this process, are passed on in the same way.
 /// What there is to show goes to `console`, and nothing here waits for its reader. Run it in a thread that lives as
@@ -84,6 +90,9 @@ class Supervisor {
         break;
       }
     }
+    while (const int signal = signals_.wait(Clock::now())) {
+      if (signal != SIGCHLD && signal != SignalPipe::woken) note(signal);
+    }
     return outcome_;
   }
 
@@ -121,24 +130,28 @@ class Supervisor {
   /// On machine 0 the socket at which the ranks meet is opened before there are ranks, and handed to rank 0 open, so
   /// that nobody can take the port in between.
   void start_all() {
-    Fd listener;
     int port = group_.master_port;
     if (group_.node_rank == 0) {
       comm::Socket socket;
-      if (group_.listen_fd < 0) socket = comm::Socket::listen(comm::Address::resolve(group_.master_addr, port));
+      if (group_.listen_fd < 0) {
+        const auto address = comm::Address::resolve(group_.master_addr, port);
+        if (group_.nodes > 1) check_for_others(group_.master_addr, address);
+        socket = comm::Socket::listen(address);
+      }
       if (group_.listen_fd < 0) port = socket.local().port();
-      listener = Fd(dup(group_.listen_fd < 0 ? socket.fd() : group_.listen_fd), "rendezvous");
+      listener_ = Fd(dup(group_.listen_fd < 0 ? socket.fd() : group_.listen_fd), "rendezvous");
     }
     if (group_.nodes == 1 && env("CHORUS_TOKEN") == nullptr) token_ = random_token();
     const Fd nothing(open("/dev/null", O_RDONLY | O_CLOEXEC), "/dev/null");
-    for (int rank = 0; rank < group_.ranks; ++rank) start(rank, listener.get(), port, nothing.get());
+    for (int rank = 0; rank < group_.ranks; ++rank) start(rank, port, nothing.get());
     output_.start();
   }
 
-  void start(int local_rank, int listener, int port, int nothing) {
+  void start(int local_rank, int port, int nothing) {
     Pipe reports;
     const auto streams = output_.add(local_rank);
-    const RankDescriptors given{reports.write_end.get(), listener, nothing, streams.out.get(), streams.err.get()};
+    const RankDescriptors given{reports.write_end.get(), listener_.get(), nothing, streams.out.get(),
+                                streams.err.get()};
     const auto variables = rank_environment(group_, local_rank, port, token_, given);
     const pid_t pid = start_rank(group_, local_rank, variables, given);
     ranks_[static_cast<std::size_t>(local_rank)] = {pid, true, 0, std::move(reports.read_end)};
@@ -150,9 +163,16 @@ class Supervisor {
       if (!rank.running || waitpid(rank.pid, &rank.wait_status, WNOHANG) != rank.pid) continue;
       rank.running = false;
       --running_;
+      if (&rank == ranks_.get()) close_listener();
       if (stage_ == Stage::watching && rank.wait_status != 0) suspect(rank);
     }
     if (stage_ == Stage::watching && suspect_ && (running_ == 0 || Clock::now() >= *deadline_)) judge();
+  }
+
+  /// When rank 0 has ended: what it started may live on and hold the socket, and a restart needs the port.
+  void close_listener() {
+    if (listener_.get() >= 0) shutdown(listener_.get(), SHUT_RDWR);
+    listener_.reset();
   }
 
   /// How long to wait for a better explanation. A rank that lost another one may end before that other one does; and
@@ -208,11 +228,18 @@ class Supervisor {
   }
 
   void pass_on(int signal) {
-    if (stage_ != Stage::watching) return kill_all();  // asked twice
-    outcome_.signal = signal;
+    const bool again = outcome_.signal != 0;
+    note(signal);
+    if (again || stage_ == Stage::killing) return kill_all();
+    if (stage_ == Stage::stopping) return;  // for another reason
     outcome_.status = 128 + signal;
     console_.say(format("%s: stopping %d %s", signal_name(signal).c_str(), running_, running_ == 1 ? "rank" : "ranks"));
     stop(signal);
+  }
+  /// No restart follows.
+  void note(int signal) {
+    outcome_.signal = signal;
+    if (outcome_.status == lost_peer_status) outcome_.status = 128 + signal;
   }
 
   /// All machines come together again.
@@ -245,6 +272,7 @@ class Supervisor {
   SignalPipe signals_;
   RankOutput output_;
   std::unique_ptr<Rank[]> ranks_;
+  Fd listener_;  ///< machine 0's
   int running_ = 0;
   Stage stage_ = Stage::watching;
   const Rank* suspect_ = nullptr;  ///< the best explanation so far
