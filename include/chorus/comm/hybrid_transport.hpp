@@ -62,11 +62,13 @@ class HybridTransport final : public Transport {
       std::fill(local_.begin(), local_.end(), -1);
     else
       shm_ = std::make_unique<ShmTransport>(std::make_shared<SharedRegion>(std::move(region)),
-                                            local_[static_cast<std::size_t>(rank)], here, timeout,
-                                            std::move(ranks));
+                                            local_[static_cast<std::size_t>(rank)], here, timeout, std::move(ranks));
   }
 
-  std::byte* acquire(int peer) override { return to(peer).acquire(at(peer)); }
+  std::byte* acquire(int peer) override {
+    if (is_local(peer)) send_until(peer, [&] { return shm_->has_room(at(peer)); });
+    return to(peer).acquire(at(peer));
+  }
   void fill(int peer, std::byte* slot, const std::byte* data, std::size_t bytes) override {
     to(peer).fill(at(peer), slot, data, bytes);
   }
@@ -74,11 +76,16 @@ class HybridTransport final : public Transport {
     to(peer).publish(at(peer), envelope, bytes);
   }
   void send(int peer, const Envelope& envelope, const std::byte* data, std::size_t bytes) override {
+    if (is_local(peer)) send_until(peer, [&] { return shm_->has_room(at(peer)); });
     to(peer).send(at(peer), envelope, data, bytes);
   }
   bool copies() const override { return false; }
-  Piece receive(int peer) override { return to(peer).receive(at(peer)); }
+  Piece receive(int peer) override {
+    if (is_local(peer)) send_until(peer, [&] { return shm_->has_piece(at(peer)); });
+    return to(peer).receive(at(peer));
+  }
   Piece receive_at(int peer, const Envelope& envelope, std::byte* place, std::size_t bytes) override {
+    if (is_local(peer)) return receive(peer);
     return to(peer).receive_at(at(peer), envelope, place, bytes);
   }
   void release(int peer) override { to(peer).release(at(peer)); }
@@ -104,6 +111,16 @@ class HybridTransport final : public Transport {
     if (!is_local(peer)) return *tcp_;
     shm_->may_spin = may_spin;
     return *shm_;
+  }
+  /// Before this rank waits for one of its machine: one of another machine, for which that one may wait, may wait for
+  /// what the network had no room for.
+  template <class Ready>
+  void send_until(int peer, const Ready& ready) {
+    const auto deadline = Clock::now() + timeout;
+    while (!ready() && tcp_->send_rest(std::chrono::microseconds(50))) {
+      check_peers();
+      if (Clock::now() >= deadline) fail<LinkTimeout>("waited ", timeout.count(), " ms for rank ", peer);
+    }
   }
   int at(int peer) const { return is_local(peer) ? local_[static_cast<std::size_t>(peer)] : peer; }
 

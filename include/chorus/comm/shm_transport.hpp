@@ -103,6 +103,8 @@ class ShmTransport final : public Transport {
     place_.wake(peer, &detail::Seat::wants_room);
   }
 
+  /// Whether `acquire` would return at once.
+  bool has_room(int peer) const { return slot(rank, peer, sent_).full.load(std::memory_order_acquire) == 0; }
   bool has_piece(int peer) override {
     take_room(peer, rank, room_received_, received_, 0);
     return slot(peer, rank, received_).full.load(std::memory_order_acquire) != 0;

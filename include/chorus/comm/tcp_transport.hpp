@@ -36,16 +36,16 @@ class TcpTransport final : public Transport {
   /// The connections to one peer, with what is half sent and half received.
   struct Peer {
     Socket data, news;
-    std::unique_ptr<std::byte[]> out, in;  ///< out: a queue of slots; in: one piece. Allocated at first use
-    std::size_t first = 0, used = 0;       ///< slots that wait to be sent
+    std::unique_ptr<std::byte[]> out, in;        ///< out: a queue of slots; in: one piece. Allocated at first use
+    std::size_t first = 0, used = 0;             ///< slots that wait to be sent
     std::array<const std::byte*, slots> from{};  ///< by slot: the data, where it is not in the slot
-    std::size_t sent = 0;                  ///< bytes of the first of them that have gone
-    detail::PieceHead head;                ///< of the piece that comes in
-    std::size_t received = 0;              ///< bytes of it that have come, with its head
-    std::byte* place = nullptr;            ///< where it is to go, if it is the announced one; else to `in`
+    std::size_t sent = 0;                        ///< bytes of the first of them that have gone
+    detail::PieceHead head;                      ///< of the piece that comes in
+    std::size_t received = 0;                    ///< bytes of it that have come, with its head
+    std::byte* place = nullptr;                  ///< where it is to go, if it is the announced one; else to `in`
     Envelope announced;
     std::size_t announced_bytes = 0;
-    detail::News last;                     ///< the news that come in
+    detail::News last;  ///< the news that come in
     std::size_t news_received = 0;
     bool left = false;
     int waits_for = -1;
@@ -100,6 +100,18 @@ class TcpTransport final : public Transport {
   }
 
   void check() override { read_news(); }
+
+  /// Sends what goes; where some is left, waits for room for it, `most` at most. False where nothing is left.
+  bool send_rest(std::chrono::nanoseconds most) {
+    std::array<pollfd, max_ranks> events;
+    std::size_t n = 0;
+    for (int peer = 0; peer < size; ++peer) {
+      push(peer);
+      if (at(peer).used != 0) events[n++] = {at(peer).data.fd(), POLLOUT, 0};
+    }
+    const timespec time{0, most.count()};
+    return n != 0 && ppoll(events.data(), n, &time, nullptr) >= -1;
+  }
 
   void abort(const std::string& why) noexcept override {
     detail::News news{.kind = detail::News::gives_up};

@@ -156,7 +156,8 @@ void save_checkpoint(Net& net, Optimizer& optimizer, const TrainingPosition& pos
 /// of the file of what was each one's own, so that no error that was to be fed back is lost; of models and optimizers
 /// that differed so does each rank of a policy under which they never do. A communication hook takes what it knows of
 /// another one's memory, and starts anew where the file has none; without a hook it is left out. Throws FileError, and
-/// changes nothing, where the file is damaged, is no checkpoint, or doesn't fit.
+/// changes nothing, where the file is damaged, is no checkpoint, doesn't fit, or isn't the same on all ranks; and
+/// CommError where all ranks should call it and don't.
 template <class Net, class Optimizer, class... More>
 TrainingPosition load_checkpoint(Net& net, Optimizer& optimizer, const std::string& path, More&... more) {
   if constexpr (requires { optimizer.whole(net); }) {
@@ -170,6 +171,7 @@ TrainingPosition load_checkpoint(Net& net, Optimizer& optimizer, const std::stri
     const TrainingPosition position{detail::number_in(file, "training/epoch"),
                                     detail::number_in(file, "training/batch"),
                                     detail::number_in(file, "training/step")};
+    detail::check_same_file(file, net, position.step);
     const auto passes = detail::number_in(file, "training/forward_passes", UINT32_MAX);
     const auto order = detail::parameter_order_in(file);
     std::tuple numbers{detail::numbers_of(optimizer), detail::numbers_of(more)...};

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -66,6 +67,37 @@ template <class Net>
 constexpr bool all_ranks_save = ranks_may_differ<Net> || requires {
   requires Net::hook_remembers;
 };
+
+/// A number that files with different contents hardly share.
+[[gnu::cold]] inline std::size_t fingerprint(const SafetensorsReader& file) {
+  std::size_t all = 0;
+  const auto add = [&](std::string_view text) { all = all * 31 + std::hash<std::string_view>()(text); };
+  for (const auto& [key, value] : file.metadata()) add(key), add(value);
+  std::string bytes;
+  for (const TensorEntry& entry : file.entries()) {
+    bytes.resize(entry.bytes);
+    file.read(entry, std::as_writable_bytes(std::span(bytes)));
+    add(entry.name), add(bytes);
+  }
+  return all;
+}
+
+/// Throws FileError on all ranks where they have opened files with different contents.
+template <class Net>
+[[gnu::cold]] void check_same_file([[maybe_unused]] const SafetensorsReader& file, [[maybe_unused]] Net& net,
+                                   [[maybe_unused]] std::uint64_t step) {
+  if constexpr (requires { net.communicator().rank(); }) {
+    auto& communicator = net.communicator();
+    if (communicator.size() == 1) return;
+    const std::int64_t own[2] = {static_cast<std::int64_t>(step), static_cast<std::int64_t>(fingerprint(file))};
+    std::vector<std::int64_t> all(2 * static_cast<std::size_t>(communicator.size()));
+    communicator.all_gather(std::span<const std::int64_t>(own), std::span<std::int64_t>(all), {});
+    for (std::size_t rank = 1; 2 * rank < all.size(); ++rank)
+      check<FileError>(all[2 * rank] == all[0] && all[2 * rank + 1] == all[1], "loading ", file.path(), ": rank ", rank,
+                       " has another file, of step ", all[2 * rank], ", than rank 0, of step ", all[0],
+                       ": all ranks have to read the same");
+  }
+}
 
 /// What keeps numbers beside the model and the optimizer: a net's hook, or, where it has none, the net.
 template <class Net>

@@ -104,6 +104,25 @@ TEST_CASE("checkpoints: a gradient that rests is sent where a net that goes on m
   CHECK(text == "true");
 }
 
+TEST_CASE("checkpoints: ranks that read different files say so, all of them, and nothing has changed") {
+  const TemporaryFolder folder;
+  train(AllReduce{}, "", 2, folder / "run");
+  train(AllReduce{}, "", 4, folder / "later");
+  train(AllReduce{}, "", 2, folder / "other", {0, 1});
+  for (const std::string wrong : {"later", "other"}) {
+    const auto text = common_text(3, [&](const World& world) {
+      Distributed<Gated> rank(world, skipping);
+      optim::Sgd optimizer{rank.net.parameters(), {.lr = 0.1, .momentum = 0.9}};
+      const auto before = test::values(rank.net.module());
+      const auto path = folder / (world.rank == 1 ? wrong : "run");
+      const auto why = message_of<FileError>([&] { io::load_checkpoint(rank.net, optimizer, path); });
+      return test::values(rank.net.module()) == before ? why.substr(why.find(": ")) : "changed";
+    });
+    CHECK(text == cat(": rank 1 has another file, of step ", wrong == "later" ? 4 : 2,
+                      ", than rank 0, of step 2: all ranks have to read the same"));
+  }
+}
+
 TEST_CASE("hooks: a pass that sends twice, since a gradient rested, is one step of powersgd") {
   for (const auto& text : train(PowerSgd{.start_powersgd_iter = 3}, "", 6, "")) CHECK_THAT(text, Contains("steps: 6"));
 }
