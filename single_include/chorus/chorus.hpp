@@ -25416,12 +25416,18 @@ class FarCopy {
 #define CHORUS_SINGLE_CHORUS_COMM_SHARED_REGION_HPP
 /// `SharedRegion`: memory that several processes map. It has no name, so that nothing stays when they die.
 
+#include <sys/resource.h>
+
 namespace chorus::inline CHORUS_ABI::comm {
 
 class SharedRegion {
  public:
   /// Zeroed memory, which takes room only where it has been written.
   static SharedRegion create(std::size_t bytes) {
+    rlimit most{};  // beyond it the next line but one would end this process
+    const bool limited = getrlimit(RLIMIT_FSIZE, &most) == 0 && most.rlim_cur < bytes;
+    check<CommError>(!limited, "shared memory: ", bytes,
+                     " bytes are more than this process may write (ulimit -f): ", most.rlim_cur);
     const int fd = memfd_create("chorus", MFD_CLOEXEC);
     check<CommError>(fd >= 0, "shared memory: memfd_create: ", std::strerror(errno));
     SharedRegion region;
@@ -25460,9 +25466,13 @@ class SharedRegion {
 
   /// Takes room for a part now: where the machine has none left, writing there later would end this process.
   void reserve(std::size_t begin, std::size_t bytes) const {
-    int error = EINTR;
-    while (error == EINTR) error = posix_fallocate(fd_, static_cast<off_t>(begin), static_cast<off_t>(bytes));
-    check<CommError>(error == 0, "shared memory: no room for ", bytes, " bytes: ", std::strerror(error));
+    constexpr std::size_t step = 1 << 20;  // a signal undoes what one call has done: a timer's would for ever
+    for (std::size_t done = 0; done < bytes; done += step) {
+      const auto size = static_cast<off_t>(std::min(step, bytes - done));
+      int error = EINTR;
+      while (error == EINTR) error = posix_fallocate(fd_, static_cast<off_t>(begin + done), size);
+      check<CommError>(error == 0, "shared memory: no room for ", bytes, " bytes: ", std::strerror(error));
+    }
   }
 
   explicit operator bool() const { return data_ != nullptr; }
@@ -25890,6 +25900,8 @@ class ShmTransport final : public Transport {
     place_.wake(peer, &detail::Seat::wants_room);
   }
 
+  /// Whether `acquire` would return at once.
+  bool has_room(int peer) const { return slot(rank, peer, sent_).full.load(std::memory_order_acquire) == 0; }
   bool has_piece(int peer) override {
     take_room(peer, rank, room_received_, received_, 0);
     return slot(peer, rank, received_).full.load(std::memory_order_acquire) != 0;
@@ -26508,16 +26520,16 @@ class TcpTransport final : public Transport {
   /// The connections to one peer, with what is half sent and half received.
   struct Peer {
     Socket data, news;
-    std::unique_ptr<std::byte[]> out, in;  ///< out: a queue of slots; in: one piece. Allocated at first use
-    std::size_t first = 0, used = 0;       ///< slots that wait to be sent
+    std::unique_ptr<std::byte[]> out, in;        ///< out: a queue of slots; in: one piece. Allocated at first use
+    std::size_t first = 0, used = 0;             ///< slots that wait to be sent
     std::array<const std::byte*, slots> from{};  ///< by slot: the data, where it is not in the slot
-    std::size_t sent = 0;                  ///< bytes of the first of them that have gone
-    detail::PieceHead head;                ///< of the piece that comes in
-    std::size_t received = 0;              ///< bytes of it that have come, with its head
-    std::byte* place = nullptr;            ///< where it is to go, if it is the announced one; else to `in`
+    std::size_t sent = 0;                        ///< bytes of the first of them that have gone
+    detail::PieceHead head;                      ///< of the piece that comes in
+    std::size_t received = 0;                    ///< bytes of it that have come, with its head
+    std::byte* place = nullptr;                  ///< where it is to go, if it is the announced one; else to `in`
     Envelope announced;
     std::size_t announced_bytes = 0;
-    detail::News last;                     ///< the news that come in
+    detail::News last;  ///< the news that come in
     std::size_t news_received = 0;
     bool left = false;
     int waits_for = -1;
@@ -26572,6 +26584,18 @@ class TcpTransport final : public Transport {
   }
 
   void check() override { read_news(); }
+
+  /// Sends what goes; where some is left, waits for room for it, `most` at most. False where nothing is left.
+  bool send_rest(std::chrono::nanoseconds most) {
+    std::array<pollfd, max_ranks> events;
+    std::size_t n = 0;
+    for (int peer = 0; peer < size; ++peer) {
+      push(peer);
+      if (at(peer).used != 0) events[n++] = {at(peer).data.fd(), POLLOUT, 0};
+    }
+    const timespec time{0, most.count()};
+    return n != 0 && ppoll(events.data(), n, &time, nullptr) >= -1;
+  }
 
   void abort(const std::string& why) noexcept override {
     detail::News news{.kind = detail::News::gives_up};
@@ -26822,11 +26846,13 @@ class HybridTransport final : public Transport {
       std::fill(local_.begin(), local_.end(), -1);
     else
       shm_ = std::make_unique<ShmTransport>(std::make_shared<SharedRegion>(std::move(region)),
-                                            local_[static_cast<std::size_t>(rank)], here, timeout,
-                                            std::move(ranks));
+                                            local_[static_cast<std::size_t>(rank)], here, timeout, std::move(ranks));
   }
 
-  std::byte* acquire(int peer) override { return to(peer).acquire(at(peer)); }
+  std::byte* acquire(int peer) override {
+    if (is_local(peer)) send_until(peer, [&] { return shm_->has_room(at(peer)); });
+    return to(peer).acquire(at(peer));
+  }
   void fill(int peer, std::byte* slot, const std::byte* data, std::size_t bytes) override {
     to(peer).fill(at(peer), slot, data, bytes);
   }
@@ -26834,11 +26860,16 @@ class HybridTransport final : public Transport {
     to(peer).publish(at(peer), envelope, bytes);
   }
   void send(int peer, const Envelope& envelope, const std::byte* data, std::size_t bytes) override {
+    if (is_local(peer)) send_until(peer, [&] { return shm_->has_room(at(peer)); });
     to(peer).send(at(peer), envelope, data, bytes);
   }
   bool copies() const override { return false; }
-  Piece receive(int peer) override { return to(peer).receive(at(peer)); }
+  Piece receive(int peer) override {
+    if (is_local(peer)) send_until(peer, [&] { return shm_->has_piece(at(peer)); });
+    return to(peer).receive(at(peer));
+  }
   Piece receive_at(int peer, const Envelope& envelope, std::byte* place, std::size_t bytes) override {
+    if (is_local(peer)) return receive(peer);
     return to(peer).receive_at(at(peer), envelope, place, bytes);
   }
   void release(int peer) override { to(peer).release(at(peer)); }
@@ -26864,6 +26895,16 @@ class HybridTransport final : public Transport {
     if (!is_local(peer)) return *tcp_;
     shm_->may_spin = may_spin;
     return *shm_;
+  }
+  /// Before this rank waits for one of its machine: one of another machine, for which that one may wait, may wait for
+  /// what the network had no room for.
+  template <class Ready>
+  void send_until(int peer, const Ready& ready) {
+    const auto deadline = Clock::now() + timeout;
+    while (!ready() && tcp_->send_rest(std::chrono::microseconds(50))) {
+      check_peers();
+      if (Clock::now() >= deadline) fail<LinkTimeout>("waited ", timeout.count(), " ms for rank ", peer);
+    }
   }
   int at(int peer) const { return is_local(peer) ? local_[static_cast<std::size_t>(peer)] : peer; }
 
@@ -28164,7 +28205,7 @@ class NcclMember {
   /// One call, or what else takes a place in the streams' order.
   struct Call : NamedCall {
     std::uint64_t ticket = 0, number = 0;  // the latter is the recorder's
-    Event ready{}, done{};  // where the stream may begin it, and where it has ended
+    Event ready{}, done{};                 // where the stream may begin it, and where it has ended
     bool captured = false;
     bool runs = false;  // `ready` has been reached: from then on the others are waited for
     Deadline deadline{};
@@ -28201,10 +28242,11 @@ class NcclMember {
     return cat("rank ", rank_, ": ", call.text(), ": nccl: ", why);
   }
 
-  /// Gives up if another rank has; `call`: what this one is in, if anything. Of a group that this rank has left, where
-  /// a Work may still be asked, it asks nobody.
+  /// Gives up if this rank has been asked to, or another one has; `call`: what this one is in, if anything. Of a group
+  /// that this rank has left, where a Work may still be asked, it asks nobody.
   void listen(const Call* call) {
     if (failure_ || comm_ == Comm{}) return;
+    if (asked_to_abort_) return give_up(cat("rank ", rank_, ": aborted: ", asked_to_abort_.why()), false);
     const Failure theirs = hear_();
     if (!theirs) return;
     const auto why = cat("gives up: ", theirs.what);
@@ -28299,8 +28341,9 @@ class NcclMember {
   Comm comm_{};
   Stream stream_{};
   Failure failure_;
-  FlightRecorder recorder_;  // calls from when they are issued until they are seen to have ended
-  bool grouping_ = false;  // between NCCL's group_start and group_end
+  AbortReason asked_to_abort_;  // from any thread, without the lock
+  FlightRecorder recorder_;     // calls from when they are issued until they are seen to have ended
+  bool grouping_ = false;       // between NCCL's group_start and group_end
 
  private:
   const std::function<void(const Failure&)> tell_;
@@ -28558,10 +28601,11 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
     }
   }
 
-  /// Gives up, for a reason of the caller's.
+  /// Gives up, for a reason of the caller's. A thread that waits in a call of NCCL hears of it there.
   void abort(std::string_view why) noexcept {
+    asked_to_abort_.set(why);
     const std::lock_guard lock(mutex_);
-    if (!failure_) give_up(cat("rank ", rank_, ": aborted: ", why), false);
+    listen(nullptr);
   }
 
   /// Ends the watching thread and leaves the group: in order if all is well, by an abort where a call has failed or an
@@ -28597,10 +28641,12 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
   using Call = typename Calls::Call;
   using Stream = typename Calls::Stream;
   using Comm = typename Calls::Comm;
-  using Calls::accept, Calls::accept_later, Calls::check_cuda, Calls::describe, Calls::destroy_streams;
+  using Calls::accept, Calls::accept_later, Calls::asked_to_abort_, Calls::check_cuda, Calls::describe,
+      Calls::destroy_streams;
   using Calls::api_, Calls::comm_, Calls::device_, Calls::failure_, Calls::grouping_, Calls::mutex_, Calls::rank_;
   using Calls::change_, Calls::in_flight_, Calls::issued_, Calls::operators_, Calls::stream_;
-  using Calls::close, Calls::event, Calls::give_up, Calls::inspect, Calls::named, Calls::open, Calls::pause;
+  using Calls::close, Calls::event, Calls::give_up, Calls::inspect, Calls::listen, Calls::named, Calls::open,
+      Calls::pause;
   using Calls::raise_if_failed, Calls::recorder_;
 
   void leave() {
@@ -32014,12 +32060,18 @@ class FarCopy {
 #define CHORUS_SINGLE_CHORUS_COMM_SHARED_REGION_HPP
 /// `SharedRegion`: memory that several processes map. It has no name, so that nothing stays when they die.
 
+#include <sys/resource.h>
+
 namespace chorus::inline CHORUS_ABI::comm {
 
 class SharedRegion {
  public:
   /// Zeroed memory, which takes room only where it has been written.
   static SharedRegion create(std::size_t bytes) {
+    rlimit most{};  // beyond it the next line but one would end this process
+    const bool limited = getrlimit(RLIMIT_FSIZE, &most) == 0 && most.rlim_cur < bytes;
+    check<CommError>(!limited, "shared memory: ", bytes,
+                     " bytes are more than this process may write (ulimit -f): ", most.rlim_cur);
     const int fd = memfd_create("chorus", MFD_CLOEXEC);
     check<CommError>(fd >= 0, "shared memory: memfd_create: ", std::strerror(errno));
     SharedRegion region;
@@ -32058,9 +32110,13 @@ class SharedRegion {
 
   /// Takes room for a part now: where the machine has none left, writing there later would end this process.
   void reserve(std::size_t begin, std::size_t bytes) const {
-    int error = EINTR;
-    while (error == EINTR) error = posix_fallocate(fd_, static_cast<off_t>(begin), static_cast<off_t>(bytes));
-    check<CommError>(error == 0, "shared memory: no room for ", bytes, " bytes: ", std::strerror(error));
+    constexpr std::size_t step = 1 << 20;  // a signal undoes what one call has done: a timer's would for ever
+    for (std::size_t done = 0; done < bytes; done += step) {
+      const auto size = static_cast<off_t>(std::min(step, bytes - done));
+      int error = EINTR;
+      while (error == EINTR) error = posix_fallocate(fd_, static_cast<off_t>(begin + done), size);
+      check<CommError>(error == 0, "shared memory: no room for ", bytes, " bytes: ", std::strerror(error));
+    }
   }
 
   explicit operator bool() const { return data_ != nullptr; }
@@ -32488,6 +32544,8 @@ class ShmTransport final : public Transport {
     place_.wake(peer, &detail::Seat::wants_room);
   }
 
+  /// Whether `acquire` would return at once.
+  bool has_room(int peer) const { return slot(rank, peer, sent_).full.load(std::memory_order_acquire) == 0; }
   bool has_piece(int peer) override {
     take_room(peer, rank, room_received_, received_, 0);
     return slot(peer, rank, received_).full.load(std::memory_order_acquire) != 0;
@@ -33106,16 +33164,16 @@ class TcpTransport final : public Transport {
   /// The connections to one peer, with what is half sent and half received.
   struct Peer {
     Socket data, news;
-    std::unique_ptr<std::byte[]> out, in;  ///< out: a queue of slots; in: one piece. Allocated at first use
-    std::size_t first = 0, used = 0;       ///< slots that wait to be sent
+    std::unique_ptr<std::byte[]> out, in;        ///< out: a queue of slots; in: one piece. Allocated at first use
+    std::size_t first = 0, used = 0;             ///< slots that wait to be sent
     std::array<const std::byte*, slots> from{};  ///< by slot: the data, where it is not in the slot
-    std::size_t sent = 0;                  ///< bytes of the first of them that have gone
-    detail::PieceHead head;                ///< of the piece that comes in
-    std::size_t received = 0;              ///< bytes of it that have come, with its head
-    std::byte* place = nullptr;            ///< where it is to go, if it is the announced one; else to `in`
+    std::size_t sent = 0;                        ///< bytes of the first of them that have gone
+    detail::PieceHead head;                      ///< of the piece that comes in
+    std::size_t received = 0;                    ///< bytes of it that have come, with its head
+    std::byte* place = nullptr;                  ///< where it is to go, if it is the announced one; else to `in`
     Envelope announced;
     std::size_t announced_bytes = 0;
-    detail::News last;                     ///< the news that come in
+    detail::News last;  ///< the news that come in
     std::size_t news_received = 0;
     bool left = false;
     int waits_for = -1;
@@ -33170,6 +33228,18 @@ class TcpTransport final : public Transport {
   }
 
   void check() override { read_news(); }
+
+  /// Sends what goes; where some is left, waits for room for it, `most` at most. False where nothing is left.
+  bool send_rest(std::chrono::nanoseconds most) {
+    std::array<pollfd, max_ranks> events;
+    std::size_t n = 0;
+    for (int peer = 0; peer < size; ++peer) {
+      push(peer);
+      if (at(peer).used != 0) events[n++] = {at(peer).data.fd(), POLLOUT, 0};
+    }
+    const timespec time{0, most.count()};
+    return n != 0 && ppoll(events.data(), n, &time, nullptr) >= -1;
+  }
 
   void abort(const std::string& why) noexcept override {
     detail::News news{.kind = detail::News::gives_up};
@@ -33420,11 +33490,13 @@ class HybridTransport final : public Transport {
       std::fill(local_.begin(), local_.end(), -1);
     else
       shm_ = std::make_unique<ShmTransport>(std::make_shared<SharedRegion>(std::move(region)),
-                                            local_[static_cast<std::size_t>(rank)], here, timeout,
-                                            std::move(ranks));
+                                            local_[static_cast<std::size_t>(rank)], here, timeout, std::move(ranks));
   }
 
-  std::byte* acquire(int peer) override { return to(peer).acquire(at(peer)); }
+  std::byte* acquire(int peer) override {
+    if (is_local(peer)) send_until(peer, [&] { return shm_->has_room(at(peer)); });
+    return to(peer).acquire(at(peer));
+  }
   void fill(int peer, std::byte* slot, const std::byte* data, std::size_t bytes) override {
     to(peer).fill(at(peer), slot, data, bytes);
   }
@@ -33432,11 +33504,16 @@ class HybridTransport final : public Transport {
     to(peer).publish(at(peer), envelope, bytes);
   }
   void send(int peer, const Envelope& envelope, const std::byte* data, std::size_t bytes) override {
+    if (is_local(peer)) send_until(peer, [&] { return shm_->has_room(at(peer)); });
     to(peer).send(at(peer), envelope, data, bytes);
   }
   bool copies() const override { return false; }
-  Piece receive(int peer) override { return to(peer).receive(at(peer)); }
+  Piece receive(int peer) override {
+    if (is_local(peer)) send_until(peer, [&] { return shm_->has_piece(at(peer)); });
+    return to(peer).receive(at(peer));
+  }
   Piece receive_at(int peer, const Envelope& envelope, std::byte* place, std::size_t bytes) override {
+    if (is_local(peer)) return receive(peer);
     return to(peer).receive_at(at(peer), envelope, place, bytes);
   }
   void release(int peer) override { to(peer).release(at(peer)); }
@@ -33462,6 +33539,16 @@ class HybridTransport final : public Transport {
     if (!is_local(peer)) return *tcp_;
     shm_->may_spin = may_spin;
     return *shm_;
+  }
+  /// Before this rank waits for one of its machine: one of another machine, for which that one may wait, may wait for
+  /// what the network had no room for.
+  template <class Ready>
+  void send_until(int peer, const Ready& ready) {
+    const auto deadline = Clock::now() + timeout;
+    while (!ready() && tcp_->send_rest(std::chrono::microseconds(50))) {
+      check_peers();
+      if (Clock::now() >= deadline) fail<LinkTimeout>("waited ", timeout.count(), " ms for rank ", peer);
+    }
   }
   int at(int peer) const { return is_local(peer) ? local_[static_cast<std::size_t>(peer)] : peer; }
 

@@ -1,6 +1,7 @@
 #pragma once
 /// `NcclMember`: one rank's place in a group of NCCL's.
 
+#include <chorus/comm/abort_reason.hpp>
 #include <chorus/comm/flight_recorder.hpp>
 #include <chorus/comm/in_order.hpp>
 #include <chorus/comm/transport.hpp>
@@ -30,7 +31,7 @@ class NcclMember {
   /// One call, or what else takes a place in the streams' order.
   struct Call : NamedCall {
     std::uint64_t ticket = 0, number = 0;  // the latter is the recorder's
-    Event ready{}, done{};  // where the stream may begin it, and where it has ended
+    Event ready{}, done{};                 // where the stream may begin it, and where it has ended
     bool captured = false;
     bool runs = false;  // `ready` has been reached: from then on the others are waited for
     Deadline deadline{};
@@ -67,10 +68,11 @@ class NcclMember {
     return cat("rank ", rank_, ": ", call.text(), ": nccl: ", why);
   }
 
-  /// Gives up if another rank has; `call`: what this one is in, if anything. Of a group that this rank has left, where
-  /// a Work may still be asked, it asks nobody.
+  /// Gives up if this rank has been asked to, or another one has; `call`: what this one is in, if anything. Of a group
+  /// that this rank has left, where a Work may still be asked, it asks nobody.
   void listen(const Call* call) {
     if (failure_ || comm_ == Comm{}) return;
+    if (asked_to_abort_) return give_up(cat("rank ", rank_, ": aborted: ", asked_to_abort_.why()), false);
     const Failure theirs = hear_();
     if (!theirs) return;
     const auto why = cat("gives up: ", theirs.what);
@@ -165,8 +167,9 @@ class NcclMember {
   Comm comm_{};
   Stream stream_{};
   Failure failure_;
-  FlightRecorder recorder_;  // calls from when they are issued until they are seen to have ended
-  bool grouping_ = false;  // between NCCL's group_start and group_end
+  AbortReason asked_to_abort_;  // from any thread, without the lock
+  FlightRecorder recorder_;     // calls from when they are issued until they are seen to have ended
+  bool grouping_ = false;       // between NCCL's group_start and group_end
 
  private:
   const std::function<void(const Failure&)> tell_;

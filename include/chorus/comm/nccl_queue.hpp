@@ -135,10 +135,11 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
     }
   }
 
-  /// Gives up, for a reason of the caller's.
+  /// Gives up, for a reason of the caller's. A thread that waits in a call of NCCL hears of it there.
   void abort(std::string_view why) noexcept {
+    asked_to_abort_.set(why);
     const std::lock_guard lock(mutex_);
-    if (!failure_) give_up(cat("rank ", rank_, ": aborted: ", why), false);
+    listen(nullptr);
   }
 
   /// Ends the watching thread and leaves the group: in order if all is well, by an abort where a call has failed or an
@@ -174,10 +175,12 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
   using Call = typename Calls::Call;
   using Stream = typename Calls::Stream;
   using Comm = typename Calls::Comm;
-  using Calls::accept, Calls::accept_later, Calls::check_cuda, Calls::describe, Calls::destroy_streams;
+  using Calls::accept, Calls::accept_later, Calls::asked_to_abort_, Calls::check_cuda, Calls::describe,
+      Calls::destroy_streams;
   using Calls::api_, Calls::comm_, Calls::device_, Calls::failure_, Calls::grouping_, Calls::mutex_, Calls::rank_;
   using Calls::change_, Calls::in_flight_, Calls::issued_, Calls::operators_, Calls::stream_;
-  using Calls::close, Calls::event, Calls::give_up, Calls::inspect, Calls::named, Calls::open, Calls::pause;
+  using Calls::close, Calls::event, Calls::give_up, Calls::inspect, Calls::listen, Calls::named, Calls::open,
+      Calls::pause;
   using Calls::raise_if_failed, Calls::recorder_;
 
   void leave() {

@@ -3,8 +3,10 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chorus/core/error.hpp>
 #include <cstddef>
@@ -17,6 +19,10 @@ class SharedRegion {
  public:
   /// Zeroed memory, which takes room only where it has been written.
   static SharedRegion create(std::size_t bytes) {
+    rlimit most{};  // beyond it the next line but one would end this process
+    const bool limited = getrlimit(RLIMIT_FSIZE, &most) == 0 && most.rlim_cur < bytes;
+    check<CommError>(!limited, "shared memory: ", bytes,
+                     " bytes are more than this process may write (ulimit -f): ", most.rlim_cur);
     const int fd = memfd_create("chorus", MFD_CLOEXEC);
     check<CommError>(fd >= 0, "shared memory: memfd_create: ", std::strerror(errno));
     SharedRegion region;
@@ -55,9 +61,13 @@ class SharedRegion {
 
   /// Takes room for a part now: where the machine has none left, writing there later would end this process.
   void reserve(std::size_t begin, std::size_t bytes) const {
-    int error = EINTR;
-    while (error == EINTR) error = posix_fallocate(fd_, static_cast<off_t>(begin), static_cast<off_t>(bytes));
-    check<CommError>(error == 0, "shared memory: no room for ", bytes, " bytes: ", std::strerror(error));
+    constexpr std::size_t step = 1 << 20;  // a signal undoes what one call has done: a timer's would for ever
+    for (std::size_t done = 0; done < bytes; done += step) {
+      const auto size = static_cast<off_t>(std::min(step, bytes - done));
+      int error = EINTR;
+      while (error == EINTR) error = posix_fallocate(fd_, static_cast<off_t>(begin + done), size);
+      check<CommError>(error == 0, "shared memory: no room for ", bytes, " bytes: ", std::strerror(error));
+    }
   }
 
   explicit operator bool() const { return data_ != nullptr; }

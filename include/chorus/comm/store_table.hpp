@@ -48,6 +48,7 @@ class StoreTable {
       case StoreCode::set:
       case StoreCode::multi_set:
         need(texts.size() % 2 == 0);
+        for (std::size_t i = 0; i < texts.size(); i += 2) check_length(texts[i], texts[i + 1]);  // all or nothing
         for (std::size_t i = 0; i < texts.size(); i += 2) put(texts[i], std::move(texts[i + 1]));
         break;
       case StoreCode::append:
@@ -112,9 +113,13 @@ class StoreTable {
     return result;
   }
 
-  void put(const std::string& key, std::string value) {
+  static void check_length(const std::string& key, const std::string& value) {
     check<UsageError>(value.size() <= most_value_bytes, "the value of '", key, "' has ", value.size(),
                       " bytes, at most ", most_value_bytes, " are possible");
+  }
+
+  void put(const std::string& key, std::string value) {
+    check_length(key, value);
     const auto at = values_.find(key);
     const auto before = at == values_.end() ? 0 : key.size() + at->second.size();
     const auto after = bytes_ - before + key.size() + value.size();

@@ -38,6 +38,35 @@ TEST_CASE("monitored_barrier names all ranks that are missing, to all that are t
   }
 }
 
+TEST_CASE("monitored_barrier names who is missing also where rank 0 comes late, and hears of deaths", "[comm]") {
+  for (const auto backend : {comm::Backend::shm, comm::Backend::tcp, comm::Backend::hierarchical}) {
+    const auto comes_after = [&](int ranks, std::chrono::milliseconds first, std::chrono::milliseconds timeout) {
+      return test::Ranks(
+          ranks,
+          [=](const comm::World& world) -> std::string {
+            auto c = comm::connect(world, {.backend = backend});
+            c.barrier();
+            if (world.rank == 0) std::this_thread::sleep_for(first);
+            if (world.rank == 1 && ranks == 2) std::_Exit(1);
+            if (world.rank == 1) std::this_thread::sleep_for(2 * timeout + 500ms);
+            try {
+              c.monitored_barrier();
+            } catch (const CommError& error) {
+              return error.what();
+            }
+            return "no error";
+          },
+          timeout);
+    };
+    const auto texts = comes_after(3, 800ms, 1s).texts();
+    CHECK(texts[0] == "rank 0: monitored_barrier #1: rank 1 of 3 did not come within 900 ms");
+    CHECK_THAT(texts[2], Contains(": rank 0 gave up: " + texts[0]));
+    const auto begin = comm::Clock::now();
+    CHECK_THAT(comes_after(2, 100ms, 10s).outcome(0).text, Contains("monitored_barrier #1: rank 1 is gone"));
+    CHECK(comm::Clock::now() - begin < 2s);
+  }
+}
+
 TEST_CASE("monitored_barrier lets ranks that come late through, and counts as a call of its own", "[comm]") {
   for (const auto backend : {comm::Backend::shm, comm::Backend::tcp}) {
     test::Ranks ranks(3, [backend](const comm::World& world) -> std::string {

@@ -161,6 +161,21 @@ TEST_CASE("nccl: abort, from another thread", "[comm]") {
   CHECK_THAT(message_of<CommError>([&] { work.wait(); }), Contains("rank 0") && Contains("enough"));
 }
 
+TEST_CASE("nccl: abort, while a call is not under way", "[comm]") {
+  Alone one;
+  one.device->slow_accepts = 1'000'000'000;
+  std::thread other([&] {
+    std::this_thread::sleep_for(100ms);
+    one.nccl.abort("enough");
+  });
+  const auto begin = comm::Clock::now();
+  CHECK_THAT(message_of<CommError>([&] { one.reduce(); }), Contains("rank 0: aborted: enough"));
+  CHECK(comm::Clock::now() - begin < 2s);
+  other.join();
+  one.device->slow_accepts = 0;
+  CHECK(one.device->aborted());
+}
+
 TEST_CASE("nccl: left by an exception, the group is aborted, not finalized", "[comm]") {
   std::shared_ptr<StandInDevice> device;
   try {

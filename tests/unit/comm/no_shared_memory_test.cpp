@@ -2,6 +2,7 @@
 #include <sched.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -50,10 +51,13 @@ std::string adds_up(comm::AnyCommunicator& c, std::size_t count) {
 }
 
 TEST_CASE("without shared memory ranks talk over TCP, and rank 0 says so", "[comm]") {
-  for (const bool refused : {true, false})
+  enum Lack { no_file, no_space, no_size };
+  for (const auto lack : {no_file, no_space, no_size})
     for (const auto backend : {Backend::automatic, Backend::hierarchical}) {
       const auto body = [&](const comm::World& world) {
-        (refused ? no_memfd : no_room) = true;
+        no_memfd = lack == no_file, no_room = lack == no_space;
+        const rlimit small{100'000, 100'000};  // as `ulimit -f 100`
+        if (lack == no_size) setrlimit(RLIMIT_FSIZE, &small);
         return test::with_stderr([&]() -> std::string {
           auto c = comm::connect(world, {.backend = backend});
           if (backend == Backend::automatic && c.backend() != "tcp") return std::string(c.backend());
@@ -63,7 +67,9 @@ TEST_CASE("without shared memory ranks talk over TCP, and rank 0 says so", "[com
       const auto texts = test::Ranks(3, body).texts();
       INFO(texts[0]);
       CHECK_THAT(texts[0], StartsWith("chorus: rank 0") && Contains("talk over TCP\n"));
-      CHECK_THAT(texts[0], Contains(refused ? "memfd_create: Operation not permitted" : "memory: no room for "));
+      CHECK_THAT(texts[0], Contains(lack == no_file    ? "memfd_create: Operation not permitted"
+                                    : lack == no_space ? "memory: no room for "
+                                                       : "may write (ulimit -f): 100000"));
       CHECK(texts[1] + texts[2] == "");
     }
 }

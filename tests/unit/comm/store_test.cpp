@@ -113,6 +113,11 @@ TEST_CASE("what makes no sense is refused, and the store goes on", "[comm]") {
     CHECK_THAT(error_of([] { Store::connect("127.0.0.1", 1, "", std::chrono::milliseconds::max()); }),
                Contains("UsageError store: timeout is 9223372036854775807 ms"));
     CHECK_THAT(error_of([&] { store.wait({"a"}, -1ms); }), Contains("UsageError store.wait: a timeout of -1 ms"));
+    CHECK_THAT(error_of([&] {
+                 store.multi_set({"first", "k"}, {"1", big});
+               }),
+               Contains("UsageError store.multi_set: the value of 'k' has 8388609 bytes"));
+    CHECK_FALSE(store.check({"first"}));  // all or nothing
     const std::string most(8'388'608, 'x');
     for (int i = 0; i < 9; ++i) store.set(cat("big", i), most);
     CHECK_THAT(error_of([&] { store.append("big0", "y"); }),
