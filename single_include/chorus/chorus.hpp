@@ -135,24 +135,28 @@ class NoGrad : GradMode {
 
 namespace detail {
 
-/// Node memory: freed pieces are kept by size, per thread, so that a steady training step calls no malloc.
+/// Node memory: freed pieces are kept by size, per thread, so that a steady training step calls no malloc. Not without
+/// bound: of DataParallel's threads some only make nodes, and one only frees them.
 class NodePool {
  public:
   static void* allocate(std::size_t bytes) {
     const std::size_t list = (bytes + granule - 1) / granule;
     if (list >= lists) return ::operator new(bytes);
-    auto& free = of_thread().free_[list];
+    auto& [free, count] = of_thread().free_[list];
     if (free == nullptr) return ::operator new(list * granule);
+    --count;
     return std::exchange(free, free->next);
   }
   static void release(void* data, std::size_t bytes) noexcept {
     const std::size_t list = (bytes + granule - 1) / granule;
     if (list >= lists) return ::operator delete(data);
-    auto& free = of_thread().free_[list];
+    auto& [free, count] = of_thread().free_[list];
+    if (count * list * granule >= most_bytes) return ::operator delete(data);
     free = new (data) Piece{free};
+    ++count;
   }
   ~NodePool() {
-    for (auto*& free : free_)
+    for (auto& [free, count] : free_)
       while (free != nullptr) ::operator delete(std::exchange(free, free->next));
   }
 
@@ -160,12 +164,16 @@ class NodePool {
   struct Piece {
     Piece* next;
   };
-  static constexpr std::size_t granule = 64, lists = 64;
+  struct List {
+    Piece* first = nullptr;
+    std::size_t count = 0;
+  };
+  static constexpr std::size_t granule = 64, lists = 64, most_bytes = 1 << 20;  // the latter: of a list
   static NodePool& of_thread() {
     thread_local NodePool pool;
     return pool;
   }
-  std::array<Piece*, lists> free_{};
+  std::array<List, lists> free_{};
 };
 
 }  // namespace detail
@@ -227,9 +235,12 @@ class Node {
     while (*last) last = &(*last)->next;
     *last = std::move(hook);
   }
-  void run_gradient_hooks() {
-    for (auto* hook = gradient_hooks_.get(); hook != nullptr; hook = hook->next.get()) hook->run(*this);
+  void run_gradient_hooks() { run_gradient_hooks_on(*this); }
+  /// This node's hooks, on the gradient of another one of the same type.
+  void run_gradient_hooks_on(Node& node) {
+    for (auto* hook = gradient_hooks_.get(); hook != nullptr; hook = hook->next.get()) hook->run(node);
   }
+  bool has_gradient_hooks() const { return gradient_hooks_ != nullptr; }
 
   const char* operation() const { return operation_; }
   /// Grows in the order in which nodes are made: an operation's inputs have smaller numbers.
@@ -311,7 +322,7 @@ class Ref {
   N* node_ = nullptr;
 };
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI
 #endif  // CHORUS_SINGLE_CHORUS_AUTOGRAD_NODE_HPP
 
 // <chorus/kernels/contiguous.hpp>
@@ -5579,14 +5590,20 @@ class LeafNode : public GradNode<T, Rank, D> {
   bool is_leaf() const override { return true; }
   void gradient_is_final() override {
     this->run_gradient_hooks();
+    run_hooks();
+    for (const auto& hook : last_hooks_) hook();
+  }
+  void run_hooks() const {
     for (const auto& hook : hooks_) hook();
   }
+  bool has_hooks() const { return !hooks_.empty() || this->has_gradient_hooks(); }
   /// `hook` runs during each backward as soon as this leaf's gradient is complete.
   void add_hook(std::function<void()> hook) { hooks_.push_back(std::move(hook)); }
-  void remove_hooks() { hooks_.clear(); }
+  /// The same, behind all others: it gives the gradient away.
+  void add_last_hook(std::function<void()> hook) { last_hooks_.push_back(std::move(hook)); }
 
  private:
-  std::vector<std::function<void()>> hooks_;
+  std::vector<std::function<void()>> hooks_, last_hooks_;
 };
 
 namespace detail {
@@ -5735,11 +5752,13 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
   std::sort(lists.nodes.begin(), lists.nodes.end(),
             [](const Ref<Node>& a, const Ref<Node>& b) { return a->sequence() > b->sequence(); });
 
+  // Where an operator's backward runs another one, gradients are not complete before the outermost has ended.
   std::vector<std::function<void()>> actions;
   struct Scope {
     std::vector<std::function<void()>>* outer;
     ~Scope() { detail::backward_end_actions() = outer; }
-  } scope{std::exchange(detail::backward_end_actions(), &actions)};
+  } scope{detail::backward_end_actions()};
+  if (!lists.nested) detail::backward_end_actions() = &actions;
 
   const NoGrad no_grad;
   if (options.hooks)
@@ -5926,7 +5945,10 @@ class OperationNode : public GradNode<T, Rank, D> {
     check<UsageError>(saved_.has_value(), "backward: the graph behind '", this->operation(),
                       "' was freed by an earlier backward; pass retain_graph = true to that one");
     const auto grad = this->take_grad();
-    std::apply([&](const auto&... inputs) { (*saved_)(grad, unless_skipped(inputs.get())...); }, inputs_);
+    const auto send = [&](auto*... inputs) {
+      if ((inputs || ...)) (*saved_)(grad, inputs...);  // of a DataParallel's copies `grad` runs all operations
+    };
+    std::apply([&](const auto&... inputs) { send(unless_skipped(inputs.get())...); }, inputs_);
     if (!keep) {
       saved_.reset();
       inputs_ = {};
@@ -6184,7 +6206,10 @@ class ParameterOn {
   NarrowCopy narrow_copy;
   /// Moves value and gradient, contents included, to these places, which stay.
   virtual void bind(const Storage<D>& values, void* value, const Storage<D>& grads, void* grad) = 0;
+  /// For policies: `hook` runs once the gradient is complete, and all of the user's hooks have run.
   virtual void on_grad(std::function<void()> hook) = 0;
+  /// Runs the hooks that a user has registered with another parameter of the same type, too: this one takes its place.
+  virtual void take_hooks_of(const Ref<Node>& other) = 0;
   /// A new parameter with the same value on another device.
   virtual Ref<Node> copy_to(D device) const = 0;
   /// Adds the gradient of a copy on another device to this one's.
@@ -6222,7 +6247,18 @@ class ParameterNode final : public LeafNode<T, Rank, D>, public ParameterOn<D> {
     value_ = std::move(place);
     this->bind_grad({grads, static_cast<T*>(grad), value_.shape(), row_major(value_.shape())});
   }
-  void on_grad(std::function<void()> hook) override { this->add_hook(std::move(hook)); }
+  void on_grad(std::function<void()> hook) override { this->add_last_hook(std::move(hook)); }
+  void take_hooks_of(const Ref<Node>& other) override {
+    struct Others final : detail::GradientHook {
+      explicit Others(Ref<Node> o) : owner(std::move(o)) {}
+      void run(Node& node) override { owner->run_gradient_hooks_on(node); }
+      Ref<Node> owner;
+    };
+    const auto& leaf = static_cast<const LeafNode<T, Rank, D>&>(*other);
+    if (!leaf.has_hooks()) return;
+    this->add_gradient_hook(std::make_unique<Others>(other));
+    this->add_hook([other, &leaf] { leaf.run_hooks(); });
+  }
   Ref<Node> copy_to(D device) const override {
     const MemoryScope scope(trace::Memory::parameters);
     auto copy = Tensor<T, Rank, D>::empty(value_.shape(), device);
@@ -6282,9 +6318,7 @@ class Parameter : public AnyParameter {
   static constexpr int rank = Rank;
 
   Parameter() = default;
-  explicit Parameter(Tensor<T, Rank, D> value) {
-    node_ = Ref<Node>(new ParameterNode<T, Rank, D>(std::move(value)));
-  }
+  explicit Parameter(Tensor<T, Rank, D> value) { node_ = Ref<Node>(new ParameterNode<T, Rank, D>(std::move(value))); }
 
   const Tensor<T, Rank, D>& value() const {
     static const Tensor<T, Rank, D> none;
@@ -6319,9 +6353,7 @@ class Parameter : public AnyParameter {
     return {copy.storage, static_cast<N*>(copy.data), shape(), row_major(shape())};
   }
 
-  Variable<T, Rank, D> as_variable() const {
-    return node_ ? typed().as_variable() : Variable<T, Rank, D>();
-  }
+  Variable<T, Rank, D> as_variable() const { return node_ ? typed().as_variable() : Variable<T, Rank, D>(); }
 
  private:
   ParameterNode<T, Rank, D>& typed() const { return static_cast<ParameterNode<T, Rank, D>&>(*node_); }
@@ -6395,7 +6427,7 @@ class Buffer : public AnyBuffer {
   const Tensor<T, Rank, D>& value() const { return static_cast<BufferNode<T, Rank, D>&>(*node_).value(); }
 };
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI
 #endif  // CHORUS_SINGLE_CHORUS_AUTOGRAD_PARAMETER_HPP
 
 // <chorus/core/random.hpp>
@@ -21957,17 +21989,19 @@ auto gather(const std::vector<GraphVariable<T, Rank, D>>& parts, int dim, D devi
 }
 
 template <Real T, int Rank, Device D>
-auto gather(const std::vector<Variable<T, Rank, D>>& parts, int dim, D device, const Ref<ReplicaBackward>& backward) {
+auto gather(std::vector<Variable<T, Rank, D>> parts, int dim, D device, const Ref<ReplicaBackward>& backward) {
   std::vector<Tensor<T, Rank, D>> values;
   bool wanted = false;
-  for (const auto& part : parts) {
+  for (auto& part : parts) {
+    // A parameter that the model returns gets its gradient with the others', in its copy's own backward pass.
+    if (part.node() && part.node()->is_leaf()) part = reshape(part, part.shape());
     values.push_back(part.value());
     wanted = wanted || part.requires_grad();
   }
   auto value = gather_tensors(values, dim, device);
   constexpr int rank = decltype(value)::rank;
   if (!wanted) return Variable<T, rank, D>(std::move(value));
-  Ref<GradNode<T, rank, D>> node(new GatherNode<T, rank, Rank, D>(value, dim, parts, backward));
+  Ref<GradNode<T, rank, D>> node(new GatherNode<T, rank, Rank, D>(value, dim, std::move(parts), backward));
   return Variable<T, rank, D>(std::move(value), std::move(node));
 }
 
@@ -22042,9 +22076,9 @@ auto gather(const std::vector<Part>& parts, int dim, D device, const Back& backw
     return out;
   } else if constexpr (is_optional<Part> && holds_operands<Part>) {
     for (const auto& part : parts)
-      check<ShapeError>(part.has_value() == parts.front().has_value(), "DataParallel: replica ", &part - parts.data(),
-                        part ? " returned a value where replica 0 returned none"
-                             : " returned none where replica 0 returned a value");
+      check<ShapeError>(
+          part.has_value() == parts.front().has_value(), "DataParallel: replica ", &part - parts.data(),
+          part ? " returned a value where replica 0 returned none" : " returned none where replica 0 returned a value");
     const auto member = [&] {
       return gather_member(
           parts, [](const Part& p) -> const auto& { return *p; }, dim, device, backward);
@@ -22396,6 +22430,7 @@ class DeviceThreads {
   /// Threads that are `at_work` then have no error; they keep the task, which owns what it touches.
   const Errors& run(std::size_t count, std::shared_ptr<const Task> task, std::chrono::milliseconds patience) {
     errors_.assign(errors_.size(), nullptr);
+    for (const auto& worker : workers_) worker->error = nullptr;  // of one that was late
     for (std::size_t i = 1; i < count; ++i) {
       workers_[i - 1]->task = task;
       workers_[i - 1]->order.store(Order::work, std::memory_order_release);
@@ -22403,8 +22438,13 @@ class DeviceThreads {
     }
     errors_[0] = attempt(*task, 0);
     await(patience);
-    for (std::size_t i = 1; i < count; ++i)
-      if (!workers_[i - 1]->at_work()) errors_[i] = std::exchange(workers_[i - 1]->error, nullptr);
+    return collect();
+  }
+  /// What has been thrown in the last run by now.
+  const Errors& collect() {
+    for (std::size_t i = 1; i < errors_.size(); ++i)
+      if (!workers_[i - 1]->at_work())
+        if (auto error = std::exchange(workers_[i - 1]->error, nullptr)) errors_[i] = std::move(error);
     return errors_;
   }
 
@@ -22486,11 +22526,17 @@ class DeviceThreads {
 namespace chorus::inline CHORUS_ABI::detail {
 
 /// Gives every handle of a model a copy of its parameter or buffer on `device`; what was shared stays shared.
+/// `in_place`: the copies take the originals' places, with the hooks that users have registered.
 template <Device D>
 class Relocate final : public nn::detail::Walker {
  public:
-  explicit Relocate(D device) : device_(device) {}
-  void parameter(std::string_view, AnyParameter& handle) override { replace(handle, handle.on<D>()); }
+  Relocate(D device, bool in_place) : device_(device), in_place_(in_place) {}
+  void parameter(std::string_view, AnyParameter& handle) override {
+    const auto original = handle.shared();
+    const bool first = !copies_.contains(original.get());
+    replace(handle, handle.on<D>());
+    if (in_place_ && first) handle.on<D>().take_hooks_of(original);
+  }
   void buffer(std::string_view, AnyBuffer& handle) override { replace(handle, handle.on<D>()); }
 
  private:
@@ -22501,16 +22547,44 @@ class Relocate final : public nn::detail::Walker {
     handle.replace(copy);
   }
   D device_;
+  bool in_place_;
   std::map<const Node*, Ref<Node>> copies_;
 };
 
 /// The model with all its numbers on `device`.
 template <class Model, Device D>
-Model copy_to(Model model, D device) {
-  Relocate<D> relocate(device);
+Model copy_to(Model model, D device, bool in_place = false) {
+  Relocate<D> relocate(device, in_place);
   relocate.walk(model);
   return model;
 }
+
+/// A model's handles, to be given back to it.
+class Handles final : public nn::detail::Walker {
+ public:
+  explicit Handles(nn::Module& model) {
+    walk(model);
+    kept_ = true;
+  }
+  /// Of one that has as many.
+  void put_into(nn::Module& model) {
+    next_ = 0;
+    walk(model);
+  }
+  void parameter(std::string_view, AnyParameter& handle) override { take_or_give(handle); }
+  void buffer(std::string_view, AnyBuffer& handle) override { take_or_give(handle); }
+
+ private:
+  void take_or_give(auto& handle) {
+    if (kept_)
+      handle.replace(nodes_[next_++]);
+    else
+      nodes_.push_back(handle.shared());
+  }
+  std::vector<Ref<Node>> nodes_;
+  std::size_t next_ = 0;
+  bool kept_ = false;
+};
 
 /// Gives every module of `to` the training flag that its counterpart in `from` has.
 inline void copy_training_flags(nn::Module& from, nn::Module& to) {
@@ -22551,7 +22625,11 @@ class Replica {
   using Flat = nn::FlatParameters<D>;
 
   Replica(const Model& original, D device)
-      : model_(copy_to(original, device)), flat_(model_), buffers_(nn::named_buffers<D>(model_)), device_(device) {
+      : model_(copy_to(original, device)),
+        handles_(model_),
+        flat_(model_),
+        buffers_(nn::named_buffers<D>(model_)),
+        device_(device) {
     seen_.resize(flat_.entries().size());
   }
   Replica(const Replica&) = delete;
@@ -22560,6 +22638,17 @@ class Replica {
   Model& model() { return model_; }
   const Flat& flat() const { return flat_; }
   D device() const { return device_; }
+
+  /// Takes over what the original's layers have beside parameters and buffers, as a rate or the training flag. Of a
+  /// model that can't be assigned to, since it has a member that can't, that is the training flags alone.
+  void take_members(Model& original) {
+    if constexpr (std::is_copy_assignable_v<Model>) {
+      model_ = original;
+      handles_.put_into(model_);
+    } else {
+      copy_training_flags(original, model_);
+    }
+  }
 
   /// Fetches the parameters that have changed since the last call, all buffers, and nothing else; freezes what is
   /// frozen.
@@ -22617,6 +22706,7 @@ class Replica {
 
  private:
   Model model_;
+  Handles handles_;
   Flat flat_;
   std::vector<nn::NamedBuffer<D>> buffers_;
   D device_;
@@ -23220,20 +23310,22 @@ class ReplicaThreads {
     groups_.begin(used, recorded);
     const auto shared = std::make_shared<Shared>();
     shared->pass = std::move(pass);
-    const auto& errors =
-        threads_.run(used, std::make_shared<const Task>([this, used, &prepare, shared](std::size_t i) {
-                       Preparing preparing{shared.get()};
-                       const ThreadBatchGroups::Membership membership(groups_, used, i);
-                       prepare(i);
-                       preparing.end();
-                       shared->pass(i);
-                     }),
-                     timeout_);
-    if (!threads_.at_work().empty()) {
+    threads_.run(used, std::make_shared<const Task>([this, used, &prepare, shared](std::size_t i) {
+                   Preparing preparing{shared.get()};
+                   const ThreadBatchGroups::Membership membership(groups_, used, i);
+                   prepare(i);
+                   preparing.end();
+                   shared->pass(i);
+                 }),
+                 timeout_);
+    auto late = threads_.at_work();
+    if (!late.empty()) {
       for (auto done = shared->prepared.load(); done < used; done = shared->prepared.load())
         shared->prepared.wait(done);
-      if (const auto late = threads_.at_work(); !late.empty()) fail_without(late, groups_.culprit(used), errors);
+      late = threads_.at_work();
     }
+    const auto& errors = threads_.collect();  // of those that have ended meanwhile, too
+    if (!late.empty()) fail_without(late, groups_.culprit(used), errors);
     if (const auto culprit = groups_.culprit(used)) fail_for(*culprit, errors);
     if (errors[0]) fail_for(0, errors);  // one device has no group
   }
@@ -23336,9 +23428,9 @@ class TakenHandles final : public nn::detail::Walker {
 namespace chorus::inline CHORUS_ABI {
 
 /// Keeps a copy of the model on each device from step to step; each forward pass sends it the parameters that have
-/// changed. What a copy writes into its buffers is lost, but for the first device's. `zero_grad` called by the model
-/// itself forgets what it does on one device, for gradients gather in the first device's parameters alone. Must outlive
-/// the losses made through it.
+/// changed, and what else the members of its layers say. What a copy writes into its buffers is lost, but for the first
+/// device's. `zero_grad` called by the model itself forgets what it does on one device, for gradients gather in the
+/// first device's parameters alone. Must outlive the losses made through it.
 ///
 /// Where the devices are different GPUs, and <chorus/comm/nccl.hpp> is included (chorus.hpp does it in builds with
 /// NCCL), parameters and buffers go out by NCCL's broadcast, and gradients come in by its reduce. Else, and in passes
@@ -23369,7 +23461,7 @@ class DataParallel : public OneProcessPolicy<Model>, private detail::ReplicaRunn
   /// Throws UsageError without devices, and for options that make no sense; DeviceError for a device that doesn't
   /// exist.
   DataParallel(Model model, DataParallelOptions options, std::uint64_t seed = initial_seed())
-      : OneProcessPolicy<Model>(detail::copy_to(std::move(model), detail::first_device<D>(options)), seed),
+      : OneProcessPolicy<Model>(detail::copy_to(std::move(model), detail::first_device<D>(options), true), seed),
         options_(std::move(options)),
         buffers_(nn::named_buffers<D>(this->model_)),
         handles_(this->model_),
@@ -23412,6 +23504,7 @@ class DataParallel : public OneProcessPolicy<Model>, private detail::ReplicaRunn
     using Output =
         decltype(std::apply([&](const auto&... own) { return this->model_.forward(own...); }, std::declval<Shares&>()));
     const auto pass = std::make_shared<Pass<Shares, Output>>(used, replicas_);
+    for (std::size_t i = 1; i < used; ++i) replicas_[i - 1]->take_members(this->model_);
     const auto update_copy = [&](std::size_t i) {
       if (i > 0) replicas_[i - 1]->follow(this->flat_, buffers_, device(0));
     };
@@ -23432,7 +23525,6 @@ class DataParallel : public OneProcessPolicy<Model>, private detail::ReplicaRunn
       const GradMode mode(grad);
       if (!pass->shares[i]) pass->shares[i].emplace(scatter(i, used, inputs...));
       if (!copied) update_copy(i);
-      if (i > 0) detail::copy_training_flags(this->model_, replicas_[i - 1]->model());
     };
     threads_.run_together(
         used, recorded<Inputs...>, prepare,
@@ -23513,14 +23605,15 @@ class DataParallel : public OneProcessPolicy<Model>, private detail::ReplicaRunn
 
   void backward_on_replicas(const Roots& roots, bool keep) {
     // What is recomputed finds the model as it is now on one device, whatever passes there were in between.
-    const auto prepare = [this](std::size_t i) {
-      if (i == 0) return;
+    for (std::size_t i = 1; i < roots.size(); ++i) {
       replicas_[i - 1]->end_recording();
-      detail::copy_training_flags(this->model_, replicas_[i - 1]->model());
-    };
-    threads_.run_together(roots.size(), false, prepare, [roots, keep, replicas = replicas_](std::size_t i) {
-      run_backward(roots[i], {.retain_graph = keep, .hooks = false});
-    });
+      replicas_[i - 1]->take_members(this->model_);
+    }
+    threads_.run_together(
+        roots.size(), false, [](std::size_t) {},
+        [roots, keep, replicas = replicas_](std::size_t i) {
+          run_backward(roots[i], {.retain_graph = keep, .hooks = false});
+        });
   }
 
   void backward(const Roots& roots, bool keep) override {
@@ -29694,7 +29787,8 @@ struct GradBucketPart {
 ///   void after_backward(), void before_forward(flat parameters, communicator, shared): around an optimizer's step;
 ///     `shared(name)`: whether ranks share the parameter of that name;
 ///   void synchronise(flat parameters, communicator): in `eval()`, when all ranks shall have the same parameters.
-/// A hook that may leave ranks with different gradients has a member `static constexpr bool own_gradients = true`.
+/// A hook that may leave ranks with different gradients has a member `static constexpr bool own_gradients = true`, and
+/// `bool averages() const`, whether it will average this step's: those that it won't are not weighed.
 /// State is the hook's own: one hook belongs to one net. When buckets change, `reset()` is called, if there is one.
 /// What it remembers of each parameter beyond that, and in checkpoints, it shows in
 ///   void remembered(const GradBucket<T, D>&, bool make, const auto& visit)
@@ -29737,6 +29831,7 @@ struct AllReduce {
 /// parameters instead.
 struct NoCommunication {
   static constexpr bool own_gradients = true;
+  static constexpr bool averages() { return false; }
 
   template <class T, Device D, class Communicator>
   comm::Work start(const GradBucket<T, D>&, Communicator&) {
@@ -29779,6 +29874,7 @@ class GradientLayout {
     rebuild();
   }
 
+  const nn::FlatParameters<D>& flat() const { return flat_; }
   std::size_t entries() const { return flat_.entries().size(); }
   ParameterOn<D>& parameter(std::size_t i) const { return flat_.entries()[i].parameter(); }
   const std::string& name(std::size_t i) const { return flat_.entries()[i].named.name; }
@@ -29897,6 +29993,45 @@ class GradientLayout {
 }  // namespace chorus::inline CHORUS_ABI::detail
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_GRADIENT_LAYOUT_HPP
 
+// <chorus/parallel/gradients_aside.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_GRADIENTS_ASIDE_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_GRADIENTS_ASIDE_HPP
+/// Gradients that wait while a pass runs that must not add to them.
+
+namespace chorus::inline CHORUS_ABI::detail {
+
+/// A rank without samples has no say in the average, but a loss may have terms that need none, such as a penalty of the
+/// weights. What earlier passes have left is kept meanwhile, in the host's memory: it happens seldom.
+template <Device D>
+class GradientsAside {
+ public:
+  [[gnu::cold]] void take(const nn::FlatParameters<D>& flat) {
+    kept_.assign(flat.entries().size(), std::nullopt);
+    for (std::size_t i = 0; i < kept_.size(); ++i) {
+      const auto& p = flat.entries()[i].parameter();
+      if (!p.grad_arrived()) continue;
+      kept_[i].emplace(p.size_bytes());
+      copy_bytes(Cpu{}, kept_[i]->data(), p.where(), p.grad_data(), p.size_bytes());
+    }
+  }
+  void forget() { kept_.clear(); }
+  bool any() const { return !kept_.empty(); }
+  /// Entry `i` has what it had, or zeros.
+  [[gnu::cold]] void put_back(const nn::FlatParameters<D>& flat, std::size_t i) const {
+    auto& p = flat.entries()[i].parameter();
+    if (kept_[i])
+      copy_bytes(p.where(), p.grad_data(), Cpu{}, kept_[i]->data(), p.size_bytes());
+    else
+      zero_bytes(p.where(), p.grad_data(), p.size_bytes());
+  }
+
+ private:
+  std::vector<std::optional<std::vector<std::byte>>> kept_;  // by entry
+};
+
+}  // namespace chorus::inline CHORUS_ABI::detail
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_GRADIENTS_ASIDE_HPP
+
 // <chorus/parallel/non_finite.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_NON_FINITE_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_NON_FINITE_HPP
@@ -29969,14 +30104,28 @@ class AccumulatedWeight {
   }
   /// By which gradients are to be multiplied before all ranks' are added up.
   double weight() { return unit_ ? *unit_ : shares_.weight(); }
+  /// Whether a rank that has run out of batches brings any.
+  bool any() const {
+    for (std::size_t i = 0; unit_ && i < layout_.entries(); ++i)
+      if (waits(i)) return true;
+    return false;
+  }
   /// They have been.
-  void forget() { unit_.reset(); }
+  void forget() {
+    unit_.reset();
+    aside_.forget();
+  }
 
   /// Before a forward pass. The sum over ranks of weight * (what is added up) stays the same when the weight changes to
-  /// that of a new batch.
+  /// that of a new batch; of a batch in which this rank has no samples nothing is added.
   void weigh_anew() {
+    aside_.forget();
     if (unit_) rescale();
   }
+  /// The gradient of entry `i` has come.
+  void arrived(std::size_t i) const { aside_.put_back(layout_.flat(), i); }
+  /// Whether `arrived` is to be called.
+  bool adds_nothing() const { return aside_.any(); }
 
  private:
   [[gnu::cold]] void rescale() {
@@ -29984,7 +30133,8 @@ class AccumulatedWeight {
     for (std::size_t i = 0; i < layout_.entries(); ++i) any = any || waits(i);
     if (!any) return unit_.reset();
     const double weight = shares_.weight();
-    if (weight == 0 || weight == *unit_) return;
+    if (weight == *unit_) return;
+    if (weight == 0) return aside_.take(layout_.flat());
     const double factor = *unit_ / weight;
     for (std::size_t i = 0; i < layout_.entries(); ++i) {
       if (!waits(i)) continue;
@@ -30002,6 +30152,7 @@ class AccumulatedWeight {
   GradientLayout<D>& layout_;
   BatchShares<Communicator>& shares_;
   std::optional<double> unit_;
+  GradientsAside<D> aside_;
 };
 
 }  // namespace chorus::inline CHORUS_ABI::detail
@@ -30188,6 +30339,10 @@ class BucketSender {
   BucketSender(GradientLayout<D>& layout, Communicator& communicator, const DistributedDataParallelOptions& options,
                Hook hook)
       : layout_(layout), communicator_(communicator), options_(options), hook_(std::move(hook)) {}
+  /// Waits for what is under way in the hook's memory.
+  ~BucketSender() {
+    for (auto& bucket : layout_.buckets()) bucket.work = {};
+  }
   BucketSender(const BucketSender&) = delete;
   BucketSender& operator=(const BucketSender&) = delete;
 
@@ -30696,8 +30851,7 @@ class Reducer {
         parts_(layout_),
         accumulated_(layout_, shares),
         arrivals_(layout_, communicator.rank()) {
-    check<UsageError>(!layout_.buckets().empty(),
-                      "DistributedDataParallel: no parameter of the model wants a gradient",
+    check<UsageError>(!layout_.buckets().empty(), "DistributedDataParallel: no parameter of the model wants a gradient",
                       options_.parameters_and_buffers_to_ignore.empty() ? "" : " that ranks share");
     check<UsageError>(
         !in_parts || !options_.skip_all_reduce_unused_params,
@@ -30733,7 +30887,9 @@ class Reducer {
   }
   /// Behind it, when ranks have told each other their samples: weighs what earlier passes under no_sync have added up,
   /// so that each pass counts by its own batch.
-  void weigh_anew() { accumulated_.weigh_anew(); }
+  void weigh_anew() {
+    if (hook_averages()) accumulated_.weigh_anew();
+  }
 
   /// Lays the flat buffers out anew, in this order of the entries. `learned`: as a backward pass has shown it.
   void reorder(std::span<const std::size_t> order, bool learned) {
@@ -30751,9 +30907,11 @@ class Reducer {
 
   /// A leaf's hook: its gradient is final. Buckets leave in order, each as soon as it is full.
   void gradient_ready(const ParameterOn<D>& parameter) {
+    if (accumulated_.adds_nothing()) [[unlikely]]
+      accumulated_.arrived(layout_.index_of(parameter));
     if (!sync) {
       parts_.refuse_if_waiting("no other backward pass can begin");
-      accumulated_.note();
+      if (hook_averages()) accumulated_.note();
       return;
     }
     if (!in_backward_) {
@@ -30772,23 +30930,37 @@ class Reducer {
       while (sender_.next_is_back()) step_next_bucket();
   }
 
-  /// Takes part in a backward pass of other ranks, with zeros.
+  /// Takes part in a backward pass of other ranks, with what this one has added up under no_sync, else with zeros.
   [[gnu::cold]] void keep_company() {
+    const bool brings_nothing = !accumulated_.any();
     begin_backward();
-    for (const auto& bucket : layout_.buckets())
-      zero_bytes(layout_.device(bucket), layout_.gradients(bucket), layout_.bytes(bucket));
-    // An optimizer that steps behind this pass sees the averages, and nothing of this rank's own.
-    for (std::size_t i = 0; i < layout_.entries(); ++i)
-      parameter(i).set_grad_arrived(layout_.is_sent(i) && !may_leave_out());
-    company_ = true;
+    for (std::size_t i = 0; i < layout_.entries(); ++i) {
+      if (brings_nothing) parameter(i).set_grad_arrived(false);
+      if (!layout_.is_sent(i)) continue;
+      arrivals_.zero_unless_arrived(i);
+      // An optimizer that steps behind this pass sees the averages.
+      if (!may_leave_out()) parameter(i).set_grad_arrived(true);
+    }
+    const struct Scope {
+      bool& company;
+      ~Scope() { company = false; }
+    } scope{company_};
+    company_ = brings_nothing;
     if (!learning_graph()) sender_.send_all();
     finish_backward();
-    company_ = false;
+  }
+  /// Behind an optimizer's step: the next backward pass begins without gradients.
+  [[gnu::cold]] void forget_gradients() {
+    for (std::size_t i = 0; i < layout_.entries(); ++i) parameter(i).set_grad_arrived(false);
   }
 
  private:
   [[gnu::cold]] std::string where() const { return cat("DistributedDataParallel: rank ", communicator_.rank(), ": "); }
 
+  bool hook_averages() {
+    if constexpr (requires { hook().averages(); }) return hook().averages();
+    return true;
+  }
   ParameterOn<D>& parameter(std::size_t i) const { return layout_.parameter(i); }
   const std::string& name(std::size_t i) const { return layout_.name(i); }
   bool learning_graph() const { return options_.static_graph && !layout_.knows_uses(); }
@@ -30970,6 +31142,9 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   /// Whether the hook leaves each rank the averages of its own part alone.
   static constexpr bool averages_in_parts = detail::Reducer<D, Hook, Communicator>::in_parts;
 
+  /// Whether the hook may leave each rank its own gradients.
+  static constexpr bool own_gradients = requires { Hook::own_gradients; };
+
   /// Compares the models of all ranks and takes rank 0's numbers. Throws UsageError, on every rank, where names,
   /// shapes, dtypes or options differ, and where no parameter wants a gradient. The communicator must outlive this.
   DistributedDataParallel(Model model, Communicator& communicator, const DistributedDataParallelOptions& options = {},
@@ -31004,10 +31179,9 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   ~DistributedDataParallel() {
     const bool unwinding = std::uncaught_exceptions() > exceptions_before_;
     if (reducer_.in_backward() || (unwinding && !this->shares_.done()))
-      this->communicator_.abort(
-          cat("rank ", this->communicator_.rank(),
-              unwinding ? " threw an exception in the middle of a step"
-                        : ": its net has ended in the middle of a backward pass"));
+      this->communicator_.abort(cat("rank ", this->communicator_.rank(),
+                                    unwinding ? " threw an exception in the middle of a step"
+                                              : ": its net has ended in the middle of a backward pass"));
   }
 
   /// The model's output for this rank's share of the batch.
@@ -31180,8 +31354,7 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
     reducer_.weigh_anew();
     if (sends_buffers) this->broadcast_buffers(joining_ ? this->shares_.first_active() : 0);
     if (shares_buffers && hooked) buffer_hook_(this->buffers_, this->communicator_);
-    if constexpr (averages_parameters)
-      if (this->training()) hook().before_forward(this->flat_, this->communicator_, shared());
+    if constexpr (averages_parameters) hook().before_forward(this->flat_, this->communicator_, shared());
   }
 
   [[gnu::cold]] void check_all_here() {
@@ -31207,10 +31380,13 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
       if (!shares.sync()) continue;
       reducer_.keep_company();
       if (step) step();
+      reducer_.forget_gradients();
     }
-    // The ranks that went on longest don't know that they did.
-    std::int64_t root = last;
-    this->communicator_.all_reduce(std::span(&root, 1), comm::ReduceOp::max, {});
+    // The ranks that went on longest don't know that they did. Masks of dropout follow the number of passes.
+    std::int64_t root_and_passes[] = {last, this->forward_passes()};
+    this->communicator_.all_reduce(std::span(root_and_passes), comm::ReduceOp::max, {});
+    const auto [root, most] = root_and_passes;
+    this->set_forward_passes(static_cast<std::uint32_t>(most));
     if (root >= 0) take_state(static_cast<int>(root));
   }
 

@@ -155,14 +155,20 @@ class LeafNode : public GradNode<T, Rank, D> {
   bool is_leaf() const override { return true; }
   void gradient_is_final() override {
     this->run_gradient_hooks();
+    run_hooks();
+    for (const auto& hook : last_hooks_) hook();
+  }
+  void run_hooks() const {
     for (const auto& hook : hooks_) hook();
   }
+  bool has_hooks() const { return !hooks_.empty() || this->has_gradient_hooks(); }
   /// `hook` runs during each backward as soon as this leaf's gradient is complete.
   void add_hook(std::function<void()> hook) { hooks_.push_back(std::move(hook)); }
-  void remove_hooks() { hooks_.clear(); }
+  /// The same, behind all others: it gives the gradient away.
+  void add_last_hook(std::function<void()> hook) { last_hooks_.push_back(std::move(hook)); }
 
  private:
-  std::vector<std::function<void()>> hooks_;
+  std::vector<std::function<void()>> hooks_, last_hooks_;
 };
 
 namespace detail {

@@ -46,24 +46,28 @@ class NoGrad : GradMode {
 
 namespace detail {
 
-/// Node memory: freed pieces are kept by size, per thread, so that a steady training step calls no malloc.
+/// Node memory: freed pieces are kept by size, per thread, so that a steady training step calls no malloc. Not without
+/// bound: of DataParallel's threads some only make nodes, and one only frees them.
 class NodePool {
  public:
   static void* allocate(std::size_t bytes) {
     const std::size_t list = (bytes + granule - 1) / granule;
     if (list >= lists) return ::operator new(bytes);
-    auto& free = of_thread().free_[list];
+    auto& [free, count] = of_thread().free_[list];
     if (free == nullptr) return ::operator new(list * granule);
+    --count;
     return std::exchange(free, free->next);
   }
   static void release(void* data, std::size_t bytes) noexcept {
     const std::size_t list = (bytes + granule - 1) / granule;
     if (list >= lists) return ::operator delete(data);
-    auto& free = of_thread().free_[list];
+    auto& [free, count] = of_thread().free_[list];
+    if (count * list * granule >= most_bytes) return ::operator delete(data);
     free = new (data) Piece{free};
+    ++count;
   }
   ~NodePool() {
-    for (auto*& free : free_)
+    for (auto& [free, count] : free_)
       while (free != nullptr) ::operator delete(std::exchange(free, free->next));
   }
 
@@ -71,12 +75,16 @@ class NodePool {
   struct Piece {
     Piece* next;
   };
-  static constexpr std::size_t granule = 64, lists = 64;
+  struct List {
+    Piece* first = nullptr;
+    std::size_t count = 0;
+  };
+  static constexpr std::size_t granule = 64, lists = 64, most_bytes = 1 << 20;  // the latter: of a list
   static NodePool& of_thread() {
     thread_local NodePool pool;
     return pool;
   }
-  std::array<Piece*, lists> free_{};
+  std::array<List, lists> free_{};
 };
 
 }  // namespace detail
@@ -138,9 +146,12 @@ class Node {
     while (*last) last = &(*last)->next;
     *last = std::move(hook);
   }
-  void run_gradient_hooks() {
-    for (auto* hook = gradient_hooks_.get(); hook != nullptr; hook = hook->next.get()) hook->run(*this);
+  void run_gradient_hooks() { run_gradient_hooks_on(*this); }
+  /// This node's hooks, on the gradient of another one of the same type.
+  void run_gradient_hooks_on(Node& node) {
+    for (auto* hook = gradient_hooks_.get(); hook != nullptr; hook = hook->next.get()) hook->run(node);
   }
+  bool has_gradient_hooks() const { return gradient_hooks_ != nullptr; }
 
   const char* operation() const { return operation_; }
   /// Grows in the order in which nodes are made: an operation's inputs have smaller numbers.
@@ -222,4 +233,4 @@ class Ref {
   N* node_ = nullptr;
 };
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI

@@ -45,7 +45,10 @@ class ParameterOn {
   NarrowCopy narrow_copy;
   /// Moves value and gradient, contents included, to these places, which stay.
   virtual void bind(const Storage<D>& values, void* value, const Storage<D>& grads, void* grad) = 0;
+  /// For policies: `hook` runs once the gradient is complete, and all of the user's hooks have run.
   virtual void on_grad(std::function<void()> hook) = 0;
+  /// Runs the hooks that a user has registered with another parameter of the same type, too: this one takes its place.
+  virtual void take_hooks_of(const Ref<Node>& other) = 0;
   /// A new parameter with the same value on another device.
   virtual Ref<Node> copy_to(D device) const = 0;
   /// Adds the gradient of a copy on another device to this one's.
@@ -83,7 +86,18 @@ class ParameterNode final : public LeafNode<T, Rank, D>, public ParameterOn<D> {
     value_ = std::move(place);
     this->bind_grad({grads, static_cast<T*>(grad), value_.shape(), row_major(value_.shape())});
   }
-  void on_grad(std::function<void()> hook) override { this->add_hook(std::move(hook)); }
+  void on_grad(std::function<void()> hook) override { this->add_last_hook(std::move(hook)); }
+  void take_hooks_of(const Ref<Node>& other) override {
+    struct Others final : detail::GradientHook {
+      explicit Others(Ref<Node> o) : owner(std::move(o)) {}
+      void run(Node& node) override { owner->run_gradient_hooks_on(node); }
+      Ref<Node> owner;
+    };
+    const auto& leaf = static_cast<const LeafNode<T, Rank, D>&>(*other);
+    if (!leaf.has_hooks()) return;
+    this->add_gradient_hook(std::make_unique<Others>(other));
+    this->add_hook([other, &leaf] { leaf.run_hooks(); });
+  }
   Ref<Node> copy_to(D device) const override {
     const MemoryScope scope(trace::Memory::parameters);
     auto copy = Tensor<T, Rank, D>::empty(value_.shape(), device);
@@ -143,9 +157,7 @@ class Parameter : public AnyParameter {
   static constexpr int rank = Rank;
 
   Parameter() = default;
-  explicit Parameter(Tensor<T, Rank, D> value) {
-    node_ = Ref<Node>(new ParameterNode<T, Rank, D>(std::move(value)));
-  }
+  explicit Parameter(Tensor<T, Rank, D> value) { node_ = Ref<Node>(new ParameterNode<T, Rank, D>(std::move(value))); }
 
   const Tensor<T, Rank, D>& value() const {
     static const Tensor<T, Rank, D> none;
@@ -180,9 +192,7 @@ class Parameter : public AnyParameter {
     return {copy.storage, static_cast<N*>(copy.data), shape(), row_major(shape())};
   }
 
-  Variable<T, Rank, D> as_variable() const {
-    return node_ ? typed().as_variable() : Variable<T, Rank, D>();
-  }
+  Variable<T, Rank, D> as_variable() const { return node_ ? typed().as_variable() : Variable<T, Rank, D>(); }
 
  private:
   ParameterNode<T, Rank, D>& typed() const { return static_cast<ParameterNode<T, Rank, D>&>(*node_); }
@@ -256,4 +266,4 @@ class Buffer : public AnyBuffer {
   const Tensor<T, Rank, D>& value() const { return static_cast<BufferNode<T, Rank, D>&>(*node_).value(); }
 };
 
-}  // namespace chorus
+}  // namespace chorus::inline CHORUS_ABI

@@ -108,11 +108,13 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
   std::sort(lists.nodes.begin(), lists.nodes.end(),
             [](const Ref<Node>& a, const Ref<Node>& b) { return a->sequence() > b->sequence(); });
 
+  // Where an operator's backward runs another one, gradients are not complete before the outermost has ended.
   std::vector<std::function<void()>> actions;
   struct Scope {
     std::vector<std::function<void()>>* outer;
     ~Scope() { detail::backward_end_actions() = outer; }
-  } scope{std::exchange(detail::backward_end_actions(), &actions)};
+  } scope{detail::backward_end_actions()};
+  if (!lists.nested) detail::backward_end_actions() = &actions;
 
   const NoGrad no_grad;
   if (options.hooks)

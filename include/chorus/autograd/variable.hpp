@@ -153,7 +153,10 @@ class OperationNode : public GradNode<T, Rank, D> {
     check<UsageError>(saved_.has_value(), "backward: the graph behind '", this->operation(),
                       "' was freed by an earlier backward; pass retain_graph = true to that one");
     const auto grad = this->take_grad();
-    std::apply([&](const auto&... inputs) { (*saved_)(grad, unless_skipped(inputs.get())...); }, inputs_);
+    const auto send = [&](auto*... inputs) {
+      if ((inputs || ...)) (*saved_)(grad, inputs...);  // of a DataParallel's copies `grad` runs all operations
+    };
+    std::apply([&](const auto&... inputs) { send(unless_skipped(inputs.get())...); }, inputs_);
     if (!keep) {
       saved_.reset();
       inputs_ = {};

@@ -22,10 +22,7 @@ class NarrowCopies {
  public:
   NarrowCopies() = default;
   NarrowCopies(const NarrowCopies&) {}
-  NarrowCopies& operator=(const NarrowCopies&) {
-    places_.clear();
-    return *this;
-  }
+  NarrowCopies& operator=(const NarrowCopies&) { return *this; }
 
   /// Converts the parameters that have changed since the last call: neighbours in memory by one kernel.
   void refresh(Module& model) {

@@ -4,6 +4,7 @@
 #include <chorus/kernels/pointwise.hpp>
 #include <chorus/parallel/batch_shares.hpp>
 #include <chorus/parallel/gradient_layout.hpp>
+#include <chorus/parallel/gradients_aside.hpp>
 #include <chorus/parallel/non_finite.hpp>
 #include <cstddef>
 #include <optional>
@@ -23,14 +24,28 @@ class AccumulatedWeight {
   }
   /// By which gradients are to be multiplied before all ranks' are added up.
   double weight() { return unit_ ? *unit_ : shares_.weight(); }
+  /// Whether a rank that has run out of batches brings any.
+  bool any() const {
+    for (std::size_t i = 0; unit_ && i < layout_.entries(); ++i)
+      if (waits(i)) return true;
+    return false;
+  }
   /// They have been.
-  void forget() { unit_.reset(); }
+  void forget() {
+    unit_.reset();
+    aside_.forget();
+  }
 
   /// Before a forward pass. The sum over ranks of weight * (what is added up) stays the same when the weight changes to
-  /// that of a new batch.
+  /// that of a new batch; of a batch in which this rank has no samples nothing is added.
   void weigh_anew() {
+    aside_.forget();
     if (unit_) rescale();
   }
+  /// The gradient of entry `i` has come.
+  void arrived(std::size_t i) const { aside_.put_back(layout_.flat(), i); }
+  /// Whether `arrived` is to be called.
+  bool adds_nothing() const { return aside_.any(); }
 
  private:
   [[gnu::cold]] void rescale() {
@@ -38,7 +53,8 @@ class AccumulatedWeight {
     for (std::size_t i = 0; i < layout_.entries(); ++i) any = any || waits(i);
     if (!any) return unit_.reset();
     const double weight = shares_.weight();
-    if (weight == 0 || weight == *unit_) return;
+    if (weight == *unit_) return;
+    if (weight == 0) return aside_.take(layout_.flat());
     const double factor = *unit_ / weight;
     for (std::size_t i = 0; i < layout_.entries(); ++i) {
       if (!waits(i)) continue;
@@ -56,6 +72,7 @@ class AccumulatedWeight {
   GradientLayout<D>& layout_;
   BatchShares<Communicator>& shares_;
   std::optional<double> unit_;
+  GradientsAside<D> aside_;
 };
 
 }  // namespace chorus::inline CHORUS_ABI::detail

@@ -25,6 +25,10 @@ class BucketSender {
   BucketSender(GradientLayout<D>& layout, Communicator& communicator, const DistributedDataParallelOptions& options,
                Hook hook)
       : layout_(layout), communicator_(communicator), options_(options), hook_(std::move(hook)) {}
+  /// Waits for what is under way in the hook's memory.
+  ~BucketSender() {
+    for (auto& bucket : layout_.buckets()) bucket.work = {};
+  }
   BucketSender(const BucketSender&) = delete;
   BucketSender& operator=(const BucketSender&) = delete;
 

@@ -27,9 +27,9 @@
 namespace chorus::inline CHORUS_ABI {
 
 /// Keeps a copy of the model on each device from step to step; each forward pass sends it the parameters that have
-/// changed. What a copy writes into its buffers is lost, but for the first device's. `zero_grad` called by the model
-/// itself forgets what it does on one device, for gradients gather in the first device's parameters alone. Must outlive
-/// the losses made through it.
+/// changed, and what else the members of its layers say. What a copy writes into its buffers is lost, but for the first
+/// device's. `zero_grad` called by the model itself forgets what it does on one device, for gradients gather in the
+/// first device's parameters alone. Must outlive the losses made through it.
 ///
 /// Where the devices are different GPUs, and <chorus/comm/nccl.hpp> is included (chorus.hpp does it in builds with
 /// NCCL), parameters and buffers go out by NCCL's broadcast, and gradients come in by its reduce. Else, and in passes
@@ -60,7 +60,7 @@ class DataParallel : public OneProcessPolicy<Model>, private detail::ReplicaRunn
   /// Throws UsageError without devices, and for options that make no sense; DeviceError for a device that doesn't
   /// exist.
   DataParallel(Model model, DataParallelOptions options, std::uint64_t seed = initial_seed())
-      : OneProcessPolicy<Model>(detail::copy_to(std::move(model), detail::first_device<D>(options)), seed),
+      : OneProcessPolicy<Model>(detail::copy_to(std::move(model), detail::first_device<D>(options), true), seed),
         options_(std::move(options)),
         buffers_(nn::named_buffers<D>(this->model_)),
         handles_(this->model_),
@@ -103,6 +103,7 @@ class DataParallel : public OneProcessPolicy<Model>, private detail::ReplicaRunn
     using Output =
         decltype(std::apply([&](const auto&... own) { return this->model_.forward(own...); }, std::declval<Shares&>()));
     const auto pass = std::make_shared<Pass<Shares, Output>>(used, replicas_);
+    for (std::size_t i = 1; i < used; ++i) replicas_[i - 1]->take_members(this->model_);
     const auto update_copy = [&](std::size_t i) {
       if (i > 0) replicas_[i - 1]->follow(this->flat_, buffers_, device(0));
     };
@@ -123,7 +124,6 @@ class DataParallel : public OneProcessPolicy<Model>, private detail::ReplicaRunn
       const GradMode mode(grad);
       if (!pass->shares[i]) pass->shares[i].emplace(scatter(i, used, inputs...));
       if (!copied) update_copy(i);
-      if (i > 0) detail::copy_training_flags(this->model_, replicas_[i - 1]->model());
     };
     threads_.run_together(
         used, recorded<Inputs...>, prepare,
@@ -204,14 +204,15 @@ class DataParallel : public OneProcessPolicy<Model>, private detail::ReplicaRunn
 
   void backward_on_replicas(const Roots& roots, bool keep) {
     // What is recomputed finds the model as it is now on one device, whatever passes there were in between.
-    const auto prepare = [this](std::size_t i) {
-      if (i == 0) return;
+    for (std::size_t i = 1; i < roots.size(); ++i) {
       replicas_[i - 1]->end_recording();
-      detail::copy_training_flags(this->model_, replicas_[i - 1]->model());
-    };
-    threads_.run_together(roots.size(), false, prepare, [roots, keep, replicas = replicas_](std::size_t i) {
-      run_backward(roots[i], {.retain_graph = keep, .hooks = false});
-    });
+      replicas_[i - 1]->take_members(this->model_);
+    }
+    threads_.run_together(
+        roots.size(), false, [](std::size_t) {},
+        [roots, keep, replicas = replicas_](std::size_t i) {
+          run_backward(roots[i], {.retain_graph = keep, .hooks = false});
+        });
   }
 
   void backward(const Roots& roots, bool keep) override {

@@ -54,6 +54,7 @@ class DeviceThreads {
   /// Threads that are `at_work` then have no error; they keep the task, which owns what it touches.
   const Errors& run(std::size_t count, std::shared_ptr<const Task> task, std::chrono::milliseconds patience) {
     errors_.assign(errors_.size(), nullptr);
+    for (const auto& worker : workers_) worker->error = nullptr;  // of one that was late
     for (std::size_t i = 1; i < count; ++i) {
       workers_[i - 1]->task = task;
       workers_[i - 1]->order.store(Order::work, std::memory_order_release);
@@ -61,8 +62,13 @@ class DeviceThreads {
     }
     errors_[0] = attempt(*task, 0);
     await(patience);
-    for (std::size_t i = 1; i < count; ++i)
-      if (!workers_[i - 1]->at_work()) errors_[i] = std::exchange(workers_[i - 1]->error, nullptr);
+    return collect();
+  }
+  /// What has been thrown in the last run by now.
+  const Errors& collect() {
+    for (std::size_t i = 1; i < errors_.size(); ++i)
+      if (!workers_[i - 1]->at_work())
+        if (auto error = std::exchange(workers_[i - 1]->error, nullptr)) errors_[i] = std::move(error);
     return errors_;
   }
 

@@ -36,6 +36,9 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   /// Whether the hook leaves each rank the averages of its own part alone.
   static constexpr bool averages_in_parts = detail::Reducer<D, Hook, Communicator>::in_parts;
 
+  /// Whether the hook may leave each rank its own gradients.
+  static constexpr bool own_gradients = requires { Hook::own_gradients; };
+
   /// Compares the models of all ranks and takes rank 0's numbers. Throws UsageError, on every rank, where names,
   /// shapes, dtypes or options differ, and where no parameter wants a gradient. The communicator must outlive this.
   DistributedDataParallel(Model model, Communicator& communicator, const DistributedDataParallelOptions& options = {},
@@ -70,10 +73,9 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   ~DistributedDataParallel() {
     const bool unwinding = std::uncaught_exceptions() > exceptions_before_;
     if (reducer_.in_backward() || (unwinding && !this->shares_.done()))
-      this->communicator_.abort(
-          cat("rank ", this->communicator_.rank(),
-              unwinding ? " threw an exception in the middle of a step"
-                        : ": its net has ended in the middle of a backward pass"));
+      this->communicator_.abort(cat("rank ", this->communicator_.rank(),
+                                    unwinding ? " threw an exception in the middle of a step"
+                                              : ": its net has ended in the middle of a backward pass"));
   }
 
   /// The model's output for this rank's share of the batch.
@@ -246,8 +248,7 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
     reducer_.weigh_anew();
     if (sends_buffers) this->broadcast_buffers(joining_ ? this->shares_.first_active() : 0);
     if (shares_buffers && hooked) buffer_hook_(this->buffers_, this->communicator_);
-    if constexpr (averages_parameters)
-      if (this->training()) hook().before_forward(this->flat_, this->communicator_, shared());
+    if constexpr (averages_parameters) hook().before_forward(this->flat_, this->communicator_, shared());
   }
 
   [[gnu::cold]] void check_all_here() {
@@ -273,10 +274,13 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
       if (!shares.sync()) continue;
       reducer_.keep_company();
       if (step) step();
+      reducer_.forget_gradients();
     }
-    // The ranks that went on longest don't know that they did.
-    std::int64_t root = last;
-    this->communicator_.all_reduce(std::span(&root, 1), comm::ReduceOp::max, {});
+    // The ranks that went on longest don't know that they did. Masks of dropout follow the number of passes.
+    std::int64_t root_and_passes[] = {last, this->forward_passes()};
+    this->communicator_.all_reduce(std::span(root_and_passes), comm::ReduceOp::max, {});
+    const auto [root, most] = root_and_passes;
+    this->set_forward_passes(static_cast<std::uint32_t>(most));
     if (root >= 0) take_state(static_cast<int>(root));
   }
 

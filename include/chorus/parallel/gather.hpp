@@ -119,17 +119,19 @@ auto gather(const std::vector<GraphVariable<T, Rank, D>>& parts, int dim, D devi
 }
 
 template <Real T, int Rank, Device D>
-auto gather(const std::vector<Variable<T, Rank, D>>& parts, int dim, D device, const Ref<ReplicaBackward>& backward) {
+auto gather(std::vector<Variable<T, Rank, D>> parts, int dim, D device, const Ref<ReplicaBackward>& backward) {
   std::vector<Tensor<T, Rank, D>> values;
   bool wanted = false;
-  for (const auto& part : parts) {
+  for (auto& part : parts) {
+    // A parameter that the model returns gets its gradient with the others', in its copy's own backward pass.
+    if (part.node() && part.node()->is_leaf()) part = reshape(part, part.shape());
     values.push_back(part.value());
     wanted = wanted || part.requires_grad();
   }
   auto value = gather_tensors(values, dim, device);
   constexpr int rank = decltype(value)::rank;
   if (!wanted) return Variable<T, rank, D>(std::move(value));
-  Ref<GradNode<T, rank, D>> node(new GatherNode<T, rank, Rank, D>(value, dim, parts, backward));
+  Ref<GradNode<T, rank, D>> node(new GatherNode<T, rank, Rank, D>(value, dim, std::move(parts), backward));
   return Variable<T, rank, D>(std::move(value), std::move(node));
 }
 
@@ -204,9 +206,9 @@ auto gather(const std::vector<Part>& parts, int dim, D device, const Back& backw
     return out;
   } else if constexpr (is_optional<Part> && holds_operands<Part>) {
     for (const auto& part : parts)
-      check<ShapeError>(part.has_value() == parts.front().has_value(), "DataParallel: replica ", &part - parts.data(),
-                        part ? " returned a value where replica 0 returned none"
-                             : " returned none where replica 0 returned a value");
+      check<ShapeError>(
+          part.has_value() == parts.front().has_value(), "DataParallel: replica ", &part - parts.data(),
+          part ? " returned a value where replica 0 returned none" : " returned none where replica 0 returned a value");
     const auto member = [&] {
       return gather_member(
           parts, [](const Part& p) -> const auto& { return *p; }, dim, device, backward);

@@ -38,6 +38,7 @@ class GradientLayout {
     rebuild();
   }
 
+  const nn::FlatParameters<D>& flat() const { return flat_; }
   std::size_t entries() const { return flat_.entries().size(); }
   ParameterOn<D>& parameter(std::size_t i) const { return flat_.entries()[i].parameter(); }
   const std::string& name(std::size_t i) const { return flat_.entries()[i].named.name; }

@@ -74,7 +74,7 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
       in_backward_ = false;  // where the last one ended early
       samples_ = rows_;
       this->shares_.begin_unasked(samples_);
-      if (this->training() && steps_ >= options_.period) synchronise();
+      if (steps_ >= options_.period) synchronise();
       apart_.note(this->flat_, [](const auto&) { return true; });
     }
     return this->forward(inputs...);

@@ -4,6 +4,7 @@
 #include <chorus/comm/any_communicator.hpp>
 #include <chorus/kernels/pointwise.hpp>
 #include <chorus/parallel/distributed_policy.hpp>
+#include <chorus/parallel/gradients_aside.hpp>
 #include <cstdint>
 #include <span>
 #include <utility>
@@ -47,6 +48,13 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
     run.check_options();
   }
 
+  /// Peers don't wait for a rank that throws in the middle of a backward pass: the group is given up.
+  ~ParameterServer() {
+    if (in_backward_)
+      this->communicator_.abort(
+          cat("rank ", this->communicator_.rank(), ": its net has ended in the middle of a ", "backward pass"));
+  }
+
   /// The model's output for this rank's share of the batch. Each is followed by one backward pass at most: another one
   /// throws UsageError.
   template <class... Inputs>
@@ -56,7 +64,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
     if (grad_enabled()) {
       pushed_ = false;
       this->shares_.begin(detail::batch_size(0, inputs...), true, this->training());
-      if (this->training() && stepped_) pull();
+      if (stepped_) pull();
       keep_earlier_gradients();
     } else {
       this->shares_.begin_alone();
@@ -98,17 +106,17 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
   }
 
   // What earlier passes have left on the server, weighed and complete, is to stay as it is when `push` weighs all: it
-  // is kept in the unit of the pass that begins. Where this rank has no samples in it, there is nothing else to weigh.
+  // is kept in the unit of the pass that begins. A pass in which this rank has no samples adds nothing.
   void keep_earlier_gradients() {
     const double weight = this->shares_.weight(), factor = unit_ / weight;
-    if (!is_server() || weight == 0) return;
+    aside_.forget();
+    if (!is_server()) return;
+    if (weight == 0) return aside_.take(this->flat_);
     unit_ = weight;
     for (const auto& entry : this->flat_.entries()) {
       auto& p = entry.parameter();
       if (!p.grad_arrived()) continue;
-      const auto scale = [&]<class T>(T* grad) {
-        kernels::scale(p.where(), p.count(), static_cast<T>(factor), grad);
-      };
+      const auto scale = [&]<class T>(T* grad) { kernels::scale(p.where(), p.count(), static_cast<T>(factor), grad); };
       if (p.dtype() == DType::f32)
         scale(static_cast<float*>(p.grad_data()));
       else
@@ -139,9 +147,11 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
     std::vector<std::uint8_t> own(entries.size()), marks(entries.size());
     for (std::size_t i = 0; i < entries.size(); ++i) {
       auto& p = entries[i].parameter();
+      if (aside_.any()) aside_.put_back(this->flat_, i);
       own[i] = p.grad_arrived() ? 1 : 0;
       if (own[i] == 0) zero_bytes(p.where(), p.grad_data(), p.size_bytes());
     }
+    aside_.forget();
     const D device = entries.front().parameter().where();
     const comm::CollectiveOptions options{.traffic = trace::Traffic::gradients};
     for (const auto& group : this->flat_.groups())
@@ -168,7 +178,8 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
       entries[i].parameter().set_grad_arrived(is_server() && own[i] != 0);
   }
 
-  double unit_ = 1;  // what the server's gradients are to be multiplied by
+  detail::GradientsAside<D> aside_;  // the server's
+  double unit_ = 1;                  // what the server's gradients are to be multiplied by
   bool in_backward_ = false;
   bool pushed_ = false;   // the gradients of the last forward pass have been sent
   bool stepped_ = false;  // the server's parameters may have changed since the last pull

@@ -34,6 +34,7 @@ class ParameterSlice final : public ParameterOn<D> {
   void set_wants_grad(bool wants) override { whole_.set_wants_grad(wants); }
   void bind(const Storage<D>&, void*, const Storage<D>&, void*) override { no_parameter(); }
   void on_grad(std::function<void()>) override { no_parameter(); }
+  void take_hooks_of(const Ref<Node>&) override { no_parameter(); }
   Ref<Node> copy_to(D) const override { no_parameter(); }
   void add_grad_of(const ParameterOn<D>&) override { no_parameter(); }
   void set_origin(Ref<Node>) override { no_parameter(); }

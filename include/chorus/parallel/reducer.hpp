@@ -44,8 +44,7 @@ class Reducer {
         parts_(layout_),
         accumulated_(layout_, shares),
         arrivals_(layout_, communicator.rank()) {
-    check<UsageError>(!layout_.buckets().empty(),
-                      "DistributedDataParallel: no parameter of the model wants a gradient",
+    check<UsageError>(!layout_.buckets().empty(), "DistributedDataParallel: no parameter of the model wants a gradient",
                       options_.parameters_and_buffers_to_ignore.empty() ? "" : " that ranks share");
     check<UsageError>(
         !in_parts || !options_.skip_all_reduce_unused_params,
@@ -81,7 +80,9 @@ class Reducer {
   }
   /// Behind it, when ranks have told each other their samples: weighs what earlier passes under no_sync have added up,
   /// so that each pass counts by its own batch.
-  void weigh_anew() { accumulated_.weigh_anew(); }
+  void weigh_anew() {
+    if (hook_averages()) accumulated_.weigh_anew();
+  }
 
   /// Lays the flat buffers out anew, in this order of the entries. `learned`: as a backward pass has shown it.
   void reorder(std::span<const std::size_t> order, bool learned) {
@@ -99,9 +100,11 @@ class Reducer {
 
   /// A leaf's hook: its gradient is final. Buckets leave in order, each as soon as it is full.
   void gradient_ready(const ParameterOn<D>& parameter) {
+    if (accumulated_.adds_nothing()) [[unlikely]]
+      accumulated_.arrived(layout_.index_of(parameter));
     if (!sync) {
       parts_.refuse_if_waiting("no other backward pass can begin");
-      accumulated_.note();
+      if (hook_averages()) accumulated_.note();
       return;
     }
     if (!in_backward_) {
@@ -120,23 +123,37 @@ class Reducer {
       while (sender_.next_is_back()) step_next_bucket();
   }
 
-  /// Takes part in a backward pass of other ranks, with zeros.
+  /// Takes part in a backward pass of other ranks, with what this one has added up under no_sync, else with zeros.
   [[gnu::cold]] void keep_company() {
+    const bool brings_nothing = !accumulated_.any();
     begin_backward();
-    for (const auto& bucket : layout_.buckets())
-      zero_bytes(layout_.device(bucket), layout_.gradients(bucket), layout_.bytes(bucket));
-    // An optimizer that steps behind this pass sees the averages, and nothing of this rank's own.
-    for (std::size_t i = 0; i < layout_.entries(); ++i)
-      parameter(i).set_grad_arrived(layout_.is_sent(i) && !may_leave_out());
-    company_ = true;
+    for (std::size_t i = 0; i < layout_.entries(); ++i) {
+      if (brings_nothing) parameter(i).set_grad_arrived(false);
+      if (!layout_.is_sent(i)) continue;
+      arrivals_.zero_unless_arrived(i);
+      // An optimizer that steps behind this pass sees the averages.
+      if (!may_leave_out()) parameter(i).set_grad_arrived(true);
+    }
+    const struct Scope {
+      bool& company;
+      ~Scope() { company = false; }
+    } scope{company_};
+    company_ = brings_nothing;
     if (!learning_graph()) sender_.send_all();
     finish_backward();
-    company_ = false;
+  }
+  /// Behind an optimizer's step: the next backward pass begins without gradients.
+  [[gnu::cold]] void forget_gradients() {
+    for (std::size_t i = 0; i < layout_.entries(); ++i) parameter(i).set_grad_arrived(false);
   }
 
  private:
   [[gnu::cold]] std::string where() const { return cat("DistributedDataParallel: rank ", communicator_.rank(), ": "); }
 
+  bool hook_averages() {
+    if constexpr (requires { hook().averages(); }) return hook().averages();
+    return true;
+  }
   ParameterOn<D>& parameter(std::size_t i) const { return layout_.parameter(i); }
   const std::string& name(std::size_t i) const { return layout_.name(i); }
   bool learning_graph() const { return options_.static_graph && !layout_.knows_uses(); }

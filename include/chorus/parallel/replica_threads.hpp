@@ -54,20 +54,22 @@ class ReplicaThreads {
     groups_.begin(used, recorded);
     const auto shared = std::make_shared<Shared>();
     shared->pass = std::move(pass);
-    const auto& errors =
-        threads_.run(used, std::make_shared<const Task>([this, used, &prepare, shared](std::size_t i) {
-                       Preparing preparing{shared.get()};
-                       const ThreadBatchGroups::Membership membership(groups_, used, i);
-                       prepare(i);
-                       preparing.end();
-                       shared->pass(i);
-                     }),
-                     timeout_);
-    if (!threads_.at_work().empty()) {
+    threads_.run(used, std::make_shared<const Task>([this, used, &prepare, shared](std::size_t i) {
+                   Preparing preparing{shared.get()};
+                   const ThreadBatchGroups::Membership membership(groups_, used, i);
+                   prepare(i);
+                   preparing.end();
+                   shared->pass(i);
+                 }),
+                 timeout_);
+    auto late = threads_.at_work();
+    if (!late.empty()) {
       for (auto done = shared->prepared.load(); done < used; done = shared->prepared.load())
         shared->prepared.wait(done);
-      if (const auto late = threads_.at_work(); !late.empty()) fail_without(late, groups_.culprit(used), errors);
+      late = threads_.at_work();
     }
+    const auto& errors = threads_.collect();  // of those that have ended meanwhile, too
+    if (!late.empty()) fail_without(late, groups_.culprit(used), errors);
     if (const auto culprit = groups_.culprit(used)) fail_for(*culprit, errors);
     if (errors[0]) fail_for(0, errors);  // one device has no group
   }

@@ -7,17 +7,24 @@
 #include <cstddef>
 #include <map>
 #include <memory>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 namespace chorus::inline CHORUS_ABI::detail {
 
 /// Gives every handle of a model a copy of its parameter or buffer on `device`; what was shared stays shared.
+/// `in_place`: the copies take the originals' places, with the hooks that users have registered.
 template <Device D>
 class Relocate final : public nn::detail::Walker {
  public:
-  explicit Relocate(D device) : device_(device) {}
-  void parameter(std::string_view, AnyParameter& handle) override { replace(handle, handle.on<D>()); }
+  Relocate(D device, bool in_place) : device_(device), in_place_(in_place) {}
+  void parameter(std::string_view, AnyParameter& handle) override {
+    const auto original = handle.shared();
+    const bool first = !copies_.contains(original.get());
+    replace(handle, handle.on<D>());
+    if (in_place_ && first) handle.on<D>().take_hooks_of(original);
+  }
   void buffer(std::string_view, AnyBuffer& handle) override { replace(handle, handle.on<D>()); }
 
  private:
@@ -28,16 +35,44 @@ class Relocate final : public nn::detail::Walker {
     handle.replace(copy);
   }
   D device_;
+  bool in_place_;
   std::map<const Node*, Ref<Node>> copies_;
 };
 
 /// The model with all its numbers on `device`.
 template <class Model, Device D>
-Model copy_to(Model model, D device) {
-  Relocate<D> relocate(device);
+Model copy_to(Model model, D device, bool in_place = false) {
+  Relocate<D> relocate(device, in_place);
   relocate.walk(model);
   return model;
 }
+
+/// A model's handles, to be given back to it.
+class Handles final : public nn::detail::Walker {
+ public:
+  explicit Handles(nn::Module& model) {
+    walk(model);
+    kept_ = true;
+  }
+  /// Of one that has as many.
+  void put_into(nn::Module& model) {
+    next_ = 0;
+    walk(model);
+  }
+  void parameter(std::string_view, AnyParameter& handle) override { take_or_give(handle); }
+  void buffer(std::string_view, AnyBuffer& handle) override { take_or_give(handle); }
+
+ private:
+  void take_or_give(auto& handle) {
+    if (kept_)
+      handle.replace(nodes_[next_++]);
+    else
+      nodes_.push_back(handle.shared());
+  }
+  std::vector<Ref<Node>> nodes_;
+  std::size_t next_ = 0;
+  bool kept_ = false;
+};
 
 /// Gives every module of `to` the training flag that its counterpart in `from` has.
 inline void copy_training_flags(nn::Module& from, nn::Module& to) {
@@ -78,7 +113,11 @@ class Replica {
   using Flat = nn::FlatParameters<D>;
 
   Replica(const Model& original, D device)
-      : model_(copy_to(original, device)), flat_(model_), buffers_(nn::named_buffers<D>(model_)), device_(device) {
+      : model_(copy_to(original, device)),
+        handles_(model_),
+        flat_(model_),
+        buffers_(nn::named_buffers<D>(model_)),
+        device_(device) {
     seen_.resize(flat_.entries().size());
   }
   Replica(const Replica&) = delete;
@@ -87,6 +126,17 @@ class Replica {
   Model& model() { return model_; }
   const Flat& flat() const { return flat_; }
   D device() const { return device_; }
+
+  /// Takes over what the original's layers have beside parameters and buffers, as a rate or the training flag. Of a
+  /// model that can't be assigned to, since it has a member that can't, that is the training flags alone.
+  void take_members(Model& original) {
+    if constexpr (std::is_copy_assignable_v<Model>) {
+      model_ = original;
+      handles_.put_into(model_);
+    } else {
+      copy_training_flags(original, model_);
+    }
+  }
 
   /// Fetches the parameters that have changed since the last call, all buffers, and nothing else; freezes what is
   /// frozen.
@@ -144,6 +194,7 @@ class Replica {
 
  private:
   Model model_;
+  Handles handles_;
   Flat flat_;
   std::vector<nn::NamedBuffer<D>> buffers_;
   D device_;

@@ -46,7 +46,7 @@ class ShardedOptimizer : public optim::HasLearningRate {
 
  public:
   /// Steps all parameters of `net`, as long as that lives: afterwards there is its state, and other calls throw
-  /// UsageError. Throws UsageError where ranks have parameters of their own.
+  /// UsageError. Throws UsageError where ranks have parameters or gradients of their own.
   template <class Net>
   ShardedOptimizer(Net& net, const typename Opt::options_type& options)
       : HasLearningRate(options.lr),
@@ -67,6 +67,9 @@ class ShardedOptimizer : public optim::HasLearningRate {
                                })),
         skip_step_(while_alive(net, [&net] { net.forget_parts(); })),
         in_parts_(Net::averages_in_parts) {
+    check<UsageError>(!Net::own_gradients,
+                      "ShardedOptimizer: the hook may leave each rank its own gradients, and a rank steps its part of "
+                      "the parameters with them for all");
     check<UsageError>(net.options().parameters_and_buffers_to_ignore.empty(),
                       "ShardedOptimizer: parameters that are each rank's own can't be shared out");
   }

@@ -317,4 +317,58 @@ TEST_CASE("post-local sgd: a rank's own gradient that is not finite is everybody
   }
 }
 
+TEST_CASE("policies that average parameters train in eval mode, as with frozen batch norm") {
+  SingleDevice<Model> single{make<Model>(), 3};
+  const auto train = [](auto& net, const auto& loss) {
+    optim::Sgd optimizer{net.parameters(), {.lr = 0.3}};
+    net.eval();
+    for (std::uint32_t number = 0; number < 4; ++number) {
+      optimizer.zero_grad();
+      loss(net, number).backward();
+      optimizer.step();
+    }
+    net.eval();
+    return test::text_of(test::values(net.module()));
+  };
+  const auto expected = train(single, [](auto& net, std::uint32_t number) { return loss_of(net, 6, number); });
+  const auto check = [&](const auto& make_net) {
+    const auto text = common_text(2, [&](const World& world) {
+      auto communicator = comm::connect(world);
+      auto net = make_net(communicator);
+      return train(net, [&](auto& policy, std::uint32_t number) { return share_of_loss(policy, 6, number, world); });
+    });
+    CHECK(distance(test::numbers_in(text), test::numbers_in(expected)) < rounding);
+  };
+  check([](auto& c) { return ParameterServer<Model>(make<Model>(), c, 3); });
+  check([](auto& c) { return LocalSgd<Model>(make<Model>(), c, {.period = 1}, 3); });
+  check([](auto& c) {
+    return DistributedDataParallel<Model, PostLocalSgd>(make<Model>(), c, {}, 3,
+                                                        {.start_local_sgd_iter = 1, .period = 1});
+  });
+}
+
+TEST_CASE("parameter server: peers don't wait for a rank that throws in the middle of backward") {
+  for (const int thrower : {0, 1}) {
+    const auto begin = comm::Clock::now();
+    const auto texts = Ranks(2, [=](const World& world) -> std::string {
+                         auto communicator = comm::connect(world);  // outlives the net
+                         try {
+                           ParameterServer<Model> net{make<Model>(), communicator, 3};
+                           if (world.rank == thrower)
+                             net.module().fc1.weight.register_hook([] { fail<FileError>("the user's error"); });
+                           for (std::uint32_t number = 0; number < 3; ++number)
+                             share_of_loss(net, 6, number, world).backward();
+                         } catch (const Error& error) {
+                           std::this_thread::sleep_for(world.rank == thrower ? 2s : 0s);
+                           return error.what();
+                         }
+                         return "no error";
+                       }).texts();
+    CHECK(texts[static_cast<std::size_t>(thrower)] == "the user's error");
+    CHECK_THAT(texts[static_cast<std::size_t>(1 - thrower)],
+               Contains(cat("rank ", thrower, ": its net has ended in the middle of a backward pass")));
+    CHECK(comm::Clock::now() - begin < 5s);
+  }
+}
+
 }  // namespace averaging_edges_test

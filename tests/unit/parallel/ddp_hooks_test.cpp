@@ -239,4 +239,29 @@ TEST_CASE("hooks: post-local sgd averages gradients first, then parameters, ever
   CHECK(text == "904+0 904+0 0+0 0+0 0+904 0+0 0+904 apart same");
 }
 
+TEST_CASE("ddp: a parameter's hooks see this rank's gradient, whether they came before the policy or after") {
+  for (const bool before : {true, false})
+    for (const char* cap : {"0", "25"}) {
+      const auto texts =
+          Ranks(2, [=](const World& world) -> std::string {
+            std::string seen, given;
+            const auto add = [&](auto& model) {
+              auto weight = model.fc1.weight;
+              weight.register_hook([&seen, weight] { seen = test::text_of(weight.grad().to_vector()); });
+              weight.register_hook([&given](const auto& grad) { given = test::text_of(grad.to_vector()); });
+            };
+            auto model = make<Model>();
+            if (before) add(model);
+            const double mb = std::atof(cap);
+            Distributed<Model> rank(world, {.first_bucket_cap_mb = mb, .bucket_cap_mb = mb}, std::move(model));
+            if (!before) add(rank.net.module());
+            const auto x = numbers(4, 5, 7 + static_cast<std::uint32_t>(world.rank));
+            cross_entropy(rank.net(x), labels(4, 3, 1)).backward();
+            if (test::text_of(rank.net.module().fc1.weight.grad().to_vector()) == given) return "same";
+            return given == seen ? "own" : "averaged";
+          }).texts();
+      CHECK(texts == std::vector<std::string>{"own", "own"});
+    }
+}
+
 }  // namespace ddp_hooks_test

@@ -222,6 +222,95 @@ TEST_CASE("join: a rank that has a thousand batches fewer than others says so, o
         "have, and only keeps them company\n");
 }
 
+TEST_CASE("join: gradients that are forgotten behind the step, not before the pass") {
+  const std::vector<int> batches{3, 1, 2};
+  const auto expected = train_alone<test::Smooth<Cpu>>(batches);
+  for (const auto& options :
+       {DistributedDataParallelOptions{}, DistributedDataParallelOptions{.find_unused_parameters = true},
+        DistributedDataParallelOptions{.static_graph = true}})
+    for (const bool in_company : {true, false}) {
+      const auto text = common_text(3, [&](const World& world) {
+        Distributed<test::Smooth<Cpu>> rank(world, options);
+        optim::Sgd optimizer{rank.net.parameters(), {.lr = 0.3}};
+        for (int epoch = 0; epoch < 2; ++epoch)
+          rank.net.join(
+              [&] {
+                for (int i = 0; i < batches[static_cast<std::size_t>(world.rank)]; ++i) {
+                  loss_of(rank.net, world.rank, i).backward();
+                  optimizer.step();
+                  optimizer.zero_grad();
+                }
+              },
+              {.step = in_company ? std::function<void()>([&] { optimizer.step(); }) : nullptr});
+        return test::text_of(test::values(rank.net.module()));
+      });
+      CHECK(distance(test::numbers_in(text), expected) < rounding);
+    }
+}
+
+TEST_CASE("join: what a rank has added up under no_sync when it ends counts in the others' next average") {
+  const auto loss_in = [](auto& net, int rank, int step) { return loss_of(net, rank, 2 * step + 1); };
+  SingleDevice<test::Smooth<Cpu>> single{make<test::Smooth<Cpu>>(), 3};
+  (loss_in(single, 0, 0) * 0.4).backward();
+  (loss_in(single, 1, 0) * 0.6).backward();
+  loss_in(single, 0, 1).backward();
+  for (const auto& options :
+       {DistributedDataParallelOptions{}, DistributedDataParallelOptions{.find_unused_parameters = true},
+        DistributedDataParallelOptions{.static_graph = true}}) {
+    const auto texts = Ranks(2, [&](const World& world) {
+                         Distributed<test::Smooth<Cpu>> rank(world, options);
+                         std::string averaged;
+                         rank.net.join([&] {
+                           {
+                             const auto quiet = rank.net.no_sync();
+                             loss_in(rank.net, world.rank, 0).backward();
+                           }
+                           if (world.rank == 1) return;
+                           loss_in(rank.net, 0, 1).backward();
+                           averaged = test::text_of(test::gradients(rank.net.module()));
+                         });
+                         return averaged;
+                       }).texts();
+    CHECK(distance(test::numbers_in(texts[0]), test::gradients(single.module())) < rounding);
+  }
+}
+
+TEST_CASE("join: afterwards all ranks have seen as many forward passes, of which masks of dropout depend") {
+  const auto text = common_text(3, [](const World& world) {
+    Distributed<test::Smooth<Cpu>> rank(world);
+    rank.net.join([&] {
+      for (int step = 0; step < 1 + 2 * world.rank; ++step) loss_of(rank.net, world.rank, step).backward();
+    });
+    return cat(rank.net.forward_passes());
+  });
+  CHECK(text == "5");
+}
+
+TEST_CASE("join: a NaN that ends it leaves a net that averages as before") {
+  const auto text = common_text(2, [](const World& world) {
+    Distributed<test::Smooth<Cpu>> rank(world, {.find_unused_parameters = true, .non_finite = NonFinite::throw_error});
+    auto& net = rank.net;
+    const auto pass = [&](double factor) {
+      for (const auto& named : net.parameters()) named.parameter->set_grad_arrived(false);
+      // Rank 0 uses the first layer alone: all of fc2's gradient comes from rank 1.
+      if (world.rank == 0)
+        sum(net.module().fc1.weight * factor + 0.0 * sum(net(rows(0, 0)).detach())).backward();
+      else
+        (loss_of(net, 1, 0) * factor).backward();
+    };
+    const auto why = message_of<NonFiniteError>([&] {
+      net.join([&] {
+        if (world.rank == 0) pass(NAN);
+      });
+    });
+    pass(1);
+    double size = 0;
+    for (const double x : net.module().fc2.weight.grad().to_vector()) size += std::abs(x);
+    return cat(why.empty() ? "no error" : "error", size > 0 ? ", averaged" : ", lost");
+  });
+  CHECK(text == "error, averaged");
+}
+
 TEST_CASE("join: what a body throws comes out, and a join inside a join is refused") {
   comm::AnyCommunicator alone;
   DistributedDataParallel<test::Smooth<Cpu>> net{make<test::Smooth<Cpu>>(), alone};

@@ -3,6 +3,7 @@
 #include <chorus/core/trace.hpp>
 #include <chorus/optim/schedules.hpp>
 #include <chorus/parallel/fused_optimizer.hpp>
+#include <chorus/parallel/hooks/post_local_sgd.hpp>
 #include <chorus/parallel/sharded_optimizer.hpp>
 
 #include "ranks.hpp"
@@ -151,7 +152,7 @@ TEST_CASE("sharded optimizer: each of n ranks holds an n-th of the state, and se
   CHECK(text == cat(2 * 37, " ", 2 * 37));
 }
 
-TEST_CASE("sharded optimizer: a step that no rank needs changes nothing, and own parameters are refused") {
+TEST_CASE("sharded optimizer: a step that no rank needs changes nothing; own parameters and gradients are refused") {
   const auto text = common_text(2, [](const World& world) {
     Distributed<test::Smooth<Cpu>> rank(world);
     ShardedOptimizer<Sgd> optimizer{rank.net, {.lr = 0.3, .weight_decay = 0.1}};
@@ -164,6 +165,13 @@ TEST_CASE("sharded optimizer: a step that no rank needs changes nothing, and own
   DistributedDataParallel<test::Smooth<Cpu>> net{
       make<test::Smooth<Cpu>>(), alone, {.parameters_and_buffers_to_ignore = {"fc1.bias"}}};
   CHECK_THAT(message_of<UsageError>([&] { ShardedOptimizer<Sgd> optimizer(net, {}); }), Contains("own"));
+  const auto refused = [&](auto hook) {
+    DistributedDataParallel<test::Smooth<Cpu>, decltype(hook)> other{make<test::Smooth<Cpu>>(), alone};
+    CHECK_THAT(message_of<UsageError>([&] { ShardedOptimizer<Sgd> optimizer(other, {}); }),
+               Contains("the hook may leave each rank its own gradients"));
+  };
+  refused(PostLocalSgd{});
+  refused(NoCommunication{});
 }
 
 }  // namespace ddp_optimizers_test

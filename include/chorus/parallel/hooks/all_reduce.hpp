@@ -36,7 +36,8 @@ struct GradBucketPart {
 ///   void after_backward(), void before_forward(flat parameters, communicator, shared): around an optimizer's step;
 ///     `shared(name)`: whether ranks share the parameter of that name;
 ///   void synchronise(flat parameters, communicator): in `eval()`, when all ranks shall have the same parameters.
-/// A hook that may leave ranks with different gradients has a member `static constexpr bool own_gradients = true`.
+/// A hook that may leave ranks with different gradients has a member `static constexpr bool own_gradients = true`, and
+/// `bool averages() const`, whether it will average this step's: those that it won't are not weighed.
 /// State is the hook's own: one hook belongs to one net. When buckets change, `reset()` is called, if there is one.
 /// What it remembers of each parameter beyond that, and in checkpoints, it shows in
 ///   void remembered(const GradBucket<T, D>&, bool make, const auto& visit)
@@ -79,6 +80,7 @@ struct AllReduce {
 /// parameters instead.
 struct NoCommunication {
   static constexpr bool own_gradients = true;
+  static constexpr bool averages() { return false; }
 
   template <class T, Device D, class Communicator>
   comm::Work start(const GradBucket<T, D>&, Communicator&) {

@@ -33,6 +33,13 @@ void grow(Tensor<T, 1, D>& tensor, std::size_t count, D device) {
   tensor = Tensor<T, 1, D>::zeros({static_cast<Index>(count)}, device);
 }
 
+/// This rank's weight in units of that of an even share. What has not been sent waits in the unit of an even share,
+/// since the next step may weigh this rank otherwise; without samples it waits on.
+template <Scalar T>
+T even_shares(double weight, int ranks) {
+  return static_cast<T>(weight * ranks);
+}
+
 /// Adds to the gradients what has not been sent yet, of which nothing is left then: one rank alone sends nothing, and
 /// may have it from a checkpoint of several.
 template <Scalar T, Device D>

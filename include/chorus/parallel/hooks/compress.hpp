@@ -28,15 +28,15 @@ struct Compress {
     const auto count = static_cast<Index>(bucket.gradients.size());
     T* grad = bucket.gradients.data();
     detail::grow(state.wire, bucket.gradients.size(), bucket.device);
-    if (error_feedback) {
-      detail::grow(state.rest, bucket.gradients.size(), bucket.device);
-      kernels::axpy(bucket.device, count, T{1}, state.rest.data(), grad);
-    }
+    const T even = detail::even_shares<T>(bucket.weight, communicator.size());
+    if (error_feedback) detail::grow(state.rest, bucket.gradients.size(), bucket.device);
+    if (error_feedback && even > 0) kernels::axpy(bucket.device, count, T{1} / even, state.rest.data(), grad);
     kernels::convert(bucket.device, count, grad, state.wire.data());
-    if (error_feedback) {
+    if (error_feedback && even > 0) {
       kernels::convert(bucket.device, count, state.wire.data(), state.rest.data());
       kernels::pointwise_forward(bucket.device, detail::NotSent{}, count,
                                  std::array<const T*, 2>{grad, state.rest.data()}, state.rest.data());
+      if (even != T{1}) kernels::scale(bucket.device, count, even, state.rest.data());
     }
     return communicator.all_reduce_async(std::span<Wire>(state.wire.data(), bucket.gradients.size()),
                                          comm::ReduceOp::sum,

@@ -21,7 +21,7 @@ struct PostLocalSgd {
 
   template <class T, Device D, class Communicator>
   comm::Work start(const GradBucket<T, D>& bucket, Communicator& communicator) {
-    if (steps >= start_local_sgd_iter) return {};
+    if (!averages()) return {};
     return AllReduce{}.start(bucket, communicator);
   }
   template <class T, Device D, class Communicator>
@@ -29,6 +29,7 @@ struct PostLocalSgd {
     return {};
   }
 
+  bool averages() const { return steps < start_local_sgd_iter; }
   /// A backward pass that synchronises has ended; the optimizer's step follows.
   void after_backward() {
     check<UsageError>(period > 0, "PostLocalSgd: the period is at least 1, got ", period);
@@ -39,7 +40,7 @@ struct PostLocalSgd {
   template <Device D, class Communicator, class Shared>
   void before_forward(const nn::FlatParameters<D>& flat, Communicator& communicator, const Shared& shared) {
     if (due) synchronise(flat, communicator);
-    if (steps >= start_local_sgd_iter) stepped.note(flat, shared);
+    if (!averages()) stepped.note(flat, shared);
   }
   template <Device D, class Communicator>
   void synchronise(const nn::FlatParameters<D>& flat, Communicator& communicator) {

@@ -52,8 +52,9 @@ struct PowerSgd {
     if (state.full) return communicator.all_reduce_async(bucket.gradients, comm::ReduceOp::sum, options(bucket.weight));
     if (state.pieces.empty()) lay_out(bucket, state);
     if (!warm_start) draw_second(bucket, state);
-    if (use_error_feedback)
-      kernels::axpy(bucket.device, state.rest.numel(), T{1}, state.rest.data(), bucket.gradients.data());
+    const T even = detail::even_shares<T>(bucket.weight, communicator.size());
+    if (use_error_feedback && even > 0)
+      kernels::axpy(bucket.device, state.rest.numel(), T{1} / even, state.rest.data(), bucket.gradients.data());
     for (const Piece& piece : state.pieces) {
       const T* grad = bucket.gradients.data() + piece.begin;
       T* to = state.first.data() + piece.in_first;
@@ -86,7 +87,9 @@ struct PowerSgd {
           std::span<T>(state.second.data(), static_cast<std::size_t>(state.second.numel())), comm::ReduceOp::sum,
           options(bucket.weight));
     }
-    if (use_error_feedback)
+    const T even = detail::even_shares<T>(bucket.weight, communicator.size());
+    const bool leaves_rest = use_error_feedback && even > 0;
+    if (leaves_rest)
       copy_bytes(bucket.device, state.rest.data(), bucket.device, bucket.gradients.data(),
                  bucket.gradients.size_bytes());
     for (const Piece& piece : state.pieces) {
@@ -98,11 +101,12 @@ struct PowerSgd {
       else
         copy_bytes(bucket.device, grad, bucket.device, first, static_cast<std::size_t>(piece.rows) * sizeof(T));
     }
-    if (use_error_feedback) {
+    if (leaves_rest) {
       kernels::axpy(bucket.device, state.rest.numel(), T{-1}, bucket.gradients.data(), state.rest.data());
       for (const Piece& piece : state.pieces)  // what was sent in full leaves no rest
         if (!piece.low_rank())
           zero_bytes(bucket.device, state.rest.data() + piece.begin, static_cast<std::size_t>(piece.rows) * sizeof(T));
+      if (even != T{1}) kernels::scale(bucket.device, state.rest.numel(), even, state.rest.data());
     }
     // A gradient that was not finite would stay for ever. All ranks have this Q.
     if (!std::isfinite(kernels::square_sum(bucket.device, state.second.numel(), state.second.data()))) state = {};

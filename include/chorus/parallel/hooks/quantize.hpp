@@ -27,6 +27,7 @@ struct Quantize8Bit {
       if (!state.rest.empty()) add_rest(bucket, state);
       return {};
     }
+    const T even = detail::even_shares<T>(bucket.weight, communicator.size());
     state.rest.resize(count);
     state.values.resize(count);
     state.own.resize(blocks * sizeof(float) + count);
@@ -36,9 +37,9 @@ struct Quantize8Bit {
       const std::size_t begin = b * block, end = std::min(count, begin + block);
       T largest = 0;
       for (std::size_t i = begin; i < end; ++i) {
-        state.values[i] += state.rest[i];
+        if (even > 0) state.values[i] += state.rest[i] / even;
         const T size = std::abs(state.values[i]);
-        if (!(size <= largest)) largest = size;  // a NaN stays, too
+        if (size > largest || std::isnan(size)) largest = size;
       }
       const T unit = static_cast<T>(static_cast<float>(largest / 127));
       auto* steps = reinterpret_cast<std::int8_t*>(state.own.data() + blocks * sizeof(float));
@@ -46,7 +47,7 @@ struct Quantize8Bit {
       for (std::size_t i = begin; i < end; ++i) {
         const T step = finite && unit > 0 ? std::nearbyint(std::clamp(state.values[i] / unit, T{-127}, T{127})) : T{0};
         steps[i] = static_cast<std::int8_t>(finite ? step : T{1});  // times a unit that is no number
-        state.rest[i] = finite ? state.values[i] - step * unit : T{0};
+        if (even > 0) state.rest[i] = finite ? even * (state.values[i] - step * unit) : T{0};
       }
       const float sent = static_cast<float>(unit) * static_cast<float>(bucket.weight);
       std::memcpy(state.own.data() + b * sizeof(float), &sent, sizeof sent);
