@@ -30001,12 +30001,13 @@ class GradientLayout {
 namespace chorus::inline CHORUS_ABI::detail {
 
 /// A rank without samples has no say in the average, but a loss may have terms that need none, such as a penalty of the
-/// weights. What earlier passes have left is kept meanwhile, in the host's memory: it happens seldom.
+/// weights; and one that only keeps others company has their averages. What earlier passes have left is kept meanwhile,
+/// in the host's memory: it happens seldom.
 template <Device D>
 class GradientsAside {
  public:
   [[gnu::cold]] void take(const nn::FlatParameters<D>& flat) {
-    kept_.assign(flat.entries().size(), std::nullopt);
+    take_none(flat);
     for (std::size_t i = 0; i < kept_.size(); ++i) {
       const auto& p = flat.entries()[i].parameter();
       if (!p.grad_arrived()) continue;
@@ -30014,6 +30015,8 @@ class GradientsAside {
       copy_bytes(Cpu{}, kept_[i]->data(), p.where(), p.grad_data(), p.size_bytes());
     }
   }
+  /// As if there were none.
+  [[gnu::cold]] void take_none(const nn::FlatParameters<D>& flat) { kept_.assign(flat.entries().size(), std::nullopt); }
   void forget() { kept_.clear(); }
   bool any() const { return !kept_.empty(); }
   /// Entry `i` has what it had, or zeros.
@@ -30023,6 +30026,13 @@ class GradientsAside {
       copy_bytes(p.where(), p.grad_data(), Cpu{}, kept_[i]->data(), p.size_bytes());
     else
       zero_bytes(p.where(), p.grad_data(), p.size_bytes());
+  }
+  /// All entries have what they had, or none.
+  [[gnu::cold]] void give_back(const nn::FlatParameters<D>& flat) const {
+    for (std::size_t i = 0; i < kept_.size(); ++i) {
+      flat.entries()[i].parameter().set_grad_arrived(kept_[i].has_value());
+      if (kept_[i]) put_back(flat, i);
+    }
   }
 
  private:
@@ -30933,6 +30943,7 @@ class Reducer {
   /// Takes part in a backward pass of other ranks, with what this one has added up under no_sync, else with zeros.
   [[gnu::cold]] void keep_company() {
     const bool brings_nothing = !accumulated_.any();
+    if (!brings_nothing) own_.take_none(layout_.flat());  // it is sent now
     begin_backward();
     for (std::size_t i = 0; i < layout_.entries(); ++i) {
       if (brings_nothing) parameter(i).set_grad_arrived(false);
@@ -30949,9 +30960,11 @@ class Reducer {
     if (!learning_graph()) sender_.send_all();
     finish_backward();
   }
-  /// Behind an optimizer's step: the next backward pass begins without gradients.
-  [[gnu::cold]] void forget_gradients() {
-    for (std::size_t i = 0; i < layout_.entries(); ++i) parameter(i).set_grad_arrived(false);
+  /// Around such passes: behind them this rank has the gradients that it had before.
+  [[gnu::cold]] void begin_company() { own_.take(layout_.flat()); }
+  [[gnu::cold]] void end_company() {
+    own_.give_back(layout_.flat());
+    own_.forget();
   }
 
  private:
@@ -31114,6 +31127,7 @@ class Reducer {
   GradientParts<D> parts_;
   AccumulatedWeight<D, Communicator> accumulated_;
   GradientArrivals<D> arrivals_;
+  GradientsAside<D> own_;  // while this rank only keeps others company
   BackwardTurn turn_;
 
   std::int64_t skipped_ = 0;
@@ -31366,6 +31380,7 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   [[gnu::cold]] void keep_company(const std::function<void()>& step) {
     auto& shares = this->shares_;
     int last = -1;
+    reducer_.begin_company();
     for (int passes = 0;; ++passes) {
       shares.begin_joined();
       if (shares.first_active() < 0) break;
@@ -31380,8 +31395,8 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
       if (!shares.sync()) continue;
       reducer_.keep_company();
       if (step) step();
-      reducer_.forget_gradients();
     }
+    reducer_.end_company();
     // The ranks that went on longest don't know that they did. Masks of dropout follow the number of passes.
     std::int64_t root_and_passes[] = {last, this->forward_passes()};
     this->communicator_.all_reduce(std::span(root_and_passes), comm::ReduceOp::max, {});

@@ -260,6 +260,7 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   [[gnu::cold]] void keep_company(const std::function<void()>& step) {
     auto& shares = this->shares_;
     int last = -1;
+    reducer_.begin_company();
     for (int passes = 0;; ++passes) {
       shares.begin_joined();
       if (shares.first_active() < 0) break;
@@ -274,8 +275,8 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
       if (!shares.sync()) continue;
       reducer_.keep_company();
       if (step) step();
-      reducer_.forget_gradients();
     }
+    reducer_.end_company();
     // The ranks that went on longest don't know that they did. Masks of dropout follow the number of passes.
     std::int64_t root_and_passes[] = {last, this->forward_passes()};
     this->communicator_.all_reduce(std::span(root_and_passes), comm::ReduceOp::max, {});

@@ -10,12 +10,13 @@
 namespace chorus::inline CHORUS_ABI::detail {
 
 /// A rank without samples has no say in the average, but a loss may have terms that need none, such as a penalty of the
-/// weights. What earlier passes have left is kept meanwhile, in the host's memory: it happens seldom.
+/// weights; and one that only keeps others company has their averages. What earlier passes have left is kept meanwhile,
+/// in the host's memory: it happens seldom.
 template <Device D>
 class GradientsAside {
  public:
   [[gnu::cold]] void take(const nn::FlatParameters<D>& flat) {
-    kept_.assign(flat.entries().size(), std::nullopt);
+    take_none(flat);
     for (std::size_t i = 0; i < kept_.size(); ++i) {
       const auto& p = flat.entries()[i].parameter();
       if (!p.grad_arrived()) continue;
@@ -23,6 +24,8 @@ class GradientsAside {
       copy_bytes(Cpu{}, kept_[i]->data(), p.where(), p.grad_data(), p.size_bytes());
     }
   }
+  /// As if there were none.
+  [[gnu::cold]] void take_none(const nn::FlatParameters<D>& flat) { kept_.assign(flat.entries().size(), std::nullopt); }
   void forget() { kept_.clear(); }
   bool any() const { return !kept_.empty(); }
   /// Entry `i` has what it had, or zeros.
@@ -32,6 +35,13 @@ class GradientsAside {
       copy_bytes(p.where(), p.grad_data(), Cpu{}, kept_[i]->data(), p.size_bytes());
     else
       zero_bytes(p.where(), p.grad_data(), p.size_bytes());
+  }
+  /// All entries have what they had, or none.
+  [[gnu::cold]] void give_back(const nn::FlatParameters<D>& flat) const {
+    for (std::size_t i = 0; i < kept_.size(); ++i) {
+      flat.entries()[i].parameter().set_grad_arrived(kept_[i].has_value());
+      if (kept_[i]) put_back(flat, i);
+    }
   }
 
  private:

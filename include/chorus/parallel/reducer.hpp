@@ -13,6 +13,7 @@
 #include <chorus/parallel/gradient_arrivals.hpp>
 #include <chorus/parallel/gradient_layout.hpp>
 #include <chorus/parallel/gradient_parts.hpp>
+#include <chorus/parallel/gradients_aside.hpp>
 #include <chorus/parallel/hook_memory.hpp>
 #include <chorus/parallel/non_finite.hpp>
 #include <chorus/parallel/same_model.hpp>
@@ -126,6 +127,7 @@ class Reducer {
   /// Takes part in a backward pass of other ranks, with what this one has added up under no_sync, else with zeros.
   [[gnu::cold]] void keep_company() {
     const bool brings_nothing = !accumulated_.any();
+    if (!brings_nothing) own_.take_none(layout_.flat());  // it is sent now
     begin_backward();
     for (std::size_t i = 0; i < layout_.entries(); ++i) {
       if (brings_nothing) parameter(i).set_grad_arrived(false);
@@ -142,9 +144,11 @@ class Reducer {
     if (!learning_graph()) sender_.send_all();
     finish_backward();
   }
-  /// Behind an optimizer's step: the next backward pass begins without gradients.
-  [[gnu::cold]] void forget_gradients() {
-    for (std::size_t i = 0; i < layout_.entries(); ++i) parameter(i).set_grad_arrived(false);
+  /// Around such passes: behind them this rank has the gradients that it had before.
+  [[gnu::cold]] void begin_company() { own_.take(layout_.flat()); }
+  [[gnu::cold]] void end_company() {
+    own_.give_back(layout_.flat());
+    own_.forget();
   }
 
  private:
@@ -307,6 +311,7 @@ class Reducer {
   GradientParts<D> parts_;
   AccumulatedWeight<D, Communicator> accumulated_;
   GradientArrivals<D> arrivals_;
+  GradientsAside<D> own_;  // while this rank only keeps others company
   BackwardTurn turn_;
 
   std::int64_t skipped_ = 0;
