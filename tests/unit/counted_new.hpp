@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <new>
 
-inline std::atomic<int> heap_allocations{0};
+inline std::atomic<int> heap_allocations{0}, heap_releases{0};
 
 // Not inlined: the compiler would see memory of malloc meet `delete`.
 [[gnu::noinline]] void* operator new(std::size_t bytes) {
@@ -17,5 +17,8 @@ inline std::atomic<int> heap_allocations{0};
   heap_allocations.fetch_add(1, std::memory_order_relaxed);
   return std::malloc(bytes);
 }
-[[gnu::noinline]] void operator delete(void* data) noexcept { std::free(data); }
-[[gnu::noinline]] void operator delete(void* data, std::size_t) noexcept { std::free(data); }
+[[gnu::noinline]] void operator delete(void* data) noexcept {
+  if (data != nullptr) heap_releases.fetch_add(1, std::memory_order_relaxed);
+  std::free(data);
+}
+[[gnu::noinline]] void operator delete(void* data, std::size_t) noexcept { operator delete(data); }

@@ -1,5 +1,5 @@
 // DataParallel: what the copies on other devices share with the model beside its parameters, what the model returns of
-// its own, and what copies cost.
+// its own, and copies that are late.
 #include <atomic>
 #include <catch.hpp>
 #include <chorus/autograd/checkpoint.hpp>
@@ -7,7 +7,6 @@
 #include <chorus/nn/containers.hpp>
 #include <chorus/parallel/data_parallel.hpp>
 #include <chrono>
-#include <cstdio>
 #include <stdexcept>
 #include <thread>
 
@@ -120,41 +119,6 @@ TEST_CASE("dp: hooks that were registered with the model's parameters before are
   auto doubled = single.module().fc.weight.grad().to_vector();
   for (double& x : doubled) x *= 2;
   CHECK(distance(net.module().fc.weight.grad().to_vector(), doubled) < rounding);
-}
-
-/// Of many operations.
-template <class D>
-struct Deep : nn::Module {
-  nn::Linear<D, double> fc{5, 5};
-  CHORUS_MODULE(Deep, fc)
-  auto forward(const auto& x) const {
-    auto h = fc(x);
-    for (int i = 0; i < 50; ++i) h = tanh(h);
-    return h;
-  }
-};
-
-long resident_kilobytes() {
-  long all = 0, resident = 0;
-  std::FILE* file = std::fopen("/proc/self/statm", "r");
-  REQUIRE(file != nullptr);
-  REQUIRE(std::fscanf(file, "%ld %ld", &all, &resident) == 2);
-  std::fclose(file);
-  return resident * 4;
-}
-
-TEST_CASE("dp: memory does not grow with the passes, whichever thread makes and frees what they remember") {
-  Parallel<Deep<Cpu>> net({0, 0, 0, 0});
-  const auto passes = [&](int count) {
-    for (int i = 0; i < count; ++i) {
-      net(numbers(4, 5, 1));  // nobody goes back through it
-      sum(net(numbers(4, 5, 1))).backward(i % 2 == 0);
-    }
-  };
-  passes(1000);
-  const auto before = resident_kilobytes();
-  passes(3000);
-  CHECK(resident_kilobytes() - before < 8'000);
 }
 
 /// The second device throws at about the time when the first stops to wait for it.

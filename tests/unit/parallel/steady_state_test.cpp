@@ -1,6 +1,7 @@
 #include <catch.hpp>
 #include <chorus/core/threads.hpp>
 #include <chorus/ops/attention.hpp>
+#include <chorus/parallel/data_parallel.hpp>
 
 #include "../counted_new.hpp"
 #include "benchmarks/cases.hpp"
@@ -66,6 +67,32 @@ TEST_CASE("from the second step on, training asks the system and the heap for no
   SECTION("batch norm, attention with dropout") {
     check_second_step<Sgd<D>>(Net{}, bench::normal<4>({6, 3, 8, 8}), 6, momentum);
   }
+}
+
+/// Of many operations.
+struct Deep : ch::nn::Module {
+  ch::nn::Linear<ch::Cpu, double> fc{5, 5};
+  CHORUS_MODULE(Deep, fc)
+  auto forward(const auto& x) const {
+    auto h = fc(x);
+    for (int i = 0; i < 50; ++i) h = tanh(h);
+    return h;
+  }
+};
+
+TEST_CASE("under DataParallel the heap does not grow, whichever thread makes and frees what passes remember") {
+  ch::DataParallel<Deep> net(Deep{}, {.device_ids = {0, 0, 0, 0}}, 3);
+  const auto x = ch::Tensor<double, 2>::ones({4, 5});
+  const auto passes = [&](int count) {
+    for (int i = 0; i < count; ++i) {
+      net(x);  // nobody goes back through it
+      sum(net(x)).backward(i % 2 == 0);
+    }
+  };
+  passes(300);
+  const int before = heap_allocations - heap_releases;
+  passes(300);
+  CHECK(heap_allocations - heap_releases - before < 10'000);
 }
 
 }  // namespace steady_state_test
