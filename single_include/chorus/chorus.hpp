@@ -24807,6 +24807,35 @@ inline bool same(const Mac& a, const Mac& b) {
 /// `look_up`: the address behind a name, by a deadline. getaddrinfo has none of its own: where name servers don't
 /// answer it lasts as long as the system's settings say, half a minute as a rule.
 
+// <chorus/core/blocked_signals.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_BLOCKED_SIGNALS_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_BLOCKED_SIGNALS_HPP
+/// `BlockedSignals`: what a thread of the library starts under.
+
+#include <csignal>
+
+namespace chorus::inline CHORUS_ABI::detail {
+
+/// Blocks all signals in this thread while it lives, and so for ever in a thread that is started meanwhile: signals are
+/// for the threads that the user knows of, and for a launcher's one that supervises.
+class BlockedSignals {
+ public:
+  BlockedSignals() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  BlockedSignals(const BlockedSignals&) = delete;
+  BlockedSignals& operator=(const BlockedSignals&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::detail
+#endif  // CHORUS_SINGLE_CHORUS_CORE_BLOCKED_SIGNALS_HPP
+
 namespace chorus::inline CHORUS_ABI::comm::detail {
 
 /// What getaddrinfo says.
@@ -24839,12 +24868,15 @@ inline Found ask_system(const std::string& name, int flags) {
     std::optional<Found> found;
   };
   const auto shared = std::make_shared<Shared>();
-  std::thread([shared, name] {
-    const auto found = ask_system(name, 0);
-    const std::lock_guard lock(shared->mutex);
-    shared->found = found;
-    shared->changed.notify_all();
-  }).detach();
+  {
+    const chorus::detail::BlockedSignals blocked;
+    std::thread([shared, name] {
+      const auto found = ask_system(name, 0);
+      const std::lock_guard lock(shared->mutex);
+      shared->found = found;
+      shared->changed.notify_all();
+    }).detach();
+  }
   std::unique_lock lock(shared->mutex);
   shared->changed.wait_until(lock, deadline, [&] { return shared->found.has_value(); });
   return shared->found;
@@ -27113,35 +27145,6 @@ struct MeshHello {
 /// `InOrder`: runs tasks one after another, in the caller's thread or, for asynchronous ones, in one background thread.
 /// A caller that waits does what the background thread has not begun yet: it is awake, and its core is free.
 
-// <chorus/core/blocked_signals.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_CORE_BLOCKED_SIGNALS_HPP
-#define CHORUS_SINGLE_CHORUS_CORE_BLOCKED_SIGNALS_HPP
-/// `BlockedSignals`: what a thread of the library starts under.
-
-#include <csignal>
-
-namespace chorus::inline CHORUS_ABI::detail {
-
-/// Blocks all signals in this thread while it lives, and so for ever in a thread that is started meanwhile: signals are
-/// for the threads that the user knows of, and for a launcher's one that supervises.
-class BlockedSignals {
- public:
-  BlockedSignals() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  BlockedSignals(const BlockedSignals&) = delete;
-  BlockedSignals& operator=(const BlockedSignals&) = delete;
-
- private:
-  sigset_t before_;
-};
-
-}  // namespace chorus::inline CHORUS_ABI::detail
-#endif  // CHORUS_SINGLE_CHORUS_CORE_BLOCKED_SIGNALS_HPP
-
 namespace chorus::inline CHORUS_ABI::comm {
 
 /// An error that several threads will throw, each its own copy. Empty: no error.
@@ -28593,6 +28596,7 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
     const std::lock_guard lock(mutex_);
     check_cuda(api_.use_device(device_), "choosing device");
     accept(api_.init(comm_, size, id, rank_), named("meeting the other ranks"));
+    const chorus::detail::BlockedSignals blocked;
     watcher_ = std::thread([this] { watch(); });
   }
 
@@ -31549,6 +31553,35 @@ inline bool same(const Mac& a, const Mac& b) {
 /// `look_up`: the address behind a name, by a deadline. getaddrinfo has none of its own: where name servers don't
 /// answer it lasts as long as the system's settings say, half a minute as a rule.
 
+// <chorus/core/blocked_signals.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_BLOCKED_SIGNALS_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_BLOCKED_SIGNALS_HPP
+/// `BlockedSignals`: what a thread of the library starts under.
+
+#include <csignal>
+
+namespace chorus::inline CHORUS_ABI::detail {
+
+/// Blocks all signals in this thread while it lives, and so for ever in a thread that is started meanwhile: signals are
+/// for the threads that the user knows of, and for a launcher's one that supervises.
+class BlockedSignals {
+ public:
+  BlockedSignals() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  BlockedSignals(const BlockedSignals&) = delete;
+  BlockedSignals& operator=(const BlockedSignals&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::detail
+#endif  // CHORUS_SINGLE_CHORUS_CORE_BLOCKED_SIGNALS_HPP
+
 namespace chorus::inline CHORUS_ABI::comm::detail {
 
 /// What getaddrinfo says.
@@ -31581,12 +31614,15 @@ inline Found ask_system(const std::string& name, int flags) {
     std::optional<Found> found;
   };
   const auto shared = std::make_shared<Shared>();
-  std::thread([shared, name] {
-    const auto found = ask_system(name, 0);
-    const std::lock_guard lock(shared->mutex);
-    shared->found = found;
-    shared->changed.notify_all();
-  }).detach();
+  {
+    const chorus::detail::BlockedSignals blocked;
+    std::thread([shared, name] {
+      const auto found = ask_system(name, 0);
+      const std::lock_guard lock(shared->mutex);
+      shared->found = found;
+      shared->changed.notify_all();
+    }).detach();
+  }
   std::unique_lock lock(shared->mutex);
   shared->changed.wait_until(lock, deadline, [&] { return shared->found.has_value(); });
   return shared->found;
@@ -33854,35 +33890,6 @@ struct MeshHello {
 #define CHORUS_SINGLE_CHORUS_COMM_IN_ORDER_HPP
 /// `InOrder`: runs tasks one after another, in the caller's thread or, for asynchronous ones, in one background thread.
 /// A caller that waits does what the background thread has not begun yet: it is awake, and its core is free.
-
-// <chorus/core/blocked_signals.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_CORE_BLOCKED_SIGNALS_HPP
-#define CHORUS_SINGLE_CHORUS_CORE_BLOCKED_SIGNALS_HPP
-/// `BlockedSignals`: what a thread of the library starts under.
-
-#include <csignal>
-
-namespace chorus::inline CHORUS_ABI::detail {
-
-/// Blocks all signals in this thread while it lives, and so for ever in a thread that is started meanwhile: signals are
-/// for the threads that the user knows of, and for a launcher's one that supervises.
-class BlockedSignals {
- public:
-  BlockedSignals() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  BlockedSignals(const BlockedSignals&) = delete;
-  BlockedSignals& operator=(const BlockedSignals&) = delete;
-
- private:
-  sigset_t before_;
-};
-
-}  // namespace chorus::inline CHORUS_ABI::detail
-#endif  // CHORUS_SINGLE_CHORUS_CORE_BLOCKED_SIGNALS_HPP
 
 namespace chorus::inline CHORUS_ABI::comm {
 

@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 
 #include <chorus/comm/world.hpp>
+#include <chorus/core/blocked_signals.hpp>
 #include <condition_variable>
 #include <cstring>
 #include <memory>
@@ -46,12 +47,15 @@ inline Found ask_system(const std::string& name, int flags) {
     std::optional<Found> found;
   };
   const auto shared = std::make_shared<Shared>();
-  std::thread([shared, name] {
-    const auto found = ask_system(name, 0);
-    const std::lock_guard lock(shared->mutex);
-    shared->found = found;
-    shared->changed.notify_all();
-  }).detach();
+  {
+    const chorus::detail::BlockedSignals blocked;
+    std::thread([shared, name] {
+      const auto found = ask_system(name, 0);
+      const std::lock_guard lock(shared->mutex);
+      shared->found = found;
+      shared->changed.notify_all();
+    }).detach();
+  }
   std::unique_lock lock(shared->mutex);
   shared->changed.wait_until(lock, deadline, [&] { return shared->found.has_value(); });
   return shared->found;

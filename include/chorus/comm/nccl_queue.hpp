@@ -2,6 +2,7 @@
 /// `NcclQueue`: makes one rank's calls of NCCL, and has a thread that watches them.
 
 #include <chorus/comm/nccl_calls.hpp>
+#include <chorus/core/blocked_signals.hpp>
 #include <chrono>
 #include <exception>
 #include <functional>
@@ -34,6 +35,7 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
     const std::lock_guard lock(mutex_);
     check_cuda(api_.use_device(device_), "choosing device");
     accept(api_.init(comm_, size, id, rank_), named("meeting the other ranks"));
+    const chorus::detail::BlockedSignals blocked;
     watcher_ = std::thread([this] { watch(); });
   }
 

@@ -8,6 +8,7 @@
 #include <chorus/comm/guests.hpp>
 #include <chorus/comm/rendezvous_messages.hpp>
 #include <chorus/comm/store_table.hpp>
+#include <chorus/core/blocked_signals.hpp>
 #include <chrono>
 #include <cstdint>
 #include <list>
@@ -66,6 +67,7 @@ class StoreServer {
 inline StoreServer::StoreServer(Socket listener, std::string token, std::uint64_t key)
     : listener_(std::move(listener)), token_(std::move(token)), key_(key) {
   detail::check_token(token_, listener_.local());
+  const chorus::detail::BlockedSignals blocked;
   doorkeeper_ = std::thread([this] { take_guests(); });
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chorus/comm/store.hpp>
 #include <chorus/comm/store_server.hpp>
+#include <chorus/core/blocked_signals.hpp>
 #include <chorus/parallel/console.hpp>
 #include <chorus/parallel/supervisor.hpp>
 #include <chrono>
@@ -110,6 +111,7 @@ class Machines {
 
   /// While ranks run, and the thread that it returns: calls `again` once, with the reason, where all form anew.
   [[nodiscard]] std::jthread watch(std::function<void(const char*)> again) const {
+    const BlockedSignals blocked;
     return std::jthread(
         [this, again = std::move(again), store = with_timeout(options_.interval)](const std::stop_token& stop) mutable {
           while (!stop.stop_requested()) {
