@@ -246,17 +246,22 @@ TEST_CASE("ddp: a parameter's hooks see this rank's gradient, whether they came 
           Ranks(2, [=](const World& world) -> std::string {
             std::string seen, given;
             const auto add = [&](auto& model) {
-              auto weight = model.fc1.weight;
-              weight.register_hook([&seen, weight] { seen = test::text_of(weight.grad().to_vector()); });
-              weight.register_hook([&given](const auto& grad) { given = test::text_of(grad.to_vector()); });
+              const auto add_to = [&](auto parameter) {
+                parameter.register_hook([&seen, parameter] { seen += test::text_of(parameter.grad().to_vector()); });
+                parameter.register_hook([&given](const auto& grad) { given += test::text_of(grad.to_vector()); });
+              };
+              add_to(model.fc1.weight);
+              add_to(model.fc1.bias);
             };
             auto model = make<Model>();
             if (before) add(model);
             const double mb = std::atof(cap);
             Distributed<Model> rank(world, {.first_bucket_cap_mb = mb, .bucket_cap_mb = mb}, std::move(model));
             if (!before) add(rank.net.module());
-            backward(rank.net, world, 8, 7);
-            if (test::text_of(rank.net.module().fc1.weight.grad().to_vector()) == given) return "same";
+            for (const std::uint32_t number : {7, 8}) {
+              seen = given = "";
+              backward(rank.net, world, 8, number);
+            }
             return given == seen ? "own" : "averaged";
           }).texts();
       CHECK(texts == std::vector<std::string>{"own", "own"});
