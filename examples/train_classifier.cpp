@@ -57,9 +57,12 @@ void train(ch::Run& run, const Options& options) {
   Net net{typename Net::model_type{options.model, ImageFacts{channels, height, width, train_set.classes()}}, run};
   auto optimizer = make_optimizer(net, options);
   ch::io::TrainingPosition position;
-  double saved[] = {run.is_main() && !options.save.empty() && std::filesystem::exists(options.save) ? 1.0 : 0.0};
-  net.sum(saved);  // what rank 0 finds counts for all
-  const std::string resume = options.resume != "auto" ? options.resume : saved[0] > 0 ? options.save : "";
+  auto resume = options.resume;
+  if (resume == "auto") {  // what rank 0 finds counts for all
+    double saved[] = {run.is_main() && !options.save.empty() && std::filesystem::exists(options.save) ? 1.0 : 0.0};
+    net.sum(saved);
+    resume = saved[0] > 0 ? options.save : "";
+  }
   if (!resume.empty()) position = ch::io::load_checkpoint(net, *optimizer, resume);
 
   ch::data::LoaderOptions loading{.batch = options.batch, .workers = options.workers};

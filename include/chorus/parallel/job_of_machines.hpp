@@ -62,8 +62,10 @@ inline int run_job(RankGroup group, const MachineOptions& options) {
     if (outcome.status == 0 && !machines.end_well()) outcome.status = lost_peer_status;
     status = outcome.status;
     if (!detail::worth_a_restart(outcome)) {
-      if (outcome.signal != 0) machines.leave();
-      if (outcome.signal == 0 && status != 0) machines.leave(group, "the ranks of one machine refuse their options");
+      if (outcome.signal != 0)
+        machines.leave();
+      else if (status != 0)
+        machines.leave(group, "the ranks of one machine refuse their options");
       return status;
     }
     machines.give_up_round();

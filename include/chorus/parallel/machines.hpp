@@ -181,18 +181,12 @@ class Machines {
     }
   }
 
-  comm::Address place_to_listen(const std::string& name, int port) const {
-    const auto address = comm::Address::resolve(name, port);
-    if (options_.most > 1) check_for_others(name, address);
-    return address;
-  }
-
   comm::Store open() {
     const char* secret = env("CHORUS_TOKEN");
     const std::string token = secret ? secret : "";
     std::string why;
     try {
-      auto socket = comm::Socket::listen(place_to_listen(options_.host, options_.port));
+      auto socket = comm::Socket::listen(place_to_listen(options_.host, options_.port, options_.most > 1));
       server_ = std::make_shared<comm::StoreServer>(std::move(socket), token, 0);
       return comm::Store(server_);
     } catch (const CommError& error) {  // another machine's address, or another launcher of this one
@@ -276,7 +270,8 @@ class Machines {
     if (before > 0 && !joins && !lost && restarts == group.restart) restarts = count_restart(restarts);
     check<Error>(restarts <= group.max_restarts, where(), "ranks have lost each other, and all restarts are used up");
     const auto& address = options_.local_addr.empty() ? options_.host : options_.local_addr;
-    listener_ = comm::Socket::listen(place_to_listen(address, 0));  // a new port: no rank of an earlier round
+    // A new port: no rank of an earlier round comes there.
+    listener_ = comm::Socket::listen(place_to_listen(address, 0, options_.most > 1));
     store_.multi_set({key("most"), key("nodes"), key("restarts"), key("address"), key("port")},
                      {cat(options_.most), cat(std::min(joined, options_.most)), cat(restarts), address,
                       cat(listener_.local().port())});

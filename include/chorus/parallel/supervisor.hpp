@@ -40,10 +40,13 @@ struct GroupOutcome {
 
 namespace detail {
 
-/// Throws UsageError where ranks of other machines would look for `name` elsewhere.
-inline void check_for_others(const std::string& name, const comm::Address& address) {
-  check<UsageError>(!address.misleads(name), "launch: '", name, "' is ", address.host(), " on this machine, which no ",
-                    "other machine can reach (/etc/hosts says so?): give this machine's address in its place");
+/// The address of a name of this machine. Throws UsageError where it is `for_others`, who would look for it elsewhere.
+inline comm::Address place_to_listen(const std::string& name, int port, bool for_others) {
+  const auto address = comm::Address::resolve(name, port);
+  check<UsageError>(!for_others || !address.misleads(name), "launch: '", name, "' is ", address.host(),
+                    " on this machine, which no other machine can reach (/etc/hosts says so?): give this machine's ",
+                    "address in its place");
+  return address;
 }
 
 /// Starts the ranks and waits until all have ended. When one fails, it is named on stderr, the others get SIGTERM and
@@ -133,11 +136,8 @@ class Supervisor {
     int port = group_.master_port;
     if (group_.node_rank == 0) {
       comm::Socket socket;
-      if (group_.listen_fd < 0) {
-        const auto address = comm::Address::resolve(group_.master_addr, port);
-        if (group_.nodes > 1) check_for_others(group_.master_addr, address);
-        socket = comm::Socket::listen(address);
-      }
+      if (group_.listen_fd < 0)
+        socket = comm::Socket::listen(place_to_listen(group_.master_addr, port, group_.nodes > 1));
       if (group_.listen_fd < 0) port = socket.local().port();
       listener_ = Fd(dup(group_.listen_fd < 0 ? socket.fd() : group_.listen_fd), "rendezvous");
     }

@@ -11,16 +11,10 @@
 namespace ddp_hooks_test {
 
 using namespace test::names;
+using test::length;
 
-/// Its matrices are large enough to be worth compressing.
-template <class D>
-struct Wide : nn::Module {
-  nn::Linear<D, double> fc1{20, 24}, fc2{24, 16};
-  CHORUS_MODULE(Wide, fc1, fc2)
-  auto forward(const auto& x) const { return fc2(tanh(fc1(x))); }
-};
 constexpr std::size_t wide_numbers = 20 * 24 + 24 + 24 * 16 + 16;
-using Model = Wide<Cpu>;
+using Model = test::Wide<Cpu>;
 
 template <class Net>
 void backward(Net& net, const World& world, Index batch, std::uint32_t number = 1) {
@@ -36,11 +30,6 @@ std::vector<double> mean_gradient(Index batch, int ranks, std::uint32_t number =
     (net(x) * weight).backward(contiguous(test::share(numbers(batch, 16, number + 100), world)));
   }
   return test::gradients(net.module());
-}
-double length(const std::vector<double>& x) {
-  double sum = 0;
-  for (const double v : x) sum += v * v;
-  return std::sqrt(sum);
 }
 
 /// The gradients of `steps` passes over the same batch, each by itself, and the bytes that the last one sent.

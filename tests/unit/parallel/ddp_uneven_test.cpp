@@ -7,21 +7,15 @@
 #include <chorus/parallel/hooks/quantize.hpp>
 #include <chorus/parallel/parameter_server.hpp>
 #include <cmath>
-#include <numeric>
 
 #include "ranks.hpp"
 
 namespace ddp_uneven_test {
 
 using namespace test::names;
+using test::length;
 
-template <class D>
-struct Wide : nn::Module {
-  nn::Linear<D, double> fc1{20, 24}, fc2{24, 16};
-  CHORUS_MODULE(Wide, fc1, fc2)
-  auto forward(const auto& x) const { return fc2(tanh(fc1(x))); }
-};
-using Model = Wide<Cpu>;
+using Model = test::Wide<Cpu>;
 /// Its numbers are one block of Quantize8Bit.
 template <class D>
 struct One : nn::Module {
@@ -36,9 +30,6 @@ void pass(Net& net, int rank, Index rows, double factor = 1) {
   const auto key = static_cast<std::uint32_t>(rank);
   const auto y = net(numbers(rows, 20, 1 + key)) * (rows == 0 ? 0 : factor / static_cast<double>(rows));
   y.backward(numbers(rows, 16, 101 + key));
-}
-double length(const std::vector<double>& x) {
-  return std::sqrt(std::inner_product(x.begin(), x.end(), x.begin(), 0.0));
 }
 
 /// Over `steps` steps the averages that all ranks see, added up, without what they should be, which is added up as

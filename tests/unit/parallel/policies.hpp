@@ -45,6 +45,14 @@ inline ch::Tensor<std::int64_t, 1> labels(Index count, Index classes, std::uint3
   return out;
 }
 
+/// Its matrices are large enough to be worth compressing.
+template <class D>
+struct Wide : ch::nn::Module {
+  ch::nn::Linear<D, double> fc1{20, 24}, fc2{24, 16};
+  CHORUS_MODULE(Wide, fc1, fc2)
+  auto forward(const auto& x) const { return fc2(ch::tanh(fc1(x))); }
+};
+
 /// Three linear layers; smooth, so that rounding stays rounding.
 template <class D>
 struct Smooth : ch::nn::Module {
@@ -125,6 +133,13 @@ inline double distance(const std::vector<double>& a, const std::vector<double>& 
     largest = std::max(largest, std::abs(b[i]));
   }
   return worst / largest;
+}
+
+/// The square root of the sum of the squares.
+inline double length(const std::vector<double>& x) {
+  double sum = 0;
+  for (const double v : x) sum += v * v;
+  return std::sqrt(sum);
 }
 
 /// Global batches as an epoch has them: full ones, then one that doesn't divide, and fewer samples than devices.
