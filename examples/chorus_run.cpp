@@ -104,7 +104,8 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(0.0, 3600.0))
       ->capture_default_str();
   app.add_option("--log-dir,--log_dir", group.log_dir,
-                 "folder for ranks' output: attempt_R/rank_N.log; it is shown, too, with the rank in front")
+                 "folder for ranks' output: attempt_R/rank_N.log, added to what is there; it is shown, too, with the rank in "
+                 "front")
       ->envname("PET_LOG_DIR");
   add_list("--local-ranks-filter,--local_ranks_filter", shown,
            "show the output of these of this machine's ranks alone: 0,2", "PET_LOCAL_RANKS_FILTER");

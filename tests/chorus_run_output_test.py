@@ -53,6 +53,9 @@ def redirects_and_tees():
     status, out, err = run("--nproc-per-node", 2, "--log-dir", logs, "--tee", 3, "--local-ranks-filter", 1, *BOTH)
     expect((status, out, err) == (0, ["[rank 1] out 1"], ["[rank 1] err 1"]), status, out, err)
     expect(files(logs / "attempt_0") == wanted, files(logs / "attempt_0"))
+    # A second job adds to the logs of the first.
+    status, out, err = run("--nproc-per-node", 2, "--log-dir", logs, "-r", 3, *BOTH)
+    expect(files(logs / "attempt_0") == {name: 2 * text for name, text in wanted.items()}, files(logs / "attempt_0"))
     # Without a folder one is made, and named. Each attempt has its own.
     status, out, err = run("--rdzv-id", "job7", "--max-restarts", 1, "sh", "-c", "echo $TORCHELASTIC_RESTART_COUNT; exit $((1 - TORCHELASTIC_RESTART_COUNT))",
                            environment={"PET_REDIRECTS": "1", "TMPDIR": str(FOLDER)})

@@ -97,8 +97,8 @@ class RankOutput {
   /// What a rank gets as a stream of its own; `path` is empty where it has no file.
   Fd stream(int rank, const std::string& path, bool shown, bool prefix, int shown_on) {
     Fd log;
-    if (!path.empty())
-      log = Fd(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0644), path.c_str());
+    if (!path.empty())  // added to: a folder may hold the logs of a job before
+      log = Fd(open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644), path.c_str());
     if (!shown && path.empty()) return Fd(open("/dev/null", O_WRONLY | O_CLOEXEC), "/dev/null");
     if (!shown || (path.empty() && !prefix)) return log;
     Pipe pipe;
