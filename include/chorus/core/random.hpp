@@ -65,6 +65,8 @@ struct RandomContext {
   std::uint32_t next_operation = 0;
   /// Place, in the global batch, of this device's first sample. A function, since DistributedDataParallel has to ask.
   std::function<std::int64_t()> first_sample;
+  /// How many samples this device has; 0: not known.
+  std::int64_t samples = 0;
   /// Of nets that are called in here; null where nothing is run again.
   PassNumbers* passes = nullptr;
 };
@@ -88,8 +90,8 @@ class RandomScope {
   RandomContext* before_;
 };
 
-/// The key of one random operation. In a step that is captured to be replayed, `replays` is where the device finds the
-/// number that is to be added to `step`.
+/// The key of one random operation; `first_sample`: the place of the first row. In a step that is captured to be
+/// replayed, `replays` is where the device finds the number that is to be added to `step`.
 struct RandomKey {
   std::uint64_t seed = 0;
   std::uint32_t step = 0, operation = 0;
@@ -104,11 +106,15 @@ inline const std::uint32_t*& replay_count() {
 }
 }  // namespace detail
 
-/// The key for the next random operation of this thread. Outside of a policy each call is a pass of its own.
-inline RandomKey next_random_key() {
-  if (auto* context = detail::random_context())
+/// The key for the next random operation of this thread, on a tensor with that many `rows` along its first axis: one
+/// of each sample, or several, where another axis was joined to it. Outside of a policy each call is a pass of its own.
+inline RandomKey next_random_key(std::int64_t rows) {
+  if (auto* context = detail::random_context()) {
+    const bool several = context->samples > 0 && rows % context->samples == 0;
+    const std::int64_t of_each = several ? rows / context->samples : 1;
     return {context->seed, context->step, context->next_operation++,
-            context->first_sample ? context->first_sample() : 0, detail::replay_count()};
+            context->first_sample ? of_each * context->first_sample() : 0, detail::replay_count()};
+  }
   constexpr std::uint32_t outside_of_policies = 0xFFFFFFFFu;
   return {initial_seed(), next_random_stream(), outside_of_policies, 0};
 }

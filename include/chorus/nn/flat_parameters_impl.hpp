@@ -13,6 +13,11 @@ namespace chorus::inline CHORUS_ABI::nn {
 template <Device D>
 FlatParameters<D>::FlatParameters(Module& model) {
   auto parameters = named_parameters<D>(model);
+  for (const auto& named : parameters)
+    check<UsageError>(named.parameter->where() == parameters.front().parameter->where(),
+                      "a policy's model lies on one device: its parameter '", named.name, "' is on ",
+                      named.parameter->where(), ", '", parameters.front().name, "' on ",
+                      parameters.front().parameter->where());
   std::reverse(parameters.begin(), parameters.end());
   std::stable_partition(parameters.begin(), parameters.end(),
                         [](const auto& named) { return named.parameter->wants_grad(); });

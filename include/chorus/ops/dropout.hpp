@@ -18,14 +18,14 @@ struct Dropout {
 }  // namespace operations
 
 /// In training, zeroes each element with probability p and scales the others by 1 / (1 - p); else x itself. x: [batch,
-/// ...]. Which elements go depends on the seed, the pass, and the sample's place in the global batch, not on the device
-/// that holds it. Throws UsageError unless 0 <= p < 1.
+/// ...], or [batch * n, ...]. Which elements go depends on the seed, the pass, and the sample's place in the global
+/// batch, not on the device that holds it. Throws UsageError unless 0 <= p < 1.
 template <Operand X>
 auto dropout(const X& x, double p, bool training = true) {
   static_assert(tensor_of<X>::rank >= 1, "dropout: the input has a batch axis");
   check<UsageError>(p >= 0 && p < 1, "dropout: the probability is in [0, 1), got ", p);
   const auto input = contiguous(value_of(x));
-  const auto key = next_random_key();
+  const auto key = next_random_key(input.size(0));
   if (!training || p == 0)
     return record(
         operations::Dropout{0, {}}, input, [](const auto& dy, auto dx) { dx->add(dy); }, x);

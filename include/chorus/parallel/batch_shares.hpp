@@ -35,9 +35,14 @@ class BatchShares {
   }
   /// This rank has no more batches: it only keeps the others company.
   void begin_joined() { exchange(joined); }
-  /// A forward pass that nobody else needs to know of. A backward pass behind it belongs to the last one that `begin`
-  /// was called for.
-  void begin_alone() { alone_ = true; }
+  /// A forward pass without gradients. Nobody else needs to know of it, unless, where it `may_ask`, an operation wants
+  /// to know this rank's place: then ranks tell each other. A backward pass behind it belongs to the last one that
+  /// `begin` was called for.
+  void begin_aside(std::int64_t samples, bool may_ask) {
+    aside_ = true;
+    first_aside_ = may_ask && communicator_.size() > 1 ? not_asked : 0;
+    aside_samples_ = samples;
+  }
 
   void wait() {
     explaining([&] { counting_.wait(); });
@@ -45,9 +50,12 @@ class BatchShares {
   bool done() const { return counting_.done(); }
 
   /// The place of this rank's first sample in the global batch: the shares lie in the order of the ranks. Of a pass
-  /// alone, 0.
+  /// without gradients that may not ask, 0.
   std::int64_t first_sample() {
-    if (alone_) return 0;
+    if (aside_) {
+      if (first_aside_ == not_asked) first_aside_ = ask_aside();
+      return first_aside_;
+    }
     wait();
     std::int64_t first = 0;
     for (int rank = 0; rank < communicator_.rank(); ++rank) first += samples(rank);
@@ -94,14 +102,14 @@ class BatchShares {
   bool training() { return (of_first_active() & 1) != 0; }
 
  private:
-  static constexpr std::int64_t joined = -1;
+  static constexpr std::int64_t joined = -1, not_asked = -1;
 
   // Calls `f()`; an error of the communicator says what ranks were about.
   template <class F>
   static void explaining(const F& f) {
     constexpr std::string_view about =
-        "; ranks tell each other their batch sizes as a forward pass that records gradients begins: all have to begin "
-        "one";
+        "; ranks tell each other their batch sizes as a forward pass that records gradients begins, and of one without "
+        "gradients where dropout, in training, has to know them: all have to begin one";
     try {
       f();
     } catch (const TimeoutError& error) {
@@ -114,7 +122,7 @@ class BatchShares {
   void exchange(std::int64_t message) {
     wait();
     note_changed();
-    alone_ = unasked_ = false;
+    aside_ = unasked_ = false;
     message_ = message;
     const std::span<const std::int64_t> mine(&message_, 1);
     const std::span<std::int64_t> all(messages_);
@@ -125,13 +133,29 @@ class BatchShares {
     else
       counting_ = communicator_.all_gather_async(mine, all, {});
   }
+  // These messages are below `joined`, which tells them from those of passes with gradients.
+  [[gnu::cold]] std::int64_t ask_aside() {
+    const std::int64_t mine = joined - 1 - aside_samples_;
+    std::vector<std::int64_t> all(messages_.size());
+    explaining([&] { communicator_.all_gather(std::span(&mine, 1), std::span(all), {}); });
+    std::int64_t first = 0;
+    for (std::size_t rank = 0; rank < all.size(); ++rank) {
+      check<UsageError>(all[rank] < joined, "rank ", communicator_.rank(),
+                        " runs a forward pass without gradients, rank ", rank,
+                        all[rank] == joined ? " has run out of batches" : " one that records them");
+      if (rank < static_cast<std::size_t>(communicator_.rank())) first += joined - 1 - all[rank];
+    }
+    return first;
+  }
   std::int64_t samples(int rank) const {
     const auto message = messages_[static_cast<std::size_t>(rank)];
+    check<UsageError>(message >= joined, "rank ", communicator_.rank(),
+                      " runs a forward pass that records gradients, rank ", rank, " one without");
     return message == joined ? 0 : message / 8;
   }
   void note_changed() {
     for (auto& message : messages_)
-      if (message != joined && (message & 4) != 0) {
+      if (message > joined && (message & 4) != 0) {
         changed_ = true;
         message &= ~std::int64_t{4};
       }
@@ -145,7 +169,8 @@ class BatchShares {
   Communicator& communicator_;
   std::int64_t message_ = 0;
   std::vector<std::int64_t> messages_;  // of all ranks, once counting_ has ended
-  bool in_place_, alone_ = false, changed_ = false, unasked_ = false;
+  bool in_place_, aside_ = false, changed_ = false, unasked_ = false;
+  std::int64_t aside_samples_ = 0, first_aside_ = 0;
   comm::Work counting_;
 };
 

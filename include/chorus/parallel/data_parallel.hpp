@@ -95,8 +95,8 @@ class DataParallel : public OneProcessPolicy<Model>, private detail::ReplicaRunn
   auto operator()(const Inputs&... inputs) {
     threads_.await();
     handles_.check_kept(this->model_, this->flat_);
-    const auto& random = this->begin_forward();
     const Index batch = detail::batch_size(options_.dim, inputs...);
+    const auto& random = this->begin_forward(batch);
     const auto used = static_cast<std::size_t>(std::clamp<Index>(batch, 1, devices()));
     const bool grad = grad_enabled();
     using Shares = decltype(scatter(0, 1, inputs...));
@@ -129,7 +129,8 @@ class DataParallel : public OneProcessPolicy<Model>, private detail::ReplicaRunn
         used, recorded<Inputs...>, prepare,
         [pass, grad, used, batch, seed = random.seed, step = random.step, &first = this->model_](std::size_t i) {
           const GradMode mode(grad);
-          RandomContext context{seed, step, 0, [sample = detail::share_begin(batch, used, i)] { return sample; }};
+          const Index begin = detail::share_begin(batch, used, i), end = detail::share_begin(batch, used, i + 1);
+          RandomContext context{seed, step, 0, [begin] { return begin; }, end - begin};
           const RandomScope scope(context);
           Model& model = i == 0 ? first : pass->replicas[i - 1]->model();
           pass->outputs[i].emplace(

@@ -38,6 +38,9 @@ struct DistributedDataParallelOptions {
   std::optional<double> first_bucket_cap_mb = {};  ///< not given: `default_first_bucket_cap_mb` of the model's device
   std::optional<double> bucket_cap_mb = {};        ///< not given: `default_bucket_cap_mb` of the model's device
   std::vector<double> bucket_cap_mb_list = {};
+  /// The axis of the inputs along which their samples lie: 1 for an LSTM's [time, batch, features]. A rank has as many
+  /// as the first input with such an axis.
+  int dim = 0;
   /// Send rank 0's buffers to all ranks before each forward pass in training.
   bool broadcast_buffers = true;
   /// Allow parameters that get no gradient in some backward passes, others on each rank. Costs a small collective a
@@ -77,6 +80,7 @@ struct DistributedDataParallelOptions {
   /// These options. Throws UsageError for sizes that are none, and for names that the model doesn't have.
   template <Device D, class Model>
   [[gnu::cold]] DistributedDataParallelOptions checked_for(Model& model) const {
+    check<UsageError>(dim >= 0, "DistributedDataParallel: dim is at least 0, got ", dim);
     const auto check_cap = [](double cap) {
       check<UsageError>(cap >= 0, "DistributedDataParallel: a bucket's cap is at least 0 MiB, got ", cap);
     };
@@ -108,9 +112,9 @@ struct DistributedDataParallelOptions {
     const auto caps = buckets<D>();
     std::string text = cat("options: bucket_cap_mb ", caps.first_bucket_cap_mb, " ", caps.bucket_cap_mb);
     for (const double cap : caps.bucket_cap_mb_list) text += cat(" ", cap);
-    text += cat(", broadcast_buffers ", broadcast_buffers, ", find_unused_parameters ", find_unused_parameters,
-                ", skip_all_reduce_unused_params ", skip_all_reduce_unused_params, ", static_graph ", static_graph,
-                ", non_finite ", static_cast<int>(non_finite), ", ignored");
+    text += cat(", dim ", dim, ", broadcast_buffers ", broadcast_buffers, ", find_unused_parameters ",
+                find_unused_parameters, ", skip_all_reduce_unused_params ", skip_all_reduce_unused_params,
+                ", static_graph ", static_graph, ", non_finite ", static_cast<int>(non_finite), ", ignored");
     for (const auto& name : parameters_and_buffers_to_ignore) text += cat(" ", name);
     text += ", delayed";
     for (const auto& name : delay_all_reduce_named_params) text += cat(" ", name);

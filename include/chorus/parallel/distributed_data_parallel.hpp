@@ -84,11 +84,13 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
     check<UsageError>(!reducer_.in_backward(),
                       "DistributedDataParallel: the last backward pass ended early; its gradients are incomplete");
     reducer_.clock().forward_begins();
+    const Index samples = detail::samples_of(options_.dim, inputs...);
+    const bool aside_together = this->training() && !joining_;
     if (grad_enabled())
-      begin_pass(detail::batch_size(0, inputs...));
+      begin_pass(samples);
     else
-      this->shares_.begin_alone();  // ranks need not agree on the number of calls
-    auto output = this->forward(inputs...);
+      this->shares_.begin_aside(samples, aside_together);
+    auto output = this->forward(samples, grad_enabled() || aside_together, inputs...);
     reducer_.operators_send = this->operators_send_;
     reducer_.clock().forward_ends();
     return output;

@@ -24,7 +24,9 @@ namespace detail {
 /// What `launch` gives a program of several ranks. As a name, since clang 14 forgets a constructor's requires clause
 /// where it deduces a class's arguments: it would take a communicator for a run.
 template <class Run>
-concept LaunchedRun = requires(Run& run) { run.communicator(); };
+concept LaunchedRun = requires(Run& run) {
+  run.communicator();
+};
 }  // namespace detail
 
 /// Base of DistributedDataParallel, LocalSgd and ParameterServer.
@@ -90,10 +92,11 @@ class DistributedPolicy : public Policy<Model> {
     this->random_.first_sample = [this] { return shares_.first_sample(); };
   }
 
-  /// Throws UsageError, on every rank, where the ranks' models, or `options`, differ.
+  /// Throws UsageError, on every rank, where the ranks' models, or `options`, differ. Rank 0's seed is all ranks'.
   template <class Counts>
   [[gnu::cold]] void check_same(std::string_view policy, const std::string& options, const Counts& counts) {
     detail::check_same_description(communicator_, policy, options + detail::model_description<D>(this->model_, counts));
+    communicator_.broadcast(std::span(&this->random_.seed, 1), 0, {});
   }
 
   void broadcast_bytes(void* data, std::size_t bytes, int root, trace::Traffic traffic) {
@@ -145,13 +148,14 @@ class DistributedPolicy : public Policy<Model> {
     if (communicator_.rank() != root) copy(false);
   }
 
-  /// The model's forward pass, with the random numbers of this rank's share. Throws UsageError where a layer of the
+  /// The model's forward pass on that many samples, with the random numbers of this rank's share. `with_others`: all
+  /// ranks are in theirs, so that synchronised layers see the whole batch. Throws UsageError where a layer of the
   /// model has got other parameters or buffers since the policy took it, and where another policy took it afterwards.
   template <class... Inputs>
-  auto forward(const Inputs&... inputs) {
+  auto forward(Index samples, bool with_others, const Inputs&... inputs) {
     handles_.check_kept(this->model_, this->flat_);
-    const RandomScope scope(this->begin_forward());
-    const BatchGroupScope group(grad_enabled() ? group_ : nullptr);
+    const RandomScope scope(this->begin_forward(samples));
+    const BatchGroupScope group(with_others ? group_ : nullptr);
     auto output = this->model_.forward(this->on_model_device(inputs)...);
     this->end_forward();
     return output;

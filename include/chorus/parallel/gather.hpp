@@ -4,7 +4,6 @@
 #include <chorus/parallel/nested.hpp>
 #include <chorus/parallel/scatter.hpp>
 #include <cstddef>
-#include <map>
 #include <optional>
 #include <tuple>
 #include <type_traits>
@@ -164,20 +163,14 @@ void gather_field(Part& out, std::vector<Part>& parts, int dim, D device, const 
   }
 }
 
-/// Tuples, pairs, vectors, maps, optionals and structs with `fields()` are gathered member by member; of anything else
-/// all devices' values are returned, in a vector. Throws ShapeError where devices return vectors or maps of different
-/// sizes, or some a value and others none.
+/// Tuples, pairs, arrays, vectors, maps, optionals and structs with `fields()` are gathered member by member; of
+/// anything else all devices' values are returned, in a vector. Throws ShapeError where devices return vectors or maps
+/// of different sizes, or some a value and others none.
 template <class Part, Device D, class Back>
 auto gather(const std::vector<Part>& parts, int dim, D device, const Back& backward) {
-  if constexpr (IsTuple<Part>) {
+  if constexpr (IsTuple<Part> && (holds_operands<Part> || !is_array<Part>)) {
     return [&]<std::size_t... I>(std::index_sequence<I...>) {
-      const auto made = [](auto... members) {
-        if constexpr (is_pair<Part>)
-          return std::pair<decltype(members)...>(std::move(members)...);
-        else
-          return std::tuple<decltype(members)...>(std::move(members)...);
-      };
-      return made(gather_member(
+      return tuple_like<Part>(gather_member(
           parts, [](const Part& p) -> const auto& { return std::get<I>(p); }, dim, device, backward)...);
     }
     (std::make_index_sequence<std::tuple_size_v<Part>>{});
@@ -201,7 +194,7 @@ auto gather(const std::vector<Part>& parts, int dim, D device, const Back& backw
       return gather_member(
           parts, [&](const Part& p) -> const auto& { return p.at(key); }, dim, device, backward);
     };
-    std::map<typename Part::key_type, decltype(member(parts.front().begin()->first))> out;
+    map_like<Part, decltype(member(parts.front().begin()->first))> out;
     for (const auto& [key, value] : parts.front()) out.emplace(key, member(key));
     return out;
   } else if constexpr (is_optional<Part> && holds_operands<Part>) {

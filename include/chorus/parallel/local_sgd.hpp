@@ -20,6 +20,8 @@ namespace chorus::inline CHORUS_ABI {
 struct LocalSgdOptions {
   /// Optimizer steps between averages. 1: after every one.
   int period = 8;
+  /// The axis of the inputs along which their samples lie.
+  int dim = 0;
 };
 
 /// Local SGD, also known as federated or parameter averaging (Stich, "Local SGD converges fast and communicates
@@ -48,8 +50,9 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
            std::uint64_t seed = initial_seed())
       : Base(std::move(model), communicator, seed), options_(options) {
     check<UsageError>(options.period >= 1, "LocalSgd: the period is at least 1 step, got ", options.period);
+    check<UsageError>(options.dim >= 0, "LocalSgd: dim is at least 0, got ", options.dim);
     const auto all = [](const auto&) { return true; };
-    this->check_same("LocalSgd", cat("options: period ", options.period, "\n"), all);
+    this->check_same("LocalSgd", cat("options: period ", options.period, ", dim ", options.dim, "\n"), all);
     this->broadcast_parameters(0, all);
     this->broadcast_buffers(0);
     // Nobody is asked for the sizes of the shares: they are taken to be as large as this rank's.
@@ -69,7 +72,7 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   /// The model's output for this rank's share of the batch.
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
-    rows_ = detail::batch_size(0, inputs...);
+    rows_ = detail::samples_of(options_.dim, inputs...);
     if (grad_enabled()) {
       in_backward_ = false;  // where the last one ended early
       samples_ = rows_;
@@ -77,7 +80,7 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
       if (steps_ >= options_.period) synchronise();
       apart_.note(this->flat_, [](const auto&) { return true; });
     }
-    return this->forward(inputs...);
+    return this->forward(rows_, grad_enabled() || this->training(), inputs...);
   }
 
   /// While it lives, backward passes add to gradients and don't count as steps.

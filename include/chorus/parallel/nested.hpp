@@ -1,13 +1,15 @@
 #pragma once
-/// Values inside of values: what a model takes and returns may be tuples, vectors, maps, optionals and structs of
-/// tensors.
+/// Values inside of values: what a model takes and returns may be tuples, arrays, vectors, maps, optionals and
+/// structs of tensors.
 
+#include <array>
 #include <chorus/autograd/parameter.hpp>
 #include <cstddef>
 #include <map>
 #include <optional>
 #include <tuple>
 #include <type_traits>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -22,6 +24,10 @@ inline constexpr bool is_pair = false;
 template <class First, class Second>
 inline constexpr bool is_pair<std::pair<First, Second>> = true;
 template <class X>
+inline constexpr bool is_array = false;
+template <class Element, std::size_t size>
+inline constexpr bool is_array<std::array<Element, size>> = size > 0;
+template <class X>
 inline constexpr bool is_vector = false;
 template <class Element>
 inline constexpr bool is_vector<std::vector<Element>> = true;
@@ -29,13 +35,15 @@ template <class X>
 inline constexpr bool is_map = false;
 template <class Key, class Value>
 inline constexpr bool is_map<std::map<Key, Value>> = true;
+template <class Key, class Value>
+inline constexpr bool is_map<std::unordered_map<Key, Value>> = true;
 template <class X>
 inline constexpr bool is_optional = false;
 template <class Value>
 inline constexpr bool is_optional<std::optional<Value>> = true;
 
 template <class X>
-concept IsTuple = is_tuple<X> || is_pair<X>;
+concept IsTuple = is_tuple<X> || is_pair<X> || is_array<X>;
 /// A struct that lists its members, as `auto fields() { return std::tie(images, mask); }`.
 template <class X>
 concept HasFields = requires(X& x) {
@@ -75,6 +83,30 @@ constexpr bool holds() {
     return false;
   }
 }
+
+/// A tuple, pair or array, as X is, of these members.
+template <class X, class... Members>
+auto tuple_like(Members... members) {
+  if constexpr (is_pair<X>)
+    return std::pair<Members...>(std::move(members)...);
+  else if constexpr (is_array<X>)
+    return std::array{std::move(members)...};
+  else
+    return std::tuple<Members...>(std::move(members)...);
+}
+template <class X, class Value>
+struct MapLike;
+template <class Key, class Old, class Value>
+struct MapLike<std::map<Key, Old>, Value> {
+  using type = std::map<Key, Value>;
+};
+template <class Key, class Old, class Value>
+struct MapLike<std::unordered_map<Key, Old>, Value> {
+  using type = std::unordered_map<Key, Value>;
+};
+/// An empty map with X's keys.
+template <class X, class Value>
+using map_like = typename MapLike<X, Value>::type;
 
 /// Calls `f` with every tensor in `x`, at any depth.
 template <class X, class F>

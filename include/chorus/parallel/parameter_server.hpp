@@ -61,15 +61,16 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
   auto operator()(const Inputs&... inputs) {
     check<UsageError>(!in_backward_,
                       "ParameterServer: the last backward pass ended early; its gradients are incomplete");
+    const Index samples = detail::samples_of(0, inputs...);
     if (grad_enabled()) {
       pushed_ = false;
-      this->shares_.begin(detail::batch_size(0, inputs...), true, this->training());
+      this->shares_.begin(samples, true, this->training());
       if (stepped_) pull();
       keep_earlier_gradients();
     } else {
-      this->shares_.begin_alone();
+      this->shares_.begin_aside(samples, this->training());
     }
-    return this->forward(inputs...);
+    return this->forward(samples, grad_enabled() || this->training(), inputs...);
   }
 
   bool is_server() const { return this->communicator_.rank() == 0; }

@@ -67,13 +67,14 @@ class Policy {
       return to_device(x, flat_.groups().front().values.device());
   }
 
-  /// The random context of the forward pass that begins. One that is run again, by a checkpoint around it, draws the
-  /// same numbers, and does not count.
-  RandomContext& begin_forward() {
+  /// The random context of the forward pass that begins, on that many samples. One that is run again, by a checkpoint
+  /// around it, draws the same numbers, and does not count.
+  RandomContext& begin_forward(Index samples) {
     PassNumbers* const known = detail::random_context() != nullptr ? detail::random_context()->passes : nullptr;
     counts_ = known == nullptr || !known->repeats();
     random_.step = known != nullptr ? known->take(passes_) : passes_;
     random_.next_operation = 0;
+    random_.samples = samples;
     return random_;
   }
   void end_forward() {

@@ -14,7 +14,7 @@
 namespace chorus::inline CHORUS_ABI::detail {
 
 /// Gives every handle of a model a copy of its parameter or buffer on `device`; what was shared stays shared.
-/// `in_place`: the copies take the originals' places, with the hooks that users have registered.
+/// `in_place`: the copies take the originals' places, with their gradients and the hooks that users have registered.
 template <Device D>
 class Relocate final : public nn::detail::Walker {
  public:
@@ -22,8 +22,11 @@ class Relocate final : public nn::detail::Walker {
   void parameter(std::string_view, AnyParameter& handle) override {
     const auto original = handle.shared();
     const bool first = !copies_.contains(original.get());
-    replace(handle, handle.on<D>());
-    if (in_place_ && first) handle.on<D>().take_hooks_of(original);
+    const auto& before = handle.on<D>();
+    replace(handle, before);
+    if (!in_place_ || !first) return;
+    if (before.grad_arrived()) handle.on<D>().add_grad_of(before);
+    handle.on<D>().take_hooks_of(original);
   }
   void buffer(std::string_view, AnyBuffer& handle) override { replace(handle, handle.on<D>()); }
 

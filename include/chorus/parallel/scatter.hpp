@@ -9,7 +9,6 @@
 #include <chorus/parallel/recorded_copies.hpp>
 #include <cstddef>
 #include <functional>
-#include <map>
 #include <optional>
 #include <tuple>
 #include <type_traits>
@@ -47,6 +46,18 @@ Index batch_size(int dim, const Inputs&... inputs) {
   return batch == -1 ? 1 : batch;
 }
 
+/// How many samples a rank's inputs have: the size of the first of them that has the axis. Others, of any size, belong
+/// to the samples or to the batch as a whole: a rank's model takes all as they are.
+template <class... Inputs>
+Index samples_of(int dim, const Inputs&... inputs) {
+  std::optional<Index> samples;
+  [[maybe_unused]] const auto look = [&](const auto& x) {
+    if (!samples && is_scattered(x, dim)) samples = value_of(x).size(dim);
+  };
+  (for_each_operand(inputs, look), ...);
+  return samples.value_or(1);
+}
+
 /// Share `i` of an argument, on `device`: of each tensor in it; all else as it is. A Variable that wants a gradient
 /// becomes a leaf, whose gradient goes back later; where the forward pass is `Recorded`, a GraphVariable.
 template <bool Recorded, class X, Device D>
@@ -55,23 +66,14 @@ decltype(auto) scatter(const X& x, int dim, std::size_t shares, std::size_t i, D
     return x;  // by reference
   } else if constexpr (IsTuple<X>) {
     return std::apply(
-        [&](const auto&... members) {
-          if constexpr (is_pair<X>)
-            return std::pair<std::remove_cvref_t<decltype(scatter<Recorded>(members, dim, shares, i, device))>...>(
-                scatter<Recorded>(members, dim, shares, i, device)...);
-          else
-            return std::tuple<std::remove_cvref_t<decltype(scatter<Recorded>(members, dim, shares, i, device))>...>(
-                scatter<Recorded>(members, dim, shares, i, device)...);
-        },
+        [&](const auto&... members) { return tuple_like<X>(scatter<Recorded>(members, dim, shares, i, device)...); },
         x);
   } else if constexpr (is_vector<X>) {
     std::vector<std::remove_cvref_t<decltype(scatter<Recorded>(x.front(), dim, shares, i, device))>> out;
     for (const auto& element : x) out.push_back(scatter<Recorded>(element, dim, shares, i, device));
     return out;
   } else if constexpr (is_map<X>) {
-    std::map<typename X::key_type,
-             std::remove_cvref_t<decltype(scatter<Recorded>(x.begin()->second, dim, shares, i, device))>>
-        out;
+    map_like<X, std::remove_cvref_t<decltype(scatter<Recorded>(x.begin()->second, dim, shares, i, device))>> out;
     for (const auto& [key, value] : x) out.emplace(key, scatter<Recorded>(value, dim, shares, i, device));
     return out;
   } else if constexpr (is_optional<X>) {

@@ -38,18 +38,18 @@ TEST_CASE("random operations of a pass are numbered, and scopes nest") {
   ch::RandomContext inner{.seed = 1, .first_sample = {}};
   {
     const ch::RandomScope scope(context);
-    CHECK(ch::next_random_key().operation == 0);
+    CHECK(ch::next_random_key(1).operation == 0);
     {
       const ch::RandomScope other(inner);
-      CHECK(ch::next_random_key().seed == 1);
+      CHECK(ch::next_random_key(1).seed == 1);
     }
-    const auto key = ch::next_random_key();
+    const auto key = ch::next_random_key(1);
     CHECK(key.seed == 9);
     CHECK(key.step == 4);
     CHECK(key.operation == 1);
     CHECK(key.first_sample == 12);
   }
-  CHECK(ch::next_random_key().step != ch::next_random_key().step);
+  CHECK(ch::next_random_key(1).step != ch::next_random_key(1).step);
 }
 
 }  // namespace random_test

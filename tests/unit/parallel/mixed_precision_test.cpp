@@ -116,6 +116,29 @@ TEST_CASE("mixed precision's copies on all of DataParallel's devices follow the 
   }
 }
 
+TEST_CASE("mixed precision's copies follow parameters that come at the end of a join", "[parallel]") {
+  const auto text = test::common_text(2, [](const World& world) {
+    auto communicator = comm::connect(world);
+    using Model = nn::MixedPrecision<Net<Cpu>, bf16>;
+    DistributedDataParallel<Model> net{Model{Net<Cpu>{}}, communicator, {}, 3};
+    optim::Sgd optimizer{net.parameters(), {.lr = 0.5}};
+    const auto outputs = [&] {
+      const NoGrad scope;
+      return to<double>(net(floats(4, 1))).value().to_vector();
+    };
+    net.join([&] {
+      for (int step = 0; step < 1 + 2 * world.rank; ++step) {
+        optimizer.zero_grad();
+        mean(square(to<float>(net(floats(4, static_cast<std::uint32_t>(step + 10 * world.rank)))))).backward();
+        optimizer.step();
+      }
+      outputs();  // makes copies of what this rank has so far
+    });
+    return test::text_of(outputs());
+  });
+  CHECK(test::numbers_in(text).size() == 12);
+}
+
 TEST_CASE("a step that overflowed is left out and the scale shrinks", "[parallel]") {
   using Model = nn::MixedPrecision<Net<Cpu>, half>;
   SingleDevice<Model> net{Model{}};
