@@ -95,6 +95,7 @@ class Loader {
     Loader* loader_;
   };
 
+  /// Says once on stderr, on rank 0, where shuffled data come in one order again since nobody has called set_epoch.
   Iterator begin();
   std::default_sentinel_t end() const { return {}; }
 
@@ -109,6 +110,7 @@ class Loader {
   Sampler sampler_;
   LoaderOptions options_;
   Index batches_ = 0, skip_ = 0;
+  int epochs_unset_ = 0;  // begun since the loader was made, until set_epoch is called
   std::optional<Batch> current_;
   std::unique_ptr<Prefetch<Batch>> running_;  // last: its threads read the members above
 };

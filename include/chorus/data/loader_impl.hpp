@@ -7,6 +7,7 @@
 #include <utility>
 
 #include <chorus/core/error.hpp>
+#include <chorus/core/say.hpp>
 #include <chorus/data/loader.hpp>
 #include <chorus/data/prefetch.hpp>
 
@@ -29,6 +30,7 @@ CHORUS_INLINE Loader::~Loader() = default;
 
 CHORUS_INLINE void Loader::set_epoch(Index epoch) {
   running_.reset();
+  epochs_unset_ = -1;
   sampler_.set_epoch(epoch);
 }
 
@@ -39,6 +41,10 @@ CHORUS_INLINE void Loader::skip(Index batches) {
 
 CHORUS_INLINE Loader::Iterator Loader::begin() {
   running_.reset();
+  if (epochs_unset_ >= 0 && epochs_unset_ < 2 && ++epochs_unset_ == 2 && sampler_.options().shuffle &&
+      sampler_.options().rank == 0)
+    chorus::detail::say(
+        "warning: DataLoader: the second epoch has the order of the first: call set_epoch(epoch) in front of each");
   const Index ahead = Index{options_.prefetch} * std::max(options_.workers, 1);
   running_ = std::make_unique<Prefetch<Batch>>(std::exchange(skip_, 0), batches_, options_.workers, ahead,
                                                [this](Index b) { return make(b); });

@@ -25,7 +25,8 @@ class Policy {
   Policy& operator=(const Policy&) = delete;
 
   /// The model itself: the one that is trained, saved and loaded. Its parameters have the same names under every
-  /// policy.
+  /// policy. To compute with it, call the policy: it knows what a pass of several devices has to know, such as how many
+  /// samples each has.
   Model& module() { return model_; }
   const Model& module() const { return model_; }
   /// All parameters, for an optimizer.
@@ -93,7 +94,7 @@ class Policy {
 
 /// Where `trace` counts the memory of a policy's device number `i`; where each rank has one, that of this rank's.
 template <class Net>
-  requires requires(const Net& net) { net.flat_parameters(); }
+requires requires(const Net& net) { net.flat_parameters(); }
 int trace_slot(const Net& net, [[maybe_unused]] int i) {
   if constexpr (requires { net.options().device_ids; })
     return trace_slot(typename Net::device_type{net.options().device_ids[static_cast<std::size_t>(i)]});

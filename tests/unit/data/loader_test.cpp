@@ -5,6 +5,7 @@
 #include <chrono>
 #include <thread>
 
+#include "../comm/processes.hpp"
 #include "files.hpp"
 
 namespace loader_test {
@@ -185,6 +186,30 @@ TEST_CASE("augmentation depends on seed, epoch and sample, not on rank, worker o
   CHECK(one == augmented(3, 7, 2, 2, 9));
   CHECK(one != augmented(1, 16, 0, 3, 9));
   CHECK(one != augmented(1, 16, 0, 2, 8));
+}
+
+TEST_CASE("a second epoch in the order of the first is warned of, once, on rank 0") {
+  const auto said = [](const data::SamplerOptions& options, bool sets) {
+    return test::Ranks(1,
+                       [&](const chorus::comm::World&) {  // a process of its own
+                         return test::with_stderr([&] {
+                           const Numbers numbers{20};
+                           DataLoader loader{numbers, Sampler{20, options}, {.batch = 5}};
+                           for (int epoch = 0; epoch < 3; ++epoch) {
+                             if (sets) loader.set_epoch(0);
+                             labels_of(loader);
+                           }
+                           return "";
+                         });
+                       })
+        .texts()[0];
+  };
+  CHECK(said({}, false) ==
+        "chorus: warning: DataLoader: the second epoch has the order of the first: call set_epoch(epoch) in front of "
+        "each\n");
+  CHECK(said({}, true).empty());
+  CHECK(said({.shuffle = false}, false).empty());
+  CHECK(said({.rank = 1, .world_size = 2}, false).empty());
 }
 
 TEST_CASE("an empty dataset has no batches") {

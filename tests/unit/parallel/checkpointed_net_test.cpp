@@ -49,6 +49,56 @@ TEST_CASE("a net inside of a checkpoint: copies on several devices draw the same
   }
 }
 
+/// Layers that are used or not, together or one of them twice, from call to call.
+template <class D>
+struct Varied : nn::Module {
+  nn::Linear<D, double> first{5, 7}, a{7, 7}, b{7, 7}, last{7, 3};
+  bool again = true;
+  CHORUS_MODULE(Varied, first, a, b, last)
+  auto forward(const auto& x, int use) const {
+    const auto part = [&](const auto& f, const auto& h) { return again ? checkpoint(f, h) : f(h); };
+    const auto one = [this](const auto& h) { return tanh(a(h)); };
+    const auto other = [this](const auto& h) { return tanh(b(h)); };
+    const auto both = [this](const auto& h) { return tanh(a(tanh(b(h)))); };
+    auto h = tanh(first(x));
+    if (use == 0) h = part(both, h);
+    if (use == 1) h = part(one, part(one, h));
+    if (use == 2) h = part(other, h);
+    if (use == 3) h = part(both, part(one, h));
+    return last(h);
+  }
+};
+
+TEST_CASE("ddp: parts in checkpoints that use other layers on each rank and in each step, with weights shared") {
+  constexpr int uses[][2] = {{0, 0}, {1, 2}, {3, 1}, {4, 0}, {2, 2}, {1, 3}};
+  const double cap = GENERATE(0.0, 25.0);
+  const auto train = [&](auto& net, const auto& backward) {
+    optim::Sgd optimizer{net.parameters(), {.lr = 0.3, .momentum = 0.9}};
+    for (std::uint32_t step = 0; step < 6; ++step) {
+      optimizer.zero_grad();
+      backward(numbers(7, 5, step), uses[step]);
+      optimizer.step();
+    }
+    return test::values(net.module());
+  };
+  const auto text = common_text(2, [&](const World& world) {
+    Distributed<Varied<Cpu>> rank(world,
+                                  {.first_bucket_cap_mb = cap, .bucket_cap_mb = cap, .find_unused_parameters = true});
+    return test::text_of(train(rank.net, [&](const auto& x, const int* use) {
+      mean(square(rank.net(contiguous(test::share(x, world)), use[world.rank]))).backward();
+    }));
+  });
+  SingleDevice<Varied<Cpu>> single{make<Varied<Cpu>>(), 3};
+  single.module().again = false;
+  const auto expected = train(single, [&](const auto& x, const int* use) {
+    for (int rank = 0; rank < 2; ++rank) {
+      const auto rows = contiguous(x.slice(0, rank == 0 ? 0 : 4, rank == 0 ? 4 : 7));
+      (mean(square(single(rows, use[rank]))) * (static_cast<double>(rows.size(0)) / 7)).backward();
+    }
+  });
+  CHECK(distance(test::numbers_in(text), expected) < rounding);
+}
+
 TEST_CASE("a net inside of a checkpoint: ranks draw the same numbers again") {
   SingleDevice<Model> single{make<Model>(), 3};
   const auto expected = train(single, Way::plain);
