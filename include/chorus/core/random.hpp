@@ -107,13 +107,14 @@ inline const std::uint32_t*& replay_count() {
 }  // namespace detail
 
 /// The key for the next random operation of this thread, on a tensor with that many `rows` along its first axis: one
-/// of each sample, or several, where another axis was joined to it. Outside of a policy each call is a pass of its own.
-inline RandomKey next_random_key(std::int64_t rows) {
+/// of each sample, or several, where another axis was joined to it. One that `draws` nothing is only counted. Outside of
+/// a policy each call is a pass of its own.
+inline RandomKey next_random_key(std::int64_t rows, bool draws = true) {
   if (auto* context = detail::random_context()) {
+    const std::int64_t first = draws && context->first_sample ? context->first_sample() : 0;
     const bool several = context->samples > 0 && rows % context->samples == 0;
-    const std::int64_t of_each = several ? rows / context->samples : 1;
     return {context->seed, context->step, context->next_operation++,
-            context->first_sample ? of_each * context->first_sample() : 0, detail::replay_count()};
+            several ? rows / context->samples * first : first, detail::replay_count()};
   }
   constexpr std::uint32_t outside_of_policies = 0xFFFFFFFFu;
   return {initial_seed(), next_random_stream(), outside_of_policies, 0};

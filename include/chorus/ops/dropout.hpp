@@ -25,8 +25,9 @@ auto dropout(const X& x, double p, bool training = true) {
   static_assert(tensor_of<X>::rank >= 1, "dropout: the input has a batch axis");
   check<UsageError>(p >= 0 && p < 1, "dropout: the probability is in [0, 1), got ", p);
   const auto input = contiguous(value_of(x));
-  const auto key = next_random_key(input.size(0));
-  if (!training || p == 0)
+  const bool drops = training && p > 0;
+  const auto key = next_random_key(input.size(0), drops);
+  if (!drops)
     return record(
         operations::Dropout{0, {}}, input, [](const auto& dy, auto dx) { dx->add(dy); }, x);
   const kernels::DropoutKey philox_key{key.seed, key.step, key.operation, key.first_sample, key.replays};

@@ -45,7 +45,7 @@ class BatchShares {
   }
 
   void wait() {
-    explaining([&] { counting_.wait(); });
+    explaining(of_recorded, [&] { counting_.wait(); });
   }
   bool done() const { return counting_.done(); }
 
@@ -104,12 +104,16 @@ class BatchShares {
  private:
   static constexpr std::int64_t joined = -1, not_asked = -1;
 
+  static constexpr std::string_view of_recorded =
+      "; ranks tell each other their batch sizes as a forward pass that records gradients begins: all have to begin "
+      "one";
+  static constexpr std::string_view of_aside =
+      "; ranks tell each other their batch sizes in a forward pass in training that draws random numbers: all have to "
+      "be in one";
+
   // Calls `f()`; an error of the communicator says what ranks were about.
   template <class F>
-  static void explaining(const F& f) {
-    constexpr std::string_view about =
-        "; ranks tell each other their batch sizes as a forward pass that records gradients begins, and of one without "
-        "gradients where dropout, in training, has to know them: all have to begin one";
+  static void explaining(std::string_view about, const F& f) {
     try {
       f();
     } catch (const TimeoutError& error) {
@@ -129,7 +133,7 @@ class BatchShares {
     if (communicator_.size() == 1)
       messages_[0] = message;
     else if (in_place_)
-      explaining([&] { communicator_.all_gather(mine, all, {}); });
+      explaining(of_recorded, [&] { communicator_.all_gather(mine, all, {}); });
     else
       counting_ = communicator_.all_gather_async(mine, all, {});
   }
@@ -137,7 +141,7 @@ class BatchShares {
   [[gnu::cold]] std::int64_t ask_aside() {
     const std::int64_t mine = joined - 1 - aside_samples_;
     std::vector<std::int64_t> all(messages_.size());
-    explaining([&] { communicator_.all_gather(std::span(&mine, 1), std::span(all), {}); });
+    explaining(of_aside, [&] { communicator_.all_gather(std::span(&mine, 1), std::span(all), {}); });
     std::int64_t first = 0;
     for (std::size_t rank = 0; rank < all.size(); ++rank) {
       check<UsageError>(all[rank] < joined, "rank ", communicator_.rank(),
