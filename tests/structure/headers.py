@@ -59,7 +59,7 @@ STANDARD = {
     "stop_token": "stop_token",
     "string": "stoi stol string to_string",
     "string_view": "string_view",
-    "system_error": "errc error_code",
+    "system_error": "errc error_code system_error",
     "thread": "jthread this_thread thread",
     "tuple": "apply forward_as_tuple get make_tuple tie tuple tuple_cat tuple_element tuple_element_t tuple_size "
              "tuple_size_v",

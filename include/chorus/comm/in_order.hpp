@@ -50,7 +50,8 @@ class InOrder final : public Progress {
     if (failure) failure.raise();
   }
 
-  /// Puts `task` behind all that were given before. Starts the thread at the first call.
+  /// Puts `task` behind all that were given before. Starts the thread at the first call; throws CommError where there
+  /// can be none.
   std::uint64_t later(const Task& task) {
     const std::lock_guard lock(mutex_);
     start();
@@ -135,8 +136,7 @@ class InOrder final : public Progress {
 
   void start() {
     if (thread_.joinable()) return;
-    const chorus::detail::BlockedSignals blocked;
-    thread_ = std::thread([this] { loop(); });
+    thread_ = chorus::detail::start_thread("asynchronous calls", [this] { loop(); });
   }
 
   void loop() {

@@ -13,7 +13,6 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 
 namespace chorus::inline CHORUS_ABI::comm::detail {
 
@@ -38,7 +37,7 @@ inline Found ask_system(const std::string& name, int flags) {
 }
 
 /// Nothing at the deadline. An address in numbers is read at once; for a name a thread asks, which lives on until the
-/// system has answered, since nothing ends getaddrinfo.
+/// system has answered, since nothing ends getaddrinfo. Throws CommError where there can be no such thread.
 [[gnu::cold]] inline std::optional<Found> look_up(const std::string& name, Deadline deadline) {
   if (const auto numbers = ask_system(name, AI_NUMERICHOST); numbers.code == 0) return numbers;
   struct Shared {
@@ -47,15 +46,12 @@ inline Found ask_system(const std::string& name, int flags) {
     std::optional<Found> found;
   };
   const auto shared = std::make_shared<Shared>();
-  {
-    const chorus::detail::BlockedSignals blocked;
-    std::thread([shared, name] {
-      const auto found = ask_system(name, 0);
-      const std::lock_guard lock(shared->mutex);
-      shared->found = found;
-      shared->changed.notify_all();
-    }).detach();
-  }
+  chorus::detail::start_thread(cat("address '", name, "'"), [shared, name] {
+    const auto found = ask_system(name, 0);
+    const std::lock_guard lock(shared->mutex);
+    shared->found = found;
+    shared->changed.notify_all();
+  }).detach();
   std::unique_lock lock(shared->mutex);
   shared->changed.wait_until(lock, deadline, [&] { return shared->found.has_value(); });
   return shared->found;

@@ -35,8 +35,7 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
     const std::lock_guard lock(mutex_);
     check_cuda(api_.use_device(device_), "choosing device");
     accept(api_.init(comm_, size, id, rank_), named("meeting the other ranks"));
-    const chorus::detail::BlockedSignals blocked;
-    watcher_ = std::thread([this] { watch(); });
+    watcher_ = chorus::detail::start_thread("nccl", [this] { watch(); });
   }
 
   /// Issues one call on the stream: `issue(api, comm, stream, operators)` returns NCCL's code, and adds to `operators`

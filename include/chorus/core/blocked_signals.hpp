@@ -1,8 +1,12 @@
 #pragma once
-/// `BlockedSignals`: what a thread of the library starts under.
+/// `start_thread`: how a thread of the library starts.
 
-#include <chorus/core/config.hpp>
+#include <chorus/core/error.hpp>
 #include <csignal>
+#include <string_view>
+#include <system_error>
+#include <thread>
+#include <utility>
 
 namespace chorus::inline CHORUS_ABI::detail {
 
@@ -22,5 +26,16 @@ class BlockedSignals {
  private:
   sigset_t before_;
 };
+
+/// A thread that takes no signals. Throws CommError, in the name of `who`, where the system allows no more of them.
+template <class Body>
+std::thread start_thread(std::string_view who, Body body) {
+  const BlockedSignals blocked;
+  try {
+    return std::thread(std::move(body));
+  } catch (const std::system_error& error) {
+    fail<CommError>(who, ": a thread cannot be started: ", error.what());
+  }
+}
 
 }  // namespace chorus::inline CHORUS_ABI::detail

@@ -41,6 +41,13 @@ TEST_CASE("a name is looked up by a deadline", "[comm]") {
   CHECK_THROWS_WITH(comm::Address::resolve("no such name", 5, start + 20s), Contains("address 'no such name': "));
 }
 
+TEST_CASE("name_lookup: a name that no thread can be started for", "[comm]") {
+  const test::NoThreads none;
+  CHECK_THROWS_AS(comm::Address::resolve("slow.test", 5), CommError);
+  CHECK_THROWS_WITH(comm::Address::resolve("slow.test", 5),
+                    Contains("address 'slow.test': a thread cannot be started"));
+}
+
 TEST_CASE("nobody waits longer for a name than for a rank", "[comm]") {
   const auto start = Clock::now();
   const std::string name = "silent.test";

@@ -2,6 +2,7 @@
 /// Runs a function as several ranks, each a process of its own, and collects what it returns or throws.
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/wait.h>
 
 #include <chorus/comm/connect.hpp>
@@ -37,6 +38,27 @@ std::string with_stderr(const Body& body) {
   while (std::fgets(line, sizeof line, file) != nullptr) text += line;
   return text;
 }
+
+/// While it lives, no thread can be started in this process: each would get a stack that no machine has room for.
+class NoThreads {
+ public:
+  NoThreads() {
+    pthread_getattr_default_np(&before_);
+    pthread_attr_t huge;
+    pthread_attr_init(&huge);
+    pthread_attr_setstacksize(&huge, std::size_t{1} << 60);
+    pthread_setattr_default_np(&huge);
+    pthread_attr_destroy(&huge);
+  }
+  ~NoThreads() {
+    pthread_setattr_default_np(&before_);
+    pthread_attr_destroy(&before_);
+  }
+  NoThreads(const NoThreads&) = delete;
+
+ private:
+  pthread_attr_t before_;
+};
 
 class Ranks {
  public:
