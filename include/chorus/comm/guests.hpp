@@ -50,11 +50,12 @@ class Guests {
         sleep(deadline, place != nullptr);
         continue;
       }
-      *place = {std::move(socket), {}, {}, 0, Clock::now() + patience};
-      if (challenge_magic_ == 0) continue;
-      fill_random(place->nonce);
-      Challenge challenge{challenge_magic_, place->nonce};
-      place->socket.try_send(bytes_of(challenge));
+      Challenge challenge{challenge_magic_, {}};
+      if (challenge_magic_ != 0) {
+        fill_random(challenge.nonce);
+        socket.try_send(bytes_of(challenge));
+      }
+      *place = {std::move(socket), challenge.nonce, {}, 0, Clock::now() + patience};
     }
   }
 

@@ -211,13 +211,14 @@ class Socket {
   bool wait(short event, Deadline deadline) const {
     pollfd entry{fd_, event, 0};
     while (Clock::now() < deadline)
-      if (poll(&entry, 1, milliseconds_until(deadline)) != 0) return true;
+      if (poll(&entry, 1, milliseconds_until(deadline)) > 0) return true;
     return false;
   }
-  /// Whether the other end has closed, and all that it sent has been read.
+  /// Whether the other end has closed, and all that it sent has been read; or the connection is broken.
   bool ended() const {
     char byte;
-    return recv(fd_, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
+    const auto n = recv(fd_, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    return n == 0 || (n < 0 && !would_wait());
   }
 
  private:

@@ -90,6 +90,7 @@ CHORUS_INLINE Store::Store(std::shared_ptr<StoreServer> server)
 CHORUS_INLINE Store Store::connect(const std::string& host, int port, const std::string& token,
                                    std::chrono::milliseconds timeout, std::uint64_t key) {
   check_timeout("store", timeout);
+  chorus::check<UsageError>(port > 0 && port < 65536, "store: port is ", port, ", expected 1 to 65535");
   const auto deadline = Clock::now() + timeout;
   const auto address = Address::resolve(host, port, deadline);
   detail::check_token(token, address);

@@ -11,6 +11,7 @@
 #include <chorus/core/blocked_signals.hpp>
 #include <chrono>
 #include <cstdint>
+#include <exception>
 #include <list>
 #include <mutex>
 #include <string>
@@ -67,8 +68,7 @@ class StoreServer {
 inline StoreServer::StoreServer(Socket listener, std::string token, std::uint64_t key)
     : listener_(std::move(listener)), token_(std::move(token)), key_(key) {
   detail::check_token(token_, listener_.local());
-  const chorus::detail::BlockedSignals blocked;
-  doorkeeper_ = std::thread([this] { take_guests(); });
+  doorkeeper_ = chorus::detail::start_thread("store", [this] { take_guests(); });
 }
 
 inline StoreServer::~StoreServer() {
@@ -100,8 +100,12 @@ inline void StoreServer::await_departures(std::chrono::milliseconds timeout) {
 inline void StoreServer::take_guests() {
   Guests guests(listener_, sizeof(detail::StoreHello), detail::store_magic);
   while (!ending_.load()) {
-    auto guest = guests.next(Clock::now() + std::chrono::milliseconds(100));
-    if (guest.socket) admit(std::move(guest));
+    try {
+      auto guest = guests.next(Clock::now() + std::chrono::milliseconds(100));
+      if (guest.socket) admit(std::move(guest));
+    } catch (const std::exception&) {
+      // Without memory or a thread for it a guest loses its connection; the next one may find some.
+    }
   }
 }
 
@@ -119,7 +123,8 @@ inline void StoreServer::admit(Guest guest) {
   if (knows) serve(std::move(guest.socket), true);
 }
 
-/// One user more; those who have gone make room. Beyond the limit a connection is closed.
+/// One user more; those who have gone make room. Beyond the limit a connection is closed. Throws CommError where there
+/// can be no thread for it.
 inline void StoreServer::serve(Socket socket, bool visits) {
   const std::lock_guard lock(mutex_);
   for (auto user = users_.begin(); user != users_.end();) {
@@ -131,19 +136,25 @@ inline void StoreServer::serve(Socket socket, bool visits) {
     user = users_.erase(user);
   }
   if (users_.size() >= most_users) return;
-  auto& user = users_.emplace_back();
+  std::list<User> one(1);
+  auto& user = one.front();
   user.socket = std::move(socket);
   user.visits = visits;
-  user.thread = std::thread([this, &user] { answer(user); });
+  user.thread = chorus::detail::start_thread("store", [this, &user] { answer(user); });
+  users_.splice(users_.end(), one);
 }
 
 inline void StoreServer::answer(User& user) {
-  while (!ending_.load()) {
-    if (!user.socket.wait(POLLIN, Clock::now() + std::chrono::minutes(1))) continue;
-    auto request = detail::receive(user.socket, Clock::now() + patience);
-    if (!request) break;
-    const auto reply = table_.answer(std::move(*request));
-    if (ending_.load() || !detail::send(user.socket, reply, Clock::now() + patience)) break;
+  try {
+    while (!ending_.load()) {
+      if (!user.socket.wait(POLLIN, Clock::now() + std::chrono::minutes(1))) continue;
+      auto request = detail::receive(user.socket, Clock::now() + patience);
+      if (!request) break;
+      const auto reply = table_.answer(std::move(*request), [&] { return user.socket.ended(); });
+      if (ending_.load() || !detail::send(user.socket, reply, Clock::now() + patience)) break;
+    }
+  } catch (const std::exception&) {
+    // There is no memory for what this user asks: it loses its connection, nobody else does.
   }
   shutdown(user.socket.fd(), SHUT_RDWR);  // closed later, by who joins this thread
   user.gone.store(true);

@@ -1,11 +1,15 @@
 #pragma once
 /// `StoreTable`: what a store holds, and what each request does to it.
 
+#include <algorithm>
+#include <array>
 #include <charconv>
 #include <chorus/comm/store_messages.hpp>
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <span>
 #include <string>
@@ -20,11 +24,11 @@ namespace chorus::inline CHORUS_ABI::comm::detail {
 class StoreTable {
  public:
   /// Carries out one request. `get` and `wait` last until all their keys are there, until the request's time is over,
-  /// or until `close`.
-  [[gnu::cold]] StoreMessage answer(StoreMessage request) {
+  /// until `close`, or until who asks is `gone`, which is looked at now and then.
+  [[gnu::cold]] StoreMessage answer(StoreMessage request, const std::function<bool()>& gone) {
     std::unique_lock lock(mutex_);
     try {
-      return carry_out(request, lock);
+      return carry_out(request, lock, gone);
     } catch (const UsageError& error) {
       return {StoreCode::refused, 0, {error.what()}};
     }
@@ -40,7 +44,7 @@ class StoreTable {
  private:
   using Texts = std::vector<std::string>;
 
-  StoreMessage carry_out(StoreMessage& request, std::unique_lock<std::mutex>& lock) {
+  StoreMessage carry_out(StoreMessage& request, std::unique_lock<std::mutex>& lock, const std::function<bool()>& gone) {
     auto& texts = request.texts;
     const auto need = [&](bool right) { check<UsageError>(right, "a request with ", texts.size(), " texts"); };
     StoreMessage reply;
@@ -48,8 +52,7 @@ class StoreTable {
       case StoreCode::set:
       case StoreCode::multi_set:
         need(texts.size() % 2 == 0);
-        for (std::size_t i = 0; i < texts.size(); i += 2) check_length(texts[i], texts[i + 1]);  // all or nothing
-        for (std::size_t i = 0; i < texts.size(); i += 2) put(texts[i], std::move(texts[i + 1]));
+        put(texts);
         break;
       case StoreCode::append:
         need(texts.size() == 2);
@@ -83,7 +86,9 @@ class StoreTable {
       case StoreCode::wait:
       case StoreCode::get: {
         const auto patience = std::chrono::milliseconds(std::clamp<std::int64_t>(request.number, 0, 1LL << 40));
-        changed_.wait_until(lock, Clock::now() + patience, [&] { return closed_ || missing(texts).empty(); });
+        const auto over = [&] { return closed_ || missing(texts).empty(); };
+        for (const auto deadline = Clock::now() + patience; !over() && Clock::now() < deadline && !gone();)
+          changed_.wait_until(lock, std::min(deadline, Clock::now() + std::chrono::milliseconds(100)), over);
         if (auto left = missing(texts); !left.empty()) return {StoreCode::timed_out, 0, std::move(left)};
         if (request.code == StoreCode::wait) break;
         for (const auto& key : texts) reply.texts.push_back(values_[key]);
@@ -113,21 +118,30 @@ class StoreTable {
     return result;
   }
 
-  static void check_length(const std::string& key, const std::string& value) {
-    check<UsageError>(value.size() <= most_value_bytes, "the value of '", key, "' has ", value.size(),
-                      " bytes, at most ", most_value_bytes, " are possible");
-  }
-
   void put(const std::string& key, std::string value) {
-    check_length(key, value);
-    const auto at = values_.find(key);
-    const auto before = at == values_.end() ? 0 : key.size() + at->second.size();
-    const auto after = bytes_ - before + key.size() + value.size();
-    check<UsageError>(after <= most_store_bytes && (before > 0 || values_.size() < most_store_keys),
-                      "the store is full: it holds ", values_.size(), " keys and ", bytes_, " bytes, at most ",
-                      most_store_keys, " and ", most_store_bytes, " are possible");
-    bytes_ = after;
-    values_[key] = std::move(value);
+    std::array<std::string, 2> pair{key, std::move(value)};
+    put(pair);
+  }
+  /// Keys, and behind each its value: all of them or, with an error, none.
+  void put(std::span<std::string> pairs) {
+    std::unordered_map<std::string, std::size_t> sizes;  // of the values; of a key's several the last one counts
+    for (std::size_t i = 0; i < pairs.size(); i += 2) {
+      const auto& value = pairs[i + 1];
+      check<UsageError>(value.size() <= most_value_bytes, "the value of '", pairs[i], "' has ", value.size(),
+                        " bytes, at most ", most_value_bytes, " are possible");
+      sizes[pairs[i]] = value.size();
+    }
+    auto keys = values_.size(), bytes = bytes_;
+    for (const auto& [key, size] : sizes) {
+      const auto at = values_.find(key);
+      keys += at == values_.end();
+      bytes += at == values_.end() ? key.size() + size : size - at->second.size();
+    }
+    check<UsageError>(bytes <= most_store_bytes && keys <= most_store_keys, "the store is full: it holds ",
+                      values_.size(), " keys and ", bytes_, " bytes, at most ", most_store_keys, " and ",
+                      most_store_bytes, " are possible");
+    for (std::size_t i = 0; i < pairs.size(); i += 2) values_[pairs[i]] = std::move(pairs[i + 1]);
+    bytes_ = bytes;
     changed_.notify_all();
   }
 

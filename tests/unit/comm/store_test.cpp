@@ -309,6 +309,89 @@ TEST_CASE("a user who sends what is no request loses its connection, nobody else
   CHECK(Clock::now() - start < 6s);
 }
 
+TEST_CASE("store: where no more threads can be had, new users are turned away, and the others go on", "[comm]") {
+  Server server;
+  auto store = server.user();
+  {
+    const test::NoThreads none;
+    CHECK_THAT(error_of([&] { Store(server.server).set("a", "b"); }),
+               Contains("CommError store: a thread cannot be started: "));
+    CHECK_THAT(error_of([&] { server.user().set("a", "b"); }),
+               Contains("CommError store.set: the server at 127.0.0.1:"));
+    CHECK(store.add("n", 1) == 1);
+  }
+  CHECK(server.user().add("n", 1) == 2);
+  CHECK(Store(server.server).add("n", 1) == 3);
+}
+
+TEST_CASE("store: who goes away while it waits for a key has gone", "[comm]") {
+  Server server;
+  std::string why;
+  const auto address = comm::Address::resolve("127.0.0.1", server.port);
+  const auto start = Clock::now();
+  {
+    const auto visitor = comm::detail::visit_store(address, "", server.key, start + 5s, why);
+    comm::detail::send(visitor, {comm::detail::StoreCode::get, 60'000, {"never"}}, start + 5s);
+    std::this_thread::sleep_for(200ms);
+  }
+  server.server->await_departures(30s);
+  CHECK(Clock::now() - start < 15s);
+}
+
+TEST_CASE("store: where several keys don't fit any more, none of them is set", "[comm]") {
+  Store store;
+  Texts keys, values;
+  for (std::size_t i = 1; i < comm::detail::most_store_keys; ++i) {
+    keys.push_back(cat("key ", i));
+    values.push_back("x");
+  }
+  store.multi_set(keys, values);
+  CHECK_THAT(error_of([&] {
+               store.multi_set({"new", "newer"}, {"1", "2"});
+             }),
+             Contains("UsageError store.multi_set: the store is full: it holds 131071 keys"));
+  CHECK(!store.check({"new"}));
+  store.multi_set({"new", "new", "key 1"}, {"1", "2", "3"});
+  CHECK(store.multi_get({"new", "key 1"}) == Texts{"2", "3"});
+  CHECK_THAT(error_of([&] { store.set("newer", "1"); }), Contains("the store is full"));
+  CHECK(store.num_keys() == 131072);
+  store.delete_key("new");
+  store.set("newer", "1");
+}
+
+TEST_CASE("store: its threads take no signals, and a signal is no message", "[comm]") {
+  test::Ranks ranks(1, [](const comm::World&) -> std::string {
+    Store store;
+    store.set("a", "b");
+    sigset_t one;
+    sigemptyset(&one);
+    sigaddset(&one, SIGUSR1);
+    pthread_sigmask(SIG_BLOCK, &one, nullptr);
+    kill(getpid(), SIGUSR1);
+    std::this_thread::sleep_for(50ms);
+    sigpending(&one);
+    return sigismember(&one, SIGUSR1) ? "nobody took it" : "a thread took it";
+  });
+  CHECK(ranks.outcome(0).text == "nobody took it");
+
+  const auto port = test::free_port();
+  const auto before = std::signal(SIGUSR1, [](int) {});
+  {
+    std::jthread caller([main = pthread_self()] {
+      std::this_thread::sleep_for(100ms);
+      pthread_kill(main, SIGUSR1);
+    });
+    CHECK(!port.wait(POLLIN, Clock::now() + 500ms));
+  }
+  std::signal(SIGUSR1, before);
+}
+
+TEST_CASE("store: a port that is none", "[comm]") {
+  for (const int port : {-1, 0, 65536, 65536 + 80})
+    CHECK_THAT(error_of([&] { Store::connect("127.0.0.1", port); }),
+               Contains(cat("UsageError store: port is ", port, ", expected 1 to 65535")));
+}
+
 #if CHORUS_USE_OPENSSL
 TEST_CASE("who does not know the token has no store, nor is one", "[comm]") {
   Server server{.token = "a secret of this test"};
