@@ -48,7 +48,10 @@ int main(int argc, char** argv) {
       }
     } else {
       auto world = world_from_environment().value_or(comm::World{});
-      world.timeout = std::chrono::seconds(what == "late" ? 1 : 30);
+      world.timeout = std::chrono::seconds(what == "late" || what.starts_with("absent") ? 1 : 30);
+      if (what == "single") MPI_Init(nullptr, nullptr);
+      if (what.starts_with("absent")) comm::detail::MpiLibrary::instance();  // starts together
+      if (what == cat("absent", world.rank)) std::this_thread::sleep_for(std::chrono::seconds(3));
       auto c = comm::connect(world, {.backend = comm::Backend::mpi});
       std::vector<float> x(100'000, 1);
       if (what == "conforms") {
@@ -72,7 +75,7 @@ int main(int argc, char** argv) {
   // Where ranks have failed, MPI's end would wait for them. But mpirun ends all of them when one leaves without it: the
   // others get time to say what they have to say.
   if (what == "conforms" || what == "typed" || what == "split" || what == "random") return 0;
-  std::this_thread::sleep_for(std::chrono::seconds(2));
+  std::this_thread::sleep_for(std::chrono::seconds(what.starts_with("absent") ? 6 : 2));
   std::_Exit(0);
 }
 #else

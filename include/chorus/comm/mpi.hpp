@@ -8,13 +8,16 @@
 /// write to the buffers of the call that failed, so end the process; where a rank dies, mpirun ends the others; `trace`
 /// counts what a ring would send.
 
+#include <atomic>
 #include <chorus/comm/call_book.hpp>
 #include <chorus/comm/compare_calls.hpp>
 #include <chorus/comm/connect.hpp>
 #include <chorus/comm/mpi_library.hpp>
 #include <chorus/comm/queued_engine.hpp>
 #include <chorus/comm/socket.hpp>
+#include <cstdint>
 #include <cstring>
+#include <span>
 #include <vector>
 
 namespace chorus::inline CHORUS_ABI::comm {
@@ -154,6 +157,7 @@ class MpiRunner {
 
   /// A communicator of these ranks of the job, of all where none is named.
   void join(const std::vector<int>& members) {
+    meet(members);
     if (members.empty()) return mpi_check(MPI_Comm_dup(MPI_COMM_WORLD, &comm_));
     MPI_Group job, group;
     mpi_check(MPI_Comm_group(MPI_COMM_WORLD, &job));
@@ -161,6 +165,51 @@ class MpiRunner {
     mpi_check(MPI_Comm_create_group(MPI_COMM_WORLD, group, members.front(), &comm_));
     MPI_Group_free(&group);
     MPI_Group_free(&job);
+  }
+
+  /// Returns once all of them are here: making a communicator waits without a deadline. The first one asks each of the
+  /// others for an answer, which none gives that has given up, and says then whether all have come.
+  void meet(const std::vector<int>& members) const {
+    static std::atomic<std::int64_t> meetings{0};
+    const int leader = members.empty() ? 0 : members.front();
+    const auto patience = Clock::now() + timeout_;
+    if (rank_ != 0) {
+      const auto question = hear_from(leader, leader, patience);
+      check<TimeoutError>(question != 0, "rank ", rank_, ": mpi: rank ", leader, " of the job did not come within ",
+                          timeout_.count(), " ms");
+      say_to(leader, leader, question);
+      const auto verdict = hear_from(leader, leader, Clock::now() + timeout_ + std::chrono::seconds(1));
+      return check<CommError>(verdict == question, "rank ", rank_, ": mpi: rank ", leader,
+                              " of the job gave up before all had come");
+    }
+    std::vector<int> others, missing;
+    for (int rank = 1; rank < size_; ++rank)
+      others.push_back(members.empty() ? rank : members[static_cast<std::size_t>(rank)]);
+    const auto question = ++meetings;
+    for (const int other : others) say_to(other, leader, question);
+    for (const int other : others) {
+      std::int64_t answer = -1;
+      while (answer != question && answer != 0) answer = hear_from(other, leader, patience);  // not to an earlier one
+      if (answer == 0) missing.push_back(other);
+    }
+    for (const int other : others) say_to(other, leader, missing.empty() ? question : -question);
+    check<TimeoutError>(missing.empty(), "rank 0: mpi: ranks ", std::span<const int>(missing),
+                        " of the job did not come within ", timeout_.count(), " ms");
+  }
+
+  /// Numbers between ranks of the job that are to form a group with this leader.
+  static int tag_of(int leader) { return 32'000 + leader % 700; }  // MPI has tags up to 32767 at least
+  static void say_to(int rank, int leader, std::int64_t number) {  // so short that MPI takes it at once
+    mpi_check(MPI_Send(&number, 1, MPI_INT64_T, rank, tag_of(leader), MPI_COMM_WORLD));
+  }
+  /// 0 at the deadline.
+  static std::int64_t hear_from(int rank, int leader, Deadline deadline) {
+    for (int there = 0; true; sched_yield()) {
+      mpi_check(MPI_Iprobe(rank, tag_of(leader), MPI_COMM_WORLD, &there, MPI_STATUS_IGNORE));
+      std::int64_t number = 0;
+      if (there) mpi_check(MPI_Recv(&number, 1, MPI_INT64_T, rank, tag_of(leader), MPI_COMM_WORLD, MPI_STATUS_IGNORE));
+      if (there || Clock::now() >= deadline) return number;
+    }
   }
 
   void count_sent(const Call& call, std::size_t numbers) const {

@@ -25,12 +25,18 @@ class MpiLibrary {
 
  private:
   MpiLibrary() {
-    int already = 0;
+    int already = 0, level = 0;
     MPI_Initialized(&already);
-    if (already) return;
-    int level = 0;
-    check<CommError>(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level) == MPI_SUCCESS, "mpi: no start");
-    ours_ = true;
+    check<CommError>(already || MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level) == MPI_SUCCESS,
+                     "mpi: no start");
+    ours_ = !already;
+    MPI_Query_thread(&level);
+    // A call in the background, one in the caller's thread and an abort may be in MPI at once.
+    check<CommError>(level == MPI_THREAD_MULTIPLE, "mpi: ",
+                     already
+                         ? "this program has started MPI without MPI_THREAD_MULTIPLE: call MPI_Init_thread with it, "
+                           "or leave the start to chorus"
+                         : "this MPI has no MPI_THREAD_MULTIPLE");
   }
   ~MpiLibrary() {
     int finished = 0;

@@ -77,6 +77,21 @@ TEST_CASE("mpi: deadlines and aborts", "[comm]") {
   CHECK_THAT(job(2, "late"), Contains("late: rank 0: all_reduce #1 (sum of 100000 F32): mpi: waited 1000 ms"));
 }
 
+TEST_CASE("mpi: ranks that come too late, or never, are waited for until the deadline", "[comm]") {
+  const auto first = job(3, "absent0");
+  for (const int rank : {1, 2})
+    CHECK_THAT(first, Contains(cat("late: rank ", rank, ": mpi: rank 0 of the job did not come within 1000 ms\n")));
+  CHECK_THAT(first, Contains("late: rank 0: mpi: ranks [1, 2] of the job did not come within 1000 ms\n"));
+  const auto other = job(3, "absent1");
+  CHECK_THAT(other, Contains("late: rank 0: mpi: ranks [1] of the job did not come within 1000 ms\n"));
+  for (const int rank : {1, 2})
+    CHECK_THAT(other, Contains(cat("rank ", rank, ": mpi: rank 0 of the job gave up before all had come\n")));
+}
+
+TEST_CASE("mpi: a program that starts MPI for one thread is told", "[comm]") {
+  CHECK_THAT(job(2, "single"), Contains("mpi: this program has started MPI without MPI_THREAD_MULTIPLE"));
+}
+
 TEST_CASE("mpi: ranks in different calls are both named, before any data moves", "[comm]") {
   const auto lines_of = [](const std::string& text, int rank) {
     std::vector<std::string> lines;
