@@ -39,24 +39,21 @@ inline EngineMaker& maker_of(Backend backend) {
 }  // namespace detail
 
 CHORUS_INLINE AnyCommunicator connect(const World& world, const ConnectOptions& options) {
-  check<UsageError>(world.size >= 1 && world.size <= max_ranks, "connect: world size is ", world.size,
-                    ", expected 1 to ", max_ranks);
-  check<UsageError>(world.rank >= 0 && world.rank < world.size, "connect: rank ", world.rank, " is not in [0, ",
-                    world.size, ")");
+  auto listener = Socket::adopt(world.listen_fd);  // closed by whatever goes wrong here
+  check_ranks("connect", world.size, world.rank);
   check_timeout("connect", world.timeout);
   const auto backend = options.backend;
   const auto maker = detail::maker_of(backend);
   check<UsageError>(backend <= Backend::hierarchical || maker, "connect: this program was built without backend ",
                     backend, ": include <chorus/comm/", backend, ".hpp> and link its library");
-  if (world.size == 1 || backend == Backend::thread) {
-    const auto unused = Socket::adopt(world.listen_fd);
-    return world.size == 1 ? AnyCommunicator() : join_thread_group(world);
-  }
+  if (world.size == 1) return {};
+  if (backend == Backend::thread) return join_thread_group(world);
+  listener.release();
   if (maker) return AnyCommunicator(maker(world));
   auto link = detail::meet(world, backend);
   const auto carrier = dynamic_cast<const ShmTransport*>(link.get()) ? Backend::shm
-                       : !link->machines().empty()                  ? Backend::hierarchical
-                                                                    : Backend::tcp;
+                       : !link->machines().empty()                   ? Backend::hierarchical
+                                                                     : Backend::tcp;
   return RingCommunicator(name(carrier), std::move(link));
 }
 

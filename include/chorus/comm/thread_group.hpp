@@ -14,8 +14,8 @@ std::vector<AnyCommunicator> thread_group(int size,
                                           std::chrono::milliseconds timeout = std::chrono::milliseconds(60'000));
 
 /// The same for threads that know only their own place: waits until world.size of them have come with one
-/// world.master_port. Throws TimeoutError after world.timeout, CommError where a rank comes twice and where there is no
-/// memory.
+/// world.master_port. Throws UsageError for a rank, a size or a timeout that is none, TimeoutError after world.timeout,
+/// CommError where a rank comes twice and where there is no memory.
 AnyCommunicator join_thread_group(const World& world);
 
 }  // namespace chorus::inline CHORUS_ABI::comm

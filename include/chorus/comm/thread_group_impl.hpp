@@ -5,6 +5,7 @@
 #include <chorus/comm/shm_transport.hpp>
 #include <chorus/comm/thread_group.hpp>
 #include <condition_variable>
+#include <exception>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -22,6 +23,8 @@ class Lobby {
   }
 
   AnyCommunicator meet(const World& world) {
+    check_ranks("thread_group", world.size, world.rank);
+    check_timeout("thread_group", world.timeout);
     std::unique_lock lock(mutex_);
     auto& table = tables_[world.master_port];
     if (!table) table = std::make_shared<Table>(world.size);
@@ -35,7 +38,7 @@ class Lobby {
       tables_.erase(world.master_port);
       try {
         mine->group = thread_group(world.size, world.timeout);
-      } catch (const CommError& error) {
+      } catch (const std::exception& error) {  // they all hear of it
         mine->failure = error.what();
       }
       mine->complete.notify_all();

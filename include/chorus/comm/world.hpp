@@ -38,6 +38,12 @@ inline constexpr std::chrono::milliseconds longest_timeout{1'000'000'000};
                     " ms, expected 1 to ", longest_timeout.count());
 }
 
+/// Throws UsageError, in the name of `who`, for a rank of a group that there cannot be.
+[[gnu::cold]] inline void check_ranks(std::string_view who, int size, int rank) {
+  check<UsageError>(size >= 1 && size <= max_ranks, who, ": world size is ", size, ", expected 1 to ", max_ranks);
+  check<UsageError>(rank >= 0 && rank < size, who, ": rank ", rank, " is not in [0, ", size, ")");
+}
+
 /// What carries out collectives. `automatic`: shared memory when all ranks run on one machine, else TCP. `thread`:
 /// ranks are threads of one process. `hierarchical`: shared memory inside machines, TCP between them, and an all-reduce
 /// in two levels. `mpi`, `gloo` and `nccl` have headers of their own, which a program has to include.

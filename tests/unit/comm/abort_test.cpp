@@ -51,8 +51,8 @@ TEST_CASE("abort ends what waits and what comes, here and elsewhere, with its re
           "rank 1: barrier #2: aborted: no flour left\n");
     for (const int rank : {0, 2}) {
       const auto first = cat("rank ", rank, ": all_reduce #1 (sum of 1000000 F32): ");
-      CHECK_THAT(texts[static_cast<std::size_t>(rank)], StartsWith(first) && Contains("no flour left") &&
-                                                            Contains("this communicator has failed before"));
+      CHECK_THAT(texts[static_cast<std::size_t>(rank)],
+                 StartsWith(first) && Contains("no flour left") && Contains("this communicator has failed before"));
       CHECK_THAT(texts[static_cast<std::size_t>(rank)], !Contains("second"));
     }
   }
@@ -98,6 +98,29 @@ TEST_CASE("threads that know only their place meet by their port", "[comm]") {
   lonely.timeout = 50ms;
   CHECK_THROWS_WITH(comm::connect(lonely, {.backend = comm::Backend::thread}),
                     "rank 1: ranks 0, 2 of 3 did not come within 50 ms");
+}
+
+TEST_CASE("thread_group: a place that there cannot be is refused, and keeps nobody waiting", "[comm]") {
+  const auto join = [](int rank, int size, std::chrono::milliseconds timeout) {
+    comm::join_thread_group({.rank = rank, .size = size, .master_port = 3, .timeout = timeout});
+  };
+  CHECK_THROWS_WITH(join(100'000'000, 2, 1s), "thread_group: rank 100000000 is not in [0, 2)");
+  CHECK_THROWS_WITH(join(-1, 2, 1s), "thread_group: rank -1 is not in [0, 2)");
+  CHECK_THROWS_WITH(join(0, 65, 1s), "thread_group: world size is 65, expected 1 to 64");
+  CHECK_THROWS_WITH(join(0, 0, 1s), "thread_group: world size is 0, expected 1 to 64");
+  CHECK_THROWS_WITH(join(0, 2, 0s), "thread_group: timeout is 0 ms, expected 1 to 1000000000");
+}
+
+TEST_CASE("connect: a socket that it takes over is closed where a place makes no sense", "[comm]") {
+  const auto closed = [](comm::World world, comm::Backend backend) {
+    world.listen_fd = test::free_port().release();
+    CHECK_THROWS_AS(comm::connect(world, {.backend = backend}), UsageError);
+    return fcntl(world.listen_fd, F_GETFD) == -1;
+  };
+  CHECK(closed({.rank = 3, .size = 2}, comm::Backend::tcp));
+  CHECK(closed({.rank = 0, .size = 65}, comm::Backend::tcp));
+  CHECK(closed({.rank = 0, .size = 2, .timeout = 0ms}, comm::Backend::thread));
+  CHECK(closed({.rank = 0, .size = 2}, comm::Backend::nccl));
 }
 
 TEST_CASE("a timeout that no clock can count to is refused, as is none", "[comm]") {
