@@ -13,6 +13,7 @@
 #include <chorus/parallel/single_device.hpp>
 #include <cmath>
 #include <deque>
+#include <optional>
 
 #include "gpu.hpp"
 #include "training_step.hpp"
@@ -62,29 +63,39 @@ struct Outcome {
   std::int64_t skipped = 0, good = 0, steps = 0, replays = 0;
 };
 
-/// Steps from a scale that overflows, so that the first replays are left out, and, as it grows, later ones.
-template <class Optimizer, class Options>
-Outcome train(const Options& options, bool graphed, double max_norm = 0) {
+/// Steps from a scale that overflows, so that the first replays are left out, and, as it grows, later ones. `split`: by
+/// two optimizers.
+template <class Optimizer, class Options = optim::AdamOptions>
+Outcome train(const Options& options, bool graphed, double max_norm = 0, bool split = false) {
   manual_seed(4);
   SingleDevice<HalfNet> net{HalfNet{}, 9};
-  Optimizer optimizer{net.parameters(), options};
+  const auto all = net.parameters();
+  const auto middle = split ? all.begin() + 1 : all.end();
+  Optimizer optimizer{{all.begin(), middle}, options};
+  std::optional<Optimizer> rest;
+  if (split) rest.emplace(std::vector(middle, all.end()), options);
   optim::GradScaler scaler{net.parameters(), {.init_scale = 0x1p24, .growth_interval = 4}};
   Graphed step(net,
                [&](const auto& x, const auto& y) {
                  optimizer.zero_grad();
+                 if (rest) rest->zero_grad();
                  auto loss = cross_entropy(net(x), y);
                  scaler.scale(loss).backward();
                  if (max_norm > 0 && scaler.unscale()) {
                    const double norm = optim::clip_grad_norm(net.parameters(), max_norm);
                    CHECK(std::isnan(norm) == (cuda::replay_numbers() != nullptr));
                  }
-                 scaler.step(optimizer);
+                 if (rest)
+                   scaler.step(optimizer, *rest);
+                 else
+                   scaler.step(optimizer);
                  return loss;
                },
                {.warm_up = graphed ? 3 : 1000});
   for (std::uint32_t i = 0; i < 40; ++i) {
     const auto [x, y] = batch(i == 20 ? 7 : 12, i);  // one runs eagerly among the replays
     if (i == 30) optimizer.set_lr(options.lr / 2);
+    if (i == 30 && rest) rest->set_lr(options.lr / 2);
     step(x, y);
   }
   Outcome out{step.losses(), values_of(net.parameters()), scaler.loss_scale(), scaler.skipped_steps(),
@@ -127,6 +138,12 @@ TEST_CASE("a captured step with a loss scale takes the eager one's steps, and le
     return train<optim::Sgd<Cuda>>(optim::SgdOptions{.lr = 0.2, .momentum = 0.9, .dampening = 0.5}, graphed);
   });
   check([](bool graphed) { return train<optim::Sgd<Cuda>>(optim::SgdOptions{.lr = 0.5}, graphed, 0.3); });
+}
+
+TEST_CASE("several optimizers take the captured steps of one, and leave out the same", "[cuda]") {
+  CHORUS_NEEDS_GPU;
+  const auto one = train<optim::Adam<Cuda>>({.lr = 0.02}, false);
+  for (const bool graphed : {false, true}) check_same(train<optim::Adam<Cuda>>({.lr = 0.02}, graphed, 0, true), one);
 }
 
 TEST_CASE("an eager step among replays counts for those behind it", "[cuda]") {

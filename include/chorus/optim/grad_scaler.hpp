@@ -7,7 +7,9 @@
 #include <chorus/core/while_alive.hpp>
 #include <chorus/optim/loss_scale.hpp>
 #include <cmath>
+#include <concepts>
 #include <cstdint>
+#include <initializer_list>
 #include <span>
 #include <string_view>
 #include <type_traits>
@@ -26,6 +28,9 @@ concept SharedOut = requires(Optimizer& optimizer, std::int32_t* found) {
 ///   scaler.scale(loss).backward();
 ///   scaler.step(optimizer);
 ///
+/// Several optimizers take one step together, `scaler.step(a, b)`: gradients are divided by the scale once, and either
+/// all optimizers step or none.
+///
 /// Whether a step is left out is decided by the gradients after they were reduced over all devices. Sums keep what is
 /// infinite or not a number, and all ranks hold the same bits, so all decide alike without a word; but where ranks have
 /// parameters of their own, they have to ask each other: `GradScaler scaler{net}`. With a ShardedOptimizer they ask
@@ -42,7 +47,7 @@ class GradScaler {
   /// Of all parameters of `net`. All ranks leave out the steps that any of them has to, and ask each other as long as
   /// `net` lives: afterwards that throws UsageError. Throws UsageError under a NonFinite policy, too.
   template <class Net>
-    requires requires { Net::distributed; }
+  requires requires { Net::distributed; }
   explicit GradScaler(Net& net, const GradScalerOptions& options = {}) : GradScaler(net.parameters(), options) {
     if constexpr (requires { net.options().non_finite; })
       check<UsageError>(net.options().non_finite == std::remove_cvref_t<decltype(net.options().non_finite)>::propagate,
@@ -53,49 +58,54 @@ class GradScaler {
                                            [&net](std::int32_t* found) { net.make_largest(found); });
   }
 
+  /// The loss times the scale. Where gradients were unscaled since the last one, but not stepped by `step`, as by those
+  /// who leave a step out or take it themselves, the scale first changes as if they had been.
   template <Operand X>
-  auto scale(const X& loss) const {
+  auto scale(const X& loss) {
+    if (std::exchange(unscaled_, false)) scale_.leave(finite_);
+    stepped_.clear();
     return scale_.multiply(loss);
   }
 
   /// Divides all gradients by the scale, once a step; returns whether all are finite. For those who clip or look at
   /// gradients before the step. In a step that is captured it returns true: the device alone will know. Throws
-  /// UsageError where no parameter has a gradient, unless it asks other ranks.
+  /// UsageError where no parameter has a gradient, unless it asks other ranks, and where it has been called since the
+  /// last `step` or `scale`.
   bool unscale() {
-    if (!unscaled_) {
-      check<UsageError>(agree_ || any_gradient(),
-                        "GradScaler: no parameter has a gradient. Where a policy leaves a rank none, it has to ask the "
-                        "others: GradScaler scaler{net}");
-      unscaled_ = by_parameters_ = true;
-      finite_ = false;  // unless all ranks can be asked
-      finite_ = scale_.unscale(parameters_, agree_);
-    }
-    return finite_;
+    check_not_unscaled();
+    check<UsageError>(agree_ || any_gradient(),
+                      "GradScaler: no parameter has a gradient. Where a policy leaves a rank none, it has to ask the "
+                      "others: GradScaler scaler{net}");
+    unscaled_ = by_parameters_ = true;
+    finite_ = false;  // unless all ranks can be asked
+    return finite_ = scale_.unscale(parameters_, agree_);
   }
   /// The same for the gradients that a ShardedOptimizer steps, of which each rank may have averaged its part alone.
   /// All ranks call it, and return the same.
   template <SharedOut Sharded>
   bool unscale(Sharded& optimizer) {
-    if (!unscaled_) {
-      unscaled_ = true;
-      by_parameters_ = finite_ = false;
-      const auto unscale = [&](const std::vector<nn::NamedParameter<D>>& parameters) {
-        finite_ = scale_.unscale(parameters, [&](std::int32_t* found) { optimizer.make_largest(found); });
-      };
-      if (optimizer.in_parts())
-        optimizer.with_parts(unscale);
-      else
-        unscale(parameters_);  // whole gradients may be looked at elsewhere, too
-    }
+    check_not_unscaled();
+    unscaled_ = true;
+    by_parameters_ = finite_ = false;
+    const auto unscale = [&](const std::vector<nn::NamedParameter<D>>& parameters) {
+      finite_ = scale_.unscale(parameters, [&](std::int32_t* found) { optimizer.make_largest(found); });
+    };
+    if (optimizer.in_parts())
+      optimizer.with_parts(unscale);
+    else
+      unscale(parameters_);  // whole gradients may be looked at elsewhere, too
     return finite_;
   }
 
   /// Steps with the unscaled gradients, or, where one is not finite, leaves the step out and makes the scale smaller.
-  /// Returns whether it has stepped; true in a step that is captured.
-  bool step(Optimizer<D>& optimizer) {
-    const bool finite = unscale();
+  /// Returns whether it has stepped; true in a step that is captured. Throws UsageError for another optimizer than
+  /// that of the last step, without a `scale` in between.
+  template <std::derived_from<Optimizer<D>>... Optimizers>
+  requires(sizeof...(Optimizers) > 0) bool step(Optimizers&... optimizers) {
+    note_step({static_cast<const Optimizer<D>*>(&optimizers)...});
+    const bool finite = unscaled_ ? finite_ : unscale();
     unscaled_ = false;
-    scale_.step(optimizer, finite);
+    scale_.step(finite, optimizers...);
     return finite;
   }
 
@@ -106,9 +116,10 @@ class GradScaler {
     check<UsageError>(!unscaled_ || !by_parameters_ || !optimizer.in_parts(),
                       "GradScaler: unscale() has not seen the gradients, of which each rank has averaged a part: "
                       "expected unscale(optimizer)");
-    const bool finite = unscale(optimizer);
+    note_step({&optimizer});
+    const bool finite = unscaled_ ? finite_ : unscale(optimizer);
     unscaled_ = false;
-    scale_.step(optimizer, finite);
+    scale_.step(finite, optimizer);
     if (!finite) optimizer.skip_step();
     return finite;
   }
@@ -146,6 +157,20 @@ class GradScaler {
     return options;
   }
 
+  void check_not_unscaled() const {
+    check<UsageError>(!unscaled_,
+                      "GradScaler: the gradients are unscaled already: expected a step() or a scale() "
+                      "between two calls of unscale()");
+  }
+  // The same optimizer may step again: a rank that keeps others company under `join` has no loss to scale.
+  void note_step(std::initializer_list<const void*> optimizers) {
+    check<UsageError>(
+        stepped_.empty() || std::equal(stepped_.begin(), stepped_.end(), optimizers.begin(), optimizers.end()),
+        "GradScaler: a second step() since the last scale() would divide gradients by the scale again: "
+        "expected step(a, b) for several optimizers");
+    stepped_.assign(optimizers);
+  }
+
   bool any_gradient() const {
     return std::any_of(parameters_.begin(), parameters_.end(),
                        [](const auto& named) { return named.parameter->grad_arrived(); });
@@ -154,13 +179,14 @@ class GradScaler {
   std::vector<nn::NamedParameter<D>> parameters_;
   detail::LossScale<D> scale_;
   detail::AgreeOnFound agree_;
+  std::vector<const void*> stepped_;  // since the last `scale`
   bool unscaled_ = false, by_parameters_ = false, finite_ = true;
 };
 
 template <Device D>
 GradScaler(std::vector<nn::NamedParameter<D>>, const GradScalerOptions& = {}) -> GradScaler<D>;
 template <class Net>
-  requires requires { Net::distributed; }
-GradScaler(Net&, const GradScalerOptions& = {}) -> GradScaler<typename Net::device_type>;
+requires requires { Net::distributed; }
+GradScaler(Net&, const GradScalerOptions& = {})->GradScaler<typename Net::device_type>;
 
 }  // namespace chorus::inline CHORUS_ABI::optim

@@ -56,12 +56,14 @@ class LossScale {
     return found == 0;
   }
 
-  /// Steps, if `finite`, and changes the scale.
-  template <class Optimizer>
-  void step(Optimizer& optimizer, bool finite) {
-    if (finite) optimizer.step();
+  /// All step, if `finite`; then the scale changes.
+  template <class... Optimizers>
+  void step(bool finite, Optimizers&... optimizers) {
+    if (finite) (optimizers.step(), ...);
     rule_(state_, finite);
   }
+  /// The scale changes as in a step.
+  void leave(bool finite) { rule_(state_, finite); }
 
   double scale() const { return state_.scale; }
   std::int64_t good_steps() const { return state_.good_steps; }

@@ -199,7 +199,7 @@ class Runner {
     };
   }
 
-  auto scaled(const auto& loss) const {
+  auto scaled(const auto& loss) {
     if (!program_.scaled) return loss * 1.0;
     return scaler_->scale(loss * (overflows_ ? INFINITY : 1.0));
   }

@@ -1,12 +1,11 @@
 #pragma once
 /// Optimizer steps on the CPU.
 
-#include <cmath>
-
 #include <chorus/core/dtype.hpp>
 #include <chorus/kernels/cpu/packet.hpp>
 #include <chorus/kernels/cpu/packet_math.hpp>
 #include <chorus/kernels/optimizer.hpp>
+#include <cmath>
 
 namespace chorus::inline CHORUS_ABI::kernels {
 
@@ -91,10 +90,16 @@ double square_sum(Cpu, Index count, const T* x) {
   double sum = 0;
   for (Index start = 0; start < count; start += block) {
     const Index end = count - start < block ? count : start + block;
-    sum += static_cast<double>(Sum<T>::fold(reduce_packets<T>(start, end, splat(T{0}), Sum<T>{}, [&](Index i, auto n) {
-      const auto value = load(x + i, n);
-      return pmul(value, value);
-    })));
+    auto squares =
+        static_cast<double>(Sum<T>::fold(reduce_packets<T>(start, end, splat(T{0}), Sum<T>{}, [&](Index i, auto n) {
+          const auto value = load(x + i, n);
+          return pmul(value, value);
+        })));
+    if (!std::isfinite(squares)) {  // squares of finite floats may be too large for float
+      squares = 0;
+      for (Index i = start; i < end; ++i) squares += static_cast<double>(x[i]) * static_cast<double>(x[i]);
+    }
+    sum += squares;
   }
   return sum;
 }

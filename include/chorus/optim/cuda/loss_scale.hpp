@@ -50,16 +50,20 @@ class LossScale<Cuda> {
     return found == 0;
   }
 
-  /// Steps, unless a gradient was not finite, and changes the scale.
-  template <class Optimizer>
-  void step(Optimizer& optimizer, bool finite) {
+  /// All step, unless a gradient was not finite; then the scale changes.
+  template <class... Optimizers>
+  void step(bool finite, Optimizers&... optimizers) {
     if (captured()) {
-      optimizer.step_unless(&numbers()->found);
+      (optimizers.step_unless(&numbers()->found), ...);
     } else {
-      optimizer.prepare_to_skip();
-      if (finite) optimizer.step();
+      (optimizers.prepare_to_skip(), ...);
+      if (finite) (optimizers.step(), ...);
     }
     kernels::cuda::update_loss_scale(device(), numbers(), rule_);
+  }
+  /// The scale changes as in a step, but not in each replay of a step that is captured.
+  void leave(bool) {
+    if (!captured()) kernels::cuda::update_loss_scale(device(), numbers(), rule_);
   }
 
   double scale() const { return read().scale; }

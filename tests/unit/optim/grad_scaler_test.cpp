@@ -1,0 +1,139 @@
+#include <catch.hpp>
+#include <chorus/ops/reduction.hpp>
+#include <chorus/optim/clip.hpp>
+#include <chorus/optim/grad_scaler.hpp>
+#include <chorus/optim/sgd.hpp>
+#include <limits>
+#include <vector>
+
+#include "../message_of.hpp"
+
+namespace grad_scaler_test {
+
+namespace ch = chorus;
+namespace nn = ch::nn;
+namespace optim = ch::optim;
+using Catch::Matchers::Contains;
+using ch::Cpu;
+using Vector = ch::Tensor<float, 1>;
+using Parameters = std::vector<nn::NamedParameter<Cpu>>;
+
+struct Model : nn::Module {
+  ch::Parameter<float, 1> a{Vector::from({1, 2}, {2})}, b{Vector::from({3}, {1})};
+  CHORUS_MODULE(Model, a, b)
+
+  /// The gradient of a is (2, 4) times `factor`, that of b 6.
+  auto forward(float factor) const {
+    const auto x = a.as_variable(), y = b.as_variable();
+    return ch::sum(x * x) * factor + ch::sum(y * y);
+  }
+  std::vector<float> values() const {
+    auto out = a.value().to_vector();
+    out.push_back(b.value().item());
+    return out;
+  }
+  std::vector<float> grads() const {
+    auto out = a.grad().to_vector();
+    out.push_back(b.grad().item());
+    return out;
+  }
+};
+
+/// A model of which two optimizers step a parameter each.
+struct Run {
+  Model model;
+  Parameters all = nn::named_parameters<Cpu>(model);
+  optim::Sgd<Cpu> first{{all[0]}, {.lr = 0.5}}, second{{all[1]}, {.lr = 0.5}};
+  optim::GradScaler<Cpu> scaler{all, {.init_scale = 64, .growth_interval = 3}};
+
+  void zero_grad() {
+    first.zero_grad();
+    second.zero_grad();
+  }
+  void backward(float factor = 1) { scaler.scale(model.forward(factor)).backward(); }
+};
+constexpr float inf = std::numeric_limits<float>::infinity();
+
+TEST_CASE("a scaler's several optimizers take one step, and the scale changes once") {
+  Run run;
+  run.backward();
+  CHECK(run.scaler.step(run.first, run.second));
+  CHECK(run.model.values() == std::vector<float>{0, 0, 0});
+  CHECK(run.scaler.state().good_steps == 1);
+}
+
+TEST_CASE("a scaler's several optimizers leave out the same steps") {
+  Run run;
+  run.backward(inf);
+  CHECK_FALSE(run.scaler.step(run.first, run.second));
+  CHECK(run.model.values() == std::vector<float>{1, 2, 3});
+  CHECK(run.scaler.loss_scale() == 32);
+  CHECK(run.scaler.skipped_steps() == 1);
+}
+
+TEST_CASE("a second optimizer's step, which would divide gradients again, is refused") {
+  Run run;
+  run.backward();
+  run.scaler.step(run.first);
+  const auto step = [&] { run.scaler.step(run.second); };
+  CHECK_THAT(message_of<ch::UsageError>(step), Contains("expected step(a, b) for several optimizers"));
+  CHECK(run.model.values() == std::vector<float>{0, 0, 3});
+  CHECK(run.model.grads() == std::vector<float>{2, 4, 6});
+  CHECK(run.scaler.state().good_steps == 1);
+  // Each with a backward pass of its own is another thing, and so is an optimizer that goes on without `scale`.
+  run.zero_grad();
+  run.backward();
+  run.scaler.step(run.second);
+  run.scaler.step(run.second);
+  CHECK(run.scaler.loss_scale() == 128);
+}
+
+TEST_CASE("several scaled passes may come before a step") {
+  Run run;
+  run.backward();
+  run.backward();
+  CHECK(run.scaler.unscale());
+  CHECK(run.model.grads() == std::vector<float>{4, 8, 12});
+  CHECK(run.scaler.step(run.first, run.second));
+  CHECK(run.model.values() == std::vector<float>{-1, -2, -3});
+}
+
+TEST_CASE("a step that was left out or taken by hand changes the scale as any other, and the next is divided, too") {
+  Run run;
+  run.backward(inf);
+  CHECK_FALSE(run.scaler.unscale());  // and the loop goes on to the next batch
+  run.zero_grad();
+  run.backward();
+  CHECK(run.scaler.loss_scale() == 32);
+  CHECK(run.scaler.skipped_steps() == 1);
+  CHECK(run.scaler.unscale());
+  CHECK(run.model.grads() == std::vector<float>{2, 4, 6});
+  run.first.step();
+  run.zero_grad();
+  run.backward();
+  CHECK(run.scaler.state().good_steps == 1);
+  CHECK(run.scaler.step(run.second));
+  CHECK(run.model.values() == std::vector<float>{0, 0, 0});
+  CHECK(run.scaler.state().good_steps == 2);
+}
+
+TEST_CASE("gradients are unscaled once a step") {
+  Run run;
+  run.backward();
+  run.scaler.unscale();
+  CHECK_THAT(message_of<ch::UsageError>([&] { run.scaler.unscale(); }), Contains("are unscaled already"));
+  CHECK(run.model.grads() == std::vector<float>{2, 4, 6});
+  CHECK(run.scaler.step(run.first, run.second));
+  CHECK(run.model.values() == std::vector<float>{0, 0, 0});
+}
+
+TEST_CASE("large gradients whose squares are beyond float are finite") {
+  Run run;
+  run.backward(1e25f);
+  CHECK(run.scaler.unscale());
+  CHECK(optim::clip_grad_norm(run.all, 1) == Approx(std::sqrt(20.0) * 1e25));
+  CHECK(run.model.a.grad()(0) == Approx(1 / std::sqrt(5.0)));
+  CHECK(run.scaler.step(run.first));
+}
+
+}  // namespace grad_scaler_test
