@@ -8,10 +8,10 @@
 #include <chorus/parallel/no_sync.hpp>
 #include <cmath>
 #include <cstdint>
-#include <numeric>
 #include <span>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -30,8 +30,9 @@ struct LocalSgdOptions {
 /// floating-point numbers, in which a rank counts by the samples that it has seen since the last mean; other buffers
 /// are rank 0's. Momentum and other state of optimizers stay each rank's own. All ranks freeze the same parameters.
 ///
-/// Each of n ranks sends 2 (n - 1) / n of the model's bytes per `period` steps, and 8 bytes per rank for the samples: a
-/// `period`-th of DistributedDataParallel's. With a period of 1 and plain SGD the steps are those of one device.
+/// Each of n ranks sends 2 (n - 1) / n of the model's bytes per `period` steps, and 24 bytes per rank for what
+/// each has counted: a `period`-th of DistributedDataParallel's. With a period of 1 and plain SGD the steps are those
+/// of one device.
 ///
 /// In between, ranks have different parameters: `eval()` or `synchronise()`, which all ranks call, brings them
 /// together. A checkpoint, which all ranks save, has each rank's model and optimizer, and may be taken at any step. Its
@@ -78,6 +79,7 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
       samples_ = rows_;
       this->shares_.begin_unasked(samples_);
       if (steps_ >= options_.period) synchronise();
+      if (sync_) ++passes_;
       apart_.note(this->flat_, [](const auto&) { return true; });
     }
     return this->forward(rows_, grad_enabled() || this->training(), inputs...);
@@ -86,21 +88,27 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   /// While it lives, backward passes add to gradients and don't count as steps.
   [[nodiscard]] NoSync no_sync() { return NoSync(sync_); }
 
-  /// All ranks take the mean of their parameters and buffers now.
+  /// All ranks take the mean of their parameters and buffers now. Throws UsageError on all where they have counted
+  /// different numbers of steps, or of forward passes that recorded gradients, outside of no_sync, since the last mean:
+  /// where one leaves a backward pass out, it would take the means later than others.
   void synchronise() {
     if (this->communicator_.size() > 1) {
-      std::vector<std::int64_t> all(static_cast<std::size_t>(this->communicator_.size()));
-      this->communicator_.all_gather(std::span<const std::int64_t>(&seen_, 1), std::span<std::int64_t>(all), {});
-      const auto sum = std::accumulate(all.begin(), all.end(), std::int64_t{0});
+      const auto ranks = static_cast<std::size_t>(this->communicator_.size());
+      const Counts own{seen_, steps_, passes_};
+      std::vector<std::int64_t> all(own.size() * ranks);
+      this->communicator_.all_gather(std::span<const std::int64_t>(own), std::span<std::int64_t>(all), {});
+      check_same_steps(all);
+      std::int64_t sum = 0;
+      for (std::size_t rank = 0; rank < ranks; ++rank) sum += all[own.size() * rank];
       if (!apart_.empty()) {
-        const double weight = sum == 0 ? 1.0 / static_cast<double>(all.size())  // optimizers may step without samples
+        const double weight = sum == 0 ? 1.0 / static_cast<double>(ranks)  // optimizers may step without samples
                                        : static_cast<double>(seen_) / static_cast<double>(sum);
         apart_.average(this->flat_, this->communicator_, weight);
         average_buffers(weight);
       }
     }
     seen_ = 0;
-    steps_ = 0;
+    steps_ = passes_ = 0;
   }
   /// All ranks call it: they are brought together.
   void eval() {
@@ -123,11 +131,24 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
     return kept[0] >= 0 && kept[0] < 1e9 && kept[1] >= 0 && kept[1] < 0x1p53;
   }
   void keep(const std::array<double, 2>& kept) {
-    steps_ = static_cast<int>(kept[0]);
+    steps_ = passes_ = static_cast<int>(kept[0]);
     seen_ = static_cast<std::int64_t>(std::round(kept[1]));
   }
 
  private:
+  using Counts = std::array<std::int64_t, 3>;  // samples, steps and passes since the last mean
+
+  static void check_same_steps(const std::vector<std::int64_t>& all) {
+    std::string list;
+    bool same = true;
+    for (std::size_t at = 0; at < all.size(); at += std::tuple_size_v<Counts>) {
+      list += cat(at == 0 ? "" : ", ", "rank ", at / std::tuple_size_v<Counts>, ": ", all[at + 1], " in ", all[at + 2]);
+      same = same && all[at + 1] == all[1] && all[at + 2] == all[2];
+    }
+    check<UsageError>(same, "LocalSgd: expected as many steps in as many forward passes of all ranks, got ", list,
+                      " since the last mean; a rank that has no samples trains with an empty batch");
+  }
+
   // In double, where the mean of equal numbers is that number; integers are rank 0's.
   void average_buffers(double weight) {
     this->broadcast_buffers(0, [](DType type) { return type != DType::f32 && type != DType::f64; });
@@ -170,7 +191,7 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   std::int64_t rows_ = 0;     // of the last forward pass
   std::int64_t samples_ = 0;  // of the last one that wanted gradients
   std::int64_t seen_ = 0;     // since the last mean
-  int steps_ = 0;
+  int steps_ = 0, passes_ = 0;
   bool sync_ = true, in_backward_ = false;
 };
 

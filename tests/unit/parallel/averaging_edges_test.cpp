@@ -213,6 +213,23 @@ TEST_CASE("local sgd: ranks that step without samples come together, too") {
   CHECK(text != "");
 }
 
+TEST_CASE("local sgd: ranks that count steps differently are told so before they take a mean") {
+  const auto texts = texts_of(3, [](const World& world) {
+    auto communicator = comm::connect(world);
+    LocalSgd<Model> net{make<Model>(), communicator, {.period = 2}, 3};
+    optim::Sgd optimizer{net.parameters(), {.lr = 0.3}};
+    return message_of<UsageError>([&] {
+      for (std::uint32_t number = 0; number < 5; ++number) {
+        optimizer.zero_grad();
+        const auto loss = share_of_loss(net, 7, number, world);
+        if (world.rank != 1 || number != 1) loss.backward();
+        optimizer.step();
+      }
+    });
+  });
+  for (const auto& text : texts) CHECK_THAT(text, Contains("got rank 0: 2 in 2, rank 1: 2 in 3, rank 2: 2 in 2"));
+}
+
 TEST_CASE("parameter server: a second backward pass behind one forward pass is refused") {
   const auto texts = texts_of(2, [](const World& world) {
     auto communicator = comm::connect(world);
