@@ -3,6 +3,7 @@
 /// gradient bucket and an optimizer step are each a range of memory.
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <span>
@@ -44,7 +45,8 @@ class FlatParameters {
   /// Moves the parameters of `model`, contents included, into new buffers on their device.
   explicit FlatParameters(Module& model);
 
-  /// Lays the parameters out anew: `order[i]` is the present index of the one that becomes number i.
+  /// Lays the parameters out anew: `order[i]` is the present index of the one that becomes number i. Where they lie so
+  /// already they stay, for captured graphs know their addresses.
   void reorder(std::span<const std::size_t> order);
 
   /// Moves the buffers into memory that `allocate(bytes)` gives, now and at each `reorder`; where it gives none, they
@@ -61,6 +63,10 @@ class FlatParameters {
     return nullptr;
   }
 
+  /// Changes with the layout, and with what is made for it, such as buckets: what has kept addresses asks it.
+  std::uint64_t generation() const { return generation_; }
+  void count_generation() { ++generation_; }
+
   /// Bytes of all parameters.
   std::size_t bytes() const;
 
@@ -73,6 +79,7 @@ class FlatParameters {
   std::function<std::shared_ptr<void>(std::size_t)> allocate_;
   std::vector<Entry> entries_;
   std::vector<Group> groups_;
+  std::uint64_t generation_ = 0;
 };
 
 }  // namespace chorus::inline CHORUS_ABI::nn

@@ -28,6 +28,7 @@ template <Device D>
 void FlatParameters<D>::reorder(std::span<const std::size_t> order) {
   check<UsageError>(order.size() == entries_.size(), "FlatParameters::reorder: ", order.size(), " indices for ",
                     entries_.size(), " parameters");
+  if (std::is_sorted(order.begin(), order.end()) && taken_away() == nullptr) return;
   std::vector<NamedParameter<D>> parameters;
   for (const std::size_t index : order) parameters.push_back(entries_.at(index).named);
   lay_out(std::move(parameters));
@@ -94,6 +95,7 @@ void FlatParameters<D>::lay_out(std::vector<NamedParameter<D>> parameters) {
   }
   groups_ = std::move(groups);
   entries_ = std::move(entries);
+  count_generation();
 }
 
 }  // namespace chorus::inline CHORUS_ABI::nn

@@ -6,6 +6,7 @@
 #include <chorus/nn/module.hpp>
 #include <chorus/ops/arithmetic.hpp>
 #include <chorus/ops/shape.hpp>
+#include <chorus/tensor/kept_for_replays.hpp>
 #include <cmath>
 #include <vector>
 
@@ -53,7 +54,11 @@ const PositionTables<T, D>& position_tables(Index length, Index features, D devi
   thread_local std::vector<PositionTables<T, D>> kept;
   auto tables = std::find_if(kept.begin(), kept.end(),
                              [&](const auto& t) { return t.features == features && t.device == device; });
-  if (tables != kept.end() && tables->length >= length) return *tables;
+  if (tables != kept.end() && tables->length >= length) {
+    chorus::detail::keep_for_replays(tables->sine.storage());
+    chorus::detail::keep_for_replays(tables->cosine.storage());
+    return *tables;
+  }
   const auto table = [&, places = tables == kept.end() ? length : std::max(length, 2 * tables->length)](auto f) {
     auto host = Tensor<T, 2, Cpu>::empty({places, features / 2});
     for (Index place = 0; place < places; ++place)

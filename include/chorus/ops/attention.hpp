@@ -8,6 +8,7 @@
 #include <chorus/ops/masking.hpp>
 #include <chorus/ops/matmul.hpp>
 #include <chorus/ops/softmax.hpp>
+#include <chorus/tensor/kept_for_replays.hpp>
 #include <cmath>
 #include <concepts>
 #include <functional>
@@ -85,7 +86,10 @@ auto attention_in_blocks(const Q& q, const K& k, const V& v, const Tensor<typena
 template <Device D>
 Tensor<bool, 2, D> later_keys(Index queries, Index keys, D device) {
   thread_local Tensor<bool, 2, D> kept;
-  if (kept.defined() && kept.shape() == Shape<2>{queries, keys} && kept.device() == device) return kept;
+  if (kept.defined() && kept.shape() == Shape<2>{queries, keys} && kept.device() == device) {
+    keep_for_replays(kept.storage());
+    return kept;
+  }
   auto later = Tensor<bool, 2, Cpu>::empty({queries, keys});
   for (Index i = 0; i < queries; ++i)
     for (Index j = 0; j < keys; ++j) later.data()[i * keys + j] = j > i;

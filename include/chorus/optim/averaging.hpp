@@ -5,7 +5,9 @@
 #include <chorus/kernels/copy.hpp>
 #include <chorus/nn/module.hpp>
 #include <chorus/optim/optimizer.hpp>
+#include <chorus/optim/replayed_steps.hpp>
 #include <cstddef>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -51,9 +53,18 @@ class ParameterAverage {
   ParameterAverage(const ParameterAverage&) = delete;
   ParameterAverage& operator=(const ParameterAverage&) = delete;
 
-  /// average = keep average + (1 - keep) parameter.
+  /// average = keep average + (1 - keep) parameter. Throws UsageError for `equal_weights` in a step that is captured.
   void update() {
     check<UsageError>(!swapped_, "ParameterAverage: no update while the model holds the averages");
+#if CHORUS_USE_CUDA
+    if constexpr (std::is_same_v<D, Cuda>)
+      if (auto* numbers = cuda::replay_numbers()) {
+        check<UsageError>(rule_.decay >= 0,
+                          "ParameterAverage: equal_weights() weigh each update otherwise, and a step that is captured "
+                          "repeats one");
+        replayed_.add(*numbers, {&updates_});
+      }
+#endif
     const double keep = rule_.keep(updates_++);
     for (Entry& entry : entries_)
       with_type(entry, [&]<class T>(T* average, T* value, D device, Index count) {
@@ -62,7 +73,7 @@ class ParameterAverage {
       });
   }
 
-  /// Exchanges the model's numbers and the averages.
+  /// Exchanges the model's numbers and the averages. Both stay where they are, for captured steps know the places.
   void swap() {
     for (Entry& entry : entries_) {
       auto& parameter = *entry.named.parameter;
@@ -70,7 +81,7 @@ class ParameterAverage {
       Storage<D> aside(device, parameter.size_bytes());
       copy_bytes(device, aside.data(), device, parameter.value_data(), parameter.size_bytes());
       copy_bytes(device, parameter.value_data(), device, entry.average.data(), parameter.size_bytes());
-      entry.average = std::move(aside);
+      copy_bytes(device, entry.average.data(), device, aside.data(), parameter.size_bytes());
       parameter.touch();
     }
     swapped_ = !swapped_;
@@ -117,6 +128,7 @@ class ParameterAverage {
   std::vector<Entry> entries_;
   std::int64_t updates_ = 0;
   bool swapped_ = false;
+  detail::ReplayedSteps<D> replayed_;
 };
 
 /// While it lives, the model computes with the averages.

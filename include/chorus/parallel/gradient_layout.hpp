@@ -78,6 +78,7 @@ class GradientLayout {
     return true;
   }
   [[gnu::cold]] void rebuild() {
+    flat_.count_generation();
     std::vector<Sending> kinds;
     for (std::size_t i = 0; i < entries(); ++i) kinds.push_back(sending(i));
     buckets_ = make_buckets(flat_, options_.template buckets<D>(), kinds);

@@ -3,35 +3,16 @@
 
 #include "../../unit/comm/processes.hpp"
 #include "../sharded_training.hpp"
+#include "emulated_engine.hpp"
 
 namespace sharded_test {
 
 using namespace chorus;
 
-/// Calls name the memory of the emulation's devices, which is the host's, once their streams have come so far.
-class EmulatedEngine final : public comm::Engine {
- public:
-  explicit EmulatedEngine(const comm::World& world) : Engine(world.rank, world.size), host_(comm::connect(world)) {}
-  void now(const comm::Call& call) override {
-    emulation::finish_all();
-    host_.engine().now(call);
-  }
-  comm::Work later(const comm::Call& call) override {
-    emulation::finish_all();
-    return host_.engine().later(call);
-  }
-  void abort(std::string_view why) noexcept override { host_.abort(why); }
-  std::string_view name() const override { return "emulated"; }
-  bool takes_device_memory() const override { return true; }
-
- private:
-  comm::AnyCommunicator host_;
-};
-
 template <class Hook, bool sharded>
 std::string train(int ranks, bool graphed) {
   const auto texts = test::Ranks(ranks, [graphed](const comm::World& world) {
-                       comm::AnyCommunicator communicator(std::make_shared<EmulatedEngine>(world));
+                       comm::AnyCommunicator communicator(std::make_shared<test::EmulatedEngine>(world));
                        return test::train_in_half<sharded>(
                            [&](auto model, const auto& options) {
                              using Net = DistributedDataParallel<decltype(model), Hook>;

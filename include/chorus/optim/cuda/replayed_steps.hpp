@@ -2,11 +2,13 @@
 /// An optimizer's steps in captured graphs, which a GradScaler may leave out: the host counts every replay, the device
 /// those that it has left out.
 
+#include <algorithm>
 #include <chorus/optim/replayed_steps.hpp>
 #include <chorus/tensor/allocator.hpp>
 #include <chorus/tensor/cuda/replay.hpp>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -33,6 +35,13 @@ class ReplayedSteps<Cuda> {
     numbers.at_replay([steps] {
       for (std::int64_t* count : steps) ++*count;
     });
+    std::vector<std::int64_t> before;
+    for (const std::int64_t* count : steps) before.push_back(*count);
+    numbers.at_failure([this, steps, before, captures = captures_.size()] {
+      for (std::size_t i = 0; i < steps.size(); ++i) *steps[i] = before[i];
+      captures_.resize(std::min(captures_.size(), captures));
+    });
+    numbers.need(alive_);
     left_out = nullptr;
     if (unwanted == nullptr) return;
     check<UsageError>(memory_ && captures_.size() < most, "optimizer: its step is captured in more than ", most,
@@ -56,6 +65,7 @@ class ReplayedSteps<Cuda> {
   static constexpr std::size_t most = 64;
   std::int64_t* counters() const { return static_cast<std::int64_t*>(memory_.data()); }
 
+  const std::shared_ptr<char> alive_ = std::make_shared<char>();
   Storage<Cuda> memory_;
   std::vector<std::vector<std::int64_t*>> captures_;
 };

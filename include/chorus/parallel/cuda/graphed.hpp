@@ -40,7 +40,9 @@ struct GraphedOptions {
 /// the host at other times than in the capture does not change any more, but for the optimizers' learning rates and
 /// numbers of steps and the random numbers, which go on as in eager steps. Inside, nothing may wait for the GPU or copy
 /// to or from the host: those calls throw UsageError. Under DistributedDataParallel all ranks replay, or none does:
-/// every call agrees on it. Must be destroyed before `net` and its communicator. GPUs with one device per process.
+/// every call agrees on it. Where parameters, buckets or an optimizer's state have changed their places, as a
+/// checkpoint that is loaded may have it, there is a warm-up and a capture again. Must be destroyed before `net` and
+/// its communicator. GPUs with one device per process.
 template <class Net, class Step>
 class Graphed {
  public:
@@ -59,20 +61,21 @@ class Graphed {
   Graphed(const Graphed&) = delete;
   Graphed& operator=(const Graphed&) = delete;
   ~Graphed() {
-    if (exec_ == nullptr) return;
     try {
-      cuda::synchronize(cuda::compute_stream(device_));
+      drop_graph();
     } catch (const Error&) {
       // The device is broken or its peers are gone; what it was doing is of no use.
+      static_cast<void>(cudaGraphExecDestroy(exec_));
     }
-    static_cast<void>(cudaGraphExecDestroy(exec_));
   }
 
   /// One step, replayed where that can be. Throws what the step throws.
   template <AnyTensor... Inputs>
   void operator()(const Inputs&... inputs) {
     if (inputs_.empty()) (keep(inputs), ...);
-    if (!all_ranks(fits(inputs...))) {
+    const auto [unfit, moved] = any_rank(!fits(inputs...), exec_ != nullptr && !everything_in_place());
+    if (moved) begin_anew();
+    if (unfit) {
       note_loss(step_(inputs...));
       return;
     }
@@ -142,10 +145,24 @@ class Graphed {
     return {storage, static_cast<T*>(storage.data()), input.shape(), row_major(input.shape())};
   }
 
-  bool all_ranks(bool good) {
-    double others = good ? 0 : 1;
-    net_.sum({&others, 1});
-    return others == 0;
+  std::array<bool, 2> any_rank(bool first, bool second) {
+    std::array<double, 2> ranks{first ? 1.0 : 0.0, second ? 1.0 : 0.0};
+    net_.sum(ranks);
+    return {ranks[0] != 0, ranks[1] != 0};
+  }
+
+  // Whether all is still where the graph knows it.
+  bool everything_in_place() const { return net_.flat_parameters().generation() == generation_ && numbers_.complete(); }
+  void drop_graph() {
+    if (exec_ == nullptr) return;
+    cuda::synchronize(cuda::compute_stream(device_));
+    static_cast<void>(cudaGraphExecDestroy(std::exchange(exec_, nullptr)));
+  }
+  // In the memory that there is now, an optimizer's state has to be made, and so on.
+  void begin_anew() {
+    drop_graph();
+    numbers_.forget();
+    steps_ = 0;
   }
 
   // On the stream and with the memory that the capture will have.
@@ -188,15 +205,18 @@ class Graphed {
     }
     const cudaError_t ended = cudaStreamEndCapture(stream_, &graph);
     pool_->seal(false);
-    if (error || ended != cudaSuccess) {
+    cudaError_t made = ended;
+    if (!error && made == cudaSuccess) made = cudaGraphInstantiate(&exec_, graph, 0);
+    if (graph != nullptr) static_cast<void>(cudaGraphDestroy(graph));
+    if (error || made != cudaSuccess) {
       static_cast<void>(cudaGetLastError());
-      if (graph != nullptr) static_cast<void>(cudaGraphDestroy(graph));
+      numbers_.take_back();
+      net_.set_forward_passes(passes);
+      touch_parameters();  // what was worked out of them has not been
       if (error) rethrow_with(error, "Graphed: while the step was captured: ");
-      CHORUS_CUDA_CHECK(ended);
+      CHORUS_CUDA_CHECK(made);
     }
-    const cudaError_t made = cudaGraphInstantiate(&exec_, graph, 0);
-    static_cast<void>(cudaGraphDestroy(graph));
-    CHORUS_CUDA_CHECK(made);
+    generation_ = net_.flat_parameters().generation();
     const auto more = net_.forward_passes() - passes;
     numbers_.at_replay([this, more] {
       net_.set_forward_passes(net_.forward_passes() + more);
@@ -248,6 +268,7 @@ class Graphed {
   const void* loss_data_ = nullptr;
   DType loss_type_ = DType::f32;
   int steps_ = 0;
+  std::uint64_t generation_ = 0;  // of the parameters' layout that was captured
   std::int64_t replays_ = 0, noted_ = 0, read_ = 0;
   cudaGraphExec_t exec_ = nullptr;
 };

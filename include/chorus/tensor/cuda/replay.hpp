@@ -2,12 +2,14 @@
 /// Numbers that a captured step reads from device memory, since they change from replay to replay: the learning rate,
 /// the number of the step, the number of the replay.
 
+#include <algorithm>
 #include <chorus/core/random.hpp>
 #include <chorus/tensor/allocator.hpp>
 #include <chorus/tensor/memory.hpp>
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -19,6 +21,7 @@ class ReplayNumbers {
  public:
   explicit ReplayNumbers(Cuda device) : device_(device), memory_(device, capacity), host_(capacity) {
     count_ = add<std::uint32_t>(0, [](std::uint32_t& count, std::uint32_t replay) { count = replay; });
+    first_used_ = used_;
   }
   ReplayNumbers(const ReplayNumbers&) = delete;
   ReplayNumbers& operator=(const ReplayNumbers&) = delete;
@@ -46,6 +49,31 @@ class ReplayNumbers {
   /// What the host does in the step beside what was captured: once in the capture, which the first replay carries out,
   /// and by `action` before each later one.
   void at_replay(std::function<void()> action) { actions_.push_back(std::move(action)); }
+  /// What takes back what the host has done in a capture that then comes to nothing.
+  void at_failure(std::function<void()> action) { undo_.push_back(std::move(action)); }
+  /// What the captured work reads, and nothing else may keep until then.
+  void keep(const Storage<Cuda>& storage) { kept_.push_back(storage); }
+  /// Whose memory the replays, and what the host does with them, need: without it there can be none.
+  void need(std::weak_ptr<const void> owner) { owners_.push_back(std::move(owner)); }
+  bool complete() const {
+    return std::none_of(owners_.begin(), owners_.end(), [](const auto& owner) { return owner.expired(); });
+  }
+
+  /// Forgets a capture: the next one begins as the first did.
+  void forget() {
+    used_ = first_used_;
+    renewals_.resize(1);
+    actions_.clear();
+    undo_.clear();
+    kept_.clear();
+    owners_.clear();
+    replays_ = 0;
+  }
+  /// The same of one that has come to nothing.
+  void take_back() {
+    for (const auto& action : undo_) action();
+    forget();
+  }
 
   /// Enqueues the numbers of the next replay on the thread's stream.
   void renew() {
@@ -64,9 +92,11 @@ class ReplayNumbers {
   Cuda device_;
   Storage<Cuda> memory_;
   std::vector<std::byte> host_;
-  std::size_t used_ = 0;
+  std::size_t used_ = 0, first_used_ = 0;
   std::vector<std::function<void(std::uint32_t)>> renewals_;
-  std::vector<std::function<void()>> actions_;
+  std::vector<std::function<void()>> actions_, undo_;
+  std::vector<Storage<Cuda>> kept_;
+  std::vector<std::weak_ptr<const void>> owners_;
   std::uint32_t replays_ = 0;
   const std::uint32_t* count_ = nullptr;
 };

@@ -1,0 +1,21 @@
+#pragma once
+/// Memory that a captured step reads, and that its owner may give up before the last replay.
+
+#include <chorus/tensor/allocator.hpp>
+#if CHORUS_USE_CUDA
+#include <chorus/tensor/cuda/replay.hpp>
+#endif
+#include <type_traits>
+
+namespace chorus::inline CHORUS_ABI::detail {
+
+/// In a capture: keeps `storage` for as long as the captured graph may be replayed.
+template <Device D>
+void keep_for_replays([[maybe_unused]] const Storage<D>& storage) {
+#if CHORUS_USE_CUDA
+  if constexpr (std::is_same_v<D, Cuda>)
+    if (auto* numbers = cuda::replay_numbers()) numbers->keep(storage);
+#endif
+}
+
+}  // namespace chorus::inline CHORUS_ABI::detail
