@@ -107,8 +107,8 @@ inline const std::uint32_t*& replay_count() {
 }  // namespace detail
 
 /// The key for the next random operation of this thread, on a tensor with that many `rows` along its first axis: one
-/// of each sample, or several, where another axis was joined to it. One that `draws` nothing is only counted. Outside of
-/// a policy each call is a pass of its own.
+/// of each sample, or several, where another axis was joined to it. One that `draws` nothing is only counted. Outside
+/// of a policy each call is a pass of its own.
 inline RandomKey next_random_key(std::int64_t rows, bool draws = true) {
   if (auto* context = detail::random_context()) {
     const std::int64_t first = draws && context->first_sample ? context->first_sample() : 0;
