@@ -6490,6 +6490,8 @@ struct RandomContext {
   std::uint32_t next_operation = 0;
   /// Place, in the global batch, of this device's first sample. A function, since DistributedDataParallel has to ask.
   std::function<std::int64_t()> first_sample;
+  /// How many samples this device has; 0: not known.
+  std::int64_t samples = 0;
   /// Of nets that are called in here; null where nothing is run again.
   PassNumbers* passes = nullptr;
 };
@@ -6513,8 +6515,8 @@ class RandomScope {
   RandomContext* before_;
 };
 
-/// The key of one random operation. In a step that is captured to be replayed, `replays` is where the device finds the
-/// number that is to be added to `step`.
+/// The key of one random operation; `first_sample`: the place of the first row. In a step that is captured to be
+/// replayed, `replays` is where the device finds the number that is to be added to `step`.
 struct RandomKey {
   std::uint64_t seed = 0;
   std::uint32_t step = 0, operation = 0;
@@ -6529,11 +6531,16 @@ inline const std::uint32_t*& replay_count() {
 }
 }  // namespace detail
 
-/// The key for the next random operation of this thread. Outside of a policy each call is a pass of its own.
-inline RandomKey next_random_key() {
-  if (auto* context = detail::random_context())
+/// The key for the next random operation of this thread, on a tensor with that many `rows` along its first axis: one
+/// of each sample, or several, where another axis was joined to it. One that `draws` nothing is only counted. Outside
+/// of a policy each call is a pass of its own.
+inline RandomKey next_random_key(std::int64_t rows, bool draws = true) {
+  if (auto* context = detail::random_context()) {
+    const std::int64_t first = draws && context->first_sample ? context->first_sample() : 0;
+    const bool several = context->samples > 0 && rows % context->samples == 0;
     return {context->seed, context->step, context->next_operation++,
-            context->first_sample ? context->first_sample() : 0, detail::replay_count()};
+            several ? rows / context->samples * first : first, detail::replay_count()};
+  }
   constexpr std::uint32_t outside_of_policies = 0xFFFFFFFFu;
   return {initial_seed(), next_random_stream(), outside_of_policies, 0};
 }
@@ -7359,6 +7366,7 @@ class Loader {
     Loader* loader_;
   };
 
+  /// Says once on stderr, on rank 0, where shuffled data come in one order again since nobody has called set_epoch.
   Iterator begin();
   std::default_sentinel_t end() const { return {}; }
 
@@ -7373,6 +7381,7 @@ class Loader {
   Sampler sampler_;
   LoaderOptions options_;
   Index batches_ = 0, skip_ = 0;
+  int epochs_unset_ = 0;  // begun since the loader was made, until set_epoch is called
   std::optional<Batch> current_;
   std::unique_ptr<Prefetch<Batch>> running_;  // last: its threads read the members above
 };
@@ -7425,6 +7434,24 @@ struct std::tuple_element<1, chorus::data::Batch> {
 #ifndef CHORUS_SINGLE_CHORUS_DATA_LOADER_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_LOADER_IMPL_HPP
 /// How DataLoader makes its batches.
+
+// <chorus/core/say.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_SAY_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_SAY_HPP
+/// Messages to the user, on stderr.
+
+namespace chorus::inline CHORUS_ABI::detail {
+
+/// A line on stderr in one write, so that lines of several processes don't mix.
+inline void say(std::string_view message) {
+  std::string line = "chorus: ";
+  line.append(message);
+  line += '\n';
+  [[maybe_unused]] const auto written = write(STDERR_FILENO, line.data(), line.size());
+}
+
+}  // namespace chorus::inline CHORUS_ABI::detail
+#endif  // CHORUS_SINGLE_CHORUS_CORE_SAY_HPP
 
 // <chorus/data/prefetch.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_PREFETCH_HPP
@@ -7543,6 +7570,7 @@ CHORUS_INLINE Loader::~Loader() = default;
 
 CHORUS_INLINE void Loader::set_epoch(Index epoch) {
   running_.reset();
+  epochs_unset_ = -1;
   sampler_.set_epoch(epoch);
 }
 
@@ -7553,6 +7581,10 @@ CHORUS_INLINE void Loader::skip(Index batches) {
 
 CHORUS_INLINE Loader::Iterator Loader::begin() {
   running_.reset();
+  if (epochs_unset_ >= 0 && epochs_unset_ < 2 && ++epochs_unset_ == 2 && sampler_.options().shuffle &&
+      sampler_.options().rank == 0)
+    chorus::detail::say(
+        "warning: DataLoader: the second epoch has the order of the first: call set_epoch(epoch) in front of each");
   const Index ahead = Index{options_.prefetch} * std::max(options_.workers, 1);
   running_ = std::make_unique<Prefetch<Batch>>(std::exchange(skip_, 0), batches_, options_.workers, ahead,
                                                [this](Index b) { return make(b); });
@@ -9289,15 +9321,16 @@ struct Dropout {
 }  // namespace operations
 
 /// In training, zeroes each element with probability p and scales the others by 1 / (1 - p); else x itself. x: [batch,
-/// ...]. Which elements go depends on the seed, the pass, and the sample's place in the global batch, not on the device
-/// that holds it. Throws UsageError unless 0 <= p < 1.
+/// ...], or [batch * n, ...]. Which elements go depends on the seed, the pass, and the sample's place in the global
+/// batch, not on the device that holds it. Throws UsageError unless 0 <= p < 1.
 template <Operand X>
 auto dropout(const X& x, double p, bool training = true) {
   static_assert(tensor_of<X>::rank >= 1, "dropout: the input has a batch axis");
   check<UsageError>(p >= 0 && p < 1, "dropout: the probability is in [0, 1), got ", p);
   const auto input = contiguous(value_of(x));
-  const auto key = next_random_key();
-  if (!training || p == 0)
+  const bool drops = training && p > 0;
+  const auto key = next_random_key(input.size(0), drops);
+  if (!drops)
     return record(
         operations::Dropout{0, {}}, input, [](const auto& dy, auto dx) { dx->add(dy); }, x);
   const kernels::DropoutKey philox_key{key.seed, key.step, key.operation, key.first_sample, key.replays};
@@ -17831,6 +17864,148 @@ auto masked_fill(const X& x, const Tensor<bool, Rank, D>& mask, double value) {
 }  // namespace chorus::inline CHORUS_ABI
 #endif  // CHORUS_SINGLE_CHORUS_OPS_MASKING_HPP
 
+// <chorus/tensor/kept_for_replays.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TENSOR_KEPT_FOR_REPLAYS_HPP
+#define CHORUS_SINGLE_CHORUS_TENSOR_KEPT_FOR_REPLAYS_HPP
+/// Memory that a captured step reads, and that its owner may give up before the last replay.
+
+#if CHORUS_USE_CUDA
+// <chorus/tensor/cuda/replay.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TENSOR_CUDA_REPLAY_HPP
+#define CHORUS_SINGLE_CHORUS_TENSOR_CUDA_REPLAY_HPP
+/// Numbers that a captured step reads from device memory, since they change from replay to replay: the learning rate,
+/// the number of the step, the number of the replay.
+
+namespace chorus::inline CHORUS_ABI::cuda {
+
+/// Made before a capture; filled while a ReplayScope of it lives in the capturing thread; renewed before each replay.
+class ReplayNumbers {
+ public:
+  explicit ReplayNumbers(Cuda device) : device_(device), memory_(device, capacity), host_(capacity) {
+    count_ = add<std::uint32_t>(0, [](std::uint32_t& count, std::uint32_t replay) { count = replay; });
+    first_used_ = used_;
+  }
+  ReplayNumbers(const ReplayNumbers&) = delete;
+  ReplayNumbers& operator=(const ReplayNumbers&) = delete;
+
+  /// The address, on the device, of numbers, at first `first`; before each replay `next(numbers, replay)` is called,
+  /// with replays counted from 0, after all that `at_replay` was given. Throws Error where there are too many.
+  template <class S, class Next>
+  const S* add(const S& first, Next next) {
+    static_assert(std::is_trivially_copyable_v<S>);
+    const std::size_t place =
+        (used_ + alignof(std::max_align_t) - 1) / alignof(std::max_align_t) * alignof(std::max_align_t);
+    chorus::check<Error>(place + sizeof(S) <= capacity, "a captured step has more than ", capacity,
+                         " bytes of numbers that change from replay to replay");
+    used_ = place + sizeof(S);
+    std::memcpy(host_.data() + place, &first, sizeof(S));
+    renewals_.push_back([this, place, next = std::move(next)](std::uint32_t replay) {
+      S numbers;
+      std::memcpy(&numbers, host_.data() + place, sizeof(S));
+      next(numbers, replay);
+      std::memcpy(host_.data() + place, &numbers, sizeof(S));
+    });
+    return reinterpret_cast<const S*>(static_cast<const std::byte*>(memory_.data()) + place);
+  }
+
+  /// What the host does in the step beside what was captured: once in the capture, which the first replay carries out,
+  /// and by `action` before each later one.
+  void at_replay(std::function<void()> action) { actions_.push_back(std::move(action)); }
+  /// What takes back what the host has done in a capture that then comes to nothing.
+  void at_failure(std::function<void()> action) { undo_.push_back(std::move(action)); }
+  /// What the captured work reads, and nothing else may keep until then.
+  void keep(const Storage<Cuda>& storage) { kept_.push_back(storage); }
+  /// Whose memory the replays, and what the host does with them, need: without it there can be none.
+  void need(std::weak_ptr<const void> owner) { owners_.push_back(std::move(owner)); }
+  bool complete() const {
+    return std::none_of(owners_.begin(), owners_.end(), [](const auto& owner) { return owner.expired(); });
+  }
+
+  /// Forgets a capture: the next one begins as the first did.
+  void forget() {
+    used_ = first_used_;
+    renewals_.resize(1);
+    actions_.clear();
+    undo_.clear();
+    kept_.clear();
+    owners_.clear();
+    replays_ = 0;
+  }
+  /// The same of one that has come to nothing.
+  void take_back() {
+    for (const auto& action : undo_) action();
+    forget();
+  }
+
+  /// Enqueues the numbers of the next replay on the thread's stream.
+  void renew() {
+    if (replays_ > 0)
+      for (const auto& action : actions_) action();
+    for (const auto& renewal : renewals_) renewal(replays_);
+    ++replays_;
+    copy_bytes(device_, memory_.data(), Cpu{}, host_.data(), used_);
+  }
+
+  const std::uint32_t* count() const { return count_; }
+
+ private:
+  static constexpr std::size_t capacity = 1 << 16;
+
+  Cuda device_;
+  Storage<Cuda> memory_;
+  std::vector<std::byte> host_;
+  std::size_t used_ = 0, first_used_ = 0;
+  std::vector<std::function<void(std::uint32_t)>> renewals_;
+  std::vector<std::function<void()>> actions_, undo_;
+  std::vector<Storage<Cuda>> kept_;
+  std::vector<std::weak_ptr<const void>> owners_;
+  std::uint32_t replays_ = 0;
+  const std::uint32_t* count_ = nullptr;
+};
+
+/// Where the step that this thread captures finds its changing numbers; null outside of a capture.
+inline ReplayNumbers*& replay_numbers() {
+  thread_local ReplayNumbers* numbers = nullptr;
+  return numbers;
+}
+
+/// While it lives, this thread captures a step whose changing numbers are `numbers`.
+class ReplayScope {
+ public:
+  explicit ReplayScope(ReplayNumbers& numbers)
+      : before_(std::exchange(replay_numbers(), &numbers)),
+        count_before_(std::exchange(chorus::detail::replay_count(), numbers.count())) {}
+  ~ReplayScope() {
+    replay_numbers() = before_;
+    chorus::detail::replay_count() = count_before_;
+  }
+  ReplayScope(const ReplayScope&) = delete;
+  ReplayScope& operator=(const ReplayScope&) = delete;
+
+ private:
+  ReplayNumbers* before_;
+  const std::uint32_t* count_before_;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::cuda
+#endif  // CHORUS_SINGLE_CHORUS_TENSOR_CUDA_REPLAY_HPP
+
+#endif
+
+namespace chorus::inline CHORUS_ABI::detail {
+
+/// In a capture: keeps `storage` for as long as the captured graph may be replayed.
+template <Device D>
+void keep_for_replays([[maybe_unused]] const Storage<D>& storage) {
+#if CHORUS_USE_CUDA
+  if constexpr (std::is_same_v<D, Cuda>)
+    if (auto* numbers = cuda::replay_numbers()) numbers->keep(storage);
+#endif
+}
+
+}  // namespace chorus::inline CHORUS_ABI::detail
+#endif  // CHORUS_SINGLE_CHORUS_TENSOR_KEPT_FOR_REPLAYS_HPP
+
 namespace chorus::inline CHORUS_ABI {
 
 struct AttentionOptions {
@@ -17873,7 +18048,7 @@ auto attention_in_blocks(const Q& q, const K& k, const V& v, const Tensor<typena
                             .dropout = options.dropout,
                             .mask_pitch = mask.defined() && mask.size(0) != 1 ? mask.size(1) * mask.size(2) : 0};
   if (s.dropout > 0) {
-    const auto key = next_random_key();
+    const auto key = next_random_key(samples);
     s.key = {key.seed, key.step, key.operation, key.first_sample, key.replays};
   }
   auto log_sums = Tensor<T, 1>::empty({matrices * s.queries}, device);
@@ -17902,7 +18077,10 @@ auto attention_in_blocks(const Q& q, const K& k, const V& v, const Tensor<typena
 template <Device D>
 Tensor<bool, 2, D> later_keys(Index queries, Index keys, D device) {
   thread_local Tensor<bool, 2, D> kept;
-  if (kept.defined() && kept.shape() == Shape<2>{queries, keys} && kept.device() == device) return kept;
+  if (kept.defined() && kept.shape() == Shape<2>{queries, keys} && kept.device() == device) {
+    keep_for_replays(kept.storage());
+    return kept;
+  }
   auto later = Tensor<bool, 2, Cpu>::empty({queries, keys});
   for (Index i = 0; i < queries; ++i)
     for (Index j = 0; j < keys; ++j) later.data()[i * keys + j] = j > i;
@@ -19526,10 +19704,16 @@ double square_sum(Cpu, Index count, const T* x) {
   double sum = 0;
   for (Index start = 0; start < count; start += block) {
     const Index end = count - start < block ? count : start + block;
-    sum += static_cast<double>(Sum<T>::fold(reduce_packets<T>(start, end, splat(T{0}), Sum<T>{}, [&](Index i, auto n) {
-      const auto value = load(x + i, n);
-      return pmul(value, value);
-    })));
+    auto squares =
+        static_cast<double>(Sum<T>::fold(reduce_packets<T>(start, end, splat(T{0}), Sum<T>{}, [&](Index i, auto n) {
+          const auto value = load(x + i, n);
+          return pmul(value, value);
+        })));
+    if (!std::isfinite(squares)) {  // squares of finite floats may be too large for float
+      squares = 0;
+      for (Index i = start; i < end; ++i) squares += static_cast<double>(x[i]) * static_cast<double>(x[i]);
+    }
+    sum += squares;
   }
   return sum;
 }
@@ -19823,7 +20007,8 @@ class FlatParameters {
   /// Moves the parameters of `model`, contents included, into new buffers on their device.
   explicit FlatParameters(Module& model);
 
-  /// Lays the parameters out anew: `order[i]` is the present index of the one that becomes number i.
+  /// Lays the parameters out anew: `order[i]` is the present index of the one that becomes number i. Where they lie so
+  /// already they stay, for captured graphs know their addresses.
   void reorder(std::span<const std::size_t> order);
 
   /// Moves the buffers into memory that `allocate(bytes)` gives, now and at each `reorder`; where it gives none, they
@@ -19840,6 +20025,10 @@ class FlatParameters {
     return nullptr;
   }
 
+  /// Changes with the layout, and with what is made for it, such as buckets: what has kept addresses asks it.
+  std::uint64_t generation() const { return generation_; }
+  void count_generation() { ++generation_; }
+
   /// Bytes of all parameters.
   std::size_t bytes() const;
 
@@ -19852,6 +20041,7 @@ class FlatParameters {
   std::function<std::shared_ptr<void>(std::size_t)> allocate_;
   std::vector<Entry> entries_;
   std::vector<Group> groups_;
+  std::uint64_t generation_ = 0;
 };
 
 }  // namespace chorus::inline CHORUS_ABI::nn
@@ -19867,6 +20057,11 @@ namespace chorus::inline CHORUS_ABI::nn {
 template <Device D>
 FlatParameters<D>::FlatParameters(Module& model) {
   auto parameters = named_parameters<D>(model);
+  for (const auto& named : parameters)
+    check<UsageError>(named.parameter->where() == parameters.front().parameter->where(),
+                      "a policy's model lies on one device: its parameter '", named.name, "' is on ",
+                      named.parameter->where(), ", '", parameters.front().name, "' on ",
+                      parameters.front().parameter->where());
   std::reverse(parameters.begin(), parameters.end());
   std::stable_partition(parameters.begin(), parameters.end(),
                         [](const auto& named) { return named.parameter->wants_grad(); });
@@ -19877,6 +20072,7 @@ template <Device D>
 void FlatParameters<D>::reorder(std::span<const std::size_t> order) {
   check<UsageError>(order.size() == entries_.size(), "FlatParameters::reorder: ", order.size(), " indices for ",
                     entries_.size(), " parameters");
+  if (std::is_sorted(order.begin(), order.end()) && taken_away() == nullptr) return;
   std::vector<NamedParameter<D>> parameters;
   for (const std::size_t index : order) parameters.push_back(entries_.at(index).named);
   lay_out(std::move(parameters));
@@ -19943,6 +20139,7 @@ void FlatParameters<D>::lay_out(std::vector<NamedParameter<D>> parameters) {
   }
   groups_ = std::move(groups);
   entries_ = std::move(entries);
+  count_generation();
 }
 
 }  // namespace chorus::inline CHORUS_ABI::nn
@@ -20029,98 +20226,6 @@ class ReplayedSteps {
 /// An optimizer's steps in captured graphs, which a GradScaler may leave out: the host counts every replay, the device
 /// those that it has left out.
 
-// <chorus/tensor/cuda/replay.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_TENSOR_CUDA_REPLAY_HPP
-#define CHORUS_SINGLE_CHORUS_TENSOR_CUDA_REPLAY_HPP
-/// Numbers that a captured step reads from device memory, since they change from replay to replay: the learning rate,
-/// the number of the step, the number of the replay.
-
-namespace chorus::inline CHORUS_ABI::cuda {
-
-/// Made before a capture; filled while a ReplayScope of it lives in the capturing thread; renewed before each replay.
-class ReplayNumbers {
- public:
-  explicit ReplayNumbers(Cuda device) : device_(device), memory_(device, capacity), host_(capacity) {
-    count_ = add<std::uint32_t>(0, [](std::uint32_t& count, std::uint32_t replay) { count = replay; });
-  }
-  ReplayNumbers(const ReplayNumbers&) = delete;
-  ReplayNumbers& operator=(const ReplayNumbers&) = delete;
-
-  /// The address, on the device, of numbers, at first `first`; before each replay `next(numbers, replay)` is called,
-  /// with replays counted from 0, after all that `at_replay` was given. Throws Error where there are too many.
-  template <class S, class Next>
-  const S* add(const S& first, Next next) {
-    static_assert(std::is_trivially_copyable_v<S>);
-    const std::size_t place =
-        (used_ + alignof(std::max_align_t) - 1) / alignof(std::max_align_t) * alignof(std::max_align_t);
-    chorus::check<Error>(place + sizeof(S) <= capacity, "a captured step has more than ", capacity,
-                         " bytes of numbers that change from replay to replay");
-    used_ = place + sizeof(S);
-    std::memcpy(host_.data() + place, &first, sizeof(S));
-    renewals_.push_back([this, place, next = std::move(next)](std::uint32_t replay) {
-      S numbers;
-      std::memcpy(&numbers, host_.data() + place, sizeof(S));
-      next(numbers, replay);
-      std::memcpy(host_.data() + place, &numbers, sizeof(S));
-    });
-    return reinterpret_cast<const S*>(static_cast<const std::byte*>(memory_.data()) + place);
-  }
-
-  /// What the host does in the step beside what was captured: once in the capture, which the first replay carries out,
-  /// and by `action` before each later one.
-  void at_replay(std::function<void()> action) { actions_.push_back(std::move(action)); }
-
-  /// Enqueues the numbers of the next replay on the thread's stream.
-  void renew() {
-    if (replays_ > 0)
-      for (const auto& action : actions_) action();
-    for (const auto& renewal : renewals_) renewal(replays_);
-    ++replays_;
-    copy_bytes(device_, memory_.data(), Cpu{}, host_.data(), used_);
-  }
-
-  const std::uint32_t* count() const { return count_; }
-
- private:
-  static constexpr std::size_t capacity = 1 << 16;
-
-  Cuda device_;
-  Storage<Cuda> memory_;
-  std::vector<std::byte> host_;
-  std::size_t used_ = 0;
-  std::vector<std::function<void(std::uint32_t)>> renewals_;
-  std::vector<std::function<void()>> actions_;
-  std::uint32_t replays_ = 0;
-  const std::uint32_t* count_ = nullptr;
-};
-
-/// Where the step that this thread captures finds its changing numbers; null outside of a capture.
-inline ReplayNumbers*& replay_numbers() {
-  thread_local ReplayNumbers* numbers = nullptr;
-  return numbers;
-}
-
-/// While it lives, this thread captures a step whose changing numbers are `numbers`.
-class ReplayScope {
- public:
-  explicit ReplayScope(ReplayNumbers& numbers)
-      : before_(std::exchange(replay_numbers(), &numbers)),
-        count_before_(std::exchange(chorus::detail::replay_count(), numbers.count())) {}
-  ~ReplayScope() {
-    replay_numbers() = before_;
-    chorus::detail::replay_count() = count_before_;
-  }
-  ReplayScope(const ReplayScope&) = delete;
-  ReplayScope& operator=(const ReplayScope&) = delete;
-
- private:
-  ReplayNumbers* before_;
-  const std::uint32_t* count_before_;
-};
-
-}  // namespace chorus::inline CHORUS_ABI::cuda
-#endif  // CHORUS_SINGLE_CHORUS_TENSOR_CUDA_REPLAY_HPP
-
 namespace chorus::inline CHORUS_ABI::optim::detail {
 
 template <>
@@ -20144,6 +20249,13 @@ class ReplayedSteps<Cuda> {
     numbers.at_replay([steps] {
       for (std::int64_t* count : steps) ++*count;
     });
+    std::vector<std::int64_t> before;
+    for (const std::int64_t* count : steps) before.push_back(*count);
+    numbers.at_failure([this, steps, before, captures = captures_.size()] {
+      for (std::size_t i = 0; i < steps.size(); ++i) *steps[i] = before[i];
+      captures_.resize(std::min(captures_.size(), captures));
+    });
+    numbers.need(alive_);
     left_out = nullptr;
     if (unwanted == nullptr) return;
     check<UsageError>(memory_ && captures_.size() < most, "optimizer: its step is captured in more than ", most,
@@ -20167,6 +20279,7 @@ class ReplayedSteps<Cuda> {
   static constexpr std::size_t most = 64;
   std::int64_t* counters() const { return static_cast<std::int64_t*>(memory_.data()); }
 
+  const std::shared_ptr<char> alive_ = std::make_shared<char>();
   Storage<Cuda> memory_;
   std::vector<std::vector<std::int64_t*>> captures_;
 };
@@ -21341,6 +21454,12 @@ inline constexpr std::chrono::milliseconds longest_timeout{1'000'000'000};
                     " ms, expected 1 to ", longest_timeout.count());
 }
 
+/// Throws UsageError, in the name of `who`, for a rank of a group that there cannot be.
+[[gnu::cold]] inline void check_ranks(std::string_view who, int size, int rank) {
+  check<UsageError>(size >= 1 && size <= max_ranks, who, ": world size is ", size, ", expected 1 to ", max_ranks);
+  check<UsageError>(rank >= 0 && rank < size, who, ": rank ", rank, " is not in [0, ", size, ")");
+}
+
 /// What carries out collectives. `automatic`: shared memory when all ranks run on one machine, else TCP. `thread`:
 /// ranks are threads of one process. `hierarchical`: shared memory inside machines, TCP between them, and an all-reduce
 /// in two levels. `mpi`, `gloo` and `nccl` have headers of their own, which a program has to include.
@@ -21360,24 +21479,6 @@ inline void append(std::string& out, Backend backend) { out += name(backend); }
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DEVICE_BALANCE_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DEVICE_BALANCE_HPP
 /// A warning where devices that shall share the work evenly are of different sizes.
-
-// <chorus/core/say.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_CORE_SAY_HPP
-#define CHORUS_SINGLE_CHORUS_CORE_SAY_HPP
-/// Messages to the user, on stderr.
-
-namespace chorus::inline CHORUS_ABI::detail {
-
-/// A line on stderr in one write, so that lines of several processes don't mix.
-inline void say(std::string_view message) {
-  std::string line = "chorus: ";
-  line.append(message);
-  line += '\n';
-  [[maybe_unused]] const auto written = write(STDERR_FILENO, line.data(), line.size());
-}
-
-}  // namespace chorus::inline CHORUS_ABI::detail
-#endif  // CHORUS_SINGLE_CHORUS_CORE_SAY_HPP
 
 #if CHORUS_USE_CUDA
 #endif
@@ -21498,8 +21599,10 @@ std::vector<int> devices_of(Run& run) {
 // <chorus/parallel/nested.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_NESTED_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_NESTED_HPP
-/// Values inside of values: what a model takes and returns may be tuples, vectors, maps, optionals and structs of
-/// tensors.
+/// Values inside of values: what a model takes and returns may be tuples, arrays, vectors, maps, optionals and
+/// structs of tensors.
+
+#include <unordered_map>
 
 namespace chorus::inline CHORUS_ABI::detail {
 
@@ -21512,6 +21615,10 @@ inline constexpr bool is_pair = false;
 template <class First, class Second>
 inline constexpr bool is_pair<std::pair<First, Second>> = true;
 template <class X>
+inline constexpr bool is_array = false;
+template <class Element, std::size_t size>
+inline constexpr bool is_array<std::array<Element, size>> = size > 0;
+template <class X>
 inline constexpr bool is_vector = false;
 template <class Element>
 inline constexpr bool is_vector<std::vector<Element>> = true;
@@ -21519,13 +21626,15 @@ template <class X>
 inline constexpr bool is_map = false;
 template <class Key, class Value>
 inline constexpr bool is_map<std::map<Key, Value>> = true;
+template <class Key, class Value>
+inline constexpr bool is_map<std::unordered_map<Key, Value>> = true;
 template <class X>
 inline constexpr bool is_optional = false;
 template <class Value>
 inline constexpr bool is_optional<std::optional<Value>> = true;
 
 template <class X>
-concept IsTuple = is_tuple<X> || is_pair<X>;
+concept IsTuple = is_tuple<X> || is_pair<X> || is_array<X>;
 /// A struct that lists its members, as `auto fields() { return std::tie(images, mask); }`.
 template <class X>
 concept HasFields = requires(X& x) {
@@ -21565,6 +21674,30 @@ constexpr bool holds() {
     return false;
   }
 }
+
+/// A tuple, pair or array, as X is, of these members.
+template <class X, class... Members>
+auto tuple_like(Members... members) {
+  if constexpr (is_pair<X>)
+    return std::pair<Members...>(std::move(members)...);
+  else if constexpr (is_array<X>)
+    return std::array{std::move(members)...};
+  else
+    return std::tuple<Members...>(std::move(members)...);
+}
+template <class X, class Value>
+struct MapLike;
+template <class Key, class Old, class Value>
+struct MapLike<std::map<Key, Old>, Value> {
+  using type = std::map<Key, Value>;
+};
+template <class Key, class Old, class Value>
+struct MapLike<std::unordered_map<Key, Old>, Value> {
+  using type = std::unordered_map<Key, Value>;
+};
+/// An empty map with X's keys.
+template <class X, class Value>
+using map_like = typename MapLike<X, Value>::type;
 
 /// Calls `f` with every tensor in `x`, at any depth.
 template <class X, class F>
@@ -21686,6 +21819,18 @@ Index batch_size(int dim, const Inputs&... inputs) {
   return batch == -1 ? 1 : batch;
 }
 
+/// How many samples a rank's inputs have: the size of the first of them that has the axis. Others, of any size, belong
+/// to the samples or to the batch as a whole: a rank's model takes all as they are.
+template <class... Inputs>
+Index samples_of(int dim, const Inputs&... inputs) {
+  std::optional<Index> samples;
+  [[maybe_unused]] const auto look = [&](const auto& x) {
+    if (!samples && is_scattered(x, dim)) samples = value_of(x).size(dim);
+  };
+  (for_each_operand(inputs, look), ...);
+  return samples.value_or(1);
+}
+
 /// Share `i` of an argument, on `device`: of each tensor in it; all else as it is. A Variable that wants a gradient
 /// becomes a leaf, whose gradient goes back later; where the forward pass is `Recorded`, a GraphVariable.
 template <bool Recorded, class X, Device D>
@@ -21694,23 +21839,14 @@ decltype(auto) scatter(const X& x, int dim, std::size_t shares, std::size_t i, D
     return x;  // by reference
   } else if constexpr (IsTuple<X>) {
     return std::apply(
-        [&](const auto&... members) {
-          if constexpr (is_pair<X>)
-            return std::pair<std::remove_cvref_t<decltype(scatter<Recorded>(members, dim, shares, i, device))>...>(
-                scatter<Recorded>(members, dim, shares, i, device)...);
-          else
-            return std::tuple<std::remove_cvref_t<decltype(scatter<Recorded>(members, dim, shares, i, device))>...>(
-                scatter<Recorded>(members, dim, shares, i, device)...);
-        },
+        [&](const auto&... members) { return tuple_like<X>(scatter<Recorded>(members, dim, shares, i, device)...); },
         x);
   } else if constexpr (is_vector<X>) {
     std::vector<std::remove_cvref_t<decltype(scatter<Recorded>(x.front(), dim, shares, i, device))>> out;
     for (const auto& element : x) out.push_back(scatter<Recorded>(element, dim, shares, i, device));
     return out;
   } else if constexpr (is_map<X>) {
-    std::map<typename X::key_type,
-             std::remove_cvref_t<decltype(scatter<Recorded>(x.begin()->second, dim, shares, i, device))>>
-        out;
+    map_like<X, std::remove_cvref_t<decltype(scatter<Recorded>(x.begin()->second, dim, shares, i, device))>> out;
     for (const auto& [key, value] : x) out.emplace(key, scatter<Recorded>(value, dim, shares, i, device));
     return out;
   } else if constexpr (is_optional<X>) {
@@ -22034,20 +22170,14 @@ void gather_field(Part& out, std::vector<Part>& parts, int dim, D device, const 
   }
 }
 
-/// Tuples, pairs, vectors, maps, optionals and structs with `fields()` are gathered member by member; of anything else
-/// all devices' values are returned, in a vector. Throws ShapeError where devices return vectors or maps of different
-/// sizes, or some a value and others none.
+/// Tuples, pairs, arrays, vectors, maps, optionals and structs with `fields()` are gathered member by member; of
+/// anything else all devices' values are returned, in a vector. Throws ShapeError where devices return vectors or maps
+/// of different sizes, or some a value and others none.
 template <class Part, Device D, class Back>
 auto gather(const std::vector<Part>& parts, int dim, D device, const Back& backward) {
-  if constexpr (IsTuple<Part>) {
+  if constexpr (IsTuple<Part> && (holds_operands<Part> || !is_array<Part>)) {
     return [&]<std::size_t... I>(std::index_sequence<I...>) {
-      const auto made = [](auto... members) {
-        if constexpr (is_pair<Part>)
-          return std::pair<decltype(members)...>(std::move(members)...);
-        else
-          return std::tuple<decltype(members)...>(std::move(members)...);
-      };
-      return made(gather_member(
+      return tuple_like<Part>(gather_member(
           parts, [](const Part& p) -> const auto& { return std::get<I>(p); }, dim, device, backward)...);
     }
     (std::make_index_sequence<std::tuple_size_v<Part>>{});
@@ -22071,7 +22201,7 @@ auto gather(const std::vector<Part>& parts, int dim, D device, const Back& backw
       return gather_member(
           parts, [&](const Part& p) -> const auto& { return p.at(key); }, dim, device, backward);
     };
-    std::map<typename Part::key_type, decltype(member(parts.front().begin()->first))> out;
+    map_like<Part, decltype(member(parts.front().begin()->first))> out;
     for (const auto& [key, value] : parts.front()) out.emplace(key, member(key));
     return out;
   } else if constexpr (is_optional<Part> && holds_operands<Part>) {
@@ -22214,7 +22344,8 @@ class Policy {
   Policy& operator=(const Policy&) = delete;
 
   /// The model itself: the one that is trained, saved and loaded. Its parameters have the same names under every
-  /// policy.
+  /// policy. To compute with it, call the policy: it knows what a pass of several devices has to know, such as how many
+  /// samples each has.
   Model& module() { return model_; }
   const Model& module() const { return model_; }
   /// All parameters, for an optimizer.
@@ -22256,13 +22387,14 @@ class Policy {
       return to_device(x, flat_.groups().front().values.device());
   }
 
-  /// The random context of the forward pass that begins. One that is run again, by a checkpoint around it, draws the
-  /// same numbers, and does not count.
-  RandomContext& begin_forward() {
+  /// The random context of the forward pass that begins, on that many samples. One that is run again, by a checkpoint
+  /// around it, draws the same numbers, and does not count.
+  RandomContext& begin_forward(Index samples) {
     PassNumbers* const known = detail::random_context() != nullptr ? detail::random_context()->passes : nullptr;
     counts_ = known == nullptr || !known->repeats();
     random_.step = known != nullptr ? known->take(passes_) : passes_;
     random_.next_operation = 0;
+    random_.samples = samples;
     return random_;
   }
   void end_forward() {
@@ -22281,7 +22413,7 @@ class Policy {
 
 /// Where `trace` counts the memory of a policy's device number `i`; where each rank has one, that of this rank's.
 template <class Net>
-  requires requires(const Net& net) { net.flat_parameters(); }
+requires requires(const Net& net) { net.flat_parameters(); }
 int trace_slot(const Net& net, [[maybe_unused]] int i) {
   if constexpr (requires { net.options().device_ids; })
     return trace_slot(typename Net::device_type{net.options().device_ids[static_cast<std::size_t>(i)]});
@@ -22526,7 +22658,7 @@ class DeviceThreads {
 namespace chorus::inline CHORUS_ABI::detail {
 
 /// Gives every handle of a model a copy of its parameter or buffer on `device`; what was shared stays shared.
-/// `in_place`: the copies take the originals' places, with the hooks that users have registered.
+/// `in_place`: the copies take the originals' places, with their gradients and the hooks that users have registered.
 template <Device D>
 class Relocate final : public nn::detail::Walker {
  public:
@@ -22534,8 +22666,11 @@ class Relocate final : public nn::detail::Walker {
   void parameter(std::string_view, AnyParameter& handle) override {
     const auto original = handle.shared();
     const bool first = !copies_.contains(original.get());
-    replace(handle, handle.on<D>());
-    if (in_place_ && first) handle.on<D>().take_hooks_of(original);
+    const auto& before = handle.on<D>();
+    replace(handle, before);
+    if (!in_place_ || !first) return;
+    if (before.grad_arrived()) handle.on<D>().add_grad_of(before);
+    handle.on<D>().take_hooks_of(original);
   }
   void buffer(std::string_view, AnyBuffer& handle) override { replace(handle, handle.on<D>()); }
 
@@ -23496,8 +23631,8 @@ class DataParallel : public OneProcessPolicy<Model>, private detail::ReplicaRunn
   auto operator()(const Inputs&... inputs) {
     threads_.await();
     handles_.check_kept(this->model_, this->flat_);
-    const auto& random = this->begin_forward();
     const Index batch = detail::batch_size(options_.dim, inputs...);
+    const auto& random = this->begin_forward(batch);
     const auto used = static_cast<std::size_t>(std::clamp<Index>(batch, 1, devices()));
     const bool grad = grad_enabled();
     using Shares = decltype(scatter(0, 1, inputs...));
@@ -23530,7 +23665,8 @@ class DataParallel : public OneProcessPolicy<Model>, private detail::ReplicaRunn
         used, recorded<Inputs...>, prepare,
         [pass, grad, used, batch, seed = random.seed, step = random.step, &first = this->model_](std::size_t i) {
           const GradMode mode(grad);
-          RandomContext context{seed, step, 0, [sample = detail::share_begin(batch, used, i)] { return sample; }};
+          const Index begin = detail::share_begin(batch, used, i), end = detail::share_begin(batch, used, i + 1);
+          RandomContext context{seed, step, 0, [begin] { return begin; }, end - begin};
           const RandomScope scope(context);
           Model& model = i == 0 ? first : pass->replicas[i - 1]->model();
           pass->outputs[i].emplace(
@@ -24305,19 +24441,27 @@ class BatchShares {
   }
   /// This rank has no more batches: it only keeps the others company.
   void begin_joined() { exchange(joined); }
-  /// A forward pass that nobody else needs to know of. A backward pass behind it belongs to the last one that `begin`
-  /// was called for.
-  void begin_alone() { alone_ = true; }
+  /// A forward pass without gradients. Nobody else needs to know of it, unless, where it `may_ask`, an operation wants
+  /// to know this rank's place: then ranks tell each other. A backward pass behind it belongs to the last one that
+  /// `begin` was called for.
+  void begin_aside(std::int64_t samples, bool may_ask) {
+    aside_ = true;
+    first_aside_ = may_ask && communicator_.size() > 1 ? not_asked : 0;
+    aside_samples_ = samples;
+  }
 
   void wait() {
-    explaining([&] { counting_.wait(); });
+    explaining(of_recorded, [&] { counting_.wait(); });
   }
   bool done() const { return counting_.done(); }
 
   /// The place of this rank's first sample in the global batch: the shares lie in the order of the ranks. Of a pass
-  /// alone, 0.
+  /// without gradients that may not ask, 0.
   std::int64_t first_sample() {
-    if (alone_) return 0;
+    if (aside_) {
+      if (first_aside_ == not_asked) first_aside_ = ask_aside();
+      return first_aside_;
+    }
     wait();
     std::int64_t first = 0;
     for (int rank = 0; rank < communicator_.rank(); ++rank) first += samples(rank);
@@ -24364,14 +24508,18 @@ class BatchShares {
   bool training() { return (of_first_active() & 1) != 0; }
 
  private:
-  static constexpr std::int64_t joined = -1;
+  static constexpr std::int64_t joined = -1, not_asked = -1;
+
+  static constexpr std::string_view of_recorded =
+      "; ranks tell each other their batch sizes as a forward pass that records gradients begins: all have to begin "
+      "one";
+  static constexpr std::string_view of_aside =
+      "; ranks tell each other their batch sizes in a forward pass in training that draws random numbers: all have to "
+      "be in one";
 
   // Calls `f()`; an error of the communicator says what ranks were about.
   template <class F>
-  static void explaining(const F& f) {
-    constexpr std::string_view about =
-        "; ranks tell each other their batch sizes as a forward pass that records gradients begins: all have to begin "
-        "one";
+  static void explaining(std::string_view about, const F& f) {
     try {
       f();
     } catch (const TimeoutError& error) {
@@ -24384,24 +24532,40 @@ class BatchShares {
   void exchange(std::int64_t message) {
     wait();
     note_changed();
-    alone_ = unasked_ = false;
+    aside_ = unasked_ = false;
     message_ = message;
     const std::span<const std::int64_t> mine(&message_, 1);
     const std::span<std::int64_t> all(messages_);
     if (communicator_.size() == 1)
       messages_[0] = message;
     else if (in_place_)
-      explaining([&] { communicator_.all_gather(mine, all, {}); });
+      explaining(of_recorded, [&] { communicator_.all_gather(mine, all, {}); });
     else
       counting_ = communicator_.all_gather_async(mine, all, {});
   }
+  // These messages are below `joined`, which tells them from those of passes with gradients.
+  [[gnu::cold]] std::int64_t ask_aside() {
+    const std::int64_t mine = joined - 1 - aside_samples_;
+    std::vector<std::int64_t> all(messages_.size());
+    explaining(of_aside, [&] { communicator_.all_gather(std::span(&mine, 1), std::span(all), {}); });
+    std::int64_t first = 0;
+    for (std::size_t rank = 0; rank < all.size(); ++rank) {
+      check<UsageError>(all[rank] < joined, "rank ", communicator_.rank(),
+                        " runs a forward pass without gradients, rank ", rank,
+                        all[rank] == joined ? " has run out of batches" : " one that records them");
+      if (rank < static_cast<std::size_t>(communicator_.rank())) first += joined - 1 - all[rank];
+    }
+    return first;
+  }
   std::int64_t samples(int rank) const {
     const auto message = messages_[static_cast<std::size_t>(rank)];
+    check<UsageError>(message >= joined, "rank ", communicator_.rank(),
+                      " runs a forward pass that records gradients, rank ", rank, " one without");
     return message == joined ? 0 : message / 8;
   }
   void note_changed() {
     for (auto& message : messages_)
-      if (message != joined && (message & 4) != 0) {
+      if (message > joined && (message & 4) != 0) {
         changed_ = true;
         message &= ~std::int64_t{4};
       }
@@ -24415,7 +24579,8 @@ class BatchShares {
   Communicator& communicator_;
   std::int64_t message_ = 0;
   std::vector<std::int64_t> messages_;  // of all ranks, once counting_ has ended
-  bool in_place_, alone_ = false, changed_ = false, unasked_ = false;
+  bool in_place_, aside_ = false, changed_ = false, unasked_ = false;
+  std::int64_t aside_samples_ = 0, first_aside_ = 0;
   comm::Work counting_;
 };
 
@@ -24488,7 +24653,9 @@ namespace detail {
 /// What `launch` gives a program of several ranks. As a name, since clang 14 forgets a constructor's requires clause
 /// where it deduces a class's arguments: it would take a communicator for a run.
 template <class Run>
-concept LaunchedRun = requires(Run& run) { run.communicator(); };
+concept LaunchedRun = requires(Run& run) {
+  run.communicator();
+};
 }  // namespace detail
 
 /// Base of DistributedDataParallel, LocalSgd and ParameterServer.
@@ -24554,10 +24721,11 @@ class DistributedPolicy : public Policy<Model> {
     this->random_.first_sample = [this] { return shares_.first_sample(); };
   }
 
-  /// Throws UsageError, on every rank, where the ranks' models, or `options`, differ.
+  /// Throws UsageError, on every rank, where the ranks' models, or `options`, differ. Rank 0's seed is all ranks'.
   template <class Counts>
   [[gnu::cold]] void check_same(std::string_view policy, const std::string& options, const Counts& counts) {
     detail::check_same_description(communicator_, policy, options + detail::model_description<D>(this->model_, counts));
+    communicator_.broadcast(std::span(&this->random_.seed, 1), 0, {});
   }
 
   void broadcast_bytes(void* data, std::size_t bytes, int root, trace::Traffic traffic) {
@@ -24609,13 +24777,14 @@ class DistributedPolicy : public Policy<Model> {
     if (communicator_.rank() != root) copy(false);
   }
 
-  /// The model's forward pass, with the random numbers of this rank's share. Throws UsageError where a layer of the
+  /// The model's forward pass on that many samples, with the random numbers of this rank's share. `with_others`: all
+  /// ranks are in theirs, so that synchronised layers see the whole batch. Throws UsageError where a layer of the
   /// model has got other parameters or buffers since the policy took it, and where another policy took it afterwards.
   template <class... Inputs>
-  auto forward(const Inputs&... inputs) {
+  auto forward(Index samples, bool with_others, const Inputs&... inputs) {
     handles_.check_kept(this->model_, this->flat_);
-    const RandomScope scope(this->begin_forward());
-    const BatchGroupScope group(grad_enabled() ? group_ : nullptr);
+    const RandomScope scope(this->begin_forward(samples));
+    const BatchGroupScope group(with_others ? group_ : nullptr);
     auto output = this->model_.forward(this->on_model_device(inputs)...);
     this->end_forward();
     return output;
@@ -24810,9 +24979,10 @@ inline bool same(const Mac& a, const Mac& b) {
 // <chorus/core/blocked_signals.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_BLOCKED_SIGNALS_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_BLOCKED_SIGNALS_HPP
-/// `BlockedSignals`: what a thread of the library starts under.
+/// `start_thread`: how a thread of the library starts.
 
 #include <csignal>
+#include <system_error>
 
 namespace chorus::inline CHORUS_ABI::detail {
 
@@ -24832,6 +25002,17 @@ class BlockedSignals {
  private:
   sigset_t before_;
 };
+
+/// A thread that takes no signals. Throws CommError, in the name of `who`, where the system allows no more of them.
+template <class Body>
+std::thread start_thread(std::string_view who, Body body) {
+  const BlockedSignals blocked;
+  try {
+    return std::thread(std::move(body));
+  } catch (const std::system_error& error) {
+    fail<CommError>(who, ": a thread cannot be started: ", error.what());
+  }
+}
 
 }  // namespace chorus::inline CHORUS_ABI::detail
 #endif  // CHORUS_SINGLE_CHORUS_CORE_BLOCKED_SIGNALS_HPP
@@ -24859,7 +25040,7 @@ inline Found ask_system(const std::string& name, int flags) {
 }
 
 /// Nothing at the deadline. An address in numbers is read at once; for a name a thread asks, which lives on until the
-/// system has answered, since nothing ends getaddrinfo.
+/// system has answered, since nothing ends getaddrinfo. Throws CommError where there can be no such thread.
 [[gnu::cold]] inline std::optional<Found> look_up(const std::string& name, Deadline deadline) {
   if (const auto numbers = ask_system(name, AI_NUMERICHOST); numbers.code == 0) return numbers;
   struct Shared {
@@ -24868,15 +25049,12 @@ inline Found ask_system(const std::string& name, int flags) {
     std::optional<Found> found;
   };
   const auto shared = std::make_shared<Shared>();
-  {
-    const chorus::detail::BlockedSignals blocked;
-    std::thread([shared, name] {
-      const auto found = ask_system(name, 0);
-      const std::lock_guard lock(shared->mutex);
-      shared->found = found;
-      shared->changed.notify_all();
-    }).detach();
-  }
+  chorus::detail::start_thread(cat("address '", name, "'"), [shared, name] {
+    const auto found = ask_system(name, 0);
+    const std::lock_guard lock(shared->mutex);
+    shared->found = found;
+    shared->changed.notify_all();
+  }).detach();
   std::unique_lock lock(shared->mutex);
   shared->changed.wait_until(lock, deadline, [&] { return shared->found.has_value(); });
   return shared->found;
@@ -25074,13 +25252,14 @@ class Socket {
   bool wait(short event, Deadline deadline) const {
     pollfd entry{fd_, event, 0};
     while (Clock::now() < deadline)
-      if (poll(&entry, 1, milliseconds_until(deadline)) != 0) return true;
+      if (poll(&entry, 1, milliseconds_until(deadline)) > 0) return true;
     return false;
   }
-  /// Whether the other end has closed, and all that it sent has been read.
+  /// Whether the other end has closed, and all that it sent has been read; or the connection is broken.
   bool ended() const {
     char byte;
-    return recv(fd_, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
+    const auto n = recv(fd_, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    return n == 0 || (n < 0 && !would_wait());
   }
 
  private:
@@ -25143,11 +25322,12 @@ class Guests {
         sleep(deadline, place != nullptr);
         continue;
       }
-      *place = {std::move(socket), {}, {}, 0, Clock::now() + patience};
-      if (challenge_magic_ == 0) continue;
-      fill_random(place->nonce);
-      Challenge challenge{challenge_magic_, place->nonce};
-      place->socket.try_send(bytes_of(challenge));
+      Challenge challenge{challenge_magic_, {}};
+      if (challenge_magic_ != 0) {
+        fill_random(challenge.nonce);
+        socket.try_send(bytes_of(challenge));
+      }
+      *place = {std::move(socket), challenge.nonce, {}, 0, Clock::now() + patience};
     }
   }
 
@@ -27183,7 +27363,8 @@ class InOrder final : public Progress {
     if (failure) failure.raise();
   }
 
-  /// Puts `task` behind all that were given before. Starts the thread at the first call.
+  /// Puts `task` behind all that were given before. Starts the thread at the first call; throws CommError where there
+  /// can be none.
   std::uint64_t later(const Task& task) {
     const std::lock_guard lock(mutex_);
     start();
@@ -27268,8 +27449,7 @@ class InOrder final : public Progress {
 
   void start() {
     if (thread_.joinable()) return;
-    const chorus::detail::BlockedSignals blocked;
-    thread_ = std::thread([this] { loop(); });
+    thread_ = chorus::detail::start_thread("asynchronous calls", [this] { loop(); });
   }
 
   void loop() {
@@ -28106,8 +28286,8 @@ std::vector<AnyCommunicator> thread_group(int size,
                                           std::chrono::milliseconds timeout = std::chrono::milliseconds(60'000));
 
 /// The same for threads that know only their own place: waits until world.size of them have come with one
-/// world.master_port. Throws TimeoutError after world.timeout, CommError where a rank comes twice and where there is no
-/// memory.
+/// world.master_port. Throws UsageError for a rank, a size or a timeout that is none, TimeoutError after world.timeout,
+/// CommError where a rank comes twice and where there is no memory.
 AnyCommunicator join_thread_group(const World& world);
 
 }  // namespace chorus::inline CHORUS_ABI::comm
@@ -28130,6 +28310,8 @@ class Lobby {
   }
 
   AnyCommunicator meet(const World& world) {
+    check_ranks("thread_group", world.size, world.rank);
+    check_timeout("thread_group", world.timeout);
     std::unique_lock lock(mutex_);
     auto& table = tables_[world.master_port];
     if (!table) table = std::make_shared<Table>(world.size);
@@ -28143,7 +28325,7 @@ class Lobby {
       tables_.erase(world.master_port);
       try {
         mine->group = thread_group(world.size, world.timeout);
-      } catch (const CommError& error) {
+      } catch (const std::exception& error) {  // they all hear of it
         mine->failure = error.what();
       }
       mine->complete.notify_all();
@@ -28228,24 +28410,21 @@ inline EngineMaker& maker_of(Backend backend) {
 }  // namespace detail
 
 CHORUS_INLINE AnyCommunicator connect(const World& world, const ConnectOptions& options) {
-  check<UsageError>(world.size >= 1 && world.size <= max_ranks, "connect: world size is ", world.size,
-                    ", expected 1 to ", max_ranks);
-  check<UsageError>(world.rank >= 0 && world.rank < world.size, "connect: rank ", world.rank, " is not in [0, ",
-                    world.size, ")");
+  auto listener = Socket::adopt(world.listen_fd);  // closed by whatever goes wrong here
+  check_ranks("connect", world.size, world.rank);
   check_timeout("connect", world.timeout);
   const auto backend = options.backend;
   const auto maker = detail::maker_of(backend);
   check<UsageError>(backend <= Backend::hierarchical || maker, "connect: this program was built without backend ",
                     backend, ": include <chorus/comm/", backend, ".hpp> and link its library");
-  if (world.size == 1 || backend == Backend::thread) {
-    const auto unused = Socket::adopt(world.listen_fd);
-    return world.size == 1 ? AnyCommunicator() : join_thread_group(world);
-  }
+  if (world.size == 1) return {};
+  if (backend == Backend::thread) return join_thread_group(world);
+  listener.release();
   if (maker) return AnyCommunicator(maker(world));
   auto link = detail::meet(world, backend);
   const auto carrier = dynamic_cast<const ShmTransport*>(link.get()) ? Backend::shm
-                       : !link->machines().empty()                  ? Backend::hierarchical
-                                                                    : Backend::tcp;
+                       : !link->machines().empty()                   ? Backend::hierarchical
+                                                                     : Backend::tcp;
   return RingCommunicator(name(carrier), std::move(link));
 }
 
@@ -28596,8 +28775,7 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
     const std::lock_guard lock(mutex_);
     check_cuda(api_.use_device(device_), "choosing device");
     accept(api_.init(comm_, size, id, rank_), named("meeting the other ranks"));
-    const chorus::detail::BlockedSignals blocked;
-    watcher_ = std::thread([this] { watch(); });
+    watcher_ = chorus::detail::start_thread("nccl", [this] { watch(); });
   }
 
   /// Issues one call on the stream: `issue(api, comm, stream, operators)` returns NCCL's code, and adds to `operators`
@@ -29513,7 +29691,7 @@ class RankDevice<Cuda> {
   }
   template <class Model>
   Model place(Model model) const {
-    return copy_to(std::move(model), device_);
+    return copy_to(std::move(model), device_, true);
   }
   comm::AnyCommunicator& communicator() const { return *communicator_; }
 
@@ -29667,6 +29845,9 @@ struct DistributedDataParallelOptions {
   std::optional<double> first_bucket_cap_mb = {};  ///< not given: `default_first_bucket_cap_mb` of the model's device
   std::optional<double> bucket_cap_mb = {};        ///< not given: `default_bucket_cap_mb` of the model's device
   std::vector<double> bucket_cap_mb_list = {};
+  /// The axis of the inputs along which their samples lie: 1 for an LSTM's [time, batch, features]. A rank has as many
+  /// as the first input with such an axis.
+  int dim = 0;
   /// Send rank 0's buffers to all ranks before each forward pass in training.
   bool broadcast_buffers = true;
   /// Allow parameters that get no gradient in some backward passes, others on each rank. Costs a small collective a
@@ -29706,6 +29887,7 @@ struct DistributedDataParallelOptions {
   /// These options. Throws UsageError for sizes that are none, and for names that the model doesn't have.
   template <Device D, class Model>
   [[gnu::cold]] DistributedDataParallelOptions checked_for(Model& model) const {
+    check<UsageError>(dim >= 0, "DistributedDataParallel: dim is at least 0, got ", dim);
     const auto check_cap = [](double cap) {
       check<UsageError>(cap >= 0, "DistributedDataParallel: a bucket's cap is at least 0 MiB, got ", cap);
     };
@@ -29737,9 +29919,9 @@ struct DistributedDataParallelOptions {
     const auto caps = buckets<D>();
     std::string text = cat("options: bucket_cap_mb ", caps.first_bucket_cap_mb, " ", caps.bucket_cap_mb);
     for (const double cap : caps.bucket_cap_mb_list) text += cat(" ", cap);
-    text += cat(", broadcast_buffers ", broadcast_buffers, ", find_unused_parameters ", find_unused_parameters,
-                ", skip_all_reduce_unused_params ", skip_all_reduce_unused_params, ", static_graph ", static_graph,
-                ", non_finite ", static_cast<int>(non_finite), ", ignored");
+    text += cat(", dim ", dim, ", broadcast_buffers ", broadcast_buffers, ", find_unused_parameters ",
+                find_unused_parameters, ", skip_all_reduce_unused_params ", skip_all_reduce_unused_params,
+                ", static_graph ", static_graph, ", non_finite ", static_cast<int>(non_finite), ", ignored");
     for (const auto& name : parameters_and_buffers_to_ignore) text += cat(" ", name);
     text += ", delayed";
     for (const auto& name : delay_all_reduce_named_params) text += cat(" ", name);
@@ -29918,6 +30100,7 @@ class GradientLayout {
     return true;
   }
   [[gnu::cold]] void rebuild() {
+    flat_.count_generation();
     std::vector<Sending> kinds;
     for (std::size_t i = 0; i < entries(); ++i) kinds.push_back(sending(i));
     buckets_ = make_buckets(flat_, options_.template buckets<D>(), kinds);
@@ -31208,11 +31391,13 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
     check<UsageError>(!reducer_.in_backward(),
                       "DistributedDataParallel: the last backward pass ended early; its gradients are incomplete");
     reducer_.clock().forward_begins();
+    const Index samples = detail::samples_of(options_.dim, inputs...);
+    const bool aside_together = this->training() && !joining_;
     if (grad_enabled())
-      begin_pass(detail::batch_size(0, inputs...));
+      begin_pass(samples);
     else
-      this->shares_.begin_alone();  // ranks need not agree on the number of calls
-    auto output = this->forward(inputs...);
+      this->shares_.begin_aside(samples, aside_together);
+    auto output = this->forward(samples, grad_enabled() || aside_together, inputs...);
     reducer_.operators_send = this->operators_send_;
     reducer_.clock().forward_ends();
     return output;
@@ -31556,9 +31741,10 @@ inline bool same(const Mac& a, const Mac& b) {
 // <chorus/core/blocked_signals.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_BLOCKED_SIGNALS_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_BLOCKED_SIGNALS_HPP
-/// `BlockedSignals`: what a thread of the library starts under.
+/// `start_thread`: how a thread of the library starts.
 
 #include <csignal>
+#include <system_error>
 
 namespace chorus::inline CHORUS_ABI::detail {
 
@@ -31578,6 +31764,17 @@ class BlockedSignals {
  private:
   sigset_t before_;
 };
+
+/// A thread that takes no signals. Throws CommError, in the name of `who`, where the system allows no more of them.
+template <class Body>
+std::thread start_thread(std::string_view who, Body body) {
+  const BlockedSignals blocked;
+  try {
+    return std::thread(std::move(body));
+  } catch (const std::system_error& error) {
+    fail<CommError>(who, ": a thread cannot be started: ", error.what());
+  }
+}
 
 }  // namespace chorus::inline CHORUS_ABI::detail
 #endif  // CHORUS_SINGLE_CHORUS_CORE_BLOCKED_SIGNALS_HPP
@@ -31605,7 +31802,7 @@ inline Found ask_system(const std::string& name, int flags) {
 }
 
 /// Nothing at the deadline. An address in numbers is read at once; for a name a thread asks, which lives on until the
-/// system has answered, since nothing ends getaddrinfo.
+/// system has answered, since nothing ends getaddrinfo. Throws CommError where there can be no such thread.
 [[gnu::cold]] inline std::optional<Found> look_up(const std::string& name, Deadline deadline) {
   if (const auto numbers = ask_system(name, AI_NUMERICHOST); numbers.code == 0) return numbers;
   struct Shared {
@@ -31614,15 +31811,12 @@ inline Found ask_system(const std::string& name, int flags) {
     std::optional<Found> found;
   };
   const auto shared = std::make_shared<Shared>();
-  {
-    const chorus::detail::BlockedSignals blocked;
-    std::thread([shared, name] {
-      const auto found = ask_system(name, 0);
-      const std::lock_guard lock(shared->mutex);
-      shared->found = found;
-      shared->changed.notify_all();
-    }).detach();
-  }
+  chorus::detail::start_thread(cat("address '", name, "'"), [shared, name] {
+    const auto found = ask_system(name, 0);
+    const std::lock_guard lock(shared->mutex);
+    shared->found = found;
+    shared->changed.notify_all();
+  }).detach();
   std::unique_lock lock(shared->mutex);
   shared->changed.wait_until(lock, deadline, [&] { return shared->found.has_value(); });
   return shared->found;
@@ -31820,13 +32014,14 @@ class Socket {
   bool wait(short event, Deadline deadline) const {
     pollfd entry{fd_, event, 0};
     while (Clock::now() < deadline)
-      if (poll(&entry, 1, milliseconds_until(deadline)) != 0) return true;
+      if (poll(&entry, 1, milliseconds_until(deadline)) > 0) return true;
     return false;
   }
-  /// Whether the other end has closed, and all that it sent has been read.
+  /// Whether the other end has closed, and all that it sent has been read; or the connection is broken.
   bool ended() const {
     char byte;
-    return recv(fd_, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
+    const auto n = recv(fd_, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    return n == 0 || (n < 0 && !would_wait());
   }
 
  private:
@@ -31889,11 +32084,12 @@ class Guests {
         sleep(deadline, place != nullptr);
         continue;
       }
-      *place = {std::move(socket), {}, {}, 0, Clock::now() + patience};
-      if (challenge_magic_ == 0) continue;
-      fill_random(place->nonce);
-      Challenge challenge{challenge_magic_, place->nonce};
-      place->socket.try_send(bytes_of(challenge));
+      Challenge challenge{challenge_magic_, {}};
+      if (challenge_magic_ != 0) {
+        fill_random(challenge.nonce);
+        socket.try_send(bytes_of(challenge));
+      }
+      *place = {std::move(socket), challenge.nonce, {}, 0, Clock::now() + patience};
     }
   }
 
@@ -33929,7 +34125,8 @@ class InOrder final : public Progress {
     if (failure) failure.raise();
   }
 
-  /// Puts `task` behind all that were given before. Starts the thread at the first call.
+  /// Puts `task` behind all that were given before. Starts the thread at the first call; throws CommError where there
+  /// can be none.
   std::uint64_t later(const Task& task) {
     const std::lock_guard lock(mutex_);
     start();
@@ -34014,8 +34211,7 @@ class InOrder final : public Progress {
 
   void start() {
     if (thread_.joinable()) return;
-    const chorus::detail::BlockedSignals blocked;
-    thread_ = std::thread([this] { loop(); });
+    thread_ = chorus::detail::start_thread("asynchronous calls", [this] { loop(); });
   }
 
   void loop() {
@@ -34852,8 +35048,8 @@ std::vector<AnyCommunicator> thread_group(int size,
                                           std::chrono::milliseconds timeout = std::chrono::milliseconds(60'000));
 
 /// The same for threads that know only their own place: waits until world.size of them have come with one
-/// world.master_port. Throws TimeoutError after world.timeout, CommError where a rank comes twice and where there is no
-/// memory.
+/// world.master_port. Throws UsageError for a rank, a size or a timeout that is none, TimeoutError after world.timeout,
+/// CommError where a rank comes twice and where there is no memory.
 AnyCommunicator join_thread_group(const World& world);
 
 }  // namespace chorus::inline CHORUS_ABI::comm
@@ -34876,6 +35072,8 @@ class Lobby {
   }
 
   AnyCommunicator meet(const World& world) {
+    check_ranks("thread_group", world.size, world.rank);
+    check_timeout("thread_group", world.timeout);
     std::unique_lock lock(mutex_);
     auto& table = tables_[world.master_port];
     if (!table) table = std::make_shared<Table>(world.size);
@@ -34889,7 +35087,7 @@ class Lobby {
       tables_.erase(world.master_port);
       try {
         mine->group = thread_group(world.size, world.timeout);
-      } catch (const CommError& error) {
+      } catch (const std::exception& error) {  // they all hear of it
         mine->failure = error.what();
       }
       mine->complete.notify_all();
@@ -34974,24 +35172,21 @@ inline EngineMaker& maker_of(Backend backend) {
 }  // namespace detail
 
 CHORUS_INLINE AnyCommunicator connect(const World& world, const ConnectOptions& options) {
-  check<UsageError>(world.size >= 1 && world.size <= max_ranks, "connect: world size is ", world.size,
-                    ", expected 1 to ", max_ranks);
-  check<UsageError>(world.rank >= 0 && world.rank < world.size, "connect: rank ", world.rank, " is not in [0, ",
-                    world.size, ")");
+  auto listener = Socket::adopt(world.listen_fd);  // closed by whatever goes wrong here
+  check_ranks("connect", world.size, world.rank);
   check_timeout("connect", world.timeout);
   const auto backend = options.backend;
   const auto maker = detail::maker_of(backend);
   check<UsageError>(backend <= Backend::hierarchical || maker, "connect: this program was built without backend ",
                     backend, ": include <chorus/comm/", backend, ".hpp> and link its library");
-  if (world.size == 1 || backend == Backend::thread) {
-    const auto unused = Socket::adopt(world.listen_fd);
-    return world.size == 1 ? AnyCommunicator() : join_thread_group(world);
-  }
+  if (world.size == 1) return {};
+  if (backend == Backend::thread) return join_thread_group(world);
+  listener.release();
   if (maker) return AnyCommunicator(maker(world));
   auto link = detail::meet(world, backend);
   const auto carrier = dynamic_cast<const ShmTransport*>(link.get()) ? Backend::shm
-                       : !link->machines().empty()                  ? Backend::hierarchical
-                                                                    : Backend::tcp;
+                       : !link->machines().empty()                   ? Backend::hierarchical
+                                                                     : Backend::tcp;
   return RingCommunicator(name(carrier), std::move(link));
 }
 
@@ -35954,7 +36149,6 @@ inline pid_t start_rank(const RankGroup& group, int local_rank, const std::vecto
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_RANK_PROCESS_HPP
 
 #include <filesystem>
-#include <system_error>
 
 namespace chorus::inline CHORUS_ABI::detail {
 
@@ -36029,8 +36223,8 @@ class RankOutput {
   /// What a rank gets as a stream of its own; `path` is empty where it has no file.
   Fd stream(int rank, const std::string& path, bool shown, bool prefix, int shown_on) {
     Fd log;
-    if (!path.empty())
-      log = Fd(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0644), path.c_str());
+    if (!path.empty())  // added to: a folder may hold the logs of a job before
+      log = Fd(open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644), path.c_str());
     if (!shown && path.empty()) return Fd(open("/dev/null", O_WRONLY | O_CLOEXEC), "/dev/null");
     if (!shown || (path.empty() && !prefix)) return log;
     Pipe pipe;
@@ -36625,7 +36819,7 @@ class SingleDevice : public OneProcessPolicy<Model> {
 
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
-    const RandomScope scope(this->begin_forward());
+    const RandomScope scope(this->begin_forward(1));
     auto output = this->model_.forward(this->on_model_device(inputs)...);
     this->end_forward();
     return output;
