@@ -7,6 +7,7 @@
 #include <chorus/comm/tcp_transport.hpp>
 #include <chorus/core/environment.hpp>
 #include <chorus/core/say.hpp>
+#include <chrono>
 #include <memory>
 #include <vector>
 
@@ -63,11 +64,15 @@ class HybridTransport final : public Transport {
     else
       shm_ = std::make_unique<ShmTransport>(std::make_shared<SharedRegion>(std::move(region)),
                                             local_[static_cast<std::size_t>(rank)], here, timeout, std::move(ranks));
+    if (shm_) listen_on_both_sides();
   }
 
   std::byte* acquire(int peer) override {
-    if (is_local(peer)) send_until(peer, [&] { return shm_->has_room(at(peer)); });
-    return to(peer).acquire(at(peer));
+    if (!is_local(peer)) return tcp_->acquire(peer);
+    send_until(peer, [&] { return shm_->has_room(at(peer)); });
+    auto* const slot = to(peer).acquire(at(peer));
+    tcp_->tell_waiting(TcpTransport::nobody);
+    return slot;
   }
   void fill(int peer, std::byte* slot, const std::byte* data, std::size_t bytes) override {
     to(peer).fill(at(peer), slot, data, bytes);
@@ -78,11 +83,15 @@ class HybridTransport final : public Transport {
   void send(int peer, const Envelope& envelope, const std::byte* data, std::size_t bytes) override {
     if (is_local(peer)) send_until(peer, [&] { return shm_->has_room(at(peer)); });
     to(peer).send(at(peer), envelope, data, bytes);
+    if (is_local(peer)) tcp_->tell_waiting(TcpTransport::nobody);
   }
   bool copies() const override { return false; }
   Piece receive(int peer) override {
-    if (is_local(peer)) send_until(peer, [&] { return shm_->has_piece(at(peer)); });
-    return to(peer).receive(at(peer));
+    if (!is_local(peer)) return tcp_->receive(peer);
+    send_until(peer, [&] { return shm_->has_piece(at(peer)); });
+    const auto piece = to(peer).receive(at(peer));
+    tcp_->tell_waiting(TcpTransport::nobody);
+    return piece;
   }
   Piece receive_at(int peer, const Envelope& envelope, std::byte* place, std::size_t bytes) override {
     if (is_local(peer)) return receive(peer);
@@ -111,6 +120,15 @@ class HybridTransport final : public Transport {
     if (!is_local(peer)) return *tcp_;
     shm_->may_spin = may_spin;
     return *shm_;
+  }
+  /// Who waits inside of the machine hears the other machines, too, and both are told whom it waits for.
+  void listen_on_both_sides() {
+    tcp_->meanwhile = [this](int peer) { shm_->place().waits_elsewhere(peer); };
+    shm_->place().meanwhile = [this](int peer, Clock::duration waited) {
+      if (waited < std::chrono::milliseconds(20)) return;  // a look at every connection takes its time
+      tcp_->check();
+      if (waited >= tcp_->silence()) tcp_->tell_waiting(peer);
+    };
   }
   /// Before this rank waits for one of its machine: one of another machine, for which that one may wait, may wait for
   /// what the network had no room for.

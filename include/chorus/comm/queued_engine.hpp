@@ -2,6 +2,8 @@
 /// `QueuedEngine`: an engine that runs its calls one after another, blocking ones in the caller's thread, asynchronous
 /// ones in a thread of its own.
 
+#include <unistd.h>
+
 #include <chorus/comm/abort_reason.hpp>
 #include <chorus/comm/engine.hpp>
 #include <chorus/comm/in_order.hpp>
@@ -22,7 +24,12 @@ class QueuedEngine final : public Engine {
         name_(what),
         runner_(std::forward<Arguments>(arguments)...),
         calls_(std::make_shared<InOrder<Call>>(&run, &runner_)) {}
-  ~QueuedEngine() override { calls_->stop(); }
+  ~QueuedEngine() override {
+    if (getpid() == process_)
+      calls_->stop();
+    else
+      new auto(calls_);  // a forked child has no such thread, and waits for ever for one
+  }
 
   void now(const Call& call) override { calls_->now(call); }
   Work later(const Call& call) override { return {calls_, calls_->later(call)}; }
@@ -44,6 +51,7 @@ class QueuedEngine final : public Engine {
     return static_cast<Runner*>(runner)->run(call, caller_waits);
   }
 
+  const int process_ = getpid();
   std::string_view name_;
   Runner runner_;
   std::shared_ptr<InOrder<Call>> calls_;  // Works share it

@@ -1,6 +1,8 @@
 #pragma once
 /// `SharedMemory`: memory of this process that the other ranks of its machine can map, to work on it where it lies.
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <chorus/comm/hmac.hpp>
 #include <chorus/comm/shared_region.hpp>
@@ -26,7 +28,7 @@ class SharedMemory {
     std::memcpy(region->data(), &key, sizeof key);
     all.blocks_.push_back({key, region.get()});
     std::byte* const data = region->data() + front;
-    return {data, [region](std::byte*) { instance().forget(region.get()); }};
+    return {data, [region, owner = getpid()](std::byte*) { instance().forget(region.get(), getpid() == owner); }};
   }
 
   /// The window that shows `bytes` at `data`; one without a key where they don't lie in such memory.
@@ -55,9 +57,9 @@ class SharedMemory {
     static auto& memory = *new SharedMemory;  // never destroyed: tensors in static storage may outlive it
     return memory;
   }
-  void forget(const SharedRegion* region) {
+  void forget(const SharedRegion* region, bool for_all) {  // not by a child that was forked from its owner
     const std::lock_guard lock(mutex_);
-    std::memset(region->data(), 0, sizeof(std::uint64_t));  // others may unmap it
+    if (for_all) std::memset(region->data(), 0, sizeof(std::uint64_t));  // others may unmap it
     std::erase_if(blocks_, [&](const Block& block) { return block.region == region; });
   }
 

@@ -17,6 +17,7 @@
 #include <chorus/comm/world.hpp>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -26,7 +27,7 @@ namespace chorus::inline CHORUS_ABI::comm::detail {
 
 struct alignas(64) Seat {
   std::atomic<std::uint32_t> bell;       ///< goes up to wake this rank
-  std::atomic<std::int32_t> awaits;      ///< while it sleeps: 1 + the rank whose data it waits for
+  std::atomic<std::int32_t> awaits;      ///< while it sleeps: 1 + the rank whose data it waits for; or see `elsewhere`
   std::atomic<std::int32_t> wants_room;  ///< while it sleeps: 1 + the rank that it waits for to read
   std::atomic<Clock::rep> pulse;         ///< while it sleeps: when it last looked around, by the machine's clock
   std::atomic<std::uint32_t> left;       ///< 1 once it has left the group
@@ -65,8 +66,10 @@ class Place {
     }
   }
   ~Place() {
-    seat(rank_).left.store(1);
-    ring_all_bells();
+    if (getpid() == process_) {  // a forked child takes nobody's leave
+      seat(rank_).left.store(1);
+      ring_all_bells();
+    }
     for (int peer = 0; peer < size_; ++peer)
       if (death(peer) >= 0) close(death(peer));
   }
@@ -104,10 +107,29 @@ class Place {
       const auto now = Clock::now();
       own.pulse.store(now.time_since_epoch().count());
       look_for_trouble(peer, flag, busy, now >= deadline);  // what throws leaves the sign, for others' deadlines
+      if (meanwhile) meanwhile(name(peer), now - (deadline - timeout_));
       futex_wait(own.bell, bell, std::min<Clock::duration>(deadline - now, nap));
     }
     (own.*sign).store(0);
   }
+
+  /// Throws if `peer` has left, and `flag` stays as it is, since whatever a rank sent before it left is there by now.
+  void check_is_here(int peer, const std::atomic<std::uint32_t>& flag, std::uint32_t busy) const {
+    if (seat(peer).left.load() == 0 || flag.load() != busy) return;
+    check();  // why it has left, if it has said so
+    fail<LinkError>("rank ", name(peer), " has left the group");
+  }
+
+  /// Says, now and then while it lasts, that this rank waits for one that has no seat here, and goes by that name; -1:
+  /// no longer.
+  void waits_elsewhere(int stranger) const {
+    seat(rank_).pulse.store(Clock::now().time_since_epoch().count());
+    seat(rank_).awaits.store(stranger < 0 ? 0 : elsewhere - stranger);
+  }
+
+  /// What else is to be done, at each look around, while this rank sleeps and waits for the one of that name; with how
+  /// long it has waited so far. May throw LinkError.
+  std::function<void(int name, Clock::duration waited)> meanwhile;
 
   /// Throws if a rank has given up.
   void check() const {
@@ -149,6 +171,7 @@ class Place {
 
  private:
   static constexpr std::chrono::milliseconds nap{20};  // of a sleeper between two looks around
+  static constexpr std::int32_t elsewhere = -1;        // in `awaits`: this less the name of a rank that has no seat
 
   Seat& seat(int who) const { return board_.seats[static_cast<std::size_t>(who)]; }
   int& death(int peer) { return deaths_[static_cast<std::size_t>(peer)]; }
@@ -165,8 +188,7 @@ class Place {
 
   [[gnu::cold]] void look_for_trouble(int peer, const std::atomic<std::uint32_t>& flag, std::uint32_t busy, bool late) {
     check_peers();
-    // Whatever a rank sent before it left is there by now.
-    if (seat(peer).left.load() != 0 && flag.load() == busy) fail<LinkError>("rank ", name(peer), " has left the group");
+    check_is_here(peer, flag, busy);
     if (late) fail<LinkTimeout>("waited ", timeout_.count(), " ms for ", chain(peer));
   }
 
@@ -185,7 +207,9 @@ class Place {
       const int awaits = seat(who).awaits.load(), wants_room = seat(who).wants_room.load();
       const int next = (awaits != 0 ? awaits : wants_room) - 1;
       const auto pulse = Clock::time_point(Clock::duration(seat(who).pulse.load()));
-      if (next < 0 || Clock::now() - pulse > 10 * nap) return text + ", which is stopped or busy elsewhere";
+      if (awaits == 0 && wants_room == 0) return text + ", which is stopped or busy elsewhere";
+      if (Clock::now() - pulse > 10 * nap) return text + ", which is stopped or busy elsewhere";
+      if (awaits < 0) return text + cat(", which waits for rank ", elsewhere - awaits);
       if (next == rank_) return text + ", which waits for this rank";
       text += cat(", which waits for rank ", name(next));
       who = next;
@@ -194,7 +218,7 @@ class Place {
   }
 
   Board& board_;
-  const int rank_, size_;
+  const int rank_, size_, process_ = getpid();
   const std::chrono::milliseconds timeout_;
   const std::vector<int> names_;
   std::array<int, max_ranks> deaths_{};  // per peer: a pidfd, readable once its process has ended

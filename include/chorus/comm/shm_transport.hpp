@@ -107,8 +107,13 @@ class ShmTransport final : public Transport {
   bool has_room(int peer) const { return slot(rank, peer, sent_).full.load(std::memory_order_acquire) == 0; }
   bool has_piece(int peer) override {
     take_room(peer, rank, room_received_, received_, 0);
-    return slot(peer, rank, received_).full.load(std::memory_order_acquire) != 0;
+    const auto& full = slot(peer, rank, received_).full;
+    if (full.load(std::memory_order_acquire) != 0) return true;
+    place_.check_is_here(peer, full, 0);
+    return full.load(std::memory_order_acquire) != 0;
   }
+  /// See detail::Place.
+  detail::Place& place() { return place_; }
 
   void flush() override {}
 

@@ -3,12 +3,18 @@
 /// about the rank itself, which must not wait behind data: that it leaves, gives up, or has long waited for another
 /// one. A process that dies closes both; the others see the news connection end without a goodbye.
 
+#include <linux/sockios.h>
 #include <sys/eventfd.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <chorus/comm/socket.hpp>
 #include <chorus/comm/transport.hpp>
 #include <chorus/comm/world.hpp>
+#include <chrono>
+#include <functional>
 #include <memory>
 
 namespace chorus::inline CHORUS_ABI::comm {
@@ -57,7 +63,13 @@ class TcpTransport final : public Transport {
       : Transport(me, ranks, slot_bytes, slots, limit), alarm_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     chorus::check<CommError>(bool(alarm_), "eventfd: ", std::strerror(errno));
   }
-  ~TcpTransport() override { tell_all({.kind = detail::News::leaves}); }
+  /// Says that this rank leaves: not where it has never been connected to all, whose others shall know that it is gone,
+  /// nor in a process that has been forked from it.
+  ~TcpTransport() override {
+    bool complete = getpid() == process_;
+    for (int who = 0; who < size; ++who) complete = complete && (who == rank || (at(who).data && at(who).news));
+    if (complete) tell_all({.kind = detail::News::leaves});
+  }
 
   /// By rank; to be connected before anything else is called. This rank's own entry stays empty.
   Peers& peers() { return peers_; }
@@ -101,6 +113,27 @@ class TcpTransport final : public Transport {
 
   void check() override { read_news(); }
 
+  /// Tells the others, once, that this rank waits for `peer`; with `nobody`, no longer. Who leaves so much of its news
+  /// unread that they queue up here is not told: reasons to give up need that room.
+  void tell_waiting(int peer) {
+    if (peer == told_waiting_) return;
+    told_waiting_ = peer;
+    detail::News news{.kind = detail::News::waits, .other = peer};
+    for (int who = 0; who < size; ++who) {
+      int unsent = 0;
+      if (at(who).news && ioctl(at(who).news.fd(), SIOCOUTQNSD, &unsent) == 0 && unsent == 0)
+        at(who).news.try_send(bytes_of(news));
+    }
+  }
+  static constexpr int nobody = -1;
+
+  /// What else is to be done, every 50 ms, while this rank has waited long for `peer`; for `nobody` once that is over.
+  std::function<void(int peer)> meanwhile;
+  /// How long it waits before it says so: at the others' deadlines they shall know.
+  std::chrono::nanoseconds silence() const {
+    return std::min<std::chrono::nanoseconds>(timeout / 10, std::chrono::milliseconds(100));
+  }
+
   /// Sends what goes; where some is left, waits for room for it, `most` at most. False where nothing is left.
   bool send_rest(std::chrono::nanoseconds most) {
     std::array<pollfd, max_ranks> events;
@@ -123,7 +156,6 @@ class TcpTransport final : public Transport {
   }
 
  private:
-  static constexpr int nobody = -1;
   static constexpr std::size_t alignment = 64;
   static constexpr std::size_t slot_stride = alignment + slot_bytes;  // a head lies right in front of its data
 
@@ -215,8 +247,8 @@ class TcpTransport final : public Transport {
     if (!reached(peer, goal)) wait(peer, goal);
   }
   void wait(int peer, Goal goal) {
-    const auto start = Clock::now(), deadline = start + timeout, alarm = start + timeout * 9 / 10;
-    bool alarmed = false;
+    const auto start = Clock::now(), deadline = start + timeout;
+    auto alarm = start + silence();
     std::array<pollfd, 2 * max_ranks + 1> events;
     do {
       std::size_t n = 0;
@@ -227,17 +259,19 @@ class TcpTransport final : public Transport {
         events[n++] = {interest != 0 ? p.data.fd() : -1, static_cast<short>(interest), 0};
         events[n++] = {p.left ? -1 : p.news.fd(), POLLIN, 0};
       }
-      poll(events.data(), n, milliseconds_until(alarmed ? deadline : alarm));
+      poll(events.data(), n, milliseconds_until(std::min(deadline, alarm)));
       for (int who = 0; who < size; ++who) push(who);
       if (reached(peer, goal)) break;
       read_news();
       if (Clock::now() >= deadline) fail<LinkTimeout>("waited ", timeout.count(), " ms for ", chain(peer));
-      if (Clock::now() >= alarm && !alarmed) {
-        alarmed = true;
-        tell_all({.kind = detail::News::waits, .other = peer});
-      }
+      if (Clock::now() < alarm) continue;
+      tell_waiting(peer);
+      if (meanwhile) meanwhile(peer);
+      alarm = meanwhile ? Clock::now() + std::chrono::milliseconds(50) : deadline;
     } while (!reached(peer, goal));
-    if (alarmed) tell_all({.kind = detail::News::waits, .other = nobody});
+    if (told_waiting_ == nobody) return;
+    tell_waiting(nobody);
+    if (meanwhile) meanwhile(nobody);
   }
 
   /// Throws if a rank has died or given up.
@@ -277,7 +311,9 @@ class TcpTransport final : public Transport {
     return text;
   }
 
+  const int process_ = getpid();
   Peers peers_;
+  int told_waiting_ = nobody;
   Socket alarm_;  // readable once this rank has aborted
   std::atomic<bool> aborted_{false};
 };

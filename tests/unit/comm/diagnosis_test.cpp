@@ -67,6 +67,28 @@ TEST_CASE("monitored_barrier names who is missing also where rank 0 comes late, 
   }
 }
 
+TEST_CASE("monitored_barrier does not wait for a rank that has left", "[comm]") {
+  for (const auto backend : {comm::Backend::shm, comm::Backend::tcp, comm::Backend::hierarchical}) {
+    test::Ranks ranks(
+        3,
+        [backend](const comm::World& world) -> std::string {
+          auto c = comm::connect(world, {.backend = backend});
+          c.barrier();
+          if (world.rank == 2) return "";
+          try {
+            c.monitored_barrier();
+          } catch (const CommError& error) {
+            return error.what();
+          }
+          return "no error";
+        },
+        20s);
+    const auto outcome = ranks.outcome(0);
+    CHECK(outcome.text == "rank 0: monitored_barrier #1: rank 2 has left the group");
+    CHECK(outcome.seconds < 10);
+  }
+}
+
 TEST_CASE("monitored_barrier lets ranks that come late through, and counts as a call of its own", "[comm]") {
   for (const auto backend : {comm::Backend::shm, comm::Backend::tcp}) {
     test::Ranks ranks(3, [backend](const comm::World& world) -> std::string {

@@ -118,6 +118,72 @@ TEST_CASE("a rank that leaves early, or throws, does not leave the others waitin
   }
 }
 
+TEST_CASE("faults: who is waited for in the end is named, also where the wait of those between is shorter", "[comm]") {
+  for (const auto kind : kinds) {
+    test::Ranks ranks(
+        3,
+        [kind](const comm::World& world) -> std::string {
+          auto c = comm::connect(world, {.backend = kind});
+          std::vector<float> x(1);
+          c.barrier();
+          if (world.rank != 1) std::this_thread::sleep_for(world.rank == 0 ? 300ms : 20s);
+          try {
+            c.broadcast(std::span(x), 2);  // to rank 0, and from there to rank 1
+          } catch (const CommError& error) {
+            return error.what();
+          }
+          return "";
+        },
+        2s);
+    CHECK_THAT(ranks.outcome(1).text,
+               Contains("waited 2000 ms for rank 0, which waits for rank 2, which is stopped or busy elsewhere"));
+  }
+}
+
+TEST_CASE("faults: a forked child that drops its communicator does not leave in its parent's name", "[comm]") {
+  for (const auto kind : kinds) {
+    test::Ranks ranks(2, [kind](const comm::World& world) -> std::string {
+      auto c = comm::connect(world, {.backend = kind});
+      std::vector<float> x(10, 1);
+      c.all_reduce_async(std::span(x)).wait();
+      if (world.rank == 0) {
+        const int child = fork();
+        if (child == 0) {
+          alarm(5);
+          { const auto gone = std::move(c); }
+          _exit(0);
+        }
+        int status = 0;
+        waitpid(child, &status, 0);
+        if (status != 0) return "the child did not end";
+        std::this_thread::sleep_for(200ms);  // the other rank waits, and looks around
+      }
+      c.all_reduce(std::span(x));
+      return cat(x[9]);
+    });
+    CHECK(ranks.texts() == std::vector<std::string>(2, "4"));
+  }
+}
+
+TEST_CASE("faults: a rank that cannot connect to all is no rank that leaves", "[comm]") {
+  test::Ranks ranks(
+      3,
+      [](const comm::World& world) -> std::string {
+        if (world.rank == 0) return comm::connect(world, {.backend = comm::Backend::tcp}).barrier(), "no error";
+        const auto meeting = comm::detail::join(world, comm::Backend::tcp);
+        if (world.rank == 1) return "";
+        std::this_thread::sleep_for(300ms);
+        comm::TcpTransport link(world.rank, world.size, world.timeout);
+        comm::connect_all(world, meeting, link.peers());
+        return "no error";
+      },
+      20s);
+  const auto outcome = ranks.outcome(0);
+  CHECK(outcome.text == "rank 0: rank 2 went away before all had connected");
+  CHECK(outcome.seconds < 10);
+  CHECK_THAT(ranks.outcome(2).text, StartsWith("rank 2: cannot connect to rank 1 at"));
+}
+
 TEST_CASE("a rank may leave while others still read what it sent", "[comm]") {
   for (const auto kind : kinds) {
     test::Ranks ranks(2, [kind](const comm::World& world) -> std::string {

@@ -109,6 +109,51 @@ TEST_CASE("a rank that dies on one machine is an error on all", "[comm]") {
   }
 }
 
+TEST_CASE("hierarchical: a rank that waits inside of its machine hears the other ones", "[comm]") {
+  for (const bool dies : {false, true}) {
+    auto ranks = on_machines(
+        "aab",
+        [dies](comm::AnyCommunicator& c) -> std::string {
+          std::vector<float> x(1);
+          c.barrier();
+          if (c.rank() != 1) std::this_thread::sleep_for(c.rank() == 0 ? 20s : 300ms);
+          if (c.rank() == 2 && dies) std::_Exit(1);
+          if (c.rank() == 2) c.abort("no flour left");
+          try {
+            if (c.rank() == 1) c.recv(std::span(x), 0);
+          } catch (const CommError& error) {
+            return error.what();
+          }
+          return "";
+        },
+        30s);
+    const auto outcome = ranks.outcome(1);
+    CHECK_THAT(outcome.text, Contains(dies ? "rank 2 is gone" : "rank 2 gave up: no flour left"));
+    CHECK(outcome.seconds < 10);
+  }
+}
+
+TEST_CASE("hierarchical: who is waited for in the end is named across machines", "[comm]") {
+  for (const auto machines : {"aab", "aba", "abb"}) {
+    auto ranks = on_machines(
+        machines,
+        [](comm::AnyCommunicator& c) -> std::string {
+          std::vector<float> x(1);
+          c.barrier();
+          if (c.rank() != 1) std::this_thread::sleep_for(c.rank() == 0 ? 300ms : 20s);
+          try {
+            c.broadcast(std::span(x), 2);  // to rank 0, and from there to rank 1
+          } catch (const CommError& error) {
+            return error.what();
+          }
+          return "";
+        },
+        2s);
+    INFO(machines);
+    CHECK_THAT(ranks.outcome(1).text, Contains("waited 2000 ms for rank 0, which waits for rank 2"));
+  }
+}
+
 TEST_CASE("ranks in different calls are named on both sides, before the deadline", "[comm]") {
   for (const std::string machines : {"aabb", "abaa", "ab"})
     for (const int other : {0, 1}) {
