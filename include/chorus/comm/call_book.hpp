@@ -6,13 +6,15 @@
 #include <chorus/comm/flight_recorder.hpp>
 #include <chorus/comm/in_order.hpp>
 #include <mutex>
+#include <vector>
 
 namespace chorus::inline CHORUS_ABI::comm {
 
 /// `begin` and `end` are called by one thread at a time; the rest from any.
 class CallBook {
  public:
-  explicit CallBook(int rank) : rank_(rank), recorder_(rank) {}
+  /// `members`: see World.
+  explicit CallBook(int rank, const std::vector<int>& members = {}) : rank_(rank), recorder_(rank, {}, members) {}
 
   /// Numbers a call and writes it down.
   Envelope begin(const Call& call) {
@@ -21,8 +23,8 @@ class CallBook {
     if (call.op == Op::message) {
       envelope.sequence = call.receives ? received_[peer]++ : sent_[peer]++;
     } else {
-      envelope.detail = static_cast<std::uint8_t>(call.op == Op::broadcast ? call.peer
-                                                                           : static_cast<int>(call.reduction.op));
+      envelope.detail =
+          static_cast<std::uint8_t>(call.op == Op::broadcast ? call.peer : static_cast<int>(call.reduction.op));
       envelope.sequence = collectives_++;
     }
     const std::lock_guard lock(mutex_);

@@ -54,7 +54,7 @@ CHORUS_INLINE AnyCommunicator connect(const World& world, const ConnectOptions& 
   const auto carrier = dynamic_cast<const ShmTransport*>(link.get()) ? Backend::shm
                        : !link->machines().empty()                   ? Backend::hierarchical
                                                                      : Backend::tcp;
-  return RingCommunicator(name(carrier), std::move(link));
+  return RingCommunicator(name(carrier), std::move(link), world.members);
 }
 
 CHORUS_INLINE Backend backend_of(std::string_view text) {

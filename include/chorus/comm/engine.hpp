@@ -9,6 +9,8 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 namespace chorus::inline CHORUS_ABI::comm {
 
@@ -59,7 +61,8 @@ struct Call {
 /// in the order in which they came. The first failure is final, and thrown by every later call.
 class Engine {
  public:
-  Engine(int me, int ranks) : rank(me), size(ranks) {}
+  /// `names`: see World's `members`.
+  Engine(int me, int ranks, std::vector<int> names = {}) : rank(me), size(ranks), members(std::move(names)) {}
   virtual ~Engine() = default;  ///< finishes what was called, and leaves the group
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -86,6 +89,7 @@ class Engine {
   virtual bool takes_device_memory() const { return false; }
 
   const int rank, size;
+  const std::vector<int> members;  ///< see World
 };
 
 }  // namespace chorus::inline CHORUS_ABI::comm

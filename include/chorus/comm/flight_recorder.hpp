@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace chorus::inline CHORUS_ABI::comm {
 
@@ -37,8 +38,12 @@ struct NamedCall {
 /// Its owner has a lock.
 class FlightRecorder {
  public:
-  /// `engine` stands in lines and files' names where a rank has several recorders.
-  explicit FlightRecorder(int rank, std::string_view engine = {}) : rank_(rank), engine_(engine) {}
+  /// `engine` stands in lines and files' names where a rank has several recorders; so do `members`, see World, of a
+  /// group that is not the whole job: ranks and files are called by the rank in the job.
+  explicit FlightRecorder(int rank, std::string_view engine = {}, const std::vector<int>& members = {})
+      : rank_(members.empty() ? rank : members[static_cast<std::size_t>(rank)]), engine_(engine) {
+    for (const int member : members) group_ += cat(group_.empty() ? "group_" : "_", member);
+  }
 
   /// Writes a call down that begins, and returns its number.
   std::uint64_t begin(const NamedCall& call) {
@@ -67,7 +72,8 @@ class FlightRecorder {
     std::string out;
     for (auto i = calls_ - std::min<std::uint64_t>(calls_, entries_.size()); i < calls_; ++i) {
       const auto& entry = entries_[i % entries_.size()];
-      out += cat("rank ", rank_, ": ", engine_, engine_.empty() ? "" : ": ", "call ", i, ": ", entry.call.text());
+      out += cat("rank ", rank_, ": ", group_, group_.empty() ? "" : ": ", engine_, engine_.empty() ? "" : ": ",
+                 "call ", i, ": ", entry.call.text());
       if (entry.call.envelope.op == Op::message && entry.call.name == nullptr)
         out += cat(entry.call.receives ? " from rank " : " to rank ", entry.call.peer);
       out += cat(", at ", microseconds(entry.begun - born_), " us");
@@ -83,13 +89,15 @@ class FlightRecorder {
 
   /// Where CHORUS_FLIGHT_RECORDER wants failures' records: null, or see `dump`.
   static const char* wanted() { return chorus::detail::env("CHORUS_FLIGHT_RECORDER"); }
-  /// Writes them where they are wanted: to `stderr`, or a file of that name with this rank's number.
+  /// Writes them where they are wanted: to `stderr`, or a file of that name with the group, the engine, where they are
+  /// named, and this rank's number.
   [[gnu::cold]] void dump() const {
     const char* where = wanted();
     if (where == nullptr) return;
     const auto text = lines();
     const bool to_stderr = std::string_view(where) == "stderr";
-    const auto path = cat(where, engine_.empty() ? "" : ".", engine_, ".rank", rank_);
+    const auto path =
+        cat(where, group_.empty() ? "" : ".", group_, engine_.empty() ? "" : ".", engine_, ".rank", rank_);
     std::FILE* const file = to_stderr ? stderr : std::fopen(path.c_str(), "w");
     if (file == nullptr) return;
     std::fwrite(text.data(), 1, text.size(), file);
@@ -105,6 +113,7 @@ class FlightRecorder {
 
   const int rank_;
   const std::string_view engine_;
+  std::string group_;  // `group_2_3`
   const Clock::time_point born_ = Clock::now();
   std::array<Entry, 64> entries_;  // in turn
   std::uint64_t calls_ = 0;

@@ -70,7 +70,8 @@ class GatheredStore final : public gloo::rendezvous::Store {
 
 class GlooRunner {
  public:
-  explicit GlooRunner(const World& world) : book_(world.rank), timeout_(world.timeout), control_(connect(world)) {
+  explicit GlooRunner(const World& world)
+      : book_(world.rank, world.members), timeout_(world.timeout), control_(connect(world)) {
     gloo::transport::tcp::attr attributes;
     attributes.hostname = own_address(world).host();
     const SigpipeBlock block;  // for the device's thread too
@@ -240,7 +241,7 @@ class GlooRunner {
 };
 
 inline std::shared_ptr<Engine> gloo_engine(const World& world) {
-  return std::make_shared<QueuedEngine<GlooRunner>>(world.rank, world.size, "gloo", world);
+  return std::make_shared<QueuedEngine<GlooRunner>>(world.rank, world.size, world.members, "gloo", world);
 }
 
 inline const bool gloo_registered = register_backend(Backend::gloo, gloo_engine);

@@ -26,7 +26,7 @@ namespace detail {
 
 class MpiRunner {
  public:
-  explicit MpiRunner(const World& world) : book_(world.rank), timeout_(world.timeout) {
+  explicit MpiRunner(const World& world) : book_(world.rank, world.members), timeout_(world.timeout) {
     check_timeout("mpi", timeout_);
     MpiLibrary::instance();
     int rank = 0, size = 0;
@@ -273,7 +273,7 @@ class MpiRunner {
 
 inline std::shared_ptr<Engine> mpi_engine(const World& world) {
   const auto unused = Socket::adopt(world.listen_fd);
-  return std::make_shared<QueuedEngine<MpiRunner>>(world.rank, world.size, "mpi", world);
+  return std::make_shared<QueuedEngine<MpiRunner>>(world.rank, world.size, world.members, "mpi", world);
 }
 
 inline const bool mpi_registered = register_backend(Backend::mpi, mpi_engine);

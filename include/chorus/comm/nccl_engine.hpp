@@ -15,12 +15,12 @@ template <class Api>
 class NcclEngine final : public Engine {
  public:
   NcclEngine(AnyCommunicator& control, int device, std::chrono::milliseconds timeout, Api api)
-      : Engine(control.rank(), control.size()),
+      : Engine(control.rank(), control.size(), control.engine().members),
         control_(control),
         api_(api),
         queue_(std::make_shared<NcclQueue<Api>>(
             api, rank, device, timeout, [&control](const Failure& failure) { control.abort(failure.what); },
-            [&control] { return Failure{control.engine().trouble()}; })) {
+            [&control] { return Failure{control.engine().trouble()}; }, members)) {
     typename Api::UniqueId id{};
     int code = rank == 0 ? api.unique_id(id) : Api::success;
     // The other ranks wait for the id: they have to hear it where there is none.

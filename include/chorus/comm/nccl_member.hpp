@@ -38,12 +38,12 @@ class NcclMember {
   };
 
   NcclMember(Api api, int rank, int device, std::chrono::milliseconds timeout, std::function<void(const Failure&)> tell,
-             std::function<Failure()> hear)
+             std::function<Failure()> hear, const std::vector<int>& members)
       : api_(std::move(api)),
         rank_(rank),
         device_(device),
         timeout_(timeout),
-        recorder_(rank, "nccl"),
+        recorder_(rank, "nccl", members),
         tell_(std::move(tell)),
         hear_(std::move(hear)) {
     check_timeout("nccl", timeout);

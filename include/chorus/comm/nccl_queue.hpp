@@ -25,9 +25,10 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
  public:
   /// `tell` is called once, with the reason, when this rank gives up; from any thread. `hear` says how another rank has
   /// failed, if it is known, upon which this one gives up, too; it is asked at each call, and every few milliseconds.
+  /// `members`: see World.
   NcclQueue(Api api, int rank, int device, std::chrono::milliseconds timeout, std::function<void(const Failure&)> tell,
-            std::function<Failure()> hear)
-      : Calls(std::move(api), rank, device, timeout, std::move(tell), std::move(hear)) {}
+            std::function<Failure()> hear, const std::vector<int>& members = {})
+      : Calls(std::move(api), rank, device, timeout, std::move(tell), std::move(hear), members) {}
   ~NcclQueue() override { stop(); }
 
   /// Meets the other ranks; all of them call it. Throws CommError.

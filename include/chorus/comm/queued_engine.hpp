@@ -8,6 +8,7 @@
 #include <chorus/comm/engine.hpp>
 #include <chorus/comm/in_order.hpp>
 #include <memory>
+#include <vector>
 
 namespace chorus::inline CHORUS_ABI::comm {
 
@@ -19,8 +20,8 @@ template <class Runner>
 class QueuedEngine final : public Engine {
  public:
   template <class... Arguments>
-  QueuedEngine(int me, int ranks, std::string_view what, Arguments&&... arguments)
-      : Engine(me, ranks),
+  QueuedEngine(int me, int ranks, const std::vector<int>& names, std::string_view what, Arguments&&... arguments)
+      : Engine(me, ranks, names),
         name_(what),
         runner_(std::forward<Arguments>(arguments)...),
         calls_(std::make_shared<InOrder<Call>>(&run, &runner_)) {}

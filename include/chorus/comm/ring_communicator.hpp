@@ -4,20 +4,23 @@
 #include <chorus/comm/any_communicator.hpp>
 #include <chorus/comm/queued_engine.hpp>
 #include <chorus/comm/ring_runner.hpp>
+#include <vector>
 
 namespace chorus::inline CHORUS_ABI::comm {
 
 /// A Communicator over shared memory, TCP or threads.
 class RingCommunicator : public AnyCommunicator {
  public:
-  /// The rank that `link` stands for.
-  explicit RingCommunicator(std::string_view name, std::unique_ptr<Transport> link)
-      : AnyCommunicator(engine(name, std::move(link))) {}
+  /// The rank that `link` stands for; `members`: see World.
+  explicit RingCommunicator(std::string_view name, std::unique_ptr<Transport> link,
+                            const std::vector<int>& members = {})
+      : AnyCommunicator(engine(name, std::move(link), members)) {}
 
  private:
-  static std::shared_ptr<Engine> engine(std::string_view name, std::unique_ptr<Transport> link) {
+  static std::shared_ptr<Engine> engine(std::string_view name, std::unique_ptr<Transport> link,
+                                        const std::vector<int>& members) {
     const int rank = link->rank, size = link->size;
-    return std::make_shared<QueuedEngine<RingRunner>>(rank, size, name, std::move(link));
+    return std::make_shared<QueuedEngine<RingRunner>>(rank, size, members, name, members, std::move(link));
   }
 };
 

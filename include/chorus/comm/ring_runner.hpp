@@ -7,12 +7,14 @@
 #include <chorus/comm/in_place.hpp>
 #include <chorus/comm/ring.hpp>
 #include <memory>
+#include <vector>
 
 namespace chorus::inline CHORUS_ABI::comm {
 
 class RingRunner {
  public:
-  explicit RingRunner(std::unique_ptr<Transport> link) : book_(link->rank), link_(std::move(link)) {}
+  RingRunner(const std::vector<int>& members, std::unique_ptr<Transport> link)
+      : book_(link->rank, members), link_(std::move(link)) {}
 
   /// Returns how the call failed.
   Failure run(const Call& call, const std::atomic<bool>& caller_waits) {

@@ -14,6 +14,17 @@ namespace chorus::inline CHORUS_ABI::comm {
 
 namespace detail {
 
+[[gnu::cold]] inline std::vector<AnyCommunicator> ranks_in_threads(int size, std::chrono::milliseconds timeout,
+                                                                   const std::vector<int>& members) {
+  std::vector<AnyCommunicator> group;
+  if (size == 1) group.emplace_back();
+  if (size == 1) return group;
+  const auto region = std::make_shared<SharedRegion>(SharedRegion::create(ShmTransport::region_bytes(size)));
+  for (int rank = 0; rank < size; ++rank)
+    group.push_back(RingCommunicator("thread", std::make_unique<ShmTransport>(region, rank, size, timeout), members));
+  return group;
+}
+
 /// Threads of this process that wait for the others of their group, by port.
 class Lobby {
  public:
@@ -37,7 +48,7 @@ class Lobby {
     if (++mine->present == world.size) {
       tables_.erase(world.master_port);
       try {
-        mine->group = thread_group(world.size, world.timeout);
+        mine->group = ranks_in_threads(world.size, world.timeout, world.members);
       } catch (const std::exception& error) {  // they all hear of it
         mine->failure = error.what();
       }
@@ -76,13 +87,7 @@ class Lobby {
 CHORUS_INLINE std::vector<AnyCommunicator> thread_group(int size, std::chrono::milliseconds timeout) {
   check<UsageError>(size >= 1 && size <= max_ranks, "thread_group: ", size, " ranks, expected 1 to ", max_ranks);
   check_timeout("thread_group", timeout);
-  std::vector<AnyCommunicator> group;
-  if (size == 1) group.emplace_back();
-  if (size == 1) return group;
-  const auto region = std::make_shared<SharedRegion>(SharedRegion::create(ShmTransport::region_bytes(size)));
-  for (int rank = 0; rank < size; ++rank)
-    group.push_back(RingCommunicator("thread", std::make_unique<ShmTransport>(region, rank, size, timeout)));
-  return group;
+  return detail::ranks_in_threads(size, timeout, {});
 }
 
 CHORUS_INLINE AnyCommunicator join_thread_group(const World& world) { return detail::Lobby::instance().meet(world); }

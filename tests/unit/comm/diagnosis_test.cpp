@@ -1,5 +1,6 @@
 // What a communicator can tell when something is wrong: who is missing, and what was called last.
 #include <catch.hpp>
+#include <chorus/comm/split.hpp>
 #include <chorus/comm/thread_group.hpp>
 #include <filesystem>
 #include <fstream>
@@ -157,6 +158,39 @@ TEST_CASE("the flight recorder is written at the first failure", "[comm]") {
     std::ifstream file(cat(path, ".rank", rank));
     const std::string text(std::istreambuf_iterator<char>(file), {});
     CHECK_THAT(text, Contains(cat("rank ", rank, ": call 0: barrier #0, at ")) && Contains("failed after"));
+  }
+  std::filesystem::remove_all(folder);
+}
+
+TEST_CASE("the flight recorder: groups of one job don't write over each other's records", "[comm]") {
+  const auto folder = std::filesystem::temp_directory_path() / cat("chorus_flights_", getpid());
+  std::filesystem::create_directory(folder);
+  const auto path = (folder / "record").string();
+  test::Ranks ranks(4, [path](const comm::World& world) -> std::string {
+    setenv("CHORUS_FLIGHT_RECORDER", path.c_str(), 1);
+    auto all = comm::connect(world);
+    auto half = comm::connect(comm::split(all, world, world.rank / 2));
+    half.barrier();
+    all.barrier();
+    for (auto* group : {&half, &all}) {
+      group->abort("enough");
+      try {
+        group->barrier();
+      } catch (const CommError&) {
+      }
+    }
+    return "";
+  });
+  CHECK(ranks.texts() == std::vector<std::string>(4, ""));
+  for (int rank = 0; rank < 4; ++rank) {
+    const auto text_of = [&](const std::string& name) {
+      std::ifstream file(path + name);
+      return std::string(std::istreambuf_iterator<char>(file), {});
+    };
+    const auto group = rank < 2 ? "group_0_1" : "group_2_3";
+    CHECK_THAT(text_of(cat(".", group, ".rank", rank)),
+               Contains(cat("rank ", rank, ": ", group, ": call 0: barrier #0, at ")));
+    CHECK_THAT(text_of(cat(".rank", rank)), Contains(cat("rank ", rank, ": call 0: all_gather #0")));
   }
   std::filesystem::remove_all(folder);
 }
