@@ -1,6 +1,8 @@
 // Loss scaling and clipping that the device decides on: in eager steps and in captured ones, with the same numbers.
+#include <algorithm>
 #include <catch.hpp>
 #include <chorus/nn/activations.hpp>
+#include <chorus/nn/layer_norm.hpp>
 #include <chorus/nn/linear.hpp>
 #include <chorus/nn/mixed_precision.hpp>
 #include <chorus/ops/activations.hpp>
@@ -259,6 +261,31 @@ TEST_CASE("gradients are clipped by one launch where they lie together, and righ
   CHECK(launches(together.parameters()) == 3);  // the sum, the factor, the product
   CHECK(launches(parameters) == 5);             // 80 arrays in two groups
 #endif
+}
+
+TEST_CASE("what lies between gradients that have memory of their own is not theirs", "[cuda]") {
+  CHORUS_NEEDS_GPU;
+  constexpr Index count = 63;  // a block of memory holds one more
+  const std::vector<float> unknown(count + 1, std::nanf("")), ones(count, 1.0f);
+  std::vector<Storage<Cuda>> blocks;
+  for (int i = 0; i < 16; ++i) blocks.emplace_back(Cuda{}, count * sizeof(float));
+  std::sort(blocks.begin(), blocks.end(), [](const auto& a, const auto& b) { return a.data() < b.data(); });
+  nn::LayerNorm<Cuda> norm{count};
+  const auto parameters = nn::named_parameters<Cuda>(norm);
+  REQUIRE(parameters.size() == 2);
+  for (std::size_t at = 0; at + 3 < blocks.size(); ++at) {  // two of them are neighbours
+    for (std::size_t i = 0; i < 2; ++i) {
+      auto& parameter = *parameters[i].parameter;
+      const Storage<Cuda> values(Cuda{}, count * sizeof(float)), &grads = blocks[at + i];
+      copy_bytes(Cuda{}, grads.data(), Cpu{}, unknown.data(), unknown.size() * sizeof(float));
+      parameter.bind(values, values.data(), grads, grads.data());
+      copy_bytes(Cuda{}, grads.data(), Cpu{}, ones.data(), ones.size() * sizeof(float));
+      parameter.set_grad_arrived(true);
+    }
+    CHECK(optim::clip_grad_norm(parameters, 1e9) == Approx(std::sqrt(2.0 * count)).epsilon(1e-5));
+    optim::GradScaler<Cuda> scaler{parameters, {.init_scale = 1}};
+    CHECK(scaler.unscale());
+  }
 }
 
 TEST_CASE("a norm that is not finite leaves nothing behind between the parameters", "[cuda]") {

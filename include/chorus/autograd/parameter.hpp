@@ -25,6 +25,8 @@ class ParameterOn {
   virtual void* value_data() const = 0;
   /// The gradient's memory; null where there has been none yet.
   virtual void* grad_data() const = 0;
+  /// The block of memory that the gradient lies in; null where it is not known.
+  virtual const void* grad_block() const { return nullptr; }
   /// Whether a gradient has arrived since the last `clear_grad`.
   virtual bool grad_arrived() const = 0;
   virtual void set_grad_arrived(bool arrived) = 0;
@@ -76,6 +78,7 @@ class ParameterNode final : public LeafNode<T, Rank, D>, public ParameterOn<D> {
   D where() const override { return value_.device(); }
   void* value_data() const override { return value_.data(); }
   void* grad_data() const override { return this->grad_memory().data(); }
+  const void* grad_block() const override { return this->grad_memory().storage().block(); }
   bool grad_arrived() const override { return this->has_grad(); }
   void set_grad_arrived(bool arrived) override { this->set_has_grad(arrived); }
   bool wants_grad() const override { return wants_grad_; }

@@ -28,6 +28,7 @@ class ParameterSlice final : public ParameterOn<D> {
   D where() const override { return whole_.where(); }
   void* value_data() const override { return at(whole_.value_data()); }
   void* grad_data() const override { return at(whole_.grad_data()); }
+  const void* grad_block() const override { return whole_.grad_block(); }
   bool grad_arrived() const override { return whole_.grad_arrived(); }
   void set_grad_arrived(bool arrived) override { whole_.set_grad_arrived(arrived); }
   bool wants_grad() const override { return whole_.wants_grad(); }

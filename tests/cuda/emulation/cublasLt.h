@@ -6,7 +6,7 @@
 
 #include "cuda_runtime_api.h"
 
-enum cublasStatus_t { CUBLAS_STATUS_SUCCESS = 0, CUBLAS_STATUS_NOT_SUPPORTED = 15 };
+enum cublasStatus_t { CUBLAS_STATUS_SUCCESS = 0, CUBLAS_STATUS_INVALID_VALUE = 7, CUBLAS_STATUS_NOT_SUPPORTED = 15 };
 enum cudaDataType_t { CUDA_R_32F = 0, CUDA_R_64F = 1, CUDA_R_16F = 2, CUDA_R_16BF = 14 };
 enum cublasComputeType_t { CUBLAS_COMPUTE_32F = 68, CUBLAS_COMPUTE_32F_FAST_TF32 = 77, CUBLAS_COMPUTE_64F = 70 };
 enum cublasOperation_t { CUBLAS_OP_N = 0, CUBLAS_OP_T = 1 };
@@ -19,11 +19,14 @@ enum cublasLtMatmulDescAttributes_t {
 };
 enum cublasLtMatmulPreferenceAttributes_t {
   CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1,
+  CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK = 3,
   CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES = 5,
   CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES = 6,
   CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES = 7,
   CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES = 8,
 };
+
+enum cublasLtReductionScheme_t { CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE = 2, CUBLASLT_REDUCTION_SCHEME_MASK = 7 };
 
 struct cublasLtMatmulDescOpaque_t {
   cublasComputeType_t compute;
@@ -37,7 +40,7 @@ struct cublasLtMatrixLayoutOpaque_t {
   std::int64_t pitch;
 };
 struct cublasLtMatmulPreferenceOpaque_t {
-  std::uint32_t alignment = 256;
+  std::uint32_t alignment = 256, schemes = CUBLASLT_REDUCTION_SCHEME_MASK;
 };
 struct cublasLtMatmulAlgo_t {};
 struct cublasLtMatmulHeuristicResult_t {
@@ -89,6 +92,8 @@ inline cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPrefere
                                                            cublasLtMatmulPreferenceAttributes_t name, const void* value,
                                                            std::size_t) {
   if (name == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES) return CUBLAS_STATUS_SUCCESS;
+  if (name == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK)
+    return std::memcpy(&p->schemes, value, sizeof p->schemes), CUBLAS_STATUS_SUCCESS;
   std::uint32_t alignment = 0;
   std::memcpy(&alignment, value, sizeof alignment);
   if (alignment < p->alignment) p->alignment = alignment;
@@ -99,8 +104,13 @@ inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtM
                                                      cublasLtMatrixLayout_t, cublasLtMatmulPreference_t p, int,
                                                      cublasLtMatmulHeuristicResult_t* out, int* found) {
   const bool bias = d->epilogue == CUBLASLT_EPILOGUE_BIAS;
-  if (p->alignment < 8 || (a->type != CUDA_R_32F && a->type != CUDA_R_64F) || (bias && a->type == CUDA_R_64F))
-    return CUBLAS_STATUS_NOT_SUPPORTED;
+  const bool narrow = a->type == CUDA_R_16F || a->type == CUDA_R_16BF;
+  if (narrow && p->schemes != CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE) {
+    std::fprintf(stderr, "emulated cuBLASLt: partial sums of numbers of 2 bytes may be rounded\n");
+    std::abort();
+  }
+  if (p->alignment < 8 || narrow) return CUBLAS_STATUS_NOT_SUPPORTED;
+  if (bias && a->type == CUDA_R_64F) return CUBLAS_STATUS_INVALID_VALUE;
   *out = {{}, 1024, CUBLAS_STATUS_SUCCESS};
   *found = 1;
   return CUBLAS_STATUS_SUCCESS;

@@ -37,6 +37,7 @@ enum cudaError_t {
   cudaErrorInvalidDevice = 101,
   cudaErrorNotReady = 600,
   cudaErrorPeerAccessAlreadyEnabled = 704,
+  cudaErrorTooManyPeers = 711,
   cudaErrorStreamCaptureUnsupported = 900,
   cudaErrorStreamCaptureIsolation = 905,
 };
@@ -90,6 +91,9 @@ inline constexpr int devices = 3;
 struct Counters {
   static constexpr std::size_t limit = std::size_t{1} << 32;  ///< bytes of a device
   std::atomic<std::size_t> launches{0};
+  std::atomic<std::size_t> waiting_copies{0};  ///< to the host, behind work that the copy itself would wait for
+  /// How often the next calls answer so: queries that nothing is done yet, the others an error.
+  std::atomic<int> not_ready{0}, failing_waits{0}, failing_host_allocations{0}, too_many_peers{0};
   std::array<int, devices> processors = {4, 4, 4};
 };
 inline Counters& counters() {
@@ -100,6 +104,17 @@ inline Counters& counters() {
 inline int& current_device() {
   thread_local int device = 0;
   return device;
+}
+
+/// This thread's last error, until it is asked for.
+inline cudaError_t& last_error() {
+  thread_local cudaError_t error = cudaSuccess;
+  return error;
+}
+/// Whether a call shall fail: then with `error`.
+inline bool fails(std::atomic<int>& times, cudaError_t error) {
+  if (times <= 0 || times-- <= 0) return false;
+  return last_error() = error, true;
 }
 
 /// Held by every call that touches streams.
@@ -311,7 +326,7 @@ inline const char* cudaGetErrorString(cudaError_t status) {
 inline const char* cudaGetErrorName(cudaError_t status) {
   return status == cudaErrorMemoryAllocation ? "cudaErrorMemoryAllocation" : "cudaErrorInvalidValue";
 }
-inline cudaError_t cudaGetLastError() { return cudaSuccess; }
+inline cudaError_t cudaGetLastError() { return std::exchange(emulation::last_error(), cudaSuccess); }
 inline cudaError_t cudaGetDeviceCount(int* count) { return *count = emulation::devices, cudaSuccess; }
 inline cudaError_t cudaGetDevice(int* device) { return *device = emulation::current_device(), cudaSuccess; }
 inline cudaError_t cudaSetDevice(int device) {
@@ -332,6 +347,8 @@ inline cudaError_t cudaFree(void* data) {
 }
 inline cudaError_t cudaHostAlloc(void** data, std::size_t bytes, unsigned) {
   if (emulation::captures() > 0) return cudaErrorStreamCaptureUnsupported;
+  if (emulation::fails(emulation::counters().failing_host_allocations, cudaErrorMemoryAllocation))
+    return cudaErrorMemoryAllocation;
   return *data = std::malloc(bytes), cudaSuccess;
 }
 inline cudaError_t cudaFreeHost(void* data) { return cudaFree(data); }
@@ -354,6 +371,7 @@ inline cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 }
 inline cudaError_t cudaStreamQuery(cudaStream_t stream) {
   if (emulation::alive(stream)->capture) return cudaErrorStreamCaptureUnsupported;
+  if (emulation::fails(emulation::counters().not_ready, cudaErrorNotReady)) return cudaErrorNotReady;
   return stream->finish(stream->given), cudaSuccess;
 }
 inline cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
@@ -370,12 +388,14 @@ inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 }
 inline cudaError_t cudaEventQuery(cudaEvent_t event) {
   if (event->capture) return cudaErrorStreamCaptureUnsupported;
+  if (emulation::fails(emulation::counters().not_ready, cudaErrorNotReady)) return cudaErrorNotReady;
   if (event->stream != nullptr) event->stream->finish(event->place);
   return cudaSuccess;
 }
 // A stream that waits for a captured one joins its capture; one that captures waits for nothing outside of it.
 inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   const std::lock_guard lock(emulation::runtime());
+  if (emulation::fails(emulation::counters().failing_waits, cudaErrorInvalidValue)) return cudaErrorInvalidValue;
   if (event->stream == nullptr || event->capture == emulation::alive(stream)->capture) {
     if (event->stream != nullptr && !event->capture)
       stream->run([of = event->stream, place = event->place] { of->finish(place); });
@@ -384,7 +404,9 @@ inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, u
   if (stream->capture) return cudaErrorStreamCaptureIsolation;
   return stream->capture = event->capture, cudaSuccess;
 }
-inline cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind,
+                                   cudaStream_t stream) {
+  if (kind == cudaMemcpyDeviceToHost && !stream->pending.empty()) ++emulation::counters().waiting_copies;
   return stream->run([=] { std::memcpy(to, from, bytes); }), cudaSuccess;
 }
 inline cudaError_t cudaMemcpyPeerAsync(void* to, int, const void* from, int, std::size_t bytes, cudaStream_t stream) {
@@ -416,4 +438,7 @@ inline cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
   return cudaSuccess;
 }
 inline cudaError_t cudaDeviceCanAccessPeer(int* possible, int, int) { return *possible = 1, cudaSuccess; }
-inline cudaError_t cudaDeviceEnablePeerAccess(int, unsigned) { return cudaSuccess; }
+inline cudaError_t cudaDeviceEnablePeerAccess(int, unsigned) {
+  return emulation::fails(emulation::counters().too_many_peers, cudaErrorTooManyPeers) ? cudaErrorTooManyPeers
+                                                                                       : cudaSuccess;
+}

@@ -7,6 +7,7 @@
 #include <limits>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 namespace chorus::inline CHORUS_ABI::optim::detail {
@@ -16,19 +17,21 @@ class GradArrays {
   template <class T>
   using Array = kernels::cuda::Array<T>;
 
-  /// Those that have arrived; neighbours are one array, with the zeros between them.
+  /// Those that have arrived; neighbours in one buffer are one array, with the zeros between them.
   explicit GradArrays(const std::vector<nn::NamedParameter<Cuda>>& parameters) {
+    std::vector<Part<float>> f32;
+    std::vector<Part<double>> f64;
     for (const auto& named : parameters) {
       auto& parameter = *named.parameter;
       if (!parameter.grad_arrived() || parameter.count() == 0) continue;
       device_ = parameter.where();
       if (parameter.dtype() == DType::f32)
-        f32_.push_back({static_cast<float*>(parameter.grad_data()), parameter.count()});
+        f32.push_back({{static_cast<float*>(parameter.grad_data()), parameter.count()}, parameter.grad_block()});
       else
-        f64_.push_back({static_cast<double*>(parameter.grad_data()), parameter.count()});
+        f64.push_back({{static_cast<double*>(parameter.grad_data()), parameter.count()}, parameter.grad_block()});
     }
-    join(f32_);
-    join(f64_);
+    f32_ = joined(std::move(f32));
+    f64_ = joined(std::move(f64));
   }
 
   bool empty() const { return f32_.empty() && f64_.empty(); }
@@ -38,21 +41,31 @@ class GradArrays {
 
  private:
   template <class T>
-  static void join(std::vector<Array<T>>& arrays) {
-    std::sort(arrays.begin(), arrays.end(), [](const auto& a, const auto& b) { return a.data < b.data; });
-    std::size_t used = 0;
-    for (const auto& next : arrays) {
-      if (used > 0) {
-        auto& last = arrays[used - 1];
-        const auto occupied = static_cast<Index>(padded_count<Cuda>(static_cast<std::size_t>(last.count), sizeof(T)));
+  struct Part {
+    Array<T> array;
+    const void* block;
+  };
+
+  // What lies between two blocks of memory was never written.
+  template <class T>
+  static std::vector<Array<T>> joined(std::vector<Part<T>> parts) {
+    std::sort(parts.begin(), parts.end(), [](const auto& a, const auto& b) { return a.array.data < b.array.data; });
+    std::vector<Array<T>> arrays;
+    const void* block = nullptr;
+    for (const auto& [next, its_block] : parts) {
+      const bool same_block = std::exchange(block, its_block) == its_block && its_block != nullptr;
+      if (!arrays.empty()) {
+        auto& last = arrays.back();
+        const auto count = static_cast<std::size_t>(last.count);
+        const auto occupied = static_cast<Index>(same_block ? padded_count<Cuda>(count, sizeof(T)) : count);
         if (last.data + occupied == next.data) {
           last.count = occupied + next.count;
           continue;
         }
       }
-      arrays[used++] = next;
+      arrays.push_back(next);
     }
-    arrays.resize(used);
+    return arrays;
   }
 
   std::optional<Cuda> device_;
