@@ -31,9 +31,8 @@ class NcclCalls : public NcclMember<Api> {
     check_cuda(call, api_.use_device(device_));
     const Stream compute = api_.compute_stream(device_);
     call.captured = api_.capturing(compute);
-    if (!call.captured) {  // what a capture that came to nothing has left
-      for (const Call& left : captured_) recycle(left);
-      captured_.clear();
+    if (!call.captured) {
+      forget_captured();
       call.number = recorder_.begin(call);
     }
     call.ready = event();
@@ -66,10 +65,18 @@ class NcclCalls : public NcclMember<Api> {
     }
     Call call = captured != captured_.end() ? *captured : *flying;
     check_cuda(call, api_.use_device(device_));
-    check_cuda(call, api_.wait(api_.compute_stream(device_), call.done));
+    const Stream compute = api_.compute_stream(device_);
+    if (captured != captured_.end() && !api_.capturing(compute)) return forget_captured();
+    check_cuda(call, api_.wait(compute, call.done));
     if (captured == captured_.end()) return;
     recycle(call);
     captured_.erase(captured);
+  }
+
+  /// What a capture that came to nothing has left: it never ran, and is not waited for.
+  void forget_captured() {
+    for (const Call& left : captured_) recycle(left);
+    captured_.clear();
   }
 
   /// Whether a call has ended, or never will.

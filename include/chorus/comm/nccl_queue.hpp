@@ -65,8 +65,7 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
     group_ = {};
     group_.grouped = true;
     open(group_);
-    accept_later(api_.group_start(), group_);
-    grouping_ = true;
+    start_group(group_);
     try {
       calls();
     } catch (...) {
@@ -87,13 +86,10 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
     call.grouped = true;
     call.envelope.sequence = calls_++;
     open(call);
-    accept_later(api_.group_start(), call);
-    int code = Api::success;
-    for (std::size_t i = 0; i < count && (code == Api::success || code == Api::in_progress); ++i)
-      code = issue(api_, i, comm_, stream_);
-    const int ended = api_.group_end();
-    accept_later(code, call);
-    accept(ended, call);
+    start_group(call);
+    for (std::size_t i = 0; i < count; ++i) accept_later(issue(api_, i, comm_, stream_), call);
+    grouping_ = false;
+    accept(api_.group_end(), call);
     return close(call, stream_);
   }
 
@@ -184,6 +180,14 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
   using Calls::close, Calls::event, Calls::give_up, Calls::inspect, Calls::listen, Calls::named, Calls::open,
       Calls::pause;
   using Calls::raise_if_failed, Calls::recorder_;
+
+  // Who gives up in the group ends it.
+  void start_group(const Call& call) {
+    raise_if_failed(call);
+    if (const int code = api_.group_start(); code != Api::success && code != Api::in_progress)
+      this->refuse(code, call);
+    grouping_ = true;
+  }
 
   void leave() {
     synchronize();

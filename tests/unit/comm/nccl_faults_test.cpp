@@ -135,6 +135,19 @@ TEST_CASE("nccl: a call that is refused inside of a group ends the group before 
   CHECK(std::find(ended, lines.end(), "abort") != lines.end());
 }
 
+TEST_CASE("nccl: a rank that is asked to give up while it begins a group ends the group before it aborts", "[comm]") {
+  Alone one;
+  std::thread other;
+  one.device->at_group_start = [&] {
+    other = std::thread([&] { one.nccl.abort("enough"); });
+    std::this_thread::sleep_for(300ms);  // it has said so by then, and waits for this call's end
+  };
+  CHECK_THAT(message_of<CommError>([&] { one.nccl.group([&] { one.reduce(); }); }), Contains("enough"));
+  other.join();
+  CHECK(one.device->count("group_end") == 1);
+  CHECK(one.device->aborted());
+}
+
 TEST_CASE("nccl: a monitored barrier is a barrier", "[comm]") {
   Alone one(200ms);
   one.device->stuck = true;

@@ -135,6 +135,24 @@ TEST_CASE("nccl: inside of a capture nothing is asked, and the stream joins", "[
   CHECK(launched);
 }
 
+TEST_CASE("nccl: what a capture that failed has left is waited for by nobody", "[comm]") {
+  comm::AnyCommunicator alone;
+  const auto device = std::make_shared<StandInDevice>();
+  std::vector<float> numbers(16);
+  StandInNccl nccl(alone, 0, std::chrono::seconds(10), StandIn{device});
+  nccl.all_reduce(std::span(numbers));
+  nccl.synchronize();
+  device->capturing = true;
+  auto work = nccl.all_reduce_async(std::span(numbers));
+  device->capturing = false;
+  const int waits = device->count("wait compute");
+  work.wait();
+  CHECK(device->count("wait compute") == waits);
+  nccl.all_reduce(std::span(numbers));
+  CHECK(device->count("wait compute") == waits + 1);
+  nccl.synchronize();
+}
+
 TEST_CASE("nccl: host memory goes over the other communicator", "[comm]") {
   const auto wrong = test::nccl_ranks(2, [](test::NcclRank& rank) -> std::string {
     auto nccl = rank.nccl();

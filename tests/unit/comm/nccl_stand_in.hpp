@@ -35,6 +35,8 @@ class StandInDevice {
   std::atomic<bool> stuck = false;
   bool capturing = false;
   int async_code = 0;
+  /// What happens while a group is begun.
+  std::function<void()> at_group_start = [] {};
 
   void compute(std::function<void()> work) {
     const std::lock_guard lock(mutex_);
@@ -195,8 +197,11 @@ struct StandIn {
   std::string nccl_error(int code, Comm) { return ch::cat("error ", code); }
 
   RedOp reduce_op(ch::comm::ReduceOp op) { return static_cast<int>(op); }
-  int scaled_sum(RedOp& op, double scale, ch::DType, Comm) {
+  /// The scale is a number of the type that is added up.
+  int scaled_sum(RedOp& op, double scale, ch::DType type, Comm) {
     const std::lock_guard lock(device->mutex_);
+    if (type == ch::DType::bfloat16) scale = static_cast<double>(static_cast<float>(ch::bf16(scale)));
+    if (type == ch::DType::f16) scale = static_cast<double>(static_cast<float>(ch::half(scale)));
     device->scales_.push_back(scale);
     op = 9 + static_cast<int>(device->scales_.size());
     return device->note(ch::cat("operator ", scale));
@@ -223,6 +228,7 @@ struct StandIn {
   }
   int group_start() {
     device->grouping_ = true;
+    device->at_group_start();
     return device->note("group_start");
   }
   int group_end() {
