@@ -33,7 +33,8 @@ class AnyCommunicator {
   /// other's data where it lies, and need not copy it. Any rank may ask, at any time. Zeroed, aligned to 4096 bytes;
   /// null where other memory is as good. It may outlive the communicator.
   std::shared_ptr<std::byte> allocate(std::size_t bytes) { return engine_->allocate(bytes); }
-  /// How long this rank's calls have run in all, whichever thread ran them; 0 over engines that do not count.
+  /// How long this rank's calls have run in all, whichever thread ran them; below 0 over engines that do not
+  /// know, as over NCCL.
   std::chrono::nanoseconds busy() const { return engine_->busy(); }
   bool takes_device_memory() const { return engine_->takes_device_memory(); }
 

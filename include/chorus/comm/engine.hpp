@@ -75,7 +75,9 @@ class Engine {
   virtual std::string_view name() const = 0;
   /// See AnyCommunicator.
   virtual std::shared_ptr<std::byte> allocate(std::size_t) { return nullptr; }
-  /// How long calls have run in all, from when their turn came to their end; 0 where an engine does not count.
+  static constexpr std::chrono::nanoseconds not_measured{-1};
+  /// How long calls have run in all, from when their turn came to their end; 0 where none takes time, `not_measured`
+  /// where an engine does not know, since they run on streams.
   virtual std::chrono::nanoseconds busy() const { return {}; }
   /// The newest calls, one a line, as `flight recorder` prints them; empty where an engine keeps none.
   virtual std::string record() const { return {}; }

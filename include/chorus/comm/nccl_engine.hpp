@@ -46,6 +46,7 @@ class NcclEngine final : public Engine {
   void launch(const char* what, const std::function<void()>& start) override { queue_->launch(what, start); }
   void abort(std::string_view why) noexcept override { queue_->abort(why); }
   std::string_view name() const override { return "nccl"; }
+  std::chrono::nanoseconds busy() const override { return not_measured; }
   /// Calls of host memory, and barriers, are those of `control`.
   std::string record() const override { return control_.engine().record() + queue_->record(); }
 
@@ -130,7 +131,7 @@ class NcclEngine final : public Engine {
 /// thread's compute stream has been given so far. Waiting, be it in a blocking call or for a Work, makes the compute
 /// stream wait, not the host: the host learns of a failure at the next call, and whoever waits for the device goes on
 /// because a failed communicator is aborted. `barrier` alone blocks the host. Reductions of 16-bit integers, and of
-/// scaled minima and maxima, are UsageErrors.
+/// scaled minima and maxima, are UsageErrors. NCCL takes a scale in the type of the numbers, to which it is rounded.
 ///
 /// Messages that cross (a rank sends before it receives what the peer sends first) need a `group`.
 template <class Api = NcclApi>

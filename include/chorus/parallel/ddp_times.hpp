@@ -3,7 +3,9 @@
 
 #include <chorus/core/config.hpp>
 #include <chrono>
+#include <cmath>
 #include <cstdint>
+#include <limits>
 #include <utility>
 
 namespace chorus::inline CHORUS_ABI {
@@ -15,13 +17,15 @@ struct DdpTimes {
   double backward_comm_time = 0;                  ///< from when the first bucket leaves until all have come back
   double backward_compute_comm_overlap_time = 0;  ///< what of that lies before the last gradient
   // Not in PyTorch's:
-  double bucket_comm_time =
-      0;  ///< the buckets' collectives, each from its start to its end, waits for other ranks included
+  /// The buckets' collectives, each from its start to its end, waits for other ranks included; NaN over communicators
+  /// that do not know, as over NCCL, whose collectives run on streams.
+  double bucket_comm_time = 0;
   double exposed_comm_time = 0;  ///< in which backward's thread had communication to do, or to wait for
 
-  /// The part of the collectives' time in which backward went on; 1 where there were none.
+  /// The part of the collectives' time in which backward went on; 1 where there were none, NaN where that time is.
   double hidden() const {
-    return bucket_comm_time <= 0 || exposed_comm_time <= 0 ? 1
+    return std::isnan(bucket_comm_time) ? bucket_comm_time
+           : bucket_comm_time <= 0 || exposed_comm_time <= 0 ? 1
            : exposed_comm_time >= bucket_comm_time         ? 0
                                                            : 1 - exposed_comm_time / bucket_comm_time;
   }
@@ -44,7 +48,7 @@ class DdpClock {
 
   void forward_begins() { forward_start_ = Clock::now(); }
   void forward_ends() { forward_end_ = Clock::now(); }
-  /// `busy`: how long the communicator's calls have taken so far.
+  /// `busy`: how long the communicator's calls have taken so far; below 0 where it does not know.
   void backward_begins(std::chrono::nanoseconds busy) {
     busy_ = busy;
     exposed_ = {};
@@ -69,7 +73,7 @@ class DdpClock {
     last.backward_compute_time = seconds(compute_end_ - forward_end_);
     last.backward_comm_time = seconds(end - comm_start_);
     last.backward_compute_comm_overlap_time = comm_start_ < compute_end_ ? seconds(compute_end_ - comm_start_) : 0;
-    last.bucket_comm_time = seconds(busy - busy_);
+    last.bucket_comm_time = busy.count() < 0 ? std::numeric_limits<double>::quiet_NaN() : seconds(busy - busy_);
     last.exposed_comm_time = seconds(exposed_);
     ++data_.iterations;
     for (const auto member :
