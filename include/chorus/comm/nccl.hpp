@@ -112,7 +112,11 @@ struct NcclApi {
   static void destroy_event(Event event) { static_cast<void>(cudaEventDestroy(event)); }
   static int record(Event event, Stream stream) { return cudaEventRecord(event, stream); }
   static int wait(Stream stream, Event event) { return cudaStreamWaitEvent(stream, event, 0); }
-  static int query(Event event) { return cudaEventQuery(event); }
+  static int query(Event event) {
+    const int code = cudaEventQuery(event);
+    if (code == not_ready) static_cast<void>(cudaGetLastError());  // no error, and not the next call's
+    return code;
+  }
   static std::string cuda_error(int code) { return cudaGetErrorString(static_cast<cudaError_t>(code)); }
 
  private:

@@ -3,6 +3,7 @@
 /// without it, and the next call that waits for the device throws.
 
 #include <array>
+#include <atomic>
 #include <chorus/core/cuda/stream.hpp>
 #include <cstdint>
 #include <mutex>
@@ -12,6 +13,7 @@ namespace chorus::inline CHORUS_ABI::cuda {
 
 /// What a kernel notes, in host memory that the device writes to. `operation` and `noun` are texts that live forever.
 struct Fault {
+  static constexpr unsigned none = 0, claimed = 1, written = 2;
   unsigned set;
   const char *operation, *noun;
   std::int64_t place, value, limit;
@@ -35,10 +37,15 @@ inline Fault* fault_of(Cuda device) {
 /// Throws UsageError where a kernel whose work is done has noted a fault, and forgets it.
 inline void check_faults(Cuda device) {
   Fault* fault = fault_of(device);
-  if (*static_cast<volatile unsigned*>(&fault->set) == 0) [[likely]]
+  const std::atomic_ref<unsigned> set(fault->set);
+  if (set.load(std::memory_order_acquire) != Fault::written) [[likely]]
     return;
+  static std::mutex mutex;  // of several threads that see it one throws it
+  std::unique_lock lock(mutex);
+  if (set.load(std::memory_order_acquire) != Fault::written) return;
   const Fault seen = *fault;
-  *fault = {};
+  set.store(Fault::none, std::memory_order_release);
+  lock.unlock();
   fail<UsageError>(seen.operation, ": ", seen.noun, " ", seen.value, " at place ", seen.place, " is not in [0, ",
                    seen.limit, ")");
 }

@@ -91,6 +91,14 @@ inline bool is_capturing(cudaStream_t stream) {
   return status != cudaStreamCaptureStatusNone;
 }
 
+namespace detail {
+/// False. To the runtime the answer was an error, which the next call must not find.
+inline bool not_ready() {
+  static_cast<void>(cudaGetLastError());
+  return false;
+}
+}  // namespace detail
+
 /// A place in a stream's work, for other streams to wait for.
 class Event {
  public:
@@ -115,7 +123,7 @@ class Event {
   /// Whether all marked work is done; true where nothing was ever marked.
   bool done() const {
     const cudaError_t status = cudaEventQuery(event_);
-    if (status == cudaErrorNotReady) return false;
+    if (status == cudaErrorNotReady) return detail::not_ready();
     CHORUS_CUDA_CHECK(status);
     return true;
   }
@@ -156,7 +164,7 @@ inline void synchronize(cudaStream_t stream, std::chrono::milliseconds limit = d
   wait_until(
       [stream] {
         const cudaError_t status = cudaStreamQuery(stream);
-        if (status == cudaErrorNotReady) return false;
+        if (status == cudaErrorNotReady) return detail::not_ready();
         CHORUS_CUDA_CHECK(status);
         return true;
       },

@@ -248,10 +248,12 @@ class ConvolutionPlan {
     const auto count =
         engine.read(CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE, notes.data(), notes.size());
     const bool exact = problem.dtype == DType::f32 && !problem.tf32;
+    const bool narrow = problem.dtype == DType::f16 || problem.dtype == DType::bfloat16;
     for (std::size_t i = 0; i < count; ++i) {
       if (notes[i] == CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC) return false;
       if (exact && notes[i] == CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS) return false;
       if (exact && notes[i] == CUDNN_NUMERICAL_NOTE_TENSOR_CORE) return false;
+      if (narrow && notes[i] == CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION) return false;
     }
     return true;
   }

@@ -14,13 +14,14 @@ struct FaultNote {
   const char *operation, *noun;
 
   __device__ void operator()(Index place, std::int64_t value, std::int64_t limit) const {
-    if (atomicCAS(&fault->set, 0u, 1u) != 0u) return;
+    if (atomicCAS(&fault->set, Fault::none, Fault::claimed) != Fault::none) return;
     fault->operation = operation;
     fault->noun = noun;
     fault->place = place;
     fault->value = value;
     fault->limit = limit;
-    __threadfence_system();
+    __threadfence_system();  // the host may look while the kernel runs
+    *static_cast<volatile unsigned*>(&fault->set) = Fault::written;
   }
 };
 

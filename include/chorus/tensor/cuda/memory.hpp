@@ -35,8 +35,8 @@ class Staging {
       Slot& slot = slots_[next_];
       next_ = (next_ + 1) % pieces;
       if (!slot.read) {
-        slot.read.emplace(device);
         slot.buffer = HostBuffer(piece);
+        slot.read.emplace(device);
       }
       wait_until([&] { return slot.read->done(); }, "a copy from the host");
       const std::size_t now = std::min(bytes, piece);
@@ -68,7 +68,8 @@ inline void enable_peer(Cuda to, Cuda from) {
     if (possible == 0) return;  // the driver copies through the host
     const DeviceGuard guard(to);
     const cudaError_t status = cudaDeviceEnablePeerAccess(from.index, 0);
-    if (status == cudaErrorPeerAccessAlreadyEnabled)
+    // A device has so many peers at most; copies from the others go through the host.
+    if (status == cudaErrorPeerAccessAlreadyEnabled || status == cudaErrorTooManyPeers)
       static_cast<void>(cudaGetLastError());
     else
       CHORUS_CUDA_CHECK(status);
@@ -110,6 +111,7 @@ inline void copy_bytes(Cpu, void* to, Cuda from_device, const void* from, std::s
   const cuda::DeviceGuard guard(from_device);
   check<UsageError>(!cuda::is_capturing(stream), "copy from ", from_device,
                     " to the host: not possible while a graph is captured; read the graph's outputs after its replay");
+  cuda::synchronize(stream);  // which has a limit; the copy to memory that is not pinned waits in the driver, without
   CHORUS_CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream));
   cuda::synchronize(from_device);
 }

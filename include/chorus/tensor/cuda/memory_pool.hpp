@@ -152,7 +152,8 @@ class MemoryPool {
         }
         for (const cudaStream_t stream : block->other_streams) order(device_, stream, stream_);
       } catch (const Error&) {
-        // A device that is broken, or a runtime that is shutting down: nothing will run there any more.
+        place = &block->next_free;  // its order is not sure, so that nobody may have it yet
+        continue;
       }
       *place = block->next_free;
       block->other_streams.clear();
