@@ -1519,6 +1519,14 @@ inline bool is_capturing(cudaStream_t stream) {
   return status != cudaStreamCaptureStatusNone;
 }
 
+namespace detail {
+/// False. To the runtime the answer was an error, which the next call must not find.
+inline bool not_ready() {
+  static_cast<void>(cudaGetLastError());
+  return false;
+}
+}  // namespace detail
+
 /// A place in a stream's work, for other streams to wait for.
 class Event {
  public:
@@ -1543,7 +1551,7 @@ class Event {
   /// Whether all marked work is done; true where nothing was ever marked.
   bool done() const {
     const cudaError_t status = cudaEventQuery(event_);
-    if (status == cudaErrorNotReady) return false;
+    if (status == cudaErrorNotReady) return detail::not_ready();
     CHORUS_CUDA_CHECK(status);
     return true;
   }
@@ -1584,7 +1592,7 @@ inline void synchronize(cudaStream_t stream, std::chrono::milliseconds limit = d
   wait_until(
       [stream] {
         const cudaError_t status = cudaStreamQuery(stream);
-        if (status == cudaErrorNotReady) return false;
+        if (status == cudaErrorNotReady) return detail::not_ready();
         CHORUS_CUDA_CHECK(status);
         return true;
       },
@@ -1732,7 +1740,8 @@ class MemoryPool {
         }
         for (const cudaStream_t stream : block->other_streams) order(device_, stream, stream_);
       } catch (const Error&) {
-        // A device that is broken, or a runtime that is shutting down: nothing will run there any more.
+        place = &block->next_free;  // its order is not sure, so that nobody may have it yet
+        continue;
       }
       *place = block->next_free;
       block->other_streams.clear();
@@ -2763,6 +2772,14 @@ inline bool is_capturing(cudaStream_t stream) {
   return status != cudaStreamCaptureStatusNone;
 }
 
+namespace detail {
+/// False. To the runtime the answer was an error, which the next call must not find.
+inline bool not_ready() {
+  static_cast<void>(cudaGetLastError());
+  return false;
+}
+}  // namespace detail
+
 /// A place in a stream's work, for other streams to wait for.
 class Event {
  public:
@@ -2787,7 +2804,7 @@ class Event {
   /// Whether all marked work is done; true where nothing was ever marked.
   bool done() const {
     const cudaError_t status = cudaEventQuery(event_);
-    if (status == cudaErrorNotReady) return false;
+    if (status == cudaErrorNotReady) return detail::not_ready();
     CHORUS_CUDA_CHECK(status);
     return true;
   }
@@ -2828,7 +2845,7 @@ inline void synchronize(cudaStream_t stream, std::chrono::milliseconds limit = d
   wait_until(
       [stream] {
         const cudaError_t status = cudaStreamQuery(stream);
-        if (status == cudaErrorNotReady) return false;
+        if (status == cudaErrorNotReady) return detail::not_ready();
         CHORUS_CUDA_CHECK(status);
         return true;
       },
@@ -3518,6 +3535,7 @@ namespace chorus::inline CHORUS_ABI::cuda {
 
 /// What a kernel notes, in host memory that the device writes to. `operation` and `noun` are texts that live forever.
 struct Fault {
+  static constexpr unsigned none = 0, claimed = 1, written = 2;
   unsigned set;
   const char *operation, *noun;
   std::int64_t place, value, limit;
@@ -3541,10 +3559,15 @@ inline Fault* fault_of(Cuda device) {
 /// Throws UsageError where a kernel whose work is done has noted a fault, and forgets it.
 inline void check_faults(Cuda device) {
   Fault* fault = fault_of(device);
-  if (*static_cast<volatile unsigned*>(&fault->set) == 0) [[likely]]
+  const std::atomic_ref<unsigned> set(fault->set);
+  if (set.load(std::memory_order_acquire) != Fault::written) [[likely]]
     return;
+  static std::mutex mutex;  // of several threads that see it one throws it
+  std::unique_lock lock(mutex);
+  if (set.load(std::memory_order_acquire) != Fault::written) return;
   const Fault seen = *fault;
-  *fault = {};
+  set.store(Fault::none, std::memory_order_release);
+  lock.unlock();
   fail<UsageError>(seen.operation, ": ", seen.noun, " ", seen.value, " at place ", seen.place, " is not in [0, ",
                    seen.limit, ")");
 }
@@ -3582,8 +3605,8 @@ class Staging {
       Slot& slot = slots_[next_];
       next_ = (next_ + 1) % pieces;
       if (!slot.read) {
-        slot.read.emplace(device);
         slot.buffer = HostBuffer(piece);
+        slot.read.emplace(device);
       }
       wait_until([&] { return slot.read->done(); }, "a copy from the host");
       const std::size_t now = std::min(bytes, piece);
@@ -3615,7 +3638,8 @@ inline void enable_peer(Cuda to, Cuda from) {
     if (possible == 0) return;  // the driver copies through the host
     const DeviceGuard guard(to);
     const cudaError_t status = cudaDeviceEnablePeerAccess(from.index, 0);
-    if (status == cudaErrorPeerAccessAlreadyEnabled)
+    // A device has so many peers at most; copies from the others go through the host.
+    if (status == cudaErrorPeerAccessAlreadyEnabled || status == cudaErrorTooManyPeers)
       static_cast<void>(cudaGetLastError());
     else
       CHORUS_CUDA_CHECK(status);
@@ -3657,6 +3681,7 @@ inline void copy_bytes(Cpu, void* to, Cuda from_device, const void* from, std::s
   const cuda::DeviceGuard guard(from_device);
   check<UsageError>(!cuda::is_capturing(stream), "copy from ", from_device,
                     " to the host: not possible while a graph is captured; read the graph's outputs after its replay");
+  cuda::synchronize(stream);  // which has a limit; the copy to memory that is not pinned waits in the driver, without
   CHORUS_CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream));
   cuda::synchronize(from_device);
 }
@@ -6186,6 +6211,8 @@ class ParameterOn {
   virtual void* value_data() const = 0;
   /// The gradient's memory; null where there has been none yet.
   virtual void* grad_data() const = 0;
+  /// The block of memory that the gradient lies in; null where it is not known.
+  virtual const void* grad_block() const { return nullptr; }
   /// Whether a gradient has arrived since the last `clear_grad`.
   virtual bool grad_arrived() const = 0;
   virtual void set_grad_arrived(bool arrived) = 0;
@@ -6237,6 +6264,7 @@ class ParameterNode final : public LeafNode<T, Rank, D>, public ParameterOn<D> {
   D where() const override { return value_.device(); }
   void* value_data() const override { return value_.data(); }
   void* grad_data() const override { return this->grad_memory().data(); }
+  const void* grad_block() const override { return this->grad_memory().storage().block(); }
   bool grad_arrived() const override { return this->has_grad(); }
   void set_grad_arrived(bool arrived) override { this->set_has_grad(arrived); }
   bool wants_grad() const override { return wants_grad_; }
@@ -15616,10 +15644,12 @@ class ConvolutionPlan {
     const auto count =
         engine.read(CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE, notes.data(), notes.size());
     const bool exact = problem.dtype == DType::f32 && !problem.tf32;
+    const bool narrow = problem.dtype == DType::f16 || problem.dtype == DType::bfloat16;
     for (std::size_t i = 0; i < count; ++i) {
       if (notes[i] == CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC) return false;
       if (exact && notes[i] == CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS) return false;
       if (exact && notes[i] == CUDNN_NUMERICAL_NOTE_TENSOR_CORE) return false;
+      if (narrow && notes[i] == CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION) return false;
     }
     return true;
   }
@@ -16104,6 +16134,7 @@ namespace chorus::inline CHORUS_ABI::cuda {
 
 /// What a kernel notes, in host memory that the device writes to. `operation` and `noun` are texts that live forever.
 struct Fault {
+  static constexpr unsigned none = 0, claimed = 1, written = 2;
   unsigned set;
   const char *operation, *noun;
   std::int64_t place, value, limit;
@@ -16127,10 +16158,15 @@ inline Fault* fault_of(Cuda device) {
 /// Throws UsageError where a kernel whose work is done has noted a fault, and forgets it.
 inline void check_faults(Cuda device) {
   Fault* fault = fault_of(device);
-  if (*static_cast<volatile unsigned*>(&fault->set) == 0) [[likely]]
+  const std::atomic_ref<unsigned> set(fault->set);
+  if (set.load(std::memory_order_acquire) != Fault::written) [[likely]]
     return;
+  static std::mutex mutex;  // of several threads that see it one throws it
+  std::unique_lock lock(mutex);
+  if (set.load(std::memory_order_acquire) != Fault::written) return;
   const Fault seen = *fault;
-  *fault = {};
+  set.store(Fault::none, std::memory_order_release);
+  lock.unlock();
   fail<UsageError>(seen.operation, ": ", seen.noun, " ", seen.value, " at place ", seen.place, " is not in [0, ",
                    seen.limit, ")");
 }
@@ -16155,13 +16191,14 @@ struct FaultNote {
   const char *operation, *noun;
 
   __device__ void operator()(Index place, std::int64_t value, std::int64_t limit) const {
-    if (atomicCAS(&fault->set, 0u, 1u) != 0u) return;
+    if (atomicCAS(&fault->set, Fault::none, Fault::claimed) != Fault::none) return;
     fault->operation = operation;
     fault->noun = noun;
     fault->place = place;
     fault->value = value;
     fault->limit = limit;
-    __threadfence_system();
+    __threadfence_system();  // the host may look while the kernel runs
+    *static_cast<volatile unsigned*>(&fault->set) = Fault::written;
   }
 };
 
@@ -17151,10 +17188,15 @@ class GemmPlan {
     prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, static_cast<std::uint32_t>(problem.align_a));
     prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, static_cast<std::uint32_t>(problem.align_c));
     prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, static_cast<std::uint32_t>(problem.align_c));
+    if (type == CUDA_R_16F || type == CUDA_R_16BF)  // partial sums stay in float
+      prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+             static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
     int found = 0;
     const cublasStatus_t status =
         cublasLtMatmulAlgoGetHeuristic(handle, operation_, a_, b_, c_, c_, preference, 1, &choice_, &found);
-    if (status != CUBLAS_STATUS_NOT_SUPPORTED) CHORUS_CUBLAS_CHECK(status);
+    // Some versions call an epilogue that they have not for a type an invalid value.
+    const bool refused = problem.bias && status == CUBLAS_STATUS_INVALID_VALUE;
+    if (status != CUBLAS_STATUS_NOT_SUPPORTED && !refused) CHORUS_CUBLAS_CHECK(status);
     usable_ = status == CUBLAS_STATUS_SUCCESS && found > 0 && choice_.state == CUBLAS_STATUS_SUCCESS;
   }
   GemmPlan(const GemmPlan&) = delete;
@@ -20868,19 +20910,21 @@ class GradArrays {
   template <class T>
   using Array = kernels::cuda::Array<T>;
 
-  /// Those that have arrived; neighbours are one array, with the zeros between them.
+  /// Those that have arrived; neighbours in one buffer are one array, with the zeros between them.
   explicit GradArrays(const std::vector<nn::NamedParameter<Cuda>>& parameters) {
+    std::vector<Part<float>> f32;
+    std::vector<Part<double>> f64;
     for (const auto& named : parameters) {
       auto& parameter = *named.parameter;
       if (!parameter.grad_arrived() || parameter.count() == 0) continue;
       device_ = parameter.where();
       if (parameter.dtype() == DType::f32)
-        f32_.push_back({static_cast<float*>(parameter.grad_data()), parameter.count()});
+        f32.push_back({{static_cast<float*>(parameter.grad_data()), parameter.count()}, parameter.grad_block()});
       else
-        f64_.push_back({static_cast<double*>(parameter.grad_data()), parameter.count()});
+        f64.push_back({{static_cast<double*>(parameter.grad_data()), parameter.count()}, parameter.grad_block()});
     }
-    join(f32_);
-    join(f64_);
+    f32_ = joined(std::move(f32));
+    f64_ = joined(std::move(f64));
   }
 
   bool empty() const { return f32_.empty() && f64_.empty(); }
@@ -20890,21 +20934,31 @@ class GradArrays {
 
  private:
   template <class T>
-  static void join(std::vector<Array<T>>& arrays) {
-    std::sort(arrays.begin(), arrays.end(), [](const auto& a, const auto& b) { return a.data < b.data; });
-    std::size_t used = 0;
-    for (const auto& next : arrays) {
-      if (used > 0) {
-        auto& last = arrays[used - 1];
-        const auto occupied = static_cast<Index>(padded_count<Cuda>(static_cast<std::size_t>(last.count), sizeof(T)));
+  struct Part {
+    Array<T> array;
+    const void* block;
+  };
+
+  // What lies between two blocks of memory was never written.
+  template <class T>
+  static std::vector<Array<T>> joined(std::vector<Part<T>> parts) {
+    std::sort(parts.begin(), parts.end(), [](const auto& a, const auto& b) { return a.array.data < b.array.data; });
+    std::vector<Array<T>> arrays;
+    const void* block = nullptr;
+    for (const auto& [next, its_block] : parts) {
+      const bool same_block = std::exchange(block, its_block) == its_block && its_block != nullptr;
+      if (!arrays.empty()) {
+        auto& last = arrays.back();
+        const auto count = static_cast<std::size_t>(last.count);
+        const auto occupied = static_cast<Index>(same_block ? padded_count<Cuda>(count, sizeof(T)) : count);
         if (last.data + occupied == next.data) {
           last.count = occupied + next.count;
           continue;
         }
       }
-      arrays[used++] = next;
+      arrays.push_back(next);
     }
-    arrays.resize(used);
+    return arrays;
   }
 
   std::optional<Cuda> device_;
@@ -23982,7 +24036,8 @@ struct Call {
 /// in the order in which they came. The first failure is final, and thrown by every later call.
 class Engine {
  public:
-  Engine(int me, int ranks) : rank(me), size(ranks) {}
+  /// `names`: see World's `members`.
+  Engine(int me, int ranks, std::vector<int> names = {}) : rank(me), size(ranks), members(std::move(names)) {}
   virtual ~Engine() = default;  ///< finishes what was called, and leaves the group
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -23995,7 +24050,9 @@ class Engine {
   virtual std::string_view name() const = 0;
   /// See AnyCommunicator.
   virtual std::shared_ptr<std::byte> allocate(std::size_t) { return nullptr; }
-  /// How long calls have run in all, from when their turn came to their end; 0 where an engine does not count.
+  static constexpr std::chrono::nanoseconds not_measured{-1};
+  /// How long calls have run in all, from when their turn came to their end; 0 where none takes time, `not_measured`
+  /// where an engine does not know, since they run on streams.
   virtual std::chrono::nanoseconds busy() const { return {}; }
   /// The newest calls, one a line, as `flight recorder` prints them; empty where an engine keeps none.
   virtual std::string record() const { return {}; }
@@ -24009,6 +24066,7 @@ class Engine {
   virtual bool takes_device_memory() const { return false; }
 
   const int rank, size;
+  const std::vector<int> members;  ///< see World
 };
 
 }  // namespace chorus::inline CHORUS_ABI::comm
@@ -24178,7 +24236,8 @@ class AnyCommunicator {
   /// other's data where it lies, and need not copy it. Any rank may ask, at any time. Zeroed, aligned to 4096 bytes;
   /// null where other memory is as good. It may outlive the communicator.
   std::shared_ptr<std::byte> allocate(std::size_t bytes) { return engine_->allocate(bytes); }
-  /// How long this rank's calls have run in all, whichever thread ran them; 0 over engines that do not count.
+  /// How long this rank's calls have run in all, whichever thread ran them; below 0 over engines that do not
+  /// know, as over NCCL.
   std::chrono::nanoseconds busy() const { return engine_->busy(); }
   bool takes_device_memory() const { return engine_->takes_device_memory(); }
 
@@ -25818,7 +25877,7 @@ class SharedMemory {
     std::memcpy(region->data(), &key, sizeof key);
     all.blocks_.push_back({key, region.get()});
     std::byte* const data = region->data() + front;
-    return {data, [region](std::byte*) { instance().forget(region.get()); }};
+    return {data, [region, owner = getpid()](std::byte*) { instance().forget(region.get(), getpid() == owner); }};
   }
 
   /// The window that shows `bytes` at `data`; one without a key where they don't lie in such memory.
@@ -25847,9 +25906,9 @@ class SharedMemory {
     static auto& memory = *new SharedMemory;  // never destroyed: tensors in static storage may outlive it
     return memory;
   }
-  void forget(const SharedRegion* region) {
+  void forget(const SharedRegion* region, bool for_all) {  // not by a child that was forked from its owner
     const std::lock_guard lock(mutex_);
-    std::memset(region->data(), 0, sizeof(std::uint64_t));  // others may unmap it
+    if (for_all) std::memset(region->data(), 0, sizeof(std::uint64_t));  // others may unmap it
     std::erase_if(blocks_, [&](const Block& block) { return block.region == region; });
   }
 
@@ -25941,7 +26000,7 @@ namespace chorus::inline CHORUS_ABI::comm::detail {
 
 struct alignas(64) Seat {
   std::atomic<std::uint32_t> bell;       ///< goes up to wake this rank
-  std::atomic<std::int32_t> awaits;      ///< while it sleeps: 1 + the rank whose data it waits for
+  std::atomic<std::int32_t> awaits;      ///< while it sleeps: 1 + the rank whose data it waits for; or see `elsewhere`
   std::atomic<std::int32_t> wants_room;  ///< while it sleeps: 1 + the rank that it waits for to read
   std::atomic<Clock::rep> pulse;         ///< while it sleeps: when it last looked around, by the machine's clock
   std::atomic<std::uint32_t> left;       ///< 1 once it has left the group
@@ -25980,8 +26039,10 @@ class Place {
     }
   }
   ~Place() {
-    seat(rank_).left.store(1);
-    ring_all_bells();
+    if (getpid() == process_) {  // a forked child takes nobody's leave
+      seat(rank_).left.store(1);
+      ring_all_bells();
+    }
     for (int peer = 0; peer < size_; ++peer)
       if (death(peer) >= 0) close(death(peer));
   }
@@ -26019,10 +26080,29 @@ class Place {
       const auto now = Clock::now();
       own.pulse.store(now.time_since_epoch().count());
       look_for_trouble(peer, flag, busy, now >= deadline);  // what throws leaves the sign, for others' deadlines
+      if (meanwhile) meanwhile(name(peer), now - (deadline - timeout_));
       futex_wait(own.bell, bell, std::min<Clock::duration>(deadline - now, nap));
     }
     (own.*sign).store(0);
   }
+
+  /// Throws if `peer` has left, and `flag` stays as it is, since whatever a rank sent before it left is there by now.
+  void check_is_here(int peer, const std::atomic<std::uint32_t>& flag, std::uint32_t busy) const {
+    if (seat(peer).left.load() == 0 || flag.load() != busy) return;
+    check();  // why it has left, if it has said so
+    fail<LinkError>("rank ", name(peer), " has left the group");
+  }
+
+  /// Says, now and then while it lasts, that this rank waits for one that has no seat here, and goes by that name; -1:
+  /// no longer.
+  void waits_elsewhere(int stranger) const {
+    seat(rank_).pulse.store(Clock::now().time_since_epoch().count());
+    seat(rank_).awaits.store(stranger < 0 ? 0 : elsewhere - stranger);
+  }
+
+  /// What else is to be done, at each look around, while this rank sleeps and waits for the one of that name; with how
+  /// long it has waited so far. May throw LinkError.
+  std::function<void(int name, Clock::duration waited)> meanwhile;
 
   /// Throws if a rank has given up.
   void check() const {
@@ -26064,6 +26144,7 @@ class Place {
 
  private:
   static constexpr std::chrono::milliseconds nap{20};  // of a sleeper between two looks around
+  static constexpr std::int32_t elsewhere = -1;        // in `awaits`: this less the name of a rank that has no seat
 
   Seat& seat(int who) const { return board_.seats[static_cast<std::size_t>(who)]; }
   int& death(int peer) { return deaths_[static_cast<std::size_t>(peer)]; }
@@ -26080,8 +26161,7 @@ class Place {
 
   [[gnu::cold]] void look_for_trouble(int peer, const std::atomic<std::uint32_t>& flag, std::uint32_t busy, bool late) {
     check_peers();
-    // Whatever a rank sent before it left is there by now.
-    if (seat(peer).left.load() != 0 && flag.load() == busy) fail<LinkError>("rank ", name(peer), " has left the group");
+    check_is_here(peer, flag, busy);
     if (late) fail<LinkTimeout>("waited ", timeout_.count(), " ms for ", chain(peer));
   }
 
@@ -26100,7 +26180,9 @@ class Place {
       const int awaits = seat(who).awaits.load(), wants_room = seat(who).wants_room.load();
       const int next = (awaits != 0 ? awaits : wants_room) - 1;
       const auto pulse = Clock::time_point(Clock::duration(seat(who).pulse.load()));
-      if (next < 0 || Clock::now() - pulse > 10 * nap) return text + ", which is stopped or busy elsewhere";
+      if (awaits == 0 && wants_room == 0) return text + ", which is stopped or busy elsewhere";
+      if (Clock::now() - pulse > 10 * nap) return text + ", which is stopped or busy elsewhere";
+      if (awaits < 0) return text + cat(", which waits for rank ", elsewhere - awaits);
       if (next == rank_) return text + ", which waits for this rank";
       text += cat(", which waits for rank ", name(next));
       who = next;
@@ -26109,7 +26191,7 @@ class Place {
   }
 
   Board& board_;
-  const int rank_, size_;
+  const int rank_, size_, process_ = getpid();
   const std::chrono::milliseconds timeout_;
   const std::vector<int> names_;
   std::array<int, max_ranks> deaths_{};  // per peer: a pidfd, readable once its process has ended
@@ -26209,8 +26291,13 @@ class ShmTransport final : public Transport {
   bool has_room(int peer) const { return slot(rank, peer, sent_).full.load(std::memory_order_acquire) == 0; }
   bool has_piece(int peer) override {
     take_room(peer, rank, room_received_, received_, 0);
-    return slot(peer, rank, received_).full.load(std::memory_order_acquire) != 0;
+    const auto& full = slot(peer, rank, received_).full;
+    if (full.load(std::memory_order_acquire) != 0) return true;
+    place_.check_is_here(peer, full, 0);
+    return full.load(std::memory_order_acquire) != 0;
   }
+  /// See detail::Place.
+  detail::Place& place() { return place_; }
 
   void flush() override {}
 
@@ -26798,7 +26885,9 @@ inline void monitored_barrier(const Ring& ring) {
 /// about the rank itself, which must not wait behind data: that it leaves, gives up, or has long waited for another
 /// one. A process that dies closes both; the others see the news connection end without a goodbye.
 
+#include <linux/sockios.h>
 #include <sys/eventfd.h>
+#include <sys/ioctl.h>
 
 namespace chorus::inline CHORUS_ABI::comm {
 
@@ -26846,7 +26935,13 @@ class TcpTransport final : public Transport {
       : Transport(me, ranks, slot_bytes, slots, limit), alarm_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     chorus::check<CommError>(bool(alarm_), "eventfd: ", std::strerror(errno));
   }
-  ~TcpTransport() override { tell_all({.kind = detail::News::leaves}); }
+  /// Says that this rank leaves: not where it has never been connected to all, whose others shall know that it is gone,
+  /// nor in a process that has been forked from it.
+  ~TcpTransport() override {
+    bool complete = getpid() == process_;
+    for (int who = 0; who < size; ++who) complete = complete && (who == rank || (at(who).data && at(who).news));
+    if (complete) tell_all({.kind = detail::News::leaves});
+  }
 
   /// By rank; to be connected before anything else is called. This rank's own entry stays empty.
   Peers& peers() { return peers_; }
@@ -26890,6 +26985,27 @@ class TcpTransport final : public Transport {
 
   void check() override { read_news(); }
 
+  /// Tells the others, once, that this rank waits for `peer`; with `nobody`, no longer. Who leaves so much of its news
+  /// unread that they queue up here is not told: reasons to give up need that room.
+  void tell_waiting(int peer) {
+    if (peer == told_waiting_) return;
+    told_waiting_ = peer;
+    detail::News news{.kind = detail::News::waits, .other = peer};
+    for (int who = 0; who < size; ++who) {
+      int unsent = 0;
+      if (at(who).news && ioctl(at(who).news.fd(), SIOCOUTQNSD, &unsent) == 0 && unsent == 0)
+        at(who).news.try_send(bytes_of(news));
+    }
+  }
+  static constexpr int nobody = -1;
+
+  /// What else is to be done, every 50 ms, while this rank has waited long for `peer`; for `nobody` once that is over.
+  std::function<void(int peer)> meanwhile;
+  /// How long it waits before it says so: at the others' deadlines they shall know.
+  std::chrono::nanoseconds silence() const {
+    return std::min<std::chrono::nanoseconds>(timeout / 10, std::chrono::milliseconds(100));
+  }
+
   /// Sends what goes; where some is left, waits for room for it, `most` at most. False where nothing is left.
   bool send_rest(std::chrono::nanoseconds most) {
     std::array<pollfd, max_ranks> events;
@@ -26912,7 +27028,6 @@ class TcpTransport final : public Transport {
   }
 
  private:
-  static constexpr int nobody = -1;
   static constexpr std::size_t alignment = 64;
   static constexpr std::size_t slot_stride = alignment + slot_bytes;  // a head lies right in front of its data
 
@@ -27004,8 +27119,8 @@ class TcpTransport final : public Transport {
     if (!reached(peer, goal)) wait(peer, goal);
   }
   void wait(int peer, Goal goal) {
-    const auto start = Clock::now(), deadline = start + timeout, alarm = start + timeout * 9 / 10;
-    bool alarmed = false;
+    const auto start = Clock::now(), deadline = start + timeout;
+    auto alarm = start + silence();
     std::array<pollfd, 2 * max_ranks + 1> events;
     do {
       std::size_t n = 0;
@@ -27016,17 +27131,19 @@ class TcpTransport final : public Transport {
         events[n++] = {interest != 0 ? p.data.fd() : -1, static_cast<short>(interest), 0};
         events[n++] = {p.left ? -1 : p.news.fd(), POLLIN, 0};
       }
-      poll(events.data(), n, milliseconds_until(alarmed ? deadline : alarm));
+      poll(events.data(), n, milliseconds_until(std::min(deadline, alarm)));
       for (int who = 0; who < size; ++who) push(who);
       if (reached(peer, goal)) break;
       read_news();
       if (Clock::now() >= deadline) fail<LinkTimeout>("waited ", timeout.count(), " ms for ", chain(peer));
-      if (Clock::now() >= alarm && !alarmed) {
-        alarmed = true;
-        tell_all({.kind = detail::News::waits, .other = peer});
-      }
+      if (Clock::now() < alarm) continue;
+      tell_waiting(peer);
+      if (meanwhile) meanwhile(peer);
+      alarm = meanwhile ? Clock::now() + std::chrono::milliseconds(50) : deadline;
     } while (!reached(peer, goal));
-    if (alarmed) tell_all({.kind = detail::News::waits, .other = nobody});
+    if (told_waiting_ == nobody) return;
+    tell_waiting(nobody);
+    if (meanwhile) meanwhile(nobody);
   }
 
   /// Throws if a rank has died or given up.
@@ -27066,7 +27183,9 @@ class TcpTransport final : public Transport {
     return text;
   }
 
+  const int process_ = getpid();
   Peers peers_;
+  int told_waiting_ = nobody;
   Socket alarm_;  // readable once this rank has aborted
   std::atomic<bool> aborted_{false};
 };
@@ -27152,11 +27271,15 @@ class HybridTransport final : public Transport {
     else
       shm_ = std::make_unique<ShmTransport>(std::make_shared<SharedRegion>(std::move(region)),
                                             local_[static_cast<std::size_t>(rank)], here, timeout, std::move(ranks));
+    if (shm_) listen_on_both_sides();
   }
 
   std::byte* acquire(int peer) override {
-    if (is_local(peer)) send_until(peer, [&] { return shm_->has_room(at(peer)); });
-    return to(peer).acquire(at(peer));
+    if (!is_local(peer)) return tcp_->acquire(peer);
+    send_until(peer, [&] { return shm_->has_room(at(peer)); });
+    auto* const slot = to(peer).acquire(at(peer));
+    tcp_->tell_waiting(TcpTransport::nobody);
+    return slot;
   }
   void fill(int peer, std::byte* slot, const std::byte* data, std::size_t bytes) override {
     to(peer).fill(at(peer), slot, data, bytes);
@@ -27167,11 +27290,15 @@ class HybridTransport final : public Transport {
   void send(int peer, const Envelope& envelope, const std::byte* data, std::size_t bytes) override {
     if (is_local(peer)) send_until(peer, [&] { return shm_->has_room(at(peer)); });
     to(peer).send(at(peer), envelope, data, bytes);
+    if (is_local(peer)) tcp_->tell_waiting(TcpTransport::nobody);
   }
   bool copies() const override { return false; }
   Piece receive(int peer) override {
-    if (is_local(peer)) send_until(peer, [&] { return shm_->has_piece(at(peer)); });
-    return to(peer).receive(at(peer));
+    if (!is_local(peer)) return tcp_->receive(peer);
+    send_until(peer, [&] { return shm_->has_piece(at(peer)); });
+    const auto piece = to(peer).receive(at(peer));
+    tcp_->tell_waiting(TcpTransport::nobody);
+    return piece;
   }
   Piece receive_at(int peer, const Envelope& envelope, std::byte* place, std::size_t bytes) override {
     if (is_local(peer)) return receive(peer);
@@ -27200,6 +27327,15 @@ class HybridTransport final : public Transport {
     if (!is_local(peer)) return *tcp_;
     shm_->may_spin = may_spin;
     return *shm_;
+  }
+  /// Who waits inside of the machine hears the other machines, too, and both are told whom it waits for.
+  void listen_on_both_sides() {
+    tcp_->meanwhile = [this](int peer) { shm_->place().waits_elsewhere(peer); };
+    shm_->place().meanwhile = [this](int peer, Clock::duration waited) {
+      if (waited < std::chrono::milliseconds(20)) return;  // a look at every connection takes its time
+      tcp_->check();
+      if (waited >= tcp_->silence()) tcp_->tell_waiting(peer);
+    };
   }
   /// Before this rank waits for one of its machine: one of another machine, for which that one may wait, may wait for
   /// what the network had no room for.
@@ -27487,12 +27623,17 @@ template <class Runner>
 class QueuedEngine final : public Engine {
  public:
   template <class... Arguments>
-  QueuedEngine(int me, int ranks, std::string_view what, Arguments&&... arguments)
-      : Engine(me, ranks),
+  QueuedEngine(int me, int ranks, const std::vector<int>& names, std::string_view what, Arguments&&... arguments)
+      : Engine(me, ranks, names),
         name_(what),
         runner_(std::forward<Arguments>(arguments)...),
         calls_(std::make_shared<InOrder<Call>>(&run, &runner_)) {}
-  ~QueuedEngine() override { calls_->stop(); }
+  ~QueuedEngine() override {
+    if (getpid() == process_)
+      calls_->stop();
+    else
+      new auto(calls_);  // a forked child has no such thread, and waits for ever for one
+  }
 
   void now(const Call& call) override { calls_->now(call); }
   Work later(const Call& call) override { return {calls_, calls_->later(call)}; }
@@ -27514,6 +27655,7 @@ class QueuedEngine final : public Engine {
     return static_cast<Runner*>(runner)->run(call, caller_waits);
   }
 
+  const int process_ = getpid();
   std::string_view name_;
   Runner runner_;
   std::shared_ptr<InOrder<Call>> calls_;  // Works share it
@@ -27562,8 +27704,12 @@ struct NamedCall {
 /// Its owner has a lock.
 class FlightRecorder {
  public:
-  /// `engine` stands in lines and files' names where a rank has several recorders.
-  explicit FlightRecorder(int rank, std::string_view engine = {}) : rank_(rank), engine_(engine) {}
+  /// `engine` stands in lines and files' names where a rank has several recorders; so do `members`, see World, of a
+  /// group that is not the whole job: ranks and files are called by the rank in the job.
+  explicit FlightRecorder(int rank, std::string_view engine = {}, const std::vector<int>& members = {})
+      : rank_(members.empty() ? rank : members[static_cast<std::size_t>(rank)]), engine_(engine) {
+    for (const int member : members) group_ += cat(group_.empty() ? "group_" : "_", member);
+  }
 
   /// Writes a call down that begins, and returns its number.
   std::uint64_t begin(const NamedCall& call) {
@@ -27592,7 +27738,8 @@ class FlightRecorder {
     std::string out;
     for (auto i = calls_ - std::min<std::uint64_t>(calls_, entries_.size()); i < calls_; ++i) {
       const auto& entry = entries_[i % entries_.size()];
-      out += cat("rank ", rank_, ": ", engine_, engine_.empty() ? "" : ": ", "call ", i, ": ", entry.call.text());
+      out += cat("rank ", rank_, ": ", group_, group_.empty() ? "" : ": ", engine_, engine_.empty() ? "" : ": ",
+                 "call ", i, ": ", entry.call.text());
       if (entry.call.envelope.op == Op::message && entry.call.name == nullptr)
         out += cat(entry.call.receives ? " from rank " : " to rank ", entry.call.peer);
       out += cat(", at ", microseconds(entry.begun - born_), " us");
@@ -27608,13 +27755,15 @@ class FlightRecorder {
 
   /// Where CHORUS_FLIGHT_RECORDER wants failures' records: null, or see `dump`.
   static const char* wanted() { return chorus::detail::env("CHORUS_FLIGHT_RECORDER"); }
-  /// Writes them where they are wanted: to `stderr`, or a file of that name with this rank's number.
+  /// Writes them where they are wanted: to `stderr`, or a file of that name with the group, the engine, where they are
+  /// named, and this rank's number.
   [[gnu::cold]] void dump() const {
     const char* where = wanted();
     if (where == nullptr) return;
     const auto text = lines();
     const bool to_stderr = std::string_view(where) == "stderr";
-    const auto path = cat(where, engine_.empty() ? "" : ".", engine_, ".rank", rank_);
+    const auto path =
+        cat(where, group_.empty() ? "" : ".", group_, engine_.empty() ? "" : ".", engine_, ".rank", rank_);
     std::FILE* const file = to_stderr ? stderr : std::fopen(path.c_str(), "w");
     if (file == nullptr) return;
     std::fwrite(text.data(), 1, text.size(), file);
@@ -27630,6 +27779,7 @@ class FlightRecorder {
 
   const int rank_;
   const std::string_view engine_;
+  std::string group_;  // `group_2_3`
   const Clock::time_point born_ = Clock::now();
   std::array<Entry, 64> entries_;  // in turn
   std::uint64_t calls_ = 0;
@@ -27643,7 +27793,8 @@ namespace chorus::inline CHORUS_ABI::comm {
 /// `begin` and `end` are called by one thread at a time; the rest from any.
 class CallBook {
  public:
-  explicit CallBook(int rank) : rank_(rank), recorder_(rank) {}
+  /// `members`: see World.
+  explicit CallBook(int rank, const std::vector<int>& members = {}) : rank_(rank), recorder_(rank, {}, members) {}
 
   /// Numbers a call and writes it down.
   Envelope begin(const Call& call) {
@@ -27652,8 +27803,8 @@ class CallBook {
     if (call.op == Op::message) {
       envelope.sequence = call.receives ? received_[peer]++ : sent_[peer]++;
     } else {
-      envelope.detail = static_cast<std::uint8_t>(call.op == Op::broadcast ? call.peer
-                                                                           : static_cast<int>(call.reduction.op));
+      envelope.detail =
+          static_cast<std::uint8_t>(call.op == Op::broadcast ? call.peer : static_cast<int>(call.reduction.op));
       envelope.sequence = collectives_++;
     }
     const std::lock_guard lock(mutex_);
@@ -28170,7 +28321,8 @@ namespace chorus::inline CHORUS_ABI::comm {
 
 class RingRunner {
  public:
-  explicit RingRunner(std::unique_ptr<Transport> link) : book_(link->rank), link_(std::move(link)) {}
+  RingRunner(const std::vector<int>& members, std::unique_ptr<Transport> link)
+      : book_(link->rank, members), link_(std::move(link)) {}
 
   /// Returns how the call failed.
   Failure run(const Call& call, const std::atomic<bool>& caller_waits) {
@@ -28256,14 +28408,16 @@ namespace chorus::inline CHORUS_ABI::comm {
 /// A Communicator over shared memory, TCP or threads.
 class RingCommunicator : public AnyCommunicator {
  public:
-  /// The rank that `link` stands for.
-  explicit RingCommunicator(std::string_view name, std::unique_ptr<Transport> link)
-      : AnyCommunicator(engine(name, std::move(link))) {}
+  /// The rank that `link` stands for; `members`: see World.
+  explicit RingCommunicator(std::string_view name, std::unique_ptr<Transport> link,
+                            const std::vector<int>& members = {})
+      : AnyCommunicator(engine(name, std::move(link), members)) {}
 
  private:
-  static std::shared_ptr<Engine> engine(std::string_view name, std::unique_ptr<Transport> link) {
+  static std::shared_ptr<Engine> engine(std::string_view name, std::unique_ptr<Transport> link,
+                                        const std::vector<int>& members) {
     const int rank = link->rank, size = link->size;
-    return std::make_shared<QueuedEngine<RingRunner>>(rank, size, name, std::move(link));
+    return std::make_shared<QueuedEngine<RingRunner>>(rank, size, members, name, members, std::move(link));
   }
 };
 
@@ -28301,6 +28455,17 @@ namespace chorus::inline CHORUS_ABI::comm {
 
 namespace detail {
 
+[[gnu::cold]] inline std::vector<AnyCommunicator> ranks_in_threads(int size, std::chrono::milliseconds timeout,
+                                                                   const std::vector<int>& members) {
+  std::vector<AnyCommunicator> group;
+  if (size == 1) group.emplace_back();
+  if (size == 1) return group;
+  const auto region = std::make_shared<SharedRegion>(SharedRegion::create(ShmTransport::region_bytes(size)));
+  for (int rank = 0; rank < size; ++rank)
+    group.push_back(RingCommunicator("thread", std::make_unique<ShmTransport>(region, rank, size, timeout), members));
+  return group;
+}
+
 /// Threads of this process that wait for the others of their group, by port.
 class Lobby {
  public:
@@ -28324,7 +28489,7 @@ class Lobby {
     if (++mine->present == world.size) {
       tables_.erase(world.master_port);
       try {
-        mine->group = thread_group(world.size, world.timeout);
+        mine->group = ranks_in_threads(world.size, world.timeout, world.members);
       } catch (const std::exception& error) {  // they all hear of it
         mine->failure = error.what();
       }
@@ -28363,13 +28528,7 @@ class Lobby {
 CHORUS_INLINE std::vector<AnyCommunicator> thread_group(int size, std::chrono::milliseconds timeout) {
   check<UsageError>(size >= 1 && size <= max_ranks, "thread_group: ", size, " ranks, expected 1 to ", max_ranks);
   check_timeout("thread_group", timeout);
-  std::vector<AnyCommunicator> group;
-  if (size == 1) group.emplace_back();
-  if (size == 1) return group;
-  const auto region = std::make_shared<SharedRegion>(SharedRegion::create(ShmTransport::region_bytes(size)));
-  for (int rank = 0; rank < size; ++rank)
-    group.push_back(RingCommunicator("thread", std::make_unique<ShmTransport>(region, rank, size, timeout)));
-  return group;
+  return detail::ranks_in_threads(size, timeout, {});
 }
 
 CHORUS_INLINE AnyCommunicator join_thread_group(const World& world) { return detail::Lobby::instance().meet(world); }
@@ -28425,7 +28584,7 @@ CHORUS_INLINE AnyCommunicator connect(const World& world, const ConnectOptions& 
   const auto carrier = dynamic_cast<const ShmTransport*>(link.get()) ? Backend::shm
                        : !link->machines().empty()                   ? Backend::hierarchical
                                                                      : Backend::tcp;
-  return RingCommunicator(name(carrier), std::move(link));
+  return RingCommunicator(name(carrier), std::move(link), world.members);
 }
 
 CHORUS_INLINE Backend backend_of(std::string_view text) {
@@ -28487,12 +28646,12 @@ class NcclMember {
   };
 
   NcclMember(Api api, int rank, int device, std::chrono::milliseconds timeout, std::function<void(const Failure&)> tell,
-             std::function<Failure()> hear)
+             std::function<Failure()> hear, const std::vector<int>& members)
       : api_(std::move(api)),
         rank_(rank),
         device_(device),
         timeout_(timeout),
-        recorder_(rank, "nccl"),
+        recorder_(rank, "nccl", members),
         tell_(std::move(tell)),
         hear_(std::move(hear)) {
     check_timeout("nccl", timeout);
@@ -28653,9 +28812,8 @@ class NcclCalls : public NcclMember<Api> {
     check_cuda(call, api_.use_device(device_));
     const Stream compute = api_.compute_stream(device_);
     call.captured = api_.capturing(compute);
-    if (!call.captured) {  // what a capture that came to nothing has left
-      for (const Call& left : captured_) recycle(left);
-      captured_.clear();
+    if (!call.captured) {
+      forget_captured();
       call.number = recorder_.begin(call);
     }
     call.ready = event();
@@ -28688,10 +28846,18 @@ class NcclCalls : public NcclMember<Api> {
     }
     Call call = captured != captured_.end() ? *captured : *flying;
     check_cuda(call, api_.use_device(device_));
-    check_cuda(call, api_.wait(api_.compute_stream(device_), call.done));
+    const Stream compute = api_.compute_stream(device_);
+    if (captured != captured_.end() && !api_.capturing(compute)) return forget_captured();
+    check_cuda(call, api_.wait(compute, call.done));
     if (captured == captured_.end()) return;
     recycle(call);
     captured_.erase(captured);
+  }
+
+  /// What a capture that came to nothing has left: it never ran, and is not waited for.
+  void forget_captured() {
+    for (const Call& left : captured_) recycle(left);
+    captured_.clear();
   }
 
   /// Whether a call has ended, or never will.
@@ -28765,9 +28931,10 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
  public:
   /// `tell` is called once, with the reason, when this rank gives up; from any thread. `hear` says how another rank has
   /// failed, if it is known, upon which this one gives up, too; it is asked at each call, and every few milliseconds.
+  /// `members`: see World.
   NcclQueue(Api api, int rank, int device, std::chrono::milliseconds timeout, std::function<void(const Failure&)> tell,
-            std::function<Failure()> hear)
-      : Calls(std::move(api), rank, device, timeout, std::move(tell), std::move(hear)) {}
+            std::function<Failure()> hear, const std::vector<int>& members = {})
+      : Calls(std::move(api), rank, device, timeout, std::move(tell), std::move(hear), members) {}
   ~NcclQueue() override { stop(); }
 
   /// Meets the other ranks; all of them call it. Throws CommError.
@@ -28804,8 +28971,7 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
     group_ = {};
     group_.grouped = true;
     open(group_);
-    accept_later(api_.group_start(), group_);
-    grouping_ = true;
+    start_group(group_);
     try {
       calls();
     } catch (...) {
@@ -28826,13 +28992,10 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
     call.grouped = true;
     call.envelope.sequence = calls_++;
     open(call);
-    accept_later(api_.group_start(), call);
-    int code = Api::success;
-    for (std::size_t i = 0; i < count && (code == Api::success || code == Api::in_progress); ++i)
-      code = issue(api_, i, comm_, stream_);
-    const int ended = api_.group_end();
-    accept_later(code, call);
-    accept(ended, call);
+    start_group(call);
+    for (std::size_t i = 0; i < count; ++i) accept_later(issue(api_, i, comm_, stream_), call);
+    grouping_ = false;
+    accept(api_.group_end(), call);
     return close(call, stream_);
   }
 
@@ -28923,6 +29086,14 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
   using Calls::close, Calls::event, Calls::give_up, Calls::inspect, Calls::listen, Calls::named, Calls::open,
       Calls::pause;
   using Calls::raise_if_failed, Calls::recorder_;
+
+  // Who gives up in the group ends it.
+  void start_group(const Call& call) {
+    raise_if_failed(call);
+    if (const int code = api_.group_start(); code != Api::success && code != Api::in_progress)
+      this->refuse(code, call);
+    grouping_ = true;
+  }
 
   void leave() {
     synchronize();
@@ -29051,12 +29222,12 @@ template <class Api>
 class NcclEngine final : public Engine {
  public:
   NcclEngine(AnyCommunicator& control, int device, std::chrono::milliseconds timeout, Api api)
-      : Engine(control.rank(), control.size()),
+      : Engine(control.rank(), control.size(), control.engine().members),
         control_(control),
         api_(api),
         queue_(std::make_shared<NcclQueue<Api>>(
             api, rank, device, timeout, [&control](const Failure& failure) { control.abort(failure.what); },
-            [&control] { return Failure{control.engine().trouble()}; })) {
+            [&control] { return Failure{control.engine().trouble()}; }, members)) {
     typename Api::UniqueId id{};
     int code = rank == 0 ? api.unique_id(id) : Api::success;
     // The other ranks wait for the id: they have to hear it where there is none.
@@ -29082,6 +29253,7 @@ class NcclEngine final : public Engine {
   void launch(const char* what, const std::function<void()>& start) override { queue_->launch(what, start); }
   void abort(std::string_view why) noexcept override { queue_->abort(why); }
   std::string_view name() const override { return "nccl"; }
+  std::chrono::nanoseconds busy() const override { return not_measured; }
   /// Calls of host memory, and barriers, are those of `control`.
   std::string record() const override { return control_.engine().record() + queue_->record(); }
 
@@ -29166,7 +29338,7 @@ class NcclEngine final : public Engine {
 /// thread's compute stream has been given so far. Waiting, be it in a blocking call or for a Work, makes the compute
 /// stream wait, not the host: the host learns of a failure at the next call, and whoever waits for the device goes on
 /// because a failed communicator is aborted. `barrier` alone blocks the host. Reductions of 16-bit integers, and of
-/// scaled minima and maxima, are UsageErrors.
+/// scaled minima and maxima, are UsageErrors. NCCL takes a scale in the type of the numbers, to which it is rounded.
 ///
 /// Messages that cross (a rank sends before it receives what the peer sends first) need a `group`.
 template <class Api = NcclApi>
@@ -29399,6 +29571,14 @@ inline bool is_capturing(cudaStream_t stream) {
   return status != cudaStreamCaptureStatusNone;
 }
 
+namespace detail {
+/// False. To the runtime the answer was an error, which the next call must not find.
+inline bool not_ready() {
+  static_cast<void>(cudaGetLastError());
+  return false;
+}
+}  // namespace detail
+
 /// A place in a stream's work, for other streams to wait for.
 class Event {
  public:
@@ -29423,7 +29603,7 @@ class Event {
   /// Whether all marked work is done; true where nothing was ever marked.
   bool done() const {
     const cudaError_t status = cudaEventQuery(event_);
-    if (status == cudaErrorNotReady) return false;
+    if (status == cudaErrorNotReady) return detail::not_ready();
     CHORUS_CUDA_CHECK(status);
     return true;
   }
@@ -29464,7 +29644,7 @@ inline void synchronize(cudaStream_t stream, std::chrono::milliseconds limit = d
   wait_until(
       [stream] {
         const cudaError_t status = cudaStreamQuery(stream);
-        if (status == cudaErrorNotReady) return false;
+        if (status == cudaErrorNotReady) return detail::not_ready();
         CHORUS_CUDA_CHECK(status);
         return true;
       },
@@ -29572,7 +29752,11 @@ struct NcclApi {
   static void destroy_event(Event event) { static_cast<void>(cudaEventDestroy(event)); }
   static int record(Event event, Stream stream) { return cudaEventRecord(event, stream); }
   static int wait(Stream stream, Event event) { return cudaStreamWaitEvent(stream, event, 0); }
-  static int query(Event event) { return cudaEventQuery(event); }
+  static int query(Event event) {
+    const int code = cudaEventQuery(event);
+    if (code == not_ready) static_cast<void>(cudaGetLastError());  // no error, and not the next call's
+    return code;
+  }
   static std::string cuda_error(int code) { return cudaGetErrorString(static_cast<cudaError_t>(code)); }
 
  private:
@@ -30428,13 +30612,15 @@ struct DdpTimes {
   double backward_comm_time = 0;                  ///< from when the first bucket leaves until all have come back
   double backward_compute_comm_overlap_time = 0;  ///< what of that lies before the last gradient
   // Not in PyTorch's:
-  double bucket_comm_time =
-      0;  ///< the buckets' collectives, each from its start to its end, waits for other ranks included
+  /// The buckets' collectives, each from its start to its end, waits for other ranks included; NaN over communicators
+  /// that do not know, as over NCCL, whose collectives run on streams.
+  double bucket_comm_time = 0;
   double exposed_comm_time = 0;  ///< in which backward's thread had communication to do, or to wait for
 
-  /// The part of the collectives' time in which backward went on; 1 where there were none.
+  /// The part of the collectives' time in which backward went on; 1 where there were none, NaN where that time is.
   double hidden() const {
-    return bucket_comm_time <= 0 || exposed_comm_time <= 0 ? 1
+    return std::isnan(bucket_comm_time) ? bucket_comm_time
+           : bucket_comm_time <= 0 || exposed_comm_time <= 0 ? 1
            : exposed_comm_time >= bucket_comm_time         ? 0
                                                            : 1 - exposed_comm_time / bucket_comm_time;
   }
@@ -30457,7 +30643,7 @@ class DdpClock {
 
   void forward_begins() { forward_start_ = Clock::now(); }
   void forward_ends() { forward_end_ = Clock::now(); }
-  /// `busy`: how long the communicator's calls have taken so far.
+  /// `busy`: how long the communicator's calls have taken so far; below 0 where it does not know.
   void backward_begins(std::chrono::nanoseconds busy) {
     busy_ = busy;
     exposed_ = {};
@@ -30482,7 +30668,7 @@ class DdpClock {
     last.backward_compute_time = seconds(compute_end_ - forward_end_);
     last.backward_comm_time = seconds(end - comm_start_);
     last.backward_compute_comm_overlap_time = comm_start_ < compute_end_ ? seconds(compute_end_ - comm_start_) : 0;
-    last.bucket_comm_time = seconds(busy - busy_);
+    last.bucket_comm_time = busy.count() < 0 ? std::numeric_limits<double>::quiet_NaN() : seconds(busy - busy_);
     last.exposed_comm_time = seconds(exposed_);
     ++data_.iterations;
     for (const auto member :
@@ -32580,7 +32766,7 @@ class SharedMemory {
     std::memcpy(region->data(), &key, sizeof key);
     all.blocks_.push_back({key, region.get()});
     std::byte* const data = region->data() + front;
-    return {data, [region](std::byte*) { instance().forget(region.get()); }};
+    return {data, [region, owner = getpid()](std::byte*) { instance().forget(region.get(), getpid() == owner); }};
   }
 
   /// The window that shows `bytes` at `data`; one without a key where they don't lie in such memory.
@@ -32609,9 +32795,9 @@ class SharedMemory {
     static auto& memory = *new SharedMemory;  // never destroyed: tensors in static storage may outlive it
     return memory;
   }
-  void forget(const SharedRegion* region) {
+  void forget(const SharedRegion* region, bool for_all) {  // not by a child that was forked from its owner
     const std::lock_guard lock(mutex_);
-    std::memset(region->data(), 0, sizeof(std::uint64_t));  // others may unmap it
+    if (for_all) std::memset(region->data(), 0, sizeof(std::uint64_t));  // others may unmap it
     std::erase_if(blocks_, [&](const Block& block) { return block.region == region; });
   }
 
@@ -32703,7 +32889,7 @@ namespace chorus::inline CHORUS_ABI::comm::detail {
 
 struct alignas(64) Seat {
   std::atomic<std::uint32_t> bell;       ///< goes up to wake this rank
-  std::atomic<std::int32_t> awaits;      ///< while it sleeps: 1 + the rank whose data it waits for
+  std::atomic<std::int32_t> awaits;      ///< while it sleeps: 1 + the rank whose data it waits for; or see `elsewhere`
   std::atomic<std::int32_t> wants_room;  ///< while it sleeps: 1 + the rank that it waits for to read
   std::atomic<Clock::rep> pulse;         ///< while it sleeps: when it last looked around, by the machine's clock
   std::atomic<std::uint32_t> left;       ///< 1 once it has left the group
@@ -32742,8 +32928,10 @@ class Place {
     }
   }
   ~Place() {
-    seat(rank_).left.store(1);
-    ring_all_bells();
+    if (getpid() == process_) {  // a forked child takes nobody's leave
+      seat(rank_).left.store(1);
+      ring_all_bells();
+    }
     for (int peer = 0; peer < size_; ++peer)
       if (death(peer) >= 0) close(death(peer));
   }
@@ -32781,10 +32969,29 @@ class Place {
       const auto now = Clock::now();
       own.pulse.store(now.time_since_epoch().count());
       look_for_trouble(peer, flag, busy, now >= deadline);  // what throws leaves the sign, for others' deadlines
+      if (meanwhile) meanwhile(name(peer), now - (deadline - timeout_));
       futex_wait(own.bell, bell, std::min<Clock::duration>(deadline - now, nap));
     }
     (own.*sign).store(0);
   }
+
+  /// Throws if `peer` has left, and `flag` stays as it is, since whatever a rank sent before it left is there by now.
+  void check_is_here(int peer, const std::atomic<std::uint32_t>& flag, std::uint32_t busy) const {
+    if (seat(peer).left.load() == 0 || flag.load() != busy) return;
+    check();  // why it has left, if it has said so
+    fail<LinkError>("rank ", name(peer), " has left the group");
+  }
+
+  /// Says, now and then while it lasts, that this rank waits for one that has no seat here, and goes by that name; -1:
+  /// no longer.
+  void waits_elsewhere(int stranger) const {
+    seat(rank_).pulse.store(Clock::now().time_since_epoch().count());
+    seat(rank_).awaits.store(stranger < 0 ? 0 : elsewhere - stranger);
+  }
+
+  /// What else is to be done, at each look around, while this rank sleeps and waits for the one of that name; with how
+  /// long it has waited so far. May throw LinkError.
+  std::function<void(int name, Clock::duration waited)> meanwhile;
 
   /// Throws if a rank has given up.
   void check() const {
@@ -32826,6 +33033,7 @@ class Place {
 
  private:
   static constexpr std::chrono::milliseconds nap{20};  // of a sleeper between two looks around
+  static constexpr std::int32_t elsewhere = -1;        // in `awaits`: this less the name of a rank that has no seat
 
   Seat& seat(int who) const { return board_.seats[static_cast<std::size_t>(who)]; }
   int& death(int peer) { return deaths_[static_cast<std::size_t>(peer)]; }
@@ -32842,8 +33050,7 @@ class Place {
 
   [[gnu::cold]] void look_for_trouble(int peer, const std::atomic<std::uint32_t>& flag, std::uint32_t busy, bool late) {
     check_peers();
-    // Whatever a rank sent before it left is there by now.
-    if (seat(peer).left.load() != 0 && flag.load() == busy) fail<LinkError>("rank ", name(peer), " has left the group");
+    check_is_here(peer, flag, busy);
     if (late) fail<LinkTimeout>("waited ", timeout_.count(), " ms for ", chain(peer));
   }
 
@@ -32862,7 +33069,9 @@ class Place {
       const int awaits = seat(who).awaits.load(), wants_room = seat(who).wants_room.load();
       const int next = (awaits != 0 ? awaits : wants_room) - 1;
       const auto pulse = Clock::time_point(Clock::duration(seat(who).pulse.load()));
-      if (next < 0 || Clock::now() - pulse > 10 * nap) return text + ", which is stopped or busy elsewhere";
+      if (awaits == 0 && wants_room == 0) return text + ", which is stopped or busy elsewhere";
+      if (Clock::now() - pulse > 10 * nap) return text + ", which is stopped or busy elsewhere";
+      if (awaits < 0) return text + cat(", which waits for rank ", elsewhere - awaits);
       if (next == rank_) return text + ", which waits for this rank";
       text += cat(", which waits for rank ", name(next));
       who = next;
@@ -32871,7 +33080,7 @@ class Place {
   }
 
   Board& board_;
-  const int rank_, size_;
+  const int rank_, size_, process_ = getpid();
   const std::chrono::milliseconds timeout_;
   const std::vector<int> names_;
   std::array<int, max_ranks> deaths_{};  // per peer: a pidfd, readable once its process has ended
@@ -32971,8 +33180,13 @@ class ShmTransport final : public Transport {
   bool has_room(int peer) const { return slot(rank, peer, sent_).full.load(std::memory_order_acquire) == 0; }
   bool has_piece(int peer) override {
     take_room(peer, rank, room_received_, received_, 0);
-    return slot(peer, rank, received_).full.load(std::memory_order_acquire) != 0;
+    const auto& full = slot(peer, rank, received_).full;
+    if (full.load(std::memory_order_acquire) != 0) return true;
+    place_.check_is_here(peer, full, 0);
+    return full.load(std::memory_order_acquire) != 0;
   }
+  /// See detail::Place.
+  detail::Place& place() { return place_; }
 
   void flush() override {}
 
@@ -33560,7 +33774,9 @@ inline void monitored_barrier(const Ring& ring) {
 /// about the rank itself, which must not wait behind data: that it leaves, gives up, or has long waited for another
 /// one. A process that dies closes both; the others see the news connection end without a goodbye.
 
+#include <linux/sockios.h>
 #include <sys/eventfd.h>
+#include <sys/ioctl.h>
 
 namespace chorus::inline CHORUS_ABI::comm {
 
@@ -33608,7 +33824,13 @@ class TcpTransport final : public Transport {
       : Transport(me, ranks, slot_bytes, slots, limit), alarm_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     chorus::check<CommError>(bool(alarm_), "eventfd: ", std::strerror(errno));
   }
-  ~TcpTransport() override { tell_all({.kind = detail::News::leaves}); }
+  /// Says that this rank leaves: not where it has never been connected to all, whose others shall know that it is gone,
+  /// nor in a process that has been forked from it.
+  ~TcpTransport() override {
+    bool complete = getpid() == process_;
+    for (int who = 0; who < size; ++who) complete = complete && (who == rank || (at(who).data && at(who).news));
+    if (complete) tell_all({.kind = detail::News::leaves});
+  }
 
   /// By rank; to be connected before anything else is called. This rank's own entry stays empty.
   Peers& peers() { return peers_; }
@@ -33652,6 +33874,27 @@ class TcpTransport final : public Transport {
 
   void check() override { read_news(); }
 
+  /// Tells the others, once, that this rank waits for `peer`; with `nobody`, no longer. Who leaves so much of its news
+  /// unread that they queue up here is not told: reasons to give up need that room.
+  void tell_waiting(int peer) {
+    if (peer == told_waiting_) return;
+    told_waiting_ = peer;
+    detail::News news{.kind = detail::News::waits, .other = peer};
+    for (int who = 0; who < size; ++who) {
+      int unsent = 0;
+      if (at(who).news && ioctl(at(who).news.fd(), SIOCOUTQNSD, &unsent) == 0 && unsent == 0)
+        at(who).news.try_send(bytes_of(news));
+    }
+  }
+  static constexpr int nobody = -1;
+
+  /// What else is to be done, every 50 ms, while this rank has waited long for `peer`; for `nobody` once that is over.
+  std::function<void(int peer)> meanwhile;
+  /// How long it waits before it says so: at the others' deadlines they shall know.
+  std::chrono::nanoseconds silence() const {
+    return std::min<std::chrono::nanoseconds>(timeout / 10, std::chrono::milliseconds(100));
+  }
+
   /// Sends what goes; where some is left, waits for room for it, `most` at most. False where nothing is left.
   bool send_rest(std::chrono::nanoseconds most) {
     std::array<pollfd, max_ranks> events;
@@ -33674,7 +33917,6 @@ class TcpTransport final : public Transport {
   }
 
  private:
-  static constexpr int nobody = -1;
   static constexpr std::size_t alignment = 64;
   static constexpr std::size_t slot_stride = alignment + slot_bytes;  // a head lies right in front of its data
 
@@ -33766,8 +34008,8 @@ class TcpTransport final : public Transport {
     if (!reached(peer, goal)) wait(peer, goal);
   }
   void wait(int peer, Goal goal) {
-    const auto start = Clock::now(), deadline = start + timeout, alarm = start + timeout * 9 / 10;
-    bool alarmed = false;
+    const auto start = Clock::now(), deadline = start + timeout;
+    auto alarm = start + silence();
     std::array<pollfd, 2 * max_ranks + 1> events;
     do {
       std::size_t n = 0;
@@ -33778,17 +34020,19 @@ class TcpTransport final : public Transport {
         events[n++] = {interest != 0 ? p.data.fd() : -1, static_cast<short>(interest), 0};
         events[n++] = {p.left ? -1 : p.news.fd(), POLLIN, 0};
       }
-      poll(events.data(), n, milliseconds_until(alarmed ? deadline : alarm));
+      poll(events.data(), n, milliseconds_until(std::min(deadline, alarm)));
       for (int who = 0; who < size; ++who) push(who);
       if (reached(peer, goal)) break;
       read_news();
       if (Clock::now() >= deadline) fail<LinkTimeout>("waited ", timeout.count(), " ms for ", chain(peer));
-      if (Clock::now() >= alarm && !alarmed) {
-        alarmed = true;
-        tell_all({.kind = detail::News::waits, .other = peer});
-      }
+      if (Clock::now() < alarm) continue;
+      tell_waiting(peer);
+      if (meanwhile) meanwhile(peer);
+      alarm = meanwhile ? Clock::now() + std::chrono::milliseconds(50) : deadline;
     } while (!reached(peer, goal));
-    if (alarmed) tell_all({.kind = detail::News::waits, .other = nobody});
+    if (told_waiting_ == nobody) return;
+    tell_waiting(nobody);
+    if (meanwhile) meanwhile(nobody);
   }
 
   /// Throws if a rank has died or given up.
@@ -33828,7 +34072,9 @@ class TcpTransport final : public Transport {
     return text;
   }
 
+  const int process_ = getpid();
   Peers peers_;
+  int told_waiting_ = nobody;
   Socket alarm_;  // readable once this rank has aborted
   std::atomic<bool> aborted_{false};
 };
@@ -33914,11 +34160,15 @@ class HybridTransport final : public Transport {
     else
       shm_ = std::make_unique<ShmTransport>(std::make_shared<SharedRegion>(std::move(region)),
                                             local_[static_cast<std::size_t>(rank)], here, timeout, std::move(ranks));
+    if (shm_) listen_on_both_sides();
   }
 
   std::byte* acquire(int peer) override {
-    if (is_local(peer)) send_until(peer, [&] { return shm_->has_room(at(peer)); });
-    return to(peer).acquire(at(peer));
+    if (!is_local(peer)) return tcp_->acquire(peer);
+    send_until(peer, [&] { return shm_->has_room(at(peer)); });
+    auto* const slot = to(peer).acquire(at(peer));
+    tcp_->tell_waiting(TcpTransport::nobody);
+    return slot;
   }
   void fill(int peer, std::byte* slot, const std::byte* data, std::size_t bytes) override {
     to(peer).fill(at(peer), slot, data, bytes);
@@ -33929,11 +34179,15 @@ class HybridTransport final : public Transport {
   void send(int peer, const Envelope& envelope, const std::byte* data, std::size_t bytes) override {
     if (is_local(peer)) send_until(peer, [&] { return shm_->has_room(at(peer)); });
     to(peer).send(at(peer), envelope, data, bytes);
+    if (is_local(peer)) tcp_->tell_waiting(TcpTransport::nobody);
   }
   bool copies() const override { return false; }
   Piece receive(int peer) override {
-    if (is_local(peer)) send_until(peer, [&] { return shm_->has_piece(at(peer)); });
-    return to(peer).receive(at(peer));
+    if (!is_local(peer)) return tcp_->receive(peer);
+    send_until(peer, [&] { return shm_->has_piece(at(peer)); });
+    const auto piece = to(peer).receive(at(peer));
+    tcp_->tell_waiting(TcpTransport::nobody);
+    return piece;
   }
   Piece receive_at(int peer, const Envelope& envelope, std::byte* place, std::size_t bytes) override {
     if (is_local(peer)) return receive(peer);
@@ -33962,6 +34216,15 @@ class HybridTransport final : public Transport {
     if (!is_local(peer)) return *tcp_;
     shm_->may_spin = may_spin;
     return *shm_;
+  }
+  /// Who waits inside of the machine hears the other machines, too, and both are told whom it waits for.
+  void listen_on_both_sides() {
+    tcp_->meanwhile = [this](int peer) { shm_->place().waits_elsewhere(peer); };
+    shm_->place().meanwhile = [this](int peer, Clock::duration waited) {
+      if (waited < std::chrono::milliseconds(20)) return;  // a look at every connection takes its time
+      tcp_->check();
+      if (waited >= tcp_->silence()) tcp_->tell_waiting(peer);
+    };
   }
   /// Before this rank waits for one of its machine: one of another machine, for which that one may wait, may wait for
   /// what the network had no room for.
@@ -34249,12 +34512,17 @@ template <class Runner>
 class QueuedEngine final : public Engine {
  public:
   template <class... Arguments>
-  QueuedEngine(int me, int ranks, std::string_view what, Arguments&&... arguments)
-      : Engine(me, ranks),
+  QueuedEngine(int me, int ranks, const std::vector<int>& names, std::string_view what, Arguments&&... arguments)
+      : Engine(me, ranks, names),
         name_(what),
         runner_(std::forward<Arguments>(arguments)...),
         calls_(std::make_shared<InOrder<Call>>(&run, &runner_)) {}
-  ~QueuedEngine() override { calls_->stop(); }
+  ~QueuedEngine() override {
+    if (getpid() == process_)
+      calls_->stop();
+    else
+      new auto(calls_);  // a forked child has no such thread, and waits for ever for one
+  }
 
   void now(const Call& call) override { calls_->now(call); }
   Work later(const Call& call) override { return {calls_, calls_->later(call)}; }
@@ -34276,6 +34544,7 @@ class QueuedEngine final : public Engine {
     return static_cast<Runner*>(runner)->run(call, caller_waits);
   }
 
+  const int process_ = getpid();
   std::string_view name_;
   Runner runner_;
   std::shared_ptr<InOrder<Call>> calls_;  // Works share it
@@ -34324,8 +34593,12 @@ struct NamedCall {
 /// Its owner has a lock.
 class FlightRecorder {
  public:
-  /// `engine` stands in lines and files' names where a rank has several recorders.
-  explicit FlightRecorder(int rank, std::string_view engine = {}) : rank_(rank), engine_(engine) {}
+  /// `engine` stands in lines and files' names where a rank has several recorders; so do `members`, see World, of a
+  /// group that is not the whole job: ranks and files are called by the rank in the job.
+  explicit FlightRecorder(int rank, std::string_view engine = {}, const std::vector<int>& members = {})
+      : rank_(members.empty() ? rank : members[static_cast<std::size_t>(rank)]), engine_(engine) {
+    for (const int member : members) group_ += cat(group_.empty() ? "group_" : "_", member);
+  }
 
   /// Writes a call down that begins, and returns its number.
   std::uint64_t begin(const NamedCall& call) {
@@ -34354,7 +34627,8 @@ class FlightRecorder {
     std::string out;
     for (auto i = calls_ - std::min<std::uint64_t>(calls_, entries_.size()); i < calls_; ++i) {
       const auto& entry = entries_[i % entries_.size()];
-      out += cat("rank ", rank_, ": ", engine_, engine_.empty() ? "" : ": ", "call ", i, ": ", entry.call.text());
+      out += cat("rank ", rank_, ": ", group_, group_.empty() ? "" : ": ", engine_, engine_.empty() ? "" : ": ",
+                 "call ", i, ": ", entry.call.text());
       if (entry.call.envelope.op == Op::message && entry.call.name == nullptr)
         out += cat(entry.call.receives ? " from rank " : " to rank ", entry.call.peer);
       out += cat(", at ", microseconds(entry.begun - born_), " us");
@@ -34370,13 +34644,15 @@ class FlightRecorder {
 
   /// Where CHORUS_FLIGHT_RECORDER wants failures' records: null, or see `dump`.
   static const char* wanted() { return chorus::detail::env("CHORUS_FLIGHT_RECORDER"); }
-  /// Writes them where they are wanted: to `stderr`, or a file of that name with this rank's number.
+  /// Writes them where they are wanted: to `stderr`, or a file of that name with the group, the engine, where they are
+  /// named, and this rank's number.
   [[gnu::cold]] void dump() const {
     const char* where = wanted();
     if (where == nullptr) return;
     const auto text = lines();
     const bool to_stderr = std::string_view(where) == "stderr";
-    const auto path = cat(where, engine_.empty() ? "" : ".", engine_, ".rank", rank_);
+    const auto path =
+        cat(where, group_.empty() ? "" : ".", group_, engine_.empty() ? "" : ".", engine_, ".rank", rank_);
     std::FILE* const file = to_stderr ? stderr : std::fopen(path.c_str(), "w");
     if (file == nullptr) return;
     std::fwrite(text.data(), 1, text.size(), file);
@@ -34392,6 +34668,7 @@ class FlightRecorder {
 
   const int rank_;
   const std::string_view engine_;
+  std::string group_;  // `group_2_3`
   const Clock::time_point born_ = Clock::now();
   std::array<Entry, 64> entries_;  // in turn
   std::uint64_t calls_ = 0;
@@ -34405,7 +34682,8 @@ namespace chorus::inline CHORUS_ABI::comm {
 /// `begin` and `end` are called by one thread at a time; the rest from any.
 class CallBook {
  public:
-  explicit CallBook(int rank) : rank_(rank), recorder_(rank) {}
+  /// `members`: see World.
+  explicit CallBook(int rank, const std::vector<int>& members = {}) : rank_(rank), recorder_(rank, {}, members) {}
 
   /// Numbers a call and writes it down.
   Envelope begin(const Call& call) {
@@ -34414,8 +34692,8 @@ class CallBook {
     if (call.op == Op::message) {
       envelope.sequence = call.receives ? received_[peer]++ : sent_[peer]++;
     } else {
-      envelope.detail = static_cast<std::uint8_t>(call.op == Op::broadcast ? call.peer
-                                                                           : static_cast<int>(call.reduction.op));
+      envelope.detail =
+          static_cast<std::uint8_t>(call.op == Op::broadcast ? call.peer : static_cast<int>(call.reduction.op));
       envelope.sequence = collectives_++;
     }
     const std::lock_guard lock(mutex_);
@@ -34932,7 +35210,8 @@ namespace chorus::inline CHORUS_ABI::comm {
 
 class RingRunner {
  public:
-  explicit RingRunner(std::unique_ptr<Transport> link) : book_(link->rank), link_(std::move(link)) {}
+  RingRunner(const std::vector<int>& members, std::unique_ptr<Transport> link)
+      : book_(link->rank, members), link_(std::move(link)) {}
 
   /// Returns how the call failed.
   Failure run(const Call& call, const std::atomic<bool>& caller_waits) {
@@ -35018,14 +35297,16 @@ namespace chorus::inline CHORUS_ABI::comm {
 /// A Communicator over shared memory, TCP or threads.
 class RingCommunicator : public AnyCommunicator {
  public:
-  /// The rank that `link` stands for.
-  explicit RingCommunicator(std::string_view name, std::unique_ptr<Transport> link)
-      : AnyCommunicator(engine(name, std::move(link))) {}
+  /// The rank that `link` stands for; `members`: see World.
+  explicit RingCommunicator(std::string_view name, std::unique_ptr<Transport> link,
+                            const std::vector<int>& members = {})
+      : AnyCommunicator(engine(name, std::move(link), members)) {}
 
  private:
-  static std::shared_ptr<Engine> engine(std::string_view name, std::unique_ptr<Transport> link) {
+  static std::shared_ptr<Engine> engine(std::string_view name, std::unique_ptr<Transport> link,
+                                        const std::vector<int>& members) {
     const int rank = link->rank, size = link->size;
-    return std::make_shared<QueuedEngine<RingRunner>>(rank, size, name, std::move(link));
+    return std::make_shared<QueuedEngine<RingRunner>>(rank, size, members, name, members, std::move(link));
   }
 };
 
@@ -35063,6 +35344,17 @@ namespace chorus::inline CHORUS_ABI::comm {
 
 namespace detail {
 
+[[gnu::cold]] inline std::vector<AnyCommunicator> ranks_in_threads(int size, std::chrono::milliseconds timeout,
+                                                                   const std::vector<int>& members) {
+  std::vector<AnyCommunicator> group;
+  if (size == 1) group.emplace_back();
+  if (size == 1) return group;
+  const auto region = std::make_shared<SharedRegion>(SharedRegion::create(ShmTransport::region_bytes(size)));
+  for (int rank = 0; rank < size; ++rank)
+    group.push_back(RingCommunicator("thread", std::make_unique<ShmTransport>(region, rank, size, timeout), members));
+  return group;
+}
+
 /// Threads of this process that wait for the others of their group, by port.
 class Lobby {
  public:
@@ -35086,7 +35378,7 @@ class Lobby {
     if (++mine->present == world.size) {
       tables_.erase(world.master_port);
       try {
-        mine->group = thread_group(world.size, world.timeout);
+        mine->group = ranks_in_threads(world.size, world.timeout, world.members);
       } catch (const std::exception& error) {  // they all hear of it
         mine->failure = error.what();
       }
@@ -35125,13 +35417,7 @@ class Lobby {
 CHORUS_INLINE std::vector<AnyCommunicator> thread_group(int size, std::chrono::milliseconds timeout) {
   check<UsageError>(size >= 1 && size <= max_ranks, "thread_group: ", size, " ranks, expected 1 to ", max_ranks);
   check_timeout("thread_group", timeout);
-  std::vector<AnyCommunicator> group;
-  if (size == 1) group.emplace_back();
-  if (size == 1) return group;
-  const auto region = std::make_shared<SharedRegion>(SharedRegion::create(ShmTransport::region_bytes(size)));
-  for (int rank = 0; rank < size; ++rank)
-    group.push_back(RingCommunicator("thread", std::make_unique<ShmTransport>(region, rank, size, timeout)));
-  return group;
+  return detail::ranks_in_threads(size, timeout, {});
 }
 
 CHORUS_INLINE AnyCommunicator join_thread_group(const World& world) { return detail::Lobby::instance().meet(world); }
@@ -35187,7 +35473,7 @@ CHORUS_INLINE AnyCommunicator connect(const World& world, const ConnectOptions& 
   const auto carrier = dynamic_cast<const ShmTransport*>(link.get()) ? Backend::shm
                        : !link->machines().empty()                   ? Backend::hierarchical
                                                                      : Backend::tcp;
-  return RingCommunicator(name(carrier), std::move(link));
+  return RingCommunicator(name(carrier), std::move(link), world.members);
 }
 
 CHORUS_INLINE Backend backend_of(std::string_view text) {
@@ -35879,8 +36165,6 @@ class Console {
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_RANK_OUTPUT_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_RANK_OUTPUT_HPP
 /// `RankOutput`: where ranks' output goes: to the reader, with the rank in front, and into files.
-
-#include <sys/ioctl.h>
 
 // <chorus/parallel/rank_process.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_RANK_PROCESS_HPP
