@@ -6,8 +6,8 @@
 /// an Ack (rank to rank 0: whether it could open the region) and a Verdict (back: the transport for all).
 ///
 /// Where the job has a token, Hello holds an HMAC of rank 0's challenge and of itself, Answer one of the rank's own
-/// challenge and of itself, and the connections of TcpTransport begin with one of the meeting's key: each side proves
-/// that it knows the token, which itself is never sent, and a proof is good for one connection. Off loopback a token is
+/// challenge and of itself, and the connections of TcpTransport begin alike, see mesh.hpp: each side proves that it
+/// knows the token, which itself is never sent, and a proof is good for one connection. Off loopback a token is
 /// obligatory. Nothing is encrypted: whoever can read and change packets on the way reads the data and can take over
 /// connections; through networks that others share, use a tunnel.
 
@@ -24,7 +24,7 @@
 
 namespace chorus::inline CHORUS_ABI::comm::detail {
 
-inline constexpr std::uint64_t magic = 0x0002'7375'726f'6863;  // "chorus", then the protocol's version
+inline constexpr std::uint64_t magic = 0x0003'7375'726f'6863;  // "chorus", then the protocol's version
 
 struct Hello {
   std::uint64_t magic = detail::magic;

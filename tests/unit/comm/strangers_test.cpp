@@ -72,40 +72,84 @@ TEST_CASE("strangers at a rank's own port don't become its peers", "[comm]") {
   std::vector<comm::Socket> open;
   const auto visit = [&](comm::detail::MeshHello hello) {
     open.push_back(comm::Socket::connect(address, Clock::now() + 1s));
-    hello.proof = comm::prove(world.token, {comm::detail::proven(hello)});
+    comm::Challenge challenge;
+    open.back().receive_all(comm::bytes_of(challenge), Clock::now() + 1s);
+    hello.proof = comm::detail::mesh_proof(world.token, challenge.nonce, hello);
     say(open.back(), hello);
   };
-  const auto changed = [&](auto change) {  // on both lanes
-    for (const int lane : {0, 1}) {
-      comm::detail::MeshHello hello{.key = meeting.key, .rank = 1, .lane = lane, .to = 0};
-      change(hello);
-      visit(hello);
+  const auto hello_for = [&](int lane) {
+    return comm::detail::MeshHello{.key = meeting.key, .rank = 1, .lane = lane, .to = 0};
+  };
+  const auto strangers = [&] {
+    const auto changed = [&](auto change) {  // on both lanes
+      for (const int lane : {0, 1}) {
+        auto hello = hello_for(lane);
+        change(hello);
+        visit(hello);
+      }
+    };
+    changed([](auto& hello) { hello.key = 1; });
+    changed([](auto& hello) { hello.rank = 0; });
+    changed([](auto& hello) { hello.rank = -1; });
+    changed([](auto& hello) { hello.rank = 1 << 30; });
+    changed([](auto& hello) { hello.lane += 2; });
+    changed([](auto& hello) { hello.lane = -1 << 30; });
+    changed([](auto& hello) { hello.to = 1; });
+    for (const auto& text : {"GET / HTTP/1.1\r\n\r\n" + std::string(200, ' '), std::string(100'000, '\xff')}) {
+      open.push_back(comm::Socket::connect(address, Clock::now() + 1s));
+      open.back().try_send(std::as_bytes(std::span(text)));
     }
   };
-  changed([](auto& hello) { hello.key = 1; });
-  changed([](auto& hello) { hello.rank = 0; });
-  changed([](auto& hello) { hello.rank = -1; });
-  changed([](auto& hello) { hello.rank = 1 << 30; });
-  changed([](auto& hello) { hello.lane += 2; });
-  changed([](auto& hello) { hello.lane = -1 << 30; });
-  changed([](auto& hello) { hello.to = 1; });
-  for (const auto& text : {"GET / HTTP/1.1\r\n\r\n" + std::string(200, ' '), std::string(100'000, '\xff')}) {
-    open.push_back(comm::Socket::connect(address, Clock::now() + 1s));
-    open.back().try_send(std::as_bytes(std::span(text)));
-  }
   SECTION("alone, they are no rank 1") {
+    const std::jthread others(strangers);
     comm::TcpTransport::Peers peers;
     CHECK_THROWS_WITH(comm::connect_all(world, meeting, peers), "rank 0: rank 1 did not connect within 2000 ms");
   }
   SECTION("and the real one gets its place") {
-    changed([](auto&) {});
     comm::TcpTransport link(0, 2, 2s);
-    comm::connect_all(world, meeting, link.peers());
+    {
+      const std::jthread others([&] {
+        strangers();
+        for (const int lane : {0, 1}) visit(hello_for(lane));
+      });
+      comm::connect_all(world, meeting, link.peers());
+    }
     for (const int lane : {0, 1}) {
       const auto& own = lane == 0 ? link.peers()[1].data : link.peers()[1].news;
       CHECK(own.remote().port() == open[open.size() - 2 + static_cast<std::size_t>(lane)].local().port());
     }
   }
+  SECTION("and keeps it, whoever says the same again") {
+    comm::TcpTransport link(0, 2, 2s);
+    {
+      const std::jthread others([&] {
+        visit(hello_for(0));
+        std::this_thread::sleep_for(50ms);
+        visit(hello_for(0));
+        std::this_thread::sleep_for(50ms);
+        visit(hello_for(1));
+      });
+      comm::connect_all(world, meeting, link.peers());
+    }
+    CHECK(link.peers()[1].data.remote().port() == open[0].local().port());
+  }
+#if CHORUS_USE_OPENSSL
+  SECTION("nor does anyone come in with what was overheard") {
+    const comm::World secret{.rank = 0, .size = 2, .token = "a secret of this test", .timeout = 1s};
+    comm::TcpTransport::Peers peers;
+    const std::jthread others([&] {
+      auto hello = hello_for(0);
+      hello.proof = comm::detail::mesh_proof(secret.token, {}, hello);  // for another challenge
+      for (const int lane : {0, 1}) {
+        open.push_back(comm::Socket::connect(address, Clock::now() + 1s));
+        hello.lane = lane;
+        say(open.back(), hello);
+      }
+    });
+    CHECK_THROWS_WITH(comm::connect_all(secret, meeting, peers), "rank 0: rank 1 did not connect within 1000 ms");
+    CHECK(!peers[1].data);
+  }
+#endif
 }
 
 TEST_CASE("what no rank would send over a group's connections is an error", "[comm]") {
