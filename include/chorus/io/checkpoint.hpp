@@ -2,6 +2,7 @@
 /// Checkpoints: a model's file with all that is needed to go on training as if nothing had happened.
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cstdint>
 #include <cstring>
@@ -96,6 +97,19 @@ void check_kept(const SafetensorsReader& file, const Incoming<D>& place, std::sp
   (ask.template operator()<Kept>(), ...);
 }
 
+/// An optimizer's learning rate, as what goes on from step to step.
+class KeptRate {
+ public:
+  explicit KeptRate(optim::HasLearningRate& optimizer) : optimizer_(optimizer) {}
+  static constexpr std::string_view kept_as = "lr";
+  std::array<double, 1> kept() const { return {optimizer_.lr()}; }
+  static bool can_keep(const std::array<double, 1>& kept) { return kept[0] >= 0; }
+  void keep(const std::array<double, 1>& kept) { optimizer_.resume_lr(kept[0]); }
+
+ private:
+  optim::HasLearningRate& optimizer_;
+};
+
 /// The names of parameters, one a line, in the order in which gradients arrive. Throws FileError for one that comes
 /// twice.
 inline std::vector<std::string> parameter_order_in(const SafetensorsReader& file) {
@@ -110,11 +124,12 @@ inline std::vector<std::string> parameter_order_in(const SafetensorsReader& file
 
 }  // namespace detail
 
-/// Writes model, optimizer and position to one file, atomically. The model's tensors have their own names, so the file
-/// is also a model's file. One process calls it; with a ShardedOptimizer, under LocalSgd, or under a communication hook
-/// that remembers something, all do, and rank 0 writes. The file is the same for the plain, the fused and the sharded
-/// form of an optimizer. `more`: what else goes on from step to step, as GradScaler, ParameterAverage and
-/// ReduceOnPlateau do; at most one of each. Gradients are not in it: a checkpoint belongs between two steps.
+/// Writes model, optimizer, learning rate and position to one file, atomically. The model's tensors have their own
+/// names, so the file is also a model's file. One process calls it, under ParameterServer the server, whose workers
+/// return at once; with a ShardedOptimizer, under LocalSgd, or under a communication hook that remembers something, all
+/// do, and rank 0 writes. The file is the same for the plain, the fused and the sharded form of an optimizer. `more`:
+/// what else goes on from step to step, as GradScaler, ParameterAverage and ReduceOnPlateau do; at most one of each.
+/// Gradients are not in it: a checkpoint belongs between two steps.
 ///
 /// What is each rank's own under a hook, such as errors to be fed back, and under LocalSgd and PostLocalSgd models,
 /// optimizers and `more`, is in the file for each rank; rank 0 holds the whole file in memory for a moment. Of
@@ -125,6 +140,8 @@ inline std::vector<std::string> parameter_order_in(const SafetensorsReader& file
 template <class Net, class Optimizer, class... More>
 void save_checkpoint(Net& net, Optimizer& optimizer, const TrainingPosition& position, const std::string& path,
                      More&... more) {
+  if constexpr (requires { net.is_server(); })
+    if (!net.is_server()) return;
   if constexpr (requires { optimizer.gathered(net); }) {
     const auto whole = optimizer.gathered(net);
     if (detail::all_ranks_save<Net> || net.communicator().rank() == 0)
@@ -132,8 +149,9 @@ void save_checkpoint(Net& net, Optimizer& optimizer, const TrainingPosition& pos
   } else {
     using D = decltype(optimizer.device());
     detail::Outgoing out;
-    std::tuple numbers{detail::numbers_of(optimizer), detail::numbers_of(more)...};
-    const auto places = detail::all_places<D>(net, false, numbers, optimizer, more...);
+    detail::KeptRate rate(optimizer);
+    std::tuple numbers{detail::numbers_of(optimizer), rate.kept(), detail::numbers_of(more)...};
+    const auto places = detail::all_places<D>(net, false, numbers, optimizer, rate, more...);
     for (const auto& tensor : places) out.add(tensor);
     if constexpr (detail::all_ranks_save<Net>)
       if (!detail::add_ranks_own<D>(out, net, places)) return;
@@ -141,6 +159,7 @@ void save_checkpoint(Net& net, Optimizer& optimizer, const TrainingPosition& pos
                       {"training/batch", cat(position.batch)},
                       {"training/step", cat(position.step)},
                       {"training/forward_passes", cat(net.forward_passes())},
+                      {"training/seed", cat(net.seed())},
                       {"training/parameter_order", detail::lines_of(net.parameter_order())}};
     if constexpr (requires { net.resting_parameters(); })
       if (const auto names = net.resting_parameters(); !names.empty())
@@ -155,9 +174,10 @@ void save_checkpoint(Net& net, Optimizer& optimizer, const TrainingPosition& pos
 /// bit as it would have without the break. Where the number of ranks is another one, each takes the mean over the ranks
 /// of the file of what was each one's own, so that no error that was to be fed back is lost; of models and optimizers
 /// that differed so does each rank of a policy under which they never do. A communication hook takes what it knows of
-/// another one's memory, and starts anew where the file has none; without a hook it is left out. Throws FileError, and
-/// changes nothing, where the file is damaged, is no checkpoint, doesn't fit, or isn't the same on all ranks; and
-/// CommError where all ranks should call it and don't.
+/// another one's memory, and starts anew where the file has none; without a hook it is left out. The learning rate is
+/// the file's, until a schedule sets it, which starts from the one that was set before. Throws FileError, and changes
+/// nothing, where the file is damaged, is no checkpoint, doesn't fit, or isn't the same on all ranks; UsageError, too,
+/// where the net has another seed than the run had; and CommError where all ranks should call it and don't.
 template <class Net, class Optimizer, class... More>
 TrainingPosition load_checkpoint(Net& net, Optimizer& optimizer, const std::string& path, More&... more) {
   if constexpr (requires { optimizer.whole(net); }) {
@@ -167,15 +187,20 @@ TrainingPosition load_checkpoint(Net& net, Optimizer& optimizer, const std::stri
     return position;
   } else {
     using D = decltype(optimizer.device());
-    const SafetensorsReader file(path);
-    const TrainingPosition position{detail::number_in(file, "training/epoch"),
-                                    detail::number_in(file, "training/batch"),
-                                    detail::number_in(file, "training/step")};
-    detail::check_same_file(file, net, position.step);
+    TrainingPosition position;
+    const auto file = detail::open_on_all_ranks(path, net, [&](const SafetensorsReader& opened) {
+      position = {detail::number_in(opened, "training/epoch"), detail::number_in(opened, "training/batch"),
+                  detail::number_in(opened, "training/step")};
+      return position.step;
+    });
     const auto passes = detail::number_in(file, "training/forward_passes", UINT32_MAX);
     const auto order = detail::parameter_order_in(file);
-    std::tuple numbers{detail::numbers_of(optimizer), detail::numbers_of(more)...};
-    auto wanted = detail::all_places<D>(net, true, numbers, optimizer, more...);
+    detail::KeptRate rate(optimizer);
+    std::tuple numbers{detail::numbers_of(optimizer), rate.kept(), detail::numbers_of(more)...};
+    auto wanted = detail::all_places<D>(net, true, numbers, optimizer, rate, more...);
+    const auto rate_name = cat(detail::training_prefix, rate.kept_as);
+    if (file.find(rate_name) == nullptr)  // earlier versions kept none
+      std::erase_if(wanted, [&](const auto& tensor) { return tensor.name == rate_name; });
     std::set<std::string, std::less<>> names;
     for (auto& tensor : wanted) {
       names.insert(tensor.name);
@@ -185,13 +210,14 @@ TrainingPosition load_checkpoint(Net& net, Optimizer& optimizer, const std::stri
     detail::read_all(
         file, wanted, [&](std::string_view name) { return detail::is_ranks_own(name) || names.contains(name); },
         [&](const auto& place, std::span<const std::byte> bytes) {
-          detail::check_kept<Optimizer, More...>(file, place, bytes);
+          detail::check_kept<detail::KeptRate, More...>(file, place, bytes);
           detail::check_kept<std::remove_cvref_t<decltype(detail::keeper_of(net))>>(file, place, bytes);
         });
     const auto give_back = [](auto& kept, const auto& read) {
       if constexpr (requires { kept.keep(read); }) kept.keep(read);
     };
-    std::apply([&](auto&, auto&... others) { (give_back(more, others), ...); }, numbers);
+    rate.keep(std::get<1>(numbers));
+    std::apply([&](auto&, auto&, auto&... others) { (give_back(more, others), ...); }, numbers);
     net.set_forward_passes(static_cast<std::uint32_t>(passes));
     if constexpr (requires { net.set_parameter_order(std::vector<std::string>(), true); })
       net.set_parameter_order(order, passes > 0);

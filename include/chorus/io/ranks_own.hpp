@@ -82,21 +82,62 @@ constexpr bool all_ranks_save = ranks_may_differ<Net> || requires {
   return all;
 }
 
-/// Throws FileError on all ranks where they have opened files with different contents.
-template <class Net>
-[[gnu::cold]] void check_same_file([[maybe_unused]] const SafetensorsReader& file, [[maybe_unused]] Net& net,
-                                   [[maybe_unused]] std::uint64_t step) {
+/// What a rank says of its file before it loads it.
+struct Opened {
+  std::int64_t found = 0, step = 0, fingerprint = 0, seed = 0;  // the seed is the net's
+};
+
+/// Throws FileError where a rank, but not each, has no file, or one with other contents than rank 0.
+[[gnu::cold]] inline void check_same_file(const std::string& path, const std::vector<Opened>& ranks,
+                                          const std::string& why_not) {
+  std::string without;
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank)
+    if (ranks[rank].found == 0) without += cat(without.empty() ? "" : ", ", rank);
+  const bool nobody = std::none_of(ranks.begin(), ranks.end(), [](const Opened& rank) { return rank.found != 0; });
+  check<FileError>(!nobody, why_not);
+  check<FileError>(without.empty(), "loading ", path, ": rank ", without, " can't read the file, as others can",
+                   why_not.empty() ? "" : cat(" (", why_not, ")"), ": all ranks have to read the same");
+  for (std::size_t rank = 1; rank < ranks.size(); ++rank)
+    check<FileError>(ranks[rank].step == ranks[0].step && ranks[rank].fingerprint == ranks[0].fingerprint, "loading ",
+                     path, ": rank ", rank, " has another file, of step ", ranks[rank].step, ", than rank 0, of step ",
+                     ranks[0].step, ": all ranks have to read the same");
+}
+
+/// Opens the file, of which `step_in(file)` gives the step. Throws FileError on all ranks where one of them can't, or
+/// they have files with different contents, and UsageError where a rank's net has another seed than the file's run.
+template <class Net, class StepIn>
+[[gnu::cold]] SafetensorsReader open_on_all_ranks(const std::string& path, Net& net, const StepIn& step_in) {
+  std::optional<SafetensorsReader> file;
+  std::vector<Opened> ranks(1);
+  Opened& own = ranks[0];
+  own.seed = static_cast<std::int64_t>(net.seed());
+  const auto open = [&] { own.step = step_in(file.emplace(path)); };
   if constexpr (requires { net.communicator().rank(); }) {
-    auto& communicator = net.communicator();
-    if (communicator.size() == 1) return;
-    const std::int64_t own[2] = {static_cast<std::int64_t>(step), static_cast<std::int64_t>(fingerprint(file))};
-    std::vector<std::int64_t> all(2 * static_cast<std::size_t>(communicator.size()));
-    communicator.all_gather(std::span<const std::int64_t>(own), std::span<std::int64_t>(all), {});
-    for (std::size_t rank = 1; 2 * rank < all.size(); ++rank)
-      check<FileError>(all[2 * rank] == all[0] && all[2 * rank + 1] == all[1], "loading ", file.path(), ": rank ", rank,
-                       " has another file, of step ", all[2 * rank], ", than rank 0, of step ", all[0],
-                       ": all ranks have to read the same");
+    if (auto& communicator = net.communicator(); communicator.size() > 1) {
+      std::string why_not;
+      try {
+        open();
+        own.fingerprint = static_cast<std::int64_t>(fingerprint(*file));
+        own.found = 1;
+      } catch (const FileError& error) {
+        why_not = error.what();
+      }
+      const std::array mine{own.found, own.step, own.fingerprint, own.seed};
+      std::vector<std::int64_t> all(mine.size() * static_cast<std::size_t>(communicator.size()));
+      communicator.all_gather(std::span<const std::int64_t>(mine), std::span<std::int64_t>(all), {});
+      ranks.clear();
+      for (std::size_t at = 0; at < all.size(); at += mine.size())
+        ranks.push_back({all[at], all[at + 1], all[at + 2], all[at + 3]});
+      check_same_file(path, ranks, why_not);
+    }
   }
+  if (!file) open();
+  if (const auto seed = file->metadata().find("training/seed"); seed != file->metadata().end())
+    for (std::size_t rank = 0; rank < ranks.size(); ++rank)
+      check<UsageError>(seed->second == cat(static_cast<std::uint64_t>(ranks[rank].seed)), "resuming from ", path,
+                        ": expected the run's seed, ", seed->second, ", for dropout and samplers follow it, got ",
+                        static_cast<std::uint64_t>(ranks[rank].seed), ranks.size() > 1 ? cat(" on rank ", rank) : "");
+  return std::move(*file);
 }
 
 /// What keeps numbers beside the model and the optimizer: a net's hook, or, where it has none, the net.

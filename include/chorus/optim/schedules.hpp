@@ -20,7 +20,7 @@ class Schedule {
  public:
   /// Throws UsageError where the formula's options make no sense.
   Schedule(HasLearningRate& optimizer, Formula formula)
-      : optimizer_(optimizer), formula_(std::move(formula)), start_(optimizer.lr()) {
+      : optimizer_(optimizer), formula_(std::move(formula)), start_(optimizer.start_lr()) {
     set_epoch(0);
   }
   double rate(int epoch) const { return formula_(start_, epoch); }
@@ -140,9 +140,9 @@ class ReduceOnPlateau {
                       "; patience, threshold, cooldown and min_lr are at least 0");
   }
 
-  /// An epoch's loss or score.
+  /// An epoch's loss or score. One that is not a number is no improvement.
   void step(double measure) {
-    if (!seen_ || improves(measure)) {
+    if (!std::isnan(measure) && (!seen_ || improves(measure))) {
       best_ = measure;
       seen_ = true;
       bad_ = 0;
@@ -173,7 +173,7 @@ class ReduceOnPlateau {
   void keep(const std::array<double, 5>& kept) {
     optimizer_.set_lr(kept[0]);
     best_ = kept[1];
-    seen_ = kept[2] != 0;
+    seen_ = kept[2] != 0 && !std::isnan(best_);
     bad_ = static_cast<int>(kept[3]);
     resting_ = static_cast<int>(kept[4]);
   }

@@ -106,12 +106,14 @@ class ShardedOptimizer : public optim::HasLearningRate {
 
   // For checkpoints. For a moment each rank holds the whole state.
 
-  /// A plain optimizer of all parameters, without state.
+  /// A plain optimizer of all parameters, without state, but with the learning rate.
   template <class Net>
   std::unique_ptr<Opt> whole(Net& net) const {
     std::vector<nn::NamedParameter<D>> all;
     for (const auto& entry : net.flat_parameters().entries()) all.push_back(entry.named);
-    return std::make_unique<Opt>(std::move(all), options_);
+    auto optimizer = std::make_unique<Opt>(std::move(all), options_);
+    optimizer->set_lr(lr());
+    return optimizer;
   }
   /// One with the state of all ranks, on every rank; all of them call it.
   template <class Net>
@@ -124,9 +126,10 @@ class ShardedOptimizer : public optim::HasLearningRate {
     });
     return all;
   }
-  /// Takes this rank's part of the state that `all`, made by `whole`, has.
+  /// Takes this rank's part of the state that `all`, made by `whole`, has, and its learning rate.
   template <class Net>
   void adopt(Net& net, Opt& all) {
+    resume_lr(all.lr());
     // Frozen parameters have no bucket, but state, where they have been stepped.
     std::set<std::string> stepped;
     for (const auto& tensor : all.state())

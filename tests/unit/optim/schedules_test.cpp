@@ -1,7 +1,6 @@
+#include <catch.hpp>
 #include <chorus/optim/clip.hpp>
 #include <chorus/optim/schedules.hpp>
-
-#include <catch.hpp>
 
 #include "../message_of.hpp"
 
@@ -48,6 +47,30 @@ TEST_CASE("rates at the ends and corners of schedules") {
     const optim::OneCycle corner{.max_lr = 1, .total = 10, .pct_start = start};
     for (int step = 0; step < 12; ++step) CHECK(std::isfinite(corner(7, step)));
   }
+}
+
+TEST_CASE("a schedule starts from the rate that was set, not from the one that a resumed run goes on with") {
+  optim::HasLearningRate rate(0.8);
+  rate.resume_lr(0.2);
+  CHECK(rate.lr() == 0.2);
+  optim::Schedule schedule(rate, optim::StepDecay{.step_size = 2, .gamma = 0.5});
+  schedule.set_epoch(2);
+  CHECK(rate.lr() == 0.4);
+}
+
+TEST_CASE("a plateau's measure that is not a number is never the best") {
+  optim::HasLearningRate rate(1);
+  optim::ReduceOnPlateau plateau(rate, {.factor = 0.5, .patience = 1});
+  for (const double measure : {std::nan(""), 5.0, 4.0, std::nan(""), 3.0, 2.0, 1.0}) plateau.step(measure);
+  CHECK(plateau.best() == 1);
+  CHECK(rate.lr() == 1);
+  plateau.step(NAN);
+  plateau.step(NAN);
+  CHECK(rate.lr() == 0.5);
+  // As an earlier version may have kept it.
+  plateau.keep({1, NAN, 1, 0, 0});
+  plateau.step(9);
+  CHECK(plateau.best() == 9);
 }
 
 TEST_CASE("messages of schedules") {

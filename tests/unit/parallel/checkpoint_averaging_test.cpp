@@ -218,4 +218,36 @@ TEST_CASE("checkpoints of ParameterServer: the server saves, and all go on with 
   }
 }
 
+TEST_CASE("checkpoints of ParameterServer: of all ranks that save, the server alone writes") {
+  const TemporaryFolder folder;
+  const auto texts = on_ranks(3, served(), [&]<class Net>(Net& net, Sgd& optimizer, const World& world) {
+    for (std::int64_t number = 0; number < 3; ++number) step(net, optimizer, number, world);
+    for (int rank = 0; rank < 3; ++rank) {
+      if (world.rank == rank) io::save_checkpoint(net, optimizer, {}, folder / "run");
+      net.communicator().barrier();
+    }
+    return test::text_of(numbers_of(net, optimizer));
+  });
+  SingleDevice<Model> net{make<Model>(), 3};
+  Sgd optimizer{net.parameters(), sgd};
+  io::load_checkpoint(net, optimizer, folder / "run");
+  CHECK(test::text_of(numbers_of(net, optimizer)) == texts[0]);
+  CHECK(texts[0] != texts[2]);
+}
+
+TEST_CASE("checkpoints of LocalSgd: each rank's learning rate is its own") {
+  const TemporaryFolder folder;
+  on_ranks(2, local(2), [&]<class Net>(Net& net, Sgd& optimizer, const World& world) {
+    optimizer.set_lr(0.25 + world.rank);
+    io::save_checkpoint(net, optimizer, {}, folder / "run");
+    return std::string();
+  });
+  const auto loaded = [&]<class Net>(Net& net, Sgd& optimizer, const World&) {
+    io::load_checkpoint(net, optimizer, folder / "run");
+    return cat(optimizer.lr());
+  };
+  CHECK(on_ranks(2, local(2), loaded) == std::vector<std::string>{"0.25", "1.25"});
+  CHECK(on_ranks(3, local(2), loaded) == std::vector<std::string>(3, "0.75"));
+}
+
 }  // namespace checkpoint_averaging_test

@@ -175,6 +175,7 @@ TEST_CASE("checkpoints: numbers that no run has kept are refused, and nothing ch
   optim::ReduceOnPlateau plateau{optimizer};
   const auto load = [&](const std::string& path) { io::load_checkpoint(net, optimizer, path, scaler, plateau); };
   const auto bytes = [](auto number) { return std::string(reinterpret_cast<const char*>(&number), sizeof number); };
+  plateau.step(7.25);
   io::save_checkpoint(net, optimizer, {}, folder / "good", scaler, plateau);
   load(folder / "good");
   const auto before = io::parameters_sha256(net.module());
@@ -184,7 +185,9 @@ TEST_CASE("checkpoints: numbers that no run has kept are refused, and nothing ch
     replace_in(folder / "good", bytes(1234.5), bytes(scale), folder / "bad");
     CHECK_THROWS_WITH(load(folder / "bad"), Contains("training/loss_scale has a number that makes no sense"));
   }
-  replace_in(folder / "good", bytes(optimizer.lr()), bytes(-0.5), folder / "bad");
+  replace_in(folder / "good", bytes(optimizer.lr()), bytes(nan), folder / "bad");
+  CHECK_THROWS_WITH(load(folder / "bad"), Contains("training/lr has a number that makes no sense"));
+  replace_in(folder / "good", bytes(optimizer.lr()) + bytes(7.25), bytes(-0.5) + bytes(7.25), folder / "bad");
   CHECK_THROWS_WITH(load(folder / "bad"), Contains("training/plateau has a number that makes no sense"));
   const auto with = [&](const char* key, const std::string& value) {
     const io::SafetensorsReader file(folder / "good");

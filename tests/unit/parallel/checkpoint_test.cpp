@@ -111,6 +111,7 @@ TEST_CASE("checkpoint: the file of a run is a model's file, too") {
   test::step(net, optimizer, 1, 8);
   io::save_checkpoint(net, optimizer, {.epoch = 2, .batch = 3, .step = 40}, folder / "run");
   auto expected = names;
+  expected.push_back("training/lr");
   for (const auto& name : {"fc1.bias", "fc1.weight", "fc2.bias", "fc2.weight", "norm.bias", "norm.weight"}) {
     expected.push_back(std::string("training/momentum.") + name);
     expected.push_back(std::string("training/steps.") + name);
