@@ -29,7 +29,8 @@ inline AverageRule exponential(double decay) {
 /// The mean of the parameters at all updates: stochastic weight averaging (Izmailov et al. 2018).
 inline AverageRule equal_weights() { return {}; }
 
-/// A second set of a model's parameters that follows them. It starts as a copy of them.
+/// A second set of a model's parameters that follows them. It starts as a copy of them. On the workers of a
+/// ParameterServer, which fetch a step's parameters with the next forward pass, it follows a step behind the server's.
 ///
 ///   optim::ParameterAverage average{net.parameters(), optim::exponential(0.999)};
 ///   ...                                  // after each optimizer.step():

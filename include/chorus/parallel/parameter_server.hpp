@@ -23,7 +23,8 @@ namespace chorus::inline CHORUS_ABI {
 /// With DistributedDataParallel's ring every rank sends 2 (n - 1) / n times: as much in all, but no link is crowded.
 /// Optimizer state exists on the server alone.
 ///
-/// After the last step workers are behind: `eval()`, which all ranks call, fetches the parameters, too.
+/// After the last step workers are behind: `eval()`, which all ranks call, fetches the parameters, too. A worker's
+/// ParameterAverage that is updated behind each step lags by one: the server's is the one to use and to keep.
 template <class Model, class Communicator = comm::AnyCommunicator>
 class ParameterServer : public DistributedPolicy<Model, Communicator> {
   using Base = DistributedPolicy<Model, Communicator>;
