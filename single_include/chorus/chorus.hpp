@@ -20200,18 +20200,26 @@ namespace chorus::inline CHORUS_ABI::optim {
 /// The learning rate, apart from the rest so that schedules know nothing else.
 class HasLearningRate {
  public:
-  explicit HasLearningRate(double lr) : lr_(lr) { check_rate(lr); }
+  explicit HasLearningRate(double lr) : lr_(lr), start_(lr) { check_rate(lr); }
   double lr() const { return lr_; }
   void set_lr(double lr) {
+    resume_lr(lr);
+    start_ = lr;
+  }
+  /// For checkpoints: a schedule that is made later starts from the rate that was set before, as in the run's first
+  /// part.
+  void resume_lr(double lr) {
     check_rate(lr);
     lr_ = lr;
   }
+  /// What a schedule starts from.
+  double start_lr() const { return start_; }
 
  private:
   static void check_rate(double lr) {
     check<UsageError>(lr >= 0, "optimizer: the learning rate is at least 0, got ", lr);
   }
-  double lr_;
+  double lr_, start_;
 };
 
 }  // namespace chorus::inline CHORUS_ABI::optim
@@ -21214,7 +21222,7 @@ class Schedule {
  public:
   /// Throws UsageError where the formula's options make no sense.
   Schedule(HasLearningRate& optimizer, Formula formula)
-      : optimizer_(optimizer), formula_(std::move(formula)), start_(optimizer.lr()) {
+      : optimizer_(optimizer), formula_(std::move(formula)), start_(optimizer.start_lr()) {
     set_epoch(0);
   }
   double rate(int epoch) const { return formula_(start_, epoch); }
@@ -21334,9 +21342,9 @@ class ReduceOnPlateau {
                       "; patience, threshold, cooldown and min_lr are at least 0");
   }
 
-  /// An epoch's loss or score.
+  /// An epoch's loss or score. One that is not a number is no improvement.
   void step(double measure) {
-    if (!seen_ || improves(measure)) {
+    if (!std::isnan(measure) && (!seen_ || improves(measure))) {
       best_ = measure;
       seen_ = true;
       bad_ = 0;
@@ -21367,7 +21375,7 @@ class ReduceOnPlateau {
   void keep(const std::array<double, 5>& kept) {
     optimizer_.set_lr(kept[0]);
     best_ = kept[1];
-    seen_ = kept[2] != 0;
+    seen_ = kept[2] != 0 && !std::isnan(best_);
     bad_ = static_cast<int>(kept[3]);
     resting_ = static_cast<int>(kept[4]);
   }
@@ -25443,14 +25451,14 @@ class Guests {
 /// an Ack (rank to rank 0: whether it could open the region) and a Verdict (back: the transport for all).
 ///
 /// Where the job has a token, Hello holds an HMAC of rank 0's challenge and of itself, Answer one of the rank's own
-/// challenge and of itself, and the connections of TcpTransport begin with one of the meeting's key: each side proves
-/// that it knows the token, which itself is never sent, and a proof is good for one connection. Off loopback a token is
+/// challenge and of itself, and the connections of TcpTransport begin alike, see mesh.hpp: each side proves that it
+/// knows the token, which itself is never sent, and a proof is good for one connection. Off loopback a token is
 /// obligatory. Nothing is encrypted: whoever can read and change packets on the way reads the data and can take over
 /// connections; through networks that others share, use a tunnel.
 
 namespace chorus::inline CHORUS_ABI::comm::detail {
 
-inline constexpr std::uint64_t magic = 0x0002'7375'726f'6863;  // "chorus", then the protocol's version
+inline constexpr std::uint64_t magic = 0x0003'7375'726f'6863;  // "chorus", then the protocol's version
 
 struct Hello {
   std::uint64_t magic = detail::magic;
@@ -27385,11 +27393,19 @@ class HybridTransport final : public Transport {
 namespace chorus::inline CHORUS_ABI::comm {
 
 namespace detail {
+/// Answers the challenge of who is connected to. Where that one takes it, it sends back a Mac, its own proof.
 struct MeshHello {
   std::uint64_t key = 0;
+  Nonce nonce{};  ///< this rank's challenge to the other one
   std::int32_t rank = -1, lane = 0, to = -1, reserved = 0;
   Mac proof{};
 };
+inline Mac mesh_proof(const std::string& token, const Nonce& nonce, const MeshHello& hello) {
+  return prove(token, {std::as_bytes(std::span(nonce)), proven(hello)});
+}
+inline Mac mesh_answer(const std::string& token, const MeshHello& hello) {
+  return prove(token, {std::as_bytes(std::span(&hello, 1))});
+}
 }  // namespace detail
 
 /// Fills in the sockets of `peers[rank]` for all other ranks. Every rank connects to those before it and accepts those
@@ -27407,14 +27423,22 @@ struct MeshHello {
       auto& socket = socket_of(rank, lane) = Socket::connect(address, deadline);
       check<CommError>(bool(socket), "rank ", world.rank, ": cannot connect to rank ", rank, " at ", address, ": ",
                        std::strerror(errno));
+      Challenge challenge;
+      Mac answer{};
       detail::MeshHello hello{.key = meeting.key, .rank = world.rank, .lane = lane, .to = rank};
-      hello.proof = prove(world.token, {detail::proven(hello)});
-      check<CommError>(socket.send_all(bytes_of(hello), deadline), "rank ", world.rank, ": rank ", rank, " at ",
-                       address, " has closed the connection");
+      fill_random(hello.nonce);
+      bool heard = socket.receive_all(bytes_of(challenge), deadline);
+      hello.proof = detail::mesh_proof(world.token, challenge.nonce, hello);
+      heard = heard && socket.send_all(bytes_of(hello), deadline) && socket.receive_all(bytes_of(answer), deadline);
+      check<TimeoutError>(heard || Clock::now() < deadline, "rank ", world.rank, ": rank ", rank, " at ", address,
+                          " did not answer within ", world.timeout.count(), " ms");
+      check<CommError>(heard, "rank ", world.rank, ": rank ", rank, " at ", address, " has closed the connection");
+      check<CommError>(same(answer, detail::mesh_answer(world.token, hello)), "rank ", world.rank, ": who answers at ",
+                       address, " for rank ", rank, " does not know the job's token");
     }
   }
 
-  Guests guests(meeting.listener, sizeof(detail::MeshHello));
+  Guests guests(meeting.listener, sizeof(detail::MeshHello), detail::magic);
   for (int missing = (world.size - 1 - world.rank) * 2; missing > 0;) {
     auto guest = guests.next(std::min(deadline, Clock::now() + std::chrono::milliseconds(50)));
     for (int rank = 0; rank < world.size; ++rank)  // one that has formed its group and left says so before it ends
@@ -27426,10 +27450,12 @@ struct MeshHello {
     std::memcpy(&hello, guest.hello.data(), sizeof hello);
     if (hello.key != meeting.key || hello.rank <= world.rank || hello.rank >= world.size) continue;
     if (hello.to != world.rank || (hello.lane != 0 && hello.lane != 1)) continue;
-    if (!same(hello.proof, prove(world.token, {detail::proven(hello)}))) continue;
+    if (!same(hello.proof, detail::mesh_proof(world.token, guest.nonce, hello))) continue;
     auto& place = socket_of(hello.rank, hello.lane);
-    if (!place) --missing;
+    auto answer = detail::mesh_answer(world.token, hello);
+    if (place || guest.socket.try_send(bytes_of(answer)) != sizeof answer) continue;
     place = std::move(guest.socket);
+    --missing;
   }
   for (int rank = 0; rank < world.size; ++rank) {
     if (rank == world.rank) continue;
@@ -32332,14 +32358,14 @@ class Guests {
 /// an Ack (rank to rank 0: whether it could open the region) and a Verdict (back: the transport for all).
 ///
 /// Where the job has a token, Hello holds an HMAC of rank 0's challenge and of itself, Answer one of the rank's own
-/// challenge and of itself, and the connections of TcpTransport begin with one of the meeting's key: each side proves
-/// that it knows the token, which itself is never sent, and a proof is good for one connection. Off loopback a token is
+/// challenge and of itself, and the connections of TcpTransport begin alike, see mesh.hpp: each side proves that it
+/// knows the token, which itself is never sent, and a proof is good for one connection. Off loopback a token is
 /// obligatory. Nothing is encrypted: whoever can read and change packets on the way reads the data and can take over
 /// connections; through networks that others share, use a tunnel.
 
 namespace chorus::inline CHORUS_ABI::comm::detail {
 
-inline constexpr std::uint64_t magic = 0x0002'7375'726f'6863;  // "chorus", then the protocol's version
+inline constexpr std::uint64_t magic = 0x0003'7375'726f'6863;  // "chorus", then the protocol's version
 
 struct Hello {
   std::uint64_t magic = detail::magic;
@@ -34274,11 +34300,19 @@ class HybridTransport final : public Transport {
 namespace chorus::inline CHORUS_ABI::comm {
 
 namespace detail {
+/// Answers the challenge of who is connected to. Where that one takes it, it sends back a Mac, its own proof.
 struct MeshHello {
   std::uint64_t key = 0;
+  Nonce nonce{};  ///< this rank's challenge to the other one
   std::int32_t rank = -1, lane = 0, to = -1, reserved = 0;
   Mac proof{};
 };
+inline Mac mesh_proof(const std::string& token, const Nonce& nonce, const MeshHello& hello) {
+  return prove(token, {std::as_bytes(std::span(nonce)), proven(hello)});
+}
+inline Mac mesh_answer(const std::string& token, const MeshHello& hello) {
+  return prove(token, {std::as_bytes(std::span(&hello, 1))});
+}
 }  // namespace detail
 
 /// Fills in the sockets of `peers[rank]` for all other ranks. Every rank connects to those before it and accepts those
@@ -34296,14 +34330,22 @@ struct MeshHello {
       auto& socket = socket_of(rank, lane) = Socket::connect(address, deadline);
       check<CommError>(bool(socket), "rank ", world.rank, ": cannot connect to rank ", rank, " at ", address, ": ",
                        std::strerror(errno));
+      Challenge challenge;
+      Mac answer{};
       detail::MeshHello hello{.key = meeting.key, .rank = world.rank, .lane = lane, .to = rank};
-      hello.proof = prove(world.token, {detail::proven(hello)});
-      check<CommError>(socket.send_all(bytes_of(hello), deadline), "rank ", world.rank, ": rank ", rank, " at ",
-                       address, " has closed the connection");
+      fill_random(hello.nonce);
+      bool heard = socket.receive_all(bytes_of(challenge), deadline);
+      hello.proof = detail::mesh_proof(world.token, challenge.nonce, hello);
+      heard = heard && socket.send_all(bytes_of(hello), deadline) && socket.receive_all(bytes_of(answer), deadline);
+      check<TimeoutError>(heard || Clock::now() < deadline, "rank ", world.rank, ": rank ", rank, " at ", address,
+                          " did not answer within ", world.timeout.count(), " ms");
+      check<CommError>(heard, "rank ", world.rank, ": rank ", rank, " at ", address, " has closed the connection");
+      check<CommError>(same(answer, detail::mesh_answer(world.token, hello)), "rank ", world.rank, ": who answers at ",
+                       address, " for rank ", rank, " does not know the job's token");
     }
   }
 
-  Guests guests(meeting.listener, sizeof(detail::MeshHello));
+  Guests guests(meeting.listener, sizeof(detail::MeshHello), detail::magic);
   for (int missing = (world.size - 1 - world.rank) * 2; missing > 0;) {
     auto guest = guests.next(std::min(deadline, Clock::now() + std::chrono::milliseconds(50)));
     for (int rank = 0; rank < world.size; ++rank)  // one that has formed its group and left says so before it ends
@@ -34315,10 +34357,12 @@ struct MeshHello {
     std::memcpy(&hello, guest.hello.data(), sizeof hello);
     if (hello.key != meeting.key || hello.rank <= world.rank || hello.rank >= world.size) continue;
     if (hello.to != world.rank || (hello.lane != 0 && hello.lane != 1)) continue;
-    if (!same(hello.proof, prove(world.token, {detail::proven(hello)}))) continue;
+    if (!same(hello.proof, detail::mesh_proof(world.token, guest.nonce, hello))) continue;
     auto& place = socket_of(hello.rank, hello.lane);
-    if (!place) --missing;
+    auto answer = detail::mesh_answer(world.token, hello);
+    if (place || guest.socket.try_send(bytes_of(answer)) != sizeof answer) continue;
     place = std::move(guest.socket);
+    --missing;
   }
   for (int rank = 0; rank < world.size; ++rank) {
     if (rank == world.rank) continue;
