@@ -3,6 +3,7 @@
 #include <catch.hpp>
 #include <chorus/kernels/copy.hpp>
 #include <chorus/kernels/cuda/fault.hpp>
+#include <chorus/nn/linear.hpp>
 #include <chorus/tensor/tensor.hpp>
 #include <vector>
 
@@ -89,6 +90,14 @@ TEST_CASE("cuda: a fault is thrown when the kernel has written all of it, once")
   CHECK(fault.set == cuda::Fault::written);
   CHECK(message_of<UsageError>([] { cuda::check_faults(Cuda{1}); }) == "gather: index 8 at place 4 is not in [0, 5)");
   CHECK_NOTHROW(cuda::check_faults(Cuda{1}));
+}
+
+TEST_CASE("cuda: where cuBLASLt calls a bias of doubles invalid, a kernel adds it") {
+  const auto x = Tensor<double, 2, Cuda>::from({1, 2, 3, 4, 5, 6, 7, 8}, {2, 4});
+  nn::Linear<Cuda, double> layer{4, 2};
+  layer.weight.assign(Tensor<double, 2, Cuda>::full({2, 4}, 0.5));
+  layer.bias.assign(Tensor<double, 1, Cuda>::from({1, 2}, {2}));
+  CHECK(value_of(layer(x)).to_vector() == std::vector<double>{6, 7, 14, 15});
 }
 
 }  // namespace runtime_test
