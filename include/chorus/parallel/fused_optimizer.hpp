@@ -19,18 +19,22 @@ namespace chorus::inline CHORUS_ABI {
 ///   ch::FusedOptimizer<ch::optim::Sgd<ch::Cpu>> optimizer{net, {.lr = 0.1, .momentum = 0.9}};
 template <class Opt>
 class FusedOptimizer : public optim::HasLearningRate {
+  using D = decltype(std::declval<const Opt&>().device());
+
  public:
   /// Steps all parameters of `net`, as long as that lives. Throws UsageError where another optimizer does so.
   template <class Net>
   FusedOptimizer(Net& net, const typename Opt::options_type& options)
       : HasLearningRate(options.lr),
+        options_(options),
+        parameters_(net.parameters()),
         step_(detail::while_alive("FusedOptimizer", net.alive(), [] {})),
         remove_([&net, alive = net.alive()] {
           if (!alive.expired()) net.step_in_backward({});
         }) {
-    using Parameter = ParameterOn<typename Net::device_type>;
+    using Parameter = ParameterOn<D>;
     std::vector<std::pair<const Parameter*, Opt*>> found;
-    for (const auto& named : net.parameters()) {
+    for (const auto& named : parameters_) {
       optimizers_.push_back(std::make_unique<Opt>(std::vector{named}, options));
       found.emplace_back(named.parameter, optimizers_.back().get());
     }
@@ -52,6 +56,16 @@ class FusedOptimizer : public optim::HasLearningRate {
   void zero_grad() {
     for (auto& optimizer : optimizers_) optimizer->zero_grad();
   }
+  /// See Optimizer::set_group.
+  template <class Chosen>
+  void set_group(const Chosen& chosen, const optim::GroupOptions& options) {
+    step_();                                                // the net is there
+    Opt(parameters_, options_).set_group(chosen, options);  // throws what the plain one does
+    for (std::size_t i = 0; i < parameters_.size(); ++i)
+      if (chosen(std::as_const(parameters_[i]))) optimizers_[i]->set_group([](const auto&) { return true; }, options);
+  }
+  /// See Optimizer::no_decay_on_biases_and_norms.
+  void no_decay_on_biases_and_norms() { set_group(optim::IsBiasOrNorm{}, {.weight_decay = 0}); }
   /// The state of all parameters, for checkpoints.
   std::vector<optim::StateTensor> state() {
     std::vector<optim::StateTensor> all;
@@ -62,8 +76,10 @@ class FusedOptimizer : public optim::HasLearningRate {
   auto device() const { return optimizers_.front()->device(); }
 
  private:
-  std::vector<std::unique_ptr<Opt>> optimizers_;
-  std::function<void()> step_, remove_;  // what knows the net's type
+  typename Opt::options_type options_;
+  std::vector<nn::NamedParameter<D>> parameters_;
+  std::vector<std::unique_ptr<Opt>> optimizers_;  // one for each
+  std::function<void()> step_, remove_;           // what knows the net's type
 };
 
 }  // namespace chorus::inline CHORUS_ABI

@@ -66,6 +66,7 @@ class ShardedOptimizer : public optim::HasLearningRate {
                                  net.forget_parts();
                                })),
         skip_step_(while_alive(net, [&net] { net.forget_parts(); })),
+        parameters_(while_alive(net, [&net] { return net.parameters(); })),
         in_parts_(Net::averages_in_parts) {
     check<UsageError>(!Net::own_gradients,
                       "ShardedOptimizer: the hook may leave each rank its own gradients, and a rank steps its part of "
@@ -83,6 +84,18 @@ class ShardedOptimizer : public optim::HasLearningRate {
   double clip_grad_norm(double max_norm) { return clip_(max_norm); }
   /// Forgets all gradients.
   void zero_grad() { zero_grad_(); }
+  /// See Optimizer::set_group; all ranks make the same groups.
+  template <class Chosen>
+  void set_group(const Chosen& chosen, const optim::GroupOptions& options) {
+    const auto all = parameters_();
+    Opt(all, options_).set_group(chosen, options);  // throws what the plain one does
+    Group& group = groups_.emplace_back(Group{{}, options});
+    for (const auto& named : all)
+      if (chosen(named)) group.names.insert(named.name);
+    if (own_) make_group(group);
+  }
+  /// See Optimizer::no_decay_on_biases_and_norms.
+  void no_decay_on_biases_and_norms() { set_group(optim::IsBiasOrNorm{}, {.weight_decay = 0}); }
   /// This rank's part of the state, made by the first step.
   std::vector<optim::StateTensor> state() { return own_ ? own_->state() : std::vector<optim::StateTensor>(); }
 
@@ -228,7 +241,19 @@ class ShardedOptimizer : public optim::HasLearningRate {
   void share_out(Net& net) {
     own_.reset();  // it knows the old parts
     shards_.share_out(net);
-    if (!shards_.mine().empty()) own_ = std::make_unique<Opt>(shards_.mine(), options_);
+    if (shards_.mine().empty()) return;
+    own_ = std::make_unique<Opt>(shards_.mine(), options_);
+    for (const Group& group : groups_) make_group(group);
+  }
+
+  // By name: a part of a parameter does not have its shape.
+  struct Group {
+    std::set<std::string> names;
+    optim::GroupOptions options;
+  };
+  void make_group(const Group& group) {
+    const auto chosen = [&](const auto& named) { return group.names.contains(named.name); };
+    if (std::any_of(shards_.mine().begin(), shards_.mine().end(), chosen)) own_->set_group(chosen, group.options);
   }
 
   template <class Net>
@@ -258,8 +283,10 @@ class ShardedOptimizer : public optim::HasLearningRate {
   std::function<void(const UseParts&)> with_parts_;
   std::function<void(std::int32_t*)> make_largest_;
   std::function<void()> zero_grad_, skip_step_;
+  std::function<std::vector<nn::NamedParameter<D>>()> parameters_;
   bool in_parts_;
   detail::ParameterShards<D> shards_;
+  std::vector<Group> groups_;
   std::unique_ptr<Opt> own_;  // none where there are fewer numbers than ranks
 };
 

@@ -30,6 +30,7 @@ std::string train(int ranks, const std::string& from, std::uint32_t last, const 
       else
         return Optimizer{rank.net, adam};
     }();
+    optimizer.set_group(optim::NameBegins{"fc2."}, {.lr_scale = 0.5, .weight_decay = 0.1});
     io::TrainingPosition position;
     if (!from.empty()) position = io::load_checkpoint(rank.net, optimizer, from);
     for (; position.step < last; ++position.step) {

@@ -12,11 +12,18 @@ namespace ddp_optimizers_test {
 
 using namespace test::names;
 
+/// The same calls for each form of an optimizer.
+void make_groups(auto& optimizer) {
+  optimizer.no_decay_on_biases_and_norms();
+  optimizer.set_group(optim::NameBegins{"fc2."}, {.lr_scale = 0.25});
+}
+
 /// Parameters after some steps, whose learning rate changes, on one device with the plain optimizer.
 template <class Opt>
-std::vector<double> plain(const typename Opt::options_type& options) {
+std::vector<double> plain(const typename Opt::options_type& options, bool grouped = false) {
   SingleDevice<test::Smooth<Cpu>> net{make<test::Smooth<Cpu>>(), 3};
   Opt optimizer{net.parameters(), options};
+  if (grouped) make_groups(optimizer);
   for (std::uint32_t number = 0; number < 4; ++number) {
     optimizer.set_lr(options.lr / (1 + number));
     test::step(net, optimizer, number, 7);
@@ -26,10 +33,12 @@ std::vector<double> plain(const typename Opt::options_type& options) {
 
 /// The same on ranks, with an optimizer made by `Made{net, options}`.
 template <class Made, class Options>
-std::string distributed(int ranks, const Options& options, const DistributedDataParallelOptions& net_options = {}) {
+std::string distributed(int ranks, const Options& options, const DistributedDataParallelOptions& net_options = {},
+                        bool grouped = false) {
   return common_text(ranks, [=](const World& world) {
     Distributed<test::Smooth<Cpu>> rank(world, net_options);
     Made optimizer{rank.net, options};
+    if (grouped) make_groups(optimizer);
     optim::HasLearningRate& rate = optimizer;  // what a schedule knows of it
     for (std::uint32_t number = 0; number < 4; ++number) {
       rate.set_lr(options.lr / (1 + number));
@@ -135,6 +144,48 @@ TEST_CASE("sharded optimizer: the steps are those of the plain one") {
     CHECK(distance(test::numbers_in(distributed<ShardedOptimizer<Sgd>>(ranks, sgd)), plain<Sgd>(sgd)) < rounding);
     CHECK(distance(test::numbers_in(distributed<ShardedOptimizer<Adam>>(ranks, adam)), plain<Adam>(adam)) < rounding);
   }
+}
+
+TEST_CASE("fused and sharded optimizer: groups are those of the plain one, also where a rank has none of them") {
+  const optim::SgdOptions decaying{.lr = 0.3, .momentum = 0.9, .weight_decay = 0.2};
+  const auto expected = plain<Sgd>(decaying, true);
+  REQUIRE(distance(expected, plain<Sgd>(decaying)) > 0.01);
+  for (const int ranks : {1, 2, 4})
+    for (const double cap : {25.0, 0.0}) {
+      INFO(ranks << " ranks, buckets of " << cap << " MB");
+      const DistributedDataParallelOptions options{.first_bucket_cap_mb = cap, .bucket_cap_mb = cap};
+      const auto check = [&]<class Made>() {
+        const auto text = distributed<Made>(ranks, decaying, options, true);
+        CHECK(distance(test::numbers_in(text), expected) < rounding);
+      };
+      check.operator()<FusedOptimizer<Sgd>>();
+      check.operator()<ShardedOptimizer<Sgd>>();
+    }
+}
+
+TEST_CASE("fused and sharded optimizer: groups that make no sense are refused, and later ones hold in later steps") {
+  comm::AnyCommunicator alone;
+  const auto check = [&]<class Made>() {
+    DistributedDataParallel<test::Smooth<Cpu>> net{make<test::Smooth<Cpu>>(), alone, {}, 3};
+    Made optimizer{net, {.lr = 0.3}};
+    const auto refused = [&](const std::string& name, const optim::GroupOptions& options) {
+      return message_of<UsageError>([&] { optimizer.set_group(optim::NameBegins{name}, options); });
+    };
+    CHECK(refused("none", {}) == "optimizer: no parameter is in the group");
+    CHECK_THAT(refused("fc1.", {.lr_scale = -1}), Contains("are at least 0, got -1"));
+    const auto moved = [&] {
+      const auto before = net.module().fc1.weight.value().to_vector();
+      optimizer.zero_grad();
+      sum(net(numbers(8, 5, 1))).backward();
+      optimizer.step();
+      return net.module().fc1.weight.value().to_vector() != before;
+    };
+    CHECK(moved());
+    optimizer.set_group(optim::NameBegins{"fc1."}, {.lr_scale = 0});
+    CHECK_FALSE(moved());
+  };
+  check.operator()<FusedOptimizer<Sgd>>();
+  check.operator()<ShardedOptimizer<Sgd>>();
 }
 
 TEST_CASE("sharded optimizer: each of n ranks holds an n-th of the state, and sends (n-1)/n of the parameters") {
