@@ -75,6 +75,53 @@ TEST_CASE("batch norm counts batches and switches to running statistics") {
   CHECK(norm.num_batches_tracked.value().item() == 2);
 }
 
+TEST_CASE("batch norm without momentum keeps the means over all batches, which weigh the same") {
+  nn::BatchNorm1d<Cpu> norm{1, {.momentum = {}}};
+  const auto take = [&](const std::vector<float>& x) { norm(ch::Tensor<float, 2>::from(x, {2, 1})); };
+  take({1, 3});  // mean 2, unbiased variance 2
+  CHECK(norm.running_mean.value().item() == 2);
+  CHECK(norm.running_var.value().item() == Approx(2));
+  take({4, 10});  // 7 and 18
+  CHECK(norm.running_mean.value().item() == Approx(4.5));
+  CHECK(norm.running_var.value().item() == Approx(10));
+  norm(ch::Tensor<float, 2>::empty({0, 1}));
+  norm.eval();
+  take({100, 200});
+  norm.train();
+  take({0, 0});
+  CHECK(norm.running_mean.value().item() == Approx(3));
+  CHECK(norm.running_var.value().item() == Approx(20.0 / 3));
+  CHECK(norm.num_batches_tracked.value().item() == 3);
+}
+
+TEST_CASE("batch norm without weight and bias, or without running statistics") {
+  nn::BatchNorm1d<Cpu> plain{1, {.eps = 0, .affine = false}}, untracked{1, {.eps = 0, .track_running_stats = false}};
+  CHECK(plain.describe() == "BatchNorm(1)");
+  CHECK(nn::named_parameters<Cpu>(plain).empty());
+  CHECK(nn::named_buffers<Cpu>(plain).size() == 3);
+  CHECK(nn::named_parameters<Cpu>(untracked).size() == 2);
+  CHECK(nn::named_buffers<Cpu>(untracked).empty());
+  untracked.weight.assign(ch::Tensor<float, 1>::full({1}, 2));
+  const ch::Variable<float, 2> x(ch::Tensor<float, 2>::from({1, 3, 1, 3}, {4, 1}), true);
+  for (const bool training : {true, false}) {
+    untracked.train(training);
+    CHECK(untracked(x).value().to_vector() == std::vector<float>{-2, 2, -2, 2});
+  }
+  const auto y = plain(x);
+  CHECK(y.value().to_vector() == std::vector<float>{-1, 1, -1, 1});
+  ch::sum(y * ch::Tensor<float, 2>::from({1, 0, 0, 0}, {4, 1})).backward();
+  // dy - mean(dy) - y mean(dy y), with dy = (1, 0, 0, 0) and a deviation of 1.
+  CHECK(x.grad().to_vector() == std::vector<float>{0.5, 0, -0.5, 0});
+  plain.eval();
+  CHECK(plain(ch::Tensor<float, 2>::from({0.2f}, {1, 1})).item() == Approx(0).margin(1e-6));
+  nn::BatchNormReLU2d<Cpu> fused{1, {.eps = 0, .affine = false, .track_running_stats = false}};
+  fused.eval();
+  const auto images = ch::reshape(x.value(), std::array<ch::Index, 4>{2, 1, 2, 1});
+  CHECK(fused(images).value().to_vector() == std::vector<float>{0, 1, 0, 1});
+  CHECK(fused(images, images).value().to_vector() == std::vector<float>{0, 4, 0, 4});
+  CHECK(plain(ch::to<ch::half>(x)).shape() == ch::Shape<2>{4, 1});
+}
+
 TEST_CASE("batch normalisation with a ReLU is the two layers, under the same names") {
   nn::BatchNorm2d<Cpu> plain{2};
   nn::BatchNormReLU2d<Cpu> fused{2};

@@ -95,6 +95,31 @@ TEST_CASE("sync batch norm: dp takes the steps of one device") {
   }
 }
 
+/// Layers without weights, without running statistics, and with running means over all batches.
+template <class D>
+struct Unusual : nn::Module {
+  nn::Linear<D, double> fc1{5, 12}, fc2{12, 4}, fc3{4, 3};
+  nn::SyncBatchNorm<D, double> first{3, {.momentum = {}, .affine = false}}, second{4, {.track_running_stats = false}};
+  CHORUS_MODULE(Unusual, fc1, first, fc2, second, fc3)
+  auto forward(const auto& x) const {
+    const auto h = first(reshape(fc1(x), std::array<Index, 3>{-1, 3, 4}));
+    return fc3(tanh(second(fc2(tanh(flatten(h))))));
+  }
+};
+
+TEST_CASE("sync batch norm: without weights, running statistics or momentum, too") {
+  const auto expected = train_alone<Unusual<Cpu>>();
+  for (const int ranks : {2, 3}) {
+    const auto text = train_on_ranks<Unusual<Cpu>>(ranks, [] { return make<Unusual<Cpu>>(); });
+    INFO(ranks << " ranks: " << text);
+    CHECK(distance(test::numbers_in(text), expected) < rounding);
+  }
+  DataParallel<Unusual<Cpu>> net{make<Unusual<Cpu>>(), {.device_ids = {0, 1, 2}}, 3};
+  const auto got =
+      train(net, [](auto& n, auto& optimizer, auto number, Index size) { test::step(n, optimizer, number, size); });
+  CHECK(distance(got, expected) < rounding);
+}
+
 /// Computes its layers again in backward.
 template <class D>
 struct Recomputed : nn::Module {
