@@ -13090,6 +13090,18 @@ class Synchronisable {
   bool synchronised_ = false;
 };
 
+/// PyTorch's names and defaults.
+struct BatchNormLayerOptions {
+  double eps = 1e-5;
+  /// The share of the new batch in the running statistics. Nothing: they are the means over all batches so far, in
+  /// which the batches weigh the same; a GPU is waited for, then, so that a step cannot be captured.
+  std::optional<double> momentum = 0.1;
+  /// Whether there are weight and bias.
+  bool affine = true;
+  /// Whether there are running statistics. Without, those of the batch are used in evaluation, too.
+  bool track_running_stats = true;
+};
+
 /// Normalises each channel of x: [batch, channels, ...] over the batch and all inner axes. In training the batch's
 /// statistics are used and the running ones are updated; in evaluation the running ones are used. Under DataParallel
 /// and DistributedDataParallel the batch is the device's share, unless the layer is synchronised: see SyncBatchNorm.
@@ -13102,10 +13114,14 @@ class BatchNorm : public Module, public Synchronisable {
   Buffer<std::int64_t, 0, D> num_batches_tracked;
 
   /// Throws ShapeError unless `channels` is positive.
-  explicit BatchNorm(Index channels, const BatchNormOptions& options = {}) : options_(options) {
+  explicit BatchNorm(Index channels, const BatchNormLayerOptions& options = {})
+      : options_(options), channels_(channels) {
     check<ShapeError>(channels > 0, "BatchNorm: ", channels, " channels: must be positive");
-    weight = Parameter(init::constant<T, D, 1>({channels}, T{1}));
-    bias = Parameter(init::constant<T, D, 1>({channels}, T{0}));
+    if (options.affine) {
+      weight = Parameter(init::constant<T, D, 1>({channels}, T{1}));
+      bias = Parameter(init::constant<T, D, 1>({channels}, T{0}));
+    }
+    if (!options.track_running_stats) return;
     running_mean = Buffer(init::constant<T, D, 1>({channels}, T{0}));
     running_var = Buffer(init::constant<T, D, 1>({channels}, T{1}));
     num_batches_tracked = Buffer(init::constant<std::int64_t, D, 0>({}, 0));
@@ -13113,31 +13129,53 @@ class BatchNorm : public Module, public Synchronisable {
 
   template <Operand X>
   auto operator()(const X& x) const {
-    const auto group = begin(x.numel());
-    if (group) return sync_batch_norm(x, weight, bias, running_mean.value(), running_var.value(), group, options_);
-    return batch_norm(x, weight, bias, running_mean.value(), running_var.value(), training(), options_);
+    const auto [group, mean, var, by_batch, options] = begin(x.numel());
+    if (group) return sync_batch_norm(x, weight, bias, mean, var, group, options);
+    return batch_norm(x, weight, bias, mean, var, by_batch, options);
   }
   void visit(Visitor& visitor) override {
-    visitor.parameter("weight", weight);
-    visitor.parameter("bias", bias);
+    if (weight) {
+      visitor.parameter("weight", weight);
+      visitor.parameter("bias", bias);
+    }
+    if (!running_mean) return;
     visitor.buffer("running_mean", running_mean);
     visitor.buffer("running_var", running_var);
     visitor.buffer("num_batches_tracked", num_batches_tracked);
   }
   std::string describe() const override {
-    return cat(synchronised() ? "SyncBatchNorm(" : "BatchNorm(", weight.shape()[0], ")");
+    return cat(synchronised() ? "SyncBatchNorm(" : "BatchNorm(", channels_, ")");
   }
 
  protected:
-  /// Counts a batch of `numel` numbers, and gives the group whose batch it is a share of, if it is.
-  std::shared_ptr<BatchGroup> begin(Index numel) const {
+  /// What a forward pass goes by.
+  struct Pass {
+    std::shared_ptr<BatchGroup> group;  // whose batch it is a share of, if it is
+    Tensor<T, 1, D> running_mean, running_var;
+    bool by_batch;
+    BatchNormOptions options;
+  };
+  /// Counts a batch of `numel` numbers.
+  Pass begin(Index numel) const {
     const bool shared = synchronised() && training() && batch_group();
-    if (training() && (numel > 0 || shared))
-      kernels::increment(num_batches_tracked.value().device(), num_batches_tracked.value().data());
-    return shared ? batch_group() : nullptr;
+    Pass pass{shared ? batch_group() : nullptr, {}, {}, training() || !running_mean, {options_.eps, 0}};
+    if (!running_mean) return pass;
+    pass.running_mean = running_mean.value();
+    pass.running_var = running_var.value();
+    const auto& batches = num_batches_tracked.value();
+    if (training() && (numel > 0 || shared)) kernels::increment(batches.device(), batches.data());
+    if (options_.momentum) {
+      pass.options.momentum = *options_.momentum;
+    } else if (training()) {
+      std::int64_t count = 0;
+      copy_bytes(Cpu{}, &count, batches.device(), batches.data(), sizeof count);
+      pass.options.momentum = 1 / std::max(static_cast<double>(count), 1.0);
+    }
+    return pass;
   }
 
-  BatchNormOptions options_;
+  BatchNormLayerOptions options_;
+  Index channels_;
 };
 
 /// relu(batch_norm(x)), or relu(batch_norm(x) + residual), in one pass; parameters and their names are BatchNorm's.
@@ -13148,20 +13186,18 @@ class BatchNormReLU : public BatchNorm<D, T> {
 
   template <Operand X>
   auto operator()(const X& x) const {
-    const auto &mean = this->running_mean.value(), &var = this->running_var.value();
-    const auto group = this->begin(x.numel());
-    if (group) return relu(sync_batch_norm(x, this->weight, this->bias, mean, var, group, this->options_));
-    return batch_norm_relu(x, this->weight, this->bias, mean, var, this->training(), this->options_);
+    const auto [group, mean, var, by_batch, options] = this->begin(x.numel());
+    if (group) return relu(sync_batch_norm(x, this->weight, this->bias, mean, var, group, options));
+    return batch_norm_relu(x, this->weight, this->bias, mean, var, by_batch, options);
   }
   template <Operand X, Operand R>
   auto operator()(const X& x, const R& residual) const {
-    const auto &mean = this->running_mean.value(), &var = this->running_var.value();
-    const auto group = this->begin(x.numel());
-    if (group) return relu(sync_batch_norm(x, this->weight, this->bias, mean, var, group, this->options_) + residual);
-    return batch_norm_add_relu(x, residual, this->weight, this->bias, mean, var, this->training(), this->options_);
+    const auto [group, mean, var, by_batch, options] = this->begin(x.numel());
+    if (group) return relu(sync_batch_norm(x, this->weight, this->bias, mean, var, group, options) + residual);
+    return batch_norm_add_relu(x, residual, this->weight, this->bias, mean, var, by_batch, options);
   }
   std::string describe() const override {
-    return cat(this->synchronised() ? "SyncBatchNormReLU(" : "BatchNormReLU(", this->weight.shape()[0], ")");
+    return cat(this->synchronised() ? "SyncBatchNormReLU(" : "BatchNormReLU(", this->channels_, ")");
   }
 };
 
@@ -13180,7 +13216,8 @@ using BatchNormReLU2d = BatchNormReLU<D, T>;
 template <Device D, Real T = float>
 class SyncBatchNorm : public BatchNorm<D, T> {
  public:
-  explicit SyncBatchNorm(Index channels, const BatchNormOptions& options = {}) : BatchNorm<D, T>(channels, options) {
+  explicit SyncBatchNorm(Index channels, const BatchNormLayerOptions& options = {})
+      : BatchNorm<D, T>(channels, options) {
     this->set_synchronised(true);
   }
 };
