@@ -101,8 +101,7 @@ TEST_CASE("ddp: a pass in training without gradients that draws random numbers o
   const auto texts = Ranks(2, [](const World& world) {
                        Distributed<test::Dropping<Cpu>> rank(world);
                        return message_of<Error>([&] {
-                         const std::optional<NoGrad> scope =
-                             world.rank == 0 ? std::optional<NoGrad>(std::in_place) : std::nullopt;
+                         const GradMode mode(world.rank == 1);
                          const auto y = rank.net(numbers(2, 5, 1));
                          if (world.rank == 1) mean(square(y)).backward();
                        });
