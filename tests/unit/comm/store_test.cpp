@@ -313,6 +313,7 @@ TEST_CASE("a user who sends what is no request loses its connection, nobody else
 TEST_CASE("store: where no more threads can be had, new users are turned away, and the others go on", "[comm]") {
   Server server;
   auto store = server.user();
+  store.set("there", "yes");  // its thread has begun
   {
     const test::NoThreads none;
     CHECK_THAT(error_of([&] { Store(server.server).set("a", "b"); }),
