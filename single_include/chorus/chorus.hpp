@@ -22486,9 +22486,9 @@ class Policy {
       return to_device(x, flat_.groups().front().values.device());
   }
 
-  /// The random context of the forward pass that begins, on that many samples. One that is run again, by a checkpoint
-  /// around it, draws the same numbers, and does not count.
-  RandomContext& begin_forward(Index samples) {
+  /// The random context of the forward pass that begins, on that many samples (see RandomContext). One that is run
+  /// again, by a checkpoint around it, draws the same numbers, and does not count.
+  RandomContext& begin_forward(Index samples = 0) {
     PassNumbers* const known = detail::random_context() != nullptr ? detail::random_context()->passes : nullptr;
     counts_ = known == nullptr || !known->repeats();
     random_.step = known != nullptr ? known->take(passes_) : passes_;
@@ -36151,8 +36151,7 @@ inline bool write_all(int fd, std::string_view text) {
 class Console {
  public:
   Console() : state_(std::make_shared<State>()) {
-    const BlockedSignals blocked;
-    thread_ = std::thread([state = state_] { state->write_on(); });
+    thread_ = start_thread("console", [state = state_] { state->write_on(); });
   }
   Console(const Console&) = delete;
   Console& operator=(const Console&) = delete;
@@ -36564,8 +36563,7 @@ class RankOutput {
 
   void start() {
     if (sources_.empty()) return;
-    const BlockedSignals blocked;
-    thread_ = std::thread([this] { pump(); });
+    thread_ = start_thread("ranks' output", [this] { pump(); });
   }
 
  private:
@@ -37184,7 +37182,7 @@ class SingleDevice : public OneProcessPolicy<Model> {
 
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
-    const RandomScope scope(this->begin_forward(1));
+    const RandomScope scope(this->begin_forward());
     auto output = this->model_.forward(this->on_model_device(inputs)...);
     this->end_forward();
     return output;

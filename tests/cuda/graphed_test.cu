@@ -15,6 +15,7 @@
 
 #include "gpu.hpp"
 #include "training_step.hpp"
+#include "two_layers.hpp"
 
 namespace graphed_test {
 
@@ -76,20 +77,8 @@ TEST_CASE("a replayed step has its masks and positions, though other lengths hav
   CHECK(losses_on_sequences(true) == losses_on_sequences(false));
 }
 
-struct Net : nn::Module {
-  nn::Linear<Cuda> a{16, 16}, b{16, 4};
-  CHORUS_MODULE(Net, a, b)
-  auto forward(const auto& x) const { return b(a(x)); }
-};
-Tensor<float, 2> images(Index key) {
-  auto out = Tensor<float, 2>::empty({4, 16});
-  for (Index i = 0; i < out.numel(); ++i) out.data()[i] = static_cast<float>((i * 7 + key * 5) % 13) / 13;
-  return out;
-}
-const Tensor<std::int64_t, 1>& labels() {
-  static const auto out = Tensor<std::int64_t, 1>::from({0, 1, 2, 3}, {4});
-  return out;
-}
+using test::images, test::labels;
+using Net = test::TwoLayers;
 std::vector<float> numbers_of(const void* data, std::size_t bytes) {
   std::vector<float> out(bytes / sizeof(float));
   copy_bytes(Cpu{}, out.data(), Cuda{}, data, bytes);
@@ -124,6 +113,16 @@ TEST_CASE("a capture that failed has left nothing behind when it is tried again"
   CHECK(train(true) == train(false));
 }
 
+/// A training step that `average` follows.
+template <class Policy, class Optimizer, class Average>
+auto averaged_step(Policy& net, Optimizer& optimizer, Average& average) {
+  return [one = test::training_step(net, optimizer), &average](const auto& x, const auto& y) {
+    auto loss = one(x, y);
+    average.update();
+    return loss;
+  };
+}
+
 TEST_CASE("averages of captured steps are those of eager ones, also where the model has computed with them", "[cuda]") {
   CHORUS_NEEDS_GPU;
   const auto train = [](int warm_up) {
@@ -131,14 +130,7 @@ TEST_CASE("averages of captured steps are those of eager ones, also where the mo
     SingleDevice<Net> net{Net{}, 9};
     optim::Sgd<Cuda> optimizer{net.parameters(), {.lr = 0.1}};
     optim::ParameterAverage average{net.parameters(), optim::exponential(0.5)};
-    auto one = test::training_step(net, optimizer);
-    Graphed step(net,
-                 [&](const auto& x, const auto& y) {
-                   auto loss = one(x, y);
-                   average.update();
-                   return loss;
-                 },
-                 {.warm_up = warm_up});
+    Graphed step(net, averaged_step(net, optimizer, average), {.warm_up = warm_up});
     for (Index i = 0; i < 7; ++i) {
       step(images(i), labels());
       if (i == 4) {
@@ -163,14 +155,7 @@ TEST_CASE("a mean of all updates cannot be captured, and says so", "[cuda]") {
   SingleDevice<Net> net{Net{}, 9};
   optim::Sgd<Cuda> optimizer{net.parameters(), {.lr = 0.1}};
   optim::ParameterAverage average{net.parameters(), optim::equal_weights()};
-  auto one = test::training_step(net, optimizer);
-  Graphed step(net,
-               [&](const auto& x, const auto& y) {
-                 auto loss = one(x, y);
-                 average.update();
-                 return loss;
-               },
-               {.warm_up = 1});
+  Graphed step(net, averaged_step(net, optimizer, average), {.warm_up = 1});
   step(images(0), labels());
   CHECK_THROWS_WITH(step(images(1), labels()), Catch::Matchers::Contains("equal_weights"));
 }

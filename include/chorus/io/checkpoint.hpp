@@ -150,7 +150,7 @@ void save_checkpoint(Net& net, Optimizer& optimizer, const TrainingPosition& pos
     using D = decltype(optimizer.device());
     detail::Outgoing out;
     detail::KeptRate rate(optimizer);
-    std::tuple numbers{detail::numbers_of(optimizer), rate.kept(), detail::numbers_of(more)...};
+    std::tuple numbers{detail::numbers_of(optimizer), detail::numbers_of(rate), detail::numbers_of(more)...};
     const auto places = detail::all_places<D>(net, false, numbers, optimizer, rate, more...);
     for (const auto& tensor : places) out.add(tensor);
     if constexpr (detail::all_ranks_save<Net>)
@@ -196,7 +196,7 @@ TrainingPosition load_checkpoint(Net& net, Optimizer& optimizer, const std::stri
     const auto passes = detail::number_in(file, "training/forward_passes", UINT32_MAX);
     const auto order = detail::parameter_order_in(file);
     detail::KeptRate rate(optimizer);
-    std::tuple numbers{detail::numbers_of(optimizer), rate.kept(), detail::numbers_of(more)...};
+    std::tuple numbers{detail::numbers_of(optimizer), detail::numbers_of(rate), detail::numbers_of(more)...};
     auto wanted = detail::all_places<D>(net, true, numbers, optimizer, rate, more...);
     const auto rate_name = cat(detail::training_prefix, rate.kept_as);
     if (file.find(rate_name) == nullptr)  // earlier versions kept none
@@ -216,8 +216,11 @@ TrainingPosition load_checkpoint(Net& net, Optimizer& optimizer, const std::stri
     const auto give_back = [](auto& kept, const auto& read) {
       if constexpr (requires { kept.keep(read); }) kept.keep(read);
     };
-    rate.keep(std::get<1>(numbers));
-    std::apply([&](auto&, auto&, auto&... others) { (give_back(more, others), ...); }, numbers);
+    const auto give_back_all = [&](auto&, auto& of_rate, auto&... others) {
+      give_back(rate, of_rate);
+      (give_back(more, others), ...);
+    };
+    std::apply(give_back_all, numbers);
     net.set_forward_passes(static_cast<std::uint32_t>(passes));
     if constexpr (requires { net.set_parameter_order(std::vector<std::string>(), true); })
       net.set_parameter_order(order, passes > 0);

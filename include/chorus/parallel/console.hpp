@@ -47,8 +47,7 @@ inline bool write_all(int fd, std::string_view text) {
 class Console {
  public:
   Console() : state_(std::make_shared<State>()) {
-    const BlockedSignals blocked;
-    thread_ = std::thread([state = state_] { state->write_on(); });
+    thread_ = start_thread("console", [state = state_] { state->write_on(); });
   }
   Console(const Console&) = delete;
   Console& operator=(const Console&) = delete;

@@ -68,9 +68,9 @@ class Policy {
       return to_device(x, flat_.groups().front().values.device());
   }
 
-  /// The random context of the forward pass that begins, on that many samples. One that is run again, by a checkpoint
-  /// around it, draws the same numbers, and does not count.
-  RandomContext& begin_forward(Index samples) {
+  /// The random context of the forward pass that begins, on that many samples (see RandomContext). One that is run
+  /// again, by a checkpoint around it, draws the same numbers, and does not count.
+  RandomContext& begin_forward(Index samples = 0) {
     PassNumbers* const known = detail::random_context() != nullptr ? detail::random_context()->passes : nullptr;
     counts_ = known == nullptr || !known->repeats();
     random_.step = known != nullptr ? known->take(passes_) : passes_;

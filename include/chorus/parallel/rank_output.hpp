@@ -73,8 +73,7 @@ class RankOutput {
 
   void start() {
     if (sources_.empty()) return;
-    const BlockedSignals blocked;
-    thread_ = std::thread([this] { pump(); });
+    thread_ = start_thread("ranks' output", [this] { pump(); });
   }
 
  private:

@@ -20,7 +20,7 @@ class SingleDevice : public OneProcessPolicy<Model> {
 
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
-    const RandomScope scope(this->begin_forward(1));
+    const RandomScope scope(this->begin_forward());
     auto output = this->model_.forward(this->on_model_device(inputs)...);
     this->end_forward();
     return output;

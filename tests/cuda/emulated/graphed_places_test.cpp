@@ -8,26 +8,15 @@
 #include "../../unit/io/files.hpp"
 #include "../sharded_training.hpp"
 #include "../training_step.hpp"
+#include "../two_layers.hpp"
 #include "emulated_engine.hpp"
 
 namespace graphed_places_test {
 
 using namespace chorus;
 
-struct Net : nn::Module {
-  nn::Linear<Cuda> a{16, 16}, b{16, 4};
-  CHORUS_MODULE(Net, a, b)
-  auto forward(const auto& x) const { return b(a(x)); }
-};
-Tensor<float, 2> images(Index key) {
-  auto out = Tensor<float, 2>::empty({4, 16});
-  for (Index i = 0; i < out.numel(); ++i) out.data()[i] = static_cast<float>((i * 7 + key * 5) % 13) / 13;
-  return out;
-}
-const Tensor<std::int64_t, 1>& labels() {
-  static const auto out = Tensor<std::int64_t, 1>::from({0, 1, 2, 3}, {4});
-  return out;
-}
+using test::images, test::labels;
+using Net = test::TwoLayers;
 
 std::vector<std::string> order_of(const auto& net) {
   std::vector<std::string> names;

@@ -123,17 +123,9 @@ TEST_CASE("faults: who is waited for in the end is named, also where the wait of
   for (const auto kind : kinds) {
     test::Ranks ranks(
         3,
-        [kind](const comm::World& world) -> std::string {
+        [kind](const comm::World& world) {
           auto c = comm::connect(world, {.backend = kind});
-          std::vector<float> x(1);
-          c.barrier();
-          if (world.rank != 1) std::this_thread::sleep_for(world.rank == 0 ? 300ms : 20s);
-          try {
-            c.broadcast(std::span(x), 2);  // to rank 0, and from there to rank 1
-          } catch (const CommError& error) {
-            return error.what();
-          }
-          return "";
+          return test::wait_in_a_chain(c);
         },
         2s);
     CHECK_THAT(ranks.outcome(1).text,

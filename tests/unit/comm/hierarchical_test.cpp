@@ -135,20 +135,7 @@ TEST_CASE("hierarchical: a rank that waits inside of its machine hears the other
 
 TEST_CASE("hierarchical: who is waited for in the end is named across machines", "[comm]") {
   for (const auto machines : {"aab", "aba", "abb"}) {
-    auto ranks = on_machines(
-        machines,
-        [](comm::AnyCommunicator& c) -> std::string {
-          std::vector<float> x(1);
-          c.barrier();
-          if (c.rank() != 1) std::this_thread::sleep_for(c.rank() == 0 ? 300ms : 20s);
-          try {
-            c.broadcast(std::span(x), 2);  // to rank 0, and from there to rank 1
-          } catch (const CommError& error) {
-            return error.what();
-          }
-          return "";
-        },
-        2s);
+    auto ranks = on_machines(machines, test::wait_in_a_chain, 2s);
     INFO(machines);
     CHECK_THAT(ranks.outcome(1).text, Contains("waited 2000 ms for rank 0, which waits for rank 2"));
   }

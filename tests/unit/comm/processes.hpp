@@ -11,7 +11,9 @@
 #include <csignal>
 #include <cstdio>
 #include <functional>
+#include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace test {
@@ -59,6 +61,20 @@ class NoThreads {
  private:
   pthread_attr_t before_;
 };
+
+/// One of three ranks: rank 1 waits for rank 0, which comes a little later and waits for rank 2, which stays away. What
+/// is thrown.
+inline std::string wait_in_a_chain(ch::comm::AnyCommunicator& c) {
+  std::vector<float> x(1);
+  c.barrier();
+  if (c.rank() != 1) std::this_thread::sleep_for(c.rank() == 0 ? 300ms : 20s);
+  try {
+    c.broadcast(std::span(x), 2);  // to rank 0, and from there to rank 1
+  } catch (const ch::CommError& error) {
+    return error.what();
+  }
+  return "";
+}
 
 class Ranks {
  public:
