@@ -25107,12 +25107,13 @@ class BlockedSignals {
   sigset_t before_;
 };
 
-/// A thread that takes no signals. Throws CommError, in the name of `who`, where the system allows no more of them.
-template <class Body>
-std::thread start_thread(std::string_view who, Body body) {
+/// A thread (std::thread, or std::jthread) that takes no signals. Throws CommError, in the name of `who`, where the
+/// system allows no more of them.
+template <class Thread = std::thread, class Body>
+Thread start_thread(std::string_view who, Body body) {
   const BlockedSignals blocked;
   try {
-    return std::thread(std::move(body));
+    return Thread(std::move(body));
   } catch (const std::system_error& error) {
     fail<CommError>(who, ": a thread cannot be started: ", error.what());
   }
@@ -32014,12 +32015,13 @@ class BlockedSignals {
   sigset_t before_;
 };
 
-/// A thread that takes no signals. Throws CommError, in the name of `who`, where the system allows no more of them.
-template <class Body>
-std::thread start_thread(std::string_view who, Body body) {
+/// A thread (std::thread, or std::jthread) that takes no signals. Throws CommError, in the name of `who`, where the
+/// system allows no more of them.
+template <class Thread = std::thread, class Body>
+Thread start_thread(std::string_view who, Body body) {
   const BlockedSignals blocked;
   try {
-    return std::thread(std::move(body));
+    return Thread(std::move(body));
   } catch (const std::system_error& error) {
     fail<CommError>(who, ": a thread cannot be started: ", error.what());
   }

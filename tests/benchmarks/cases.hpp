@@ -48,8 +48,7 @@ double median_ms(const Step& step, std::size_t most, double seconds) {
 
 /// One training step on a fixed batch: zero_grad, forward, cross entropy, backward, optimizer step.
 template <class Net, class Optimizer, class Images>
-auto make_step(Net& net, Optimizer& optimizer, const Images& images,
-               const ch::Tensor<std::int64_t, 1>& targets) {
+auto make_step(Net& net, Optimizer& optimizer, const Images& images, const ch::Tensor<std::int64_t, 1>& targets) {
   return [&net, &optimizer, images, targets] {
     optimizer.zero_grad();
     const auto loss = ch::cross_entropy(net(images), targets);
@@ -76,9 +75,9 @@ bool for_each_case(std::span<const std::string_view> wanted, const Run& run) {
   constexpr std::string_view known[] = {"toy_b16", "toy_b128", "mlp_b64", "resnet18_b32", "gpt_b16"};
   for (const auto name : wanted)
     if (std::find(std::begin(known), std::end(known), name) == std::end(known)) {
-      std::fprintf(stderr, "unknown case '%.*s'; known are:", static_cast<int>(name.size()), name.data());
-      for (const auto k : known) std::fprintf(stderr, " %.*s", static_cast<int>(k.size()), k.data());
-      std::fprintf(stderr, "\n");
+      std::string message = ch::cat("unknown case '", name, "'; known are:");  // in one piece: every rank says so
+      for (const auto k : known) message += ch::cat(" ", k);
+      std::fprintf(stderr, "%s\n", message.c_str());
       return false;
     }
   const auto asked = [&](std::string_view name) {

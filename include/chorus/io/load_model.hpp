@@ -1,6 +1,7 @@
 #pragma once
 /// Reading a model's numbers from a safetensors file.
 
+#include <algorithm>
 #include <optional>
 #include <span>
 #include <string>
@@ -43,16 +44,28 @@ void take_mean(const SafetensorsReader& file, const Incoming<D>& tensor, std::sp
     mean[i] = static_cast<T>(sums[i] / static_cast<double>(tensor.mean_with.size() + 1));
 }
 
+/// What PyTorch's DataParallel and DistributedDataParallel put before each name of what they save: "module." where all
+/// of the file's names begin with it and one of the model's doesn't, else "".
+template <Device D>
+std::string wrapper_prefix(const SafetensorsReader& file, const std::vector<Incoming<D>>& wanted) {
+  constexpr std::string_view prefix = "module.";
+  const auto wrapped = [&](const auto& tensor) { return std::string_view(tensor.name).starts_with(prefix); };
+  const bool strip = std::ranges::all_of(file.entries(), wrapped) && !std::ranges::all_of(wanted, wrapped);
+  return std::string(strip ? prefix : "");
+}
+
 /// Checks that the file has exactly these tensors, but for those that `ignored(name)` allows, then reads them all.
+/// Names may have the prefix of PyTorch's wrappers.
 /// Throws FileError with every missing, unexpected and mismatched name, and what `judge(wanted, bytes)` throws of a
 /// tensor's numbers, before anything is changed.
 template <Device D, class Ignored, class Judge>
 void read_all(const SafetensorsReader& file, const std::vector<Incoming<D>>& wanted, const Ignored& ignored,
               const Judge& judge) {
+  const std::string prefix = wrapper_prefix(file, wanted);
   std::string missing, unexpected, mismatched;
   const auto list = [](std::string& to, const auto&... parts) { to += cat(to.empty() ? "" : ", ", parts...); };
   const auto compare = [&](const Incoming<D>& tensor, const std::string& name) {
-    const TensorEntry* entry = file.find(name);
+    const TensorEntry* entry = file.find(prefix + name);
     if (entry == nullptr)
       list(missing, name);
     else if (entry->dtype != file_dtype(tensor.dtype) || entry->shape != tensor.shape)
@@ -65,7 +78,7 @@ void read_all(const SafetensorsReader& file, const std::vector<Incoming<D>>& wan
   }
   for (const TensorEntry& entry : file.entries()) {
     bool known = ignored(entry.name);
-    for (const auto& tensor : wanted) known = known || tensor.name == entry.name;
+    for (const auto& tensor : wanted) known = known || prefix + tensor.name == entry.name;
     if (!known) list(unexpected, entry.name);
   }
   std::string problems;
@@ -79,7 +92,7 @@ void read_all(const SafetensorsReader& file, const std::vector<Incoming<D>>& wan
 
   std::vector<std::vector<std::byte>> numbers;  // all are read before one is stored
   for (const auto& tensor : wanted) {
-    const TensorEntry& entry = file.at(tensor.name);
+    const TensorEntry& entry = file.at(prefix + tensor.name);
     numbers.emplace_back(entry.bytes);
     file.read(entry, numbers.back());
     check_bools(file, entry, numbers.back());
@@ -110,7 +123,8 @@ auto model_places(Model& model, bool touch = true) {
 }  // namespace detail
 
 /// Fills all parameters and buffers of `model` from a file. Throws FileError, and changes nothing, where the file is
-/// damaged or its names, shapes or dtypes are not the model's: one message names all that don't fit.
+/// damaged or its names, shapes or dtypes are not the model's: one message names all that don't fit. A file of one of
+/// PyTorch's wrappers, all of whose names begin with "module.", fits like that of what was wrapped.
 template <class Model>
 void load(Model& model, const std::string& path) {
   const SafetensorsReader file(path);

@@ -111,8 +111,8 @@ class Machines {
 
   /// While ranks run, and the thread that it returns: calls `again` once, with the reason, where all form anew.
   [[nodiscard]] std::jthread watch(std::function<void(const char*)> again) const {
-    const BlockedSignals blocked;
-    return std::jthread(
+    return start_thread<std::jthread>(
+        "machines",
         [this, again = std::move(again), store = with_timeout(options_.interval)](const std::stop_token& stop) mutable {
           while (!stop.stop_requested()) {
             try {

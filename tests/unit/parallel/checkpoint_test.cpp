@@ -123,6 +123,33 @@ TEST_CASE("checkpoint: the file of a run is a model's file, too") {
   CHECK(fingerprint(other) == fingerprint(net));
 }
 
+TEST_CASE("checkpoint: names of PyTorch's wrappers, with module. before each, are those of what they wrap") {
+  const TemporaryFolder folder;
+  SingleDevice<Model> net{make<Model>(1)}, same{make<Model>(2)}, other{make<Model>(2)};
+  io::save(net.module(), folder / "plain");
+  const io::SafetensorsReader file(folder / "plain");
+  const auto save_with_prefixes = [&](const auto& prefix_of) {
+    std::vector<std::vector<std::byte>> numbers;
+    std::vector<io::TensorView> tensors;
+    for (const auto& entry : file.entries()) {
+      numbers.emplace_back(entry.bytes);
+      file.read(entry, numbers.back());
+      tensors.push_back({prefix_of(entry.name) + entry.name, entry.dtype, entry.shape, numbers.back()});
+    }
+    io::write_safetensors(folder / "wrapped", tensors);
+  };
+  save_with_prefixes([](const std::string&) -> std::string { return "module."; });
+  io::load(same.module(), folder / "wrapped");
+  CHECK(fingerprint(same) == fingerprint(net));
+
+  // Where one name is without it, it is a part of the others.
+  save_with_prefixes([](const std::string& name) -> std::string { return name == "fc1.bias" ? "" : "module."; });
+  const auto before = fingerprint(other);
+  CHECK_THAT(message_of<FileError>([&] { io::load(other.module(), folder / "wrapped"); }),
+             Contains("missing: fc1.weight") && Contains("unexpected: module.") && Contains("module.fc1.weight"));
+  CHECK(fingerprint(other) == before);
+}
+
 TEST_CASE("checkpoint: a file of another model is refused in one message, and nothing changes") {
   const TemporaryFolder folder;
   SingleDevice<Other<Cpu>> other{make<Other<Cpu>>()};
