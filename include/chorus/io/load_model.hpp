@@ -44,28 +44,16 @@ void take_mean(const SafetensorsReader& file, const Incoming<D>& tensor, std::sp
     mean[i] = static_cast<T>(sums[i] / static_cast<double>(tensor.mean_with.size() + 1));
 }
 
-/// What PyTorch's DataParallel and DistributedDataParallel put before each name of what they save: "module." where all
-/// of the file's names begin with it and one of the model's doesn't, else "".
-template <Device D>
-std::string wrapper_prefix(const SafetensorsReader& file, const std::vector<Incoming<D>>& wanted) {
-  constexpr std::string_view prefix = "module.";
-  const auto wrapped = [&](const auto& tensor) { return std::string_view(tensor.name).starts_with(prefix); };
-  const bool strip = std::ranges::all_of(file.entries(), wrapped) && !std::ranges::all_of(wanted, wrapped);
-  return std::string(strip ? prefix : "");
-}
-
 /// Checks that the file has exactly these tensors, but for those that `ignored(name)` allows, then reads them all.
-/// Names may have the prefix of PyTorch's wrappers.
 /// Throws FileError with every missing, unexpected and mismatched name, and what `judge(wanted, bytes)` throws of a
 /// tensor's numbers, before anything is changed.
 template <Device D, class Ignored, class Judge>
 void read_all(const SafetensorsReader& file, const std::vector<Incoming<D>>& wanted, const Ignored& ignored,
               const Judge& judge) {
-  const std::string prefix = wrapper_prefix(file, wanted);
   std::string missing, unexpected, mismatched;
   const auto list = [](std::string& to, const auto&... parts) { to += cat(to.empty() ? "" : ", ", parts...); };
   const auto compare = [&](const Incoming<D>& tensor, const std::string& name) {
-    const TensorEntry* entry = file.find(prefix + name);
+    const TensorEntry* entry = file.find(name);
     if (entry == nullptr)
       list(missing, name);
     else if (entry->dtype != file_dtype(tensor.dtype) || entry->shape != tensor.shape)
@@ -78,7 +66,7 @@ void read_all(const SafetensorsReader& file, const std::vector<Incoming<D>>& wan
   }
   for (const TensorEntry& entry : file.entries()) {
     bool known = ignored(entry.name);
-    for (const auto& tensor : wanted) known = known || prefix + tensor.name == entry.name;
+    for (const auto& tensor : wanted) known = known || tensor.name == entry.name;
     if (!known) list(unexpected, entry.name);
   }
   std::string problems;
@@ -92,7 +80,7 @@ void read_all(const SafetensorsReader& file, const std::vector<Incoming<D>>& wan
 
   std::vector<std::vector<std::byte>> numbers;  // all are read before one is stored
   for (const auto& tensor : wanted) {
-    const TensorEntry& entry = file.at(prefix + tensor.name);
+    const TensorEntry& entry = file.at(tensor.name);
     numbers.emplace_back(entry.bytes);
     file.read(entry, numbers.back());
     check_bools(file, entry, numbers.back());
@@ -120,6 +108,17 @@ auto model_places(Model& model, bool touch = true) {
   return wanted;
 }
 
+/// PyTorch's DataParallel and DistributedDataParallel save each name with "module." before it: where all of the file's
+/// names begin so and the model's don't, what is wanted is called so, too.
+template <Device D>
+void name_as_wrapped(const SafetensorsReader& file, std::vector<Incoming<D>>& wanted) {
+  constexpr std::string_view prefix = "module.";
+  const auto wrapped = [&](const auto& tensor) { return std::string_view(tensor.name).starts_with(prefix); };
+  if (file.entries().empty() || !std::ranges::all_of(file.entries(), wrapped)) return;
+  if (std::ranges::all_of(wanted, wrapped)) return;
+  for (auto& tensor : wanted) tensor.name.insert(0, prefix);
+}
+
 }  // namespace detail
 
 /// Fills all parameters and buffers of `model` from a file. Throws FileError, and changes nothing, where the file is
@@ -128,7 +127,9 @@ auto model_places(Model& model, bool touch = true) {
 template <class Model>
 void load(Model& model, const std::string& path) {
   const SafetensorsReader file(path);
-  detail::read_all(file, detail::model_places(model),
+  auto wanted = detail::model_places(model);
+  detail::name_as_wrapped(file, wanted);
+  detail::read_all(file, wanted,
                    [](std::string_view name) { return name.starts_with(detail::training_prefix); },
                    [](const auto&, std::span<const std::byte>) {});
 }

@@ -128,22 +128,26 @@ TEST_CASE("checkpoint: names of PyTorch's wrappers, with module. before each, ar
   SingleDevice<Model> net{make<Model>(1)}, same{make<Model>(2)}, other{make<Model>(2)};
   io::save(net.module(), folder / "plain");
   const io::SafetensorsReader file(folder / "plain");
-  const auto save_with_prefixes = [&](const auto& prefix_of) {
+  const auto save_wrapped = [&](std::string_view but = "") {
     std::vector<std::vector<std::byte>> numbers;
     std::vector<io::TensorView> tensors;
     for (const auto& entry : file.entries()) {
       numbers.emplace_back(entry.bytes);
       file.read(entry, numbers.back());
-      tensors.push_back({prefix_of(entry.name) + entry.name, entry.dtype, entry.shape, numbers.back()});
+      tensors.push_back({(entry.name == but ? "" : "module.") + entry.name, entry.dtype, entry.shape, numbers.back()});
     }
     io::write_safetensors(folder / "wrapped", tensors);
   };
-  save_with_prefixes([](const std::string&) -> std::string { return "module."; });
+  save_wrapped();
   io::load(same.module(), folder / "wrapped");
   CHECK(fingerprint(same) == fingerprint(net));
 
+  SingleDevice<Other<Cpu>> stranger{make<Other<Cpu>>()};
+  CHECK_THAT(message_of<FileError>([&] { io::load(stranger.module(), folder / "wrapped"); }),
+             Contains("missing: module.fc3.") && Contains("unexpected: module.norm."));
+
   // Where one name is without it, it is a part of the others.
-  save_with_prefixes([](const std::string& name) -> std::string { return name == "fc1.bias" ? "" : "module."; });
+  save_wrapped("fc1.bias");
   const auto before = fingerprint(other);
   CHECK_THAT(message_of<FileError>([&] { io::load(other.module(), folder / "wrapped"); }),
              Contains("missing: fc1.weight") && Contains("unexpected: module.") && Contains("module.fc1.weight"));
