@@ -14636,33 +14636,42 @@ template <class T>
     for (Index i = 0; i < 9; ++i) to[k * 9 + i] = (accumulate ? to[k * 9 + i] : T{0}) + columns[i * w + k];
 }
 
-/// The weights of `tile_columns` results from `first` on and `count` channels from `channel` on, at all points:
-/// to[point, channel, result], points `point_pitch` numbers apart. With `turned`, for the gradient by the input:
-/// results are the convolution's channels, channels its filters, and taps are in the reverse order. weight: [filters,
-/// channels, 3, 3].
+/// A weight [filters, channels, 3, 3] as a pass meets it. With `turned`, for the gradient by the input: results are the
+/// convolution's channels, channels its filters, and taps are in the reverse order.
+template <class T>
+struct Kernels {
+  const T* weight;
+  Index results, channels;
+  bool turned;
+
+  Index columns(Index first) const { return std::clamp<Index>(results - first, 0, tile_columns<T>); }
+  /// Those of `tile_columns` results from `first` on and `count` channels from `channel` on, as far as there are any.
+  /// In one stretch of memory lie those of the results for a channel where they are turned, else of the channels for a
+  /// result.
+  Stretches<T> at(Index first, Index channel, Index count) const {
+    const Index some = std::clamp<Index>(channels - channel, 0, count);
+    if (turned) return {weight + (channel * results + first) * 9, some, columns(first) * 9, results * 9};
+    return {weight + (first * channels + channel) * 9, columns(first), some * 9, channels * 9};
+  }
+};
+
+/// These, at all points: to[point, channel, result], points `point_pitch` numbers apart.
 template <class Way, class T>
-void transform_weights(bool turned, Index results, Index channels, Index first, Index channel, Index count,
-                       const T* weight, Index point_pitch, T* to) {
-  constexpr Index w = lanes<T>, at_once = 16, row = 9 * tile_columns<T>;
-  const Index columns = std::min(tile_columns<T>, results - first);
-  // In one stretch of memory lie the kernels of some results for a channel where they are turned, else of some channels
-  // for a result.
-  const auto kernels_at = [&](Index c) {
-    const Index some = std::clamp<Index>(channels - channel - c, 0, at_once);
-    if (turned) return Stretches<T>{weight + ((channel + c) * results + first) * 9, some, columns * 9, results * 9};
-    return Stretches<T>{weight + (first * channels + channel + c) * 9, columns, some * 9, channels * 9};
-  };
+void transform_weights(const Kernels<T>& kernels, Index first, Index channel, Index count, Index point_pitch, T* to) {
+  constexpr Index w = lanes<T>, at_once = 8, row = 9 * tile_columns<T>;
+  const Index columns = kernels.columns(first);
   alignas(64) T taps[at_once * row];
   for (Index c = 0; c < count; c += at_once) {
     const Index some = std::min(at_once, count - c);
-    const Stretches<T> now = kernels_at(c), next = kernels_at(c + at_once);
-    if (turned)
+    const Stretches<T> now = kernels.at(first, channel + c, some),
+                       next = kernels.at(first, channel + c + at_once, at_once);
+    if (kernels.turned)
       for (Index i = 0; i < some; ++i)
         for (Index side = 0; side < tile_columns<T>; side += w) {
-          Packet<T> kernels[9];
-          load_taps(now.first + i * now.apart + side * 9, std::clamp<Index>(columns - side, 0, w), kernels);
+          Packet<T> of_results[9];
+          load_taps(now.first + i * now.apart + side * 9, std::clamp<Index>(columns - side, 0, w), of_results);
           for (Index tap = 0; tap < 9; ++tap)
-            store(taps + i * row + (8 - tap) * tile_columns<T> + side, kernels[tap], Whole<T>{});
+            store(taps + i * row + (8 - tap) * tile_columns<T> + side, of_results[tap], Whole<T>{});
         }
     else
       pack_columns(some * 9, columns, now.first, now.apart, taps);
@@ -14784,8 +14793,8 @@ struct WinogradPlan {
   }
 };
 
-/// y = a convolution of x + bias, or y +=, for `images` images. With `turned`, a gradient by the input: see
-/// transform_weights. x and y start at the channels in question.
+/// y = a convolution of x + bias, or y +=, for `images` images. With `turned`, a gradient by the input: see Kernels.
+/// x and y start at the channels in question.
 template <class Way, class T>
 void winograd_convolve(Cpu device, Index images, const ImageChannels& in, const ImageChannels& out, Index padding_h,
                        Index padding_w, bool turned, const T* x, const T* weight, const T* bias, T* y,
@@ -14793,6 +14802,7 @@ void winograd_convolve(Cpu device, Index images, const ImageChannels& in, const 
   constexpr Index w = tile_columns<T>;
   const WinogradPlan<Way> plan(images, in, out, padding_h, padding_w);
   const TiledImages& tiles = plan.tiles;
+  const Kernels<T> kernels{weight, out.channels, in.channels, turned};
   const Index panels = (out.channels + w - 1) / w, pitch = whole_panels<T>(in.channels), threads = num_threads();
   // Of more than 8 MiB, transformed weights are made where they are used, some channels at a time: no cache holds them.
   const bool heavy = winograd_points * in.channels * w * panels > (Index{1} << 21);
@@ -14810,8 +14820,7 @@ void winograd_convolve(Cpu device, Index images, const ImageChannels& in, const 
   const ThreadScratch<T> us(device, heavy ? weights : weights * panels, heavy);
   if (!heavy)
     parallel_for(panels, [&](Index panel) {
-      transform_weights<Way>(turned, out.channels, in.channels, panel * w, 0, in.channels, weight, u_pitch,
-                             us.data() + panel * weights);
+      transform_weights<Way>(kernels, panel * w, 0, in.channels, u_pitch, us.data() + panel * weights);
     });
 
   const auto transform = [&](Index strip, T* v) {
@@ -14824,15 +14833,19 @@ void winograd_convolve(Cpu device, Index images, const ImageChannels& in, const 
     const Index before = tiles.tiles_before(strip), count = tiles.tiles_before(end) - before;
     T* m = ms.data();
     for_pieces(in.channels, depth, [&](Index c, Index channels) {
-      if (heavy)
-        transform_weights<Way>(turned, out.channels, in.channels, first, c, channels, weight, u_pitch, us.data());
+      if (heavy) transform_weights<Way>(kernels, first, c, channels, u_pitch, us.data());
       const T* u = heavy ? us.data() : us.data() + panel * weights + c * w;
+      // Weights that are transformed next come while these are multiplied, which takes no more of memory.
+      const bool more = c + channels < in.channels;
+      const Stretches<T> next = kernels.at(more ? first : first + w, more ? c + channels : 0, heavy ? depth : 0);
       for (int i = 0; i < Way::points; ++i)
-        for (int j = 0; j < Way::points; ++j)
+        for (int j = 0; j < Way::points; ++j) {
+          next.fetch(i * Way::points + j, Way::points * Way::points);
           multiply_packed(count, channels,
                           Matrix<T, Index, Fixed<1>>{v + (i * Way::points + j) * v_pitch + c, pitch, {}},
                           u + (Way::weight_of(i) * winograd_weights + Way::weight_of(j)) * u_pitch,
                           m + (i * Way::points + j) * m_pitch, Fixed<w>{}, c > 0);
+        }
     });
     for (Index s = strip; s < end; ++s)
       store_strip<Way>(tiles, tiles.strip(s), m + (tiles.tiles_before(s) - before) * w, m_pitch,

@@ -7,6 +7,7 @@
 /// ddp_step --wrapper [CASE ...]: what DistributedDataParallel itself costs on one rank: steps of SingleDevice and of
 /// DistributedDataParallel in turn, their medians, and the median ratio of neighbours.
 
+#include <chorus/parallel/fused_optimizer.hpp>
 #include <chorus/parallel/hooks/reduce_scatter.hpp>
 #include <chorus/parallel/sharded_optimizer.hpp>
 
@@ -105,6 +106,11 @@ void measure_case(ch::Run& run, const bench::RanksAndCases& asked, const char* n
     using Optimizer = typename std::remove_cvref_t<decltype(make_optimizer)>::type;
     ch::DistributedDataParallel<Model, ch::ReduceScatter> net{make(), run, options};
     ch::ShardedOptimizer<Optimizer> optimizer(net, make_optimizer.options);
+    measure_rounds(net, optimizer);
+  } else if (asked.fused) {
+    using Optimizer = typename std::remove_cvref_t<decltype(make_optimizer)>::type;
+    ch::DistributedDataParallel<Model> net{make(), run, options};
+    ch::FusedOptimizer<Optimizer> optimizer(net, make_optimizer.options);
     measure_rounds(net, optimizer);
   } else {
     ch::DistributedDataParallel<Model> net{make(), run, options};

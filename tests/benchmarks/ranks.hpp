@@ -50,7 +50,7 @@ inline std::size_t fixed_steps(std::string_view name) {
 struct RanksAndCases {
   int ranks = 2;
   std::optional<double> bucket_cap_mb;
-  bool sharded = false, wrapper = false, apart = false;
+  bool sharded = false, fused = false, wrapper = false, apart = false;
   std::vector<std::string_view> wanted;
 };
 
@@ -64,6 +64,8 @@ inline std::optional<RanksAndCases> ranks_and_cases(const char* program, int arg
       out.bucket_cap_mb = std::atof(argv[++i]);
     else if (std::strcmp(argv[i], "--sharded") == 0)
       out.sharded = true;
+    else if (std::strcmp(argv[i], "--fused") == 0)
+      out.fused = true;
     else if (std::strcmp(argv[i], "--apart") == 0)
       out.apart = true;
     else if (std::strcmp(argv[i], "--wrapper") == 0)

@@ -90,8 +90,8 @@ struct WinogradPlan {
   }
 };
 
-/// y = a convolution of x + bias, or y +=, for `images` images. With `turned`, a gradient by the input: see
-/// transform_weights. x and y start at the channels in question.
+/// y = a convolution of x + bias, or y +=, for `images` images. With `turned`, a gradient by the input: see Kernels.
+/// x and y start at the channels in question.
 template <class Way, class T>
 void winograd_convolve(Cpu device, Index images, const ImageChannels& in, const ImageChannels& out, Index padding_h,
                        Index padding_w, bool turned, const T* x, const T* weight, const T* bias, T* y,
@@ -99,6 +99,7 @@ void winograd_convolve(Cpu device, Index images, const ImageChannels& in, const 
   constexpr Index w = tile_columns<T>;
   const WinogradPlan<Way> plan(images, in, out, padding_h, padding_w);
   const TiledImages& tiles = plan.tiles;
+  const Kernels<T> kernels{weight, out.channels, in.channels, turned};
   const Index panels = (out.channels + w - 1) / w, pitch = whole_panels<T>(in.channels), threads = num_threads();
   // Of more than 8 MiB, transformed weights are made where they are used, some channels at a time: no cache holds them.
   const bool heavy = winograd_points * in.channels * w * panels > (Index{1} << 21);
@@ -116,8 +117,7 @@ void winograd_convolve(Cpu device, Index images, const ImageChannels& in, const 
   const ThreadScratch<T> us(device, heavy ? weights : weights * panels, heavy);
   if (!heavy)
     parallel_for(panels, [&](Index panel) {
-      transform_weights<Way>(turned, out.channels, in.channels, panel * w, 0, in.channels, weight, u_pitch,
-                             us.data() + panel * weights);
+      transform_weights<Way>(kernels, panel * w, 0, in.channels, u_pitch, us.data() + panel * weights);
     });
 
   const auto transform = [&](Index strip, T* v) {
@@ -130,15 +130,19 @@ void winograd_convolve(Cpu device, Index images, const ImageChannels& in, const 
     const Index before = tiles.tiles_before(strip), count = tiles.tiles_before(end) - before;
     T* m = ms.data();
     for_pieces(in.channels, depth, [&](Index c, Index channels) {
-      if (heavy)
-        transform_weights<Way>(turned, out.channels, in.channels, first, c, channels, weight, u_pitch, us.data());
+      if (heavy) transform_weights<Way>(kernels, first, c, channels, u_pitch, us.data());
       const T* u = heavy ? us.data() : us.data() + panel * weights + c * w;
+      // Weights that are transformed next come while these are multiplied, which takes no more of memory.
+      const bool more = c + channels < in.channels;
+      const Stretches<T> next = kernels.at(more ? first : first + w, more ? c + channels : 0, heavy ? depth : 0);
       for (int i = 0; i < Way::points; ++i)
-        for (int j = 0; j < Way::points; ++j)
+        for (int j = 0; j < Way::points; ++j) {
+          next.fetch(i * Way::points + j, Way::points * Way::points);
           multiply_packed(count, channels,
                           Matrix<T, Index, Fixed<1>>{v + (i * Way::points + j) * v_pitch + c, pitch, {}},
                           u + (Way::weight_of(i) * winograd_weights + Way::weight_of(j)) * u_pitch,
                           m + (i * Way::points + j) * m_pitch, Fixed<w>{}, c > 0);
+        }
     });
     for (Index s = strip; s < end; ++s)
       store_strip<Way>(tiles, tiles.strip(s), m + (tiles.tiles_before(s) - before) * w, m_pitch,

@@ -71,33 +71,42 @@ template <class T>
     for (Index i = 0; i < 9; ++i) to[k * 9 + i] = (accumulate ? to[k * 9 + i] : T{0}) + columns[i * w + k];
 }
 
-/// The weights of `tile_columns` results from `first` on and `count` channels from `channel` on, at all points:
-/// to[point, channel, result], points `point_pitch` numbers apart. With `turned`, for the gradient by the input:
-/// results are the convolution's channels, channels its filters, and taps are in the reverse order. weight: [filters,
-/// channels, 3, 3].
+/// A weight [filters, channels, 3, 3] as a pass meets it. With `turned`, for the gradient by the input: results are the
+/// convolution's channels, channels its filters, and taps are in the reverse order.
+template <class T>
+struct Kernels {
+  const T* weight;
+  Index results, channels;
+  bool turned;
+
+  Index columns(Index first) const { return std::clamp<Index>(results - first, 0, tile_columns<T>); }
+  /// Those of `tile_columns` results from `first` on and `count` channels from `channel` on, as far as there are any.
+  /// In one stretch of memory lie those of the results for a channel where they are turned, else of the channels for a
+  /// result.
+  Stretches<T> at(Index first, Index channel, Index count) const {
+    const Index some = std::clamp<Index>(channels - channel, 0, count);
+    if (turned) return {weight + (channel * results + first) * 9, some, columns(first) * 9, results * 9};
+    return {weight + (first * channels + channel) * 9, columns(first), some * 9, channels * 9};
+  }
+};
+
+/// These, at all points: to[point, channel, result], points `point_pitch` numbers apart.
 template <class Way, class T>
-void transform_weights(bool turned, Index results, Index channels, Index first, Index channel, Index count,
-                       const T* weight, Index point_pitch, T* to) {
-  constexpr Index w = lanes<T>, at_once = 16, row = 9 * tile_columns<T>;
-  const Index columns = std::min(tile_columns<T>, results - first);
-  // In one stretch of memory lie the kernels of some results for a channel where they are turned, else of some channels
-  // for a result.
-  const auto kernels_at = [&](Index c) {
-    const Index some = std::clamp<Index>(channels - channel - c, 0, at_once);
-    if (turned) return Stretches<T>{weight + ((channel + c) * results + first) * 9, some, columns * 9, results * 9};
-    return Stretches<T>{weight + (first * channels + channel + c) * 9, columns, some * 9, channels * 9};
-  };
+void transform_weights(const Kernels<T>& kernels, Index first, Index channel, Index count, Index point_pitch, T* to) {
+  constexpr Index w = lanes<T>, at_once = 8, row = 9 * tile_columns<T>;
+  const Index columns = kernels.columns(first);
   alignas(64) T taps[at_once * row];
   for (Index c = 0; c < count; c += at_once) {
     const Index some = std::min(at_once, count - c);
-    const Stretches<T> now = kernels_at(c), next = kernels_at(c + at_once);
-    if (turned)
+    const Stretches<T> now = kernels.at(first, channel + c, some),
+                       next = kernels.at(first, channel + c + at_once, at_once);
+    if (kernels.turned)
       for (Index i = 0; i < some; ++i)
         for (Index side = 0; side < tile_columns<T>; side += w) {
-          Packet<T> kernels[9];
-          load_taps(now.first + i * now.apart + side * 9, std::clamp<Index>(columns - side, 0, w), kernels);
+          Packet<T> of_results[9];
+          load_taps(now.first + i * now.apart + side * 9, std::clamp<Index>(columns - side, 0, w), of_results);
           for (Index tap = 0; tap < 9; ++tap)
-            store(taps + i * row + (8 - tap) * tile_columns<T> + side, kernels[tap], Whole<T>{});
+            store(taps + i * row + (8 - tap) * tile_columns<T> + side, of_results[tap], Whole<T>{});
         }
     else
       pack_columns(some * 9, columns, now.first, now.apart, taps);
