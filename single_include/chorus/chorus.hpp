@@ -22437,6 +22437,125 @@ inline std::string format_list(const char* form, std::va_list values) {
 #define CHORUS_SINGLE_CHORUS_PARALLEL_ONE_PROCESS_POLICY_HPP
 /// What the policies of one process share, where there is nobody else to ask.
 
+// <chorus/parallel/join.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_JOIN_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_JOIN_HPP
+/// Loops over batches of which ranks have different numbers.
+
+namespace chorus::inline CHORUS_ABI {
+
+struct JoinOptions {
+  /// All ranks throw as soon as one has run out of batches, instead of going on without it. For models whose forward or
+  /// backward has collectives of its own, which the ranks that have ended don't know of (SyncBatchNorm).
+  bool throw_on_early_termination = false;
+  /// What `body` does behind each averaged backward pass: as a rule clipping, and `optimizer.step()`. Ranks that have
+  /// ended do it, too, with the same averages, so that the optimizer's state stays the same on all ranks; a
+  /// ShardedOptimizer needs that, and so does a ParameterServer, whose rank 0 steps for all. Without, parameters and
+  /// buffers are the same afterwards, but momenta are not.
+  std::function<void()> step = {};
+};
+
+/// What has come of keeping others company in a pass: there was none, for all have ended; a pass whose gradients were
+/// not averaged; one whose gradients were.
+enum class Company { ended, passed, averaged };
+
+namespace detail {
+
+/// A net that takes part in `join`: `begin_join` and `end_join` are around all of it; `begin_company` when this rank
+/// has run out of batches; `keep_company` takes part in the collectives of a pass of others; `end_company` when all
+/// have ended.
+template <class Net>
+concept JoinedNet = requires(Net& net, bool throw_early) {
+  net.begin_join(throw_early);
+  net.begin_company();
+  { net.keep_company() } -> std::same_as<Company>;
+  net.end_company();
+  net.end_join();
+};
+
+template <class Joined>
+class JoinScope {
+ public:
+  JoinScope(const Joined&, bool) {}
+};
+template <JoinedNet Net>
+class JoinScope<Net> {
+ public:
+  JoinScope(Net& net, bool throw_early) : net_(&net) { net.begin_join(throw_early); }
+  JoinScope(JoinScope&& other) noexcept : net_(std::exchange(other.net_, nullptr)) {}
+  ~JoinScope() {
+    if (net_ != nullptr) net_->end_join();
+  }
+
+ private:
+  Net* net_;
+};
+
+}  // namespace detail
+
+/// Runs `body`, a loop over batches of which ranks may have different numbers. A rank that has ended takes part in the
+/// others' collectives, with no samples, until all have. In each iteration `body` makes a forward and a backward pass
+/// through each of the nets among `joined`, one after the other in this order, and no other collective calls but those
+/// of the functions among `joined`, such as the steps of sharded optimizers, each behind the net in front of it:
+///
+///   ch::join(loop, {}, net, [&] { optimizer.step(); }, other_net, [&] { other_optimizer.step(); });
+///
+/// These functions, and `options.step` at the iteration's end, are called by ranks that have ended alone.
+template <class Body, class... Joined>
+void join(const Body& body, const JoinOptions& options, Joined&&... joined) {
+  const std::tuple<detail::JoinScope<std::remove_reference_t<Joined>>...> scopes{
+      detail::JoinScope<std::remove_reference_t<Joined>>(joined, options.throw_on_early_termination)...};
+  body();
+  const auto for_nets = [&](const auto& f) {
+    const auto one = [&](auto& some) {
+      if constexpr (detail::JoinedNet<std::remove_reference_t<decltype(some)>>) f(some);
+    };
+    (one(joined), ...);
+  };
+  for_nets([](auto& net) { net.begin_company(); });
+  Company company = Company::passed;
+  const auto keep_company = [&](auto& some) {
+    if constexpr (detail::JoinedNet<std::remove_reference_t<decltype(some)>>)
+      company = some.keep_company();
+    else if (company == Company::averaged)
+      some();
+    return company != Company::ended;
+  };
+  while ((keep_company(joined) && ...))
+    if (options.step && company == Company::averaged) options.step();
+  for_nets([](auto& net) { net.end_company(); });
+}
+
+}  // namespace chorus::inline CHORUS_ABI
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_JOIN_HPP
+
+// <chorus/parallel/no_sync.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_NO_SYNC_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_NO_SYNC_HPP
+/// The scope in which a distributed policy adds up gradients on each rank by itself.
+
+namespace chorus::inline CHORUS_ABI {
+
+/// Made by a policy's `no_sync()`.
+class NoSync {
+ public:
+  /// Where there is nothing to switch off: gradients add up in any case.
+  NoSync() = default;
+  explicit NoSync(bool& sync) : sync_(&sync), before_(std::exchange(sync, false)) {}
+  ~NoSync() {
+    if (sync_ != nullptr) *sync_ = before_;
+  }
+  NoSync(const NoSync&) = delete;
+  NoSync& operator=(const NoSync&) = delete;
+
+ private:
+  bool* sync_ = nullptr;
+  bool before_ = true;
+};
+
+}  // namespace chorus::inline CHORUS_ABI
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_NO_SYNC_HPP
+
 // <chorus/parallel/policy.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_POLICY_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_POLICY_HPP
@@ -22555,6 +22674,19 @@ class OneProcessPolicy : public Policy<Model> {
     return data::Sampler(dataset.size(),
                          {.shuffle = options.shuffle, .seed = this->seed(), .padding = options.padding});
   }
+
+  /// For loops that accumulate: here backward adds to what is there in any case.
+  [[nodiscard]] NoSync no_sync() { return {}; }
+  /// For loops of which ranks may have different numbers of batches: here there is one.
+  template <class Body>
+  void join(const Body& body, const JoinOptions& = {}) {
+    body();
+  }
+  void begin_join(bool) {}
+  void begin_company() {}
+  Company keep_company() { return Company::ended; }
+  void end_company() {}
+  void end_join() {}
 
   /// `value`, the mean over this process's `samples`, as the mean over the samples of all processes.
   double mean(double value, Index) const { return value; }
@@ -24812,6 +24944,9 @@ class DistributedPolicy : public Policy<Model> {
   /// Makes a number, which lies where the parameters do, the largest one of all ranks.
   void make_largest(std::int32_t* number) { communicator_.all_reduce(std::span(number, 1), comm::ReduceOp::max, {}); }
 
+  /// For chorus::join.
+  void end_join() { joining_ = false; }
+
   /// Whether `text` is the same on all ranks; a collective.
   [[gnu::cold]] bool same_on_all_ranks(std::string_view text) {
     std::vector<std::uint8_t> first(text.begin(), text.end());
@@ -24894,6 +25029,46 @@ class DistributedPolicy : public Policy<Model> {
     if (communicator_.rank() != root) copy(false);
   }
 
+  // For chorus::join.
+
+  void begin_join(std::string_view policy, bool throw_early) {
+    check<UsageError>(!joining_, policy, "::join: inside another join");
+    joining_ = true;
+    joining_policy_ = policy;
+    throw_early_ = throw_early;
+    passes_of_others_ = 0;
+    last_active_ = -1;
+  }
+  /// What ranks have told each other of this pass: whether one has run out of batches that must not.
+  void check_all_here() {
+    if (joining_ && throw_early_) check_all_here(shares_.joined_ranks());
+  }
+  void check_all_here(const std::string& joined) {
+    if (!joining_ || !throw_early_) return;
+    check<UsageError>(joined.empty(), joining_policy_, "::join: rank ", joined,
+                      " has run out of batches; throw_on_early_termination ends all ranks");
+  }
+  /// A pass of other ranks begins, in which this one has no samples; false where all have ended.
+  [[gnu::cold]] bool begin_pass_of_others() {
+    constexpr int skew_to_warn_of = 1000;  // PyTorch's
+    shares_.begin_joined();
+    if (shares_.first_active() < 0) return false;
+    if (passes_of_others_++ == skew_to_warn_of)
+      detail::say(cat("warning: ", joining_policy_, "::join: rank ", communicator_.rank(), " has at least ",
+                      skew_to_warn_of, " batches fewer than others have, and only keeps them company"));
+    check_all_here();
+    last_active_ = shares_.first_active();
+    return true;
+  }
+  /// All have ended: they agree on the number of passes, which masks of dropout follow. Returns a rank that went on
+  /// longest, -1 where all have had as many batches: those that went on don't know that they did.
+  [[gnu::cold]] int end_passes_of_others() {
+    std::int64_t last_and_passes[] = {last_active_, this->forward_passes()};
+    communicator_.all_reduce(std::span(last_and_passes), comm::ReduceOp::max, {});
+    this->set_forward_passes(static_cast<std::uint32_t>(last_and_passes[1]));
+    return static_cast<int>(last_and_passes[0]);
+  }
+
   /// The model's forward pass on that many samples, with the random numbers of this rank's share. `with_others`: all
   /// ranks are in theirs, so that synchronised layers see the whole batch. Throws UsageError where a layer of the
   /// model has got other parameters or buffers since the policy took it, and where another policy took it afterwards.
@@ -24912,6 +25087,7 @@ class DistributedPolicy : public Policy<Model> {
   std::vector<nn::NamedBuffer<D>> buffers_;
   Storage<D> buffer_message_;
   detail::TakenHandles handles_;
+  bool joining_ = false;
   bool operators_send_ = false;  // forward passes have had collectives of their own, as backward will
 
  private:
@@ -24930,33 +25106,15 @@ class DistributedPolicy : public Policy<Model> {
     DistributedPolicy* policy;
   };
   std::shared_ptr<Group> group_ = std::make_shared<Group>(*this);
+
+  // While joining_.
+  std::string_view joining_policy_;
+  bool throw_early_ = false;
+  int passes_of_others_ = 0, last_active_ = -1;
 };
 
 }  // namespace chorus::inline CHORUS_ABI
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DISTRIBUTED_POLICY_HPP
-
-// <chorus/parallel/no_sync.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_NO_SYNC_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_NO_SYNC_HPP
-/// The scope in which a distributed policy adds up gradients on each rank by itself.
-
-namespace chorus::inline CHORUS_ABI {
-
-/// Made by a policy's `no_sync()`.
-class NoSync {
- public:
-  explicit NoSync(bool& sync) : sync_(sync), before_(std::exchange(sync, false)) {}
-  ~NoSync() { sync_ = before_; }
-  NoSync(const NoSync&) = delete;
-  NoSync& operator=(const NoSync&) = delete;
-
- private:
-  bool& sync_;
-  bool before_;
-};
-
-}  // namespace chorus::inline CHORUS_ABI
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_NO_SYNC_HPP
 
 // <chorus/parallel/rank_device.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_RANK_DEVICE_HPP
@@ -30190,15 +30348,8 @@ struct DistributedDataParallelOptions {
   }
 };
 
-struct JoinOptions {
-  /// All ranks throw as soon as one has run out of batches, instead of going on without it. For models whose forward or
-  /// backward has collectives of its own, which the ranks that have ended don't know of (SyncBatchNorm).
-  bool throw_on_early_termination = false;
-  /// What `body` does behind each averaged backward pass: as a rule clipping, and `optimizer.step()`. Ranks that have
-  /// ended do it, too, with the same averages, so that the optimizer's state stays the same on all ranks; a
-  /// ShardedOptimizer needs that. Without, parameters and buffers are the same afterwards, but momenta are not.
-  std::function<void()> step = {};
-};
+/// When a buffer hook is called: see DistributedDataParallel::register_buffer_comm_hook.
+enum class BufferCommHookLocation { pre_forward, post_forward };
 
 }  // namespace chorus::inline CHORUS_ABI
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_OPTIONS_HPP
@@ -31655,12 +31806,13 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
                       "DistributedDataParallel: the last backward pass ended early; its gradients are incomplete");
     reducer_.clock().forward_begins();
     const Index samples = detail::samples_of(options_.dim, inputs...);
-    const bool aside_together = this->training() && !joining_;
+    const bool aside_together = this->training() && !this->joining_;
     if (grad_enabled())
       begin_pass(samples);
     else
       this->shares_.begin_aside(samples, aside_together);
     auto output = this->forward(samples, grad_enabled() || aside_together, inputs...);
+    if (grad_enabled()) share_buffers(BufferCommHookLocation::post_forward);
     reducer_.operators_send = this->operators_send_;
     reducer_.clock().forward_ends();
     return output;
@@ -31676,29 +31828,42 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   /// Each pass counts by its own global batch, so that micro-batches may be shared out unevenly.
   [[nodiscard]] NoSync no_sync() { return NoSync(reducer_.sync); }
 
-  /// Has `share(buffers, communicator)` called before each forward pass in training that averages gradients, by all
-  /// ranks, instead of sending rank 0's buffers to all: to average running statistics, say. Under `join` they come from
-  /// one rank as ever. With nothing, `broadcast_buffers` holds again.
+  /// Has `share(buffers, communicator)` called before, or after, each forward pass in training that averages gradients,
+  /// by all ranks, instead of sending rank 0's buffers to all: to average running statistics, say. Under `join` they
+  /// come from one rank as ever. With nothing, `broadcast_buffers` holds again.
   void register_buffer_comm_hook(
-      std::function<void(std::span<const nn::NamedBuffer<D>> buffers, Communicator& communicator)> share) {
+      std::function<void(std::span<const nn::NamedBuffer<D>> buffers, Communicator& communicator)> share,
+      BufferCommHookLocation location = BufferCommHookLocation::pre_forward) {
     buffer_hook_ = std::move(share);
+    buffer_hook_location_ = location;
   }
 
   /// Runs `body`, a loop over batches of which ranks may have different numbers, each an iteration of forward and
   /// backward. A rank that has ended takes part in the others' collectives, with no samples, until all have; then all
-  /// take the parameters and buffers of the one that went on longest. `body` makes no other collective calls.
+  /// take the parameters and buffers of the one that went on longest. `body` makes no other collective calls. For
+  /// loops over several nets see chorus::join.
   template <class Body>
   void join(const Body& body, const JoinOptions& options = {}) {
-    check<UsageError>(!joining_, "DistributedDataParallel::join: inside another join");
+    chorus::join(body, options, *this);
+  }
+  void begin_join(bool throw_early) {
     check<UsageError>(!averages_parameters, "DistributedDataParallel::join: the hook averages parameters by itself");
-    const struct Scope {
-      bool& joining;
-      ~Scope() { joining = false; }
-    } scope{joining_};
-    joining_ = true;
-    throw_early_ = options.throw_on_early_termination;
-    body();
-    keep_company(options.step);
+    Base::begin_join("DistributedDataParallel", throw_early);
+  }
+  void begin_company() { reducer_.begin_company(); }
+  [[gnu::cold]] Company keep_company() {
+    if (!this->begin_pass_of_others()) return Company::ended;
+    auto& shares = this->shares_;
+    reducer_.fit_buckets();
+    reducer_.weigh_anew();
+    if (shares.training()) this->broadcast_buffers(shares.first_active());
+    if (!shares.sync()) return Company::passed;
+    reducer_.keep_company();
+    return Company::averaged;
+  }
+  [[gnu::cold]] void end_company() {
+    reducer_.end_company();
+    if (const int root = this->end_passes_of_others(); root >= 0) take_state(root);
   }
 
   /// Lays the flat buffers out as a checkpoint says. Names that the model doesn't have are left out. `learned`: a
@@ -31812,57 +31977,28 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
     this->broadcast_buffers(root);
   }
 
+  // In a pass that records gradients.
+  bool hooks_buffers() const { return buffer_hook_ && this->training() && reducer_.sync && !this->joining_; }
+  void share_buffers(BufferCommHookLocation now) {
+    if (hooks_buffers() && now == buffer_hook_location_) buffer_hook_(this->buffers_, this->communicator_);
+  }
+
   void begin_pass(Index samples) {
-    const bool shares_buffers = this->training() && reducer_.sync, hooked = buffer_hook_ && !joining_;
-    const bool sends_buffers = shares_buffers && options_.broadcast_buffers && !hooked;
+    const bool sends_buffers =
+        options_.broadcast_buffers && this->training() && reducer_.sync && !hooks_buffers();
     this->shares_.begin(samples, reducer_.sync, sends_buffers, reducer_.fit_buckets());
-    if (joining_ && throw_early_) check_all_here();
+    this->check_all_here();
     reducer_.weigh_anew();
-    if (sends_buffers) this->broadcast_buffers(joining_ ? this->shares_.first_active() : 0);
-    if (shares_buffers && hooked) buffer_hook_(this->buffers_, this->communicator_);
+    if (sends_buffers) this->broadcast_buffers(this->joining_ ? this->shares_.first_active() : 0);
+    share_buffers(BufferCommHookLocation::pre_forward);
     if constexpr (averages_parameters) hook().before_forward(this->flat_, this->communicator_, shared());
-  }
-
-  [[gnu::cold]] void check_all_here() {
-    const auto joined = this->shares_.joined_ranks();
-    check<UsageError>(joined.empty(), "DistributedDataParallel::join: rank ", joined,
-                      " has run out of batches; throw_on_early_termination ends all ranks");
-  }
-
-  [[gnu::cold]] void keep_company(const std::function<void()>& step) {
-    auto& shares = this->shares_;
-    int last = -1;
-    reducer_.begin_company();
-    for (int passes = 0;; ++passes) {
-      shares.begin_joined();
-      if (shares.first_active() < 0) break;
-      if (passes == skew_to_warn_of)
-        detail::say(cat("warning: DistributedDataParallel::join: rank ", this->communicator_.rank(), " has at least ",
-                        skew_to_warn_of, " batches fewer than others have, and only keeps them company"));
-      if (throw_early_) check_all_here();
-      last = shares.first_active();
-      reducer_.fit_buckets();
-      reducer_.weigh_anew();
-      if (shares.training()) this->broadcast_buffers(last);
-      if (!shares.sync()) continue;
-      reducer_.keep_company();
-      if (step) step();
-    }
-    reducer_.end_company();
-    // The ranks that went on longest don't know that they did. Masks of dropout follow the number of passes.
-    std::int64_t root_and_passes[] = {last, this->forward_passes()};
-    this->communicator_.all_reduce(std::span(root_and_passes), comm::ReduceOp::max, {});
-    const auto [root, most] = root_and_passes;
-    this->set_forward_passes(static_cast<std::uint32_t>(most));
-    if (root >= 0) take_state(static_cast<int>(root));
   }
 
   std::unique_ptr<detail::RankDevice<D>> device_;  // where it was made for a run
   DistributedDataParallelOptions options_;
   detail::Reducer<D, Hook, Communicator> reducer_;
-  static constexpr int skew_to_warn_of = 1000;  // PyTorch's
   std::function<void(std::span<const nn::NamedBuffer<D>>, Communicator&)> buffer_hook_;
-  bool joining_ = false, throw_early_ = false;
+  BufferCommHookLocation buffer_hook_location_ = BufferCommHookLocation::pre_forward;
   const int exceptions_before_ = std::uncaught_exceptions();
 };
 

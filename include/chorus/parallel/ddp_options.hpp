@@ -122,14 +122,7 @@ struct DistributedDataParallelOptions {
   }
 };
 
-struct JoinOptions {
-  /// All ranks throw as soon as one has run out of batches, instead of going on without it. For models whose forward or
-  /// backward has collectives of its own, which the ranks that have ended don't know of (SyncBatchNorm).
-  bool throw_on_early_termination = false;
-  /// What `body` does behind each averaged backward pass: as a rule clipping, and `optimizer.step()`. Ranks that have
-  /// ended do it, too, with the same averages, so that the optimizer's state stays the same on all ranks; a
-  /// ShardedOptimizer needs that. Without, parameters and buffers are the same afterwards, but momenta are not.
-  std::function<void()> step = {};
-};
+/// When a buffer hook is called: see DistributedDataParallel::register_buffer_comm_hook.
+enum class BufferCommHookLocation { pre_forward, post_forward };
 
 }  // namespace chorus::inline CHORUS_ABI

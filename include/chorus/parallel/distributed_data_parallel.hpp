@@ -4,8 +4,8 @@
 
 #include <algorithm>
 #include <chorus/comm/any_communicator.hpp>
-#include <chorus/core/say.hpp>
 #include <chorus/parallel/distributed_policy.hpp>
+#include <chorus/parallel/join.hpp>
 #include <chorus/parallel/no_sync.hpp>
 #include <chorus/parallel/rank_device.hpp>
 #include <chorus/parallel/reducer.hpp>
@@ -85,12 +85,13 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
                       "DistributedDataParallel: the last backward pass ended early; its gradients are incomplete");
     reducer_.clock().forward_begins();
     const Index samples = detail::samples_of(options_.dim, inputs...);
-    const bool aside_together = this->training() && !joining_;
+    const bool aside_together = this->training() && !this->joining_;
     if (grad_enabled())
       begin_pass(samples);
     else
       this->shares_.begin_aside(samples, aside_together);
     auto output = this->forward(samples, grad_enabled() || aside_together, inputs...);
+    if (grad_enabled()) share_buffers(BufferCommHookLocation::post_forward);
     reducer_.operators_send = this->operators_send_;
     reducer_.clock().forward_ends();
     return output;
@@ -106,29 +107,42 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   /// Each pass counts by its own global batch, so that micro-batches may be shared out unevenly.
   [[nodiscard]] NoSync no_sync() { return NoSync(reducer_.sync); }
 
-  /// Has `share(buffers, communicator)` called before each forward pass in training that averages gradients, by all
-  /// ranks, instead of sending rank 0's buffers to all: to average running statistics, say. Under `join` they come from
-  /// one rank as ever. With nothing, `broadcast_buffers` holds again.
+  /// Has `share(buffers, communicator)` called before, or after, each forward pass in training that averages gradients,
+  /// by all ranks, instead of sending rank 0's buffers to all: to average running statistics, say. Under `join` they
+  /// come from one rank as ever. With nothing, `broadcast_buffers` holds again.
   void register_buffer_comm_hook(
-      std::function<void(std::span<const nn::NamedBuffer<D>> buffers, Communicator& communicator)> share) {
+      std::function<void(std::span<const nn::NamedBuffer<D>> buffers, Communicator& communicator)> share,
+      BufferCommHookLocation location = BufferCommHookLocation::pre_forward) {
     buffer_hook_ = std::move(share);
+    buffer_hook_location_ = location;
   }
 
   /// Runs `body`, a loop over batches of which ranks may have different numbers, each an iteration of forward and
   /// backward. A rank that has ended takes part in the others' collectives, with no samples, until all have; then all
-  /// take the parameters and buffers of the one that went on longest. `body` makes no other collective calls.
+  /// take the parameters and buffers of the one that went on longest. `body` makes no other collective calls. For
+  /// loops over several nets see chorus::join.
   template <class Body>
   void join(const Body& body, const JoinOptions& options = {}) {
-    check<UsageError>(!joining_, "DistributedDataParallel::join: inside another join");
+    chorus::join(body, options, *this);
+  }
+  void begin_join(bool throw_early) {
     check<UsageError>(!averages_parameters, "DistributedDataParallel::join: the hook averages parameters by itself");
-    const struct Scope {
-      bool& joining;
-      ~Scope() { joining = false; }
-    } scope{joining_};
-    joining_ = true;
-    throw_early_ = options.throw_on_early_termination;
-    body();
-    keep_company(options.step);
+    Base::begin_join("DistributedDataParallel", throw_early);
+  }
+  void begin_company() { reducer_.begin_company(); }
+  [[gnu::cold]] Company keep_company() {
+    if (!this->begin_pass_of_others()) return Company::ended;
+    auto& shares = this->shares_;
+    reducer_.fit_buckets();
+    reducer_.weigh_anew();
+    if (shares.training()) this->broadcast_buffers(shares.first_active());
+    if (!shares.sync()) return Company::passed;
+    reducer_.keep_company();
+    return Company::averaged;
+  }
+  [[gnu::cold]] void end_company() {
+    reducer_.end_company();
+    if (const int root = this->end_passes_of_others(); root >= 0) take_state(root);
   }
 
   /// Lays the flat buffers out as a checkpoint says. Names that the model doesn't have are left out. `learned`: a
@@ -242,57 +256,28 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
     this->broadcast_buffers(root);
   }
 
+  // In a pass that records gradients.
+  bool hooks_buffers() const { return buffer_hook_ && this->training() && reducer_.sync && !this->joining_; }
+  void share_buffers(BufferCommHookLocation now) {
+    if (hooks_buffers() && now == buffer_hook_location_) buffer_hook_(this->buffers_, this->communicator_);
+  }
+
   void begin_pass(Index samples) {
-    const bool shares_buffers = this->training() && reducer_.sync, hooked = buffer_hook_ && !joining_;
-    const bool sends_buffers = shares_buffers && options_.broadcast_buffers && !hooked;
+    const bool sends_buffers =
+        options_.broadcast_buffers && this->training() && reducer_.sync && !hooks_buffers();
     this->shares_.begin(samples, reducer_.sync, sends_buffers, reducer_.fit_buckets());
-    if (joining_ && throw_early_) check_all_here();
+    this->check_all_here();
     reducer_.weigh_anew();
-    if (sends_buffers) this->broadcast_buffers(joining_ ? this->shares_.first_active() : 0);
-    if (shares_buffers && hooked) buffer_hook_(this->buffers_, this->communicator_);
+    if (sends_buffers) this->broadcast_buffers(this->joining_ ? this->shares_.first_active() : 0);
+    share_buffers(BufferCommHookLocation::pre_forward);
     if constexpr (averages_parameters) hook().before_forward(this->flat_, this->communicator_, shared());
-  }
-
-  [[gnu::cold]] void check_all_here() {
-    const auto joined = this->shares_.joined_ranks();
-    check<UsageError>(joined.empty(), "DistributedDataParallel::join: rank ", joined,
-                      " has run out of batches; throw_on_early_termination ends all ranks");
-  }
-
-  [[gnu::cold]] void keep_company(const std::function<void()>& step) {
-    auto& shares = this->shares_;
-    int last = -1;
-    reducer_.begin_company();
-    for (int passes = 0;; ++passes) {
-      shares.begin_joined();
-      if (shares.first_active() < 0) break;
-      if (passes == skew_to_warn_of)
-        detail::say(cat("warning: DistributedDataParallel::join: rank ", this->communicator_.rank(), " has at least ",
-                        skew_to_warn_of, " batches fewer than others have, and only keeps them company"));
-      if (throw_early_) check_all_here();
-      last = shares.first_active();
-      reducer_.fit_buckets();
-      reducer_.weigh_anew();
-      if (shares.training()) this->broadcast_buffers(last);
-      if (!shares.sync()) continue;
-      reducer_.keep_company();
-      if (step) step();
-    }
-    reducer_.end_company();
-    // The ranks that went on longest don't know that they did. Masks of dropout follow the number of passes.
-    std::int64_t root_and_passes[] = {last, this->forward_passes()};
-    this->communicator_.all_reduce(std::span(root_and_passes), comm::ReduceOp::max, {});
-    const auto [root, most] = root_and_passes;
-    this->set_forward_passes(static_cast<std::uint32_t>(most));
-    if (root >= 0) take_state(static_cast<int>(root));
   }
 
   std::unique_ptr<detail::RankDevice<D>> device_;  // where it was made for a run
   DistributedDataParallelOptions options_;
   detail::Reducer<D, Hook, Communicator> reducer_;
-  static constexpr int skew_to_warn_of = 1000;  // PyTorch's
   std::function<void(std::span<const nn::NamedBuffer<D>>, Communicator&)> buffer_hook_;
-  bool joining_ = false, throw_early_ = false;
+  BufferCommHookLocation buffer_hook_location_ = BufferCommHookLocation::pre_forward;
   const int exceptions_before_ = std::uncaught_exceptions();
 };
 

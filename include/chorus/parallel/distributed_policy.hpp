@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <chorus/comm/communicator.hpp>
 #include <chorus/core/batch_group.hpp>
+#include <chorus/core/say.hpp>
 #include <chorus/parallel/batch_shares.hpp>
+#include <chorus/parallel/join.hpp>
 #include <chorus/parallel/policy.hpp>
 #include <chorus/parallel/same_model.hpp>
 #include <chorus/parallel/scatter.hpp>
@@ -65,6 +67,9 @@ class DistributedPolicy : public Policy<Model> {
   void sum(std::span<double> values) { communicator_.all_reduce(values, comm::ReduceOp::sum, {}); }
   /// Makes a number, which lies where the parameters do, the largest one of all ranks.
   void make_largest(std::int32_t* number) { communicator_.all_reduce(std::span(number, 1), comm::ReduceOp::max, {}); }
+
+  /// For chorus::join.
+  void end_join() { joining_ = false; }
 
   /// Whether `text` is the same on all ranks; a collective.
   [[gnu::cold]] bool same_on_all_ranks(std::string_view text) {
@@ -148,6 +153,46 @@ class DistributedPolicy : public Policy<Model> {
     if (communicator_.rank() != root) copy(false);
   }
 
+  // For chorus::join.
+
+  void begin_join(std::string_view policy, bool throw_early) {
+    check<UsageError>(!joining_, policy, "::join: inside another join");
+    joining_ = true;
+    joining_policy_ = policy;
+    throw_early_ = throw_early;
+    passes_of_others_ = 0;
+    last_active_ = -1;
+  }
+  /// What ranks have told each other of this pass: whether one has run out of batches that must not.
+  void check_all_here() {
+    if (joining_ && throw_early_) check_all_here(shares_.joined_ranks());
+  }
+  void check_all_here(const std::string& joined) {
+    if (!joining_ || !throw_early_) return;
+    check<UsageError>(joined.empty(), joining_policy_, "::join: rank ", joined,
+                      " has run out of batches; throw_on_early_termination ends all ranks");
+  }
+  /// A pass of other ranks begins, in which this one has no samples; false where all have ended.
+  [[gnu::cold]] bool begin_pass_of_others() {
+    constexpr int skew_to_warn_of = 1000;  // PyTorch's
+    shares_.begin_joined();
+    if (shares_.first_active() < 0) return false;
+    if (passes_of_others_++ == skew_to_warn_of)
+      detail::say(cat("warning: ", joining_policy_, "::join: rank ", communicator_.rank(), " has at least ",
+                      skew_to_warn_of, " batches fewer than others have, and only keeps them company"));
+    check_all_here();
+    last_active_ = shares_.first_active();
+    return true;
+  }
+  /// All have ended: they agree on the number of passes, which masks of dropout follow. Returns a rank that went on
+  /// longest, -1 where all have had as many batches: those that went on don't know that they did.
+  [[gnu::cold]] int end_passes_of_others() {
+    std::int64_t last_and_passes[] = {last_active_, this->forward_passes()};
+    communicator_.all_reduce(std::span(last_and_passes), comm::ReduceOp::max, {});
+    this->set_forward_passes(static_cast<std::uint32_t>(last_and_passes[1]));
+    return static_cast<int>(last_and_passes[0]);
+  }
+
   /// The model's forward pass on that many samples, with the random numbers of this rank's share. `with_others`: all
   /// ranks are in theirs, so that synchronised layers see the whole batch. Throws UsageError where a layer of the
   /// model has got other parameters or buffers since the policy took it, and where another policy took it afterwards.
@@ -166,6 +211,7 @@ class DistributedPolicy : public Policy<Model> {
   std::vector<nn::NamedBuffer<D>> buffers_;
   Storage<D> buffer_message_;
   detail::TakenHandles handles_;
+  bool joining_ = false;
   bool operators_send_ = false;  // forward passes have had collectives of their own, as backward will
 
  private:
@@ -184,6 +230,11 @@ class DistributedPolicy : public Policy<Model> {
     DistributedPolicy* policy;
   };
   std::shared_ptr<Group> group_ = std::make_shared<Group>(*this);
+
+  // While joining_.
+  std::string_view joining_policy_;
+  bool throw_early_ = false;
+  int passes_of_others_ = 0, last_active_ = -1;
 };
 
 }  // namespace chorus::inline CHORUS_ABI

@@ -1,10 +1,12 @@
 #pragma once
 /// LocalSgd: ranks step on their own and average their parameters now and then.
 
+#include <algorithm>
 #include <array>
 #include <chorus/comm/any_communicator.hpp>
 #include <chorus/parallel/average_parameters.hpp>
 #include <chorus/parallel/distributed_policy.hpp>
+#include <chorus/parallel/join.hpp>
 #include <chorus/parallel/no_sync.hpp>
 #include <cmath>
 #include <cstdint>
@@ -80,7 +82,7 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
       this->shares_.begin_unasked(samples_);
       if (steps_ >= options_.period) synchronise();
       if (sync_) ++passes_;
-      apart_.note(this->flat_, [](const auto&) { return true; });
+      note_apart();
     }
     return this->forward(rows_, grad_enabled() || this->training(), inputs...);
   }
@@ -88,28 +90,26 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   /// While it lives, backward passes add to gradients and don't count as steps.
   [[nodiscard]] NoSync no_sync() { return NoSync(sync_); }
 
+  /// Runs `body`, a loop over batches of which ranks may have different numbers: see chorus::join. A rank that has
+  /// ended counts in the next mean by what it has done since the last one, and in those behind by nothing; when all
+  /// have ended they take the mean. Nobody steps for others.
+  template <class Body>
+  void join(const Body& body, const JoinOptions& options = {}) {
+    chorus::join(body, options, *this);
+  }
+  void begin_join(bool throw_early) { Base::begin_join("LocalSgd", throw_early); }
+  void begin_company() { ended_ = true; }
+  [[gnu::cold]] Company keep_company() { return take_mean() ? Company::passed : Company::ended; }
+  [[gnu::cold]] void end_company() { this->end_passes_of_others(); }
+  void end_join() {
+    ended_ = false;
+    Base::end_join();
+  }
+
   /// All ranks take the mean of their parameters and buffers now. Throws UsageError on all where they have counted
   /// different numbers of steps, or of forward passes that recorded gradients, outside of no_sync, since the last mean:
   /// where one leaves a backward pass out, it would take the means later than others.
-  void synchronise() {
-    if (this->communicator_.size() > 1) {
-      const auto ranks = static_cast<std::size_t>(this->communicator_.size());
-      const Counts own{seen_, steps_, passes_};
-      std::vector<std::int64_t> all(own.size() * ranks);
-      this->communicator_.all_gather(std::span<const std::int64_t>(own), std::span<std::int64_t>(all), {});
-      check_same_steps(all);
-      std::int64_t sum = 0;
-      for (std::size_t rank = 0; rank < ranks; ++rank) sum += all[own.size() * rank];
-      if (!apart_.empty()) {
-        const double weight = sum == 0 ? 1.0 / static_cast<double>(ranks)  // optimizers may step without samples
-                                       : static_cast<double>(seen_) / static_cast<double>(sum);
-        apart_.average(this->flat_, this->communicator_, weight);
-        average_buffers(weight);
-      }
-    }
-    seen_ = 0;
-    steps_ = passes_ = 0;
-  }
+  void synchronise() { take_mean(); }
   /// All ranks call it: they are brought together.
   void eval() {
     synchronise();
@@ -137,16 +137,55 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
 
  private:
   using Counts = std::array<std::int64_t, 3>;  // samples, steps and passes since the last mean
+  static constexpr std::int64_t ended = -1;    // the steps of a rank that has run out of batches
 
-  static void check_same_steps(const std::vector<std::int64_t>& all) {
-    std::string list;
-    bool same = true;
-    for (std::size_t at = 0; at < all.size(); at += std::tuple_size_v<Counts>) {
-      list += cat(at == 0 ? "" : ", ", "rank ", at / std::tuple_size_v<Counts>, ": ", all[at + 1], " in ", all[at + 2]);
-      same = same && all[at + 1] == all[1] && all[at + 2] == all[2];
+  // Returns whether any rank goes on.
+  bool take_mean() {
+    bool any_on = !ended_;
+    if (this->communicator_.size() > 1) {
+      const auto ranks = static_cast<std::size_t>(this->communicator_.size());
+      const Counts own{seen_, ended_ ? ended : steps_, passes_};
+      std::vector<std::int64_t> all(own.size() * ranks);
+      this->communicator_.all_gather(std::span<const std::int64_t>(own), std::span<std::int64_t>(all), {});
+      const std::string ended_ranks = check_same_steps(all, any_on);
+      if (any_on) this->check_all_here(ended_ranks);
+      std::int64_t sum = 0;
+      for (std::size_t rank = 0; rank < ranks; ++rank) sum += all[own.size() * rank];
+      if (!ended_ranks.empty()) note_apart();  // all average the same, whatever each has stepped
+      if (!apart_.empty()) {
+        const double weight = sum == 0 ? 1.0 / static_cast<double>(ranks)  // optimizers may step without samples
+                                       : static_cast<double>(seen_) / static_cast<double>(sum);
+        apart_.average(this->flat_, this->communicator_, weight);
+        average_buffers(weight);
+      }
     }
+    seen_ = 0;
+    steps_ = passes_ = 0;
+    return any_on;
+  }
+  void note_apart() {
+    apart_.note(this->flat_, [](const auto&) { return true; });
+  }
+
+  // Of those that go on. Returns those that have ended, as text, and sets whether any goes on.
+  static std::string check_same_steps(const std::vector<std::int64_t>& all, bool& any_on) {
+    std::string list, ended_ranks;
+    bool same = true;
+    std::size_t first = all.size();
+    for (std::size_t at = 0; at < all.size(); at += std::tuple_size_v<Counts>) {
+      const auto rank = at / std::tuple_size_v<Counts>;
+      if (all[at + 1] == ended) {
+        ended_ranks += cat(ended_ranks.empty() ? "" : ", ", rank);
+        continue;
+      }
+      first = std::min(first, at);
+      list += cat(list.empty() ? "" : ", ", "rank ", rank, ": ", all[at + 1], " in ", all[at + 2]);
+      same = same && all[at + 1] == all[first + 1] && all[at + 2] == all[first + 2];
+    }
+    any_on = first < all.size();
     check<UsageError>(same, "LocalSgd: expected as many steps in as many forward passes of all ranks, got ", list,
-                      " since the last mean; a rank that has no samples trains with an empty batch");
+                      " since the last mean; a rank that has no samples trains with an empty batch, or under join");
+    return ended_ranks;
   }
 
   // In double, where the mean of equal numbers is that number; integers are rank 0's.
@@ -193,6 +232,7 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   std::int64_t seen_ = 0;     // since the last mean
   int steps_ = 0, passes_ = 0;
   bool sync_ = true, in_backward_ = false;
+  bool ended_ = false;  // this rank only keeps others company
 };
 
 }  // namespace chorus::inline CHORUS_ABI

@@ -9,14 +9,18 @@ namespace chorus::inline CHORUS_ABI {
 /// Made by a policy's `no_sync()`.
 class NoSync {
  public:
-  explicit NoSync(bool& sync) : sync_(sync), before_(std::exchange(sync, false)) {}
-  ~NoSync() { sync_ = before_; }
+  /// Where there is nothing to switch off: gradients add up in any case.
+  NoSync() = default;
+  explicit NoSync(bool& sync) : sync_(&sync), before_(std::exchange(sync, false)) {}
+  ~NoSync() {
+    if (sync_ != nullptr) *sync_ = before_;
+  }
   NoSync(const NoSync&) = delete;
   NoSync& operator=(const NoSync&) = delete;
 
  private:
-  bool& sync_;
-  bool before_;
+  bool* sync_ = nullptr;
+  bool before_ = true;
 };
 
 }  // namespace chorus::inline CHORUS_ABI

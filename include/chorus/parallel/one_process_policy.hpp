@@ -1,6 +1,8 @@
 #pragma once
 /// What the policies of one process share, where there is nobody else to ask.
 
+#include <chorus/parallel/join.hpp>
+#include <chorus/parallel/no_sync.hpp>
 #include <chorus/parallel/policy.hpp>
 #include <span>
 #include <string_view>
@@ -18,6 +20,19 @@ class OneProcessPolicy : public Policy<Model> {
     return data::Sampler(dataset.size(),
                          {.shuffle = options.shuffle, .seed = this->seed(), .padding = options.padding});
   }
+
+  /// For loops that accumulate: here backward adds to what is there in any case.
+  [[nodiscard]] NoSync no_sync() { return {}; }
+  /// For loops of which ranks may have different numbers of batches: here there is one.
+  template <class Body>
+  void join(const Body& body, const JoinOptions& = {}) {
+    body();
+  }
+  void begin_join(bool) {}
+  void begin_company() {}
+  Company keep_company() { return Company::ended; }
+  void end_company() {}
+  void end_join() {}
 
   /// `value`, the mean over this process's `samples`, as the mean over the samples of all processes.
   double mean(double value, Index) const { return value; }

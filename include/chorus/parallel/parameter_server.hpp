@@ -5,6 +5,8 @@
 #include <chorus/kernels/pointwise.hpp>
 #include <chorus/parallel/distributed_policy.hpp>
 #include <chorus/parallel/gradients_aside.hpp>
+#include <chorus/parallel/join.hpp>
+#include <chorus/parallel/no_sync.hpp>
 #include <cstdint>
 #include <span>
 #include <utility>
@@ -56,8 +58,8 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
           cat("rank ", this->communicator_.rank(), ": its net has ended in the middle of a ", "backward pass"));
   }
 
-  /// The model's output for this rank's share of the batch. Each is followed by one backward pass at most: another one
-  /// throws UsageError.
+  /// The model's output for this rank's share of the batch. Each is followed by one backward pass at most, but under
+  /// no_sync: another one throws UsageError.
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
     check<UsageError>(!in_backward_,
@@ -65,13 +67,46 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
     const Index samples = detail::samples_of(0, inputs...);
     if (grad_enabled()) {
       pushed_ = false;
-      this->shares_.begin(samples, true, this->training());
+      this->shares_.begin(samples, sync_, this->training());
+      this->check_all_here();
       if (stepped_) pull();
-      keep_earlier_gradients();
+      begin_pass();
     } else {
-      this->shares_.begin_aside(samples, this->training());
+      this->shares_.begin_aside(samples, together());
     }
-    return this->forward(samples, grad_enabled() || this->training(), inputs...);
+    return this->forward(samples, grad_enabled() || together(), inputs...);
+  }
+
+  /// While it lives, backward adds to this rank's own gradients alone; the first backward after it pushes the sum. Each
+  /// pass counts by its own global batch.
+  [[nodiscard]] NoSync no_sync() { return NoSync(sync_); }
+
+  /// Runs `body`, a loop over batches of which ranks may have different numbers: see chorus::join. `options.step` is
+  /// what the server does where it has run out of batches before others have: throws UsageError without. Buffers are
+  /// the server's.
+  template <class Body>
+  void join(const Body& body, const JoinOptions& options = {}) {
+    check<UsageError>(static_cast<bool>(options.step) || options.throw_on_early_termination,
+                      "ParameterServer::join: the server steps for all, also where others have more batches than it "
+                      "has: JoinOptions::step");
+    chorus::join(body, options, *this);
+  }
+  void begin_join(bool throw_early) { Base::begin_join("ParameterServer", throw_early); }
+  void begin_company() {}
+  [[gnu::cold]] Company keep_company() {
+    if (!this->begin_pass_of_others()) return Company::ended;
+    if (stepped_) pull();
+    if (!this->shares_.sync()) return Company::passed;
+    if (!accumulated_)  // the last step has used them
+      for (const auto& entry : this->flat_.entries()) entry.parameter().set_grad_arrived(false);
+    begin_pass();
+    push();
+    stepped_ = true;
+    return Company::averaged;
+  }
+  [[gnu::cold]] void end_company() {
+    this->end_passes_of_others();
+    if (stepped_) pull();
   }
 
   bool is_server() const { return this->communicator_.rank() == 0; }
@@ -107,12 +142,14 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
       f(std::span<double>(reinterpret_cast<double*>(at), group.count));
   }
 
-  // What earlier passes have left on the server, weighed and complete, is to stay as it is when `push` weighs all: it
-  // is kept in the unit of the pass that begins. A pass in which this rank has no samples adds nothing.
-  void keep_earlier_gradients() {
-    const double weight = this->shares_.weight(), factor = unit_ / weight;
+  // Whether all ranks are in a forward pass in training without gradients.
+  bool together() const { return this->training() && !this->joining_; }
+
+  // What earlier passes have left, on the server or under no_sync, is to stay as it is when `push` weighs all: it is
+  // kept in the unit of the pass that begins. A pass in which this rank has no samples adds nothing.
+  void begin_pass() {
     aside_.forget();
-    if (!is_server()) return;
+    const double weight = this->shares_.weight(), factor = unit_ / weight;
     if (weight == 0) return aside_.take(this->flat_);
     unit_ = weight;
     for (const auto& entry : this->flat_.entries()) {
@@ -135,15 +172,24 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
     in_backward_ = true;
     at_backward_end([this, alive = this->alive()] {
       if (alive.expired()) return;
-      push();
       in_backward_ = false;
+      if (!sync_) return accumulate();
+      push();
       pushed_ = stepped_ = true;
     });
   }
 
+  // Under no_sync: what a pass without samples has added is forgotten.
+  void accumulate() {
+    accumulated_ = true;
+    if (aside_.any()) aside_.give_back(this->flat_);
+    aside_.forget();
+  }
+
   // Gradients weighed by samples go to the server, with a mark for each parameter that has one.
   void push() {
-    const double weight = is_server() ? std::exchange(unit_, 1) : this->shares_.weight();
+    const double weight = std::exchange(unit_, 1);
+    accumulated_ = false;
     auto& communicator = this->communicator_;
     const auto& entries = this->flat_.entries();
     std::vector<std::uint8_t> own(entries.size()), marks(entries.size());
@@ -180,8 +226,10 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
       entries[i].parameter().set_grad_arrived(is_server() && own[i] != 0);
   }
 
-  detail::GradientsAside<D> aside_;  // the server's
-  double unit_ = 1;                  // what the server's gradients are to be multiplied by
+  detail::GradientsAside<D> aside_;  // while a pass without samples runs
+  double unit_ = 1;                  // what this rank's gradients are to be multiplied by
+  bool sync_ = true;
+  bool accumulated_ = false;  // there are gradients that no push has sent
   bool in_backward_ = false;
   bool pushed_ = false;   // the gradients of the last forward pass have been sent
   bool stepped_ = false;  // the server's parameters may have changed since the last pull

@@ -47,12 +47,7 @@ std::string run(const Averaging& a, Net& net, const World& world, const typename
       if (last && step.poisoned == world.rank) part.side = INFINITY;
       if (fails && last && !a.fails_in_backward) fail<Error>("the program's own error");
       const auto quietly = [&](const auto& passes) {
-        if constexpr (requires { net.no_sync(); }) {
-          if (pass.quiet_backward) {
-            const auto quiet = net.no_sync();
-            return passes();
-          }
-        }
+        const NoSync quiet = pass.quiet_backward ? net.no_sync() : NoSync();
         passes();
       };
       quietly([&] {

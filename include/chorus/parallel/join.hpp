@@ -1,0 +1,95 @@
+#pragma once
+/// Loops over batches of which ranks have different numbers.
+
+#include <chorus/core/config.hpp>
+#include <concepts>
+#include <functional>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+namespace chorus::inline CHORUS_ABI {
+
+struct JoinOptions {
+  /// All ranks throw as soon as one has run out of batches, instead of going on without it. For models whose forward or
+  /// backward has collectives of its own, which the ranks that have ended don't know of (SyncBatchNorm).
+  bool throw_on_early_termination = false;
+  /// What `body` does behind each averaged backward pass: as a rule clipping, and `optimizer.step()`. Ranks that have
+  /// ended do it, too, with the same averages, so that the optimizer's state stays the same on all ranks; a
+  /// ShardedOptimizer needs that, and so does a ParameterServer, whose rank 0 steps for all. Without, parameters and
+  /// buffers are the same afterwards, but momenta are not.
+  std::function<void()> step = {};
+};
+
+/// What has come of keeping others company in a pass: there was none, for all have ended; a pass whose gradients were
+/// not averaged; one whose gradients were.
+enum class Company { ended, passed, averaged };
+
+namespace detail {
+
+/// A net that takes part in `join`: `begin_join` and `end_join` are around all of it; `begin_company` when this rank
+/// has run out of batches; `keep_company` takes part in the collectives of a pass of others; `end_company` when all
+/// have ended.
+template <class Net>
+concept JoinedNet = requires(Net& net, bool throw_early) {
+  net.begin_join(throw_early);
+  net.begin_company();
+  { net.keep_company() } -> std::same_as<Company>;
+  net.end_company();
+  net.end_join();
+};
+
+template <class Joined>
+class JoinScope {
+ public:
+  JoinScope(const Joined&, bool) {}
+};
+template <JoinedNet Net>
+class JoinScope<Net> {
+ public:
+  JoinScope(Net& net, bool throw_early) : net_(&net) { net.begin_join(throw_early); }
+  JoinScope(JoinScope&& other) noexcept : net_(std::exchange(other.net_, nullptr)) {}
+  ~JoinScope() {
+    if (net_ != nullptr) net_->end_join();
+  }
+
+ private:
+  Net* net_;
+};
+
+}  // namespace detail
+
+/// Runs `body`, a loop over batches of which ranks may have different numbers. A rank that has ended takes part in the
+/// others' collectives, with no samples, until all have. In each iteration `body` makes a forward and a backward pass
+/// through each of the nets among `joined`, one after the other in this order, and no other collective calls but those
+/// of the functions among `joined`, such as the steps of sharded optimizers, each behind the net in front of it:
+///
+///   ch::join(loop, {}, net, [&] { optimizer.step(); }, other_net, [&] { other_optimizer.step(); });
+///
+/// These functions, and `options.step` at the iteration's end, are called by ranks that have ended alone.
+template <class Body, class... Joined>
+void join(const Body& body, const JoinOptions& options, Joined&&... joined) {
+  const std::tuple<detail::JoinScope<std::remove_reference_t<Joined>>...> scopes{
+      detail::JoinScope<std::remove_reference_t<Joined>>(joined, options.throw_on_early_termination)...};
+  body();
+  const auto for_nets = [&](const auto& f) {
+    const auto one = [&](auto& some) {
+      if constexpr (detail::JoinedNet<std::remove_reference_t<decltype(some)>>) f(some);
+    };
+    (one(joined), ...);
+  };
+  for_nets([](auto& net) { net.begin_company(); });
+  Company company = Company::passed;
+  const auto keep_company = [&](auto& some) {
+    if constexpr (detail::JoinedNet<std::remove_reference_t<decltype(some)>>)
+      company = some.keep_company();
+    else if (company == Company::averaged)
+      some();
+    return company != Company::ended;
+  };
+  while ((keep_company(joined) && ...))
+    if (options.step && company == Company::averaged) options.step();
+  for_nets([](auto& net) { net.end_company(); });
+}
+
+}  // namespace chorus::inline CHORUS_ABI
