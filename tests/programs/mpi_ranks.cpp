@@ -48,9 +48,10 @@ int main(int argc, char** argv) {
       }
     } else {
       auto world = world_from_environment().value_or(comm::World{});
-      world.timeout = std::chrono::seconds(what == "late" || what.starts_with("absent") ? 1 : 30);
+      world.timeout = std::chrono::seconds(what == "late" || what == "unborn" || what.starts_with("absent") ? 1 : 30);
+      if (what == "unborn" && world.rank == 1) std::this_thread::sleep_for(std::chrono::seconds(30));
       if (what == "single") MPI_Init(nullptr, nullptr);
-      if (what.starts_with("absent")) comm::detail::MpiLibrary::instance();  // starts together
+      if (what == "late" || what.starts_with("absent")) comm::detail::MpiLibrary::instance();  // starts together
       if (what == cat("absent", world.rank)) std::this_thread::sleep_for(std::chrono::seconds(3));
       auto c = comm::connect(world, {.backend = comm::Backend::mpi});
       std::vector<float> x(100'000, 1);

@@ -28,7 +28,7 @@ class MpiRunner {
  public:
   explicit MpiRunner(const World& world) : book_(world.rank, world.members), timeout_(world.timeout) {
     check_timeout("mpi", timeout_);
-    MpiLibrary::instance();
+    MpiLibrary::instance(timeout_);
     int rank = 0, size = 0;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
@@ -289,7 +289,8 @@ class MpiCommunicator : public AnyCommunicator {
 
  private:
   static World place(std::chrono::milliseconds timeout) {
-    detail::MpiLibrary::instance();
+    check_timeout("mpi", timeout);
+    detail::MpiLibrary::instance(timeout);
     World world;
     MPI_Comm_rank(MPI_COMM_WORLD, &world.rank);
     MPI_Comm_size(MPI_COMM_WORLD, &world.size);

@@ -10,25 +10,57 @@
 #include <mpi.h>
 
 #include <chorus/comm/reduction.hpp>
+#include <chorus/comm/world.hpp>
+#include <chorus/core/blocked_signals.hpp>
+#include <chorus/core/say.hpp>
+#include <chrono>
+#include <condition_variable>
 #include <cstddef>
+#include <cstdlib>
+#include <mutex>
+#include <stop_token>
 #include <string_view>
+#include <thread>
 
 namespace chorus::inline CHORUS_ABI::comm::detail {
+
+/// Ends the process, with a message, if the scope has not ended by then: MPI_Init waits for all ranks of the job, and a
+/// rank can't leave it. Then mpirun ends the others.
+class StartBy {
+ public:
+  explicit StartBy(std::chrono::milliseconds timeout)
+      : thread_(chorus::detail::start_thread<std::jthread>("mpi", [timeout](std::stop_token started) {
+          std::mutex mutex;
+          std::unique_lock lock(mutex);
+          std::condition_variable_any condition;
+          condition.wait_for(lock, started, timeout, [] { return false; });
+          if (started.stop_requested()) return;
+          chorus::detail::say(cat("mpi: not all ranks of the job have come to MPI_Init within ", timeout.count(),
+                                  " ms; this process ends, for it can't go on alone"));
+          std::_Exit(1);
+        })) {}
+
+ private:
+  std::jthread thread_;
+};
 
 /// MPI is initialised at the first use, and finalised when the program ends, unless the program itself did or will.
 class MpiLibrary {
  public:
-  static MpiLibrary& instance() {
-    static MpiLibrary library;
+  /// `timeout`: how long the first call waits for the other ranks.
+  static MpiLibrary& instance(std::chrono::milliseconds timeout = World{}.timeout) {
+    static MpiLibrary library(timeout);
     return library;
   }
 
  private:
-  MpiLibrary() {
+  explicit MpiLibrary(std::chrono::milliseconds timeout) {
     int already = 0, level = 0;
     MPI_Initialized(&already);
-    check<CommError>(already || MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level) == MPI_SUCCESS,
-                     "mpi: no start");
+    if (!already) {
+      const StartBy deadline(timeout);
+      check<CommError>(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level) == MPI_SUCCESS, "mpi: no start");
+    }
     ours_ = !already;
     MPI_Query_thread(&level);
     // A call in the background, one in the caller's thread and an abort may be in MPI at once.

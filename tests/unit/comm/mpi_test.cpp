@@ -3,6 +3,7 @@
 
 #include <catch.hpp>
 #include <chorus/core/error.hpp>
+#include <chrono>
 #include <climits>
 #include <cstdio>
 #include <cstdlib>
@@ -29,9 +30,9 @@ std::string folder_of_programs() {
 }
 
 /// What the ranks of a job print.
-std::string job(int ranks, const std::string& what) {
+std::string job(int ranks, const std::string& what, const std::string& errors = "/dev/null") {
   const auto line = cat("timeout 60 mpirun --allow-run-as-root --oversubscribe -np ", ranks, " ", folder_of_programs(),
-                        "/mpi_ranks ", what, " 2>/dev/null");
+                        "/mpi_ranks ", what, " 2>", errors);
   std::FILE* const pipe = popen(line.c_str(), "r");
   REQUIRE(pipe != nullptr);
   std::string text;
@@ -86,6 +87,13 @@ TEST_CASE("mpi: ranks that come too late, or never, are waited for until the dea
   CHECK_THAT(other, Contains("late: rank 0: mpi: ranks [1] of the job did not come within 1000 ms\n"));
   for (const int rank : {1, 2})
     CHECK_THAT(other, Contains(cat("rank ", rank, ": mpi: rank 0 of the job gave up before all had come\n")));
+}
+
+TEST_CASE("mpi: a rank that never starts MPI ends the job by the deadline, with a reason", "[comm]") {
+  const auto start = std::chrono::steady_clock::now();
+  CHECK_THAT(job(3, "unborn", "&1"), Contains("chorus: mpi: not all ranks of the job have come to MPI_Init within 1000 "
+                                              "ms; this process ends, for it can't go on alone\n"));
+  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(15));
 }
 
 TEST_CASE("mpi: a program that starts MPI for one thread is told", "[comm]") {
