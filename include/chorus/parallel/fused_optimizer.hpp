@@ -14,7 +14,8 @@ namespace chorus::inline CHORUS_ABI {
 /// An optimizer of type `Opt` for each parameter of a DistributedDataParallel net, which steps it in the middle of
 /// backward, while its gradient is still in the cache and other buckets are under way. The training loop stays the
 /// same: `step()` finds nothing left to do. What needs all gradients at once, before any step, does not go together
-/// with it: clipping, NonFinite policies, several backward passes per step (but for those under no_sync).
+/// with it: clipping, NonFinite policies, several backward passes per step (but for those under no_sync). Under other
+/// policies nothing is under way meanwhile, and `step()` steps.
 ///
 ///   ch::FusedOptimizer<ch::optim::Sgd<ch::Cpu>> optimizer{net, {.lr = 0.1, .momentum = 0.9}};
 template <class Opt>
@@ -25,32 +26,30 @@ class FusedOptimizer : public optim::HasLearningRate {
   /// Steps all parameters of `net`, as long as that lives. Throws UsageError where another optimizer does so.
   template <class Net>
   FusedOptimizer(Net& net, const typename Opt::options_type& options)
-      : HasLearningRate(options.lr),
-        options_(options),
-        parameters_(net.parameters()),
-        step_(detail::while_alive("FusedOptimizer", net.alive(), [] {})),
-        remove_([&net, alive = net.alive()] {
-          if (!alive.expired()) net.step_in_backward({});
-        }) {
-    using Parameter = ParameterOn<D>;
-    std::vector<std::pair<const Parameter*, Opt*>> found;
-    for (const auto& named : parameters_) {
-      optimizers_.push_back(std::make_unique<Opt>(std::vector{named}, options));
-      found.emplace_back(named.parameter, optimizers_.back().get());
+      : HasLearningRate(options.lr), options_(options), parameters_(net.parameters()) {
+    for (const auto& named : parameters_) optimizers_.push_back(std::make_unique<Opt>(std::vector{named}, options));
+    const auto while_there = [&net](auto call) {
+      return detail::while_alive("FusedOptimizer", net.alive(), std::move(call));
+    };
+    if constexpr (requires { net.step_in_backward({}); }) {
+      step_in_backward(net);
+      step_ = while_there([] {});
+      remove_ = [&net, alive = net.alive()] {
+        if (!alive.expired()) net.step_in_backward({});
+      };
+    } else {
+      step_ = while_there([this] {
+        for (auto& optimizer : optimizers_) step_one(*optimizer);
+      });
     }
-    std::sort(found.begin(), found.end());
-    net.step_in_backward([this, found = std::move(found)](const Parameter& parameter) {
-      Opt& optimizer =
-          *std::lower_bound(found.begin(), found.end(), std::pair<const Parameter*, Opt*>(&parameter, nullptr))->second;
-      optimizer.set_lr(lr());  // a schedule knows this object alone
-      optimizer.step();
-    });
   }
   FusedOptimizer(const FusedOptimizer&) = delete;
   FusedOptimizer& operator=(const FusedOptimizer&) = delete;
-  ~FusedOptimizer() { remove_(); }
+  ~FusedOptimizer() {
+    if (remove_) remove_();
+  }
 
-  /// Nothing: backward has done it. Throws UsageError where the net is gone.
+  /// Nothing where backward has done it. Throws UsageError where the net is gone.
   void step() { step_(); }
   /// Forgets all gradients.
   void zero_grad() {
@@ -76,6 +75,23 @@ class FusedOptimizer : public optim::HasLearningRate {
   auto device() const { return optimizers_.front()->device(); }
 
  private:
+  template <class Net>
+  void step_in_backward(Net& net) {
+    using Parameter = ParameterOn<D>;
+    std::vector<std::pair<const Parameter*, Opt*>> found;
+    for (std::size_t i = 0; i < parameters_.size(); ++i)
+      found.emplace_back(parameters_[i].parameter, optimizers_[i].get());
+    std::sort(found.begin(), found.end());
+    net.step_in_backward([this, found = std::move(found)](const Parameter& parameter) {
+      step_one(*std::lower_bound(found.begin(), found.end(), std::pair<const Parameter*, Opt*>(&parameter, nullptr))
+                    ->second);
+    });
+  }
+  void step_one(Opt& optimizer) {
+    optimizer.set_lr(lr());  // a schedule knows this object alone
+    optimizer.step();
+  }
+
   typename Opt::options_type options_;
   std::vector<nn::NamedParameter<D>> parameters_;
   std::vector<std::unique_ptr<Opt>> optimizers_;  // one for each

@@ -25,6 +25,15 @@
 
 namespace chorus::inline CHORUS_ABI {
 
+namespace detail {
+/// A DistributedDataParallel: under other policies there is nobody to share an optimizer's state with.
+template <class Net>
+concept DistributedInBuckets = requires(Net& net) {
+  net.communicator();
+  net.buckets();
+};
+}  // namespace detail
+
 /// An optimizer of type `Opt` of which each of n ranks keeps and steps its part of each bucket of a
 /// DistributedDataParallel net, an n-th of all parameters; then all gather all parts. The numbers are those of `Opt`
 /// itself. A step sends (n - 1) / n of the parameters' bytes from each rank; the state takes an n-th of the memory. All
@@ -47,7 +56,7 @@ class ShardedOptimizer : public optim::HasLearningRate {
  public:
   /// Steps all parameters of `net`, as long as that lives: afterwards there is its state, and other calls throw
   /// UsageError. Throws UsageError where ranks have parameters or gradients of their own.
-  template <class Net>
+  template <detail::DistributedInBuckets Net>
   ShardedOptimizer(Net& net, const typename Opt::options_type& options)
       : HasLearningRate(options.lr),
         options_(options),

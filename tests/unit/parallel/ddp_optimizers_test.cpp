@@ -2,6 +2,7 @@
 #include <catch.hpp>
 #include <chorus/core/trace.hpp>
 #include <chorus/optim/schedules.hpp>
+#include <chorus/parallel/data_parallel.hpp>
 #include <chorus/parallel/fused_optimizer.hpp>
 #include <chorus/parallel/hooks/post_local_sgd.hpp>
 #include <chorus/parallel/sharded_optimizer.hpp>
@@ -72,6 +73,28 @@ TEST_CASE("fused optimizer: the steps are those of the plain one, in one bucket 
       CHECK(distance(test::numbers_in(distributed<FusedOptimizer<Adam>>(ranks, adam, options)), plain<Adam>(adam)) <
             rounding);
     }
+}
+
+template <class Net>
+void check_fused_in_step(Net& net) {
+  FusedOptimizer<Sgd> optimizer{net, sgd};
+  const optim::HasLearningRate& rate = optimizer;
+  CHECK(rate.lr() == sgd.lr);
+  for (std::uint32_t number = 0; number < 4; ++number) {
+    optimizer.set_lr(sgd.lr / (1 + number));
+    optimizer.zero_grad();
+    const auto before = test::values(net.module());
+    cross_entropy(net(numbers(7, 5, number)), labels(7, 3, number)).backward();
+    CHECK(test::values(net.module()) == before);
+    optimizer.step();
+  }
+  CHECK(distance(test::values(net.module()), plain<Sgd>(sgd)) < rounding);
+}
+TEST_CASE("fused optimizer: in one process it steps in its step") {
+  SingleDevice<test::Smooth<Cpu>> single{make<test::Smooth<Cpu>>(), 3};
+  check_fused_in_step(single);
+  DataParallel<test::Smooth<Cpu>> several{make<test::Smooth<Cpu>>(), {.device_ids = {0, 1}}, 3};
+  check_fused_in_step(several);
 }
 
 TEST_CASE("fused optimizer: parameters have moved when backward ends, and not under no_sync") {
