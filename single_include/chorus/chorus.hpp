@@ -22682,6 +22682,7 @@ class OneProcessPolicy : public Policy<Model> {
   void join(const Body& body, const JoinOptions& = {}) {
     body();
   }
+  // What chorus::join calls.
   void begin_join(bool) {}
   void begin_company() {}
   Company keep_company() { return Company::ended; }
@@ -24944,7 +24945,7 @@ class DistributedPolicy : public Policy<Model> {
   /// Makes a number, which lies where the parameters do, the largest one of all ranks.
   void make_largest(std::int32_t* number) { communicator_.all_reduce(std::span(number, 1), comm::ReduceOp::max, {}); }
 
-  /// For chorus::join.
+  /// What chorus::join calls.
   void end_join() { joining_ = false; }
 
   /// Whether `text` is the same on all ranks; a collective.
@@ -31846,6 +31847,7 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   void join(const Body& body, const JoinOptions& options = {}) {
     chorus::join(body, options, *this);
   }
+  // What chorus::join calls.
   void begin_join(bool throw_early) {
     check<UsageError>(!averages_parameters, "DistributedDataParallel::join: the hook averages parameters by itself");
     Base::begin_join("DistributedDataParallel", throw_early);

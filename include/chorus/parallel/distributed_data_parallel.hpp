@@ -125,6 +125,7 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   void join(const Body& body, const JoinOptions& options = {}) {
     chorus::join(body, options, *this);
   }
+  // What chorus::join calls.
   void begin_join(bool throw_early) {
     check<UsageError>(!averages_parameters, "DistributedDataParallel::join: the hook averages parameters by itself");
     Base::begin_join("DistributedDataParallel", throw_early);

@@ -68,7 +68,7 @@ class DistributedPolicy : public Policy<Model> {
   /// Makes a number, which lies where the parameters do, the largest one of all ranks.
   void make_largest(std::int32_t* number) { communicator_.all_reduce(std::span(number, 1), comm::ReduceOp::max, {}); }
 
-  /// For chorus::join.
+  /// What chorus::join calls.
   void end_join() { joining_ = false; }
 
   /// Whether `text` is the same on all ranks; a collective.

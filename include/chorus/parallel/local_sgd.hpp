@@ -97,6 +97,7 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   void join(const Body& body, const JoinOptions& options = {}) {
     chorus::join(body, options, *this);
   }
+  // What chorus::join calls.
   void begin_join(bool throw_early) { Base::begin_join("LocalSgd", throw_early); }
   void begin_company() { ended_ = true; }
   [[gnu::cold]] Company keep_company() { return take_mean() ? Company::passed : Company::ended; }

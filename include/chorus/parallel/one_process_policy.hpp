@@ -28,6 +28,7 @@ class OneProcessPolicy : public Policy<Model> {
   void join(const Body& body, const JoinOptions& = {}) {
     body();
   }
+  // What chorus::join calls.
   void begin_join(bool) {}
   void begin_company() {}
   Company keep_company() { return Company::ended; }

@@ -91,6 +91,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
                       "has: JoinOptions::step");
     chorus::join(body, options, *this);
   }
+  // What chorus::join calls.
   void begin_join(bool throw_early) { Base::begin_join("ParameterServer", throw_early); }
   void begin_company() {}
   [[gnu::cold]] Company keep_company() {
@@ -99,9 +100,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
     if (!this->shares_.sync()) return Company::passed;
     if (!accumulated_)  // the last step has used them
       for (const auto& entry : this->flat_.entries()) entry.parameter().set_grad_arrived(false);
-    begin_pass();
     push();
-    stepped_ = true;
     return Company::averaged;
   }
   [[gnu::cold]] void end_company() {
@@ -172,18 +171,19 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
     in_backward_ = true;
     at_backward_end([this, alive = this->alive()] {
       if (alive.expired()) return;
+      put_back_earlier();
+      if (sync_)
+        push();
+      else
+        accumulated_ = true;
       in_backward_ = false;
-      if (!sync_) return accumulate();
-      push();
-      pushed_ = stepped_ = true;
     });
   }
 
-  // Under no_sync: what a pass without samples has added is forgotten.
-  void accumulate() {
-    accumulated_ = true;
-    if (aside_.any()) aside_.give_back(this->flat_);
-    aside_.forget();
+  // What a pass without samples has added is forgotten. Whether a parameter was used is not.
+  void put_back_earlier() {
+    if (!aside_.any()) return;
+    for (std::size_t i = 0; i < this->flat_.entries().size(); ++i) aside_.put_back(this->flat_, i);
   }
 
   // Gradients weighed by samples go to the server, with a mark for each parameter that has one.
@@ -195,11 +195,9 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
     std::vector<std::uint8_t> own(entries.size()), marks(entries.size());
     for (std::size_t i = 0; i < entries.size(); ++i) {
       auto& p = entries[i].parameter();
-      if (aside_.any()) aside_.put_back(this->flat_, i);
       own[i] = p.grad_arrived() ? 1 : 0;
       if (own[i] == 0) zero_bytes(p.where(), p.grad_data(), p.size_bytes());
     }
-    aside_.forget();
     const D device = entries.front().parameter().where();
     const comm::CollectiveOptions options{.traffic = trace::Traffic::gradients};
     for (const auto& group : this->flat_.groups())
@@ -224,6 +222,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
     }
     for (std::size_t i = 0; i < entries.size(); ++i)
       entries[i].parameter().set_grad_arrived(is_server() && own[i] != 0);
+    pushed_ = stepped_ = true;
   }
 
   detail::GradientsAside<D> aside_;  // while a pass without samples runs
