@@ -22457,7 +22457,7 @@ struct JoinOptions {
 
 /// What has come of keeping others company in a pass: there was none, for all have ended; a pass whose gradients were
 /// not averaged; one whose gradients were.
-enum class Company { ended, passed, averaged };
+enum class JoinedPass { none, passed, averaged };
 
 namespace detail {
 
@@ -22468,7 +22468,7 @@ template <class Net>
 concept JoinedNet = requires(Net& net, bool throw_early) {
   net.begin_join(throw_early);
   net.begin_company();
-  { net.keep_company() } -> std::same_as<Company>;
+  { net.keep_company() } -> std::same_as<JoinedPass>;
   net.end_company();
   net.end_join();
 };
@@ -22500,7 +22500,8 @@ class JoinScope<Net> {
 ///
 ///   ch::join(loop, {}, net, [&] { optimizer.step(); }, other_net, [&] { other_optimizer.step(); });
 ///
-/// These functions, and `options.step` at the iteration's end, are called by ranks that have ended alone.
+/// Only ranks that have ended call these functions, and `options.step` at the iteration's end. Nets of one process may
+/// be among them, too: for them there is nothing to do.
 template <class Body, class... Joined>
 void join(const Body& body, const JoinOptions& options, Joined&&... joined) {
   const std::tuple<detail::JoinScope<std::remove_reference_t<Joined>>...> scopes{
@@ -22513,16 +22514,22 @@ void join(const Body& body, const JoinOptions& options, Joined&&... joined) {
     (one(joined), ...);
   };
   for_nets([](auto& net) { net.begin_company(); });
-  Company company = Company::passed;
-  const auto keep_company = [&](auto& some) {
-    if constexpr (detail::JoinedNet<std::remove_reference_t<decltype(some)>>)
-      company = some.keep_company();
-    else if (company == Company::averaged)
-      some();
-    return company != Company::ended;
-  };
-  while ((keep_company(joined) && ...))
-    if (options.step && company == Company::averaged) options.step();
+  for (bool any = true; any;) {
+    any = false;
+    bool averaged = false;
+    JoinedPass pass = JoinedPass::none;
+    const auto keep_company = [&](auto& some) {
+      if constexpr (detail::JoinedNet<std::remove_reference_t<decltype(some)>>) {
+        pass = some.keep_company();
+        any = any || pass != JoinedPass::none;
+        averaged = averaged || pass == JoinedPass::averaged;
+      } else if (pass == JoinedPass::averaged) {
+        some();
+      }
+    };
+    (keep_company(joined), ...);
+    if (averaged && options.step) options.step();
+  }
   for_nets([](auto& net) { net.end_company(); });
 }
 
@@ -22685,7 +22692,7 @@ class OneProcessPolicy : public Policy<Model> {
   // What chorus::join calls.
   void begin_join(bool) {}
   void begin_company() {}
-  Company keep_company() { return Company::ended; }
+  JoinedPass keep_company() { return JoinedPass::none; }
   void end_company() {}
   void end_join() {}
 
@@ -31853,15 +31860,15 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
     Base::begin_join("DistributedDataParallel", throw_early);
   }
   void begin_company() { reducer_.begin_company(); }
-  [[gnu::cold]] Company keep_company() {
-    if (!this->begin_pass_of_others()) return Company::ended;
+  [[gnu::cold]] JoinedPass keep_company() {
+    if (!this->begin_pass_of_others()) return JoinedPass::none;
     auto& shares = this->shares_;
     reducer_.fit_buckets();
     reducer_.weigh_anew();
     if (shares.training()) this->broadcast_buffers(shares.first_active());
-    if (!shares.sync()) return Company::passed;
+    if (!shares.sync()) return JoinedPass::passed;
     reducer_.keep_company();
-    return Company::averaged;
+    return JoinedPass::averaged;
   }
   [[gnu::cold]] void end_company() {
     reducer_.end_company();

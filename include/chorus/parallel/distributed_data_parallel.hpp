@@ -131,15 +131,15 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
     Base::begin_join("DistributedDataParallel", throw_early);
   }
   void begin_company() { reducer_.begin_company(); }
-  [[gnu::cold]] Company keep_company() {
-    if (!this->begin_pass_of_others()) return Company::ended;
+  [[gnu::cold]] JoinedPass keep_company() {
+    if (!this->begin_pass_of_others()) return JoinedPass::none;
     auto& shares = this->shares_;
     reducer_.fit_buckets();
     reducer_.weigh_anew();
     if (shares.training()) this->broadcast_buffers(shares.first_active());
-    if (!shares.sync()) return Company::passed;
+    if (!shares.sync()) return JoinedPass::passed;
     reducer_.keep_company();
-    return Company::averaged;
+    return JoinedPass::averaged;
   }
   [[gnu::cold]] void end_company() {
     reducer_.end_company();

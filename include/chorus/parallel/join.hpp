@@ -23,7 +23,7 @@ struct JoinOptions {
 
 /// What has come of keeping others company in a pass: there was none, for all have ended; a pass whose gradients were
 /// not averaged; one whose gradients were.
-enum class Company { ended, passed, averaged };
+enum class JoinedPass { none, passed, averaged };
 
 namespace detail {
 
@@ -34,7 +34,7 @@ template <class Net>
 concept JoinedNet = requires(Net& net, bool throw_early) {
   net.begin_join(throw_early);
   net.begin_company();
-  { net.keep_company() } -> std::same_as<Company>;
+  { net.keep_company() } -> std::same_as<JoinedPass>;
   net.end_company();
   net.end_join();
 };
@@ -66,7 +66,8 @@ class JoinScope<Net> {
 ///
 ///   ch::join(loop, {}, net, [&] { optimizer.step(); }, other_net, [&] { other_optimizer.step(); });
 ///
-/// These functions, and `options.step` at the iteration's end, are called by ranks that have ended alone.
+/// Only ranks that have ended call these functions, and `options.step` at the iteration's end. Nets of one process may
+/// be among them, too: for them there is nothing to do.
 template <class Body, class... Joined>
 void join(const Body& body, const JoinOptions& options, Joined&&... joined) {
   const std::tuple<detail::JoinScope<std::remove_reference_t<Joined>>...> scopes{
@@ -79,16 +80,22 @@ void join(const Body& body, const JoinOptions& options, Joined&&... joined) {
     (one(joined), ...);
   };
   for_nets([](auto& net) { net.begin_company(); });
-  Company company = Company::passed;
-  const auto keep_company = [&](auto& some) {
-    if constexpr (detail::JoinedNet<std::remove_reference_t<decltype(some)>>)
-      company = some.keep_company();
-    else if (company == Company::averaged)
-      some();
-    return company != Company::ended;
-  };
-  while ((keep_company(joined) && ...))
-    if (options.step && company == Company::averaged) options.step();
+  for (bool any = true; any;) {
+    any = false;
+    bool averaged = false;
+    JoinedPass pass = JoinedPass::none;
+    const auto keep_company = [&](auto& some) {
+      if constexpr (detail::JoinedNet<std::remove_reference_t<decltype(some)>>) {
+        pass = some.keep_company();
+        any = any || pass != JoinedPass::none;
+        averaged = averaged || pass == JoinedPass::averaged;
+      } else if (pass == JoinedPass::averaged) {
+        some();
+      }
+    };
+    (keep_company(joined), ...);
+    if (averaged && options.step) options.step();
+  }
   for_nets([](auto& net) { net.end_company(); });
 }
 

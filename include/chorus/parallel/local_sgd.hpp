@@ -100,7 +100,7 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   // What chorus::join calls.
   void begin_join(bool throw_early) { Base::begin_join("LocalSgd", throw_early); }
   void begin_company() { ended_ = true; }
-  [[gnu::cold]] Company keep_company() { return take_mean() ? Company::passed : Company::ended; }
+  [[gnu::cold]] JoinedPass keep_company() { return take_mean() ? JoinedPass::passed : JoinedPass::none; }
   [[gnu::cold]] void end_company() { this->end_passes_of_others(); }
   void end_join() {
     ended_ = false;

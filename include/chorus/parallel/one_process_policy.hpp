@@ -31,7 +31,7 @@ class OneProcessPolicy : public Policy<Model> {
   // What chorus::join calls.
   void begin_join(bool) {}
   void begin_company() {}
-  Company keep_company() { return Company::ended; }
+  JoinedPass keep_company() { return JoinedPass::none; }
   void end_company() {}
   void end_join() {}
 

@@ -94,14 +94,14 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
   // What chorus::join calls.
   void begin_join(bool throw_early) { Base::begin_join("ParameterServer", throw_early); }
   void begin_company() {}
-  [[gnu::cold]] Company keep_company() {
-    if (!this->begin_pass_of_others()) return Company::ended;
+  [[gnu::cold]] JoinedPass keep_company() {
+    if (!this->begin_pass_of_others()) return JoinedPass::none;
     if (stepped_) pull();
-    if (!this->shares_.sync()) return Company::passed;
+    if (!this->shares_.sync()) return JoinedPass::passed;
     if (!accumulated_)  // the last step has used them
       for (const auto& entry : this->flat_.entries()) entry.parameter().set_grad_arrived(false);
     push();
-    return Company::averaged;
+    return JoinedPass::averaged;
   }
   [[gnu::cold]] void end_company() {
     this->end_passes_of_others();

@@ -70,7 +70,8 @@ inline Averaging draw_averaging(std::uint64_t seed) {
       const bool last = &pass == &step.passes.back();
       pass.quiet_forward = pass.quiet_backward =
           p.feature("no_sync", a.kind != Kind::post_local && !last && d.chance(70));
-      pass.again = p.feature("backward twice", a.kind == Kind::local && d.chance(15));
+      const bool may_again = a.kind == Kind::local || (served && pass.quiet_backward);
+      pass.again = p.feature("backward twice", may_again && d.chance(15));
       pass.again_quiet = false;
       for (auto& rows : pass.rows) rows += p.norm && !served ? 2 : 0;  // each rank has statistics of its own
       p.feature("two forward passes", pass.pair);

@@ -166,6 +166,7 @@ TEST_CASE("join: two nets in a loop, each with an optimizer of its own") {
       const DistributedDataParallelOptions options{.first_bucket_cap_mb = 0, .bucket_cap_mb = 0};
       DistributedDataParallel<Model> net{make<Model>(), communicator, options, 3};
       DistributedDataParallel<Other> other{make<Other>(), communicator, options, 3};
+      SingleDevice<Model> own{make<Model>(), 3};  // with which there is nothing to do
       optim::Sgd optimizer{net.parameters(), sgd}, other_optimizer{other.parameters(), sgd};
       const auto step = [&] { optimizer.step(); };
       const auto other_step = [&] { other_optimizer.step(); };
@@ -182,7 +183,7 @@ TEST_CASE("join: two nets in a loop, each with an optimizer of its own") {
       };
       for (int epoch = 0; epoch < 2; ++epoch)
         if (each)
-          chorus::join(loop, {}, net, step, other, other_step);
+          chorus::join(loop, {}, own, net, step, other, other_step);
         else
           chorus::join(loop, {.step = [&] { step(), other_step(); }}, net, other);
       return test::text_of(test::values(net.module())) + test::text_of(test::values(other.module()));
