@@ -31993,8 +31993,7 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   }
 
   void begin_pass(Index samples) {
-    const bool sends_buffers =
-        options_.broadcast_buffers && this->training() && reducer_.sync && !hooks_buffers();
+    const bool sends_buffers = options_.broadcast_buffers && this->training() && reducer_.sync && !hooks_buffers();
     this->shares_.begin(samples, reducer_.sync, sends_buffers, reducer_.fit_buckets());
     this->check_all_here();
     reducer_.weigh_anew();
