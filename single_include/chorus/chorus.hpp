@@ -14837,7 +14837,8 @@ void winograd_convolve(Cpu device, Index images, const ImageChannels& in, const 
       const T* u = heavy ? us.data() : us.data() + panel * weights + c * w;
       // Weights that are transformed next come while these are multiplied, which takes no more of memory.
       const bool more = c + channels < in.channels;
-      const Stretches<T> next = kernels.at(more ? first : first + w, more ? c + channels : 0, heavy ? depth : 0);
+      const Stretches<T> next =
+          heavy ? kernels.at(more ? first : first + w, more ? c + channels : 0, depth) : Stretches<T>{};
       for (int i = 0; i < Way::points; ++i)
         for (int j = 0; j < Way::points; ++j) {
           next.fetch(i * Way::points + j, Way::points * Way::points);
@@ -24953,7 +24954,7 @@ class DistributedPolicy : public Policy<Model> {
   void make_largest(std::int32_t* number) { communicator_.all_reduce(std::span(number, 1), comm::ReduceOp::max, {}); }
 
   /// What chorus::join calls.
-  void end_join() { joining_ = false; }
+  void end_join() { joining_ = throw_early_ = false; }
 
   /// Whether `text` is the same on all ranks; a collective.
   [[gnu::cold]] bool same_on_all_ranks(std::string_view text) {
@@ -25049,11 +25050,10 @@ class DistributedPolicy : public Policy<Model> {
   }
   /// What ranks have told each other of this pass: whether one has run out of batches that must not.
   void check_all_here() {
-    if (joining_ && throw_early_) check_all_here(shares_.joined_ranks());
+    if (throw_early_) check_all_here(shares_.joined_ranks());
   }
   void check_all_here(const std::string& joined) {
-    if (!joining_ || !throw_early_) return;
-    check<UsageError>(joined.empty(), joining_policy_, "::join: rank ", joined,
+    check<UsageError>(!throw_early_ || joined.empty(), joining_policy_, "::join: rank ", joined,
                       " has run out of batches; throw_on_early_termination ends all ranks");
   }
   /// A pass of other ranks begins, in which this one has no samples; false where all have ended.

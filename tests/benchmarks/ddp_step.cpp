@@ -3,7 +3,8 @@
 /// second; first of one rank alone, then of N with their scaling: the median ratio of blocks of steps that alternate.
 /// With --apart, two more, of what the machine allows: N ranks that have nothing to tell each other ("apart"), and the
 /// same with a barrier behind each step, as no averaging does without ("in_step"). With --sharded, each rank averages
-/// and steps its part of the parameters alone (ReduceScatter, ShardedOptimizer); --bucket-cap-mb X cuts other buckets.
+/// and steps its part of the parameters alone (ReduceScatter, ShardedOptimizer); with --fused, all in the midst of
+/// backward (FusedOptimizer). --bucket-cap-mb X cuts other buckets.
 /// ddp_step --wrapper [CASE ...]: what DistributedDataParallel itself costs on one rank: steps of SingleDevice and of
 /// DistributedDataParallel in turn, their medians, and the median ratio of neighbours.
 

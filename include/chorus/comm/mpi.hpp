@@ -27,7 +27,6 @@ namespace detail {
 class MpiRunner {
  public:
   explicit MpiRunner(const World& world) : book_(world.rank, world.members), timeout_(world.timeout) {
-    check_timeout("mpi", timeout_);
     MpiLibrary::instance(timeout_);
     int rank = 0, size = 0;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
@@ -289,7 +288,6 @@ class MpiCommunicator : public AnyCommunicator {
 
  private:
   static World place(std::chrono::milliseconds timeout) {
-    check_timeout("mpi", timeout);
     detail::MpiLibrary::instance(timeout);
     World world;
     MPI_Comm_rank(MPI_COMM_WORLD, &world.rank);

@@ -47,8 +47,9 @@ class StartBy {
 /// MPI is initialised at the first use, and finalised when the program ends, unless the program itself did or will.
 class MpiLibrary {
  public:
-  /// `timeout`: how long the first call waits for the other ranks.
+  /// `timeout`: how long the first call waits for the other ranks. Throws UsageError for one that is none.
   static MpiLibrary& instance(std::chrono::milliseconds timeout = World{}.timeout) {
+    check_timeout("mpi", timeout);
     static MpiLibrary library(timeout);
     return library;
   }

@@ -46,22 +46,17 @@ std::string run(const Averaging& a, Net& net, const World& world, const typename
       auto part = part_of(pass, rank);
       if (last && step.poisoned == world.rank) part.side = INFINITY;
       if (fails && last && !a.fails_in_backward) fail<Error>("the program's own error");
-      const auto quietly = [&](const auto& passes) {
-        const NoSync quiet = pass.quiet_backward ? net.no_sync() : NoSync();
-        passes();
-      };
-      quietly([&] {
-        auto loss = loss_of(net, pass, part);
-        if (pass.peeks >> rank & 1) peek(net, pass);
-        if (p.scaled) loss = scaler->scale(loss);
-        if (fails && last)
-          net.module().in.weight.register_hook([](const auto& g) {
-            fail<Error>("the program's own error");
-            return g;
-          });
-        if (pass.again) loss.backward(true);
-        loss.backward();
-      });
+      const NoSync quiet = pass.quiet_backward ? net.no_sync() : NoSync();
+      auto loss = loss_of(net, pass, part);
+      if (pass.peeks >> rank & 1) peek(net, pass);
+      if (p.scaled) loss = scaler->scale(loss);
+      if (fails && last)
+        net.module().in.weight.register_hook([](const auto& g) {
+          fail<Error>("the program's own error");
+          return g;
+        });
+      if (pass.again) loss.backward(true);
+      loss.backward();
     }
     const bool finite = !p.scaled || scaler->unscale();
     if (finite && p.clip > 0) optim::clip_grad_norm(net.parameters(), p.clip);

@@ -89,18 +89,14 @@ TEST_CASE("join: buffers come from a rank that still trains, and end the same on
   CHECK(test::numbers_in(text).back() == 5);  // rank 2's
 }
 
-/// Buffers of all ranks behind a join of 1, 3 and 5 batches and a pass with all: they must agree. `averages`: by a hook.
+/// Buffers of all ranks behind a join of 1, 3 and 5 batches and a pass with all: they must agree. `averages`: by a
+/// hook.
 std::string buffers_after_join(bool averages) {
   return common_text(3, [&](const World& world) {
     Distributed<test::Normed<Cpu>> rank(world, {.broadcast_buffers = averages});
     if (averages)
-      rank.net.register_buffer_comm_hook([&](auto buffers, auto& communicator) {
-        for (const auto& named : buffers)
-          if (named.buffer->dtype() == DType::f64)
-            communicator.all_reduce(std::span(static_cast<double*>(named.buffer->data()),
-                                              static_cast<std::size_t>(named.buffer->count())),
-                                    comm::ReduceOp::sum, {.scale = 1.0 / world.size});
-      });
+      rank.net.register_buffer_comm_hook(
+          [](auto buffers, auto& communicator) { test::average_buffers(buffers, communicator); });
     const auto pass = [&](int key) {
       mean(square(rank.net(numbers(4, 5, static_cast<std::uint32_t>(key))))).backward();
     };

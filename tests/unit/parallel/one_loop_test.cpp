@@ -275,34 +275,4 @@ TEST_CASE("parameter server: under no_sync nothing is sent, and micro-batches we
   CHECK_THAT(text, Contains("|0"));
 }
 
-TEST_CASE("buffer hook: behind forward, so that statistics are the same before backward") {
-  const auto means = [](BufferCommHookLocation location) {
-    return Ranks(2,
-                 [&](const World& world) {
-                   Distributed<test::Normed<Cpu>> rank(world);
-                   std::string seen;
-                   rank.net.register_buffer_comm_hook(
-                       [&](auto buffers, auto& communicator) {
-                         seen += cat(rank.net.forward_passes());
-                         for (const auto& named : buffers)
-                           if (named.buffer->dtype() == DType::f64)
-                             communicator.all_reduce(std::span(static_cast<double*>(named.buffer->data()),
-                                                               static_cast<std::size_t>(named.buffer->count())),
-                                                     comm::ReduceOp::sum, {.scale = 1.0 / world.size});
-                       },
-                       location);
-                   const auto loss = mean(square(rank.net(numbers(4, 5, static_cast<std::uint32_t>(world.rank)))));
-                   const auto text = test::text_of(rank.net.module().norm.running_mean.value().to_vector());
-                   loss.backward();
-                   return seen + "|" + text;
-                 })
-        .texts();
-  };
-  const auto before = means(BufferCommHookLocation::pre_forward), after = means(BufferCommHookLocation::post_forward);
-  CHECK(before[0] != before[1]);
-  CHECK(before[0].starts_with("0|"));
-  CHECK(after[0] == after[1]);
-  CHECK(after[0].starts_with("1|"));
-}
-
 }  // namespace one_loop_test

@@ -165,8 +165,7 @@ class Rank {
   void backward(const Pass& pass, double side) {
     auto& net = *net_;
     const auto within = [&](bool quietly, const auto& part) {
-      if (!quietly) return part();
-      const auto quiet = net.no_sync();
+      const NoSync quiet = quietly ? net.no_sync() : NoSync();
       return part();
     };
     if (program_.skewed && skew_.chance(20)) usleep(skew_.below(3000));

@@ -72,6 +72,16 @@ std::string train(const ch::comm::World& world, const ch::DistributedDataParalle
   return text_of(losses) + text_of(values(net.module())) + "|" + hashes;
 }
 
+/// For a buffer hook: all ranks take the mean of the buffers that are F64.
+template <class Buffers, class Communicator>
+void average_buffers(const Buffers& buffers, Communicator& communicator) {
+  for (const auto& named : buffers)
+    if (named.buffer->dtype() == ch::DType::f64)
+      communicator.all_reduce(
+          std::span(static_cast<double*>(named.buffer->data()), static_cast<std::size_t>(named.buffer->count())),
+          ch::comm::ReduceOp::sum, {.scale = 1.0 / communicator.size()});
+}
+
 /// What all ranks return, who must return the same; "" where they don't.
 inline std::string common_text(int size, Ranks::Function function, std::chrono::milliseconds timeout = 10s) {
   const auto texts = Ranks(size, std::move(function), timeout).texts();

@@ -134,7 +134,8 @@ void winograd_convolve(Cpu device, Index images, const ImageChannels& in, const 
       const T* u = heavy ? us.data() : us.data() + panel * weights + c * w;
       // Weights that are transformed next come while these are multiplied, which takes no more of memory.
       const bool more = c + channels < in.channels;
-      const Stretches<T> next = kernels.at(more ? first : first + w, more ? c + channels : 0, heavy ? depth : 0);
+      const Stretches<T> next =
+          heavy ? kernels.at(more ? first : first + w, more ? c + channels : 0, depth) : Stretches<T>{};
       for (int i = 0; i < Way::points; ++i)
         for (int j = 0; j < Way::points; ++j) {
           next.fetch(i * Way::points + j, Way::points * Way::points);
