@@ -6,6 +6,7 @@
 #include <chorus/kernels/pointwise.hpp>
 #include <chorus/tensor/tensor.hpp>
 #include <cmath>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string_view>
@@ -97,7 +98,7 @@ class GradNode : public Node {
   }
   /// Forgets the gradient. The memory stays: the next contribution overwrites it.
   void zero_grad() {
-    has_grad_ = false;
+    set_has_grad(false);
     if (!bound_ && grad_.storage().owners() > 1) grad_ = {};
   }
   const Shape<Rank>& shape() const { return shape_; }
@@ -126,7 +127,11 @@ class GradNode : public Node {
     has_grad_ = false;
     return std::move(grad_);
   }
-  void set_has_grad(bool has) { has_grad_ = has; }
+  void set_has_grad(bool has) {
+    has_grad_ = has;
+    if (!has) ++times_forgotten_;
+  }
+  std::uint32_t times_forgotten() const { return times_forgotten_; }
   void set_device(D device) { device_ = device; }
   const tensor_type& grad_memory() const { return grad_; }
 
@@ -142,6 +147,7 @@ class GradNode : public Node {
   tensor_type grad_;
   bool has_grad_ = false;
   bool bound_ = false;
+  std::uint32_t times_forgotten_ = 0;
 };
 
 /// The gradient of a value that no operation made.

@@ -3,13 +3,12 @@
 /// of a handle shares the numbers; policies move them into flat buffers and copy them to other devices behind the
 /// handles.
 
+#include <chorus/autograd/variable.hpp>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <span>
 #include <utility>
-
-#include <chorus/autograd/variable.hpp>
 
 namespace chorus::inline CHORUS_ABI {
 
@@ -30,6 +29,8 @@ class ParameterOn {
   /// Whether a gradient has arrived since the last `clear_grad`.
   virtual bool grad_arrived() const = 0;
   virtual void set_grad_arrived(bool arrived) = 0;
+  /// Changes with each `set_grad_arrived(false)` and each `zero_grad`.
+  virtual std::uint32_t times_forgotten() const = 0;
   virtual bool wants_grad() const = 0;
   virtual void set_wants_grad(bool wants) = 0;
   /// Grows whenever the value changes, so that replicas know what to fetch.
@@ -81,6 +82,7 @@ class ParameterNode final : public LeafNode<T, Rank, D>, public ParameterOn<D> {
   const void* grad_block() const override { return this->grad_memory().storage().block(); }
   bool grad_arrived() const override { return this->has_grad(); }
   void set_grad_arrived(bool arrived) override { this->set_has_grad(arrived); }
+  std::uint32_t times_forgotten() const override { return GradNode<T, Rank, D>::times_forgotten(); }
   bool wants_grad() const override { return wants_grad_; }
   void set_wants_grad(bool wants) override { wants_grad_ = wants; }
   void bind(const Storage<D>& values, void* value, const Storage<D>& grads, void* grad) override {

@@ -43,7 +43,7 @@ class AccumulatedWeight {
     if (unit_) rescale();
   }
   /// The gradient of entry `i` has come.
-  void arrived(std::size_t i) const { aside_.put_back(layout_.flat(), i); }
+  void arrived(std::size_t i) const { aside_.put_back(layout_.parameter(i)); }
   /// Whether `arrived` is to be called.
   bool adds_nothing() const { return aside_.any(); }
 

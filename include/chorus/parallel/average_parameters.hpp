@@ -5,6 +5,7 @@
 #include <chorus/comm/communicator.hpp>
 #include <chorus/nn/flat_parameters.hpp>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <span>
 #include <string>
@@ -38,6 +39,16 @@ class ParametersApart {
   }
 
   bool empty() const { return apart_.empty(); }
+
+  /// Adds those that other ranks have stepped. All ranks call it.
+  template <Device D, class Communicator>
+  void unite(const nn::FlatParameters<D>& flat, Communicator& communicator) {
+    std::vector<std::uint8_t> marks;
+    for (const auto& entry : flat.entries()) marks.push_back(is_apart(entry) ? 1 : 0);
+    communicator.all_reduce(std::span(marks), comm::ReduceOp::max, {});
+    for (std::size_t i = 0; i < marks.size(); ++i)
+      if (marks[i] != 0) add(&flat.entries()[i].parameter());
+  }
 
   /// Replaces them by sum(weight * parameters) over the ranks; the weights add up to 1. Each of n ranks sends
   /// 2 (n - 1) / n of their bytes. Throws UsageError for parameters that are not F32 or F64.

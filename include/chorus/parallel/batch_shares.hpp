@@ -71,6 +71,7 @@ class BatchShares {
       all += samples(rank);
       active += is_active(rank);
     }
+    if (active == 0) return 1.0 / static_cast<double>(messages_.size());  // behind a join: no pass has begun since
     if (all == 0) return is_active(communicator_.rank()) ? 1.0 / static_cast<double>(active) : 0;
     return static_cast<double>(samples(communicator_.rank())) / static_cast<double>(all);
   }

@@ -24,10 +24,10 @@ struct DdpTimes {
 
   /// The part of the collectives' time in which backward went on; 1 where there were none, NaN where that time is.
   double hidden() const {
-    return std::isnan(bucket_comm_time) ? bucket_comm_time
+    return std::isnan(bucket_comm_time)                      ? bucket_comm_time
            : bucket_comm_time <= 0 || exposed_comm_time <= 0 ? 1
-           : exposed_comm_time >= bucket_comm_time         ? 0
-                                                           : 1 - exposed_comm_time / bucket_comm_time;
+           : exposed_comm_time >= bucket_comm_time           ? 0
+                                                             : 1 - exposed_comm_time / bucket_comm_time;
   }
 };
 
@@ -48,6 +48,8 @@ class DdpClock {
 
   void forward_begins() { forward_start_ = Clock::now(); }
   void forward_ends() { forward_end_ = Clock::now(); }
+  /// The backward pass that follows is one of others, and does not count.
+  void keeps_company() { forward_end_ = {}; }
   /// `busy`: how long the communicator's calls have taken so far; below 0 where it does not know.
   void backward_begins(std::chrono::nanoseconds busy) {
     busy_ = busy;
@@ -67,10 +69,12 @@ class DdpClock {
   }
   void backward_ends(std::chrono::nanoseconds busy) {
     const auto end = Clock::now();
+    const auto forward_end = std::exchange(forward_end_, Clock::time_point{});
+    if (forward_end == Clock::time_point{}) return;
     if (comm_start_ == Clock::time_point{}) comm_start_ = end;
     auto& last = data_.last;
-    last.forward_compute_time = seconds(forward_end_ - forward_start_);
-    last.backward_compute_time = seconds(compute_end_ - forward_end_);
+    last.forward_compute_time = seconds(forward_end - forward_start_);
+    last.backward_compute_time = seconds(compute_end_ - forward_end);
     last.backward_comm_time = seconds(end - comm_start_);
     last.backward_compute_comm_overlap_time = comm_start_ < compute_end_ ? seconds(compute_end_ - comm_start_) : 0;
     last.bucket_comm_time = busy.count() < 0 ? std::numeric_limits<double>::quiet_NaN() : seconds(busy - busy_);

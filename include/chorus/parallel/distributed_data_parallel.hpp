@@ -119,16 +119,16 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
 
   /// Runs `body`, a loop over batches of which ranks may have different numbers, each an iteration of forward and
   /// backward. A rank that has ended takes part in the others' collectives, with no samples, until all have; then all
-  /// take the parameters and buffers of the one that went on longest. `body` makes no other collective calls. For
-  /// loops over several nets see chorus::join.
+  /// take the parameters and buffers of the one that went on longest. `body` makes no other collective calls: a forward
+  /// pass without gradients is this rank's own. For loops over several nets see chorus::join.
   template <class Body>
   void join(const Body& body, const JoinOptions& options = {}) {
     chorus::join(body, options, *this);
   }
   // What chorus::join calls.
-  void begin_join(bool throw_early) {
+  void begin_join(const detail::JoinFacts& facts) {
     check<UsageError>(!averages_parameters, "DistributedDataParallel::join: the hook averages parameters by itself");
-    Base::begin_join("DistributedDataParallel", throw_early);
+    Base::begin_join("DistributedDataParallel", facts);
   }
   void begin_company() { reducer_.begin_company(); }
   [[gnu::cold]] JoinedPass keep_company() {

@@ -155,22 +155,22 @@ class DistributedPolicy : public Policy<Model> {
 
   // For chorus::join.
 
-  void begin_join(std::string_view policy, bool throw_early) {
+  void begin_join(std::string_view policy, const detail::JoinFacts& facts) {
     check<UsageError>(!joining_, policy, "::join: inside another join");
     joining_ = true;
     joining_policy_ = policy;
-    throw_early_ = throw_early;
+    throw_early_ = facts.throw_early;
     passes_of_others_ = 0;
     last_active_ = -1;
   }
   /// What ranks have told each other of this pass: whether one has run out of batches that must not.
   void check_all_here() {
-    if (throw_early_) check_all_here(shares_.joined_ranks());
-  }
-  void check_all_here(const std::string& joined) {
-    check<UsageError>(!throw_early_ || joined.empty(), joining_policy_, "::join: rank ", joined,
+    if (!throw_early_) return;
+    const auto joined = shares_.joined_ranks();
+    check<UsageError>(joined.empty(), joining_policy_, "::join: rank ", joined,
                       " has run out of batches; throw_on_early_termination ends all ranks");
   }
+  bool throws_early() const { return throw_early_; }
   /// A pass of other ranks begins, in which this one has no samples; false where all have ended.
   [[gnu::cold]] bool begin_pass_of_others() {
     constexpr int skew_to_warn_of = 1000;  // PyTorch's

@@ -1,8 +1,10 @@
 #pragma once
 /// Loops over batches of which ranks have different numbers.
 
+#include <array>
 #include <chorus/core/config.hpp>
 #include <concepts>
+#include <cstddef>
 #include <functional>
 #include <tuple>
 #include <type_traits>
@@ -17,7 +19,7 @@ struct JoinOptions {
   /// What `body` does behind each averaged backward pass: as a rule clipping, and `optimizer.step()`. Ranks that have
   /// ended do it, too, with the same averages, so that the optimizer's state stays the same on all ranks; a
   /// ShardedOptimizer needs that, and so does a ParameterServer, whose rank 0 steps for all. Without, parameters and
-  /// buffers are the same afterwards, but momenta are not.
+  /// buffers are the same afterwards, but momenta are not. Under a GradScaler it is `scaler.step(optimizer)`.
   std::function<void()> step = {};
 };
 
@@ -27,12 +29,18 @@ enum class JoinedPass { none, passed, averaged };
 
 namespace detail {
 
+/// What a net is told of the join that begins.
+struct JoinFacts {
+  bool throw_early;  ///< JoinOptions::throw_on_early_termination
+  bool steps;        ///< whether ranks that have ended do something behind this net's averaged passes
+};
+
 /// A net that takes part in `join`: `begin_join` and `end_join` are around all of it; `begin_company` when this rank
 /// has run out of batches; `keep_company` takes part in the collectives of a pass of others; `end_company` when all
 /// have ended.
 template <class Net>
-concept JoinedNet = requires(Net& net, bool throw_early) {
-  net.begin_join(throw_early);
+concept JoinedNet = requires(Net& net, const JoinFacts& facts) {
+  net.begin_join(facts);
   net.begin_company();
   { net.keep_company() } -> std::same_as<JoinedPass>;
   net.end_company();
@@ -42,12 +50,12 @@ concept JoinedNet = requires(Net& net, bool throw_early) {
 template <class Joined>
 class JoinScope {
  public:
-  JoinScope(const Joined&, bool) {}
+  JoinScope(const Joined&, const JoinFacts&) {}
 };
 template <JoinedNet Net>
 class JoinScope<Net> {
  public:
-  JoinScope(Net& net, bool throw_early) : net_(&net) { net.begin_join(throw_early); }
+  JoinScope(Net& net, const JoinFacts& facts) : net_(&net) { net.begin_join(facts); }
   JoinScope(JoinScope&& other) noexcept : net_(std::exchange(other.net_, nullptr)) {}
   ~JoinScope() {
     if (net_ != nullptr) net_->end_join();
@@ -56,6 +64,15 @@ class JoinScope<Net> {
  private:
   Net* net_;
 };
+
+/// Whether a function follows each of `Joined`.
+template <class... Joined>
+constexpr std::array<bool, sizeof...(Joined)> before_function() {
+  const std::array<bool, sizeof...(Joined)> is_net{JoinedNet<Joined>...};
+  std::array<bool, sizeof...(Joined)> out{};
+  for (std::size_t i = 0; i + 1 < out.size(); ++i) out[i] = !is_net[i + 1];
+  return out;
+}
 
 }  // namespace detail
 
@@ -67,11 +84,17 @@ class JoinScope<Net> {
 ///   ch::join(loop, {}, net, [&] { optimizer.step(); }, other_net, [&] { other_optimizer.step(); });
 ///
 /// Only ranks that have ended call these functions, and `options.step` at the iteration's end. Nets of one process may
-/// be among them, too: for them there is nothing to do.
+/// be among them, too: for them there is nothing to do. Gradients that are left behind it are each rank's own: the next
+/// loop begins with `zero_grad`.
 template <class Body, class... Joined>
 void join(const Body& body, const JoinOptions& options, Joined&&... joined) {
+  constexpr auto before_function = detail::before_function<std::remove_reference_t<Joined>...>();
+  std::size_t at = 0;
+  const auto next = [&] {
+    return detail::JoinFacts{options.throw_on_early_termination, options.step || before_function[at++]};
+  };
   const std::tuple<detail::JoinScope<std::remove_reference_t<Joined>>...> scopes{
-      detail::JoinScope<std::remove_reference_t<Joined>>(joined, options.throw_on_early_termination)...};
+      detail::JoinScope<std::remove_reference_t<Joined>>(joined, next())...};
   body();
   const auto for_nets = [&](const auto& f) {
     const auto one = [&](auto& some) {

@@ -1,7 +1,6 @@
 #pragma once
 /// LocalSgd: ranks step on their own and average their parameters now and then.
 
-#include <algorithm>
 #include <array>
 #include <chorus/comm/any_communicator.hpp>
 #include <chorus/parallel/average_parameters.hpp>
@@ -10,6 +9,7 @@
 #include <chorus/parallel/no_sync.hpp>
 #include <cmath>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -35,6 +35,8 @@ struct LocalSgdOptions {
 /// Each of n ranks sends 2 (n - 1) / n of the model's bytes per `period` steps, and 24 bytes per rank for what
 /// each has counted: a `period`-th of DistributedDataParallel's. With a period of 1 and plain SGD the steps are those
 /// of one device.
+///
+/// A rank's step is its own: a GradScaler looks at its gradients alone, and has a scale of its own.
 ///
 /// In between, ranks have different parameters: `eval()` or `synchronise()`, which all ranks call, brings them
 /// together. A checkpoint, which all ranks save, has each rank's model and optimizer, and may be taken at any step. Its
@@ -79,7 +81,12 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
     if (grad_enabled()) {
       in_backward_ = false;  // where the last one ended early
       samples_ = rows_;
-      this->shares_.begin_unasked(samples_);
+      if (this->throws_early()) {  // ranks that have ended would speak at the next mean alone
+        this->shares_.begin(samples_, sync_, false);
+        this->check_all_here();
+      } else {
+        this->shares_.begin_unasked(samples_);
+      }
       if (steps_ >= options_.period) synchronise();
       if (sync_) ++passes_;
       note_apart();
@@ -98,9 +105,12 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
     chorus::join(body, options, *this);
   }
   // What chorus::join calls.
-  void begin_join(bool throw_early) { Base::begin_join("LocalSgd", throw_early); }
+  void begin_join(const detail::JoinFacts& facts) { Base::begin_join("LocalSgd", facts); }
   void begin_company() { ended_ = true; }
-  [[gnu::cold]] JoinedPass keep_company() { return take_mean() ? JoinedPass::passed : JoinedPass::none; }
+  [[gnu::cold]] JoinedPass keep_company() {
+    if (this->throws_early()) this->begin_pass_of_others();  // throws unless all have ended
+    return take_mean() ? JoinedPass::passed : JoinedPass::none;
+  }
   [[gnu::cold]] void end_company() { this->end_passes_of_others(); }
   void end_join() {
     ended_ = false;
@@ -116,6 +126,9 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
     synchronise();
     Base::eval();
   }
+
+  /// A rank asks no others before it steps.
+  static constexpr bool steps_alone = true;
 
   // For checkpoints.
 
@@ -148,11 +161,10 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
       const Counts own{seen_, ended_ ? ended : steps_, passes_};
       std::vector<std::int64_t> all(own.size() * ranks);
       this->communicator_.all_gather(std::span<const std::int64_t>(own), std::span<std::int64_t>(all), {});
-      const std::string ended_ranks = check_same_steps(all, any_on);
-      if (any_on) this->check_all_here(ended_ranks);
+      any_on = check_same_steps(all);
       std::int64_t sum = 0;
       for (std::size_t rank = 0; rank < ranks; ++rank) sum += all[own.size() * rank];
-      if (!ended_ranks.empty()) note_apart();  // all average the same, whatever each has stepped
+      if (has_ended_ranks(all)) apart_.unite(this->flat_, this->communicator_);  // they don't know of others' steps
       if (!apart_.empty()) {
         const double weight = sum == 0 ? 1.0 / static_cast<double>(ranks)  // optimizers may step without samples
                                        : static_cast<double>(seen_) / static_cast<double>(sum);
@@ -168,25 +180,33 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
     apart_.note(this->flat_, [](const auto&) { return true; });
   }
 
-  // Of those that go on. Returns those that have ended, as text, and sets whether any goes on.
-  static std::string check_same_steps(const std::vector<std::int64_t>& all, bool& any_on) {
-    std::string list, ended_ranks;
+  // Calls `f(rank, its counts)` for all ranks.
+  template <class F>
+  static void for_each_rank(const std::vector<std::int64_t>& all, const F& f) {
+    constexpr std::size_t each = std::tuple_size_v<Counts>;
+    for (std::size_t rank = 0; rank * each < all.size(); ++rank)
+      f(rank, std::span<const std::int64_t, each>(&all[rank * each], each));
+  }
+  static bool has_ended_ranks(const std::vector<std::int64_t>& all) {
+    bool any = false;
+    for_each_rank(all, [&](std::size_t, const auto& counts) { any = any || counts[1] == ended; });
+    return any;
+  }
+  // Those that go on have counted the same. Returns whether any does.
+  static bool check_same_steps(const std::vector<std::int64_t>& all) {
+    std::string list;
     bool same = true;
-    std::size_t first = all.size();
-    for (std::size_t at = 0; at < all.size(); at += std::tuple_size_v<Counts>) {
-      const auto rank = at / std::tuple_size_v<Counts>;
-      if (all[at + 1] == ended) {
-        ended_ranks += cat(ended_ranks.empty() ? "" : ", ", rank);
-        continue;
-      }
-      first = std::min(first, at);
-      list += cat(list.empty() ? "" : ", ", "rank ", rank, ": ", all[at + 1], " in ", all[at + 2]);
-      same = same && all[at + 1] == all[first + 1] && all[at + 2] == all[first + 2];
-    }
-    any_on = first < all.size();
+    std::optional<std::pair<std::int64_t, std::int64_t>> first;
+    for_each_rank(all, [&](std::size_t rank, const auto& counts) {
+      if (counts[1] == ended) return;
+      const std::pair steps_and_passes(counts[1], counts[2]);
+      same = same && first.value_or(steps_and_passes) == steps_and_passes;
+      first = steps_and_passes;
+      list += cat(list.empty() ? "" : ", ", "rank ", rank, ": ", counts[1], " in ", counts[2]);
+    });
     check<UsageError>(same, "LocalSgd: expected as many steps in as many forward passes of all ranks, got ", list,
                       " since the last mean; a rank that has no samples trains with an empty batch, or under join");
-    return ended_ranks;
+    return first.has_value();
   }
 
   // In double, where the mean of equal numbers is that number; integers are rank 0's.

@@ -29,7 +29,7 @@ class OneProcessPolicy : public Policy<Model> {
     body();
   }
   // What chorus::join calls.
-  void begin_join(bool) {}
+  void begin_join(const detail::JoinFacts&) {}
   void begin_company() {}
   JoinedPass keep_company() { return JoinedPass::none; }
   void end_company() {}

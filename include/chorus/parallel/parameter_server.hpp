@@ -17,9 +17,10 @@ namespace chorus::inline CHORUS_ABI {
 /// Synchronous SGD with a parameter server (Li et al., "Scaling distributed machine learning with the parameter
 /// server", OSDI 2014). At the end of backward every worker sends its gradients, and has none left, so that its
 /// optimizer's step changes nothing; the server, rank 0, which works on a share of the batch as well, adds them up and
-/// steps, alone. At the beginning of the next forward pass in training every worker fetches the new parameters. The
-/// training loop is that of the other policies, and so are the steps: gradients are means over the samples of the
-/// batch. A GradScaler has to ask all ranks, for workers have no gradients to look at: `GradScaler scaler{net}`.
+/// steps, alone. At the beginning of the next forward pass in training every worker fetches the new parameters: all
+/// ranks make it, with gradients or without; within `join` those without don't fetch. The training loop is that of the
+/// other policies, and so are the steps: gradients are means over the samples of the batch. A GradScaler has to ask all
+/// ranks, for workers have no gradients to look at: `GradScaler scaler{net}`.
 ///
 /// The server sends n - 1 times the model's bytes a step and receives as many; a worker sends and receives them once.
 /// With DistributedDataParallel's ring every rank sends 2 (n - 1) / n times: as much in all, but no link is crowded.
@@ -72,6 +73,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
       if (stepped_) pull();
       begin_pass();
     } else {
+      if (together() && stepped_) pull();
       this->shares_.begin_aside(samples, together());
     }
     return this->forward(samples, grad_enabled() || together(), inputs...);
@@ -86,21 +88,21 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
   /// the server's.
   template <class Body>
   void join(const Body& body, const JoinOptions& options = {}) {
-    check<UsageError>(static_cast<bool>(options.step) || options.throw_on_early_termination,
-                      "ParameterServer::join: the server steps for all, also where others have more batches than it "
-                      "has: JoinOptions::step");
     chorus::join(body, options, *this);
   }
   // What chorus::join calls.
-  void begin_join(bool throw_early) { Base::begin_join("ParameterServer", throw_early); }
+  void begin_join(const detail::JoinFacts& facts) {
+    check<UsageError>(facts.steps || facts.throw_early,
+                      "ParameterServer::join: the server steps for all, also where others have more batches than it "
+                      "has: JoinOptions::step, or a function behind the net");
+    Base::begin_join("ParameterServer", facts);
+  }
   void begin_company() {}
   [[gnu::cold]] JoinedPass keep_company() {
     if (!this->begin_pass_of_others()) return JoinedPass::none;
     if (stepped_) pull();
     if (!this->shares_.sync()) return JoinedPass::passed;
-    if (!accumulated_)  // the last step has used them
-      for (const auto& entry : this->flat_.entries()) entry.parameter().set_grad_arrived(false);
-    push();
+    push(/*company=*/true);
     return JoinedPass::averaged;
   }
   [[gnu::cold]] void end_company() {
@@ -181,22 +183,46 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
   }
 
   // What a pass without samples has added is forgotten. Whether a parameter was used is not.
-  void put_back_earlier() {
-    if (!aside_.any()) return;
-    for (std::size_t i = 0; i < this->flat_.entries().size(); ++i) aside_.put_back(this->flat_, i);
+  void put_back_earlier() { aside_.put_back_all(); }
+
+  // What a rank says of a parameter: whether it has a gradient, and whether its loop has called zero_grad since the
+  // last push, as it would on a server that has run out of batches.
+  static constexpr std::uint8_t has_gradient = 1, forgotten = 2;
+
+  std::vector<std::uint8_t> own_marks(bool company) const {
+    std::vector<std::uint8_t> marks;
+    for (const auto& entry : this->flat_.entries()) {
+      const auto& p = entry.parameter();
+      const auto i = marks.size();
+      const bool was_forgotten = forgotten_before_.empty() || p.times_forgotten() != forgotten_before_[i];
+      marks.push_back((p.grad_arrived() ? has_gradient : 0) | (!company && was_forgotten ? forgotten : 0));
+    }
+    return marks;
+  }
+  // The marks of all workers together, on the server.
+  std::vector<std::uint8_t> workers_marks(const std::vector<std::uint8_t>& own) {
+    std::vector<std::uint8_t> all(own.size()), marks(own.size());
+    if (!is_server()) this->communicator_.send(std::span<const std::uint8_t>(own), 0);
+    for (int worker = 1; is_server() && worker < this->devices(); ++worker) {
+      this->communicator_.recv(std::span<std::uint8_t>(marks), worker);
+      for (std::size_t i = 0; i < all.size(); ++i) all[i] |= marks[i];
+    }
+    return all;
   }
 
-  // Gradients weighed by samples go to the server, with a mark for each parameter that has one.
-  void push() {
+  // Gradients weighed by samples go to the server. `company`: this rank has run out of batches.
+  void push(bool company = false) {
     const double weight = std::exchange(unit_, 1);
-    accumulated_ = false;
+    const bool accumulated = std::exchange(accumulated_, false);
     auto& communicator = this->communicator_;
     const auto& entries = this->flat_.entries();
-    std::vector<std::uint8_t> own(entries.size()), marks(entries.size());
+    auto own = own_marks(company);
+    const auto workers = workers_marks(own);
     for (std::size_t i = 0; i < entries.size(); ++i) {
       auto& p = entries[i].parameter();
-      own[i] = p.grad_arrived() ? 1 : 0;
-      if (own[i] == 0) zero_bytes(p.where(), p.grad_data(), p.size_bytes());
+      // An earlier step has used what is left of a push.
+      if (company && !accumulated && (workers[i] & forgotten) != 0) own[i] = 0;
+      if ((own[i] & has_gradient) == 0) zero_bytes(p.where(), p.grad_data(), p.size_bytes());
     }
     const D device = entries.front().parameter().where();
     const comm::CollectiveOptions options{.traffic = trace::Traffic::gradients};
@@ -212,16 +238,12 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
           kernels::axpy(device, count, T{1}, theirs.data(), grads.data());
         }
       });
-    if (is_server()) {
-      for (int worker = 1; worker < this->devices(); ++worker) {
-        communicator.recv(std::span<std::uint8_t>(marks), worker);
-        for (std::size_t i = 0; i < own.size(); ++i) own[i] |= marks[i];
-      }
-    } else {
-      communicator.send(std::span<const std::uint8_t>(own), 0);
+    forgotten_before_.clear();
+    for (std::size_t i = 0; i < entries.size(); ++i) {
+      auto& p = entries[i].parameter();
+      p.set_grad_arrived(is_server() && ((own[i] | workers[i]) & has_gradient) != 0);
+      forgotten_before_.push_back(p.times_forgotten());
     }
-    for (std::size_t i = 0; i < entries.size(); ++i)
-      entries[i].parameter().set_grad_arrived(is_server() && own[i] != 0);
     pushed_ = stepped_ = true;
   }
 
@@ -230,8 +252,9 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
   bool sync_ = true;
   bool accumulated_ = false;  // there are gradients that no push has sent
   bool in_backward_ = false;
-  bool pushed_ = false;   // the gradients of the last forward pass have been sent
-  bool stepped_ = false;  // the server's parameters may have changed since the last pull
+  bool pushed_ = false;                          // the gradients of the last forward pass have been sent
+  bool stepped_ = false;                         // the server's parameters may have changed since the last pull
+  std::vector<std::uint32_t> forgotten_before_;  // times_forgotten of all parameters at the last push
 };
 
 }  // namespace chorus::inline CHORUS_ABI

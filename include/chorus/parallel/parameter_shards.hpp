@@ -31,6 +31,7 @@ class ParameterSlice final : public ParameterOn<D> {
   const void* grad_block() const override { return whole_.grad_block(); }
   bool grad_arrived() const override { return whole_.grad_arrived(); }
   void set_grad_arrived(bool arrived) override { whole_.set_grad_arrived(arrived); }
+  std::uint32_t times_forgotten() const override { return whole_.times_forgotten(); }
   bool wants_grad() const override { return whole_.wants_grad(); }
   void set_wants_grad(bool wants) override { whole_.set_wants_grad(wants); }
   void bind(const Storage<D>&, void*, const Storage<D>&, void*) override { no_parameter(); }

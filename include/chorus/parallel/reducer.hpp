@@ -128,6 +128,7 @@ class Reducer {
   [[gnu::cold]] void keep_company() {
     const bool brings_nothing = !accumulated_.any();
     if (!brings_nothing) own_.take_none(layout_.flat());  // it is sent now
+    clock().keeps_company();
     begin_backward();
     for (std::size_t i = 0; i < layout_.entries(); ++i) {
       if (brings_nothing) parameter(i).set_grad_arrived(false);
@@ -137,17 +138,17 @@ class Reducer {
       if (!may_leave_out()) parameter(i).set_grad_arrived(true);
     }
     const struct Scope {
-      bool& company;
-      ~Scope() { company = false; }
+      Company& company;
+      ~Scope() { company = Company::none; }
     } scope{company_};
-    company_ = brings_nothing;
+    company_ = brings_nothing ? Company::idle : Company::with_gradients;
     if (!learning_graph()) sender_.send_all();
     finish_backward();
   }
   /// Around such passes: behind them this rank has the gradients that it had before.
   [[gnu::cold]] void begin_company() { own_.take(layout_.flat()); }
   [[gnu::cold]] void end_company() {
-    own_.give_back(layout_.flat());
+    own_.give_back();
     own_.forget();
   }
 
@@ -228,7 +229,7 @@ class Reducer {
 
   // A parameter has a gradient where any rank used it; where none did it stays without, so that no optimizer moves it.
   [[gnu::cold]] void settle_used() {
-    const auto used = agree_on_used(layout_, communicator_, company_);
+    const auto used = agree_on_used(layout_, communicator_, company_ == Company::idle);
     if (options_.skip_all_reduce_unused_params) rest_unused(used.anywhere);
     for (std::size_t i = 0; i < layout_.entries(); ++i)
       if (layout_.is_shared(i)) parameter(i).set_grad_arrived(used.anywhere[i] != 0);
@@ -269,13 +270,16 @@ class Reducer {
 
   // The first pass of a static graph shows which parameters are used, and how often. Its gradients leave now.
   [[gnu::cold]] void learn_graph() {
-    auto uses = agree_on_uses(layout_, communicator_, arrivals_.counts(), company_);
+    auto uses = agree_on_uses(layout_, communicator_, arrivals_.counts(), company_ != Company::none);
     start_anew([&] {
       layout_.set_uses(std::move(uses));
       arrivals_.settle();
     });
-    for (std::size_t i = 0; i < layout_.entries(); ++i)
-      if (layout_.unused_for_good(i)) memory_.forget(name(i));
+    for (std::size_t i = 0; i < layout_.entries(); ++i) {
+      if (!layout_.unused_for_good(i)) continue;
+      memory_.forget(name(i));
+      if (company_ == Company::idle) parameter(i).set_grad_arrived(false);  // its zeros were for others that use it
+    }
     sender_.send_all();
   }
 
@@ -316,7 +320,9 @@ class Reducer {
 
   std::int64_t skipped_ = 0;
   UnusedWatch unused_watch_;
-  bool in_backward_ = false, order_learned_ = false, company_ = false;
+  bool in_backward_ = false, order_learned_ = false;
+  // Whether this rank only keeps others company in this pass, and if so, whether it brings what it has added up.
+  enum class Company { none, idle, with_gradients } company_ = Company::none;
 };
 
 }  // namespace chorus::inline CHORUS_ABI::detail
