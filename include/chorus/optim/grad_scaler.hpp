@@ -45,8 +45,7 @@ class GradScaler {
   explicit GradScaler(std::vector<nn::NamedParameter<D>> parameters, const GradScalerOptions& options = {})
       : parameters_(std::move(parameters)), scale_(parameters_, checked(options)) {}
   /// Of all parameters of `net`. All ranks leave out the steps that any of them has to, and ask each other as long as
-  /// `net` lives: afterwards that throws UsageError. Under LocalSgd each rank steps, and leaves steps out, by itself.
-  /// Throws UsageError under a NonFinite policy, too.
+  /// `net` lives: afterwards that throws UsageError. Throws UsageError under a NonFinite policy, too.
   template <class Net>
   requires requires { Net::distributed; }
   explicit GradScaler(Net& net, const GradScalerOptions& options = {}) : GradScaler(net.parameters(), options) {
@@ -54,7 +53,7 @@ class GradScaler {
       check<UsageError>(net.options().non_finite == std::remove_cvref_t<decltype(net.options().non_finite)>::propagate,
                         "GradScaler: the policy acts on gradients that are not finite before the scaler sees them; "
                         "expected NonFinite::propagate");
-    if constexpr (Net::distributed && !requires { Net::steps_alone; })
+    if constexpr (Net::distributed)
       agree_ = chorus::detail::while_alive("GradScaler", net.alive(),
                                            [&net](std::int32_t* found) { net.make_largest(found); });
   }

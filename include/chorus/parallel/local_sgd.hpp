@@ -36,8 +36,6 @@ struct LocalSgdOptions {
 /// each has counted: a `period`-th of DistributedDataParallel's. With a period of 1 and plain SGD the steps are those
 /// of one device.
 ///
-/// A rank's step is its own: a GradScaler looks at its gradients alone, and has a scale of its own.
-///
 /// In between, ranks have different parameters: `eval()` or `synchronise()`, which all ranks call, brings them
 /// together. A checkpoint, which all ranks save, has each rank's model and optimizer, and may be taken at any step. Its
 /// plain names, which `io::load` reads, are rank 0's.
@@ -127,8 +125,11 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
     Base::eval();
   }
 
-  /// A rank asks no others before it steps.
-  static constexpr bool steps_alone = true;
+  /// For a GradScaler. Within `join`, where ranks that have ended make no steps, nobody is asked: each rank leaves out
+  /// steps, and has a scale, of its own.
+  void make_largest(std::int32_t* number) {
+    if (!this->joining_) Base::make_largest(number);
+  }
 
   // For checkpoints.
 

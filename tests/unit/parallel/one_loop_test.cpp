@@ -198,12 +198,12 @@ TEST_CASE("join: what the policies refuse") {
   ParameterServer<Model> server{make<Model>(), alone};
   CHECK(message_of<UsageError>([&] { server.join([] {}); }) ==
         "ParameterServer::join: the server steps for all, also where others have more batches than it has: "
-        "JoinOptions::step");
+        "JoinOptions::step, or a function behind the net");
   const JoinOptions step{.step = [] {}};
   CHECK(message_of<UsageError>([&] { server.join([&] { server.join([] {}, step); }, step); }) ==
         "ParameterServer::join: inside another join");
   LocalSgd<Model> local{make<Model>(), alone};
-  CHECK(message_of<UsageError>([&] { local.join([&] { chorus::join([] {}, {}, server, local); }); }) ==
+  CHECK(message_of<UsageError>([&] { local.join([&] { chorus::join([] {}, step, server, local); }); }) ==
         "LocalSgd::join: inside another join");
   server.join([&] { loss_of(server, 0, 0).backward(); }, step);  // the one that was refused has left no trace
 
