@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Writes single_include/chorus/chorus.hpp: all of chorus in one header. With --check, only says whether it is current."""
+"""Writes single_include/chorus/chorus.hpp, and all.hpp, which has what that lacks: include/chorus/chorus.hpp and all.hpp
+with all that they include. With --check, only says whether they are current and whether any header is missing."""
 
 import pathlib
 import re
@@ -7,7 +8,9 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 INCLUDE = ROOT / "include"
-TARGET = ROOT / "single_include" / "chorus" / "chorus.hpp"
+TARGET = ROOT / "single_include"
+# What stays out: headers of engines that other libraries carry, of the library that is compiled once, and of chorus-run.
+APART = re.compile(r"chorus/(comm/(mpi|mpi_library|gloo|compare_calls|sigpipe)|compiled/.*|parallel/(job_of_)?machines)\.hpp")
 INCLUDE_LINE = re.compile(r"\s*#\s*include\s*(<[^>]+>)")
 OPENS = re.compile(r"\s*#\s*(if|ifdef|ifndef)\b")
 TURNS = re.compile(r"\s*#\s*(else|elif)\b")
@@ -68,24 +71,35 @@ class Amalgamation:
 
 
 def amalgamated():
+    """The text of each header, and the names of those that are in none of them."""
     result = Amalgamation()
-    result.lines = ["#pragma once", "// chorus in one header, made by tests/amalgamate.py from include/chorus: change it there.", ""]
-    result.add("chorus/chorus.hpp")
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(result.lines))
+    texts = {}
+    for header in ("chorus/chorus.hpp", "chorus/all.hpp"):
+        result.lines = ["#pragma once", "// Made by tests/amalgamate.py from include/chorus: change it there.", ""]
+        if texts:
+            result.lines += ["#include <chorus/chorus.hpp>", ""]
+        result.add(header)
+        texts[header] = re.sub(r"\n{3,}", "\n\n", "\n".join(result.lines))
+    everything = sorted(str(path.relative_to(INCLUDE)) for path in INCLUDE.rglob("*.hpp"))
+    return texts, [header for header in everything if header not in result.expanded and not APART.fullmatch(header)]
 
 
 def main():
-    text = amalgamated()
+    texts, missing = amalgamated()
     if sys.argv[1:] == ["--check"]:
-        if not TARGET.exists() or TARGET.read_text() != text:
-            print(f"{TARGET.relative_to(ROOT)} is stale: run tests/amalgamate.py")
-            return 1
-        return 0
+        stale = [name for name, text in texts.items()
+                 if not (TARGET / name).exists() or (TARGET / name).read_text() != text]
+        for name in stale:
+            print(f"single_include/{name} is stale: run tests/amalgamate.py")
+        for header in missing:
+            print(f"<{header}> is included by neither <chorus/chorus.hpp> nor <chorus/all.hpp>")
+        return 1 if stale or missing else 0
     if sys.argv[1:]:
         print(__doc__)
         return 2
-    TARGET.parent.mkdir(parents=True, exist_ok=True)
-    TARGET.write_text(text)
+    for name, text in texts.items():
+        (TARGET / name).parent.mkdir(parents=True, exist_ok=True)
+        (TARGET / name).write_text(text)
     return 0
 
 

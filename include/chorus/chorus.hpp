@@ -1,6 +1,7 @@
 #pragma once
-/// All of chorus but for reading model files, which costs every program a JSON parser: <chorus/io/load_model.hpp> and
-/// <chorus/io/checkpoint.hpp>.
+/// What most programs need: tensors, the common operators, layers and optimizers, data, the policies SingleDevice,
+/// DataParallel and DistributedDataParallel, and launch. <chorus/all.hpp> has the rest, each header of which may be
+/// included by itself; it costs a program its compile time, and reading model files a JSON parser.
 
 #include <chorus/autograd/gradient_check.hpp>
 #include <chorus/autograd/parameter.hpp>

@@ -1,11 +1,12 @@
 #pragma once
-// chorus in one header, made by tests/amalgamate.py from include/chorus: change it there.
+// Made by tests/amalgamate.py from include/chorus: change it there.
 
 // <chorus/chorus.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CHORUS_HPP
 #define CHORUS_SINGLE_CHORUS_CHORUS_HPP
-/// All of chorus but for reading model files, which costs every program a JSON parser: <chorus/io/load_model.hpp> and
-/// <chorus/io/checkpoint.hpp>.
+/// What most programs need: tensors, the common operators, layers and optimizers, data, the policies SingleDevice,
+/// DataParallel and DistributedDataParallel, and launch. <chorus/all.hpp> has the rest, each header of which may be
+/// included by itself; it costs a program its compile time, and reading model files a JSON parser.
 
 // <chorus/autograd/gradient_check.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_GRADIENT_CHECK_HPP
@@ -5557,7 +5558,7 @@ class GradNode : public Node {
   }
   /// Forgets the gradient. The memory stays: the next contribution overwrites it.
   void zero_grad() {
-    has_grad_ = false;
+    set_has_grad(false);
     if (!bound_ && grad_.storage().owners() > 1) grad_ = {};
   }
   const Shape<Rank>& shape() const { return shape_; }
@@ -5586,7 +5587,11 @@ class GradNode : public Node {
     has_grad_ = false;
     return std::move(grad_);
   }
-  void set_has_grad(bool has) { has_grad_ = has; }
+  void set_has_grad(bool has) {
+    has_grad_ = has;
+    if (!has) ++times_forgotten_;
+  }
+  std::uint32_t times_forgotten() const { return times_forgotten_; }
   void set_device(D device) { device_ = device; }
   const tensor_type& grad_memory() const { return grad_; }
 
@@ -5602,6 +5607,7 @@ class GradNode : public Node {
   tensor_type grad_;
   bool has_grad_ = false;
   bool bound_ = false;
+  std::uint32_t times_forgotten_ = 0;
 };
 
 /// The gradient of a value that no operation made.
@@ -6216,6 +6222,8 @@ class ParameterOn {
   /// Whether a gradient has arrived since the last `clear_grad`.
   virtual bool grad_arrived() const = 0;
   virtual void set_grad_arrived(bool arrived) = 0;
+  /// Changes with each `set_grad_arrived(false)` and each `zero_grad`.
+  virtual std::uint32_t times_forgotten() const = 0;
   virtual bool wants_grad() const = 0;
   virtual void set_wants_grad(bool wants) = 0;
   /// Grows whenever the value changes, so that replicas know what to fetch.
@@ -6267,6 +6275,7 @@ class ParameterNode final : public LeafNode<T, Rank, D>, public ParameterOn<D> {
   const void* grad_block() const override { return this->grad_memory().storage().block(); }
   bool grad_arrived() const override { return this->has_grad(); }
   void set_grad_arrived(bool arrived) override { this->set_has_grad(arrived); }
+  std::uint32_t times_forgotten() const override { return GradNode<T, Rank, D>::times_forgotten(); }
   bool wants_grad() const override { return wants_grad_; }
   void set_wants_grad(bool wants) override { wants_grad_ = wants; }
   void bind(const Storage<D>& values, void* value, const Storage<D>& grads, void* grad) override {
@@ -22452,7 +22461,7 @@ struct JoinOptions {
   /// What `body` does behind each averaged backward pass: as a rule clipping, and `optimizer.step()`. Ranks that have
   /// ended do it, too, with the same averages, so that the optimizer's state stays the same on all ranks; a
   /// ShardedOptimizer needs that, and so does a ParameterServer, whose rank 0 steps for all. Without, parameters and
-  /// buffers are the same afterwards, but momenta are not.
+  /// buffers are the same afterwards, but momenta are not. Under a GradScaler it is `scaler.step(optimizer)`.
   std::function<void()> step = {};
 };
 
@@ -22462,12 +22471,18 @@ enum class JoinedPass { none, passed, averaged };
 
 namespace detail {
 
+/// What a net is told of the join that begins.
+struct JoinFacts {
+  bool throw_early;  ///< JoinOptions::throw_on_early_termination
+  bool steps;        ///< whether ranks that have ended do something behind this net's averaged passes
+};
+
 /// A net that takes part in `join`: `begin_join` and `end_join` are around all of it; `begin_company` when this rank
 /// has run out of batches; `keep_company` takes part in the collectives of a pass of others; `end_company` when all
 /// have ended.
 template <class Net>
-concept JoinedNet = requires(Net& net, bool throw_early) {
-  net.begin_join(throw_early);
+concept JoinedNet = requires(Net& net, const JoinFacts& facts) {
+  net.begin_join(facts);
   net.begin_company();
   { net.keep_company() } -> std::same_as<JoinedPass>;
   net.end_company();
@@ -22477,12 +22492,12 @@ concept JoinedNet = requires(Net& net, bool throw_early) {
 template <class Joined>
 class JoinScope {
  public:
-  JoinScope(const Joined&, bool) {}
+  JoinScope(const Joined&, const JoinFacts&) {}
 };
 template <JoinedNet Net>
 class JoinScope<Net> {
  public:
-  JoinScope(Net& net, bool throw_early) : net_(&net) { net.begin_join(throw_early); }
+  JoinScope(Net& net, const JoinFacts& facts) : net_(&net) { net.begin_join(facts); }
   JoinScope(JoinScope&& other) noexcept : net_(std::exchange(other.net_, nullptr)) {}
   ~JoinScope() {
     if (net_ != nullptr) net_->end_join();
@@ -22491,6 +22506,15 @@ class JoinScope<Net> {
  private:
   Net* net_;
 };
+
+/// Whether a function follows each of `Joined`.
+template <class... Joined>
+constexpr std::array<bool, sizeof...(Joined)> before_function() {
+  const std::array<bool, sizeof...(Joined)> is_net{JoinedNet<Joined>...};
+  std::array<bool, sizeof...(Joined)> out{};
+  for (std::size_t i = 0; i + 1 < out.size(); ++i) out[i] = !is_net[i + 1];
+  return out;
+}
 
 }  // namespace detail
 
@@ -22502,11 +22526,17 @@ class JoinScope<Net> {
 ///   ch::join(loop, {}, net, [&] { optimizer.step(); }, other_net, [&] { other_optimizer.step(); });
 ///
 /// Only ranks that have ended call these functions, and `options.step` at the iteration's end. Nets of one process may
-/// be among them, too: for them there is nothing to do.
+/// be among them, too: for them there is nothing to do. Gradients that are left behind it are each rank's own: the next
+/// loop begins with `zero_grad`.
 template <class Body, class... Joined>
 void join(const Body& body, const JoinOptions& options, Joined&&... joined) {
+  constexpr auto before_function = detail::before_function<std::remove_reference_t<Joined>...>();
+  std::size_t at = 0;
+  const auto next = [&] {
+    return detail::JoinFacts{options.throw_on_early_termination, options.step || before_function[at++]};
+  };
   const std::tuple<detail::JoinScope<std::remove_reference_t<Joined>>...> scopes{
-      detail::JoinScope<std::remove_reference_t<Joined>>(joined, options.throw_on_early_termination)...};
+      detail::JoinScope<std::remove_reference_t<Joined>>(joined, next())...};
   body();
   const auto for_nets = [&](const auto& f) {
     const auto one = [&](auto& some) {
@@ -22691,7 +22721,7 @@ class OneProcessPolicy : public Policy<Model> {
     body();
   }
   // What chorus::join calls.
-  void begin_join(bool) {}
+  void begin_join(const detail::JoinFacts&) {}
   void begin_company() {}
   JoinedPass keep_company() { return JoinedPass::none; }
   void end_company() {}
@@ -24735,6 +24765,7 @@ class BatchShares {
       all += samples(rank);
       active += is_active(rank);
     }
+    if (active == 0) return 1.0 / static_cast<double>(messages_.size());  // behind a join: no pass has begun since
     if (all == 0) return is_active(communicator_.rank()) ? 1.0 / static_cast<double>(active) : 0;
     return static_cast<double>(samples(communicator_.rank())) / static_cast<double>(all);
   }
@@ -25040,22 +25071,22 @@ class DistributedPolicy : public Policy<Model> {
 
   // For chorus::join.
 
-  void begin_join(std::string_view policy, bool throw_early) {
+  void begin_join(std::string_view policy, const detail::JoinFacts& facts) {
     check<UsageError>(!joining_, policy, "::join: inside another join");
     joining_ = true;
     joining_policy_ = policy;
-    throw_early_ = throw_early;
+    throw_early_ = facts.throw_early;
     passes_of_others_ = 0;
     last_active_ = -1;
   }
   /// What ranks have told each other of this pass: whether one has run out of batches that must not.
   void check_all_here() {
-    if (throw_early_) check_all_here(shares_.joined_ranks());
-  }
-  void check_all_here(const std::string& joined) {
-    check<UsageError>(!throw_early_ || joined.empty(), joining_policy_, "::join: rank ", joined,
+    if (!throw_early_) return;
+    const auto joined = shares_.joined_ranks();
+    check<UsageError>(joined.empty(), joining_policy_, "::join: rank ", joined,
                       " has run out of batches; throw_on_early_termination ends all ranks");
   }
+  bool throws_early() const { return throw_early_; }
   /// A pass of other ranks begins, in which this one has no samples; false where all have ended.
   [[gnu::cold]] bool begin_pass_of_others() {
     constexpr int skew_to_warn_of = 1000;  // PyTorch's
@@ -30609,41 +30640,64 @@ namespace chorus::inline CHORUS_ABI::detail {
 
 /// A rank without samples has no say in the average, but a loss may have terms that need none, such as a penalty of the
 /// weights; and one that only keeps others company has their averages. What earlier passes have left is kept meanwhile,
-/// in the host's memory: it happens seldom.
+/// in the host's memory: it happens seldom. Meanwhile parameters may move within the flat buffers.
 template <Device D>
 class GradientsAside {
  public:
   [[gnu::cold]] void take(const nn::FlatParameters<D>& flat) {
     take_none(flat);
-    for (std::size_t i = 0; i < kept_.size(); ++i) {
-      const auto& p = flat.entries()[i].parameter();
+    for (Kept& kept : kept_) {
+      const auto& p = *kept.parameter;
       if (!p.grad_arrived()) continue;
-      kept_[i].emplace(p.size_bytes());
-      copy_bytes(Cpu{}, kept_[i]->data(), p.where(), p.grad_data(), p.size_bytes());
+      kept.gradient.emplace(p.size_bytes());
+      copy_bytes(Cpu{}, kept.gradient->data(), p.where(), p.grad_data(), p.size_bytes());
     }
   }
   /// As if there were none.
-  [[gnu::cold]] void take_none(const nn::FlatParameters<D>& flat) { kept_.assign(flat.entries().size(), std::nullopt); }
+  [[gnu::cold]] void take_none(const nn::FlatParameters<D>& flat) {
+    kept_.clear();
+    for (const auto& entry : flat.entries())
+      kept_.push_back({&entry.parameter(), {}, entry.parameter().times_forgotten()});
+  }
   void forget() { kept_.clear(); }
   bool any() const { return !kept_.empty(); }
-  /// Entry `i` has what it had, or zeros.
-  [[gnu::cold]] void put_back(const nn::FlatParameters<D>& flat, std::size_t i) const {
-    auto& p = flat.entries()[i].parameter();
-    if (kept_[i])
-      copy_bytes(p.where(), p.grad_data(), Cpu{}, kept_[i]->data(), p.size_bytes());
-    else
-      zero_bytes(p.where(), p.grad_data(), p.size_bytes());
+  /// A gradient has come: it becomes what there was, or zeros where there was none, or a `zero_grad` since then.
+  [[gnu::cold]] void put_back(const ParameterOn<D>& parameter) const {
+    for (const Kept& kept : kept_)
+      if (kept.parameter == &parameter) put_back(kept);
   }
-  /// All entries have what they had, or none.
-  [[gnu::cold]] void give_back(const nn::FlatParameters<D>& flat) const {
-    for (std::size_t i = 0; i < kept_.size(); ++i) {
-      flat.entries()[i].parameter().set_grad_arrived(kept_[i].has_value());
-      if (kept_[i]) put_back(flat, i);
+  /// The same for all that have come.
+  [[gnu::cold]] void put_back_all() const {
+    for (const Kept& kept : kept_)
+      if (kept.parameter->grad_arrived()) put_back(kept);
+  }
+  /// All parameters have what they had, or none.
+  [[gnu::cold]] void give_back() const {
+    for (const Kept& kept : kept_) {
+      kept.parameter->set_grad_arrived(kept.gradient.has_value());
+      if (kept.gradient) copy_back(kept);
     }
   }
 
  private:
-  std::vector<std::optional<std::vector<std::byte>>> kept_;  // by entry
+  struct Kept {
+    ParameterOn<D>* parameter;
+    std::optional<std::vector<std::byte>> gradient;
+    std::uint32_t times_forgotten;
+  };
+  static void copy_back(const Kept& kept) {
+    auto& p = *kept.parameter;
+    copy_bytes(p.where(), p.grad_data(), Cpu{}, kept.gradient->data(), p.size_bytes());
+  }
+  static void put_back(const Kept& kept) {
+    auto& p = *kept.parameter;
+    if (kept.gradient && p.times_forgotten() == kept.times_forgotten)
+      copy_back(kept);
+    else
+      zero_bytes(p.where(), p.grad_data(), p.size_bytes());
+  }
+
+  std::vector<Kept> kept_;
 };
 
 }  // namespace chorus::inline CHORUS_ABI::detail
@@ -30740,7 +30794,7 @@ class AccumulatedWeight {
     if (unit_) rescale();
   }
   /// The gradient of entry `i` has come.
-  void arrived(std::size_t i) const { aside_.put_back(layout_.flat(), i); }
+  void arrived(std::size_t i) const { aside_.put_back(layout_.parameter(i)); }
   /// Whether `arrived` is to be called.
   bool adds_nothing() const { return aside_.any(); }
 
@@ -30855,10 +30909,10 @@ struct DdpTimes {
 
   /// The part of the collectives' time in which backward went on; 1 where there were none, NaN where that time is.
   double hidden() const {
-    return std::isnan(bucket_comm_time) ? bucket_comm_time
+    return std::isnan(bucket_comm_time)                      ? bucket_comm_time
            : bucket_comm_time <= 0 || exposed_comm_time <= 0 ? 1
-           : exposed_comm_time >= bucket_comm_time         ? 0
-                                                           : 1 - exposed_comm_time / bucket_comm_time;
+           : exposed_comm_time >= bucket_comm_time           ? 0
+                                                             : 1 - exposed_comm_time / bucket_comm_time;
   }
 };
 
@@ -30879,6 +30933,8 @@ class DdpClock {
 
   void forward_begins() { forward_start_ = Clock::now(); }
   void forward_ends() { forward_end_ = Clock::now(); }
+  /// The backward pass that follows is one of others, and does not count.
+  void keeps_company() { forward_end_ = {}; }
   /// `busy`: how long the communicator's calls have taken so far; below 0 where it does not know.
   void backward_begins(std::chrono::nanoseconds busy) {
     busy_ = busy;
@@ -30898,10 +30954,12 @@ class DdpClock {
   }
   void backward_ends(std::chrono::nanoseconds busy) {
     const auto end = Clock::now();
+    const auto forward_end = std::exchange(forward_end_, Clock::time_point{});
+    if (forward_end == Clock::time_point{}) return;
     if (comm_start_ == Clock::time_point{}) comm_start_ = end;
     auto& last = data_.last;
-    last.forward_compute_time = seconds(forward_end_ - forward_start_);
-    last.backward_compute_time = seconds(compute_end_ - forward_end_);
+    last.forward_compute_time = seconds(forward_end - forward_start_);
+    last.backward_compute_time = seconds(compute_end_ - forward_end);
     last.backward_comm_time = seconds(end - comm_start_);
     last.backward_compute_comm_overlap_time = comm_start_ < compute_end_ ? seconds(compute_end_ - comm_start_) : 0;
     last.bucket_comm_time = busy.count() < 0 ? std::numeric_limits<double>::quiet_NaN() : seconds(busy - busy_);
@@ -31553,6 +31611,7 @@ class Reducer {
   [[gnu::cold]] void keep_company() {
     const bool brings_nothing = !accumulated_.any();
     if (!brings_nothing) own_.take_none(layout_.flat());  // it is sent now
+    clock().keeps_company();
     begin_backward();
     for (std::size_t i = 0; i < layout_.entries(); ++i) {
       if (brings_nothing) parameter(i).set_grad_arrived(false);
@@ -31562,17 +31621,17 @@ class Reducer {
       if (!may_leave_out()) parameter(i).set_grad_arrived(true);
     }
     const struct Scope {
-      bool& company;
-      ~Scope() { company = false; }
+      Company& company;
+      ~Scope() { company = Company::none; }
     } scope{company_};
-    company_ = brings_nothing;
+    company_ = brings_nothing ? Company::idle : Company::with_gradients;
     if (!learning_graph()) sender_.send_all();
     finish_backward();
   }
   /// Around such passes: behind them this rank has the gradients that it had before.
   [[gnu::cold]] void begin_company() { own_.take(layout_.flat()); }
   [[gnu::cold]] void end_company() {
-    own_.give_back(layout_.flat());
+    own_.give_back();
     own_.forget();
   }
 
@@ -31653,7 +31712,7 @@ class Reducer {
 
   // A parameter has a gradient where any rank used it; where none did it stays without, so that no optimizer moves it.
   [[gnu::cold]] void settle_used() {
-    const auto used = agree_on_used(layout_, communicator_, company_);
+    const auto used = agree_on_used(layout_, communicator_, company_ == Company::idle);
     if (options_.skip_all_reduce_unused_params) rest_unused(used.anywhere);
     for (std::size_t i = 0; i < layout_.entries(); ++i)
       if (layout_.is_shared(i)) parameter(i).set_grad_arrived(used.anywhere[i] != 0);
@@ -31694,13 +31753,16 @@ class Reducer {
 
   // The first pass of a static graph shows which parameters are used, and how often. Its gradients leave now.
   [[gnu::cold]] void learn_graph() {
-    auto uses = agree_on_uses(layout_, communicator_, arrivals_.counts(), company_);
+    auto uses = agree_on_uses(layout_, communicator_, arrivals_.counts(), company_ != Company::none);
     start_anew([&] {
       layout_.set_uses(std::move(uses));
       arrivals_.settle();
     });
-    for (std::size_t i = 0; i < layout_.entries(); ++i)
-      if (layout_.unused_for_good(i)) memory_.forget(name(i));
+    for (std::size_t i = 0; i < layout_.entries(); ++i) {
+      if (!layout_.unused_for_good(i)) continue;
+      memory_.forget(name(i));
+      if (company_ == Company::idle) parameter(i).set_grad_arrived(false);  // its zeros were for others that use it
+    }
     sender_.send_all();
   }
 
@@ -31741,7 +31803,9 @@ class Reducer {
 
   std::int64_t skipped_ = 0;
   UnusedWatch unused_watch_;
-  bool in_backward_ = false, order_learned_ = false, company_ = false;
+  bool in_backward_ = false, order_learned_ = false;
+  // Whether this rank only keeps others company in this pass, and if so, whether it brings what it has added up.
+  enum class Company { none, idle, with_gradients } company_ = Company::none;
 };
 
 }  // namespace chorus::inline CHORUS_ABI::detail
@@ -31848,16 +31912,16 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
 
   /// Runs `body`, a loop over batches of which ranks may have different numbers, each an iteration of forward and
   /// backward. A rank that has ended takes part in the others' collectives, with no samples, until all have; then all
-  /// take the parameters and buffers of the one that went on longest. `body` makes no other collective calls. For
-  /// loops over several nets see chorus::join.
+  /// take the parameters and buffers of the one that went on longest. `body` makes no other collective calls: a forward
+  /// pass without gradients is this rank's own. For loops over several nets see chorus::join.
   template <class Body>
   void join(const Body& body, const JoinOptions& options = {}) {
     chorus::join(body, options, *this);
   }
   // What chorus::join calls.
-  void begin_join(bool throw_early) {
+  void begin_join(const detail::JoinFacts& facts) {
     check<UsageError>(!averages_parameters, "DistributedDataParallel::join: the hook averages parameters by itself");
-    Base::begin_join("DistributedDataParallel", throw_early);
+    Base::begin_join("DistributedDataParallel", facts);
   }
   void begin_company() { reducer_.begin_company(); }
   [[gnu::cold]] JoinedPass keep_company() {

@@ -1,5 +1,5 @@
 // Two units that include everything link into one program and share its state.
-#include <chorus/chorus.hpp>
+#include <chorus/all.hpp>
 
 const void* seen_from_b();
 

@@ -1,0 +1,59 @@
+#pragma once
+/// <chorus/chorus.hpp> and everything beside it that needs no library of its own: other policies, communication hooks,
+/// sharded and fused optimizers, mixed precision, checkpoints, groups of ranks, further layers, losses and optimizers,
+/// gradients of gradients. Engines of other libraries stay apart: <chorus/comm/mpi.hpp>, <chorus/comm/gloo.hpp>.
+
+#include <chorus/autograd/anomaly.hpp>
+#include <chorus/autograd/checkpoint.hpp>
+#include <chorus/autograd/custom_function.hpp>
+#include <chorus/autograd/grad.hpp>
+#include <chorus/chorus.hpp>
+#include <chorus/comm/split.hpp>
+#include <chorus/comm/store.hpp>
+#include <chorus/data/open_images.hpp>
+#include <chorus/io/checkpoint.hpp>
+#include <chorus/io/load_model.hpp>
+#include <chorus/io/npy.hpp>
+#include <chorus/io/npz.hpp>
+#include <chorus/io/parameters_hash.hpp>
+#include <chorus/io/tensor_file.hpp>
+#include <chorus/nn/attention.hpp>
+#include <chorus/nn/convolutions.hpp>
+#include <chorus/nn/group_norm.hpp>
+#include <chorus/nn/mixed_precision.hpp>
+#include <chorus/nn/more_activations.hpp>
+#include <chorus/nn/positions.hpp>
+#include <chorus/nn/recurrent.hpp>
+#include <chorus/nn/transformer.hpp>
+#include <chorus/ops/class_losses.hpp>
+#include <chorus/ops/convolution3d.hpp>
+#include <chorus/ops/ctc_loss.hpp>
+#include <chorus/ops/dropout_variants.hpp>
+#include <chorus/ops/einsum.hpp>
+#include <chorus/ops/embedding.hpp>
+#include <chorus/ops/higher_order.hpp>
+#include <chorus/ops/interpolation.hpp>
+#include <chorus/ops/more_activations.hpp>
+#include <chorus/ops/more_losses.hpp>
+#include <chorus/ops/padding_modes.hpp>
+#include <chorus/ops/reduction_axes.hpp>
+#include <chorus/ops/scatter.hpp>
+#include <chorus/ops/sort.hpp>
+#include <chorus/optim/averaging.hpp>
+#include <chorus/optim/grad_scaler.hpp>
+#include <chorus/optim/layerwise.hpp>
+#include <chorus/optim/lion.hpp>
+#include <chorus/parallel/fused_optimizer.hpp>
+#include <chorus/parallel/hooks/compress.hpp>
+#include <chorus/parallel/hooks/post_local_sgd.hpp>
+#include <chorus/parallel/hooks/power_sgd.hpp>
+#include <chorus/parallel/hooks/quantize.hpp>
+#include <chorus/parallel/hooks/reduce_scatter.hpp>
+#include <chorus/parallel/hooks/sparse_rows.hpp>
+#include <chorus/parallel/local_sgd.hpp>
+#include <chorus/parallel/parameter_server.hpp>
+#include <chorus/parallel/sharded_optimizer.hpp>
+
+#if CHORUS_USE_CUDA
+#include <chorus/parallel/cuda/graphed.hpp>
+#endif

@@ -1,0 +1,9812 @@
+#pragma once
+// Made by tests/amalgamate.py from include/chorus: change it there.
+
+#include <chorus/chorus.hpp>
+
+// <chorus/all.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_ALL_HPP
+#define CHORUS_SINGLE_CHORUS_ALL_HPP
+/// <chorus/chorus.hpp> and everything beside it that needs no library of its own: other policies, communication hooks,
+/// sharded and fused optimizers, mixed precision, checkpoints, groups of ranks, further layers, losses and optimizers,
+/// gradients of gradients. Engines of other libraries stay apart: <chorus/comm/mpi.hpp>, <chorus/comm/gloo.hpp>.
+
+// <chorus/autograd/anomaly.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_ANOMALY_HPP
+#define CHORUS_SINGLE_CHORUS_AUTOGRAD_ANOMALY_HPP
+/// DetectAnomaly: finds the operation that makes the first NaN or infinity.
+
+namespace chorus::inline CHORUS_ABI {
+
+/// While one lives, in any thread, every recorded operation's output and every gradient that it sends back is searched,
+/// and the first NaN or infinity becomes a NonFiniteError that names the operation. `masked_fill` may give infinities.
+/// Slow: for looking for a mistake.
+///   const ch::DetectAnomaly detect;
+///   loss_of(net, batch).backward();
+class DetectAnomaly {
+ public:
+  DetectAnomaly() { ++detail::anomaly_detectors(); }
+  ~DetectAnomaly() { --detail::anomaly_detectors(); }
+  DetectAnomaly(const DetectAnomaly&) = delete;
+  DetectAnomaly& operator=(const DetectAnomaly&) = delete;
+};
+
+}  // namespace chorus::inline CHORUS_ABI
+#endif  // CHORUS_SINGLE_CHORUS_AUTOGRAD_ANOMALY_HPP
+
+// <chorus/autograd/checkpoint.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_CHECKPOINT_HPP
+#define CHORUS_SINGLE_CHORUS_AUTOGRAD_CHECKPOINT_HPP
+/// Activation checkpointing (Chen, Xu, Zhang, Guestrin 2016): memory for time. What a part of a model computes is
+/// forgotten and computed again when backward needs it.
+
+#include <unordered_set>
+
+namespace chorus::inline CHORUS_ABI {
+
+namespace detail {
+
+/// The random numbers of a part of a forward pass, to be drawn again.
+class RandomReplay {
+ public:
+  RandomReplay() : outer_(random_context()) {
+    if (outer_ != nullptr) {
+      context_ = *outer_;
+      // Asked for once, while its answer holds; not at all if no random operation asks.
+      if (context_.first_sample)
+        context_.first_sample = [ask = context_.first_sample, known = std::optional<std::int64_t>()]() mutable {
+          if (!known) known = ask();
+          return *known;
+        };
+    } else {
+      constexpr std::uint32_t outside_of_policies = 0x80000000u;
+      context_ = {.seed = initial_seed(),
+                  .step = next_random_stream(),
+                  .next_operation = outside_of_policies,
+                  .first_sample = {}};
+    }
+    start_ = context_.next_operation;
+  }
+  /// Runs the part, each time with the same numbers.
+  template <class Function>
+  auto run(const Function& function) {
+    context_.next_operation = start_;
+    context_.passes = &passes_;
+    passes_.rewind(outer_ != nullptr ? outer_->passes : nullptr);
+    const RandomScope scope(context_);
+    return function();
+  }
+  /// After the first run: the rest of the pass goes on behind it.
+  void leave() {
+    if (outer_ != nullptr) outer_->next_operation = context_.next_operation;
+    outer_ = nullptr;
+  }
+
+ private:
+  RandomContext* outer_;
+  RandomContext context_;
+  std::uint32_t start_ = 0;
+  PassNumbers passes_;
+};
+
+template <Operand X>
+auto fresh_leaf(const X& x) {
+  if constexpr (AnyTensor<X>)
+    return x;
+  else
+    return Variable(value_of(x), static_cast<bool>(node_of(x)));
+}
+
+/// The leaves behind a value, recorded after `start`, that existed then. Throws UsageError where it was made from an
+/// older one.
+inline std::vector<Ref<Node>> older_leaves(const Ref<Node>& root, std::uint64_t start) {
+  struct Walk {
+    std::vector<Ref<Node>> nodes, leaves;
+    std::unordered_set<const Node*> known;
+  } walk;
+  walk.nodes.push_back(root);
+  for (std::size_t next = 0; next < walk.nodes.size(); ++next) {
+    const auto node = walk.nodes[next];
+    if (node->is_leaf()) {
+      if (node->sequence() < start) walk.leaves.push_back(node);
+      continue;
+    }
+    check<UsageError>(node->sequence() > start, "checkpoint: the function uses what '", node->operation(),
+                      "' has recorded before it; give that as an input");
+    const auto see = [](Node& input, void* context) {
+      auto& w = *static_cast<Walk*>(context);
+      if (w.known.insert(&input).second) w.nodes.emplace_back(&input);
+    };
+    node->for_each_input(see, &walk);
+    node->for_each_far_leaf(see, &walk);
+  }
+  return std::move(walk.leaves);
+}
+
+template <class Function, class T, int Rank, class D, class... Inputs>
+class CheckpointNode final : public GradNode<T, Rank, D> {
+ public:
+  CheckpointNode(const Tensor<T, Rank, D>& value, Function function, RandomReplay random,
+                 std::vector<Ref<Node>> parameters, const Inputs&... inputs)
+      : GradNode<T, Rank, D>("checkpoint", value.shape(), value.device()),
+        saved_(std::in_place,
+               Saved{std::move(function), std::move(random), {inputs...}, std::move(parameters), batch_group()}) {}
+
+  void backward(bool keep) override {
+    if (!this->has_grad()) return;
+    check<UsageError>(saved_.has_value(), "backward: the graph behind 'checkpoint' was freed by an earlier backward; ",
+                      "pass retain_graph = true to that one");
+    const auto dy = this->take_grad();
+    const auto leaves = std::apply([](const auto&... x) { return std::tuple{fresh_leaf(x)...}; }, saved_->inputs);
+    {
+      const GradMode recording(true);
+      const auto& group = saved_->group;
+      const BatchGroupScope scope(group && group->is_here() ? group : nullptr);
+      const auto again = saved_->random.run([&] { return std::apply(saved_->function, leaves); });
+      check<UsageError>(again.requires_grad() && again.shape() == dy.shape(), "checkpoint: the function gave shape ",
+                        dy.shape(), " at first and then shape ", again.shape());
+      again.node()->add(dy);
+      const Ref<Node> root = again.node();
+      run_backward({&root, 1}, {.hooks = false});
+    }
+    [&]<std::size_t... I>(std::index_sequence<I...>) { (give(std::get<I>(leaves), std::get<I>(saved_->inputs)), ...); }
+    (std::index_sequence_for<Inputs...>{});
+    if (!keep) saved_.reset();
+  }
+  void for_each_input(void (*visit)(Node&, void*), void* context) const override {
+    if (!saved_) return;
+    const auto see = [&](const auto& x) {
+      if (const auto node = node_of(x)) visit(*node, context);
+    };
+    std::apply([&](const auto&... x) { (see(x), ...); }, saved_->inputs);
+    for (const auto& parameter : saved_->parameters) visit(*parameter, context);
+  }
+  bool only_to_inputs() const override { return false; }
+
+ private:
+  template <class Leaf, class Input>
+  static void give(const Leaf& leaf, const Input& input) {
+    if constexpr (!AnyTensor<Leaf>)
+      if (leaf.requires_grad() && leaf.grad().defined()) node_of(input)->add(leaf.grad());
+  }
+
+  struct Saved {
+    Function function;
+    RandomReplay random;
+    std::tuple<Inputs...> inputs;
+    std::vector<Ref<Node>> parameters;
+    std::shared_ptr<BatchGroup> group;
+  };
+  std::optional<Saved> saved_;
+};
+
+}  // namespace detail
+
+/// `function(inputs...)`, a Variable, of which only the inputs and the result are kept: backward runs it a second time,
+/// with the same random numbers, to have what lies between. Parameters that the function uses get their gradients as
+/// ever. Other recorded values must be inputs; what the function refers to must live until backward. A batch norm
+/// inside it sees its batch twice. Throws UsageError for a value that is no input.
+///   for (const auto& block : blocks) x = ch::checkpoint([&](const auto& in) { return block(in); }, x);
+template <class Function, Operand... Inputs>
+auto checkpoint(const Function& function, const Inputs&... inputs) {
+  const auto start = Node::next_sequence();
+  const std::tuple leaves{detail::fresh_leaf(inputs)...};
+  detail::RandomReplay random;
+  const auto value = random.run([&] { return std::apply(function, leaves); });
+  random.leave();
+  using Output = std::remove_const_t<decltype(value)>;
+  static_assert(AnyVariable<Output>, "checkpoint: the function returns one Variable");
+  if (!value.requires_grad()) return Output(value.value());
+  auto parameters = detail::older_leaves(value.node(), start);
+  using T = typename Output::value_type;
+  using D = typename Output::device_type;
+  using Made = detail::CheckpointNode<Function, T, Output::rank, D, Inputs...>;
+  return Output(value.value(), Ref<GradNode<T, Output::rank, D>>(new Made(value.value(), function, std::move(random),
+                                                                          std::move(parameters), inputs...)));
+}
+
+}  // namespace chorus::inline CHORUS_ABI
+#endif  // CHORUS_SINGLE_CHORUS_AUTOGRAD_CHECKPOINT_HPP
+
+// <chorus/autograd/custom_function.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_CUSTOM_FUNCTION_HPP
+#define CHORUS_SINGLE_CHORUS_AUTOGRAD_CUSTOM_FUNCTION_HPP
+/// Differentiable functions of a user's own.
+
+namespace chorus::inline CHORUS_ABI {
+
+// What the tape remembers of this operation beside its backward function: see ops/higher_order.hpp.
+namespace operations {
+template <class Backward>
+struct Custom {
+  const char* name;
+  Backward backward;
+};
+}  // namespace operations
+
+namespace detail {
+template <class... Xs>
+std::tuple<Xs...> as_tuple(std::tuple<Xs...> several) {
+  return several;
+}
+template <Operand X>
+std::tuple<X> as_tuple(X one) {
+  return std::tuple<X>(std::move(one));
+}
+}  // namespace detail
+
+/// A function given by its forward and its backward pass, both in Tensors: `forward(x...)` returns the value y,
+/// `backward(dy, y, x...)` the gradient by x, or a tuple of those by each input (an undefined Tensor{}: none). `inputs`
+/// are Tensors, Variables or Parameters; the result is a Tensor for Tensors, else a Variable. Inputs and value are
+/// saved for the way back. A backward function that takes any operand (`const auto&`) is differentiated again in
+/// programs with <chorus/ops/higher_order.hpp>. Throws ShapeError where a gradient hasn't its input's shape.
+///   auto clipped_exp(const auto& x) {  // exp(min(x, 3)), whose gradient never ends
+///     return ch::custom_function(
+///         "clipped_exp", [](const auto& in) { return ch::exp(ch::minimum(in, ceiling)); },
+///         [](const auto& dy, const auto& y, const auto& in) { return dy * y; }, x);
+///   }
+template <class Forward, class Backward, Operand... Inputs>
+auto custom_function(const char* name, const Forward& forward, const Backward& backward, const Inputs&... inputs) {
+  const auto y = forward(value_of(inputs)...);
+  static_assert(AnyTensor<decltype(y)>, "custom_function: forward gets Tensors and returns one");
+  return record(
+      operations::Custom<Backward>{name, backward}, y,
+      [name, backward, y, saved = std::tuple{value_of(inputs)...}](const auto& dy, auto... nodes) {
+        const auto give = [name](auto node, const auto& gradient) {
+          if (!node || !gradient.defined()) return;
+          check<ShapeError>(gradient.shape() == node->shape(), name, ": backward gave a gradient of shape ",
+                            gradient.shape(), " for an input of shape ", node->shape());
+          node->add(contiguous(gradient));
+        };
+        const auto gradients =
+            detail::as_tuple(std::apply([&](const auto&... x) { return backward(dy, y, x...); }, saved));
+        static_assert(std::tuple_size_v<std::remove_const_t<decltype(gradients)>> == sizeof...(Inputs),
+                      "custom_function: backward returns a gradient for each input");
+        std::apply([&](const auto&... gradient) { (give(nodes, gradient), ...); }, gradients);
+      },
+      inputs...);
+}
+
+}  // namespace chorus::inline CHORUS_ABI
+#endif  // CHORUS_SINGLE_CHORUS_AUTOGRAD_CUSTOM_FUNCTION_HPP
+
+// <chorus/autograd/grad.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_GRAD_HPP
+#define CHORUS_SINGLE_CHORUS_AUTOGRAD_GRAD_HPP
+/// grad: gradients by chosen values as results, added to nothing (PyTorch's torch.autograd.grad).
+
+namespace chorus::inline CHORUS_ABI {
+
+struct GradOptions {
+  /// Record how the gradients are made, so that gradients can be taken through them: for GraphVariables, see
+  /// <chorus/ops/higher_order.hpp>.
+  bool create_graph = false;
+  /// Keep what the operations saved, so that backward or grad can go through them again. Unset: as `create_graph`.
+  std::optional<bool> retain_graph = {};
+  /// Give an undefined gradient for an input on which the value does not depend, rather than an error.
+  bool allow_unused = false;
+};
+
+namespace detail {
+
+/// The part of a tape that lies between a value and the chosen inputs. While it lives, what it leads to beside them is
+/// skipped.
+class GradPath {
+ public:
+  GradPath(const Ref<Node>& root, const std::vector<Node*>& inputs, bool allow_unused)
+      : inputs_(inputs.begin(), inputs.end()) {
+    check<UsageError>(inputs_.size() == inputs.size() && !inputs_.contains(nullptr),
+                      "grad: inputs are different values that require a gradient; one does not, or is given twice");
+    add(*root);
+    const Node* freed = nullptr;
+    for (std::size_t next = 0; next < nodes_.size(); ++next) {
+      Node& node = *nodes_[next];
+      any_input_ = false;
+      for_each_behind(
+          node, [](Node& input, void* path) { static_cast<GradPath*>(path)->add(input); }, this);
+      if (!any_input_ && !node.is_leaf()) freed = &node;
+    }
+    for (const Node* input : inputs_) {
+      if (known_.contains(input) || allow_unused) continue;
+      check<UsageError>(freed == nullptr, "grad: the graph behind '", freed == nullptr ? "" : freed->operation(),
+                        "' was freed by an earlier backward; pass retain_graph = true to that one");
+      fail_unused();
+    }
+    std::sort(nodes_.begin(), nodes_.end(),
+              [](const Ref<Node>& a, const Ref<Node>& b) { return a->sequence() > b->sequence(); });
+    // From the first recorded to the last: an operation leads to an input where one of its own inputs is on the path.
+    for (std::size_t i = nodes_.size(); i-- > 0;) {
+      struct Search {
+        const GradPath* path;
+        bool found;
+      } search{this, false};
+      for_each_behind(
+          *nodes_[i],
+          [](Node& input, void* context) {
+            auto& s = *static_cast<Search*>(context);
+            s.found = s.found || s.path->contains(input);
+          },
+          &search);
+      if (search.found) through_.insert(nodes_[i].get());
+    }
+    for (const auto& node : nodes_)
+      check<UsageError>(
+          !leads_on(*node) || node->only_to_inputs(), "grad: '", node->operation(),
+          "' sends gradients to parameters by itself; call grad inside of the function that it runs, or backward");
+    // No further: what lies behind may be on the path of another thread.
+    for (const auto& node : nodes_)
+      if (leads_on(*node))
+        for_each_behind(
+            *node, [](Node& input, void* path) { static_cast<GradPath*>(path)->skip(input); }, this);
+  }
+  ~GradPath() {
+    for (const auto& node : skipped_) node->set_skipped(false);
+  }
+  GradPath(const GradPath&) = delete;
+  GradPath& operator=(const GradPath&) = delete;
+
+  /// All nodes, the last recorded first.
+  const std::vector<Ref<Node>>& nodes() const { return nodes_; }
+  bool is_input(const Node& node) const { return inputs_.contains(&node); }
+  /// Whether an input lies behind this node.
+  bool leads_on(const Node& node) const { return through_.contains(&node); }
+  bool contains(const Node& node) const { return is_input(node) || leads_on(node); }
+  [[noreturn, gnu::cold]] static void fail_unused() {
+    fail<UsageError>(
+        "grad: the value does not depend on one of the inputs; with allow_unused its gradient is undefined");
+  }
+
+ private:
+  static void for_each_behind(const Node& node, void (*visit)(Node&, void*), void* context) {
+    node.for_each_input(visit, context);
+    node.for_each_far_leaf(visit, context);
+  }
+  void add(Node& node) {
+    any_input_ = true;
+    if (known_.insert(&node).second) nodes_.emplace_back(&node);
+  }
+
+  void skip(Node& node) {
+    if (contains(node) || node.skipped()) return;
+    node.set_skipped(true);
+    skipped_.emplace_back(&node);
+  }
+
+  std::vector<Ref<Node>> nodes_, skipped_;
+  std::unordered_set<const Node*> known_, inputs_, through_;
+  bool any_input_ = false;
+};
+
+/// Takes an input's gradient out of the way of what `grad` computes, and puts it back.
+template <class N>
+class Divert {
+ public:
+  Divert(const Ref<N>& node) : node_(node), held_(node->exchange_grad({})) {}
+  ~Divert() { node_->exchange_grad(std::move(held_)); }
+  Divert(const Divert&) = delete;
+  Divert& operator=(const Divert&) = delete;
+
+ private:
+  Ref<N> node_;
+  typename N::Held held_;
+};
+
+/// The gradients as Tensors.
+template <class T, class D, class... Nodes>
+auto grad_tensors(const Variable<T, 0, D>& value, const GradOptions& options, const Ref<Nodes>&... nodes) {
+  check<UsageError>(value.requires_grad(), "grad: nothing behind the value requires a gradient");
+  const GradPath path(value.node(), {nodes.get()...}, options.allow_unused);
+  const std::tuple<Divert<Nodes>...> diverted{nodes...};
+  std::tuple<typename Nodes::tensor_type...> gradients;
+  if (path.contains(*value.node())) value.node()->add(Tensor<T, 0, D>::full({}, T{1}, value.device()));
+  const NoGrad no_grad;
+  for (const Ref<Node>& node : path.nodes()) {
+    if (path.is_input(*node)) {
+      const auto take = [&](auto& gradient, const auto& input) {
+        if (node.get() == input.get()) gradient = input->grad();
+      };
+      std::apply([&](auto&... gradient) { (take(gradient, nodes), ...); }, gradients);
+    }
+    if (path.leads_on(*node)) node->backward_to_wanted(options.retain_graph.value_or(options.create_graph));
+  }
+  // A far leaf may turn out to be unused.
+  const bool all = std::apply([](const auto&... gradient) { return (gradient.defined() && ...); }, gradients);
+  if (!all && !options.allow_unused) GradPath::fail_unused();
+  return gradients;
+}
+
+}  // namespace detail
+
+/// The gradients of `value`, a scalar, by `inputs`, a tuple of Variables and Parameters, leaves or not: a tuple of
+/// Tensors. Nothing is added to any value's `grad()`, no hook runs. For a value of another shape take `sum(value *
+/// seed)`. Throws UsageError for an input that requires no gradient or on which the value does not depend (but see
+/// `allow_unused`).
+///   const auto [dx, dw] = ch::grad(loss, std::tie(x, layer.weight));
+template <AnyVariable Y, class... Inputs>
+auto grad(const Y& value, const std::tuple<Inputs...>& inputs, const GradOptions& options = {}) {
+  static_assert(tensor_of<Y>::rank == 0, "grad: the value is a scalar; of another one take sum(value * seed)");
+  check<UsageError>(!options.create_graph, "grad: create_graph is for GraphVariables: begin the computation with ",
+                    "GraphVariable(x), of <chorus/ops/higher_order.hpp>");
+  return std::apply([&](const auto&... x) { return detail::grad_tensors(value, options, node_of(x)...); }, inputs);
+}
+/// The same by one input: a Tensor.
+template <AnyVariable Y, AnyVariable X>
+auto grad(const Y& value, const X& input, const GradOptions& options = {}) {
+  return std::get<0>(grad(value, std::tie(input), options));
+}
+
+}  // namespace chorus::inline CHORUS_ABI
+#endif  // CHORUS_SINGLE_CHORUS_AUTOGRAD_GRAD_HPP
+
+// <chorus/comm/split.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_SPLIT_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_SPLIT_HPP
+/// `split`: communicators of some of a job's ranks.
+
+namespace chorus::inline CHORUS_ABI::comm {
+
+namespace detail {
+
+/// What a rank says of itself.
+struct SplitEntry {
+  std::int64_t color, key;
+  std::uint64_t machine;
+};
+
+/// Where the first rank of a group listens, or why it doesn't.
+struct SplitAddress {
+  std::int64_t port = 0;
+  std::array<char, 504> text{};
+
+  void say(const std::string& what) { std::copy_n(what.data(), std::min(what.size(), text.size() - 1), text.data()); }
+};
+
+template <class Message>
+std::vector<Message> gather_from_all(AnyCommunicator& all, const Message& mine) {
+  std::vector<Message> messages(static_cast<std::size_t>(all.size()));
+  all.all_gather(std::span(reinterpret_cast<const std::uint8_t*>(&mine), sizeof mine),
+                 std::span(reinterpret_cast<std::uint8_t*>(messages.data()), messages.size() * sizeof mine));
+  return messages;
+}
+
+}  // namespace detail
+
+/// Ranks of one `color` become a group of their own, in the order of their `key`, and of their rank where keys are
+/// equal (MPI_Comm_split, PyTorch's new_group). All ranks of `parent` call it; `world` is what `parent` was connected
+/// with, or what an earlier `split` returned. The result is this rank's place in its group, with which all ranks of the
+/// group call `connect`, or a communicator's constructor:
+///
+///   auto& all = run.communicator();
+///   auto half = comm::connect(comm::split(all, run.world(), run.rank() < all.size() / 2 ? 0 : 1));
+///
+/// Groups and parent work side by side, and each fails for itself. Messages of a group number its ranks from 0. Throws
+/// UsageError, on all ranks, where a color is negative; CommError where `parent` fails or a group has no place to meet.
+[[gnu::cold]] inline World split(AnyCommunicator& parent, const World& world, int color, int key = 0) {
+  const auto entries = detail::gather_from_all(parent, detail::SplitEntry{color, key, detail::machine_id()});
+  const auto entry = [&](int rank) -> const detail::SplitEntry& { return entries[static_cast<std::size_t>(rank)]; };
+  std::vector<int> ranks;
+  for (int rank = 0; rank < parent.size(); ++rank) {
+    check<UsageError>(entry(rank).color >= 0, "split: rank ", rank, " has color ", entry(rank).color,
+                      ", expected 0 or more");
+    if (entry(rank).color == color) ranks.push_back(rank);
+  }
+  std::stable_sort(ranks.begin(), ranks.end(), [&](int a, int b) { return entry(a).key < entry(b).key; });
+
+  World group = world;
+  group.size = static_cast<int>(ranks.size());
+  group.local_size = 0;
+  group.members.clear();
+  for (const int rank : ranks) {
+    if (rank == parent.rank()) group.rank = static_cast<int>(group.members.size()), group.local_rank = group.local_size;
+    group.local_size += entry(rank).machine == entry(parent.rank()).machine;
+    group.members.push_back(world.members.empty() ? rank : world.members[static_cast<std::size_t>(rank)]);
+  }
+
+  detail::SplitAddress mine;
+  Socket listener;
+  if (group.rank == 0 && group.size > 1) {
+    try {
+      listener = Socket::listen(detail::own_address(world).with_port(0));
+      mine.port = listener.local().port();
+      mine.say(listener.local().host());
+    } catch (const CommError& error) {
+      mine.say(error.what());
+    }
+  }
+  const auto all = detail::gather_from_all(parent, mine);
+  const auto& first = all[static_cast<std::size_t>(ranks.front())];
+  check<CommError>(group.size == 1 || first.port != 0, "split: rank ", ranks.front(), ", where ranks ",
+                   std::span(group.members), " were to meet: ", first.text.data());
+  group.master_addr = first.text.data();
+  group.master_port = static_cast<int>(first.port);
+  group.listen_fd = listener.release();
+  return group;
+}
+
+}  // namespace chorus::inline CHORUS_ABI::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_SPLIT_HPP
+
+// <chorus/comm/store.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_STORE_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_STORE_HPP
+/// `Store`: keys and values that the ranks of a job share, with the names and the meaning of PyTorch's TCPStore.
+
+namespace chorus::inline CHORUS_ABI::comm {
+
+class AnyCommunicator;
+class Store;
+class StoreServer;
+namespace detail {
+enum class StoreCode : std::uint8_t;
+struct StoreMessage;
+class StoreLink;
+}  // namespace detail
+
+/// One rank's access to the store. Copies share it; any thread may use it, and one that waits holds no other up.
+///
+/// Rank 0 holds the data, in memory: a rank that still uses the store when rank 0 has ended gets a CommError, so let a
+/// barrier be the last that ranks do together. Keys have 1 to 8192 bytes, values up to 8 MiB, of any kind; a store up
+/// to 131072 keys and 1 GiB. Each call throws UsageError for what is against these, TimeoutError for keys that are not
+/// there in time or a server that does not answer, and CommError for a server that has gone.
+class Store {
+ public:
+  /// A store of this process alone, without any socket.
+  Store();
+  /// That of the server at this address. Waits for it to come up, at most `timeout`. Throws TimeoutError, and CommError
+  /// where something else answers there or the token is another one.
+  static Store connect(const std::string& host, int port, const std::string& token = {},
+                       std::chrono::milliseconds timeout = default_timeout, std::uint64_t key = 0);
+  /// That of a group of ranks; all of them have to call it, as a collective. Rank 0 holds it, at a free port of
+  /// world.master_addr, under the job's token; a group of one needs no socket. Throws CommError, on every rank, where
+  /// rank 0 cannot listen there.
+  static Store of(const World& world, AnyCommunicator& communicator);
+  /// That of a server in this process.
+  explicit Store(std::shared_ptr<StoreServer> server);
+
+  void set(std::string_view key, std::string_view value);
+  /// The value; waits for the key to be set.
+  std::string get(std::string_view key);
+  /// Adds to the whole number that the key holds, 0 where there is none, and returns the sum; `get` has it as text.
+  std::int64_t add(std::string_view key, std::int64_t amount);
+  /// Sets the key to `desired` where it holds `expected`, or where there is no such key and `expected` is empty. What
+  /// it holds then; `expected` where there still is no such key.
+  std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired);
+  /// Whether it was there.
+  bool delete_key(std::string_view key);
+  /// Whether all are there now.
+  bool check(const std::vector<std::string>& keys);
+  /// Until all are there.
+  void wait(const std::vector<std::string>& keys);
+  void wait(const std::vector<std::string>& keys, std::chrono::milliseconds timeout);
+  /// Keys in the whole store, those of other prefixes among them.
+  std::int64_t num_keys();
+  /// Puts it behind what the key holds, nothing where there is none.
+  void append(std::string_view key, std::string_view value);
+  /// Waits for all, and takes them at one moment.
+  std::vector<std::string> multi_get(const std::vector<std::string>& keys);
+  /// Sets them at one moment.
+  void multi_set(const std::vector<std::string>& keys, const std::vector<std::string>& values);
+
+  /// How long a call waits: 300 s unless set. Of this copy alone.
+  std::chrono::milliseconds timeout() const { return timeout_; }
+  void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
+
+  /// The same store, with `prefix/` before each key (PyTorch's PrefixStore): users who know nothing of each other keep
+  /// apart.
+  Store prefix_store(std::string_view prefix) const;
+
+  static constexpr std::chrono::milliseconds default_timeout{300'000};
+
+ private:
+  explicit Store(std::shared_ptr<detail::StoreLink> link);
+  std::string key_of(detail::StoreCode code, std::string_view key) const;
+  std::vector<std::string> keys_of(detail::StoreCode code, const std::vector<std::string>& keys) const;
+  detail::StoreMessage ask(detail::StoreCode code, std::vector<std::string> texts, std::int64_t number = 0) const;
+
+  std::shared_ptr<detail::StoreLink> link_;
+  std::string prefix_;
+  std::chrono::milliseconds timeout_ = default_timeout;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::comm
+
+// <chorus/comm/store_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_STORE_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_STORE_IMPL_HPP
+/// What stands behind `Store`.
+
+// <chorus/comm/store_server.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_STORE_SERVER_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_STORE_SERVER_HPP
+/// `StoreServer`: holds the keys and values of a store, and answers those who use it.
+
+// <chorus/comm/store_table.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_STORE_TABLE_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_STORE_TABLE_HPP
+/// `StoreTable`: what a store holds, and what each request does to it.
+
+// <chorus/comm/store_messages.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_STORE_MESSAGES_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_STORE_MESSAGES_HPP
+/// What a store and those who use it say to each other.
+///
+/// A visitor is sent a Challenge and answers with a StoreHello, which proves that it knows the job's token;
+/// StoreWelcome proves the same of the server. Then each request gets one reply, both of them a StoreMessage: a
+/// StoreHead, and behind it each text as its length (32 bits) and its bytes.
+
+namespace chorus::inline CHORUS_ABI::comm::detail {
+
+inline constexpr std::uint64_t store_magic = 0x0001'6572'6f74'7363;  // "cstore", then the protocol's version
+
+struct StoreHello {
+  std::uint64_t magic = store_magic;
+  std::uint64_t key = 0;  ///< a number that only the store's users were told; keeps strangers away without a token, too
+  Nonce nonce{};          ///< the visitor's challenge to the server
+  Mac proof{};
+};
+
+struct StoreWelcome {
+  std::uint64_t magic = store_magic;
+  std::uint64_t welcome = 0;
+  Mac proof{};
+};
+
+/// Limits, checked before anything is kept: those of one key, one value, one message, and of all of a store.
+inline constexpr std::size_t most_key_bytes = 8 << 10, most_value_bytes = 8 << 20, most_message_bytes = 64 << 20,
+                             most_store_keys = 128 << 10, most_store_bytes = 1 << 30;
+
+enum class StoreCode : std::uint8_t {
+  // requests
+  set,
+  get,
+  add,
+  compare_set,
+  delete_key,
+  check,
+  wait,
+  num_keys,
+  append,
+  multi_set,
+  // replies
+  done,
+  timed_out,
+  refused
+};
+
+/// `set`, as in TCPStore.
+constexpr std::string_view name(StoreCode code) {
+  constexpr std::string_view names[] = {"set",   "get",  "add",      "compare_set", "delete_key",
+                                        "check", "wait", "num_keys", "append",      "multi_set"};
+  const auto i = static_cast<std::size_t>(code);
+  return i < std::size(names) ? names[i] : "unknown";
+}
+
+/// A request: keys, values, and a number to be added or the milliseconds that a wait may last. Or a reply: values, a
+/// number, or what is wrong.
+struct StoreMessage {
+  StoreCode code = StoreCode::done;
+  std::int64_t number = 0;
+  std::vector<std::string> texts;
+};
+
+struct StoreHead {
+  StoreCode code = StoreCode::done;
+  std::array<std::uint8_t, 3> reserved{};
+  std::uint32_t count = 0;  ///< texts
+  std::uint64_t bytes = 0;  ///< of all that follows
+  std::int64_t number = 0;
+};
+
+inline std::size_t body_bytes(const StoreMessage& message) {
+  std::size_t bytes = 0;
+  for (const auto& text : message.texts) bytes += sizeof(std::uint32_t) + text.size();
+  return bytes;
+}
+
+/// False where the connection ends or the deadline comes first.
+[[gnu::cold]] inline bool send(const Socket& socket, const StoreMessage& message, Deadline deadline) {
+  StoreHead head;
+  head.code = message.code;
+  head.count = static_cast<std::uint32_t>(message.texts.size());
+  head.bytes = body_bytes(message);
+  head.number = message.number;
+  std::string bytes(reinterpret_cast<const char*>(&head), sizeof head);
+  bytes.reserve(bytes.size() + head.bytes);
+  for (const auto& text : message.texts) {
+    const auto length = static_cast<std::uint32_t>(text.size());
+    bytes.append(reinterpret_cast<const char*>(&length), sizeof length).append(text);
+  }
+  return socket.send_all(std::as_bytes(std::span(bytes)), deadline);
+}
+
+/// The texts in a message's body; nothing where it is garbled.
+[[gnu::cold]] inline std::optional<std::vector<std::string>> texts_in(std::string_view body, std::uint32_t count) {
+  std::vector<std::string> texts;
+  while (!body.empty()) {
+    std::uint32_t length = 0;
+    if (body.size() < sizeof length) return std::nullopt;
+    std::memcpy(&length, body.data(), sizeof length);
+    body.remove_prefix(sizeof length);
+    if (length > body.size()) return std::nullopt;
+    texts.emplace_back(body.substr(0, length));
+    body.remove_prefix(length);
+  }
+  if (texts.size() != count) return std::nullopt;
+  return texts;
+}
+
+/// The next message; nothing where the connection ends, the deadline comes first, or what comes is none. Memory is
+/// taken as bytes come in, not on anybody's word.
+[[gnu::cold]] inline std::optional<StoreMessage> receive(const Socket& socket, Deadline deadline) {
+  constexpr std::size_t part = 1 << 20;
+  StoreHead head;
+  if (!socket.receive_all(bytes_of(head), deadline)) return std::nullopt;
+  if (head.bytes > most_message_bytes || head.code > StoreCode::refused) return std::nullopt;
+  std::string body;
+  while (body.size() < head.bytes) {
+    const auto before = body.size();
+    body.resize(std::min<std::size_t>(before + part, head.bytes));
+    if (!socket.receive_all(std::as_writable_bytes(std::span(body)).subspan(before), deadline)) return std::nullopt;
+  }
+  auto texts = texts_in(body, head.count);
+  if (!texts) return std::nullopt;
+  return StoreMessage{head.code, head.number, std::move(*texts)};
+}
+
+}  // namespace chorus::inline CHORUS_ABI::comm::detail
+#endif  // CHORUS_SINGLE_CHORUS_COMM_STORE_MESSAGES_HPP
+
+namespace chorus::inline CHORUS_ABI::comm::detail {
+
+/// Keys and values; any thread may ask.
+class StoreTable {
+ public:
+  /// Carries out one request. `get` and `wait` last until all their keys are there, until the request's time is over,
+  /// until `close`, or until who asks is `gone`, which is looked at now and then.
+  [[gnu::cold]] StoreMessage answer(StoreMessage request, const std::function<bool()>& gone) {
+    std::unique_lock lock(mutex_);
+    try {
+      return carry_out(request, lock, gone);
+    } catch (const UsageError& error) {
+      return {StoreCode::refused, 0, {error.what()}};
+    }
+  }
+
+  /// Ends all waits.
+  void close() {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+    changed_.notify_all();
+  }
+
+ private:
+  using Texts = std::vector<std::string>;
+
+  StoreMessage carry_out(StoreMessage& request, std::unique_lock<std::mutex>& lock, const std::function<bool()>& gone) {
+    auto& texts = request.texts;
+    const auto need = [&](bool right) { check<UsageError>(right, "a request with ", texts.size(), " texts"); };
+    StoreMessage reply;
+    switch (request.code) {
+      case StoreCode::set:
+      case StoreCode::multi_set:
+        need(texts.size() % 2 == 0);
+        put(texts);
+        break;
+      case StoreCode::append:
+        need(texts.size() == 2);
+        put(texts[0], value_or_empty(texts[0]) + texts[1]);
+        break;
+      case StoreCode::add:
+        need(texts.size() == 1);
+        reply.number = sum(texts[0], request.number);
+        put(texts[0], cat(reply.number));
+        break;
+      case StoreCode::compare_set: {
+        need(texts.size() == 3);
+        const bool there = values_.contains(texts[0]);
+        // As TCPStore: a key that is not there is set where nothing is expected, and else what is expected comes back.
+        const auto now = there ? values_[texts[0]] : texts[1].empty() ? "" : texts[1];
+        const bool equal = there ? now == texts[1] : texts[1].empty();
+        if (equal) put(texts[0], texts[2]);
+        reply.texts = {equal ? texts[2] : now};
+        break;
+      }
+      case StoreCode::delete_key:
+        need(texts.size() == 1);
+        reply.number = erase(texts[0]);
+        break;
+      case StoreCode::check:
+        reply.number = missing(texts).empty();
+        break;
+      case StoreCode::num_keys:
+        reply.number = static_cast<std::int64_t>(values_.size());
+        break;
+      case StoreCode::wait:
+      case StoreCode::get: {
+        const auto patience = std::chrono::milliseconds(std::clamp<std::int64_t>(request.number, 0, 1LL << 40));
+        const auto over = [&] { return closed_ || missing(texts).empty(); };
+        for (const auto deadline = Clock::now() + patience; !over() && Clock::now() < deadline && !gone();)
+          changed_.wait_until(lock, std::min(deadline, Clock::now() + std::chrono::milliseconds(100)), over);
+        if (auto left = missing(texts); !left.empty()) return {StoreCode::timed_out, 0, std::move(left)};
+        if (request.code == StoreCode::wait) break;
+        for (const auto& key : texts) reply.texts.push_back(values_[key]);
+        check<UsageError>(body_bytes(reply) <= most_message_bytes, "these values have more than ", most_message_bytes,
+                          " bytes together");
+        break;
+      }
+      default:
+        fail<UsageError>("an unknown request");
+    }
+    return reply;
+  }
+
+  std::string value_or_empty(const std::string& key) const {
+    const auto at = values_.find(key);
+    return at == values_.end() ? "" : at->second;
+  }
+
+  std::int64_t sum(const std::string& key, std::int64_t amount) const {
+    const auto text = value_or_empty(key);
+    std::int64_t value = 0, result = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    const bool whole = text.empty() || (error == std::errc{} && end == text.data() + text.size());
+    check<UsageError>(whole, "'", key, "' holds no whole number");
+    check<UsageError>(!__builtin_add_overflow(value, amount, &result), "'", key, "' holds ", value, ", and ", amount,
+                      " more is no number of 64 bits");
+    return result;
+  }
+
+  void put(const std::string& key, std::string value) {
+    std::array<std::string, 2> pair{key, std::move(value)};
+    put(pair);
+  }
+  /// Keys, and behind each its value: all of them or, with an error, none.
+  void put(std::span<std::string> pairs) {
+    std::unordered_map<std::string, std::size_t> sizes;  // of the values; of a key's several the last one counts
+    for (std::size_t i = 0; i < pairs.size(); i += 2) {
+      const auto& value = pairs[i + 1];
+      check<UsageError>(value.size() <= most_value_bytes, "the value of '", pairs[i], "' has ", value.size(),
+                        " bytes, at most ", most_value_bytes, " are possible");
+      sizes[pairs[i]] = value.size();
+    }
+    auto keys = values_.size(), bytes = bytes_;
+    for (const auto& [key, size] : sizes) {
+      const auto at = values_.find(key);
+      keys += at == values_.end();
+      bytes += at == values_.end() ? key.size() + size : size - at->second.size();
+    }
+    check<UsageError>(bytes <= most_store_bytes && keys <= most_store_keys, "the store is full: it holds ",
+                      values_.size(), " keys and ", bytes_, " bytes, at most ", most_store_keys, " and ",
+                      most_store_bytes, " are possible");
+    for (std::size_t i = 0; i < pairs.size(); i += 2) values_[pairs[i]] = std::move(pairs[i + 1]);
+    bytes_ = bytes;
+    changed_.notify_all();
+  }
+
+  bool erase(const std::string& key) {
+    const auto at = values_.find(key);
+    if (at == values_.end()) return false;
+    bytes_ -= key.size() + at->second.size();
+    values_.erase(at);
+    return true;
+  }
+
+  Texts missing(const Texts& keys) const {
+    Texts list;
+    for (const auto& key : keys)
+      if (!values_.contains(key)) list.push_back(key);
+    return list;
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::unordered_map<std::string, std::string> values_;
+  std::size_t bytes_ = 0;  ///< of keys and values
+  bool closed_ = false;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::comm::detail
+#endif  // CHORUS_SINGLE_CHORUS_COMM_STORE_TABLE_HPP
+
+#include <list>
+
+namespace chorus::inline CHORUS_ABI::comm {
+
+/// Each user's connection has a thread, and what it asks is carried out at once or waits there: a few hundred
+/// connections, as a job has them. Who visits the socket and does not prove that it knows the token is told no.
+class StoreServer {
+ public:
+  /// For users in this process alone: no socket.
+  StoreServer() = default;
+  /// For visitors too, who know `token` (empty: whoever knows `key`). Throws UsageError for a token that is too short,
+  /// and where there is none though `listener` is not on loopback.
+  StoreServer(Socket listener, std::string token, std::uint64_t key);
+  StoreServer(const StoreServer&) = delete;
+  StoreServer& operator=(const StoreServer&) = delete;
+  /// Ends all connections: those who wait get an error.
+  ~StoreServer();
+
+  /// A connection for a user in this process. Throws CommError.
+  Socket attach();
+  /// Until no visitor is connected, at most `timeout`.
+  void await_departures(std::chrono::milliseconds timeout);
+
+ private:
+  struct User {
+    Socket socket;
+    bool visits = false;
+    std::thread thread;
+    std::atomic<bool> gone{false};
+  };
+
+  void take_guests();
+  void admit(Guest guest);
+  void serve(Socket socket, bool visits);
+  void answer(User& user);
+
+  static constexpr std::size_t most_users = 1024;
+  static constexpr std::chrono::seconds patience{30};  ///< for the rest of a message that has begun
+
+  detail::StoreTable table_;
+  Socket listener_;
+  std::string token_;
+  std::uint64_t key_ = 0;
+  std::mutex mutex_;
+  std::list<User> users_;
+  std::atomic<bool> ending_{false};
+  std::thread doorkeeper_;
+};
+
+inline StoreServer::StoreServer(Socket listener, std::string token, std::uint64_t key)
+    : listener_(std::move(listener)), token_(std::move(token)), key_(key) {
+  detail::check_token(token_, listener_.local());
+  doorkeeper_ = chorus::detail::start_thread("store", [this] { take_guests(); });
+}
+
+inline StoreServer::~StoreServer() {
+  ending_.store(true);
+  if (doorkeeper_.joinable()) doorkeeper_.join();
+  table_.close();
+  for (auto& user : users_) shutdown(user.socket.fd(), SHUT_RDWR);
+  for (auto& user : users_) user.thread.join();
+}
+
+inline Socket StoreServer::attach() {
+  int ends[2] = {-1, -1};
+  check<CommError>(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0,
+                   "store: socketpair: ", std::strerror(errno));
+  Socket near(ends[0]), far(ends[1]);
+  serve(std::move(far), false);
+  return near;
+}
+
+inline void StoreServer::await_departures(std::chrono::milliseconds timeout) {
+  const auto somebody = [&] {
+    const std::lock_guard lock(mutex_);
+    return std::any_of(users_.begin(), users_.end(), [](const User& user) { return user.visits && !user.gone.load(); });
+  };
+  for (const auto deadline = Clock::now() + timeout; somebody() && Clock::now() < deadline;)
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+}
+
+inline void StoreServer::take_guests() {
+  Guests guests(listener_, sizeof(detail::StoreHello), detail::store_magic);
+  while (!ending_.load()) {
+    try {
+      auto guest = guests.next(Clock::now() + std::chrono::milliseconds(100));
+      if (guest.socket) admit(std::move(guest));
+    } catch (const std::exception&) {
+      // Without memory or a thread for it a guest loses its connection; the next one may find some.
+    }
+  }
+}
+
+inline void StoreServer::admit(Guest guest) {
+  detail::StoreHello hello;
+  std::memcpy(&hello, guest.hello.data(), sizeof hello);
+  if (hello.magic != detail::store_magic) return;  // a stranger
+  const bool knows = hello.key == key_ &&
+                     same(hello.proof, prove(token_, {std::as_bytes(std::span(guest.nonce)), detail::proven(hello)}));
+  detail::StoreWelcome answer;
+  answer.welcome = knows;
+  if (knows) answer.proof = prove(token_, {std::as_bytes(std::span(hello.nonce)), detail::proven(answer)});
+  guest.socket.no_delay();
+  guest.socket.send_all(bytes_of(answer), Clock::now() + std::chrono::milliseconds(100));
+  if (knows) serve(std::move(guest.socket), true);
+}
+
+/// One user more; those who have gone make room. Beyond the limit a connection is closed. Throws CommError where there
+/// can be no thread for it.
+inline void StoreServer::serve(Socket socket, bool visits) {
+  const std::lock_guard lock(mutex_);
+  for (auto user = users_.begin(); user != users_.end();) {
+    if (!user->gone.load()) {
+      ++user;
+      continue;
+    }
+    user->thread.join();
+    user = users_.erase(user);
+  }
+  if (users_.size() >= most_users) return;
+  std::list<User> one(1);
+  auto& user = one.front();
+  user.socket = std::move(socket);
+  user.visits = visits;
+  user.thread = chorus::detail::start_thread("store", [this, &user] { answer(user); });
+  users_.splice(users_.end(), one);
+}
+
+inline void StoreServer::answer(User& user) {
+  try {
+    while (!ending_.load()) {
+      if (!user.socket.wait(POLLIN, Clock::now() + std::chrono::minutes(1))) continue;
+      auto request = detail::receive(user.socket, Clock::now() + patience);
+      if (!request) break;
+      const auto reply = table_.answer(std::move(*request), [&] { return user.socket.ended(); });
+      if (ending_.load() || !detail::send(user.socket, reply, Clock::now() + patience)) break;
+    }
+  } catch (const std::exception&) {
+    // There is no memory for what this user asks: it loses its connection, nobody else does.
+  }
+  shutdown(user.socket.fd(), SHUT_RDWR);  // closed later, by who joins this thread
+  user.gone.store(true);
+}
+
+}  // namespace chorus::inline CHORUS_ABI::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_STORE_SERVER_HPP
+
+namespace chorus::inline CHORUS_ABI::comm {
+
+namespace detail {
+
+/// Connections to one server: each call has one for itself while it lasts.
+class StoreLink {
+ public:
+  StoreLink(std::string where, std::function<Socket(Deadline)> connect)
+      : where_(std::move(where)), connect_(std::move(connect)) {}
+
+  const std::string& where() const { return where_; }
+  Socket take(Deadline deadline) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!idle_.empty()) {
+        auto socket = std::move(idle_.back());
+        idle_.pop_back();
+        return socket;
+      }
+    }
+    return connect_(deadline);
+  }
+  void give_back(Socket socket) {
+    const std::lock_guard lock(mutex_);
+    idle_.push_back(std::move(socket));
+  }
+
+ private:
+  std::string where_;
+  std::function<Socket(Deadline)> connect_;
+  std::mutex mutex_;
+  std::vector<Socket> idle_;
+};
+
+/// A connection on which both sides have proved that they know the token; empty, with why, where that is for later.
+[[gnu::cold]] inline Socket visit_store(const Address& address, const std::string& token, std::uint64_t key,
+                                        Deadline deadline, std::string& why) {
+  auto socket = Socket::connect(address, std::min(deadline, Clock::now() + std::chrono::seconds(5)));
+  if (!socket) why = std::strerror(errno);
+  // A port that nobody listens on can, on loopback, be connected to itself.
+  if (!socket || socket.local().port() == address.port()) return Socket();
+  const auto soon = std::min(deadline, Clock::now() + std::chrono::seconds(5));
+  why = "it took the connection and gave no answer";
+  Challenge challenge;
+  if (!socket.receive_all(bytes_of(challenge), soon)) return Socket();
+  check<CommError>(challenge.magic == store_magic, "store: something other than a store of this version is at ",
+                   address);
+  StoreHello hello;
+  hello.key = key;
+  fill_random(hello.nonce);
+  hello.proof = prove(token, {std::as_bytes(std::span(challenge.nonce)), proven(hello)});
+  StoreWelcome answer;
+  if (!socket.send_all(bytes_of(hello), soon) || !socket.receive_all(bytes_of(answer), soon)) return Socket();
+  check<CommError>(answer.magic == store_magic && answer.welcome == 1, "store: the server at ", address,
+                   " refuses this process: it does not know the job's token");
+  check<CommError>(same(answer.proof, prove(token, {std::as_bytes(std::span(hello.nonce)), proven(answer)})),
+                   "store: who answers at ", address, " does not know the job's token");
+  socket.no_delay();
+  return socket;
+}
+
+[[gnu::cold]] inline std::string list_of(const std::vector<std::string>& keys) {
+  std::string list;
+  for (std::size_t i = 0; i < keys.size() && i < 10; ++i) list += cat(i ? ", '" : "'", keys[i], "'");
+  return keys.size() > 10 ? cat(list, " and ", keys.size() - 10, " more") : list;
+}
+
+}  // namespace detail
+
+CHORUS_INLINE Store::Store() : Store(std::make_shared<StoreServer>()) {}
+CHORUS_INLINE Store::Store(std::shared_ptr<detail::StoreLink> link) : link_(std::move(link)) {}
+CHORUS_INLINE Store::Store(std::shared_ptr<StoreServer> server)
+    : Store(std::make_shared<detail::StoreLink>("in this process", [server](Deadline) { return server->attach(); })) {}
+
+CHORUS_INLINE Store Store::connect(const std::string& host, int port, const std::string& token,
+                                   std::chrono::milliseconds timeout, std::uint64_t key) {
+  check_timeout("store", timeout);
+  chorus::check<UsageError>(port > 0 && port < 65536, "store: port is ", port, ", expected 1 to 65535");
+  const auto deadline = Clock::now() + timeout;
+  const auto address = Address::resolve(host, port, deadline);
+  detail::check_token(token, address);
+  const auto visit = [=](Deadline until) {
+    std::string why;
+    auto socket = detail::visit_store(address, token, key, until, why);
+    chorus::check<CommError>(static_cast<bool>(socket), "store: the server at ", address, " has gone: ", why);
+    return socket;
+  };
+  Socket first;
+  std::string why = "no answer";
+  while (
+      !(first = detail::visit_store(address, token, key, deadline, why))) {  // it may come up later than this process
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    chorus::check<TimeoutError>(Clock::now() < deadline, "store: no server was found at ", address, ": ", why);
+  }
+  auto link = std::make_shared<detail::StoreLink>(cat("at ", address), visit);
+  link->give_back(std::move(first));
+  Store store(std::move(link));
+  store.timeout_ = timeout;
+  return store;
+}
+
+CHORUS_INLINE std::string Store::key_of(detail::StoreCode code, std::string_view key) const {
+  const auto whole = prefix_ + std::string(key);
+  chorus::check<UsageError>(!key.empty() && whole.size() <= detail::most_key_bytes, "store.", detail::name(code),
+                            ": a key of ", whole.size(), " bytes, expected 1 to ", detail::most_key_bytes);
+  return whole;
+}
+
+CHORUS_INLINE std::vector<std::string> Store::keys_of(detail::StoreCode code,
+                                                      const std::vector<std::string>& keys) const {
+  std::vector<std::string> list;
+  for (const auto& key : keys) list.push_back(key_of(code, key));
+  return list;
+}
+
+/// One request and its reply. A connection on which something went wrong is not used again.
+CHORUS_INLINE detail::StoreMessage Store::ask(detail::StoreCode code, std::vector<std::string> texts,
+                                              std::int64_t number) const {
+  using detail::StoreCode;
+  const bool waits = code == StoreCode::get || code == StoreCode::wait;
+  const auto patience = waits ? std::chrono::milliseconds(number) : timeout_;
+  chorus::check<UsageError>(patience.count() >= 0, "store.", name(code), ": a timeout of ", patience.count(), " ms");
+  const detail::StoreMessage request{code, number, std::move(texts)};
+  chorus::check<UsageError>(body_bytes(request) <= detail::most_message_bytes, "store.", name(code), ": ",
+                            body_bytes(request), " bytes, at most ", detail::most_message_bytes, " are possible");
+  // The server says itself when a wait is over; it may be a little late.
+  const auto deadline = Clock::now() + std::min<std::chrono::milliseconds>(patience, std::chrono::hours(1'000'000)) +
+                        (waits ? std::chrono::seconds(2) : std::chrono::seconds(0));
+  auto socket = link_->take(deadline);
+  auto reply = detail::send(socket, request, deadline) ? detail::receive(socket, deadline) : std::nullopt;
+  if (!reply && Clock::now() >= deadline)
+    fail<TimeoutError>("store.", name(code), ": the server ", link_->where(), " did not answer within ",
+                       patience.count(), " ms");
+  chorus::check<CommError>(reply.has_value(), "store.", name(code), ": the server ", link_->where(), " has gone");
+  link_->give_back(std::move(socket));
+  if (reply->code == StoreCode::timed_out)
+    fail<TimeoutError>("store.", name(code), ": ", detail::list_of(reply->texts),
+                       reply->texts.size() == 1 ? " was" : " were", " not set within ", patience.count(), " ms");
+  chorus::check<UsageError>(reply->code == StoreCode::done, "store.", name(code), ": ",
+                            reply->texts.empty() ? "refused" : reply->texts[0]);
+  return std::move(*reply);
+}
+
+CHORUS_INLINE void Store::set(std::string_view key, std::string_view value) {
+  ask(detail::StoreCode::set, {key_of(detail::StoreCode::set, key), std::string(value)});
+}
+CHORUS_INLINE std::string Store::get(std::string_view key) { return multi_get({std::string(key)}).front(); }
+CHORUS_INLINE std::int64_t Store::add(std::string_view key, std::int64_t amount) {
+  return ask(detail::StoreCode::add, {key_of(detail::StoreCode::add, key)}, amount).number;
+}
+CHORUS_INLINE std::string Store::compare_set(std::string_view key, std::string_view expected,
+                                             std::string_view desired) {
+  constexpr auto code = detail::StoreCode::compare_set;
+  auto reply = ask(code, {key_of(code, key), std::string(expected), std::string(desired)});
+  return reply.texts.empty() ? "" : std::move(reply.texts.front());
+}
+CHORUS_INLINE bool Store::delete_key(std::string_view key) {
+  constexpr auto code = detail::StoreCode::delete_key;
+  return ask(code, {key_of(code, key)}).number != 0;
+}
+CHORUS_INLINE bool Store::check(const std::vector<std::string>& keys) {
+  return ask(detail::StoreCode::check, keys_of(detail::StoreCode::check, keys)).number != 0;
+}
+CHORUS_INLINE void Store::wait(const std::vector<std::string>& keys) { wait(keys, timeout_); }
+CHORUS_INLINE void Store::wait(const std::vector<std::string>& keys, std::chrono::milliseconds timeout) {
+  ask(detail::StoreCode::wait, keys_of(detail::StoreCode::wait, keys), timeout.count());
+}
+CHORUS_INLINE std::int64_t Store::num_keys() { return ask(detail::StoreCode::num_keys, {}).number; }
+CHORUS_INLINE void Store::append(std::string_view key, std::string_view value) {
+  ask(detail::StoreCode::append, {key_of(detail::StoreCode::append, key), std::string(value)});
+}
+CHORUS_INLINE std::vector<std::string> Store::multi_get(const std::vector<std::string>& keys) {
+  auto reply = ask(detail::StoreCode::get, keys_of(detail::StoreCode::get, keys), timeout_.count());
+  chorus::check<CommError>(reply.texts.size() == keys.size(), "store.get: the server ", link_->where(), " answers ",
+                           reply.texts.size(), " values, expected ", keys.size());
+  return std::move(reply.texts);
+}
+CHORUS_INLINE void Store::multi_set(const std::vector<std::string>& keys, const std::vector<std::string>& values) {
+  chorus::check<UsageError>(keys.size() == values.size(), "store.multi_set: ", keys.size(), " keys, but ",
+                            values.size(), " values");
+  std::vector<std::string> texts;
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    texts.push_back(key_of(detail::StoreCode::multi_set, keys[i]));
+    texts.push_back(values[i]);
+  }
+  ask(detail::StoreCode::multi_set, std::move(texts));
+}
+
+CHORUS_INLINE Store Store::prefix_store(std::string_view prefix) const {
+  auto other = *this;
+  other.prefix_ += std::string(prefix) + "/";
+  return other;
+}
+
+CHORUS_INLINE Store Store::of(const World& world, AnyCommunicator& communicator) {
+  struct News {
+    std::uint64_t key = 0;
+    std::int32_t port = 0;
+    std::array<char, 252> why{};
+  } news;
+  std::optional<Store> store;
+  if (communicator.size() == 1) return Store();
+  if (communicator.rank() == 0) {
+    try {
+      auto listener = Socket::listen(Address::resolve(world.master_addr, 0, Clock::now() + world.timeout));
+      news.key = detail::random_key();
+      news.port = listener.local().port();
+      store = Store(std::make_shared<StoreServer>(std::move(listener), world.token, news.key));
+    } catch (const Error& error) {  // the others shall not wait for it
+      news.port = 0;
+      const std::string_view what = error.what();
+      std::copy_n(what.data(), std::min(what.size(), news.why.size() - 1), news.why.data());
+    }
+  }
+  const auto bytes = std::span(reinterpret_cast<std::uint8_t*>(&news), sizeof news);
+  communicator.broadcast(bytes, 0);
+  chorus::check<CommError>(news.port > 0, "rank ", communicator.rank(), ": rank 0 has no store: ", news.why.data());
+  if (!store) {
+    store = Store::connect(world.master_addr, news.port, world.token, world.timeout, news.key);
+    store->set_timeout(Store::default_timeout);
+  }
+  return *store;
+}
+
+}  // namespace chorus::inline CHORUS_ABI::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_STORE_IMPL_HPP
+
+#endif  // CHORUS_SINGLE_CHORUS_COMM_STORE_HPP
+
+// <chorus/data/open_images.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_DATA_OPEN_IMAGES_HPP
+#define CHORUS_SINGLE_CHORUS_DATA_OPEN_IMAGES_HPP
+/// Opens a folder of images, whichever of the known datasets it holds.
+
+namespace chorus::inline CHORUS_ABI::data {
+
+/// The dataset in `folder`: MNIST where one of its files for `split` is there, else CIFAR-10. Throws FileError with
+/// what was looked for where the folder has neither, and all that `Mnist` and `Cifar10` throw.
+inline ImageDataset open_images(const std::string& folder, Split split = Split::train) {
+  require_folder("open_images", folder);
+  if (!Mnist::find(folder, split, Mnist::images).empty() || !Mnist::find(folder, split, Mnist::labels).empty())
+    return Mnist(folder, split);
+  if (!Cifar10::find(folder).empty()) return Cifar10(folder, split);
+  const char* part = split == Split::train ? "train" : "t10k";
+  fail<FileError>("open_images: folder ", folder, " holds no dataset that is known here; looked for MNIST (", part,
+                  Mnist::images, " and ", part, Mnist::labels, ", plain or .gz) and CIFAR-10 (",
+                  split == Split::train ? "data_batch_1.bin to data_batch_5.bin" : "test_batch.bin",
+                  ", also in cifar-10-batches-bin)");
+}
+
+}  // namespace chorus::inline CHORUS_ABI::data
+#endif  // CHORUS_SINGLE_CHORUS_DATA_OPEN_IMAGES_HPP
+
+// <chorus/io/checkpoint.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_CHECKPOINT_HPP
+#define CHORUS_SINGLE_CHORUS_IO_CHECKPOINT_HPP
+/// Checkpoints: a model's file with all that is needed to go on training as if nothing had happened.
+
+#include <set>
+
+// <chorus/io/load_model.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_LOAD_MODEL_HPP
+#define CHORUS_SINGLE_CHORUS_IO_LOAD_MODEL_HPP
+/// Reading a model's numbers from a safetensors file.
+
+// <chorus/io/model_file_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_MODEL_FILE_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_IO_MODEL_FILE_IMPL_HPP
+/// How a model's numbers get into a file.
+
+// <chorus/io/safetensors_writer.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_HPP
+#define CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_HPP
+/// Writes safetensors files: the same bytes as the reference writer's for the same tensors, replaced whole or not at
+/// all. The format: https://github.com/huggingface/safetensors#format
+
+// <chorus/io/atomic_file.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_ATOMIC_FILE_HPP
+#define CHORUS_SINGLE_CHORUS_IO_ATOMIC_FILE_HPP
+/// A file that appears whole or not at all: written beside its place, synced, and renamed over the old one. A process
+/// killed or a disk full at any moment leaves the old file or the new one.
+
+#include <dirent.h>
+#include <sys/file.h>
+
+// <chorus/io/descriptor.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_DESCRIPTOR_HPP
+#define CHORUS_SINGLE_CHORUS_IO_DESCRIPTOR_HPP
+/// A file descriptor that closes itself.
+
+namespace chorus::inline CHORUS_ABI::io {
+
+/// Owns `value`, unless it is negative.
+struct Descriptor {
+  int value = -1;
+
+  Descriptor() = default;
+  explicit Descriptor(int descriptor) : value(descriptor) {}
+  Descriptor(Descriptor&& other) noexcept : value(std::exchange(other.value, -1)) {}
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    std::swap(value, other.value);
+    return *this;
+  }
+  ~Descriptor() {
+    if (value >= 0) ::close(value);
+  }
+};
+
+/// The most that one call reads or writes: Linux stops just below 2 GiB, and some systems refuse more.
+inline constexpr std::size_t io_chunk = std::size_t{1} << 30;
+
+}  // namespace chorus::inline CHORUS_ABI::io
+#endif  // CHORUS_SINGLE_CHORUS_IO_DESCRIPTOR_HPP
+
+namespace chorus::inline CHORUS_ABI::io {
+
+/// Writes to `.NAME.<16 hex digits>.tmp` in the folder of `path`; `commit` puts it in place. Without a commit the
+/// destructor removes it and the old file stays. What a killed process left is removed by the next AtomicFile of the
+/// same path: a temporary file that is still being written is locked. Every FileError names path, step and reason.
+class AtomicFile {
+ public:
+  /// A symbolic link is followed. Throws FileError where the folder is missing or can't be written, or `path` is there
+  /// and is read-only or no regular file.
+  explicit AtomicFile(std::string path) : AtomicFile(Unopened{}, std::move(path)) {
+    // The object is complete by now, so that the destructor cleans up after whatever throws here.
+    open_folder();
+    const mode_t mode = check_old_file();
+    remove_leftovers();
+    create(mode);
+  }
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+  ~AtomicFile() { discard(); }
+
+  /// Appends. Throws FileError, and then removes the temporary file.
+  void write(std::span<const std::byte> data) {
+    check<UsageError>(!temporary_.empty(), "saving ", path_, ": write to a file that is committed or has failed");
+    while (!data.empty()) {
+      const ssize_t count = ::write(file_.value, data.data(), std::min(data.size(), io_chunk));
+      if (count < 0 && errno == EINTR) continue;
+      if (count == 0) errno = EIO;
+      if (count <= 0) fail_at("writing");
+      data = data.subspan(static_cast<std::size_t>(count));
+    }
+  }
+  void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
+
+  /// Syncs the file to the disk, renames it to its place, and syncs the folder. Throws FileError; the old file is then
+  /// untouched, save where the message says that only the folder's sync failed.
+  void commit() {
+    check<UsageError>(!temporary_.empty(), "saving ", path_, ": commit of a file that is committed or has failed");
+    if (sync(file_) != 0) fail_at("syncing the file to the disk");
+    if (::renameat(folder_.value, temporary_.c_str(), folder_.value, name_.c_str()) != 0) {
+      fail_at("renaming the temporary file");
+    }
+    temporary_.clear();
+    // Some file systems can't sync a folder and say EINVAL.
+    if (sync(folder_) != 0 && errno != EINVAL) {
+      fail_at("the file is in place, but a loss of power may bring the old one back: syncing the folder");
+    }
+  }
+
+ private:
+  struct Unopened {};
+  static constexpr std::string_view suffix = ".tmp";
+  static constexpr std::size_t digits = 16;
+
+  AtomicFile(Unopened, std::string path) : path_(std::move(path)) {}
+
+  void discard() {
+    if (!temporary_.empty()) ::unlinkat(folder_.value, temporary_.c_str(), 0);
+    temporary_.clear();
+  }
+
+  /// Reports errno. What was written so far is of no use, and must not be committed by a caller who catches the error.
+  [[noreturn]] void fail_at(std::string_view step) {
+    const char* reason = std::strerror(errno);
+    discard();
+    fail<FileError>("saving ", path_, ": ", step, " failed: ", reason);
+  }
+
+  static int sync(const Descriptor& descriptor) {
+    int status = 0;
+    do {
+      status = ::fsync(descriptor.value);
+    } while (status != 0 && errno == EINTR);
+    return status;
+  }
+
+  void open_folder() {
+    std::string target = path_;
+    struct stat facts {};
+    if (::lstat(path_.c_str(), &facts) == 0 && S_ISLNK(facts.st_mode)) {
+      const std::unique_ptr<char, decltype(&std::free)> followed(::realpath(path_.c_str(), nullptr), &std::free);
+      if (followed == nullptr) fail_at("following the symbolic link");
+      target = followed.get();
+    }
+    const std::size_t slash = target.rfind('/');
+    const std::string folder = slash == target.npos ? "." : target.substr(0, slash + 1);
+    name_ = slash == target.npos ? target : target.substr(slash + 1);
+    check<FileError>(!name_.empty(), "saving ", path_.empty() ? "\"\"" : path_, ": the path has no file name");
+    // NAME_MAX is 255 bytes; a longer name shares its leftovers with its namesakes, which the locks make harmless.
+    prefix_ = cat('.', name_.substr(0, 200), '.');
+    folder_.value = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (folder_.value < 0) fail_at(cat("opening the folder ", folder));
+  }
+
+  /// The permissions that the new file takes over; 0 where there is no old file.
+  mode_t check_old_file() {
+    struct stat facts {};
+    if (::fstatat(folder_.value, name_.c_str(), &facts, AT_SYMLINK_NOFOLLOW) != 0) {
+      if (errno != ENOENT) fail_at("looking at the old file");
+      return 0;
+    }
+    check<FileError>(S_ISREG(facts.st_mode), "saving ", path_, ": it exists and is not a regular file");
+    if (::faccessat(folder_.value, name_.c_str(), W_OK, 0) != 0) fail_at("replacing the old file");
+    return facts.st_mode & 0777;
+  }
+
+  /// Unlinks what writers of this path left that no longer live. Best effort: it may fail and the save go on.
+  void remove_leftovers() const {
+    const auto close_folder = [](DIR* folder) { ::closedir(folder); };
+    Descriptor own(::openat(folder_.value, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    const std::unique_ptr<DIR, decltype(close_folder)> folder(own.value < 0 ? nullptr : ::fdopendir(own.value));
+    if (folder == nullptr) return;
+    own.value = -1;
+    while (const dirent* entry = ::readdir(folder.get())) {
+      const std::string_view name = entry->d_name;
+      if (name.size() != prefix_.size() + digits + suffix.size()) continue;
+      if (!name.starts_with(prefix_) || !name.ends_with(suffix)) continue;
+      const Descriptor file(::openat(folder_.value, entry->d_name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+      if (file.value < 0 || ::flock(file.value, LOCK_EX | LOCK_NB) != 0) continue;
+      ::unlinkat(folder_.value, entry->d_name, 0);
+    }
+  }
+
+  void create(mode_t mode) {
+    constexpr int attempts = 100;
+    for (int attempt = 0; attempt < attempts; ++attempt) {
+      const std::string name = random_name();
+      Descriptor file(
+          ::openat(folder_.value, name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666));
+      if (file.value < 0) {
+        if (errno == EEXIST || errno == EINTR) continue;
+        fail_at("creating a temporary file in its folder");
+      }
+      temporary_ = name;
+      file_ = std::move(file);
+      // Another process's remove_leftovers may be faster than this lock: then it holds the lock, or the file has no
+      // name any more.
+      const bool taken = ::flock(file_.value, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+      struct stat facts {};
+      if (::fstat(file_.value, &facts) != 0) fail_at("looking at the temporary file");
+      if (taken || facts.st_nlink == 0) continue;
+      if (mode != 0 && ::fchmod(file_.value, mode) != 0) fail_at("setting the permissions");
+      return;
+    }
+    fail<FileError>("saving ", path_, ": no temporary file could be made in its folder in ", attempts, " attempts");
+  }
+
+  std::string random_name() {
+    unsigned char bytes[digits / 2];
+    if (::getentropy(bytes, sizeof bytes) != 0) fail_at("getting a random name");
+    std::string name = prefix_;
+    for (const unsigned char byte : bytes) {
+      constexpr std::string_view hex = "0123456789abcdef";
+      (name += hex[byte >> 4]) += hex[byte & 15];
+    }
+    return name += suffix;
+  }
+
+  std::string path_, name_, prefix_, temporary_;
+  Descriptor folder_, file_;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::io
+#endif  // CHORUS_SINGLE_CHORUS_IO_ATOMIC_FILE_HPP
+
+// <chorus/io/tensor_entry.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_TENSOR_ENTRY_HPP
+#define CHORUS_SINGLE_CHORUS_IO_TENSOR_ENTRY_HPP
+/// One tensor of a safetensors file, and the rules that its reader and its writer share.
+
+// <chorus/io/file_dtype.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_FILE_DTYPE_HPP
+#define CHORUS_SINGLE_CHORUS_IO_FILE_DTYPE_HPP
+/// The element types that a safetensors file may hold: those of chorus::DType and those that tensors don't have.
+
+namespace chorus::inline CHORUS_ABI::io {
+
+/// In the order of the format's own list, by which writers sort tensors: later types come first in a file.
+enum class FileDType : std::uint8_t {
+  boolean,
+  f4,
+  f6_e2m3,
+  f6_e3m2,
+  u8,
+  i8,
+  f8_e5m2,
+  f8_e4m3,
+  f8_e8m0,
+  f8_e4m3fnuz,
+  f8_e5m2fnuz,
+  i16,
+  u16,
+  f16,
+  bf16,
+  i32,
+  u32,
+  f32,
+  c64,
+  f64,
+  i64,
+  u64
+};
+
+namespace detail {
+struct FileDTypeFacts {
+  std::string_view name;
+  unsigned bits;
+};
+inline constexpr FileDTypeFacts file_dtypes[] = {
+    {"BOOL", 8},    {"F4", 4},      {"F6_E2M3", 6}, {"F6_E3M2", 6},     {"U8", 8},          {"I8", 8},
+    {"F8_E5M2", 8}, {"F8_E4M3", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}, {"I16", 16},
+    {"U16", 16},    {"F16", 16},    {"BF16", 16},   {"I32", 32},        {"U32", 32},        {"F32", 32},
+    {"C64", 64},    {"F64", 64},    {"I64", 64},    {"U64", 64}};
+}  // namespace detail
+
+/// The name in the file, as `F8_E4M3`.
+constexpr std::string_view name(FileDType type) { return detail::file_dtypes[static_cast<std::size_t>(type)].name; }
+
+/// Bits of one element; F4 and F6 elements are packed.
+constexpr unsigned bits_of(FileDType type) { return detail::file_dtypes[static_cast<std::size_t>(type)].bits; }
+
+/// The type of that name, if there is one.
+constexpr std::optional<FileDType> file_dtype_named(std::string_view text) {
+  for (std::size_t i = 0; i < std::size(detail::file_dtypes); ++i) {
+    if (detail::file_dtypes[i].name == text) return static_cast<FileDType>(i);
+  }
+  return std::nullopt;
+}
+
+/// Every type of a tensor has a type in the file, of the same name.
+constexpr FileDType file_dtype(DType type) { return *file_dtype_named(chorus::name(type)); }
+
+inline void append(std::string& out, FileDType part) { out += name(part); }
+
+}  // namespace chorus::inline CHORUS_ABI::io
+#endif  // CHORUS_SINGLE_CHORUS_IO_FILE_DTYPE_HPP
+
+namespace chorus::inline CHORUS_ABI::io {
+
+/// What a file says of one tensor: row-major elements, little-endian, `bytes` bytes from `begin` on in the data that
+/// follows the header. Nothing is said about alignment.
+struct TensorEntry {
+  std::string name;
+  FileDType dtype{};
+  std::vector<Index> shape;
+  std::size_t begin = 0;
+  std::size_t bytes = 0;
+};
+
+/// What a reader accepts. A file's sizes are also checked against the file itself before anything is allocated.
+struct ReaderLimits {
+  std::uint64_t header_bytes = std::uint64_t{16} << 20;  ///< never above `format_header_bytes`
+  std::size_t tensors = 1'000'000;
+  std::size_t rank = 8;
+  std::size_t name_bytes = 1024;
+};
+
+/// The format's own limit on the size of its header.
+inline constexpr std::uint64_t format_header_bytes = 100'000'000;
+
+namespace detail {
+
+/// How a message about one tensor of a file begins.
+struct TensorOfFile {
+  std::string_view path, tensor;
+};
+inline void append(std::string& out, TensorOfFile part) {
+  out += cat(part.path, ": tensor ", Quoted{part.tensor}, ": ");
+}
+
+/// Bytes of a tensor. Throws `Kind` where they can't be counted.
+template <class Kind>
+std::size_t tensor_bytes(FileDType dtype, std::span<const Index> shape, TensorOfFile who) {
+  constexpr auto most = static_cast<std::uint64_t>(std::numeric_limits<Index>::max());
+  std::uint64_t bits = bits_of(dtype);
+  bool empty = false;
+  for (const Index size : shape) {
+    check<Kind>(size >= 0, who, "negative size in shape ", shape);
+    // Axes of size 0 don't shorten the count: strides of the other axes are computed later and must not overflow.
+    empty = empty || size == 0;
+    const auto factor = static_cast<std::uint64_t>(std::max<Index>(size, 1));
+    check<Kind>(bits <= most / factor, who, "the size of shape ", shape, " of ", dtype, " overflows");
+    bits *= factor;
+  }
+  if (empty) return 0;
+  check<Kind>(bits % 8 == 0, who, "shape ", shape, " of ", dtype, " is ", bits, " bits, which are no whole bytes");
+  return static_cast<std::size_t>(bits / 8);
+}
+
+/// Throws `Kind` unless the tensor's name is short enough and printable.
+template <class Kind>
+void check_tensor_name(TensorOfFile who, std::size_t limit) {
+  const std::string_view name = who.tensor;
+  check<Kind>(name.size() <= limit, who, "its name has ", name.size(), " bytes; the limit is ", limit);
+  const bool control = std::any_of(name.begin(), name.end(), [](unsigned char c) { return c < 0x20 || c == 0x7F; });
+  check<Kind>(!control, who, "its name has a control character");
+}
+
+}  // namespace detail
+}  // namespace chorus::inline CHORUS_ABI::io
+#endif  // CHORUS_SINGLE_CHORUS_IO_TENSOR_ENTRY_HPP
+
+namespace chorus::inline CHORUS_ABI::io {
+
+static_assert(std::endian::native == std::endian::little,
+              "safetensors files are little-endian, and so must this machine be");
+
+/// A tensor to be written: its row-major elements, which must outlive the call.
+struct TensorView {
+  std::string name;
+  FileDType dtype{};
+  std::span<const Index> shape;
+  std::span<const std::byte> data;
+};
+
+namespace detail {
+
+/// Checks what is to be written, sorts it as it will lie in the file, and returns all that stands before the data.
+/// Throws UsageError where a reader would refuse the file.
+inline std::string safetensors_header(std::string_view path, std::vector<const TensorView*>& tensors,
+                                      const Metadata& metadata) {
+  // By alignment, largest first, so that every tensor is aligned in the file; then by name.
+  std::sort(tensors.begin(), tensors.end(), [](const TensorView* a, const TensorView* b) {
+    return a->dtype != b->dtype ? a->dtype > b->dtype : a->name < b->name;
+  });
+  std::string json = "{";
+  if (!metadata.empty()) {
+    json += "\"__metadata__\":";
+    char separator = '{';
+    for (const auto& [key, value] : metadata) {
+      check<UsageError>(valid_utf8(key) && valid_utf8(value), "saving ", path, ": metadata ", Quoted{key},
+                        " is not valid UTF-8");
+      json += separator;
+      append_json_string(json, key);
+      json += ':';
+      append_json_string(json, value);
+      separator = ',';
+    }
+    json += '}';
+  }
+
+  std::vector<std::string_view> names;
+  std::size_t offset = 0;
+  const std::string saving = cat("saving ", path);
+  for (const TensorView* tensor : tensors) {
+    const TensorOfFile who{saving, tensor->name};
+    check_tensor_name<UsageError>(who, ReaderLimits{}.name_bytes);
+    check<UsageError>(valid_utf8(tensor->name), who, "its name is not valid UTF-8");
+    check<UsageError>(tensor->name != "__metadata__", who, "the format keeps that name for itself");
+    check<UsageError>(tensor->shape.size() <= ReaderLimits{}.rank, who, "shape ", tensor->shape, " has more than ",
+                      ReaderLimits{}.rank, " axes");
+    const std::size_t bytes = tensor_bytes<UsageError>(tensor->dtype, tensor->shape, who);
+    check<UsageError>(tensor->data.size() == bytes, who, "shape ", tensor->shape, " of ", tensor->dtype, " takes ",
+                      bytes, " bytes, but the data have ", tensor->data.size());
+    names.push_back(tensor->name);
+    if (json.size() > 1) json += ',';
+    append_json_string(json, tensor->name);
+    json += cat(":{\"dtype\":\"", tensor->dtype, "\",\"shape\":[");
+    for (const Index& size : tensor->shape) json += cat(&size == tensor->shape.data() ? "" : ",", size);
+    json += cat("],\"data_offsets\":[", offset, ",", offset + bytes, "]}");
+    offset += bytes;
+  }
+  json += '}';
+
+  std::sort(names.begin(), names.end());
+  const auto twice = std::adjacent_find(names.begin(), names.end());
+  if (twice != names.end()) fail<UsageError>(TensorOfFile{saving, *twice}, "appears twice");
+
+  json.resize((json.size() + 7) / 8 * 8, ' ');
+  check<UsageError>(json.size() <= format_header_bytes, saving, ": the header would have ", json.size(),
+                    " bytes; the format allows ", format_header_bytes);
+  const auto prefix = std::bit_cast<std::array<char, 8>>(std::uint64_t{json.size()});
+  json.insert(0, prefix.data(), prefix.size());
+  return json;
+}
+
+}  // namespace detail
+
+/// Writes a file and replaces what was at `path`, atomically: see AtomicFile, also for its FileErrors. Throws
+/// UsageError, and touches nothing, where a name comes twice or can't be a name, or data don't have the size of their
+/// shape and dtype.
+inline void write_safetensors(const std::string& path, std::span<const TensorView> tensors,
+                              const Metadata& metadata = {}) {
+  std::vector<const TensorView*> order;
+  for (const TensorView& tensor : tensors) order.push_back(&tensor);
+  const std::string header = detail::safetensors_header(path, order, metadata);
+  AtomicFile file(path);
+  file.write(header);
+  for (const TensorView* tensor : order) file.write(tensor->data);
+  file.commit();
+}
+
+}  // namespace chorus::inline CHORUS_ABI::io
+#endif  // CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_HPP
+
+namespace chorus::inline CHORUS_ABI::io {
+
+namespace detail {
+
+/// A tensor in device memory that goes into a file, or comes from one. What begins with this prefix in a checkpoint is
+/// not the model's.
+inline constexpr std::string_view training_prefix = "training/";
+
+/// Tensors on their way to a file, brought to the host.
+class Outgoing {
+ public:
+  template <Device D>
+  void add(std::string name, DType dtype, std::vector<Index> shape, D device, const void* data) {
+    const auto bytes = static_cast<std::size_t>(numel(shape)) * size_of(dtype);
+    items_.push_back({std::move(name), dtype, std::move(shape), std::vector<std::byte>(bytes)});
+    copy_bytes(Cpu{}, items_.back().bytes.data(), device, data, bytes);
+  }
+  /// A tensor with a name, dtype, shape, device (if any) and data.
+  template <class Place>
+  void add(const Place& tensor) {
+    if (tensor.device)
+      add(tensor.name, tensor.dtype, tensor.shape, *tensor.device, tensor.data);
+    else
+      add(tensor.name, tensor.dtype, tensor.shape, Cpu{}, tensor.data);
+  }
+  std::vector<TensorView> views() const {
+    std::vector<TensorView> out;
+    for (const Item& item : items_) out.push_back({item.name, file_dtype(item.dtype), item.shape, item.bytes});
+    return out;
+  }
+
+ private:
+  struct Item {
+    std::string name;
+    DType dtype;
+    std::vector<Index> shape;
+    std::vector<std::byte> bytes;
+  };
+  std::vector<Item> items_;
+};
+
+/// Calls `visit(name, dtype, extents, device, data)` for all numbers of a model; `touch` says that they will change.
+template <Device D, class Visit>
+void for_each_tensor(nn::Module& model, const Visit& visit, bool touch) {
+  for (const auto& named : nn::named_parameters<D>(model)) {
+    visit(named.name, named.parameter->dtype(), named.parameter->extents(), named.parameter->where(),
+          named.parameter->value_data());
+    if (touch) named.parameter->touch();
+  }
+  for (const auto& named : nn::named_buffers<D>(model))
+    visit(named.name, named.buffer->dtype(), named.buffer->extents(), named.buffer->where(), named.buffer->data());
+}
+
+template <Device D>
+void add_model(Outgoing& out, nn::Module& model) {
+  for_each_tensor<D>(
+      model,
+      [&](const std::string& name, DType dtype, std::span<const Index> extents, D device, const void* data) {
+        out.add(name, dtype, {extents.begin(), extents.end()}, device, data);
+      },
+      false);
+}
+
+template <Device D>
+void save_module(nn::Module& model, const std::string& path, const Metadata& metadata) {
+  Outgoing out;
+  add_model<D>(out, model);
+  write_safetensors(path, out.views(), metadata);
+}
+
+}  // namespace detail
+
+}  // namespace chorus::inline CHORUS_ABI::io
+#endif  // CHORUS_SINGLE_CHORUS_IO_MODEL_FILE_IMPL_HPP
+
+// <chorus/io/safetensors_reader.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_READER_HPP
+#define CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_READER_HPP
+/// Reads safetensors files. A file is checked whole before a tensor is read; it can't make the program run code,
+/// allocate more than its own size in data, or read outside itself. Values are not checked: NaN and infinity are left
+/// as they are.
+
+// <chorus/io/safetensors_header.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_HEADER_HPP
+#define CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_HEADER_HPP
+/// Parses the JSON header of a safetensors file. Stricter than the reference reader: no name, metadata key or field
+/// twice, no unknown fields, no control characters in names. The format:
+/// https://github.com/huggingface/safetensors#format
+
+#include <nlohmann/json.hpp>
+
+namespace chorus::inline CHORUS_ABI::io {
+
+struct SafetensorsHeader {
+  std::vector<TensorEntry> entries;  ///< in the order of their data
+  Metadata metadata;
+};
+
+namespace detail {
+
+/// Takes the events of nlohmann's parser: unlike a parsed document, they show duplicates, and nothing deeper than the
+/// format allows is ever stored. Every event that doesn't fit throws FileError.
+class SafetensorsHeaderEvents {
+ public:
+  using json = nlohmann::json;
+
+  SafetensorsHeaderEvents(std::string_view path, const ReaderLimits& limits) : path_(path), limits_(limits) {}
+
+  SafetensorsHeader take() { return std::move(header_); }
+
+  bool null() {
+    if (place_ == Place::top && key_ == metadata_key) return true;
+    unexpected("null");
+  }
+  bool boolean(bool value) { unexpected(value ? "true" : "false"); }
+  bool number_integer(std::int64_t value) { unexpected(cat("the number ", value)); }
+  bool number_float(double, const std::string& text) { unexpected(cat("the number ", text.substr(0, 40))); }
+  bool binary(json::binary_t&) { unexpected("binary data"); }
+
+  bool number_unsigned(std::uint64_t value) {
+    if (place_ == Place::shape) {
+      check<FileError>(entry_.shape.size() < limits_.rank, who(), "shape has more than ", limits_.rank,
+                       " axes, the limit (ReaderLimits::rank)");
+      check<FileError>(value <= static_cast<std::uint64_t>(std::numeric_limits<Index>::max()), who(), "size ", value,
+                       " in shape is too large");
+      entry_.shape.push_back(static_cast<Index>(value));
+    } else if (place_ == Place::offsets && offset_count_ < 2) {
+      offsets_[offset_count_++] = value;
+    } else {
+      unexpected(cat("the number ", value));
+    }
+    return true;
+  }
+
+  bool string(std::string& value) {
+    if (place_ == Place::metadata) {
+      header_.metadata[key_] = std::move(value);
+    } else if (place_ == Place::tensor && field_ == Field::dtype) {
+      const auto dtype = file_dtype_named(value);
+      check<FileError>(dtype.has_value(), who(), "unknown dtype ", Quoted{value});
+      entry_.dtype = *dtype;
+    } else {
+      unexpected(cat("the string ", Quoted{value}));
+    }
+    return true;
+  }
+
+  bool start_object(std::size_t) {
+    if (place_ == Place::outside) {
+      place_ = Place::top;
+    } else if (place_ == Place::top) {
+      place_ = key_ == metadata_key ? Place::metadata : Place::tensor;
+      entry_ = {key_, {}, {}, 0, 0};
+      seen_ = 0;
+      offset_count_ = 0;
+    } else {
+      unexpected("an object");
+    }
+    return true;
+  }
+
+  bool key(std::string& value) {
+    if (place_ == Place::tensor) {
+      field_ = field_named(value);
+      check<FileError>((seen_ & bit(field_)) == 0, who(), "field ", Quoted{value}, " appears twice");
+      seen_ |= bit(field_);
+      return true;
+    }
+    key_ = std::move(value);
+    if (place_ == Place::metadata) {
+      check<FileError>(!header_.metadata.contains(key_), path_, ": metadata key ", Quoted{key_}, " appears twice");
+    } else if (key_ == metadata_key) {
+      check<FileError>(!std::exchange(has_metadata_, true), path_, ": __metadata__ appears twice");
+    } else {
+      check_tensor_name<FileError>({path_, key_}, limits_.name_bytes);
+    }
+    return true;
+  }
+
+  bool end_object() {
+    if (place_ == Place::tensor) finish_tensor();
+    place_ = place_ == Place::top ? Place::outside : Place::top;
+    return true;
+  }
+
+  bool start_array(std::size_t) {
+    if (place_ != Place::tensor || field_ == Field::dtype) unexpected("an array");
+    place_ = field_ == Field::shape ? Place::shape : Place::offsets;
+    return true;
+  }
+
+  bool end_array() {
+    check<FileError>(place_ == Place::shape || offset_count_ == 2, who(), "data_offsets must hold two numbers, got ",
+                     offset_count_);
+    place_ = Place::tensor;
+    return true;
+  }
+
+  bool parse_error(std::size_t position, const std::string&, const json::exception& error) {
+    fail<FileError>(path_, ": the header is not valid JSON at byte ", position,
+                    " of it: ", std::string_view(error.what()).substr(0, 240));
+  }
+
+ private:
+  enum class Place { outside, top, metadata, tensor, shape, offsets };
+  enum class Field { dtype, shape, offsets };
+  static constexpr std::string_view metadata_key = "__metadata__";
+
+  static unsigned bit(Field field) { return 1u << static_cast<unsigned>(field); }
+
+  Field field_named(std::string_view text) const {
+    if (text == "dtype") return Field::dtype;
+    if (text == "shape") return Field::shape;
+    if (text == "data_offsets") return Field::offsets;
+    fail<FileError>(who(), "unknown field ", Quoted{text}, "; expected dtype, shape and data_offsets");
+  }
+
+  void finish_tensor() {
+    check<FileError>((seen_ & bit(Field::dtype)) != 0, who(), "no dtype");
+    check<FileError>((seen_ & bit(Field::shape)) != 0, who(), "no shape");
+    check<FileError>((seen_ & bit(Field::offsets)) != 0, who(), "no data_offsets");
+    const auto [begin, end] = offsets_;
+    check<FileError>(begin <= end, who(), "data_offsets [", begin, ", ", end, "] end before they begin");
+    const std::size_t bytes = tensor_bytes<FileError>(entry_.dtype, entry_.shape, who());
+    check<FileError>(end - begin == bytes, who(), "shape ", std::span<const Index>(entry_.shape), " of ", entry_.dtype,
+                     " takes ", bytes, " bytes, but data_offsets [", begin, ", ", end, "] span ", end - begin);
+    check<FileError>(header_.entries.size() < limits_.tensors, path_, ": more than ", limits_.tensors,
+                     " tensors, the limit (ReaderLimits::tensors)");
+    entry_.begin = static_cast<std::size_t>(begin);
+    entry_.bytes = bytes;
+    header_.entries.push_back(std::move(entry_));
+  }
+
+  TensorOfFile who() const { return {path_, entry_.name}; }
+
+  [[noreturn]] void unexpected(std::string_view got) const {
+    switch (place_) {
+      case Place::outside:
+        fail<FileError>(path_, ": the header must be an object, got ", got);
+      case Place::top:
+        fail<FileError>(path_, ": ", key_ == metadata_key ? "" : "tensor ", Quoted{key_}, " must be an object, got ",
+                        got);
+      case Place::metadata:
+        fail<FileError>(path_, ": metadata key ", Quoted{key_}, " must have a string, got ", got);
+      case Place::tensor:
+        if (field_ == Field::dtype) fail<FileError>(who(), "dtype must be a string, got ", got);
+        fail<FileError>(who(), field_ == Field::shape ? "shape" : "data_offsets", " must be an array, got ", got);
+      case Place::shape:
+        fail<FileError>(who(), "a size in shape must be a whole number of 64 bits, got ", got);
+      case Place::offsets:
+        break;
+    }
+    fail<FileError>(who(), "data_offsets must hold two whole numbers of 64 bits, got ", got);
+  }
+
+  std::string_view path_;
+  const ReaderLimits& limits_;
+  SafetensorsHeader header_;
+  Place place_ = Place::outside;
+  Field field_ = Field::dtype;
+  std::string key_;
+  TensorEntry entry_;
+  std::uint64_t offsets_[2] = {};
+  std::size_t offset_count_ = 0;
+  unsigned seen_ = 0;
+  bool has_metadata_ = false;
+};
+
+/// Checks that the tensors, sorted here by offset, fill the data without holes or overlaps, and that no name comes
+/// twice.
+inline void check_layout(std::string_view path, std::vector<TensorEntry>& entries, std::uint64_t data_bytes) {
+  std::sort(entries.begin(), entries.end(), [](const TensorEntry& a, const TensorEntry& b) {
+    return std::pair(a.begin, a.bytes) < std::pair(b.begin, b.bytes);
+  });
+  std::size_t end = 0;
+  for (const TensorEntry& entry : entries) {
+    check<FileError>(entry.begin == end, TensorOfFile{path, entry.name}, "data begin at ", entry.begin, ", ",
+                     entry.begin < end ? "inside the tensor before, which ends at " : "after a hole that begins at ",
+                     end);
+    end += entry.bytes;
+  }
+  check<FileError>(end == data_bytes, path, ": the tensors have ", end, " bytes, but after the header the file has ",
+                   data_bytes);
+
+  std::vector<std::string_view> names;
+  for (const TensorEntry& entry : entries) names.push_back(entry.name);
+  std::sort(names.begin(), names.end());
+  const auto twice = std::adjacent_find(names.begin(), names.end());
+  if (twice != names.end()) fail<FileError>(TensorOfFile{path, *twice}, "appears twice");
+}
+
+}  // namespace detail
+
+/// Parses and checks a header. `data_bytes`: what the file holds after it. `path`: how messages begin.
+/// Throws FileError.
+inline SafetensorsHeader parse_safetensors_header(std::string_view text, std::uint64_t data_bytes,
+                                                  std::string_view path, const ReaderLimits& limits) {
+  // The parser would skip a byte order mark, and take a zero byte for the end of its input.
+  check<FileError>(text.find('\0') == text.npos, path, ": the header is not valid JSON: it has a zero byte");
+  check<FileError>(!text.starts_with("\xEF\xBB\xBF"), path, ": the header is not valid JSON: it has a byte order mark");
+  detail::SafetensorsHeaderEvents events(path, limits);
+  nlohmann::json::sax_parse(text.begin(), text.end(), &events);
+  SafetensorsHeader header = events.take();
+  detail::check_layout(path, header.entries, data_bytes);
+  return header;
+}
+
+}  // namespace chorus::inline CHORUS_ABI::io
+#endif  // CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_HEADER_HPP
+
+namespace chorus::inline CHORUS_ABI::io {
+
+static_assert(std::endian::native == std::endian::little,
+              "safetensors files are little-endian, and so must this machine be");
+
+/// An open safetensors file: the list of its tensors, and their bytes on demand. It may be read from several threads. A
+/// file that is replaced by `write_safetensors` while it is open stays readable as it was.
+class SafetensorsReader {
+ public:
+  /// Opens and checks the file. Throws FileError, with the path and the tensor's name, where it is not there, can't be
+  /// read, breaks a rule of the format, or is above a limit.
+  explicit SafetensorsReader(const std::string& path, const ReaderLimits& limits = {})
+      : path_(path), loading_(cat("loading ", path)) {
+    // Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever.
+    file_.value = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    check<FileError>(file_.value >= 0, loading_, ": opening the file failed: ", std::strerror(errno));
+    struct stat facts {};
+    const bool seen = ::fstat(file_.value, &facts) == 0;  // before errno is read
+    check<FileError>(seen, loading_, ": looking at the file failed: ", std::strerror(errno));
+    check<FileError>(S_ISREG(facts.st_mode), loading_, ": not a regular file");
+    size_ = static_cast<std::uint64_t>(facts.st_size);
+    read_header(limits);
+  }
+
+  /// Reads a file that lies in memory, which must outlive the reader. `name` stands for the path in messages.
+  explicit SafetensorsReader(std::span<const std::byte> memory, const std::string& name,
+                             const ReaderLimits& limits = {})
+      : path_(name), loading_(cat("loading ", name)), memory_(memory), size_(memory.size()) {
+    read_header(limits);
+  }
+
+  const std::string& path() const { return path_; }
+
+  /// All tensors, in the order of their data in the file.
+  std::span<const TensorEntry> entries() const { return header_.entries; }
+
+  const Metadata& metadata() const { return header_.metadata; }
+
+  /// The tensor of that name, or nullptr.
+  const TensorEntry* find(std::string_view name) const {
+    const auto at =
+        std::lower_bound(by_name_.begin(), by_name_.end(), name,
+                         [](const TensorEntry* entry, std::string_view text) { return entry->name < text; });
+    return at != by_name_.end() && (*at)->name == name ? *at : nullptr;
+  }
+
+  /// The tensor of that name; throws FileError where there is none.
+  const TensorEntry& at(std::string_view name) const {
+    const TensorEntry* entry = find(name);
+    check<FileError>(entry != nullptr, loading_, ": no tensor ", Quoted{name}, " among the ", entries().size(),
+                     " in the file");
+    return *entry;
+  }
+
+  /// Copies a tensor's bytes; `to` must have exactly `entry.bytes`. Throws UsageError where it has not, or `entry` is
+  /// not of this file, and FileError where the file can't be read or was cut since it was opened.
+  void read(const TensorEntry& entry, std::span<std::byte> to) const {
+    check<UsageError>(to.size() == entry.bytes, loading_, ": tensor ", Quoted{entry.name}, " has ", entry.bytes,
+                      " bytes, but the place to read it to has ", to.size());
+    check<UsageError>(entry.begin <= size_ - data_begin_ && entry.bytes <= size_ - data_begin_ - entry.begin, loading_,
+                      ": tensor ", Quoted{entry.name}, " is not of this file");
+    read_at(data_begin_ + entry.begin, to, &entry);
+  }
+
+ private:
+  void read_header(const ReaderLimits& limits) {
+    std::array<std::byte, 8> prefix{};
+    check<FileError>(size_ >= prefix.size(), loading_, ": not a safetensors file: ", size_,
+                     " bytes are too few for the 8 that give the header's size");
+    read_at(0, prefix, nullptr);
+    const auto length = std::bit_cast<std::uint64_t>(prefix);
+    check<FileError>(length <= format_header_bytes, loading_, ": not a safetensors file: a header of ", length,
+                     " bytes; the format allows ", format_header_bytes);
+    check<FileError>(length <= limits.header_bytes, loading_, ": a header of ", length, " bytes; the limit is ",
+                     limits.header_bytes, " (ReaderLimits::header_bytes)");
+    check<FileError>(length <= size_ - prefix.size(), loading_, ": cut short: the header should have ", length,
+                     " bytes, but the file has ", size_, " in all");
+    data_begin_ = prefix.size() + length;
+
+    std::string text(static_cast<std::size_t>(length), '\0');
+    read_at(prefix.size(), std::as_writable_bytes(std::span(text)), nullptr);
+    header_ = parse_safetensors_header(text, size_ - data_begin_, loading_, limits);
+
+    by_name_.reserve(header_.entries.size());
+    for (const TensorEntry& entry : header_.entries) by_name_.push_back(&entry);
+    std::sort(by_name_.begin(), by_name_.end(),
+              [](const TensorEntry* a, const TensorEntry* b) { return a->name < b->name; });
+  }
+
+  void read_at(std::uint64_t offset, std::span<std::byte> to, const TensorEntry* tensor) const {
+    if (file_.value < 0) {
+      if (!to.empty()) std::memcpy(to.data(), memory_.data() + offset, to.size());
+      return;
+    }
+    while (!to.empty()) {
+      const ssize_t count = ::pread(file_.value, to.data(), std::min(to.size(), io_chunk), static_cast<off_t>(offset));
+      if (count < 0 && errno == EINTR) continue;
+      if (count <= 0) {
+        const char* reason = count < 0 ? std::strerror(errno) : "the file has become shorter";
+        fail<FileError>(loading_, ": reading ", tensor == nullptr ? "the header" : cat("tensor ", Quoted{tensor->name}),
+                        " failed: ", reason);
+      }
+      to = to.subspan(static_cast<std::size_t>(count));
+      offset += static_cast<std::uint64_t>(count);
+    }
+  }
+
+  std::string path_, loading_;
+  Descriptor file_;
+  std::span<const std::byte> memory_;
+  std::uint64_t size_ = 0;
+  std::uint64_t data_begin_ = 0;
+  SafetensorsHeader header_;
+  std::vector<const TensorEntry*> by_name_;
+};
+
+namespace detail {
+
+/// Throws FileError where bytes that are to become bools are neither 0 nor 1: a program that takes others for a bool
+/// may do anything.
+inline void check_bools(const SafetensorsReader& file, const TensorEntry& entry, std::span<const std::byte> bytes) {
+  const auto is_odd = [](std::byte value) { return value > std::byte{1}; };
+  check<FileError>(entry.dtype != FileDType::boolean || std::none_of(bytes.begin(), bytes.end(), is_odd), "loading ",
+                   file.path(), ": tensor ", Quoted{entry.name}, ": a BOOL is neither 0 nor 1");
+}
+
+}  // namespace detail
+
+}  // namespace chorus::inline CHORUS_ABI::io
+#endif  // CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_READER_HPP
+
+namespace chorus::inline CHORUS_ABI::io {
+
+namespace detail {
+
+/// A place that a tensor of a file is to fill: in device memory, or, without a device, on the host. `mean_with`: names
+/// of others, with which floating-point numbers take the mean.
+template <Device D>
+struct Incoming {
+  std::string name;
+  DType dtype;
+  std::vector<Index> shape;
+  std::optional<D> device;
+  void* data;
+  std::vector<std::string> mean_with = {};
+};
+
+/// Makes `numbers` the mean of themselves and those of the other tensors of a file.
+template <class T, Device D>
+void take_mean(const SafetensorsReader& file, const Incoming<D>& tensor, std::span<std::byte> numbers) {
+  const auto view = [](std::span<std::byte> bytes) {
+    return std::span(reinterpret_cast<T*>(bytes.data()), bytes.size() / sizeof(T));
+  };
+  const auto mean = view(numbers);
+  std::vector<double> sums(mean.begin(), mean.end());
+  std::vector<std::byte> other(numbers.size());
+  for (const auto& name : tensor.mean_with) {
+    file.read(file.at(name), other);
+    for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += static_cast<double>(view(other)[i]);
+  }
+  for (std::size_t i = 0; i < sums.size(); ++i)
+    mean[i] = static_cast<T>(sums[i] / static_cast<double>(tensor.mean_with.size() + 1));
+}
+
+/// Checks that the file has exactly these tensors, but for those that `ignored(name)` allows, then reads them all.
+/// Throws FileError with every missing, unexpected and mismatched name, and what `judge(wanted, bytes)` throws of a
+/// tensor's numbers, before anything is changed.
+template <Device D, class Ignored, class Judge>
+void read_all(const SafetensorsReader& file, const std::vector<Incoming<D>>& wanted, const Ignored& ignored,
+              const Judge& judge) {
+  std::string missing, unexpected, mismatched;
+  const auto list = [](std::string& to, const auto&... parts) { to += cat(to.empty() ? "" : ", ", parts...); };
+  const auto compare = [&](const Incoming<D>& tensor, const std::string& name) {
+    const TensorEntry* entry = file.find(name);
+    if (entry == nullptr)
+      list(missing, name);
+    else if (entry->dtype != file_dtype(tensor.dtype) || entry->shape != tensor.shape)
+      list(mismatched, name, " (expected ", tensor.dtype, " ", std::span<const Index>(tensor.shape), ", got ",
+           entry->dtype, " ", std::span<const Index>(entry->shape), ")");
+  };
+  for (const auto& tensor : wanted) {
+    compare(tensor, tensor.name);
+    for (const auto& name : tensor.mean_with) compare(tensor, name);
+  }
+  for (const TensorEntry& entry : file.entries()) {
+    bool known = ignored(entry.name);
+    for (const auto& tensor : wanted) known = known || tensor.name == entry.name;
+    if (!known) list(unexpected, entry.name);
+  }
+  std::string problems;
+  const auto report = [&](const char* what, const std::string& names) {
+    if (!names.empty()) problems += cat("; ", what, ": ", names);
+  };
+  report("missing", missing);
+  report("unexpected", unexpected);
+  report("mismatched", mismatched);
+  check<FileError>(problems.empty(), "loading ", file.path(), ": the file doesn't fit the model", problems);
+
+  std::vector<std::vector<std::byte>> numbers;  // all are read before one is stored
+  for (const auto& tensor : wanted) {
+    const TensorEntry& entry = file.at(tensor.name);
+    numbers.emplace_back(entry.bytes);
+    file.read(entry, numbers.back());
+    check_bools(file, entry, numbers.back());
+    if (!tensor.mean_with.empty() && tensor.dtype == DType::f32) take_mean<float>(file, tensor, numbers.back());
+    if (!tensor.mean_with.empty() && tensor.dtype == DType::f64) take_mean<double>(file, tensor, numbers.back());
+    judge(tensor, std::span<const std::byte>(numbers.back()));
+  }
+  for (std::size_t i = 0; i < wanted.size(); ++i)
+    if (wanted[i].device)
+      copy_bytes(*wanted[i].device, wanted[i].data, Cpu{}, numbers[i].data(), numbers[i].size());
+    else
+      copy_bytes(Cpu{}, wanted[i].data, Cpu{}, numbers[i].data(), numbers[i].size());
+}
+
+/// `touch`: they will change.
+template <class Model>
+auto model_places(Model& model, bool touch = true) {
+  std::vector<Incoming<typename Model::device_type>> wanted;
+  for_each_tensor<typename Model::device_type>(
+      model,
+      [&](const std::string& name, DType dtype, std::span<const Index> extents, auto device, void* data) {
+        wanted.push_back({name, dtype, {extents.begin(), extents.end()}, device, data});
+      },
+      touch);
+  return wanted;
+}
+
+/// PyTorch's DataParallel and DistributedDataParallel save each name with "module." before it: where all of the file's
+/// names begin so and the model's don't, what is wanted is called so, too.
+template <Device D>
+void name_as_wrapped(const SafetensorsReader& file, std::vector<Incoming<D>>& wanted) {
+  constexpr std::string_view prefix = "module.";
+  const auto wrapped = [&](const auto& tensor) { return std::string_view(tensor.name).starts_with(prefix); };
+  if (file.entries().empty() || !std::ranges::all_of(file.entries(), wrapped)) return;
+  if (std::ranges::all_of(wanted, wrapped)) return;
+  for (auto& tensor : wanted) tensor.name.insert(0, prefix);
+}
+
+}  // namespace detail
+
+/// Fills all parameters and buffers of `model` from a file. Throws FileError, and changes nothing, where the file is
+/// damaged or its names, shapes or dtypes are not the model's: one message names all that don't fit. A file of one of
+/// PyTorch's wrappers, all of whose names begin with "module.", fits like that of what was wrapped.
+template <class Model>
+void load(Model& model, const std::string& path) {
+  const SafetensorsReader file(path);
+  auto wanted = detail::model_places(model);
+  detail::name_as_wrapped(file, wanted);
+  detail::read_all(file, wanted,
+                   [](std::string_view name) { return name.starts_with(detail::training_prefix); },
+                   [](const auto&, std::span<const std::byte>) {});
+}
+
+}  // namespace chorus::inline CHORUS_ABI::io
+#endif  // CHORUS_SINGLE_CHORUS_IO_LOAD_MODEL_HPP
+
+// <chorus/io/ranks_own.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_RANKS_OWN_HPP
+#define CHORUS_SINGLE_CHORUS_IO_RANKS_OWN_HPP
+/// What each rank has of its own in a checkpoint: rank 0's tensors have plain names, those of the others a prefix.
+
+namespace chorus::inline CHORUS_ABI::io::detail {
+
+inline constexpr std::string_view hook_prefix = "training/hook/", rank_prefix = "training/rank";
+
+/// Whether a tensor of a file is a communication hook's or another rank's than 0.
+inline bool is_ranks_own(std::string_view name) {
+  return name.starts_with(hook_prefix) || name.starts_with(rank_prefix);
+}
+
+/// What `name` is called of rank `rank`: `training/rank1/hook/rest.fc1.weight`, `training/rank1/model/fc1.weight`.
+inline std::string name_of_rank(int rank, std::string_view name) {
+  if (rank == 0) return std::string(name);
+  const bool of_model = !name.starts_with(training_prefix);
+  return cat(rank_prefix, rank, '/', of_model ? "model/" : "", of_model ? name : name.substr(training_prefix.size()));
+}
+
+/// The numbers that `x` keeps from step to step, such as a loss scale; none where it keeps tensors.
+template <class X>
+auto numbers_of(const X& x) {
+  if constexpr (requires { x.kept(); })
+    return x.kept();
+  else
+    return std::array<double, 0>{};
+}
+
+/// Where that lies which `x` keeps: its tensors, or `numbers`, which are taken from it and given back to it.
+template <Device D, class X, std::size_t N>
+std::vector<Incoming<D>> places_of(X& x, std::array<double, N>& numbers) {
+  std::vector<Incoming<D>> places;
+  if constexpr (N > 0)
+    places.push_back({cat(training_prefix, X::kept_as), DType::f64, {Index{N}}, {}, numbers.data()});
+  else
+    for (auto& tensor : x.state()) {
+      const auto device = tensor.on_host ? std::nullopt : std::optional<D>(x.device());
+      places.push_back({cat(training_prefix, tensor.name), tensor.dtype, std::move(tensor.shape), device, tensor.data});
+    }
+  return places;
+}
+
+/// Whether each rank may have a model and an optimizer of its own.
+template <class Net>
+constexpr bool ranks_may_differ = requires {
+  requires Net::ranks_may_differ;
+};
+/// Whether all ranks take part when a checkpoint is written, for that, or since a communication hook remembers
+/// something.
+template <class Net>
+constexpr bool all_ranks_save = ranks_may_differ<Net> || requires {
+  requires Net::hook_remembers;
+};
+
+/// A number that files with different contents hardly share.
+[[gnu::cold]] inline std::size_t fingerprint(const SafetensorsReader& file) {
+  std::size_t all = 0;
+  const auto add = [&](std::string_view text) { all = all * 31 + std::hash<std::string_view>()(text); };
+  for (const auto& [key, value] : file.metadata()) add(key), add(value);
+  std::string bytes;
+  for (const TensorEntry& entry : file.entries()) {
+    bytes.resize(entry.bytes);
+    file.read(entry, std::as_writable_bytes(std::span(bytes)));
+    add(entry.name), add(bytes);
+  }
+  return all;
+}
+
+/// What a rank says of its file before it loads it.
+struct Opened {
+  std::int64_t found = 0, step = 0, fingerprint = 0, seed = 0;  // the seed is the net's
+};
+
+/// Throws FileError where a rank, but not each, has no file, or one with other contents than rank 0.
+[[gnu::cold]] inline void check_same_file(const std::string& path, const std::vector<Opened>& ranks,
+                                          const std::string& why_not) {
+  std::string without;
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank)
+    if (ranks[rank].found == 0) without += cat(without.empty() ? "" : ", ", rank);
+  const bool nobody = std::none_of(ranks.begin(), ranks.end(), [](const Opened& rank) { return rank.found != 0; });
+  check<FileError>(!nobody, why_not);
+  check<FileError>(without.empty(), "loading ", path, ": rank ", without, " can't read the file, as others can",
+                   why_not.empty() ? "" : cat(" (", why_not, ")"), ": all ranks have to read the same");
+  for (std::size_t rank = 1; rank < ranks.size(); ++rank)
+    check<FileError>(ranks[rank].step == ranks[0].step && ranks[rank].fingerprint == ranks[0].fingerprint, "loading ",
+                     path, ": rank ", rank, " has another file, of step ", ranks[rank].step, ", than rank 0, of step ",
+                     ranks[0].step, ": all ranks have to read the same");
+}
+
+/// Opens the file, of which `step_in(file)` gives the step. Throws FileError on all ranks where one of them can't, or
+/// they have files with different contents, and UsageError where a rank's net has another seed than the file's run.
+template <class Net, class StepIn>
+[[gnu::cold]] SafetensorsReader open_on_all_ranks(const std::string& path, Net& net, const StepIn& step_in) {
+  std::optional<SafetensorsReader> file;
+  std::vector<Opened> ranks(1);
+  Opened& own = ranks[0];
+  own.seed = static_cast<std::int64_t>(net.seed());
+  const auto open = [&] { own.step = step_in(file.emplace(path)); };
+  if constexpr (requires { net.communicator().rank(); }) {
+    if (auto& communicator = net.communicator(); communicator.size() > 1) {
+      std::string why_not;
+      try {
+        open();
+        own.fingerprint = static_cast<std::int64_t>(fingerprint(*file));
+        own.found = 1;
+      } catch (const FileError& error) {
+        why_not = error.what();
+      }
+      const std::array mine{own.found, own.step, own.fingerprint, own.seed};
+      std::vector<std::int64_t> all(mine.size() * static_cast<std::size_t>(communicator.size()));
+      communicator.all_gather(std::span<const std::int64_t>(mine), std::span<std::int64_t>(all), {});
+      ranks.clear();
+      for (std::size_t at = 0; at < all.size(); at += mine.size())
+        ranks.push_back({all[at], all[at + 1], all[at + 2], all[at + 3]});
+      check_same_file(path, ranks, why_not);
+    }
+  }
+  if (!file) open();
+  if (const auto seed = file->metadata().find("training/seed"); seed != file->metadata().end())
+    for (std::size_t rank = 0; rank < ranks.size(); ++rank)
+      check<UsageError>(seed->second == cat(static_cast<std::uint64_t>(ranks[rank].seed)), "resuming from ", path,
+                        ": expected the run's seed, ", seed->second, ", for dropout and samplers follow it, got ",
+                        static_cast<std::uint64_t>(ranks[rank].seed), ranks.size() > 1 ? cat(" on rank ", rank) : "");
+  return std::move(*file);
+}
+
+/// What keeps numbers beside the model and the optimizer: a net's hook, or, where it has none, the net.
+template <class Net>
+auto& keeper_of(Net& net) {
+  if constexpr (requires { net.hook(); })
+    return net.hook();
+  else
+    return net;
+}
+
+/// Adds `own` of all other ranks to rank 0's file, one rank after the other. All ranks call it.
+template <Device D, class Communicator>
+void add_of_ranks(Outgoing& out, Communicator& communicator, const std::vector<Incoming<D>>& own) {
+  const auto bytes_of = [](const Incoming<D>& tensor) {
+    return static_cast<std::size_t>(numel(tensor.shape)) * size_of(tensor.dtype);
+  };
+  std::size_t bytes = 0;
+  for (const auto& tensor : own) bytes += bytes_of(tensor);
+  // No other call has this form: where other ranks are in another one, that is found out here.
+  const std::array<std::int64_t, 5> mine{'s', 'a', 'v', static_cast<std::int64_t>(own.size()),
+                                         static_cast<std::int64_t>(bytes)};
+  std::vector<std::int64_t> all(mine.size() * static_cast<std::size_t>(communicator.size()));
+  communicator.all_gather(std::span<const std::int64_t>(mine), std::span<std::int64_t>(all), {});
+  for (std::size_t i = 0; i < all.size(); ++i)
+    check<CommError>(all[i] == mine[i % mine.size()], "rank ", i / mine.size(), " has other tensors than rank ",
+                     communicator.rank());
+  std::vector<std::uint8_t> message(bytes);
+  if (communicator.rank() != 0) {
+    std::uint8_t* to = message.data();
+    for (const auto& tensor : own) {
+      if (tensor.device)
+        copy_bytes(Cpu{}, to, *tensor.device, tensor.data, bytes_of(tensor));
+      else
+        copy_bytes(Cpu{}, to, Cpu{}, tensor.data, bytes_of(tensor));
+      to += bytes_of(tensor);
+    }
+    return communicator.send(std::span<const std::uint8_t>(message), 0, {});
+  }
+  for (int rank = 1; rank < communicator.size(); ++rank) {
+    communicator.recv(std::span<std::uint8_t>(message), rank, {});
+    const std::uint8_t* from = message.data();
+    for (const auto& tensor : own) {
+      out.add(name_of_rank(rank, tensor.name), tensor.dtype, tensor.shape, Cpu{}, from);
+      from += bytes_of(tensor);
+    }
+  }
+}
+
+/// Adds what a hook or the net itself remembers, of all ranks, and `places` of all other ranks where they differ.
+/// Returns whether this is the rank that writes. All ranks call it.
+template <Device D, class Net>
+bool add_ranks_own(Outgoing& out, Net& net, const std::vector<Incoming<D>>& places) {
+  const auto device = net.flat_parameters().entries().front().parameter().where();
+  std::vector<Incoming<D>> own;
+  if constexpr (requires { net.hook_state(); })
+    for (auto& tensor : net.hook_state())
+      own.push_back({cat(hook_prefix, tensor.name), tensor.dtype, std::move(tensor.shape),
+                     tensor.on_host ? std::nullopt : std::optional<D>(device), tensor.data});
+  auto& keeper = keeper_of(net);
+  auto numbers = numbers_of(keeper);
+  if constexpr (numbers.size() > 0)
+    own.push_back({cat(hook_prefix, keeper.kept_as), DType::f64, {Index{numbers.size()}}, {}, numbers.data()});
+  for (const auto& tensor : own) out.add(tensor);
+  if (net.ranks_differ()) own.insert(own.end(), places.begin(), places.end());
+  try {
+    add_of_ranks(out, net.communicator(), own);
+  } catch (const CommError& error) {
+    fail<CommError>(
+        "save_checkpoint: under LocalSgd, or a communication hook that remembers something, all ranks call it: ",
+        error.what());
+  }
+  return net.communicator().rank() == 0;
+}
+
+/// Where ranks had tensors of their own: takes the one of this rank, if there are as many ranks as there were and
+/// `each_its_own`, else the mean of all.
+template <Device D, class Net>
+void choose_among_ranks(const SafetensorsReader& file, Incoming<D>& tensor, [[maybe_unused]] Net& net,
+                        [[maybe_unused]] bool each_its_own) {
+  std::vector<std::string> others;
+  for (int rank = 1; file.find(name_of_rank(rank, tensor.name)) != nullptr; ++rank)
+    others.push_back(name_of_rank(rank, tensor.name));
+  if (others.empty()) return;
+  if constexpr (requires { net.communicator().rank(); })
+    if (each_its_own && static_cast<int>(others.size()) + 1 == net.communicator().size()) {
+      tensor.name = name_of_rank(net.communicator().rank(), tensor.name);
+      return;
+    }
+  tensor.mean_with = std::move(others);
+}
+
+/// What a hook or the net itself remembers, on its way from a file; nothing where none does.
+template <Device D, class Net>
+class HookReading {
+ public:
+  /// Adds to `wanted` what the file has of it.
+  HookReading(const SafetensorsReader& file, Net& net, std::vector<Incoming<D>>& wanted) {
+    if constexpr (has_tensors) {
+      const auto known = net.hook_state(true);
+      for (const TensorEntry& entry : file.entries()) {
+        const auto name = entry.name.substr(std::min(hook_prefix.size(), entry.name.size()));
+        if (!entry.name.starts_with(hook_prefix) || name.find('.') == name.npos) continue;
+        // Of a parameter that is frozen now, the file knows.
+        optim::StateTensor tensor{name, entry.dtype == FileDType::f64 ? DType::f64 : DType::f32, entry.shape, {}, true};
+        for (const auto& one : known)
+          if (one.name == name) tensor = {name, one.dtype, one.shape, {}, true};
+        bytes_.emplace_back(static_cast<std::size_t>(numel(tensor.shape)) * size_of(tensor.dtype));
+        tensor.data = bytes_.back().data();
+        wanted.push_back({entry.name, tensor.dtype, tensor.shape, {}, tensor.data});
+        choose_among_ranks(file, wanted.back(), net, true);
+        tensors_.push_back(std::move(tensor));
+      }
+    }
+    numbers_.fill(0);
+    if constexpr (numbers > 0)
+      if (const auto name = cat(hook_prefix, keeper_of(net).kept_as); file.find(name) != nullptr) {
+        wanted.push_back({name, DType::f64, {Index{numbers}}, {}, numbers_.data()});
+        choose_among_ranks(file, wanted.back(), net, true);
+      }
+  }
+  HookReading(const HookReading&) = delete;
+  HookReading& operator=(const HookReading&) = delete;
+
+  /// Behind the order of parameters.
+  void give(Net& net) const {
+    if constexpr (has_tensors) net.set_hook_state(tensors_);
+    if constexpr (numbers > 0) keeper_of(net).keep(numbers_);
+  }
+
+ private:
+  using Numbers = decltype(numbers_of(keeper_of(std::declval<Net&>())));
+  static constexpr std::size_t numbers = std::tuple_size_v<Numbers>;
+  static constexpr bool has_tensors = all_ranks_save<Net> && requires(Net& net) { net.hook_state(true); };
+
+  std::vector<optim::StateTensor> tensors_;
+  std::vector<std::vector<std::byte>> bytes_;
+  Numbers numbers_;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::io::detail
+#endif  // CHORUS_SINGLE_CHORUS_IO_RANKS_OWN_HPP
+
+namespace chorus::inline CHORUS_ABI::io {
+
+/// How far a run has come.
+struct TrainingPosition {
+  std::int64_t epoch = 0;  ///< epochs that are complete
+  std::int64_t batch = 0;  ///< batches of the next one that are done
+  std::int64_t step = 0;   ///< optimizer steps in all
+};
+
+namespace detail {
+
+/// The model's tensors, and those that `kept` have, optimizers and others: where they lie, or `numbers`, which are
+/// taken from them and given back.
+template <Device D, class Net, class Numbers, class... Kept>
+std::vector<Incoming<D>> all_places(Net& net, bool touch, Numbers& numbers, Kept&... kept) {
+  auto all = model_places(net.module(), touch);
+  const auto add = [&](auto& x, auto& its_numbers) {
+    for (auto& place : places_of<D>(x, its_numbers)) all.push_back(std::move(place));
+  };
+  std::apply([&](auto&... each) { (add(kept, each), ...); }, numbers);
+  return all;
+}
+
+/// Names, one a line, as they are in the file's metadata.
+inline std::string lines_of(const std::vector<std::string>& names) {
+  std::string text;
+  for (const auto& name : names) text += name + "\n";
+  return text;
+}
+inline std::vector<std::string> lines_in(const SafetensorsReader& file, const std::string& key) {
+  std::vector<std::string> lines;
+  std::string_view text;
+  if (const auto found = file.metadata().find(key); found != file.metadata().end()) text = found->second;
+  while (!text.empty()) {
+    const auto end = text.find('\n');
+    lines.emplace_back(text.substr(0, end));
+    text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
+  }
+  return lines;
+}
+
+inline std::int64_t number_in(const SafetensorsReader& file, const std::string& key,
+                              std::int64_t most = std::int64_t{1} << 53) {
+  const auto found = file.metadata().find(key);
+  check<FileError>(found != file.metadata().end(), "resuming from ", file.path(), ": the file holds a model, but no ",
+                   key, ": it is not a checkpoint of a training run");
+  std::int64_t value = 0;
+  const auto& text = found->second;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  check<FileError>(error == std::errc{} && end == text.data() + text.size() && value >= 0 && value <= most,
+                   "resuming from ", file.path(), ": ", key, " is '", text, "', expected a number from 0 to ", most);
+  return value;
+}
+
+/// Throws FileError where a number that the host counts with is none that it can have kept.
+template <class... Kept, Device D>
+void check_kept(const SafetensorsReader& file, const Incoming<D>& place, std::span<const std::byte> bytes) {
+  const auto require = [&](bool sane) {
+    check<FileError>(sane, "resuming from ", file.path(), ": tensor ", place.name, " has a number that makes no sense");
+  };
+  if (!place.device && place.dtype == DType::i64) {
+    std::int64_t steps = 0;
+    std::memcpy(&steps, bytes.data(), sizeof steps);
+    require(steps >= 0 && steps < std::int64_t{1} << 53);
+  }
+  const auto ask = [&]<class X>() {
+    if constexpr (requires { &X::can_keep; }) {
+      decltype(std::declval<const X&>().kept()) numbers;
+      if (place.device || !place.name.ends_with(cat('/', X::kept_as))) return;
+      std::memcpy(numbers.data(), bytes.data(), sizeof numbers);
+      require(X::can_keep(numbers));
+    }
+  };
+  (ask.template operator()<Kept>(), ...);
+}
+
+/// An optimizer's learning rate, as what goes on from step to step.
+class KeptRate {
+ public:
+  explicit KeptRate(optim::HasLearningRate& optimizer) : optimizer_(optimizer) {}
+  static constexpr std::string_view kept_as = "lr";
+  std::array<double, 1> kept() const { return {optimizer_.lr()}; }
+  static bool can_keep(const std::array<double, 1>& kept) { return kept[0] >= 0; }
+  void keep(const std::array<double, 1>& kept) { optimizer_.resume_lr(kept[0]); }
+
+ private:
+  optim::HasLearningRate& optimizer_;
+};
+
+/// The names of parameters, one a line, in the order in which gradients arrive. Throws FileError for one that comes
+/// twice.
+inline std::vector<std::string> parameter_order_in(const SafetensorsReader& file) {
+  auto order = lines_in(file, "training/parameter_order");
+  auto sorted = order;
+  std::sort(sorted.begin(), sorted.end());
+  const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
+  if (twice != sorted.end())
+    fail<FileError>("resuming from ", file.path(), ": training/parameter_order has ", Quoted{*twice}, " twice");
+  return order;
+}
+
+}  // namespace detail
+
+/// Writes model, optimizer, learning rate and position to one file, atomically. The model's tensors have their own
+/// names, so the file is also a model's file. One process calls it, under ParameterServer the server, whose workers
+/// return at once; with a ShardedOptimizer, under LocalSgd, or under a communication hook that remembers something, all
+/// do, and rank 0 writes. The file is the same for the plain, the fused and the sharded form of an optimizer. `more`:
+/// what else goes on from step to step, as GradScaler, ParameterAverage and ReduceOnPlateau do; at most one of each.
+/// Gradients are not in it: a checkpoint belongs between two steps.
+///
+/// What is each rank's own under a hook, such as errors to be fed back, and under LocalSgd and PostLocalSgd models,
+/// optimizers and `more`, is in the file for each rank; rank 0 holds the whole file in memory for a moment. Of
+/// parameters and buffers that DistributedDataParallel ignores or doesn't broadcast, rank 0's are in it, and under
+/// ParameterServer the server's.
+///
+/// Throws FileError, and CommError where all ranks should call it and don't.
+template <class Net, class Optimizer, class... More>
+void save_checkpoint(Net& net, Optimizer& optimizer, const TrainingPosition& position, const std::string& path,
+                     More&... more) {
+  if constexpr (requires { net.is_server(); })
+    if (!net.is_server()) return;
+  if constexpr (requires { optimizer.gathered(net); }) {
+    const auto whole = optimizer.gathered(net);
+    if (detail::all_ranks_save<Net> || net.communicator().rank() == 0)
+      save_checkpoint(net, *whole, position, path, more...);
+  } else {
+    using D = decltype(optimizer.device());
+    detail::Outgoing out;
+    detail::KeptRate rate(optimizer);
+    std::tuple numbers{detail::numbers_of(optimizer), detail::numbers_of(rate), detail::numbers_of(more)...};
+    const auto places = detail::all_places<D>(net, false, numbers, optimizer, rate, more...);
+    for (const auto& tensor : places) out.add(tensor);
+    if constexpr (detail::all_ranks_save<Net>)
+      if (!detail::add_ranks_own<D>(out, net, places)) return;
+    Metadata metadata{{"training/epoch", cat(position.epoch)},
+                      {"training/batch", cat(position.batch)},
+                      {"training/step", cat(position.step)},
+                      {"training/forward_passes", cat(net.forward_passes())},
+                      {"training/seed", cat(net.seed())},
+                      {"training/parameter_order", detail::lines_of(net.parameter_order())}};
+    if constexpr (requires { net.resting_parameters(); })
+      if (const auto names = net.resting_parameters(); !names.empty())
+        metadata.emplace("training/resting_parameters", detail::lines_of(names));
+    if constexpr (requires { net.parameters_apart(); })
+      metadata.emplace("training/parameters_apart", detail::lines_of(net.parameters_apart()));
+    write_safetensors(path, out.views(), metadata);
+  }
+}
+
+/// Restores what `save_checkpoint` wrote; every process calls it, with the same `more`. Training then goes on bit for
+/// bit as it would have without the break. Where the number of ranks is another one, each takes the mean over the ranks
+/// of the file of what was each one's own, so that no error that was to be fed back is lost; of models and optimizers
+/// that differed so does each rank of a policy under which they never do. A communication hook takes what it knows of
+/// another one's memory, and starts anew where the file has none; without a hook it is left out. The learning rate is
+/// the file's, until a schedule sets it, which starts from the one that was set before. Throws FileError, and changes
+/// nothing, where the file is damaged, is no checkpoint, doesn't fit, or isn't the same on all ranks; UsageError, too,
+/// where the net has another seed than the run had; and CommError where all ranks should call it and don't.
+template <class Net, class Optimizer, class... More>
+TrainingPosition load_checkpoint(Net& net, Optimizer& optimizer, const std::string& path, More&... more) {
+  if constexpr (requires { optimizer.whole(net); }) {
+    const auto whole = optimizer.whole(net);
+    const auto position = load_checkpoint(net, *whole, path, more...);
+    optimizer.adopt(net, *whole);
+    return position;
+  } else {
+    using D = decltype(optimizer.device());
+    TrainingPosition position;
+    const auto file = detail::open_on_all_ranks(path, net, [&](const SafetensorsReader& opened) {
+      position = {detail::number_in(opened, "training/epoch"), detail::number_in(opened, "training/batch"),
+                  detail::number_in(opened, "training/step")};
+      return position.step;
+    });
+    const auto passes = detail::number_in(file, "training/forward_passes", UINT32_MAX);
+    const auto order = detail::parameter_order_in(file);
+    detail::KeptRate rate(optimizer);
+    std::tuple numbers{detail::numbers_of(optimizer), detail::numbers_of(rate), detail::numbers_of(more)...};
+    auto wanted = detail::all_places<D>(net, true, numbers, optimizer, rate, more...);
+    const auto rate_name = cat(detail::training_prefix, rate.kept_as);
+    if (file.find(rate_name) == nullptr)  // earlier versions kept none
+      std::erase_if(wanted, [&](const auto& tensor) { return tensor.name == rate_name; });
+    std::set<std::string, std::less<>> names;
+    for (auto& tensor : wanted) {
+      names.insert(tensor.name);
+      detail::choose_among_ranks(file, tensor, net, detail::ranks_may_differ<Net>);
+    }
+    detail::HookReading<D, Net> hook(file, net, wanted);
+    detail::read_all(
+        file, wanted, [&](std::string_view name) { return detail::is_ranks_own(name) || names.contains(name); },
+        [&](const auto& place, std::span<const std::byte> bytes) {
+          detail::check_kept<detail::KeptRate, More...>(file, place, bytes);
+          detail::check_kept<std::remove_cvref_t<decltype(detail::keeper_of(net))>>(file, place, bytes);
+        });
+    const auto give_back = [](auto& kept, const auto& read) {
+      if constexpr (requires { kept.keep(read); }) kept.keep(read);
+    };
+    const auto give_back_all = [&](auto&, auto& of_rate, auto&... others) {
+      give_back(rate, of_rate);
+      (give_back(more, others), ...);
+    };
+    std::apply(give_back_all, numbers);
+    net.set_forward_passes(static_cast<std::uint32_t>(passes));
+    if constexpr (requires { net.set_parameter_order(std::vector<std::string>(), true); })
+      net.set_parameter_order(order, passes > 0);
+    if constexpr (requires { net.set_resting_parameters(std::vector<std::string>()); })
+      net.set_resting_parameters(detail::lines_in(file, "training/resting_parameters"));
+    if constexpr (requires { net.parameters_apart(); })
+      net.set_parameters_apart(detail::lines_in(file, "training/parameters_apart"));
+    hook.give(net);
+    return position;
+  }
+}
+
+}  // namespace chorus::inline CHORUS_ABI::io
+#endif  // CHORUS_SINGLE_CHORUS_IO_CHECKPOINT_HPP
+
+// <chorus/io/npy.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_NPY_HPP
+#define CHORUS_SINGLE_CHORUS_IO_NPY_HPP
+/// NumPy's files of one array, `.npy`, versions 1 to 3 of the format:
+/// https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
+
+namespace chorus::inline CHORUS_ABI::io {
+
+namespace detail {
+
+static_assert(std::endian::native == std::endian::little, ".npy files are written little-endian");
+
+/// What NumPy calls a dtype of tensors, without the byte order; empty for bf16, which NumPy has not.
+constexpr std::string_view numpy_name(DType type) {
+  constexpr std::string_view names[] = {"b1", "u1", "i1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "", "f4", "f8"};
+  return names[static_cast<std::size_t>(type)];
+}
+
+/// An array in a file's bytes.
+struct NpyArray {
+  DType dtype{};
+  bool fortran_order = false;
+  std::vector<Index> shape;
+  std::span<const std::byte> data;
+};
+
+/// Reads the dictionary of a header: {'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }.
+class NpyHeader {
+ public:
+  NpyHeader(std::string_view text, std::string_view who) : text_(text), who_(who) {}
+
+  NpyArray parse() {
+    NpyArray out;
+    bool seen[3] = {};
+    expect('{');
+    while (!take('}')) {
+      const std::string_view key = quoted();
+      const std::size_t which = key == "descr" ? 0 : key == "fortran_order" ? 1 : key == "shape" ? 2 : 3;
+      check<FileError>(which < 3 && !seen[which], who_, ": the header has the key ", Quoted{key}, " ",
+                       which < 3 ? "twice" : "which is unknown");
+      seen[which] = true;
+      expect(':');
+      if (which == 0) out.dtype = dtype();
+      if (which == 1) out.fortran_order = boolean();
+      if (which == 2) out.shape = sizes();
+      if (!take(',')) {
+        expect('}');
+        break;
+      }
+    }
+    check<FileError>(seen[0] && seen[1] && seen[2], who_, ": the header lacks 'descr', 'fortran_order' or 'shape'");
+    skip();
+    check<FileError>(at_ == text_.size(), who_, ": the header goes on after its dictionary");
+    return out;
+  }
+
+ private:
+  void skip() {
+    while (at_ < text_.size() && (text_[at_] == ' ' || text_[at_] == '\n')) ++at_;
+  }
+  bool take(char c) {
+    skip();
+    if (at_ >= text_.size() || text_[at_] != c) return false;
+    ++at_;
+    return true;
+  }
+  void expect(char c) { check<FileError>(take(c), who_, ": byte ", at_, " of the header: expected '", c, "'"); }
+  std::string_view quoted() {
+    skip();
+    const char mark = at_ < text_.size() ? text_[at_] : '\0';
+    check<FileError>(mark == '\'' || mark == '"', who_, ": byte ", at_, " of the header: expected a text in quotes");
+    const auto end = text_.find(mark, ++at_);
+    check<FileError>(end != std::string_view::npos, who_, ": the header ends in a text");
+    const auto out = text_.substr(at_, end - at_);
+    at_ = end + 1;
+    return out;
+  }
+  DType dtype() {
+    check<FileError>(!take('['), who_, ": structured arrays are not supported");
+    const std::string_view name = quoted();
+    for (std::size_t i = 0; i <= static_cast<std::size_t>(DType::f64); ++i) {
+      const auto type = static_cast<DType>(i);
+      const auto known = numpy_name(type);
+      if (known.empty() || name.size() != 3 || name.substr(1) != known) continue;
+      const bool one_byte = size_of(type) == 1;
+      check<FileError>(name[0] != '>' || one_byte, who_, ": big-endian numbers (", Quoted{name}, ") are not supported");
+      if (name[0] == '<' || name[0] == '=' || (one_byte && (name[0] == '|' || name[0] == '>'))) return type;
+    }
+    fail<FileError>(who_, ": numbers of type ", Quoted{name}, " are not supported");
+  }
+  bool boolean() {
+    skip();
+    for (const bool value : {true, false}) {
+      const std::string_view word = value ? "True" : "False";
+      if (text_.substr(at_, word.size()) != word) continue;
+      at_ += word.size();
+      return value;
+    }
+    fail<FileError>(who_, ": 'fortran_order' is neither True nor False");
+  }
+  std::vector<Index> sizes() {
+    std::vector<Index> out;
+    expect('(');
+    while (!take(')')) {
+      skip();
+      Index size = 0;
+      std::size_t digits = 0;
+      for (; at_ < text_.size() && text_[at_] >= '0' && text_[at_] <= '9'; ++at_, ++digits) {
+        check<FileError>(digits < 18, who_, ": a size in the shape is too large");
+        size = 10 * size + (text_[at_] - '0');
+      }
+      check<FileError>(digits > 0, who_, ": byte ", at_, " of the header: expected a size");
+      check<FileError>(out.size() < 8, who_, ": the shape has more than 8 axes");
+      out.push_back(size);
+      if (!take(',')) {
+        expect(')');
+        check<FileError>(out.size() > 1, who_, ": '(", out[0], ")' is no tuple");
+        break;
+      }
+    }
+    return out;
+  }
+
+  std::string_view text_, who_;
+  std::size_t at_ = 0;
+};
+
+/// The array in the bytes of a .npy file. Throws FileError where they break the format.
+inline NpyArray parse_npy(std::span<const std::byte> bytes, std::string_view who) {
+  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  check<FileError>(text.starts_with("\x93NUMPY") && text.size() >= 10, who, ": not a .npy file");
+  const int version = text[6];
+  check<FileError>(version >= 1 && version <= 3 && text[7] == 0, who, ": version ", version, ".", int{text[7]},
+                   " of the format is not supported");
+  const std::size_t prefix = version == 1 ? 10 : 12;
+  std::uint32_t length = 0;
+  check<FileError>(text.size() >= prefix, who, ": the file ends in its header");
+  std::memcpy(&length, bytes.data() + 8, prefix - 8);
+  check<FileError>(length <= 65535 && length <= text.size() - prefix, who, ": a header of ", length,
+                   " bytes in a file of ", text.size());
+  NpyArray out = NpyHeader(text.substr(prefix, length), who).parse();
+  out.data = bytes.subspan(prefix + length);
+  std::uint64_t expected = size_of(out.dtype);
+  bool empty = false;
+  for (const Index size : out.shape) {
+    empty = empty || size == 0;
+    const auto factor = static_cast<std::uint64_t>(std::max(size, Index{1}));
+    check<FileError>(expected <= (std::uint64_t{1} << 62) / factor, who, ": shape ", std::span<const Index>(out.shape),
+                     " is too large");
+    expected *= factor;
+  }
+  if (empty) expected = 0;
+  check<FileError>(expected == out.data.size(), who, ": shape ", std::span<const Index>(out.shape), " of ", out.dtype,
+                   " takes ", expected, " bytes, but the file has ", out.data.size());
+  return out;
+}
+
+/// The array as a Tensor; throws FileError where it has another dtype or number of axes.
+template <Scalar T, int Rank>
+Tensor<T, Rank, Cpu> to_tensor(const NpyArray& array, std::string_view who) {
+  check<FileError>(array.dtype == dtype<T> && array.shape.size() == static_cast<std::size_t>(Rank), who, ": expected ",
+                   dtype<T>, " with ", Rank, " axes, got ", array.dtype, " ", std::span<const Index>(array.shape));
+  const auto is_odd = [](std::byte value) { return value > std::byte{1}; };
+  check<FileError>(array.dtype != DType::boolean || std::none_of(array.data.begin(), array.data.end(), is_odd), who,
+                   ": a BOOL is neither 0 nor 1");
+  Shape<Rank> shape{}, backwards{};
+  for (std::size_t i = 0; i < shape.size(); ++i) {
+    shape[i] = array.shape[array.fortran_order ? shape.size() - 1 - i : i];
+    backwards[i] = static_cast<Index>(shape.size() - 1 - i);
+  }
+  auto out = Tensor<T, Rank, Cpu>::empty(shape);
+  if (!array.data.empty()) std::memcpy(static_cast<void*>(out.data()), array.data.data(), array.data.size());
+  return array.fortran_order ? contiguous(out.permute(backwards)) : out;
+}
+
+/// All that stands before an array's numbers.
+inline std::string npy_header(DType type, std::span<const Index> shape, std::string_view who) {
+  check<UsageError>(!numpy_name(type).empty(), who, ": NumPy has no ", type, "; convert to another dtype first");
+  std::string text =
+      cat("{'descr': '", size_of(type) == 1 ? "|" : "<", numpy_name(type), "', 'fortran_order': False, 'shape': (");
+  for (std::size_t i = 0; i < shape.size(); ++i) text += cat(i == 0 ? "" : " ", shape[i], ",");
+  if (shape.size() > 1) text.pop_back();
+  text += "), }";
+  text.append(63 - (10 + text.size()) % 64, ' ');
+  text += '\n';
+  const auto length = static_cast<std::uint16_t>(text.size());
+  std::string out = "\x93NUMPY";
+  out += {'\x01', '\x00', static_cast<char>(length & 0xFF), static_cast<char>(length >> 8)};
+  return out + text;
+}
+
+/// A regular file's bytes. Throws FileError.
+inline std::vector<std::byte> read_whole(const std::string& path) {
+  const std::string who = cat("loading ", path);
+  Descriptor file;
+  // Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever.
+  file.value = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  check<FileError>(file.value >= 0, who, ": opening the file failed: ", std::strerror(errno));
+  struct stat facts {};
+  const bool seen = ::fstat(file.value, &facts) == 0;  // before errno is read
+  check<FileError>(seen, who, ": looking at the file failed: ", std::strerror(errno));
+  check<FileError>(S_ISREG(facts.st_mode), who, ": not a regular file");
+  std::vector<std::byte> out(static_cast<std::size_t>(facts.st_size));
+  for (std::size_t done = 0; done < out.size();) {
+    const ssize_t count = ::read(file.value, out.data() + done, std::min(out.size() - done, std::size_t{1} << 30));
+    if (count < 0 && errno == EINTR) continue;
+    check<FileError>(count > 0, who,
+                     ": reading failed: ", count < 0 ? std::strerror(errno) : "the file has become shorter");
+    done += static_cast<std::size_t>(count);
+  }
+  return out;
+}
+
+}  // namespace detail
+
+/// Reads an array that `numpy.save` wrote, in either memory order. Throws FileError where the file is damaged, holds
+/// what tensors cannot (texts, objects, complex or big-endian numbers), or has another dtype or number of axes.
+template <Scalar T, int Rank>
+Tensor<T, Rank, Cpu> load_npy(const std::string& path) {
+  const auto bytes = detail::read_whole(path);
+  const std::string who = cat("loading ", path);
+  return detail::to_tensor<T, Rank>(detail::parse_npy(bytes, who), who);
+}
+
+/// Writes an array for `numpy.load`, atomically. Throws FileError, and UsageError for bf16, which NumPy has not.
+template <Scalar T, int Rank, Device D>
+void save_npy(const std::string& path, const Tensor<T, Rank, D>& tensor) {
+  const auto header = detail::npy_header(dtype<T>, tensor.shape(), cat("saving ", path));
+  const auto dense = contiguous(tensor);
+  std::vector<std::byte> numbers(dense.bytes());
+  copy_bytes(Cpu{}, numbers.data(), dense.device(), dense.data(), numbers.size());
+  AtomicFile file(path);
+  file.write(header);
+  file.write(numbers);
+  file.commit();
+}
+
+}  // namespace chorus::inline CHORUS_ABI::io
+#endif  // CHORUS_SINGLE_CHORUS_IO_NPY_HPP
+
+// <chorus/io/npz.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_NPZ_HPP
+#define CHORUS_SINGLE_CHORUS_IO_NPZ_HPP
+/// NumPy's files of several arrays, `.npz`: zip archives (PKWARE's APPNOTE.TXT) of .npy files, stored or, with zlib,
+/// deflated.
+
+#if CHORUS_USE_ZLIB
+#endif
+
+namespace chorus::inline CHORUS_ABI::io {
+
+namespace detail {
+
+/// The check sum of zip (and zlib): CRC-32.
+inline std::uint32_t crc32_of(std::span<const std::byte> bytes) {
+  static const auto table = [] {
+    std::array<std::uint32_t, 256> out{};
+    for (std::uint32_t i = 0; i < 256; ++i) {
+      std::uint32_t c = i;
+      for (int bit = 0; bit < 8; ++bit) c = (c & 1) != 0 ? 0xEDB88320u ^ (c >> 1) : c >> 1;
+      out[i] = c;
+    }
+    return out;
+  }();
+  std::uint32_t c = 0xFFFFFFFFu;
+  for (const std::byte byte : bytes) c = table[(c ^ std::to_integer<std::uint32_t>(byte)) & 0xFF] ^ (c >> 8);
+  return ~c;
+}
+
+/// Little-endian numbers at a place in an archive. Throws FileError past its end.
+class ZipBytes {
+ public:
+  ZipBytes(std::span<const std::byte> bytes, std::string who) : bytes_(bytes), who_(std::move(who)) {}
+
+  std::uint64_t number(std::uint64_t at, std::size_t width) const {
+    std::uint64_t out = 0;
+    const auto from = part(at, width);
+    std::memcpy(&out, from.data(), width);
+    return out;
+  }
+  std::span<const std::byte> part(std::uint64_t at, std::uint64_t size) const {
+    check<FileError>(at <= bytes_.size() && size <= bytes_.size() - at, who_, ": the archive is cut short or damaged");
+    return bytes_.subspan(static_cast<std::size_t>(at), static_cast<std::size_t>(size));
+  }
+  std::string text(std::uint64_t at, std::uint64_t size) const {
+    const auto from = part(at, size);
+    return {reinterpret_cast<const char*>(from.data()), from.size()};
+  }
+  std::uint64_t size() const { return bytes_.size(); }
+  const std::string& who() const { return who_; }
+
+ private:
+  std::span<const std::byte> bytes_;
+  std::string who_;
+};
+
+struct ZipEntry {
+  std::uint64_t method, packed, size, offset;
+  std::uint32_t crc;
+};
+
+/// The archive's own list of its files, which stands at its end. Throws FileError.
+inline std::map<std::string, ZipEntry> zip_directory(const ZipBytes& zip) {
+  constexpr std::uint64_t end_size = 22, wide = 0xFFFFFFFFu;
+  check<FileError>(zip.size() >= end_size, zip.who(), ": not a .npz file");
+  std::uint64_t end = zip.size() - end_size;
+  const std::uint64_t least = end > 65535 ? end - 65535 : 0;  // a comment may follow
+  while (zip.number(end, 4) != 0x06054B50u) {
+    check<FileError>(end > least, zip.who(), ": not a .npz file");
+    --end;
+  }
+  check<FileError>(end + end_size + zip.number(end + 20, 2) == zip.size(), zip.who(), ": the archive is damaged");
+  std::uint64_t directory_end = end, count = zip.number(end + 10, 2), at = zip.number(end + 16, 4);
+  if ((count == 0xFFFF || at == wide) && end >= 20 && zip.number(end - 20, 4) == 0x07064B50u) {
+    const std::uint64_t wide_end = zip.number(end - 12, 8);
+    check<FileError>(zip.number(wide_end, 4) == 0x06064B50u, zip.who(), ": the archive is damaged");
+    directory_end = wide_end;
+    count = zip.number(wide_end + 32, 8);
+    at = zip.number(wide_end + 48, 8);
+  }
+  std::map<std::string, ZipEntry> out;
+  for (std::uint64_t i = 0; i < count; ++i) {
+    check<FileError>(zip.number(at, 4) == 0x02014B50u, zip.who(), ": the archive's directory is damaged");
+    check<FileError>((zip.number(at + 8, 2) & 1) == 0, zip.who(), ": the archive is encrypted");
+    ZipEntry entry{zip.number(at + 10, 2), zip.number(at + 20, 4), zip.number(at + 24, 4), zip.number(at + 42, 4),
+                   static_cast<std::uint32_t>(zip.number(at + 16, 4))};
+    const std::uint64_t name = zip.number(at + 28, 2), extra = zip.number(at + 30, 2), note = zip.number(at + 32, 2);
+    // Sizes that don't fit stand in a field of their own, in this order.
+    for (std::uint64_t field = at + 46 + name; field + 4 <= at + 46 + name + extra;
+         field += 4 + zip.number(field + 2, 2)) {
+      if (zip.number(field, 2) != 1) continue;
+      std::uint64_t value = field + 4;
+      for (auto* number : {&entry.size, &entry.packed, &entry.offset})
+        if (*number == wide) {
+          *number = zip.number(value, 8);
+          value += 8;
+        }
+    }
+    const bool once = out.emplace(zip.text(at + 46, name), entry).second;
+    check<FileError>(once, zip.who(), ": the archive has two files of one name");
+    at += 46 + name + extra + note;
+  }
+  check<FileError>(at == directory_end, zip.who(), ": the archive's directory is damaged");
+  return out;
+}
+
+inline std::vector<std::byte> zip_content(const ZipBytes& zip, const std::string& name, const ZipEntry& entry) {
+  const std::string who = cat(zip.who(), ": ", Quoted{name});
+  check<FileError>(zip.number(entry.offset, 4) == 0x04034B50u, who, ": the archive is damaged");
+  const std::uint64_t begin = entry.offset + 30 + zip.number(entry.offset + 26, 2) + zip.number(entry.offset + 28, 2);
+  const auto packed = zip.part(begin, entry.packed);
+  std::vector<std::byte> out;
+  if (entry.method == 0) {
+    check<FileError>(entry.size == entry.packed, who, ": the archive is damaged");
+    out.assign(packed.begin(), packed.end());
+  } else {
+    check<FileError>(entry.method == 8, who, ": compression method ", entry.method, " is not supported");
+#if CHORUS_USE_ZLIB
+    // Deflate makes at most 1032 bytes of one.
+    check<FileError>(entry.size / 1032 <= entry.packed, who, ": the archive is damaged");
+    out.resize(static_cast<std::size_t>(entry.size));
+    z_stream stream{};
+    check<FileError>(inflateInit2(&stream, -MAX_WBITS) == Z_OK, who, ": zlib could not start");
+    int status = Z_OK;
+    std::size_t read = 0, written = 0;
+    while (status == Z_OK) {
+      constexpr std::size_t most = std::size_t{1} << 30;
+      stream.next_in = reinterpret_cast<Bytef*>(const_cast<std::byte*>(packed.data() + read));
+      stream.avail_in = static_cast<uInt>(std::min(packed.size() - read, most));
+      stream.next_out = reinterpret_cast<Bytef*>(out.data() + written);
+      stream.avail_out = static_cast<uInt>(std::min(out.size() - written, most));
+      const auto in_before = stream.avail_in, out_before = stream.avail_out;
+      status = inflate(&stream, Z_NO_FLUSH);
+      read += in_before - stream.avail_in;
+      written += out_before - stream.avail_out;
+    }
+    inflateEnd(&stream);
+    check<FileError>(status == Z_STREAM_END && written == out.size() && read == packed.size(), who,
+                     ": the compressed data are damaged");
+#else
+    fail<FileError>(who, ": compressed, and chorus was built without zlib");
+#endif
+  }
+  check<FileError>(crc32_of(out) == entry.crc, who, ": the check sum is wrong");
+  return out;
+}
+
+}  // namespace detail
+
+/// An open .npz file. Nothing is unpacked until it is asked for.
+class NpzReader {
+ public:
+  /// Throws FileError where the file can't be read or is no archive.
+  explicit NpzReader(const std::string& path)
+      : bytes_(detail::read_whole(path)), zip_(bytes_, cat("loading ", path)), entries_(detail::zip_directory(zip_)) {}
+  NpzReader(const NpzReader&) = delete;
+  NpzReader& operator=(const NpzReader&) = delete;
+
+  /// Names of the arrays, in alphabetic order.
+  std::vector<std::string> names() const {
+    std::vector<std::string> out;
+    for (const auto& [name, entry] : entries_)
+      if (name.ends_with(".npy")) out.push_back(name.substr(0, name.size() - 4));
+    return out;
+  }
+
+  /// The array of that name. Throws FileError where there is none, and as load_npy does.
+  template <Scalar T, int Rank>
+  Tensor<T, Rank, Cpu> read(const std::string& name) const {
+    const auto found = entries_.find(name + ".npy");
+    check<FileError>(found != entries_.end(), zip_.who(), ": no array ", Quoted{name}, " among the ", names().size(),
+                     " in the file");
+    const auto bytes = detail::zip_content(zip_, name, found->second);
+    const std::string who = cat(zip_.who(), ": ", Quoted{name});
+    return detail::to_tensor<T, Rank>(detail::parse_npy(bytes, who), who);
+  }
+
+ private:
+  std::vector<std::byte> bytes_;
+  detail::ZipBytes zip_;
+  std::map<std::string, detail::ZipEntry> entries_;
+};
+
+/// Collects arrays, then writes them as `numpy.savez` does, uncompressed.
+class NpzWriter {
+ public:
+  /// Throws UsageError for a name that is empty or comes twice, for bf16, and where the file would exceed 4 GiB.
+  template <Scalar T, int Rank, Device D>
+  void add(const std::string& name, const Tensor<T, Rank, D>& tensor) {
+    check<UsageError>(!name.empty() && name.size() < 1024 && offsets_.emplace(name, content_.size()).second,
+                      "saving a .npz file: the name '", name, "' is empty, too long, or there already");
+    std::string array = detail::npy_header(dtype<T>, tensor.shape(), cat("saving ", name));
+    const auto dense = contiguous(tensor);
+    const std::size_t begin = array.size();
+    array.resize(begin + dense.bytes());
+    copy_bytes(Cpu{}, array.data() + begin, dense.device(), dense.data(), dense.bytes());
+    check<UsageError>(content_.size() + array.size() < 0xF0000000u, "saving a .npz file: more than 4 GiB");
+    const std::string facts = record(array);
+    content_ += number(0x04034B50u, 4) + facts + number(name.size() + 4, 2) + number(0, 2) + name + ".npy" + array;
+    facts_.emplace(name, facts);
+  }
+
+  /// Writes the file, atomically. Throws FileError.
+  void save(const std::string& path) const {
+    std::string directory;
+    for (const auto& [name, offset] : offsets_)
+      directory += number(0x02014B50u, 4) + number(20, 2) + facts_.at(name) + number(name.size() + 4, 2) +
+                   std::string(12, '\0') + number(offset, 4) + name + ".npy";
+    const std::string end = number(0x06054B50u, 4) + number(0, 4) + number(offsets_.size(), 2) +
+                            number(offsets_.size(), 2) + number(directory.size(), 4) + number(content_.size(), 4) +
+                            number(0, 2);
+    AtomicFile file(path);
+    file.write(content_);
+    file.write(directory);
+    file.write(end);
+    file.commit();
+  }
+
+ private:
+  static std::string number(std::uint64_t value, std::size_t width) {
+    std::string out(width, '\0');
+    std::memcpy(out.data(), &value, width);
+    return out;
+  }
+  // What the directory and the array's own header share: version, flags (names in UTF-8), stored, 1980-01-01, sizes.
+  static std::string record(const std::string& array) {
+    return number(20, 2) + number(0x800, 2) + number(0, 2) + number(0, 2) + number(0x21, 2) +
+           number(detail::crc32_of(std::as_bytes(std::span(array))), 4) + number(array.size(), 4) +
+           number(array.size(), 4);
+  }
+
+  std::string content_;
+  std::map<std::string, std::size_t> offsets_;
+  std::map<std::string, std::string> facts_;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::io
+#endif  // CHORUS_SINGLE_CHORUS_IO_NPZ_HPP
+
+// <chorus/io/parameters_hash.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_PARAMETERS_HASH_HPP
+#define CHORUS_SINGLE_CHORUS_IO_PARAMETERS_HASH_HPP
+/// A fingerprint of a model's parameters, to compare ranks and runs bit by bit.
+
+// <chorus/io/sha256.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_SHA256_HPP
+#define CHORUS_SINGLE_CHORUS_IO_SHA256_HPP
+/// SHA-256 through OpenSSL, where the build has it.
+
+#if CHORUS_USE_OPENSSL
+#endif
+
+namespace chorus::inline CHORUS_ABI::io {
+
+#if CHORUS_USE_OPENSSL
+
+/// A hash over bytes that come in pieces.
+class Sha256 {
+ public:
+  static constexpr bool available = true;
+
+  Sha256() : context_(EVP_MD_CTX_new()) {
+    require(context_ != nullptr && EVP_DigestInit_ex(context_.get(), EVP_sha256(), nullptr) == 1);
+  }
+
+  void update(std::span<const std::byte> data) {
+    require(EVP_DigestUpdate(context_.get(), data.data(), data.size()) == 1);
+  }
+  void update(std::string_view text) { update(std::as_bytes(std::span(text))); }
+
+  /// The hash of all bytes so far, as 64 hexadecimal digits; more may follow.
+  std::string hex() const {
+    constexpr std::string_view digits = "0123456789abcdef";
+    unsigned char hash[EVP_MAX_MD_SIZE];
+    unsigned size = 0;
+    const Context last(EVP_MD_CTX_new());
+    require(last != nullptr && EVP_MD_CTX_copy_ex(last.get(), context_.get()) == 1 &&
+            EVP_DigestFinal_ex(last.get(), hash, &size) == 1);
+    std::string out;
+    for (unsigned i = 0; i < size; ++i) (out += digits[hash[i] >> 4]) += digits[hash[i] & 15];
+    return out;
+  }
+
+ private:
+  struct Free {
+    void operator()(EVP_MD_CTX* context) const { EVP_MD_CTX_free(context); }
+  };
+  using Context = std::unique_ptr<EVP_MD_CTX, Free>;
+
+  static void require(bool ok) { check<Error>(ok, "SHA-256: OpenSSL refuses to compute it"); }
+
+  Context context_;
+};
+
+#else
+
+/// Stands in where the build has no OpenSSL: making one throws UsageError.
+class Sha256 {
+ public:
+  static constexpr bool available = false;
+
+  Sha256() {
+    fail<UsageError>(
+        "SHA-256: this program was built without OpenSSL (CHORUS_USE_OPENSSL=0): install libssl-dev and build "
+        "it again");
+  }
+  void update(std::span<const std::byte>) {}
+  void update(std::string_view) {}
+  std::string hex() const { return {}; }
+};
+
+#endif
+
+/// The hash of `data`, as 64 hexadecimal digits.
+inline std::string sha256_hex(std::span<const std::byte> data) {
+  Sha256 hash;
+  hash.update(data);
+  return hash.hex();
+}
+inline std::string sha256_hex(std::string_view text) { return sha256_hex(std::as_bytes(std::span(text))); }
+
+}  // namespace chorus::inline CHORUS_ABI::io
+#endif  // CHORUS_SINGLE_CHORUS_IO_SHA256_HPP
+
+namespace chorus::inline CHORUS_ABI::io {
+
+/// SHA-256 over the names and numbers of all parameters, in the order of the model's members, as 64 hexadecimal digits.
+template <class Model>
+std::string parameters_sha256(Model& model) {
+  Sha256 hash;
+  std::vector<std::byte> numbers;
+  for (const auto& named : nn::named_parameters<typename Model::device_type>(model)) {
+    numbers.resize(named.parameter->size_bytes());
+    copy_bytes(Cpu{}, numbers.data(), named.parameter->where(), named.parameter->value_data(), numbers.size());
+    hash.update(named.name);
+    hash.update(numbers);
+  }
+  return hash.hex();
+}
+
+}  // namespace chorus::inline CHORUS_ABI::io
+#endif  // CHORUS_SINGLE_CHORUS_IO_PARAMETERS_HASH_HPP
+
+// <chorus/io/tensor_file.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_TENSOR_FILE_HPP
+#define CHORUS_SINGLE_CHORUS_IO_TENSOR_FILE_HPP
+/// Single tensors in safetensors files, of any dtype that a Tensor can have: bf16 and half lie there in 2 bytes.
+
+namespace chorus::inline CHORUS_ABI::io {
+
+/// A dense tensor on the host as `write_safetensors` takes it; the tensor must outlive the view. Throws UsageError
+/// where it is not contiguous.
+template <Scalar T, int Rank>
+TensorView view_of(std::string name, const Tensor<T, Rank, Cpu>& tensor) {
+  check<UsageError>(tensor.is_contiguous(), "saving ", name, ": a tensor of shape ", tensor.shape(), " and strides ",
+                    tensor.strides(), " is not contiguous");
+  return {std::move(name), file_dtype(dtype<T>), tensor.shape(),
+          std::as_bytes(std::span(tensor.data(), static_cast<std::size_t>(tensor.numel())))};
+}
+
+/// The tensor of that name. Throws FileError where there is none, or it has another dtype or number of axes,
+/// or a BOOL is neither 0 nor 1.
+template <Scalar T, int Rank>
+Tensor<T, Rank, Cpu> read_tensor(const SafetensorsReader& file, std::string_view name) {
+  const TensorEntry& entry = file.at(name);
+  check<FileError>(entry.dtype == file_dtype(dtype<T>) && entry.shape.size() == static_cast<std::size_t>(Rank),
+                   "loading ", file.path(), ": tensor ", name, ": expected ", dtype<T>, " with ", Rank, " axes, got ",
+                   entry.dtype, " ", std::span<const Index>(entry.shape));
+  Shape<Rank> shape{};
+  std::copy_n(entry.shape.begin(), Rank, shape.begin());
+  auto out = Tensor<T, Rank, Cpu>::empty(shape);
+  const auto bytes = std::as_writable_bytes(std::span(out.data(), static_cast<std::size_t>(out.numel())));
+  file.read(entry, bytes);
+  detail::check_bools(file, entry, bytes);
+  return out;
+}
+
+}  // namespace chorus::inline CHORUS_ABI::io
+#endif  // CHORUS_SINGLE_CHORUS_IO_TENSOR_FILE_HPP
+
+// <chorus/nn/attention.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_ATTENTION_HPP
+#define CHORUS_SINGLE_CHORUS_NN_ATTENTION_HPP
+/// Multi-head attention (Vaswani et al. 2017), with PyTorch's parameter names and initialisation.
+
+namespace chorus::inline CHORUS_ABI::nn {
+
+struct MultiheadAttentionOptions {
+  bool bias = true;
+};
+
+/// query: [batch, queries, features], key, value: [batch, keys, features] -> [batch, queries, features]; each of
+/// `heads` heads attends with features / heads numbers. in_proj_weight: [3 features, features], the projections of
+/// query, key and value one below the other. Batches come first (PyTorch's batch_first = True).
+template <Device D, Real T = float>
+class MultiheadAttention : public Module {
+ public:
+  using device_type = D;
+  Parameter<T, 2, D> in_proj_weight;
+  Parameter<T, 1, D> in_proj_bias;
+  Linear<D, T> out_proj;
+
+  /// Throws ShapeError unless `heads` divides the features.
+  MultiheadAttention(Index features, Index heads, const MultiheadAttentionOptions& options = {})
+      : out_proj(features, features, {.bias = options.bias}), heads_(heads) {
+    check<ShapeError>(heads > 0 && features % heads == 0, "MultiheadAttention: ", heads, " heads do not divide ",
+                      features, " features");
+    // Xavier's bound (Glorot, Bengio 2010) for the three projections as one.
+    const double bound = std::sqrt(6.0 / static_cast<double>(4 * features));
+    in_proj_weight = Parameter(init::uniform<T, D, 2>({3 * features, features}, bound));
+    if (!options.bias) return;
+    in_proj_bias = Parameter(init::constant<T, D, 1>({3 * features}, T{0}));
+    out_proj.bias = Parameter(init::constant<T, D, 1>({features}, T{0}));
+  }
+
+  /// With `causal`, query i sees keys 0 to i only.
+  template <Operand Q, Operand K, Operand V>
+  auto operator()(const Q& query, const K& key, const V& value, bool causal = false) const {
+    return attend(query, key, value, causal);
+  }
+  /// `mask` says which keys each query sees: [queries, keys], or with axes [batch, heads] in front.
+  template <Operand Q, Operand K, Operand V, int Rank>
+  auto operator()(const Q& query, const K& key, const V& value, const Tensor<bool, Rank, D>& mask) const {
+    return attend(query, key, value, mask);
+  }
+
+  void visit(Visitor& visitor) override {
+    visitor.parameter("in_proj_weight", in_proj_weight);
+    if (in_proj_bias) visitor.parameter("in_proj_bias", in_proj_bias);
+    visitor.module("out_proj", out_proj);
+  }
+  std::string describe() const override {
+    return cat("MultiheadAttention(", in_proj_weight.shape()[1], ", ", heads_, " heads)");
+  }
+
+ private:
+  template <Operand Q, Operand K, Operand V, class Seen>
+  auto attend(const Q& query, const K& key, const V& value, const Seen& seen) const {
+    const auto& shape = value_of(query).shape();
+    check<ShapeError>(shape[2] == in_proj_weight.shape()[1], "MultiheadAttention: a query of shape ", shape,
+                      " does not have ", in_proj_weight.shape()[1], " features");
+    const auto heads = scaled_dot_product_attention(project(query, 0), project(key, 1), project(value, 2), seen);
+    return out_proj(reshape(permute(heads, Shape<4>{0, 2, 1, 3}), shape));
+  }
+  // [batch, length, features] -> [batch, heads, length, features / heads]
+  template <Operand X>
+  auto project(const X& x, Index part) const {
+    static_assert(tensor_of<X>::rank == 3, "MultiheadAttention: inputs are [batch, length, features]");
+    const Index features = in_proj_weight.shape()[1];
+    const auto weight = slice(in_proj_weight, 0, part * features, (part + 1) * features);
+    const auto lines = [&] {
+      return linear(x, weight, slice(in_proj_bias, 0, part * features, (part + 1) * features));
+    };
+    const auto y = in_proj_bias ? lines() : decltype(lines())(linear(x, weight));
+    const auto& shape = value_of(x).shape();
+    return permute(reshape(y, Shape<4>{shape[0], shape[1], heads_, features / heads_}), Shape<4>{0, 2, 1, 3});
+  }
+
+  Index heads_;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::nn
+#endif  // CHORUS_SINGLE_CHORUS_NN_ATTENTION_HPP
+
+// <chorus/nn/convolutions.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_CONVOLUTIONS_HPP
+#define CHORUS_SINGLE_CHORUS_NN_CONVOLUTIONS_HPP
+/// Convolution layers of sequences and volumes, and transposed convolutions.
+
+// <chorus/ops/convolution3d.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_CONVOLUTION3D_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_CONVOLUTION3D_HPP
+/// Three-dimensional convolution (cross-correlation, as in PyTorch): conv2d with the kernel's depth among the channels.
+
+namespace chorus::inline CHORUS_ABI {
+
+/// Depth, height and width, given as one number or three.
+struct Size3d {
+  Index depth = 0, height = 0, width = 0;
+  constexpr Size3d(Index all) : depth(all), height(all), width(all) {}  // NOLINT: one number stands for three
+  constexpr Size3d(Index d, Index h, Index w) : depth(d), height(h), width(w) {}
+};
+
+struct Conv3dOptions {
+  Size3d stride = 1, padding = 0, dilation = 1;
+  Index groups = 1;
+};
+
+/// x: [batch, in, depth, height, width], weight: [out, in / groups, kernel_d, kernel_h, kernel_w], bias: [out] or
+/// absent -> [batch, out, out_d, out_h, out_w], sizes as for conv2d. Throws as conv2d does.
+template <Operand X, Operand W, Operand B>
+auto conv3d(const X& x, const W& weight, const B& bias, const Conv3dOptions& options = {}) {
+  using T = typename tensor_of<X>::value_type;
+  using D = typename tensor_of<X>::device_type;
+  static_assert(tensor_of<X>::rank == 5 && tensor_of<W>::rank == 5,
+                "conv3d: the input is [batch, channels, depth, height, width]");
+  const auto [batch, channels, depth, height, width] = value_of(x).shape();
+  const auto& w = value_of(weight).shape();
+  const Index pad = options.padding.depth, stride = options.stride.depth, dilation = options.dilation.depth;
+  check<UsageError>(pad >= 0 && stride > 0 && dilation > 0,
+                    "conv3d: stride, dilation and groups are at least 1, padding at least 0");
+  check<ShapeError>(w[2] > 0 && depth + 2 * pad >= dilation * (w[2] - 1) + 1, "conv3d: the kernel of ", w,
+                    " is larger than the padded input of ", value_of(x).shape());
+  const Index out_depth = (depth + 2 * pad - dilation * (w[2] - 1) - 1) / stride + 1;
+
+  // The slices that each slice of the result sees; slice 0 of the padded input is zero and serves for all padding.
+  std::vector<std::int64_t> slices;
+  for (Index d = 0; d < out_depth; ++d)
+    for (Index k = 0; k < w[2]; ++k) {
+      const Index at = d * stride + k * dilation - pad;
+      slices.push_back(at < 0 || at >= depth ? 0 : at + 1);
+    }
+  const auto device = value_of(x).device();
+  const auto index = Tensor<std::int64_t, 1, D>::from(slices, Shape<1>{out_depth * w[2]}, device);
+  const auto padded = concat(2, Tensor<T, 5, D>::zeros({batch, channels, 1, height, width}, device), x);
+  const auto seen = reshape(index_select(padded, 2, index), Shape<6>{batch, channels, out_depth, w[2], height, width});
+  const auto images =
+      reshape(permute(seen, Shape<6>{0, 2, 1, 3, 4, 5}), Shape<4>{batch * out_depth, channels * w[2], height, width});
+  const auto y = conv2d(images, reshape(weight, Shape<4>{w[0], w[1] * w[2], w[3], w[4]}), bias,
+                        {.stride = {options.stride.height, options.stride.width},
+                         .padding = {options.padding.height, options.padding.width},
+                         .dilation = {options.dilation.height, options.dilation.width},
+                         .groups = options.groups});
+  return transpose(reshape(y, Shape<5>{batch, out_depth, w[0], y.size(2), y.size(3)}), 1, 2);
+}
+
+}  // namespace chorus::inline CHORUS_ABI
+#endif  // CHORUS_SINGLE_CHORUS_OPS_CONVOLUTION3D_HPP
+
+namespace chorus::inline CHORUS_ABI::nn {
+
+struct Conv1dOptions {
+  Index kernel = 1, stride = 1, padding = 0, dilation = 1, groups = 1;
+  bool bias = true;
+};
+
+/// x: [batch, in, length] -> [batch, out, out_length]; weight: [out, in / groups, kernel].
+template <Device D, Real T = float>
+class Conv1d : public detail::ConvolutionBase<3, D, T> {
+ public:
+  /// Throws ShapeError unless channels and kernel are positive and `groups` divides both channel numbers.
+  Conv1d(Index in_channels, Index out_channels, const Conv1dOptions& options)
+      : detail::ConvolutionBase<3, D, T>("Conv1d", in_channels, out_channels, {options.kernel}, options.groups,
+                                         options.bias, false),
+        options_{options.stride, options.padding, options.dilation, options.groups} {}
+  template <Operand X>
+  auto operator()(const X& x) const {
+    return conv1d(x, this->weight, this->bias, options_);
+  }
+
+ private:
+  chorus::Conv1dOptions options_;
+};
+
+struct Conv3dOptions {
+  Size3d kernel = 1, stride = 1, padding = 0, dilation = 1;
+  Index groups = 1;
+  bool bias = true;
+};
+
+/// x: [batch, in, depth, height, width] -> [batch, out, ...]; weight: [out, in / groups, depth, height, width].
+template <Device D, Real T = float>
+class Conv3d : public detail::ConvolutionBase<5, D, T> {
+ public:
+  /// Throws as Conv1d does.
+  Conv3d(Index in_channels, Index out_channels, const Conv3dOptions& options)
+      : detail::ConvolutionBase<5, D, T>("Conv3d", in_channels, out_channels,
+                                         {options.kernel.depth, options.kernel.height, options.kernel.width},
+                                         options.groups, options.bias, false),
+        options_{options.stride, options.padding, options.dilation, options.groups} {}
+  template <Operand X>
+  auto operator()(const X& x) const {
+    return conv3d(x, this->weight, this->bias, options_);
+  }
+
+ private:
+  chorus::Conv3dOptions options_;
+};
+
+struct ConvTranspose1dOptions {
+  Index kernel = 1, stride = 1, padding = 0, output_padding = 0, dilation = 1, groups = 1;
+  bool bias = true;
+};
+
+/// x: [batch, in, length] -> [batch, out, ...]; weight: [in, out / groups, kernel].
+template <Device D, Real T = float>
+class ConvTranspose1d : public detail::ConvolutionBase<3, D, T> {
+ public:
+  /// Throws as Conv1d does.
+  ConvTranspose1d(Index in_channels, Index out_channels, const ConvTranspose1dOptions& options)
+      : detail::ConvolutionBase<3, D, T>("ConvTranspose1d", in_channels, out_channels, {options.kernel}, options.groups,
+                                         options.bias, true),
+        options_{options.stride, options.padding, options.output_padding, options.dilation, options.groups} {}
+  template <Operand X>
+  auto operator()(const X& x) const {
+    const auto with_bias = [&] { return conv_transpose1d(x, this->weight, this->bias, options_); };
+    return this->bias ? with_bias() : decltype(with_bias())(conv_transpose1d(x, this->weight, options_));
+  }
+
+ private:
+  chorus::ConvTranspose1dOptions options_;
+};
+
+struct ConvTranspose2dOptions {
+  Size2d kernel = 1, stride = 1, padding = 0, output_padding = 0, dilation = 1;
+  Index groups = 1;
+  bool bias = true;
+};
+
+/// x: [batch, in, height, width] -> [batch, out, ...]; weight: [in, out / groups, kernel_h, kernel_w].
+template <Device D, Real T = float>
+class ConvTranspose2d : public detail::ConvolutionBase<4, D, T> {
+ public:
+  /// Throws as Conv1d does.
+  ConvTranspose2d(Index in_channels, Index out_channels, const ConvTranspose2dOptions& options)
+      : detail::ConvolutionBase<4, D, T>("ConvTranspose2d", in_channels, out_channels,
+                                         {options.kernel.height, options.kernel.width}, options.groups, options.bias,
+                                         true),
+        options_{options.stride, options.padding, options.output_padding, options.dilation, options.groups} {}
+  template <Operand X>
+  auto operator()(const X& x) const {
+    const auto with_bias = [&] { return conv_transpose2d(x, this->weight, this->bias, options_); };
+    return this->bias ? with_bias() : decltype(with_bias())(conv_transpose2d(x, this->weight, options_));
+  }
+
+ private:
+  chorus::ConvTranspose2dOptions options_;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::nn
+#endif  // CHORUS_SINGLE_CHORUS_NN_CONVOLUTIONS_HPP
+
+// <chorus/nn/group_norm.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_GROUP_NORM_HPP
+#define CHORUS_SINGLE_CHORUS_NN_GROUP_NORM_HPP
+/// Normalisation within a sample as layers: groups of channels, single channels, root mean square.
+
+namespace chorus::inline CHORUS_ABI::nn {
+
+/// Normalises groups of neighbouring channels of x: [batch, channels, ...], then scales and shifts each channel.
+template <Device D, Real T = float>
+class GroupNorm : public Module {
+ public:
+  using device_type = D;
+  Parameter<T, 1, D> weight, bias;
+
+  /// Throws ShapeError unless `groups` divides the channels.
+  GroupNorm(Index groups, Index channels, double eps = 1e-5) : groups_(groups), eps_(eps) {
+    check<ShapeError>(groups > 0 && channels > 0 && channels % groups == 0, "GroupNorm: ", groups,
+                      " groups do not divide ", channels, " channels");
+    weight = Parameter(init::constant<T, D, 1>({channels}, T{1}));
+    bias = Parameter(init::constant<T, D, 1>({channels}, T{0}));
+  }
+
+  template <Operand X>
+  auto operator()(const X& x) const {
+    return group_norm(x, groups_, weight, bias, eps_);
+  }
+  void visit(Visitor& visitor) override {
+    visitor.parameter("weight", weight);
+    visitor.parameter("bias", bias);
+  }
+  std::string describe() const override { return cat("GroupNorm(", groups_, ", ", weight.shape()[0], ")"); }
+
+ private:
+  Index groups_;
+  double eps_;
+};
+
+struct InstanceNormOptions {
+  double eps = 1e-5;
+  /// Whether channels are scaled and shifted; not, by default, as in PyTorch.
+  bool affine = false;
+};
+
+/// Normalises each channel of each sample of x: [batch, channels, ...].
+template <Device D, Real T = float>
+class InstanceNorm : public Module {
+ public:
+  using device_type = D;
+  Parameter<T, 1, D> weight, bias;
+
+  /// Throws ShapeError unless `channels` is positive.
+  explicit InstanceNorm(Index channels, const InstanceNormOptions& options = {})
+      : channels_(channels), eps_(options.eps) {
+    check<ShapeError>(channels > 0, "InstanceNorm: ", channels, " channels: must be positive");
+    if (!options.affine) return;
+    weight = Parameter(init::constant<T, D, 1>({channels}, T{1}));
+    bias = Parameter(init::constant<T, D, 1>({channels}, T{0}));
+  }
+
+  template <Operand X>
+  auto operator()(const X& x) const {
+    check<ShapeError>(value_of(x).size(1) == channels_, "InstanceNorm: an input of shape ", value_of(x).shape(),
+                      " does not have ", channels_, " channels");
+    return instance_norm(x, weight, bias, eps_);
+  }
+  void visit(Visitor& visitor) override {
+    if (weight) visitor.parameter("weight", weight);
+    if (bias) visitor.parameter("bias", bias);
+  }
+  std::string describe() const override { return cat("InstanceNorm(", channels_, ")"); }
+
+ private:
+  Index channels_;
+  double eps_;
+};
+
+/// PyTorch's names; the number of inner axes is the input's.
+template <Device D, Real T = float>
+using InstanceNorm1d = InstanceNorm<D, T>;
+template <Device D, Real T = float>
+using InstanceNorm2d = InstanceNorm<D, T>;
+
+/// Divides the last axis of x: [..., features] by its root mean square, then scales it.
+template <Device D, Real T = float>
+class RMSNorm : public Module {
+ public:
+  using device_type = D;
+  Parameter<T, 1, D> weight;
+
+  /// Throws ShapeError unless `features` is positive.
+  explicit RMSNorm(Index features, double eps = 1e-6) : eps_(eps) {
+    check<ShapeError>(features > 0, "RMSNorm: ", features, " features: must be positive");
+    weight = Parameter(init::constant<T, D, 1>({features}, T{1}));
+  }
+
+  template <Operand X>
+  auto operator()(const X& x) const {
+    return rms_norm(x, weight, eps_);
+  }
+  void visit(Visitor& visitor) override { visitor.parameter("weight", weight); }
+  std::string describe() const override { return cat("RMSNorm(", weight.shape()[0], ")"); }
+
+ private:
+  double eps_;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::nn
+#endif  // CHORUS_SINGLE_CHORUS_NN_GROUP_NORM_HPP
+
+// <chorus/nn/mixed_precision.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_MIXED_PRECISION_HPP
+#define CHORUS_SINGLE_CHORUS_NN_MIXED_PRECISION_HPP
+/// MixedPrecision: a model that computes in bf16 or half, over float parameters (Micikevicius et al., "Mixed Precision
+/// Training", ICLR 2018).
+
+namespace chorus::inline CHORUS_ABI::nn {
+
+namespace detail {
+
+/// 2-byte copies of a model's float parameters, laid out as they are. A copy of this object has none.
+template <Narrow T, Device D>
+class NarrowCopies {
+ public:
+  NarrowCopies() = default;
+  NarrowCopies(const NarrowCopies&) {}
+  NarrowCopies& operator=(const NarrowCopies&) { return *this; }
+
+  /// Converts the parameters that have changed since the last call: neighbours in memory by one kernel.
+  void refresh(Module& model) {
+    Collector found;
+    model.visit(found);
+    auto& parameters = found.parameters;
+    std::sort(parameters.begin(), parameters.end(),
+              [](const auto* a, const auto* b) { return std::less<>()(a->value_data(), b->value_data()); });
+    parameters.erase(std::unique(parameters.begin(), parameters.end()), parameters.end());  // shared ones
+    if (!laid_out_for(parameters)) lay_out(parameters);
+
+    const auto is_old = [&](std::size_t i) { return parameters[i]->narrow_copy.version != parameters[i]->version(); };
+    for (std::size_t i = 0; i < parameters.size();) {
+      const std::size_t first = i;
+      Index count = 0;
+      while (i < parameters.size() && is_old(i) && value(*parameters[i]) == value(*parameters[first]) + count) {
+        count += occupied(*parameters[i]);
+        parameters[i]->narrow_copy.version = parameters[i]->version();
+        ++i;
+      }
+      if (count > 0)
+        kernels::convert(parameters[first]->where(), count, value(*parameters[first]),
+                         static_cast<T*>(parameters[first]->narrow_copy.data));
+      i = std::max(i, first + 1);
+    }
+  }
+
+ private:
+  struct Collector final : Visitor {
+    std::vector<ParameterOn<D>*> parameters;
+    void module(std::string_view, Module& child) override { child.visit(*this); }
+    void parameter(std::string_view, AnyParameter& handle) override {
+      auto& parameter = handle.on<D>();
+      if (parameter.dtype() == DType::f32 && parameter.count() > 0) parameters.push_back(&parameter);
+    }
+    void buffer(std::string_view, AnyBuffer&) override {}
+  };
+
+  static const float* value(const ParameterOn<D>& parameter) {
+    return static_cast<const float*>(parameter.value_data());
+  }
+
+  // Elements up to where a small one that follows begins: in front of a large one there may be more.
+  static Index occupied(const ParameterOn<D>& parameter) {
+    return static_cast<Index>(padded_count<D>(static_cast<std::size_t>(parameter.count()), sizeof(float)));
+  }
+
+  bool laid_out_for(const std::vector<ParameterOn<D>*>& parameters) const {
+    return std::equal(parameters.begin(), parameters.end(), places_.begin(), places_.end(),
+                      [](const auto* parameter, const auto& place) {
+                        return parameter == place.parameter && parameter->value_data() == place.value;
+                      });
+  }
+
+  void lay_out(const std::vector<ParameterOn<D>*>& parameters) {
+    places_.clear();
+    if (parameters.empty()) return;
+    std::size_t count = 0;
+    for (const auto* parameter : parameters) count += static_cast<std::size_t>(occupied(*parameter));
+    const MemoryScope scope(trace::Memory::parameters);
+    const Storage<D> storage(parameters.front()->where(), count * sizeof(T));
+    auto* data = static_cast<T*>(storage.data());
+    for (auto* parameter : parameters) {
+      parameter->narrow_copy = {storage, data, dtype<T>, 0};
+      places_.push_back({parameter, parameter->value_data()});
+      data += occupied(*parameter);
+    }
+  }
+
+  struct Place {
+    const ParameterOn<D>* parameter;
+    const void* value;
+  };
+  std::vector<Place> places_;
+};
+
+}  // namespace detail
+
+/// `Model`, whose layers compute in T: floating-point inputs are turned into T, outputs into float. Parameters, their
+/// gradients, their reduction over devices and the optimizer's step stay float, as does the loss; of the parameters a
+/// copy in T is kept, which is renewed in the first forward pass after a step. A type like any other model, for every
+/// policy: `DistributedDataParallel<MixedPrecision<ToyModel<Cuda>>>`; parameters keep their names. With half, gradients
+/// may be too small for T: see optim::GradScaler.
+template <class Model, Narrow T = bf16>
+class MixedPrecision : public Module {
+ public:
+  using device_type = typename Model::device_type;
+
+  explicit MixedPrecision(Model model = {}) : model_(std::move(model)) {}
+
+  /// What `Model::forward` takes and gives, tuples included; tensors that are not floating-point pass as they are.
+  template <class... Inputs>
+  auto forward(const Inputs&... inputs) const {
+    copies_.refresh(model_);
+    return widened(model_.forward(narrowed(inputs)...));
+  }
+  template <class... Inputs>
+  auto operator()(const Inputs&... inputs) const {
+    return forward(inputs...);
+  }
+
+  /// The model inside.
+  Model& model() { return model_; }
+  void visit(Visitor& visitor) override { model_.visit(visitor); }
+  std::string describe() const override { return cat("MixedPrecision(", model_.describe(), ", ", dtype<T>, ")"); }
+
+ private:
+  template <class X>
+  static decltype(auto) narrowed(const X& x) {
+    if constexpr (Operand<X>) {
+      if constexpr (Real<typename tensor_of<X>::value_type>)
+        return to<T>(x);
+      else
+        return x;
+    } else {
+      return x;
+    }
+  }
+
+  template <class Y>
+  static auto widened(const Y& y) {
+    if constexpr (NarrowOperand<Y>)
+      return to<float>(y);
+    else
+      return y;
+  }
+  template <class... Members>
+  static auto widened(const std::tuple<Members...>& members) {
+    return std::apply([](const auto&... y) { return std::tuple(widened(y)...); }, members);
+  }
+
+  mutable Model model_;  // a visit hands out its parameters, to which the copies belong
+  mutable detail::NarrowCopies<T, device_type> copies_;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::nn
+#endif  // CHORUS_SINGLE_CHORUS_NN_MIXED_PRECISION_HPP
+
+// <chorus/nn/more_activations.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_MORE_ACTIVATIONS_HPP
+#define CHORUS_SINGLE_CHORUS_NN_MORE_ACTIVATIONS_HPP
+/// Functions as layers, beside those of activations.hpp.
+
+// <chorus/ops/dropout_variants.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_DROPOUT_VARIANTS_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_DROPOUT_VARIANTS_HPP
+/// Dropout of whole channels, and dropout that keeps mean and variance.
+
+namespace chorus::inline CHORUS_ABI {
+
+/// x: [batch, channels, ...]: in training zeroes each channel of each sample with probability p and scales the others
+/// by 1 / (1 - p) (Tompson et al. 2015). Throws UsageError unless 0 <= p < 1.
+template <Operand X>
+auto dropout_channels(const X& x, double p, bool training = true) {
+  constexpr int rank = tensor_of<X>::rank;
+  static_assert(rank >= 2, "dropout_channels: the input is [batch, channels, ...]");
+  const auto& shape = value_of(x).shape();
+  using Mask = Tensor<typename tensor_of<X>::value_type, 2, typename tensor_of<X>::device_type>;
+  const auto kept = dropout(Mask::ones({shape[0], shape[1]}, value_of(x).device()), p, training);
+  Shape<rank> per_channel{};
+  per_channel.fill(1);
+  per_channel[0] = shape[0];
+  per_channel[1] = shape[1];
+  return x * reshape(kept, per_channel);
+}
+
+/// In training sets each element with probability p to SELU's limit at minus infinity, then scales and shifts all, so
+/// that mean 0 and variance 1 stay (Klambauer et al. 2017). Throws UsageError unless 0 <= p < 1.
+template <Operand X>
+auto alpha_dropout(const X& x, double p, bool training = true) {
+  const double limit = -1.7580993408473766, keep = 1 - p;
+  const auto kept = dropout(tensor_of<X>::ones(value_of(x).shape(), value_of(x).device()), p, training);
+  const double drops = training ? p : 0;
+  const double scale = 1 / std::sqrt((1 - drops) * (1 + drops * limit * limit));
+  // `kept` is 0 or 1 / keep in training: times keep it chooses.
+  const auto chosen = kept * (training ? keep : 1);
+  return (x * chosen + (1 - chosen) * limit) * scale - scale * limit * drops;
+}
+
+}  // namespace chorus::inline CHORUS_ABI
+#endif  // CHORUS_SINGLE_CHORUS_OPS_DROPOUT_VARIANTS_HPP
+
+// <chorus/ops/interpolation.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_INTERPOLATION_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_INTERPOLATION_HPP
+/// Images in other sizes: bilinear interpolation, and the largest number of each part of an image.
+
+namespace chorus::inline CHORUS_ABI {
+
+namespace detail {
+
+// [out, in]: row i mixes the two entries between which place i of the resized axis lies.
+template <Real T, Device D>
+Tensor<T, 2, D> interpolation_matrix(Index in, Index out, bool align_corners, D device) {
+  auto host = Tensor<T, 2, Cpu>::zeros({out, in});
+  for (Index i = 0; i < out; ++i) {
+    const double at =
+        align_corners
+            ? (out > 1 ? static_cast<double>(i * (in - 1)) / static_cast<double>(out - 1) : 0)
+            : std::max(0.0, (static_cast<double>(i) + 0.5) * static_cast<double>(in) / static_cast<double>(out) - 0.5);
+    const auto left = std::min(static_cast<Index>(at), in - 1), right = std::min(left + 1, in - 1);
+    const double share = at - static_cast<double>(left);
+    host(i, left) = static_cast<T>(1 - share);
+    host(i, right) = static_cast<T>(static_cast<double>(host(i, right)) + share);
+  }
+  return Tensor<T, 2, D>::from({host.data(), static_cast<std::size_t>(host.numel())}, host.shape(), device);
+}
+
+// The largest of each of `out` equal parts of an axis, which may share entries; shorter parts repeat their last one.
+template <Operand X>
+auto adaptive_max(const X& x, Index axis, Index out) {
+  const auto& shape = value_of(x).shape();
+  constexpr auto rank = static_cast<std::size_t>(tensor_of<X>::rank);
+  const auto a = normalize_axis("adaptive_max_pool2d", axis, tensor_of<X>::rank);
+  const Index in = shape[a];
+  const auto first = [&](Index i) { return i * in / out; };
+  const auto last = [&](Index i) { return ((i + 1) * in + out - 1) / out; };
+  Index longest = 0;
+  for (Index i = 0; i < out; ++i) longest = std::max(longest, last(i) - first(i));
+  std::vector<std::int64_t> places;
+  for (Index i = 0; i < out; ++i)
+    for (Index j = 0; j < longest; ++j) places.push_back(std::min(first(i) + j, last(i) - 1));
+  const auto index = Tensor<std::int64_t, 1, typename tensor_of<X>::device_type>::from(places, Shape<1>{out * longest},
+                                                                                       value_of(x).device());
+  std::array<Index, rank + 1> parts{};
+  for (std::size_t i = 0; i <= rank; ++i)
+    parts[i] = i < a ? shape[i] : i == a ? out : i == a + 1 ? longest : shape[i - 1];
+  return amax(reshape(index_select(x, axis, index), parts), static_cast<Index>(a) + 1);
+}
+
+inline void check_resize(const char* operation, const Shape<4>& image, Size2d size) {
+  check<UsageError>(size.height > 0 && size.width > 0, operation, ": the size is at least 1, got ", size.height, " x ",
+                    size.width);
+  check<ShapeError>(image[2] > 0 && image[3] > 0, operation, ": an image of shape ", image, " has no pixels");
+}
+
+}  // namespace detail
+
+/// x: [batch, channels, height, width] -> [batch, channels, size.height, size.width], between pixels in straight lines.
+/// With `align_corners` the centres of the corner pixels stay in the corners, else the corners of the images do. Throws
+/// UsageError unless the size is positive, ShapeError for an image without pixels.
+template <Operand X>
+auto upsample_bilinear2d(const X& x, Size2d size, bool align_corners = false) {
+  using T = typename tensor_of<X>::value_type;
+  static_assert(tensor_of<X>::rank == 4, "upsample_bilinear2d: the input is [batch, channels, height, width]");
+  const auto& shape = value_of(x).shape();
+  detail::check_resize("upsample_bilinear2d", shape, size);
+  const auto device = value_of(x).device();
+  const auto wide = linear(x, detail::interpolation_matrix<T>(shape[3], size.width, align_corners, device));
+  const auto high =
+      linear(transpose(wide, 2, 3), detail::interpolation_matrix<T>(shape[2], size.height, align_corners, device));
+  return transpose(high, 2, 3);
+}
+
+/// x: [batch, channels, height, width] -> the largest number of each part of an image: [batch, channels, size.height,
+/// size.width]; parts as of adaptive_avg_pool2d. Pixels that tie share the gradient. Throws as that does.
+template <Operand X>
+auto adaptive_max_pool2d(const X& x, Size2d size) {
+  static_assert(tensor_of<X>::rank == 4, "adaptive_max_pool2d: the input is [batch, channels, height, width]");
+  detail::check_resize("adaptive_max_pool2d", value_of(x).shape(), size);
+  return detail::adaptive_max(detail::adaptive_max(x, 3, size.width), 2, size.height);
+}
+
+}  // namespace chorus::inline CHORUS_ABI
+#endif  // CHORUS_SINGLE_CHORUS_OPS_INTERPOLATION_HPP
+
+// <chorus/ops/more_activations.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_MORE_ACTIVATIONS_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_MORE_ACTIVATIONS_HPP
+/// Activations beside the usual ones, with PyTorch's definitions.
+
+namespace chorus::inline CHORUS_ABI {
+
+namespace functors {
+
+/// scale (x, or alpha (exp(x) - 1) below 0) with the constants that keep mean 0 and variance 1 (Klambauer et al. 2017).
+struct Selu {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    using R = real_of<S>;
+    return where(x <= 0, expm1(x) * R(1.6732632423543772 * 1.0507009873554805), x * R(1.0507009873554805));
+  }
+};
+/// x, or alpha (exp(x / alpha) - 1) below 0 (Barron 2017).
+struct Celu {
+  double alpha = 1;
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    using R = real_of<S>;
+    return where(x <= 0, expm1(x * R(1 / alpha)) * R(alpha), x);
+  }
+};
+/// x / (1 + |x|)
+struct Softsign {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return x / (1 + abs(x));
+  }
+};
+/// x - tanh(x)
+struct Tanhshrink {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return x - tanh(x);
+  }
+};
+/// x outside of [-lambda, lambda], else 0.
+struct Hardshrink {
+  double lambda = 0.5;
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return where(abs(x) <= real_of<S>(lambda), S(0), x);
+  }
+};
+/// x moved by lambda towards 0, where it ends.
+struct Softshrink {
+  double lambda = 0.5;
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    using R = real_of<S>;
+    return where(x > R(lambda), x - R(lambda), where(x < R(-lambda), x + R(lambda), S(0)));
+  }
+};
+/// x above the threshold, else a value.
+struct Threshold {
+  double threshold = 0, value = 0;
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return where(x > real_of<S>(threshold), x, S(real_of<S>(value)));
+  }
+};
+/// x for positive x, else slope x, the slope being learned (He et al. 2015).
+struct Prelu {
+  template <class S>
+  CHORUS_HD S operator()(const S& x, const S& slope) const {
+    return where(x > 0, x, x * slope);
+  }
+};
+
+}  // namespace functors
+
+template <Operand X>
+auto selu(const X& x) {
+  return detail::pointwise("selu", functors::Selu{}, x);
+}
+/// Throws UsageError where alpha is 0.
+template <Operand X>
+auto celu(const X& x, double alpha = 1) {
+  check<UsageError>(alpha != 0, "celu: alpha is 0");
+  return detail::pointwise("celu", functors::Celu{alpha}, x);
+}
+template <Operand X>
+auto softsign(const X& x) {
+  return detail::pointwise("softsign", functors::Softsign{}, x);
+}
+template <Operand X>
+auto tanhshrink(const X& x) {
+  return detail::pointwise("tanhshrink", functors::Tanhshrink{}, x);
+}
+template <Operand X>
+auto hardshrink(const X& x, double lambda = 0.5) {
+  return detail::pointwise("hardshrink", functors::Hardshrink{lambda}, x);
+}
+template <Operand X>
+auto softshrink(const X& x, double lambda = 0.5) {
+  return detail::pointwise("softshrink", functors::Softshrink{lambda}, x);
+}
+template <Operand X>
+auto threshold(const X& x, double above, double value) {
+  return detail::pointwise("threshold", functors::Threshold{above, value}, x);
+}
+
+/// x: [batch, channels, ...], slope: [channels] or [1]. Throws ShapeError where the channels differ.
+template <Operand X, Operand W>
+auto prelu(const X& x, const W& slope) {
+  constexpr int rank = tensor_of<X>::rank;
+  static_assert(rank >= 2 && tensor_of<W>::rank == 1,
+                "prelu: the input is [batch, channels, ...], the slope [channels]");
+  Shape<rank - 1> per_channel{};
+  per_channel.fill(1);
+  per_channel[0] = value_of(slope).numel();
+  check<ShapeError>(per_channel[0] == 1 || per_channel[0] == value_of(x).size(1), "prelu: an input of shape ",
+                    value_of(x).shape(), " does not fit ", per_channel[0], " slopes");
+  return detail::pointwise("prelu", functors::Prelu{}, x, reshape(slope, per_channel));
+}
+
+/// The first half of an axis times the sigmoid of the second (Dauphin et al. 2017). Throws ShapeError for an odd size.
+template <Operand X>
+auto glu(const X& x, Index axis = -1) {
+  const Index size = value_of(x).size(axis);
+  check<ShapeError>(size % 2 == 0, "glu: axis ", axis, " of shape ", value_of(x).shape(), " has no two halves");
+  return slice(x, axis, 0, size / 2) * sigmoid(slice(x, axis, size / 2, size));
+}
+
+}  // namespace chorus::inline CHORUS_ABI
+#endif  // CHORUS_SINGLE_CHORUS_OPS_MORE_ACTIVATIONS_HPP
+
+namespace chorus::inline CHORUS_ABI::nn {
+
+CHORUS_FUNCTION_LAYER(SELU, selu);
+CHORUS_FUNCTION_LAYER(Softsign, softsign);
+CHORUS_FUNCTION_LAYER(Tanhshrink, tanhshrink);
+CHORUS_FUNCTION_LAYER(GELUTanh, gelu_tanh);
+/// The mean of each channel of an image: [batch, channels].
+CHORUS_FUNCTION_LAYER(GlobalAvgPool, global_avg_pool);
+
+// One option, given at construction.
+#define CHORUS_OPTION_LAYER(LAYER, FUNCTION, OPTION, DEFAULT)                                  \
+  struct LAYER : Module {                                                                      \
+    double OPTION;                                                                             \
+    explicit LAYER(double option = DEFAULT) : OPTION(option) {}                                \
+    template <Operand X>                                                                       \
+    auto operator()(const X& x) const {                                                        \
+      return FUNCTION(x, OPTION);                                                              \
+    }                                                                                          \
+    std::string describe() const override { return cat(#LAYER "(" #OPTION "=", OPTION, ")"); } \
+  }
+CHORUS_OPTION_LAYER(CELU, celu, alpha, 1);
+CHORUS_OPTION_LAYER(Hardshrink, hardshrink, lambda, 0.5);
+CHORUS_OPTION_LAYER(Softshrink, softshrink, lambda, 0.5);
+#undef CHORUS_OPTION_LAYER
+
+/// log(1 + exp(beta x)) / beta; x itself where beta x is above the threshold.
+struct Softplus : Module {
+  double beta, threshold;
+  explicit Softplus(double scale = 1, double above = 20) : beta(scale), threshold(above) {}
+  template <Operand X>
+  auto operator()(const X& x) const {
+    return softplus(x, beta, threshold);
+  }
+  std::string describe() const override { return cat("Softplus(", beta, ")"); }
+};
+
+/// x limited to [min, max].
+struct Hardtanh : Module {
+  double min, max;
+  explicit Hardtanh(double low = -1, double high = 1) : min(low), max(high) {}
+  template <Operand X>
+  auto operator()(const X& x) const {
+    return hardtanh(x, min, max);
+  }
+  std::string describe() const override { return cat("Hardtanh(", min, ", ", max, ")"); }
+};
+
+/// x above the threshold, else the value.
+struct Threshold : Module {
+  double threshold, value;
+  Threshold(double above, double otherwise) : threshold(above), value(otherwise) {}
+  template <Operand X>
+  auto operator()(const X& x) const {
+    return chorus::threshold(x, threshold, value);
+  }
+  std::string describe() const override { return cat("Threshold(", threshold, ", ", value, ")"); }
+};
+
+/// log(softmax(x)) along an axis.
+struct LogSoftmax : Module {
+  Index axis;
+  explicit LogSoftmax(Index along) : axis(along) {}
+  template <Operand X>
+  auto operator()(const X& x) const {
+    return log_softmax(x, axis);
+  }
+  std::string describe() const override { return cat("LogSoftmax(", axis, ")"); }
+};
+
+/// The first half of an axis times the sigmoid of the second.
+struct GLU : Module {
+  Index axis;
+  explicit GLU(Index along = -1) : axis(along) {}
+  template <Operand X>
+  auto operator()(const X& x) const {
+    return glu(x, axis);
+  }
+  std::string describe() const override { return cat("GLU(", axis, ")"); }
+};
+
+/// x for positive x, else x times a learned slope: one, or one a channel of x: [batch, channels, ...].
+template <Device D, Real T = float>
+class PReLU : public Module {
+ public:
+  using device_type = D;
+  Parameter<T, 1, D> weight;
+  explicit PReLU(Index channels = 1, double slope = 0.25) {
+    check<ShapeError>(channels > 0, "PReLU: ", channels, " channels: must be positive");
+    weight = Parameter(init::constant<T, D, 1>({channels}, static_cast<T>(slope)));
+  }
+  template <Operand X>
+  auto operator()(const X& x) const {
+    return prelu(x, weight);
+  }
+  void visit(Visitor& visitor) override { visitor.parameter("weight", weight); }
+  std::string describe() const override { return cat("PReLU(", weight.shape()[0], ")"); }
+};
+
+/// x as it is: in the place of a layer that a variant of a model lacks.
+struct Identity : Module {
+  template <Operand X>
+  X operator()(const X& x) const {
+    return x;
+  }
+  std::string describe() const override { return "Identity"; }
+};
+
+/// In training zeroes whole channels of x: [batch, channels, ...] with probability `p`.
+struct Dropout2d : Dropout {
+  using Dropout::Dropout;
+  template <Operand X>
+  auto operator()(const X& x) const {
+    return dropout_channels(x, p, training());
+  }
+  std::string describe() const override { return cat("Dropout2d(", p, ")"); }
+};
+/// Dropout for SELU: keeps mean and variance.
+struct AlphaDropout : Dropout {
+  using Dropout::Dropout;
+  template <Operand X>
+  auto operator()(const X& x) const {
+    return alpha_dropout(x, p, training());
+  }
+  std::string describe() const override { return cat("AlphaDropout(", p, ")"); }
+};
+
+/// Images of any size to images of one.
+struct AdaptiveAvgPool2d : Module {
+  Size2d size;
+  explicit AdaptiveAvgPool2d(Size2d to) : size(to) {}
+  template <Operand X>
+  auto operator()(const X& x) const {
+    return adaptive_avg_pool2d(x, size);
+  }
+  std::string describe() const override { return cat("AdaptiveAvgPool2d(", size.height, "x", size.width, ")"); }
+};
+struct AdaptiveMaxPool2d : Module {
+  Size2d size;
+  explicit AdaptiveMaxPool2d(Size2d to) : size(to) {}
+  template <Operand X>
+  auto operator()(const X& x) const {
+    return adaptive_max_pool2d(x, size);
+  }
+  std::string describe() const override { return cat("AdaptiveMaxPool2d(", size.height, "x", size.width, ")"); }
+};
+
+enum class UpsampleMode : std::uint8_t { nearest, bilinear };
+
+/// Images `scale` times as large.
+struct Upsample : Module {
+  Size2d scale;
+  UpsampleMode mode;
+  bool align_corners;
+  explicit Upsample(Size2d by, UpsampleMode how = UpsampleMode::nearest, bool corners = false)
+      : scale(by), mode(how), align_corners(corners) {}
+  template <Operand X>
+  auto operator()(const X& x) const {
+    auto nearest = [&] { return upsample_nearest2d(x, scale); };
+    if (mode == UpsampleMode::nearest) return nearest();
+    const Size2d size{value_of(x).size(2) * scale.height, value_of(x).size(3) * scale.width};
+    return decltype(nearest())(upsample_bilinear2d(x, size, align_corners));
+  }
+  std::string describe() const override {
+    return cat("Upsample(", scale.height, "x", scale.width,
+               mode == UpsampleMode::nearest ? ", nearest)" : ", bilinear)");
+  }
+};
+
+}  // namespace chorus::inline CHORUS_ABI::nn
+#endif  // CHORUS_SINGLE_CHORUS_NN_MORE_ACTIVATIONS_HPP
+
+// <chorus/nn/positions.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_POSITIONS_HPP
+#define CHORUS_SINGLE_CHORUS_NN_POSITIONS_HPP
+/// Encodings of positions in a sequence: learned, sinusoidal, rotary.
+
+namespace chorus::inline CHORUS_ABI::nn {
+
+/// Adds a learned vector for each place: x: [batch, length, features], weight: [most, features].
+template <Device D, Real T = float>
+class LearnedPositions : public Module {
+ public:
+  using device_type = D;
+  Parameter<T, 2, D> weight;
+
+  /// Starts with numbers from N(0, 0.02²). Throws ShapeError unless both sizes are positive.
+  LearnedPositions(Index most, Index features) {
+    check<ShapeError>(most > 0 && features > 0, "LearnedPositions: ", most, " places of ", features,
+                      " features: both must be positive");
+    weight = Parameter(init::normal<T, D, 2>({most, features}, 0, 0.02));
+  }
+  /// Throws ShapeError where the sequence is longer than there are places.
+  template <Operand X>
+  auto operator()(const X& x) const {
+    const Index length = value_of(x).size(-2);
+    check<ShapeError>(length <= weight.shape()[0], "LearnedPositions: a sequence of ", length, " is longer than ",
+                      weight.shape()[0], " places");
+    return x + slice(weight, 0, 0, length);
+  }
+  void visit(Visitor& visitor) override { visitor.parameter("weight", weight); }
+  std::string describe() const override {
+    return cat("LearnedPositions(", weight.shape()[0], ", ", weight.shape()[1], ")");
+  }
+};
+
+namespace detail {
+// [at least `length`, features / 2]: sines and cosines of the place times 10000^(-2 i / features).
+template <Real T, Device D>
+struct PositionTables {
+  Index features = 0, length = 0;
+  D device{};
+  Tensor<T, 2, D> sine{}, cosine{};
+};
+
+// Each thread keeps its tables for the next call.
+template <Real T, Device D>
+const PositionTables<T, D>& position_tables(Index length, Index features, D device) {
+  thread_local std::vector<PositionTables<T, D>> kept;
+  auto tables = std::find_if(kept.begin(), kept.end(),
+                             [&](const auto& t) { return t.features == features && t.device == device; });
+  if (tables != kept.end() && tables->length >= length) {
+    chorus::detail::keep_for_replays(tables->sine.storage());
+    chorus::detail::keep_for_replays(tables->cosine.storage());
+    return *tables;
+  }
+  const auto table = [&, places = tables == kept.end() ? length : std::max(length, 2 * tables->length)](auto f) {
+    auto host = Tensor<T, 2, Cpu>::empty({places, features / 2});
+    for (Index place = 0; place < places; ++place)
+      for (Index i = 0; i < features / 2; ++i)
+        host(place, i) =
+            static_cast<T>(f(static_cast<double>(place) *
+                             std::pow(10000.0, -2.0 * static_cast<double>(i) / static_cast<double>(features))));
+    return Tensor<T, 2, D>::from({host.data(), static_cast<std::size_t>(host.numel())}, host.shape(), device);
+  };
+  const auto sine = table([](double angle) { return std::sin(angle); });
+  const auto cosine = table([](double angle) { return std::cos(angle); });
+  if (tables == kept.end()) tables = kept.insert(kept.end(), {.features = features, .device = device});
+  tables->length = sine.size(0);
+  tables->sine = sine;
+  tables->cosine = cosine;
+  return *tables;
+}
+}  // namespace detail
+
+/// Adds sines (features 0, 2, ...) and cosines (1, 3, ...) of the place at falling frequencies (Vaswani et al. 2017) to
+/// x: [batch, length, features]. Throws ShapeError for an odd number of features.
+struct SinusoidalPositions : Module {
+  template <Operand X>
+  auto operator()(const X& x) const {
+    using T = typename tensor_of<X>::value_type;
+    const Index length = value_of(x).size(-2), features = value_of(x).size(-1);
+    check<ShapeError>(features % 2 == 0, "SinusoidalPositions: ", features, " features are not even");
+    const auto& tables = detail::position_tables<T>(length, features, value_of(x).device());
+    return x + reshape(stack(2, tables.sine.slice(0, 0, length), tables.cosine.slice(0, 0, length)),
+                       Shape<2>{length, features});
+  }
+  std::string describe() const override { return "SinusoidalPositions"; }
+};
+
+/// Turns the pairs (i, i + features / 2) of queries or keys x: [..., length, features] by an angle that grows with the
+/// place, so that products of them depend on distances alone (Su et al. 2021). `first` is the place of the first entry.
+/// Throws ShapeError for an odd number of features.
+template <Operand X>
+auto rotary_positions(const X& x, Index first = 0) {
+  using T = typename tensor_of<X>::value_type;
+  const Index length = value_of(x).size(-2), features = value_of(x).size(-1);
+  check<ShapeError>(features % 2 == 0, "rotary_positions: ", features, " features are not even");
+  check<UsageError>(first >= 0, "rotary_positions: the first place is ", first);
+  const auto& tables = detail::position_tables<T>(first + length, features, value_of(x).device());
+  const auto sine = tables.sine.slice(0, first, first + length), cosine = tables.cosine.slice(0, first, first + length);
+  const auto a = slice(x, -1, 0, features / 2), b = slice(x, -1, features / 2, features);
+  return concat(-1, a * cosine - b * sine, b * cosine + a * sine);
+}
+
+}  // namespace chorus::inline CHORUS_ABI::nn
+#endif  // CHORUS_SINGLE_CHORUS_NN_POSITIONS_HPP
+
+// <chorus/nn/recurrent.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_RECURRENT_HPP
+#define CHORUS_SINGLE_CHORUS_NN_RECURRENT_HPP
+/// LSTM and GRU: several layers, both directions, with PyTorch's parameter names (`weight_ih_l0_reverse`) and
+/// initialisation.
+
+namespace chorus::inline CHORUS_ABI::nn {
+
+struct RecurrentOptions {
+  Index num_layers = 1;
+  bool bias = true;
+  /// Inputs and outputs are [batch, time, features], else [time, batch, features].
+  bool batch_first = false;
+  /// Applied to the outputs of all layers but the last.
+  double dropout = 0;
+  bool bidirectional = false;
+};
+
+/// The parameters of an LSTM or a GRU, and the walk through layers and directions.
+template <Device D, Real T>
+class Recurrent : public Module {
+ public:
+  using device_type = D;
+
+  /// The weights of one layer in one direction.
+  struct Cell {
+    Parameter<T, 2, D> weight_ih, weight_hh;
+    Parameter<T, 1, D> bias_ih, bias_hh;
+  };
+  /// Of layer 0, of its reverse direction if there is one, of layer 1, ...
+  std::vector<Cell> cells;
+
+  void visit(Visitor& visitor) override {
+    for (std::size_t i = 0; i < cells.size(); ++i) {
+      const auto directions = static_cast<std::size_t>(this->directions());
+      const std::string ending = cat("_l", i / directions, i % directions == 1 ? "_reverse" : "");
+      visitor.parameter("weight_ih" + ending, cells[i].weight_ih);
+      visitor.parameter("weight_hh" + ending, cells[i].weight_hh);
+      if (!options_.bias) continue;
+      visitor.parameter("bias_ih" + ending, cells[i].bias_ih);
+      visitor.parameter("bias_hh" + ending, cells[i].bias_hh);
+    }
+  }
+  std::string describe() const override {
+    return cat(name_, "(", cells[0].weight_ih.shape()[1], ", ", hidden_, ", num_layers=", options_.num_layers,
+               options_.bidirectional ? ", bidirectional)" : ")");
+  }
+
+ protected:
+  Recurrent(const char* name, Index gates, Index in_features, Index hidden, const RecurrentOptions& options)
+      : name_(name), hidden_(hidden), options_(options) {
+    check<ShapeError>(in_features > 0 && hidden > 0 && options.num_layers > 0, name, ": ", in_features, " inputs, ",
+                      hidden, " hidden features, ", options.num_layers, " layers: all must be positive");
+    check<UsageError>(options.dropout >= 0 && options.dropout < 1, name,
+                      ": the probability of dropout is in [0, 1), got ", options.dropout);
+    const double bound = 1 / std::sqrt(static_cast<double>(hidden));
+    for (Index i = 0; i < options.num_layers * directions(); ++i) {
+      const Index inputs = i < directions() ? in_features : hidden * directions();
+      Cell cell;
+      cell.weight_ih = Parameter(init::uniform<T, D, 2>({gates * hidden, inputs}, bound));
+      cell.weight_hh = Parameter(init::uniform<T, D, 2>({gates * hidden, hidden}, bound));
+      if (options.bias) {
+        cell.bias_ih = Parameter(init::uniform<T, D, 1>({gates * hidden}, bound));
+        cell.bias_hh = Parameter(init::uniform<T, D, 1>({gates * hidden}, bound));
+      }
+      cells.push_back(std::move(cell));
+    }
+  }
+
+  Index directions() const { return options_.bidirectional ? 2 : 1; }
+
+  /// Calls `run(input, cell, number, reverse)`, which returns outputs [batch, time, hidden], for all layers and
+  /// directions, and gives the last layer's outputs.
+  template <class X, class Run>
+  auto through_layers(const X& x, const Run& run) const {
+    const auto layer = [&](const auto& in, Index number) {
+      const auto at = static_cast<std::size_t>(number * directions());
+      auto forward = run(in, cells[at], number * directions(), false);
+      if (!options_.bidirectional) return forward;
+      return concat(2, forward, run(in, cells[at + 1], number * directions() + 1, true));
+    };
+    auto y = options_.batch_first ? layer(x, 0) : layer(transpose(x, 0, 1), 0);
+    for (Index number = 1; number < options_.num_layers; ++number)
+      y = layer(dropout(y, options_.dropout, this->training()), number);
+    return options_.batch_first ? y : decltype(y)(transpose(y, 0, 1));
+  }
+
+  /// Row `number` of the first states [layers * directions, batch, hidden].
+  template <Operand H>
+  auto state_of(const H& states, Index number) const {
+    const Shape<3> expected{static_cast<Index>(cells.size()), value_of(states).size(1), hidden_};
+    check<ShapeError>(value_of(states).shape() == expected, name_, ": first states of shape ", value_of(states).shape(),
+                      ", expected ", expected);
+    return reshape(slice(states, 0, number, number + 1), Shape<2>{expected[1], expected[2]});
+  }
+  template <Operand X>
+  Tensor<T, 3, D> zero_states(const X& x) const {
+    const Index batch = value_of(x).size(options_.batch_first ? 0 : 1);
+    return Tensor<T, 3, D>::zeros({static_cast<Index>(cells.size()), batch, hidden_}, value_of(x).device());
+  }
+  /// The states of all layers and directions, each [batch, hidden], as [layers * directions, batch, hidden].
+  template <class State>
+  static auto join_states(const std::vector<State>& states) {
+    const auto& shape = states.front().shape();
+    std::vector<decltype(reshape(states.front(), Shape<3>{}))> rows;
+    for (const State& state : states) rows.push_back(reshape(state, Shape<3>{1, shape[0], shape[1]}));
+    return concat(0, std::span<const typename decltype(rows)::value_type>(rows));
+  }
+
+ private:
+  const char* name_;
+  Index hidden_;
+  RecurrentOptions options_;
+};
+
+/// x: [time, batch, features] (or batch first) -> {output: [time, batch, directions * hidden], hidden, cell: [layers *
+/// directions, batch, hidden]}. First states default to zero. Throws ShapeError where sizes don't fit.
+template <Device D, Real T = float>
+class LSTM final : public Recurrent<D, T> {
+ public:
+  LSTM(Index in_features, Index hidden, const RecurrentOptions& options = {})
+      : Recurrent<D, T>("LSTM", 4, in_features, hidden, options) {}
+
+  template <Operand X, Operand H, Operand C>
+  auto operator()(const X& x, const H& h0, const C& c0) const {
+    using State = decltype(lstm(x, this->cells[0].weight_ih, this->cells[0].weight_hh, this->cells[0].bias_ih,
+                                this->cells[0].bias_hh, this->state_of(h0, 0), this->state_of(c0, 0))
+                               .hidden);
+    std::vector<State> hidden, cell;
+    auto output = this->through_layers(x, [&](const auto& in, const auto& of, Index number, bool reverse) {
+      auto made = lstm(in, of.weight_ih, of.weight_hh, of.bias_ih, of.bias_hh, this->state_of(h0, number),
+                       this->state_of(c0, number), reverse);
+      hidden.push_back(made.hidden);
+      cell.push_back(made.cell);
+      return made.output;
+    });
+    auto states = this->join_states(hidden);
+    return LstmResult<decltype(output), decltype(states)>{std::move(output), std::move(states),
+                                                          this->join_states(cell)};
+  }
+  template <Operand X>
+  auto operator()(const X& x) const {
+    const auto zero = this->zero_states(x);
+    return (*this)(x, zero, zero);
+  }
+};
+
+/// The same with one state: {output, hidden}.
+template <Device D, Real T = float>
+class GRU final : public Recurrent<D, T> {
+ public:
+  GRU(Index in_features, Index hidden, const RecurrentOptions& options = {})
+      : Recurrent<D, T>("GRU", 3, in_features, hidden, options) {}
+
+  template <Operand X, Operand H>
+  auto operator()(const X& x, const H& h0) const {
+    using State = decltype(gru(x, this->cells[0].weight_ih, this->cells[0].weight_hh, this->cells[0].bias_ih,
+                               this->cells[0].bias_hh, this->state_of(h0, 0))
+                               .hidden);
+    std::vector<State> hidden;
+    auto output = this->through_layers(x, [&](const auto& in, const auto& of, Index number, bool reverse) {
+      auto made = gru(in, of.weight_ih, of.weight_hh, of.bias_ih, of.bias_hh, this->state_of(h0, number), reverse);
+      hidden.push_back(made.hidden);
+      return made.output;
+    });
+    auto states = this->join_states(hidden);
+    return GruResult<decltype(output), decltype(states)>{std::move(output), std::move(states)};
+  }
+  template <Operand X>
+  auto operator()(const X& x) const {
+    return (*this)(x, this->zero_states(x));
+  }
+};
+
+}  // namespace chorus::inline CHORUS_ABI::nn
+#endif  // CHORUS_SINGLE_CHORUS_NN_RECURRENT_HPP
+
+// <chorus/nn/transformer.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_TRANSFORMER_HPP
+#define CHORUS_SINGLE_CHORUS_NN_TRANSFORMER_HPP
+/// Layers of the transformer (Vaswani et al. 2017), as PyTorch has them: TransformerEncoderLayer,
+/// TransformerDecoderLayer.
+
+namespace chorus::inline CHORUS_ABI::nn {
+
+enum class FeedForwardActivation : std::uint8_t { relu, gelu };
+
+struct TransformerOptions {
+  Index heads = 8;
+  /// Features between the two linear layers; 0 stands for 4 times the model's.
+  Index feed_forward = 0;
+  double dropout = 0.1;
+  FeedForwardActivation activation = FeedForwardActivation::relu;
+  /// Normalisation before attention and feed-forward instead of after them.
+  bool norm_first = false;
+};
+
+namespace detail {
+template <class X>
+auto feed_forward(const X& x, FeedForwardActivation activation) {
+  return activation == FeedForwardActivation::relu ? relu(x) : gelu(x);
+}
+inline Index inner_features(Index features, const TransformerOptions& options) {
+  return options.feed_forward > 0 ? options.feed_forward : 4 * features;
+}
+}  // namespace detail
+
+/// x: [batch, length, features] -> the same shape: self-attention, then two linear layers on each place, each with
+/// dropout, a residual connection and layer normalisation.
+template <Device D, Real T = float>
+class TransformerEncoderLayer : public Module {
+ public:
+  using device_type = D;
+  MultiheadAttention<D, T> self_attn;
+  Linear<D, T> linear1, linear2;
+  LayerNorm<D, T> norm1, norm2;
+
+  explicit TransformerEncoderLayer(Index features, const TransformerOptions& options = {})
+      : self_attn(features, options.heads),
+        linear1(features, detail::inner_features(features, options)),
+        linear2(detail::inner_features(features, options), features),
+        norm1(features),
+        norm2(features),
+        options_(options) {}
+
+  /// With `causal` (or a mask: true for the keys that a query sees).
+  template <Operand X, class Seen = bool>
+  auto operator()(const X& x, const Seen& seen = Seen{}) const {
+    if (options_.norm_first) {
+      const auto y = x + attended(norm1(x), seen);
+      return y + transformed(norm2(y));
+    }
+    const auto y = norm1(x + attended(x, seen));
+    return norm2(y + transformed(y));
+  }
+
+  void visit(Visitor& visitor) override {
+    visitor.module("self_attn", self_attn);
+    visitor.module("linear1", linear1);
+    visitor.module("linear2", linear2);
+    visitor.module("norm1", norm1);
+    visitor.module("norm2", norm2);
+  }
+  std::string describe() const override { return cat("TransformerEncoderLayer(", linear1.weight.shape()[1], ")"); }
+
+ private:
+  template <Operand X, class Seen>
+  auto attended(const X& x, const Seen& seen) const {
+    return dropout(self_attn(x, x, x, seen), options_.dropout, training());
+  }
+  template <Operand X>
+  auto transformed(const X& x) const {
+    const auto inner = dropout(detail::feed_forward(linear1(x), options_.activation), options_.dropout, training());
+    return dropout(linear2(inner), options_.dropout, training());
+  }
+
+  TransformerOptions options_;
+};
+
+/// x: [batch, length, features], memory: [batch, keys, features] (what the encoder made) -> x's shape: causal
+/// self-attention, attention to the memory, then two linear layers on each place.
+template <Device D, Real T = float>
+class TransformerDecoderLayer : public Module {
+ public:
+  using device_type = D;
+  MultiheadAttention<D, T> self_attn, multihead_attn;
+  Linear<D, T> linear1, linear2;
+  LayerNorm<D, T> norm1, norm2, norm3;
+
+  explicit TransformerDecoderLayer(Index features, const TransformerOptions& options = {})
+      : self_attn(features, options.heads),
+        multihead_attn(features, options.heads),
+        linear1(features, detail::inner_features(features, options)),
+        linear2(detail::inner_features(features, options), features),
+        norm1(features),
+        norm2(features),
+        norm3(features),
+        options_(options) {}
+
+  template <Operand X, Operand M>
+  auto operator()(const X& x, const M& memory, bool causal = true) const {
+    if (options_.norm_first) {
+      const auto own = norm1(x);
+      const auto y = x + dropped(self_attn(own, own, own, causal));
+      const auto z = y + dropped(multihead_attn(norm2(y), memory, memory));
+      return z + transformed(norm3(z));
+    }
+    const auto y = norm1(x + dropped(self_attn(x, x, x, causal)));
+    const auto z = norm2(y + dropped(multihead_attn(y, memory, memory)));
+    return norm3(z + transformed(z));
+  }
+
+  void visit(Visitor& visitor) override {
+    visitor.module("self_attn", self_attn);
+    visitor.module("multihead_attn", multihead_attn);
+    visitor.module("linear1", linear1);
+    visitor.module("linear2", linear2);
+    visitor.module("norm1", norm1);
+    visitor.module("norm2", norm2);
+    visitor.module("norm3", norm3);
+  }
+  std::string describe() const override { return cat("TransformerDecoderLayer(", linear1.weight.shape()[1], ")"); }
+
+ private:
+  template <Operand X>
+  auto dropped(const X& x) const {
+    return dropout(x, options_.dropout, training());
+  }
+  template <Operand X>
+  auto transformed(const X& x) const {
+    return dropped(linear2(dropped(detail::feed_forward(linear1(x), options_.activation))));
+  }
+
+  TransformerOptions options_;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::nn
+#endif  // CHORUS_SINGLE_CHORUS_NN_TRANSFORMER_HPP
+
+// <chorus/ops/class_losses.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_CLASS_LOSSES_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_CLASS_LOSSES_HPP
+/// Losses over classes beyond [batch, classes]: weights of classes, a class for each pixel, probabilities as targets.
+
+namespace chorus::inline CHORUS_ABI {
+
+namespace detail {
+
+// [batch, classes, ...] -> [batch * ..., classes]
+template <Operand X>
+auto class_rows(const X& x) {
+  constexpr int rank = tensor_of<X>::rank;
+  static_assert(rank >= 2, "a loss over classes takes scores [batch, classes, ...]");
+  Shape<rank> order{};
+  order[0] = 0;
+  for (int axis = 2; axis < rank; ++axis) order[static_cast<std::size_t>(axis - 1)] = axis;
+  order.back() = 1;
+  const Index classes = value_of(x).size(1);
+  const Index rows = classes == 0 ? 0 : value_of(x).numel() / classes;
+  return reshape(permute(x, order), Shape<2>{rows, classes});
+}
+
+template <std::size_t Rank>
+Shape<static_cast<int>(Rank) - 1> shape_without_classes(const std::array<Index, Rank>& scores) {
+  Shape<static_cast<int>(Rank) - 1> out{};
+  out[0] = scores[0];
+  for (std::size_t axis = 2; axis < Rank; ++axis) out[axis - 1] = scores[axis];
+  return out;
+}
+
+template <class D, class T, int Rank>
+Tensor<std::int64_t, 1, D> label_row(const char* operation, const Tensor<T, Rank, D>& scores,
+                                     const Tensor<std::int64_t, Rank - 1, D>& labels) {
+  check<ShapeError>(labels.shape() == shape_without_classes(scores.shape()), operation, ": scores of shape ",
+                    scores.shape(), " do not fit labels of shape ", labels.shape());
+  return contiguous(labels).view(Shape<1>{-1});
+}
+
+// The losses of samples, and what a mean of them is divided by.
+template <Operand X, class T, class D>
+auto weighted_losses(const X& log_probabilities, const Tensor<std::int64_t, 1, D>& labels,
+                     const Tensor<T, 1, D>& weight, std::int64_t ignore_index, double smoothing) {
+  const auto& shape = value_of(log_probabilities).shape();
+  check<ShapeError>(weight.numel() == shape[1], "loss over classes: ", weight.numel(), " weights for ", shape[1],
+                    " classes");
+  const NllLossOptions options{.ignore_index = ignore_index, .reduction = Reduction::none};
+  const auto scaled = log_probabilities * weight;
+  auto losses = nll_loss_per_sample(scaled, labels, options);
+  if (smoothing != 0) {
+    const auto counted = nll_loss_per_sample(Tensor<T, 2, D>::full(shape, T{-1}, weight.device()), labels, options);
+    losses = losses * (1 - smoothing) -
+             sum(scaled, 1) * counted * (smoothing / static_cast<double>(std::max(shape[1], Index{1})));
+  }
+  return losses;
+}
+
+template <class T, class D>
+Tensor<T, 0, D> total_weight(const Tensor<std::int64_t, 1, D>& labels, const Tensor<T, 1, D>& weight,
+                             std::int64_t ignore_index) {
+  const Shape<2> shape{labels.numel(), weight.numel()};
+  const auto each = nll_loss_per_sample(contiguous((-weight).expand(shape)), labels, {.ignore_index = ignore_index});
+  // The mean of no sample is 0, not 0 / 0.
+  return maximum(sum(each), Tensor<T, 0, D>::full({}, std::numeric_limits<T>::min(), weight.device()));
+}
+
+template <Operand X, class T, class D>
+auto reduce_weighted(const X& losses, const Tensor<std::int64_t, 1, D>& labels, const Tensor<T, 1, D>& weight,
+                     std::int64_t ignore_index, Reduction reduction) {
+  auto total = sum(losses);
+  if (reduction == Reduction::mean) total = total / total_weight(labels, weight, ignore_index);
+  return total;
+}
+
+}  // namespace detail
+
+/// logits: [batch, classes, ...], labels: [batch, ...]: cross entropy of each place, averaged (or summed) over all.
+template <Operand X, int LabelRank, class D>
+requires(LabelRank >= 2 && tensor_of<X>::rank == LabelRank + 1) auto cross_entropy(
+    const X& logits, const Tensor<std::int64_t, LabelRank, D>& labels, const CrossEntropyOptions& options = {}) {
+  const auto row = detail::label_row("cross_entropy", value_of(logits), labels);
+  return cross_entropy(detail::class_rows(logits), row, options);
+}
+/// The same without a reduction: [batch, ...].
+template <Operand X, int LabelRank, class D>
+requires(LabelRank >= 2 && tensor_of<X>::rank == LabelRank + 1) auto cross_entropy_per_sample(
+    const X& logits, const Tensor<std::int64_t, LabelRank, D>& labels, const CrossEntropyOptions& options = {}) {
+  const auto row = detail::label_row("cross_entropy", value_of(logits), labels);
+  return reshape(cross_entropy_per_sample(detail::class_rows(logits), row, options), labels.shape());
+}
+
+/// With a weight for each class, [classes]: every loss is multiplied by its label's weight, and the mean is divided by
+/// the sum of those, as PyTorch does. logits: [batch, classes, ...], labels: [batch, ...].
+template <Operand X, int LabelRank, class T, class D>
+auto cross_entropy(const X& logits, const Tensor<std::int64_t, LabelRank, D>& labels, const Tensor<T, 1, D>& weight,
+                   const CrossEntropyOptions& options = {}) {
+  const auto row = detail::label_row("cross_entropy", value_of(logits), labels);
+  const auto losses = detail::weighted_losses(log_softmax(detail::class_rows(logits), 1), row, weight,
+                                              options.ignore_index, options.label_smoothing);
+  return detail::reduce_weighted(losses, row, weight, options.ignore_index, options.reduction);
+}
+template <Operand X, int LabelRank, class T, class D>
+auto cross_entropy_per_sample(const X& logits, const Tensor<std::int64_t, LabelRank, D>& labels,
+                              const Tensor<T, 1, D>& weight, const CrossEntropyOptions& options = {}) {
+  const auto row = detail::label_row("cross_entropy", value_of(logits), labels);
+  return reshape(detail::weighted_losses(log_softmax(detail::class_rows(logits), 1), row, weight, options.ignore_index,
+                                         options.label_smoothing),
+                 labels.shape());
+}
+
+/// Negative log likelihood of log_probabilities: [batch, classes, ...], labels: [batch, ...], likewise.
+template <Operand X, int LabelRank, class D>
+requires(LabelRank >= 2 && tensor_of<X>::rank == LabelRank + 1) auto nll_loss(
+    const X& log_probabilities, const Tensor<std::int64_t, LabelRank, D>& labels, const NllLossOptions& options = {}) {
+  const auto row = detail::label_row("nll_loss", value_of(log_probabilities), labels);
+  return nll_loss(detail::class_rows(log_probabilities), row, options);
+}
+template <Operand X, int LabelRank, class D>
+requires(LabelRank >= 2 && tensor_of<X>::rank == LabelRank + 1) auto nll_loss_per_sample(
+    const X& log_probabilities, const Tensor<std::int64_t, LabelRank, D>& labels, const NllLossOptions& options = {}) {
+  const auto row = detail::label_row("nll_loss", value_of(log_probabilities), labels);
+  return reshape(nll_loss_per_sample(detail::class_rows(log_probabilities), row, options), labels.shape());
+}
+
+/// Negative log likelihood with a weight for each class, likewise.
+template <Operand X, int LabelRank, class T, class D>
+auto nll_loss(const X& log_probabilities, const Tensor<std::int64_t, LabelRank, D>& labels,
+              const Tensor<T, 1, D>& weight, const NllLossOptions& options = {}) {
+  const auto row = detail::label_row("nll_loss", value_of(log_probabilities), labels);
+  const auto losses =
+      detail::weighted_losses(detail::class_rows(log_probabilities), row, weight, options.ignore_index, 0);
+  return detail::reduce_weighted(losses, row, weight, options.ignore_index, options.reduction);
+}
+template <Operand X, int LabelRank, class T, class D>
+auto nll_loss_per_sample(const X& log_probabilities, const Tensor<std::int64_t, LabelRank, D>& labels,
+                         const Tensor<T, 1, D>& weight, const NllLossOptions& options = {}) {
+  const auto row = detail::label_row("nll_loss", value_of(log_probabilities), labels);
+  return reshape(detail::weighted_losses(detail::class_rows(log_probabilities), row, weight, options.ignore_index, 0),
+                 labels.shape());
+}
+
+/// Targets that are probabilities: [batch, classes, ...] like the logits -> -sum over classes of target
+/// log_softmax(logits) for each place: [batch, ...]. Throws ShapeError where shapes differ.
+template <Operand X, Operand Y>
+requires(
+    tensor_of<X>::rank == tensor_of<Y>::rank &&
+    Real<typename tensor_of<Y>::value_type>) auto cross_entropy_per_sample(const X& logits, const Y& target,
+                                                                           const CrossEntropyOptions& options = {}) {
+  const auto& shape = value_of(logits).shape();
+  check<ShapeError>(shape == value_of(target).shape(), "cross_entropy: logits of shape ", shape,
+                    " do not fit targets of shape ", value_of(target).shape());
+  const double s = options.label_smoothing;
+  check<UsageError>(s >= 0 && s <= 1, "cross_entropy: label_smoothing must be in [0, 1], got ", s);
+  const auto smooth = target * (1 - s) + s / static_cast<double>(std::max(shape[1], Index{1}));
+  return -sum(smooth * log_softmax(logits, 1), 1);
+}
+/// The same averaged over the batch and all places, or summed.
+template <Operand X, Operand Y>
+requires(tensor_of<X>::rank == tensor_of<Y>::rank &&
+         Real<typename tensor_of<Y>::value_type>) auto cross_entropy(const X& logits, const Y& target,
+                                                                     const CrossEntropyOptions& options = {}) {
+  const auto losses = cross_entropy_per_sample(logits, target, options);
+  const Index count = options.reduction == Reduction::mean ? std::max(losses.numel(), Index{1}) : 1;
+  return sum(losses) / count;
+}
+
+}  // namespace chorus::inline CHORUS_ABI
+#endif  // CHORUS_SINGLE_CHORUS_OPS_CLASS_LOSSES_HPP
+
+// <chorus/ops/ctc_loss.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_CTC_LOSS_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_CTC_LOSS_HPP
+/// Connectionist temporal classification: the likelihood of a sequence of labels under scores of a longer sequence,
+/// whatever their alignment (Graves et al. 2006).
+
+namespace chorus::inline CHORUS_ABI {
+
+struct CtcLossOptions {
+  std::int64_t blank = 0;
+  /// mean: each loss divided by its number of labels (at least 1), averaged over the batch; or sum.
+  Reduction reduction = Reduction::mean;
+  /// Whether a loss that is infinite, because the labels don't fit into the time, counts as 0, with no gradient.
+  bool zero_infinity = false;
+};
+
+namespace operations {
+struct CtcLoss {
+  static constexpr const char* name = "ctc_loss";
+};
+}  // namespace operations
+
+namespace detail {
+
+inline double log_add(double a, double b) {
+  const double most = std::max(a, b);
+  return most == -std::numeric_limits<double>::infinity() ? most : most + std::log1p(std::exp(std::min(a, b) - most));
+}
+
+/// One sample: -log of the probability that its scores give the labels. scores: [time, classes], rows `pitch` apart.
+/// `grad`, unless it is null, has room for as much, with the same pitch, and is 0 at first.
+template <class T>
+double ctc_of_sample(Index time, const T* scores, Index pitch, Index labels, const std::int64_t* label,
+                     std::int64_t blank, bool zero_infinity, T* grad) {
+  constexpr double never = -std::numeric_limits<double>::infinity();
+  if (time == 0) return labels == 0 || zero_infinity ? 0 : -never;
+  // States: the labels with a blank around each.
+  const Index states = 2 * labels + 1;
+  const auto at = [&](Index state) { return state % 2 == 0 ? blank : label[state / 2]; };
+  const auto score = [&](Index t, Index state) { return static_cast<double>(scores[t * pitch + at(state)]); };
+  const auto skips = [&](Index state) { return state >= 2 && at(state) != blank && at(state) != at(state - 2); };
+  const kernels::Scratch<double> numbers(Cpu{}, (time + 2) * states);
+  double* before = numbers.data();  // [time, states]: of all ways to come here, this score included
+  for (Index t = 0; t < time; ++t)
+    for (Index s = 0; s < states; ++s) {
+      double sum = s < 2 ? 0 : never;
+      if (t > 0) {
+        const double* last = before + (t - 1) * states;
+        sum = last[s];
+        if (s >= 1) sum = log_add(sum, last[s - 1]);
+        if (skips(s)) sum = log_add(sum, last[s - 2]);
+      }
+      before[t * states + s] = sum + score(t, s);
+    }
+  const double* end = before + time * states;
+  const double loss = -(states > 1 ? log_add(end[-1], end[-2]) : end[-1]);
+  if (zero_infinity && loss == -never) return 0;
+  if (grad == nullptr) return loss;
+  double *after = before + time * states, *next = after + states;  // of all ways on from here, this score left out
+  for (Index t = time - 1; t >= 0; --t, std::swap(after, next))
+    for (Index s = 0; s < states; ++s) {
+      if (t == time - 1) {
+        after[s] = s + 2 >= states ? 0 : never;
+      } else {
+        double sum = next[s] + score(t + 1, s);
+        if (s + 1 < states) sum = log_add(sum, next[s + 1] + score(t + 1, s + 1));
+        if (s + 2 < states && skips(s + 2)) sum = log_add(sum, next[s + 2] + score(t + 1, s + 2));
+        after[s] = sum;
+      }
+      grad[t * pitch + at(s)] -= static_cast<T>(std::exp(before[t * states + s] + after[s] + loss));
+    }
+  return loss;
+}
+
+}  // namespace detail
+
+/// log_probabilities: [time, batch, classes]; labels: [batch, most], of which the first label_lengths[n] count, none of
+/// them `blank`; of the time the first input_lengths[n] steps -> [batch]: -log p(labels). A sequence that is too short
+/// for its labels has an infinite loss and, without `zero_infinity`, no gradient but NaN. It is computed on the host,
+/// in double. Throws ShapeError where sizes differ, UsageError for lengths and labels out of range.
+template <Operand X>
+auto ctc_loss_per_sample(const X& log_probabilities, const Tensor<std::int64_t, 2, Cpu>& labels,
+                         const Tensor<std::int64_t, 1, Cpu>& input_lengths,
+                         const Tensor<std::int64_t, 1, Cpu>& label_lengths, const CtcLossOptions& options = {}) {
+  using T = typename tensor_of<X>::value_type;
+  const auto device = value_of(log_probabilities).device();
+  const auto scores = to_device(contiguous(value_of(log_probabilities)), Cpu{});
+  const auto targets = contiguous(labels);
+  const Index time = scores.size(0), batch = scores.size(1), classes = scores.size(2), most = targets.size(1);
+  check<ShapeError>(targets.size(0) == batch && input_lengths.size(0) == batch && label_lengths.size(0) == batch,
+                    "ctc_loss: scores of shape ", scores.shape(), " need labels, input_lengths and label_lengths of ",
+                    batch, " samples, got ", targets.shape(), ", ", input_lengths.shape(), " and ",
+                    label_lengths.shape());
+  check<UsageError>(options.blank >= 0 && options.blank < classes, "ctc_loss: blank ", options.blank,
+                    " is not one of ", classes, " classes");
+  for (Index n = 0; n < batch; ++n) {
+    check<UsageError>(input_lengths(n) >= 0 && input_lengths(n) <= time && label_lengths(n) >= 0 &&
+                          label_lengths(n) <= most,
+                      "ctc_loss: sample ", n, " has ", input_lengths(n), " of ", time, " steps and ", label_lengths(n),
+                      " of ", most, " labels");
+    for (Index i = 0; i < label_lengths(n); ++i)
+      check<UsageError>(targets(n, i) >= 0 && targets(n, i) < classes && targets(n, i) != options.blank,
+                        "ctc_loss: label ", targets(n, i), " of sample ", n, " is not in [0, ", classes,
+                        "), or is the blank ", options.blank);
+  }
+  auto losses = Tensor<T, 1, Cpu>::empty({batch});
+  Tensor<T, 3, Cpu> grads;
+  if (node_of(log_probabilities) && grad_enabled()) grads = Tensor<T, 3, Cpu>::zeros(scores.shape());
+  parallel_for(batch, [&](Index n) {
+    losses.data()[n] = static_cast<T>(detail::ctc_of_sample(
+        input_lengths(n), scores.data() + n * classes, batch * classes, label_lengths(n), targets.data() + n * most,
+        options.blank, options.zero_infinity, grads.defined() ? grads.data() + n * classes : nullptr));
+  });
+  return record(
+      operations::CtcLoss{}, to_device(losses, device),
+      [grads, batch](const auto& dloss, auto dx) {
+        dx->add(to_device(grads, dloss.device()) * contiguous(dloss).view(Shape<3>{1, batch, 1}));
+      },
+      log_probabilities);
+}
+
+/// The same, reduced.
+template <Operand X>
+auto ctc_loss(const X& log_probabilities, const Tensor<std::int64_t, 2, Cpu>& labels,
+              const Tensor<std::int64_t, 1, Cpu>& input_lengths, const Tensor<std::int64_t, 1, Cpu>& label_lengths,
+              const CtcLossOptions& options = {}) {
+  check<UsageError>(options.reduction != Reduction::none,
+                    "ctc_loss: one loss a sample has a function of its own: ctc_loss_per_sample");
+  using T = typename tensor_of<X>::value_type;
+  const auto losses = ctc_loss_per_sample(log_probabilities, labels, input_lengths, label_lengths, options);
+  const Index batch = label_lengths.size(0);
+  auto weight = Tensor<T, 1, Cpu>::full({batch}, T{1});
+  if (options.reduction == Reduction::mean)
+    for (Index n = 0; n < batch; ++n)
+      weight.data()[n] = T{1} / static_cast<T>(std::max<Index>(1, label_lengths(n)) * batch);
+  return sum(losses * to_device(weight, value_of(losses).device()));
+}
+
+}  // namespace chorus::inline CHORUS_ABI
+#endif  // CHORUS_SINGLE_CHORUS_OPS_CTC_LOSS_HPP
+
+// <chorus/ops/einsum.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_EINSUM_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_EINSUM_HPP
+/// Einstein summation of two operands: one matrix product.
+
+// <chorus/ops/reduction_axes.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_REDUCTION_AXES_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_REDUCTION_AXES_HPP
+/// Reductions along several axes at once: `mean(x, std::array<Index, 2>{2, 3})`.
+
+namespace chorus::inline CHORUS_ABI {
+
+namespace detail {
+
+template <std::size_t N, std::size_t Rank>
+std::array<bool, Rank> chosen_axes(const char* operation, const std::array<Index, N>& axes) {
+  std::array<bool, Rank> chosen{};
+  for (const Index axis : axes) {
+    const auto a = normalize_axis(operation, axis, static_cast<int>(Rank));
+    check<ShapeError>(!chosen[a], operation, ": axes ", axes, " name an axis twice");
+    chosen[a] = true;
+  }
+  return chosen;
+}
+
+// The axes that stay, in their order, and one last axis with all elements of the others.
+template <std::size_t N, Operand X>
+auto merge_axes(const char* operation, const X& x, const std::array<Index, N>& axes) {
+  constexpr auto rank = static_cast<std::size_t>(tensor_of<X>::rank);
+  static_assert(N >= 1 && N <= rank, "a reduction names 1 to rank axes");
+  const auto chosen = chosen_axes<N, rank>(operation, axes);
+  Shape<tensor_of<X>::rank> order{};
+  std::array<Index, rank - N + 1> shape{};
+  shape.back() = 1;
+  std::size_t stay = 0, go = rank - N;
+  for (std::size_t axis = 0; axis < rank; ++axis) {
+    const Index size = value_of(x).shape()[axis];
+    if (chosen[axis])
+      shape.back() *= size;
+    else
+      shape[stay] = size;
+    order[chosen[axis] ? go++ : stay++] = static_cast<Index>(axis);
+  }
+  return reshape(permute(x, order), shape);
+}
+
+template <std::size_t N, Operand X, Operand Reduced>
+auto restore_axes(const X& x, const Reduced& reduced, const std::array<Index, N>& axes) {
+  auto shape = value_of(x).shape();
+  for (const Index axis : axes) shape[normalize_axis("reduction", axis, tensor_of<X>::rank)] = 1;
+  return reshape(reduced, shape);
+}
+
+}  // namespace detail
+
+#define CHORUS_REDUCTION_OF_AXES(NAME)                                \
+  template <Operand X, std::size_t N>                                 \
+  auto NAME(const X& x, const std::array<Index, N>& axes) {           \
+    return NAME(detail::merge_axes(#NAME, x, axes), -1);              \
+  }                                                                   \
+  template <Operand X, std::size_t N>                                 \
+  auto NAME(const X& x, const std::array<Index, N>& axes, KeepAxis) { \
+    return detail::restore_axes(x, NAME(x, axes), axes);              \
+  }
+/// NAME(x, axes) goes over several axes, which go away, or with keep_axis stay with size 1. Throws ShapeError where an
+/// axis doesn't exist or is named twice.
+CHORUS_REDUCTION_OF_AXES(sum)
+CHORUS_REDUCTION_OF_AXES(mean)
+CHORUS_REDUCTION_OF_AXES(amax)
+CHORUS_REDUCTION_OF_AXES(amin)
+CHORUS_REDUCTION_OF_AXES(logsumexp)
+#undef CHORUS_REDUCTION_OF_AXES
+
+/// The variance over several axes, with the same forms.
+template <Operand X, std::size_t N>
+auto var(const X& x, const std::array<Index, N>& axes, Index correction = 1) {
+  return var(detail::merge_axes("var", x, axes), -1, correction);
+}
+template <Operand X, std::size_t N>
+auto var(const X& x, const std::array<Index, N>& axes, KeepAxis, Index correction = 1) {
+  return detail::restore_axes(x, var(x, axes, correction), axes);
+}
+
+/// The position of the smallest element along an axis; of several, the first.
+template <Operand X>
+auto argmin(const X& x, Index axis) {
+  return argmax(-value_of(x), axis);
+}
+
+}  // namespace chorus::inline CHORUS_ABI
+#endif  // CHORUS_SINGLE_CHORUS_OPS_REDUCTION_AXES_HPP
+
+namespace chorus::inline CHORUS_ABI {
+
+/// The text of `einsum<"bij,bjk->bik">`.
+template <std::size_t N>
+struct Equation {
+  char text[N]{};
+  consteval Equation(const char (&from)[N]) { std::copy_n(from, N, text); }  // NOLINT: stands for the text
+  constexpr std::string_view view() const { return {text, N - 1}; }
+};
+
+namespace detail {
+
+/// Where `c` stands in `text`, or npos. string_view's own `find` compares the text's address with null, and that of a
+/// template's argument is no constant to GCC under its undefined behaviour sanitizer.
+constexpr std::size_t place_of(char c, std::string_view text) {
+  for (std::size_t i = 0; i < text.size(); ++i)
+    if (text[i] == c) return i;
+  return std::string_view::npos;
+}
+constexpr bool has(std::string_view text, char c) { return place_of(c, text) != std::string_view::npos; }
+
+struct EinsumPlan {
+  std::string_view a, b, out;
+  static constexpr std::size_t most = 8;
+  struct Letters {
+    char letter[most]{};
+    std::size_t count = 0;
+    constexpr void add(char c) { letter[count++] = c; }
+  };
+  Letters both, summed, of_a, of_b, a_alone, b_alone;
+
+  constexpr explicit EinsumPlan(std::string_view equation) {
+    const auto comma = place_of(',', equation), arrow = place_of('-', equation);
+    a = equation.substr(0, comma);
+    b = equation.substr(comma + 1, arrow - comma - 1);
+    out = equation.substr(arrow + 2);
+    for (const char c : a) (has(b, c) ? (has(out, c) ? both : summed) : has(out, c) ? of_a : a_alone).add(c);
+    for (const char c : b)
+      if (!has(a, c)) (has(out, c) ? of_b : b_alone).add(c);
+  }
+
+  static constexpr bool valid(std::string_view equation) {
+    const auto comma = place_of(',', equation), arrow = place_of('-', equation);
+    if (comma > arrow || arrow == std::string_view::npos || !equation.substr(arrow).starts_with("->")) return false;
+    const auto a = equation.substr(0, comma), b = equation.substr(comma + 1, arrow - comma - 1),
+               out = equation.substr(arrow + 2);
+    for (const auto part : {a, b, out})
+      for (std::size_t i = 0; i < part.size(); ++i) {
+        if (part[i] < 'a' || part[i] > 'z' || has(part.substr(i + 1), part[i])) return false;
+        if (part.data() == out.data() && !has(a, part[i]) && !has(b, part[i])) return false;
+      }
+    return a.size() <= most && b.size() <= most;
+  }
+};
+
+// x without the axes that only it has and the result has not, summed.
+template <std::size_t Count, Operand X>
+auto sum_letters(const X& x, std::string_view names, const EinsumPlan::Letters& letters) {
+  if constexpr (Count == 0) {
+    return reshape(x, value_of(x).shape());
+  } else {
+    std::array<Index, Count> axes{};
+    for (std::size_t i = 0; i < Count; ++i) axes[i] = static_cast<Index>(names.find(letters.letter[i]));
+    return sum(x, axes);
+  }
+}
+
+}  // namespace detail
+
+/// `einsum<"bij,bjk->bik">(a, b)`: letters name the axes of a, b and the result; those that the result lacks are summed
+/// over. Each letter once in an operand, small letters, no ellipsis. Throws ShapeError where sizes of one letter
+/// differ.
+template <Equation equation, Operand A, Operand B>
+auto einsum(const A& a, const B& b) {
+  static_assert(detail::EinsumPlan::valid(equation.view()),
+                "einsum: expected two operands and a result, as in \"ij,jk->ik\", each letter once in a part");
+  constexpr detail::EinsumPlan plan(equation.view());
+  static_assert(plan.a.size() == tensor_of<A>::rank && plan.b.size() == tensor_of<B>::rank,
+                "einsum: the operands have other numbers of axes than the equation");
+  std::array<Index, 128> size{};
+  const auto measure = [&](std::string_view names, const auto& shape) {
+    for (std::size_t i = 0; i < names.size(); ++i) {
+      auto& known = size[static_cast<std::size_t>(names[i])];
+      check<ShapeError>(known == 0 || known == shape[i] + 1, "einsum ", equation.view(), ": shapes ",
+                        value_of(a).shape(), " and ", value_of(b).shape(), " differ in axis ", names[i]);
+      known = shape[i] + 1;
+    }
+  };
+  measure(plan.a, value_of(a).shape());
+  measure(plan.b, value_of(b).shape());
+
+  // Each operand as [both, free, summed] and [both, summed, free].
+  constexpr auto both = plan.both.count, summed = plan.summed.count, free_a = plan.of_a.count, free_b = plan.of_b.count;
+  const auto arrange = [&]<std::size_t Rank, std::size_t Alone>(
+                           const auto& x, std::string_view names, const detail::EinsumPlan::Letters& alone,
+                           const detail::EinsumPlan::Letters& second, const detail::EinsumPlan::Letters& third) {
+    const auto kept = detail::sum_letters<Alone>(x, names, alone);
+    std::array<char, Rank + Alone> left{};
+    std::size_t count = 0;
+    for (const char c : names)
+      if (std::string_view(alone.letter, alone.count).find(c) == std::string_view::npos) left[count++] = c;
+    const std::string_view present(left.data(), count);
+    Shape<static_cast<int>(Rank)> order{};
+    std::array<Index, 3> sizes{1, 1, 1};
+    std::size_t at = 0, part = 0;
+    for (const auto* letters : {&plan.both, &second, &third}) {
+      for (std::size_t i = 0; i < letters->count; ++i) {
+        order[at++] = static_cast<Index>(present.find(letters->letter[i]));
+        sizes[part] *= size[static_cast<std::size_t>(letters->letter[i])] - 1;
+      }
+      ++part;
+    }
+    return reshape(permute(kept, order), sizes);
+  };
+  const auto left = arrange.template operator()<both + free_a + summed, plan.a_alone.count>(a, plan.a, plan.a_alone,
+                                                                                            plan.of_a, plan.summed);
+  const auto right = arrange.template operator()<both + free_b + summed, plan.b_alone.count>(b, plan.b, plan.b_alone,
+                                                                                             plan.summed, plan.of_b);
+  std::array<char, both + free_a + free_b + 1> made{};
+  Shape<static_cast<int>(both + free_a + free_b)> shape{}, order{};
+  std::size_t at = 0;
+  for (const auto* letters : {&plan.both, &plan.of_a, &plan.of_b})
+    for (std::size_t i = 0; i < letters->count; ++i) {
+      made[at] = letters->letter[i];
+      shape[at++] = size[static_cast<std::size_t>(letters->letter[i])] - 1;
+    }
+  for (std::size_t i = 0; i < plan.out.size(); ++i)
+    order[i] = static_cast<Index>(std::string_view(made.data(), at).find(plan.out[i]));
+  return permute(reshape(matmul(left, right), shape), order);
+}
+
+}  // namespace chorus::inline CHORUS_ABI
+#endif  // CHORUS_SINGLE_CHORUS_OPS_EINSUM_HPP
+
+// <chorus/ops/embedding.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_EMBEDDING_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_EMBEDDING_HPP
+/// Embedding with an entry that stands for "nothing".
+
+namespace chorus::inline CHORUS_ABI {
+
+/// The same as embedding(weight, index), but entry `padding_index` gets no gradient. Throws UsageError where there is
+/// no such entry.
+template <Operand W, int Rank, class D>
+auto embedding(const W& weight, const Tensor<std::int64_t, Rank, D>& index, Index padding_index) {
+  check<UsageError>(padding_index >= 0 && padding_index < value_of(weight).size(0), "embedding: padding_index ",
+                    padding_index, " is not in [0, ", value_of(weight).size(0), ")");
+  const auto rows = embedding(weight, index);
+  Shape<Rank + 1> shape{};
+  std::copy(index.shape().begin(), index.shape().end(), shape.begin());
+  shape.back() = 1;
+  auto host = Tensor<bool, Rank + 1, Cpu>::empty(shape);
+  const auto indices = contiguous(index).to_vector();
+  for (std::size_t i = 0; i < indices.size(); ++i) host.data()[i] = indices[i] == padding_index;
+  const auto padding =
+      Tensor<bool, Rank + 1, D>::from(std::span<const bool>(host.data(), indices.size()), shape, index.device());
+  return where(padding, value_of(rows), rows);
+}
+
+}  // namespace chorus::inline CHORUS_ABI
+#endif  // CHORUS_SINGLE_CHORUS_OPS_EMBEDDING_HPP
+
+// <chorus/ops/higher_order.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_HPP
+/// Gradients of gradients. Where a computation begins with GraphVariables, every result is one, and `grad` with
+/// `create_graph` gives gradients that are recorded in turn:
+///
+///   const ch::GraphVariable x(images, true);
+///   const auto dx = ch::grad(sum(critic(x)), x, {.create_graph = true});
+///   const auto norm = ch::sqrt(ch::sum(ch::square(ch::flatten(dx)), 1) + 1e-12);
+///   ch::mean(ch::square(norm - 1)).backward();  // into the critic's parameters
+///
+/// Under a policy this stands in the model's `forward`, or around the call of the policy, whose outputs are
+/// GraphVariables where an input is one.
+///
+/// How it works: GraphVariable is a type of its own, so that Variables pay nothing. `record` is overloaded for it and
+/// makes nodes that, beside their backward function, keep the operation and its inputs. `grad` walks them and calls
+/// `derivatives(operation, dy, y, inputs...)`, which stands here for each operation, once, in terms of other
+/// operations. Those run on GraphVariables, so their results are on the tape. An element-wise functor's gradient is a
+/// functor itself; its own gradient comes from Dual numbers of Dual numbers.
+///
+/// Derivatives of the second order exist for element-wise functions, matrix products, convolutions, pooling,
+/// normalisation, reductions, softmax, cross entropy, dropout, and what changes shapes or picks elements; higher orders
+/// where only products, sums and exp are met. Else `grad` throws a UsageError that names the operation.
+
+// <chorus/ops/higher_order/convolution.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_CONVOLUTION_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_CONVOLUTION_HPP
+/// Derivatives of convolutions, recorded. conv2d and its two gradients are three faces of one form that is linear in
+/// each of image, weight and result, so that every derivative of one is another of them.
+
+// <chorus/ops/higher_order/reduction.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_REDUCTION_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_REDUCTION_HPP
+/// Derivatives of matrix products, reductions, softmax and losses over classes, recorded.
+
+// <chorus/ops/higher_order/pointwise.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_POINTWISE_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_POINTWISE_HPP
+/// Derivatives of element-wise functions, recorded: Dual numbers of Dual numbers. And of what changes shapes.
+
+// <chorus/ops/higher_order/graph_variable.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_GRAPH_VARIABLE_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_GRAPH_VARIABLE_HPP
+/// GraphVariable: a Variable whose gradients are recorded as it is, so that gradients can be taken through gradients.
+
+namespace chorus::inline CHORUS_ABI {
+
+/// What an operation makes of a GraphVariable and whatever else is a GraphVariable. It is a Variable too: `backward`
+/// adds to leaves, in Tensors, as ever.
+template <Real T, int Rank, Device D = Cpu>
+class GraphVariable : public Variable<T, Rank, D> {
+ public:
+  GraphVariable() = default;
+  /// A leaf, or with `requires_grad` unset a constant that begins a recorded computation.
+  explicit GraphVariable(Tensor<T, Rank, D> value, bool requires_grad = false)
+      : Variable<T, Rank, D>(std::move(value), requires_grad) {}
+  GraphVariable(Tensor<T, Rank, D> value, Ref<GradNode<T, Rank, D>> node)
+      : Variable<T, Rank, D>(std::move(value), std::move(node)) {}
+  /// The same value on the same tape.
+  explicit GraphVariable(const Variable<T, Rank, D>& x) : Variable<T, Rank, D>(x) {}
+  explicit GraphVariable(const Parameter<T, Rank, D>& x)
+      : Variable<T, Rank, D>(x ? x.as_variable() : Variable<T, Rank, D>()) {}
+
+  const Variable<T, Rank, D>& as_variable() const { return *this; }
+  GraphVariable detach() const { return GraphVariable(this->value()); }
+};
+
+namespace detail {
+
+template <class T, int Rank, class D>
+inline constexpr bool is_graph_variable<GraphVariable<T, Rank, D>> = true;
+
+template <class N>
+struct GraphVariableOf;
+template <class T, int Rank, class D>
+struct GraphVariableOf<GradNode<T, Rank, D>> {
+  using type = GraphVariable<T, Rank, D>;
+};
+
+/// The gradients of one call of `grad`, by node, while it runs.
+class GraphGradients {
+ public:
+  explicit GraphGradients(const GradPath& path) : path_(path) {}
+
+  template <class T, int Rank, class D>
+  void add(const GradNode<T, Rank, D>& node, const GraphVariable<T, Rank, D>& gradient) {
+    if (!gradient.value().defined()) return;  // a user's own function may give none
+    check(gradient.shape() == node.shape(), "grad: a gradient of shape ", gradient.shape(), " for a value of shape ",
+          node.shape(), " that '", node.operation(), "' made: this is a bug");
+    auto& place = gradients_[&node];
+    if (!place)
+      place = std::make_shared<GraphVariable<T, Rank, D>>(gradient);
+    else
+      place = std::make_shared<GraphVariable<T, Rank, D>>(of(node) + gradient);
+  }
+  /// Undefined where there is none.
+  template <class T, int Rank, class D>
+  GraphVariable<T, Rank, D> of(const GradNode<T, Rank, D>& node) const {
+    const auto place = gradients_.find(&node);
+    if (place == gradients_.end()) return {};
+    return *static_cast<const GraphVariable<T, Rank, D>*>(place->second.get());
+  }
+  void forget(const Node& node) { gradients_.erase(&node); }
+  bool wants(const Node* node) const { return node != nullptr && path_.contains(*node); }
+
+ private:
+  const GradPath& path_;
+  std::unordered_map<const Node*, std::shared_ptr<void>> gradients_;
+};
+
+template <class Operation, class... Values>
+concept HasDerivatives = requires(const Operation& operation, const Values&... values) {
+  derivatives(operation, values...);
+};
+
+/// A node that can send its gradient to its inputs by operations that are recorded themselves.
+class GraphNode {
+ public:
+  virtual void graph_backward(GraphGradients& gradients) = 0;
+
+ protected:
+  ~GraphNode() = default;
+};
+
+template <class Operation, class Backward, class T, int Rank, class D, class... Inputs>
+class GraphOperation final : public OperationNode<Backward, T, Rank, D, Inputs...>, public GraphNode {
+ public:
+  GraphOperation(Operation operation, const Tensor<T, Rank, D>& value, Backward backward,
+                 typename GraphVariableOf<Inputs>::type... inputs)
+      : OperationNode<Backward, T, Rank, D, Inputs...>(operation_name(operation), value, std::move(backward),
+                                                       inputs.node()...),
+        saved_(std::in_place, Saved{std::move(operation), value, {std::move(inputs)...}}) {}
+
+  void backward(bool keep) override {
+    OperationNode<Backward, T, Rank, D, Inputs...>::backward(keep);
+    if (!keep) saved_.reset();
+  }
+
+  void graph_backward(GraphGradients& gradients) override {
+    check<UsageError>(saved_.has_value(), "grad: the graph behind '", this->operation(),
+                      "' was freed by an earlier backward; pass retain_graph = true to that one");
+    const auto dy = gradients.of(*this);
+    if (!dy.value().defined()) return;
+    const GraphVariable<T, Rank, D> y(saved_->value, Ref<GradNode<T, Rank, D>>(this));
+    std::apply([&](const auto&... x) { send(gradients, dy, y, x...); }, saved_->inputs);
+  }
+
+ private:
+  template <class Value, class... Xs>
+  void send(GraphGradients& gradients, const Value& dy, const Value& y, const Xs&... x) const {
+    if constexpr (HasDerivatives<Operation, Value, Value, Xs...>) {
+      const auto rules = derivatives(saved_->operation, dy, y, x...);
+      std::apply([&](const auto&... rule) { (give(gradients, rule, x), ...); }, rules);
+    } else {
+      fail<UsageError>("grad: create_graph: '", this->operation(), "' has no derivative of this order");
+    }
+  }
+  template <class Rule, class X>
+  static void give(GraphGradients& gradients, const Rule& rule, const X& input) {
+    if (gradients.wants(input.node().get())) gradients.add(*input.node(), rule());
+  }
+
+  struct Saved {
+    Operation operation;
+    Tensor<T, Rank, D> value;
+    std::tuple<typename GraphVariableOf<Inputs>::type...> inputs;
+  };
+  std::optional<Saved> saved_;
+};
+
+template <Operand X>
+auto as_graph(const X& x) {
+  return GraphVariable(value_of(x), node_of(x));
+}
+
+template <class Operation, class T, int Rank, class D, class Backward, class... Nodes>
+GraphVariable<T, Rank, D> make_graph_operation(Operation operation, Tensor<T, Rank, D> value, Backward backward,
+                                               const Nodes&... inputs) {
+  if (detects_anomalies()) [[unlikely]]
+    check_finite(operation_name(operation), value);
+  if (!(inputs.requires_grad() || ...)) return GraphVariable(std::move(value));
+  using Made = GraphOperation<Operation, Backward, T, Rank, D, typename Nodes::node_type...>;
+  Ref<GradNode<T, Rank, D>> node(new Made(std::move(operation), value, std::move(backward), inputs...));
+  return GraphVariable(std::move(value), std::move(node));
+}
+
+}  // namespace detail
+
+/// What `record` does where one of the inputs is a GraphVariable: the result is one. Its node can also send its
+/// gradient on by recorded operations, if there is a `derivatives(operation, dy, y, inputs...)`: all GraphVariables ->
+/// a tuple of functions, one for each input, that give the gradient by it.
+template <class Operation, class T, int Rank, class D, class Backward, Operand... Inputs>
+auto record_graph(Operation operation, Tensor<T, Rank, D> value, Backward backward, const Inputs&... inputs) {
+  if (!grad_enabled()) return GraphVariable<T, Rank, D>(std::move(value));
+  return detail::make_graph_operation(std::move(operation), std::move(value), std::move(backward),
+                                      detail::as_graph(inputs)...);
+}
+
+/// A user's backward function that takes GraphVariables, too, is what it is in Tensors: computed once for all inputs.
+template <class Backward, class Dy, class Y, class... Xs>
+requires std::is_invocable_v<const Backward&, const Dy&, const Y&, const Xs&...>
+auto derivatives(const operations::Custom<Backward>& operation, const Dy& dy, const Y& y, const Xs&... x) {
+  const auto gradients = std::make_shared<decltype(detail::as_tuple(operation.backward(dy, y, x...)))>(
+      detail::as_tuple(operation.backward(dy, y, x...)));
+  return [&]<std::size_t... I>(std::index_sequence<I...>) {
+    return std::tuple{[gradients] { return std::get<I>(*gradients); }...};
+  }
+  (std::index_sequence_for<Xs...>{});
+}
+
+namespace detail {
+
+template <class T, class D, class... Nodes>
+auto grad_variables(const GraphVariable<T, 0, D>& value, const GradOptions& options, const Ref<Nodes>&... nodes) {
+  check<UsageError>(value.requires_grad(), "grad: nothing behind the value requires a gradient");
+  const GradPath path(value.node(), {nodes.get()...}, options.allow_unused);
+  GraphGradients gradients(path);
+  gradients.add(*value.node(), GraphVariable(Tensor<T, 0, D>::full({}, T{1}, value.device())));
+  const GradMode recording(true);
+  for (const Ref<Node>& node : path.nodes()) {
+    if (!path.leads_on(*node)) continue;
+    auto* graph_node = dynamic_cast<GraphNode*>(node.get());
+    check<UsageError>(graph_node != nullptr, "grad: create_graph: '", node->operation(),
+                      "' was recorded by plain Variables; let the computation begin with GraphVariables");
+    graph_node->graph_backward(gradients);
+    if (!path.is_input(*node)) gradients.forget(*node);
+  }
+  return std::tuple{gradients.of(*nodes)...};
+}
+
+}  // namespace detail
+
+/// The gradients of a scalar by a tuple of inputs, as for Variables (see <chorus/autograd/grad.hpp>), as
+/// GraphVariables: with `create_graph` recorded ones. Throws UsageError, which names the operation, where one on the
+/// way has no second derivative.
+template <class T, class D, class... Inputs>
+auto grad(const GraphVariable<T, 0, D>& value, const std::tuple<Inputs...>& inputs, const GradOptions& options = {}) {
+  return std::apply(
+      [&](const auto&... x) {
+        if (options.create_graph) return detail::grad_variables(value, options, node_of(x)...);
+        return std::apply([](const auto&... gradient) { return std::tuple{GraphVariable(gradient)...}; },
+                          detail::grad_tensors(value, options, node_of(x)...));
+      },
+      inputs);
+}
+/// The same by one input.
+template <class T, class D, AnyVariable X>
+auto grad(const GraphVariable<T, 0, D>& value, const X& input, const GradOptions& options = {}) {
+  return std::get<0>(grad(value, std::tie(input), options));
+}
+
+}  // namespace chorus::inline CHORUS_ABI
+#endif  // CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_GRAPH_VARIABLE_HPP
+
+namespace chorus::inline CHORUS_ABI {
+
+namespace functors {
+/// dy * df/dx_I (x...)
+template <class F, int I>
+struct PartialDerivative {
+  F f;
+  template <class S, class... X>
+  CHORUS_HD S operator()(const S& dy, const X&... x) const {
+    return math::gradient(f, dy, x...).d[I];
+  }
+};
+}  // namespace functors
+
+namespace operations {
+struct SumTo {
+  static constexpr const char* name = "sum_to";
+};
+struct PutSlice {
+  static constexpr const char* name = "put_slice";
+  Index axis, start, count;
+};
+}  // namespace operations
+
+namespace detail {
+
+template <class F>
+inline constexpr bool is_derivative = false;
+template <class F, int I>
+inline constexpr bool is_derivative<functors::PartialDerivative<F, I>> = true;
+
+/// Sums x over the axes that `expand` to x's shape would repeat: expand's transpose.
+template <Operand X, std::size_t Rank>
+auto sum_to(const X& x, const std::array<Index, Rank>& shape) {
+  using T = typename tensor_of<X>::value_type;
+  const auto input = contiguous(value_of(x));
+  auto out = Tensor<T, static_cast<int>(Rank), typename tensor_of<X>::device_type>::zeros(shape, input.device());
+  kernels::scatter_strided(input.device(), input.shape(), input.data(), out.data(), out.expand(input.shape()).strides(),
+                           true);
+  return record(
+      operations::SumTo{}, std::move(out),
+      [whole = input.shape()](const auto& dy, auto dx) { dx->add(contiguous(dy.expand(whole))); }, x);
+}
+
+/// x as a slice of zeros of another shape: slice's transpose.
+template <Operand X>
+auto put_slice(const X& x, const Shape<tensor_of<X>::rank>& shape, Index axis, Index start) {
+  const auto input = contiguous(value_of(x));
+  const Index count = input.size(axis);
+  const auto whole = around_axis(shape, normalize_axis("put_slice", axis, tensor_of<X>::rank));
+  auto out = tensor_of<X>::zeros(shape, input.device());
+  kernels::put_block(input.device(), whole, start, count, input.data(), out.data());
+  return record(
+      operations::PutSlice{axis, start, count}, std::move(out),
+      [axis, start, count](const auto& dy, auto dx) { dx->add(contiguous(dy.slice(axis, start, start + count))); }, x);
+}
+
+}  // namespace detail
+
+template <class F, class Dy, class Y, class... Xs>
+requires(!detail::is_derivative<F>) auto derivatives(const operations::Pointwise<F>& operation, const Dy& dy, const Y&,
+                                                     const Xs&... x) {
+  const auto by = [&]<int I>(std::integral_constant<int, I>) {
+    return [&operation, &dy, &x...] {
+      const functors::PartialDerivative<F, I> derivative{operation.f};
+      return detail::sum_to(detail::pointwise(operation.name, derivative, dy, x...),
+                            std::get<I>(std::tie(x...)).shape());
+    };
+  };
+  return [&]<int... I>(std::integer_sequence<int, I...>) { return std::tuple{by(std::integral_constant<int, I>{})...}; }
+  (std::make_integer_sequence<int, static_cast<int>(sizeof...(Xs))>());
+}
+
+// Those of which any order is easy to have.
+template <class Dy, class Y, class A, class B>
+auto derivatives(const operations::Pointwise<functors::Add>&, const Dy& dy, const Y&, const A& a, const B& b) {
+  return std::tuple{[&] { return detail::sum_to(dy, a.shape()); }, [&] { return detail::sum_to(dy, b.shape()); }};
+}
+template <class Dy, class Y, class A, class B>
+auto derivatives(const operations::Pointwise<functors::Sub>&, const Dy& dy, const Y&, const A& a, const B& b) {
+  return std::tuple{[&] { return detail::sum_to(dy, a.shape()); }, [&] { return detail::sum_to(-dy, b.shape()); }};
+}
+template <class Dy, class Y, class A, class B>
+auto derivatives(const operations::Pointwise<functors::Mul>&, const Dy& dy, const Y&, const A& a, const B& b) {
+  return std::tuple{[&] { return detail::sum_to(dy * b, a.shape()); },
+                    [&] { return detail::sum_to(dy * a, b.shape()); }};
+}
+template <class Dy, class Y, class X>
+auto derivatives(const operations::Pointwise<functors::Neg>&, const Dy& dy, const Y&, const X&) {
+  return std::tuple{[&] { return -dy; }};
+}
+template <class Dy, class Y, class X>
+auto derivatives(const operations::Pointwise<functors::AddScalar>&, const Dy& dy, const Y&, const X&) {
+  return std::tuple{[&] { return dy; }};
+}
+template <class Dy, class Y, class X>
+auto derivatives(const operations::Pointwise<functors::MulScalar>& operation, const Dy& dy, const Y&, const X&) {
+  return std::tuple{[&] { return dy * operation.f.value; }};
+}
+template <class Dy, class Y, class X>
+auto derivatives(const operations::Pointwise<functors::DivScalar>& operation, const Dy& dy, const Y&, const X&) {
+  return std::tuple{[&] { return dy / operation.f.value; }};
+}
+template <class Dy, class Y, class X>
+auto derivatives(const operations::Pointwise<functors::Square>&, const Dy& dy, const Y&, const X& x) {
+  return std::tuple{[&] { return dy * x * 2; }};
+}
+template <class Dy, class Y, class X>
+auto derivatives(const operations::Pointwise<functors::Exp>&, const Dy& dy, const Y& y, const X&) {
+  return std::tuple{[&] { return dy * y; }};
+}
+
+template <class Dy, class Y, class X>
+auto derivatives(const operations::SumTo&, const Dy& dy, const Y&, const X& x) {
+  return std::tuple{[&] { return expand(dy, x.shape()); }};
+}
+template <class Dy, class Y, class X>
+auto derivatives(const operations::Expand&, const Dy& dy, const Y&, const X& x) {
+  return std::tuple{[&] { return detail::sum_to(dy, x.shape()); }};
+}
+template <class Dy, class Y, class X>
+auto derivatives(const operations::Cast&, const Dy& dy, const Y&, const X&) {
+  return std::tuple{[&] { return to<typename tensor_of<X>::value_type>(dy); }};
+}
+template <class Dy, class Y, class X>
+auto derivatives(const operations::Reshape&, const Dy& dy, const Y&, const X& x) {
+  return std::tuple{[&] { return reshape(dy, x.shape()); }};
+}
+template <int Rank, class Dy, class Y, class X>
+auto derivatives(const operations::Permute<Rank>& operation, const Dy& dy, const Y&, const X&) {
+  return std::tuple{[&] { return permute(dy, operation.inverse); }};
+}
+template <class Dy, class Y, class X>
+auto derivatives(const operations::Slice& operation, const Dy& dy, const Y&, const X& x) {
+  return std::tuple{[&] { return detail::put_slice(dy, x.shape(), operation.axis, operation.start); }};
+}
+template <class Dy, class Y, class X>
+auto derivatives(const operations::PutSlice& operation, const Dy& dy, const Y&, const X&) {
+  return std::tuple{[&] { return slice(dy, operation.axis, operation.start, operation.start + operation.count); }};
+}
+template <class Dy, class Y, class... Xs>
+auto derivatives(const operations::Concat& operation, const Dy& dy, const Y&, const Xs&... x) {
+  Index end = 0;
+  const auto part = [&](const auto& input) {
+    end += input.size(operation.axis);
+    return [&dy, axis = operation.axis, start = end - input.size(operation.axis), stop = end] {
+      return slice(dy, axis, start, stop);
+    };
+  };
+  return std::tuple{part(x)...};
+}
+template <class Dy, class Y, class X>
+auto derivatives(const operations::Pad2d& operation, const Dy& dy, const Y&, const X& x) {
+  return std::tuple{[&] {
+    const auto& [left, right, top, bottom] = operation.padding;
+    return slice(slice(dy, -2, top, top + x.size(-2)), -1, left, left + x.size(-1));
+  }};
+}
+
+}  // namespace chorus::inline CHORUS_ABI
+#endif  // CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_POINTWISE_HPP
+
+namespace chorus::inline CHORUS_ABI {
+
+namespace detail {
+// A gradient by a reduced value, repeated along the axis that was reduced.
+template <class Dy, class X>
+auto repeated(const Dy& dy, Index axis, const X& x) {
+  auto shape = x.shape();
+  shape[normalize_axis("reduction", axis, tensor_of<X>::rank)] = 1;
+  return expand(reshape(dy, shape), x.shape());
+}
+}  // namespace detail
+
+template <class Dy, class Y, class A, class B>
+auto derivatives(const operations::Matmul&, const Dy& dy, const Y&, const A& a, const B& b) {
+  return std::tuple{[&] { return matmul(dy, transpose(b, -2, -1)); }, [&] { return matmul(transpose(a, -2, -1), dy); }};
+}
+
+template <class Dy, class Y, class X, class W, class B>
+auto derivatives(const operations::Linear&, const Dy& dy, const Y&, const X& x, const W& weight, const B&) {
+  const auto rows = [](const auto& operand, Index features) {
+    return reshape(operand, Shape<2>{operand.numel() / std::max(features, Index{1}), features});
+  };
+  const Index out = weight.size(0), in = weight.size(1);
+  return std::tuple{[&, rows, out] { return reshape(matmul(rows(dy, out), weight), x.shape()); },
+                    [&, rows, out, in] { return matmul(transpose(rows(dy, out), 0, 1), rows(x, in)); },
+                    [&, rows, out] { return sum(rows(dy, out), 0); }};
+}
+
+template <class Dy, class Y, class X>
+auto derivatives(const operations::Sum& operation, const Dy& dy, const Y&, const X& x) {
+  return std::tuple{[&] { return detail::repeated(dy, operation.axis, x); }};
+}
+template <class Dy, class Y, class X>
+auto derivatives(const operations::Mean& operation, const Dy& dy, const Y&, const X& x) {
+  return std::tuple{[&] { return detail::repeated(dy / x.size(operation.axis), operation.axis, x); }};
+}
+template <class Dy, class Y, class X>
+auto derivatives(const operations::Var& operation, const Dy& dy, const Y&, const X& x) {
+  return std::tuple{[&] {
+    const auto factor = dy * (2.0 / static_cast<double>(x.size(operation.axis) - operation.correction));
+    return detail::repeated(factor, operation.axis, x) * (x - mean(x, operation.axis, keep_axis));
+  }};
+}
+
+namespace detail {
+// Each element's share of the gradient: where the extremes lie does not change with x, almost everywhere.
+template <class Dy, class Y, class X, class Kernel>
+auto extreme_derivative(Index axis, const Dy& dy, const Y& y, const X& x, Kernel backward) {
+  const auto input = contiguous(x.value());
+  const auto view = around_axis(input.shape(), normalize_axis("amax", axis, tensor_of<X>::rank));
+  const auto ones = tensor_of<Y>::full(y.shape(), 1, y.device());
+  auto share = tensor_of<X>::empty(input.shape(), input.device());
+  backward(input.device(), view, input.data(), y.value().data(), ones.data(), share.data());
+  return repeated(dy, axis, x) * share;
+}
+}  // namespace detail
+
+template <class Dy, class Y, class X>
+auto derivatives(const operations::Amax& operation, const Dy& dy, const Y& y, const X& x) {
+  return std::tuple{[&] {
+    return detail::extreme_derivative(
+        operation.axis, dy, y, x,
+        [](auto device, auto view, const auto* in, const auto* out, const auto* ones, auto* share) {
+          kernels::amax_backward(device, view, in, out, ones, share, false);
+        });
+  }};
+}
+template <class Dy, class Y, class X>
+auto derivatives(const operations::Amin& operation, const Dy& dy, const Y& y, const X& x) {
+  return std::tuple{[&] {
+    return detail::extreme_derivative(
+        operation.axis, dy, y, x,
+        [](auto device, auto view, const auto* in, const auto* out, const auto* ones, auto* share) {
+          kernels::amin_backward(device, view, in, out, ones, share, false);
+        });
+  }};
+}
+
+template <class Dy, class Y, class X>
+auto derivatives(const operations::Softmax& operation, const Dy& dy, const Y& y, const X&) {
+  return std::tuple{[&] { return y * (dy - sum(dy * y, operation.axis, keep_axis)); }};
+}
+template <class Dy, class Y, class X>
+auto derivatives(const operations::LogSoftmax& operation, const Dy& dy, const Y& y, const X&) {
+  return std::tuple{[&] { return dy - exp(y) * sum(dy, operation.axis, keep_axis); }};
+}
+template <class Dy, class Y, class X>
+auto derivatives(const operations::LogSumExp& operation, const Dy& dy, const Y&, const X& x) {
+  return std::tuple{[&] { return detail::repeated(dy, operation.axis, x) * softmax(x, operation.axis); }};
+}
+
+template <class Dy, class Y, class X>
+auto derivatives(const operations::CumulativeSum& operation, const Dy& dy, const Y&, const X&) {
+  // The sum of the elements from i on.
+  return std::tuple{[&] { return sum(dy, operation.axis, keep_axis) - cumsum(dy, operation.axis) + dy; }};
+}
+
+namespace detail {
+/// The gradient of nll_loss by the log probabilities, for a gradient of 1 by each sample's loss, or by the reduced one.
+template <class X, class D>
+auto label_gradient(const X& scores, const Tensor<std::int64_t, 1, D>& labels, std::int64_t ignore_index,
+                    Reduction reduction) {
+  using T = typename tensor_of<X>::value_type;
+  if (reduction == Reduction::none) reduction = Reduction::sum;
+  const auto one = Tensor<T, 0, D>::full({}, T{1}, scores.device());
+  auto gradient = tensor_of<X>::empty(scores.shape(), scores.device());
+  kernels::nll_loss_backward(scores.device(), scores.size(0), scores.size(1), labels.data(), {ignore_index, reduction},
+                             one.data(), gradient.data(), false);
+  return gradient;
+}
+
+// A gradient by the loss, or by each sample's, beside [batch, classes].
+template <class Dy>
+auto beside_scores(const Dy& dy) {
+  if constexpr (tensor_of<Dy>::rank == 0)
+    return dy;
+  else
+    return reshape(dy, Shape<2>{dy.numel(), 1});
+}
+}  // namespace detail
+
+template <class D, class Dy, class Y, class X>
+auto derivatives(const operations::NllLoss<D>& operation, const Dy& dy, const Y&, const X& x) {
+  return std::tuple{[&] {
+    const auto& [ignore_index, reduction] = operation.options;
+    return detail::beside_scores(dy) * detail::label_gradient(x, operation.labels, ignore_index, reduction);
+  }};
+}
+template <class D, class Dy, class Y, class X>
+auto derivatives(const operations::CrossEntropy<D>& operation, const Dy& dy, const Y&, const X& x) {
+  return std::tuple{[&] {
+    const auto& [ignore_index, smoothing, reduction] = operation.options;
+    const auto sharp = detail::label_gradient(x, operation.labels, ignore_index, reduction);
+    const auto weight = -sum(sharp, 1, keep_axis);  // of each sample: 0 where it is ignored
+    const auto targets = (1 - smoothing) * sharp - weight * (smoothing / static_cast<double>(x.size(1)));
+    return detail::beside_scores(dy) * (softmax(x, 1) * weight + targets);
+  }};
+}
+
+}  // namespace chorus::inline CHORUS_ABI
+#endif  // CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_REDUCTION_HPP
+
+namespace chorus::inline CHORUS_ABI {
+
+namespace operations {
+struct Conv2dWeightGradient {
+  static constexpr const char* name = "conv2d_weight_gradient";
+  kernels::Conv2dShape shape;
+};
+}  // namespace operations
+
+namespace detail {
+
+// The three faces, by the shape of the convolution. x: [batch, in, height, width], y: [batch, out, out_h, out_w].
+
+template <class X, class W>
+auto conv2d_by_shape(const X& x, const W& weight, const kernels::Conv2dShape& s) {
+  using Row = Tensor<typename X::value_type, 1, typename X::device_type>;
+  return conv2d(x, weight, Row{},
+                {.stride = {s.stride_h, s.stride_w},
+                 .padding = {s.padding_h, s.padding_w},
+                 .dilation = {s.dilation_h, s.dilation_w},
+                 .groups = s.groups});
+}
+
+template <class Y, class W>
+auto conv2d_input_gradient(const Y& y, const W& weight, const kernels::Conv2dShape& s) {
+  const auto missing = [](Index size, Index out, Index stride, Index padding, Index dilation, Index kernel) {
+    return size - ((out - 1) * stride - 2 * padding + dilation * (kernel - 1) + 1);
+  };
+  return conv_transpose2d(
+      y, weight,
+      {.stride = {s.stride_h, s.stride_w},
+       .padding = {s.padding_h, s.padding_w},
+       .output_padding = {missing(s.height, s.out_height(), s.stride_h, s.padding_h, s.dilation_h, s.kernel_h),
+                          missing(s.width, s.out_width(), s.stride_w, s.padding_w, s.dilation_w, s.kernel_w)},
+       .dilation = {s.dilation_h, s.dilation_w},
+       .groups = s.groups});
+}
+
+template <class X, class Y>
+auto conv2d_weight_gradient(const X& x, const Y& y, const kernels::Conv2dShape& shape) {
+  using T = typename X::value_type;
+  const auto image = contiguous(x.value());
+  const auto result = contiguous(y.value());
+  const auto device = image.device();
+  auto out = tensor_of<X>::empty({shape.out_channels, shape.in_channels / shape.groups, shape.kernel_h, shape.kernel_w},
+                                 device);
+  kernels::conv2d_backward_weight(device, shape, image.data(), result.data(), out.data(), false);
+  return record(
+      operations::Conv2dWeightGradient{shape}, std::move(out),
+      [image, result, shape, device](const auto& dw, auto dx, auto dy) {
+        if (dx) {
+          const auto [grad, accumulate] = dx->target();
+          kernels::conv2d_backward_input(device, shape, dw.data(), result.data(), grad.data(), accumulate);
+        }
+        if (dy) {
+          auto grad = tensor_of<Y>::empty(result.shape(), device);
+          kernels::conv2d_forward(device, shape, image.data(), dw.data(), static_cast<const T*>(nullptr), grad.data());
+          dy->add(grad);
+        }
+      },
+      x, y);
+}
+
+}  // namespace detail
+
+template <class Dy, class Y, class X, class W, class B>
+auto derivatives(const operations::Conv2d& operation, const Dy& dy, const Y&, const X& x, const W& weight, const B&) {
+  return std::tuple{[&] { return detail::conv2d_input_gradient(dy, weight, operation.shape); },
+                    [&] { return detail::conv2d_weight_gradient(x, dy, operation.shape); },
+                    [&] { return sum(sum(flatten<2>(dy), 2), 0); }};
+}
+
+// Here the convolution's result is the input, and the other way round.
+template <class Dy, class Y, class X, class W>
+auto derivatives(const operations::ConvTranspose2d& operation, const Dy& dy, const Y&, const X& x, const W& weight) {
+  return std::tuple{[&] { return detail::conv2d_by_shape(dy, weight, operation.shape); },
+                    [&] { return detail::conv2d_weight_gradient(dy, x, operation.shape); }};
+}
+
+template <class Dw, class W, class X, class Y>
+auto derivatives(const operations::Conv2dWeightGradient& operation, const Dw& dw, const W&, const X& x, const Y& y) {
+  return std::tuple{[&] { return detail::conv2d_input_gradient(y, dw, operation.shape); },
+                    [&] { return detail::conv2d_by_shape(x, dw, operation.shape); }};
+}
+
+}  // namespace chorus::inline CHORUS_ABI
+#endif  // CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_CONVOLUTION_HPP
+
+// <chorus/ops/higher_order/normalization.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_NORMALIZATION_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_NORMALIZATION_HPP
+/// Derivatives of layer and batch normalisation, recorded: the formulas of their kernels, by operations.
+
+namespace chorus::inline CHORUS_ABI {
+
+namespace detail {
+
+// x: [rows, columns], normalised in each row, and 1 / deviation of each row.
+template <class X>
+auto normalized_rows(const X& x, double eps) {
+  const auto centred = x - mean(x, 1, keep_axis);
+  const auto inverse = rsqrt(mean(square(centred), 1, keep_axis) + eps);
+  return std::pair(centred * inverse, inverse);
+}
+
+// The gradient by x where `dn` is that by what `normalized_rows` made of it.
+template <class Dn, class N, class I>
+auto unnormalized_rows(const Dn& dn, const N& normalized, const I& inverse) {
+  return (dn - mean(dn, 1, keep_axis) - normalized * mean(dn * normalized, 1, keep_axis)) * inverse;
+}
+
+// [batch, channels, ...] as [channels, batch * inner], and back.
+template <class X>
+auto channels_first(const X& x) {
+  const Index batch = x.size(0), channels = x.size(1);
+  const Index inner = x.numel() / std::max(batch * channels, Index{1});
+  return reshape(permute(reshape(x, Shape<3>{batch, channels, inner}), Shape<3>{1, 0, 2}),
+                 Shape<2>{channels, batch * inner});
+}
+template <class X, std::size_t Rank>
+auto batch_first(const X& x, const std::array<Index, Rank>& shape) {
+  const Index inner = numel(shape) / std::max(shape[0] * shape[1], Index{1});
+  return reshape(permute(reshape(x, Shape<3>{shape[1], shape[0], inner}), Shape<3>{1, 0, 2}), shape);
+}
+
+}  // namespace detail
+
+template <class Dy, class Y, class X, class W, class B>
+auto derivatives(const operations::LayerNorm& operation, const Dy& dy, const Y&, const X& x, const W& weight,
+                 const B& bias) {
+  const auto rows = [shape = Shape<2>{operation.rows, operation.columns}](const auto& operand) {
+    return reshape(operand, shape);
+  };
+  const auto row = [columns = operation.columns](const auto& operand) { return reshape(operand, Shape<1>{columns}); };
+  return std::tuple{[&, rows, row] {
+                      const auto [normalized, inverse] = detail::normalized_rows(rows(x), operation.eps);
+                      auto dn = rows(dy);
+                      if (weight.value().defined()) dn = dn * row(weight);
+                      return reshape(detail::unnormalized_rows(dn, normalized, inverse), x.shape());
+                    },
+                    [&, rows] {
+                      const auto [normalized, inverse] = detail::normalized_rows(rows(x), operation.eps);
+                      return reshape(sum(rows(dy) * normalized, 0), weight.shape());
+                    },
+                    [&, rows] { return reshape(sum(rows(dy), 0), bias.shape()); }};
+}
+
+template <class T, class D, class Dy, class Y, class X, class W, class B>
+auto derivatives(const operations::BatchNorm<T, D>& operation, const Dy& dy, const Y&, const X& x, const W& weight,
+                 const B&) {
+  // What normalises: the batch's own statistics, or constants.
+  const auto statistics = [&operation, &x] {
+    if (operation.training) return detail::normalized_rows(detail::channels_first(x), operation.eps);
+    const Shape<2> column{x.size(1), 1};
+    const auto inverse = GraphVariable(rsqrt(reshape(operation.running_var, column) + operation.eps));
+    return std::pair((detail::channels_first(x) - reshape(operation.running_mean, column)) * inverse, inverse);
+  };
+  return std::tuple{[&, statistics] {
+                      const auto [normalized, inverse] = statistics();
+                      auto dn = detail::channels_first(dy);
+                      if (weight.value().defined()) dn = dn * reshape(weight, Shape<2>{x.size(1), 1});
+                      const auto dx =
+                          operation.training ? detail::unnormalized_rows(dn, normalized, inverse) : dn * inverse;
+                      return detail::batch_first(dx, x.shape());
+                    },
+                    [&, statistics] { return sum(detail::channels_first(dy) * statistics().first, 1); },
+                    [&] { return sum(detail::channels_first(dy), 1); }};
+}
+
+template <class T, class D, class Dy, class Y, class X, class W, class B, class... R>
+auto derivatives(const operations::BatchNormRelu<T, D>& operation, const Dy& dy, const Y& y, const X& x,
+                 const W& weight, const B& bias, const R&...) {
+  const auto masked = [&] {
+    const auto& result = y.value();
+    const auto ones = tensor_of<Y>::full(result.shape(), T{1}, result.device());
+    return dy * detail::pointwise("relu", functors::PartialDerivative<functors::Relu, 0>{}, ones, result);
+  };
+  const auto rule = [&, masked]<int I>(std::integral_constant<int, I>) {
+    return [&, masked] {
+      const auto gradient = masked();
+      const operations::BatchNorm<T, D>& norm = operation;
+      return std::get<I>(derivatives(norm, gradient, y, x, weight, bias))();
+    };
+  };
+  using std::integral_constant;
+  return std::tuple_cat(std::tuple{rule(integral_constant<int, 0>{}), rule(integral_constant<int, 1>{}),
+                                   rule(integral_constant<int, 2>{})},
+                        std::tuple{(static_cast<void>(sizeof(R)), masked)...});
+}
+
+}  // namespace chorus::inline CHORUS_ABI
+#endif  // CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_NORMALIZATION_HPP
+
+// <chorus/ops/higher_order/picking.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_PICKING_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_PICKING_HPP
+/// Derivatives of what picks elements, recorded: index_select, gather, pooling, dropout. All are linear.
+
+namespace chorus::inline CHORUS_ABI {
+
+namespace operations {
+template <class D>
+struct IndexAdd {
+  static constexpr const char* name = "index_add";
+  Tensor<std::int64_t, 1, D> index;
+  std::size_t axis;
+};
+template <int Rank, class D>
+struct ScatterAdd {
+  static constexpr const char* name = "scatter_add";
+  Tensor<std::int64_t, Rank, D> index;
+  std::size_t axis;
+};
+struct AvgUnpool2d {
+  static constexpr const char* name = "avg_unpool2d";
+  kernels::Pool2dShape shape;
+};
+}  // namespace operations
+
+namespace detail {
+
+/// index_select's transpose: entry i of x is added to entry `index[i]` of zeros of the shape.
+template <Operand X, class D>
+auto index_add(const X& x, const Shape<tensor_of<X>::rank>& shape, std::size_t axis,
+               const Tensor<std::int64_t, 1, D>& index) {
+  const auto input = contiguous(value_of(x));
+  const auto whole = around_axis(shape, axis);
+  auto out = tensor_of<X>::empty(shape, input.device());
+  kernels::index_select_backward(input.device(), whole, index.numel(), index.data(), input.data(), out.data(), false);
+  return record(
+      operations::IndexAdd<D>{index, axis}, std::move(out),
+      [index, whole, of = input.shape()](const auto& dy, auto dx) {
+        auto grad = tensor_of<X>::empty(of, dy.device());
+        kernels::index_select(dy.device(), whole, index.numel(), index.data(), dy.data(), grad.data());
+        dx->add(grad);
+      },
+      x);
+}
+
+/// gather's transpose.
+template <Operand X, int Rank, class D>
+auto scatter_add(const X& x, const Shape<Rank>& shape, std::size_t axis, const Tensor<std::int64_t, Rank, D>& index) {
+  const auto input = contiguous(value_of(x));
+  const auto whole = around_axis(shape, axis);
+  const Index count = index.shape()[axis];
+  auto out = tensor_of<X>::empty(shape, input.device());
+  kernels::gather_backward(input.device(), whole, count, index.data(), input.data(), out.data(), false);
+  return record(
+      operations::ScatterAdd<Rank, D>{index, axis}, std::move(out),
+      [index, whole, count, of = input.shape()](const auto& dy, auto dx) {
+        auto grad = tensor_of<X>::empty(of, dy.device());
+        kernels::gather(dy.device(), whole, count, index.data(), dy.data(), grad.data());
+        dx->add(grad);
+      },
+      x);
+}
+
+/// avg_pool2d's transpose.
+template <Operand X>
+auto avg_unpool2d(const X& x, const Shape<4>& shape, const kernels::Pool2dShape& pool) {
+  const auto input = contiguous(value_of(x));
+  auto out = tensor_of<X>::empty(shape, input.device());
+  kernels::avg_pool2d_backward(input.device(), pool, input.data(), out.data(), false);
+  return record(
+      operations::AvgUnpool2d{pool}, std::move(out),
+      [pool, of = input.shape()](const auto& dy, auto dx) {
+        auto grad = tensor_of<X>::empty(of, dy.device());
+        kernels::avg_pool2d_forward(dy.device(), pool, dy.data(), grad.data());
+        dx->add(grad);
+      },
+      x);
+}
+
+/// Multiplies by the factors, 0 or 1 / (1 - p), that an earlier dropout had.
+template <Operand X>
+auto dropout_again(const X& x, const operations::Dropout& operation) {
+  const auto input = contiguous(value_of(x));
+  const Index samples = input.size(0), inner = samples == 0 ? 0 : input.numel() / samples;
+  auto out = tensor_of<X>::empty(input.shape(), input.device());
+  kernels::dropout_forward(input.device(), samples, inner, input.data(), out.data(), operation.p, operation.key);
+  return record(
+      operation, std::move(out),
+      [samples, inner, operation](const auto& dy, auto dx) {
+        const auto [grad, accumulate] = dx->target();
+        kernels::dropout_backward(dy.device(), samples, inner, dy.data(), grad.data(), operation.p, operation.key,
+                                  accumulate);
+      },
+      x);
+}
+
+}  // namespace detail
+
+template <class D, class Dy, class Y, class X>
+auto derivatives(const operations::IndexSelect<D>& operation, const Dy& dy, const Y&, const X& x) {
+  return std::tuple{[&] { return detail::index_add(dy, x.shape(), operation.axis, operation.index); }};
+}
+template <class D, class Dy, class Y, class X>
+auto derivatives(const operations::IndexAdd<D>& operation, const Dy& dy, const Y&, const X&) {
+  return std::tuple{[&] { return index_select(dy, static_cast<Index>(operation.axis), operation.index); }};
+}
+template <int Rank, class D, class Dy, class Y, class X>
+auto derivatives(const operations::Gather<Rank, D>& operation, const Dy& dy, const Y&, const X& x) {
+  return std::tuple{[&] { return detail::scatter_add(dy, x.shape(), operation.axis, operation.index); }};
+}
+template <int Rank, class D, class Dy, class Y, class X>
+auto derivatives(const operations::ScatterAdd<Rank, D>& operation, const Dy& dy, const Y&, const X&) {
+  return std::tuple{[&] { return detail::gather_along(dy, operation.axis, operation.index); }};
+}
+
+template <class D, class Dy, class Y, class X>
+auto derivatives(const operations::MaxPool2d<D>& operation, const Dy& dy, const Y&, const X& x) {
+  return std::tuple{[&] {
+    // In each plane the elements that were the largest of their windows, by number.
+    const auto& [batch, channels, height, width] = x.shape();
+    const Shape<3> picked{batch, channels, operation.argmax.size(2) * operation.argmax.size(3)};
+    auto index = Tensor<std::int64_t, 3, D>::empty(picked, x.device());
+    kernels::convert(x.device(), index.numel(), operation.argmax.data(), index.data());
+    return reshape(
+        detail::scatter_add(reshape(dy, picked), Shape<3>{batch, channels, height * width}, std::size_t{2}, index),
+        x.shape());
+  }};
+}
+template <class Dy, class Y, class X>
+auto derivatives(const operations::AvgPool2d& operation, const Dy& dy, const Y&, const X& x) {
+  return std::tuple{[&] { return detail::avg_unpool2d(dy, x.shape(), operation.shape); }};
+}
+template <class Dy, class Y, class X>
+auto derivatives(const operations::AvgUnpool2d& operation, const Dy& dy, const Y& y, const X&) {
+  (void)y;
+  return std::tuple{[&] { return detail::mean_of_windows(dy, operation.shape); }};
+}
+
+template <class Dy, class Y, class X>
+auto derivatives(const operations::Dropout& operation, const Dy& dy, const Y&, const X&) {
+  return std::tuple{[&] { return detail::dropout_again(dy, operation); }};
+}
+
+}  // namespace chorus::inline CHORUS_ABI
+#endif  // CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_PICKING_HPP
+
+// <chorus/ops/higher_order/sync_batch_norm.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_SYNC_BATCH_NORM_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_SYNC_BATCH_NORM_HPP
+/// Batch normalisation with the statistics of several devices or ranks, by operations that are recorded.
+
+namespace chorus::inline CHORUS_ABI {
+
+namespace detail {
+
+// The sum over members of weight * own, by this member's weight.
+template <class T, class D>
+Tensor<T, 1, D> sum_over_members(BatchGroup& group, const Tensor<T, 1, D>& own, double weight) {
+  const auto values = own.to_vector();
+  std::vector<double> numbers(values.begin(), values.end());
+  for (double& number : numbers) number *= weight;
+  group.sum(numbers);
+  std::vector<T> out;
+  for (const double number : numbers) out.push_back(static_cast<T>(weight == 0 ? 0 : number / weight));
+  return Tensor<T, 1, D>::from(out, own.shape(), own.device());
+}
+
+template <class T, class D>
+GraphVariable<T, 1, D> group_sum(const GraphVariable<T, 1, D>& own, const std::shared_ptr<BatchGroup>& group);
+
+/// The node of `group_sum`. Where all members go back through theirs at the same time, each to its own part, the
+/// gradient by that is the members' gradients, added up in turn. Where one thread goes back through the graph of all
+/// members' devices, each of their nodes leads to all parts.
+template <class T, class D>
+class GroupSumNode final : public GradNode<T, 1, D>, public GraphNode {
+ public:
+  using Part = GraphVariable<T, 1, D>;
+
+  /// `parts`: those of all members, if they make one graph.
+  GroupSumNode(const Part& own, std::vector<Part> parts, const std::shared_ptr<BatchGroup>& group)
+      : GradNode<T, 1, D>("group_sum", own.shape(), own.device()),
+        own_(own),
+        parts_(std::move(parts)),
+        group_(group),
+        place_(group) {}
+
+  void backward(bool keep) override {
+    if (!this->has_grad()) return;
+    check_kept();
+    auto dy = this->take_grad();
+    if (together()) dy = sum_over_members(*group_, dy, group_->weight());
+    for_each_part([&](const Part& part) {
+      if (auto* node = unless_skipped(part.node().get()))
+        node->add(on_device(dy, part.device(), trace::Traffic::control));
+    });
+    if (keep) return;
+    own_ = {};
+    parts_.clear();
+  }
+  void graph_backward(GraphGradients& gradients) override {
+    check_kept();
+    auto dy = gradients.of(*this);
+    if (!dy.value().defined()) return;
+    if (together()) dy = group_sum(dy, group_);
+    for_each_part([&](const Part& part) {
+      if (gradients.wants(part.node().get()))
+        gradients.add(*part.node(), copy_recorded(dy, part.device(), trace::Traffic::control));
+    });
+  }
+  void for_each_input(void (*visit)(Node&, void*), void* context) const override {
+    for_each_part([&](const Part& part) {
+      if (part.requires_grad()) visit(*part.node(), context);
+    });
+  }
+
+ private:
+  bool together() const { return parts_.empty() || place_.is_here(); }
+  template <class F>
+  void for_each_part(const F& f) const {
+    if (together())
+      f(own_);
+    else
+      for (const Part& part : parts_) f(part);
+  }
+  void check_kept() const {
+    check<UsageError>(own_.value().defined(),
+                      "backward: the graph behind 'group_sum' was freed by an earlier backward; ",
+                      "pass retain_graph = true to that one");
+  }
+
+  Part own_;
+  std::vector<Part> parts_;
+  std::shared_ptr<BatchGroup> group_;
+  PlaceInPass place_;
+};
+
+/// A number for the operation that each member records next: they grow with the members, whichever thread is faster, so
+/// that whoever goes back through all of them adds up in one order.
+inline std::uint64_t sequence_in_order(BatchGroup& group) {
+  std::vector<std::uint64_t> numbers;
+  for (const auto& given : group.exchange(Node::next_sequence()))
+    numbers.push_back(given_by_member<std::uint64_t>(given));
+  std::sort(numbers.begin(), numbers.end());
+  return numbers[group.member()];
+}
+
+/// What all members of `group` have, added up, for each of them.
+template <class T, class D>
+GraphVariable<T, 1, D> group_sum(const GraphVariable<T, 1, D>& own, const std::shared_ptr<BatchGroup>& group) {
+  std::vector<GraphVariable<T, 1, D>> parts;
+  Tensor<T, 1, D> total;
+  const auto all = group->recorded() ? group->exchange(own) : std::vector<std::any>();
+  for (const auto& given : all) {
+    parts.push_back(given_by_member<GraphVariable<T, 1, D>>(given));
+    check<UsageError>(parts.back().shape() == own.shape(), different_layers);
+    const auto near = on_device(parts.back().value(), own.device(), trace::Traffic::control);
+    total = total.defined() ? total + near : near;
+  }
+  const auto sequence = all.empty() ? 0 : sequence_in_order(*group);
+  if (all.empty()) total = sum_over_members(*group, own.value(), 1);
+  if (!own.requires_grad() || !grad_enabled()) return GraphVariable(std::move(total));
+  if (detects_anomalies()) [[unlikely]]
+    check_finite("group_sum", total);
+  Ref<GradNode<T, 1, D>> node(new GroupSumNode<T, D>(own, std::move(parts), group));
+  if (!all.empty()) node->set_sequence(sequence);
+  return GraphVariable(std::move(total), std::move(node));
+}
+
+}  // namespace detail
+
+/// What `sync_batch_norm` makes of GraphVariables, `count` being the numbers a channel in the whole batch.
+template <Operand X, Operand W, Operand B>
+auto sync_batch_norm_graph(const X& x, const W& weight, const B& bias, double count,
+                           const std::shared_ptr<BatchGroup>& group, double eps) {
+  const auto column = [channels = x.size(1)](const auto& per_channel) {
+    return reshape(per_channel, Shape<2>{channels, 1});
+  };
+  const auto mean = [&](const auto& rows) {
+    return column(detail::group_sum(sum(rows, 1), group) / std::max(count, 1.0));
+  };
+  const auto rows = detail::channels_first(detail::as_graph(x));
+  const auto centred = rows - mean(rows);
+  auto y = centred * rsqrt(mean(square(centred)) + eps);
+  if (value_of(weight).defined()) y = y * column(detail::as_graph(weight));
+  if (value_of(bias).defined()) y = y + column(detail::as_graph(bias));
+  return detail::batch_first(y, x.shape());
+}
+
+}  // namespace chorus::inline CHORUS_ABI
+#endif  // CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_SYNC_BATCH_NORM_HPP
+
+#endif  // CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_HPP
+
+// <chorus/ops/more_losses.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_MORE_LOSSES_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_MORE_LOSSES_HPP
+/// Losses of distances, rankings and distributions, with PyTorch's definitions. `NAME` is the mean (or sum) of what
+/// `NAME_per_element` or `NAME_per_sample` keeps apart.
+
+namespace chorus::inline CHORUS_ABI {
+
+namespace functors {
+
+/// max(0, margin - y (a - b)) for y = 1 or -1.
+struct MarginRanking {
+  double margin = 0;
+  template <class S>
+  CHORUS_HD S operator()(const S& a, const S& b, const S& y) const {
+    const S loss = y * (b - a) + real_of<S>(margin);
+    return where(loss <= 0, S(0), loss);
+  }
+};
+
+/// x for y = 1, max(0, margin - x) for y = -1.
+struct HingeEmbedding {
+  double margin = 1;
+  template <class S>
+  CHORUS_HD S operator()(const S& x, const S& y) const {
+    const S distance = real_of<S>(margin) - x;
+    return where(y == 1, x, where(distance <= 0, S(0), distance));
+  }
+};
+
+/// log(1 + exp(-y x)).
+struct SoftMargin {
+  template <class S>
+  CHORUS_HD S operator()(const S& x, const S& y) const {
+    return softplus(-(y * x));
+  }
+};
+
+/// 1 - cosine for y = 1, max(0, cosine - margin) for y = -1.
+struct CosineEmbedding {
+  double margin = 0;
+  template <class S>
+  CHORUS_HD S operator()(const S& cosine, const S& y) const {
+    const S above = cosine - real_of<S>(margin);
+    return where(y == 1, 1 - cosine, where(above <= 0, S(0), above));
+  }
+};
+
+/// (log(var) + (x - target)² / var) / 2.
+struct GaussianNll {
+  template <class S>
+  CHORUS_HD S operator()(const S& x, const S& target, const S& var) const {
+    const S d = x - target;
+    return (log(var) + d * d / var) * real_of<S>(0.5);
+  }
+};
+
+/// exp(x) - target x, x being the logarithm of the rate.
+struct PoissonNllOfLog {
+  template <class S>
+  CHORUS_HD S operator()(const S& x, const S& target) const {
+    return exp(x) - target * x;
+  }
+};
+/// x - target log(x + eps), x being the rate.
+struct PoissonNll {
+  double eps = 1e-8;
+  template <class S>
+  CHORUS_HD S operator()(const S& x, const S& target) const {
+    return x - target * log(x + real_of<S>(eps));
+  }
+};
+/// Stirling's approximation of log(target!), for targets above 1.
+struct Stirling {
+  template <class S>
+  CHORUS_HD S operator()(const S& target) const {
+    using R = real_of<S>;
+    const S safe = where(target > 1, target, S(1));
+    return where(target > 1, safe * log(safe) - safe + log(safe * R(6.283185307179586)) * R(0.5), S(0));
+  }
+};
+
+/// Binary cross entropy of a logit, the positive part weighted: (1 - t) x + (1 + (p - 1) t) log(1 + exp(-x)).
+struct WeightedBinaryCrossEntropy {
+  template <class S>
+  CHORUS_HD S operator()(const S& x, const S& t, const S& weight, const S& p) const {
+    return weight * ((1 - t) * x + (1 + (p - 1) * t) * softplus(-x));
+  }
+};
+
+}  // namespace functors
+
+namespace detail {
+template <Operand X>
+auto reduce_losses(const char* operation, const X& losses, Reduction reduction) {
+  check<UsageError>(reduction != Reduction::none, operation, ": for losses that are not reduced there is a function ",
+                    operation, "_per_...");
+  const Index count = reduction == Reduction::mean ? std::max(value_of(losses).numel(), Index{1}) : 1;
+  return sum(losses) / count;
+}
+
+// The Euclidean length of each row of x + eps: [batch, features] -> [batch].
+template <Operand A, Operand B>
+auto pair_distance(const A& a, const B& b, double eps) {
+  return sqrt(sum(square(a - b + eps), -1));
+}
+}  // namespace detail
+
+/// The cosine of the angle between a and b along an axis, which goes away. Lengths below `eps` count as `eps`.
+template <Operand A, Operand B>
+auto cosine_similarity(const A& a, const B& b, Index axis = 1, double eps = 1e-8) {
+  const auto dot = sum(a * b, axis);
+  const double infinity = std::numeric_limits<double>::infinity();
+  return dot *
+         rsqrt(clamp(sum(square(a), axis), eps * eps, infinity) * clamp(sum(square(b), axis), eps * eps, infinity));
+}
+
+struct TripletOptions {
+  double margin = 1;
+  /// Added to each difference.
+  double eps = 1e-6;
+  /// The negative's distance is the smaller one of those to the anchor and to the positive (Balntas et al. 2016).
+  bool swap = false;
+  Reduction reduction = Reduction::mean;
+};
+
+/// anchor, positive, negative: [batch, features] -> max(0, |anchor - positive| - |anchor - negative| + margin) for each
+/// sample, with Euclidean distances (Schroff et al. 2015): [batch].
+template <Operand A, Operand P, Operand N>
+auto triplet_margin_loss_per_sample(const A& anchor, const P& positive, const N& negative,
+                                    const TripletOptions& options = {}) {
+  const auto near = detail::pair_distance(anchor, positive, options.eps);
+  auto far = detail::pair_distance(anchor, negative, options.eps);
+  if (options.swap) far = minimum(far, detail::pair_distance(positive, negative, options.eps));
+  return relu(near - far + options.margin);
+}
+template <Operand A, Operand P, Operand N>
+auto triplet_margin_loss(const A& anchor, const P& positive, const N& negative, const TripletOptions& options = {}) {
+  return detail::reduce_losses("triplet_margin_loss",
+                               triplet_margin_loss_per_sample(anchor, positive, negative, options), options.reduction);
+}
+
+/// a, b: [batch, features], target: [batch] of 1 and -1 -> 1 - cosine, or max(0, cosine - margin): [batch].
+template <Operand A, Operand B, Operand Y>
+auto cosine_embedding_loss_per_sample(const A& a, const B& b, const Y& target, double margin = 0) {
+  return detail::pointwise("cosine_embedding_loss", functors::CosineEmbedding{margin}, cosine_similarity(a, b, -1),
+                           target);
+}
+template <Operand A, Operand B, Operand Y>
+auto cosine_embedding_loss(const A& a, const B& b, const Y& target, double margin = 0,
+                           Reduction reduction = Reduction::mean) {
+  return detail::reduce_losses("cosine_embedding_loss", cosine_embedding_loss_per_sample(a, b, target, margin),
+                               reduction);
+}
+
+/// max(0, margin - target (a - b)); target: 1 where a should rank higher, -1 where b should.
+template <Operand A, Operand B, Operand Y>
+auto margin_ranking_loss_per_element(const A& a, const B& b, const Y& target, double margin = 0) {
+  return detail::pointwise("margin_ranking_loss", functors::MarginRanking{margin}, a, b, target);
+}
+template <Operand A, Operand B, Operand Y>
+auto margin_ranking_loss(const A& a, const B& b, const Y& target, double margin = 0,
+                         Reduction reduction = Reduction::mean) {
+  return detail::reduce_losses("margin_ranking_loss", margin_ranking_loss_per_element(a, b, target, margin), reduction);
+}
+
+/// x where the target is 1, max(0, margin - x) where it is -1.
+template <Operand X, Operand Y>
+auto hinge_embedding_loss_per_element(const X& x, const Y& target, double margin = 1) {
+  return detail::pointwise("hinge_embedding_loss", functors::HingeEmbedding{margin}, x, target);
+}
+template <Operand X, Operand Y>
+auto hinge_embedding_loss(const X& x, const Y& target, double margin = 1, Reduction reduction = Reduction::mean) {
+  return detail::reduce_losses("hinge_embedding_loss", hinge_embedding_loss_per_element(x, target, margin), reduction);
+}
+
+/// log(1 + exp(-target x)); target: 1 or -1.
+template <Operand X, Operand Y>
+auto soft_margin_loss_per_element(const X& x, const Y& target) {
+  return detail::pointwise("soft_margin_loss", functors::SoftMargin{}, x, target);
+}
+template <Operand X, Operand Y>
+auto soft_margin_loss(const X& x, const Y& target, Reduction reduction = Reduction::mean) {
+  return detail::reduce_losses("soft_margin_loss", soft_margin_loss_per_element(x, target), reduction);
+}
+
+struct GaussianNllOptions {
+  /// Adds log(2 π) / 2.
+  bool full = false;
+  /// Variances below it count as `eps`, but get the gradient.
+  double eps = 1e-6;
+  Reduction reduction = Reduction::mean;
+};
+
+/// The negative logarithm of the density of N(x, var) at the target (Nix, Weigend 1994).
+template <Operand X, Operand Y, Operand V>
+auto gaussian_nll_loss_per_element(const X& x, const Y& target, const V& var, const GaussianNllOptions& options = {}) {
+  const auto& raw = value_of(var);
+  const auto safe = var + (clamp(raw, options.eps) - raw);
+  return detail::pointwise("gaussian_nll_loss", functors::GaussianNll{}, x, target, safe) +
+         (options.full ? 0.91893853320467274 : 0);
+}
+template <Operand X, Operand Y, Operand V>
+auto gaussian_nll_loss(const X& x, const Y& target, const V& var, const GaussianNllOptions& options = {}) {
+  return detail::reduce_losses("gaussian_nll_loss", gaussian_nll_loss_per_element(x, target, var, options),
+                               options.reduction);
+}
+
+struct PoissonNllOptions {
+  /// Whether x is the logarithm of the rate or the rate itself.
+  bool log_input = true;
+  /// Adds Stirling's approximation of log(target!).
+  bool full = false;
+  double eps = 1e-8;
+  Reduction reduction = Reduction::mean;
+};
+
+/// The negative logarithm of a Poisson distribution's probability of the target, without log(target!) unless `full`.
+template <Operand X, Operand Y>
+auto poisson_nll_loss_per_element(const X& x, const Y& target, const PoissonNllOptions& options = {}) {
+  auto losses = options.log_input ? detail::pointwise("poisson_nll_loss", functors::PoissonNllOfLog{}, x, target)
+                                  : detail::pointwise("poisson_nll_loss", functors::PoissonNll{options.eps}, x, target);
+  if (options.full) losses = losses + detail::pointwise("poisson_nll_loss", functors::Stirling{}, target);
+  return losses;
+}
+template <Operand X, Operand Y>
+auto poisson_nll_loss(const X& x, const Y& target, const PoissonNllOptions& options = {}) {
+  return detail::reduce_losses("poisson_nll_loss", poisson_nll_loss_per_element(x, target, options), options.reduction);
+}
+
+/// Binary cross entropy of logits x with a weight for each element and one for the positive part; both broadcast.
+template <Operand X, Operand Y, Operand W, Operand P>
+auto bce_with_logits_per_element(const X& x, const Y& target, const W& weight, const P& pos_weight) {
+  return detail::pointwise("bce_with_logits", functors::WeightedBinaryCrossEntropy{}, x, target, weight, pos_weight);
+}
+template <Operand X, Operand Y, Operand W, Operand P>
+auto bce_with_logits(const X& x, const Y& target, const W& weight, const P& pos_weight,
+                     Reduction reduction = Reduction::mean) {
+  return detail::reduce_losses("bce_with_logits", bce_with_logits_per_element(x, target, weight, pos_weight),
+                               reduction);
+}
+
+}  // namespace chorus::inline CHORUS_ABI
+#endif  // CHORUS_SINGLE_CHORUS_OPS_MORE_LOSSES_HPP
+
+// <chorus/ops/padding_modes.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_PADDING_MODES_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_PADDING_MODES_HPP
+/// Padding of images with what lies in them.
+
+namespace chorus::inline CHORUS_ABI {
+
+/// What stands around an image: itself mirrored at its edge pixels, its edge pixels again, or its other side.
+enum class PaddingMode : std::uint8_t { reflect, replicate, circular };
+
+namespace detail {
+// For each place of the padded axis the entry of the axis that stands there.
+inline std::vector<std::int64_t> padded_places(PaddingMode mode, Index size, Index before, Index after) {
+  const Index most = mode == PaddingMode::reflect ? size - 1 : mode == PaddingMode::circular ? size : before + after;
+  check<UsageError>(before >= 0 && after >= 0, "pad2d: the padding is at least 0, got ", before, " and ", after);
+  check<ShapeError>(size > 0 && before <= most && after <= most, "pad2d: padding of ", before, " and ", after,
+                    " is more than an axis of ", size, " can fill");
+  std::vector<std::int64_t> places;
+  for (Index i = -before; i < size + after; ++i) {
+    Index at = i;
+    if (mode == PaddingMode::replicate) at = std::clamp(i, Index{0}, size - 1);
+    if (mode == PaddingMode::circular) at = (i + size) % size;
+    if (mode == PaddingMode::reflect) at = i < 0 ? -i : i >= size ? 2 * (size - 1) - i : i;
+    places.push_back(at);
+  }
+  return places;
+}
+
+template <Operand X>
+auto pad_axis(const X& x, Index axis, PaddingMode mode, Index before, Index after) {
+  const auto places = padded_places(mode, value_of(x).size(axis), before, after);
+  const auto index = Tensor<std::int64_t, 1, typename tensor_of<X>::device_type>::from(
+      places, Shape<1>{static_cast<Index>(places.size())}, value_of(x).device());
+  return index_select(x, axis, index);
+}
+}  // namespace detail
+
+/// x: [..., height, width] -> [..., top + height + bottom, left + width + right], filled as the mode says. Throws
+/// UsageError for negative padding, ShapeError for more padding than the image can fill.
+template <Operand X>
+auto pad2d(const X& x, const Padding2d& padding, PaddingMode mode) {
+  static_assert(tensor_of<X>::rank >= 2, "pad2d: the input is [..., height, width]");
+  return detail::pad_axis(detail::pad_axis(x, -2, mode, padding.top, padding.bottom), -1, mode, padding.left,
+                          padding.right);
+}
+
+}  // namespace chorus::inline CHORUS_ABI
+#endif  // CHORUS_SINGLE_CHORUS_OPS_PADDING_MODES_HPP
+
+// <chorus/ops/scatter.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_SCATTER_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_SCATTER_HPP
+/// Putting elements where an index says: scatter_add and scatter.
+
+namespace chorus::inline CHORUS_ABI {
+
+namespace detail {
+template <class T, int Rank, class D>
+void check_scatter(const char* operation, const Tensor<T, Rank, D>& x, std::size_t axis,
+                   const Tensor<std::int64_t, Rank, D>& index, const Shape<Rank>& source) {
+  auto expected = x.shape();
+  expected[axis] = index.shape()[axis];
+  check<ShapeError>(index.shape() == expected && source == expected, operation, ": an index of shape ", index.shape(),
+                    " and a source of shape ", source, " do not fit an input of ", x.shape());
+  // The kernel that picks checks positions; the one that puts does not.
+  const auto input = contiguous(x);
+  const auto places = contiguous(index);
+  auto unused = Tensor<T, Rank, D>::empty(index.shape(), x.device());
+  kernels::gather(x.device(), around_axis(x.shape(), axis), index.shape()[axis], places.data(), input.data(),
+                  unused.data());
+}
+}  // namespace detail
+
+/// x with every element of `source` added at the position along `axis` that `index` gives, at the same place in the
+/// other axes. index and source have one shape, x's but for the axis. Throws ShapeError where they have not, UsageError
+/// for an index outside of the axis.
+template <Operand X, class D, Operand S>
+auto scatter_add(const X& x, Index axis, const Tensor<std::int64_t, tensor_of<X>::rank, D>& index, const S& source) {
+  const auto a = normalize_axis("scatter_add", axis, tensor_of<X>::rank);
+  detail::check_scatter("scatter_add", value_of(x), a, index, value_of(source).shape());
+  return x + detail::scatter_add(source, value_of(x).shape(), a, contiguous(index));
+}
+
+/// x with every element of `source` in place of the one at the position that `index` gives. Throws as scatter_add does,
+/// and UsageError where a position is given twice.
+template <Operand X, class D, Operand S>
+auto scatter(const X& x, Index axis, const Tensor<std::int64_t, tensor_of<X>::rank, D>& index, const S& source) {
+  using T = typename tensor_of<X>::value_type;
+  constexpr int rank = tensor_of<X>::rank;
+  const auto a = normalize_axis("scatter", axis, rank);
+  detail::check_scatter("scatter", value_of(x), a, index, value_of(source).shape());
+  const auto places = contiguous(index);
+  const auto ones = Tensor<T, rank, D>::ones(index.shape(), index.device());
+  const auto count = detail::scatter_add(ones, value_of(x).shape(), a, places);
+  check<UsageError>(count.numel() == 0 || !(static_cast<double>(amax(count).item()) > 1),
+                    "scatter: the index gives a position twice");
+  return detail::pointwise("scatter", functors::Where{}, count,
+                           detail::scatter_add(source, value_of(x).shape(), a, places), x);
+}
+
+}  // namespace chorus::inline CHORUS_ABI
+#endif  // CHORUS_SINGLE_CHORUS_OPS_SCATTER_HPP
+
+// <chorus/ops/sort.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_SORT_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_SORT_HPP
+/// Sorting along an axis: argsort, sort, topk.
+
+// <chorus/kernels/sort.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_SORT_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_SORT_HPP
+/// Order along an axis. x: [outer, axis, inner]; index: [outer, count, inner].
+
+namespace chorus::inline CHORUS_ABI::kernels {
+
+/// The positions of the first `count` elements in ascending (or descending) order; equal ones keep their order, NaN is
+/// larger than all numbers.
+template <Scalar T>
+void argsort(Cpu, AxisShape shape, Index count, bool descending, const T* x, std::int64_t* index);
+
+}  // namespace chorus::inline CHORUS_ABI::kernels
+
+// <chorus/kernels/cpu/sort.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_SORT_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_SORT_HPP
+/// Order along an axis on the CPU.
+
+namespace chorus::inline CHORUS_ABI::kernels {
+
+template <Scalar T>
+void argsort(Cpu, AxisShape shape, Index count, bool descending, const T* x, std::int64_t* index) {
+  std::vector<std::int64_t> order(static_cast<std::size_t>(shape.axis));
+  for (Index o = 0; o < shape.outer; ++o)
+    for (Index i = 0; i < shape.inner; ++i) {
+      const T* line = x + o * shape.axis * shape.inner + i;
+      // A strict order of all positions, so that a partial sort is stable too.
+      const auto before = [&](std::int64_t a, std::int64_t b) {
+        const auto u = static_cast<compute_type<T>>(line[a * shape.inner]);
+        const auto v = static_cast<compute_type<T>>(line[b * shape.inner]);
+        const bool less = u < v || (v != v && u == u), more = v < u || (u != u && v == v);
+        return less != more ? (descending ? more : less) : a < b;
+      };
+      std::iota(order.begin(), order.end(), std::int64_t{0});
+      std::partial_sort(order.begin(), order.begin() + count, order.end(), before);
+      for (Index j = 0; j < count; ++j)
+        index[(o * count + j) * shape.inner + i] = order[static_cast<std::size_t>(j)];
+    }
+}
+
+}  // namespace chorus::inline CHORUS_ABI::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_SORT_HPP
+
+#if CHORUS_USE_CUDA && defined(__CUDACC__)
+// <chorus/kernels/cuda/sort.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_SORT_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_SORT_HPP
+/// Order along an axis on GPUs: each element counts those that come before it, which is its place. Quadratic in the
+/// axis, but without a step that waits for another.
+
+namespace chorus::inline CHORUS_ABI::kernels {
+
+namespace cuda {
+
+template <class T>
+struct Rank {
+  AxisShape shape;
+  Index count;
+  bool descending;
+  const T* x;
+  std::int64_t* index;
+  __device__ void operator()(Index i) const {
+    const Index row = i / shape.inner, o = row / shape.axis, a = row - o * shape.axis, inner = i - row * shape.inner;
+    const Index line = o * shape.axis * shape.inner + inner;
+    const auto mine = get(x, i);
+    Index rank = 0;
+    for (Index other = 0; other < shape.axis; ++other) {
+      const auto value = get(x, line + other * shape.inner);
+      const bool less = value < mine || (mine != mine && value == value);
+      const bool more = mine < value || (value != value && mine == mine);
+      if (less != more ? (descending ? more : less) : other < a) ++rank;
+    }
+    if (rank < count) index[(o * count + rank) * shape.inner + inner] = a;
+  }
+};
+
+}  // namespace cuda
+
+template <Scalar T>
+void argsort(Cuda device, AxisShape shape, Index count, bool descending, const T* x, std::int64_t* index) {
+  cuda::for_each(device, "argsort", shape.numel(), cuda::Rank<T>{shape, count, descending, x, index});
+}
+
+}  // namespace chorus::inline CHORUS_ABI::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CUDA_SORT_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_SORT_HPP
+
+namespace chorus::inline CHORUS_ABI {
+
+/// Numbers in order, and the positions at which they were.
+template <class Values, class Indices>
+struct Sorted {
+  Values values;
+  Indices indices;
+};
+
+namespace detail {
+template <Operand X>
+auto first_in_order(const char* operation, const X& x, Index axis, Index count, bool descending) {
+  constexpr int rank = tensor_of<X>::rank;
+  static_assert(rank >= 1, "a tensor without axes cannot be sorted");
+  const auto input = contiguous(value_of(x));
+  const auto a = normalize_axis(operation, axis, rank);
+  auto shape = input.shape();
+  check<ShapeError>(count >= 0 && count <= shape[a], operation, ": ", count, " elements of an axis of ", shape[a]);
+  shape[a] = count;
+  auto index = Tensor<std::int64_t, rank, typename tensor_of<X>::device_type>::empty(shape, input.device());
+  kernels::argsort(input.device(), around_axis(input.shape(), a), count, descending, input.data(), index.data());
+  return index;
+}
+}  // namespace detail
+
+/// The positions of an axis's elements in order; equal elements keep theirs, NaN is the largest.
+template <Operand X>
+auto argsort(const X& x, Index axis = -1, bool descending = false) {
+  const Index size = value_of(x).size(axis);
+  return detail::first_in_order("argsort", x, axis, size, descending);
+}
+
+/// The elements of an axis in order. Gradients go back to where the elements were.
+template <Operand X>
+auto sort(const X& x, Index axis = -1, bool descending = false) {
+  const auto index = detail::first_in_order("sort", x, axis, value_of(x).size(axis), descending);
+  auto values = gather(x, axis, index);
+  return Sorted<decltype(values), std::remove_const_t<decltype(index)>>{std::move(values), index};
+}
+
+/// The `count` largest (or smallest) elements of an axis, the best first. Throws ShapeError where there are fewer.
+template <Operand X>
+auto topk(const X& x, Index count, Index axis = -1, bool largest = true) {
+  const auto index = detail::first_in_order("topk", x, axis, count, largest);
+  auto values = gather(x, axis, index);
+  return Sorted<decltype(values), std::remove_const_t<decltype(index)>>{std::move(values), index};
+}
+
+}  // namespace chorus::inline CHORUS_ABI
+#endif  // CHORUS_SINGLE_CHORUS_OPS_SORT_HPP
+
+// <chorus/optim/averaging.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPTIM_AVERAGING_HPP
+#define CHORUS_SINGLE_CHORUS_OPTIM_AVERAGING_HPP
+/// Averages of parameters over steps: exponential (EMA) and equal weights (SWA).
+
+namespace chorus::inline CHORUS_ABI::optim {
+
+/// How an average follows.
+struct AverageRule {
+  /// The share of the average that stays in an update; below 0, all updates weigh the same.
+  double decay = -1;
+  double keep(std::int64_t updates) const {
+    return decay >= 0 ? decay : static_cast<double>(updates) / static_cast<double>(updates + 1);
+  }
+};
+/// An exponential moving average (EMA). Throws UsageError unless 0 <= decay < 1.
+inline AverageRule exponential(double decay) {
+  check<UsageError>(decay >= 0 && decay < 1, "exponential: the decay is in [0, 1), got ", decay);
+  return {decay};
+}
+/// The mean of the parameters at all updates: stochastic weight averaging (Izmailov et al. 2018).
+inline AverageRule equal_weights() { return {}; }
+
+/// A second set of a model's parameters that follows them. It starts as a copy of them. On the workers of a
+/// ParameterServer, which fetch a step's parameters with the next forward pass, it follows a step behind the server's.
+///
+///   optim::ParameterAverage average{net.parameters(), optim::exponential(0.999)};
+///   ...                                  // after each optimizer.step():
+///   average.update();
+///   ...
+///   optim::AveragedScope use{average};   // the model computes with the averages while this lives
+template <Device D>
+class ParameterAverage {
+ public:
+  /// Throws UsageError where there are no parameters.
+  ParameterAverage(std::vector<nn::NamedParameter<D>> parameters, AverageRule rule) : rule_(rule) {
+    check<UsageError>(!parameters.empty(), "ParameterAverage: there are no parameters");
+    const MemoryScope scope(trace::Memory::optimizer);
+    for (auto& named : parameters) {
+      auto& parameter = *named.parameter;
+      Storage<D> copy(parameter.where(), parameter.size_bytes());
+      copy_bytes(parameter.where(), copy.data(), parameter.where(), parameter.value_data(), parameter.size_bytes());
+      entries_.push_back({std::move(named), std::move(copy)});
+    }
+  }
+  ParameterAverage(const ParameterAverage&) = delete;
+  ParameterAverage& operator=(const ParameterAverage&) = delete;
+
+  /// average = keep average + (1 - keep) parameter. Throws UsageError for `equal_weights` in a step that is captured.
+  void update() {
+    check<UsageError>(!swapped_, "ParameterAverage: no update while the model holds the averages");
+#if CHORUS_USE_CUDA
+    if constexpr (std::is_same_v<D, Cuda>)
+      if (auto* numbers = cuda::replay_numbers()) {
+        check<UsageError>(rule_.decay >= 0,
+                          "ParameterAverage: equal_weights() weigh each update otherwise, and a step that is captured "
+                          "repeats one");
+        replayed_.add(*numbers, {&updates_});
+      }
+#endif
+    const double keep = rule_.keep(updates_++);
+    for (Entry& entry : entries_)
+      with_type(entry, [&]<class T>(T* average, T* value, D device, Index count) {
+        kernels::scale(device, count, static_cast<T>(keep), average);
+        kernels::axpy(device, count, static_cast<T>(1 - keep), static_cast<const T*>(value), average);
+      });
+  }
+
+  /// Exchanges the model's numbers and the averages. Both stay where they are, for captured steps know the places.
+  void swap() {
+    for (Entry& entry : entries_) {
+      auto& parameter = *entry.named.parameter;
+      const auto device = parameter.where();
+      Storage<D> aside(device, parameter.size_bytes());
+      copy_bytes(device, aside.data(), device, parameter.value_data(), parameter.size_bytes());
+      copy_bytes(device, parameter.value_data(), device, entry.average.data(), parameter.size_bytes());
+      copy_bytes(device, entry.average.data(), device, aside.data(), parameter.size_bytes());
+      parameter.touch();
+    }
+    swapped_ = !swapped_;
+  }
+
+  std::int64_t updates() const { return updates_; }
+
+  D device() const { return entries_.front().named.parameter->where(); }
+  /// The averages and their number, for checkpoints: `average.conv1.weight`.
+  std::vector<StateTensor> state() {
+    check<UsageError>(!swapped_, "ParameterAverage: no state to keep while the model holds the averages");
+    std::vector<StateTensor> out;
+    for (Entry& entry : entries_) {
+      const auto extents = entry.named.parameter->extents();
+      out.push_back({cat("average.", entry.named.name),
+                     entry.named.parameter->dtype(),
+                     {extents.begin(), extents.end()},
+                     entry.average.data()});
+    }
+    out.push_back({"average_updates", DType::i64, {}, &updates_, true});
+    return out;
+  }
+
+ private:
+  struct Entry {
+    nn::NamedParameter<D> named;
+    Storage<D> average;
+  };
+
+  template <class F>
+  static void with_type(Entry& entry, const F& f) {
+    auto& parameter = *entry.named.parameter;
+    const auto call = [&]<class T>(T) {
+      f(static_cast<T*>(entry.average.data()), static_cast<T*>(parameter.value_data()), parameter.where(),
+        parameter.count());
+    };
+    if (parameter.dtype() == DType::f32)
+      call(float{});
+    else
+      call(double{});
+  }
+
+  AverageRule rule_;
+  std::vector<Entry> entries_;
+  std::int64_t updates_ = 0;
+  bool swapped_ = false;
+  detail::ReplayedSteps<D> replayed_;
+};
+
+/// While it lives, the model computes with the averages.
+template <Device D>
+class AveragedScope {
+ public:
+  explicit AveragedScope(ParameterAverage<D>& average) : average_(average) { average_.swap(); }
+  ~AveragedScope() { average_.swap(); }
+  AveragedScope(const AveragedScope&) = delete;
+  AveragedScope& operator=(const AveragedScope&) = delete;
+
+ private:
+  ParameterAverage<D>& average_;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::optim
+#endif  // CHORUS_SINGLE_CHORUS_OPTIM_AVERAGING_HPP
+
+// <chorus/optim/grad_scaler.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPTIM_GRAD_SCALER_HPP
+#define CHORUS_SINGLE_CHORUS_OPTIM_GRAD_SCALER_HPP
+/// GradScaler: the loss is multiplied before backward, so that gradients are not too small for half, and steps whose
+/// gradients overflowed are left out (Micikevicius et al., "Mixed Precision Training", ICLR 2018).
+
+// <chorus/core/while_alive.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_WHILE_ALIVE_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_WHILE_ALIVE_HPP
+/// What is held of an object that may end first.
+
+namespace chorus::inline CHORUS_ABI::detail {
+
+/// `call`, which may be made while the net lives of whose life `alive` tells: afterwards it throws UsageError in the
+/// name of `who`.
+template <class Call>
+auto while_alive(std::string_view who, std::weak_ptr<void> alive, Call call) {
+  return [who, alive = std::move(alive), call = std::move(call)](auto&&... arguments) {
+    check<UsageError>(!alive.expired(), who, ": the net that it was made for is gone");
+    return call(std::forward<decltype(arguments)>(arguments)...);
+  };
+}
+
+}  // namespace chorus::inline CHORUS_ABI::detail
+#endif  // CHORUS_SINGLE_CHORUS_CORE_WHILE_ALIVE_HPP
+
+// <chorus/optim/loss_scale.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPTIM_LOSS_SCALE_HPP
+#define CHORUS_SINGLE_CHORUS_OPTIM_LOSS_SCALE_HPP
+/// What GradScaler's scale is and how it changes.
+
+// <chorus/kernels/loss_scale.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_LOSS_SCALE_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_LOSS_SCALE_HPP
+/// How a loss scale changes, on the host as on a GPU.
+
+namespace chorus::inline CHORUS_ABI::kernels {
+
+struct LossScaleState {
+  double scale = 1;
+  std::int64_t good_steps = 0;  ///< in a row without an overflow
+  std::int64_t skipped = 0;
+};
+
+struct LossScaleRule {
+  double growth_factor, backoff_factor;
+  std::int64_t growth_interval;
+
+  /// After a step whose gradients were all `finite`, or that was left out.
+  CHORUS_HD void operator()(LossScaleState& state, bool finite) const {
+    if (!finite) {
+      state.scale *= backoff_factor;
+      state.good_steps = 0;
+      ++state.skipped;
+    } else if (++state.good_steps == growth_interval) {
+      state.scale *= growth_factor;
+      state.good_steps = 0;
+    }
+  }
+};
+
+}  // namespace chorus::inline CHORUS_ABI::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_LOSS_SCALE_HPP
+
+namespace chorus::inline CHORUS_ABI::optim {
+
+/// PyTorch's defaults.
+struct GradScalerOptions {
+  double init_scale = 65536, growth_factor = 2, backoff_factor = 0.5;
+  /// Steps in a row without an overflow after which the scale grows.
+  int growth_interval = 2000;
+};
+
+namespace detail {
+
+inline kernels::LossScaleRule rule_of(const GradScalerOptions& options) {
+  return {options.growth_factor, options.backoff_factor, options.growth_interval};
+}
+
+/// Makes a number the largest one of all ranks; it lies where the gradients do.
+using AgreeOnFound = std::function<void(std::int32_t* found)>;
+
+/// The host keeps the scale, looks at the gradients, and decides.
+template <Device D>
+class LossScale {
+ public:
+  LossScale(const std::vector<nn::NamedParameter<D>>&, const GradScalerOptions& options)
+      : rule_(rule_of(options)), state_{.scale = options.init_scale} {}
+
+  template <Operand X>
+  auto multiply(const X& loss) const {
+    return loss * static_cast<typename tensor_of<X>::value_type>(state_.scale);
+  }
+
+  /// Divides the gradients by the scale. Returns whether all are finite, by the word of all ranks.
+  bool unscale(const std::vector<nn::NamedParameter<D>>& parameters, const AgreeOnFound& agree) {
+    // A finite number may become infinite where it is squared as it is, so the division comes first.
+    for_each_grad(parameters, [this]<class T>(auto& parameter, T* grad) {
+      kernels::scale(parameter.where(), parameter.count(), static_cast<T>(1 / state_.scale), grad);
+    });
+    double squares = 0;
+    for_each_grad(parameters, [&]<class T>(auto& parameter, T* grad) {
+      squares += kernels::square_sum(parameter.where(), parameter.count(), grad);
+    });
+    std::int32_t found = std::isfinite(squares) ? 0 : 1;
+    if (agree) agree(&found);
+    return found == 0;
+  }
+
+  /// All step, if `finite`; then the scale changes.
+  template <class... Optimizers>
+  void step(bool finite, Optimizers&... optimizers) {
+    if (finite) (optimizers.step(), ...);
+    rule_(state_, finite);
+  }
+  /// The scale changes as in a step.
+  void leave(bool finite) { rule_(state_, finite); }
+
+  double scale() const { return state_.scale; }
+  std::int64_t good_steps() const { return state_.good_steps; }
+  std::int64_t skipped() const { return state_.skipped; }
+  void set(double scale, std::int64_t good_steps) {
+    state_.scale = scale;
+    state_.good_steps = good_steps;
+  }
+
+ private:
+  kernels::LossScaleRule rule_;
+  kernels::LossScaleState state_;
+};
+
+}  // namespace detail
+
+}  // namespace chorus::inline CHORUS_ABI::optim
+
+#if CHORUS_USE_CUDA && defined(__CUDACC__)
+// <chorus/optim/cuda/loss_scale.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPTIM_CUDA_LOSS_SCALE_HPP
+#define CHORUS_SINGLE_CHORUS_OPTIM_CUDA_LOSS_SCALE_HPP
+/// GradScaler's scale on a GPU: the device looks at the gradients and changes the scale, also in captured steps.
+
+namespace chorus::inline CHORUS_ABI::optim::detail {
+
+template <>
+class LossScale<Cuda> {
+ public:
+  LossScale(const std::vector<nn::NamedParameter<Cuda>>& parameters, const GradScalerOptions& options)
+      : rule_(rule_of(options)),
+        memory_(memory_on(parameters.empty() ? Cuda{} : parameters.front().parameter->where())) {
+    set(options.init_scale, 0);
+  }
+
+  /// The loss times the scale, which the device reads.
+  template <Operand X>
+  auto multiply(const X& loss) const {
+    using T = typename tensor_of<X>::value_type;
+    if constexpr (std::is_same_v<T, double>) {
+      return mul(loss, Tensor<T, 0, Cuda>(memory_, &numbers()->scale, {}, {}));
+    } else {
+      const Tensor<float, 0, Cuda> scale(memory_, &numbers()->scale_f32, {}, {});
+      if constexpr (std::is_same_v<T, float>) {
+        return mul(loss, scale);
+      } else {
+        const auto narrow = Tensor<T, 0, Cuda>::empty({}, scale.device());
+        kernels::convert(scale.device(), 1, static_cast<const float*>(scale.data()), narrow.data());
+        return mul(loss, narrow);
+      }
+    }
+  }
+
+  /// Divides the gradients by the scale. Returns whether all are finite, by the word of all ranks; in a step that is
+  /// captured the device alone knows, and it is true.
+  bool unscale(const std::vector<nn::NamedParameter<Cuda>>& parameters, const AgreeOnFound& agree) {
+    const GradArrays grads(parameters);
+    kernels::cuda::unscale_grads(device(), grads.f32(), numbers());
+    kernels::cuda::unscale_grads(device(), grads.f64(), numbers());
+    if (agree) agree(&numbers()->found);
+    if (captured()) return true;
+    std::int32_t found = 0;
+    copy_bytes(Cpu{}, &found, device(), &numbers()->found, sizeof found);
+    return found == 0;
+  }
+
+  /// All step, unless a gradient was not finite; then the scale changes.
+  template <class... Optimizers>
+  void step(bool finite, Optimizers&... optimizers) {
+    if (captured()) {
+      (optimizers.step_unless(&numbers()->found), ...);
+    } else {
+      (optimizers.prepare_to_skip(), ...);
+      if (finite) (optimizers.step(), ...);
+    }
+    kernels::cuda::update_loss_scale(device(), numbers(), rule_);
+  }
+  /// The scale changes as in a step, but not in each replay of a step that is captured.
+  void leave(bool) {
+    if (!captured()) kernels::cuda::update_loss_scale(device(), numbers(), rule_);
+  }
+
+  double scale() const { return read().scale; }
+  std::int64_t good_steps() const { return read().good_steps; }
+  std::int64_t skipped() const { return read().skipped; }
+  void set(double scale, std::int64_t good_steps) {
+    Numbers next = read();
+    next.scale = scale;
+    next.inverse = 1 / scale;
+    next.scale_f32 = static_cast<float>(scale);
+    next.good_steps = good_steps;
+    copy_bytes(device(), memory_.data(), Cpu{}, &next, sizeof next);
+  }
+
+ private:
+  using Numbers = kernels::cuda::LossScale;
+  static Storage<Cuda> memory_on(Cuda device) {
+    const MemoryScope scope(trace::Memory::optimizer);
+    Storage<Cuda> memory(device, sizeof(Numbers));
+    zero_bytes(device, memory.data(), memory.bytes());
+    return memory;
+  }
+  Numbers* numbers() const { return static_cast<Numbers*>(memory_.data()); }
+  Cuda device() const { return memory_.device(); }
+  bool captured() const { return cuda::replay_numbers() != nullptr; }
+  Numbers read() const {
+    Numbers out;
+    copy_bytes(Cpu{}, &out, device(), memory_.data(), sizeof out);
+    return out;
+  }
+
+  kernels::LossScaleRule rule_;
+  Storage<Cuda> memory_;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::optim::detail
+#endif  // CHORUS_SINGLE_CHORUS_OPTIM_CUDA_LOSS_SCALE_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_OPTIM_LOSS_SCALE_HPP
+
+namespace chorus::inline CHORUS_ABI::optim {
+
+/// An optimizer that knows better which gradients its step takes, as ShardedOptimizer does.
+template <class Optimizer>
+concept SharedOut = requires(Optimizer& optimizer, std::int32_t* found) {
+  optimizer.in_parts();
+  optimizer.make_largest(found);
+};
+
+///   scaler.scale(loss).backward();
+///   scaler.step(optimizer);
+///
+/// Several optimizers take one step together, `scaler.step(a, b)`: gradients are divided by the scale once, and either
+/// all optimizers step or none.
+///
+/// Whether a step is left out is decided by the gradients after they were reduced over all devices. Sums keep what is
+/// infinite or not a number, and all ranks hold the same bits, so all decide alike without a word; but where ranks have
+/// parameters of their own, they have to ask each other: `GradScaler scaler{net}`. With a ShardedOptimizer they ask
+/// each other in any case, since each rank may have averaged a part of the gradients alone.
+///
+/// On GPUs the scale lies in device memory. A step that is captured by Graphed looks at its gradients there, and leaves
+/// itself out there: the host never waits for it. An eager step waits, to say whether it has stepped.
+template <Device D>
+class GradScaler {
+ public:
+  /// Throws UsageError for options that make no sense.
+  explicit GradScaler(std::vector<nn::NamedParameter<D>> parameters, const GradScalerOptions& options = {})
+      : parameters_(std::move(parameters)), scale_(parameters_, checked(options)) {}
+  /// Of all parameters of `net`. All ranks leave out the steps that any of them has to, and ask each other as long as
+  /// `net` lives: afterwards that throws UsageError. Throws UsageError under a NonFinite policy, too.
+  template <class Net>
+  requires requires { Net::distributed; }
+  explicit GradScaler(Net& net, const GradScalerOptions& options = {}) : GradScaler(net.parameters(), options) {
+    if constexpr (requires { net.options().non_finite; })
+      check<UsageError>(net.options().non_finite == std::remove_cvref_t<decltype(net.options().non_finite)>::propagate,
+                        "GradScaler: the policy acts on gradients that are not finite before the scaler sees them; "
+                        "expected NonFinite::propagate");
+    if constexpr (Net::distributed)
+      agree_ = chorus::detail::while_alive("GradScaler", net.alive(),
+                                           [&net](std::int32_t* found) { net.make_largest(found); });
+  }
+
+  /// The loss times the scale. Where gradients were unscaled since the last one, but not stepped by `step`, as by those
+  /// who leave a step out or take it themselves, the scale first changes as if they had been.
+  template <Operand X>
+  auto scale(const X& loss) {
+    if (std::exchange(unscaled_, false)) scale_.leave(finite_);
+    stepped_.clear();
+    return scale_.multiply(loss);
+  }
+
+  /// Divides all gradients by the scale, once a step; returns whether all are finite. For those who clip or look at
+  /// gradients before the step. In a step that is captured it returns true: the device alone will know. Throws
+  /// UsageError where no parameter has a gradient, unless it asks other ranks, and where it has been called since the
+  /// last `step` or `scale`.
+  bool unscale() {
+    check_not_unscaled();
+    check<UsageError>(agree_ || any_gradient(),
+                      "GradScaler: no parameter has a gradient. Where a policy leaves a rank none, it has to ask the "
+                      "others: GradScaler scaler{net}");
+    unscaled_ = by_parameters_ = true;
+    finite_ = false;  // unless all ranks can be asked
+    return finite_ = scale_.unscale(parameters_, agree_);
+  }
+  /// The same for the gradients that a ShardedOptimizer steps, of which each rank may have averaged its part alone.
+  /// All ranks call it, and return the same.
+  template <SharedOut Sharded>
+  bool unscale(Sharded& optimizer) {
+    check_not_unscaled();
+    unscaled_ = true;
+    by_parameters_ = finite_ = false;
+    const auto unscale = [&](const std::vector<nn::NamedParameter<D>>& parameters) {
+      finite_ = scale_.unscale(parameters, [&](std::int32_t* found) { optimizer.make_largest(found); });
+    };
+    if (optimizer.in_parts())
+      optimizer.with_parts(unscale);
+    else
+      unscale(parameters_);  // whole gradients may be looked at elsewhere, too
+    return finite_;
+  }
+
+  /// Steps with the unscaled gradients, or, where one is not finite, leaves the step out and makes the scale smaller.
+  /// Returns whether it has stepped; true in a step that is captured. Throws UsageError for another optimizer than
+  /// that of the last step, without a `scale` in between.
+  template <std::derived_from<Optimizer<D>>... Optimizers>
+  requires(sizeof...(Optimizers) > 0) bool step(Optimizers&... optimizers) {
+    note_step({static_cast<const Optimizer<D>*>(&optimizers)...});
+    const bool finite = unscaled_ ? finite_ : unscale();
+    unscaled_ = false;
+    scale_.step(finite, optimizers...);
+    return finite;
+  }
+
+  /// The same for a ShardedOptimizer; all ranks step, or leave the step out. Throws UsageError after `unscale()` where
+  /// ranks have parts of the averages, which `unscale(optimizer)` finds.
+  template <SharedOut Sharded>
+  bool step(Sharded& optimizer) {
+    check<UsageError>(!unscaled_ || !by_parameters_ || !optimizer.in_parts(),
+                      "GradScaler: unscale() has not seen the gradients, of which each rank has averaged a part: "
+                      "expected unscale(optimizer)");
+    note_step({&optimizer});
+    const bool finite = unscaled_ ? finite_ : unscale(optimizer);
+    unscaled_ = false;
+    scale_.step(finite, optimizer);
+    if (!finite) optimizer.skip_step();
+    return finite;
+  }
+
+  /// On GPUs these wait for the device.
+  double loss_scale() const { return scale_.scale(); }
+  std::int64_t skipped_steps() const { return scale_.skipped(); }
+
+  /// What a checkpoint keeps.
+  struct State {
+    double scale = 1;
+    std::int64_t good_steps = 0;
+  };
+  State state() const { return {scale_.scale(), scale_.good_steps()}; }
+  void set_state(const State& state) {
+    check<UsageError>(is_scale(state.scale) && state.good_steps >= 0, "GradScaler: a state with scale ", state.scale,
+                      " and ", state.good_steps, " good steps");
+    scale_.set(state.scale, state.good_steps);
+  }
+  /// The same for a checkpoint's file.
+  static constexpr std::string_view kept_as = "loss_scale";
+  std::array<double, 2> kept() const { return {state().scale, static_cast<double>(state().good_steps)}; }
+  static bool can_keep(const std::array<double, 2>& kept) {
+    return is_scale(kept[0]) && kept[1] >= 0 && kept[1] < 1e15;
+  }
+  void keep(const std::array<double, 2>& kept) { set_state({kept[0], static_cast<std::int64_t>(kept[1])}); }
+
+ private:
+  static bool is_scale(double scale) { return scale > 0 && std::isfinite(scale); }
+  static const GradScalerOptions& checked(const GradScalerOptions& options) {
+    check<UsageError>(is_scale(options.init_scale) && options.growth_factor >= 1 && options.backoff_factor > 0 &&
+                          options.backoff_factor <= 1 && options.growth_interval > 0,
+                      "GradScaler: init_scale and growth_interval must be positive and finite, growth_factor at "
+                      "least 1, backoff_factor in (0, 1]");
+    return options;
+  }
+
+  void check_not_unscaled() const {
+    check<UsageError>(!unscaled_,
+                      "GradScaler: the gradients are unscaled already: expected a step() or a scale() "
+                      "between two calls of unscale()");
+  }
+  // The same optimizer may step again: a rank that keeps others company under `join` has no loss to scale.
+  void note_step(std::initializer_list<const void*> optimizers) {
+    check<UsageError>(
+        stepped_.empty() || std::equal(stepped_.begin(), stepped_.end(), optimizers.begin(), optimizers.end()),
+        "GradScaler: a second step() since the last scale() would divide gradients by the scale again: "
+        "expected step(a, b) for several optimizers");
+    stepped_.assign(optimizers);
+  }
+
+  bool any_gradient() const {
+    return std::any_of(parameters_.begin(), parameters_.end(),
+                       [](const auto& named) { return named.parameter->grad_arrived(); });
+  }
+
+  std::vector<nn::NamedParameter<D>> parameters_;
+  detail::LossScale<D> scale_;
+  detail::AgreeOnFound agree_;
+  std::vector<const void*> stepped_;  // since the last `scale`
+  bool unscaled_ = false, by_parameters_ = false, finite_ = true;
+};
+
+template <Device D>
+GradScaler(std::vector<nn::NamedParameter<D>>, const GradScalerOptions& = {}) -> GradScaler<D>;
+template <class Net>
+requires requires { Net::distributed; }
+GradScaler(Net&, const GradScalerOptions& = {})->GradScaler<typename Net::device_type>;
+
+}  // namespace chorus::inline CHORUS_ABI::optim
+#endif  // CHORUS_SINGLE_CHORUS_OPTIM_GRAD_SCALER_HPP
+
+// <chorus/optim/layerwise.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPTIM_LAYERWISE_HPP
+#define CHORUS_SINGLE_CHORUS_OPTIM_LAYERWISE_HPP
+/// Optimizers for large batches that scale each parameter's step by the ratio of its norm to its step's: LARS, LAMB.
+/// They look at whole parameters, so that an optimizer of slices (ShardedOptimizer) cannot hold them.
+
+namespace chorus::inline CHORUS_ABI::optim {
+
+namespace detail {
+/// An array of one parameter's size beside the state.
+template <class T, Device D>
+class StepMemory {
+ public:
+  StepMemory(D device, Index count) : storage_(device, static_cast<std::size_t>(count) * sizeof(T)) {}
+  T* data() const { return static_cast<T*>(storage_.data()); }
+
+ private:
+  Storage<D> storage_;
+};
+
+template <class T, Device D>
+double norm(D device, Index count, const T* x) {
+  return std::sqrt(kernels::square_sum(device, count, x));
+}
+}  // namespace detail
+
+struct LarsOptions {
+  double lr = 0.1, momentum = 0.9, weight_decay = 0;
+  /// The share of a parameter's norm that a step may have at a learning rate of 1.
+  double trust = 0.001, eps = 1e-8;
+};
+
+/// g += weight_decay p; m = momentum m + rate g with rate = lr trust |p| / (|gradient| + weight_decay |p| + eps), or lr
+/// where |p| or |gradient| is 0; p -= m (You, Gitman, Ginsburg 2017). Parameters of at most one axis (biases,
+/// normalisation) take plain steps of lr without weight decay.
+template <Device D>
+class Lars final : public Optimizer<D> {
+ public:
+  using options_type = LarsOptions;
+  /// A step depends on norms of whole parameters, so that a piece of one can't be stepped alone.
+  static constexpr bool needs_whole_parameters = true;
+
+  /// Throws UsageError for negative options.
+  explicit Lars(std::vector<nn::NamedParameter<D>> parameters, const LarsOptions& options = {})
+      : Optimizer<D>(std::move(parameters), options.lr), options_(options) {
+    check<UsageError>(options.momentum >= 0 && options.weight_decay >= 0 && options.trust > 0 && options.eps >= 0,
+                      "Lars: momentum, weight_decay and eps are at least 0, trust above it; got ", options.momentum,
+                      ", ", options.weight_decay, ", ", options.eps, " and ", options.trust);
+  }
+
+  void step() override {
+    this->refuse_capture("Lars");
+    this->for_each_range(
+        [&]<class T>(T, const typename Optimizer<D>::Range& range) {
+          const auto device = this->device();
+          const auto p = static_cast<T*>(range.value), m = static_cast<T*>(range.state[0]);
+          const auto g = static_cast<const T*>(range.grad);
+          double rate = this->lr_of(range), decay = 0;
+          if (range.axes > 1) {
+            decay = range.weight_decay(options_.weight_decay);
+            const double of_p = detail::norm(device, range.count, static_cast<const T*>(p)),
+                         of_g = detail::norm(device, range.count, g);
+            if (of_p > 0 && of_g > 0) rate *= options_.trust * of_p / (of_g + decay * of_p + options_.eps);
+          }
+          detail::update(device, range.count, detail::Mix{options_.momentum, rate}, m, static_cast<const T*>(m), g);
+          detail::update(device, range.count, detail::Mix{1, rate * decay}, m, static_cast<const T*>(m),
+                         static_cast<const T*>(p));
+          detail::update(device, range.count, detail::Mix{1, -1}, p, static_cast<const T*>(p),
+                         static_cast<const T*>(m));
+        },
+        /*each_alone=*/true);
+  }
+
+ protected:
+  std::span<const std::string_view> slots() const override {
+    static constexpr std::string_view names[] = {"momentum"};
+    return names;
+  }
+
+ private:
+  LarsOptions options_;
+};
+
+struct LambOptions {
+  double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-6, weight_decay = 0.01;
+};
+
+namespace detail {
+struct LambDirection {
+  double first, second, eps, weight_decay;
+  template <class S>
+  CHORUS_HD S operator()(const S& m, const S& v, const S& p) const {
+    using namespace math;
+    using R = real_of<S>;
+    return m * R(first) / (sqrt(v * R(second)) + R(eps)) + p * R(weight_decay);
+  }
+};
+}  // namespace detail
+
+/// Adam's direction with weight decay, u = (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay p, and
+/// p -= lr |p| / |u| u, or p -= lr u where |p| or |u| is 0 (You et al. 2020).
+template <Device D>
+class Lamb final : public Optimizer<D> {
+ public:
+  using options_type = LambOptions;
+  /// A step depends on norms of whole parameters, so that a piece of one can't be stepped alone.
+  static constexpr bool needs_whole_parameters = true;
+
+  /// Throws UsageError for betas outside of [0, 1) and negative eps or weight_decay.
+  explicit Lamb(std::vector<nn::NamedParameter<D>> parameters, const LambOptions& options = {})
+      : Optimizer<D>(std::move(parameters), options.lr), options_(options) {
+    check<UsageError>(options.beta1 >= 0 && options.beta1 < 1 && options.beta2 >= 0 && options.beta2 < 1,
+                      "Lamb: betas are in [0, 1), got ", options.beta1, " and ", options.beta2);
+    check<UsageError>(options.eps >= 0 && options.weight_decay >= 0, "Lamb: eps and weight_decay are at least 0, got ",
+                      options.eps, " and ", options.weight_decay);
+  }
+
+  void step() override {
+    this->refuse_capture("Lamb");
+    this->for_each_range(
+        [&]<class T>(T, const typename Optimizer<D>::Range& range) {
+          const auto device = this->device();
+          const auto p = static_cast<T*>(range.value), m = static_cast<T*>(range.state[0]),
+                     v = static_cast<T*>(range.state[1]);
+          const auto g = static_cast<const T*>(range.grad);
+          const auto t = static_cast<double>(range.steps + 1);
+          detail::update(device, range.count, detail::Mix{options_.beta1, 1 - options_.beta1}, m,
+                         static_cast<const T*>(m), g);
+          detail::update(device, range.count, detail::MixSquare{options_.beta2, 1 - options_.beta2}, v,
+                         static_cast<const T*>(v), g);
+          const detail::StepMemory<T, D> u(device, range.count);
+          detail::update(
+              device, range.count,
+              detail::LambDirection{1 / (1 - std::pow(options_.beta1, t)), 1 / (1 - std::pow(options_.beta2, t)),
+                                    options_.eps, range.weight_decay(options_.weight_decay)},
+              u.data(), static_cast<const T*>(m), static_cast<const T*>(v), static_cast<const T*>(p));
+          const double of_p = detail::norm(device, range.count, static_cast<const T*>(p)),
+                       of_u = detail::norm(device, range.count, static_cast<const T*>(u.data()));
+          const double rate = this->lr_of(range) * (of_p > 0 && of_u > 0 ? of_p / of_u : 1);
+          detail::update(device, range.count, detail::Mix{1, -rate}, p, static_cast<const T*>(p),
+                         static_cast<const T*>(u.data()));
+        },
+        /*each_alone=*/true);
+  }
+
+ protected:
+  std::span<const std::string_view> slots() const override {
+    static constexpr std::string_view names[] = {"exp_avg", "exp_avg_sq"};
+    return names;
+  }
+
+ private:
+  LambOptions options_;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::optim
+#endif  // CHORUS_SINGLE_CHORUS_OPTIM_LAYERWISE_HPP
+
+// <chorus/optim/lion.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPTIM_LION_HPP
+#define CHORUS_SINGLE_CHORUS_OPTIM_LION_HPP
+/// Lion (Chen et al. 2023).
+
+namespace chorus::inline CHORUS_ABI::optim {
+
+struct LionOptions {
+  double lr = 1e-4, beta1 = 0.9, beta2 = 0.99, weight_decay = 0;
+};
+
+namespace detail {
+struct LionStep {
+  double lr, beta1, weight_decay;
+  template <class S>
+  CHORUS_HD S operator()(const S& p, const S& g, const S& m) const {
+    using namespace math;
+    using R = real_of<S>;
+    const S mixed = m * R(beta1) + g * R(1 - beta1);
+    const S sign = where(mixed > 0, S(1), where(mixed < 0, S(-1), S(0)));
+    return p * R(1 - lr * weight_decay) - sign * R(lr);
+  }
+};
+}  // namespace detail
+
+/// p -= lr (sign(beta1 m + (1 - beta1) g) + weight_decay p); m = beta2 m + (1 - beta2) g.
+template <Device D>
+class Lion final : public Optimizer<D> {
+ public:
+  using options_type = LionOptions;
+
+  /// Throws UsageError for betas outside of [0, 1) and a negative weight_decay.
+  explicit Lion(std::vector<nn::NamedParameter<D>> parameters, const LionOptions& options = {})
+      : Optimizer<D>(std::move(parameters), options.lr), options_(options) {
+    check<UsageError>(options.beta1 >= 0 && options.beta1 < 1 && options.beta2 >= 0 && options.beta2 < 1,
+                      "Lion: betas are in [0, 1), got ", options.beta1, " and ", options.beta2);
+    check<UsageError>(options.weight_decay >= 0, "Lion: weight_decay is at least 0, got ", options.weight_decay);
+  }
+
+  void step() override {
+    this->refuse_capture("Lion");
+    this->for_each_range([&]<class T>(T, const typename Optimizer<D>::Range& range) {
+      const auto device = this->device();
+      const auto p = static_cast<T*>(range.value), m = static_cast<T*>(range.state[0]);
+      const auto g = static_cast<const T*>(range.grad);
+      detail::update(device, range.count,
+                     detail::LionStep{this->lr_of(range), options_.beta1, range.weight_decay(options_.weight_decay)}, p,
+                     static_cast<const T*>(p), g, static_cast<const T*>(m));
+      detail::update(device, range.count, detail::Mix{options_.beta2, 1 - options_.beta2}, m, static_cast<const T*>(m),
+                     g);
+    });
+  }
+
+ protected:
+  std::span<const std::string_view> slots() const override {
+    static constexpr std::string_view names[] = {"exp_avg"};
+    return names;
+  }
+
+ private:
+  LionOptions options_;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::optim
+#endif  // CHORUS_SINGLE_CHORUS_OPTIM_LION_HPP
+
+// <chorus/parallel/fused_optimizer.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_FUSED_OPTIMIZER_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_FUSED_OPTIMIZER_HPP
+/// Optimizers whose step is part of backward: parameters move as soon as their averaged gradient is there.
+
+namespace chorus::inline CHORUS_ABI {
+
+/// An optimizer of type `Opt` for each parameter of a DistributedDataParallel net, which steps it in the middle of
+/// backward, while its gradient is still in the cache and other buckets are under way. The training loop stays the
+/// same: `step()` finds nothing left to do. What needs all gradients at once, before any step, does not go together
+/// with it: clipping, NonFinite policies, several backward passes per step (but for those under no_sync). Under other
+/// policies nothing is under way meanwhile, and `step()` steps.
+///
+///   ch::FusedOptimizer<ch::optim::Sgd<ch::Cpu>> optimizer{net, {.lr = 0.1, .momentum = 0.9}};
+template <class Opt>
+class FusedOptimizer : public optim::HasLearningRate {
+  using D = decltype(std::declval<const Opt&>().device());
+
+ public:
+  /// Steps all parameters of `net`, as long as that lives. Throws UsageError where another optimizer does so.
+  template <class Net>
+  FusedOptimizer(Net& net, const typename Opt::options_type& options)
+      : HasLearningRate(options.lr), options_(options), parameters_(net.parameters()) {
+    for (const auto& named : parameters_) optimizers_.push_back(std::make_unique<Opt>(std::vector{named}, options));
+    const auto while_there = [&net](auto call) {
+      return detail::while_alive("FusedOptimizer", net.alive(), std::move(call));
+    };
+    if constexpr (requires { net.step_in_backward({}); }) {
+      step_in_backward(net);
+      step_ = while_there([] {});
+      remove_ = [&net, alive = net.alive()] {
+        if (!alive.expired()) net.step_in_backward({});
+      };
+    } else {
+      step_ = while_there([this] {
+        for (auto& optimizer : optimizers_) step_one(*optimizer);
+      });
+    }
+  }
+  FusedOptimizer(const FusedOptimizer&) = delete;
+  FusedOptimizer& operator=(const FusedOptimizer&) = delete;
+  ~FusedOptimizer() {
+    if (remove_) remove_();
+  }
+
+  /// Nothing where backward has done it. Throws UsageError where the net is gone.
+  void step() { step_(); }
+  /// Forgets all gradients.
+  void zero_grad() {
+    for (auto& optimizer : optimizers_) optimizer->zero_grad();
+  }
+  /// See Optimizer::set_group.
+  template <class Chosen>
+  void set_group(const Chosen& chosen, const optim::GroupOptions& options) {
+    step_();                                                // the net is there
+    Opt(parameters_, options_).set_group(chosen, options);  // throws what the plain one does
+    for (std::size_t i = 0; i < parameters_.size(); ++i)
+      if (chosen(std::as_const(parameters_[i]))) optimizers_[i]->set_group([](const auto&) { return true; }, options);
+  }
+  /// See Optimizer::no_decay_on_biases_and_norms.
+  void no_decay_on_biases_and_norms() { set_group(optim::IsBiasOrNorm{}, {.weight_decay = 0}); }
+  /// The state of all parameters, for checkpoints.
+  std::vector<optim::StateTensor> state() {
+    std::vector<optim::StateTensor> all;
+    for (auto& optimizer : optimizers_)
+      for (auto& tensor : optimizer->state()) all.push_back(std::move(tensor));
+    return all;
+  }
+  auto device() const { return optimizers_.front()->device(); }
+
+ private:
+  template <class Net>
+  void step_in_backward(Net& net) {
+    using Parameter = ParameterOn<D>;
+    std::vector<std::pair<const Parameter*, Opt*>> found;
+    for (std::size_t i = 0; i < parameters_.size(); ++i)
+      found.emplace_back(parameters_[i].parameter, optimizers_[i].get());
+    std::sort(found.begin(), found.end());
+    net.step_in_backward([this, found = std::move(found)](const Parameter& parameter) {
+      step_one(*std::lower_bound(found.begin(), found.end(), std::pair<const Parameter*, Opt*>(&parameter, nullptr))
+                    ->second);
+    });
+  }
+  void step_one(Opt& optimizer) {
+    optimizer.set_lr(lr());  // a schedule knows this object alone
+    optimizer.step();
+  }
+
+  typename Opt::options_type options_;
+  std::vector<nn::NamedParameter<D>> parameters_;
+  std::vector<std::unique_ptr<Opt>> optimizers_;  // one for each
+  std::function<void()> step_, remove_;           // what knows the net's type
+};
+
+}  // namespace chorus::inline CHORUS_ABI
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_FUSED_OPTIMIZER_HPP
+
+// <chorus/parallel/hooks/compress.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_COMPRESS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_COMPRESS_HPP
+/// Gradients that travel in 2 bytes a number.
+
+// <chorus/parallel/hooks/bucket_states.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_BUCKET_STATES_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_BUCKET_STATES_HPP
+/// What a communication hook keeps of each bucket from step to step.
+
+namespace chorus::inline CHORUS_ABI::detail {
+
+/// A hook doesn't know its model's scalar and device types; what it keeps does. A bucket's index has one type of state.
+class BucketStates {
+ public:
+  template <class State>
+  State& of(std::size_t index) {
+    if (states_.size() <= index) states_.resize(index + 1);
+    if (!states_[index]) states_[index] = std::make_shared<State>();
+    return *static_cast<State*>(states_[index].get());
+  }
+  void clear() { states_.clear(); }
+
+ private:
+  std::vector<std::shared_ptr<void>> states_;
+};
+
+/// `tensor` with `count` numbers; 0 where it is new.
+template <Scalar T, Device D>
+void grow(Tensor<T, 1, D>& tensor, std::size_t count, D device) {
+  if (tensor.defined() && tensor.numel() == static_cast<Index>(count)) return;
+  const MemoryScope scope(trace::Memory::buckets);
+  tensor = Tensor<T, 1, D>::zeros({static_cast<Index>(count)}, device);
+}
+
+/// This rank's weight in units of that of an even share. What has not been sent waits in the unit of an even share,
+/// since the next step may weigh this rank otherwise; without samples it waits on.
+template <Scalar T>
+T even_shares(double weight, int ranks) {
+  return static_cast<T>(weight * ranks);
+}
+
+/// Adds to the gradients what has not been sent yet, of which nothing is left then: one rank alone sends nothing, and
+/// may have it from a checkpoint of several.
+template <Scalar T, Device D>
+void add_rest(Tensor<T, 1, D>& rest, std::span<T> gradients, D device) {
+  if (!rest.defined()) return;
+  kernels::axpy(device, rest.numel(), T{1}, rest.data(), gradients.data());
+  zero_bytes(device, rest.data(), gradients.size_bytes());
+}
+
+}  // namespace chorus::inline CHORUS_ABI::detail
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_BUCKET_STATES_HPP
+
+// <chorus/parallel/hooks/not_sent.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_NOT_SENT_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_NOT_SENT_HPP
+/// What a compressed gradient leaves for the next step.
+
+namespace chorus::inline CHORUS_ABI::detail {
+
+/// gradient - sent; nothing where one of them is not finite, which would stay for ever.
+struct NotSent {
+  template <class S>
+  CHORUS_HD S operator()(const S& gradient, const S& sent) const {
+    using namespace math;
+    using R = real_of<S>;
+    const S rest = gradient - sent;
+    return where(rest < R(INFINITY), where(rest > -R(INFINITY), rest, S(0)), S(0));
+  }
+};
+
+}  // namespace chorus::inline CHORUS_ABI::detail
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_NOT_SENT_HPP
+
+namespace chorus::inline CHORUS_ABI {
+
+/// An all-reduce of numbers of type `Wire`. A rank's gradients are weighed in their own type and then rounded, once;
+/// what ranks pass on is rounded again, and only added up in float. What the rounding cuts off is added to the
+/// next step's gradient (Seide et al., "1-bit stochastic gradient descent", Interspeech 2014), unless `error_feedback`
+/// is off. Each of n ranks sends 2 (n - 1) / n of the bucket's numbers, of 2 bytes each.
+template <Narrow Wire>
+struct Compress {
+  bool error_feedback = true;
+
+  template <class T, Device D, class Communicator>
+  comm::Work start(const GradBucket<T, D>& bucket, Communicator& communicator) {
+    auto& state = states.of<State<T, D>>(bucket.index);
+    if (communicator.size() == 1) {
+      detail::add_rest(state.rest, bucket.gradients, bucket.device);
+      return {};
+    }
+    const auto count = static_cast<Index>(bucket.gradients.size());
+    T* grad = bucket.gradients.data();
+    detail::grow(state.wire, bucket.gradients.size(), bucket.device);
+    // The wire's type has no room for the weight: a third in bf16 is off by 0.2 %.
+    if (bucket.weight != 1) kernels::scale(bucket.device, count, static_cast<T>(bucket.weight), grad);
+    const bool remembers = error_feedback && bucket.weight > 0;
+    const auto ranks = static_cast<T>(communicator.size());  // the rest is in units of an even share
+    if (error_feedback) detail::grow(state.rest, bucket.gradients.size(), bucket.device);
+    if (remembers) kernels::axpy(bucket.device, count, T{1} / ranks, state.rest.data(), grad);
+    kernels::convert(bucket.device, count, grad, state.wire.data());
+    if (remembers) {
+      kernels::convert(bucket.device, count, state.wire.data(), state.rest.data());
+      kernels::pointwise_forward(bucket.device, detail::NotSent{}, count,
+                                 std::array<const T*, 2>{grad, state.rest.data()}, state.rest.data());
+      kernels::scale(bucket.device, count, ranks, state.rest.data());
+    }
+    return communicator.all_reduce_async(std::span<Wire>(state.wire.data(), bucket.gradients.size()),
+                                         comm::ReduceOp::sum, {.traffic = trace::Traffic::gradients});
+  }
+
+  template <class T, Device D, class Communicator>
+  std::optional<comm::Work> resume(const GradBucket<T, D>& bucket, Communicator& communicator, int) {
+    if (communicator.size() > 1)
+      kernels::convert(bucket.device, static_cast<Index>(bucket.gradients.size()),
+                       states.of<State<T, D>>(bucket.index).wire.data(), bucket.gradients.data());
+    return {};
+  }
+
+  void reset() { states.clear(); }
+  template <class T, Device D, class Visit>
+  void remembered(const GradBucket<T, D>& bucket, bool make, const Visit& visit) {
+    auto& rest = states.of<State<T, D>>(bucket.index).rest;
+    if (make && error_feedback) detail::grow(rest, bucket.gradients.size(), bucket.device);
+    if (!rest.defined()) return;
+    for (const auto& part : bucket.parts) visit("rest", part, part.shape, bucket.device, rest.data() + part.begin);
+  }
+
+  template <class T, class D>
+  struct State {
+    Tensor<Wire, 1, D> wire;
+    Tensor<T, 1, D> rest;  // what has not been sent yet
+  };
+  detail::BucketStates states = {};
+};
+
+/// 3 decimal digits and the exponents of float: any gradient fits.
+using Bf16Compress = Compress<bf16>;
+/// 3.3 decimal digits; gradients that are beyond 65504 once they are weighed, or added up, become infinite, those below
+/// 6e-8 are left for later steps.
+using Fp16Compress = Compress<half>;
+
+}  // namespace chorus::inline CHORUS_ABI
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_COMPRESS_HPP
+
+// <chorus/parallel/hooks/post_local_sgd.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_POST_LOCAL_SGD_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_POST_LOCAL_SGD_HPP
+/// Post-local SGD: gradients are averaged at first, and parameters every few steps from then on.
+
+// <chorus/parallel/average_parameters.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_AVERAGE_PARAMETERS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_AVERAGE_PARAMETERS_HPP
+/// Averaging parameters instead of gradients.
+
+namespace chorus::inline CHORUS_ABI::detail {
+
+/// The parameters that ranks have stepped on their own since they last had the same. No others are averaged: the mean
+/// of equal numbers may differ from them in its last digit.
+class ParametersApart {
+ public:
+  /// Steps follow, of all parameters that want gradients and of which `shared(name)`.
+  template <Device D, class Shared>
+  void note(const nn::FlatParameters<D>& flat, const Shared& shared) {
+    for (const auto& entry : flat.entries())
+      if (entry.parameter().wants_grad() && shared(entry.named.name)) add(&entry.parameter());
+  }
+  /// Their names, for checkpoints.
+  template <Device D>
+  std::vector<std::string> names(const nn::FlatParameters<D>& flat) const {
+    std::vector<std::string> all;
+    for (const auto& entry : flat.entries())
+      if (is_apart(entry)) all.push_back(entry.named.name);
+    return all;
+  }
+  template <Device D>
+  void set(const nn::FlatParameters<D>& flat, std::span<const std::string> names) {
+    apart_.clear();
+    for (const auto& entry : flat.entries())
+      if (std::find(names.begin(), names.end(), entry.named.name) != names.end()) add(&entry.parameter());
+  }
+
+  bool empty() const { return apart_.empty(); }
+
+  /// Adds those that other ranks have stepped. All ranks call it.
+  template <Device D, class Communicator>
+  void unite(const nn::FlatParameters<D>& flat, Communicator& communicator) {
+    std::vector<std::uint8_t> marks;
+    for (const auto& entry : flat.entries()) marks.push_back(is_apart(entry) ? 1 : 0);
+    communicator.all_reduce(std::span(marks), comm::ReduceOp::max, {});
+    for (std::size_t i = 0; i < marks.size(); ++i)
+      if (marks[i] != 0) add(&flat.entries()[i].parameter());
+  }
+
+  /// Replaces them by sum(weight * parameters) over the ranks; the weights add up to 1. Each of n ranks sends
+  /// 2 (n - 1) / n of their bytes. Throws UsageError for parameters that are not F32 or F64.
+  template <Device D, class Communicator>
+  void average(const nn::FlatParameters<D>& flat, Communicator& communicator, double weight) {
+    const auto& entries = flat.entries();
+    for (std::size_t i = 0; i < entries.size();) {
+      const std::size_t first = i;
+      while (i < entries.size() && entries[i].group == entries[first].group && is_apart(entries[i])) ++i;
+      if (i == first) {
+        ++i;
+      } else if (communicator.size() > 1) {
+        average(flat.groups()[entries[first].group], entries[first].begin, entries[i - 1].begin + entries[i - 1].count,
+                communicator, weight);
+        for (std::size_t k = first; k < i; ++k) entries[k].parameter().touch();
+      }
+    }
+    apart_.clear();
+  }
+
+ private:
+  void add(const void* parameter) {
+    const auto place = std::lower_bound(apart_.begin(), apart_.end(), parameter, std::less<>());
+    if (place == apart_.end() || *place != parameter) apart_.insert(place, parameter);
+  }
+  template <class Entry>
+  bool is_apart(const Entry& entry) const {
+    return std::binary_search(apart_.begin(), apart_.end(), &entry.parameter(), std::less<const void*>());
+  }
+  template <class Group, class Communicator>
+  static void average(const Group& group, std::size_t begin, std::size_t end, Communicator& communicator,
+                      double weight) {
+    check<UsageError>(group.dtype == DType::f32 || group.dtype == DType::f64,
+                      "averaging parameters: expected F32 or F64, got ", group.dtype);
+    const auto sum = [&]<class T>(T* values) {
+      communicator.all_reduce(std::span<T>(values, end - begin), comm::ReduceOp::sum,
+                              {.scale = weight, .traffic = trace::Traffic::parameters});
+    };
+    if (group.dtype == DType::f32)
+      sum(reinterpret_cast<float*>(group.value(begin)));
+    else
+      sum(reinterpret_cast<double*>(group.value(begin)));
+  }
+
+  std::vector<const void*> apart_;  // sorted
+};
+
+}  // namespace chorus::inline CHORUS_ABI::detail
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_AVERAGE_PARAMETERS_HPP
+
+namespace chorus::inline CHORUS_ABI {
+
+/// Lin, Stich, Patel, Jaggi, "Don't use large mini-batches, use local SGD", ICLR 2020. The average is taken at the
+/// beginning of the forward pass that follows; between averages, ranks have different parameters: call the policy's
+/// `eval()`, on all ranks, before these are tested or saved. Each of n ranks sends 2 (n - 1) / n of the model's bytes
+/// in each of the first `start_local_sgd_iter` steps, and then every `period` steps.
+struct PostLocalSgd {
+  static constexpr bool own_gradients = true;
+
+  int start_local_sgd_iter = 100;
+  int period = 4;
+
+  template <class T, Device D, class Communicator>
+  comm::Work start(const GradBucket<T, D>& bucket, Communicator& communicator) {
+    if (!averages()) return {};
+    return AllReduce{}.start(bucket, communicator);
+  }
+  template <class T, Device D, class Communicator>
+  std::optional<comm::Work> resume(const GradBucket<T, D>&, Communicator&, int) {
+    return {};
+  }
+
+  bool averages() const { return steps < start_local_sgd_iter; }
+  /// A backward pass that synchronises has ended; the optimizer's step follows.
+  void after_backward() {
+    check<UsageError>(period > 0, "PostLocalSgd: the period is at least 1, got ", period);
+    ++steps;
+    due = steps > start_local_sgd_iter && (steps - start_local_sgd_iter) % period == 0;
+    apart = steps > start_local_sgd_iter;
+  }
+  template <Device D, class Communicator, class Shared>
+  void before_forward(const nn::FlatParameters<D>& flat, Communicator& communicator, const Shared& shared) {
+    if (due) synchronise(flat, communicator);
+    if (!averages()) stepped.note(flat, shared);
+  }
+  template <Device D, class Communicator>
+  void synchronise(const nn::FlatParameters<D>& flat, Communicator& communicator) {
+    if (apart) stepped.average(flat, communicator, 1.0 / communicator.size());
+    due = apart = false;
+  }
+
+  /// Once they step on their own, momenta differ, too, and stay so.
+  bool ranks_differ() const { return steps > start_local_sgd_iter; }
+  /// What a checkpoint keeps.
+  static constexpr std::string_view kept_as = "post_local_sgd";
+  std::array<double, 3> kept() const { return {static_cast<double>(steps), due ? 1.0 : 0.0, apart ? 1.0 : 0.0}; }
+  static bool can_keep(const std::array<double, 3>& kept) { return kept[0] >= 0 && kept[0] < 1e9; }
+  void keep(const std::array<double, 3>& kept) {
+    steps = static_cast<int>(kept[0]);
+    due = kept[1] != 0;
+    apart = kept[2] != 0;
+  }
+
+  int steps = 0;
+  bool due = false;    ///< an average is to be taken
+  bool apart = false;  ///< ranks have stepped on their own since the last one
+  detail::ParametersApart stepped = {};
+};
+
+}  // namespace chorus::inline CHORUS_ABI
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_POST_LOCAL_SGD_HPP
+
+// <chorus/parallel/hooks/power_sgd.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_POWER_SGD_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_POWER_SGD_HPP
+/// PowerSGD: gradients that travel as products of two thin matrices (Vogels, Karimireddy, Jaggi, "PowerSGD: practical
+/// low-rank gradient compression for distributed optimization", NeurIPS 2019).
+
+namespace chorus::inline CHORUS_ABI {
+
+/// A parameter of shape [n, ...] is an n x m matrix M, gradient and what earlier steps have left out. One step of
+/// subspace iteration: P = mean of M Q over ranks, made orthonormal; Q = mean of M' P; the gradient becomes P Q', and
+/// this rank's M - P Q' waits for the next step. Sent are rank (n + m) numbers in place of n m, twice (n - 1) / n each,
+/// in two all-reduces. Vectors, and matrices that this does not make much smaller, go as they are.
+struct PowerSgd {
+  static constexpr bool several_rounds = true;
+  /// Columns of P and Q. 1 or 2 are usual.
+  Index matrix_approximation_rank = 1;
+  /// So many steps are averaged in full at first, while gradients change most.
+  int start_powersgd_iter = 0;
+  /// How many times fewer numbers have to be sent for it to be done: rank (n + m) min_compression_rate < n m.
+  double min_compression_rate = 2;
+  /// Whether what is left out waits for the next step; without, it is lost, and needs no memory.
+  bool use_error_feedback = true;
+  /// Whether a step begins with the last one's Q; without, with random numbers, new ones each time.
+  bool warm_start = true;
+  std::uint64_t seed = 0;
+
+  template <class T, Device D, class Communicator>
+  comm::Work start(const GradBucket<T, D>& bucket, Communicator& communicator) {
+    check<UsageError>(matrix_approximation_rank >= 1, "PowerSgd: matrix_approximation_rank is at least 1, got ",
+                      matrix_approximation_rank);
+    check<UsageError>(min_compression_rate > 0, "PowerSgd: min_compression_rate is above 0, got ",
+                      min_compression_rate);
+    auto& state = states.of<State<T, D>>(bucket.index);
+    if (communicator.size() == 1) {
+      detail::add_rest(state.rest, bucket.gradients, bucket.device);
+      return {};
+    }
+    state.full = steps < start_powersgd_iter;
+    if (state.full) return communicator.all_reduce_async(bucket.gradients, comm::ReduceOp::sum, options(bucket.weight));
+    if (state.pieces.empty()) lay_out(bucket, state);
+    if (!warm_start) draw_second(bucket, state);
+    const T even = detail::even_shares<T>(bucket.weight, communicator.size());
+    if (use_error_feedback && even > 0)
+      kernels::axpy(bucket.device, state.rest.numel(), T{1} / even, state.rest.data(), bucket.gradients.data());
+    for (const Piece& piece : state.pieces) {
+      const T* grad = bucket.gradients.data() + piece.begin;
+      T* to = state.first.data() + piece.in_first;
+      if (piece.low_rank())
+        kernels::gemm(bucket.device, no, no, piece.rows, piece.rank, piece.columns, grad, piece.columns,
+                      state.second.data() + piece.in_second, piece.rank, to, piece.rank, false);
+      else
+        copy_bytes(bucket.device, to, bucket.device, grad, static_cast<std::size_t>(piece.rows) * sizeof(T));
+    }
+    return communicator.all_reduce_async(
+        std::span<T>(state.first.data(), static_cast<std::size_t>(state.first.numel())), comm::ReduceOp::sum,
+        options(bucket.weight));
+  }
+
+  template <class T, Device D, class Communicator>
+  std::optional<comm::Work> resume(const GradBucket<T, D>& bucket, Communicator& communicator, int round) {
+    if (communicator.size() == 1) return {};
+    auto& state = states.of<State<T, D>>(bucket.index);
+    if (state.full) return {};
+    if (round == 0) {
+      for (const Piece& piece : state.pieces) {
+        if (!piece.low_rank()) continue;
+        T* p = state.first.data() + piece.in_first;
+        orthonormalise(bucket.device, piece, p);
+        kernels::gemm(bucket.device, yes, no, piece.columns, piece.rank, piece.rows,
+                      bucket.gradients.data() + piece.begin, piece.columns, p, piece.rank,
+                      state.second.data() + piece.in_second, piece.rank, false);
+      }
+      return communicator.all_reduce_async(
+          std::span<T>(state.second.data(), static_cast<std::size_t>(state.second.numel())), comm::ReduceOp::sum,
+          options(bucket.weight));
+    }
+    const T even = detail::even_shares<T>(bucket.weight, communicator.size());
+    const bool leaves_rest = use_error_feedback && even > 0;
+    if (leaves_rest)
+      copy_bytes(bucket.device, state.rest.data(), bucket.device, bucket.gradients.data(),
+                 bucket.gradients.size_bytes());
+    for (const Piece& piece : state.pieces) {
+      T* grad = bucket.gradients.data() + piece.begin;
+      const T* first = state.first.data() + piece.in_first;
+      if (piece.low_rank())
+        kernels::gemm(bucket.device, no, yes, piece.rows, piece.columns, piece.rank, first, piece.rank,
+                      state.second.data() + piece.in_second, piece.rank, grad, piece.columns, false);
+      else
+        copy_bytes(bucket.device, grad, bucket.device, first, static_cast<std::size_t>(piece.rows) * sizeof(T));
+    }
+    if (leaves_rest) {
+      kernels::axpy(bucket.device, state.rest.numel(), T{-1}, bucket.gradients.data(), state.rest.data());
+      for (const Piece& piece : state.pieces)  // what was sent in full leaves no rest
+        if (!piece.low_rank())
+          zero_bytes(bucket.device, state.rest.data() + piece.begin, static_cast<std::size_t>(piece.rows) * sizeof(T));
+      if (even != T{1}) kernels::scale(bucket.device, state.rest.numel(), even, state.rest.data());
+    }
+    // A gradient that was not finite would stay for ever. All ranks have this Q.
+    if (!std::isfinite(kernels::square_sum(bucket.device, state.second.numel(), state.second.data()))) state = {};
+    return {};
+  }
+
+  void after_backward() { ++steps; }
+  void reset() { states.clear(); }
+  template <class T, Device D, class Visit>
+  void remembered(const GradBucket<T, D>& bucket, bool make, const Visit& visit) {
+    auto& state = states.of<State<T, D>>(bucket.index);
+    if (make && state.pieces.empty()) lay_out(bucket, state);
+    for (std::size_t i = 0; i < state.pieces.size(); ++i) {
+      const auto& part = bucket.parts[i];
+      const auto& piece = state.pieces[i];
+      if (use_error_feedback) visit("rest", part, part.shape, bucket.device, state.rest.data() + part.begin);
+      const std::array<Index, 2> shape{piece.columns, piece.rank};
+      if (piece.low_rank() && warm_start)
+        visit("q", part, std::span<const Index>(shape), bucket.device, state.second.data() + piece.in_second);
+    }
+  }
+  /// What a checkpoint keeps: the steps so far.
+  static constexpr std::string_view kept_as = "power_sgd";
+  std::array<double, 1> kept() const { return {static_cast<double>(steps)}; }
+  static bool can_keep(const std::array<double, 1>& kept) { return kept[0] >= 0 && kept[0] < 1e9; }
+  void keep(const std::array<double, 1>& kept) { steps = static_cast<int>(kept[0]); }
+
+  /// A parameter: `rows` x `columns` numbers, approximated by `rank` columns; rank 0: it goes in full, as `rows`
+  /// numbers.
+  struct Piece {
+    std::size_t begin, in_first, in_second;
+    Index rows, columns, rank;
+    bool low_rank() const { return rank > 0; }
+  };
+  template <class T, class D>
+  struct State {
+    std::vector<Piece> pieces;
+    Tensor<T, 1, D> rest;           // what has not been sent yet
+    Tensor<T, 1, D> first, second;  // all P, and what goes in full; all Q
+    bool full = false;
+  };
+  int steps = 0;
+  detail::BucketStates states = {};
+
+ private:
+  static constexpr auto no = kernels::Trans::no, yes = kernels::Trans::yes;
+
+  static comm::CollectiveOptions options(double weight) {
+    return {.scale = weight, .traffic = trace::Traffic::gradients};
+  }
+
+  template <class T, Device D>
+  void lay_out(const GradBucket<T, D>& bucket, State<T, D>& state) const {
+    std::size_t first = 0, second = 0;
+    for (const auto& part : bucket.parts) {
+      const Index count = numel(part.shape);
+      const Index rows = part.shape.size() < 2 || count == 0 ? count : part.shape[0];
+      const Index columns = rows == 0 ? 0 : count / rows;
+      const Index rank = std::min({matrix_approximation_rank, rows, columns});
+      Piece piece{part.begin, first, second, count, 1, 0};
+      if (part.shape.size() >= 2 &&
+          static_cast<double>((rows + columns) * rank) * min_compression_rate < static_cast<double>(count))
+        piece = {part.begin, first, second, rows, columns, rank};
+      first += static_cast<std::size_t>(piece.rows * std::max(piece.rank, Index{1}));
+      second += static_cast<std::size_t>(piece.columns * piece.rank);
+      state.pieces.push_back(piece);
+    }
+    if (use_error_feedback) detail::grow(state.rest, bucket.gradients.size(), bucket.device);
+    detail::grow(state.first, first, bucket.device);
+    detail::grow(state.second, second, bucket.device);
+    if (warm_start) draw_second(bucket, state);  // otherwise each step draws
+  }
+  template <class T, Device D>
+  void draw_second(const GradBucket<T, D>& bucket, State<T, D>& state) const {
+    std::vector<T> q(static_cast<std::size_t>(state.second.numel()));
+    for (std::size_t i = 0; i < state.pieces.size(); ++i) {
+      const auto& piece = state.pieces[i];
+      if (piece.low_rank())
+        draw(bucket.parts[i].name,
+             std::span<T>(q).subspan(piece.in_second, static_cast<std::size_t>(piece.columns * piece.rank)));
+    }
+    copy_bytes(bucket.device, state.second.data(), Cpu{}, q.data(), q.size() * sizeof(T));
+  }
+  // A Q of a parameter: the same on all ranks and in any bucket. The name's hash is FNV-1a.
+  template <class T>
+  void draw(std::string_view name, std::span<T> q) const {
+    std::uint64_t hash = 0xcbf29ce484222325;
+    for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+    const auto step = warm_start ? 0 : static_cast<std::uint64_t>(steps);
+    for (std::size_t i = 0; i < q.size(); ++i)
+      q[i] = static_cast<T>(unit_float(
+                 philox(seed + step, {static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(i >> 32),
+                                      static_cast<std::uint32_t>(hash), static_cast<std::uint32_t>(hash >> 32)})[0])) -
+             static_cast<T>(0.5);
+  }
+
+  // Gram and Schmidt's, column by column; a column that vanishes stays 0.
+  template <class T, Device D>
+  static void orthonormalise(D device, const Piece& piece, T* matrix) {
+    const auto rows = static_cast<std::size_t>(piece.rows), rank = static_cast<std::size_t>(piece.rank);
+    std::vector<T> p(rows * rank);
+    copy_bytes(Cpu{}, p.data(), device, matrix, p.size() * sizeof(T));
+    const auto dot = [&](std::size_t a, std::size_t b) {
+      double sum = 0;
+      for (std::size_t i = 0; i < rows; ++i)
+        sum += static_cast<double>(p[i * rank + a]) * static_cast<double>(p[i * rank + b]);
+      return sum;
+    };
+    for (std::size_t c = 0; c < rank; ++c) {
+      const double before = dot(c, c);
+      for (std::size_t earlier = 0; earlier < c; ++earlier) {
+        const auto along = static_cast<T>(dot(earlier, c));
+        for (std::size_t i = 0; i < rows; ++i) p[i * rank + c] -= along * p[i * rank + earlier];
+      }
+      const double length = dot(c, c);
+      const bool vanished = !(length > 1e-12 * before);  // what is left is rounding
+      const auto factor = static_cast<T>(vanished && length == length ? 0 : 1 / std::sqrt(length));
+      for (std::size_t i = 0; i < rows; ++i) p[i * rank + c] *= factor;
+    }
+    copy_bytes(device, matrix, Cpu{}, p.data(), p.size() * sizeof(T));
+  }
+};
+
+}  // namespace chorus::inline CHORUS_ABI
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_POWER_SGD_HPP
+
+// <chorus/parallel/hooks/quantize.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_QUANTIZE_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_QUANTIZE_HPP
+/// Gradients that travel in one byte a number.
+
+namespace chorus::inline CHORUS_ABI {
+
+/// Each block of 512 numbers is sent as integers in [-127, 127] and one float, its unit (Dettmers, "8-bit
+/// approximations for parallelism in deep learning", ICLR 2016, with linear steps). All ranks gather all ranks' and add
+/// them up in the order of ranks. What rounding cuts off is added to the next step's gradient. Each of n ranks sends n
+/// - 1 times the bucket's numbers as bytes, and 4 bytes a block: less than an all-reduce of floats for up to 8 ranks.
+struct Quantize8Bit {
+  static constexpr std::size_t block = 512;
+
+  template <class T, Device D, class Communicator>
+  comm::Work start(const GradBucket<T, D>& bucket, Communicator& communicator) {
+    auto& state = states.of<State<T>>(bucket.index);
+    const std::size_t count = bucket.gradients.size(), blocks = (count + block - 1) / block;
+    if (communicator.size() == 1) {
+      if (!state.rest.empty()) add_rest(bucket, state);
+      return {};
+    }
+    const T even = detail::even_shares<T>(bucket.weight, communicator.size());
+    state.rest.resize(count);
+    state.values.resize(count);
+    state.own.resize(blocks * sizeof(float) + count);
+    state.all.resize(state.own.size() * static_cast<std::size_t>(communicator.size()));
+    copy_bytes(Cpu{}, state.values.data(), bucket.device, bucket.gradients.data(), count * sizeof(T));
+    for (std::size_t b = 0; b < blocks; ++b) {
+      const std::size_t begin = b * block, end = std::min(count, begin + block);
+      T largest = 0;
+      for (std::size_t i = begin; i < end; ++i) {
+        if (even > 0) state.values[i] += state.rest[i] / even;
+        const T size = std::abs(state.values[i]);
+        if (size > largest || std::isnan(size)) largest = size;
+      }
+      const T unit = static_cast<T>(static_cast<float>(largest / 127));
+      auto* steps = reinterpret_cast<std::int8_t*>(state.own.data() + blocks * sizeof(float));
+      const bool finite = std::isfinite(unit);
+      for (std::size_t i = begin; i < end; ++i) {
+        const T step = finite && unit > 0 ? std::nearbyint(std::clamp(state.values[i] / unit, T{-127}, T{127})) : T{0};
+        steps[i] = static_cast<std::int8_t>(finite ? step : T{1});  // times a unit that is no number
+        if (even > 0) state.rest[i] = finite ? even * (state.values[i] - step * unit) : T{0};
+      }
+      const float sent = static_cast<float>(unit) * static_cast<float>(bucket.weight);
+      std::memcpy(state.own.data() + b * sizeof(float), &sent, sizeof sent);
+    }
+    return communicator.all_gather_async(std::span<const std::uint8_t>(state.own), std::span<std::uint8_t>(state.all),
+                                         {.traffic = trace::Traffic::gradients});
+  }
+
+  template <class T, Device D, class Communicator>
+  std::optional<comm::Work> resume(const GradBucket<T, D>& bucket, Communicator& communicator, int) {
+    if (communicator.size() == 1) return {};
+    auto& state = states.of<State<T>>(bucket.index);
+    const std::size_t count = bucket.gradients.size(), blocks = (count + block - 1) / block;
+    std::fill(state.values.begin(), state.values.end(), T{0});
+    for (std::size_t rank = 0; rank < static_cast<std::size_t>(communicator.size()); ++rank) {
+      const std::uint8_t* message = state.all.data() + rank * state.own.size();
+      const auto* steps = reinterpret_cast<const std::int8_t*>(message + blocks * sizeof(float));
+      for (std::size_t b = 0; b < blocks; ++b) {
+        float unit;
+        std::memcpy(&unit, message + b * sizeof(float), sizeof unit);
+        for (std::size_t i = b * block; i < std::min(count, (b + 1) * block); ++i)
+          state.values[i] += static_cast<T>(unit) * static_cast<T>(steps[i]);
+      }
+    }
+    copy_bytes(bucket.device, bucket.gradients.data(), Cpu{}, state.values.data(), count * sizeof(T));
+    return {};
+  }
+
+  void reset() { states.clear(); }
+  template <class T, Device D, class Visit>
+  void remembered(const GradBucket<T, D>& bucket, bool make, const Visit& visit) {
+    auto& rest = states.of<State<T>>(bucket.index).rest;
+    if (make) rest.resize(bucket.gradients.size());
+    if (rest.empty()) return;
+    for (const auto& part : bucket.parts) visit("rest", part, part.shape, Cpu{}, rest.data() + part.begin);
+  }
+
+  template <class T>
+  struct State {
+    std::vector<T> rest, values;         // what has not been sent yet; scratch
+    std::vector<std::uint8_t> own, all;  // messages: the units of all blocks, then the steps
+  };
+  detail::BucketStates states = {};
+
+ private:
+  template <class T, Device D>
+  static void add_rest(const GradBucket<T, D>& bucket, State<T>& state) {
+    auto rest = Tensor<T, 1, D>::empty({static_cast<Index>(state.rest.size())}, bucket.device);
+    copy_bytes(bucket.device, rest.data(), Cpu{}, state.rest.data(), bucket.gradients.size_bytes());
+    detail::add_rest(rest, bucket.gradients, bucket.device);
+    state.rest.clear();
+  }
+};
+
+}  // namespace chorus::inline CHORUS_ABI
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_QUANTIZE_HPP
+
+// <chorus/parallel/hooks/reduce_scatter.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_REDUCE_SCATTER_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_REDUCE_SCATTER_HPP
+/// Averages gradients in parts, for an optimizer of which each rank steps its part alone.
+
+namespace chorus::inline CHORUS_ABI {
+
+/// Of each bucket, every rank gets the average of its own part (`detail::part_of`) and no other: half of an all-reduce.
+/// The other half is the all-gather of the parameters in ShardedOptimizer's step, so that both together send what
+/// AllReduce alone does, 2 (n - 1) / n of the model's bytes from each of n ranks, and no rank steps what another does
+/// (Rajbhandari et al., "ZeRO", SC 2020, stage 2; the memory for gradients stays).
+///
+///   ch::DistributedDataParallel<Model, ch::ReduceScatter> net{make(), run};
+///   ch::ShardedOptimizer<ch::optim::Adam<ch::Cpu>> optimizer{net, {.lr = 1e-3}};
+///
+/// Behind backward the parameters have no gradients, for nobody has whole ones: the optimizer finds the parts, clips
+/// them (`optimizer.clip_grad_norm`), and steps. The next averaged backward pass wants that step, or `zero_grad`,
+/// first. The first pass, in which the order of the buckets is learned, averages whole.
+struct ReduceScatter {
+  static constexpr bool in_parts = true, several_rounds = true;
+
+  template <class T, Device D, class Communicator>
+  comm::Work start(const GradBucket<T, D>& bucket, Communicator& communicator) {
+    const auto ranks = static_cast<std::size_t>(communicator.size()), share = bucket.gradients.size() / ranks;
+    if (ranks == 1 || share == 0) return {};
+    const std::span<const T> all = bucket.gradients.first(share * ranks);
+    const auto own = bucket.gradients.subspan(share * static_cast<std::size_t>(communicator.rank()), share);
+    // On the CPU this thread does the work itself, rather than wake another one.
+    if (std::is_same_v<D, Cpu> && bucket.last) {
+      communicator.reduce_scatter(all, own, comm::ReduceOp::sum, options(bucket));
+      return {};
+    }
+    return communicator.reduce_scatter_async(all, own, comm::ReduceOp::sum, options(bucket));
+  }
+  /// The few numbers that are left over go to all ranks.
+  template <class T, Device D, class Communicator>
+  std::optional<comm::Work> resume(const GradBucket<T, D>& bucket, Communicator& communicator, int round) {
+    const auto ranks = static_cast<std::size_t>(communicator.size()), rest = bucket.gradients.size() % ranks;
+    if (rest == 0 || round > 0) return {};
+    return communicator.all_reduce_async(bucket.gradients.last(rest), comm::ReduceOp::sum, options(bucket));
+  }
+
+ private:
+  template <class T, Device D>
+  static comm::CollectiveOptions options(const GradBucket<T, D>& bucket) {
+    return {.scale = bucket.weight, .traffic = trace::Traffic::gradients, .bucket = static_cast<int>(bucket.index)};
+  }
+};
+
+}  // namespace chorus::inline CHORUS_ABI
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_REDUCE_SCATTER_HPP
+
+// <chorus/parallel/hooks/sparse_rows.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_SPARSE_ROWS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_SPARSE_ROWS_HPP
+/// Gradients of which most rows are zero, as an embedding's are.
+
+namespace chorus::inline CHORUS_ABI {
+
+/// Ranks send the rows of their gradients that are not all zeros, with their numbers; all add them up in the order of
+/// ranks. A parameter of shape [n, ...] has n rows, a vector is one. What PyTorch does for embeddings made with
+/// `sparse=True`; here gradients stay dense in memory, and optimizers step all rows.
+///
+/// Where the fullest rank has R rows, of V numbers of b bytes in all, each of n ranks sends (n - 1) (8 R + b V) bytes a
+/// bucket, b V rounded up to 8, and 16 (n - 1) before that for the counts. A bucket for which an all-reduce would send
+/// no more goes by that. An embedding should have a bucket of its own: a `bucket_cap_mb` below its size gives it one.
+/// On GPUs rows are found on the host.
+struct SparseRows {
+  static constexpr bool several_rounds = true;
+
+  template <class T, Device D, class Communicator>
+  comm::Work start(const GradBucket<T, D>& bucket, Communicator& communicator) {
+    if (communicator.size() == 1) return {};
+    auto& state = states.of<State<T>>(bucket.index);
+    if (state.rows.empty()) lay_out(bucket, state.rows);
+    fetch(bucket, state);
+    const T* gradients = on_host(bucket, state);
+    state.own.clear();
+    state.count = {};
+    for (std::size_t id = 0; id < state.rows.size(); ++id) {
+      const Row row = state.rows[id];
+      const T* first = gradients + row.begin;
+      if (std::all_of(first, first + row.count, [](T x) { return x == 0; })) continue;
+      state.own.push_back(static_cast<Id>(id));
+      state.count.rows += 1;
+      state.count.numbers += static_cast<Id>(row.count);
+    }
+    state.counts.resize(static_cast<std::size_t>(communicator.size()));
+    return communicator.all_gather_async(as_numbers(std::span<const Counts>(&state.count, 1)),
+                                         as_numbers(std::span<Counts>(state.counts)), {});
+  }
+
+  template <class T, Device D, class Communicator>
+  std::optional<comm::Work> resume(const GradBucket<T, D>& bucket, Communicator& communicator, int round) {
+    if (communicator.size() == 1) return {};
+    auto& state = states.of<State<T>>(bucket.index);
+    if (round == 0) return send(bucket, communicator, state);
+    if (!state.message.empty()) add_up(bucket, state);
+    return {};
+  }
+
+  void reset() { states.clear(); }
+
+  using Id = std::int64_t;
+  struct Row {
+    std::size_t begin, count;
+  };
+  struct Counts {
+    Id rows = 0, numbers = 0;
+  };
+  template <class T>
+  struct State {
+    std::vector<Row> rows;                   // of the bucket
+    std::vector<Id> own;                     // those that are not zero on this rank
+    Counts count;                            // of those
+    std::vector<Counts> counts;              // of all ranks
+    std::vector<std::uint8_t> message, all;  // ids of rows, then their numbers; empty where an all-reduce does it
+    std::size_t values_at = 0;               // where in a message the numbers begin
+    std::vector<T> host;                     // the bucket, where it lies on another device
+  };
+  detail::BucketStates states = {};
+
+ private:
+  template <class T, Device D>
+  static void lay_out(const GradBucket<T, D>& bucket, std::vector<Row>& rows) {
+    for (const auto& part : bucket.parts) {
+      const auto count = static_cast<std::size_t>(numel(part.shape));
+      const auto n = part.shape.size() < 2 ? std::size_t{1} : static_cast<std::size_t>(part.shape[0]);
+      for (std::size_t i = 0; i < n && count > 0; ++i) rows.push_back({part.begin + i * (count / n), count / n});
+    }
+  }
+
+  // The bucket's numbers, where this thread can work with them: on another device since they were fetched.
+  template <class T, Device D>
+  static T* on_host(const GradBucket<T, D>& bucket, State<T>& state) {
+    return std::is_same_v<D, Cpu> ? bucket.gradients.data() : state.host.data();
+  }
+  template <class T, Device D>
+  static void fetch(const GradBucket<T, D>& bucket, State<T>& state) {
+    if constexpr (!std::is_same_v<D, Cpu>) {
+      state.host.resize(bucket.gradients.size());
+      copy_bytes(Cpu{}, state.host.data(), bucket.device, bucket.gradients.data(), bucket.gradients.size_bytes());
+    }
+  }
+
+  template <class T, Device D, class Communicator>
+  static std::optional<comm::Work> send(const GradBucket<T, D>& bucket, Communicator& communicator, State<T>& state) {
+    std::size_t rows = 0, numbers = 0;
+    for (const Counts& counts : state.counts) {
+      rows = std::max(rows, static_cast<std::size_t>(counts.rows));
+      numbers = std::max(numbers, static_cast<std::size_t>(counts.numbers));
+    }
+    const std::size_t bytes = rows * sizeof(Id) + padded(numbers * sizeof(T));
+    state.message.resize(bytes);
+    if (rows == 0) return {};
+    if (bytes * state.counts.size() >= 2 * bucket.gradients.size_bytes()) {
+      state.message.clear();
+      return communicator.all_reduce_async(bucket.gradients, comm::ReduceOp::sum,
+                                           {.scale = bucket.weight, .traffic = trace::Traffic::gradients});
+    }
+    state.all.resize(bytes * state.counts.size());
+    state.values_at = rows * sizeof(Id);
+    std::copy(state.own.begin(), state.own.end(), reinterpret_cast<Id*>(state.message.data()));
+    T* to = reinterpret_cast<T*>(state.message.data() + state.values_at);
+    const T* gradients = on_host(bucket, state);
+    for (const Id id : state.own) {
+      const Row row = state.rows[static_cast<std::size_t>(id)];
+      for (std::size_t k = 0; k < row.count; ++k) *to++ = static_cast<T>(bucket.weight) * gradients[row.begin + k];
+    }
+    return communicator.all_gather_async(std::span<const std::uint8_t>(state.message),
+                                         std::span<std::uint8_t>(state.all), {.traffic = trace::Traffic::gradients});
+  }
+
+  template <class T, Device D>
+  static void add_up(const GradBucket<T, D>& bucket, State<T>& state) {
+    T* gradients = on_host(bucket, state);
+    for (const Id id : state.own) {
+      const Row row = state.rows[static_cast<std::size_t>(id)];
+      std::fill_n(gradients + row.begin, row.count, T{0});
+    }
+    for (std::size_t rank = 0; rank < state.counts.size(); ++rank) {
+      const std::uint8_t* message = state.all.data() + rank * state.message.size();
+      const Id* ids = reinterpret_cast<const Id*>(message);
+      const T* from = reinterpret_cast<const T*>(message + state.values_at);
+      for (Id i = 0; i < state.counts[rank].rows; ++i) {
+        const Row row = state.rows[static_cast<std::size_t>(ids[i])];
+        for (std::size_t k = 0; k < row.count; ++k) gradients[row.begin + k] += *from++;
+      }
+    }
+    if constexpr (!std::is_same_v<D, Cpu>)
+      copy_bytes(bucket.device, bucket.gradients.data(), Cpu{}, gradients, bucket.gradients.size_bytes());
+  }
+
+  template <class C, class Number = std::conditional_t<std::is_const_v<C>, const Id, Id>>
+  static std::span<Number> as_numbers(std::span<C> counts) {
+    static_assert(sizeof(Counts) == 2 * sizeof(Id));
+    return std::span<Number>(&counts[0].rows, 2 * counts.size());
+  }
+  static std::size_t padded(std::size_t bytes) { return (bytes + sizeof(Id) - 1) / sizeof(Id) * sizeof(Id); }
+};
+
+}  // namespace chorus::inline CHORUS_ABI
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_SPARSE_ROWS_HPP
+
+// <chorus/parallel/local_sgd.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_LOCAL_SGD_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_LOCAL_SGD_HPP
+/// LocalSgd: ranks step on their own and average their parameters now and then.
+
+namespace chorus::inline CHORUS_ABI {
+
+struct LocalSgdOptions {
+  /// Optimizer steps between averages. 1: after every one.
+  int period = 8;
+  /// The axis of the inputs along which their samples lie.
+  int dim = 0;
+};
+
+/// Local SGD, also known as federated or parameter averaging (Stich, "Local SGD converges fast and communicates
+/// little", ICLR 2019): each rank trains on its share of the data by itself; after every `period` steps, at the
+/// beginning of the forward pass that follows, all take the mean of their parameters and of the buffers that are
+/// floating-point numbers, in which a rank counts by the samples that it has seen since the last mean; other buffers
+/// are rank 0's. Momentum and other state of optimizers stay each rank's own. All ranks freeze the same parameters.
+///
+/// Each of n ranks sends 2 (n - 1) / n of the model's bytes per `period` steps, and 24 bytes per rank for what
+/// each has counted: a `period`-th of DistributedDataParallel's. With a period of 1 and plain SGD the steps are those
+/// of one device.
+///
+/// In between, ranks have different parameters: `eval()` or `synchronise()`, which all ranks call, brings them
+/// together. A checkpoint, which all ranks save, has each rank's model and optimizer, and may be taken at any step. Its
+/// plain names, which `io::load` reads, are rank 0's.
+template <class Model, class Communicator = comm::AnyCommunicator>
+class LocalSgd : public DistributedPolicy<Model, Communicator> {
+  using Base = DistributedPolicy<Model, Communicator>;
+
+ public:
+  using D = typename Model::device_type;
+  static constexpr const char* name = "local_sgd";
+
+  /// Compares the models of all ranks and takes rank 0's numbers, as DistributedDataParallel does. Throws UsageError
+  /// for a period below 1. The communicator must outlive this.
+  LocalSgd(Model model, Communicator& communicator, const LocalSgdOptions& options = {},
+           std::uint64_t seed = initial_seed())
+      : Base(std::move(model), communicator, seed), options_(options) {
+    check<UsageError>(options.period >= 1, "LocalSgd: the period is at least 1 step, got ", options.period);
+    check<UsageError>(options.dim >= 0, "LocalSgd: dim is at least 0, got ", options.dim);
+    const auto all = [](const auto&) { return true; };
+    this->check_same("LocalSgd", cat("options: period ", options.period, ", dim ", options.dim, "\n"), all);
+    this->broadcast_parameters(0, all);
+    this->broadcast_buffers(0);
+    // Nobody is asked for the sizes of the shares: they are taken to be as large as this rank's.
+    this->random_.first_sample = [this] { return this->communicator_.rank() * rows_; };
+    for (const auto& entry : this->flat_.entries())
+      entry.parameter().on_grad([this, alive = this->alive()] {
+        if (!alive.expired()) gradient_ready();
+      });
+  }
+  /// For `launch`: takes communicator and seed from `run`.
+  template <detail::LaunchedRun Run>
+  LocalSgd(Model model, Run& run, const LocalSgdOptions& options = {})
+      : LocalSgd(std::move(model), run.communicator(), options, run.seed()) {
+    run.check_options();
+  }
+
+  /// The model's output for this rank's share of the batch.
+  template <class... Inputs>
+  auto operator()(const Inputs&... inputs) {
+    rows_ = detail::samples_of(options_.dim, inputs...);
+    if (grad_enabled()) {
+      in_backward_ = false;  // where the last one ended early
+      samples_ = rows_;
+      if (this->throws_early()) {  // ranks that have ended would speak at the next mean alone
+        this->shares_.begin(samples_, sync_, false);
+        this->check_all_here();
+      } else {
+        this->shares_.begin_unasked(samples_);
+      }
+      if (steps_ >= options_.period) synchronise();
+      if (sync_) ++passes_;
+      note_apart();
+    }
+    return this->forward(rows_, grad_enabled() || this->training(), inputs...);
+  }
+
+  /// While it lives, backward passes add to gradients and don't count as steps.
+  [[nodiscard]] NoSync no_sync() { return NoSync(sync_); }
+
+  /// Runs `body`, a loop over batches of which ranks may have different numbers: see chorus::join. A rank that has
+  /// ended counts in the next mean by what it has done since the last one, and in those behind by nothing; when all
+  /// have ended they take the mean. Nobody steps for others.
+  template <class Body>
+  void join(const Body& body, const JoinOptions& options = {}) {
+    chorus::join(body, options, *this);
+  }
+  // What chorus::join calls.
+  void begin_join(const detail::JoinFacts& facts) { Base::begin_join("LocalSgd", facts); }
+  void begin_company() { ended_ = true; }
+  [[gnu::cold]] JoinedPass keep_company() {
+    if (this->throws_early()) this->begin_pass_of_others();  // throws unless all have ended
+    return take_mean() ? JoinedPass::passed : JoinedPass::none;
+  }
+  [[gnu::cold]] void end_company() { this->end_passes_of_others(); }
+  void end_join() {
+    ended_ = false;
+    Base::end_join();
+  }
+
+  /// All ranks take the mean of their parameters and buffers now. Throws UsageError on all where they have counted
+  /// different numbers of steps, or of forward passes that recorded gradients, outside of no_sync, since the last mean:
+  /// where one leaves a backward pass out, it would take the means later than others.
+  void synchronise() { take_mean(); }
+  /// All ranks call it: they are brought together.
+  void eval() {
+    synchronise();
+    Base::eval();
+  }
+
+  /// For a GradScaler. Within `join`, where ranks that have ended make no steps, nobody is asked: each rank leaves out
+  /// steps, and has a scale, of its own.
+  void make_largest(std::int32_t* number) {
+    if (!this->joining_) Base::make_largest(number);
+  }
+
+  // For checkpoints.
+
+  /// From the first step on, models differ, and momenta for good.
+  static constexpr bool ranks_may_differ = true;
+  bool ranks_differ() const { return this->communicator_.size() > 1; }
+  /// Those that ranks have stepped on their own since they last had the same.
+  std::vector<std::string> parameters_apart() const { return apart_.names(this->flat_); }
+  void set_parameters_apart(std::span<const std::string> names) { apart_.set(this->flat_, names); }
+  /// Steps and this rank's samples since the last mean.
+  static constexpr std::string_view kept_as = "local_sgd";
+  std::array<double, 2> kept() const { return {static_cast<double>(steps_), static_cast<double>(seen_)}; }
+  static bool can_keep(const std::array<double, 2>& kept) {
+    return kept[0] >= 0 && kept[0] < 1e9 && kept[1] >= 0 && kept[1] < 0x1p53;
+  }
+  void keep(const std::array<double, 2>& kept) {
+    steps_ = passes_ = static_cast<int>(kept[0]);
+    seen_ = static_cast<std::int64_t>(std::round(kept[1]));
+  }
+
+ private:
+  using Counts = std::array<std::int64_t, 3>;  // samples, steps and passes since the last mean
+  static constexpr std::int64_t ended = -1;    // the steps of a rank that has run out of batches
+
+  // Returns whether any rank goes on.
+  bool take_mean() {
+    bool any_on = !ended_;
+    if (this->communicator_.size() > 1) {
+      const auto ranks = static_cast<std::size_t>(this->communicator_.size());
+      const Counts own{seen_, ended_ ? ended : steps_, passes_};
+      std::vector<std::int64_t> all(own.size() * ranks);
+      this->communicator_.all_gather(std::span<const std::int64_t>(own), std::span<std::int64_t>(all), {});
+      any_on = check_same_steps(all);
+      std::int64_t sum = 0;
+      for (std::size_t rank = 0; rank < ranks; ++rank) sum += all[own.size() * rank];
+      if (has_ended_ranks(all)) apart_.unite(this->flat_, this->communicator_);  // they don't know of others' steps
+      if (!apart_.empty()) {
+        const double weight = sum == 0 ? 1.0 / static_cast<double>(ranks)  // optimizers may step without samples
+                                       : static_cast<double>(seen_) / static_cast<double>(sum);
+        apart_.average(this->flat_, this->communicator_, weight);
+        average_buffers(weight);
+      }
+    }
+    seen_ = 0;
+    steps_ = passes_ = 0;
+    return any_on;
+  }
+  void note_apart() {
+    apart_.note(this->flat_, [](const auto&) { return true; });
+  }
+
+  // Calls `f(rank, its counts)` for all ranks.
+  template <class F>
+  static void for_each_rank(const std::vector<std::int64_t>& all, const F& f) {
+    constexpr std::size_t each = std::tuple_size_v<Counts>;
+    for (std::size_t rank = 0; rank * each < all.size(); ++rank)
+      f(rank, std::span<const std::int64_t, each>(&all[rank * each], each));
+  }
+  static bool has_ended_ranks(const std::vector<std::int64_t>& all) {
+    bool any = false;
+    for_each_rank(all, [&](std::size_t, const auto& counts) { any = any || counts[1] == ended; });
+    return any;
+  }
+  // Those that go on have counted the same. Returns whether any does.
+  static bool check_same_steps(const std::vector<std::int64_t>& all) {
+    std::string list;
+    bool same = true;
+    std::optional<std::pair<std::int64_t, std::int64_t>> first;
+    for_each_rank(all, [&](std::size_t rank, const auto& counts) {
+      if (counts[1] == ended) return;
+      const std::pair steps_and_passes(counts[1], counts[2]);
+      same = same && first.value_or(steps_and_passes) == steps_and_passes;
+      first = steps_and_passes;
+      list += cat(list.empty() ? "" : ", ", "rank ", rank, ": ", counts[1], " in ", counts[2]);
+    });
+    check<UsageError>(same, "LocalSgd: expected as many steps in as many forward passes of all ranks, got ", list,
+                      " since the last mean; a rank that has no samples trains with an empty batch, or under join");
+    return first.has_value();
+  }
+
+  // In double, where the mean of equal numbers is that number; integers are rank 0's.
+  void average_buffers(double weight) {
+    this->broadcast_buffers(0, [](DType type) { return type != DType::f32 && type != DType::f64; });
+    std::vector<double> all;
+    const auto for_each_real = [&](const auto& f) {
+      for (const auto& named : this->buffers_) {
+        const auto count = static_cast<std::size_t>(named.buffer->count());
+        if (named.buffer->dtype() == DType::f32) f(*named.buffer, std::vector<float>(count));
+        if (named.buffer->dtype() == DType::f64) f(*named.buffer, std::vector<double>(count));
+      }
+    };
+    for_each_real([&](const auto& buffer, auto values) {
+      copy_bytes(Cpu{}, values.data(), buffer.where(), buffer.data(), buffer.size_bytes());
+      all.insert(all.end(), values.begin(), values.end());
+    });
+    if (all.empty()) return;
+    this->communicator_.all_reduce(std::span<double>(all), comm::ReduceOp::sum,
+                                   {.scale = weight, .traffic = trace::Traffic::buffers});
+    auto next = all.begin();
+    for_each_real([&]<class T>(const auto& buffer, std::vector<T> values) {
+      for (T& value : values) value = static_cast<T>(*next++);
+      copy_bytes(buffer.where(), buffer.data(), Cpu{}, values.data(), buffer.size_bytes());
+    });
+  }
+
+  // The first gradient of a backward pass.
+  void gradient_ready() {
+    if (in_backward_) return;
+    in_backward_ = true;
+    at_backward_end([this, alive = this->alive()] {
+      if (alive.expired()) return;
+      in_backward_ = false;
+      seen_ += samples_;
+      if (sync_) ++steps_;
+    });
+  }
+
+  LocalSgdOptions options_;
+  detail::ParametersApart apart_;
+  std::int64_t rows_ = 0;     // of the last forward pass
+  std::int64_t samples_ = 0;  // of the last one that wanted gradients
+  std::int64_t seen_ = 0;     // since the last mean
+  int steps_ = 0, passes_ = 0;
+  bool sync_ = true, in_backward_ = false;
+  bool ended_ = false;  // this rank only keeps others company
+};
+
+}  // namespace chorus::inline CHORUS_ABI
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_LOCAL_SGD_HPP
+
+// <chorus/parallel/parameter_server.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_PARAMETER_SERVER_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_PARAMETER_SERVER_HPP
+/// ParameterServer: rank 0 has the parameters; all others push gradients to it and pull parameters from it.
+
+namespace chorus::inline CHORUS_ABI {
+
+/// Synchronous SGD with a parameter server (Li et al., "Scaling distributed machine learning with the parameter
+/// server", OSDI 2014). At the end of backward every worker sends its gradients, and has none left, so that its
+/// optimizer's step changes nothing; the server, rank 0, which works on a share of the batch as well, adds them up and
+/// steps, alone. At the beginning of the next forward pass in training every worker fetches the new parameters: all
+/// ranks make it, with gradients or without; within `join` those without don't fetch. The training loop is that of the
+/// other policies, and so are the steps: gradients are means over the samples of the batch. A GradScaler has to ask all
+/// ranks, for workers have no gradients to look at: `GradScaler scaler{net}`.
+///
+/// The server sends n - 1 times the model's bytes a step and receives as many; a worker sends and receives them once.
+/// With DistributedDataParallel's ring every rank sends 2 (n - 1) / n times: as much in all, but no link is crowded.
+/// Optimizer state exists on the server alone.
+///
+/// After the last step workers are behind: `eval()`, which all ranks call, fetches the parameters, too. A worker's
+/// ParameterAverage that is updated behind each step lags by one: the server's is the one to use and to keep.
+template <class Model, class Communicator = comm::AnyCommunicator>
+class ParameterServer : public DistributedPolicy<Model, Communicator> {
+  using Base = DistributedPolicy<Model, Communicator>;
+
+ public:
+  using D = typename Model::device_type;
+  static constexpr const char* name = "parameter_server";
+
+  /// Compares the models of all ranks. The communicator must outlive this.
+  ParameterServer(Model model, Communicator& communicator, std::uint64_t seed = initial_seed())
+      : Base(std::move(model), communicator, seed) {
+    this->check_same("ParameterServer", "", [](const auto&) { return true; });
+    pull();
+    for (const auto& entry : this->flat_.entries())
+      entry.parameter().on_grad([this, alive = this->alive()] {
+        if (!alive.expired()) gradient_ready();
+      });
+  }
+  /// For `launch`: takes communicator and seed from `run`.
+  template <detail::LaunchedRun Run>
+  ParameterServer(Model model, Run& run) : ParameterServer(std::move(model), run.communicator(), run.seed()) {
+    run.check_options();
+  }
+
+  /// Peers don't wait for a rank that throws in the middle of a backward pass: the group is given up.
+  ~ParameterServer() {
+    if (in_backward_)
+      this->communicator_.abort(
+          cat("rank ", this->communicator_.rank(), ": its net has ended in the middle of a ", "backward pass"));
+  }
+
+  /// The model's output for this rank's share of the batch. Each is followed by one backward pass at most, but under
+  /// no_sync: another one throws UsageError.
+  template <class... Inputs>
+  auto operator()(const Inputs&... inputs) {
+    check<UsageError>(!in_backward_,
+                      "ParameterServer: the last backward pass ended early; its gradients are incomplete");
+    const Index samples = detail::samples_of(0, inputs...);
+    if (grad_enabled()) {
+      pushed_ = false;
+      this->shares_.begin(samples, sync_, this->training());
+      this->check_all_here();
+      if (stepped_) pull();
+      begin_pass();
+    } else {
+      if (together() && stepped_) pull();
+      this->shares_.begin_aside(samples, together());
+    }
+    return this->forward(samples, grad_enabled() || together(), inputs...);
+  }
+
+  /// While it lives, backward adds to this rank's own gradients alone; the first backward after it pushes the sum. Each
+  /// pass counts by its own global batch.
+  [[nodiscard]] NoSync no_sync() { return NoSync(sync_); }
+
+  /// Runs `body`, a loop over batches of which ranks may have different numbers: see chorus::join. `options.step` is
+  /// what the server does where it has run out of batches before others have: throws UsageError without. Buffers are
+  /// the server's.
+  template <class Body>
+  void join(const Body& body, const JoinOptions& options = {}) {
+    chorus::join(body, options, *this);
+  }
+  // What chorus::join calls.
+  void begin_join(const detail::JoinFacts& facts) {
+    check<UsageError>(facts.steps || facts.throw_early,
+                      "ParameterServer::join: the server steps for all, also where others have more batches than it "
+                      "has: JoinOptions::step, or a function behind the net");
+    Base::begin_join("ParameterServer", facts);
+  }
+  void begin_company() {}
+  [[gnu::cold]] JoinedPass keep_company() {
+    if (!this->begin_pass_of_others()) return JoinedPass::none;
+    if (stepped_) pull();
+    if (!this->shares_.sync()) return JoinedPass::passed;
+    push(/*company=*/true);
+    return JoinedPass::averaged;
+  }
+  [[gnu::cold]] void end_company() {
+    this->end_passes_of_others();
+    if (stepped_) pull();
+  }
+
+  bool is_server() const { return this->communicator_.rank() == 0; }
+
+  /// Workers take the server's parameters and buffers now; all ranks call it.
+  void pull() {
+    const comm::CollectiveOptions options{.traffic = trace::Traffic::parameters};
+    for (const auto& group : this->flat_.groups())
+      with_numbers(group, group.value(0), [&](auto values) {
+        if (is_server())
+          for (int worker = 1; worker < this->devices(); ++worker) this->communicator_.send(values, worker, options);
+        else
+          this->communicator_.recv(values, 0, options);
+      });
+    if (!is_server())
+      for (const auto& entry : this->flat_.entries()) entry.parameter().touch();
+    this->broadcast_buffers(0);
+    stepped_ = false;
+  }
+  void eval() {
+    if (stepped_) pull();
+    Base::eval();
+  }
+
+ private:
+  template <class F>
+  static void with_numbers(const typename nn::FlatParameters<D>::Group& group, std::byte* at, const F& f) {
+    check<UsageError>(group.dtype == DType::f32 || group.dtype == DType::f64,
+                      "ParameterServer: parameters are F32 or F64, got ", group.dtype);
+    if (group.dtype == DType::f32)
+      f(std::span<float>(reinterpret_cast<float*>(at), group.count));
+    else
+      f(std::span<double>(reinterpret_cast<double*>(at), group.count));
+  }
+
+  // Whether all ranks are in a forward pass in training without gradients.
+  bool together() const { return this->training() && !this->joining_; }
+
+  // What earlier passes have left, on the server or under no_sync, is to stay as it is when `push` weighs all: it is
+  // kept in the unit of the pass that begins. A pass in which this rank has no samples adds nothing.
+  void begin_pass() {
+    aside_.forget();
+    const double weight = this->shares_.weight(), factor = unit_ / weight;
+    if (weight == 0) return aside_.take(this->flat_);
+    unit_ = weight;
+    for (const auto& entry : this->flat_.entries()) {
+      auto& p = entry.parameter();
+      if (!p.grad_arrived()) continue;
+      const auto scale = [&]<class T>(T* grad) { kernels::scale(p.where(), p.count(), static_cast<T>(factor), grad); };
+      if (p.dtype() == DType::f32)
+        scale(static_cast<float*>(p.grad_data()));
+      else
+        scale(static_cast<double*>(p.grad_data()));
+    }
+  }
+
+  // The first gradient of a backward pass.
+  void gradient_ready() {
+    if (in_backward_) return;
+    check<UsageError>(!pushed_,
+                      "ParameterServer: expected a forward pass between two backward passes; what the first one has "
+                      "sent to the server can't be told from what the second one adds");
+    in_backward_ = true;
+    at_backward_end([this, alive = this->alive()] {
+      if (alive.expired()) return;
+      put_back_earlier();
+      if (sync_)
+        push();
+      else
+        accumulated_ = true;
+      in_backward_ = false;
+    });
+  }
+
+  // What a pass without samples has added is forgotten. Whether a parameter was used is not.
+  void put_back_earlier() { aside_.put_back_all(); }
+
+  // What a rank says of a parameter: whether it has a gradient, and whether its loop has called zero_grad since the
+  // last push, as it would on a server that has run out of batches.
+  static constexpr std::uint8_t has_gradient = 1, forgotten = 2;
+
+  std::vector<std::uint8_t> own_marks(bool company) const {
+    std::vector<std::uint8_t> marks;
+    for (const auto& entry : this->flat_.entries()) {
+      const auto& p = entry.parameter();
+      const auto i = marks.size();
+      const bool was_forgotten = forgotten_before_.empty() || p.times_forgotten() != forgotten_before_[i];
+      marks.push_back((p.grad_arrived() ? has_gradient : 0) | (!company && was_forgotten ? forgotten : 0));
+    }
+    return marks;
+  }
+  // The marks of all workers together, on the server.
+  std::vector<std::uint8_t> workers_marks(const std::vector<std::uint8_t>& own) {
+    std::vector<std::uint8_t> all(own.size()), marks(own.size());
+    if (!is_server()) this->communicator_.send(std::span<const std::uint8_t>(own), 0);
+    for (int worker = 1; is_server() && worker < this->devices(); ++worker) {
+      this->communicator_.recv(std::span<std::uint8_t>(marks), worker);
+      for (std::size_t i = 0; i < all.size(); ++i) all[i] |= marks[i];
+    }
+    return all;
+  }
+
+  // Gradients weighed by samples go to the server. `company`: this rank has run out of batches.
+  void push(bool company = false) {
+    const double weight = std::exchange(unit_, 1);
+    const bool accumulated = std::exchange(accumulated_, false);
+    auto& communicator = this->communicator_;
+    const auto& entries = this->flat_.entries();
+    auto own = own_marks(company);
+    const auto workers = workers_marks(own);
+    for (std::size_t i = 0; i < entries.size(); ++i) {
+      auto& p = entries[i].parameter();
+      // An earlier step has used what is left of a push.
+      if (company && !accumulated && (workers[i] & forgotten) != 0) own[i] = 0;
+      if ((own[i] & has_gradient) == 0) zero_bytes(p.where(), p.grad_data(), p.size_bytes());
+    }
+    const D device = entries.front().parameter().where();
+    const comm::CollectiveOptions options{.traffic = trace::Traffic::gradients};
+    for (const auto& group : this->flat_.groups())
+      with_numbers(group, group.grad(0), [&]<class T>(std::span<T> grads) {
+        const auto count = static_cast<Index>(grads.size());
+        kernels::scale(device, count, static_cast<T>(weight), grads.data());
+        if (!is_server()) return communicator.send(grads, 0, options);
+        const MemoryScope scope(trace::Memory::buckets);
+        const auto theirs = Tensor<T, 1, D>::empty({count}, device);
+        for (int worker = 1; worker < this->devices(); ++worker) {
+          communicator.recv(std::span<T>(theirs.data(), grads.size()), worker, options);
+          kernels::axpy(device, count, T{1}, theirs.data(), grads.data());
+        }
+      });
+    forgotten_before_.clear();
+    for (std::size_t i = 0; i < entries.size(); ++i) {
+      auto& p = entries[i].parameter();
+      p.set_grad_arrived(is_server() && ((own[i] | workers[i]) & has_gradient) != 0);
+      forgotten_before_.push_back(p.times_forgotten());
+    }
+    pushed_ = stepped_ = true;
+  }
+
+  detail::GradientsAside<D> aside_;  // while a pass without samples runs
+  double unit_ = 1;                  // what this rank's gradients are to be multiplied by
+  bool sync_ = true;
+  bool accumulated_ = false;  // there are gradients that no push has sent
+  bool in_backward_ = false;
+  bool pushed_ = false;                          // the gradients of the last forward pass have been sent
+  bool stepped_ = false;                         // the server's parameters may have changed since the last pull
+  std::vector<std::uint32_t> forgotten_before_;  // times_forgotten of all parameters at the last push
+};
+
+}  // namespace chorus::inline CHORUS_ABI
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_PARAMETER_SERVER_HPP
+
+// <chorus/parallel/sharded_optimizer.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_SHARDED_OPTIMIZER_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_SHARDED_OPTIMIZER_HPP
+/// An optimizer whose state is shared out among the ranks (Rajbhandari et al., "ZeRO: memory optimizations toward
+/// training trillion parameter models", SC 2020, stages 1 and, with the hook ReduceScatter, 2).
+
+// <chorus/parallel/parameter_shards.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_PARAMETER_SHARDS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_PARAMETER_SHARDS_HPP
+/// Which rank steps which numbers of the parameters, and its own ones as an optimizer takes them.
+
+namespace chorus::inline CHORUS_ABI::detail {
+
+/// Some of a parameter's numbers, for an optimizer that steps these alone.
+template <Device D>
+class ParameterSlice final : public ParameterOn<D> {
+ public:
+  ParameterSlice(ParameterOn<D>& whole, Index begin, Index count) : whole_(whole), begin_(begin), count_{count} {}
+
+  DType dtype() const override { return whole_.dtype(); }
+  std::span<const Index> extents() const override { return count_; }
+  D where() const override { return whole_.where(); }
+  void* value_data() const override { return at(whole_.value_data()); }
+  void* grad_data() const override { return at(whole_.grad_data()); }
+  const void* grad_block() const override { return whole_.grad_block(); }
+  bool grad_arrived() const override { return whole_.grad_arrived(); }
+  void set_grad_arrived(bool arrived) override { whole_.set_grad_arrived(arrived); }
+  std::uint32_t times_forgotten() const override { return whole_.times_forgotten(); }
+  bool wants_grad() const override { return whole_.wants_grad(); }
+  void set_wants_grad(bool wants) override { whole_.set_wants_grad(wants); }
+  void bind(const Storage<D>&, void*, const Storage<D>&, void*) override { no_parameter(); }
+  void on_grad(std::function<void()>) override { no_parameter(); }
+  void take_hooks_of(const Ref<Node>&) override { no_parameter(); }
+  Ref<Node> copy_to(D) const override { no_parameter(); }
+  void add_grad_of(const ParameterOn<D>&) override { no_parameter(); }
+  void set_origin(Ref<Node>) override { no_parameter(); }
+
+ private:
+  [[noreturn]] static void no_parameter() { fail<UsageError>("ParameterSlice: a slice is no parameter of its own"); }
+  void* at(void* whole) const {
+    return static_cast<std::byte*>(whole) + static_cast<std::size_t>(begin_) * size_of(whole_.dtype());
+  }
+  ParameterOn<D>& whole_;
+  Index begin_;
+  std::array<Index, 1> count_;
+};
+
+/// Numbers [begin, end) of a parameter, which rank `owner` steps.
+template <Device D>
+struct ParameterShard {
+  nn::NamedParameter<D> named;
+  int owner;
+  std::size_t begin, end;
+
+  /// Where they are in a tensor of the whole parameter's state, and how many bytes they take there.
+  std::uint8_t* in(const optim::StateTensor& t) const {
+    return static_cast<std::uint8_t*>(t.data) + (t.on_host ? 0 : begin * size_of(t.dtype));
+  }
+  std::size_t bytes(const optim::StateTensor& t) const { return (t.on_host ? 1 : end - begin) * size_of(t.dtype); }
+};
+
+/// All numbers of a net's buckets, shared out: of each bucket rank r has `part_of(count, r, ranks)`.
+template <Device D>
+class ParameterShards {
+ public:
+  /// Of all ranks, in the same order on each.
+  const std::vector<ParameterShard<D>>& all() const { return shards_; }
+  /// This rank's.
+  const std::vector<nn::NamedParameter<D>>& mine() const { return mine_; }
+
+  /// Whether the net still has the buckets that were shared out.
+  template <class Net>
+  bool fit(const Net& net) const {
+    return order_of(net) == order_;
+  }
+
+  /// Before `share_out`: has parameters shared out that no bucket has held so far, each by itself, if `wanted(name)`.
+  template <class Net, class Wanted>
+  void place(const Net& net, const Wanted& wanted) {
+    std::set<const ParameterOn<D>*> placed;
+    for (const auto& shard : shards_) placed.insert(shard.named.parameter);
+    const auto ranks = static_cast<std::size_t>(net.communicator().size());
+    for (const auto& entry : net.flat_parameters().entries()) {
+      if (placed.contains(entry.named.parameter) || !wanted(entry.named.name)) continue;
+      for (std::size_t rank = 0; rank < ranks; ++rank) {
+        const auto part = part_of(static_cast<std::size_t>(entry.parameter().count()), rank, ranks);
+        if (part.begin < part.end) shards_.push_back({entry.named, static_cast<int>(rank), part.begin, part.end});
+      }
+    }
+  }
+  template <class Net>
+  void share_out(const Net& net) {
+    mine_.clear();
+    slices_.clear();
+    order_ = order_of(net);
+    const auto before = std::exchange(shards_, {});
+    const auto& communicator = net.communicator();
+    for (const auto& bucket : net.buckets())
+      for (int rank = 0; rank < communicator.size(); ++rank) {
+        const auto part =
+            part_of(bucket.count, static_cast<std::size_t>(rank), static_cast<std::size_t>(communicator.size()));
+        for (const std::size_t i : bucket.parameters) {
+          const auto& entry = net.flat_parameters().entries()[i];
+          const auto from = entry.begin - bucket.begin;
+          const auto end = std::min(part.end, from + static_cast<std::size_t>(entry.parameter().count()));
+          if (const auto begin = std::max(part.begin, from); begin < end)
+            shards_.push_back({entry.named, rank, begin - from, end - from});
+        }
+      }
+    // Those that are frozen now keep their state where it was.
+    for (const auto& shard : before)
+      if (std::none_of(order_.begin(), order_.end(),
+                       [&](const auto& placed) { return placed.first == shard.named.parameter; }))
+        shards_.push_back(shard);
+    for (const auto& shard : shards_) {
+      if (shard.owner != communicator.rank()) continue;
+      slices_.push_back(std::make_unique<ParameterSlice<D>>(*shard.named.parameter, static_cast<Index>(shard.begin),
+                                                            static_cast<Index>(shard.end - shard.begin)));
+      mine_.push_back({shard.named.name, shard.named.handle, slices_.back().get()});
+    }
+  }
+
+ private:
+  /// The parameters of all buckets, and where each bucket ends.
+  using Order = std::vector<std::pair<const ParameterOn<D>*, std::size_t>>;
+  template <class Net>
+  static Order order_of(const Net& net) {
+    Order order;
+    for (const auto& bucket : net.buckets())
+      for (const std::size_t i : bucket.parameters)
+        order.emplace_back(&net.flat_parameters().entries()[i].parameter(), bucket.begin + bucket.count);
+    return order;
+  }
+
+  Order order_;  // when they were shared out
+  std::vector<ParameterShard<D>> shards_;
+  std::vector<std::unique_ptr<ParameterSlice<D>>> slices_;
+  std::vector<nn::NamedParameter<D>> mine_;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::detail
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_PARAMETER_SHARDS_HPP
+
+namespace chorus::inline CHORUS_ABI {
+
+namespace detail {
+/// A DistributedDataParallel: under other policies there is nobody to share an optimizer's state with.
+template <class Net>
+concept DistributedInBuckets = requires(Net& net) {
+  net.communicator();
+  net.buckets();
+};
+}  // namespace detail
+
+/// An optimizer of type `Opt` of which each of n ranks keeps and steps its part of each bucket of a
+/// DistributedDataParallel net, an n-th of all parameters; then all gather all parts. The numbers are those of `Opt`
+/// itself. A step sends (n - 1) / n of the parameters' bytes from each rank; the state takes an n-th of the memory. All
+/// ranks make the same calls. Where the net's hook is ReduceScatter, gradients are averaged in these parts alone.
+///
+///   ch::ShardedOptimizer<ch::optim::Adam<ch::Cpu>> optimizer{net, {.lr = 1e-3}};
+///
+/// A model in MixedPrecision goes with it, and `scaler.step(optimizer)` of optim::GradScaler. Its float parameters, of
+/// which it computes with copies in 2 bytes, are what is stepped. They stay whole on each rank, for they are the model:
+/// what is saved, compared, and read by layers that compute in float; the state beside them is what is shared out.
+template <class Opt>
+class ShardedOptimizer : public optim::HasLearningRate {
+  static_assert(
+      !requires { Opt::needs_whole_parameters; },
+      "ShardedOptimizer: a shard ends in the middle of a parameter, and this optimizer needs whole ones");
+  using D = decltype(std::declval<const Opt&>().device());
+  using Shard = detail::ParameterShard<D>;
+  using UseParts = std::function<void(const std::vector<nn::NamedParameter<D>>&)>;
+
+ public:
+  /// Steps all parameters of `net`, as long as that lives: afterwards there is its state, and other calls throw
+  /// UsageError. Throws UsageError where ranks have parameters or gradients of their own.
+  template <detail::DistributedInBuckets Net>
+  ShardedOptimizer(Net& net, const typename Opt::options_type& options)
+      : HasLearningRate(options.lr),
+        options_(options),
+        step_(while_alive(net, [this, &net](const std::int32_t* unwanted) { step(net, unwanted); })),
+        clip_(while_alive(net, [this, &net](double max_norm) { return clip(net, max_norm); })),
+        with_parts_(while_alive(net,
+                                [this, &net](const UseParts& use) {
+                                  prepare(net);
+                                  net.with_gradients([&] { use(shards_.mine()); });
+                                })),
+        make_largest_(while_alive(net, [&net](std::int32_t* number) { net.make_largest(number); })),
+        zero_grad_(while_alive(net,
+                               [&net] {
+                                 for (const auto& entry : net.flat_parameters().entries())
+                                   entry.parameter().set_grad_arrived(false);
+                                 net.forget_parts();
+                               })),
+        skip_step_(while_alive(net, [&net] { net.forget_parts(); })),
+        parameters_(while_alive(net, [&net] { return net.parameters(); })),
+        in_parts_(Net::averages_in_parts) {
+    check<UsageError>(!Net::own_gradients,
+                      "ShardedOptimizer: the hook may leave each rank its own gradients, and a rank steps its part of "
+                      "the parameters with them for all");
+    check<UsageError>(net.options().parameters_and_buffers_to_ignore.empty(),
+                      "ShardedOptimizer: parameters that are each rank's own can't be shared out");
+  }
+  ShardedOptimizer(const ShardedOptimizer&) = delete;
+  ShardedOptimizer& operator=(const ShardedOptimizer&) = delete;
+
+  void step() { step_(nullptr); }
+  /// Scales the gradients that will be stepped down so that the Euclidean norm of all ranks' together is at most
+  /// `max_norm`; returns the norm before, the same on all ranks. Throws UsageError where `max_norm` is not positive,
+  /// and in a step that is captured.
+  double clip_grad_norm(double max_norm) { return clip_(max_norm); }
+  /// Forgets all gradients.
+  void zero_grad() { zero_grad_(); }
+  /// See Optimizer::set_group; all ranks make the same groups.
+  template <class Chosen>
+  void set_group(const Chosen& chosen, const optim::GroupOptions& options) {
+    const auto all = parameters_();
+    Opt(all, options_).set_group(chosen, options);  // throws what the plain one does
+    Group& group = groups_.emplace_back(Group{{}, options});
+    for (const auto& named : all)
+      if (chosen(named)) group.names.insert(named.name);
+    if (own_) make_group(group);
+  }
+  /// See Optimizer::no_decay_on_biases_and_norms.
+  void no_decay_on_biases_and_norms() { set_group(optim::IsBiasOrNorm{}, {.weight_decay = 0}); }
+  /// This rank's part of the state, made by the first step.
+  std::vector<optim::StateTensor> state() { return own_ ? own_->state() : std::vector<optim::StateTensor>(); }
+
+  // For optim::GradScaler.
+
+  /// Whether this rank has averages of its own part alone.
+  bool in_parts() const { return in_parts_; }
+  /// Calls `use(parts)` with what this rank steps, while all have their gradients.
+  void with_parts(const UseParts& use) { with_parts_(use); }
+  /// Makes a number, which lies where the parameters do, the largest one of all ranks.
+  void make_largest(std::int32_t* number) { make_largest_(number); }
+  /// Instead of `step`, where the gradients are no good.
+  void skip_step() { skip_step_(); }
+  /// See Optimizer::step_unless: in a replay that is left out all gather the parameters that they have.
+  void step_unless(const std::int32_t* unwanted) requires(!std::is_same_v<D, Cpu>) { step_(unwanted); }
+  void prepare_to_skip() requires(!std::is_same_v<D, Cpu>) {
+    with_parts_([this](const auto&) {
+      if (own_) own_->prepare_to_skip();
+    });
+  }
+
+  // For checkpoints. For a moment each rank holds the whole state.
+
+  /// A plain optimizer of all parameters, without state, but with the learning rate.
+  template <class Net>
+  std::unique_ptr<Opt> whole(Net& net) const {
+    std::vector<nn::NamedParameter<D>> all;
+    for (const auto& entry : net.flat_parameters().entries()) all.push_back(entry.named);
+    auto optimizer = std::make_unique<Opt>(std::move(all), options_);
+    optimizer->set_lr(lr());
+    return optimizer;
+  }
+  /// One with the state of all ranks, on every rank; all of them call it.
+  template <class Net>
+  std::unique_ptr<Opt> gathered(Net& net) {
+    auto all = whole(net);
+    auto& communicator = net.communicator();
+    for_each_tensor(communicator, *all, [&](const Shard& shard, const optim::StateTensor& to, const auto* own) {
+      if (own) copy(shard.in(to), *own, own->data, shard.bytes(to));
+      communicator.broadcast(std::span(shard.in(to), shard.bytes(to)), shard.owner);
+    });
+    return all;
+  }
+  /// Takes this rank's part of the state that `all`, made by `whole`, has, and its learning rate.
+  template <class Net>
+  void adopt(Net& net, Opt& all) {
+    resume_lr(all.lr());
+    // Frozen parameters have no bucket, but state, where they have been stepped.
+    std::set<std::string> stepped;
+    for (const auto& tensor : all.state())
+      if (tensor.name.starts_with("steps.") && *static_cast<const std::int64_t*>(tensor.data) > 0)
+        stepped.insert(tensor.name);
+    shards_.place(net, [&](const std::string& name) { return stepped.contains(cat("steps.", name)); });
+    share_out(net);
+    for_each_tensor(net.communicator(), all, [&](const Shard& shard, const optim::StateTensor& from, const auto* own) {
+      if (own) copy(static_cast<std::uint8_t*>(own->data), from, shard.in(from), shard.bytes(from));
+    });
+  }
+
+ private:
+  template <class Net, class Call>
+  static auto while_alive(const Net& net, Call call) {
+    return detail::while_alive("ShardedOptimizer", net.alive(), std::move(call));
+  }
+
+  /// Calls `f(shard, tensor of all, this rank's own or null)` for the state of each shard.
+  template <class Communicator, class F>
+  void for_each_tensor(Communicator& communicator, Opt& all, const F& f) {
+    const auto wholes = all.state(), owns = state();  // as many for each parameter, the last one its steps
+    std::map<std::string, std::size_t> last;          // the order may have changed since `all` was made
+    std::size_t each = 0;
+    for (std::size_t i = 0; i < wholes.size(); ++i)
+      if (wholes[i].name.starts_with("steps.")) {
+        if (each == 0) each = i + 1;
+        last.emplace(wholes[i].name, i);
+      }
+    std::size_t own = 0;
+    for (const Shard& shard : shards_.all()) {
+      const bool mine = shard.owner == communicator.rank();
+      const std::size_t first = last.at(cat("steps.", shard.named.name)) + 1 - each;
+      for (std::size_t t = 0; t < each; ++t) f(shard, wholes[first + t], mine ? &owns[own++] : nullptr);
+    }
+  }
+
+  void copy(std::uint8_t* to, const optim::StateTensor& tensor, const void* from, std::size_t bytes) const {
+    const auto device = own_->device();
+    if (tensor.on_host)
+      std::memcpy(to, from, bytes);
+    else
+      copy_bytes(device, to, device, from, bytes);
+  }
+
+  template <class Net>
+  void step(Net& net, [[maybe_unused]] const std::int32_t* unwanted) {
+    prepare(net);
+    if (own_) {
+      take_learning_rate();
+      net.with_gradients([&] {
+        if constexpr (!std::is_same_v<D, Cpu>)
+          if (unwanted != nullptr) return own_->step_unless(unwanted);
+        own_->step();
+      });
+    }
+    net.forget_parts();
+    gather(net);
+    for (const auto& entry : net.flat_parameters().entries()) entry.parameter().touch();
+  }
+
+  void take_learning_rate() {
+    own_->set_lr(lr());
+#if CHORUS_USE_CUDA
+    if constexpr (std::is_same_v<D, Cuda>)
+      if (auto* numbers = cuda::replay_numbers()) numbers->at_replay([this] { own_->set_lr(lr()); });
+#endif
+  }
+
+  template <class Net>
+  double clip(Net& net, double max_norm) {
+    optim::detail::check_max_norm(max_norm);
+#if CHORUS_USE_CUDA
+    check<UsageError>((std::is_same_v<D, Cpu> || cuda::replay_numbers() == nullptr),
+                      "ShardedOptimizer: clip_grad_norm in a step that is captured, where no rank knows its norm");
+#endif
+    prepare(net);
+    double squares = 0;
+    net.with_gradients([&] { squares = optim::detail::square_sum(shards_.mine()); });
+    net.communicator().all_reduce(std::span(&squares, 1), comm::ReduceOp::sum, {});
+    const double norm = std::sqrt(squares);
+    net.with_gradients([&] { optim::detail::scale_down(shards_.mine(), norm, max_norm); });
+    return norm;
+  }
+
+  /// Shares the parameters out, at the first step, for the first backward pass settles the buckets; and anew, with
+  /// their state, when some were frozen or thawed meanwhile.
+  template <class Net>
+  void prepare(Net& net) {
+    if (shards_.fit(net)) return;
+    if (shards_.all().empty()) return share_out(net);
+    const auto all = gathered(net);
+    adopt(net, *all);
+  }
+  template <class Net>
+  void share_out(Net& net) {
+    own_.reset();  // it knows the old parts
+    shards_.share_out(net);
+    if (shards_.mine().empty()) return;
+    own_ = std::make_unique<Opt>(shards_.mine(), options_);
+    for (const Group& group : groups_) make_group(group);
+  }
+
+  // By name: a part of a parameter does not have its shape.
+  struct Group {
+    std::set<std::string> names;
+    optim::GroupOptions options;
+  };
+  void make_group(const Group& group) {
+    const auto chosen = [&](const auto& named) { return group.names.contains(named.name); };
+    if (std::any_of(shards_.mine().begin(), shards_.mine().end(), chosen)) own_->set_group(chosen, group.options);
+  }
+
+  template <class Net>
+  static void gather(Net& net) {
+    auto& communicator = net.communicator();
+    if (communicator.size() == 1) return;
+    const comm::CollectiveOptions options{.traffic = trace::Traffic::parameters};
+    const auto ranks = static_cast<std::size_t>(communicator.size()),
+               rank = static_cast<std::size_t>(communicator.rank());
+    for (const auto& bucket : net.buckets()) {
+      const auto& group = net.flat_parameters().groups()[bucket.group];
+      detail::with_type(group.dtype, group.value(bucket.begin), [&]<class T>(T* values) {
+        const std::size_t share = bucket.count / ranks, even = share * ranks;
+        if (share > 0)
+          communicator.all_gather(std::span<const T>(values + rank * share, share), std::span<T>(values, even),
+                                  options);
+        if (even < bucket.count)
+          communicator.broadcast(std::span<T>(values + even, bucket.count - even), communicator.size() - 1, options);
+      });
+    }
+  }
+
+  typename Opt::options_type options_;
+  // What knows the net's type.
+  std::function<void(const std::int32_t*)> step_;
+  std::function<double(double)> clip_;
+  std::function<void(const UseParts&)> with_parts_;
+  std::function<void(std::int32_t*)> make_largest_;
+  std::function<void()> zero_grad_, skip_step_;
+  std::function<std::vector<nn::NamedParameter<D>>()> parameters_;
+  bool in_parts_;
+  detail::ParameterShards<D> shards_;
+  std::vector<Group> groups_;
+  std::unique_ptr<Opt> own_;  // none where there are fewer numbers than ranks
+};
+
+}  // namespace chorus::inline CHORUS_ABI
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_SHARDED_OPTIMIZER_HPP
+
+#if CHORUS_USE_CUDA
+// <chorus/parallel/cuda/graphed.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CUDA_GRAPHED_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_CUDA_GRAPHED_HPP
+/// Graphed: a training step that is recorded once as a CUDA graph, communication and optimizer included, and from then
+/// on started by one call instead of by hundreds.
+
+namespace chorus::inline CHORUS_ABI {
+
+struct GraphedOptions {
+  /// Steps that run eagerly first, so that memory, plans and buckets are as they will stay.
+  int warm_up = 3;
+  /// How many losses are kept until `losses` reads them.
+  int kept_losses = 1024;
+};
+
+/// Calls `step(inputs...)`, which does all of a training step and returns the loss, a number on the GPU; inputs that
+/// are tensors of the host come to it on the GPU:
+///
+///   Graphed step(net, [&](const auto& images, const auto& labels) {
+///     optimizer.zero_grad();
+///     auto loss = cross_entropy(net(images), labels);
+///     loss.backward();
+///     optimizer.step();
+///     return loss;
+///   });
+///   for (auto& [images, labels] : loader) step(images, labels);
+///   double last = step.losses().back();
+///
+/// Steps with the shapes of the first one are replayed after the warm-up; others run eagerly. What the step reads from
+/// the host at other times than in the capture does not change any more, but for the optimizers' learning rates and
+/// numbers of steps and the random numbers, which go on as in eager steps. Inside, nothing may wait for the GPU or copy
+/// to or from the host: those calls throw UsageError. Under DistributedDataParallel all ranks replay, or none does:
+/// every call agrees on it. Where parameters, buckets or an optimizer's state have changed their places, as a
+/// checkpoint that is loaded may have it, there is a warm-up and a capture again. Must be destroyed before `net` and
+/// its communicator. GPUs with one device per process.
+template <class Net, class Step>
+class Graphed {
+ public:
+  Graphed(Net& net, Step step, const GraphedOptions& options = {})
+      : net_(net),
+        step_(std::move(step)),
+        options_(checked(options)),
+        device_(net.flat_parameters().entries().front().parameter().where()),
+        stream_(device_),
+        pool_(device_, stream_.get()),
+        numbers_(device_),
+        ring_(device_, static_cast<std::size_t>(options.kept_losses) * sizeof(double)) {
+    check<UsageError>(Net::distributed || net.devices() == 1, "Graphed: a process has one device, this one has ",
+                      net.devices());
+  }
+  Graphed(const Graphed&) = delete;
+  Graphed& operator=(const Graphed&) = delete;
+  ~Graphed() {
+    try {
+      drop_graph();
+    } catch (const Error&) {
+      // The device is broken or its peers are gone; what it was doing is of no use.
+      static_cast<void>(cudaGraphExecDestroy(exec_));
+    }
+  }
+
+  /// One step, replayed where that can be. Throws what the step throws.
+  template <AnyTensor... Inputs>
+  void operator()(const Inputs&... inputs) {
+    if (inputs_.empty()) (keep(inputs), ...);
+    const auto [unfit, moved] = any_rank(!fits(inputs...), exec_ != nullptr && !everything_in_place());
+    if (moved) begin_anew();
+    if (unfit) {
+      note_loss(step_(inputs...));
+      return;
+    }
+    std::size_t next = 0;
+    const std::tuple fixed{refill(inputs, next)...};
+    if (steps_++ < options_.warm_up) return std::apply([this](const auto&... x) { warm_up(x...); }, fixed);
+    if (exec_ == nullptr) std::apply([this](const auto&... x) { capture(x...); }, fixed);
+    replay();
+  }
+
+  /// Whether steps of the first shapes are replayed by now.
+  bool captured() const { return exec_ != nullptr; }
+  std::int64_t replays() const { return replays_; }
+
+  /// The losses of the steps since the last call, at most the newest `kept_losses`. Waits for the GPU; throws what went
+  /// wrong there.
+  std::vector<double> losses() {
+    const auto kept = static_cast<std::int64_t>(options_.kept_losses);
+    std::vector<std::byte> bytes(ring_.bytes());
+    copy_bytes(Cpu{}, bytes.data(), device_, ring_.data(), bytes.size());
+    std::vector<double> out;
+    for (std::int64_t i = std::max(read_, noted_ - kept); i < noted_; ++i) {
+      const std::byte* place = bytes.data() + static_cast<std::size_t>(i % kept) * sizeof(double);
+      float single = 0;
+      double number = 0;
+      std::memcpy(&single, place, sizeof single);
+      std::memcpy(&number, place, sizeof number);
+      out.push_back(loss_type_ == DType::f32 ? static_cast<double>(single) : number);
+    }
+    read_ = noted_;
+    return out;
+  }
+
+ private:
+  static const GraphedOptions& checked(const GraphedOptions& options) {
+    check<UsageError>(options.warm_up >= 1 && options.kept_losses >= 1,
+                      "Graphed: warm_up and kept_losses are at least 1, got ", options.warm_up, " and ",
+                      options.kept_losses);
+    return options;
+  }
+
+  struct Input {
+    Storage<Cuda> storage;
+    DType dtype;
+    std::vector<Index> shape;
+  };
+
+  template <class T, int Rank, class From>
+  void keep(const Tensor<T, Rank, From>& input) {
+    inputs_.push_back({Storage<Cuda>(device_, input.bytes()), dtype<T>, {input.shape().begin(), input.shape().end()}});
+  }
+  template <class... Inputs>
+  bool fits(const Inputs&... inputs) const {
+    std::size_t i = 0;
+    const auto same = [&]<class T, int Rank, class From>(const Tensor<T, Rank, From>& x) {
+      const Input& known = inputs_[i++];
+      return known.dtype == dtype<T> &&
+             std::equal(known.shape.begin(), known.shape.end(), x.shape().begin(), x.shape().end());
+    };
+    return sizeof...(Inputs) == inputs_.size() && (same(inputs) && ...);
+  }
+  template <class T, int Rank, class From>
+  Tensor<T, Rank, Cuda> refill(const Tensor<T, Rank, From>& input, std::size_t& next) const {
+    check<ShapeError>(input.is_contiguous(), "Graphed: an input of shape ", input.shape(), " is not contiguous");
+    const Storage<Cuda>& storage = inputs_[next++].storage;
+    copy_bytes(device_, storage.data(), input.device(), input.data(), input.bytes());
+    return {storage, static_cast<T*>(storage.data()), input.shape(), row_major(input.shape())};
+  }
+
+  std::array<bool, 2> any_rank(bool first, bool second) {
+    std::array<double, 2> ranks{first ? 1.0 : 0.0, second ? 1.0 : 0.0};
+    net_.sum(ranks);
+    return {ranks[0] != 0, ranks[1] != 0};
+  }
+
+  // Whether all is still where the graph knows it.
+  bool everything_in_place() const { return net_.flat_parameters().generation() == generation_ && numbers_.complete(); }
+  void drop_graph() {
+    if (exec_ == nullptr) return;
+    cuda::synchronize(cuda::compute_stream(device_));
+    static_cast<void>(cudaGraphExecDestroy(std::exchange(exec_, nullptr)));
+  }
+  // In the memory that there is now, an optimizer's state has to be made, and so on.
+  void begin_anew() {
+    drop_graph();
+    numbers_.forget();
+    steps_ = 0;
+  }
+
+  // On the stream and with the memory that the capture will have.
+  template <class... Inputs>
+  void warm_up(const Inputs&... inputs) {
+    const cudaStream_t outside = cuda::current_stream(device_);
+    cuda::order(device_, outside, stream_);
+    try {
+      const cuda::StreamScope stream(stream_);
+      const cuda::PoolScope pool(pool_);
+      note_loss(step_(inputs...));
+    } catch (...) {
+      cuda::order(device_, stream_, outside);  // some of the step may be under way
+      throw;
+    }
+    cuda::order(device_, stream_, outside);
+  }
+
+  template <class... Inputs>
+  void capture(const Inputs&... inputs) {
+    cuda::synchronize(device_);
+    cuda::synchronize(stream_.get());
+    touch_parameters();  // what depends on them is worked out anew in every replay
+    const cuda::DeviceGuard guard(device_);
+    const cuda::StreamScope stream(stream_);
+    const cuda::PoolScope pool(pool_);
+    const cuda::ReplayScope numbers(numbers_);
+    const auto passes = net_.forward_passes();
+    cudaGraph_t graph = nullptr;
+    std::exception_ptr error;
+    CHORUS_CUDA_CHECK(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
+    pool_->seal(true);
+    try {
+      const auto loss = step_(inputs...);
+      loss_ = value_of(loss).storage();
+      loss_data_ = value_of(loss).data();
+      loss_type_ = dtype<typename tensor_of<decltype(loss)>::value_type>;
+    } catch (...) {
+      error = std::current_exception();
+    }
+    const cudaError_t ended = cudaStreamEndCapture(stream_, &graph);
+    pool_->seal(false);
+    cudaError_t made = ended;
+    if (!error && made == cudaSuccess) made = cudaGraphInstantiate(&exec_, graph, 0);
+    if (graph != nullptr) static_cast<void>(cudaGraphDestroy(graph));
+    if (error || made != cudaSuccess) {
+      static_cast<void>(cudaGetLastError());
+      numbers_.take_back();
+      net_.set_forward_passes(passes);
+      touch_parameters();  // what was worked out of them has not been
+      if (error) rethrow_with(error, "Graphed: while the step was captured: ");
+      CHORUS_CUDA_CHECK(made);
+    }
+    generation_ = net_.flat_parameters().generation();
+    const auto more = net_.forward_passes() - passes;
+    numbers_.at_replay([this, more] {
+      net_.set_forward_passes(net_.forward_passes() + more);
+      touch_parameters();
+    });
+  }
+
+  void replay() {
+    numbers_.renew();
+    const auto start = [this] {
+      const cuda::DeviceGuard guard(device_);
+      CHORUS_CUDA_CHECK(cudaGraphLaunch(exec_, cuda::current_stream(device_)));
+    };
+    if constexpr (Net::distributed)
+      net_.communicator().launch("the replay of a captured step", start);
+    else
+      start();
+    ++replays_;
+    note(loss_data_, size_of(loss_type_));
+  }
+
+  template <class Loss>
+  void note_loss(const Loss& loss) {
+    using T = typename tensor_of<Loss>::value_type;
+    static_assert(tensor_of<Loss>::rank == 0 && std::floating_point<T>,
+                  "Graphed: the step returns the loss, one number");
+    loss_type_ = dtype<T>;
+    note(value_of(loss).data(), sizeof(T));
+  }
+  void note(const void* loss, std::size_t bytes) {
+    const auto place = static_cast<std::size_t>(noted_++ % options_.kept_losses) * sizeof(double);
+    copy_bytes(device_, static_cast<std::byte*>(ring_.data()) + place, device_, loss, bytes);
+  }
+
+  void touch_parameters() {
+    for (const auto& entry : net_.flat_parameters().entries()) entry.parameter().touch();
+  }
+
+  Net& net_;
+  Step step_;
+  GraphedOptions options_;
+  Cuda device_;
+  cuda::Stream stream_;
+  cuda::PrivatePool pool_;
+  cuda::ReplayNumbers numbers_;
+  Storage<Cuda> ring_;
+  std::vector<Input> inputs_;
+  Storage<Cuda> loss_;
+  const void* loss_data_ = nullptr;
+  DType loss_type_ = DType::f32;
+  int steps_ = 0;
+  std::uint64_t generation_ = 0;  // of the parameters' layout that was captured
+  std::int64_t replays_ = 0, noted_ = 0, read_ = 0;
+  cudaGraphExec_t exec_ = nullptr;
+};
+
+}  // namespace chorus::inline CHORUS_ABI
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CUDA_GRAPHED_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_ALL_HPP
