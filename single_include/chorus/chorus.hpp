@@ -24701,6 +24701,47 @@ CHORUS_INLINE std::shared_ptr<Engine> alone() { return std::make_shared<detail::
 /// What the policies of several processes share: a model on each rank, shares of the data, and numbers that all ranks
 /// agree on.
 
+// <chorus/comm/objects.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_OBJECTS_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_OBJECTS_HPP
+/// Collectives of texts, which may have another length on each rank: a configuration, a file's name, a report.
+
+namespace chorus::inline CHORUS_ABI::comm {
+
+/// The texts of all ranks, in the order of ranks; any bytes (PyTorch's all_gather_object, which pickles). What has a
+/// structure is sent as JSON, say. Each rank holds size() times the longest text for a moment.
+template <class Communicator>
+[[gnu::cold]] std::vector<std::string> all_gather_object(Communicator& communicator, std::string_view own) {
+  if (communicator.size() == 1) return {std::string(own)};
+  const auto ranks = static_cast<std::size_t>(communicator.size());
+  const auto own_length = static_cast<std::int64_t>(own.size());
+  std::vector<std::int64_t> lengths(ranks);
+  communicator.all_gather(std::span<const std::int64_t>(&own_length, 1), std::span<std::int64_t>(lengths), {});
+  const auto longest = static_cast<std::size_t>(*std::max_element(lengths.begin(), lengths.end()));
+  std::vector<std::uint8_t> padded(own.begin(), own.end()), all(longest * ranks);
+  padded.resize(longest);
+  communicator.all_gather(std::span<const std::uint8_t>(padded), std::span<std::uint8_t>(all), {});
+  std::vector<std::string> texts;
+  for (std::size_t rank = 0; rank < ranks; ++rank)
+    texts.emplace_back(reinterpret_cast<const char*>(all.data()) + rank * longest,
+                       static_cast<std::size_t>(lengths[rank]));
+  return texts;
+}
+
+/// The text of rank `root`, on all ranks; what others pass is not looked at (PyTorch's broadcast_object_list).
+template <class Communicator>
+[[gnu::cold]] std::string broadcast_object(Communicator& communicator, std::string_view own, int root = 0) {
+  auto length = static_cast<std::uint64_t>(own.size());
+  communicator.broadcast(std::span(&length, 1), root, {});
+  std::vector<std::uint8_t> text(own.begin(), own.end());
+  text.resize(length);
+  communicator.broadcast(std::span<std::uint8_t>(text), root, {});
+  return {text.begin(), text.end()};
+}
+
+}  // namespace chorus::inline CHORUS_ABI::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_OBJECTS_HPP
+
 // <chorus/parallel/batch_shares.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_BATCH_SHARES_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_BATCH_SHARES_HPP
@@ -24913,22 +24954,10 @@ template <Device D, class Counts>
 /// Throws the same UsageError on every rank where a rank's description is not rank 0's.
 template <class Communicator>
 [[gnu::cold]] void check_same_description(Communicator& communicator, std::string_view policy, const std::string& own) {
-  const auto ranks = static_cast<std::size_t>(communicator.size());
-  if (ranks == 1) return;
-  const auto own_length = static_cast<std::int64_t>(own.size());
-  std::vector<std::int64_t> lengths(ranks);
-  communicator.all_gather(std::span<const std::int64_t>(&own_length, 1), std::span<std::int64_t>(lengths), {});
-  const auto longest = static_cast<std::size_t>(*std::max_element(lengths.begin(), lengths.end()));
-  std::vector<std::uint8_t> padded(own.begin(), own.end()), all(longest * ranks);
-  padded.resize(longest);
-  communicator.all_gather(std::span<const std::uint8_t>(padded), std::span<std::uint8_t>(all), {});
-  const auto of_rank = [&](std::size_t rank) {
-    return std::string_view(reinterpret_cast<const char*>(all.data()) + rank * longest,
-                            static_cast<std::size_t>(lengths[rank]));
-  };
-  for (std::size_t rank = 1; rank < ranks; ++rank) {
-    if (of_rank(rank) == of_rank(0)) continue;
-    const auto [theirs, first] = first_difference(of_rank(rank), of_rank(0));
+  const auto all = comm::all_gather_object(communicator, own);
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] == all[0]) continue;
+    const auto [theirs, first] = first_difference(all[rank], all[0]);
     fail<UsageError>(policy, ": the ranks' models differ: rank ", rank, " has ", theirs, " where rank 0 has ", first);
   }
 }
@@ -24989,12 +25018,7 @@ class DistributedPolicy : public Policy<Model> {
 
   /// Whether `text` is the same on all ranks; a collective.
   [[gnu::cold]] bool same_on_all_ranks(std::string_view text) {
-    std::vector<std::uint8_t> first(text.begin(), text.end());
-    auto length = static_cast<std::uint64_t>(first.size());
-    communicator_.broadcast(std::span(&length, 1), 0, {});
-    first.resize(length);
-    communicator_.broadcast(std::span<std::uint8_t>(first), 0, {});
-    double different = std::equal(first.begin(), first.end(), text.begin(), text.end()) ? 0 : 1;
+    double different = comm::broadcast_object(communicator_, text) == text ? 0 : 1;
     sum({&different, 1});
     return different == 0;
   }

@@ -2,8 +2,8 @@
 /// What the policies of several processes share: a model on each rank, shares of the data, and numbers that all ranks
 /// agree on.
 
-#include <algorithm>
 #include <chorus/comm/communicator.hpp>
+#include <chorus/comm/objects.hpp>
 #include <chorus/core/batch_group.hpp>
 #include <chorus/core/say.hpp>
 #include <chorus/parallel/batch_shares.hpp>
@@ -73,12 +73,7 @@ class DistributedPolicy : public Policy<Model> {
 
   /// Whether `text` is the same on all ranks; a collective.
   [[gnu::cold]] bool same_on_all_ranks(std::string_view text) {
-    std::vector<std::uint8_t> first(text.begin(), text.end());
-    auto length = static_cast<std::uint64_t>(first.size());
-    communicator_.broadcast(std::span(&length, 1), 0, {});
-    first.resize(length);
-    communicator_.broadcast(std::span<std::uint8_t>(first), 0, {});
-    double different = std::equal(first.begin(), first.end(), text.begin(), text.end()) ? 0 : 1;
+    double different = comm::broadcast_object(communicator_, text) == text ? 0 : 1;
     sum({&different, 1});
     return different == 0;
   }

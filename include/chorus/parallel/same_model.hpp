@@ -1,14 +1,11 @@
 #pragma once
 /// The check that all ranks built the same model, before any number is sent.
 
-#include <algorithm>
+#include <chorus/comm/objects.hpp>
 #include <chorus/nn/module.hpp>
-#include <cstdint>
-#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 namespace chorus::inline CHORUS_ABI::detail {
 
@@ -42,22 +39,10 @@ template <Device D, class Counts>
 /// Throws the same UsageError on every rank where a rank's description is not rank 0's.
 template <class Communicator>
 [[gnu::cold]] void check_same_description(Communicator& communicator, std::string_view policy, const std::string& own) {
-  const auto ranks = static_cast<std::size_t>(communicator.size());
-  if (ranks == 1) return;
-  const auto own_length = static_cast<std::int64_t>(own.size());
-  std::vector<std::int64_t> lengths(ranks);
-  communicator.all_gather(std::span<const std::int64_t>(&own_length, 1), std::span<std::int64_t>(lengths), {});
-  const auto longest = static_cast<std::size_t>(*std::max_element(lengths.begin(), lengths.end()));
-  std::vector<std::uint8_t> padded(own.begin(), own.end()), all(longest * ranks);
-  padded.resize(longest);
-  communicator.all_gather(std::span<const std::uint8_t>(padded), std::span<std::uint8_t>(all), {});
-  const auto of_rank = [&](std::size_t rank) {
-    return std::string_view(reinterpret_cast<const char*>(all.data()) + rank * longest,
-                            static_cast<std::size_t>(lengths[rank]));
-  };
-  for (std::size_t rank = 1; rank < ranks; ++rank) {
-    if (of_rank(rank) == of_rank(0)) continue;
-    const auto [theirs, first] = first_difference(of_rank(rank), of_rank(0));
+  const auto all = comm::all_gather_object(communicator, own);
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] == all[0]) continue;
+    const auto [theirs, first] = first_difference(all[rank], all[0]);
     fail<UsageError>(policy, ": the ranks' models differ: rank ", rank, " has ", theirs, " where rank 0 has ", first);
   }
 }

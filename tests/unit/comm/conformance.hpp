@@ -2,6 +2,7 @@
 /// What every Communicator has to do, as a function that each rank runs: returns "" or the first thing that is wrong.
 
 #include <chorus/comm/communicator.hpp>
+#include <chorus/comm/objects.hpp>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -154,6 +155,21 @@ std::string extremes(ch::comm::Communicator auto& c) {
   return wrong;
 }
 
+/// Texts of every length, none among them.
+std::string objects(ch::comm::Communicator auto& c) {
+  const auto text_of = [](int rank) {
+    return std::string(static_cast<std::size_t>(7 * rank), 'a') + std::string(rank % 2, '\0');
+  };
+  const auto all = ch::comm::all_gather_object(c, text_of(c.rank()));
+  if (static_cast<int>(all.size()) != c.size()) return ch::cat("all_gather_object: ", all.size(), " texts");
+  for (int rank = 0; rank < c.size(); ++rank) {
+    if (all[static_cast<std::size_t>(rank)] != text_of(rank)) return ch::cat("all_gather_object: of rank ", rank);
+    if (ch::comm::broadcast_object(c, text_of(c.rank()), rank) != text_of(rank))
+      return ch::cat("broadcast_object from ", rank);
+  }
+  return "";
+}
+
 /// Every operation, with every scalar type, and with counts that divide by the number of ranks and counts that don't.
 inline std::string conforms(ch::comm::Communicator auto& c) {
   const auto n = static_cast<std::size_t>(c.size());
@@ -167,6 +183,7 @@ inline std::string conforms(ch::comm::Communicator auto& c) {
     if (!wrong.empty()) return wrong;
   for (const auto& wrong : {extremes<float>(c), extremes<double>(c), extremes<ch::bf16>(c), extremes<ch::half>(c)})
     if (!wrong.empty()) return wrong;
+  if (auto wrong = objects(c); !wrong.empty()) return wrong;
   if (auto wrong = wraps<std::int8_t>(c); !wrong.empty()) return wrong;
   if (auto wrong = wraps<std::int32_t>(c); !wrong.empty()) return wrong;
   if (auto wrong = conforms<double>(c, 200'003); !wrong.empty()) return wrong;  // several segments
