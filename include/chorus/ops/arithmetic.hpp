@@ -1,7 +1,7 @@
 #pragma once
 /// Arithmetic of operands and numbers, element by element: + - * / and pow, maximum, minimum, clamp. Operands broadcast
 /// as in NumPy; each function gives a Tensor for Tensors, else a Variable. Throws ShapeError where shapes don't
-/// broadcast.
+/// broadcast, UsageError where an operand is undefined.
 
 #include <limits>
 

@@ -14,7 +14,8 @@ struct Cast {
 }  // namespace operations
 
 /// The same numbers in another scalar type, as `static_cast` converts them: `to<bf16>(x)`. Between floating-point types
-/// the gradient is converted back; to integers and bool there is none. What already has the type is returned as it is.
+/// the gradient is converted back; to integers and bool there is none. What already has the type is returned as it is,
+/// an undefined one undefined.
 template <Scalar To, Operand X>
 auto to(const X& x) {
   using From = typename tensor_of<X>::value_type;

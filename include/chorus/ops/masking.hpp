@@ -40,6 +40,7 @@ Tensor<T, Rank, D> as_numbers(const Tensor<bool, Rank, D>& mask) {
 /// a where the mask is true, else b; the three broadcast. Throws ShapeError where they don't.
 template <int Rank, Device D, Operand A, Operand B>
 auto where(const Tensor<bool, Rank, D>& mask, const A& a, const B& b) {
+  detail::check_defined("where", mask, value_of(a), value_of(b));
   const auto numbers = detail::as_numbers<typename tensor_of<A>::value_type>(mask);
   return detail::pointwise("where", functors::Where{}, numbers, a, b);
 }
@@ -47,6 +48,7 @@ auto where(const Tensor<bool, Rank, D>& mask, const A& a, const B& b) {
 /// The value where the mask is true, else x; they broadcast. Throws ShapeError where they don't.
 template <Operand X, int Rank, Device D>
 auto masked_fill(const X& x, const Tensor<bool, Rank, D>& mask, double value) {
+  detail::check_defined("masked_fill", value_of(x), mask);
   const auto numbers = detail::as_numbers<typename tensor_of<X>::value_type>(mask);
   return detail::pointwise("masked_fill", functors::MaskedFill{value}, numbers, x);
 }

@@ -62,6 +62,7 @@ Recorded<broadcast_rank<First, Rest...>, First, Rest...> map(const char* operati
   constexpr int rank = broadcast_rank<First, Rest...>;
   constexpr std::size_t count = 1 + sizeof...(Rest);
   const std::tuple inputs{contiguous(value_of(first)), contiguous(value_of(rest))...};
+  std::apply([&](const auto&... input) { check_defined(operation, input...); }, inputs);
   const D device = std::get<0>(inputs).device();
   BroadcastLayout<static_cast<std::size_t>(rank), count> layout;
   layout.shape.fill(1);
@@ -128,7 +129,7 @@ auto pointwise(const char* operation, const F& f, const Inputs&... inputs) {
 /// `f` of each element, in one pass forward and one back: the gradient comes from calling `f` with Dual numbers. A
 /// functor is `struct SwiGlu { template <class S> CHORUS_HD S operator()(const S& a, const S& b) const { ... } };`,
 /// with `where(condition, a, b)` for a choice and mathematical functions called without a namespace. Operands broadcast
-/// as in NumPy.
+/// as in NumPy. Throws UsageError where one is undefined.
 template <class F, Operand... Xs>
 auto pointwise(const F& f, const Xs&... xs) {
   return detail::pointwise("pointwise", f, xs...);

@@ -69,7 +69,8 @@ auto reduce(Operation operation, const X& x, Index axis, Forward forward, Backwa
 
 // The same over all elements.
 template <Operand X, class Reduce>
-auto reduce_all(const X& x, Reduce along_axis) {
+auto reduce_all(const char* operation, const X& x, Reduce along_axis) {
+  check_defined(operation, value_of(x));
   return along_axis(reshape(x, Shape<1>{-1}), 0);
 }
 
@@ -127,14 +128,14 @@ auto amin(const X& x, Index axis) {
       });
 }
 
-#define CHORUS_REDUCTION_FORMS(NAME)                                                             \
-  template <Operand X>                                                                           \
-  auto NAME(const X& x) {                                                                        \
-    return detail::reduce_all(x, [](const auto& flat, Index axis) { return NAME(flat, axis); }); \
-  }                                                                                              \
-  template <Operand X>                                                                           \
-  auto NAME(const X& x, Index axis, KeepAxis) {                                                  \
-    return detail::reduce_keeping(x, axis, [](const auto& in, Index a) { return NAME(in, a); }); \
+#define CHORUS_REDUCTION_FORMS(NAME)                                                                    \
+  template <Operand X>                                                                                  \
+  auto NAME(const X& x) {                                                                               \
+    return detail::reduce_all(#NAME, x, [](const auto& flat, Index axis) { return NAME(flat, axis); }); \
+  }                                                                                                     \
+  template <Operand X>                                                                                  \
+  auto NAME(const X& x, Index axis, KeepAxis) {                                                         \
+    return detail::reduce_keeping(x, axis, [](const auto& in, Index a) { return NAME(in, a); });        \
   }
 CHORUS_REDUCTION_FORMS(sum)
 CHORUS_REDUCTION_FORMS(mean)
@@ -159,7 +160,7 @@ auto var(const X& x, Index axis, Index correction = 1) {
 /// The variance of all elements.
 template <Operand X>
 auto var(const X& x) {
-  return detail::reduce_all(x, [](const auto& flat, Index axis) { return var(flat, axis); });
+  return detail::reduce_all("var", x, [](const auto& flat, Index axis) { return var(flat, axis); });
 }
 /// The variance along an axis, which stays with size 1.
 template <Operand X>

@@ -48,6 +48,7 @@ namespace operations {
 template <Operand X, std::size_t NewRank>
 detail::Recorded<static_cast<int>(NewRank), X> reshape(const X& x, const std::array<Index, NewRank>& shape) {
   const auto input = contiguous(value_of(x));
+  detail::check_defined(Reshape::name, input);
   return record(
       Reshape{}, input.view(shape), [old = input.shape()](const auto& dy, auto dx) { dx->add(dy.view(old)); }, x);
 }
@@ -104,6 +105,7 @@ auto transpose(const X& x, Index a, Index b) {
 template <Operand X, std::size_t NewRank>
 auto expand(const X& x, const std::array<Index, NewRank>& shape) {
   const auto& input = value_of(x);
+  detail::check_defined(operations::Expand::name, input);
   auto out = contiguous(input.expand(shape));
   return record(
       operations::Expand{}, std::move(out),

@@ -77,7 +77,7 @@ auto logsumexp(const X& x, Index axis) {
 /// The same over all elements.
 template <Operand X>
 auto logsumexp(const X& x) {
-  return detail::reduce_all(x, [](const auto& flat, Index axis) { return logsumexp(flat, axis); });
+  return detail::reduce_all("logsumexp", x, [](const auto& flat, Index axis) { return logsumexp(flat, axis); });
 }
 /// The same along an axis, which stays with size 1.
 template <Operand X>

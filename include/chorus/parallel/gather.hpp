@@ -74,6 +74,7 @@ auto gather_tensors(const std::vector<Tensor<T, Rank, D>>& parts, int dim, D dev
   if constexpr (Rank == 0) {
     auto out = Tensor<T, 1, D>::empty({static_cast<Index>(parts.size())}, device);
     for (std::size_t i = 0; i < parts.size(); ++i) {
+      check<UsageError>(parts[i].defined(), "DataParallel: replica ", i, " returned an undefined scalar");
       copy_bytes(device, out.data() + i, parts[i].device(), parts[i].data(), sizeof(T));
       if (parts[i].device() != device) trace::sent(parts[i].device().index, trace::Traffic::outputs, sizeof(T));
     }

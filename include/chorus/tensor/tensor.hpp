@@ -100,10 +100,11 @@ class Tensor {
     return true;
   }
 
-  /// One element, on the CPU. Throws ShapeError where an index is out of range.
+  /// One element, on the CPU. Throws ShapeError where an index is out of range, UsageError where there is none.
   template <class... Indices>
     requires(sizeof...(Indices) == static_cast<std::size_t>(Rank) && std::is_same_v<D, Cpu>)
   T& operator()(Indices... indices) const {
+    if constexpr (Rank == 0) check<UsageError>(defined(), "Tensor: an undefined one has no element");
     const Shape<Rank> at{static_cast<Index>(indices)...};
     Index offset = 0;
     for (std::size_t axis = 0; axis < static_cast<std::size_t>(Rank); ++axis) {
@@ -116,7 +117,8 @@ class Tensor {
 
   /// The number in a tensor of one element, brought to the host.
   T item() const {
-    check<ShapeError>(defined() && numel() == 1, "item: expected a tensor of one element, got shape ", shape_);
+    check<UsageError>(defined(), "item: the tensor is undefined");
+    check<ShapeError>(numel() == 1, "item: expected a tensor of one element, got shape ", shape_);
     T value{};
     copy_bytes(Cpu{}, &value, device(), data_, sizeof(T));
     return value;
@@ -202,6 +204,7 @@ class Tensor {
   std::vector<T> to_vector() const
     requires(!std::is_same_v<T, bool>)
   {
+    check<UsageError>(Rank > 0 || defined(), "to_vector: the tensor is undefined");
     check<ShapeError>(is_contiguous(), "to_vector: a tensor of shape ", shape_, " and strides ", strides_,
                       " is not contiguous");
     std::vector<T> out(static_cast<std::size_t>(numel()));
@@ -242,5 +245,14 @@ inline constexpr bool is_tensor<Tensor<T, Rank, D>> = true;
 /// Any Tensor.
 template <class X>
 concept AnyTensor = detail::is_tensor<std::remove_cvref_t<X>>;
+
+namespace detail {
+/// Throws UsageError where one is undefined: the shape of one without axes says that it has an element.
+template <AnyTensor... Xs>
+void check_defined(const char* operation, const Xs&... xs) {
+  int i = 0;
+  (check<UsageError>(xs.defined(), operation, ": operand ", i++, " is undefined"), ...);
+}
+}  // namespace detail
 
 }  // namespace chorus

@@ -1,4 +1,8 @@
 #include <chorus/ops/arithmetic.hpp>
+#include <chorus/ops/cast.hpp>
+#include <chorus/ops/masking.hpp>
+#include <chorus/ops/reduction.hpp>
+#include <chorus/ops/softmax.hpp>
 
 #include "check_operator.hpp"
 
@@ -81,6 +85,28 @@ TEST_CASE("empty operands") {
   y.backward(Tensor<2>::empty({0, 3}));
   CHECK(x.grad().shape() == Shape<2>{0, 3});
   CHECK(b.grad().to_vector() == std::vector<double>{0, 0, 0});
+}
+
+TEST_CASE("an undefined operand is named, also where its shape has an element") {
+  const auto said = [](const auto& call) { return message_of<ch::UsageError>(call); };
+  const Tensor<0> none;
+  const Variable<0> variable;
+  const auto one = Tensor<0>::ones({});
+  CHECK(said([&] { none + one; }) == "add: operand 0 is undefined");
+  CHECK(said([&] { one* variable; }) == "mul: operand 1 is undefined");
+  CHECK(said([&] { Tensor<0>::ones({}, ch::Cpu{1}) * none; }) == "mul: operand 1 is undefined");
+  CHECK(said([&] { -ch::Parameter<double, 0>(); }) == "neg: operand 0 is undefined");
+  CHECK(said([&] { Tensor<2>::ones({2, 3}) - Tensor<2>(); }) == "sub: operand 1 is undefined");
+  CHECK(said([&] { ch::where(ch::Tensor<bool, 0>(), one, one); }) == "where: operand 0 is undefined");
+  CHECK(said([&] { ch::masked_fill(none, ch::Tensor<bool, 0>::full({}, true), 1); }) ==
+        "masked_fill: operand 0 is undefined");
+  CHECK(said([&] { ch::sum(none); }) == "sum: operand 0 is undefined");
+  CHECK(said([&] { ch::mean(variable); }) == "mean: operand 0 is undefined");
+  CHECK(said([&] { ch::logsumexp(none); }) == "logsumexp: operand 0 is undefined");
+  CHECK(said([&] { ch::reshape(none, Shape<1>{1}); }) == "reshape: operand 0 is undefined");
+  CHECK(said([&] { ch::expand(none, Shape<1>{3}); }) == "expand: operand 0 is undefined");
+  CHECK(said([&] { ch::to<float>(none) + ch::Tensor<float, 0>::ones({}); }) == "add: operand 0 is undefined");
+  CHECK(said([&] { variable.backward(); }) == "backward: nothing behind this value requires a gradient");
 }
 
 TEST_CASE("messages of arithmetic") {

@@ -63,6 +63,14 @@ struct Threads : nn::Module {
   auto forward(const auto&) const { return std::this_thread::get_id(); }
 };
 
+/// Returns a scalar that has no number.
+template <class D>
+struct Forgetful : nn::Module {
+  nn::Linear<D, double> fc{5, 3};
+  CHORUS_MODULE(Forgetful, fc)
+  auto forward(const auto&) const { return Variable<double, 0, D>(); }
+};
+
 template <class Net>
 std::vector<double> gradients_of(Net& net, const Tensor<double, 2>& x) {
   for (const auto& named : net.parameters()) named.parameter->set_grad_arrived(false);
@@ -130,6 +138,12 @@ TEST_CASE("dp edges: a forward pass without inputs runs once, on the first devic
   sum(loss).backward();
   single().backward();
   CHECK(distance(test::gradients(net.module()), test::gradients(single.module())) < rounding);
+}
+
+TEST_CASE("dp edges: an undefined scalar among the outputs is named") {
+  DataParallel<Forgetful<Cpu>> net{make<Forgetful<Cpu>>(), {.device_ids = {0, 1}}, 3};
+  CHECK(message_of<UsageError>([&] { net(numbers(4, 5, 1)); }) ==
+        "DataParallel: replica 0 returned an undefined scalar");
 }
 
 TEST_CASE("dp edges: empty lists and maps among the inputs and outputs") {

@@ -88,7 +88,11 @@ TEST_CASE("messages of tensors") {
   CHECK(shape_error([&] { x(2, 0); }) == "Tensor: index [2, 0] is outside of shape [2, 3]");
   CHECK(shape_error([&] { x(0, -1); }) == "Tensor: index [0, -1] is outside of shape [2, 3]");
   CHECK(shape_error([&] { x.item(); }) == "item: expected a tensor of one element, got shape [2, 3]");
-  CHECK(shape_error([] { Matrix().item(); }) == "item: expected a tensor of one element, got shape [0, 0]");
+  CHECK(message_of<ch::UsageError>([] { Matrix().item(); }) == "item: the tensor is undefined");
+  const ch::Tensor<float, 0> none;
+  CHECK(message_of<ch::UsageError>([&] { none.item(); }) == "item: the tensor is undefined");
+  CHECK(message_of<ch::UsageError>([&] { none(); }) == "Tensor: an undefined one has no element");
+  CHECK(message_of<ch::UsageError>([&] { none.to_vector(); }) == "to_vector: the tensor is undefined");
   CHECK(shape_error([&] { x.size(2); }) == "size: axis 2 does not exist in a tensor of rank 2");
   CHECK(shape_error([&] { x.slice(1, 2, 1); }) == "slice: range [2, 1) is not inside axis 1 of shape [2, 3]");
   CHECK(shape_error([&] { x.slice(0, -1, 1); }) == "slice: range [-1, 1) is not inside axis 0 of shape [2, 3]");
