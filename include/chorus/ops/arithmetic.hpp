@@ -4,6 +4,7 @@
 /// broadcast, UsageError where an operand is undefined.
 
 #include <limits>
+#include <type_traits>
 
 #include <chorus/ops/pointwise.hpp>
 
@@ -125,5 +126,23 @@ template <Operand X>
 auto operator-(const X& x) {
   return neg(x);
 }
+
+/// `x = x + y` of a Variable, recorded as that is. An undefined x becomes y: a sum of losses may begin with
+/// `Variable<float, 0> total;`.
+template <AnyVariable X, class Y>
+X& operator+=(X& x, const Y& y) {
+  if constexpr (std::is_constructible_v<X, const Y&>)
+    if (!x.value().defined()) return x = X(y);
+  return x = x + y;
+}
+#define CHORUS_ASSIGNMENT(OP)           \
+  template <AnyVariable X, class Y>     \
+  X& operator OP##=(X& x, const Y& y) { \
+    return x = x OP y;                  \
+  }
+CHORUS_ASSIGNMENT(-)
+CHORUS_ASSIGNMENT(*)
+CHORUS_ASSIGNMENT(/)
+#undef CHORUS_ASSIGNMENT
 
 }  // namespace chorus::inline CHORUS_ABI

@@ -87,6 +87,27 @@ TEST_CASE("empty operands") {
   CHECK(b.grad().to_vector() == std::vector<double>{0, 0, 0});
 }
 
+TEST_CASE("assignments record what they do, and a sum begins with an undefined Variable") {
+  const Variable<0> a(Tensor<0>::full({}, 3), true), b(Tensor<0>::full({}, 5), true);
+  Variable<0> total;
+  for (int i = 0; i < 2; ++i) total += a * b;
+  CHECK(total.item() == 30);
+  (total -= a) *= 2;
+  total /= b;
+  total += 1;
+  total += Tensor<0>::ones({});
+  total.backward();
+  CHECK(total.item() == Approx(2 * 27 / 5.0 + 2));
+  CHECK(a.grad().item() == Approx(2 * (2 * 5 - 1) / 5.0));
+  CHECK(b.grad().item() == Approx(2 * 3 / 25.0));
+  Variable<0> begun;
+  begun += Tensor<0>::ones({});
+  CHECK(begun.item() == 1);
+  begun = {};
+  CHECK(message_of<ch::UsageError>([&] { begun += 1; }) == "add: operand 0 is undefined");
+  CHECK(message_of<ch::UsageError>([&] { begun -= a; }) == "sub: operand 0 is undefined");
+}
+
 TEST_CASE("an undefined operand is named, also where its shape has an element") {
   const auto said = [](const auto& call) { return message_of<ch::UsageError>(call); };
   const Tensor<0> none;
