@@ -132,6 +132,11 @@ Ref<GradNode<T, Rank, D>> node_of(const Tensor<T, Rank, D>&) {
 template <Operand X>
 using tensor_of = std::remove_cvref_t<decltype(value_of(std::declval<const X&>()))>;
 
+/// Operands of one scalar type.
+template <class X, class... Rest>
+inline constexpr bool of_one_type =
+    (std::is_same_v<typename tensor_of<X>::value_type, typename tensor_of<Rest>::value_type> && ...);
+
 namespace detail {
 
 template <class N>

@@ -69,10 +69,12 @@ void visit_member(Visitor& visitor, std::string_view name, Member& member) {
     if (member.has_value()) visit_member(visitor, name, *member);
   } else if constexpr (std::is_base_of_v<AnyParameter, Member>) {
     if (member) visitor.parameter(name, member);
+  } else if constexpr (std::is_base_of_v<AnyBuffer, Member>) {
+    if (member) visitor.buffer(name, member);
   } else {
     static_assert(std::is_base_of_v<AnyBuffer, Member>,
-                  "CHORUS_MODULE lists layers, modules, parameters, buffers, and std::optional ones");
-    if (member) visitor.buffer(name, member);
+                  "CHORUS_MODULE lists layers, modules, parameters, buffers, and std::optional ones; a list of modules "
+                  "is an nn::ModuleList<M>, not a std::vector<M>");
   }
 }
 
@@ -96,6 +98,17 @@ struct DeviceOf<First, Rest...> {
 };
 template <class... Members>
 DeviceOf<Members...> device_of(const Members&... members);
+
+// A model's `device_type`. Of one without CHORUS_MODULE, which policies refuse, some: so that they say just that.
+template <class Model>
+struct DeviceOfModel {
+  using type = Cpu;
+};
+template <class Model>
+requires requires { typename Model::device_type; }
+struct DeviceOfModel<Model> {
+  using type = typename Model::device_type;
+};
 
 }  // namespace detail
 

@@ -84,7 +84,13 @@ detail::Recorded<4, X, W, B> conv2d(const X& x, const W& weight, const B& bias, 
 /// Throws ShapeError where channels don't fit or the kernel is larger than the padded image.
 template <Operand X, Operand W, Operand B>
 auto conv2d(const X& x, const W& weight, const B& bias, const Conv2dOptions& options = {}) {
-  return detail::with_variables([&](const auto&... xs) { return operations::conv2d(xs..., options); }, x, weight, bias);
+  static_assert(of_one_type<X, W, B>,
+                "conv2d: input and weights have different scalar types; to<float>(x) converts one");
+  if constexpr (of_one_type<X, W, B>)
+    return detail::with_variables([&](const auto&... xs) { return operations::conv2d(xs..., options); }, x, weight,
+                                  bias);
+  else
+    return detail::Recorded<4, W, X>();  // nothing but the sentence above is an error then
 }
 
 /// Of bf16 and half inputs everything is: weight and bias are taken in the input's type.

@@ -83,10 +83,13 @@ template <Operand A, Operand B>
 auto matmul(const A& a, const B& b) {
   constexpr int rank_a = tensor_of<A>::rank, rank_b = tensor_of<B>::rank;
   static_assert(rank_a >= 2 && rank_b >= 2, "matmul: operands are matrices or stacks of matrices");
+  static_assert(of_one_type<A, B>, "matmul: operands have different scalar types; to<float>(x) converts one");
   const auto& shape_a = value_of(a).shape();
   const auto& shape_b = value_of(b).shape();
   const auto shapes = detail::matmul_shapes(shape_a, shape_b);
-  if constexpr (rank_a > 2 && rank_b == 2) {
+  if constexpr (!of_one_type<A, B>) {
+    return detail::Recorded<std::max(rank_a, rank_b), B, A>();  // nothing but the sentence above is an error then
+  } else if constexpr (rank_a > 2 && rank_b == 2) {
     // One matrix for the whole stack: one tall product.
     auto out = shape_a;
     out.back() = shape_b[1];
@@ -148,7 +151,12 @@ detail::Recorded<tensor_of<X>::rank, X, W, B> linear(const X& x, const W& weight
 template <Operand X, Operand W, Operand B>
 auto linear(const X& x, const W& weight, const B& bias) {
   static_assert(tensor_of<X>::rank >= 1, "linear: the input has at least one axis");
-  return detail::with_variables([](const auto&... xs) { return operations::linear(xs...); }, x, weight, bias);
+  static_assert(of_one_type<X, W, B>,
+                "linear: input and weights have different scalar types; to<float>(x) converts one");
+  if constexpr (of_one_type<X, W, B>)
+    return detail::with_variables([](const auto&... xs) { return operations::linear(xs...); }, x, weight, bias);
+  else
+    return detail::Recorded<tensor_of<X>::rank, W, X>();  // nothing but the sentence above is an error then
 }
 /// Of bf16 and half inputs everything is: weight and bias are taken in the input's type.
 template <NarrowOperand X, Operand W, Operand B>

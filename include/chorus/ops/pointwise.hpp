@@ -9,7 +9,6 @@
 #include <chorus/kernels/pointwise.hpp>
 #include <span>
 #include <tuple>
-#include <type_traits>
 
 namespace chorus::inline CHORUS_ABI {
 
@@ -57,8 +56,6 @@ Recorded<broadcast_rank<First, Rest...>, First, Rest...> map(const char* operati
                                                              const Rest&... rest) {
   using T = typename tensor_of<First>::value_type;
   using D = typename tensor_of<First>::device_type;
-  static_assert((std::is_same_v<T, typename tensor_of<Rest>::value_type> && ...),
-                "element-wise: operands have different scalar types");
   constexpr int rank = broadcast_rank<First, Rest...>;
   constexpr std::size_t count = 1 + sizeof...(Rest);
   const std::tuple inputs{contiguous(value_of(first)), contiguous(value_of(rest))...};
@@ -121,7 +118,12 @@ Recorded<broadcast_rank<First, Rest...>, First, Rest...> map(const char* operati
 
 template <class F, Operand... Inputs>
 auto pointwise(const char* operation, const F& f, const Inputs&... inputs) {
-  return with_variables([&](const auto&... xs) { return map(operation, f, xs...); }, inputs...);
+  static_assert(of_one_type<Inputs...>,
+                "element-wise: operands have different scalar types; to<float>(x) converts one");
+  if constexpr (of_one_type<Inputs...>)
+    return with_variables([&](const auto&... xs) { return map(operation, f, xs...); }, inputs...);
+  else
+    return Recorded<broadcast_rank<Inputs...>, Inputs...>();  // nothing but the sentence above is an error then
 }
 
 }  // namespace detail

@@ -5,6 +5,7 @@
 #include <chorus/kernels/contiguous.hpp>
 #include <chorus/kernels/convolution.hpp>
 #include <chorus/ops/arithmetic.hpp>
+#include <chorus/ops/cast.hpp>
 #include <chorus/ops/shape.hpp>
 #include <chorus/ops/size2d.hpp>
 
@@ -82,6 +83,15 @@ auto conv_transpose2d(const X& x, const W& weight, const ConvTranspose2dOptions&
         }
       },
       x, weight);
+}
+
+// What operands of different types get, and no other error.
+template <Operand X, Operand W>
+requires OfOtherType<X, W>
+auto conv_transpose2d(const X&, const W&, const ConvTranspose2dOptions& = {}) {
+  static_assert(!OfOtherType<X, W>,
+                "conv_transpose2d: input and weight have different scalar types; to<float>(x) converts one");
+  return detail::Recorded<4, W, X>();
 }
 
 /// The same with a bias for each channel: [out].

@@ -54,7 +54,7 @@ namespace chorus::inline CHORUS_ABI {
 template <class Model>
 class DataParallel : public OneProcessPolicy<Model>, private detail::ReplicaRunner {
  public:
-  using D = typename Model::device_type;
+  using D = typename Policy<Model>::device_type;
   static constexpr const char* name = "dp";
 
   /// Throws UsageError without devices, and for options that make no sense; DeviceError for a device that doesn't

@@ -31,7 +31,7 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   using Base = DistributedPolicy<Model, Communicator>;
 
  public:
-  using D = typename Model::device_type;
+  using D = typename Base::device_type;
   static constexpr const char* name = "ddp";
   /// Whether the hook leaves each rank the averages of its own part alone.
   static constexpr bool averages_in_parts = detail::Reducer<D, Hook, Communicator>::in_parts;

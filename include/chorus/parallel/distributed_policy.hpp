@@ -35,7 +35,7 @@ concept LaunchedRun = requires(Run& run) {
 template <class Model, class Communicator>
 class DistributedPolicy : public Policy<Model> {
  public:
-  using D = typename Model::device_type;
+  using D = typename Policy<Model>::device_type;
   static constexpr bool distributed = true;
 
   template <class Dataset>

@@ -44,7 +44,7 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   using Base = DistributedPolicy<Model, Communicator>;
 
  public:
-  using D = typename Model::device_type;
+  using D = typename Base::device_type;
   static constexpr const char* name = "local_sgd";
 
   /// Compares the models of all ranks and takes rank 0's numbers, as DistributedDataParallel does. Throws UsageError

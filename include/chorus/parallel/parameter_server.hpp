@@ -33,7 +33,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
   using Base = DistributedPolicy<Model, Communicator>;
 
  public:
-  using D = typename Model::device_type;
+  using D = typename Base::device_type;
   static constexpr const char* name = "parameter_server";
 
   /// Compares the models of all ranks. The communicator must outlive this.

@@ -18,7 +18,9 @@ template <class Model>
 class Policy {
  public:
   using model_type = Model;
-  using device_type = typename Model::device_type;
+  using device_type = typename nn::detail::DeviceOfModel<Model>::type;
+  static_assert(
+      requires { typename Model::device_type; }, "a policy needs a model that lists its members by CHORUS_MODULE");
   static_assert(!std::is_void_v<device_type>, "a policy needs a model with parameters");
 
   Policy(const Policy&) = delete;

@@ -16,7 +16,7 @@ namespace chorus::inline CHORUS_ABI::detail {
 
 /// The devices of one model's copies as a comm::DeviceGroup. It is made when it is first needed. Where a collective
 /// fails it is left, on all devices, and made anew for the next one.
-template <class Model, Device D = typename Model::device_type>
+template <class Model, Device D = typename nn::detail::DeviceOfModel<Model>::type>
 class ReplicaCollectives {
  public:
   using Flat = nn::FlatParameters<D>;

@@ -16,7 +16,7 @@ namespace chorus::inline CHORUS_ABI::detail {
 template <class Model>
 class ReplicaGradients {
  public:
-  using D = typename Model::device_type;
+  using D = typename nn::detail::DeviceOfModel<Model>::type;
   using Flat = nn::FlatParameters<D>;
   using Replicas = std::vector<std::shared_ptr<Replica<Model>>>;  // number 0 is the model itself, and not in here
 

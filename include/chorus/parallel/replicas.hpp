@@ -112,7 +112,7 @@ void for_each_run(const std::vector<Entry>& entries, const Wanted& wanted, const
 template <class Model>
 class Replica {
  public:
-  using D = typename Model::device_type;
+  using D = typename nn::detail::DeviceOfModel<Model>::type;
   using Flat = nn::FlatParameters<D>;
 
   Replica(const Model& original, D device)

@@ -1,0 +1,75 @@
+#!/usr/bin/env python3
+"""What the compiler says of mistakes in programs: one error, a sentence that tells what to do.
+
+    compile_errors.py COMPILER INCLUDE_DIRECTORY EIGEN_DIRECTORY
+"""
+import subprocess
+import sys
+
+COMPILER, INCLUDE, EIGEN = sys.argv[1:]
+BEGIN = """
+#include <chorus/nn/convolution.hpp>
+#include <chorus/nn/linear.hpp>
+#include <chorus/ops/reduction.hpp>
+#include <chorus/ops/transposed_convolution.hpp>
+#include <chorus/parallel/data_parallel.hpp>
+#include <chorus/parallel/distributed_data_parallel.hpp>
+#include <chorus/parallel/local_sgd.hpp>
+#include <chorus/parallel/parameter_server.hpp>
+#include <chorus/parallel/single_device.hpp>
+#include <vector>
+namespace ch = chorus;
+template <class T, int Rank>
+auto ones(const ch::Shape<Rank>& shape) { return ch::Variable<T, Rank>(ch::Tensor<T, Rank>::ones(shape), true); }
+struct Layer : ch::nn::Module {
+  ch::nn::Linear<ch::Cpu> fc{4, 4};
+  CHORUS_MODULE(Layer, fc)
+  auto forward(const auto& x) const { return fc(x); }
+};
+"""
+TYPES = "different scalar types; to<float>(x) converts one"
+UNLISTED = """
+struct Unlisted : ch::nn::Module {
+  ch::nn::Linear<ch::Cpu> fc{4, 4};
+  auto forward(const auto& x) const { return fc(x); }
+};
+auto use(auto& net) { return ch::sum(net(ones<float, 2>({2, 4}))); }
+"""
+LISTED = "a policy needs a model that lists its members by CHORUS_MODULE"
+CASES = [
+    ("", "int main() { ch::sum(ch::SingleDevice<Layer>{Layer{}}(ones<float, 2>({2, 4}))).backward(); }"),
+    ("element-wise: operands have " + TYPES,
+     "int main() { ch::sum(ones<double, 2>({2, 3}) + ones<float, 1>({3})).backward(); }"),
+    ("matmul: operands have " + TYPES,
+     "int main() { ch::sum(ch::matmul(ones<double, 3>({2, 3, 4}), ones<float, 2>({4, 5}))).backward(); }"),
+    ("linear: input and weights have " + TYPES,
+     "int main() { ch::sum(ch::SingleDevice<Layer>{Layer{}}(ch::Tensor<double, 2>::ones({2, 4}))).backward(); }"),
+    ("conv2d: input and weights have " + TYPES,
+     "int main() { ch::sum(ch::nn::Conv2d<ch::Cpu>{3, 4, {.kernel = 3}}(ch::Tensor<std::uint8_t, 4>::ones({2, 3, 9, 9})))"
+     ".backward(); }"),
+    ("conv_transpose2d: input and weight have " + TYPES,
+     "int main() { ch::sum(ch::conv_transpose2d(ones<double, 4>({2, 3, 9, 9}), ones<float, 4>({3, 4, 2, 2}))).backward(); }"),
+    (LISTED, UNLISTED + "int main() { ch::SingleDevice<Unlisted> net{Unlisted{}}; use(net).backward(); }"),
+    (LISTED, UNLISTED + "int main() { ch::DataParallel<Unlisted> net{Unlisted{}, {}}; use(net).backward(); }"),
+    *((LISTED, UNLISTED + f"auto loss(ch::{policy}<Unlisted>& net) {{ return use(net); }}\n"
+       f"void make(ch::comm::AnyCommunicator& ranks) {{ ch::{policy}<Unlisted> net{{Unlisted{{}}, ranks}}; loss(net); }}")
+      for policy in ("DistributedDataParallel", "LocalSgd", "ParameterServer")),
+    ("a list of modules is an nn::ModuleList<M>, not a std::vector<M>", """
+struct Listed : ch::nn::Module {
+  ch::nn::Linear<ch::Cpu> fc{4, 4};
+  std::vector<Layer> layers;
+  CHORUS_MODULE(Listed, fc, layers)
+  auto forward(const auto& x) const { return fc(x); }
+};
+int main() { ch::SingleDevice<Listed> net{Listed{}}; }"""),
+]
+
+for sentence, program in CASES:
+    done = subprocess.run(
+        [COMPILER, "-std=c++20", "-fsyntax-only", "-DEIGEN_NO_CUDA", "-I", INCLUDE, "-isystem", EIGEN, "-x", "c++", "-"],
+        input=BEGIN + program, capture_output=True, text=True)
+    errors = [line for line in done.stderr.splitlines() if "error:" in line]
+    if sentence:
+        assert len(errors) == 1 and sentence in errors[0], f"expected '{sentence}' alone:\n{program}\n" + "\n".join(errors)
+    else:
+        assert done.returncode == 0, done.stderr
