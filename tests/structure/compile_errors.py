@@ -62,6 +62,18 @@ struct Listed : ch::nn::Module {
   auto forward(const auto& x) const { return fc(x); }
 };
 int main() { ch::SingleDevice<Listed> net{Listed{}}; }"""),
+    ("return a tuple in the struct's place, or give the field one axis, of size 1", """
+struct Output {
+  ch::Variable<float, 2> y;
+  ch::Variable<float, 0> loss;
+  auto fields() { return std::tie(y, loss); }
+};
+struct Returns : ch::nn::Module {
+  ch::nn::Linear<ch::Cpu> fc{4, 4};
+  CHORUS_MODULE(Returns, fc)
+  auto forward(const auto& x) const { return Output{fc(x), ch::sum(fc(x))}; }
+};
+int main() { ch::sum(ch::DataParallel<Returns>{Returns{}, {}}(ones<float, 2>({2, 4})).y).backward(); }"""),
 ]
 
 for sentence, program in CASES:

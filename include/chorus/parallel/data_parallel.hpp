@@ -84,7 +84,9 @@ class DataParallel : public OneProcessPolicy<Model>, private detail::ReplicaRunn
   }
 
   /// The model's output for the whole batch, on the output device; scalars become a vector with one element a device,
-  /// and a warning says so, once, where nobody has called `mean_loss` before the next pass.
+  /// and a warning says so, once, where nobody has called `mean_loss` before the next pass. A tuple of outputs may have
+  /// scalars; a struct with `fields()`, whose type stays, may not: there a field of shape [1] becomes one with an
+  /// element a device.
   /// Tensors and Variables are cut along `dim` into shares that differ by at most one, on no more devices than there
   /// are samples; other arguments go to every copy as they are. What a copy throws is thrown again, of the same kind,
   /// with the copy's number and device in the message. Throws UsageError where a layer of the model has got other

@@ -157,16 +157,20 @@ auto gather_member(const std::vector<Part>& parts, const Pick& pick, int dim, D 
 template <std::size_t At, class Part, Device D, class Back>
 void gather_field(Part& out, std::vector<Part>& parts, int dim, D device, const Back& backward) {
   using Field = std::remove_cvref_t<std::tuple_element_t<At, decltype(out.fields())>>;
-  if constexpr (holds_operands<Field>) {
+  static_assert(!holds_scalars<Field>,
+                "DataParallel: a field of a struct that the model returns has no axes, where a number for each device "
+                "would go: return a tuple in the struct's place, or give the field one axis, of size 1");
+  if constexpr (holds_operands<Field> && !holds_scalars<Field>) {
     std::vector<Field> list;
     for (auto& part : parts) list.push_back(std::get<At>(part.fields()));
     std::get<At>(out.fields()) = gather(list, dim, device, backward);
   }
 }
 
-/// Tuples, pairs, arrays, vectors, maps, optionals and structs with `fields()` are gathered member by member; of
-/// anything else all devices' values are returned, in a vector. Throws ShapeError where devices return vectors or maps
-/// of different sizes, or some a value and others none.
+/// Tuples, pairs, arrays, vectors, maps, optionals and structs with `fields()` are gathered member by member; a struct
+/// stays the same type, so that none of its fields may be a scalar, which becomes a vector: let it have an axis of size
+/// 1. Of anything else all devices' values are returned, in a vector. Throws ShapeError where devices return vectors or
+/// maps of different sizes, or some a value and others none.
 template <class Part, Device D, class Back>
 auto gather(const std::vector<Part>& parts, int dim, D device, const Back& backward) {
   if constexpr (IsTuple<Part> && (holds_operands<Part> || !is_array<Part>)) {
