@@ -86,7 +86,6 @@ void train(ch::Run& run, const Options& options) {
   };
 
   double training_seconds = 0, trained_samples = 0;
-  std::string hash = ch::io::parameters_sha256(net.module());
   bool stopped = false;
   for (const int epoch : progress) {
     const auto start = Clock::now();
@@ -113,8 +112,8 @@ void train(ch::Run& run, const Options& options) {
     const double train_loss = losses.epoch_mean();
     training_seconds += std::chrono::duration<double>(Clock::now() - start).count();
     if (!stopped) position = {.epoch = epoch + 1, .batch = 0, .step = position.step};
-    hash = ch::io::parameters_sha256(net.module());
-    ch::check(net.same_on_all_ranks(hash), "the ranks' parameters differ after epoch ", epoch, ": this is a bug");
+    ch::check(net.same_on_all_ranks(fingerprint(net.module())), "the ranks' parameters differ after epoch ", epoch,
+              ": this is a bug");
     const double test_accuracy = accuracy(net, test_set, options);
     metrics.epoch(epoch, train_loss, test_accuracy, std::chrono::duration<double>(Clock::now() - start).count());
     if (run.is_main() && !options.quiet)

@@ -185,6 +185,12 @@ std::vector<std::uint64_t> per_device(Net& net, const Measure& measure) {
   return {values.begin(), values.end()};
 }
 
+/// A fingerprint of the model's parameters; empty where the program was built without OpenSSL.
+template <class Model>
+std::string fingerprint(Model& model) {
+  return chorus::io::Sha256::available ? chorus::io::parameters_sha256(model) : "";
+}
+
 /// The last line of the metrics file.
 template <class Net>
 chorus::RunSummary run_summary(Net& net, double samples, double seconds) {
@@ -194,7 +200,7 @@ chorus::RunSummary run_summary(Net& net, double samples, double seconds) {
           .bytes_sent_per_device = per_device(net, [](int i) { return chorus::trace::bytes_sent(i); }),
           .peak_memory_bytes_per_device =
               per_device(net, [&](int i) { return chorus::trace::memory(chorus::trace_slot(net, i)).peak; }),
-          .parameters_sha256 = chorus::io::parameters_sha256(net.module())};
+          .parameters_sha256 = fingerprint(net.module())};
 }
 
 /// The training loop of the smaller examples. `batches` has size(), set_epoch(epoch) and get(b), this rank's share of
@@ -232,6 +238,6 @@ void fit(Net& net, chorus::Run& run, const TrainingOptions& options, Batches& ba
     if (options.steps > 0 && step >= options.steps) break;
   }
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-  metrics.done(run_summary(net, samples, seconds.count()));
   if (run.is_main() && !options.save.empty()) chorus::io::save(net.module(), options.save);
+  metrics.done(run_summary(net, samples, seconds.count()));
 }

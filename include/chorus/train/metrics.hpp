@@ -27,6 +27,7 @@ struct RunSummary {
   double samples_per_second = 0;
   std::vector<std::uint64_t> bytes_sent_per_device;
   std::vector<std::uint64_t> peak_memory_bytes_per_device;
+  /// Left out where it is empty.
   std::string parameters_sha256;
 };
 
@@ -119,14 +120,15 @@ class MetricsLog {
 
   /// The last line.
   void done(const RunSummary& run) {
-    write(detail::JsonObject()
-              .field("event", "done")
-              .field("policy", run.policy)
-              .field("devices", run.devices)
-              .field("samples_per_second", run.samples_per_second)
-              .field("bytes_sent_per_device", run.bytes_sent_per_device)
-              .field("peak_memory_bytes_per_device", run.peak_memory_bytes_per_device)
-              .field("parameters_sha256", run.parameters_sha256));
+    detail::JsonObject line;
+    line.field("event", "done")
+        .field("policy", run.policy)
+        .field("devices", run.devices)
+        .field("samples_per_second", run.samples_per_second)
+        .field("bytes_sent_per_device", run.bytes_sent_per_device)
+        .field("peak_memory_bytes_per_device", run.peak_memory_bytes_per_device);
+    if (!run.parameters_sha256.empty()) line.field("parameters_sha256", run.parameters_sha256);
+    write(line);
     flush();
   }
 
