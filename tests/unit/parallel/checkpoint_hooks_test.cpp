@@ -107,6 +107,8 @@ TEST_CASE("checkpoints of hooks: a run under any hook goes on with the same bits
     check_resumed(ranks, PowerSgd{.matrix_approximation_rank = 2, .start_powersgd_iter = 2});
     check_resumed(ranks, PostLocalSgd{.start_local_sgd_iter = 1, .period = 2});
   }
+  // A third column of fc3's gradient, whose rows add up to 0, is drawn in each step.
+  check_resumed(2, PowerSgd{.matrix_approximation_rank = 3, .min_compression_rate = 0.5});
   check_resumed(2, Fp16Compress{});
   check_resumed(2, Fp16Compress{.error_feedback = false});
   check_resumed(2, SparseRows{});

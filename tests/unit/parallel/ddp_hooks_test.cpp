@@ -154,6 +154,56 @@ TEST_CASE("hooks: powersgd is exact for gradients of its rank, and sends rank (n
   CHECK(later.error(2, full) > 0.01);
 }
 
+TEST_CASE("hooks: powersgd finds its way back from gradients that were 0, or of a lower rank") {
+  const auto expected = mean_gradient(4, 2);
+  for (const bool warm_start : {true, false}) {
+    const PowerSgd hook{.matrix_approximation_rank = 4, .use_error_feedback = false, .warm_start = warm_start};
+    const auto text = common_text(2, [&](const World& world) {
+      Distributed<Model, PowerSgd> rank(world, {}, make<Model>(), hook);
+      std::string out;
+      const auto pass = [&](Index batch, double factor) {
+        for (const auto& named : rank.net.parameters()) named.parameter->set_grad_arrived(false);
+        (rank.net(test::share(numbers(batch, 20, 1), world)) * factor)
+            .backward(test::share(numbers(batch, 16, 101), world));
+        return test::gradients(rank.net.module());
+      };
+      for (const Index before : {0, 2}) {  // samples, as many as the gradient's rank
+        for (int step = 0; step < 2; ++step) pass(before == 0 ? 4 : before, before == 0 ? 0 : 1);
+        pass(4, 1);
+        auto off = pass(4, 1);
+        for (std::size_t i = 0; i < off.size(); ++i) off[i] -= expected[i];
+        out += cat(length(off) / length(expected), " ");
+      }
+      return out;
+    });
+    INFO(text);
+    for (const double error : test::numbers_in(text)) CHECK(error < 1e-9);
+    CHECK(test::numbers_in(text).size() == 2);
+  }
+}
+
+struct Floats : nn::Module {
+  nn::Linear<Cpu> fc{20, 16};
+  CHORUS_MODULE(Floats, fc)
+  auto forward(const auto& x) const { return fc(x); }
+};
+
+TEST_CASE("hooks: powersgd takes gradients whose squares are among the smallest floats") {
+  const auto text = common_text(2, [](const World& world) {
+    Distributed<Floats, PowerSgd> rank(world, {}, Floats{}, {.matrix_approximation_rank = 2});
+    std::string out;
+    for (int step = 0; step < 4; ++step) {
+      for (const auto& named : rank.net.parameters()) named.parameter->set_grad_arrived(false);
+      (rank.net(to<float>(test::share(numbers(8, 20, 1), world))) * 1e-20f)
+          .backward(to<float>(test::share(numbers(8, 16, 101), world)));
+      const double size = 1e20 * length(to<double>(rank.net.module().fc.weight.grad()).to_vector());
+      out += size > 1 && size < 100 ? "fine " : cat(size, " ");
+    }
+    return out;
+  });
+  CHECK(text == "fine fine fine fine ");
+}
+
 TEST_CASE("hooks: powersgd leaves matrices whole that it would not make much smaller") {
   const auto expected = mean_gradient(7, 2);
   // 20 x 24 numbers are 5.5 times as many as 2 (20 + 24), and 24 x 16 are 4.8 times 2 (24 + 16).

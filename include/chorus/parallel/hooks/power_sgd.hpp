@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -75,10 +76,11 @@ struct PowerSgd {
     auto& state = states.of<State<T, D>>(bucket.index);
     if (state.full) return {};
     if (round == 0) {
-      for (const Piece& piece : state.pieces) {
+      for (std::size_t i = 0; i < state.pieces.size(); ++i) {
+        const Piece& piece = state.pieces[i];
         if (!piece.low_rank()) continue;
         T* p = state.first.data() + piece.in_first;
-        orthonormalise(bucket.device, piece, p);
+        orthonormalise(bucket.device, piece, bucket.parts[i].name, p);
         kernels::gemm(bucket.device, yes, no, piece.columns, piece.rank, piece.rows,
                       bucket.gradients.data() + piece.begin, piece.columns, p, piece.rank,
                       state.second.data() + piece.in_second, piece.rank, false);
@@ -203,11 +205,12 @@ struct PowerSgd {
              static_cast<T>(0.5);
   }
 
-  // Gram and Schmidt's, column by column; a column that vanishes stays 0.
+  // Gram and Schmidt's, column by column. A column that vanishes, as all do where the gradient is 0, is replaced by a
+  // drawn one, the same on all ranks: with a 0, Q's column would be 0, too, and so would be all later ones.
   template <class T, Device D>
-  static void orthonormalise(D device, const Piece& piece, T* matrix) {
+  void orthonormalise(D device, const Piece& piece, const std::string& name, T* matrix) const {
     const auto rows = static_cast<std::size_t>(piece.rows), rank = static_cast<std::size_t>(piece.rank);
-    std::vector<T> p(rows * rank);
+    std::vector<T> p(rows * rank), drawn;
     copy_bytes(Cpu{}, p.data(), device, matrix, p.size() * sizeof(T));
     const auto dot = [&](std::size_t a, std::size_t b) {
       double sum = 0;
@@ -215,16 +218,28 @@ struct PowerSgd {
         sum += static_cast<double>(p[i * rank + a]) * static_cast<double>(p[i * rank + b]);
       return sum;
     };
-    for (std::size_t c = 0; c < rank; ++c) {
+    // Whether there is something left of the column; what is not finite stays so.
+    const auto normalise = [&](std::size_t c) {
       const double before = dot(c, c);
       for (std::size_t earlier = 0; earlier < c; ++earlier) {
         const auto along = static_cast<T>(dot(earlier, c));
         for (std::size_t i = 0; i < rows; ++i) p[i * rank + c] -= along * p[i * rank + earlier];
       }
       const double length = dot(c, c);
-      const bool vanished = !(length > 1e-12 * before);  // what is left is rounding
-      const auto factor = static_cast<T>(vanished && length == length ? 0 : 1 / std::sqrt(length));
-      for (std::size_t i = 0; i < rows; ++i) p[i * rank + c] *= factor;
+      if (std::isfinite(before) && length <= 1e-12 * before) return false;  // what is left is rounding
+      const double factor = 1 / std::sqrt(length);                          // which T may have no room for
+      for (std::size_t i = 0; i < rows; ++i)
+        p[i * rank + c] = static_cast<T>(factor * static_cast<double>(p[i * rank + c]));
+      return true;
+    };
+    for (std::size_t c = 0; c < rank; ++c) {
+      if (normalise(c)) continue;
+      if (drawn.empty()) {
+        drawn.resize(p.size());
+        draw(cat(name, ' ', steps), std::span<T>(drawn));  // others in the next step
+      }
+      for (std::size_t i = 0; i < rows; ++i) p[i * rank + c] = drawn[i * rank + c];
+      normalise(c);
     }
     copy_bytes(device, matrix, Cpu{}, p.data(), p.size() * sizeof(T));
   }
