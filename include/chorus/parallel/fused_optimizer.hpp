@@ -31,9 +31,10 @@ class FusedOptimizer : public optim::HasLearningRate {
     const auto while_there = [&net](auto call) {
       return detail::while_alive("FusedOptimizer", net.alive(), std::move(call));
     };
+    check_there_ = while_there([] {});
     if constexpr (requires { net.step_in_backward({}); }) {
       step_in_backward(net);
-      step_ = while_there([] {});
+      step_ = check_there_;
       remove_ = [&net, alive = net.alive()] {
         if (!alive.expired()) net.step_in_backward({});
       };
@@ -58,7 +59,7 @@ class FusedOptimizer : public optim::HasLearningRate {
   /// See Optimizer::set_group.
   template <class Chosen>
   void set_group(const Chosen& chosen, const optim::GroupOptions& options) {
-    step_();                                                // the net is there
+    check_there_();
     Opt(parameters_, options_).set_group(chosen, options);  // throws what the plain one does
     for (std::size_t i = 0; i < parameters_.size(); ++i)
       if (chosen(std::as_const(parameters_[i]))) optimizers_[i]->set_group([](const auto&) { return true; }, options);
@@ -94,8 +95,8 @@ class FusedOptimizer : public optim::HasLearningRate {
 
   typename Opt::options_type options_;
   std::vector<nn::NamedParameter<D>> parameters_;
-  std::vector<std::unique_ptr<Opt>> optimizers_;  // one for each
-  std::function<void()> step_, remove_;           // what knows the net's type
+  std::vector<std::unique_ptr<Opt>> optimizers_;       // one for each
+  std::function<void()> check_there_, step_, remove_;  // what knows the net's type
 };
 
 }  // namespace chorus::inline CHORUS_ABI

@@ -160,6 +160,23 @@ TEST_CASE("fused optimizer: goes with no NonFinite policy, and leaves the net as
   CHECK(test::values(net.module()) == before);
 }
 
+TEST_CASE("fused optimizer: groups are made between steps without a step, under every policy") {
+  const auto check_net = [](auto& net) {
+    FusedOptimizer<Sgd> optimizer{net, {.lr = 0.3}};
+    sum(net(numbers(8, 5, 1))).backward();
+    const auto before = test::values(net.module());
+    optimizer.no_decay_on_biases_and_norms();
+    CHECK((test::values(net.module()) == before));  // without pages of numbers
+  };
+  SingleDevice<test::Smooth<Cpu>> single{make<test::Smooth<Cpu>>(), 3};
+  check_net(single);
+  DataParallel<test::Smooth<Cpu>> dp{make<test::Smooth<Cpu>>(), {.device_ids = {0, 1}}, 3};
+  check_net(dp);
+  comm::AnyCommunicator alone;
+  DistributedDataParallel<test::Smooth<Cpu>> ddp{make<test::Smooth<Cpu>>(), alone, {}, 3};
+  check_net(ddp);
+}
+
 TEST_CASE("sharded optimizer: the steps are those of the plain one") {
   // 111 numbers: shares of 3 ranks are even, those of 2 and 4 are not.
   for (const int ranks : {1, 2, 3, 4}) {
