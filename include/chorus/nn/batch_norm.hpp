@@ -64,7 +64,7 @@ class BatchNorm : public Module, public Synchronisable {
   template <Operand X>
   auto operator()(const X& x) const {
     const auto [group, mean, var, by_batch, options] = begin(x.numel());
-    if (group) return sync_batch_norm(x, weight, bias, mean, var, group, options);
+    if (group) return over_group(x, group);
     return batch_norm(x, weight, bias, mean, var, by_batch, options);
   }
   void visit(Visitor& visitor) override {
@@ -89,25 +89,38 @@ class BatchNorm : public Module, public Synchronisable {
     bool by_batch;
     BatchNormOptions options;
   };
-  /// Counts a batch of `numel` numbers.
+  /// Counts a batch of `numel` numbers, unless it is a share of a group's.
   Pass begin(Index numel) const {
     const bool shared = synchronised() && training() && batch_group();
     Pass pass{shared ? batch_group() : nullptr, {}, {}, training() || !running_mean, {options_.eps, 0}};
-    if (!running_mean) return pass;
+    if (!running_mean || shared) return pass;
     pass.running_mean = running_mean.value();
     pass.running_var = running_var.value();
-    const auto& batches = num_batches_tracked.value();
-    if (training() && (numel > 0 || shared)) kernels::increment(batches.device(), batches.data());
-    if (options_.momentum) {
-      pass.options.momentum = *options_.momentum;
-    } else if (training()) {
-      std::int64_t count = 0;
-      copy_bytes(Cpu{}, &count, batches.device(), batches.data(), sizeof count);
-      pass.options.momentum = 1 / std::max(static_cast<double>(count), 1.0);
-    }
+    pass.options.momentum = next_momentum(numel > 0);
     return pass;
   }
+  /// The normalised share of a group's batch, which is counted as soon as it is known that it isn't empty.
+  template <Operand X>
+  auto over_group(const X& x, const std::shared_ptr<BatchGroup>& group) const {
+    const bool tracks = static_cast<bool>(running_mean);
+    const auto mean = tracks ? running_mean.value() : Tensor<T, 1, D>(), var = tracks ? running_var.value() : mean;
+    return sync_batch_norm(x, weight, bias, mean, var, group, {options_.eps, 0},
+                           [&](double count) { return tracks ? next_momentum(count > 0) : 0; });
+  }
 
+ private:
+  // The share of this batch in the running statistics. In training it is counted, if there is `any`.
+  double next_momentum(bool any) const {
+    const auto& batches = num_batches_tracked.value();
+    if (training() && any) kernels::increment(batches.device(), batches.data());
+    if (options_.momentum) return *options_.momentum;
+    if (!training()) return 0;
+    std::int64_t count = 0;
+    copy_bytes(Cpu{}, &count, batches.device(), batches.data(), sizeof count);
+    return 1 / std::max(static_cast<double>(count), 1.0);
+  }
+
+ protected:
   BatchNormLayerOptions options_;
   Index channels_;
 };
@@ -121,13 +134,13 @@ class BatchNormReLU : public BatchNorm<D, T> {
   template <Operand X>
   auto operator()(const X& x) const {
     const auto [group, mean, var, by_batch, options] = this->begin(x.numel());
-    if (group) return relu(sync_batch_norm(x, this->weight, this->bias, mean, var, group, options));
+    if (group) return relu(this->over_group(x, group));
     return batch_norm_relu(x, this->weight, this->bias, mean, var, by_batch, options);
   }
   template <Operand X, Operand R>
   auto operator()(const X& x, const R& residual) const {
     const auto [group, mean, var, by_batch, options] = this->begin(x.numel());
-    if (group) return relu(sync_batch_norm(x, this->weight, this->bias, mean, var, group, options) + residual);
+    if (group) return relu(this->over_group(x, group) + residual);
     return batch_norm_add_relu(x, residual, this->weight, this->bias, mean, var, by_batch, options);
   }
   std::string describe() const override {

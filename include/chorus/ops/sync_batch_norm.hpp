@@ -6,6 +6,7 @@
 #include <chorus/core/batch_group.hpp>
 #include <chorus/ops/batch_norm.hpp>
 #include <chorus/ops/device_copy.hpp>
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -92,15 +93,16 @@ Variable<double, 1, D> other_shares(BatchGroup& group, const typename OtherShare
 
 /// `batch_norm` in training, over the shares of all members of `group`; a share may be empty. Forward adds up 2
 /// channels + 1 numbers, backward 2 channels. Gradients are those by the sum over members of weight * loss: what the
-/// policy's step will be. Of GraphVariables see <chorus/ops/higher_order/sync_batch_norm.hpp>. Throws ShapeError, for
-/// all members, where a channel has one number in the whole batch.
+/// policy's step will be. `momentum_of(count)`, if given, says what momentum is instead of `options`, where a channel
+/// has `count` numbers in the whole batch. Of GraphVariables see <chorus/ops/higher_order/sync_batch_norm.hpp>. Throws
+/// ShapeError, for all members, where a channel has one number in the whole batch.
 template <Operand X, Operand W, Operand B, class T, class D>
 auto sync_batch_norm(const X& x, const W& weight, const B& bias, const Tensor<T, 1, D>& running_mean,
                      const Tensor<T, 1, D>& running_var, const std::shared_ptr<BatchGroup>& group,
-                     const BatchNormOptions& options = {}) {
+                     const BatchNormOptions& options = {}, const std::function<double(double)>& momentum_of = {}) {
   if constexpr (NarrowOperand<X>) {
-    return to<typename tensor_of<X>::value_type>(
-        sync_batch_norm(to<float>(x), to<float>(weight), to<float>(bias), running_mean, running_var, group, options));
+    return to<typename tensor_of<X>::value_type>(sync_batch_norm(
+        to<float>(x), to<float>(weight), to<float>(bias), running_mean, running_var, group, options, momentum_of));
   } else {
     const auto input = contiguous(value_of(x));
     const auto w = contiguous(value_of(weight));
@@ -121,7 +123,8 @@ auto sync_batch_norm(const X& x, const W& weight, const B& bias, const Tensor<T,
                       "batches of all ranks, here of shape ", input.shape());
     const auto mean = Tensor<T, 1, D>::empty({view.channels}, device);
     const auto invstd = Tensor<T, 1, D>::empty({view.channels}, device);
-    kernels::batch_norm_statistics(device, view.channels, count, sums.data(), options.momentum, options.eps,
+    const double momentum = momentum_of ? momentum_of(count) : options.momentum;
+    kernels::batch_norm_statistics(device, view.channels, count, sums.data(), momentum, options.eps,
                                    running_mean.data(), running_var.data(), mean.data(), invstd.data());
     if constexpr (detail::is_graph_variable<X> || detail::is_graph_variable<W> || detail::is_graph_variable<B>) {
       return sync_batch_norm_graph(x, weight, bias, count, group, options.eps);

@@ -120,6 +120,42 @@ TEST_CASE("sync batch norm: without weights, running statistics or momentum, too
   CHECK(distance(got, expected) < rounding);
 }
 
+/// With running means over all batches, of which some have no samples.
+template <class D>
+struct Cumulative : nn::Module {
+  nn::Linear<D, double> fc1{5, 12}, fc2{12, 3};
+  nn::SyncBatchNorm<D, double> norm{3, {.momentum = {}}};
+  CHORUS_MODULE(Cumulative, fc1, norm, fc2)
+  auto forward(const auto& x) const {
+    return fc2(tanh(flatten(norm(reshape(fc1(x), std::array<Index, 3>{x.size(0), 3, 4})))));
+  }
+};
+
+TEST_CASE("sync batch norm: a batch that is empty on all ranks is not counted, as on one device") {
+  const auto statistics = [](auto& net, const auto& cut) {
+    for (const Index size : {0, 8, 1, 0, 3}) net(cut(numbers(size, 5, 1)));
+    const auto& norm = net.module().norm;
+    auto out = norm.running_mean.value().to_vector();
+    for (const double v : norm.running_var.value().to_vector()) out.push_back(v);
+    out.push_back(static_cast<double>(norm.num_batches_tracked.value().item()));
+    return out;
+  };
+  const auto whole = [](const auto& x) { return x; };
+  SingleDevice<Cumulative<Cpu>> single{make<Cumulative<Cpu>>(), 3};
+  const auto expected = statistics(single, whole);
+  CHECK(expected.back() == 3);
+  DataParallel<Cumulative<Cpu>> dp{make<Cumulative<Cpu>>(), {.device_ids = {0, 1}}, 3};
+  CHECK(distance(statistics(dp, whole), expected) < rounding);
+  for (const int ranks : {1, 2, 3}) {
+    const auto text = common_text(ranks, [&](const World& world) {
+      Distributed<Cumulative<Cpu>> rank(world);
+      return test::text_of(statistics(rank.net, [&](const auto& x) { return test::share(x, world); }));
+    });
+    INFO(ranks << " ranks: " << text);
+    CHECK(distance(test::numbers_in(text), expected) < rounding);
+  }
+}
+
 /// Computes its layers again in backward.
 template <class D>
 struct Recomputed : nn::Module {
