@@ -35,7 +35,7 @@ static void stay(ch::Run& run) {
 static int body(ch::Run& run) {
   const std::string what = run.option("do");
   const bool chosen = run.rank() == run.option("rank", 1);
-  const bool peers = what == "reduce" || what == "ring" || what == "quit";
+  const bool peers = what == "reduce" || what == "ring" || what == "quit" || what == "slow-end";
   if (peers) run.communicator().barrier();
 
   if (what == "check") {
@@ -71,6 +71,15 @@ static int body(ch::Run& run) {
     if (!chosen) ch::fail<ch::CommError>("all_reduce: rank 1 closed the connection");
     std::this_thread::sleep_for(std::chrono::milliseconds(300));
     raise(SIGKILL);
+  } else if (what == "slow-end") {  // the chosen one fails first, and takes its time to end
+    if (!chosen) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(400));
+      ch::fail<ch::CommError>("the others have gone");
+    }
+    std::atexit([] { std::this_thread::sleep_for(std::chrono::milliseconds(700)); });
+    ch::comm::Store store;
+    store.set_timeout(std::chrono::milliseconds(100));
+    store.get("ready");
   } else if (what == "early") {  // the chosen one dies before all have met
     if (chosen) raise(SIGKILL);
     run.communicator().barrier();

@@ -175,6 +175,10 @@ class Supervisor {
     listener_.reset();
   }
 
+  static bool lost_others(const Rank& rank) {
+    return WIFEXITED(rank.wait_status) && WEXITSTATUS(rank.wait_status) == lost_peer_status;
+  }
+
   /// How long to wait for a better explanation. A rank that lost another one may end before that other one does; and
   /// Ctrl-C reaches the ranks as soon as it reaches us.
   static Milliseconds patience(int wait_status) {
@@ -196,18 +200,26 @@ class Supervisor {
 
   /// Names the rank that failed first, and stops the others.
   void judge() {
+    auto report = read_report(*suspect_);
+    for (const Rank& rank : ranks()) {
+      if (&rank == suspect_ || rank.running || !lost_others(rank) || !lost_others(*suspect_)) continue;
+      if (auto other = read_report(rank); other.when < report.when) {
+        suspect_ = &rank;
+        report = std::move(other);
+      }
+    }
     const int status = suspect_->wait_status;
     outcome_.failed_rank = number(*suspect_);
     outcome_.status = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-    const bool lost_peer = outcome_.status == lost_peer_status;
-    if (const std::string report = read_report(*suspect_); !report.empty()) {
-      const bool named = report.starts_with("rank ");  // as errors of a communicator are
-      console_.say(named ? report : format("rank %d: %s", outcome_.failed_rank, report.c_str()));
+    const bool lost_peer = lost_others(*suspect_);
+    if (const std::string& why = report.message; !why.empty()) {
+      const bool named = why.starts_with("rank ");  // as errors of a communicator are
+      console_.say(named ? why : format("rank %d: %s", outcome_.failed_rank, why.c_str()));
     }
     std::string line = format("rank %d (pid %d) ", outcome_.failed_rank, suspect_->pid);
-    line += WIFSIGNALED(status)
-                ? format("was killed by %s", signal_name(WTERMSIG(status)).c_str())
-                : format("%s, exit status %d", lost_peer ? "lost touch with the others" : "failed", outcome_.status);
+    line += WIFSIGNALED(status) ? format("was killed by %s", signal_name(WTERMSIG(status)).c_str())
+                                : format("%s, exit status %d",
+                                         lost_peer ? "could not go on without the others" : "failed", outcome_.status);
     for (const Rank& rank : ranks()) {
       if (!lost_peer || rank.running || rank.wait_status != 0) continue;
       line += format("; rank %d had ended before, exit status 0", number(rank));
@@ -218,13 +230,13 @@ class Supervisor {
     stop(SIGTERM);
   }
 
-  static std::string read_report(const Rank& rank) {
+  static RankReport read_report(const Rank& rank) {
     std::string text;
     char part[4096];
     for (ssize_t size = 0; (size = read(rank.reports.get(), part, sizeof part)) > 0;) {
       text.append(part, static_cast<std::size_t>(size));
     }
-    return text;
+    return RankReport::from(text);
   }
 
   void pass_on(int signal) {

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <string>
@@ -22,6 +23,29 @@ namespace chorus::inline CHORUS_ABI {
 
 /// Exit status of a rank that failed only because it lost another one (EX_PROTOCOL of sysexits.h).
 inline constexpr int lost_peer_status = 76;
+
+namespace detail {
+
+/// What a rank has to say when it fails. In the pipe a stamp stands in front: of several ranks that could not
+/// go on without others, the first to fail is known by it, not by the order in which processes end.
+struct RankReport {
+  std::int64_t when = INT64_MAX;  ///< in ticks of the clock that all processes of a machine share
+  std::string message;
+
+  static std::string stamp_of_now() {
+    return std::to_string(std::chrono::steady_clock::now().time_since_epoch().count()) + ' ';
+  }
+  /// Of one that says nothing `when` is the latest time there is.
+  static RankReport from(const std::string& text) {
+    char* end = nullptr;
+    const auto when = std::strtoll(text.c_str(), &end, 10);
+    const auto length = static_cast<std::size_t>(end - text.c_str());
+    if (length == 0 || *end != ' ') return {INT64_MAX, text};
+    return {when, text.substr(length + 1)};
+  }
+};
+
+}  // namespace detail
 
 /// A rank's tie to the supervisor that started it: the rank ends when the supervisor does, and hands it the reason when
 /// it fails itself. In a process that no supervisor started it is tied to nothing.
@@ -52,7 +76,8 @@ class Tether {
   void report(std::string_view prefix, std::string_view message) const {
     // A pipe holds 64 KiB, and nobody reads it before this process has ended.
     message = message.substr(0, 60'000);
-    if (report_fd_ < 0 || write(report_fd_, message.data(), message.size()) < 0) {
+    const std::string stamped = detail::RankReport::stamp_of_now().append(message);
+    if (report_fd_ < 0 || write(report_fd_, stamped.data(), stamped.size()) < 0) {
       detail::say(std::string(prefix).append(message));
     }
   }

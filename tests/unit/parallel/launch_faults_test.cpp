@@ -50,7 +50,17 @@ TEST_CASE("ranks that lost each other without another cause say so") {
   CHECK(program.finish() == 76);
   INFO(program.text());
   CHECK(count(program.text(), "all_reduce: rank 1 closed the connection\n") == 1);
-  CHECK(has(program, "lost touch with the others, exit status 76\n"));
+  CHECK(has(program, "could not go on without the others, exit status 76\n"));
+}
+
+TEST_CASE("of ranks that miss others the first to give up is named, though it ends last") {
+  const std::string rank = GENERATE("0", "1", "2");
+  Program program({probe(), "--do", "slow-end", "--devices", "3", "--rank", rank});
+  CHECK(program.finish() == 76);
+  INFO(program.text());
+  CHECK(has(program, cat("chorus: rank ", rank, ": store.get: 'ready' was not set within 100 ms\n")));
+  CHECK(has(program, cat("chorus: rank ", rank, " (pid ")));
+  CHECK(count(program.text(), "chorus:") == 2);
 }
 
 TEST_CASE("signals to the launcher are passed on") {
@@ -215,7 +225,7 @@ TEST_CASE("a rank that leaves early is pointed at") {
   CHECK(program.finish(10s) == 76);
   INFO(program.text());
   CHECK(has(program, "rank 0 (pid "));
-  CHECK(has(program, "lost touch with the others, exit status 76; rank 1 had ended before, exit status 0\n"));
+  CHECK(has(program, "could not go on without the others, exit status 76; rank 1 had ended before, exit status 0\n"));
 }
 
 }  // namespace launch_faults_test
