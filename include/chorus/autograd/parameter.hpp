@@ -67,6 +67,18 @@ class ParameterOn {
   std::uint64_t version_ = 1;
 };
 
+namespace detail {
+/// Is told of each parameter that wants a gradient and that an operation of this thread takes, while it is set.
+class ParameterWatch {
+ public:
+  virtual void saw(const void* parameter, std::span<const Index> extents) = 0;
+
+ protected:
+  ~ParameterWatch() = default;
+};
+inline thread_local constinit ParameterWatch* parameter_watch = nullptr;
+}  // namespace detail
+
 template <Real T, int Rank, Device D>
 class ParameterNode final : public LeafNode<T, Rank, D>, public ParameterOn<D> {
  public:
@@ -121,6 +133,8 @@ class ParameterNode final : public LeafNode<T, Rank, D>, public ParameterOn<D> {
   }
   Variable<T, Rank, D> as_variable() {
     if (!wants_grad_) return Variable<T, Rank, D>(value_);
+    if (detail::parameter_watch != nullptr) [[unlikely]]
+      detail::parameter_watch->saw(static_cast<const ParameterOn<D>*>(this), value_.shape());
     return {value_, origin_ ? origin_ : Ref<GradNode<T, Rank, D>>(this)};
   }
 

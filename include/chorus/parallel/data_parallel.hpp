@@ -127,17 +127,19 @@ class DataParallel : public OneProcessPolicy<Model>, private detail::ReplicaRunn
       if (!pass->shares[i]) pass->shares[i].emplace(scatter(i, used, inputs...));
       if (!copied) update_copy(i);
     };
-    threads_.run_together(
-        used, recorded<Inputs...>, prepare,
-        [pass, grad, used, batch, seed = random.seed, step = random.step, &first = this->model_](std::size_t i) {
-          const GradMode mode(grad);
-          const Index begin = detail::share_begin(batch, used, i), end = detail::share_begin(batch, used, i + 1);
-          RandomContext context{seed, step, 0, [begin] { return begin; }, end - begin};
-          const RandomScope scope(context);
-          Model& model = i == 0 ? first : pass->replicas[i - 1]->model();
-          pass->outputs[i].emplace(
-              std::apply([&](const auto&... own) { return model.forward(own...); }, *pass->shares[i]));
-        });
+    threads_.run_together(used, recorded<Inputs...>, prepare,
+                          [pass, grad, used, batch, seed = random.seed, step = random.step, &first = this->model_,
+                           watch = this->watch_once()](std::size_t i) {
+                            const GradMode mode(grad);
+                            const Index begin = detail::share_begin(batch, used, i),
+                                        end = detail::share_begin(batch, used, i + 1);
+                            RandomContext context{seed, step, 0, [begin] { return begin; }, end - begin};
+                            const RandomScope scope(context);
+                            const detail::WatchScope watch_scope(i == 0 ? watch : nullptr);
+                            Model& model = i == 0 ? first : pass->replicas[i - 1]->model();
+                            pass->outputs[i].emplace(std::apply(
+                                [&](const auto&... own) { return model.forward(own...); }, *pass->shares[i]));
+                          });
     this->end_forward();
     scalars_.begin_pass(batch, used, detail::holds_scalars<Output>);
     return gather(pass->outputs, pass->shares, std::index_sequence_for<Inputs...>{}, inputs...);

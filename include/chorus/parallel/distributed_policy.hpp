@@ -195,6 +195,7 @@ class DistributedPolicy : public Policy<Model> {
     handles_.check_kept(this->model_, this->flat_);
     const RandomScope scope(this->begin_forward(samples));
     const BatchGroupScope group(with_others ? group_ : nullptr);
+    const detail::WatchScope watch(communicator_.rank() == 0 ? this->watch_once() : nullptr);
     auto output = this->model_.forward(this->on_model_device(inputs)...);
     this->end_forward();
     return output;

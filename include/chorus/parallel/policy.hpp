@@ -5,6 +5,7 @@
 #include <chorus/data/sampler.hpp>
 #include <chorus/kernels/to_device.hpp>
 #include <chorus/nn/flat_parameters.hpp>
+#include <chorus/parallel/unlisted_parameters.hpp>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -56,7 +57,15 @@ class Policy {
   }
 
  protected:
-  Policy(Model model, std::uint64_t seed) : model_(std::move(model)), flat_(model_) { random_.seed = seed; }
+  Policy(Model model, std::uint64_t seed)
+      : model_(std::move(model)), flat_(model_), unlisted_(std::make_shared<detail::UnlistedParameters>(flat_)) {
+    random_.seed = seed;
+  }
+
+  /// What is to watch the model in the pass that begins: the first one that records gradients.
+  std::shared_ptr<detail::UnlistedParameters> watch_once() {
+    return grad_enabled() ? std::exchange(unlisted_, nullptr) : nullptr;
+  }
 
   /// An argument of the model: a Tensor from another kind of device, such as a loader's batch, is copied to the
   /// model's.
@@ -91,6 +100,7 @@ class Policy {
  private:
   std::uint32_t passes_ = 0;
   bool counts_ = true;  // the pass under way
+  std::shared_ptr<detail::UnlistedParameters> unlisted_;
   std::shared_ptr<void> alive_ = std::make_shared<int>();
 };
 

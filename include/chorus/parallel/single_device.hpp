@@ -21,6 +21,7 @@ class SingleDevice : public OneProcessPolicy<Model> {
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
     const RandomScope scope(this->begin_forward());
+    const detail::WatchScope watch(this->watch_once());
     auto output = this->model_.forward(this->on_model_device(inputs)...);
     this->end_forward();
     return output;
