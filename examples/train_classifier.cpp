@@ -159,17 +159,17 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_flag("--augment", options.augment, "shift and mirror training images");
   app.add_option("--train-images", options.train_images, "generated images for training")
-      ->check(CLI::Range(1, 1 << 24))
+      ->check(in_range(1, 1 << 24))
       ->capture_default_str();
   app.add_option("--test-images", options.test_images, "generated images for testing")
-      ->check(CLI::Range(1, 1 << 24))
+      ->check(in_range(1, 1 << 24))
       ->capture_default_str();
   app.add_option("--workers", options.workers, "threads that prepare batches; 0: none")
-      ->check(CLI::Range(0, 64))
+      ->check(in_range(0, 64))
       ->capture_default_str();
   app.add_option("--save", options.save, "checkpoint file, written after each epoch");
   app.add_option("--save-every", options.save_every, "write it every so many steps, too")
-      ->check(CLI::NonNegativeNumber);
+      ->check(in_range(ch::Index{0}));
   app.add_option("--resume", options.resume,
                  "checkpoint file to go on from, saved under any policy; auto: that of --save, once it is there");
   if (const auto status = parse(app, argc, argv, options)) return *status;

@@ -106,18 +106,18 @@ int main(int argc, char** argv) {
   double temperature = 0.8;
   CLI::App app{description, "train_gpt"};
   add_options(app, options);
-  const auto sizes = CLI::Range(1, 1 << 16);
+  const auto sizes = in_range(1, 1 << 16);
   app.add_option("--data", data, "a text file; or 'generated'")->capture_default_str();
   app.add_option("--window", size.window, "letters that the model sees")->check(sizes)->capture_default_str();
   app.add_option("--width", size.width, "features of a letter")->check(sizes)->capture_default_str();
   app.add_option("--heads", size.heads, "of the attention; they divide the width")->check(sizes)->capture_default_str();
   app.add_option("--layers", size.layers, "blocks")->check(sizes)->capture_default_str();
-  app.add_option("--dropout", size.dropout, "in [0, 1)")->check(CLI::Range(0.0, 0.99))->capture_default_str();
+  app.add_option("--dropout", size.dropout, "in [0, 1)")->check(in_range(0.0, 0.99))->capture_default_str();
   app.add_flag("--checkpoint", size.checkpoint, "compute what is in the blocks again in backward, to hold less memory");
   app.add_option("--prompt", prompt, "what the text at the end begins with")->capture_default_str();
-  app.add_option("--letters", letters, "of the text at the end")->check(CLI::Range(0, 1 << 20))->capture_default_str();
+  app.add_option("--letters", letters, "of the text at the end")->check(in_range(0, 1 << 20))->capture_default_str();
   app.add_option("--temperature", temperature, "below 1: the likeliest letters more often")
-      ->check(CLI::Range(0.01, 100.0))
+      ->check(in_range(0.01, 100.0))
       ->capture_default_str();
   app.add_option("--save", options.save, "file for the trained weights (safetensors)");
   if (const auto status = parse(app, argc, argv, options)) return *status;

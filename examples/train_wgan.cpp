@@ -121,18 +121,14 @@ int main(int argc, char** argv) {
   CLI::App app{description, "train_wgan"};
   add_options(app, options);
   for (const char* none : {"--epochs", "--schedule", "--clip"}) app.remove_option(app.get_option(none));
-  app.add_option("--noise", noise, "numbers of which a point is made")
-      ->check(CLI::Range(1, 4096))
-      ->capture_default_str();
+  app.add_option("--noise", noise, "numbers of which a point is made")->check(in_range(1, 4096))->capture_default_str();
   app.add_option("--width", width, "hidden features of both models")
-      ->check(CLI::Range(1, 1 << 16))
+      ->check(in_range(1, 1 << 16))
       ->capture_default_str();
   app.add_option("--critic-steps", critic_steps, "of the critic for each of the generator")
-      ->check(CLI::Range(1, 1000))
+      ->check(in_range(1, 1000))
       ->capture_default_str();
-  app.add_option("--penalty", penalty, "weight of the gradient penalty")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
+  app.add_option("--penalty", penalty, "weight of the gradient penalty")->check(in_range(0.0))->capture_default_str();
   if (const auto status = parse(app, argc, argv, options)) return *status;
 
   return launch<Generator<ch::Cpu>>(argc, argv, options, [&]<class Net>(std::type_identity<Net>, ch::Run& run) {

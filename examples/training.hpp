@@ -3,10 +3,12 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <charconv>
 #include <chorus/chorus.hpp>
 #include <chorus/io/parameters_hash.hpp>
 #include <chrono>
 #include <cstdio>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -26,46 +28,62 @@ struct TrainingOptions {
   std::string metrics{}, save{};
 };
 
+/// A check for an option: a number within limits. Its message is short and says what was given.
+template <class Number>
+CLI::Validator in_range(Number least, Number most = std::numeric_limits<Number>::max()) {
+  const auto limits =
+      most == std::numeric_limits<Number>::max() ? chorus::cat("at least ", least) : chorus::cat(least, " to ", most);
+  const auto check = [=](std::string& text) {
+    Number number{};
+    const auto* const end = text.data() + text.size();
+    const auto read = std::from_chars(text.data(), end, number);
+    const bool fits = read.ec == std::errc() && read.ptr == end && number >= least && number <= most;
+    return fits ? ""
+                : chorus::cat("expected a ", std::is_integral_v<Number> ? "whole " : "", "number, ", limits, ", got '",
+                              text, "'");
+  };
+  return CLI::Validator(check, limits);
+}
+
 inline void add_options(CLI::App& app, TrainingOptions& options) {
-  const auto positive = CLI::Range(1, 1 << 24);
+  const auto positive = in_range(1, 1 << 24);
   // So that a script's options can be overridden by later ones.
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   app.add_option("--policy", options.policy, "single, dp or ddp")
       ->check(CLI::IsMember({"single", "dp", "ddp"}))
       ->capture_default_str();
   app.add_option("--devices", options.devices, "devices; under ddp, processes (default: 2 for dp and ddp)")
-      ->check(CLI::Range(1, 64));
+      ->check(in_range(1, 64));
   app.add_option("--batch", options.batch, "samples in a batch, over all devices")
       ->check(positive)
       ->capture_default_str();
   app.add_option("--epochs", options.epochs, "passes over the data")
-      ->check(CLI::Range(0, 1 << 20))
+      ->check(in_range(0, 1 << 20))
       ->capture_default_str();
-  app.add_option("--steps", options.steps, "stop after so many steps in all; 0: don't")->check(CLI::NonNegativeNumber);
-  app.add_option("--seed", options.seed, "seed of everything random")->capture_default_str();
+  app.add_option("--steps", options.steps, "stop after so many steps in all; 0: don't")
+      ->check(in_range(chorus::Index{0}));
+  app.add_option("--seed", options.seed, "seed of everything random")
+      ->check(in_range(std::uint64_t{0}))
+      ->capture_default_str();
   app.add_option("--optimizer", options.optimizer, "sgd or adam")
       ->check(CLI::IsMember({"sgd", "adam"}))
       ->capture_default_str();
-  app.add_option("--lr", options.lr, "learning rate")->check(CLI::NonNegativeNumber)->capture_default_str();
-  app.add_option("--momentum", options.momentum, "sgd's momentum")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
-  app.add_option("--weight-decay", options.weight_decay, "weight decay")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
+  app.add_option("--lr", options.lr, "learning rate")->check(in_range(0.0))->capture_default_str();
+  app.add_option("--momentum", options.momentum, "sgd's momentum")->check(in_range(0.0))->capture_default_str();
+  app.add_option("--weight-decay", options.weight_decay, "weight decay")->check(in_range(0.0))->capture_default_str();
   app.add_option("--schedule", options.schedule, "none, step (a tenth after each third of the run) or cosine")
       ->check(CLI::IsMember({"none", "step", "cosine"}))
       ->capture_default_str();
   app.add_option("--warmup", options.warmup, "steps in which the learning rate rises from nearly nothing; 0: none")
-      ->check(CLI::Range(0, 1 << 24))
+      ->check(in_range(0, 1 << 24))
       ->capture_default_str();
   app.add_option("--clip", options.clip, "largest norm of the gradient; 0: any")
-      ->check(CLI::NonNegativeNumber)
+      ->check(in_range(0.0))
       ->capture_default_str();
   app.add_option("--metrics", options.metrics, "file for the run's numbers, as JSON lines");
   app.add_option("--timeout", options.timeout,
                  "seconds that a process waits for another one (default: CHORUS_TIMEOUT, else 60)")
-      ->check(CLI::Range(0.001, 1e6));
+      ->check(in_range(0.001, 1e6));
   app.add_flag("--quiet", options.quiet, "no progress, no summary");
 }
 

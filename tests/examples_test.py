@@ -82,7 +82,8 @@ if NAME == "train_autoencoder":
 
 help_text = run("--help")
 assert "--policy" in help_text and NAME + " --" in help_text, help_text
-for options, part in (*EXAMPLE["mistakes"], (["--nonsense"], "nonsense"), (["--policy", "pipeline"], "pipeline"),
+for options, part in (*EXAMPLE["mistakes"], (["--nonsense"], "nonsense"), (["--batch", "x"], "a whole number, 1 to 16777216, got 'x'"),
+                      (["--policy", "pipeline"], "pipeline"),
                       (["--devices", "2"], "--policy single"), (["--metrics", "/nonexistent/m"], "/nonexistent/m")):
     text = run(*EXAMPLE["small"], "--steps", "1", *options, fails=True)
     assert part in text, f"{options}: the message doesn't say {part}: {text}"

@@ -82,7 +82,14 @@ assert "resnet50" in run("--model", "resnet7", fails=True)
 print("ResNets train")
 
 assert "pipeline" in run("--policy", "pipeline", fails=True)
-for options, part in ((["--batch", "0"], "batch"), (["--nonsense"], "nonsense"),
+for options, part in ((["--batch", "0"], "--batch: expected a whole number, 1 to 16777216, got '0'"),
+                      (["--batch", "abc"], "--batch: expected a whole number, 1 to 16777216, got 'abc'"),
+                      (["--lr", "-1"], "--lr: expected a number, at least 0, got '-1'"),
+                      (["--lr", "nan"], "--lr: expected a number, at least 0, got 'nan'"),
+                      (["--seed", "-1"], "--seed: expected a whole number, at least 0, got '-1'"),
+                      (["--save-every", "2.5"], "--save-every: expected a whole number, at least 0, got '2.5'"),
+                      (["--timeout", "0"], "--timeout: expected a number, 0.001 to 1e+06, got '0'"),
+                      (["--nonsense"], "nonsense"),
                       (["--data", "/nonexistent"], "/nonexistent"), (["--metrics", "/nonexistent/m"], "/nonexistent/m"),
                       (["--resume", "/nonexistent/c"], "/nonexistent/c")):
     for policy in ("single", "ddp"):
