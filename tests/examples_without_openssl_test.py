@@ -15,8 +15,8 @@ with tempfile.TemporaryDirectory(prefix="chorus_plain_") as temporary:
     folder = pathlib.Path(temporary)
     for name, policies in (("train_autoencoder", ["single"]), ("train_classifier", ["single", "ddp"])):
         program, saved, metrics = folder / name, folder / "saved", folder / "metrics"
-        subprocess.run([COMPILER, "-std=c++20", "-I", f"{SOURCE}/include", "-isystem", EIGEN, f"{SOURCE}/examples/{name}.cpp",
-                        "-o", program, "-lpthread"], check=True)
+        subprocess.run([COMPILER, "-std=c++20", "-I", f"{SOURCE}/include", "-isystem", EIGEN,
+                        f"{SOURCE}/examples/{name}.cpp", "-o", program, "-lpthread"], check=True)
         for policy in policies:
             subprocess.run([program, *SMALL, "--policy", policy, "--save", saved, "--metrics", metrics], check=True,
                            timeout=300)

@@ -45,14 +45,15 @@ CASES = [
     ("linear: input and weights have " + TYPES,
      "int main() { ch::sum(ch::SingleDevice<Layer>{Layer{}}(ch::Tensor<double, 2>::ones({2, 4}))).backward(); }"),
     ("conv2d: input and weights have " + TYPES,
-     "int main() { ch::sum(ch::nn::Conv2d<ch::Cpu>{3, 4, {.kernel = 3}}(ch::Tensor<std::uint8_t, 4>::ones({2, 3, 9, 9})))"
-     ".backward(); }"),
+     "int main() { ch::nn::Conv2d<ch::Cpu> conv{3, 4, {.kernel = 3}};"
+     "ch::sum(conv(ch::Tensor<std::uint8_t, 4>::ones({2, 3, 9, 9}))).backward(); }"),
     ("conv_transpose2d: input and weight have " + TYPES,
-     "int main() { ch::sum(ch::conv_transpose2d(ones<double, 4>({2, 3, 9, 9}), ones<float, 4>({3, 4, 2, 2}))).backward(); }"),
+     "int main() { const auto x = ones<double, 4>({2, 3, 9, 9});"
+     "ch::sum(ch::conv_transpose2d(x, ones<float, 4>({3, 4, 2, 2}))).backward(); }"),
     (LISTED, UNLISTED + "int main() { ch::SingleDevice<Unlisted> net{Unlisted{}}; use(net).backward(); }"),
     (LISTED, UNLISTED + "int main() { ch::DataParallel<Unlisted> net{Unlisted{}, {}}; use(net).backward(); }"),
     *((LISTED, UNLISTED + f"auto loss(ch::{policy}<Unlisted>& net) {{ return use(net); }}\n"
-       f"void make(ch::comm::AnyCommunicator& ranks) {{ ch::{policy}<Unlisted> net{{Unlisted{{}}, ranks}}; loss(net); }}")
+       f"void go(ch::comm::AnyCommunicator& ranks) {{ ch::{policy}<Unlisted> net{{Unlisted{{}}, ranks}}; loss(net); }}")
       for policy in ("DistributedDataParallel", "LocalSgd", "ParameterServer")),
     ("a list of modules is an nn::ModuleList<M>, not a std::vector<M>", """
 struct Listed : ch::nn::Module {
@@ -76,12 +77,13 @@ struct Returns : ch::nn::Module {
 int main() { ch::sum(ch::DataParallel<Returns>{Returns{}, {}}(ones<float, 2>({2, 4})).y).backward(); }"""),
 ]
 
+ALONE = "clang" not in COMPILER  # which goes on about a class whose assertion has failed
+COMMAND = [COMPILER, "-std=c++20", "-fsyntax-only", "-DEIGEN_NO_CUDA", "-I", INCLUDE, "-isystem", EIGEN, "-x", "c++"]
 for sentence, program in CASES:
-    done = subprocess.run(
-        [COMPILER, "-std=c++20", "-fsyntax-only", "-DEIGEN_NO_CUDA", "-I", INCLUDE, "-isystem", EIGEN, "-x", "c++", "-"],
-        input=BEGIN + program, capture_output=True, text=True)
+    done = subprocess.run([*COMMAND, "-"], input=BEGIN + program, capture_output=True, text=True)
     errors = [line for line in done.stderr.splitlines() if "error:" in line]
     if sentence:
-        assert len(errors) == 1 and sentence in errors[0], f"expected '{sentence}' alone:\n{program}\n" + "\n".join(errors)
+        said = bool(errors) and sentence in errors[0] and (len(errors) == 1 or not ALONE)
+        assert said, f"expected '{sentence}':\n{program}\n" + "\n".join(errors)
     else:
         assert done.returncode == 0, done.stderr
