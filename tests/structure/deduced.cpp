@@ -27,4 +27,5 @@ void deduce(ch::comm::AnyCommunicator& communicator) {
   require_type<ch::LocalSgd<Net>>(ch::LocalSgd{Net{}, communicator, {}, 3});
   require_type<ch::ParameterServer<Net>>(ch::ParameterServer{Net{}, communicator});
   require_type<ch::ParameterServer<Net>>(ch::ParameterServer{Net{}, communicator, 3});
+  require_type<ch::ParameterServer<Net>>(ch::ParameterServer{Net{}, communicator, {}, 3});
 }

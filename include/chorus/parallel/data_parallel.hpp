@@ -61,25 +61,23 @@ class DataParallel : public OneProcessPolicy<Model>, private detail::ReplicaRunn
   /// exist.
   DataParallel(Model model, DataParallelOptions options, std::uint64_t seed = initial_seed())
       : OneProcessPolicy<Model>(detail::copy_to(std::move(model), detail::first_device<D>(options), true), seed),
-        options_(std::move(options)),
+        options_(detail::settled(std::move(options))),
         buffers_(nn::named_buffers<D>(this->model_)),
         handles_(this->model_),
-        threads_(detail::replica_names<D>(options_), options_.timeout),
-        collectives_(this->flat_, buffers_, replicas_, threads_.threads(), options_.device_ids, options_.timeout) {
-    if (options_.output_device < 0) options_.output_device = options_.device_ids.front();
+        threads_(detail::replica_names<D>(options_), *options_.timeout),
+        collectives_(this->flat_, buffers_, replicas_, threads_.threads(), options_.device_ids, *options_.timeout) {
     CachingAllocator<D>::of(D{options_.output_device});  // throws where it doesn't exist
-    comm::check_timeout("DataParallel", options_.timeout);
+    comm::check_timeout("DataParallel", *options_.timeout);
     check<UsageError>(options_.dim >= 0, "DataParallel: dim is at least 0, got ", options_.dim);
     for (std::size_t i = 1; i < options_.device_ids.size(); ++i)
       replicas_.push_back(std::make_shared<detail::Replica<Model>>(this->model_, device(i)));
     detail::warn_of_imbalance<D>(options_.device_ids);
   }
-  /// For `launch`: as many devices as `run` says.
+  /// For `launch`: as many devices as `run` says, unless the options name them.
   template <class Run>
   requires requires(Run& run) { run.seed(); }
-  DataParallel(Model model, Run& run)
-      : DataParallel(std::move(model), {.device_ids = detail::devices_of<D>(run), .timeout = run.world().timeout},
-                     run.seed()) {
+  DataParallel(Model model, Run& run, DataParallelOptions options = {})
+      : DataParallel(std::move(model), detail::options_of<D>(run, std::move(options)), run.seed()) {
     run.check_options();
   }
 

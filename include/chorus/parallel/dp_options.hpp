@@ -9,21 +9,23 @@
 #include <chrono>
 #include <concepts>
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <vector>
 
 namespace chorus::inline CHORUS_ABI {
 
 struct DataParallelOptions {
-  /// Indices of the devices. The first holds the model. One may be named twice: two copies then share it.
-  std::vector<int> device_ids;
+  /// Indices of the devices. The first holds the model. One may be named twice: two copies then share it. Empty: those
+  /// of the run.
+  std::vector<int> device_ids = {};
   /// Index of the device on which outputs are gathered; -1: the first of `device_ids`.
   int output_device = -1;
   /// The axis along which inputs are cut and outputs are joined.
   int dim = 0;
   /// How long a device waits for the others: in one of NCCL's collectives, in SyncBatchNorm, and the first one at the
-  /// end of a pass.
-  std::chrono::milliseconds timeout{60'000};
+  /// end of a pass. Nothing: the run's timeout, or 60 s without a run.
+  std::optional<std::chrono::milliseconds> timeout = {};
 };
 
 namespace detail {
@@ -60,6 +62,21 @@ std::vector<int> devices_of(Run& run) {
   std::vector<int> indices;
   for (int i = 0; i < count; ++i) indices.push_back(i % there);
   return indices;
+}
+
+/// With the devices and the timeout of `run`, where the options don't say.
+template <Device D, class Run>
+DataParallelOptions options_of(Run& run, DataParallelOptions options) {
+  if (options.device_ids.empty()) options.device_ids = devices_of<D>(run);
+  if (!options.timeout) options.timeout = run.world().timeout;
+  return options;
+}
+
+/// With what is still open settled. There is a device.
+inline DataParallelOptions settled(DataParallelOptions options) {
+  if (options.output_device < 0) options.output_device = options.device_ids.front();
+  if (!options.timeout) options.timeout = std::chrono::seconds(60);
+  return options;
 }
 
 }  // namespace detail

@@ -7,12 +7,18 @@
 #include <chorus/parallel/gradients_aside.hpp>
 #include <chorus/parallel/join.hpp>
 #include <chorus/parallel/no_sync.hpp>
+#include <concepts>
 #include <cstdint>
 #include <span>
 #include <utility>
 #include <vector>
 
 namespace chorus::inline CHORUS_ABI {
+
+struct ParameterServerOptions {
+  /// The axis of the inputs along which their samples lie.
+  int dim = 0;
+};
 
 /// Synchronous SGD with a parameter server (Li et al., "Scaling distributed machine learning with the parameter
 /// server", OSDI 2014). At the end of backward every worker sends its gradients, and has none left, so that its
@@ -36,19 +42,27 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
   using D = typename Base::device_type;
   static constexpr const char* name = "parameter_server";
 
-  /// Compares the models of all ranks. The communicator must outlive this.
-  ParameterServer(Model model, Communicator& communicator, std::uint64_t seed = initial_seed())
-      : Base(std::move(model), communicator, seed) {
-    this->check_same("ParameterServer", "", [](const auto&) { return true; });
+  /// Compares the models of all ranks. Throws UsageError, on every rank, where they or the options differ. The
+  /// communicator must outlive this.
+  ParameterServer(Model model, Communicator& communicator, const ParameterServerOptions& options = {},
+                  std::uint64_t seed = initial_seed())
+      : Base(std::move(model), communicator, seed), options_(options) {
+    check<UsageError>(options.dim >= 0, "ParameterServer: dim is at least 0, got ", options.dim);
+    this->check_same("ParameterServer", cat("options: dim ", options.dim, "\n"), [](const auto&) { return true; });
     pull();
     for (const auto& entry : this->flat_.entries())
       entry.parameter().on_grad([this, alive = this->alive()] {
         if (!alive.expired()) gradient_ready();
       });
   }
+  /// With a seed and no options.
+  template <std::integral Seed>
+  ParameterServer(Model model, Communicator& communicator, Seed seed)
+      : ParameterServer(std::move(model), communicator, {}, static_cast<std::uint64_t>(seed)) {}
   /// For `launch`: takes communicator and seed from `run`.
   template <detail::LaunchedRun Run>
-  ParameterServer(Model model, Run& run) : ParameterServer(std::move(model), run.communicator(), run.seed()) {
+  ParameterServer(Model model, Run& run, const ParameterServerOptions& options = {})
+      : ParameterServer(std::move(model), run.communicator(), options, run.seed()) {
     run.check_options();
   }
 
@@ -65,7 +79,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
   auto operator()(const Inputs&... inputs) {
     check<UsageError>(!in_backward_,
                       "ParameterServer: the last backward pass ended early; its gradients are incomplete");
-    const Index samples = detail::samples_of(0, inputs...);
+    const Index samples = detail::samples_of(options_.dim, inputs...);
     if (grad_enabled()) {
       pushed_ = false;
       this->shares_.begin(samples, sync_, this->training());
@@ -247,6 +261,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
     pushed_ = stepped_ = true;
   }
 
+  ParameterServerOptions options_;
   detail::GradientsAside<D> aside_;  // while a pass without samples runs
   double unit_ = 1;                  // what this rank's gradients are to be multiplied by
   bool sync_ = true;

@@ -6,6 +6,12 @@
 
 namespace chorus::inline CHORUS_ABI {
 
+/// The same as other policies have, so that a program can change its policy alone.
+struct SingleDeviceOptions {
+  /// The axis of the inputs along which their samples lie. Here nobody counts them.
+  int dim = 0;
+};
+
 template <class Model>
 class SingleDevice : public OneProcessPolicy<Model> {
  public:
@@ -16,7 +22,11 @@ class SingleDevice : public OneProcessPolicy<Model> {
   /// For `launch`: takes the seed from `run`.
   template <class Run>
   requires requires(Run& run) { run.seed(); }
-  SingleDevice(Model model, Run& run) : SingleDevice(std::move(model), run.seed()) { run.check_options(); }
+  SingleDevice(Model model, Run& run, const SingleDeviceOptions& options = {})
+      : SingleDevice(std::move(model), run.seed()) {
+    check<UsageError>(options.dim >= 0, "SingleDevice: dim is at least 0, got ", options.dim);
+    run.check_options();
+  }
 
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {

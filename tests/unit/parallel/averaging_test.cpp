@@ -29,21 +29,10 @@ std::vector<double> train_alone(const optim::SgdOptions& options) {
   return test::values(net.module());
 }
 
-/// This process as the rank of a job that a launcher has started.
-void become(const World& world) {
-  setenv("RANK", std::to_string(world.rank).c_str(), 1);
-  setenv("LOCAL_RANK", std::to_string(world.rank).c_str(), 1);
-  setenv("WORLD_SIZE", std::to_string(world.size).c_str(), 1);
-  setenv("LOCAL_WORLD_SIZE", std::to_string(world.size).c_str(), 1);
-  setenv("MASTER_ADDR", "127.0.0.1", 1);
-  setenv("MASTER_PORT", std::to_string(world.master_port).c_str(), 1);
-  if (world.listen_fd >= 0) setenv("CHORUS_RENDEZVOUS_FD", std::to_string(world.listen_fd).c_str(), 1);
-}
-
 template <class Net>
 std::string launched(int ranks) {
   return common_text(ranks, [](const World& world) {
-    become(world);
+    test::become(world);
     std::string text;
     char program[] = "test";
     char* argv[] = {program, nullptr};

@@ -3,7 +3,9 @@
 #include <catch.hpp>
 #include <chorus/nn/recurrent.hpp>
 #include <chorus/parallel/data_parallel.hpp>
+#include <chorus/parallel/launch.hpp>
 #include <chorus/parallel/local_sgd.hpp>
+#include <chorus/parallel/parameter_server.hpp>
 #include <unordered_map>
 
 #include "ranks.hpp"
@@ -101,6 +103,86 @@ struct Recurrent : nn::Module {
   CHORUS_MODULE(Recurrent, lstm)
   auto forward(const auto& x) const { return lstm(x).output; }
 };
+
+/// A program as it is under every policy, with evaluation after each step: its parameters.
+template <class Net>
+std::string train_along_time() {
+  std::string text;
+  char program[] = "test";
+  char* argv[] = {program, nullptr};
+  const int status = launch<Net>(1, argv, {.devices = 2, .timeout = {}}, [&](auto& run) {
+    Net net{make<Recurrent<Cpu>>(), run, {.dim = 1}};
+    optim::Sgd optimizer{net.parameters(), {.lr = 1}};
+    for (const std::uint32_t number : {1u, 2u, 3u}) {
+      const auto ranks = static_cast<std::size_t>(run.world_size()), rank = static_cast<std::size_t>(run.rank());
+      const auto whole = reshape(numbers(3, 25, number), std::array<Index, 3>{3, 5, 5});
+      const auto share = whole.slice(1, detail::share_begin(5, ranks, rank), detail::share_begin(5, ranks, rank + 1));
+      net.train();
+      optimizer.zero_grad();
+      mean(square(net(contiguous(share)))).backward();
+      optimizer.step();
+      net.eval();
+    }
+    text = test::text_of(test::values(net.module()));
+  });
+  return status == 0 ? text : cat("status ", status);
+}
+template <class Net>
+std::vector<double> train_along_time(int ranks) {
+  return test::numbers_in(common_text(ranks, [](const World& world) {
+    test::become(world);
+    return train_along_time<Net>();
+  }));
+}
+
+TEST_CASE("policies: one program, whose samples lie along another axis, has the same parameters under each") {
+  using Model = Recurrent<Cpu>;
+  const auto expected = test::numbers_in(train_along_time<SingleDevice<Model>>());
+  CHECK(!expected.empty());
+  CHECK(distance(test::numbers_in(train_along_time<DataParallel<Model>>()), expected) < rounding);
+  CHECK(distance(train_along_time<DistributedDataParallel<Model>>(2), expected) < rounding);
+  CHECK(distance(train_along_time<LocalSgd<Model>>(2), expected) < rounding);
+  CHECK(distance(train_along_time<ParameterServer<Model>>(2), expected) < rounding);
+}
+
+TEST_CASE("policies: a run's net takes options; what they leave open is the run's") {
+  using Model = test::Smooth<Cpu>;
+  char program[] = "test";
+  char* argv[] = {program, nullptr};
+  const int status = launch<DataParallel<Model>>(1, argv, {.devices = 3, .timeout = 7s}, [](auto& run) {
+    const DataParallel<Model> open{make<Model>(), run, {.dim = 1}};
+    CHECK(open.options().device_ids == std::vector{0, 1, 2});
+    CHECK(open.options().output_device == 0);
+    CHECK(open.options().timeout == 7s);
+    const DataParallel<Model> told{make<Model>(), run, {.device_ids = {1, 0}, .timeout = 9s}};
+    CHECK(told.options().device_ids == std::vector{1, 0});
+    CHECK(told.options().output_device == 1);
+    CHECK(told.options().timeout == 9s);
+    CHECK(message_of<UsageError>([&] { DataParallel<Model> net(make<Model>(), run, {.dim = -1}); }) ==
+          "DataParallel: dim is at least 0, got -1");
+    CHECK(message_of<UsageError>([&] { SingleDevice<Model> net(make<Model>(), run, {.dim = -1}); }) ==
+          "SingleDevice: dim is at least 0, got -1");
+  });
+  CHECK(status == 0);
+  const DataParallel<Model> alone{make<Model>(), {.device_ids = {0}}, 3};
+  CHECK(alone.options().timeout == 60s);
+}
+
+TEST_CASE("parameter server: ranks compare their dim") {
+  const auto refused = [](int own, int others) {
+    return common_text(2, [=](const World& world) {
+      auto communicator = comm::connect(world);
+      return message_of<UsageError>([&] {
+        ParameterServer<Recurrent<Cpu>> net(make<Recurrent<Cpu>>(), communicator,
+                                            {.dim = world.rank == 0 ? own : others});
+      });
+    });
+  };
+  CHECK(refused(1, 1) == "nothing");
+  CHECK(refused(-1, -1) == "ParameterServer: dim is at least 0, got -1");
+  CHECK(refused(1, 0) ==
+        "ParameterServer: the ranks' models differ: rank 1 has options: dim 0 where rank 0 has options: dim 1");
+}
 
 TEST_CASE("ddp, local SGD: samples may lie along another axis") {
   const auto steps = [](Index begin, Index end) {

@@ -2,7 +2,9 @@
 /// Training steps of DistributedDataParallel for the tests, and real processes to run them in.
 
 #include <chorus/parallel/distributed_data_parallel.hpp>
+#include <cstdlib>
 #include <memory>
+#include <string>
 
 #include "../comm/processes.hpp"
 #include "policies.hpp"
@@ -19,6 +21,17 @@ struct Distributed {
                        Model model = make<Model>(), Hook hook = {})
       : communicator(ch::comm::connect(world)), net(std::move(model), communicator, options, 3, std::move(hook)) {}
 };
+
+/// This process as the rank of a job that a launcher has started.
+inline void become(const ch::comm::World& world) {
+  setenv("RANK", std::to_string(world.rank).c_str(), 1);
+  setenv("LOCAL_RANK", std::to_string(world.rank).c_str(), 1);
+  setenv("WORLD_SIZE", std::to_string(world.size).c_str(), 1);
+  setenv("LOCAL_WORLD_SIZE", std::to_string(world.size).c_str(), 1);
+  setenv("MASTER_ADDR", "127.0.0.1", 1);
+  setenv("MASTER_PORT", std::to_string(world.master_port).c_str(), 1);
+  if (world.listen_fd >= 0) setenv("CHORUS_RENDEZVOUS_FD", std::to_string(world.listen_fd).c_str(), 1);
+}
 
 /// This rank's rows of a global batch: sizes differ by at most one, and may be 0.
 template <class T, int Rank>
