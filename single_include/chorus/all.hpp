@@ -7714,9 +7714,10 @@ class FusedOptimizer : public optim::HasLearningRate {
     const auto while_there = [&net](auto call) {
       return detail::while_alive("FusedOptimizer", net.alive(), std::move(call));
     };
+    check_there_ = while_there([] {});
     if constexpr (requires { net.step_in_backward({}); }) {
       step_in_backward(net);
-      step_ = while_there([] {});
+      step_ = check_there_;
       remove_ = [&net, alive = net.alive()] {
         if (!alive.expired()) net.step_in_backward({});
       };
@@ -7741,7 +7742,7 @@ class FusedOptimizer : public optim::HasLearningRate {
   /// See Optimizer::set_group.
   template <class Chosen>
   void set_group(const Chosen& chosen, const optim::GroupOptions& options) {
-    step_();                                                // the net is there
+    check_there_();
     Opt(parameters_, options_).set_group(chosen, options);  // throws what the plain one does
     for (std::size_t i = 0; i < parameters_.size(); ++i)
       if (chosen(std::as_const(parameters_[i]))) optimizers_[i]->set_group([](const auto&) { return true; }, options);
@@ -7777,8 +7778,8 @@ class FusedOptimizer : public optim::HasLearningRate {
 
   typename Opt::options_type options_;
   std::vector<nn::NamedParameter<D>> parameters_;
-  std::vector<std::unique_ptr<Opt>> optimizers_;  // one for each
-  std::function<void()> step_, remove_;           // what knows the net's type
+  std::vector<std::unique_ptr<Opt>> optimizers_;       // one for each
+  std::function<void()> check_there_, step_, remove_;  // what knows the net's type
 };
 
 }  // namespace chorus::inline CHORUS_ABI
@@ -8154,10 +8155,11 @@ struct PowerSgd {
     auto& state = states.of<State<T, D>>(bucket.index);
     if (state.full) return {};
     if (round == 0) {
-      for (const Piece& piece : state.pieces) {
+      for (std::size_t i = 0; i < state.pieces.size(); ++i) {
+        const Piece& piece = state.pieces[i];
         if (!piece.low_rank()) continue;
         T* p = state.first.data() + piece.in_first;
-        orthonormalise(bucket.device, piece, p);
+        orthonormalise(bucket.device, piece, bucket.parts[i].name, p);
         kernels::gemm(bucket.device, yes, no, piece.columns, piece.rank, piece.rows,
                       bucket.gradients.data() + piece.begin, piece.columns, p, piece.rank,
                       state.second.data() + piece.in_second, piece.rank, false);
@@ -8282,11 +8284,12 @@ struct PowerSgd {
              static_cast<T>(0.5);
   }
 
-  // Gram and Schmidt's, column by column; a column that vanishes stays 0.
+  // Gram and Schmidt's, column by column. A column that vanishes, as all do where the gradient is 0, is replaced by a
+  // drawn one, the same on all ranks: with a 0, Q's column would be 0, too, and so would be all later ones.
   template <class T, Device D>
-  static void orthonormalise(D device, const Piece& piece, T* matrix) {
+  void orthonormalise(D device, const Piece& piece, const std::string& name, T* matrix) const {
     const auto rows = static_cast<std::size_t>(piece.rows), rank = static_cast<std::size_t>(piece.rank);
-    std::vector<T> p(rows * rank);
+    std::vector<T> p(rows * rank), drawn;
     copy_bytes(Cpu{}, p.data(), device, matrix, p.size() * sizeof(T));
     const auto dot = [&](std::size_t a, std::size_t b) {
       double sum = 0;
@@ -8294,16 +8297,28 @@ struct PowerSgd {
         sum += static_cast<double>(p[i * rank + a]) * static_cast<double>(p[i * rank + b]);
       return sum;
     };
-    for (std::size_t c = 0; c < rank; ++c) {
+    // Whether there is something left of the column; what is not finite stays so.
+    const auto normalise = [&](std::size_t c) {
       const double before = dot(c, c);
       for (std::size_t earlier = 0; earlier < c; ++earlier) {
         const auto along = static_cast<T>(dot(earlier, c));
         for (std::size_t i = 0; i < rows; ++i) p[i * rank + c] -= along * p[i * rank + earlier];
       }
       const double length = dot(c, c);
-      const bool vanished = !(length > 1e-12 * before);  // what is left is rounding
-      const auto factor = static_cast<T>(vanished && length == length ? 0 : 1 / std::sqrt(length));
-      for (std::size_t i = 0; i < rows; ++i) p[i * rank + c] *= factor;
+      if (std::isfinite(before) && length <= 1e-12 * before) return false;  // what is left is rounding
+      const double factor = 1 / std::sqrt(length);                          // which T may have no room for
+      for (std::size_t i = 0; i < rows; ++i)
+        p[i * rank + c] = static_cast<T>(factor * static_cast<double>(p[i * rank + c]));
+      return true;
+    };
+    for (std::size_t c = 0; c < rank; ++c) {
+      if (normalise(c)) continue;
+      if (drawn.empty()) {
+        drawn.resize(p.size());
+        draw(cat(name, ' ', steps), std::span<T>(drawn));  // others in the next step
+      }
+      for (std::size_t i = 0; i < rows; ++i) p[i * rank + c] = drawn[i * rank + c];
+      normalise(c);
     }
     copy_bytes(device, matrix, Cpu{}, p.data(), p.size() * sizeof(T));
   }
@@ -8648,7 +8663,7 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   using Base = DistributedPolicy<Model, Communicator>;
 
  public:
-  using D = typename Model::device_type;
+  using D = typename Base::device_type;
   static constexpr const char* name = "local_sgd";
 
   /// Compares the models of all ranks and takes rank 0's numbers, as DistributedDataParallel does. Throws UsageError
@@ -8871,6 +8886,11 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
 
 namespace chorus::inline CHORUS_ABI {
 
+struct ParameterServerOptions {
+  /// The axis of the inputs along which their samples lie.
+  int dim = 0;
+};
+
 /// Synchronous SGD with a parameter server (Li et al., "Scaling distributed machine learning with the parameter
 /// server", OSDI 2014). At the end of backward every worker sends its gradients, and has none left, so that its
 /// optimizer's step changes nothing; the server, rank 0, which works on a share of the batch as well, adds them up and
@@ -8890,22 +8910,30 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
   using Base = DistributedPolicy<Model, Communicator>;
 
  public:
-  using D = typename Model::device_type;
+  using D = typename Base::device_type;
   static constexpr const char* name = "parameter_server";
 
-  /// Compares the models of all ranks. The communicator must outlive this.
-  ParameterServer(Model model, Communicator& communicator, std::uint64_t seed = initial_seed())
-      : Base(std::move(model), communicator, seed) {
-    this->check_same("ParameterServer", "", [](const auto&) { return true; });
+  /// Compares the models of all ranks. Throws UsageError, on every rank, where they or the options differ. The
+  /// communicator must outlive this.
+  ParameterServer(Model model, Communicator& communicator, const ParameterServerOptions& options = {},
+                  std::uint64_t seed = initial_seed())
+      : Base(std::move(model), communicator, seed), options_(options) {
+    check<UsageError>(options.dim >= 0, "ParameterServer: dim is at least 0, got ", options.dim);
+    this->check_same("ParameterServer", cat("options: dim ", options.dim, "\n"), [](const auto&) { return true; });
     pull();
     for (const auto& entry : this->flat_.entries())
       entry.parameter().on_grad([this, alive = this->alive()] {
         if (!alive.expired()) gradient_ready();
       });
   }
+  /// With a seed and no options.
+  template <std::integral Seed>
+  ParameterServer(Model model, Communicator& communicator, Seed seed)
+      : ParameterServer(std::move(model), communicator, {}, static_cast<std::uint64_t>(seed)) {}
   /// For `launch`: takes communicator and seed from `run`.
   template <detail::LaunchedRun Run>
-  ParameterServer(Model model, Run& run) : ParameterServer(std::move(model), run.communicator(), run.seed()) {
+  ParameterServer(Model model, Run& run, const ParameterServerOptions& options = {})
+      : ParameterServer(std::move(model), run.communicator(), options, run.seed()) {
     run.check_options();
   }
 
@@ -8922,7 +8950,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
   auto operator()(const Inputs&... inputs) {
     check<UsageError>(!in_backward_,
                       "ParameterServer: the last backward pass ended early; its gradients are incomplete");
-    const Index samples = detail::samples_of(0, inputs...);
+    const Index samples = detail::samples_of(options_.dim, inputs...);
     if (grad_enabled()) {
       pushed_ = false;
       this->shares_.begin(samples, sync_, this->training());
@@ -9104,6 +9132,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
     pushed_ = stepped_ = true;
   }
 
+  ParameterServerOptions options_;
   detail::GradientsAside<D> aside_;  // while a pass without samples runs
   double unit_ = 1;                  // what this rank's gradients are to be multiplied by
   bool sync_ = true;

@@ -3803,10 +3803,11 @@ class Tensor {
     return true;
   }
 
-  /// One element, on the CPU. Throws ShapeError where an index is out of range.
+  /// One element, on the CPU. Throws ShapeError where an index is out of range, UsageError where there is none.
   template <class... Indices>
     requires(sizeof...(Indices) == static_cast<std::size_t>(Rank) && std::is_same_v<D, Cpu>)
   T& operator()(Indices... indices) const {
+    if constexpr (Rank == 0) check<UsageError>(defined(), "Tensor: an undefined one has no element");
     const Shape<Rank> at{static_cast<Index>(indices)...};
     Index offset = 0;
     for (std::size_t axis = 0; axis < static_cast<std::size_t>(Rank); ++axis) {
@@ -3819,7 +3820,8 @@ class Tensor {
 
   /// The number in a tensor of one element, brought to the host.
   T item() const {
-    check<ShapeError>(defined() && numel() == 1, "item: expected a tensor of one element, got shape ", shape_);
+    check<UsageError>(defined(), "item: the tensor is undefined");
+    check<ShapeError>(numel() == 1, "item: expected a tensor of one element, got shape ", shape_);
     T value{};
     copy_bytes(Cpu{}, &value, device(), data_, sizeof(T));
     return value;
@@ -3905,6 +3907,7 @@ class Tensor {
   std::vector<T> to_vector() const
     requires(!std::is_same_v<T, bool>)
   {
+    check<UsageError>(Rank > 0 || defined(), "to_vector: the tensor is undefined");
     check<ShapeError>(is_contiguous(), "to_vector: a tensor of shape ", shape_, " and strides ", strides_,
                       " is not contiguous");
     std::vector<T> out(static_cast<std::size_t>(numel()));
@@ -3945,6 +3948,15 @@ inline constexpr bool is_tensor<Tensor<T, Rank, D>> = true;
 /// Any Tensor.
 template <class X>
 concept AnyTensor = detail::is_tensor<std::remove_cvref_t<X>>;
+
+namespace detail {
+/// Throws UsageError where one is undefined: the shape of one without axes says that it has an element.
+template <AnyTensor... Xs>
+void check_defined(const char* operation, const Xs&... xs) {
+  int i = 0;
+  (check<UsageError>(xs.defined(), operation, ": operand ", i++, " is undefined"), ...);
+}
+}  // namespace detail
 
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_TENSOR_TENSOR_HPP
@@ -5955,6 +5967,11 @@ Ref<GradNode<T, Rank, D>> node_of(const Tensor<T, Rank, D>&) {
 template <Operand X>
 using tensor_of = std::remove_cvref_t<decltype(value_of(std::declval<const X&>()))>;
 
+/// Operands of one scalar type.
+template <class X, class... Rest>
+inline constexpr bool of_one_type =
+    (std::is_same_v<typename tensor_of<X>::value_type, typename tensor_of<Rest>::value_type> && ...);
+
 namespace detail {
 
 template <class N>
@@ -6260,6 +6277,18 @@ class ParameterOn {
   std::uint64_t version_ = 1;
 };
 
+namespace detail {
+/// Is told of each parameter that wants a gradient and that an operation of this thread takes, while it is set.
+class ParameterWatch {
+ public:
+  virtual void saw(const void* parameter, std::span<const Index> extents) = 0;
+
+ protected:
+  ~ParameterWatch() = default;
+};
+inline thread_local constinit ParameterWatch* parameter_watch = nullptr;
+}  // namespace detail
+
 template <Real T, int Rank, Device D>
 class ParameterNode final : public LeafNode<T, Rank, D>, public ParameterOn<D> {
  public:
@@ -6314,6 +6343,8 @@ class ParameterNode final : public LeafNode<T, Rank, D>, public ParameterOn<D> {
   }
   Variable<T, Rank, D> as_variable() {
     if (!wants_grad_) return Variable<T, Rank, D>(value_);
+    if (detail::parameter_watch != nullptr) [[unlikely]]
+      detail::parameter_watch->saw(static_cast<const ParameterOn<D>*>(this), value_.shape());
     return {value_, origin_ ? origin_ : Ref<GradNode<T, Rank, D>>(this)};
   }
 
@@ -8116,10 +8147,12 @@ void visit_member(Visitor& visitor, std::string_view name, Member& member) {
     if (member.has_value()) visit_member(visitor, name, *member);
   } else if constexpr (std::is_base_of_v<AnyParameter, Member>) {
     if (member) visitor.parameter(name, member);
+  } else if constexpr (std::is_base_of_v<AnyBuffer, Member>) {
+    if (member) visitor.buffer(name, member);
   } else {
     static_assert(std::is_base_of_v<AnyBuffer, Member>,
-                  "CHORUS_MODULE lists layers, modules, parameters, buffers, and std::optional ones");
-    if (member) visitor.buffer(name, member);
+                  "CHORUS_MODULE lists layers, modules, parameters, buffers, and std::optional ones; a list of modules "
+                  "is an nn::ModuleList<M>, not a std::vector<M>");
   }
 }
 
@@ -8143,6 +8176,17 @@ struct DeviceOf<First, Rest...> {
 };
 template <class... Members>
 DeviceOf<Members...> device_of(const Members&... members);
+
+// A model's `device_type`. Of one without CHORUS_MODULE, which policies refuse, some: so that they say just that.
+template <class Model>
+struct DeviceOfModel {
+  using type = Cpu;
+};
+template <class Model>
+requires requires { typename Model::device_type; }
+struct DeviceOfModel<Model> {
+  using type = typename Model::device_type;
+};
 
 }  // namespace detail
 
@@ -8948,11 +8992,10 @@ Recorded<broadcast_rank<First, Rest...>, First, Rest...> map(const char* operati
                                                              const Rest&... rest) {
   using T = typename tensor_of<First>::value_type;
   using D = typename tensor_of<First>::device_type;
-  static_assert((std::is_same_v<T, typename tensor_of<Rest>::value_type> && ...),
-                "element-wise: operands have different scalar types");
   constexpr int rank = broadcast_rank<First, Rest...>;
   constexpr std::size_t count = 1 + sizeof...(Rest);
   const std::tuple inputs{contiguous(value_of(first)), contiguous(value_of(rest))...};
+  std::apply([&](const auto&... input) { check_defined(operation, input...); }, inputs);
   const D device = std::get<0>(inputs).device();
   BroadcastLayout<static_cast<std::size_t>(rank), count> layout;
   layout.shape.fill(1);
@@ -9011,7 +9054,12 @@ Recorded<broadcast_rank<First, Rest...>, First, Rest...> map(const char* operati
 
 template <class F, Operand... Inputs>
 auto pointwise(const char* operation, const F& f, const Inputs&... inputs) {
-  return with_variables([&](const auto&... xs) { return map(operation, f, xs...); }, inputs...);
+  static_assert(of_one_type<Inputs...>,
+                "element-wise: operands have different scalar types; to<float>(x) converts one");
+  if constexpr (of_one_type<Inputs...>)
+    return with_variables([&](const auto&... xs) { return map(operation, f, xs...); }, inputs...);
+  else
+    return Recorded<broadcast_rank<Inputs...>, Inputs...>();  // nothing but the sentence above is an error then
 }
 
 }  // namespace detail
@@ -9019,7 +9067,7 @@ auto pointwise(const char* operation, const F& f, const Inputs&... inputs) {
 /// `f` of each element, in one pass forward and one back: the gradient comes from calling `f` with Dual numbers. A
 /// functor is `struct SwiGlu { template <class S> CHORUS_HD S operator()(const S& a, const S& b) const { ... } };`,
 /// with `where(condition, a, b)` for a choice and mathematical functions called without a namespace. Operands broadcast
-/// as in NumPy.
+/// as in NumPy. Throws UsageError where one is undefined.
 template <class F, Operand... Xs>
 auto pointwise(const F& f, const Xs&... xs) {
   return detail::pointwise("pointwise", f, xs...);
@@ -9867,7 +9915,7 @@ void avg_pool2d_backward(Cuda device, const Pool2dShape& shape, const T* dy, T* 
 #define CHORUS_SINGLE_CHORUS_OPS_ARITHMETIC_HPP
 /// Arithmetic of operands and numbers, element by element: + - * / and pow, maximum, minimum, clamp. Operands broadcast
 /// as in NumPy; each function gives a Tensor for Tensors, else a Variable. Throws ShapeError where shapes don't
-/// broadcast.
+/// broadcast, UsageError where an operand is undefined.
 
 namespace chorus::inline CHORUS_ABI {
 
@@ -9987,6 +10035,24 @@ template <Operand X>
 auto operator-(const X& x) {
   return neg(x);
 }
+
+/// `x = x + y` of a Variable, recorded as that is. An undefined x becomes y: a sum of losses may begin with
+/// `Variable<float, 0> total;`.
+template <AnyVariable X, class Y>
+X& operator+=(X& x, const Y& y) {
+  if constexpr (std::is_constructible_v<X, const Y&>)
+    if (!x.value().defined()) return x = X(y);
+  return x = x + y;
+}
+#define CHORUS_ASSIGNMENT(OP)           \
+  template <AnyVariable X, class Y>     \
+  X& operator OP##=(X& x, const Y& y) { \
+    return x = x OP y;                  \
+  }
+CHORUS_ASSIGNMENT(-)
+CHORUS_ASSIGNMENT(*)
+CHORUS_ASSIGNMENT(/)
+#undef CHORUS_ASSIGNMENT
 
 }  // namespace chorus::inline CHORUS_ABI
 #endif  // CHORUS_SINGLE_CHORUS_OPS_ARITHMETIC_HPP
@@ -10340,6 +10406,7 @@ namespace operations {
 template <Operand X, std::size_t NewRank>
 detail::Recorded<static_cast<int>(NewRank), X> reshape(const X& x, const std::array<Index, NewRank>& shape) {
   const auto input = contiguous(value_of(x));
+  detail::check_defined(Reshape::name, input);
   return record(
       Reshape{}, input.view(shape), [old = input.shape()](const auto& dy, auto dx) { dx->add(dy.view(old)); }, x);
 }
@@ -10396,6 +10463,7 @@ auto transpose(const X& x, Index a, Index b) {
 template <Operand X, std::size_t NewRank>
 auto expand(const X& x, const std::array<Index, NewRank>& shape) {
   const auto& input = value_of(x);
+  detail::check_defined(operations::Expand::name, input);
   auto out = contiguous(input.expand(shape));
   return record(
       operations::Expand{}, std::move(out),
@@ -11486,7 +11554,8 @@ auto reduce(Operation operation, const X& x, Index axis, Forward forward, Backwa
 
 // The same over all elements.
 template <Operand X, class Reduce>
-auto reduce_all(const X& x, Reduce along_axis) {
+auto reduce_all(const char* operation, const X& x, Reduce along_axis) {
+  check_defined(operation, value_of(x));
   return along_axis(reshape(x, Shape<1>{-1}), 0);
 }
 
@@ -11544,14 +11613,14 @@ auto amin(const X& x, Index axis) {
       });
 }
 
-#define CHORUS_REDUCTION_FORMS(NAME)                                                             \
-  template <Operand X>                                                                           \
-  auto NAME(const X& x) {                                                                        \
-    return detail::reduce_all(x, [](const auto& flat, Index axis) { return NAME(flat, axis); }); \
-  }                                                                                              \
-  template <Operand X>                                                                           \
-  auto NAME(const X& x, Index axis, KeepAxis) {                                                  \
-    return detail::reduce_keeping(x, axis, [](const auto& in, Index a) { return NAME(in, a); }); \
+#define CHORUS_REDUCTION_FORMS(NAME)                                                                    \
+  template <Operand X>                                                                                  \
+  auto NAME(const X& x) {                                                                               \
+    return detail::reduce_all(#NAME, x, [](const auto& flat, Index axis) { return NAME(flat, axis); }); \
+  }                                                                                                     \
+  template <Operand X>                                                                                  \
+  auto NAME(const X& x, Index axis, KeepAxis) {                                                         \
+    return detail::reduce_keeping(x, axis, [](const auto& in, Index a) { return NAME(in, a); });        \
   }
 CHORUS_REDUCTION_FORMS(sum)
 CHORUS_REDUCTION_FORMS(mean)
@@ -11576,7 +11645,7 @@ auto var(const X& x, Index axis, Index correction = 1) {
 /// The variance of all elements.
 template <Operand X>
 auto var(const X& x) {
-  return detail::reduce_all(x, [](const auto& flat, Index axis) { return var(flat, axis); });
+  return detail::reduce_all("var", x, [](const auto& flat, Index axis) { return var(flat, axis); });
 }
 /// The variance along an axis, which stays with size 1.
 template <Operand X>
@@ -11671,7 +11740,7 @@ auto logsumexp(const X& x, Index axis) {
 /// The same over all elements.
 template <Operand X>
 auto logsumexp(const X& x) {
-  return detail::reduce_all(x, [](const auto& flat, Index axis) { return logsumexp(flat, axis); });
+  return detail::reduce_all("logsumexp", x, [](const auto& flat, Index axis) { return logsumexp(flat, axis); });
 }
 /// The same along an axis, which stays with size 1.
 template <Operand X>
@@ -12577,7 +12646,8 @@ struct Cast {
 }  // namespace operations
 
 /// The same numbers in another scalar type, as `static_cast` converts them: `to<bf16>(x)`. Between floating-point types
-/// the gradient is converted back; to integers and bool there is none. What already has the type is returned as it is.
+/// the gradient is converted back; to integers and bool there is none. What already has the type is returned as it is,
+/// an undefined one undefined.
 template <Scalar To, Operand X>
 auto to(const X& x) {
   using From = typename tensor_of<X>::value_type;
@@ -12989,15 +13059,16 @@ Variable<double, 1, D> other_shares(BatchGroup& group, const typename OtherShare
 
 /// `batch_norm` in training, over the shares of all members of `group`; a share may be empty. Forward adds up 2
 /// channels + 1 numbers, backward 2 channels. Gradients are those by the sum over members of weight * loss: what the
-/// policy's step will be. Of GraphVariables see <chorus/ops/higher_order/sync_batch_norm.hpp>. Throws ShapeError, for
-/// all members, where a channel has one number in the whole batch.
+/// policy's step will be. `momentum_of(count)`, if given, says what momentum is instead of `options`, where a channel
+/// has `count` numbers in the whole batch. Of GraphVariables see <chorus/ops/higher_order/sync_batch_norm.hpp>. Throws
+/// ShapeError, for all members, where a channel has one number in the whole batch.
 template <Operand X, Operand W, Operand B, class T, class D>
 auto sync_batch_norm(const X& x, const W& weight, const B& bias, const Tensor<T, 1, D>& running_mean,
                      const Tensor<T, 1, D>& running_var, const std::shared_ptr<BatchGroup>& group,
-                     const BatchNormOptions& options = {}) {
+                     const BatchNormOptions& options = {}, const std::function<double(double)>& momentum_of = {}) {
   if constexpr (NarrowOperand<X>) {
-    return to<typename tensor_of<X>::value_type>(
-        sync_batch_norm(to<float>(x), to<float>(weight), to<float>(bias), running_mean, running_var, group, options));
+    return to<typename tensor_of<X>::value_type>(sync_batch_norm(
+        to<float>(x), to<float>(weight), to<float>(bias), running_mean, running_var, group, options, momentum_of));
   } else {
     const auto input = contiguous(value_of(x));
     const auto w = contiguous(value_of(weight));
@@ -13018,7 +13089,8 @@ auto sync_batch_norm(const X& x, const W& weight, const B& bias, const Tensor<T,
                       "batches of all ranks, here of shape ", input.shape());
     const auto mean = Tensor<T, 1, D>::empty({view.channels}, device);
     const auto invstd = Tensor<T, 1, D>::empty({view.channels}, device);
-    kernels::batch_norm_statistics(device, view.channels, count, sums.data(), options.momentum, options.eps,
+    const double momentum = momentum_of ? momentum_of(count) : options.momentum;
+    kernels::batch_norm_statistics(device, view.channels, count, sums.data(), momentum, options.eps,
                                    running_mean.data(), running_var.data(), mean.data(), invstd.data());
     if constexpr (detail::is_graph_variable<X> || detail::is_graph_variable<W> || detail::is_graph_variable<B>) {
       return sync_batch_norm_graph(x, weight, bias, count, group, options.eps);
@@ -13139,7 +13211,7 @@ class BatchNorm : public Module, public Synchronisable {
   template <Operand X>
   auto operator()(const X& x) const {
     const auto [group, mean, var, by_batch, options] = begin(x.numel());
-    if (group) return sync_batch_norm(x, weight, bias, mean, var, group, options);
+    if (group) return over_group(x, group);
     return batch_norm(x, weight, bias, mean, var, by_batch, options);
   }
   void visit(Visitor& visitor) override {
@@ -13164,25 +13236,38 @@ class BatchNorm : public Module, public Synchronisable {
     bool by_batch;
     BatchNormOptions options;
   };
-  /// Counts a batch of `numel` numbers.
+  /// Counts a batch of `numel` numbers, unless it is a share of a group's.
   Pass begin(Index numel) const {
     const bool shared = synchronised() && training() && batch_group();
     Pass pass{shared ? batch_group() : nullptr, {}, {}, training() || !running_mean, {options_.eps, 0}};
-    if (!running_mean) return pass;
+    if (!running_mean || shared) return pass;
     pass.running_mean = running_mean.value();
     pass.running_var = running_var.value();
-    const auto& batches = num_batches_tracked.value();
-    if (training() && (numel > 0 || shared)) kernels::increment(batches.device(), batches.data());
-    if (options_.momentum) {
-      pass.options.momentum = *options_.momentum;
-    } else if (training()) {
-      std::int64_t count = 0;
-      copy_bytes(Cpu{}, &count, batches.device(), batches.data(), sizeof count);
-      pass.options.momentum = 1 / std::max(static_cast<double>(count), 1.0);
-    }
+    pass.options.momentum = next_momentum(numel > 0);
     return pass;
   }
+  /// The normalised share of a group's batch, which is counted as soon as it is known that it isn't empty.
+  template <Operand X>
+  auto over_group(const X& x, const std::shared_ptr<BatchGroup>& group) const {
+    const bool tracks = static_cast<bool>(running_mean);
+    const auto mean = tracks ? running_mean.value() : Tensor<T, 1, D>(), var = tracks ? running_var.value() : mean;
+    return sync_batch_norm(x, weight, bias, mean, var, group, {options_.eps, 0},
+                           [&](double count) { return tracks ? next_momentum(count > 0) : 0; });
+  }
 
+ private:
+  // The share of this batch in the running statistics. In training it is counted, if there is `any`.
+  double next_momentum(bool any) const {
+    const auto& batches = num_batches_tracked.value();
+    if (training() && any) kernels::increment(batches.device(), batches.data());
+    if (options_.momentum) return *options_.momentum;
+    if (!training()) return 0;
+    std::int64_t count = 0;
+    copy_bytes(Cpu{}, &count, batches.device(), batches.data(), sizeof count);
+    return 1 / std::max(static_cast<double>(count), 1.0);
+  }
+
+ protected:
   BatchNormLayerOptions options_;
   Index channels_;
 };
@@ -13196,13 +13281,13 @@ class BatchNormReLU : public BatchNorm<D, T> {
   template <Operand X>
   auto operator()(const X& x) const {
     const auto [group, mean, var, by_batch, options] = this->begin(x.numel());
-    if (group) return relu(sync_batch_norm(x, this->weight, this->bias, mean, var, group, options));
+    if (group) return relu(this->over_group(x, group));
     return batch_norm_relu(x, this->weight, this->bias, mean, var, by_batch, options);
   }
   template <Operand X, Operand R>
   auto operator()(const X& x, const R& residual) const {
     const auto [group, mean, var, by_batch, options] = this->begin(x.numel());
-    if (group) return relu(sync_batch_norm(x, this->weight, this->bias, mean, var, group, options) + residual);
+    if (group) return relu(this->over_group(x, group) + residual);
     return batch_norm_add_relu(x, residual, this->weight, this->bias, mean, var, by_batch, options);
   }
   std::string describe() const override {
@@ -15950,7 +16035,13 @@ detail::Recorded<4, X, W, B> conv2d(const X& x, const W& weight, const B& bias, 
 /// Throws ShapeError where channels don't fit or the kernel is larger than the padded image.
 template <Operand X, Operand W, Operand B>
 auto conv2d(const X& x, const W& weight, const B& bias, const Conv2dOptions& options = {}) {
-  return detail::with_variables([&](const auto&... xs) { return operations::conv2d(xs..., options); }, x, weight, bias);
+  static_assert(of_one_type<X, W, B>,
+                "conv2d: input and weights have different scalar types; to<float>(x) converts one");
+  if constexpr (of_one_type<X, W, B>)
+    return detail::with_variables([&](const auto&... xs) { return operations::conv2d(xs..., options); }, x, weight,
+                                  bias);
+  else
+    return detail::Recorded<4, W, X>();  // nothing but the sentence above is an error then
 }
 
 /// Of bf16 and half inputs everything is: weight and bias are taken in the input's type.
@@ -17489,10 +17580,13 @@ template <Operand A, Operand B>
 auto matmul(const A& a, const B& b) {
   constexpr int rank_a = tensor_of<A>::rank, rank_b = tensor_of<B>::rank;
   static_assert(rank_a >= 2 && rank_b >= 2, "matmul: operands are matrices or stacks of matrices");
+  static_assert(of_one_type<A, B>, "matmul: operands have different scalar types; to<float>(x) converts one");
   const auto& shape_a = value_of(a).shape();
   const auto& shape_b = value_of(b).shape();
   const auto shapes = detail::matmul_shapes(shape_a, shape_b);
-  if constexpr (rank_a > 2 && rank_b == 2) {
+  if constexpr (!of_one_type<A, B>) {
+    return detail::Recorded<std::max(rank_a, rank_b), B, A>();  // nothing but the sentence above is an error then
+  } else if constexpr (rank_a > 2 && rank_b == 2) {
     // One matrix for the whole stack: one tall product.
     auto out = shape_a;
     out.back() = shape_b[1];
@@ -17554,7 +17648,12 @@ detail::Recorded<tensor_of<X>::rank, X, W, B> linear(const X& x, const W& weight
 template <Operand X, Operand W, Operand B>
 auto linear(const X& x, const W& weight, const B& bias) {
   static_assert(tensor_of<X>::rank >= 1, "linear: the input has at least one axis");
-  return detail::with_variables([](const auto&... xs) { return operations::linear(xs...); }, x, weight, bias);
+  static_assert(of_one_type<X, W, B>,
+                "linear: input and weights have different scalar types; to<float>(x) converts one");
+  if constexpr (of_one_type<X, W, B>)
+    return detail::with_variables([](const auto&... xs) { return operations::linear(xs...); }, x, weight, bias);
+  else
+    return detail::Recorded<tensor_of<X>::rank, W, X>();  // nothing but the sentence above is an error then
 }
 /// Of bf16 and half inputs everything is: weight and bias are taken in the input's type.
 template <NarrowOperand X, Operand W, Operand B>
@@ -17952,6 +18051,7 @@ Tensor<T, Rank, D> as_numbers(const Tensor<bool, Rank, D>& mask) {
 /// a where the mask is true, else b; the three broadcast. Throws ShapeError where they don't.
 template <int Rank, Device D, Operand A, Operand B>
 auto where(const Tensor<bool, Rank, D>& mask, const A& a, const B& b) {
+  detail::check_defined("where", mask, value_of(a), value_of(b));
   const auto numbers = detail::as_numbers<typename tensor_of<A>::value_type>(mask);
   return detail::pointwise("where", functors::Where{}, numbers, a, b);
 }
@@ -17959,6 +18059,7 @@ auto where(const Tensor<bool, Rank, D>& mask, const A& a, const B& b) {
 /// The value where the mask is true, else x; they broadcast. Throws ShapeError where they don't.
 template <Operand X, int Rank, Device D>
 auto masked_fill(const X& x, const Tensor<bool, Rank, D>& mask, double value) {
+  detail::check_defined("masked_fill", value_of(x), mask);
   const auto numbers = detail::as_numbers<typename tensor_of<X>::value_type>(mask);
   return detail::pointwise("masked_fill", functors::MaskedFill{value}, numbers, x);
 }
@@ -19602,6 +19703,15 @@ auto conv_transpose2d(const X& x, const W& weight, const ConvTranspose2dOptions&
         }
       },
       x, weight);
+}
+
+// What operands of different types get, and no other error.
+template <Operand X, Operand W>
+requires OfOtherType<X, W>
+auto conv_transpose2d(const X&, const W&, const ConvTranspose2dOptions& = {}) {
+  static_assert(!OfOtherType<X, W>,
+                "conv_transpose2d: input and weight have different scalar types; to<float>(x) converts one");
+  return detail::Recorded<4, W, X>();
 }
 
 /// The same with a bias for each channel: [out].
@@ -21662,15 +21772,16 @@ void warn_of_imbalance(const std::vector<int>& device_ids) {
 namespace chorus::inline CHORUS_ABI {
 
 struct DataParallelOptions {
-  /// Indices of the devices. The first holds the model. One may be named twice: two copies then share it.
-  std::vector<int> device_ids;
+  /// Indices of the devices. The first holds the model. One may be named twice: two copies then share it. Empty: those
+  /// of the run.
+  std::vector<int> device_ids = {};
   /// Index of the device on which outputs are gathered; -1: the first of `device_ids`.
   int output_device = -1;
   /// The axis along which inputs are cut and outputs are joined.
   int dim = 0;
   /// How long a device waits for the others: in one of NCCL's collectives, in SyncBatchNorm, and the first one at the
-  /// end of a pass.
-  std::chrono::milliseconds timeout{60'000};
+  /// end of a pass. Nothing: the run's timeout, or 60 s without a run.
+  std::optional<std::chrono::milliseconds> timeout = {};
 };
 
 namespace detail {
@@ -21707,6 +21818,21 @@ std::vector<int> devices_of(Run& run) {
   std::vector<int> indices;
   for (int i = 0; i < count; ++i) indices.push_back(i % there);
   return indices;
+}
+
+/// With the devices and the timeout of `run`, where the options don't say.
+template <Device D, class Run>
+DataParallelOptions options_of(Run& run, DataParallelOptions options) {
+  if (options.device_ids.empty()) options.device_ids = devices_of<D>(run);
+  if (!options.timeout) options.timeout = run.world().timeout;
+  return options;
+}
+
+/// With what is still open settled. There is a device.
+inline DataParallelOptions settled(DataParallelOptions options) {
+  if (options.output_device < 0) options.output_device = options.device_ids.front();
+  if (!options.timeout) options.timeout = std::chrono::seconds(60);
+  return options;
 }
 
 }  // namespace detail
@@ -22203,6 +22329,7 @@ auto gather_tensors(const std::vector<Tensor<T, Rank, D>>& parts, int dim, D dev
   if constexpr (Rank == 0) {
     auto out = Tensor<T, 1, D>::empty({static_cast<Index>(parts.size())}, device);
     for (std::size_t i = 0; i < parts.size(); ++i) {
+      check<UsageError>(parts[i].defined(), "DataParallel: replica ", i, " returned an undefined scalar");
       copy_bytes(device, out.data() + i, parts[i].device(), parts[i].data(), sizeof(T));
       if (parts[i].device() != device) trace::sent(parts[i].device().index, trace::Traffic::outputs, sizeof(T));
     }
@@ -22285,16 +22412,20 @@ auto gather_member(const std::vector<Part>& parts, const Pick& pick, int dim, D 
 template <std::size_t At, class Part, Device D, class Back>
 void gather_field(Part& out, std::vector<Part>& parts, int dim, D device, const Back& backward) {
   using Field = std::remove_cvref_t<std::tuple_element_t<At, decltype(out.fields())>>;
-  if constexpr (holds_operands<Field>) {
+  static_assert(!holds_scalars<Field>,
+                "DataParallel: a field of a struct that the model returns has no axes, where a number for each device "
+                "would go: return a tuple in the struct's place, or give the field one axis, of size 1");
+  if constexpr (holds_operands<Field> && !holds_scalars<Field>) {
     std::vector<Field> list;
     for (auto& part : parts) list.push_back(std::get<At>(part.fields()));
     std::get<At>(out.fields()) = gather(list, dim, device, backward);
   }
 }
 
-/// Tuples, pairs, arrays, vectors, maps, optionals and structs with `fields()` are gathered member by member; of
-/// anything else all devices' values are returned, in a vector. Throws ShapeError where devices return vectors or maps
-/// of different sizes, or some a value and others none.
+/// Tuples, pairs, arrays, vectors, maps, optionals and structs with `fields()` are gathered member by member; a struct
+/// stays the same type, so that none of its fields may be a scalar, which becomes a vector: let it have an axis of size
+/// 1. Of anything else all devices' values are returned, in a vector. Throws ShapeError where devices return vectors or
+/// maps of different sizes, or some a value and others none.
 template <class Part, Device D, class Back>
 auto gather(const std::vector<Part>& parts, int dim, D device, const Back& backward) {
   if constexpr (IsTuple<Part> && (holds_operands<Part> || !is_array<Part>)) {
@@ -22599,6 +22730,63 @@ class NoSync {
 #define CHORUS_SINGLE_CHORUS_PARALLEL_POLICY_HPP
 /// What all policies share: the model, its flat parameters, its samples and its random numbers.
 
+// <chorus/parallel/unlisted_parameters.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_UNLISTED_PARAMETERS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_UNLISTED_PARAMETERS_HPP
+/// A warning of parameters that a model uses, and has not listed.
+
+namespace chorus::inline CHORUS_ABI::detail {
+
+/// A member that CHORUS_MODULE does not list is an easy mistake: its parameters would stay as they are, without a word,
+/// and all copies of the model share them. A policy watches what its model uses in the first forward pass that records
+/// gradients.
+class UnlistedParameters final : public ParameterWatch {
+ public:
+  template <Device D>
+  explicit UnlistedParameters(const nn::FlatParameters<D>& flat) {
+    for (const auto& entry : flat.entries()) listed_.push_back(&entry.parameter());
+    std::sort(listed_.begin(), listed_.end(), std::less<>());
+  }
+  void saw(const void* parameter, std::span<const Index> extents) override {
+    if (std::binary_search(listed_.begin(), listed_.end(), parameter, std::less<>())) return;
+    if (std::find(unlisted_.begin(), unlisted_.end(), parameter) != unlisted_.end()) return;
+    shapes_ += cat(unlisted_.empty() ? "" : ", ", extents);
+    unlisted_.push_back(parameter);
+  }
+  /// The pass has ended.
+  void say_what_was_seen() const {
+    if (!unlisted_.empty())
+      say(cat("warning: the model's forward pass uses parameters that CHORUS_MODULE does not list, of shape ", shapes_,
+              ": the policy neither trains nor averages them, no file has them, and all copies of the model share "
+              "them"));
+  }
+
+ private:
+  std::vector<const void*> listed_;  // sorted
+  std::vector<const void*> unlisted_;
+  std::string shapes_;
+};
+
+/// While it lives, this thread's parameters are watched; by nothing, by none.
+class WatchScope {
+ public:
+  explicit WatchScope(std::shared_ptr<UnlistedParameters> watch)
+      : watch_(std::move(watch)), before_(std::exchange(parameter_watch, watch_.get())) {}
+  WatchScope(const WatchScope&) = delete;
+  WatchScope& operator=(const WatchScope&) = delete;
+  ~WatchScope() {
+    parameter_watch = before_;
+    if (watch_) watch_->say_what_was_seen();
+  }
+
+ private:
+  std::shared_ptr<UnlistedParameters> watch_;
+  ParameterWatch* before_;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::detail
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_UNLISTED_PARAMETERS_HPP
+
 namespace chorus::inline CHORUS_ABI {
 
 /// Base of SingleDevice, DataParallel and DistributedDataParallel.
@@ -22606,7 +22794,9 @@ template <class Model>
 class Policy {
  public:
   using model_type = Model;
-  using device_type = typename Model::device_type;
+  using device_type = typename nn::detail::DeviceOfModel<Model>::type;
+  static_assert(
+      requires { typename Model::device_type; }, "a policy needs a model that lists its members by CHORUS_MODULE");
   static_assert(!std::is_void_v<device_type>, "a policy needs a model with parameters");
 
   Policy(const Policy&) = delete;
@@ -22617,7 +22807,9 @@ class Policy {
   /// samples each has.
   Model& module() { return model_; }
   const Model& module() const { return model_; }
-  /// All parameters, for an optimizer.
+  /// All parameters, for an optimizer, as they lie in memory: under DistributedDataParallel the first backward pass
+  /// puts them in the order in which their gradients arrive. Go by names, or by `nn::named_parameters` of `module()`,
+  /// which has the order of its members, where an order has to stay.
   std::vector<nn::NamedParameter<device_type>> parameters() const { return flat_.parameters(); }
   const nn::FlatParameters<device_type>& flat_parameters() const { return flat_; }
 
@@ -22642,7 +22834,15 @@ class Policy {
   }
 
  protected:
-  Policy(Model model, std::uint64_t seed) : model_(std::move(model)), flat_(model_) { random_.seed = seed; }
+  Policy(Model model, std::uint64_t seed)
+      : model_(std::move(model)), flat_(model_), unlisted_(std::make_shared<detail::UnlistedParameters>(flat_)) {
+    random_.seed = seed;
+  }
+
+  /// What is to watch the model in the pass that begins: the first one that records gradients.
+  std::shared_ptr<detail::UnlistedParameters> watch_once() {
+    return grad_enabled() ? std::exchange(unlisted_, nullptr) : nullptr;
+  }
 
   /// An argument of the model: a Tensor from another kind of device, such as a loader's batch, is copied to the
   /// model's.
@@ -22677,6 +22877,7 @@ class Policy {
  private:
   std::uint32_t passes_ = 0;
   bool counts_ = true;  // the pass under way
+  std::shared_ptr<detail::UnlistedParameters> unlisted_;
   std::shared_ptr<void> alive_ = std::make_shared<int>();
 };
 
@@ -23039,7 +23240,7 @@ void for_each_run(const std::vector<Entry>& entries, const Wanted& wanted, const
 template <class Model>
 class Replica {
  public:
-  using D = typename Model::device_type;
+  using D = typename nn::detail::DeviceOfModel<Model>::type;
   using Flat = nn::FlatParameters<D>;
 
   Replica(const Model& original, D device)
@@ -23139,7 +23340,7 @@ namespace chorus::inline CHORUS_ABI::detail {
 
 /// The devices of one model's copies as a comm::DeviceGroup. It is made when it is first needed. Where a collective
 /// fails it is left, on all devices, and made anew for the next one.
-template <class Model, Device D = typename Model::device_type>
+template <class Model, Device D = typename nn::detail::DeviceOfModel<Model>::type>
 class ReplicaCollectives {
  public:
   using Flat = nn::FlatParameters<D>;
@@ -23329,7 +23530,7 @@ namespace chorus::inline CHORUS_ABI::detail {
 template <class Model>
 class ReplicaGradients {
  public:
-  using D = typename Model::device_type;
+  using D = typename nn::detail::DeviceOfModel<Model>::type;
   using Flat = nn::FlatParameters<D>;
   using Replicas = std::vector<std::shared_ptr<Replica<Model>>>;  // number 0 is the model itself, and not in here
 
@@ -23873,37 +24074,37 @@ namespace chorus::inline CHORUS_ABI {
 template <class Model>
 class DataParallel : public OneProcessPolicy<Model>, private detail::ReplicaRunner {
  public:
-  using D = typename Model::device_type;
+  using D = typename Policy<Model>::device_type;
   static constexpr const char* name = "dp";
 
   /// Throws UsageError without devices, and for options that make no sense; DeviceError for a device that doesn't
   /// exist.
   DataParallel(Model model, DataParallelOptions options, std::uint64_t seed = initial_seed())
       : OneProcessPolicy<Model>(detail::copy_to(std::move(model), detail::first_device<D>(options), true), seed),
-        options_(std::move(options)),
+        options_(detail::settled(std::move(options))),
         buffers_(nn::named_buffers<D>(this->model_)),
         handles_(this->model_),
-        threads_(detail::replica_names<D>(options_), options_.timeout),
-        collectives_(this->flat_, buffers_, replicas_, threads_.threads(), options_.device_ids, options_.timeout) {
-    if (options_.output_device < 0) options_.output_device = options_.device_ids.front();
+        threads_(detail::replica_names<D>(options_), *options_.timeout),
+        collectives_(this->flat_, buffers_, replicas_, threads_.threads(), options_.device_ids, *options_.timeout) {
     CachingAllocator<D>::of(D{options_.output_device});  // throws where it doesn't exist
-    comm::check_timeout("DataParallel", options_.timeout);
+    comm::check_timeout("DataParallel", *options_.timeout);
     check<UsageError>(options_.dim >= 0, "DataParallel: dim is at least 0, got ", options_.dim);
     for (std::size_t i = 1; i < options_.device_ids.size(); ++i)
       replicas_.push_back(std::make_shared<detail::Replica<Model>>(this->model_, device(i)));
     detail::warn_of_imbalance<D>(options_.device_ids);
   }
-  /// For `launch`: as many devices as `run` says.
+  /// For `launch`: as many devices as `run` says, unless the options name them.
   template <class Run>
   requires requires(Run& run) { run.seed(); }
-  DataParallel(Model model, Run& run)
-      : DataParallel(std::move(model), {.device_ids = detail::devices_of<D>(run), .timeout = run.world().timeout},
-                     run.seed()) {
+  DataParallel(Model model, Run& run, DataParallelOptions options = {})
+      : DataParallel(std::move(model), detail::options_of<D>(run, std::move(options)), run.seed()) {
     run.check_options();
   }
 
   /// The model's output for the whole batch, on the output device; scalars become a vector with one element a device,
-  /// and a warning says so, once, where nobody has called `mean_loss` before the next pass.
+  /// and a warning says so, once, where nobody has called `mean_loss` before the next pass. A tuple of outputs may have
+  /// scalars; a struct with `fields()`, whose type stays, may not: there a field of shape [1] becomes one with an
+  /// element a device.
   /// Tensors and Variables are cut along `dim` into shares that differ by at most one, on no more devices than there
   /// are samples; other arguments go to every copy as they are. What a copy throws is thrown again, of the same kind,
   /// with the copy's number and device in the message. Throws UsageError where a layer of the model has got other
@@ -23944,17 +24145,19 @@ class DataParallel : public OneProcessPolicy<Model>, private detail::ReplicaRunn
       if (!pass->shares[i]) pass->shares[i].emplace(scatter(i, used, inputs...));
       if (!copied) update_copy(i);
     };
-    threads_.run_together(
-        used, recorded<Inputs...>, prepare,
-        [pass, grad, used, batch, seed = random.seed, step = random.step, &first = this->model_](std::size_t i) {
-          const GradMode mode(grad);
-          const Index begin = detail::share_begin(batch, used, i), end = detail::share_begin(batch, used, i + 1);
-          RandomContext context{seed, step, 0, [begin] { return begin; }, end - begin};
-          const RandomScope scope(context);
-          Model& model = i == 0 ? first : pass->replicas[i - 1]->model();
-          pass->outputs[i].emplace(
-              std::apply([&](const auto&... own) { return model.forward(own...); }, *pass->shares[i]));
-        });
+    threads_.run_together(used, recorded<Inputs...>, prepare,
+                          [pass, grad, used, batch, seed = random.seed, step = random.step, &first = this->model_,
+                           watch = this->watch_once()](std::size_t i) {
+                            const GradMode mode(grad);
+                            const Index begin = detail::share_begin(batch, used, i),
+                                        end = detail::share_begin(batch, used, i + 1);
+                            RandomContext context{seed, step, 0, [begin] { return begin; }, end - begin};
+                            const RandomScope scope(context);
+                            const detail::WatchScope watch_scope(i == 0 ? watch : nullptr);
+                            Model& model = i == 0 ? first : pass->replicas[i - 1]->model();
+                            pass->outputs[i].emplace(std::apply(
+                                [&](const auto&... own) { return model.forward(own...); }, *pass->shares[i]));
+                          });
     this->end_forward();
     scalars_.begin_pass(batch, used, detail::holds_scalars<Output>);
     return gather(pass->outputs, pass->shares, std::index_sequence_for<Inputs...>{}, inputs...);
@@ -24980,7 +25183,7 @@ concept LaunchedRun = requires(Run& run) {
 template <class Model, class Communicator>
 class DistributedPolicy : public Policy<Model> {
  public:
-  using D = typename Model::device_type;
+  using D = typename Policy<Model>::device_type;
   static constexpr bool distributed = true;
 
   template <class Dataset>
@@ -25140,6 +25343,7 @@ class DistributedPolicy : public Policy<Model> {
     handles_.check_kept(this->model_, this->flat_);
     const RandomScope scope(this->begin_forward(samples));
     const BatchGroupScope group(with_others ? group_ : nullptr);
+    const detail::WatchScope watch(communicator_.rank() == 0 ? this->watch_once() : nullptr);
     auto output = this->model_.forward(this->on_model_device(inputs)...);
     this->end_forward();
     return output;
@@ -31848,7 +32052,7 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   using Base = DistributedPolicy<Model, Communicator>;
 
  public:
-  using D = typename Model::device_type;
+  using D = typename Base::device_type;
   static constexpr const char* name = "ddp";
   /// Whether the hook leaves each rank the averages of its own part alone.
   static constexpr bool averages_in_parts = detail::Reducer<D, Hook, Communicator>::in_parts;
@@ -36924,6 +37128,29 @@ namespace chorus::inline CHORUS_ABI {
 /// Exit status of a rank that failed only because it lost another one (EX_PROTOCOL of sysexits.h).
 inline constexpr int lost_peer_status = 76;
 
+namespace detail {
+
+/// What a rank has to say when it fails. In the pipe a stamp stands in front: of several ranks that could not
+/// go on without others, the first to fail is known by it, not by the order in which processes end.
+struct RankReport {
+  std::int64_t when = INT64_MAX;  ///< in ticks of the clock that all processes of a machine share
+  std::string message;
+
+  static std::string stamp_of_now() {
+    return std::to_string(std::chrono::steady_clock::now().time_since_epoch().count()) + ' ';
+  }
+  /// Of one that says nothing `when` is the latest time there is.
+  static RankReport from(const std::string& text) {
+    char* end = nullptr;
+    const auto when = std::strtoll(text.c_str(), &end, 10);
+    const auto length = static_cast<std::size_t>(end - text.c_str());
+    if (length == 0 || *end != ' ') return {INT64_MAX, text};
+    return {when, text.substr(length + 1)};
+  }
+};
+
+}  // namespace detail
+
 /// A rank's tie to the supervisor that started it: the rank ends when the supervisor does, and hands it the reason when
 /// it fails itself. In a process that no supervisor started it is tied to nothing.
 class Tether {
@@ -36953,7 +37180,8 @@ class Tether {
   void report(std::string_view prefix, std::string_view message) const {
     // A pipe holds 64 KiB, and nobody reads it before this process has ended.
     message = message.substr(0, 60'000);
-    if (report_fd_ < 0 || write(report_fd_, message.data(), message.size()) < 0) {
+    const std::string stamped = detail::RankReport::stamp_of_now().append(message);
+    if (report_fd_ < 0 || write(report_fd_, stamped.data(), stamped.size()) < 0) {
       detail::say(std::string(prefix).append(message));
     }
   }
@@ -37111,6 +37339,10 @@ class Supervisor {
     listener_.reset();
   }
 
+  static bool lost_others(const Rank& rank) {
+    return WIFEXITED(rank.wait_status) && WEXITSTATUS(rank.wait_status) == lost_peer_status;
+  }
+
   /// How long to wait for a better explanation. A rank that lost another one may end before that other one does; and
   /// Ctrl-C reaches the ranks as soon as it reaches us.
   static Milliseconds patience(int wait_status) {
@@ -37132,18 +37364,26 @@ class Supervisor {
 
   /// Names the rank that failed first, and stops the others.
   void judge() {
+    auto report = read_report(*suspect_);
+    for (const Rank& rank : ranks()) {
+      if (&rank == suspect_ || rank.running || !lost_others(rank) || !lost_others(*suspect_)) continue;
+      if (auto other = read_report(rank); other.when < report.when) {
+        suspect_ = &rank;
+        report = std::move(other);
+      }
+    }
     const int status = suspect_->wait_status;
     outcome_.failed_rank = number(*suspect_);
     outcome_.status = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-    const bool lost_peer = outcome_.status == lost_peer_status;
-    if (const std::string report = read_report(*suspect_); !report.empty()) {
-      const bool named = report.starts_with("rank ");  // as errors of a communicator are
-      console_.say(named ? report : format("rank %d: %s", outcome_.failed_rank, report.c_str()));
+    const bool lost_peer = lost_others(*suspect_);
+    if (const std::string& why = report.message; !why.empty()) {
+      const bool named = why.starts_with("rank ");  // as errors of a communicator are
+      console_.say(named ? why : format("rank %d: %s", outcome_.failed_rank, why.c_str()));
     }
     std::string line = format("rank %d (pid %d) ", outcome_.failed_rank, suspect_->pid);
-    line += WIFSIGNALED(status)
-                ? format("was killed by %s", signal_name(WTERMSIG(status)).c_str())
-                : format("%s, exit status %d", lost_peer ? "lost touch with the others" : "failed", outcome_.status);
+    line += WIFSIGNALED(status) ? format("was killed by %s", signal_name(WTERMSIG(status)).c_str())
+                                : format("%s, exit status %d",
+                                         lost_peer ? "could not go on without the others" : "failed", outcome_.status);
     for (const Rank& rank : ranks()) {
       if (!lost_peer || rank.running || rank.wait_status != 0) continue;
       line += format("; rank %d had ended before, exit status 0", number(rank));
@@ -37154,13 +37394,13 @@ class Supervisor {
     stop(SIGTERM);
   }
 
-  static std::string read_report(const Rank& rank) {
+  static RankReport read_report(const Rank& rank) {
     std::string text;
     char part[4096];
     for (ssize_t size = 0; (size = read(rank.reports.get(), part, sizeof part)) > 0;) {
       text.append(part, static_cast<std::size_t>(size));
     }
-    return text;
+    return RankReport::from(text);
   }
 
   void pass_on(int signal) {
@@ -37415,6 +37655,12 @@ CHORUS_INLINE int launch(bool distributed, int argc, char** argv, const LaunchOp
 
 namespace chorus::inline CHORUS_ABI {
 
+/// The same as other policies have, so that a program can change its policy alone.
+struct SingleDeviceOptions {
+  /// The axis of the inputs along which their samples lie. Here nobody counts them.
+  int dim = 0;
+};
+
 template <class Model>
 class SingleDevice : public OneProcessPolicy<Model> {
  public:
@@ -37425,11 +37671,16 @@ class SingleDevice : public OneProcessPolicy<Model> {
   /// For `launch`: takes the seed from `run`.
   template <class Run>
   requires requires(Run& run) { run.seed(); }
-  SingleDevice(Model model, Run& run) : SingleDevice(std::move(model), run.seed()) { run.check_options(); }
+  SingleDevice(Model model, Run& run, const SingleDeviceOptions& options = {})
+      : SingleDevice(std::move(model), run.seed()) {
+    check<UsageError>(options.dim >= 0, "SingleDevice: dim is at least 0, got ", options.dim);
+    run.check_options();
+  }
 
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
     const RandomScope scope(this->begin_forward());
+    const detail::WatchScope watch(this->watch_once());
     auto output = this->model_.forward(this->on_model_device(inputs)...);
     this->end_forward();
     return output;
@@ -37559,6 +37810,7 @@ struct RunSummary {
   double samples_per_second = 0;
   std::vector<std::uint64_t> bytes_sent_per_device;
   std::vector<std::uint64_t> peak_memory_bytes_per_device;
+  /// Left out where it is empty.
   std::string parameters_sha256;
 };
 
@@ -37651,14 +37903,15 @@ class MetricsLog {
 
   /// The last line.
   void done(const RunSummary& run) {
-    write(detail::JsonObject()
-              .field("event", "done")
-              .field("policy", run.policy)
-              .field("devices", run.devices)
-              .field("samples_per_second", run.samples_per_second)
-              .field("bytes_sent_per_device", run.bytes_sent_per_device)
-              .field("peak_memory_bytes_per_device", run.peak_memory_bytes_per_device)
-              .field("parameters_sha256", run.parameters_sha256));
+    detail::JsonObject line;
+    line.field("event", "done")
+        .field("policy", run.policy)
+        .field("devices", run.devices)
+        .field("samples_per_second", run.samples_per_second)
+        .field("bytes_sent_per_device", run.bytes_sent_per_device)
+        .field("peak_memory_bytes_per_device", run.peak_memory_bytes_per_device);
+    if (!run.parameters_sha256.empty()) line.field("parameters_sha256", run.parameters_sha256);
+    write(line);
     flush();
   }
 
