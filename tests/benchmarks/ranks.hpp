@@ -54,9 +54,10 @@ struct RanksAndCases {
   std::vector<std::string_view> wanted;
 };
 
-/// Reads `--ranks N [OPTION ...] [CASE ...]`; nothing, after a message, where N is none.
+/// Reads `--ranks N [OPTION ...] [CASE ...]`; nothing, after a message, where N is none, or an option is not known.
 inline std::optional<RanksAndCases> ranks_and_cases(const char* program, int argc, char** argv) {
   RanksAndCases out;
+  bool known = true;
   for (int i = 1; i < argc; ++i) {
     if (std::strcmp(argv[i], "--ranks") == 0 && i + 1 < argc)
       out.ranks = std::atoi(argv[++i]);
@@ -70,11 +71,16 @@ inline std::optional<RanksAndCases> ranks_and_cases(const char* program, int arg
       out.apart = true;
     else if (std::strcmp(argv[i], "--wrapper") == 0)
       out.wrapper = true;
+    else if (std::strncmp(argv[i], "--", 2) == 0)
+      known = false;
     else
       out.wanted.emplace_back(argv[i]);
   }
-  if (out.ranks >= 1 && out.ranks <= chorus::comm::max_ranks) return out;
-  std::fprintf(stderr, "usage: %s --ranks N [CASE ...]; N is from 1 to %d\n", program, chorus::comm::max_ranks);
+  if (known && out.ranks >= 1 && out.ranks <= chorus::comm::max_ranks) return out;
+  std::fprintf(stderr,
+               "usage: %s --ranks N [--bucket-cap-mb X] [--sharded] [--fused] [--apart] [--wrapper] [CASE ...]; N is "
+               "from 1 to %d; the top of its source says what the options do\n",
+               program, chorus::comm::max_ranks);
   return std::nullopt;
 }
 
