@@ -11,8 +11,18 @@
 namespace chorus::inline CHORUS_ABI::detail {
 
 /// A hook doesn't know its model's scalar and device types; what it keeps does. A bucket's index has one type of state.
+/// A copy is for another net, with other buckets: it has nothing yet.
 class BucketStates {
  public:
+  BucketStates() = default;
+  BucketStates(const BucketStates&) {}
+  BucketStates(BucketStates&&) = default;
+  BucketStates& operator=(const BucketStates& other) {
+    if (this != &other) clear();
+    return *this;
+  }
+  BucketStates& operator=(BucketStates&&) = default;
+
   template <class State>
   State& of(std::size_t index) {
     if (states_.size() <= index) states_.resize(index + 1);
