@@ -241,8 +241,11 @@ class HookReading {
       for (const TensorEntry& entry : file.entries()) {
         const auto name = entry.name.substr(std::min(hook_prefix.size(), entry.name.size()));
         if (!entry.name.starts_with(hook_prefix) || name.find('.') == name.npos) continue;
-        // Of a parameter that is frozen now, the file knows.
+        // Of a parameter that is frozen now the file knows the shape; the type is the parameter's.
         optim::StateTensor tensor{name, entry.dtype == FileDType::f64 ? DType::f64 : DType::f32, entry.shape, {}, true};
+        const auto parameter = name.substr(name.find('.') + 1);
+        for (const auto& one : net.flat_parameters().entries())
+          if (one.named.name == parameter) tensor.dtype = one.parameter().dtype();
         for (const auto& one : known)
           if (one.name == name) tensor = {name, one.dtype, one.shape, {}, true};
         bytes_.emplace_back(static_cast<std::size_t>(numel(tensor.shape)) * size_of(tensor.dtype));

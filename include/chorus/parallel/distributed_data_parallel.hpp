@@ -217,7 +217,7 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   /// What the hook remembers of parameters: the same names on all ranks, with each rank's own numbers, such as
   /// `rest.conv1.weight`. `full`: made where there is none so far.
   std::vector<optim::StateTensor> hook_state(bool full = false) { return reducer_.memory().state(full); }
-  /// Takes copies of tensors that lie on the host, instead of all that the hook remembers.
+  /// Takes copies of such tensors, instead of all that the hook remembers.
   void set_hook_state(const std::vector<optim::StateTensor>& tensors) { reducer_.memory().replace(tensors); }
 
   const DistributedDataParallelOptions& options() const { return options_; }

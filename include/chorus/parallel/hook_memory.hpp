@@ -36,7 +36,7 @@ class HookMemory {
   /// Has `change()` make new buckets.
   template <class Change>
   void carry_over(const Change& change) {
-    for (const auto& tensor : in_buckets(false)) put_aside(tensor);
+    for (const auto& tensor : in_buckets(false)) aside_[key_of(tensor.name)] = copy_of(tensor);
     change();
     forget_buckets();
     restore();
@@ -55,16 +55,17 @@ class HookMemory {
       all.push_back({cat(key.what, '.', key.parameter), kept.dtype, kept.shape, kept.bytes.data(), true});
     return all;
   }
-  /// Takes copies of `tensors`, which lie on the host, instead of all that was there. What is unlike anything that the
-  /// hook remembers is left out.
+  /// Takes copies of `tensors`, such as those that `state` gives, instead of all that was there. What is unlike
+  /// anything that the hook remembers is left out.
   void replace(const std::vector<optim::StateTensor>& tensors) {
     const auto known = in_buckets(true);
-    aside_.clear();
-    forget_buckets();
+    std::map<Key, Kept> copies;
     for (const auto& tensor : tensors)
       if (std::any_of(known.begin(), known.end(),
                       [&](const auto& one) { return key_of(one.name).what == key_of(tensor.name).what; }))
-        put_aside(tensor);
+        copies[key_of(tensor.name)] = copy_of(tensor);
+    aside_ = std::move(copies);  // only now: `tensors` may be what was there
+    forget_buckets();
     restore();
   }
 
@@ -101,13 +102,13 @@ class HookMemory {
         });
     return all;
   }
-  void put_aside(const optim::StateTensor& tensor) {
+  Kept copy_of(const optim::StateTensor& tensor) {
     std::vector<std::byte> bytes(static_cast<std::size_t>(numel(tensor.shape)) * size_of(tensor.dtype));
     if (tensor.on_host)
       copy_bytes(Cpu{}, bytes.data(), Cpu{}, tensor.data, bytes.size());
     else
       copy_bytes(Cpu{}, bytes.data(), sender_.device(), tensor.data, bytes.size());
-    aside_[key_of(tensor.name)] = {tensor.dtype, tensor.shape, std::move(bytes)};
+    return {tensor.dtype, tensor.shape, std::move(bytes)};
   }
   void forget_buckets() {
     if constexpr (requires { sender_.hook().reset(); }) sender_.hook().reset();
@@ -121,12 +122,12 @@ class HookMemory {
         return found != aside_.end() && found->first.parameter == part.name;
       });
     };
-    for_each(any_aside, [&](std::string_view what, const GradBucketPart& part, std::span<const Index> shape,
-                            auto device, auto* numbers) {
+    for_each(any_aside, [&]<class T>(std::string_view what, const GradBucketPart& part, std::span<const Index> shape,
+                                     auto device, T* numbers) {
       const auto found = aside_.find({part.name, std::string(what)});
       if (found == aside_.end()) return;
       const Kept& kept = found->second;
-      if (std::equal(shape.begin(), shape.end(), kept.shape.begin(), kept.shape.end()))
+      if (kept.dtype == dtype<T> && std::equal(shape.begin(), shape.end(), kept.shape.begin(), kept.shape.end()))
         copy_bytes(device, numbers, Cpu{}, kept.bytes.data(), kept.bytes.size());
       aside_.erase(found);
     });

@@ -283,6 +283,78 @@ TEST_CASE("checkpoints of hooks: errors are clear, and change nothing") {
   }
 }
 
+TEST_CASE("checkpoints of hooks: numbers of another type than a frozen parameter's are refused") {
+  const TemporaryFolder folder;
+  const auto run = folder / "run", other = folder / "other";
+  train(2, Bf16Compress{}, "", 2, run);
+  const io::SafetensorsReader file(run);
+  std::vector<std::vector<std::byte>> bytes;
+  std::vector<io::TensorView> tensors;
+  for (const auto& entry : file.entries()) {
+    auto& own = bytes.emplace_back(entry.bytes);
+    file.read(entry, own);
+    tensors.push_back({entry.name, entry.dtype, entry.shape, own});
+    if (!entry.name.ends_with("hook/rest.fc1.weight")) continue;
+    own.resize(own.size() / 2);
+    tensors.back() = {entry.name, io::FileDType::f32, entry.shape, own};
+  }
+  io::write_safetensors(other, tensors, io::Metadata(file.metadata().begin(), file.metadata().end()));
+  for (const auto& text : on_ranks(2, Bf16Compress{}, [&](auto&net, auto&optimizer, const World&world) {
+         net.module().fc1.weight.set_requires_grad(false);
+         step(net, optimizer, 0, world);
+         return message_of<FileError>([&] { io::load_checkpoint(net, optimizer, other); });
+       }))
+    CHECK_THAT(text, Contains("hook/rest.fc1.weight (expected F64 [14, 5], got F32 [14, 5])"));
+}
+
+TEST_CASE("hooks: what a net remembers is taken back from itself; numbers of other types or shapes are not taken") {
+  const auto text = common_text(2, [](const World& world) -> std::string {
+    Distributed<Model, Bf16Compress> rank(world, small_buckets);
+    auto& net = rank.net;
+    Sgd optimizer{net.parameters(), sgd};
+    step(net, optimizer, 0, world);
+    net.module().fc1.weight.set_requires_grad(false);  // what is kept of it waits aside
+    step(net, optimizer, 1, world);
+    const auto all = memory_of(net);
+    net.set_hook_state(net.hook_state());
+    std::string notes = cat(all.size(), " ", memory_of(net) == all, " ");
+    std::vector<float> floats(12 * 14, 1);
+    std::vector<double> doubles(12, 1);
+    net.set_hook_state({{"rest.fc2.weight", DType::f32, {12, 14}, floats.data(), true},
+                        {"rest.fc2.bias", DType::f64, {11}, doubles.data(), true},
+                        {"rest.fc3.bias", DType::f64, {3}, doubles.data(), true}});
+    const auto taken = memory_of(net);
+    for (const auto* name : {"rest.fc2.weight", "rest.fc2.bias", "rest.fc3.bias"}) {
+      double sum = 0;
+      for (const double number : taken.at(name)) sum += std::abs(number);
+      notes += cat(sum, " ");
+    }
+    return notes;
+  });
+  CHECK(text == "6 true 0 0 3 ");
+}
+
+TEST_CASE("hooks: a copy of a net's hook begins without what that remembers") {
+  const auto check_hook = [](const auto& hook) {
+    using Hook = std::remove_cvref_t<decltype(hook)>;
+    const auto text = common_text(2, [&](const World& world) {
+      Distributed<Model, Hook> rank(world, small_buckets, make<Model>(), hook);
+      Sgd optimizer{rank.net.parameters(), sgd};
+      step(rank.net, optimizer, 0, world);
+      const auto before = memory_text(rank.net);
+      DistributedDataParallel<Model, Hook> other(make<Model>(2), rank.communicator, {}, 3, rank.net.hook());
+      std::string notes = memory_text(other) == "" ? "nothing " : "something ";
+      Sgd its{other.parameters(), sgd};
+      step(other, its, 1, world);
+      return notes + (memory_text(rank.net) == before ? "kept" : "changed");
+    });
+    CHECK(text == "nothing kept");
+  };
+  check_hook(PowerSgd{});
+  check_hook(Bf16Compress{});
+  check_hook(Quantize8Bit{});
+}
+
 TEST_CASE("hooks: buckets know the names of their parameters from the start") {
   const auto text = common_text(3, [](const World& world) -> std::string {
     auto options = small_buckets;

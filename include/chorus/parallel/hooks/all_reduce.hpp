@@ -41,8 +41,9 @@ struct GradBucketPart {
 /// State is the hook's own: one hook belongs to one net. When buckets change, `reset()` is called, if there is one.
 /// What it remembers of each parameter beyond that, and in checkpoints, it shows in
 ///   void remembered(const GradBucket<T, D>&, bool make, const auto& visit)
-///     calls visit(what, part, shape, device, numbers) for all that it keeps of a part, as `rest`, what has not been
-///     sent yet. Where the bucket has no state so far, there is nothing, unless it is to `make` one.
+///     calls visit(what, part, shape, device, numbers) for all that it keeps of a part, in numbers of type T, as
+///     `rest`, what has not been sent yet. Where the bucket has no state so far, there is nothing, unless it is to
+///     `make` one.
 /// The numbers that it counts are in a checkpoint as those of optim::GradScaler are: `kept_as`, `kept()`, `keep(...)`,
 /// each rank's own, and `can_keep(...)`, whether a file's make sense. `bool ranks_differ() const` says whether
 /// ranks have parameters and optimizers of their own, and `stepped`, a detail::ParametersApart, which parameters.
