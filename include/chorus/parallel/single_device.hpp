@@ -2,6 +2,7 @@
 /// SingleDevice: the policy of one device, which the others must agree with.
 
 #include <chorus/parallel/one_process_policy.hpp>
+#include <chorus/parallel/taken_handles.hpp>
 #include <utility>
 
 namespace chorus::inline CHORUS_ABI {
@@ -18,7 +19,7 @@ class SingleDevice : public OneProcessPolicy<Model> {
   static constexpr const char* name = "single";
 
   explicit SingleDevice(Model model, std::uint64_t seed = initial_seed())
-      : OneProcessPolicy<Model>(std::move(model), seed) {}
+      : OneProcessPolicy<Model>(std::move(model), seed), handles_(this->model_) {}
   /// For `launch`: takes the seed from `run`.
   template <class Run>
   requires requires(Run& run) { run.seed(); }
@@ -28,8 +29,11 @@ class SingleDevice : public OneProcessPolicy<Model> {
     run.check_options();
   }
 
+  /// The model's output. Throws UsageError where a layer of the model has got other parameters or buffers since the
+  /// policy took it: optimizers know the old ones.
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
+    handles_.check_kept(this->model_);
     const RandomScope scope(this->begin_forward());
     const detail::WatchScope watch(this->watch_once());
     auto output = this->model_.forward(this->on_model_device(inputs)...);
@@ -44,6 +48,9 @@ class SingleDevice : public OneProcessPolicy<Model> {
   const Loss& mean_loss(const Loss& loss) const {
     return loss;
   }
+
+ private:
+  detail::TakenHandles handles_;
 };
 
 }  // namespace chorus::inline CHORUS_ABI

@@ -15,13 +15,17 @@ class TakenHandles final : public nn::detail::Walker {
     taken_ = true;
   }
 
-  /// Throws UsageError where the model has others now, or where another policy has moved them out of `flat`.
-  template <class Flat>
-  void check_kept(nn::Module& model, const Flat& flat) {
+  /// Throws UsageError where the model has others now.
+  void check_kept(nn::Module& model) {
     next_ = 0;
     walk(model);
     check<UsageError>(next_ == nodes_.size(), "the model has lost ", nodes_.size() - next_,
                       " parameters and buffers since the policy took it");
+  }
+  /// Also where another policy has moved them out of `flat`.
+  template <class Flat>
+  void check_kept(nn::Module& model, const Flat& flat) {
+    check_kept(model);
     if (const auto* entry = flat.taken_away())
       fail<UsageError>("the model's '", entry->named.name, "' lies in the buffers of another policy by now, which was ",
                        "made of the same model: give each policy a model of its own");

@@ -102,6 +102,26 @@ TEST_CASE("misuse: a policy says so where another one has taken its model's para
   CHECK(first(numbers(8, 5, 1)).value().to_vector() == second(numbers(8, 5, 1)).value().to_vector());
 }
 
+TEST_CASE("misuse: what is replaced behind one device's back is named, as under all policies") {
+  const auto message = [](const auto& change) {
+    SingleDevice<test::Normed<Cpu>> net{make<test::Normed<Cpu>>(), 3};
+    net(numbers(8, 5, 1));
+    change(net.module());
+    return message_of<UsageError>([&] { net(numbers(8, 5, 1)); });
+  };
+  const std::string replaced =
+      "' has been added or replaced since the policy took the model, and would not take part: write numbers into the "
+      "one that was there";
+  CHECK(message([](auto& model) { model = make<test::Normed<Cpu>>(); }) == "the model's 'fc1.weight" + replaced);
+  CHECK(message([](auto& model) { model.fc2 = nn::Linear<Cpu, double>(12, 3); }) ==
+        "the model's 'fc2.weight" + replaced);
+  CHECK(message([](auto& model) { model.norm.running_var = Buffer(Tensor<double, 1>::full({3}, 2)); }) ==
+        "the model's 'norm.running_var" + replaced);
+  CHECK(message([](auto& model) { model.fc2.bias = {}; }) ==
+        "the model has lost 1 parameters and buffers since the policy took it");
+  CHECK(message([](auto& model) { model.fc2.bias.assign(Tensor<double, 1>::zeros({3})); }) == "nothing");
+}
+
 TEST_CASE("misuse: a forward pass of one rank alone, and one that fails on a rank that goes on, are explained") {
   const auto explained =
       Contains("; ranks tell each other their batch sizes as a forward pass that records gradients begins: all have to "
