@@ -19,6 +19,7 @@
 #include <chorus/nn/batch_norm.hpp>
 #include <chorus/nn/containers.hpp>
 #include <chorus/nn/convolution.hpp>
+#include <chorus/nn/copy_of.hpp>
 #include <chorus/nn/embedding.hpp>
 #include <chorus/nn/layer_norm.hpp>
 #include <chorus/nn/linear.hpp>

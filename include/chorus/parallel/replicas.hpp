@@ -2,53 +2,16 @@
 /// Copies of a model on several devices, for DataParallel.
 
 #include <chorus/kernels/pointwise.hpp>
+#include <chorus/nn/copy_of.hpp>
 #include <chorus/nn/flat_parameters.hpp>
 #include <chorus/parallel/recorded_copies.hpp>
 #include <cstddef>
-#include <map>
 #include <memory>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
 namespace chorus::inline CHORUS_ABI::detail {
-
-/// Gives every handle of a model a copy of its parameter or buffer on `device`; what was shared stays shared.
-/// `in_place`: the copies take the originals' places, with their gradients and the hooks that users have registered.
-template <Device D>
-class Relocate final : public nn::detail::Walker {
- public:
-  Relocate(D device, bool in_place) : device_(device), in_place_(in_place) {}
-  void parameter(std::string_view, AnyParameter& handle) override {
-    const auto original = handle.shared();
-    const bool first = !copies_.contains(original.get());
-    const auto& before = handle.on<D>();
-    replace(handle, before);
-    if (!in_place_ || !first) return;
-    if (before.grad_arrived()) handle.on<D>().add_grad_of(before);
-    handle.on<D>().take_hooks_of(original);
-  }
-  void buffer(std::string_view, AnyBuffer& handle) override { replace(handle, handle.on<D>()); }
-
- private:
-  template <class Handle, class Interface>
-  void replace(Handle& handle, const Interface& original) {
-    auto& copy = copies_[handle.shared().get()];
-    if (!copy) copy = original.copy_to(device_);
-    handle.replace(copy);
-  }
-  D device_;
-  bool in_place_;
-  std::map<const Node*, Ref<Node>> copies_;
-};
-
-/// The model with all its numbers on `device`.
-template <class Model, Device D>
-Model copy_to(Model model, D device, bool in_place = false) {
-  Relocate<D> relocate(device, in_place);
-  relocate.walk(model);
-  return model;
-}
 
 /// A model's handles, to be given back to it.
 class Handles final : public nn::detail::Walker {

@@ -28,7 +28,7 @@ class TakenHandles final : public nn::detail::Walker {
     check_kept(model);
     if (const auto* entry = flat.taken_away())
       fail<UsageError>("the model's '", entry->named.name, "' lies in the buffers of another policy by now, which was ",
-                       "made of the same model: give each policy a model of its own");
+                       "made of the same model: give each policy a model of its own, such as nn::copy_of(model)");
   }
   void parameter(std::string_view name, AnyParameter& handle) override { look(name, handle.shared()); }
   void buffer(std::string_view name, AnyBuffer& handle) override { look(name, handle.shared()); }

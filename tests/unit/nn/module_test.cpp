@@ -2,6 +2,7 @@
 #include <chorus/nn/batch_norm.hpp>
 #include <chorus/nn/containers.hpp>
 #include <chorus/nn/convolution.hpp>
+#include <chorus/nn/copy_of.hpp>
 #include <chorus/nn/linear.hpp>
 #include <chorus/nn/summary.hpp>
 
@@ -47,6 +48,16 @@ struct Tied : nn::Module {
   CHORUS_MODULE(Tied, a, b)
 
   auto forward(const auto& x) const { return b(a(x)); }
+};
+
+struct Shared : nn::Module {
+  Block block;
+  nn::Linear<Cpu> again{4, 4};
+  nn::Dropout dropout{0.5};
+  double factor = 1;
+  CHORUS_MODULE(Shared, block, again, dropout)
+
+  auto forward(const auto& x) const { return dropout(again(block(x))); }
 };
 
 struct Small : nn::Module {
@@ -116,6 +127,46 @@ TEST_CASE("the summary lists layers and counts parameters") {
         "conv    Conv2d(3, 6, kernel=5x5, stride=2, padding=1)  456\n"
         "fc      Linear(10, 2, bias=false)                      20\n"
         "476 parameters, 470 trainable, 1 KiB\n");
+}
+
+TEST_CASE("module: copy_of gives a model of its own") {
+  Shared model;
+  model.again.weight = model.block.fc.weight;  // shared
+  model.again.bias.set_requires_grad(false);
+  model.factor = 3;
+  model.dropout.eval();
+  ch::sum(model.block.fc(ch::Tensor<float, 2>::full({2, 4}, 1))).backward();
+  int fired = 0;
+  model.block.fc.weight.register_hook([&] { ++fired; });
+  const auto before = model.block.fc.weight.value().to_vector();
+
+  Shared copy = nn::copy_of(model);
+  const auto originals = nn::named_parameters<Cpu>(model), copies = nn::named_parameters<Cpu>(copy);
+  REQUIRE(names(copies) == names(originals));
+  for (std::size_t i = 0; i < copies.size(); ++i) {
+    INFO(copies[i].name);
+    CHECK(copies[i].parameter != originals[i].parameter);
+    CHECK(copies[i].parameter->wants_grad() == originals[i].parameter->wants_grad());
+    CHECK(!copies[i].parameter->grad_arrived());
+  }
+  CHECK(copy.block.fc.weight.value().to_vector() == before);
+  CHECK(copy.again.weight.shared() == copy.block.fc.weight.shared());
+  CHECK(copy.factor == 3);
+  CHECK(!copy.dropout.training());
+  CHECK(copy.block.norm.running_var.value().to_vector() == model.block.norm.running_var.value().to_vector());
+
+  copy.block.fc.weight.assign(ch::Tensor<float, 2>::zeros({4, 4}));
+  copy.block.norm.running_var.value()(0) = 7;
+  ch::sum(copy.block.fc(ch::Tensor<float, 2>::full({2, 4}, 1))).backward();
+  CHECK(model.block.fc.weight.value().to_vector() == before);
+  CHECK(model.block.norm.running_var.value()(0) == 1);
+  CHECK(fired == 0);
+
+  model.block.fc = ch::detail::copy_to(model.block.fc, Cpu{1});  // each on its device
+  copy = nn::copy_of(model);
+  CHECK(copy.block.fc.weight.device() == Cpu{1});
+  CHECK(copy.again.bias.device() == Cpu{0});
+  CHECK(nn::copy_of(nn::ReLU{}).describe() == nn::ReLU{}.describe());
 }
 
 }  // namespace module_test

@@ -1,5 +1,6 @@
 // What programs shouldn't do with nets: errors that say so, and no crash.
 #include <catch.hpp>
+#include <chorus/nn/copy_of.hpp>
 #include <chorus/ops/higher_order.hpp>
 #include <chorus/optim/grad_scaler.hpp>
 #include <chorus/parallel/data_parallel.hpp>
@@ -74,8 +75,9 @@ TEST_CASE("misuse: a net may be held by a pointer to it, and go in the middle of
 
 TEST_CASE("misuse: a policy says so where another one has taken its model's parameters away") {
   const std::string taken =
-      " lies in the buffers of another policy by now, which was made of the same model: give each policy a model of its "
-      "own";
+      " lies in the buffers of another policy by now, which was made of the same model: give each policy a model of "
+      "its "
+      "own, such as nn::copy_of(model)";
   // Of evaluation in another policy, as of training.
   const auto message = [](auto& net, const auto& x) {
     mean(square(net(x))).backward();
@@ -95,11 +97,41 @@ TEST_CASE("misuse: a policy says so where another one has taken its model's para
   DataParallel<Model> dp{make<Model>(), {.device_ids = {0, 1}}, 3};
   CHECK(message(dp, numbers(8, 5, 1)) == "the model's 'fc3.bias'" + taken);
 
-  // One device has nothing that depends on where they lie, and DataParallel takes a copy.
+  // One device has nothing that depends on where they lie.
   SingleDevice<Model> first{make<Model>(), 3};
   SingleDevice<Model> second{first.module(), 3};
-  DataParallel<Model> third{first.module(), {.device_ids = {0, 1}}, 3};
   CHECK(first(numbers(8, 5, 1)).value().to_vector() == second(numbers(8, 5, 1)).value().to_vector());
+}
+
+TEST_CASE("misuse: dp takes no model that another policy has, which would stay behind; a copy of it does") {
+  using Parallel = DataParallel<Model>;
+  const DataParallelOptions options{.device_ids = {0, 1}};
+  const std::string taken =
+      "DataParallel: another policy has taken the model's 'fc1.weight': give each policy a model of its own, such as "
+      "nn::copy_of(model)";
+  const auto x = numbers(8, 5, 1);
+  Model model = make<Model>();
+  {
+    Parallel first{model, options, 3};
+    CHECK(message_of<UsageError>([&] { Parallel second(model, options, 3); }) == taken);
+    CHECK(message_of<UsageError>([&] { Parallel second(first.module(), options, 3); }) == taken);
+    Parallel own{nn::copy_of(first.module()), options, 3};
+    const auto before = own(x).value().to_vector();
+    CHECK(first(x).value().to_vector() == before);
+    optim::Sgd optimizer{first.parameters(), {.lr = 1}};
+    mean(square(first(x))).backward();
+    optimizer.step();
+    CHECK(first(x).value().to_vector() != before);
+    CHECK(own(x).value().to_vector() == before);
+  }
+  Parallel later{model, options, 3};  // the others have gone
+  SingleDevice<Model> alone{make<Model>(), 3};
+  CHECK(message_of<UsageError>([&] { Parallel second(alone.module(), options, 3); }) == taken);
+  comm::AnyCommunicator nobody;
+  DistributedDataParallel<Model> ddp{make<Model>(), nobody};
+  CHECK(message_of<UsageError>([&] { Parallel second(ddp.module(), options, 3); }) == taken);
+  DistributedDataParallel<Model> own{nn::copy_of(ddp.module()), nobody};
+  CHECK(own(x).value().to_vector() == ddp(x).value().to_vector());
 }
 
 TEST_CASE("misuse: what is replaced behind one device's back is named, as under all policies") {
@@ -123,9 +155,9 @@ TEST_CASE("misuse: what is replaced behind one device's back is named, as under 
 }
 
 TEST_CASE("misuse: a forward pass of one rank alone, and one that fails on a rank that goes on, are explained") {
-  const auto explained =
-      Contains("; ranks tell each other their batch sizes as a forward pass that records gradients begins: all have to "
-               "begin one");
+  const auto explained = Contains(
+      "; ranks tell each other their batch sizes as a forward pass that records gradients begins: all have to "
+      "begin one");
   const auto alone = Ranks(2, [](const World& world) {
                        Distributed<Model> rank(world);
                        return message_of<CommError>([&] {
@@ -133,7 +165,8 @@ TEST_CASE("misuse: a forward pass of one rank alone, and one that fails on a ran
                          sum(rank.net(test::share(numbers(8, 5, 1), world))).backward();
                        });
                      }).texts();
-  CHECK_THAT(alone[0], Contains("rank 0: all_gather #") && Contains("rank 1 is in another call, all_reduce") && explained);
+  CHECK_THAT(alone[0],
+             Contains("rank 0: all_gather #") && Contains("rank 1 is in another call, all_reduce") && explained);
   CHECK_THAT(alone[1], Contains("rank 1: all_reduce #") && Contains("rank 0 is in another call, all_gather"));
 
   const auto caught = Ranks(2, [](const World& world) {
