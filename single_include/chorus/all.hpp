@@ -2558,8 +2558,11 @@ class HookReading {
       for (const TensorEntry& entry : file.entries()) {
         const auto name = entry.name.substr(std::min(hook_prefix.size(), entry.name.size()));
         if (!entry.name.starts_with(hook_prefix) || name.find('.') == name.npos) continue;
-        // Of a parameter that is frozen now, the file knows.
+        // Of a parameter that is frozen now the file knows the shape; the type is the parameter's.
         optim::StateTensor tensor{name, entry.dtype == FileDType::f64 ? DType::f64 : DType::f32, entry.shape, {}, true};
+        const auto parameter = name.substr(name.find('.') + 1);
+        for (const auto& one : net.flat_parameters().entries())
+          if (one.named.name == parameter) tensor.dtype = one.parameter().dtype();
         for (const auto& one : known)
           if (one.name == name) tensor = {name, one.dtype, one.shape, {}, true};
         bytes_.emplace_back(static_cast<std::size_t>(numel(tensor.shape)) * size_of(tensor.dtype));
@@ -7798,8 +7801,18 @@ class FusedOptimizer : public optim::HasLearningRate {
 namespace chorus::inline CHORUS_ABI::detail {
 
 /// A hook doesn't know its model's scalar and device types; what it keeps does. A bucket's index has one type of state.
+/// A copy is for another net, with other buckets: it has nothing yet.
 class BucketStates {
  public:
+  BucketStates() = default;
+  BucketStates(const BucketStates&) {}
+  BucketStates(BucketStates&&) = default;
+  BucketStates& operator=(const BucketStates& other) {
+    if (this != &other) clear();
+    return *this;
+  }
+  BucketStates& operator=(BucketStates&&) = default;
+
   template <class State>
   State& of(std::size_t index) {
     if (states_.size() <= index) states_.resize(index + 1);

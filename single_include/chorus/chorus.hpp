@@ -6256,6 +6256,8 @@ class ParameterOn {
     std::uint64_t version = 0;
   };
   NarrowCopy narrow_copy;
+  /// Lives as long as the policy that has taken the parameter last; empty where none has.
+  std::weak_ptr<void> policy;
   /// Moves value and gradient, contents included, to these places, which stay.
   virtual void bind(const Storage<D>& values, void* value, const Storage<D>& grads, void* grad) = 0;
   /// For policies: `hook` runs once the gradient is complete, and all of the user's hooks have run.
@@ -16141,6 +16143,76 @@ class Conv2d : public detail::ConvolutionBase<4, D, T> {
 }  // namespace chorus::inline CHORUS_ABI::nn
 #endif  // CHORUS_SINGLE_CHORUS_NN_CONVOLUTION_HPP
 
+// <chorus/nn/copy_of.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_COPY_OF_HPP
+#define CHORUS_SINGLE_CHORUS_NN_COPY_OF_HPP
+/// Deep copies of models: a plain copy of a model shares its parameters.
+
+namespace chorus::inline CHORUS_ABI {
+
+namespace detail {
+
+/// Gives every handle of a model a copy of its parameter or buffer on `device`, or where it is; what was shared stays
+/// shared. `in_place`: the copies take the originals' places, with their gradients and the hooks that users have
+/// registered.
+template <Device D>
+class Relocate final : public nn::detail::Walker {
+ public:
+  Relocate(std::optional<D> device, bool in_place) : device_(device), in_place_(in_place) {}
+  void parameter(std::string_view, AnyParameter& handle) override {
+    const auto original = handle.shared();
+    const bool first = !copies_.contains(original.get());
+    const auto& before = handle.on<D>();
+    replace(handle, before);
+    if (!in_place_ || !first) return;
+    if (before.grad_arrived()) handle.on<D>().add_grad_of(before);
+    handle.on<D>().take_hooks_of(original);
+  }
+  void buffer(std::string_view, AnyBuffer& handle) override { replace(handle, handle.on<D>()); }
+
+ private:
+  template <class Handle, class Interface>
+  void replace(Handle& handle, const Interface& original) {
+    auto& copy = copies_[handle.shared().get()];
+    if (!copy) copy = original.copy_to(device_.value_or(original.where()));
+    handle.replace(copy);
+  }
+  std::optional<D> device_;
+  bool in_place_;
+  std::map<const Node*, Ref<Node>> copies_;
+};
+
+/// The model with all its numbers on `device`.
+template <class Model, Device D>
+Model copy_to(Model model, D device, bool in_place = false) {
+  Relocate<D> relocate(device, in_place);
+  relocate.walk(model);
+  return model;
+}
+
+}  // namespace detail
+
+namespace nn {
+
+/// A model of its own with the same numbers: parameters and buffers are copied, each on its device, and those that
+/// want no gradient want none; what was shared within the model is. All else that layers have is copied by value.
+/// Gradients, and hooks of parameters, are the original's alone. For a second policy, or a target network.
+template <class Model>
+Model copy_of(const Model& model) {
+  using D = typename decltype(detail::device_of(model))::type;
+  Model copy = model;
+  if constexpr (!std::is_void_v<D>) {
+    chorus::detail::Relocate<D> relocate({}, false);
+    relocate.walk(copy);
+  }
+  return copy;
+}
+
+}  // namespace nn
+
+}  // namespace chorus::inline CHORUS_ABI
+#endif  // CHORUS_SINGLE_CHORUS_NN_COPY_OF_HPP
+
 // <chorus/nn/embedding.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_EMBEDDING_HPP
 #define CHORUS_SINGLE_CHORUS_NN_EMBEDDING_HPP
@@ -22837,6 +22909,7 @@ class Policy {
   Policy(Model model, std::uint64_t seed)
       : model_(std::move(model)), flat_(model_), unlisted_(std::make_shared<detail::UnlistedParameters>(flat_)) {
     random_.seed = seed;
+    for (const auto& entry : flat_.entries()) entry.parameter().policy = alive_;
   }
 
   /// What is to watch the model in the pass that begins: the first one that records gradients.
@@ -23140,43 +23213,6 @@ class DeviceThreads {
 /// Copies of a model on several devices, for DataParallel.
 
 namespace chorus::inline CHORUS_ABI::detail {
-
-/// Gives every handle of a model a copy of its parameter or buffer on `device`; what was shared stays shared.
-/// `in_place`: the copies take the originals' places, with their gradients and the hooks that users have registered.
-template <Device D>
-class Relocate final : public nn::detail::Walker {
- public:
-  Relocate(D device, bool in_place) : device_(device), in_place_(in_place) {}
-  void parameter(std::string_view, AnyParameter& handle) override {
-    const auto original = handle.shared();
-    const bool first = !copies_.contains(original.get());
-    const auto& before = handle.on<D>();
-    replace(handle, before);
-    if (!in_place_ || !first) return;
-    if (before.grad_arrived()) handle.on<D>().add_grad_of(before);
-    handle.on<D>().take_hooks_of(original);
-  }
-  void buffer(std::string_view, AnyBuffer& handle) override { replace(handle, handle.on<D>()); }
-
- private:
-  template <class Handle, class Interface>
-  void replace(Handle& handle, const Interface& original) {
-    auto& copy = copies_[handle.shared().get()];
-    if (!copy) copy = original.copy_to(device_);
-    handle.replace(copy);
-  }
-  D device_;
-  bool in_place_;
-  std::map<const Node*, Ref<Node>> copies_;
-};
-
-/// The model with all its numbers on `device`.
-template <class Model, Device D>
-Model copy_to(Model model, D device, bool in_place = false) {
-  Relocate<D> relocate(device, in_place);
-  relocate.walk(model);
-  return model;
-}
 
 /// A model's handles, to be given back to it.
 class Handles final : public nn::detail::Walker {
@@ -24013,16 +24049,20 @@ class TakenHandles final : public nn::detail::Walker {
     taken_ = true;
   }
 
-  /// Throws UsageError where the model has others now, or where another policy has moved them out of `flat`.
-  template <class Flat>
-  void check_kept(nn::Module& model, const Flat& flat) {
+  /// Throws UsageError where the model has others now.
+  void check_kept(nn::Module& model) {
     next_ = 0;
     walk(model);
     check<UsageError>(next_ == nodes_.size(), "the model has lost ", nodes_.size() - next_,
                       " parameters and buffers since the policy took it");
+  }
+  /// Also where another policy has moved them out of `flat`.
+  template <class Flat>
+  void check_kept(nn::Module& model, const Flat& flat) {
+    check_kept(model);
     if (const auto* entry = flat.taken_away())
       fail<UsageError>("the model's '", entry->named.name, "' lies in the buffers of another policy by now, which was ",
-                       "made of the same model: give each policy a model of its own");
+                       "made of the same model: give each policy a model of its own, such as nn::copy_of(model)");
   }
   void parameter(std::string_view name, AnyParameter& handle) override { look(name, handle.shared()); }
   void buffer(std::string_view name, AnyBuffer& handle) override { look(name, handle.shared()); }
@@ -24077,22 +24117,10 @@ class DataParallel : public OneProcessPolicy<Model>, private detail::ReplicaRunn
   using D = typename Policy<Model>::device_type;
   static constexpr const char* name = "dp";
 
-  /// Throws UsageError without devices, and for options that make no sense; DeviceError for a device that doesn't
-  /// exist.
+  /// Throws UsageError without devices, for options that make no sense, and where a policy that lives has taken the
+  /// model before; DeviceError for a device that doesn't exist.
   DataParallel(Model model, DataParallelOptions options, std::uint64_t seed = initial_seed())
-      : OneProcessPolicy<Model>(detail::copy_to(std::move(model), detail::first_device<D>(options), true), seed),
-        options_(detail::settled(std::move(options))),
-        buffers_(nn::named_buffers<D>(this->model_)),
-        handles_(this->model_),
-        threads_(detail::replica_names<D>(options_), *options_.timeout),
-        collectives_(this->flat_, buffers_, replicas_, threads_.threads(), options_.device_ids, *options_.timeout) {
-    CachingAllocator<D>::of(D{options_.output_device});  // throws where it doesn't exist
-    comm::check_timeout("DataParallel", *options_.timeout);
-    check<UsageError>(options_.dim >= 0, "DataParallel: dim is at least 0, got ", options_.dim);
-    for (std::size_t i = 1; i < options_.device_ids.size(); ++i)
-      replicas_.push_back(std::make_shared<detail::Replica<Model>>(this->model_, device(i)));
-    detail::warn_of_imbalance<D>(options_.device_ids);
-  }
+      : DataParallel(nn::named_parameters<D>(model), std::move(model), std::move(options), seed) {}
   /// For `launch`: as many devices as `run` says, unless the options name them.
   template <class Run>
   requires requires(Run& run) { run.seed(); }
@@ -24185,6 +24213,28 @@ class DataParallel : public OneProcessPolicy<Model>, private detail::ReplicaRunn
     std::vector<std::optional<Output>> outputs;
     Replicas replicas;
   };
+
+  // `originals`: the model's parameters, of which the first device has copies, too.
+  DataParallel(const std::vector<nn::NamedParameter<D>>& originals, Model&& model, DataParallelOptions options,
+               std::uint64_t seed)
+      : OneProcessPolicy<Model>(detail::copy_to(std::move(model), detail::first_device<D>(options), true), seed),
+        options_(detail::settled(std::move(options))),
+        buffers_(nn::named_buffers<D>(this->model_)),
+        handles_(this->model_),
+        threads_(detail::replica_names<D>(options_), *options_.timeout),
+        collectives_(this->flat_, buffers_, replicas_, threads_.threads(), options_.device_ids, *options_.timeout) {
+    for (const auto& original : originals) {
+      check<UsageError>(original.parameter->policy.expired(), "DataParallel: another policy has taken the model's '",
+                        original.name, "': give each policy a model of its own, such as nn::copy_of(model)");
+      original.parameter->policy = this->alive();
+    }
+    CachingAllocator<D>::of(D{options_.output_device});  // throws where it doesn't exist
+    comm::check_timeout("DataParallel", *options_.timeout);
+    check<UsageError>(options_.dim >= 0, "DataParallel: dim is at least 0, got ", options_.dim);
+    for (std::size_t i = 1; i < options_.device_ids.size(); ++i)
+      replicas_.push_back(std::make_shared<detail::Replica<Model>>(this->model_, device(i)));
+    detail::warn_of_imbalance<D>(options_.device_ids);
+  }
 
   D device(std::size_t i) const { return D{options_.device_ids[i]}; }
 
@@ -30657,8 +30707,9 @@ struct GradBucketPart {
 /// State is the hook's own: one hook belongs to one net. When buckets change, `reset()` is called, if there is one.
 /// What it remembers of each parameter beyond that, and in checkpoints, it shows in
 ///   void remembered(const GradBucket<T, D>&, bool make, const auto& visit)
-///     calls visit(what, part, shape, device, numbers) for all that it keeps of a part, as `rest`, what has not been
-///     sent yet. Where the bucket has no state so far, there is nothing, unless it is to `make` one.
+///     calls visit(what, part, shape, device, numbers) for all that it keeps of a part, in numbers of type T, as
+///     `rest`, what has not been sent yet. Where the bucket has no state so far, there is nothing, unless it is to
+///     `make` one.
 /// The numbers that it counts are in a checkpoint as those of optim::GradScaler are: `kept_as`, `kept()`, `keep(...)`,
 /// each rank's own, and `can_keep(...)`, whether a file's make sense. `bool ranks_differ() const` says whether
 /// ranks have parameters and optimizers of their own, and `stepped`, a detail::ParametersApart, which parameters.
@@ -31633,7 +31684,7 @@ class HookMemory {
   /// Has `change()` make new buckets.
   template <class Change>
   void carry_over(const Change& change) {
-    for (const auto& tensor : in_buckets(false)) put_aside(tensor);
+    for (const auto& tensor : in_buckets(false)) aside_[key_of(tensor.name)] = copy_of(tensor);
     change();
     forget_buckets();
     restore();
@@ -31652,16 +31703,17 @@ class HookMemory {
       all.push_back({cat(key.what, '.', key.parameter), kept.dtype, kept.shape, kept.bytes.data(), true});
     return all;
   }
-  /// Takes copies of `tensors`, which lie on the host, instead of all that was there. What is unlike anything that the
-  /// hook remembers is left out.
+  /// Takes copies of `tensors`, such as those that `state` gives, instead of all that was there. What is unlike
+  /// anything that the hook remembers is left out.
   void replace(const std::vector<optim::StateTensor>& tensors) {
     const auto known = in_buckets(true);
-    aside_.clear();
-    forget_buckets();
+    std::map<Key, Kept> copies;
     for (const auto& tensor : tensors)
       if (std::any_of(known.begin(), known.end(),
                       [&](const auto& one) { return key_of(one.name).what == key_of(tensor.name).what; }))
-        put_aside(tensor);
+        copies[key_of(tensor.name)] = copy_of(tensor);
+    aside_ = std::move(copies);  // only now: `tensors` may be what was there
+    forget_buckets();
     restore();
   }
 
@@ -31698,13 +31750,13 @@ class HookMemory {
         });
     return all;
   }
-  void put_aside(const optim::StateTensor& tensor) {
+  Kept copy_of(const optim::StateTensor& tensor) {
     std::vector<std::byte> bytes(static_cast<std::size_t>(numel(tensor.shape)) * size_of(tensor.dtype));
     if (tensor.on_host)
       copy_bytes(Cpu{}, bytes.data(), Cpu{}, tensor.data, bytes.size());
     else
       copy_bytes(Cpu{}, bytes.data(), sender_.device(), tensor.data, bytes.size());
-    aside_[key_of(tensor.name)] = {tensor.dtype, tensor.shape, std::move(bytes)};
+    return {tensor.dtype, tensor.shape, std::move(bytes)};
   }
   void forget_buckets() {
     if constexpr (requires { sender_.hook().reset(); }) sender_.hook().reset();
@@ -31718,12 +31770,12 @@ class HookMemory {
         return found != aside_.end() && found->first.parameter == part.name;
       });
     };
-    for_each(any_aside, [&](std::string_view what, const GradBucketPart& part, std::span<const Index> shape,
-                            auto device, auto* numbers) {
+    for_each(any_aside, [&]<class T>(std::string_view what, const GradBucketPart& part, std::span<const Index> shape,
+                                     auto device, T* numbers) {
       const auto found = aside_.find({part.name, std::string(what)});
       if (found == aside_.end()) return;
       const Kept& kept = found->second;
-      if (std::equal(shape.begin(), shape.end(), kept.shape.begin(), kept.shape.end()))
+      if (kept.dtype == dtype<T> && std::equal(shape.begin(), shape.end(), kept.shape.begin(), kept.shape.end()))
         copy_bytes(device, numbers, Cpu{}, kept.bytes.data(), kept.bytes.size());
       aside_.erase(found);
     });
@@ -32238,7 +32290,7 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   /// What the hook remembers of parameters: the same names on all ranks, with each rank's own numbers, such as
   /// `rest.conv1.weight`. `full`: made where there is none so far.
   std::vector<optim::StateTensor> hook_state(bool full = false) { return reducer_.memory().state(full); }
-  /// Takes copies of tensors that lie on the host, instead of all that the hook remembers.
+  /// Takes copies of such tensors, instead of all that the hook remembers.
   void set_hook_state(const std::vector<optim::StateTensor>& tensors) { reducer_.memory().replace(tensors); }
 
   const DistributedDataParallelOptions& options() const { return options_; }
@@ -37667,7 +37719,7 @@ class SingleDevice : public OneProcessPolicy<Model> {
   static constexpr const char* name = "single";
 
   explicit SingleDevice(Model model, std::uint64_t seed = initial_seed())
-      : OneProcessPolicy<Model>(std::move(model), seed) {}
+      : OneProcessPolicy<Model>(std::move(model), seed), handles_(this->model_) {}
   /// For `launch`: takes the seed from `run`.
   template <class Run>
   requires requires(Run& run) { run.seed(); }
@@ -37677,8 +37729,11 @@ class SingleDevice : public OneProcessPolicy<Model> {
     run.check_options();
   }
 
+  /// The model's output. Throws UsageError where a layer of the model has got other parameters or buffers since the
+  /// policy took it: optimizers know the old ones.
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
+    handles_.check_kept(this->model_);
     const RandomScope scope(this->begin_forward());
     const detail::WatchScope watch(this->watch_once());
     auto output = this->model_.forward(this->on_model_device(inputs)...);
@@ -37693,6 +37748,9 @@ class SingleDevice : public OneProcessPolicy<Model> {
   const Loss& mean_loss(const Loss& loss) const {
     return loss;
   }
+
+ private:
+  detail::TakenHandles handles_;
 };
 
 }  // namespace chorus::inline CHORUS_ABI
