@@ -46,8 +46,6 @@ class ParameterOn {
     std::uint64_t version = 0;
   };
   NarrowCopy narrow_copy;
-  /// Lives as long as the policy that has taken the parameter last; empty where none has.
-  std::weak_ptr<void> policy;
   /// Moves value and gradient, contents included, to these places, which stay.
   virtual void bind(const Storage<D>& values, void* value, const Storage<D>& grads, void* grad) = 0;
   /// For policies: `hook` runs once the gradient is complete, and all of the user's hooks have run.

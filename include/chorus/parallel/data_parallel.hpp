@@ -57,10 +57,22 @@ class DataParallel : public OneProcessPolicy<Model>, private detail::ReplicaRunn
   using D = typename Policy<Model>::device_type;
   static constexpr const char* name = "dp";
 
-  /// Throws UsageError without devices, for options that make no sense, and where a policy that lives has taken the
-  /// model before; DeviceError for a device that doesn't exist.
+  /// The first device has a copy of the model's numbers, too. Throws UsageError without devices, and for options that
+  /// make no sense; DeviceError for a device that doesn't exist.
   DataParallel(Model model, DataParallelOptions options, std::uint64_t seed = initial_seed())
-      : DataParallel(nn::named_parameters<D>(model), std::move(model), std::move(options), seed) {}
+      : OneProcessPolicy<Model>(detail::copy_to(std::move(model), detail::first_device<D>(options), true), seed),
+        options_(detail::settled(std::move(options))),
+        buffers_(nn::named_buffers<D>(this->model_)),
+        handles_(this->model_),
+        threads_(detail::replica_names<D>(options_), *options_.timeout),
+        collectives_(this->flat_, buffers_, replicas_, threads_.threads(), options_.device_ids, *options_.timeout) {
+    CachingAllocator<D>::of(D{options_.output_device});  // throws where it doesn't exist
+    comm::check_timeout("DataParallel", *options_.timeout);
+    check<UsageError>(options_.dim >= 0, "DataParallel: dim is at least 0, got ", options_.dim);
+    for (std::size_t i = 1; i < options_.device_ids.size(); ++i)
+      replicas_.push_back(std::make_shared<detail::Replica<Model>>(this->model_, device(i)));
+    detail::warn_of_imbalance<D>(options_.device_ids);
+  }
   /// For `launch`: as many devices as `run` says, unless the options name them.
   template <class Run>
   requires requires(Run& run) { run.seed(); }
@@ -153,28 +165,6 @@ class DataParallel : public OneProcessPolicy<Model>, private detail::ReplicaRunn
     std::vector<std::optional<Output>> outputs;
     Replicas replicas;
   };
-
-  // `originals`: the model's parameters, of which the first device has copies, too.
-  DataParallel(const std::vector<nn::NamedParameter<D>>& originals, Model&& model, DataParallelOptions options,
-               std::uint64_t seed)
-      : OneProcessPolicy<Model>(detail::copy_to(std::move(model), detail::first_device<D>(options), true), seed),
-        options_(detail::settled(std::move(options))),
-        buffers_(nn::named_buffers<D>(this->model_)),
-        handles_(this->model_),
-        threads_(detail::replica_names<D>(options_), *options_.timeout),
-        collectives_(this->flat_, buffers_, replicas_, threads_.threads(), options_.device_ids, *options_.timeout) {
-    for (const auto& original : originals) {
-      check<UsageError>(original.parameter->policy.expired(), "DataParallel: another policy has taken the model's '",
-                        original.name, "': give each policy a model of its own, such as nn::copy_of(model)");
-      original.parameter->policy = this->alive();
-    }
-    CachingAllocator<D>::of(D{options_.output_device});  // throws where it doesn't exist
-    comm::check_timeout("DataParallel", *options_.timeout);
-    check<UsageError>(options_.dim >= 0, "DataParallel: dim is at least 0, got ", options_.dim);
-    for (std::size_t i = 1; i < options_.device_ids.size(); ++i)
-      replicas_.push_back(std::make_shared<detail::Replica<Model>>(this->model_, device(i)));
-    detail::warn_of_imbalance<D>(options_.device_ids);
-  }
 
   D device(std::size_t i) const { return D{options_.device_ids[i]}; }
 

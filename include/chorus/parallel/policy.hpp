@@ -62,7 +62,6 @@ class Policy {
   Policy(Model model, std::uint64_t seed)
       : model_(std::move(model)), flat_(model_), unlisted_(std::make_shared<detail::UnlistedParameters>(flat_)) {
     random_.seed = seed;
-    for (const auto& entry : flat_.entries()) entry.parameter().policy = alive_;
   }
 
   /// What is to watch the model in the pass that begins: the first one that records gradients.

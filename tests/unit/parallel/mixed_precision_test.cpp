@@ -1,6 +1,5 @@
 // Models that compute in bf16 and half: what is float stays float, copies follow, and all policies take the same steps.
 #include <catch.hpp>
-#include <chorus/nn/copy_of.hpp>
 #include <chorus/nn/mixed_precision.hpp>
 #include <chorus/optim/grad_scaler.hpp>
 #include <chorus/parallel/data_parallel.hpp>
@@ -93,7 +92,7 @@ TEST_CASE("mixed precision's copies follow the parameters, and nothing is conver
   CHECK(static_cast<float>(net.module().model().fc2.weight.template narrow_copy<bf16>()(3, 3)) == 0);
 
   // A copy of the model has parameters of its own once a policy has moved them; it must not share the copies.
-  DataParallel<Model> parallel{nn::copy_of(net.module()), {.device_ids = {0, 1}}};
+  DataParallel<Model> parallel{net.module(), {.device_ids = {0, 1}}};
   CHECK(distance(
             [&] {
               const auto v = to<double>(parallel(x).value()).to_vector();
@@ -108,7 +107,7 @@ TEST_CASE("mixed precision's copies follow the parameters, and nothing is conver
 TEST_CASE("mixed precision's copies on all of DataParallel's devices follow the parameters", "[parallel]") {
   using Model = nn::MixedPrecision<Net<Cpu>>;
   SingleDevice<Model> single{Model{}};
-  DataParallel<Model> net{nn::copy_of(single.module()), {.device_ids = {0, 1, 2}}};
+  DataParallel<Model> net{single.module(), {.device_ids = {0, 1, 2}}};
   const auto x = floats(9, 1);
   for (const double value : {0.1, 0.2, 0.3}) {
     for (auto* model : {&single.module(), &net.module()})
