@@ -220,6 +220,11 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   /// Takes copies of such tensors, instead of all that the hook remembers.
   void set_hook_state(const std::vector<optim::StateTensor>& tensors) { reducer_.memory().replace(tensors); }
 
+  /// Multiplies what the hook has not sent yet: for GradScaler, whose scale it has.
+  void scale_hook_rest(double factor) requires(detail::HookMemory<D, Hook, Communicator>::by_parameter) {
+    reducer_.memory().scale_rest(factor);
+  }
+
   const DistributedDataParallelOptions& options() const { return options_; }
   Hook& hook() { return reducer_.hook(); }
   /// Sizes of the buckets in bytes, in the order in which they are reduced.

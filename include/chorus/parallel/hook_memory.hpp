@@ -2,6 +2,7 @@
 /// What a communication hook remembers of each parameter, whatever bucket it is in.
 
 #include <algorithm>
+#include <chorus/kernels/copy.hpp>
 #include <chorus/optim/optimizer.hpp>
 #include <chorus/parallel/bucket_sender.hpp>
 #include <cstddef>
@@ -67,6 +68,20 @@ class HookMemory {
     aside_ = std::move(copies);  // only now: `tensors` may be what was there
     forget_buckets();
     restore();
+  }
+  /// Multiplies what has not been sent yet.
+  void scale_rest(double factor) {
+    const auto scale = [factor]<class T>(auto device, std::span<const Index> shape, T* numbers) {
+      kernels::scale(device, numel(shape), static_cast<T>(factor), numbers);
+    };
+    for_each(
+        [](const auto&) { return false; },
+        [&](std::string_view what, const GradBucketPart&, std::span<const Index> shape, auto device, auto* numbers) {
+          if (what == "rest") scale(device, shape, numbers);
+        });
+    for (auto& [key, kept] : aside_)
+      if (key.what == "rest")
+        with_type(kept.dtype, kept.bytes.data(), [&](auto* numbers) { scale(Cpu{}, kept.shape, numbers); });
   }
 
  private:
