@@ -7310,6 +7310,11 @@ concept SharedOut = requires(Optimizer& optimizer, std::int32_t* found) {
 /// parameters of their own, they have to ask each other: `GradScaler scaler{net}`. With a ShardedOptimizer they ask
 /// each other in any case, since each rank may have averaged a part of the gradients alone.
 ///
+/// What a communication hook with error feedback leaves for later steps has the scale of its gradients. A scaler that
+/// was made for the net, `GradScaler scaler{net}`, multiplies it when the scale changes, but not on GPUs. There, and
+/// where it was made of parameters, what is left over at each change counts once as much more, or less, as the scale
+/// has changed: half for a scale that has doubled.
+///
 /// On GPUs the scale lies in device memory. A step that is captured by Graphed looks at its gradients there, and leaves
 /// itself out there: the host never waits for it. An eager step waits, to say whether it has stepped.
 template <Device D>
@@ -7330,13 +7335,17 @@ class GradScaler {
     if constexpr (Net::distributed)
       agree_ = chorus::detail::while_alive("GradScaler", net.alive(),
                                            [&net](std::int32_t* found) { net.make_largest(found); });
+    if constexpr (std::is_same_v<D, Cpu> && requires { net.scale_hook_rest(1.0); })
+      follow_ = [&net, alive = net.alive()](double factor) {
+        if (!alive.expired()) net.scale_hook_rest(factor);
+      };
   }
 
   /// The loss times the scale. Where gradients were unscaled since the last one, but not stepped by `step`, as by those
   /// who leave a step out or take it themselves, the scale first changes as if they had been.
   template <Operand X>
   auto scale(const X& loss) {
-    if (std::exchange(unscaled_, false)) scale_.leave(finite_);
+    if (std::exchange(unscaled_, false)) change([&] { scale_.leave(finite_); });
     stepped_.clear();
     return scale_.multiply(loss);
   }
@@ -7379,7 +7388,7 @@ class GradScaler {
     note_step({static_cast<const Optimizer<D>*>(&optimizers)...});
     const bool finite = unscaled_ ? finite_ : unscale();
     unscaled_ = false;
-    scale_.step(finite, optimizers...);
+    change([&] { scale_.step(finite, optimizers...); });
     return finite;
   }
 
@@ -7393,7 +7402,7 @@ class GradScaler {
     note_step({&optimizer});
     const bool finite = unscaled_ ? finite_ : unscale(optimizer);
     unscaled_ = false;
-    scale_.step(finite, optimizer);
+    change([&] { scale_.step(finite, optimizer); });
     if (!finite) optimizer.skip_step();
     return finite;
   }
@@ -7408,6 +7417,7 @@ class GradScaler {
     std::int64_t good_steps = 0;
   };
   State state() const { return {scale_.scale(), scale_.good_steps()}; }
+  /// What the net's hook remembers stays as it is: that comes from the same checkpoint.
   void set_state(const State& state) {
     check<UsageError>(is_scale(state.scale) && state.good_steps >= 0, "GradScaler: a state with scale ", state.scale,
                       " and ", state.good_steps, " good steps");
@@ -7429,6 +7439,15 @@ class GradScaler {
                       "GradScaler: init_scale and growth_interval must be positive and finite, growth_factor at "
                       "least 1, backoff_factor in (0, 1]");
     return options;
+  }
+
+  // Has `step()` change the scale, and what is kept in its unit follow.
+  template <class Step>
+  void change(const Step& step) {
+    if (!follow_) return step();
+    const double before = scale_.scale();
+    step();
+    if (const double after = scale_.scale(); after != before) follow_(after / before);
   }
 
   void check_not_unscaled() const {
@@ -7453,7 +7472,8 @@ class GradScaler {
   std::vector<nn::NamedParameter<D>> parameters_;
   detail::LossScale<D> scale_;
   detail::AgreeOnFound agree_;
-  std::vector<const void*> stepped_;  // since the last `scale`
+  std::function<void(double factor)> follow_;  // multiplies what a net's hook keeps
+  std::vector<const void*> stepped_;           // since the last `scale`
   bool unscaled_ = false, by_parameters_ = false, finite_ = true;
 };
 

@@ -31703,6 +31703,20 @@ class HookMemory {
     forget_buckets();
     restore();
   }
+  /// Multiplies what has not been sent yet.
+  void scale_rest(double factor) {
+    const auto scale = [factor]<class T>(auto device, std::span<const Index> shape, T* numbers) {
+      kernels::scale(device, numel(shape), static_cast<T>(factor), numbers);
+    };
+    for_each(
+        [](const auto&) { return false; },
+        [&](std::string_view what, const GradBucketPart&, std::span<const Index> shape, auto device, auto* numbers) {
+          if (what == "rest") scale(device, shape, numbers);
+        });
+    for (auto& [key, kept] : aside_)
+      if (key.what == "rest")
+        with_type(kept.dtype, kept.bytes.data(), [&](auto* numbers) { scale(Cpu{}, kept.shape, numbers); });
+  }
 
  private:
   struct Key {
@@ -32279,6 +32293,11 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   std::vector<optim::StateTensor> hook_state(bool full = false) { return reducer_.memory().state(full); }
   /// Takes copies of such tensors, instead of all that the hook remembers.
   void set_hook_state(const std::vector<optim::StateTensor>& tensors) { reducer_.memory().replace(tensors); }
+
+  /// Multiplies what the hook has not sent yet: for GradScaler, whose scale it has.
+  void scale_hook_rest(double factor) requires(detail::HookMemory<D, Hook, Communicator>::by_parameter) {
+    reducer_.memory().scale_rest(factor);
+  }
 
   const DistributedDataParallelOptions& options() const { return options_; }
   Hook& hook() { return reducer_.hook(); }
