@@ -81,7 +81,8 @@ class HookMemory {
         });
     for (auto& [key, kept] : aside_)
       if (key.what == "rest")
-        with_type(kept.dtype, kept.bytes.data(), [&](auto* numbers) { scale(Cpu{}, kept.shape, numbers); });
+        with_type(kept.dtype, kept.bytes.data(),
+                  [&, &shape = kept.shape](auto* numbers) { scale(Cpu{}, shape, numbers); });
   }
 
  private:
