@@ -293,12 +293,15 @@ TEST_CASE("in place: once a call has failed, nobody writes to its data any more"
   auto group = comm::thread_group(2);
   std::vector<float> data[2] = {std::vector<float>(2000, 1), std::vector<float>(2000, 2)};
   adding = 0;
-  std::thread slow([&] {  // it has all it needs: its call goes through
+  std::thread slow([&] {
     comm::Call call{comm::Op::all_reduce, comm::reduction<float>(ReduceOp::sum, 1)};
     call.reduction.combine_products = &add_slowly;
     call.count = data[0].size();
     call.in = call.out = data[0].data();
-    group[0].engine().now(call);
+    try {
+      group[0].engine().now(call);  // it adds up all, and goes through, or half of it, and needs the other half
+    } catch (const CommError&) {
+    }
   });
   std::thread other([&] {
     try {
