@@ -9091,7 +9091,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
     in_backward_ = true;
     at_backward_end([this, alive = this->alive()] {
       if (alive.expired()) return;
-      put_back_earlier();
+      aside_.put_back_all();  // what a pass without samples has added is forgotten; that parameters were used is not
       if (sync_)
         push();
       else
@@ -9099,9 +9099,6 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
       in_backward_ = false;
     });
   }
-
-  // What a pass without samples has added is forgotten. Whether a parameter was used is not.
-  void put_back_earlier() { aside_.put_back_all(); }
 
   // What a rank says of a parameter: whether it has a gradient, and whether its loop has called zero_grad since the
   // last push, as it would on a server that has run out of batches.

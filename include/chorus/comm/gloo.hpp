@@ -20,6 +20,7 @@
 #include <chorus/comm/call_book.hpp>
 #include <chorus/comm/compare_calls.hpp>
 #include <chorus/comm/connect.hpp>
+#include <chorus/comm/objects.hpp>
 #include <chorus/comm/queued_engine.hpp>
 #include <chorus/comm/rendezvous_messages.hpp>
 #include <chorus/comm/sigpipe.hpp>
@@ -39,21 +40,10 @@ class GatheredStore final : public gloo::rendezvous::Store {
   explicit GatheredStore(AnyCommunicator& control) : control_(control) {}
 
   void set(const std::string& key, const std::vector<char>& data) override {
-    const auto ranks = static_cast<std::size_t>(control_.size());
-    const std::int64_t own[2] = {static_cast<std::int64_t>(key.size()), static_cast<std::int64_t>(data.size())};
-    std::vector<std::int64_t> lengths(2 * ranks);
-    control_.all_gather(own, std::span(lengths));
-    std::size_t longest = 0;
-    for (std::size_t i = 0; i < ranks; ++i)
-      longest = std::max(longest, static_cast<std::size_t>(lengths[2 * i] + lengths[2 * i + 1]));
-    std::vector<std::uint8_t> padded(key.begin(), key.end()), all(longest * ranks);
-    padded.insert(padded.end(), data.begin(), data.end());
-    padded.resize(longest);
-    control_.all_gather(padded, std::span(all));
-    for (std::size_t rank = 0; rank < ranks; ++rank) {
-      const auto begin = all.begin() + static_cast<std::ptrdiff_t>(rank * longest), middle = begin + lengths[2 * rank];
-      values_[std::string(begin, middle)].assign(middle, middle + lengths[2 * rank + 1]);
-    }
+    const auto keys = all_gather_object(control_, key);
+    const auto values = all_gather_object(control_, std::string_view(data.data(), data.size()));
+    for (std::size_t rank = 0; rank < keys.size(); ++rank)
+      values_[keys[rank]].assign(values[rank].begin(), values[rank].end());
   }
   std::vector<char> get(const std::string& key) override {
     const auto found = values_.find(key);

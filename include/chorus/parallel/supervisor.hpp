@@ -200,9 +200,10 @@ class Supervisor {
 
   /// Names the rank that failed first, and stops the others.
   void judge() {
+    const bool lost_peer = lost_others(*suspect_);
     auto report = read_report(*suspect_);
     for (const Rank& rank : ranks()) {
-      if (&rank == suspect_ || rank.running || !lost_others(rank) || !lost_others(*suspect_)) continue;
+      if (!lost_peer || &rank == suspect_ || rank.running || !lost_others(rank)) continue;
       if (auto other = read_report(rank); other.when < report.when) {
         suspect_ = &rank;
         report = std::move(other);
@@ -211,7 +212,6 @@ class Supervisor {
     const int status = suspect_->wait_status;
     outcome_.failed_rank = number(*suspect_);
     outcome_.status = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-    const bool lost_peer = lost_others(*suspect_);
     if (const std::string& why = report.message; !why.empty()) {
       const bool named = why.starts_with("rank ");  // as errors of a communicator are
       console_.say(named ? why : format("rank %d: %s", outcome_.failed_rank, why.c_str()));
