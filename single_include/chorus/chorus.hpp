@@ -6270,11 +6270,17 @@ class ParameterOn {
   /// tape; null: the leaf itself stands there.
   virtual void set_origin(Ref<Node> operation) = 0;
 
+  /// Whether other processes read and write the same value: one of them may step each of its numbers, then, and the
+  /// others none.
+  bool in_common() const { return in_common_; }
+  void set_in_common(bool in_common) { in_common_ = in_common; }
+
   Index count() const { return numel(extents()); }
   std::size_t size_bytes() const { return static_cast<std::size_t>(count()) * size_of(dtype()); }
 
  private:
   std::uint64_t version_ = 1;
+  bool in_common_ = false;
 };
 
 namespace detail {
@@ -20276,6 +20282,7 @@ class FlatParameters {
     Storage<D> values, grads;
     std::size_t count = 0;      // elements in all
     std::size_t trainable = 0;  // elements at the front that want gradients
+    bool in_common = false;     // other processes read and write the same values
     std::byte* value(std::size_t element) const {
       return static_cast<std::byte*>(values.data()) + element * size_of(dtype);
     }
@@ -20293,9 +20300,13 @@ class FlatParameters {
   /// already they stay, for captured graphs know their addresses.
   void reorder(std::span<const std::size_t> order);
 
-  /// Moves the buffers into memory that `allocate(bytes)` gives, now and at each `reorder`; where it gives none, they
-  /// stay the device's.
-  void use_memory(std::function<std::shared_ptr<void>(std::size_t)> allocate);
+  /// Memory for that many bytes, or none.
+  using Allocate = std::function<std::shared_ptr<void>(std::size_t)>;
+  /// Whose memory `use_memory` is given for the values: other processes' too, which make the same calls.
+  enum class Values : std::uint8_t { own, in_common };
+  /// Moves the buffers into memory that these give, now and at each `reorder`; where one gives none, they stay the
+  /// device's.
+  void use_memory(Allocate for_values, Allocate for_grads, Values values = Values::own);
 
   const std::vector<Entry>& entries() const { return entries_; }
   const std::vector<Group>& groups() const { return groups_; }
@@ -20320,7 +20331,8 @@ class FlatParameters {
  private:
   void lay_out(std::vector<NamedParameter<D>> parameters);
 
-  std::function<std::shared_ptr<void>(std::size_t)> allocate_;
+  Allocate allocate_values_, allocate_grads_;
+  Values values_ = Values::own;
   std::vector<Entry> entries_;
   std::vector<Group> groups_;
   std::uint64_t generation_ = 0;
@@ -20361,8 +20373,10 @@ void FlatParameters<D>::reorder(std::span<const std::size_t> order) {
 }
 
 template <Device D>
-void FlatParameters<D>::use_memory(std::function<std::shared_ptr<void>(std::size_t)> allocate) {
-  allocate_ = std::move(allocate);
+void FlatParameters<D>::use_memory(Allocate for_values, Allocate for_grads, Values values) {
+  allocate_values_ = std::move(for_values);
+  allocate_grads_ = std::move(for_grads);
+  values_ = values;
   lay_out(parameters());
 }
 
@@ -20401,14 +20415,20 @@ void FlatParameters<D>::lay_out(std::vector<NamedParameter<D>> parameters) {
     const auto first = std::find_if(entries.begin(), entries.end(), [&](const Entry& e) { return e.group == g; });
     const D device = first->parameter().where();
     const std::size_t bytes = group.count * size_of(group.dtype);
-    const auto memory = [&](trace::Memory kind) {
+    const auto lent_by = [&](const Allocate& allocate) {
+      // What is lent is the host's memory.
+      return std::is_same_v<D, Cpu> && allocate ? allocate(bytes) : std::shared_ptr<void>();
+    };
+    const auto memory = [&](trace::Memory kind, std::shared_ptr<void> lent) {
       const MemoryScope scope(kind);
-      if constexpr (std::is_same_v<D, Cpu>)  // what is lent is the host's memory
-        if (auto lent = allocate_ ? allocate_(bytes) : nullptr) return Storage<D>(device, std::move(lent), bytes);
+      if constexpr (std::is_same_v<D, Cpu>)
+        if (lent) return Storage<D>(device, std::move(lent), bytes);
       return Storage<D>(device, bytes);
     };
-    group.values = memory(trace::Memory::parameters);
-    group.grads = memory(trace::Memory::gradients);
+    auto for_values = lent_by(allocate_values_);
+    group.in_common = for_values && values_ == Values::in_common;
+    group.values = memory(trace::Memory::parameters, std::move(for_values));
+    group.grads = memory(trace::Memory::gradients, lent_by(allocate_grads_));
   }
   for (const Entry& entry : entries) {
     const Group& group = groups[entry.group];
@@ -20418,6 +20438,7 @@ void FlatParameters<D>::lay_out(std::vector<NamedParameter<D>> parameters) {
       zero_bytes(entry.parameter().where(), group.grad(entry.begin + used), gap);
     }
     entry.parameter().bind(group.values, group.value(entry.begin), group.grads, group.grad(entry.begin));
+    entry.parameter().set_in_common(group.in_common);
   }
   groups_ = std::move(groups);
   entries_ = std::move(entries);
@@ -20753,6 +20774,8 @@ class Optimizer : public HasLearningRate {
     for (Entry& entry : entries_) {
       auto& parameter = *entry.named.parameter;
       if (!parameter.grad_arrived() || !parameter.wants_grad()) continue;
+      check<UsageError>(!parameter.in_common(), "optimizer: all ranks have '", entry.named.name,
+                        "' in common, and would each step it: only the ShardedOptimizer with share_parameters may");
       Range next{parameter.dtype(), parameter.count(), parameter.value_data(), parameter.grad_data(), {}, entry.steps++,
                  entry.group, parameter.extents().size(), &entry.steps};
       for (std::size_t slot = 0; slot < slots().size(); ++slot) next.state[slot] = state_data(entry, slot);
@@ -24935,6 +24958,198 @@ CHORUS_INLINE std::shared_ptr<Engine> alone() { return std::make_shared<detail::
 
 #endif  // CHORUS_SINGLE_CHORUS_COMM_ANY_COMMUNICATOR_HPP
 
+// <chorus/comm/shared_window.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_SHARED_WINDOW_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_SHARED_WINDOW_HPP
+/// `allocate_shared`: memory that all ranks of a group have in common (MPI's MPI_Win_allocate_shared).
+
+// <chorus/comm/hmac.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_HMAC_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_HMAC_HPP
+/// Proofs that a peer knows the job's token: HMAC-SHA256, by OpenSSL.
+
+#include <sys/random.h>
+
+#if CHORUS_USE_OPENSSL
+#include <openssl/evp.h>
+#include <openssl/hmac.h>
+#endif
+
+namespace chorus::inline CHORUS_ABI::comm {
+
+inline constexpr bool can_authenticate = CHORUS_USE_OPENSSL;
+
+using Nonce = std::array<std::byte, 16>;
+using Mac = std::array<std::byte, 32>;
+
+inline void fill_random(std::span<std::byte> bytes) {
+  const auto got = getrandom(bytes.data(), bytes.size(), 0);  // before errno is read
+  check<CommError>(got == static_cast<ssize_t>(bytes.size()), "getrandom: ", std::strerror(errno));
+}
+
+/// The proof for `parts`, one after another, each of a fixed size. Zeros where there is no token, or no OpenSSL.
+[[gnu::cold]] inline Mac prove([[maybe_unused]] const std::string& token,
+                               [[maybe_unused]] std::initializer_list<std::span<const std::byte>> parts) {
+  Mac mac{};
+#if CHORUS_USE_OPENSSL
+  if (token.empty()) return mac;
+  std::vector<unsigned char> message;
+  for (const auto part : parts)
+    for (const std::byte byte : part) message.push_back(static_cast<unsigned char>(byte));
+  unsigned length = 0;
+  const auto* made = HMAC(EVP_sha256(), token.data(), static_cast<int>(token.size()), message.data(), message.size(),
+                          reinterpret_cast<unsigned char*>(mac.data()), &length);
+  check<CommError>(made != nullptr && length == mac.size(), "HMAC-SHA256 failed");
+#endif
+  return mac;
+}
+
+/// In a time that does not depend on where they differ.
+inline bool same(const Mac& a, const Mac& b) {
+  unsigned difference = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) difference |= static_cast<unsigned>(a[i] ^ b[i]);
+  return difference == 0;
+}
+
+}  // namespace chorus::inline CHORUS_ABI::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_HMAC_HPP
+
+// <chorus/comm/shared_region.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_SHARED_REGION_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_SHARED_REGION_HPP
+/// `SharedRegion`: memory that several processes map. It has no name, so that nothing stays when they die.
+
+#include <sys/resource.h>
+
+namespace chorus::inline CHORUS_ABI::comm {
+
+class SharedRegion {
+ public:
+  /// Zeroed memory, which takes room only where it has been written.
+  static SharedRegion create(std::size_t bytes) {
+    rlimit most{};  // beyond it the next line but one would end this process
+    const bool limited = getrlimit(RLIMIT_FSIZE, &most) == 0 && most.rlim_cur < bytes;
+    check<CommError>(!limited, "shared memory: ", bytes,
+                     " bytes are more than this process may write (ulimit -f): ", most.rlim_cur);
+    const int fd = memfd_create("chorus", MFD_CLOEXEC);
+    check<CommError>(fd >= 0, "shared memory: memfd_create: ", std::strerror(errno));
+    SharedRegion region;
+    region.fd_ = fd;
+    const bool sized = ftruncate(fd, static_cast<off_t>(bytes)) == 0;  // before errno is read
+    check<CommError>(sized, "shared memory: ", bytes, " bytes: ", std::strerror(errno));
+    region.map(bytes);
+    return region;
+  }
+
+  /// The region that process `pid` of this machine and user has created and knows as `fd`.
+  static SharedRegion open(int pid, int fd, std::size_t bytes) {
+    const auto path = cat("/proc/", pid, "/fd/", fd);
+    // On another machine it may be anything, a device that does something when it is opened, too.
+    char target[64] = {};
+    const auto length = readlink(path.c_str(), target, sizeof target - 1);
+    check<CommError>(length >= 0, "shared memory: ", path, ": ", std::strerror(errno));
+    check<CommError>(std::string_view(target).starts_with("/memfd:chorus"), "shared memory: ", path, " is ", target);
+    SharedRegion region;
+    region.fd_ = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+    check<CommError>(region.fd_ >= 0, "shared memory: ", path, ": ", std::strerror(errno));
+    // Touching memory beyond a file's end would end this process.
+    check<CommError>(lseek(region.fd_, 0, SEEK_END) >= static_cast<off_t>(bytes), "shared memory: ", path,
+                     " is too small");
+    region.map(bytes);
+    return region;
+  }
+
+  SharedRegion() = default;
+  SharedRegion(SharedRegion&& other) noexcept { *this = std::move(other); }
+  SharedRegion& operator=(SharedRegion&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~SharedRegion() {
+    if (data_) munmap(data_, bytes_);
+    if (fd_ >= 0) close(fd_);
+  }
+
+  /// Takes room for a part now: where the machine has none left, writing there later would end this process.
+  void reserve(std::size_t begin, std::size_t bytes) const {
+    constexpr std::size_t step = 1 << 20;  // a signal undoes what one call has done: a timer's would for ever
+    for (std::size_t done = 0; done < bytes; done += step) {
+      const auto size = static_cast<off_t>(std::min(step, bytes - done));
+      int error = EINTR;
+      while (error == EINTR) error = posix_fallocate(fd_, static_cast<off_t>(begin + done), size);
+      check<CommError>(error == 0, "shared memory: no room for ", bytes, " bytes: ", std::strerror(error));
+    }
+  }
+
+  explicit operator bool() const { return data_ != nullptr; }
+  std::byte* data() const { return static_cast<std::byte*>(data_); }
+  std::size_t size() const { return bytes_; }
+  int fd() const { return fd_; }
+
+ private:
+  void map(std::size_t bytes) {
+    void* const data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
+    check<CommError>(data != MAP_FAILED, "shared memory: mmap of ", bytes, " bytes: ", std::strerror(errno));
+    data_ = data;
+    bytes_ = bytes;
+  }
+
+  int fd_ = -1;
+  void* data_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_SHARED_REGION_HPP
+
+namespace chorus::inline CHORUS_ABI::comm {
+
+namespace detail {
+/// How the other ranks find a region of rank 0's.
+struct SharedWindow {
+  std::uint64_t key = 0;  ///< random, and stands in the region's last bytes, too; 0: there is none
+  std::int32_t pid = 0, fd = -1;
+};
+}  // namespace detail
+
+/// `bytes` of zeroed memory, aligned to 4096, that all ranks read and write where it lies, each at an address of its
+/// own, until the last of them lets go of it. Nobody keeps ranks from writing at once: that takes a barrier. Null, on
+/// all ranks, where one of them can't map it: on another machine, or of another user. A collective, of any engine.
+template <class Communicator>
+[[gnu::cold]] std::shared_ptr<std::byte> allocate_shared(Communicator& communicator, std::size_t bytes) {
+  detail::SharedWindow window;
+  const std::size_t key_at = (bytes + sizeof window.key - 1) / sizeof window.key * sizeof window.key;
+  const std::size_t all_bytes = key_at + sizeof window.key;
+  SharedRegion region;
+  if (communicator.rank() == 0) try {
+      region = SharedRegion::create(all_bytes);
+      region.reserve(0, all_bytes);
+      while (window.key == 0) fill_random(std::as_writable_bytes(std::span(&window.key, 1)));
+      std::memcpy(region.data() + key_at, &window.key, sizeof window.key);
+      window.pid = getpid();
+      window.fd = region.fd();
+    } catch (const CommError&) {
+      window = {};
+    }
+  communicator.broadcast(std::span(reinterpret_cast<std::uint8_t*>(&window), sizeof window), 0, {});
+  std::int32_t mapped = window.key != 0;
+  if (communicator.rank() != 0 && mapped) try {
+      region = SharedRegion::open(window.pid, window.fd, all_bytes);
+      mapped = std::memcmp(region.data() + key_at, &window.key, sizeof window.key) == 0;
+    } catch (const CommError&) {
+      mapped = 0;
+    }
+  communicator.all_reduce(std::span(&mapped, 1), ReduceOp::min, {});
+  if (mapped == 0) return nullptr;
+  auto owner = std::make_shared<SharedRegion>(std::move(region));
+  return {owner, owner->data()};
+}
+
+}  // namespace chorus::inline CHORUS_ABI::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_SHARED_WINDOW_HPP
+
 // <chorus/parallel/distributed_policy.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DISTRIBUTED_POLICY_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DISTRIBUTED_POLICY_HPP
@@ -25300,6 +25515,7 @@ class DistributedPolicy : public Policy<Model> {
       }
     for (std::size_t g = 0; g < elements.size(); ++g) {
       const auto& group = this->flat_.groups()[g];
+      if (group.in_common) continue;  // nobody has others
       broadcast_bytes(group.value(0), elements[g] * size_of(group.dtype), root, trace::Traffic::parameters);
     }
   }
@@ -25484,57 +25700,6 @@ bool register_backend(Backend backend, EngineMaker maker);
 #ifndef CHORUS_SINGLE_CHORUS_COMM_GUESTS_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_GUESTS_HPP
 /// `Guests`: accepts connections from whoever comes, when only some are wanted.
-
-// <chorus/comm/hmac.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_HMAC_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_HMAC_HPP
-/// Proofs that a peer knows the job's token: HMAC-SHA256, by OpenSSL.
-
-#include <sys/random.h>
-
-#if CHORUS_USE_OPENSSL
-#include <openssl/evp.h>
-#include <openssl/hmac.h>
-#endif
-
-namespace chorus::inline CHORUS_ABI::comm {
-
-inline constexpr bool can_authenticate = CHORUS_USE_OPENSSL;
-
-using Nonce = std::array<std::byte, 16>;
-using Mac = std::array<std::byte, 32>;
-
-inline void fill_random(std::span<std::byte> bytes) {
-  const auto got = getrandom(bytes.data(), bytes.size(), 0);  // before errno is read
-  check<CommError>(got == static_cast<ssize_t>(bytes.size()), "getrandom: ", std::strerror(errno));
-}
-
-/// The proof for `parts`, one after another, each of a fixed size. Zeros where there is no token, or no OpenSSL.
-[[gnu::cold]] inline Mac prove([[maybe_unused]] const std::string& token,
-                               [[maybe_unused]] std::initializer_list<std::span<const std::byte>> parts) {
-  Mac mac{};
-#if CHORUS_USE_OPENSSL
-  if (token.empty()) return mac;
-  std::vector<unsigned char> message;
-  for (const auto part : parts)
-    for (const std::byte byte : part) message.push_back(static_cast<unsigned char>(byte));
-  unsigned length = 0;
-  const auto* made = HMAC(EVP_sha256(), token.data(), static_cast<int>(token.size()), message.data(), message.size(),
-                          reinterpret_cast<unsigned char*>(mac.data()), &length);
-  check<CommError>(made != nullptr && length == mac.size(), "HMAC-SHA256 failed");
-#endif
-  return mac;
-}
-
-/// In a time that does not depend on where they differ.
-inline bool same(const Mac& a, const Mac& b) {
-  unsigned difference = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) difference |= static_cast<unsigned>(a[i] ^ b[i]);
-  return difference == 0;
-}
-
-}  // namespace chorus::inline CHORUS_ABI::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_HMAC_HPP
 
 // <chorus/comm/socket.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_SOCKET_HPP
@@ -26295,91 +26460,6 @@ class FarCopy {
 #ifndef CHORUS_SINGLE_CHORUS_COMM_SHARED_MEMORY_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_SHARED_MEMORY_HPP
 /// `SharedMemory`: memory of this process that the other ranks of its machine can map, to work on it where it lies.
-
-// <chorus/comm/shared_region.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_SHARED_REGION_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_SHARED_REGION_HPP
-/// `SharedRegion`: memory that several processes map. It has no name, so that nothing stays when they die.
-
-#include <sys/resource.h>
-
-namespace chorus::inline CHORUS_ABI::comm {
-
-class SharedRegion {
- public:
-  /// Zeroed memory, which takes room only where it has been written.
-  static SharedRegion create(std::size_t bytes) {
-    rlimit most{};  // beyond it the next line but one would end this process
-    const bool limited = getrlimit(RLIMIT_FSIZE, &most) == 0 && most.rlim_cur < bytes;
-    check<CommError>(!limited, "shared memory: ", bytes,
-                     " bytes are more than this process may write (ulimit -f): ", most.rlim_cur);
-    const int fd = memfd_create("chorus", MFD_CLOEXEC);
-    check<CommError>(fd >= 0, "shared memory: memfd_create: ", std::strerror(errno));
-    SharedRegion region;
-    region.fd_ = fd;
-    const bool sized = ftruncate(fd, static_cast<off_t>(bytes)) == 0;  // before errno is read
-    check<CommError>(sized, "shared memory: ", bytes, " bytes: ", std::strerror(errno));
-    region.map(bytes);
-    return region;
-  }
-
-  /// The region that process `pid` of this machine and user has created and knows as `fd`.
-  static SharedRegion open(int pid, int fd, std::size_t bytes) {
-    const auto path = cat("/proc/", pid, "/fd/", fd);
-    SharedRegion region;
-    region.fd_ = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
-    check<CommError>(region.fd_ >= 0, "shared memory: ", path, ": ", std::strerror(errno));
-    // Touching memory beyond a file's end would end this process.
-    check<CommError>(lseek(region.fd_, 0, SEEK_END) >= static_cast<off_t>(bytes), "shared memory: ", path,
-                     " is too small");
-    region.map(bytes);
-    return region;
-  }
-
-  SharedRegion() = default;
-  SharedRegion(SharedRegion&& other) noexcept { *this = std::move(other); }
-  SharedRegion& operator=(SharedRegion&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    std::swap(data_, other.data_);
-    std::swap(bytes_, other.bytes_);
-    return *this;
-  }
-  ~SharedRegion() {
-    if (data_) munmap(data_, bytes_);
-    if (fd_ >= 0) close(fd_);
-  }
-
-  /// Takes room for a part now: where the machine has none left, writing there later would end this process.
-  void reserve(std::size_t begin, std::size_t bytes) const {
-    constexpr std::size_t step = 1 << 20;  // a signal undoes what one call has done: a timer's would for ever
-    for (std::size_t done = 0; done < bytes; done += step) {
-      const auto size = static_cast<off_t>(std::min(step, bytes - done));
-      int error = EINTR;
-      while (error == EINTR) error = posix_fallocate(fd_, static_cast<off_t>(begin + done), size);
-      check<CommError>(error == 0, "shared memory: no room for ", bytes, " bytes: ", std::strerror(error));
-    }
-  }
-
-  explicit operator bool() const { return data_ != nullptr; }
-  std::byte* data() const { return static_cast<std::byte*>(data_); }
-  std::size_t size() const { return bytes_; }
-  int fd() const { return fd_; }
-
- private:
-  void map(std::size_t bytes) {
-    void* const data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
-    check<CommError>(data != MAP_FAILED, "shared memory: mmap of ", bytes, " bytes: ", std::strerror(errno));
-    data_ = data;
-    bytes_ = bytes;
-  }
-
-  int fd_ = -1;
-  void* data_ = nullptr;
-  std::size_t bytes_ = 0;
-};
-
-}  // namespace chorus::inline CHORUS_ABI::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_SHARED_REGION_HPP
 
 namespace chorus::inline CHORUS_ABI::comm {
 
@@ -32121,9 +32201,7 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
       : Base(std::move(model), communicator, seed),
         options_(options.checked_for<D>(this->model_)),
         reducer_(this->flat_, communicator, this->shares_, options_, std::move(hook), this->alive()) {
-    if constexpr (requires { communicator.allocate(0); })
-      if (std::is_same_v<D, Cpu> && communicator.size() > 1)
-        this->flat_.use_memory([&communicator](std::size_t bytes) { return communicator.allocate(bytes); });
+    if (communicator.size() > 1) this->flat_.use_memory(own_memory(), own_memory());
     std::erase_if(this->buffers_, [&](const auto& named) { return options_.ignores(named.name); });
     if (options_.init_sync) {
       this->check_same("DistributedDataParallel", options_.template describe<D>(), shared());
@@ -32271,6 +32349,21 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   /// Those in parts have been used.
   void forget_parts() { reducer_.parts().forget(); }
 
+  // For an optimizer whose ranks each step numbers of their own.
+
+  /// Moves the parameters, rank 0's numbers, into memory that all ranks have in common, where there is such: on CPUs of
+  /// one machine. All ranks call it.
+  void share_parameters() {
+    if (!std::is_same_v<D, Cpu> || this->communicator_.size() == 1) return;
+    this->broadcast_parameters(0, shared());
+    const auto in_common = [&communicator = this->communicator_](std::size_t bytes) {
+      return comm::allocate_shared(communicator, bytes);
+    };
+    this->flat_.use_memory(in_common, own_memory(), nn::FlatParameters<D>::Values::in_common);
+  }
+  /// Moves them back into memory of each rank's own. No collective: nobody may step meanwhile.
+  void keep_own_parameters() { this->flat_.use_memory(own_memory(), own_memory()); }
+
   // For checkpoints.
 
   /// Whether the hook remembers something, so that all ranks take part in a checkpoint.
@@ -32330,6 +32423,14 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   /// Whether ranks share the parameter or buffer of a name, as a function.
   auto shared() const {
     return [this](const std::string& wanted) { return !options_.ignores(wanted); };
+  }
+
+  /// A rank's memory that the communicator reaches without a copy, where it has such.
+  typename nn::FlatParameters<D>::Allocate own_memory() const {
+    if constexpr (std::is_same_v<D, Cpu> && requires(Communicator& c) { c.allocate(0); })
+      return [&communicator = this->communicator_](std::size_t bytes) { return communicator.allocate(bytes); };
+    else
+      return nullptr;
   }
 
   [[gnu::cold]] void take_state(int root) {
@@ -32425,57 +32526,6 @@ bool register_backend(Backend backend, EngineMaker maker);
 #ifndef CHORUS_SINGLE_CHORUS_COMM_GUESTS_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_GUESTS_HPP
 /// `Guests`: accepts connections from whoever comes, when only some are wanted.
-
-// <chorus/comm/hmac.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_HMAC_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_HMAC_HPP
-/// Proofs that a peer knows the job's token: HMAC-SHA256, by OpenSSL.
-
-#include <sys/random.h>
-
-#if CHORUS_USE_OPENSSL
-#include <openssl/evp.h>
-#include <openssl/hmac.h>
-#endif
-
-namespace chorus::inline CHORUS_ABI::comm {
-
-inline constexpr bool can_authenticate = CHORUS_USE_OPENSSL;
-
-using Nonce = std::array<std::byte, 16>;
-using Mac = std::array<std::byte, 32>;
-
-inline void fill_random(std::span<std::byte> bytes) {
-  const auto got = getrandom(bytes.data(), bytes.size(), 0);  // before errno is read
-  check<CommError>(got == static_cast<ssize_t>(bytes.size()), "getrandom: ", std::strerror(errno));
-}
-
-/// The proof for `parts`, one after another, each of a fixed size. Zeros where there is no token, or no OpenSSL.
-[[gnu::cold]] inline Mac prove([[maybe_unused]] const std::string& token,
-                               [[maybe_unused]] std::initializer_list<std::span<const std::byte>> parts) {
-  Mac mac{};
-#if CHORUS_USE_OPENSSL
-  if (token.empty()) return mac;
-  std::vector<unsigned char> message;
-  for (const auto part : parts)
-    for (const std::byte byte : part) message.push_back(static_cast<unsigned char>(byte));
-  unsigned length = 0;
-  const auto* made = HMAC(EVP_sha256(), token.data(), static_cast<int>(token.size()), message.data(), message.size(),
-                          reinterpret_cast<unsigned char*>(mac.data()), &length);
-  check<CommError>(made != nullptr && length == mac.size(), "HMAC-SHA256 failed");
-#endif
-  return mac;
-}
-
-/// In a time that does not depend on where they differ.
-inline bool same(const Mac& a, const Mac& b) {
-  unsigned difference = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) difference |= static_cast<unsigned>(a[i] ^ b[i]);
-  return difference == 0;
-}
-
-}  // namespace chorus::inline CHORUS_ABI::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_HMAC_HPP
 
 // <chorus/comm/socket.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_SOCKET_HPP
@@ -33236,91 +33286,6 @@ class FarCopy {
 #ifndef CHORUS_SINGLE_CHORUS_COMM_SHARED_MEMORY_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_SHARED_MEMORY_HPP
 /// `SharedMemory`: memory of this process that the other ranks of its machine can map, to work on it where it lies.
-
-// <chorus/comm/shared_region.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_SHARED_REGION_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_SHARED_REGION_HPP
-/// `SharedRegion`: memory that several processes map. It has no name, so that nothing stays when they die.
-
-#include <sys/resource.h>
-
-namespace chorus::inline CHORUS_ABI::comm {
-
-class SharedRegion {
- public:
-  /// Zeroed memory, which takes room only where it has been written.
-  static SharedRegion create(std::size_t bytes) {
-    rlimit most{};  // beyond it the next line but one would end this process
-    const bool limited = getrlimit(RLIMIT_FSIZE, &most) == 0 && most.rlim_cur < bytes;
-    check<CommError>(!limited, "shared memory: ", bytes,
-                     " bytes are more than this process may write (ulimit -f): ", most.rlim_cur);
-    const int fd = memfd_create("chorus", MFD_CLOEXEC);
-    check<CommError>(fd >= 0, "shared memory: memfd_create: ", std::strerror(errno));
-    SharedRegion region;
-    region.fd_ = fd;
-    const bool sized = ftruncate(fd, static_cast<off_t>(bytes)) == 0;  // before errno is read
-    check<CommError>(sized, "shared memory: ", bytes, " bytes: ", std::strerror(errno));
-    region.map(bytes);
-    return region;
-  }
-
-  /// The region that process `pid` of this machine and user has created and knows as `fd`.
-  static SharedRegion open(int pid, int fd, std::size_t bytes) {
-    const auto path = cat("/proc/", pid, "/fd/", fd);
-    SharedRegion region;
-    region.fd_ = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
-    check<CommError>(region.fd_ >= 0, "shared memory: ", path, ": ", std::strerror(errno));
-    // Touching memory beyond a file's end would end this process.
-    check<CommError>(lseek(region.fd_, 0, SEEK_END) >= static_cast<off_t>(bytes), "shared memory: ", path,
-                     " is too small");
-    region.map(bytes);
-    return region;
-  }
-
-  SharedRegion() = default;
-  SharedRegion(SharedRegion&& other) noexcept { *this = std::move(other); }
-  SharedRegion& operator=(SharedRegion&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    std::swap(data_, other.data_);
-    std::swap(bytes_, other.bytes_);
-    return *this;
-  }
-  ~SharedRegion() {
-    if (data_) munmap(data_, bytes_);
-    if (fd_ >= 0) close(fd_);
-  }
-
-  /// Takes room for a part now: where the machine has none left, writing there later would end this process.
-  void reserve(std::size_t begin, std::size_t bytes) const {
-    constexpr std::size_t step = 1 << 20;  // a signal undoes what one call has done: a timer's would for ever
-    for (std::size_t done = 0; done < bytes; done += step) {
-      const auto size = static_cast<off_t>(std::min(step, bytes - done));
-      int error = EINTR;
-      while (error == EINTR) error = posix_fallocate(fd_, static_cast<off_t>(begin + done), size);
-      check<CommError>(error == 0, "shared memory: no room for ", bytes, " bytes: ", std::strerror(error));
-    }
-  }
-
-  explicit operator bool() const { return data_ != nullptr; }
-  std::byte* data() const { return static_cast<std::byte*>(data_); }
-  std::size_t size() const { return bytes_; }
-  int fd() const { return fd_; }
-
- private:
-  void map(std::size_t bytes) {
-    void* const data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
-    check<CommError>(data != MAP_FAILED, "shared memory: mmap of ", bytes, " bytes: ", std::strerror(errno));
-    data_ = data;
-    bytes_ = bytes;
-  }
-
-  int fd_ = -1;
-  void* data_ = nullptr;
-  std::size_t bytes_ = 0;
-};
-
-}  // namespace chorus::inline CHORUS_ABI::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_SHARED_REGION_HPP
 
 namespace chorus::inline CHORUS_ABI::comm {
 

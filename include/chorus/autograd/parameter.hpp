@@ -60,11 +60,17 @@ class ParameterOn {
   /// tape; null: the leaf itself stands there.
   virtual void set_origin(Ref<Node> operation) = 0;
 
+  /// Whether other processes read and write the same value: one of them may step each of its numbers, then, and the
+  /// others none.
+  bool in_common() const { return in_common_; }
+  void set_in_common(bool in_common) { in_common_ = in_common; }
+
   Index count() const { return numel(extents()); }
   std::size_t size_bytes() const { return static_cast<std::size_t>(count()) * size_of(dtype()); }
 
  private:
   std::uint64_t version_ = 1;
+  bool in_common_ = false;
 };
 
 namespace detail {

@@ -11,6 +11,7 @@
 #include <chorus/core/error.hpp>
 #include <cstddef>
 #include <cstring>
+#include <string_view>
 #include <utility>
 
 namespace chorus::inline CHORUS_ABI::comm {
@@ -36,6 +37,11 @@ class SharedRegion {
   /// The region that process `pid` of this machine and user has created and knows as `fd`.
   static SharedRegion open(int pid, int fd, std::size_t bytes) {
     const auto path = cat("/proc/", pid, "/fd/", fd);
+    // On another machine it may be anything, a device that does something when it is opened, too.
+    char target[64] = {};
+    const auto length = readlink(path.c_str(), target, sizeof target - 1);
+    check<CommError>(length >= 0, "shared memory: ", path, ": ", std::strerror(errno));
+    check<CommError>(std::string_view(target).starts_with("/memfd:chorus"), "shared memory: ", path, " is ", target);
     SharedRegion region;
     region.fd_ = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
     check<CommError>(region.fd_ >= 0, "shared memory: ", path, ": ", std::strerror(errno));

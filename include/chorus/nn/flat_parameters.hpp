@@ -32,6 +32,7 @@ class FlatParameters {
     Storage<D> values, grads;
     std::size_t count = 0;      // elements in all
     std::size_t trainable = 0;  // elements at the front that want gradients
+    bool in_common = false;     // other processes read and write the same values
     std::byte* value(std::size_t element) const {
       return static_cast<std::byte*>(values.data()) + element * size_of(dtype);
     }
@@ -49,9 +50,13 @@ class FlatParameters {
   /// already they stay, for captured graphs know their addresses.
   void reorder(std::span<const std::size_t> order);
 
-  /// Moves the buffers into memory that `allocate(bytes)` gives, now and at each `reorder`; where it gives none, they
-  /// stay the device's.
-  void use_memory(std::function<std::shared_ptr<void>(std::size_t)> allocate);
+  /// Memory for that many bytes, or none.
+  using Allocate = std::function<std::shared_ptr<void>(std::size_t)>;
+  /// Whose memory `use_memory` is given for the values: other processes' too, which make the same calls.
+  enum class Values : std::uint8_t { own, in_common };
+  /// Moves the buffers into memory that these give, now and at each `reorder`; where one gives none, they stay the
+  /// device's.
+  void use_memory(Allocate for_values, Allocate for_grads, Values values = Values::own);
 
   const std::vector<Entry>& entries() const { return entries_; }
   const std::vector<Group>& groups() const { return groups_; }
@@ -76,7 +81,8 @@ class FlatParameters {
  private:
   void lay_out(std::vector<NamedParameter<D>> parameters);
 
-  std::function<std::shared_ptr<void>(std::size_t)> allocate_;
+  Allocate allocate_values_, allocate_grads_;
+  Values values_ = Values::own;
   std::vector<Entry> entries_;
   std::vector<Group> groups_;
   std::uint64_t generation_ = 0;

@@ -35,8 +35,10 @@ void FlatParameters<D>::reorder(std::span<const std::size_t> order) {
 }
 
 template <Device D>
-void FlatParameters<D>::use_memory(std::function<std::shared_ptr<void>(std::size_t)> allocate) {
-  allocate_ = std::move(allocate);
+void FlatParameters<D>::use_memory(Allocate for_values, Allocate for_grads, Values values) {
+  allocate_values_ = std::move(for_values);
+  allocate_grads_ = std::move(for_grads);
+  values_ = values;
   lay_out(parameters());
 }
 
@@ -75,14 +77,20 @@ void FlatParameters<D>::lay_out(std::vector<NamedParameter<D>> parameters) {
     const auto first = std::find_if(entries.begin(), entries.end(), [&](const Entry& e) { return e.group == g; });
     const D device = first->parameter().where();
     const std::size_t bytes = group.count * size_of(group.dtype);
-    const auto memory = [&](trace::Memory kind) {
+    const auto lent_by = [&](const Allocate& allocate) {
+      // What is lent is the host's memory.
+      return std::is_same_v<D, Cpu> && allocate ? allocate(bytes) : std::shared_ptr<void>();
+    };
+    const auto memory = [&](trace::Memory kind, std::shared_ptr<void> lent) {
       const MemoryScope scope(kind);
-      if constexpr (std::is_same_v<D, Cpu>)  // what is lent is the host's memory
-        if (auto lent = allocate_ ? allocate_(bytes) : nullptr) return Storage<D>(device, std::move(lent), bytes);
+      if constexpr (std::is_same_v<D, Cpu>)
+        if (lent) return Storage<D>(device, std::move(lent), bytes);
       return Storage<D>(device, bytes);
     };
-    group.values = memory(trace::Memory::parameters);
-    group.grads = memory(trace::Memory::gradients);
+    auto for_values = lent_by(allocate_values_);
+    group.in_common = for_values && values_ == Values::in_common;
+    group.values = memory(trace::Memory::parameters, std::move(for_values));
+    group.grads = memory(trace::Memory::gradients, lent_by(allocate_grads_));
   }
   for (const Entry& entry : entries) {
     const Group& group = groups[entry.group];
@@ -92,6 +100,7 @@ void FlatParameters<D>::lay_out(std::vector<NamedParameter<D>> parameters) {
       zero_bytes(entry.parameter().where(), group.grad(entry.begin + used), gap);
     }
     entry.parameter().bind(group.values, group.value(entry.begin), group.grads, group.grad(entry.begin));
+    entry.parameter().set_in_common(group.in_common);
   }
   groups_ = std::move(groups);
   entries_ = std::move(entries);

@@ -189,6 +189,8 @@ class Optimizer : public HasLearningRate {
     for (Entry& entry : entries_) {
       auto& parameter = *entry.named.parameter;
       if (!parameter.grad_arrived() || !parameter.wants_grad()) continue;
+      check<UsageError>(!parameter.in_common(), "optimizer: all ranks have '", entry.named.name,
+                        "' in common, and would each step it: only the ShardedOptimizer with share_parameters may");
       Range next{parameter.dtype(), parameter.count(), parameter.value_data(), parameter.grad_data(), {}, entry.steps++,
                  entry.group, parameter.extents().size(), &entry.steps};
       for (std::size_t slot = 0; slot < slots().size(); ++slot) next.state[slot] = state_data(entry, slot);

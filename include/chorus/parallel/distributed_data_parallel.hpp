@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chorus/comm/any_communicator.hpp>
+#include <chorus/comm/shared_window.hpp>
 #include <chorus/parallel/distributed_policy.hpp>
 #include <chorus/parallel/join.hpp>
 #include <chorus/parallel/no_sync.hpp>
@@ -46,9 +47,7 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
       : Base(std::move(model), communicator, seed),
         options_(options.checked_for<D>(this->model_)),
         reducer_(this->flat_, communicator, this->shares_, options_, std::move(hook), this->alive()) {
-    if constexpr (requires { communicator.allocate(0); })
-      if (std::is_same_v<D, Cpu> && communicator.size() > 1)
-        this->flat_.use_memory([&communicator](std::size_t bytes) { return communicator.allocate(bytes); });
+    if (communicator.size() > 1) this->flat_.use_memory(own_memory(), own_memory());
     std::erase_if(this->buffers_, [&](const auto& named) { return options_.ignores(named.name); });
     if (options_.init_sync) {
       this->check_same("DistributedDataParallel", options_.template describe<D>(), shared());
@@ -196,6 +195,21 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   /// Those in parts have been used.
   void forget_parts() { reducer_.parts().forget(); }
 
+  // For an optimizer whose ranks each step numbers of their own.
+
+  /// Moves the parameters, rank 0's numbers, into memory that all ranks have in common, where there is such: on CPUs of
+  /// one machine. All ranks call it.
+  void share_parameters() {
+    if (!std::is_same_v<D, Cpu> || this->communicator_.size() == 1) return;
+    this->broadcast_parameters(0, shared());
+    const auto in_common = [&communicator = this->communicator_](std::size_t bytes) {
+      return comm::allocate_shared(communicator, bytes);
+    };
+    this->flat_.use_memory(in_common, own_memory(), nn::FlatParameters<D>::Values::in_common);
+  }
+  /// Moves them back into memory of each rank's own. No collective: nobody may step meanwhile.
+  void keep_own_parameters() { this->flat_.use_memory(own_memory(), own_memory()); }
+
   // For checkpoints.
 
   /// Whether the hook remembers something, so that all ranks take part in a checkpoint.
@@ -255,6 +269,14 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   /// Whether ranks share the parameter or buffer of a name, as a function.
   auto shared() const {
     return [this](const std::string& wanted) { return !options_.ignores(wanted); };
+  }
+
+  /// A rank's memory that the communicator reaches without a copy, where it has such.
+  typename nn::FlatParameters<D>::Allocate own_memory() const {
+    if constexpr (std::is_same_v<D, Cpu> && requires(Communicator & c) { c.allocate(0); })
+      return [&communicator = this->communicator_](std::size_t bytes) { return communicator.allocate(bytes); };
+    else
+      return nullptr;
   }
 
   [[gnu::cold]] void take_state(int root) {

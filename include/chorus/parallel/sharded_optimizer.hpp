@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chorus/comm/communicator.hpp>
+#include <chorus/core/say.hpp>
 #include <chorus/core/while_alive.hpp>
 #include <chorus/optim/clip.hpp>
 #include <chorus/optim/optimizer.hpp>
@@ -13,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <exception>
 #include <functional>
 #include <map>
 #include <memory>
@@ -34,6 +36,13 @@ concept DistributedInBuckets = requires(Net& net) {
 };
 }  // namespace detail
 
+struct ShardedOptimizerOptions {
+  /// Keep one copy of the parameters for all ranks, where all run on CPUs of one machine: each reads them where they
+  /// lie, and steps its part of them for all, so that nothing is gathered. On GPUs and across machines every rank keeps
+  /// its own. See ShardedOptimizer::shares_parameters.
+  bool share_parameters = false;
+};
+
 /// An optimizer of type `Opt` of which each of n ranks keeps and steps its part of each bucket of a
 /// DistributedDataParallel net, an n-th of all parameters; then all gather all parts. The numbers are those of `Opt`
 /// itself. A step sends (n - 1) / n of the parameters' bytes from each rank; the state takes an n-th of the memory. All
@@ -44,6 +53,12 @@ concept DistributedInBuckets = requires(Net& net) {
 /// A model in MixedPrecision goes with it, and `scaler.step(optimizer)` of optim::GradScaler. Its float parameters, of
 /// which it computes with copies in 2 bytes, are what is stepped. They stay whole on each rank, for they are the model:
 /// what is saved, compared, and read by layers that compute in float; the state beside them is what is shared out.
+///
+/// With share_parameters they are not even whole on each rank, but there once (as MPI_Win_allocate_shared gives
+/// memory): a step sends nothing, and ranks on neighbouring cores find weights in their cache that another one has
+/// read. What a program does with parameters itself then acts on all ranks. To read them, or to write the same on all
+/// ranks, as loading does, takes no care; `p *= 0.9` on every rank would be done by each. Optimizers that don't know of
+/// it refuse. The optimizer's end gives each rank a copy of its own.
 template <class Opt>
 class ShardedOptimizer : public optim::HasLearningRate {
   static_assert(
@@ -55,9 +70,10 @@ class ShardedOptimizer : public optim::HasLearningRate {
 
  public:
   /// Steps all parameters of `net`, as long as that lives: afterwards there is its state, and other calls throw
-  /// UsageError. Throws UsageError where ranks have parameters or gradients of their own.
+  /// UsageError. Throws UsageError where ranks have parameters or gradients of their own. A collective with
+  /// share_parameters.
   template <detail::DistributedInBuckets Net>
-  ShardedOptimizer(Net& net, const typename Opt::options_type& options)
+  ShardedOptimizer(Net& net, const typename Opt::options_type& options, const ShardedOptimizerOptions& how = {})
       : HasLearningRate(options.lr),
         options_(options),
         step_(while_alive(net, [this, &net](const std::int32_t* unwanted) { step(net, unwanted); })),
@@ -82,6 +98,19 @@ class ShardedOptimizer : public optim::HasLearningRate {
                       "the parameters with them for all");
     check<UsageError>(net.options().parameters_and_buffers_to_ignore.empty(),
                       "ShardedOptimizer: parameters that are each rank's own can't be shared out");
+    if (!how.share_parameters) return;
+    net.share_parameters();
+    keep_own_parameters_ = [&net, alive = net.alive()] {
+      if (!alive.expired() && in_common(net)) net.keep_own_parameters();
+    };
+  }
+  ~ShardedOptimizer() {
+    if (!keep_own_parameters_) return;
+    try {
+      keep_own_parameters_();
+    } catch (const std::exception& error) {  // no memory
+      detail::say(cat("ShardedOptimizer: the parameters stay in memory that all ranks have in common: ", error.what()));
+    }
   }
   ShardedOptimizer(const ShardedOptimizer&) = delete;
   ShardedOptimizer& operator=(const ShardedOptimizer&) = delete;
@@ -105,6 +134,11 @@ class ShardedOptimizer : public optim::HasLearningRate {
   }
   /// See Optimizer::no_decay_on_biases_and_norms.
   void no_decay_on_biases_and_norms() { set_group(optim::IsBiasOrNorm{}, {.weight_decay = 0}); }
+  /// Whether all ranks have one copy of the parameters: as share_parameters says, where that can be.
+  bool shares_parameters() const {
+    const auto all = parameters_();
+    return std::any_of(all.begin(), all.end(), [](const auto& named) { return named.parameter->in_common(); });
+  }
   /// This rank's part of the state, made by the first step.
   std::vector<optim::StateTensor> state() { return own_ ? own_->state() : std::vector<optim::StateTensor>(); }
 
@@ -200,6 +234,8 @@ class ShardedOptimizer : public optim::HasLearningRate {
   template <class Net>
   void step(Net& net, [[maybe_unused]] const std::int32_t* unwanted) {
     prepare(net);
+    const bool shared = in_common(net);
+    if (shared) net.communicator().barrier();  // others may compute with the old ones still
     if (own_) {
       take_learning_rate();
       net.with_gradients([&] {
@@ -210,6 +246,7 @@ class ShardedOptimizer : public optim::HasLearningRate {
     }
     net.forget_parts();
     gather(net);
+    if (shared) net.communicator().barrier();
     for (const auto& entry : net.flat_parameters().entries()) entry.parameter().touch();
   }
 
@@ -266,6 +303,12 @@ class ShardedOptimizer : public optim::HasLearningRate {
   }
 
   template <class Net>
+  static bool in_common(const Net& net) {
+    const auto& groups = net.flat_parameters().groups();
+    return std::any_of(groups.begin(), groups.end(), [](const auto& group) { return group.in_common; });
+  }
+
+  template <class Net>
   static void gather(Net& net) {
     auto& communicator = net.communicator();
     if (communicator.size() == 1) return;
@@ -274,6 +317,7 @@ class ShardedOptimizer : public optim::HasLearningRate {
                rank = static_cast<std::size_t>(communicator.rank());
     for (const auto& bucket : net.buckets()) {
       const auto& group = net.flat_parameters().groups()[bucket.group];
+      if (group.in_common) continue;
       detail::with_type(group.dtype, group.value(bucket.begin), [&]<class T>(T* values) {
         const std::size_t share = bucket.count / ranks, even = share * ranks;
         if (share > 0)
@@ -293,6 +337,7 @@ class ShardedOptimizer : public optim::HasLearningRate {
   std::function<void(std::int32_t*)> make_largest_;
   std::function<void()> zero_grad_, skip_step_;
   std::function<std::vector<nn::NamedParameter<D>>()> parameters_;
+  std::function<void()> keep_own_parameters_;
   bool in_parts_;
   detail::ParameterShards<D> shards_;
   std::vector<Group> groups_;
