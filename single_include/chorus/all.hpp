@@ -6979,7 +6979,11 @@ class ParameterAverage {
   }
 
   /// Exchanges the model's numbers and the averages. Both stay where they are, for captured steps know the places.
+  /// Throws UsageError where ranks have the model's numbers in common.
   void swap() {
+    for (const Entry& entry : entries_)
+      check<UsageError>(!entry.named.parameter->in_common(), "ParameterAverage: all ranks have '", entry.named.name,
+                        "' in common (share_parameters of ShardedOptimizer), and would each exchange it");
     for (Entry& entry : entries_) {
       auto& parameter = *entry.named.parameter;
       const auto device = parameter.where();
@@ -9348,11 +9352,11 @@ struct ShardedOptimizerOptions {
 /// which it computes with copies in 2 bytes, are what is stepped. They stay whole on each rank, for they are the model:
 /// what is saved, compared, and read by layers that compute in float; the state beside them is what is shared out.
 ///
-/// With share_parameters they are not even whole on each rank, but there once (as MPI_Win_allocate_shared gives memory):
-/// a step sends nothing, and ranks on neighbouring cores find weights in their cache that another one has read. What a
-/// program does with parameters itself then acts on all ranks. To read them, or to write the same on all ranks, as
-/// loading does, takes no care; `p *= 0.9` on every rank would be done by each. Optimizers that don't know of it
-/// refuse. The optimizer's end gives each rank a copy of its own.
+/// With share_parameters they are not even whole on each rank, but there once (as MPI_Win_allocate_shared gives
+/// memory): a step sends nothing, and ranks on neighbouring cores find weights in their cache that another one has
+/// read. What a program does with parameters itself then acts on all ranks. To read them, or to write the same on all
+/// ranks, as loading does, takes no care; `p *= 0.9` on every rank would be done by each. Optimizers that don't know of
+/// it refuse. The optimizer's end gives each rank a copy of its own.
 template <class Opt>
 class ShardedOptimizer : public optim::HasLearningRate {
   static_assert(

@@ -32427,7 +32427,7 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
 
   /// A rank's memory that the communicator reaches without a copy, where it has such.
   typename nn::FlatParameters<D>::Allocate own_memory() const {
-    if constexpr (std::is_same_v<D, Cpu> && requires(Communicator& c) { c.allocate(0); })
+    if constexpr (std::is_same_v<D, Cpu> && requires(Communicator & c) { c.allocate(0); })
       return [&communicator = this->communicator_](std::size_t bytes) { return communicator.allocate(bytes); };
     else
       return nullptr;

@@ -50,7 +50,7 @@ inline std::size_t fixed_steps(std::string_view name) {
 struct RanksAndCases {
   int ranks = 2;
   std::optional<double> bucket_cap_mb;
-  bool sharded = false, fused = false, wrapper = false, apart = false;
+  bool sharded = false, shared = false, fused = false, wrapper = false, apart = false;
   std::vector<std::string_view> wanted;
 };
 
@@ -65,6 +65,8 @@ inline std::optional<RanksAndCases> ranks_and_cases(const char* program, int arg
       out.bucket_cap_mb = std::atof(argv[++i]);
     else if (std::strcmp(argv[i], "--sharded") == 0)
       out.sharded = true;
+    else if (std::strcmp(argv[i], "--share-parameters") == 0)
+      out.sharded = out.shared = true;
     else if (std::strcmp(argv[i], "--fused") == 0)
       out.fused = true;
     else if (std::strcmp(argv[i], "--apart") == 0)
@@ -78,8 +80,8 @@ inline std::optional<RanksAndCases> ranks_and_cases(const char* program, int arg
   }
   if (known && out.ranks >= 1 && out.ranks <= chorus::comm::max_ranks) return out;
   std::fprintf(stderr,
-               "usage: %s --ranks N [--bucket-cap-mb X] [--sharded] [--fused] [--apart] [--wrapper] [CASE ...]; N is "
-               "from 1 to %d; the top of its source says what the options do\n",
+               "usage: %s --ranks N [--bucket-cap-mb X] [--sharded] [--share-parameters] [--fused] [--apart] [--wrapper] "
+               "[CASE ...]; N is from 1 to %d; the top of its source says what the options do\n",
                program, chorus::comm::max_ranks);
   return std::nullopt;
 }

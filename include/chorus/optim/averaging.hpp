@@ -75,7 +75,11 @@ class ParameterAverage {
   }
 
   /// Exchanges the model's numbers and the averages. Both stay where they are, for captured steps know the places.
+  /// Throws UsageError where ranks have the model's numbers in common.
   void swap() {
+    for (const Entry& entry : entries_)
+      check<UsageError>(!entry.named.parameter->in_common(), "ParameterAverage: all ranks have '", entry.named.name,
+                        "' in common (share_parameters of ShardedOptimizer), and would each exchange it");
     for (Entry& entry : entries_) {
       auto& parameter = *entry.named.parameter;
       const auto device = parameter.where();

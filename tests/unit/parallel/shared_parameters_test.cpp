@@ -4,8 +4,7 @@
 #include <catch.hpp>
 #include <chorus/core/trace.hpp>
 #include <chorus/io/checkpoint.hpp>
-#include <chorus/nn/mixed_precision.hpp>
-#include <chorus/parallel/fused_optimizer.hpp>
+#include <chorus/optim/averaging.hpp>
 #include <chorus/parallel/hooks/reduce_scatter.hpp>
 #include <chorus/parallel/sharded_optimizer.hpp>
 
@@ -129,6 +128,18 @@ TEST_CASE("shared parameters: an optimizer that doesn't know of them would step 
     return message;
   });
   CHECK_THAT(text, Contains("optimizer: all ranks have '") && Contains("in common") && EndsWith("may"));
+}
+
+TEST_CASE("shared parameters: averages can be followed, but not exchanged with what all ranks have") {
+  const auto text = common_text(2, [](const World& world) {
+    Distributed<Model> rank(world);
+    ShardedOptimizer<Adam> optimizer{rank.net, adam, in_common};
+    optim::ParameterAverage average{rank.net.parameters(), optim::exponential(0.5)};
+    step(rank.net, optimizer, 0, world);
+    average.update();
+    return message_of<UsageError>([&] { const optim::AveragedScope use{average}; });
+  });
+  CHECK_THAT(text, StartsWith("ParameterAverage: all ranks have '"));
 }
 
 TEST_CASE("shared parameters: where a rank can't map them, all keep copies of their own") {
