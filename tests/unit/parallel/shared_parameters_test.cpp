@@ -7,6 +7,7 @@
 #include <chorus/optim/averaging.hpp>
 #include <chorus/parallel/hooks/reduce_scatter.hpp>
 #include <chorus/parallel/sharded_optimizer.hpp>
+#include <thread>
 
 #include "../io/files.hpp"
 #include "../message_of.hpp"
@@ -110,6 +111,23 @@ TEST_CASE("shared parameters: a step sends none, where two ranks with their own 
     });
     CHECK(text == (share ? "0 of 888" : "1776 of 888"));
   }
+}
+
+TEST_CASE("shared parameters: nobody steps while another rank may compute with the old ones") {
+  const auto text = common_text(2, [](const World& world) {
+    Distributed<Model, ReduceScatter> rank(world);
+    ShardedOptimizer<Adam> optimizer{rank.net, adam, in_common};
+    std::string out;
+    for (std::uint32_t number = 0; number < 2; ++number) {
+      optimizer.zero_grad();
+      sum(rank.net(test::share(numbers(12, 5, number), world))).backward();
+      if (world.rank == 0) std::this_thread::sleep_for(100ms);
+      out += io::parameters_sha256(rank.net.module()).substr(0, 16) + " ";
+      optimizer.step();
+    }
+    return out;
+  });
+  CHECK(std::count(text.begin(), text.end(), ' ') == 2);
 }
 
 TEST_CASE("shared parameters: an optimizer that doesn't know of them would step them once for each rank, and refuses") {
