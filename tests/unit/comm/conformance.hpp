@@ -3,6 +3,7 @@
 
 #include <chorus/comm/communicator.hpp>
 #include <chorus/comm/objects.hpp>
+#include <chorus/comm/shared_window.hpp>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -170,6 +171,23 @@ std::string objects(ch::comm::Communicator auto& c) {
   return "";
 }
 
+/// Memory that all ranks of a machine have.
+std::string in_common(ch::comm::Communicator auto& c) {
+  const auto n = static_cast<std::size_t>(c.size());
+  for (const std::size_t bytes : {n, std::size_t{100'001}}) {
+    const auto memory = ch::comm::allocate_shared(c, bytes);
+    if (!memory) return "allocate_shared: none";
+    if (reinterpret_cast<std::uintptr_t>(memory.get()) % 4096 != 0) return "allocate_shared: not aligned";
+    if (memory.get()[bytes - 1] != std::byte{0}) return "allocate_shared: not zeroed";
+    c.barrier();
+    memory.get()[c.rank()] = static_cast<std::byte>(c.rank() + 1);
+    c.barrier();
+    for (std::size_t rank = 0; rank < n; ++rank)
+      if (memory.get()[rank] != static_cast<std::byte>(rank + 1)) return ch::cat("allocate_shared: of rank ", rank);
+  }
+  return "";
+}
+
 /// Every operation, with every scalar type, and with counts that divide by the number of ranks and counts that don't.
 inline std::string conforms(ch::comm::Communicator auto& c) {
   const auto n = static_cast<std::size_t>(c.size());
@@ -184,6 +202,7 @@ inline std::string conforms(ch::comm::Communicator auto& c) {
   for (const auto& wrong : {extremes<float>(c), extremes<double>(c), extremes<ch::bf16>(c), extremes<ch::half>(c)})
     if (!wrong.empty()) return wrong;
   if (auto wrong = objects(c); !wrong.empty()) return wrong;
+  if (auto wrong = in_common(c); !wrong.empty()) return wrong;
   if (auto wrong = wraps<std::int8_t>(c); !wrong.empty()) return wrong;
   if (auto wrong = wraps<std::int32_t>(c); !wrong.empty()) return wrong;
   if (auto wrong = conforms<double>(c, 200'003); !wrong.empty()) return wrong;  // several segments
