@@ -170,7 +170,8 @@ class AnyParameter {
   Ref<Node> node_;
 };
 
-/// A leaf Variable that a model owns. An empty one stands for "there is none" (a layer without bias).
+/// A leaf Variable that a model owns. An empty one stands for "there is none" (a layer without bias): its value is
+/// undefined, and what needs more than that throws UsageError.
 template <Real T, int Rank, Device D = Cpu>
 class Parameter : public AnyParameter {
   static_assert(std::floating_point<T>,
@@ -220,7 +221,11 @@ class Parameter : public AnyParameter {
   Variable<T, Rank, D> as_variable() const { return node_ ? typed().as_variable() : Variable<T, Rank, D>(); }
 
  private:
-  ParameterNode<T, Rank, D>& typed() const { return static_cast<ParameterNode<T, Rank, D>&>(*node_); }
+  ParameterNode<T, Rank, D>& typed() const {
+    check<UsageError>(node_.get() != nullptr,
+                      "Parameter: it is empty (that of a layer without bias, say), so it has no gradient");
+    return static_cast<ParameterNode<T, Rank, D>&>(*node_);
+  }
 };
 
 /// A buffer whose scalar type and rank are known at run time only.
@@ -282,13 +287,17 @@ class AnyBuffer {
   Ref<Node> node_;
 };
 
-/// Numbers that belong to a model and are saved with it, but are not trained (batch norm's running mean).
+/// Numbers that belong to a model and are saved with it, but are not trained (batch norm's running mean). The value of
+/// an empty one is undefined.
 template <Scalar T, int Rank, Device D = Cpu>
 class Buffer : public AnyBuffer {
  public:
   Buffer() = default;
   explicit Buffer(Tensor<T, Rank, D> value) { node_ = Ref<Node>(new BufferNode<T, Rank, D>(std::move(value))); }
-  const Tensor<T, Rank, D>& value() const { return static_cast<BufferNode<T, Rank, D>&>(*node_).value(); }
+  const Tensor<T, Rank, D>& value() const {
+    static const Tensor<T, Rank, D> none;
+    return node_ ? static_cast<BufferNode<T, Rank, D>&>(*node_).value() : none;
+  }
 };
 
 }  // namespace chorus::inline CHORUS_ABI
