@@ -7542,25 +7542,22 @@ class Lars final : public Optimizer<D> {
 
   void step() override {
     this->refuse_capture("Lars");
-    this->for_each_range(
-        [&]<class T>(T, const typename Optimizer<D>::Range& range) {
-          const auto device = this->device();
-          const auto p = static_cast<T*>(range.value), m = static_cast<T*>(range.state[0]);
-          const auto g = static_cast<const T*>(range.grad);
-          double rate = this->lr_of(range), decay = 0;
-          if (range.axes > 1) {
-            decay = range.weight_decay(options_.weight_decay);
-            const double of_p = detail::norm(device, range.count, static_cast<const T*>(p)),
-                         of_g = detail::norm(device, range.count, g);
-            if (of_p > 0 && of_g > 0) rate *= options_.trust * of_p / (of_g + decay * of_p + options_.eps);
-          }
-          detail::update(device, range.count, detail::Mix{options_.momentum, rate}, m, static_cast<const T*>(m), g);
-          detail::update(device, range.count, detail::Mix{1, rate * decay}, m, static_cast<const T*>(m),
-                         static_cast<const T*>(p));
-          detail::update(device, range.count, detail::Mix{1, -1}, p, static_cast<const T*>(p),
-                         static_cast<const T*>(m));
-        },
-        /*each_alone=*/true);
+    this->for_each_range({.each_alone = true}, [&]<class T>(T, const typename Optimizer<D>::Range& range) {
+      const auto device = this->device();
+      const auto p = static_cast<T*>(range.value), m = static_cast<T*>(range.state[0]);
+      const auto g = static_cast<const T*>(range.grad);
+      double rate = this->lr_of(range), decay = 0;
+      if (range.axes > 1) {
+        decay = range.weight_decay(options_.weight_decay);
+        const double of_p = detail::norm(device, range.count, static_cast<const T*>(p)),
+                     of_g = detail::norm(device, range.count, g);
+        if (of_p > 0 && of_g > 0) rate *= options_.trust * of_p / (of_g + decay * of_p + options_.eps);
+      }
+      detail::update(device, range.count, detail::Mix{options_.momentum, rate}, m, static_cast<const T*>(m), g);
+      detail::update(device, range.count, detail::Mix{1, rate * decay}, m, static_cast<const T*>(m),
+                     static_cast<const T*>(p));
+      detail::update(device, range.count, detail::Mix{1, -1}, p, static_cast<const T*>(p), static_cast<const T*>(m));
+    });
   }
 
  protected:
@@ -7609,30 +7606,27 @@ class Lamb final : public Optimizer<D> {
 
   void step() override {
     this->refuse_capture("Lamb");
-    this->for_each_range(
-        [&]<class T>(T, const typename Optimizer<D>::Range& range) {
-          const auto device = this->device();
-          const auto p = static_cast<T*>(range.value), m = static_cast<T*>(range.state[0]),
-                     v = static_cast<T*>(range.state[1]);
-          const auto g = static_cast<const T*>(range.grad);
-          const auto t = static_cast<double>(range.steps + 1);
-          detail::update(device, range.count, detail::Mix{options_.beta1, 1 - options_.beta1}, m,
-                         static_cast<const T*>(m), g);
-          detail::update(device, range.count, detail::MixSquare{options_.beta2, 1 - options_.beta2}, v,
-                         static_cast<const T*>(v), g);
-          const detail::StepMemory<T, D> u(device, range.count);
-          detail::update(
-              device, range.count,
-              detail::LambDirection{1 / (1 - std::pow(options_.beta1, t)), 1 / (1 - std::pow(options_.beta2, t)),
-                                    options_.eps, range.weight_decay(options_.weight_decay)},
-              u.data(), static_cast<const T*>(m), static_cast<const T*>(v), static_cast<const T*>(p));
-          const double of_p = detail::norm(device, range.count, static_cast<const T*>(p)),
-                       of_u = detail::norm(device, range.count, static_cast<const T*>(u.data()));
-          const double rate = this->lr_of(range) * (of_p > 0 && of_u > 0 ? of_p / of_u : 1);
-          detail::update(device, range.count, detail::Mix{1, -rate}, p, static_cast<const T*>(p),
-                         static_cast<const T*>(u.data()));
-        },
-        /*each_alone=*/true);
+    this->for_each_range({.each_alone = true}, [&]<class T>(T, const typename Optimizer<D>::Range& range) {
+      const auto device = this->device();
+      const auto p = static_cast<T*>(range.value), m = static_cast<T*>(range.state[0]),
+                 v = static_cast<T*>(range.state[1]);
+      const auto g = static_cast<const T*>(range.grad);
+      const auto t = static_cast<double>(range.steps + 1);
+      detail::update(device, range.count, detail::Mix{options_.beta1, 1 - options_.beta1}, m, static_cast<const T*>(m),
+                     g);
+      detail::update(device, range.count, detail::MixSquare{options_.beta2, 1 - options_.beta2}, v,
+                     static_cast<const T*>(v), g);
+      const detail::StepMemory<T, D> u(device, range.count);
+      detail::update(device, range.count,
+                     detail::LambDirection{1 / (1 - std::pow(options_.beta1, t)), 1 / (1 - std::pow(options_.beta2, t)),
+                                           options_.eps, range.weight_decay(options_.weight_decay)},
+                     u.data(), static_cast<const T*>(m), static_cast<const T*>(v), static_cast<const T*>(p));
+      const double of_p = detail::norm(device, range.count, static_cast<const T*>(p)),
+                   of_u = detail::norm(device, range.count, static_cast<const T*>(u.data()));
+      const double rate = this->lr_of(range) * (of_p > 0 && of_u > 0 ? of_p / of_u : 1);
+      detail::update(device, range.count, detail::Mix{1, -rate}, p, static_cast<const T*>(p),
+                     static_cast<const T*>(u.data()));
+    });
   }
 
  protected:
@@ -8474,7 +8468,8 @@ namespace chorus::inline CHORUS_ABI {
 /// Of each bucket, every rank gets the average of its own part (`detail::part_of`) and no other: half of an all-reduce.
 /// The other half is the all-gather of the parameters in ShardedOptimizer's step, so that both together send what
 /// AllReduce alone does, 2 (n - 1) / n of the model's bytes from each of n ranks, and no rank steps what another does
-/// (Rajbhandari et al., "ZeRO", SC 2020, stage 2; the memory for gradients stays).
+/// (Rajbhandari et al., "ZeRO", SC 2020, stage 2; the memory for gradients stays). Where that optimizer's
+/// share_parameters holds, nothing is sent: each rank reads all ranks' gradients for its part as it steps.
 ///
 ///   ch::DistributedDataParallel<Model, ch::ReduceScatter> net{make(), run};
 ///   ch::ShardedOptimizer<ch::optim::Adam<ch::Cpu>> optimizer{net, {.lr = 1e-3}};
@@ -9354,9 +9349,11 @@ struct ShardedOptimizerOptions {
 ///
 /// With share_parameters they are not even whole on each rank, but there once (as MPI_Win_allocate_shared gives
 /// memory): a step sends nothing, and ranks on neighbouring cores find weights in their cache that another one has
-/// read. What a program does with parameters itself then acts on all ranks. To read them, or to write the same on all
-/// ranks, as loading does, takes no care; `p *= 0.9` on every rank would be done by each. Optimizers that don't know of
-/// it refuse. The optimizer's end gives each rank a copy of its own.
+/// read. With the hook ReduceScatter backward sends nothing either: gradients lie where all ranks reach them, and each
+/// rank averages its part as it steps, in the same pass over memory. What a program does with parameters itself then
+/// acts on all ranks. To read them, or to write the same on all ranks, as loading does, takes no care; `p *= 0.9` on
+/// every rank would be done by each. Optimizers that don't know of it refuse. The optimizer's end gives each rank a
+/// copy of its own.
 template <class Opt>
 class ShardedOptimizer : public optim::HasLearningRate {
   static_assert(
@@ -9379,6 +9376,7 @@ class ShardedOptimizer : public optim::HasLearningRate {
         with_parts_(while_alive(net,
                                 [this, &net](const UseParts& use) {
                                   prepare(net);
+                                  net.average_parts();
                                   net.with_gradients([&] { use(shards_.mine()); });
                                 })),
         make_largest_(while_alive(net, [&net](std::int32_t* number) { net.make_largest(number); })),
@@ -9533,18 +9531,23 @@ class ShardedOptimizer : public optim::HasLearningRate {
   void step(Net& net, [[maybe_unused]] const std::int32_t* unwanted) {
     prepare(net);
     const bool shared = in_common(net);
-    if (shared) net.communicator().barrier();  // others may compute with the old ones still
+    const auto* const apart = net.gradients_apart();
+    if (shared && apart == nullptr) net.communicator().barrier();  // others may compute with the old ones still
     if (own_) {
       take_learning_rate();
       net.with_gradients([&] {
-        if constexpr (!std::is_same_v<D, Cpu>)
+        if constexpr (std::is_same_v<D, Cpu>) {
+          if (apart != nullptr)
+            return own_->step_averaging([&](const void* own, std::size_t bytes) { return apart->terms(own, bytes); });
+        } else {
           if (unwanted != nullptr) return own_->step_unless(unwanted);
+        }
         own_->step();
       });
     }
     net.forget_parts();
     gather(net);
-    if (shared) net.communicator().barrier();
+    if (shared || apart != nullptr) net.communicator().barrier();
     for (const auto& entry : net.flat_parameters().entries()) entry.parameter().touch();
   }
 
@@ -9564,6 +9567,7 @@ class ShardedOptimizer : public optim::HasLearningRate {
                       "ShardedOptimizer: clip_grad_norm in a step that is captured, where no rank knows its norm");
 #endif
     prepare(net);
+    net.average_parts();
     double squares = 0;
     net.with_gradients([&] { squares = optim::detail::square_sum(shards_.mine()); });
     net.communicator().all_reduce(std::span(&squares, 1), comm::ReduceOp::sum, {});

@@ -19864,6 +19864,27 @@ auto conv_transpose1d(const X& x, const W& weight, const B& bias, const ConvTran
 
 namespace chorus::inline CHORUS_ABI::kernels {
 
+/// An array, and what its numbers count in a sum.
+struct GradientTerm {
+  const void* numbers;
+  double weight;
+};
+
+/// A gradient as steps on the CPU read it: an array, or, where there are `terms`, two or more, the sum of arrays times
+/// weights. A step adds them up on its way, each product rounded, in their order, as a collective would have done.
+template <Real T>
+struct Gradient {
+  const T* own;
+  std::span<const GradientTerm> terms = {};
+
+  Gradient(const T* numbers) : own(numbers) {}
+  Gradient(const T* numbers, std::span<const GradientTerm> all) : own(numbers), terms(all) {}
+};
+
+/// out := the gradient; `out` may be one of its arrays.
+template <Real T>
+void add_up(Cpu, Index count, T* out, std::type_identity_t<Gradient<T>> g);
+
 struct SgdScalars {
   double lr = 0, momentum = 0, dampening = 0, weight_decay = 0;
   bool nesterov = false, first_step = false;
@@ -19872,7 +19893,7 @@ struct SgdScalars {
 /// g += weight_decay p; m = momentum m + (1 - dampening) g (in the first step m = g); g = m, or g + momentum m for
 /// Nesterov; p -= lr g. Overwrites `p` and `momentum`, which is null where there is none; `g` stays.
 template <Real T>
-void sgd_step(Cpu, Index count, T* p, const T* g, T* momentum, const SgdScalars& s);
+void sgd_step(Cpu, Index count, T* p, std::type_identity_t<Gradient<T>> g, T* momentum, const SgdScalars& s);
 
 struct AdamScalars {
   double lr = 0, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
@@ -19886,7 +19907,7 @@ struct AdamScalars {
 /// p -= lr / (1 - beta1^step) * m / (sqrt(v / (1 - beta2^step)) + eps), with the largest v so far if `vmax` is not null
 /// (AMSGrad). Overwrites p, m, v and vmax; `g` stays.
 template <Real T>
-void adam_step(Cpu, Index count, T* p, const T* g, T* m, T* v, T* vmax, const AdamScalars& s);
+void adam_step(Cpu, Index count, T* p, std::type_identity_t<Gradient<T>> g, T* m, T* v, T* vmax, const AdamScalars& s);
 
 struct RmsPropScalars {
   double lr = 0, alpha = 0.99, eps = 1e-8, weight_decay = 0, momentum = 0;
@@ -19895,7 +19916,7 @@ struct RmsPropScalars {
 /// g += weight_decay p; v = alpha v + (1 - alpha) g²; step = g / (sqrt(v) + eps); with momentum m = momentum m + step
 /// and step = m; p -= lr step. Overwrites p, v and m, which is null where there is no momentum; `g` stays.
 template <Real T>
-void rms_prop_step(Cpu, Index count, T* p, const T* g, T* v, T* m, const RmsPropScalars& s);
+void rms_prop_step(Cpu, Index count, T* p, std::type_identity_t<Gradient<T>> g, T* v, T* m, const RmsPropScalars& s);
 
 struct AdagradScalars {
   double lr = 0, lr_decay = 0, eps = 1e-10, weight_decay = 0;
@@ -19905,7 +19926,7 @@ struct AdagradScalars {
 
 /// g += weight_decay p; sum += g²; p -= lr / (1 + (step - 1) lr_decay) * g / (sqrt(sum) + eps). Overwrites p and sum.
 template <Real T>
-void adagrad_step(Cpu, Index count, T* p, const T* g, T* sum, const AdagradScalars& s);
+void adagrad_step(Cpu, Index count, T* p, std::type_identity_t<Gradient<T>> g, T* sum, const AdagradScalars& s);
 
 /// The sum of squares, in an order that depends on `count` alone.
 template <Real T>
@@ -19920,25 +19941,61 @@ double square_sum(Cpu, Index count, const T* x);
 
 namespace chorus::inline CHORUS_ABI::kernels {
 
+namespace detail {
+/// Calls `f(gradient)`, where `gradient(i, count)` is a packet of it.
+template <Real T, class F>
+void with_gradient(const Gradient<T>& g, const F& f) {
+  if (g.terms.empty()) return f([own = g.own](Index i, auto n) { return load(own + i, n); });
+  struct Term {
+    const T* numbers;
+    T weight;
+  };
+  std::vector<Term> terms;
+  for (const auto& [numbers, weight] : g.terms)
+    terms.push_back({static_cast<const T*>(numbers), static_cast<T>(weight)});
+  // A zero that the compiler knows nothing of: products with it in them can't be fused with additions.
+  std::int64_t nothing = 0;
+  asm("" : "+r"(nothing));
+  const auto product = [zero = splat(static_cast<T>(nothing))](const Term& term, Index i, auto n) {
+    return Eigen::internal::por(pmul(splat(term.weight), load(term.numbers + i, n)), zero);
+  };
+  f([product, first = terms[0], second = terms[1], rest = terms.data() + 2, end = terms.data() + terms.size()](Index i,
+                                                                                                               auto n) {
+    auto sum = padd(product(first, i, n), product(second, i, n));
+    for (const Term* term = rest; term != end; ++term) sum = padd(sum, product(*term, i, n));
+    return sum;
+  });
+}
+}  // namespace detail
+
 template <Real T>
-void sgd_step(Cpu, Index count, T* p, const T* g, T* momentum, const SgdScalars& s) {
-  const auto scalar = [](double x) { return splat(static_cast<T>(x)); };
-  const auto lr = scalar(-s.lr), decay = scalar(s.weight_decay), keep = scalar(s.momentum),
-             mix = scalar(1 - s.dampening);
-  parallel_packets<T>(count, [=](Index i, auto n) {
-    const auto value = load(p + i, n);
-    auto step = pmadd(decay, value, load(g + i, n));
-    if (momentum != nullptr) {
-      const auto m = s.first_step ? step : pmadd(mix, step, pmul(keep, load(momentum + i, n)));
-      store(momentum + i, m, n);
-      step = s.nesterov ? pmadd(keep, m, step) : m;
-    }
-    store(p + i, pmadd(lr, step, value), n);
+void add_up(Cpu, Index count, T* out, std::type_identity_t<Gradient<T>> g) {
+  detail::with_gradient(g, [=](auto gradient) {
+    parallel_packets<T>(count, [=](Index i, auto n) { store(out + i, gradient(i, n), n); });
   });
 }
 
 template <Real T>
-void adam_step(Cpu, Index count, T* p, const T* g, T* m, T* v, T* vmax, const AdamScalars& s) {
+void sgd_step(Cpu, Index count, T* p, std::type_identity_t<Gradient<T>> g, T* momentum, const SgdScalars& s) {
+  const auto scalar = [](double x) { return splat(static_cast<T>(x)); };
+  const auto lr = scalar(-s.lr), decay = scalar(s.weight_decay), keep = scalar(s.momentum),
+             mix = scalar(1 - s.dampening);
+  detail::with_gradient(g, [=](auto gradient) {
+    parallel_packets<T>(count, [=](Index i, auto n) {
+      const auto value = load(p + i, n);
+      auto step = pmadd(decay, value, gradient(i, n));
+      if (momentum != nullptr) {
+        const auto m = s.first_step ? step : pmadd(mix, step, pmul(keep, load(momentum + i, n)));
+        store(momentum + i, m, n);
+        step = s.nesterov ? pmadd(keep, m, step) : m;
+      }
+      store(p + i, pmadd(lr, step, value), n);
+    });
+  });
+}
+
+template <Real T>
+void adam_step(Cpu, Index count, T* p, std::type_identity_t<Gradient<T>> g, T* m, T* v, T* vmax, const AdamScalars& s) {
   const auto scalar = [](double x) { return splat(static_cast<T>(x)); };
   const auto exponent = static_cast<double>(s.step);
   const auto step_size = scalar(-s.lr / (1 - std::pow(s.beta1, exponent)));
@@ -19946,52 +20003,58 @@ void adam_step(Cpu, Index count, T* p, const T* g, T* m, T* v, T* vmax, const Ad
   const auto keep1 = scalar(s.beta1), mix1 = scalar(1 - s.beta1), keep2 = scalar(s.beta2), mix2 = scalar(1 - s.beta2);
   const auto decay = scalar(s.decoupled ? 0 : s.weight_decay),
              shrink = scalar(s.decoupled ? 1 - s.lr * s.weight_decay : 1);
-  parallel_packets<T>(count, [=](Index i, auto n) {
-    const auto value = load(p + i, n);
-    const auto grad = pmadd(decay, value, load(g + i, n));
-    const auto mean = pmadd(mix1, grad, pmul(keep1, load(m + i, n)));
-    auto square = pmadd(pmul(mix2, grad), grad, pmul(keep2, load(v + i, n)));
-    store(m + i, mean, n);
-    store(v + i, square, n);
-    if (vmax != nullptr) {
-      square = Eigen::internal::pmax(load(vmax + i, n), square);
-      store(vmax + i, square, n);
-    }
-    const auto denominator = pmadd(math::packets::sqrt(square), correction, eps);
-    store(p + i, pmadd(step_size, Eigen::internal::pdiv(mean, denominator), pmul(shrink, value)), n);
+  detail::with_gradient(g, [=](auto gradient) {
+    parallel_packets<T>(count, [=](Index i, auto n) {
+      const auto value = load(p + i, n);
+      const auto grad = pmadd(decay, value, gradient(i, n));
+      const auto mean = pmadd(mix1, grad, pmul(keep1, load(m + i, n)));
+      auto square = pmadd(pmul(mix2, grad), grad, pmul(keep2, load(v + i, n)));
+      store(m + i, mean, n);
+      store(v + i, square, n);
+      if (vmax != nullptr) {
+        square = Eigen::internal::pmax(load(vmax + i, n), square);
+        store(vmax + i, square, n);
+      }
+      const auto denominator = pmadd(math::packets::sqrt(square), correction, eps);
+      store(p + i, pmadd(step_size, Eigen::internal::pdiv(mean, denominator), pmul(shrink, value)), n);
+    });
   });
 }
 
 template <Real T>
-void rms_prop_step(Cpu, Index count, T* p, const T* g, T* v, T* m, const RmsPropScalars& s) {
+void rms_prop_step(Cpu, Index count, T* p, std::type_identity_t<Gradient<T>> g, T* v, T* m, const RmsPropScalars& s) {
   const auto scalar = [](double x) { return splat(static_cast<T>(x)); };
   const auto lr = scalar(-s.lr), keep = scalar(s.alpha), mix = scalar(1 - s.alpha), eps = scalar(s.eps);
   const auto decay = scalar(s.weight_decay), momentum = scalar(s.momentum);
-  parallel_packets<T>(count, [=](Index i, auto n) {
-    const auto value = load(p + i, n);
-    const auto grad = pmadd(decay, value, load(g + i, n));
-    const auto square = pmadd(pmul(mix, grad), grad, pmul(keep, load(v + i, n)));
-    store(v + i, square, n);
-    auto step = Eigen::internal::pdiv(grad, padd(math::packets::sqrt(square), eps));
-    if (m != nullptr) {
-      step = pmadd(momentum, load(m + i, n), step);
-      store(m + i, step, n);
-    }
-    store(p + i, pmadd(lr, step, value), n);
+  detail::with_gradient(g, [=](auto gradient) {
+    parallel_packets<T>(count, [=](Index i, auto n) {
+      const auto value = load(p + i, n);
+      const auto grad = pmadd(decay, value, gradient(i, n));
+      const auto square = pmadd(pmul(mix, grad), grad, pmul(keep, load(v + i, n)));
+      store(v + i, square, n);
+      auto step = Eigen::internal::pdiv(grad, padd(math::packets::sqrt(square), eps));
+      if (m != nullptr) {
+        step = pmadd(momentum, load(m + i, n), step);
+        store(m + i, step, n);
+      }
+      store(p + i, pmadd(lr, step, value), n);
+    });
   });
 }
 
 template <Real T>
-void adagrad_step(Cpu, Index count, T* p, const T* g, T* sum, const AdagradScalars& s) {
+void adagrad_step(Cpu, Index count, T* p, std::type_identity_t<Gradient<T>> g, T* sum, const AdagradScalars& s) {
   const auto scalar = [](double x) { return splat(static_cast<T>(x)); };
   const auto lr = scalar(-s.lr / (1 + static_cast<double>(s.step - 1) * s.lr_decay));
   const auto eps = scalar(s.eps), decay = scalar(s.weight_decay);
-  parallel_packets<T>(count, [=](Index i, auto n) {
-    const auto value = load(p + i, n);
-    const auto grad = pmadd(decay, value, load(g + i, n));
-    const auto square = pmadd(grad, grad, load(sum + i, n));
-    store(sum + i, square, n);
-    store(p + i, pmadd(lr, Eigen::internal::pdiv(grad, padd(math::packets::sqrt(square), eps)), value), n);
+  detail::with_gradient(g, [=](auto gradient) {
+    parallel_packets<T>(count, [=](Index i, auto n) {
+      const auto value = load(p + i, n);
+      const auto grad = pmadd(decay, value, gradient(i, n));
+      const auto square = pmadd(grad, grad, load(sum + i, n));
+      store(sum + i, square, n);
+      store(p + i, pmadd(lr, Eigen::internal::pdiv(grad, padd(math::packets::sqrt(square), eps)), value), n);
+    });
   });
 }
 
@@ -20610,9 +20673,6 @@ class ReplayedSteps<Cuda> {
 #endif
 #endif  // CHORUS_SINGLE_CHORUS_OPTIM_REPLAYED_STEPS_HPP
 
-#if CHORUS_USE_CUDA
-#endif
-
 namespace chorus::inline CHORUS_ABI::optim {
 
 /// State that an optimizer keeps for a parameter, under the name by which checkpoints know it: `momentum.conv1.weight`.
@@ -20658,6 +20718,21 @@ class Optimizer : public HasLearningRate {
   {
     make_state();  // all steps before the capture may have been left out
     replayed_.prepare(device());
+  }
+
+  /// Of `bytes` of gradients at `own`: what their average is the sum of.
+  using TermsOf = std::function<std::vector<kernels::GradientTerm>(const void* own, std::size_t bytes)>;
+
+  /// On the CPU: a step with averages of several ranks' gradients, which each range's are added up to on the way.
+  void step_averaging(const TermsOf& terms_of)
+    requires(std::is_same_v<D, Cpu>)
+  {
+    const struct Scope {
+      const TermsOf*& known;
+      ~Scope() { known = nullptr; }
+    } scope{terms_of_};
+    terms_of_ = &terms_of;
+    step();
   }
 
   /// Forgets all gradients.
@@ -20712,16 +20787,27 @@ class Optimizer : public HasLearningRate {
     DType dtype;
     Index count;
     void* value;
-    const void* grad;
+    void* grad;
     std::array<void*, max_slots> state;
     std::int64_t steps;  // before this one
     GroupOptions group;
     std::size_t axes;             // of the first parameter
     const std::int64_t* counted;  // where the host counts its steps, this one included
+    std::span<const kernels::GradientTerm> terms = {};  // of its gradient, where `update` adds it up
 
     double weight_decay(double of_optimizer) const { return group.weight_decay.value_or(of_optimizer); }
   };
   double lr_of(const Range& range) const { return lr() * range.group.lr_scale; }
+
+  /// A gradient as kernels take it.
+  template <class T>
+  auto gradient(const Range& range) const {
+    const auto own = static_cast<const T*>(range.grad);
+    if constexpr (std::is_same_v<D, Cpu>)
+      return kernels::Gradient<T>(own, range.terms);
+    else
+      return own;
+  }
 
   /// A step's scalars as kernels take them. In a captured step they lie in device memory, where each replay finds its
   /// own learning rate and number.
@@ -20753,10 +20839,17 @@ class Optimizer : public HasLearningRate {
   /// The names of the state that each parameter has, of its own dtype and shape, at first 0.
   virtual std::span<const std::string_view> slots() const = 0;
 
-  /// Calls `update(T{}, range)` for ranges that cover all parameters with gradients, then counts the step. With
-  /// `each_alone` a range is one parameter.
+  struct Walk {
+    bool each_alone = false;  ///< a range is one parameter
+    bool adds_up = false;     ///< `update` takes `gradient(range)`; else it finds averages at `range.grad`
+  };
+  /// Calls `update(T{}, range)` for ranges that cover all parameters with gradients, then counts the step.
   template <class Update>
-  void for_each_range(const Update& update, bool each_alone = false) {
+  void for_each_range(const Update& update) {
+    for_each_range({}, update);
+  }
+  template <class Update>
+  void for_each_range(const Walk& walk, const Update& update) {
     make_state();
     Range range{};
 #if CHORUS_USE_CUDA
@@ -20774,10 +20867,22 @@ class Optimizer : public HasLearningRate {
 #endif
     const auto flush = [&] {
       if (range.count == 0) return;
+      const auto of_type = [&]<class T>(T) {
+        std::vector<kernels::GradientTerm> terms;
+        if constexpr (std::is_same_v<D, Cpu>)
+          if (terms_of_ != nullptr) {
+            terms = (*terms_of_)(range.grad, static_cast<std::size_t>(range.count) * sizeof(T));
+            if (walk.adds_up)
+              range.terms = terms;
+            else
+              kernels::add_up(Cpu{}, range.count, static_cast<T*>(range.grad), {static_cast<T*>(range.grad), terms});
+          }
+        update(T{}, range);
+      };
       if (range.dtype == DType::f32)
-        update(float{}, range);
+        of_type(float{});
       else
-        update(double{}, range);
+        of_type(double{});
       range.count = 0;
     };
     for (Entry& entry : entries_) {
@@ -20789,7 +20894,7 @@ class Optimizer : public HasLearningRate {
                  entry.group, parameter.extents().size(), &entry.steps};
       for (std::size_t slot = 0; slot < slots().size(); ++slot) next.state[slot] = state_data(entry, slot);
       parameter.touch();
-      if (each_alone || !continues(range, next)) {
+      if (walk.each_alone || !continues(range, next)) {
         flush();
         range = next;
       } else {
@@ -20869,6 +20974,7 @@ class Optimizer : public HasLearningRate {
 
   std::vector<Entry> entries_;
   std::array<Storage<D>, max_slots> state_;
+  const TermsOf* terms_of_ = nullptr;  // during a step
   bool made_ = false;
   detail::ReplayedSteps<D> replayed_;
 };
@@ -20898,9 +21004,9 @@ class Adagrad final : public Optimizer<D> {
   }
 
   void step() override {
-    this->for_each_range([&]<class T>(T, const typename Optimizer<D>::Range& range) {
+    this->for_each_range({.adds_up = true}, [&]<class T>(T, const typename Optimizer<D>::Range& range) {
       kernels::adagrad_step(
-          this->device(), range.count, static_cast<T*>(range.value), static_cast<const T*>(range.grad),
+          this->device(), range.count, static_cast<T*>(range.value), this->template gradient<T>(range),
           static_cast<T*>(range.state[0]),
           this->scalars(kernels::AdagradScalars{.lr = this->lr_of(range),
                                                 .lr_decay = options_.lr_decay,
@@ -20948,8 +21054,8 @@ class Adam : public Optimizer<D> {
       : Adam(std::move(parameters), options, false) {}
 
   void step() override {
-    this->for_each_range([&]<class T>(T, const typename Optimizer<D>::Range& range) {
-      kernels::adam_step(this->device(), range.count, static_cast<T*>(range.value), static_cast<const T*>(range.grad),
+    this->for_each_range({.adds_up = true}, [&]<class T>(T, const typename Optimizer<D>::Range& range) {
+      kernels::adam_step(this->device(), range.count, static_cast<T*>(range.value), this->template gradient<T>(range),
                          static_cast<T*>(range.state[0]), static_cast<T*>(range.state[1]),
                          static_cast<T*>(range.state[2]),
                          this->scalars(kernels::AdamScalars{.lr = this->lr_of(range),
@@ -21430,9 +21536,9 @@ class RmsProp final : public Optimizer<D> {
 
   void step() override {
     if (options_.centered) return centered_step();
-    this->for_each_range([&]<class T>(T, const typename Optimizer<D>::Range& range) {
+    this->for_each_range({.adds_up = true}, [&]<class T>(T, const typename Optimizer<D>::Range& range) {
       kernels::rms_prop_step(
-          this->device(), range.count, static_cast<T*>(range.value), static_cast<const T*>(range.grad),
+          this->device(), range.count, static_cast<T*>(range.value), this->template gradient<T>(range),
           static_cast<T*>(range.state[0]), static_cast<T*>(range.state[1]),
           this->scalars(kernels::RmsPropScalars{.lr = this->lr_of(range),
                                                 .alpha = options_.alpha,
@@ -21719,8 +21825,8 @@ class Sgd final : public Optimizer<D> {
   }
 
   void step() override {
-    this->for_each_range([&]<class T>(T, const typename Optimizer<D>::Range& range) {
-      kernels::sgd_step(this->device(), range.count, static_cast<T*>(range.value), static_cast<const T*>(range.grad),
+    this->for_each_range({.adds_up = true}, [&]<class T>(T, const typename Optimizer<D>::Range& range) {
+      kernels::sgd_step(this->device(), range.count, static_cast<T*>(range.value), this->template gradient<T>(range),
                         static_cast<T*>(range.state[0]),
                         this->scalars(kernels::SgdScalars{.lr = this->lr_of(range),
                                                           .momentum = options_.momentum,
@@ -24970,7 +25076,7 @@ CHORUS_INLINE std::shared_ptr<Engine> alone() { return std::make_shared<detail::
 // <chorus/comm/shared_window.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_SHARED_WINDOW_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_SHARED_WINDOW_HPP
-/// `allocate_shared`: memory that all ranks of a group have in common (MPI's MPI_Win_allocate_shared).
+/// `allocate_shared`: memory of each rank's that all of them have in common (MPI's MPI_Win_allocate_shared).
 
 // <chorus/comm/hmac.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_HMAC_HPP
@@ -25116,44 +25222,74 @@ class SharedRegion {
 namespace chorus::inline CHORUS_ABI::comm {
 
 namespace detail {
-/// How the other ranks find a region of rank 0's.
+
+/// How other ranks find a region of one rank's.
 struct SharedWindow {
   std::uint64_t key = 0;  ///< random, and stands in the region's last bytes, too; 0: there is none
+  std::uint64_t bytes = 0;
   std::int32_t pid = 0, fd = -1;
+
+  std::size_t key_at() const { return (bytes + sizeof key - 1) / sizeof key * sizeof key; }
+  std::size_t region_bytes() const { return key_at() + sizeof key; }
 };
+
+/// Makes a region, and says in `window` where it is. Throws CommError where there is no memory.
+[[gnu::cold]] inline SharedRegion make_shared_region(SharedWindow& window) {
+  auto region = SharedRegion::create(window.region_bytes());
+  region.reserve(0, window.region_bytes());
+  std::uint64_t key = 0;
+  while (key == 0) fill_random(std::as_writable_bytes(std::span(&key, 1)));
+  std::memcpy(region.data() + window.key_at(), &key, sizeof key);
+  window.key = key;
+  window.pid = getpid();
+  window.fd = region.fd();
+  return region;
+}
+
+/// Maps another rank's. Throws CommError where it isn't found.
+[[gnu::cold]] inline SharedRegion open_shared_region(const SharedWindow& window) {
+  check<CommError>(window.key != 0, "shared memory: a rank has none");
+  auto region = SharedRegion::open(window.pid, window.fd, window.region_bytes());
+  check<CommError>(std::memcmp(region.data() + window.key_at(), &window.key, sizeof window.key) == 0,
+                   "shared memory: that of process ", window.pid, " is another one");
+  return region;
+}
+
 }  // namespace detail
 
-/// `bytes` of zeroed memory, aligned to 4096, that all ranks read and write where it lies, each at an address of its
-/// own, until the last of them lets go of it. Nobody keeps ranks from writing at once: that takes a barrier. Null, on
-/// all ranks, where one of them can't map it: on another machine, or of another user. A collective, of any engine.
+/// Zeroed memory of each rank's, `bytes` of this one's, aligned to 4096, that all ranks read and write where it lies,
+/// each at an address of its own, until the last of them lets go of it: one pointer for each rank, null for one that
+/// has asked for 0 bytes. Nobody keeps ranks from writing at once: that takes a barrier. Empty, on all ranks, where one
+/// of them can't map another one's: on another machine, or of another user. A collective, of any engine.
 template <class Communicator>
-[[gnu::cold]] std::shared_ptr<std::byte> allocate_shared(Communicator& communicator, std::size_t bytes) {
-  detail::SharedWindow window;
-  const std::size_t key_at = (bytes + sizeof window.key - 1) / sizeof window.key * sizeof window.key;
-  const std::size_t all_bytes = key_at + sizeof window.key;
-  SharedRegion region;
-  if (communicator.rank() == 0) try {
-      region = SharedRegion::create(all_bytes);
-      region.reserve(0, all_bytes);
-      while (window.key == 0) fill_random(std::as_writable_bytes(std::span(&window.key, 1)));
-      std::memcpy(region.data() + key_at, &window.key, sizeof window.key);
-      window.pid = getpid();
-      window.fd = region.fd();
-    } catch (const CommError&) {
-      window = {};
+[[gnu::cold]] std::vector<std::shared_ptr<std::byte>> allocate_shared(Communicator& communicator, std::size_t bytes) {
+  const auto ranks = static_cast<std::size_t>(communicator.size()), own = static_cast<std::size_t>(communicator.rank());
+  std::vector<SharedRegion> regions(ranks);
+  std::vector<detail::SharedWindow> windows(ranks);
+  detail::SharedWindow mine{.bytes = bytes};
+  if (bytes > 0) try {
+      regions[own] = detail::make_shared_region(mine);
+    } catch (const CommError&) {  // the others hear of it
     }
-  communicator.broadcast(std::span(reinterpret_cast<std::uint8_t*>(&window), sizeof window), 0, {});
-  std::int32_t mapped = window.key != 0;
-  if (communicator.rank() != 0 && mapped) try {
-      region = SharedRegion::open(window.pid, window.fd, all_bytes);
-      mapped = std::memcmp(region.data() + key_at, &window.key, sizeof window.key) == 0;
-    } catch (const CommError&) {
-      mapped = 0;
-    }
+  communicator.all_gather(std::span(reinterpret_cast<const std::uint8_t*>(&mine), sizeof mine),
+                          std::span(reinterpret_cast<std::uint8_t*>(windows.data()), ranks * sizeof mine), {});
+  std::int32_t mapped = bytes == 0 || regions[own] ? 1 : 0;
+  try {
+    for (std::size_t rank = 0; rank < ranks; ++rank)
+      if (rank != own && windows[rank].bytes > 0) regions[rank] = detail::open_shared_region(windows[rank]);
+  } catch (const CommError&) {
+    mapped = 0;
+  }
   communicator.all_reduce(std::span(&mapped, 1), ReduceOp::min, {});
-  if (mapped == 0) return nullptr;
-  auto owner = std::make_shared<SharedRegion>(std::move(region));
-  return {owner, owner->data()};
+  if (mapped == 0) return {};
+  std::vector<std::shared_ptr<std::byte>> memory;
+  for (auto& region : regions) {
+    auto& of_rank = memory.emplace_back();
+    if (!region) continue;
+    auto owner = std::make_shared<SharedRegion>(std::move(region));
+    of_rank = {owner, owner->data()};
+  }
+  return memory;
 }
 
 }  // namespace chorus::inline CHORUS_ABI::comm
@@ -31382,10 +31518,12 @@ class BucketSender {
   DdpClock& clock() { return clock_; }
   const DdpClock& clock() const { return clock_; }
 
-  /// A backward pass begins, whose gradients count `weight` in the average. `whole`: parts are not enough this time.
-  void begin(double weight, bool whole) {
+  /// A backward pass begins, whose gradients count `weight` in the average. `whole`: parts are not enough this time;
+  /// `apart`: nothing is averaged in it, others reach these gradients.
+  void begin(double weight, bool whole, bool apart) {
     weight_ = weight;
     whole_ = whole;
+    apart_ = apart;
     next_ = next_back_ = 0;
     bad_ = no_bucket;
     clock_.backward_begins(busy());
@@ -31407,6 +31545,8 @@ class BucketSender {
     for (auto& bucket : layout_.buckets()) bucket.missing = 0;
     send_full();
   }
+  double weight() const { return weight_; }
+  bool apart() const { return apart_; }
   bool all_sent() const { return next_ == layout_.buckets().size(); }
 
   /// Whether the next bucket in order has come back.
@@ -31461,13 +31601,15 @@ class BucketSender {
   }
   template <class View>
   comm::Work start(const View& view) {
-    if constexpr (in_parts)
+    if constexpr (in_parts) {
       if (whole_) return AllReduce{}.start(view, communicator_);
+      if (apart_) return {};
+    }
     return hook_.start(view, communicator_);
   }
   bool resume(std::size_t b, int round) {
     bool more = false;
-    if (in_parts && whole_) return more;
+    if (in_parts && (whole_ || apart_)) return more;
     with_bucket(b, [&](const auto& view) {
       if (auto next = hook_.resume(view, communicator_, round)) {
         layout_.buckets()[b].work = std::move(*next);
@@ -31483,7 +31625,7 @@ class BucketSender {
   Hook hook_;
   DdpClock clock_;
   double weight_ = 1;
-  bool whole_ = false;
+  bool whole_ = false, apart_ = false;
   std::size_t next_ = 0, next_back_ = 0;  // buckets: to be sent, to be taken back
   std::size_t bad_ = no_bucket;
   std::vector<std::size_t> open_;  // buckets that are awaited
@@ -31681,10 +31823,78 @@ class GradientArrivals {
 #define CHORUS_SINGLE_CHORUS_PARALLEL_GRADIENT_PARTS_HPP
 /// Gradients of which each rank has averaged its part alone.
 
+// <chorus/parallel/shared_gradients.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_SHARED_GRADIENTS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_SHARED_GRADIENTS_HPP
+/// Gradients that every rank reads where another one has computed them, so that a step averages them on its way.
+
+namespace chorus::inline CHORUS_ABI::detail {
+
+/// The flat gradients of all ranks, on CPUs of one machine, and what each rank's count in the average.
+class SharedGradients {
+ public:
+  /// Memory for a group of flat gradients that all ranks reach; null, on all ranks, where they can't. A collective.
+  template <class Communicator>
+  [[gnu::cold]] std::shared_ptr<void> allocate(Communicator& communicator, std::size_t bytes) {
+    std::erase_if(blocks_, [](const Block& block) { return block.memory.expired(); });
+    rank_ = static_cast<std::size_t>(communicator.rank());
+    const auto ranks = std::make_shared<Ranks>(comm::allocate_shared(communicator, bytes));
+    if (ranks->empty()) return nullptr;
+    blocks_.push_back({ranks, (*ranks)[rank_].get(), bytes});
+    return {ranks, blocks_.back().own};
+  }
+  /// Whether others reach this rank's gradient there.
+  bool reached(const void* own, std::size_t bytes) const { return find(own, bytes) != nullptr; }
+
+  /// Tells all ranks what this rank's gradients count. Behind it all have computed theirs. A collective.
+  template <class Communicator>
+  void tell_weight(Communicator& communicator, double weight) {
+    weights_.resize(static_cast<std::size_t>(communicator.size()));
+    communicator.all_gather(std::span<const double>(&weight, 1), std::span(weights_), {});
+  }
+  /// What the averages of all ranks' numbers are the sum of, where `bytes` of this rank's lie at `own`. The order is
+  /// the ring's, which begins behind this rank: so not all of them read the same at once.
+  std::vector<kernels::GradientTerm> terms(const void* own, std::size_t bytes) const {
+    const Block& block = *find(own, bytes);
+    const auto ranks = block.memory.lock();
+    const auto offset = static_cast<const std::byte*>(own) - block.own;
+    std::vector<kernels::GradientTerm> all;
+    for (std::size_t step = 1; step <= ranks->size(); ++step) {
+      const auto rank = (rank_ + step) % ranks->size();
+      all.push_back({(*ranks)[rank].get() + offset, weights_[rank]});
+    }
+    trace::sent(static_cast<int>(rank_), trace::Traffic::gradients, (ranks->size() - 1) * bytes);
+    return all;
+  }
+
+ private:
+  using Ranks = std::vector<std::shared_ptr<std::byte>>;
+  struct Block {
+    std::weak_ptr<const Ranks> memory;
+    std::byte* own;
+    std::size_t bytes;
+  };
+  const Block* find(const void* own, std::size_t bytes) const {
+    const auto* const begin = static_cast<const std::byte*>(own);
+    for (const Block& block : blocks_)
+      if (!block.memory.expired() && begin >= block.own && begin + bytes <= block.own + block.bytes) return &block;
+    return nullptr;
+  }
+
+  std::vector<Block> blocks_;
+  std::vector<double> weights_;  // by rank
+  std::size_t rank_ = 0;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::detail
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_SHARED_GRADIENTS_HPP
+
 namespace chorus::inline CHORUS_ABI::detail {
 
 /// Keeps such gradients out of sight: behind a backward pass their parameters have none, so that nobody takes the rest,
 /// which is this rank's own, for an average. An optimizer that knows which part is its own sees them for a while.
+/// Where ranks reach each other's gradients, averages may be left to that optimizer's step: until then gradients are
+/// apart.
 template <Device D>
 class GradientParts {
  public:
@@ -31696,7 +31906,46 @@ class GradientParts {
                       " before a ShardedOptimizer has stepped with the last averages, of which each rank has a part, "
                       "or forgotten them (zero_grad); several passes for one step belong under no_sync");
   }
-  void hide() {
+  /// Where ranks reach each other's.
+  SharedGradients& shared() { return shared_; }
+  const SharedGradients& shared() const { return shared_; }
+  bool all_reached() const {
+    return std::all_of(layout_.buckets().begin(), layout_.buckets().end(), [&](const auto& bucket) {
+      return shared_.reached(layout_.gradients(bucket), bucket.count * size_of(layout_.dtype(bucket)));
+    });
+  }
+  bool apart() const { return apart_; }
+  /// All ranks tell each other what their gradients, which are apart, count. Throws UsageError where they are no longer
+  /// reached.
+  template <class Communicator>
+  void tell_weight(Communicator& communicator) {
+    check<UsageError>(all_reached(),
+                      "ShardedOptimizer: the last gradients were to be averaged by the step of an optimizer that has "
+                      "parameters in common, which is gone");
+    shared_.tell_weight(communicator, weight_);
+  }
+  /// Has each rank average its part of each bucket now.
+  template <class Communicator>
+  void average(Communicator& communicator) {
+    if (!apart_) return;
+    tell_weight(communicator);
+    for (const auto& bucket : layout_.buckets()) {
+      const auto part = part_of(bucket.count, static_cast<std::size_t>(communicator.rank()),
+                                static_cast<std::size_t>(communicator.size()));
+      with_type(layout_.dtype(bucket), layout_.gradients(bucket), [&]<class T>(T* gradients) {
+        T* const own = gradients + part.begin;
+        const auto count = part.end - part.begin;
+        kernels::add_up(Cpu{}, static_cast<Index>(count), own, {own, shared_.terms(own, count * sizeof(T))});
+      });
+    }
+    apart_ = false;
+    communicator.barrier();  // others read this rank's until then
+  }
+
+  /// `apart`: nothing has been averaged so far; this rank's gradients count `weight`.
+  void hide(bool apart, double weight) {
+    apart_ = apart;
+    weight_ = weight;
     for (std::size_t i = 0; i < layout_.entries(); ++i)
       if (layout_.is_sent(i) && layout_.parameter(i).grad_arrived()) hidden_.push_back(i);
     set_arrived(false);
@@ -31714,7 +31963,7 @@ class GradientParts {
   }
   void forget() {
     hidden_.clear();
-    waiting_ = false;
+    waiting_ = apart_ = false;
   }
 
  private:
@@ -31723,8 +31972,10 @@ class GradientParts {
   }
 
   const GradientLayout<D>& layout_;
+  SharedGradients shared_;
   std::vector<std::size_t> hidden_;  // entries
-  bool waiting_ = false;
+  bool waiting_ = false, apart_ = false;
+  double weight_ = 1;
 };
 
 }  // namespace chorus::inline CHORUS_ABI::detail
@@ -32030,7 +32281,10 @@ class Reducer {
     parts_.refuse_if_waiting("no other backward pass can begin");
     if (shares_.take_changed()) check_same_description(communicator_, "DistributedDataParallel", layout_.describe());
     // Behind the first pass gradients change their places.
-    sender_.begin(accumulated_.weight(), !order_learned_ && !may_leave_out());
+    const bool whole = !order_learned_ && !may_leave_out();
+    // A policy for numbers that are not finite judges averages, behind this pass.
+    const bool apart = in_parts && !whole && options_.non_finite == NonFinite::propagate && parts_.all_reached();
+    sender_.begin(accumulated_.weight(), whole, apart);
     turn_.begin(&communicator_, options_.find_unused_parameters || options_.static_graph, operators_send);
     in_backward_ = true;
     arrivals_.begin();
@@ -32078,7 +32332,7 @@ class Reducer {
     accumulated_.forget();
     // Where parameters may be left out, ranks don't know the same order.
     if (!order_learned_ && !may_leave_out()) learn_order();
-    if (in_parts) parts_.hide();
+    if (in_parts) parts_.hide(sender_.apart(), sender_.weight());
   }
 
   // A parameter has a gradient where any rank used it; where none did it stays without, so that no optimizer moves it.
@@ -32357,21 +32611,47 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   }
   /// Those in parts have been used.
   void forget_parts() { reducer_.parts().forget(); }
+  /// Has each rank average its part, where backward has left that to the optimizer. All ranks call it.
+  void average_parts() {
+    if constexpr (averages_in_parts) reducer_.parts().average(this->communicator_);
+  }
+  /// Where backward has left it so: all ranks' gradients, which the optimizer averages as it steps, and which stay as
+  /// they are until all have done so; else null. All ranks call it, and none returns before all have.
+  const detail::SharedGradients* gradients_apart() {
+    if constexpr (averages_in_parts) {
+      auto& parts = reducer_.parts();
+      if (!parts.apart()) return nullptr;
+      parts.tell_weight(this->communicator_);
+      return &parts.shared();
+    }
+    return nullptr;
+  }
 
   // For an optimizer whose ranks each step numbers of their own.
 
   /// Moves the parameters, rank 0's numbers, into memory that all ranks have in common, where there is such: on CPUs of
-  /// one machine. All ranks call it.
+  /// one machine. Where the hook averages in parts, gradients move to where all ranks reach them, and backward leaves
+  /// averaging to the optimizer. All ranks call it.
   void share_parameters() {
     if (!std::is_same_v<D, Cpu> || this->communicator_.size() == 1) return;
     this->broadcast_parameters(0, shared());
-    const auto in_common = [&communicator = this->communicator_](std::size_t bytes) {
-      return comm::allocate_shared(communicator, bytes);
+    const auto of_rank_0 = [&communicator = this->communicator_](std::size_t bytes) {
+      const auto memory = comm::allocate_shared(communicator, communicator.rank() == 0 ? bytes : 0);
+      return memory.empty() ? nullptr : memory[0];
     };
-    this->flat_.use_memory(in_common, own_memory(), nn::FlatParameters<D>::Values::in_common);
+    const auto reached = [this, own = own_memory()](std::size_t bytes) -> std::shared_ptr<void> {
+      auto memory = reducer_.parts().shared().allocate(this->communicator_, bytes);
+      return memory || !own ? memory : own(bytes);
+    };
+    with_gradients([&] {
+      this->flat_.use_memory(of_rank_0, averages_in_parts ? reached : own_memory(),
+                             nn::FlatParameters<D>::Values::in_common);
+    });
   }
   /// Moves them back into memory of each rank's own. No collective: nobody may step meanwhile.
-  void keep_own_parameters() { this->flat_.use_memory(own_memory(), own_memory()); }
+  void keep_own_parameters() {
+    with_gradients([&] { this->flat_.use_memory(own_memory(), own_memory()); });
+  }
 
   // For checkpoints.
 

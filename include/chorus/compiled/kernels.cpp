@@ -87,6 +87,7 @@ struct Floating {
       erased(&fill_normal<T>),
       erased(&index_select_backward<T>),
       erased(&gather_backward<T>),
+      erased(&add_up<T>),
       erased(&sgd_step<T>),
       erased(&adam_step<T>),
       erased(&rms_prop_step<T>),

@@ -54,25 +54,22 @@ class Lars final : public Optimizer<D> {
 
   void step() override {
     this->refuse_capture("Lars");
-    this->for_each_range(
-        [&]<class T>(T, const typename Optimizer<D>::Range& range) {
-          const auto device = this->device();
-          const auto p = static_cast<T*>(range.value), m = static_cast<T*>(range.state[0]);
-          const auto g = static_cast<const T*>(range.grad);
-          double rate = this->lr_of(range), decay = 0;
-          if (range.axes > 1) {
-            decay = range.weight_decay(options_.weight_decay);
-            const double of_p = detail::norm(device, range.count, static_cast<const T*>(p)),
-                         of_g = detail::norm(device, range.count, g);
-            if (of_p > 0 && of_g > 0) rate *= options_.trust * of_p / (of_g + decay * of_p + options_.eps);
-          }
-          detail::update(device, range.count, detail::Mix{options_.momentum, rate}, m, static_cast<const T*>(m), g);
-          detail::update(device, range.count, detail::Mix{1, rate * decay}, m, static_cast<const T*>(m),
-                         static_cast<const T*>(p));
-          detail::update(device, range.count, detail::Mix{1, -1}, p, static_cast<const T*>(p),
-                         static_cast<const T*>(m));
-        },
-        /*each_alone=*/true);
+    this->for_each_range({.each_alone = true}, [&]<class T>(T, const typename Optimizer<D>::Range& range) {
+      const auto device = this->device();
+      const auto p = static_cast<T*>(range.value), m = static_cast<T*>(range.state[0]);
+      const auto g = static_cast<const T*>(range.grad);
+      double rate = this->lr_of(range), decay = 0;
+      if (range.axes > 1) {
+        decay = range.weight_decay(options_.weight_decay);
+        const double of_p = detail::norm(device, range.count, static_cast<const T*>(p)),
+                     of_g = detail::norm(device, range.count, g);
+        if (of_p > 0 && of_g > 0) rate *= options_.trust * of_p / (of_g + decay * of_p + options_.eps);
+      }
+      detail::update(device, range.count, detail::Mix{options_.momentum, rate}, m, static_cast<const T*>(m), g);
+      detail::update(device, range.count, detail::Mix{1, rate * decay}, m, static_cast<const T*>(m),
+                     static_cast<const T*>(p));
+      detail::update(device, range.count, detail::Mix{1, -1}, p, static_cast<const T*>(p), static_cast<const T*>(m));
+    });
   }
 
  protected:
@@ -121,30 +118,27 @@ class Lamb final : public Optimizer<D> {
 
   void step() override {
     this->refuse_capture("Lamb");
-    this->for_each_range(
-        [&]<class T>(T, const typename Optimizer<D>::Range& range) {
-          const auto device = this->device();
-          const auto p = static_cast<T*>(range.value), m = static_cast<T*>(range.state[0]),
-                     v = static_cast<T*>(range.state[1]);
-          const auto g = static_cast<const T*>(range.grad);
-          const auto t = static_cast<double>(range.steps + 1);
-          detail::update(device, range.count, detail::Mix{options_.beta1, 1 - options_.beta1}, m,
-                         static_cast<const T*>(m), g);
-          detail::update(device, range.count, detail::MixSquare{options_.beta2, 1 - options_.beta2}, v,
-                         static_cast<const T*>(v), g);
-          const detail::StepMemory<T, D> u(device, range.count);
-          detail::update(
-              device, range.count,
-              detail::LambDirection{1 / (1 - std::pow(options_.beta1, t)), 1 / (1 - std::pow(options_.beta2, t)),
-                                    options_.eps, range.weight_decay(options_.weight_decay)},
-              u.data(), static_cast<const T*>(m), static_cast<const T*>(v), static_cast<const T*>(p));
-          const double of_p = detail::norm(device, range.count, static_cast<const T*>(p)),
-                       of_u = detail::norm(device, range.count, static_cast<const T*>(u.data()));
-          const double rate = this->lr_of(range) * (of_p > 0 && of_u > 0 ? of_p / of_u : 1);
-          detail::update(device, range.count, detail::Mix{1, -rate}, p, static_cast<const T*>(p),
-                         static_cast<const T*>(u.data()));
-        },
-        /*each_alone=*/true);
+    this->for_each_range({.each_alone = true}, [&]<class T>(T, const typename Optimizer<D>::Range& range) {
+      const auto device = this->device();
+      const auto p = static_cast<T*>(range.value), m = static_cast<T*>(range.state[0]),
+                 v = static_cast<T*>(range.state[1]);
+      const auto g = static_cast<const T*>(range.grad);
+      const auto t = static_cast<double>(range.steps + 1);
+      detail::update(device, range.count, detail::Mix{options_.beta1, 1 - options_.beta1}, m, static_cast<const T*>(m),
+                     g);
+      detail::update(device, range.count, detail::MixSquare{options_.beta2, 1 - options_.beta2}, v,
+                     static_cast<const T*>(v), g);
+      const detail::StepMemory<T, D> u(device, range.count);
+      detail::update(device, range.count,
+                     detail::LambDirection{1 / (1 - std::pow(options_.beta1, t)), 1 / (1 - std::pow(options_.beta2, t)),
+                                           options_.eps, range.weight_decay(options_.weight_decay)},
+                     u.data(), static_cast<const T*>(m), static_cast<const T*>(v), static_cast<const T*>(p));
+      const double of_p = detail::norm(device, range.count, static_cast<const T*>(p)),
+                   of_u = detail::norm(device, range.count, static_cast<const T*>(u.data()));
+      const double rate = this->lr_of(range) * (of_p > 0 && of_u > 0 ? of_p / of_u : 1);
+      detail::update(device, range.count, detail::Mix{1, -rate}, p, static_cast<const T*>(p),
+                     static_cast<const T*>(u.data()));
+    });
   }
 
  protected:

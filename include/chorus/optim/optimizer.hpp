@@ -11,13 +11,11 @@
 #include <utility>
 #include <vector>
 
+#include <chorus/kernels/optimizer.hpp>
 #include <chorus/nn/flat_parameters.hpp>
 #include <chorus/optim/learning_rate.hpp>
 #include <chorus/optim/parameter_group.hpp>
 #include <chorus/optim/replayed_steps.hpp>
-#if CHORUS_USE_CUDA
-#include <chorus/kernels/optimizer.hpp>
-#endif
 
 namespace chorus::inline CHORUS_ABI::optim {
 
@@ -64,6 +62,21 @@ class Optimizer : public HasLearningRate {
   {
     make_state();  // all steps before the capture may have been left out
     replayed_.prepare(device());
+  }
+
+  /// Of `bytes` of gradients at `own`: what their average is the sum of.
+  using TermsOf = std::function<std::vector<kernels::GradientTerm>(const void* own, std::size_t bytes)>;
+
+  /// On the CPU: a step with averages of several ranks' gradients, which each range's are added up to on the way.
+  void step_averaging(const TermsOf& terms_of)
+    requires(std::is_same_v<D, Cpu>)
+  {
+    const struct Scope {
+      const TermsOf*& known;
+      ~Scope() { known = nullptr; }
+    } scope{terms_of_};
+    terms_of_ = &terms_of;
+    step();
   }
 
   /// Forgets all gradients.
@@ -118,16 +131,27 @@ class Optimizer : public HasLearningRate {
     DType dtype;
     Index count;
     void* value;
-    const void* grad;
+    void* grad;
     std::array<void*, max_slots> state;
     std::int64_t steps;  // before this one
     GroupOptions group;
     std::size_t axes;             // of the first parameter
     const std::int64_t* counted;  // where the host counts its steps, this one included
+    std::span<const kernels::GradientTerm> terms = {};  // of its gradient, where `update` adds it up
 
     double weight_decay(double of_optimizer) const { return group.weight_decay.value_or(of_optimizer); }
   };
   double lr_of(const Range& range) const { return lr() * range.group.lr_scale; }
+
+  /// A gradient as kernels take it.
+  template <class T>
+  auto gradient(const Range& range) const {
+    const auto own = static_cast<const T*>(range.grad);
+    if constexpr (std::is_same_v<D, Cpu>)
+      return kernels::Gradient<T>(own, range.terms);
+    else
+      return own;
+  }
 
   /// A step's scalars as kernels take them. In a captured step they lie in device memory, where each replay finds its
   /// own learning rate and number.
@@ -159,10 +183,17 @@ class Optimizer : public HasLearningRate {
   /// The names of the state that each parameter has, of its own dtype and shape, at first 0.
   virtual std::span<const std::string_view> slots() const = 0;
 
-  /// Calls `update(T{}, range)` for ranges that cover all parameters with gradients, then counts the step. With
-  /// `each_alone` a range is one parameter.
+  struct Walk {
+    bool each_alone = false;  ///< a range is one parameter
+    bool adds_up = false;     ///< `update` takes `gradient(range)`; else it finds averages at `range.grad`
+  };
+  /// Calls `update(T{}, range)` for ranges that cover all parameters with gradients, then counts the step.
   template <class Update>
-  void for_each_range(const Update& update, bool each_alone = false) {
+  void for_each_range(const Update& update) {
+    for_each_range({}, update);
+  }
+  template <class Update>
+  void for_each_range(const Walk& walk, const Update& update) {
     make_state();
     Range range{};
 #if CHORUS_USE_CUDA
@@ -180,10 +211,22 @@ class Optimizer : public HasLearningRate {
 #endif
     const auto flush = [&] {
       if (range.count == 0) return;
+      const auto of_type = [&]<class T>(T) {
+        std::vector<kernels::GradientTerm> terms;
+        if constexpr (std::is_same_v<D, Cpu>)
+          if (terms_of_ != nullptr) {
+            terms = (*terms_of_)(range.grad, static_cast<std::size_t>(range.count) * sizeof(T));
+            if (walk.adds_up)
+              range.terms = terms;
+            else
+              kernels::add_up(Cpu{}, range.count, static_cast<T*>(range.grad), {static_cast<T*>(range.grad), terms});
+          }
+        update(T{}, range);
+      };
       if (range.dtype == DType::f32)
-        update(float{}, range);
+        of_type(float{});
       else
-        update(double{}, range);
+        of_type(double{});
       range.count = 0;
     };
     for (Entry& entry : entries_) {
@@ -195,7 +238,7 @@ class Optimizer : public HasLearningRate {
                  entry.group, parameter.extents().size(), &entry.steps};
       for (std::size_t slot = 0; slot < slots().size(); ++slot) next.state[slot] = state_data(entry, slot);
       parameter.touch();
-      if (each_alone || !continues(range, next)) {
+      if (walk.each_alone || !continues(range, next)) {
         flush();
         range = next;
       } else {
@@ -275,6 +318,7 @@ class Optimizer : public HasLearningRate {
 
   std::vector<Entry> entries_;
   std::array<Storage<D>, max_slots> state_;
+  const TermsOf* terms_of_ = nullptr;  // during a step
   bool made_ = false;
   detail::ReplayedSteps<D> replayed_;
 };

@@ -36,10 +36,12 @@ class BucketSender {
   DdpClock& clock() { return clock_; }
   const DdpClock& clock() const { return clock_; }
 
-  /// A backward pass begins, whose gradients count `weight` in the average. `whole`: parts are not enough this time.
-  void begin(double weight, bool whole) {
+  /// A backward pass begins, whose gradients count `weight` in the average. `whole`: parts are not enough this time;
+  /// `apart`: nothing is averaged in it, others reach these gradients.
+  void begin(double weight, bool whole, bool apart) {
     weight_ = weight;
     whole_ = whole;
+    apart_ = apart;
     next_ = next_back_ = 0;
     bad_ = no_bucket;
     clock_.backward_begins(busy());
@@ -61,6 +63,8 @@ class BucketSender {
     for (auto& bucket : layout_.buckets()) bucket.missing = 0;
     send_full();
   }
+  double weight() const { return weight_; }
+  bool apart() const { return apart_; }
   bool all_sent() const { return next_ == layout_.buckets().size(); }
 
   /// Whether the next bucket in order has come back.
@@ -115,13 +119,15 @@ class BucketSender {
   }
   template <class View>
   comm::Work start(const View& view) {
-    if constexpr (in_parts)
+    if constexpr (in_parts) {
       if (whole_) return AllReduce{}.start(view, communicator_);
+      if (apart_) return {};
+    }
     return hook_.start(view, communicator_);
   }
   bool resume(std::size_t b, int round) {
     bool more = false;
-    if (in_parts && whole_) return more;
+    if (in_parts && (whole_ || apart_)) return more;
     with_bucket(b, [&](const auto& view) {
       if (auto next = hook_.resume(view, communicator_, round)) {
         layout_.buckets()[b].work = std::move(*next);
@@ -137,7 +143,7 @@ class BucketSender {
   Hook hook_;
   DdpClock clock_;
   double weight_ = 1;
-  bool whole_ = false;
+  bool whole_ = false, apart_ = false;
   std::size_t next_ = 0, next_back_ = 0;  // buckets: to be sent, to be taken back
   std::size_t bad_ = no_bucket;
   std::vector<std::size_t> open_;  // buckets that are awaited

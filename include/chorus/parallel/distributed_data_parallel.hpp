@@ -194,21 +194,47 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   }
   /// Those in parts have been used.
   void forget_parts() { reducer_.parts().forget(); }
+  /// Has each rank average its part, where backward has left that to the optimizer. All ranks call it.
+  void average_parts() {
+    if constexpr (averages_in_parts) reducer_.parts().average(this->communicator_);
+  }
+  /// Where backward has left it so: all ranks' gradients, which the optimizer averages as it steps, and which stay as
+  /// they are until all have done so; else null. All ranks call it, and none returns before all have.
+  const detail::SharedGradients* gradients_apart() {
+    if constexpr (averages_in_parts) {
+      auto& parts = reducer_.parts();
+      if (!parts.apart()) return nullptr;
+      parts.tell_weight(this->communicator_);
+      return &parts.shared();
+    }
+    return nullptr;
+  }
 
   // For an optimizer whose ranks each step numbers of their own.
 
   /// Moves the parameters, rank 0's numbers, into memory that all ranks have in common, where there is such: on CPUs of
-  /// one machine. All ranks call it.
+  /// one machine. Where the hook averages in parts, gradients move to where all ranks reach them, and backward leaves
+  /// averaging to the optimizer. All ranks call it.
   void share_parameters() {
     if (!std::is_same_v<D, Cpu> || this->communicator_.size() == 1) return;
     this->broadcast_parameters(0, shared());
-    const auto in_common = [&communicator = this->communicator_](std::size_t bytes) {
-      return comm::allocate_shared(communicator, bytes);
+    const auto of_rank_0 = [&communicator = this->communicator_](std::size_t bytes) {
+      const auto memory = comm::allocate_shared(communicator, communicator.rank() == 0 ? bytes : 0);
+      return memory.empty() ? nullptr : memory[0];
     };
-    this->flat_.use_memory(in_common, own_memory(), nn::FlatParameters<D>::Values::in_common);
+    const auto reached = [this, own = own_memory()](std::size_t bytes) -> std::shared_ptr<void> {
+      auto memory = reducer_.parts().shared().allocate(this->communicator_, bytes);
+      return memory || !own ? memory : own(bytes);
+    };
+    with_gradients([&] {
+      this->flat_.use_memory(of_rank_0, averages_in_parts ? reached : own_memory(),
+                             nn::FlatParameters<D>::Values::in_common);
+    });
   }
   /// Moves them back into memory of each rank's own. No collective: nobody may step meanwhile.
-  void keep_own_parameters() { this->flat_.use_memory(own_memory(), own_memory()); }
+  void keep_own_parameters() {
+    with_gradients([&] { this->flat_.use_memory(own_memory(), own_memory()); });
+  }
 
   // For checkpoints.
 

@@ -1,7 +1,9 @@
 #pragma once
 /// Gradients of which each rank has averaged its part alone.
 
+#include <algorithm>
 #include <chorus/parallel/gradient_layout.hpp>
+#include <chorus/parallel/shared_gradients.hpp>
 #include <cstddef>
 #include <vector>
 
@@ -9,6 +11,8 @@ namespace chorus::inline CHORUS_ABI::detail {
 
 /// Keeps such gradients out of sight: behind a backward pass their parameters have none, so that nobody takes the rest,
 /// which is this rank's own, for an average. An optimizer that knows which part is its own sees them for a while.
+/// Where ranks reach each other's gradients, averages may be left to that optimizer's step: until then gradients are
+/// apart.
 template <Device D>
 class GradientParts {
  public:
@@ -20,7 +24,46 @@ class GradientParts {
                       " before a ShardedOptimizer has stepped with the last averages, of which each rank has a part, "
                       "or forgotten them (zero_grad); several passes for one step belong under no_sync");
   }
-  void hide() {
+  /// Where ranks reach each other's.
+  SharedGradients& shared() { return shared_; }
+  const SharedGradients& shared() const { return shared_; }
+  bool all_reached() const {
+    return std::all_of(layout_.buckets().begin(), layout_.buckets().end(), [&](const auto& bucket) {
+      return shared_.reached(layout_.gradients(bucket), bucket.count * size_of(layout_.dtype(bucket)));
+    });
+  }
+  bool apart() const { return apart_; }
+  /// All ranks tell each other what their gradients, which are apart, count. Throws UsageError where they are no longer
+  /// reached.
+  template <class Communicator>
+  void tell_weight(Communicator& communicator) {
+    check<UsageError>(all_reached(),
+                      "ShardedOptimizer: the last gradients were to be averaged by the step of an optimizer that has "
+                      "parameters in common, which is gone");
+    shared_.tell_weight(communicator, weight_);
+  }
+  /// Has each rank average its part of each bucket now.
+  template <class Communicator>
+  void average(Communicator& communicator) {
+    if (!apart_) return;
+    tell_weight(communicator);
+    for (const auto& bucket : layout_.buckets()) {
+      const auto part = part_of(bucket.count, static_cast<std::size_t>(communicator.rank()),
+                                static_cast<std::size_t>(communicator.size()));
+      with_type(layout_.dtype(bucket), layout_.gradients(bucket), [&]<class T>(T* gradients) {
+        T* const own = gradients + part.begin;
+        const auto count = part.end - part.begin;
+        kernels::add_up(Cpu{}, static_cast<Index>(count), own, {own, shared_.terms(own, count * sizeof(T))});
+      });
+    }
+    apart_ = false;
+    communicator.barrier();  // others read this rank's until then
+  }
+
+  /// `apart`: nothing has been averaged so far; this rank's gradients count `weight`.
+  void hide(bool apart, double weight) {
+    apart_ = apart;
+    weight_ = weight;
     for (std::size_t i = 0; i < layout_.entries(); ++i)
       if (layout_.is_sent(i) && layout_.parameter(i).grad_arrived()) hidden_.push_back(i);
     set_arrived(false);
@@ -38,7 +81,7 @@ class GradientParts {
   }
   void forget() {
     hidden_.clear();
-    waiting_ = false;
+    waiting_ = apart_ = false;
   }
 
  private:
@@ -47,8 +90,10 @@ class GradientParts {
   }
 
   const GradientLayout<D>& layout_;
+  SharedGradients shared_;
   std::vector<std::size_t> hidden_;  // entries
-  bool waiting_ = false;
+  bool waiting_ = false, apart_ = false;
+  double weight_ = 1;
 };
 
 }  // namespace chorus::inline CHORUS_ABI::detail

@@ -10,6 +10,7 @@
 #include <chorus/optim/optimizer.hpp>
 #include <chorus/parallel/non_finite.hpp>
 #include <chorus/parallel/parameter_shards.hpp>
+#include <chorus/parallel/shared_gradients.hpp>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -56,9 +57,11 @@ struct ShardedOptimizerOptions {
 ///
 /// With share_parameters they are not even whole on each rank, but there once (as MPI_Win_allocate_shared gives
 /// memory): a step sends nothing, and ranks on neighbouring cores find weights in their cache that another one has
-/// read. What a program does with parameters itself then acts on all ranks. To read them, or to write the same on all
-/// ranks, as loading does, takes no care; `p *= 0.9` on every rank would be done by each. Optimizers that don't know of
-/// it refuse. The optimizer's end gives each rank a copy of its own.
+/// read. With the hook ReduceScatter backward sends nothing either: gradients lie where all ranks reach them, and each
+/// rank averages its part as it steps, in the same pass over memory. What a program does with parameters itself then
+/// acts on all ranks. To read them, or to write the same on all ranks, as loading does, takes no care; `p *= 0.9` on
+/// every rank would be done by each. Optimizers that don't know of it refuse. The optimizer's end gives each rank a
+/// copy of its own.
 template <class Opt>
 class ShardedOptimizer : public optim::HasLearningRate {
   static_assert(
@@ -81,6 +84,7 @@ class ShardedOptimizer : public optim::HasLearningRate {
         with_parts_(while_alive(net,
                                 [this, &net](const UseParts& use) {
                                   prepare(net);
+                                  net.average_parts();
                                   net.with_gradients([&] { use(shards_.mine()); });
                                 })),
         make_largest_(while_alive(net, [&net](std::int32_t* number) { net.make_largest(number); })),
@@ -235,18 +239,23 @@ class ShardedOptimizer : public optim::HasLearningRate {
   void step(Net& net, [[maybe_unused]] const std::int32_t* unwanted) {
     prepare(net);
     const bool shared = in_common(net);
-    if (shared) net.communicator().barrier();  // others may compute with the old ones still
+    const auto* const apart = net.gradients_apart();
+    if (shared && apart == nullptr) net.communicator().barrier();  // others may compute with the old ones still
     if (own_) {
       take_learning_rate();
       net.with_gradients([&] {
-        if constexpr (!std::is_same_v<D, Cpu>)
+        if constexpr (std::is_same_v<D, Cpu>) {
+          if (apart != nullptr)
+            return own_->step_averaging([&](const void* own, std::size_t bytes) { return apart->terms(own, bytes); });
+        } else {
           if (unwanted != nullptr) return own_->step_unless(unwanted);
+        }
         own_->step();
       });
     }
     net.forget_parts();
     gather(net);
-    if (shared) net.communicator().barrier();
+    if (shared || apart != nullptr) net.communicator().barrier();
     for (const auto& entry : net.flat_parameters().entries()) entry.parameter().touch();
   }
 
@@ -266,6 +275,7 @@ class ShardedOptimizer : public optim::HasLearningRate {
                       "ShardedOptimizer: clip_grad_norm in a step that is captured, where no rank knows its norm");
 #endif
     prepare(net);
+    net.average_parts();
     double squares = 0;
     net.with_gradients([&] { squares = optim::detail::square_sum(shards_.mine()); });
     net.communicator().all_reduce(std::span(&squares, 1), comm::ReduceOp::sum, {});

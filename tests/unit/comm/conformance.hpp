@@ -171,19 +171,29 @@ std::string objects(ch::comm::Communicator auto& c) {
   return "";
 }
 
-/// Memory that all ranks of a machine have.
+/// Memory of each rank's that all ranks of a machine have.
 std::string in_common(ch::comm::Communicator auto& c) {
   const auto n = static_cast<std::size_t>(c.size());
-  for (const std::size_t bytes : {n, std::size_t{100'001}}) {
-    const auto memory = ch::comm::allocate_shared(c, bytes);
-    if (!memory) return "allocate_shared: none";
-    if (reinterpret_cast<std::uintptr_t>(memory.get()) % 4096 != 0) return "allocate_shared: not aligned";
-    if (memory.get()[bytes - 1] != std::byte{0}) return "allocate_shared: not zeroed";
+  // Each rank has so many bytes and as many more as its number, or rank 0 alone has some.
+  for (const std::size_t most : {n, std::size_t{100'001}, std::size_t{0}}) {
+    const auto bytes = [&](std::size_t rank) { return most > 0 ? most + rank : rank == 0 ? n : 0; };
+    const auto memory = ch::comm::allocate_shared(c, bytes(static_cast<std::size_t>(c.rank())));
+    if (memory.size() != n) return "allocate_shared: none";
+    for (std::size_t owner = 0; owner < n; ++owner) {
+      auto* const of_owner = memory[owner].get();
+      if ((of_owner == nullptr) != (bytes(owner) == 0)) return ch::cat("allocate_shared: of rank ", owner);
+      if (of_owner == nullptr) continue;
+      if (reinterpret_cast<std::uintptr_t>(of_owner) % 4096 != 0) return "allocate_shared: not aligned";
+      if (of_owner[bytes(owner) - 1] != std::byte{0}) return "allocate_shared: not zeroed";
+    }
     c.barrier();
-    memory.get()[c.rank()] = static_cast<std::byte>(c.rank() + 1);
+    for (std::size_t owner = 0; owner < n; ++owner)
+      if (memory[owner]) memory[owner].get()[c.rank()] = static_cast<std::byte>(c.rank() + 1 + static_cast<int>(owner));
     c.barrier();
-    for (std::size_t rank = 0; rank < n; ++rank)
-      if (memory.get()[rank] != static_cast<std::byte>(rank + 1)) return ch::cat("allocate_shared: of rank ", rank);
+    for (std::size_t owner = 0; owner < n; ++owner)
+      for (std::size_t rank = 0; memory[owner] && rank < n; ++rank)
+        if (memory[owner].get()[rank] != static_cast<std::byte>(rank + 1 + owner))
+          return ch::cat("allocate_shared: of rank ", owner, ", by rank ", rank);
   }
   return "";
 }

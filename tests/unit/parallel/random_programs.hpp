@@ -52,6 +52,7 @@ struct Program : Structure {
   double clip = 0;
   ch::DistributedDataParallelOptions options;
   Stepping stepping = Stepping::plain;
+  bool in_common = false;  // ranks have one copy of the parameters
   std::vector<Step> steps;
   std::vector<std::vector<int>> epochs;  // under join: steps that each rank takes; empty: no join
   int saved_before = -1;                 // the step before which a checkpoint is written
@@ -153,6 +154,7 @@ inline Program draw(std::uint64_t seed) {
   if (poison) o.non_finite = ch::NonFinite::skip_step;
   Draw more(seed + 7'000'000);  // programs stay what they are without it
   p.scaled = p.feature("scaled", !fused && !poison && more.chance(30));
+  p.in_common = p.feature("parameters in common", sharded && more.chance(50));
   p.asks = p.scaled && p.feature("scaler asks", p.ignores() || more.chance(40));
 
   const auto ranks = static_cast<std::size_t>(p.ranks);
@@ -207,6 +209,8 @@ inline Program draw(std::uint64_t seed) {
   if (joins) {
     const auto first = static_cast<int>((o.static_graph ? 1 : 0) + d.below(count)),
                second = static_cast<int>(count) - first;
+    // Gradients that are left behind a join are each rank's own.
+    if (second > 0) p.steps[static_cast<std::size_t>(first)].keeps = false;
     for (const int length : {first, second}) {
       std::vector<int> own;
       for (std::size_t r = 0; r < ranks; ++r)

@@ -7,9 +7,13 @@
 #include <cerrno>
 #include <chorus/core/trace.hpp>
 #include <chorus/io/checkpoint.hpp>
+#include <chorus/optim/adagrad.hpp>
 #include <chorus/optim/averaging.hpp>
+#include <chorus/optim/lion.hpp>
+#include <chorus/optim/rmsprop.hpp>
 #include <chorus/parallel/hooks/reduce_scatter.hpp>
 #include <chorus/parallel/sharded_optimizer.hpp>
+#include <optional>
 #include <thread>
 
 #include "../io/files.hpp"
@@ -35,10 +39,14 @@ const optim::AdamOptions adam{.lr = 0.05, .amsgrad = true};
 const ShardedOptimizerOptions in_common{.share_parameters = true};
 using Model = test::Smooth<Cpu>;
 
+template <class Net>
+void backward(Net& net, std::uint32_t number, const World& world) {
+  cross_entropy(net(test::share(numbers(12, 5, number), world)), test::share(labels(12, 3, number), world)).backward();
+}
 template <class Net, class Optimizer>
 void step(Net& net, Optimizer& optimizer, std::uint32_t number, const World& world) {
   optimizer.zero_grad();
-  cross_entropy(net(test::share(numbers(12, 5, number), world)), test::share(labels(12, 3, number), world)).backward();
+  backward(net, number, world);
   optimizer.step();
 }
 
@@ -72,6 +80,58 @@ TEST_CASE("shared parameters: the steps are those of ranks with copies of their 
       const auto whole = trained<AllReduce>(ranks, false, options);
       CHECK(trained<AllReduce>(ranks, true, options) == whole);
     }
+}
+
+/// The same with any optimizer.
+template <class Opt>
+std::string stepped(bool share, const typename Opt::options_type& of_opt, double max_norm = 0) {
+  return common_text(3, [=](const World& world) {
+    Distributed<Model, ReduceScatter> rank(world);
+    ShardedOptimizer<Opt> optimizer{rank.net, of_opt, {.share_parameters = share}};
+    std::string hashes;
+    for (std::uint32_t number = 0; number < 4; ++number) {
+      optimizer.zero_grad();
+      backward(rank.net, number, world);
+      if (max_norm > 0) hashes += cat(optimizer.clip_grad_norm(max_norm), " ");
+      optimizer.step();
+      hashes += io::parameters_sha256(rank.net.module()).substr(0, 16) + " ";
+    }
+    return hashes;
+  });
+}
+template <class Opt>
+void same_steps(const typename Opt::options_type& options) {
+  for (const double max_norm : {0.0, 0.1}) {
+    const auto text = stepped<Opt>(false, options, max_norm);
+    REQUIRE(std::count(text.begin(), text.end(), ' ') == (max_norm > 0 ? 8 : 4));
+    CHECK(stepped<Opt>(true, options, max_norm) == text);
+  }
+}
+
+TEST_CASE("shared parameters: every optimizer steps with the averages, whether it adds them up or finds them") {
+  same_steps<optim::Sgd<Cpu>>({.lr = 0.1, .momentum = 0.9, .weight_decay = 0.01, .nesterov = true});
+  same_steps<optim::AdamW<Cpu>>({.lr = 0.1, .weight_decay = 0.1});
+  same_steps<optim::Adagrad<Cpu>>({.lr = 0.1});
+  same_steps<optim::RmsProp<Cpu>>({.lr = 0.1, .momentum = 0.5});
+  same_steps<optim::RmsProp<Cpu>>({.lr = 0.1, .centered = true});
+  same_steps<optim::Lion<Cpu>>({.lr = 0.1});
+}
+
+TEST_CASE("shared parameters: averages that an optimizer was to make, which is gone, are not taken for made") {
+  const auto text = common_text(2, [](const World& world) {
+    Distributed<Model, ReduceScatter> rank(world);
+    std::optional<ShardedOptimizer<Adam>> optimizer(std::in_place, rank.net, adam, in_common);
+    step(rank.net, *optimizer, 0, world);
+    optimizer->zero_grad();
+    backward(rank.net, 1, world);
+    optimizer.reset();
+    ShardedOptimizer<Adam> other{rank.net, adam};
+    const auto message = message_of<UsageError>([&] { other.step(); });
+    other.zero_grad();
+    step(rank.net, other, 2, world);
+    return message;
+  });
+  CHECK_THAT(text, StartsWith("ShardedOptimizer: the last gradients were to be averaged by") && EndsWith("is gone"));
 }
 
 TEST_CASE("shared parameters: layers are frozen and thawed, and buckets made anew") {
