@@ -7,6 +7,7 @@
 #include <chorus/kernels/optimizer.hpp>
 #include <cmath>
 #include <cstdint>
+#include <span>
 #include <type_traits>
 #include <vector>
 
@@ -30,10 +31,11 @@ void with_gradient(const Gradient<T>& g, const F& f) {
   const auto product = [zero = splat(static_cast<T>(nothing))](const Term& term, Index i, auto n) {
     return Eigen::internal::por(pmul(splat(term.weight), load(term.numbers + i, n)), zero);
   };
-  f([product, first = terms[0], second = terms[1], rest = terms.data() + 2, end = terms.data() + terms.size()](Index i,
-                                                                                                               auto n) {
+  const Term first = terms[0], second = terms[1];
+  const std::span<const Term> rest = std::span(terms).subspan(2);
+  f([=](Index i, auto n) {
     auto sum = padd(product(first, i, n), product(second, i, n));
-    for (const Term* term = rest; term != end; ++term) sum = padd(sum, product(*term, i, n));
+    for (const Term& term : rest) sum = padd(sum, product(term, i, n));
     return sum;
   });
 }
