@@ -6,7 +6,7 @@ set -eu
 cd "$(dirname "$0")/.."
 
 tests/install.sh g++ cmake ninja-build ccache pkg-config libeigen3-dev nlohmann-json3-dev catch2 libcli11-dev \
-  zlib1g-dev libssl-dev python3-venv libopenmpi-dev openmpi-bin libgloo-dev
+  zlib1g-dev libssl-dev python3-venv libopenmpi-dev openmpi-bin libgloo-dev iproute2
 jobs=$(nproc)
 export CMAKE_GENERATOR="${CMAKE_GENERATOR:-Ninja}" CTEST_PARALLEL_LEVEL="$jobs"
 started=$(date +%s)
