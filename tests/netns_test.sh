@@ -13,7 +13,8 @@ finish() {
   rm -rf "$folder"
 }
 trap finish EXIT
-if [ "$(id -u)" != 0 ] || ! command -v ip >/dev/null || ! ip netns add "$a" 2>"$folder/why"; then
+if [ "$(id -u)" != 0 ] || ! command -v ip >/dev/null || ! ip netns add "$a" 2>"$folder/why" ||
+  ! ip netns exec "$a" true 2>"$folder/why"; then
   echo "SKIPPED: network namespaces need root, and the program ip (iproute2): $(cat "$folder/why" 2>/dev/null)"
   exit 77
 fi
