@@ -31495,6 +31495,10 @@ class DdpClock {
 
 namespace chorus::inline CHORUS_ABI::detail {
 
+/// What becomes of a backward pass' gradients: what the hook does; whole averages, where a hook's parts are not enough;
+/// nothing, for other ranks reach them, and the optimizer averages as it steps.
+enum class Averaging { by_hook, whole, by_optimizer };
+
 /// Buckets leave in order, each as soon as it is full: all ranks have to call in one order.
 template <Device D, class Hook, class Communicator>
 class BucketSender {
@@ -31519,12 +31523,10 @@ class BucketSender {
   DdpClock& clock() { return clock_; }
   const DdpClock& clock() const { return clock_; }
 
-  /// A backward pass begins, whose gradients count `weight` in the average. `whole`: parts are not enough this time;
-  /// `apart`: nothing is averaged in it, others reach these gradients.
-  void begin(double weight, bool whole, bool apart) {
+  /// A backward pass begins, whose gradients count `weight` in the average.
+  void begin(double weight, Averaging averaging) {
     weight_ = weight;
-    whole_ = whole;
-    apart_ = apart;
+    averaging_ = averaging;
     next_ = next_back_ = 0;
     bad_ = no_bucket;
     clock_.backward_begins(busy());
@@ -31547,7 +31549,7 @@ class BucketSender {
     send_full();
   }
   double weight() const { return weight_; }
-  bool apart() const { return apart_; }
+  Averaging averaging() const { return averaging_; }
   bool all_sent() const { return next_ == layout_.buckets().size(); }
 
   /// Whether the next bucket in order has come back.
@@ -31603,14 +31605,14 @@ class BucketSender {
   template <class View>
   comm::Work start(const View& view) {
     if constexpr (in_parts) {
-      if (whole_) return AllReduce{}.start(view, communicator_);
-      if (apart_) return {};
+      if (averaging_ == Averaging::whole) return AllReduce{}.start(view, communicator_);
+      if (averaging_ == Averaging::by_optimizer) return {};
     }
     return hook_.start(view, communicator_);
   }
   bool resume(std::size_t b, int round) {
     bool more = false;
-    if (in_parts && (whole_ || apart_)) return more;
+    if (averaging_ != Averaging::by_hook) return more;
     with_bucket(b, [&](const auto& view) {
       if (auto next = hook_.resume(view, communicator_, round)) {
         layout_.buckets()[b].work = std::move(*next);
@@ -31626,7 +31628,7 @@ class BucketSender {
   Hook hook_;
   DdpClock clock_;
   double weight_ = 1;
-  bool whole_ = false, apart_ = false;
+  Averaging averaging_ = Averaging::by_hook;
   std::size_t next_ = 0, next_back_ = 0;  // buckets: to be sent, to be taken back
   std::size_t bad_ = no_bucket;
   std::vector<std::size_t> open_;  // buckets that are awaited
@@ -32278,14 +32280,18 @@ class Reducer {
     arrivals_.reset();
   }
 
+  Averaging averaging() const {
+    if (!in_parts) return Averaging::by_hook;
+    // Behind the first pass gradients change their places.
+    if (!order_learned_ && !may_leave_out()) return Averaging::whole;
+    // A policy for numbers that are not finite judges averages, behind this pass.
+    const bool judged = options_.non_finite != NonFinite::propagate;
+    return !judged && parts_.all_reached() ? Averaging::by_optimizer : Averaging::by_hook;
+  }
   void begin_backward() {
     parts_.refuse_if_waiting("no other backward pass can begin");
     if (shares_.take_changed()) check_same_description(communicator_, "DistributedDataParallel", layout_.describe());
-    // Behind the first pass gradients change their places.
-    const bool whole = !order_learned_ && !may_leave_out();
-    // A policy for numbers that are not finite judges averages, behind this pass.
-    const bool apart = in_parts && !whole && options_.non_finite == NonFinite::propagate && parts_.all_reached();
-    sender_.begin(accumulated_.weight(), whole, apart);
+    sender_.begin(accumulated_.weight(), averaging());
     turn_.begin(&communicator_, options_.find_unused_parameters || options_.static_graph, operators_send);
     in_backward_ = true;
     arrivals_.begin();
@@ -32333,7 +32339,7 @@ class Reducer {
     accumulated_.forget();
     // Where parameters may be left out, ranks don't know the same order.
     if (!order_learned_ && !may_leave_out()) learn_order();
-    if (in_parts) parts_.hide(sender_.apart(), sender_.weight());
+    if (in_parts) parts_.hide(sender_.averaging() == Averaging::by_optimizer, sender_.weight());
   }
 
   // A parameter has a gradient where any rank used it; where none did it stays without, so that no optimizer moves it.

@@ -3,7 +3,6 @@
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <chorus/comm/communicator.hpp>
 #include <chorus/comm/hmac.hpp>
 #include <chorus/comm/shared_region.hpp>

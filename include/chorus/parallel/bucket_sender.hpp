@@ -12,6 +12,10 @@
 
 namespace chorus::inline CHORUS_ABI::detail {
 
+/// What becomes of a backward pass' gradients: what the hook does; whole averages, where a hook's parts are not enough;
+/// nothing, for other ranks reach them, and the optimizer averages as it steps.
+enum class Averaging { by_hook, whole, by_optimizer };
+
 /// Buckets leave in order, each as soon as it is full: all ranks have to call in one order.
 template <Device D, class Hook, class Communicator>
 class BucketSender {
@@ -36,12 +40,10 @@ class BucketSender {
   DdpClock& clock() { return clock_; }
   const DdpClock& clock() const { return clock_; }
 
-  /// A backward pass begins, whose gradients count `weight` in the average. `whole`: parts are not enough this time;
-  /// `apart`: nothing is averaged in it, others reach these gradients.
-  void begin(double weight, bool whole, bool apart) {
+  /// A backward pass begins, whose gradients count `weight` in the average.
+  void begin(double weight, Averaging averaging) {
     weight_ = weight;
-    whole_ = whole;
-    apart_ = apart;
+    averaging_ = averaging;
     next_ = next_back_ = 0;
     bad_ = no_bucket;
     clock_.backward_begins(busy());
@@ -64,7 +66,7 @@ class BucketSender {
     send_full();
   }
   double weight() const { return weight_; }
-  bool apart() const { return apart_; }
+  Averaging averaging() const { return averaging_; }
   bool all_sent() const { return next_ == layout_.buckets().size(); }
 
   /// Whether the next bucket in order has come back.
@@ -120,14 +122,14 @@ class BucketSender {
   template <class View>
   comm::Work start(const View& view) {
     if constexpr (in_parts) {
-      if (whole_) return AllReduce{}.start(view, communicator_);
-      if (apart_) return {};
+      if (averaging_ == Averaging::whole) return AllReduce{}.start(view, communicator_);
+      if (averaging_ == Averaging::by_optimizer) return {};
     }
     return hook_.start(view, communicator_);
   }
   bool resume(std::size_t b, int round) {
     bool more = false;
-    if (in_parts && (whole_ || apart_)) return more;
+    if (averaging_ != Averaging::by_hook) return more;
     with_bucket(b, [&](const auto& view) {
       if (auto next = hook_.resume(view, communicator_, round)) {
         layout_.buckets()[b].work = std::move(*next);
@@ -143,7 +145,7 @@ class BucketSender {
   Hook hook_;
   DdpClock clock_;
   double weight_ = 1;
-  bool whole_ = false, apart_ = false;
+  Averaging averaging_ = Averaging::by_hook;
   std::size_t next_ = 0, next_back_ = 0;  // buckets: to be sent, to be taken back
   std::size_t bad_ = no_bucket;
   std::vector<std::size_t> open_;  // buckets that are awaited

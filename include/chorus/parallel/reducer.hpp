@@ -172,14 +172,18 @@ class Reducer {
     arrivals_.reset();
   }
 
+  Averaging averaging() const {
+    if (!in_parts) return Averaging::by_hook;
+    // Behind the first pass gradients change their places.
+    if (!order_learned_ && !may_leave_out()) return Averaging::whole;
+    // A policy for numbers that are not finite judges averages, behind this pass.
+    const bool judged = options_.non_finite != NonFinite::propagate;
+    return !judged && parts_.all_reached() ? Averaging::by_optimizer : Averaging::by_hook;
+  }
   void begin_backward() {
     parts_.refuse_if_waiting("no other backward pass can begin");
     if (shares_.take_changed()) check_same_description(communicator_, "DistributedDataParallel", layout_.describe());
-    // Behind the first pass gradients change their places.
-    const bool whole = !order_learned_ && !may_leave_out();
-    // A policy for numbers that are not finite judges averages, behind this pass.
-    const bool apart = in_parts && !whole && options_.non_finite == NonFinite::propagate && parts_.all_reached();
-    sender_.begin(accumulated_.weight(), whole, apart);
+    sender_.begin(accumulated_.weight(), averaging());
     turn_.begin(&communicator_, options_.find_unused_parameters || options_.static_graph, operators_send);
     in_backward_ = true;
     arrivals_.begin();
@@ -227,7 +231,7 @@ class Reducer {
     accumulated_.forget();
     // Where parameters may be left out, ranks don't know the same order.
     if (!order_learned_ && !may_leave_out()) learn_order();
-    if (in_parts) parts_.hide(sender_.apart(), sender_.weight());
+    if (in_parts) parts_.hide(sender_.averaging() == Averaging::by_optimizer, sender_.weight());
   }
 
   // A parameter has a gradient where any rank used it; where none did it stays without, so that no optimizer moves it.

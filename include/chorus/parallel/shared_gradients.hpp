@@ -1,7 +1,6 @@
 #pragma once
 /// Gradients that every rank reads where another one has computed them, so that a step averages them on its way.
 
-#include <algorithm>
 #include <chorus/comm/communicator.hpp>
 #include <chorus/comm/shared_window.hpp>
 #include <chorus/core/trace.hpp>
