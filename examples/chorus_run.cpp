@@ -156,6 +156,8 @@ int main(int argc, char** argv) {
     ch::check<ch::UsageError>(!standalone || group.nodes == 1, "--standalone is for one machine, got --nnodes ",
                               group.nodes);
     ch::check<ch::UsageError>(!std::isnan(grace), "--grace: expected seconds from 0 to 3600, got nan");
+    group.master_addr = ch::comm::detail::without_brackets(group.master_addr);
+    machines.local_addr = ch::comm::detail::without_brackets(machines.local_addr);
     if (!endpoint.empty()) take_endpoint(group, endpoint, backend == "static" ? 29500 : 29400);
     if (standalone) group.master_addr = "127.0.0.1", group.master_port = 0;
     if (group.nodes > 1 && group.master_port == 0) group.master_port = backend == "static" ? 29500 : 29400;

@@ -70,10 +70,10 @@ inline void take_endpoint(ch::RankGroup& group, const std::string& text, int def
   const bool bare = !text.starts_with('[') && text.find(':') != colon;
   const bool has_port = !bare && colon != std::string::npos && text.find(']', colon) == std::string::npos;
   std::string host = text.substr(0, has_port ? colon : text.size());
-  if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
+  host = ch::comm::detail::without_brackets(host);
   const int port = has_port ? number(std::string_view(text).substr(colon + 1), 0, 65535) : default_port;
-  ch::check<ch::UsageError>(!host.empty() && port >= 0, "--rdzv-endpoint: expected HOST or HOST:PORT, got '", text,
-                            "'");
+  const bool sound = !host.empty() && host.find_first_of("[]") == std::string::npos;
+  ch::check<ch::UsageError>(sound && port >= 0, "--rdzv-endpoint: expected HOST or HOST:PORT, got '", text, "'");
   ch::check<ch::UsageError>(port > 0 || group.nodes == 1, "--rdzv-endpoint ", text,
                             ": a free port is for one machine, got --nnodes ", group.nodes);
   group.master_addr = host;

@@ -67,7 +67,11 @@ struct Classifier : chorus::nn::Module {
     return std::visit([&](const auto& chosen) { return chosen.forward(images); }, model);
   }
   void visit(chorus::nn::Visitor& visitor) override {
-    std::visit([&](auto& chosen) { chosen.visit(visitor); }, model);
+    const auto see = [&](auto& chosen) {
+      visitor.inner(chosen);
+      chosen.visit(visitor);
+    };
+    std::visit(see, model);
   }
   std::string describe() const override {
     return std::visit([](const auto& chosen) { return chosen.describe(); }, model);

@@ -176,12 +176,26 @@ def what_cannot_start():
         expect(status == 1 and f"cannot listen on 127.0.0.1:{port}: Address already in use" in err, status, err)
     status, out, err = run("--nproc-per-node", 2, "--master-addr", "no such host", "true")
     expect(status == 1 and "address 'no such host'" in err, status, err)
-    status, out, err = run("--nproc-per-node", 2, "--master-addr", "::1", PROBE, "--do", "reduce", "--backend", "tcp")
-    expect((status, out) == (0, b"sum 3\nsum 3\n") or "Cannot assign requested address" in err or "Address family" in err, status, out, err)
+    for words in (["--master-addr", "::1"], ["--master-addr", "[::1]"], ["--rdzv-endpoint", f"[::1]:{free_port()}"]):
+        status, out, err = run("--nproc-per-node", 2, *words, PROBE, "--do", "reduce", "--backend", "tcp")
+        expect((status, out) == (0, b"sum 3\nsum 3\n") or "Cannot assign requested address" in err or "Address family" in err, status, out, err)
     begin = time.monotonic()
     status, out, err = run("--nproc-per-node", 2, "--max-restarts", 5, "false")
     expect(status == 1 and err.count("restart ") == 5 and time.monotonic() - begin > 0.9, "a busy loop:", time.monotonic() - begin, err)
     say("what cannot start: ok")
+
+
+def several_calls_of_launch():
+    """Ranks make every call that main makes, and meet for each at the socket that is theirs."""
+    status, out, err = run("--nproc-per-node", 2, "--master-port", free_port(), PROBE, "--main", "as it is")
+    for number in (1, 2):
+        for rank in (0, 1):
+            expect(status == 0 and out.count(f"setting {number}: rank {rank} of 2, sum 2\n".encode()) == 1, status, out, err)
+    expect(out.count(b"setting 0: rank 0 of 1, sum 1\n") == 2 and err.count("chorus:") == 1 and "each does all of the work" in err, out, err)
+    # A failure that main does not pass on is none, but it is told.
+    status, out, err = run("--nproc-per-node", 2, PROBE, "--main", "ignores", "--fail", 2)
+    expect(status == 0 and out.count(b"setting 1: ") == 2 and err.count("setting 2 has no file") == 2, status, out, err)
+    say("several calls of launch: ok")
 
 
 def launchers_that_disagree():
@@ -204,3 +218,4 @@ stopped_and_continued()
 output()
 what_cannot_start()
 launchers_that_disagree()
+several_calls_of_launch()

@@ -56,6 +56,8 @@ def torchrun_command_lines():
     expect((status, out) == (0, "2 ::1 5000 default\n"), status, out, err)
     status, out, err = run("--nnodes=2", "--node-rank=1", "--rdzv-endpoint=::1", *show)
     expect((status, out) == (0, "2 ::1 29500 default\n"), status, out, err)
+    status, out, err = run("--nnodes=2", "--node-rank=1", "--master-addr=[::1]", *show)
+    expect((status, out) == (0, "2 ::1 29500 default\n"), status, out, err)
     for visible, ranks in (("0,3", "2"), ("0,-1,1", "1")):
         status, out, err = run("--nproc-per-node=gpu", *show, environment={"CUDA_VISIBLE_DEVICES": visible})
         expect(status == 0 and out.startswith(f"{ranks} "), visible, status, out, err)
@@ -78,6 +80,7 @@ def torchrun_command_lines():
     for words, part in ((["--rdzv-backend=etcd"], "--rdzv-backend"), (["--nproc-per-node=tpu"], "--nproc-per-node"),
                         (["--rdzv-endpoint=h:0x"], "--rdzv-endpoint: expected HOST or HOST:PORT, got 'h:0x'"),
                         (["--rdzv-endpoint=h:70000"], "--rdzv-endpoint: expected HOST or HOST:PORT, got 'h:70000'"),
+                        (["--rdzv-endpoint=[::1"], "--rdzv-endpoint: expected HOST or HOST:PORT, got '[::1'"),
                         (["--rdzv-endpoint=h:1", "--master-port=2"], "--rdzv-endpoint"),
                         (["--nproc-per-node=2", "--local-ranks-filter=2"], "--local-ranks-filter: expected ranks from 0 to 1, got 2")):
         status, out, err = run(*words, *show)

@@ -35,6 +35,7 @@
 #include <chorus/ops/interpolation.hpp>
 #include <chorus/ops/more_activations.hpp>
 #include <chorus/ops/more_losses.hpp>
+#include <chorus/ops/norm.hpp>
 #include <chorus/ops/padding_modes.hpp>
 #include <chorus/ops/reduction_axes.hpp>
 #include <chorus/ops/scatter.hpp>
@@ -43,6 +44,7 @@
 #include <chorus/optim/grad_scaler.hpp>
 #include <chorus/optim/layerwise.hpp>
 #include <chorus/optim/lion.hpp>
+#include <chorus/optim/update_bn.hpp>
 #include <chorus/parallel/fused_optimizer.hpp>
 #include <chorus/parallel/hooks/compress.hpp>
 #include <chorus/parallel/hooks/post_local_sgd.hpp>

@@ -42,6 +42,7 @@
 #include <chorus/ops/padding.hpp>
 #include <chorus/ops/pointwise.hpp>
 #include <chorus/ops/pooling.hpp>
+#include <chorus/ops/random.hpp>
 #include <chorus/ops/recurrent.hpp>
 #include <chorus/ops/reduction.hpp>
 #include <chorus/ops/resize.hpp>

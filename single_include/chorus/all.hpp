@@ -45,10 +45,10 @@ namespace chorus::inline CHORUS_ABI {
 
 namespace detail {
 
-/// The random numbers of a part of a forward pass, to be drawn again.
-class RandomReplay {
+/// The random numbers of a part of a forward pass, to be drawn again, and what its layers found.
+class PassReplay {
  public:
-  RandomReplay() : outer_(random_context()) {
+  PassReplay() : outer_(random_context()), outer_run_(first_run) {
     if (outer_ != nullptr) {
       context_ = *outer_;
       // Asked for once, while its answer holds; not at all if no random operation asks.
@@ -73,19 +73,56 @@ class RandomReplay {
     context_.passes = &passes_;
     passes_.rewind(outer_ != nullptr ? outer_->passes : nullptr);
     const RandomScope scope(context_);
+    findings_.begin(outer_run_, ran_);
+    const FirstRunScope run_scope(findings_);
     return function();
   }
   /// After the first run: the rest of the pass goes on behind it.
   void leave() {
-    if (outer_ != nullptr) outer_->next_operation = context_.next_operation;
+    if (outer_ != nullptr) {
+      outer_->next_operation = context_.next_operation;
+      outer_->drew = context_.drew;
+    }
+    context_.is_share = nullptr;  // it has been asked; by backward there may be another batch
     outer_ = nullptr;
+    outer_run_ = nullptr;
+    ran_ = true;
   }
 
  private:
   RandomContext* outer_;
+  FirstRun* outer_run_;
+  FirstRun findings_;
+  bool ran_ = false;
   RandomContext context_;
   std::uint32_t start_ = 0;
   PassNumbers passes_;
+};
+
+/// The parameters that a part of a forward pass takes, and the versions of their numbers: what is computed again needs
+/// the same ones.
+class SeenParameters final : public ParameterWatch {
+ public:
+  SeenParameters() : outer_(std::exchange(parameter_watch, this)) {}
+  SeenParameters(const SeenParameters&) = delete;
+  SeenParameters& operator=(const SeenParameters&) = delete;
+  ~SeenParameters() { parameter_watch = outer_; }
+
+  void saw(const void* parameter, Node& node, std::span<const Index> extents, bool wants_grad) override {
+    if (outer_ != nullptr) outer_->saw(parameter, node, extents, wants_grad);
+    for (const auto& known : list)
+      if (known.node.get() == &node) return;
+    list.push_back({Ref<Node>(&node), node.numbers_version()});
+  }
+
+  struct Seen {
+    Ref<Node> node;
+    std::uint64_t version;
+  };
+  std::vector<Seen> list;
+
+ private:
+  ParameterWatch* outer_;
 };
 
 template <Operand X>
@@ -125,16 +162,24 @@ inline std::vector<Ref<Node>> older_leaves(const Ref<Node>& root, std::uint64_t 
 template <class Function, class T, int Rank, class D, class... Inputs>
 class CheckpointNode final : public GradNode<T, Rank, D> {
  public:
-  CheckpointNode(const Tensor<T, Rank, D>& value, Function function, RandomReplay random,
-                 std::vector<Ref<Node>> parameters, const Inputs&... inputs)
+  CheckpointNode(const Tensor<T, Rank, D>& value, Function function, PassReplay random,
+                 std::vector<Ref<Node>> parameters, std::vector<SeenParameters::Seen> seen, const Inputs&... inputs)
       : GradNode<T, Rank, D>("checkpoint", value.shape(), value.device()),
         saved_(std::in_place,
-               Saved{std::move(function), std::move(random), {inputs...}, std::move(parameters), batch_group()}) {}
+               Saved{std::move(function), std::move(random), {inputs...}, std::move(parameters), std::move(seen),
+                     batch_group()}) {}
 
   void backward(bool keep) override {
     if (!this->has_grad()) return;
     check<UsageError>(saved_.has_value(), "backward: the graph behind 'checkpoint' was freed by an earlier backward; ",
                       "pass retain_graph = true to that one");
+    for (const auto& [node, version] : saved_->seen) {
+      const auto now = node->numbers_version();
+      check<UsageError>(now == version, "backward of 'checkpoint': it has to compute again with '",
+                        node->numbers_name(), "' as it was in the forward pass, at version ", version,
+                        ", but it has been written since, and is at version ", now,
+                        ": go backward before an optimizer steps or numbers are assigned");
+    }
     const auto dy = this->take_grad();
     const auto leaves = std::apply([](const auto&... x) { return std::tuple{fresh_leaf(x)...}; }, saved_->inputs);
     {
@@ -171,9 +216,10 @@ class CheckpointNode final : public GradNode<T, Rank, D> {
 
   struct Saved {
     Function function;
-    RandomReplay random;
+    PassReplay random;
     std::tuple<Inputs...> inputs;
     std::vector<Ref<Node>> parameters;
+    std::vector<SeenParameters::Seen> seen;
     std::shared_ptr<BatchGroup> group;
   };
   std::optional<Saved> saved_;
@@ -183,15 +229,23 @@ class CheckpointNode final : public GradNode<T, Rank, D> {
 
 /// `function(inputs...)`, a Variable, of which only the inputs and the result are kept: backward runs it a second time,
 /// with the same random numbers, to have what lies between. Parameters that the function uses get their gradients as
-/// ever. Other recorded values must be inputs; what the function refers to must live until backward. A batch norm
-/// inside it sees its batch twice. Throws UsageError for a value that is no input.
+/// ever. Other recorded values must be inputs; what the function refers to must live until backward. Layers are in
+/// training or in evaluation as they were the first time, and batch norm counts its batch once; a layer of one's own
+/// that changes buffers asks `is_recomputed`. Throws UsageError for a value that is no input, and in backward where a
+/// parameter has been written since.
 ///   for (const auto& block : blocks) x = ch::checkpoint([&](const auto& in) { return block(in); }, x);
 template <class Function, Operand... Inputs>
 auto checkpoint(const Function& function, const Inputs&... inputs) {
   const auto start = Node::next_sequence();
   const std::tuple leaves{detail::fresh_leaf(inputs)...};
-  detail::RandomReplay random;
-  const auto value = random.run([&] { return std::apply(function, leaves); });
+  detail::PassReplay random;
+  std::vector<detail::SeenParameters::Seen> seen;
+  const auto value = random.run([&] {
+    detail::SeenParameters watch;
+    auto made = std::apply(function, leaves);
+    seen = std::move(watch.list);
+    return made;
+  });
   random.leave();
   using Output = std::remove_const_t<decltype(value)>;
   static_assert(AnyVariable<Output>, "checkpoint: the function returns one Variable");
@@ -200,8 +254,9 @@ auto checkpoint(const Function& function, const Inputs&... inputs) {
   using T = typename Output::value_type;
   using D = typename Output::device_type;
   using Made = detail::CheckpointNode<Function, T, Output::rank, D, Inputs...>;
-  return Output(value.value(), Ref<GradNode<T, Output::rank, D>>(new Made(value.value(), function, std::move(random),
-                                                                          std::move(parameters), inputs...)));
+  return Output(value.value(),
+                Ref<GradNode<T, Output::rank, D>>(new Made(value.value(), function, std::move(random),
+                                                           std::move(parameters), std::move(seen), inputs...)));
 }
 
 }  // namespace chorus::inline CHORUS_ABI
@@ -250,7 +305,7 @@ auto custom_function(const char* name, const Forward& forward, const Backward& b
   static_assert(AnyTensor<decltype(y)>, "custom_function: forward gets Tensors and returns one");
   return record(
       operations::Custom<Backward>{name, backward}, y,
-      [name, backward, y, saved = std::tuple{value_of(inputs)...}](const auto& dy, auto... nodes) {
+      [name, backward, y, saved = std::tuple{detail::Saved(value_of(inputs))...}](const auto& dy, auto... nodes) {
         const auto give = [name](auto node, const auto& gradient) {
           if (!node || !gradient.defined()) return;
           check<ShapeError>(gradient.shape() == node->shape(), name, ": backward gave a gradient of shape ",
@@ -258,7 +313,7 @@ auto custom_function(const char* name, const Forward& forward, const Backward& b
           node->add(contiguous(gradient));
         };
         const auto gradients =
-            detail::as_tuple(std::apply([&](const auto&... x) { return backward(dy, y, x...); }, saved));
+            detail::as_tuple(std::apply([&](const auto&... x) { return backward(dy, y, x.read(name)...); }, saved));
         static_assert(std::tuple_size_v<std::remove_const_t<decltype(gradients)>> == sizeof...(Inputs),
                       "custom_function: backward returns a gradient for each input");
         std::apply([&](const auto&... gradient) { (give(nodes, gradient), ...); }, gradients);
@@ -1301,7 +1356,7 @@ inline ImageDataset open_images(const std::string& folder, Split split = Split::
   fail<FileError>("open_images: folder ", folder, " holds no dataset that is known here; looked for MNIST (", part,
                   Mnist::images, " and ", part, Mnist::labels, ", plain or .gz) and CIFAR-10 (",
                   split == Split::train ? "data_batch_1.bin to data_batch_5.bin" : "test_batch.bin",
-                  ", also in cifar-10-batches-bin)");
+                  ", also in cifar-10-batches-bin)", what_is_there(folder), Cifar10::advice(folder));
 }
 
 }  // namespace chorus::inline CHORUS_ABI::data
@@ -1318,6 +1373,260 @@ inline ImageDataset open_images(const std::string& folder, Split split = Split::
 #ifndef CHORUS_SINGLE_CHORUS_IO_LOAD_MODEL_HPP
 #define CHORUS_SINGLE_CHORUS_IO_LOAD_MODEL_HPP
 /// Reading a model's numbers from a safetensors file.
+
+// <chorus/io/converted_numbers.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_CONVERTED_NUMBERS_HPP
+#define CHORUS_SINGLE_CHORUS_IO_CONVERTED_NUMBERS_HPP
+/// Numbers of a file in the type that a model has them in, as PyTorch's `copy_` converts them.
+
+// <chorus/io/file_dtype.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_FILE_DTYPE_HPP
+#define CHORUS_SINGLE_CHORUS_IO_FILE_DTYPE_HPP
+/// The element types that a safetensors file may hold: those of chorus::DType and those that tensors don't have.
+
+namespace chorus::inline CHORUS_ABI::io {
+
+/// In the order of the format's own list, by which writers sort tensors: later types come first in a file.
+enum class FileDType : std::uint8_t {
+  boolean,
+  f4,
+  f6_e2m3,
+  f6_e3m2,
+  u8,
+  i8,
+  f8_e5m2,
+  f8_e4m3,
+  f8_e8m0,
+  f8_e4m3fnuz,
+  f8_e5m2fnuz,
+  i16,
+  u16,
+  f16,
+  bf16,
+  i32,
+  u32,
+  f32,
+  c64,
+  f64,
+  i64,
+  u64
+};
+
+namespace detail {
+struct FileDTypeFacts {
+  std::string_view name;
+  unsigned bits;
+};
+inline constexpr FileDTypeFacts file_dtypes[] = {
+    {"BOOL", 8},    {"F4", 4},      {"F6_E2M3", 6}, {"F6_E3M2", 6},     {"U8", 8},          {"I8", 8},
+    {"F8_E5M2", 8}, {"F8_E4M3", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}, {"I16", 16},
+    {"U16", 16},    {"F16", 16},    {"BF16", 16},   {"I32", 32},        {"U32", 32},        {"F32", 32},
+    {"C64", 64},    {"F64", 64},    {"I64", 64},    {"U64", 64}};
+}  // namespace detail
+
+/// The name in the file, as `F8_E4M3`.
+constexpr std::string_view name(FileDType type) { return detail::file_dtypes[static_cast<std::size_t>(type)].name; }
+
+/// Bits of one element; F4 and F6 elements are packed.
+constexpr unsigned bits_of(FileDType type) { return detail::file_dtypes[static_cast<std::size_t>(type)].bits; }
+
+/// The type of that name, if there is one.
+constexpr std::optional<FileDType> file_dtype_named(std::string_view text) {
+  for (std::size_t i = 0; i < std::size(detail::file_dtypes); ++i) {
+    if (detail::file_dtypes[i].name == text) return static_cast<FileDType>(i);
+  }
+  return std::nullopt;
+}
+
+/// Every type of a tensor has a type in the file, of the same name.
+constexpr FileDType file_dtype(DType type) { return *file_dtype_named(chorus::name(type)); }
+
+inline void append(std::string& out, FileDType part) { out += name(part); }
+
+}  // namespace chorus::inline CHORUS_ABI::io
+#endif  // CHORUS_SINGLE_CHORUS_IO_FILE_DTYPE_HPP
+
+namespace chorus::inline CHORUS_ABI::io::detail {
+
+/// The tensors' type of that name, if they have it.
+constexpr std::optional<DType> dtype_of_tensors(FileDType type) {
+  for (std::size_t i = 0; i <= static_cast<std::size_t>(DType::f64); ++i)
+    if (file_dtype(static_cast<DType>(i)) == type) return static_cast<DType>(i);
+  return std::nullopt;
+}
+
+constexpr bool is_floating(DType type) { return type >= DType::f16; }
+
+/// Whether numbers of the file may become numbers of the model: floating-point ones from floating-point ones, integers
+/// and bools from integers and bools.
+constexpr bool convertible(FileDType from, DType to) {
+  const auto known = dtype_of_tensors(from);
+  return known && is_floating(*known) == is_floating(to);
+}
+
+/// Calls `visit(T{})` with the type of that name, of floating-point numbers or of integers; a bool's is its byte.
+template <class Visit>
+void with_float(DType type, const Visit& visit) {
+  if (type == DType::f16) return visit(half{});
+  if (type == DType::bfloat16) return visit(bf16{});
+  if (type == DType::f32) return visit(float{});
+  visit(double{});
+}
+template <class Visit>
+void with_integer(DType type, const Visit& visit) {
+  switch (type) {
+    case DType::i8:
+      return visit(std::int8_t{});
+    case DType::i16:
+      return visit(std::int16_t{});
+    case DType::u16:
+      return visit(std::uint16_t{});
+    case DType::i32:
+      return visit(std::int32_t{});
+    case DType::u32:
+      return visit(std::uint32_t{});
+    case DType::i64:
+      return visit(std::int64_t{});
+    case DType::u64:
+      return visit(std::uint64_t{});
+    default:
+      return visit(std::uint8_t{});
+  }
+}
+
+/// `bytes`, which are numbers of type `from`, in type `to`: floating-point numbers are rounded, integers keep their
+/// values. Both are convertible. Throws FileError, whose message begins with `who`, where a number is beyond what `to`
+/// holds.
+inline std::vector<std::byte> converted(std::vector<std::byte> bytes, DType from, DType to, std::string_view who) {
+  if (from == to) return bytes;
+  const std::size_t count = bytes.size() / size_of(from);
+  std::vector<std::byte> out(count * size_of(to));
+  const auto refuse = [&](auto value) {
+    fail<FileError>(who, ": the number ", value, " of type ", from, " is beyond the range of ", to);
+  };
+  const auto numbers_in = []<class T>(std::vector<std::byte>& memory, T) {
+    return std::span(reinterpret_cast<T*>(memory.data()), memory.size() / sizeof(T));
+  };
+  if (is_floating(from)) {
+    std::vector<double> wide;  // holds every number of every type
+    with_float(from, [&](auto type) {
+      const auto numbers = numbers_in(bytes, type);
+      wide.assign(numbers.begin(), numbers.end());
+    });
+    with_float(to, [&](auto type) {
+      const auto numbers = numbers_in(out, type);
+      for (std::size_t i = 0; i < count; ++i) {
+        numbers[i] = static_cast<decltype(type)>(wide[i]);
+        if (std::isfinite(wide[i]) && !std::isfinite(static_cast<double>(numbers[i]))) refuse(wide[i]);
+      }
+    });
+  } else {
+    std::vector<std::int64_t> wide(count);
+    with_integer(from, [&](auto type) {
+      const auto numbers = numbers_in(bytes, type);
+      for (std::size_t i = 0; i < count; ++i) {
+        if (!std::in_range<std::int64_t>(numbers[i])) refuse(numbers[i]);  // and so beyond all types but its own
+        wide[i] = static_cast<std::int64_t>(numbers[i]);
+      }
+    });
+    with_integer(to, [&](auto type) {
+      using T = decltype(type);
+      const auto numbers = numbers_in(out, type);
+      for (std::size_t i = 0; i < count; ++i) {
+        if (!std::in_range<T>(wide[i]) || (to == DType::boolean && (wide[i] & ~std::int64_t{1}) != 0)) refuse(wide[i]);
+        numbers[i] = static_cast<T>(wide[i]);
+      }
+    });
+  }
+  return out;
+}
+
+}  // namespace chorus::inline CHORUS_ABI::io::detail
+#endif  // CHORUS_SINGLE_CHORUS_IO_CONVERTED_NUMBERS_HPP
+
+// <chorus/io/file_names.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_FILE_NAMES_HPP
+#define CHORUS_SINGLE_CHORUS_IO_FILE_NAMES_HPP
+/// What the tensors of a file are called in a model, and which of them fill which of the model's.
+
+// <chorus/io/load_options.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_LOAD_OPTIONS_HPP
+#define CHORUS_SINGLE_CHORUS_IO_LOAD_OPTIONS_HPP
+/// What `load` may be told, and what it answers.
+
+namespace chorus::inline CHORUS_ABI::io {
+
+/// Turns a name in the file into the model's; an empty answer leaves the tensor out.
+using Rename = std::function<std::string(std::string_view)>;
+
+/// How a model is filled from a file.
+struct LoadOptions {
+  /// Whether the file has to have all of the model's tensors, of the same shapes, and no others. Without, `load` fills
+  /// what fits, leaves the rest of the model as it is, and says in its report what didn't fit.
+  bool strict = true;
+  /// Is asked for each tensor of the file, before names of PyTorch's wrappers are looked for. See without_prefix,
+  /// with_prefix and only_prefix.
+  Rename rename = {};
+};
+
+/// How the file and the model differed. In a text: `cat(report)`.
+struct LoadReport {
+  struct Mismatch {
+    std::string name;  ///< the model's
+    DType expected{};
+    std::vector<Index> expected_shape;
+    FileDType got{};
+    std::vector<Index> got_shape;
+  };
+  std::vector<std::string> missing;     ///< tensors of the model that the file has not: they stay as they are
+  std::vector<std::string> unexpected;  ///< tensors of the file, by their names there, that the model has not
+  std::vector<Mismatch> mismatched;     ///< tensors of other shapes, or integers for floating-point numbers: they stay
+
+  /// Whether the file had exactly the model's tensors.
+  bool complete() const { return missing.empty() && unexpected.empty() && mismatched.empty(); }
+};
+
+/// "missing: a, b; unexpected: c; mismatched: d (expected F32 [2], got F32 [3])", of what there is.
+inline void append(std::string& out, const LoadReport& report) {
+  std::string_view before_list;
+  const auto list = [&](std::string_view what, const auto& items, const auto& text_of) {
+    if (items.empty()) return;
+    out += cat(std::exchange(before_list, "; "), what, ": ");
+    std::string_view before;
+    for (const auto& item : items) out += cat(std::exchange(before, ", "), text_of(item));
+  };
+  const auto name = [](const std::string& text) { return text; };
+  list("missing", report.missing, name);
+  list("unexpected", report.unexpected, name);
+  list("mismatched", report.mismatched, [](const LoadReport::Mismatch& x) {
+    return cat(x.name, " (expected ", x.expected, " ", std::span<const Index>(x.expected_shape), ", got ", x.got, " ",
+               std::span<const Index>(x.got_shape), ")");
+  });
+}
+
+/// For LoadOptions: takes `prefix` from the names that begin with it. `without_prefix("model.")` makes `fc1.weight` of
+/// `model.fc1.weight`.
+inline Rename without_prefix(std::string prefix) {
+  return [prefix = std::move(prefix)](std::string_view name) {
+    return std::string(name.starts_with(prefix) ? name.substr(prefix.size()) : name);
+  };
+}
+
+/// For LoadOptions: the same, and leaves out all tensors whose names don't begin so: to fill a part of a model from a
+/// file of the whole, as in `load(net.module().encoder, path, {.rename = only_prefix("encoder.")})`.
+inline Rename only_prefix(std::string prefix) {
+  return [prefix = std::move(prefix)](std::string_view name) {
+    return std::string(name.starts_with(prefix) ? name.substr(prefix.size()) : std::string_view());
+  };
+}
+
+/// For LoadOptions: puts `prefix` before all names: a file of a part fills the part of a whole.
+inline Rename with_prefix(std::string prefix) {
+  return [prefix = std::move(prefix)](std::string_view name) { return prefix + std::string(name); };
+}
+
+}  // namespace chorus::inline CHORUS_ABI::io
+#endif  // CHORUS_SINGLE_CHORUS_IO_LOAD_OPTIONS_HPP
 
 // <chorus/io/model_file_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_MODEL_FILE_IMPL_HPP
@@ -1537,73 +1846,6 @@ class AtomicFile {
 #define CHORUS_SINGLE_CHORUS_IO_TENSOR_ENTRY_HPP
 /// One tensor of a safetensors file, and the rules that its reader and its writer share.
 
-// <chorus/io/file_dtype.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_IO_FILE_DTYPE_HPP
-#define CHORUS_SINGLE_CHORUS_IO_FILE_DTYPE_HPP
-/// The element types that a safetensors file may hold: those of chorus::DType and those that tensors don't have.
-
-namespace chorus::inline CHORUS_ABI::io {
-
-/// In the order of the format's own list, by which writers sort tensors: later types come first in a file.
-enum class FileDType : std::uint8_t {
-  boolean,
-  f4,
-  f6_e2m3,
-  f6_e3m2,
-  u8,
-  i8,
-  f8_e5m2,
-  f8_e4m3,
-  f8_e8m0,
-  f8_e4m3fnuz,
-  f8_e5m2fnuz,
-  i16,
-  u16,
-  f16,
-  bf16,
-  i32,
-  u32,
-  f32,
-  c64,
-  f64,
-  i64,
-  u64
-};
-
-namespace detail {
-struct FileDTypeFacts {
-  std::string_view name;
-  unsigned bits;
-};
-inline constexpr FileDTypeFacts file_dtypes[] = {
-    {"BOOL", 8},    {"F4", 4},      {"F6_E2M3", 6}, {"F6_E3M2", 6},     {"U8", 8},          {"I8", 8},
-    {"F8_E5M2", 8}, {"F8_E4M3", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}, {"I16", 16},
-    {"U16", 16},    {"F16", 16},    {"BF16", 16},   {"I32", 32},        {"U32", 32},        {"F32", 32},
-    {"C64", 64},    {"F64", 64},    {"I64", 64},    {"U64", 64}};
-}  // namespace detail
-
-/// The name in the file, as `F8_E4M3`.
-constexpr std::string_view name(FileDType type) { return detail::file_dtypes[static_cast<std::size_t>(type)].name; }
-
-/// Bits of one element; F4 and F6 elements are packed.
-constexpr unsigned bits_of(FileDType type) { return detail::file_dtypes[static_cast<std::size_t>(type)].bits; }
-
-/// The type of that name, if there is one.
-constexpr std::optional<FileDType> file_dtype_named(std::string_view text) {
-  for (std::size_t i = 0; i < std::size(detail::file_dtypes); ++i) {
-    if (detail::file_dtypes[i].name == text) return static_cast<FileDType>(i);
-  }
-  return std::nullopt;
-}
-
-/// Every type of a tensor has a type in the file, of the same name.
-constexpr FileDType file_dtype(DType type) { return *file_dtype_named(chorus::name(type)); }
-
-inline void append(std::string& out, FileDType part) { out += name(part); }
-
-}  // namespace chorus::inline CHORUS_ABI::io
-#endif  // CHORUS_SINGLE_CHORUS_IO_FILE_DTYPE_HPP
-
 namespace chorus::inline CHORUS_ABI::io {
 
 /// What a file says of one tensor: row-major elements, little-endian, `bytes` bytes from `begin` on in the data that
@@ -1808,11 +2050,13 @@ template <Device D, class Visit>
 void for_each_tensor(nn::Module& model, const Visit& visit, bool touch) {
   for (const auto& named : nn::named_parameters<D>(model)) {
     visit(named.name, named.parameter->dtype(), named.parameter->extents(), named.parameter->where(),
-          named.parameter->value_data());
+          named.parameter->memory());
     if (touch) named.parameter->touch();
   }
-  for (const auto& named : nn::named_buffers<D>(model))
-    visit(named.name, named.buffer->dtype(), named.buffer->extents(), named.buffer->where(), named.buffer->data());
+  for (const auto& named : nn::named_buffers<D>(model)) {
+    visit(named.name, named.buffer->dtype(), named.buffer->extents(), named.buffer->where(), named.buffer->memory());
+    if (touch) named.buffer->touch();
+  }
 }
 
 template <Device D>
@@ -1825,11 +2069,34 @@ void add_model(Outgoing& out, nn::Module& model) {
       false);
 }
 
+/// All names that each parameter and buffer has in a model, by the first of them.
+inline std::map<std::string, std::vector<std::string>> all_names(nn::Module& model) {
+  struct Names final : nn::detail::Walker {
+    std::map<const Node*, std::vector<std::string>> of;
+    void parameter(std::string_view name, AnyParameter& handle) override { add(name, handle.shared().get()); }
+    void buffer(std::string_view name, AnyBuffer& handle) override { add(name, handle.shared().get()); }
+    void add(std::string_view name, const Node* node) { of[node].push_back(path(name)); }
+  } found;
+  found.walk(model);
+  std::map<std::string, std::vector<std::string>> out;
+  for (auto& [node, names] : found.of) out.emplace(names.front(), names);
+  return out;
+}
+
+/// Notes which names stand for tensors that are in the file by another name, as safetensors' `save_model` does.
+inline void note_tied(Metadata& metadata, nn::Module& model) {
+  for (const auto& [first, names] : all_names(model))
+    for (const auto& name : names)
+      if (name != first) metadata.emplace(name, first);
+}
+
 template <Device D>
 void save_module(nn::Module& model, const std::string& path, const Metadata& metadata) {
   Outgoing out;
   add_model<D>(out, model);
-  write_safetensors(path, out.views(), metadata);
+  auto noted = metadata;
+  note_tied(noted, model);
+  write_safetensors(path, out.views(), noted);
 }
 
 }  // namespace detail
@@ -1843,6 +2110,119 @@ void save_module(nn::Module& model, const std::string& path, const Metadata& met
 /// Reads safetensors files. A file is checked whole before a tensor is read; it can't make the program run code,
 /// allocate more than its own size in data, or read outside itself. Values are not checked: NaN and infinity are left
 /// as they are.
+
+// <chorus/io/foreign_file.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_FOREIGN_FILE_HPP
+#define CHORUS_SINGLE_CHORUS_IO_FOREIGN_FILE_HPP
+/// Tells by its first bytes what a file is that a reader can't read, and how to come from it to one that it can. No
+/// byte of such a file is interpreted beyond that: a pickle could make a program run code.
+
+namespace chorus::inline CHORUS_ABI::io::detail {
+
+/// So many first bytes are enough.
+inline constexpr std::size_t foreign_bytes = 4096;
+
+/// "it is ...: ...", or "" where nothing is known of such a file. `begin`: its first bytes, up to `foreign_bytes`.
+[[gnu::cold]] inline std::string what_file_is(std::span<const std::byte> begin, std::string_view path) {
+  constexpr std::string_view from_numpy =
+      "to read a model from it, convert it once in Python: import numpy; from safetensors.numpy import save_file; ";
+  constexpr std::string_view from_torch =
+      "Nothing of it is read here, for a pickle can run code. Convert it once in Python: import torch; "
+      "from safetensors.torch import save_file; save_file({k: v.contiguous().clone() for k, v in torch.load(\"FILE\", "
+      "map_location=\"cpu\", weights_only=True).items()}, \"FILE.safetensors\") (a checkpoint may hold the numbers one "
+      "level deeper: torch.load(...)[\"state_dict\"] or [\"model\"]; "
+      "a TorchScript file: torch.jit.load(\"FILE\").state_dict())";
+  using namespace std::string_view_literals;
+  const std::string_view text(reinterpret_cast<const char*>(begin.data()), std::min(begin.size(), foreign_bytes));
+  const auto has = [&](std::string_view part) { return text.find(part) != text.npos; };
+  const auto starts = [&](auto... marks) { return (text.starts_with(marks) || ...); };
+  const auto is = [](auto... parts) { return (std::string("it is ") + ... + std::string(parts)); };
+  const auto packed = [&](std::string_view kind, std::string_view command) {
+    return is("compressed with ", kind, ": unpack it first (", command, ")");
+  };
+
+  if (text.empty()) return is("empty: was it downloaded, or written, to its end?");
+  if (std::ranges::all_of(text, [](char c) { return c == '\0'; }))
+    return is("zeros from its first byte on: was it downloaded, or written, to its end?");
+  if (starts("version https://git-lfs"sv))
+    return is("a pointer that git-lfs left in the file's place: fetch the file itself with git lfs pull");
+  if (starts("PK\3\4"sv, "PK\5\6"sv)) {
+    if (has("data.pkl") || has("/constants.pkl") || has("/code/"))
+      return is("a file of PyTorch's torch.save (a zip archive with a pickle). ", from_torch);
+    if (has(".npy"))
+      return is("a NumPy archive (.npz), which io::NpzReader reads; ", from_numpy,
+                "save_file(dict(numpy.load(\"FILE\")), \"FILE.safetensors\")");
+    if (has("model.weights.h5") || has("config.json"))
+      return is(
+          "a model of Keras (a zip archive with an HDF5 file): convert it once in Python with keras and "
+          "safetensors.numpy.save_file; Keras keeps weights as [inputs, outputs], so transpose them");
+    return is("a zip archive: unpack it first (unzip FILE)");
+  }
+  if (text.size() > 1 && text[0] == '\x80' && text[1] >= 2 && text[1] <= 5)
+    return is("a Python pickle, as older versions of PyTorch's torch.save write it. ", from_torch);
+  if (starts("\x89HDF\r\n"sv))
+    return is(
+        "an HDF5 file, as Keras and h5py write it: convert it once in Python: import h5py; from safetensors.numpy "
+        "import save_file; t = {}; h5py.File(\"FILE\").visititems(lambda k, v: t.update({k.replace(\"/\", \".\"): "
+        "v[()]}) if hasattr(v, \"dtype\") else None); save_file(t, \"FILE.safetensors\") (Keras keeps weights as "
+        "[inputs, outputs]: transpose them)");
+  if (starts("GGUF"sv, "lmgg"sv, "tjgg"sv, "fmgg"sv))
+    return is(
+        "a model of llama.cpp (GGUF): convert it once in Python: from gguf import GGUFReader, dequantize; from "
+        "safetensors.numpy import save_file; save_file({t.name: dequantize(t.data, t.tensor_type) for t in "
+        "GGUFReader(\"FILE\").tensors}, \"FILE.safetensors\")");
+  if (starts("\x93NUMPY"sv))
+    return is("a NumPy array (.npy), which io::load_npy reads; ", from_numpy,
+              "save_file({\"NAME\": numpy.load(\"FILE\")}, \"FILE.safetensors\")");
+  if (starts("\x1f\x8b"sv)) return packed("gzip", "gunzip FILE, or tar xzf FILE where it is a .tar.gz");
+  if (starts("BZh"sv)) return packed("bzip2", "bunzip2 FILE");
+  if (starts("\xFD\x37zXZ"sv)) return packed("xz", "unxz FILE");
+  if (starts("\x28\xB5\x2F\xFD"sv)) return packed("zstd", "unzstd FILE");
+  if (starts("7z\xBC\xAF"sv)) return packed("7-Zip", "7z x FILE");
+  if (text.size() > 262 && text.substr(257, 5) == "ustar") return is("a tar archive: unpack it first (tar xf FILE)");
+
+  const auto blanks = text.find_first_not_of(" \t\r\n\xEF\xBB\xBF");
+  const auto word = text.substr(std::min(blanks, text.size()));
+  if (word.starts_with('<'))
+    return is(
+        "an HTML or XML page, such as a server sends in place of a file (an error, a login): download the file "
+        "itself, and look at what came");
+  if (word.starts_with('{') && (has("\"weight_map\"") || path.ends_with(".index.json")))
+    return is(
+        "the list of a model that lies in several files: put them together once in Python: import json; from "
+        "safetensors.torch import load_file, save_file; save_file({k: v for f in set(json.load(open(\"FILE\"))"
+        "[\"weight_map\"].values()) for k, v in load_file(f).items()}, \"model.safetensors\")");
+  if (word.starts_with('{') || word.starts_with('['))
+    return is("a JSON text (a configuration?): the numbers lie in a file beside it");
+
+  // Protocol buffers have no mark. ONNX begins with its version, then the text or the graph.
+  const bool onnx =
+      text.size() > 4 && text[0] == '\x08' && text[1] > 0 && text[1] < 32 && (text[2] == '\x12' || text[2] == '\x3A');
+  if (path.ends_with(".onnx") || onnx)
+    return is(
+        "an ONNX model: convert it once in Python: import onnx; from safetensors.numpy import save_file; "
+        "save_file({t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(\"FILE\").graph.initializer}, "
+        "\"FILE.safetensors\")");
+  if (text.size() > 8 && text.substr(4, 4) == "TFL3")
+    return is("a TensorFlow Lite model: read its tensors in Python, and write them with safetensors.numpy.save_file");
+  for (const std::string_view end : {".msgpack", ".ckpt", ".pb", ".pt", ".pth", ".bin"})
+    if (path.ends_with(end))
+      return is("no file of a format that is known here, though its name ends in ", end,
+                ": load it with the library that wrote it, and write it with safetensors.numpy.save_file in Python");
+  return "";
+}
+
+/// The end of a message of a reader of NumPy's files about one that it refuses.
+[[gnu::cold]] inline std::string instead_of_numpy(std::span<const std::byte> begin, std::string_view path) {
+  // The size of the header in 8 bytes, few of them used, then the header.
+  if (begin.size() > 8 && begin[8] == std::byte{'{'} && begin[5] == std::byte{} && begin[7] == std::byte{})
+    return "; it is a safetensors file: io::load fills a model from it, io::SafetensorsReader reads its tensors";
+  const auto what = what_file_is(begin, path);
+  return what.empty() ? "" : "; " + what;
+}
+
+}  // namespace chorus::inline CHORUS_ABI::io::detail
+#endif  // CHORUS_SINGLE_CHORUS_IO_FOREIGN_FILE_HPP
 
 // <chorus/io/safetensors_header.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_HEADER_HPP
@@ -2143,6 +2523,10 @@ class SafetensorsReader {
                      " bytes are too few for the 8 that give the header's size");
     read_at(0, prefix, nullptr);
     const auto length = std::bit_cast<std::uint64_t>(prefix);
+    const bool none = length == 0 && size_ > prefix.size();
+    const bool fits = !none && length <= format_header_bytes && length <= size_ - prefix.size();
+    const auto other = fits ? "" : other_format();
+    check<FileError>(other.empty(), loading_, ": not a safetensors file; ", other);
     check<FileError>(length <= format_header_bytes, loading_, ": not a safetensors file: a header of ", length,
                      " bytes; the format allows ", format_header_bytes);
     check<FileError>(length <= limits.header_bytes, loading_, ": a header of ", length, " bytes; the limit is ",
@@ -2159,6 +2543,13 @@ class SafetensorsReader {
     for (const TensorEntry& entry : header_.entries) by_name_.push_back(&entry);
     std::sort(by_name_.begin(), by_name_.end(),
               [](const TensorEntry* a, const TensorEntry* b) { return a->name < b->name; });
+  }
+
+  /// What the file is instead of a safetensors file, if that is known.
+  [[gnu::cold]] std::string other_format() const {
+    std::vector<std::byte> begin(static_cast<std::size_t>(std::min<std::uint64_t>(size_, detail::foreign_bytes)));
+    read_at(0, begin, nullptr);
+    return detail::what_file_is(begin, path_);
   }
 
   void read_at(std::uint64_t offset, std::span<std::byte> to, const TensorEntry* tensor) const {
@@ -2203,9 +2594,106 @@ inline void check_bools(const SafetensorsReader& file, const TensorEntry& entry,
 }  // namespace chorus::inline CHORUS_ABI::io
 #endif  // CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_READER_HPP
 
-namespace chorus::inline CHORUS_ABI::io {
+namespace chorus::inline CHORUS_ABI::io::detail {
 
-namespace detail {
+/// All names of a model's tensors; tied ones have several.
+using NameSet = std::set<std::string, std::less<>>;
+
+/// Turns names of a file into the model's: by the user's function, then without what PyTorch's wrappers put in.
+class FileNames {
+ public:
+  FileNames(const SafetensorsReader& file, const NameSet& model, const Rename& rename)
+      : model_(model), rename_(rename) {
+    std::vector<std::string> names;
+    for (const TensorEntry& entry : file.entries())
+      if (auto name = own_name(entry.name); !name.empty()) names.push_back(std::move(name));
+    // DataParallel's and DistributedDataParallel's word may be a model's own, too: it has to stand before all names.
+    const auto is_wrapped = [&](const std::string& name) {
+      return name.starts_with(parallel) && !model.contains(name);
+    };
+    for (; !names.empty() && std::ranges::all_of(names, is_wrapped); ++wrappers_)
+      for (auto& name : names) name.erase(0, parallel.size());
+  }
+
+  /// The model's name for it; "" where it is to be left out.
+  std::string operator()(std::string_view in_file) const {
+    auto name = own_name(in_file);
+    for (int i = 0; i < wrappers_ && name.starts_with(parallel); ++i) name.erase(0, parallel.size());
+    return name;
+  }
+
+ private:
+  static constexpr std::string_view parallel = "module.";
+
+  std::string own_name(std::string_view in_file) const {
+    if (in_file.starts_with(training_prefix)) return {};
+    std::string name = rename_ ? rename_(in_file) : std::string(in_file);
+    if (model_.contains(name)) return name;
+    // No model calls a member so: torch.compile, FSDP, activation checkpointing, Lightning and DeepSpeed do.
+    for (const std::string_view wrapper :
+         {"_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_forward_module."})
+      for (std::size_t at = 0; (at = name.find(wrapper, at)) != name.npos;)
+        if (at == 0 || name[at - 1] == '.')
+          name.erase(at, wrapper.size());
+        else
+          ++at;
+    return name;
+  }
+
+  const NameSet& model_;
+  const Rename& rename_;
+  int wrappers_ = 0;
+};
+
+/// The tensors of a file by the names that the model has for them.
+class FileTensors {
+ public:
+  /// Throws FileError where two tensors get one name.
+  FileTensors(const SafetensorsReader& file, const NameSet& model, const Rename& rename) {
+    const FileNames model_name(file, model, rename);
+    for (const TensorEntry& entry : file.entries()) {
+      const auto name = model_name(entry.name);
+      if (name.empty() && !entry.name.empty()) continue;  // left out
+      if (!model.contains(name)) {
+        unexpected_.push_back({name, entry.name});
+        continue;
+      }
+      const auto [there, is_new] = tensors_.emplace(name, &entry);
+      check<FileError>(is_new, "loading ", file.path(), ": the tensors ", Quoted{there->second->name}, " and ",
+                       Quoted{entry.name}, " both stand for the model's ", Quoted{name},
+                       "; a LoadOptions::rename that gives \"\" for one of them leaves it out");
+    }
+    // Python's save_model writes tied tensors once, and notes their other names with the one that is there.
+    for (const auto& [name, other] : file.metadata())
+      if (const TensorEntry* entry = file.find(other); entry != nullptr && !model_name(name).empty())
+        tensors_.emplace(model_name(name), entry);
+  }
+
+  /// The tensor of that name, or nullptr.
+  const TensorEntry* find(std::string_view name) const {
+    const auto found = tensors_.find(name);
+    return found != tensors_.end() ? found->second : nullptr;
+  }
+  struct Unexpected {
+    std::string name, in_file;
+  };
+  /// Those that the model has not.
+  const std::vector<Unexpected>& unexpected() const { return unexpected_; }
+
+ private:
+  std::map<std::string, const TensorEntry*, std::less<>> tensors_;
+  std::vector<Unexpected> unexpected_;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::io::detail
+#endif  // CHORUS_SINGLE_CHORUS_IO_FILE_NAMES_HPP
+
+// <chorus/io/incoming.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_INCOMING_HPP
+#define CHORUS_SINGLE_CHORUS_IO_INCOMING_HPP
+/// Where numbers of a file go to.
+
+namespace chorus::inline CHORUS_ABI::io::detail {
 
 /// A place that a tensor of a file is to fill: in device memory, or, without a device, on the host. `mean_with`: names
 /// of others, with which floating-point numbers take the mean.
@@ -2219,111 +2707,207 @@ struct Incoming {
   std::vector<std::string> mean_with = {};
 };
 
-/// Makes `numbers` the mean of themselves and those of the other tensors of a file.
-template <class T, Device D>
-void take_mean(const SafetensorsReader& file, const Incoming<D>& tensor, std::span<std::byte> numbers) {
-  const auto view = [](std::span<std::byte> bytes) {
-    return std::span(reinterpret_cast<T*>(bytes.data()), bytes.size() / sizeof(T));
-  };
-  const auto mean = view(numbers);
-  std::vector<double> sums(mean.begin(), mean.end());
-  std::vector<std::byte> other(numbers.size());
-  for (const auto& name : tensor.mean_with) {
-    file.read(file.at(name), other);
-    for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += static_cast<double>(view(other)[i]);
-  }
-  for (std::size_t i = 0; i < sums.size(); ++i)
-    mean[i] = static_cast<T>(sums[i] / static_cast<double>(tensor.mean_with.size() + 1));
-}
-
-/// Checks that the file has exactly these tensors, but for those that `ignored(name)` allows, then reads them all.
-/// Throws FileError with every missing, unexpected and mismatched name, and what `judge(wanted, bytes)` throws of a
-/// tensor's numbers, before anything is changed.
-template <Device D, class Ignored, class Judge>
-void read_all(const SafetensorsReader& file, const std::vector<Incoming<D>>& wanted, const Ignored& ignored,
-              const Judge& judge) {
-  std::string missing, unexpected, mismatched;
-  const auto list = [](std::string& to, const auto&... parts) { to += cat(to.empty() ? "" : ", ", parts...); };
-  const auto compare = [&](const Incoming<D>& tensor, const std::string& name) {
-    const TensorEntry* entry = file.find(name);
-    if (entry == nullptr)
-      list(missing, name);
-    else if (entry->dtype != file_dtype(tensor.dtype) || entry->shape != tensor.shape)
-      list(mismatched, name, " (expected ", tensor.dtype, " ", std::span<const Index>(tensor.shape), ", got ",
-           entry->dtype, " ", std::span<const Index>(entry->shape), ")");
-  };
-  for (const auto& tensor : wanted) {
-    compare(tensor, tensor.name);
-    for (const auto& name : tensor.mean_with) compare(tensor, name);
-  }
-  for (const TensorEntry& entry : file.entries()) {
-    bool known = ignored(entry.name);
-    for (const auto& tensor : wanted) known = known || tensor.name == entry.name;
-    if (!known) list(unexpected, entry.name);
-  }
-  std::string problems;
-  const auto report = [&](const char* what, const std::string& names) {
-    if (!names.empty()) problems += cat("; ", what, ": ", names);
-  };
-  report("missing", missing);
-  report("unexpected", unexpected);
-  report("mismatched", mismatched);
-  check<FileError>(problems.empty(), "loading ", file.path(), ": the file doesn't fit the model", problems);
-
-  std::vector<std::vector<std::byte>> numbers;  // all are read before one is stored
-  for (const auto& tensor : wanted) {
-    const TensorEntry& entry = file.at(tensor.name);
-    numbers.emplace_back(entry.bytes);
-    file.read(entry, numbers.back());
-    check_bools(file, entry, numbers.back());
-    if (!tensor.mean_with.empty() && tensor.dtype == DType::f32) take_mean<float>(file, tensor, numbers.back());
-    if (!tensor.mean_with.empty() && tensor.dtype == DType::f64) take_mean<double>(file, tensor, numbers.back());
-    judge(tensor, std::span<const std::byte>(numbers.back()));
-  }
-  for (std::size_t i = 0; i < wanted.size(); ++i)
-    if (wanted[i].device)
-      copy_bytes(*wanted[i].device, wanted[i].data, Cpu{}, numbers[i].data(), numbers[i].size());
-    else
-      copy_bytes(Cpu{}, wanted[i].data, Cpu{}, numbers[i].data(), numbers[i].size());
-}
-
-/// `touch`: they will change.
+/// All places of a model.
 template <class Model>
-auto model_places(Model& model, bool touch = true) {
-  std::vector<Incoming<typename Model::device_type>> wanted;
+auto model_places(Model& model) {
+  std::vector<Incoming<typename Model::device_type>> places;
   for_each_tensor<typename Model::device_type>(
       model,
       [&](const std::string& name, DType dtype, std::span<const Index> extents, auto device, void* data) {
-        wanted.push_back({name, dtype, {extents.begin(), extents.end()}, device, data});
+        places.push_back({name, dtype, {extents.begin(), extents.end()}, device, data});
       },
-      touch);
-  return wanted;
+      false);
+  return places;
 }
 
-/// PyTorch's DataParallel and DistributedDataParallel save each name with "module." before it: where all of the file's
-/// names begin so and the model's don't, what is wanted is called so, too.
 template <Device D>
-void name_as_wrapped(const SafetensorsReader& file, std::vector<Incoming<D>>& wanted) {
-  constexpr std::string_view prefix = "module.";
-  const auto wrapped = [&](const auto& tensor) { return std::string_view(tensor.name).starts_with(prefix); };
-  if (file.entries().empty() || !std::ranges::all_of(file.entries(), wrapped)) return;
-  if (std::ranges::all_of(wanted, wrapped)) return;
-  for (auto& tensor : wanted) tensor.name.insert(0, prefix);
+void store(const Incoming<D>& place, std::span<const std::byte> numbers) {
+  if (place.device)
+    copy_bytes(*place.device, place.data, Cpu{}, numbers.data(), numbers.size());
+  else
+    copy_bytes(Cpu{}, place.data, Cpu{}, numbers.data(), numbers.size());
+}
+
+/// Says that a model's numbers have changed: to replicas, and to copies in 16 bits.
+template <class Model>
+void say_changed(Model& model) {
+  for_each_tensor<typename Model::device_type>(
+      model, [](auto&&...) {}, true);
+}
+
+}  // namespace chorus::inline CHORUS_ABI::io::detail
+#endif  // CHORUS_SINGLE_CHORUS_IO_INCOMING_HPP
+
+namespace chorus::inline CHORUS_ABI::io {
+
+namespace detail {
+
+/// A tensor of a model: all names that it has there, and what it takes.
+struct Destination {
+  std::vector<std::string> names;
+  DType dtype{};
+  std::vector<Index> shape;
+};
+
+/// Which tensors of a file fill a model, and what doesn't fit.
+struct LoadPlan {
+  std::vector<std::vector<const TensorEntry*>> sources;  ///< of each destination, to which all of them are to be equal
+  LoadReport report;
+};
+
+/// PyTorch takes one number for a scalar, too.
+inline bool same_shape(std::span<const Index> file, std::span<const Index> model) {
+  return std::ranges::equal(file, model) || (model.empty() && file.size() == 1 && file[0] == 1);
+}
+
+/// What a user may have meant where names or shapes don't fit.
+[[gnu::cold]] inline std::string hints_for(const SafetensorsReader& file, const LoadReport& report,
+                                           const FileTensors& tensors) {
+  std::string hints;
+  NameSet missing(report.missing.begin(), report.missing.end());
+  const auto count = [&](const auto& is_found) {
+    return std::ranges::count_if(tensors.unexpected(), [&](const auto& tensor) { return is_found(tensor.name); });
+  };
+  const auto hint = [&](const std::string& what, std::ptrdiff_t fitting) {
+    hints += cat("; {.rename = io::", what, "} makes ", fitting, fitting == 1 ? " name fit" : " names fit");
+  };
+  for (const auto& [name, in_file] : tensors.unexpected()) {
+    // "model.fc.weight" for "fc.weight", or the other way round?
+    if (const auto dot = name.find('.'); dot != name.npos)
+      for (auto end = dot + 1; end != 0 && end < name.size(); end = name.find('.', end) + 1)
+        if (missing.contains(name.substr(end))) {
+          const auto prefix = name.substr(0, end);
+          hint(cat("without_prefix(", Quoted{prefix}, ")"), count([&](const std::string& other) {
+                 return other.starts_with(prefix) && missing.contains(other.substr(end));
+               }));
+          break;
+        }
+    for (const auto& wanted : missing)
+      if (hints.empty() && wanted.ends_with("." + name)) {
+        const auto prefix = wanted.substr(0, wanted.size() - name.size());
+        hint(cat("with_prefix(", Quoted{prefix}, ")"),
+             count([&](const std::string& other) { return missing.contains(prefix + other); }));
+      }
+    if (!hints.empty()) break;
+  }
+  if (hints.empty() && !report.missing.empty() && !report.unexpected.empty())
+    hints = "; a function as {.rename = ...} turns names of the file into the model's";
+  for (const auto& x : report.mismatched) {
+    if (!convertible(x.got, x.expected) && same_shape(x.got_shape, x.expected_shape))
+      hints += cat("; ", x.got, " is not converted to ", x.expected, " (floating-point numbers are to each other, ",
+                   "integers to each other): convert ", x.name, " in Python, if that is what it means");
+    else if (x.got_shape.size() == 2 && x.expected_shape.size() == 2 && x.got_shape[0] == x.expected_shape[1] &&
+             x.got_shape[1] == x.expected_shape[0])
+      hints += cat("; ", x.name, " is transposed there: Keras, Flax and GPT-2's Conv1D keep [inputs, outputs], ",
+                   "PyTorch and chorus [outputs, inputs]: transpose it in Python (also square ones, which fit)");
+    else
+      continue;
+    break;
+  }
+  if (const auto of = file.path().rfind("-of-"); !report.missing.empty() && of != std::string::npos)
+    hints += cat("; the name ", Quoted{file.path().substr(file.path().rfind('/') + 1)},
+                 " says that the model lies in several files: put them together in Python");
+  return hints;
+}
+
+/// Finds the file's tensors for each destination.
+inline LoadPlan plan_load(const SafetensorsReader& file, const std::vector<Destination>& model,
+                          const LoadOptions& options) {
+  LoadPlan plan;
+  NameSet names;
+  for (const auto& to : model) names.insert(to.names.begin(), to.names.end());
+  const FileTensors tensors(file, names, options.rename);
+  bool any = false;
+  for (const auto& to : model) {
+    auto& sources = plan.sources.emplace_back();
+    for (const auto& name : to.names)
+      if (const TensorEntry* entry = tensors.find(name)) sources.push_back(entry);
+    const auto& name = to.names.front();
+    const auto misfit = std::ranges::find_if(sources, [&](const TensorEntry* entry) {
+      return !convertible(entry->dtype, to.dtype) || !same_shape(entry->shape, to.shape);
+    });
+    // Batch norm of PyTorch before 0.4.1 counted no batches: as there, the layer keeps its own count.
+    constexpr std::string_view counted = "num_batches_tracked";
+    const bool may_lack = name.ends_with(counted) && to.dtype == DType::i64 && to.shape.empty() &&
+                          tensors.find(name.substr(0, name.size() - counted.size()) + "running_mean") != nullptr;
+    if (sources.empty()) {
+      if (!may_lack) plan.report.missing.push_back(name);
+    } else if (misfit != sources.end()) {
+      plan.report.mismatched.push_back({name, to.dtype, to.shape, (*misfit)->dtype, (*misfit)->shape});
+      sources.clear();
+    } else {
+      any = true;
+    }
+  }
+  for (const auto& tensor : tensors.unexpected()) plan.report.unexpected.push_back(tensor.in_file);
+  if (plan.report.complete()) return plan;
+  const auto hints = hints_for(file, plan.report, tensors);
+  check<FileError>(any || model.empty(), "loading ", file.path(),
+                   ": the file doesn't fit the model: ", "none of its tensors does; ", plan.report, hints);
+  check<FileError>(!options.strict, "loading ", file.path(), ": the file doesn't fit the model; ", plan.report, hints,
+                   "; with {.strict = false} io::load fills what fits and returns the rest in a report");
+  return plan;
+}
+
+/// The numbers of the file for a destination. Throws FileError where one can't be had in its type, and where tensors of
+/// the file that are one in the model have different numbers.
+inline std::vector<std::byte> numbers_for(const SafetensorsReader& file, const Destination& to,
+                                          const std::vector<const TensorEntry*>& sources) {
+  std::vector<std::byte> first;
+  for (const TensorEntry* entry : sources) {
+    std::vector<std::byte> numbers(entry->bytes);
+    file.read(*entry, numbers);
+    check_bools(file, *entry, numbers);
+    const auto who = cat("loading ", file.path(), ": tensor ", Quoted{entry->name});
+    numbers = converted(std::move(numbers), *dtype_of_tensors(entry->dtype), to.dtype, who);
+    if (entry == sources.front())
+      first = std::move(numbers);
+    else
+      check<FileError>(numbers == first, who, " has other numbers than ", Quoted{sources.front()->name},
+                       ", and the model's ", to.names[0], " is to be both of them, for they are tied there; a ",
+                       "LoadOptions::rename that gives \"\" for one of them leaves it out");
+  }
+  return first;
+}
+
+/// The tensors at `places` with all of their names.
+template <Device D>
+std::vector<Destination> destinations(nn::Module& model, const std::vector<Incoming<D>>& places) {
+  const auto names = all_names(model);
+  std::vector<Destination> out;
+  for (const auto& place : places) out.push_back({names.at(place.name), place.dtype, place.shape});
+  return out;
 }
 
 }  // namespace detail
 
-/// Fills all parameters and buffers of `model` from a file. Throws FileError, and changes nothing, where the file is
-/// damaged or its names, shapes or dtypes are not the model's: one message names all that don't fit. A file of one of
-/// PyTorch's wrappers, all of whose names begin with "module.", fits like that of what was wrapped.
+/// Fills all parameters and buffers of `model` from a file. Numbers are converted to the model's type: floating-point
+/// ones of any type to each other, integers and bools to each other. A file of PyTorch fits as it does there: also one
+/// whose batch norm counted no batches (the layer keeps its own count), and with one name for tied tensors, as
+/// safetensors' `save_model` writes it, or all. Names that PyTorch's wrappers have made are those of what was wrapped:
+/// `module.` (DataParallel, DistributedDataParallel) before all names, and anywhere `_orig_mod.` (torch.compile),
+/// `_fsdp_wrapped_module.`, `_checkpoint_wrapped_module.` and `_forward_module.`; unless the model has them, too.
+///
+/// Returns what didn't fit: nothing, unless `options.strict` is false. Throws FileError, and changes nothing, where the
+/// file is damaged or of another format; where its names, shapes or kinds of numbers are not the model's (one message
+/// names all that don't fit), or, without `strict`, no tensor fits at all; where a number is beyond the range of the
+/// model's type; and where tensors that are one in the model have different numbers in the file.
+///
+/// Under a policy it is called with `net.module()`, on all ranks; copies on other devices, and in 16 bits, follow.
 template <class Model>
-void load(Model& model, const std::string& path) {
+LoadReport load(Model& model, const std::string& path, const LoadOptions& options = {}) {
+  static_assert(std::is_base_of_v<nn::Module, Model>, "io::load fills a model: under a policy that is net.module()");
   const SafetensorsReader file(path);
-  auto wanted = detail::model_places(model);
-  detail::name_as_wrapped(file, wanted);
-  detail::read_all(file, wanted,
-                   [](std::string_view name) { return name.starts_with(detail::training_prefix); },
-                   [](const auto&, std::span<const std::byte>) {});
+  const auto places = detail::model_places(model);
+  const auto wanted = detail::destinations(model, places);
+  auto plan = detail::plan_load(file, wanted, options);
+  std::vector<std::vector<std::byte>> numbers;  // all are read before one is stored
+  for (std::size_t i = 0; i < wanted.size(); ++i)
+    numbers.push_back(detail::numbers_for(file, wanted[i], plan.sources[i]));
+  for (std::size_t i = 0; i < wanted.size(); ++i)
+    if (!plan.sources[i].empty()) detail::store(places[i], std::span<const std::byte>(numbers[i]));
+  detail::say_changed(model);
+  return std::move(plan.report);
 }
 
 }  // namespace chorus::inline CHORUS_ABI::io
@@ -2601,6 +3185,81 @@ class HookReading {
 }  // namespace chorus::inline CHORUS_ABI::io::detail
 #endif  // CHORUS_SINGLE_CHORUS_IO_RANKS_OWN_HPP
 
+// <chorus/io/read_exactly.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_READ_EXACTLY_HPP
+#define CHORUS_SINGLE_CHORUS_IO_READ_EXACTLY_HPP
+/// Reading what has to be bit for bit as it was written: checkpoints.
+
+namespace chorus::inline CHORUS_ABI::io::detail {
+
+/// Makes `numbers` the mean of themselves and those of the other tensors of a file.
+template <class T, Device D>
+void take_mean(const SafetensorsReader& file, const Incoming<D>& tensor, std::span<std::byte> numbers) {
+  const auto view = [](std::span<std::byte> bytes) {
+    return std::span(reinterpret_cast<T*>(bytes.data()), bytes.size() / sizeof(T));
+  };
+  const auto mean = view(numbers);
+  std::vector<double> sums(mean.begin(), mean.end());
+  std::vector<std::byte> other(numbers.size());
+  for (const auto& name : tensor.mean_with) {
+    file.read(file.at(name), other);
+    for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += static_cast<double>(view(other)[i]);
+  }
+  for (std::size_t i = 0; i < sums.size(); ++i)
+    mean[i] = static_cast<T>(sums[i] / static_cast<double>(tensor.mean_with.size() + 1));
+}
+
+/// Checks that the file has exactly these tensors, but for those that `ignored(name)` allows, then reads them all.
+/// Throws FileError with every missing, unexpected and mismatched name, and what `judge(wanted, bytes)` throws of a
+/// tensor's numbers, before anything is changed.
+template <Device D, class Ignored, class Judge>
+void read_all(const SafetensorsReader& file, const std::vector<Incoming<D>>& wanted, const Ignored& ignored,
+              const Judge& judge) {
+  std::string missing, unexpected, mismatched;
+  const auto list = [](std::string& to, const auto&... parts) { to += cat(to.empty() ? "" : ", ", parts...); };
+  const auto compare = [&](const Incoming<D>& tensor, const std::string& name) {
+    const TensorEntry* entry = file.find(name);
+    if (entry == nullptr)
+      list(missing, name);
+    else if (entry->dtype != file_dtype(tensor.dtype) || entry->shape != tensor.shape)
+      list(mismatched, name, " (expected ", tensor.dtype, " ", std::span<const Index>(tensor.shape), ", got ",
+           entry->dtype, " ", std::span<const Index>(entry->shape), ")");
+  };
+  for (const auto& tensor : wanted) {
+    compare(tensor, tensor.name);
+    for (const auto& name : tensor.mean_with) compare(tensor, name);
+  }
+  for (const TensorEntry& entry : file.entries()) {
+    bool known = ignored(entry.name);
+    for (const auto& tensor : wanted) known = known || tensor.name == entry.name;
+    if (!known) list(unexpected, entry.name);
+  }
+  std::string problems;
+  const auto report = [&](const char* what, const std::string& names) {
+    if (!names.empty()) problems += cat("; ", what, ": ", names);
+  };
+  report("missing", missing);
+  report("unexpected", unexpected);
+  report("mismatched", mismatched);
+  check<FileError>(problems.empty(), "loading ", file.path(), ": the file doesn't fit the model", problems,
+                   "; resuming needs the model and the optimizer that were saved (io::load takes the model alone)");
+
+  std::vector<std::vector<std::byte>> numbers;  // all are read before one is stored
+  for (const auto& tensor : wanted) {
+    const TensorEntry& entry = file.at(tensor.name);
+    numbers.emplace_back(entry.bytes);
+    file.read(entry, numbers.back());
+    check_bools(file, entry, numbers.back());
+    if (!tensor.mean_with.empty() && tensor.dtype == DType::f32) take_mean<float>(file, tensor, numbers.back());
+    if (!tensor.mean_with.empty() && tensor.dtype == DType::f64) take_mean<double>(file, tensor, numbers.back());
+    judge(tensor, std::span<const std::byte>(numbers.back()));
+  }
+  for (std::size_t i = 0; i < wanted.size(); ++i) store<D>(wanted[i], numbers[i]);
+}
+
+}  // namespace chorus::inline CHORUS_ABI::io::detail
+#endif  // CHORUS_SINGLE_CHORUS_IO_READ_EXACTLY_HPP
+
 namespace chorus::inline CHORUS_ABI::io {
 
 /// How far a run has come.
@@ -2615,8 +3274,8 @@ namespace detail {
 /// The model's tensors, and those that `kept` have, optimizers and others: where they lie, or `numbers`, which are
 /// taken from them and given back.
 template <Device D, class Net, class Numbers, class... Kept>
-std::vector<Incoming<D>> all_places(Net& net, bool touch, Numbers& numbers, Kept&... kept) {
-  auto all = model_places(net.module(), touch);
+std::vector<Incoming<D>> all_places(Net& net, Numbers& numbers, Kept&... kept) {
+  auto all = model_places(net.module());
   const auto add = [&](auto& x, auto& its_numbers) {
     for (auto& place : places_of<D>(x, its_numbers)) all.push_back(std::move(place));
   };
@@ -2646,7 +3305,7 @@ inline std::int64_t number_in(const SafetensorsReader& file, const std::string& 
                               std::int64_t most = std::int64_t{1} << 53) {
   const auto found = file.metadata().find(key);
   check<FileError>(found != file.metadata().end(), "resuming from ", file.path(), ": the file holds a model, but no ",
-                   key, ": it is not a checkpoint of a training run");
+                   key, ": it is not a checkpoint of a training run (io::load fills a model from it)");
   std::int64_t value = 0;
   const auto& text = found->second;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -2731,7 +3390,7 @@ void save_checkpoint(Net& net, Optimizer& optimizer, const TrainingPosition& pos
     detail::Outgoing out;
     detail::KeptRate rate(optimizer);
     std::tuple numbers{detail::numbers_of(optimizer), detail::numbers_of(rate), detail::numbers_of(more)...};
-    const auto places = detail::all_places<D>(net, false, numbers, optimizer, rate, more...);
+    const auto places = detail::all_places<D>(net, numbers, optimizer, rate, more...);
     for (const auto& tensor : places) out.add(tensor);
     if constexpr (detail::all_ranks_save<Net>)
       if (!detail::add_ranks_own<D>(out, net, places)) return;
@@ -2746,6 +3405,7 @@ void save_checkpoint(Net& net, Optimizer& optimizer, const TrainingPosition& pos
         metadata.emplace("training/resting_parameters", detail::lines_of(names));
     if constexpr (requires { net.parameters_apart(); })
       metadata.emplace("training/parameters_apart", detail::lines_of(net.parameters_apart()));
+    detail::note_tied(metadata, net.module());
     write_safetensors(path, out.views(), metadata);
   }
 }
@@ -2777,7 +3437,7 @@ TrainingPosition load_checkpoint(Net& net, Optimizer& optimizer, const std::stri
     const auto order = detail::parameter_order_in(file);
     detail::KeptRate rate(optimizer);
     std::tuple numbers{detail::numbers_of(optimizer), detail::numbers_of(rate), detail::numbers_of(more)...};
-    auto wanted = detail::all_places<D>(net, true, numbers, optimizer, rate, more...);
+    auto wanted = detail::all_places<D>(net, numbers, optimizer, rate, more...);
     const auto rate_name = cat(detail::training_prefix, rate.kept_as);
     if (file.find(rate_name) == nullptr)  // earlier versions kept none
       std::erase_if(wanted, [&](const auto& tensor) { return tensor.name == rate_name; });
@@ -2793,6 +3453,7 @@ TrainingPosition load_checkpoint(Net& net, Optimizer& optimizer, const std::stri
           detail::check_kept<detail::KeptRate, More...>(file, place, bytes);
           detail::check_kept<std::remove_cvref_t<decltype(detail::keeper_of(net))>>(file, place, bytes);
         });
+    detail::say_changed(net.module());
     const auto give_back = [](auto& kept, const auto& read) {
       if constexpr (requires { kept.keep(read); }) kept.keep(read);
     };
@@ -2904,7 +3565,10 @@ class NpyHeader {
       check<FileError>(name[0] != '>' || one_byte, who_, ": big-endian numbers (", Quoted{name}, ") are not supported");
       if (name[0] == '<' || name[0] == '=' || (one_byte && (name[0] == '|' || name[0] == '>'))) return type;
     }
-    fail<FileError>(who_, ": numbers of type ", Quoted{name}, " are not supported");
+    fail<FileError>(who_, ": numbers of type ", Quoted{name}, " are not supported",
+                    name.ends_with('O') ? ": these are Python objects in a pickle, which can run code; in Python, "
+                                          "astype(\"float32\") makes numbers of them"
+                                        : "");
   }
   bool boolean() {
     skip();
@@ -2946,7 +3610,8 @@ class NpyHeader {
 /// The array in the bytes of a .npy file. Throws FileError where they break the format.
 inline NpyArray parse_npy(std::span<const std::byte> bytes, std::string_view who) {
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-  check<FileError>(text.starts_with("\x93NUMPY") && text.size() >= 10, who, ": not a .npy file");
+  if (!text.starts_with("\x93NUMPY") || text.size() < 10)
+    fail<FileError>(who, ": not a .npy file", instead_of_numpy(bytes, who));
   const int version = text[6];
   check<FileError>(version >= 1 && version <= 3 && text[7] == 0, who, ": version ", version, ".", int{text[7]},
                    " of the format is not supported");
@@ -3120,16 +3785,18 @@ struct ZipEntry {
 /// The archive's own list of its files, which stands at its end. Throws FileError.
 inline std::map<std::string, ZipEntry> zip_directory(const ZipBytes& zip) {
   constexpr std::uint64_t end_size = 22, wide = 0xFFFFFFFFu;
-  check<FileError>(zip.size() >= end_size, zip.who(), ": not a .npz file");
+  const auto refuse = [&] {
+    fail<FileError>(zip.who(), ": not a .npz file", instead_of_numpy(zip.part(0, zip.size()), zip.who()));
+  };
+  if (zip.size() < end_size) refuse();
   std::uint64_t end = zip.size() - end_size;
   const std::uint64_t least = end > 65535 ? end - 65535 : 0;  // a comment may follow
   while (zip.number(end, 4) != 0x06054B50u) {
-    check<FileError>(end > least, zip.who(), ": not a .npz file");
-    --end;
+    if (end-- == least) refuse();
   }
   check<FileError>(end + end_size + zip.number(end + 20, 2) == zip.size(), zip.who(), ": the archive is damaged");
   std::uint64_t directory_end = end, count = zip.number(end + 10, 2), at = zip.number(end + 16, 4);
-  if ((count == 0xFFFF || at == wide) && end >= 20 && zip.number(end - 20, 4) == 0x07064B50u) {
+  if (end >= 20 && zip.number(end - 20, 4) == 0x07064B50u) {  // numbers of 8 bytes, where needed, or always
     const std::uint64_t wide_end = zip.number(end - 12, 8);
     check<FileError>(zip.number(wide_end, 4) == 0x06064B50u, zip.who(), ": the archive is damaged");
     directory_end = wide_end;
@@ -3159,6 +3826,8 @@ inline std::map<std::string, ZipEntry> zip_directory(const ZipBytes& zip) {
     at += 46 + name + extra + note;
   }
   check<FileError>(at == directory_end, zip.who(), ": the archive's directory is damaged");
+  const auto is_array = [](const auto& file) { return file.first.ends_with(".npy"); };
+  if (!out.empty() && std::none_of(out.begin(), out.end(), is_array)) refuse();
   return out;
 }
 
@@ -3389,7 +4058,7 @@ std::string parameters_sha256(Model& model) {
   std::vector<std::byte> numbers;
   for (const auto& named : nn::named_parameters<typename Model::device_type>(model)) {
     numbers.resize(named.parameter->size_bytes());
-    copy_bytes(Cpu{}, numbers.data(), named.parameter->where(), named.parameter->value_data(), numbers.size());
+    copy_bytes(Cpu{}, numbers.data(), named.parameter->where(), named.parameter->memory(), numbers.size());
     hash.update(named.name);
     hash.update(numbers);
   }
@@ -3821,7 +4490,7 @@ class NarrowCopies {
     model.visit(found);
     auto& parameters = found.parameters;
     std::sort(parameters.begin(), parameters.end(),
-              [](const auto* a, const auto* b) { return std::less<>()(a->value_data(), b->value_data()); });
+              [](const auto* a, const auto* b) { return std::less<>()(a->memory(), b->memory()); });
     parameters.erase(std::unique(parameters.begin(), parameters.end()), parameters.end());  // shared ones
     if (!laid_out_for(parameters)) lay_out(parameters);
 
@@ -3832,6 +4501,7 @@ class NarrowCopies {
       while (i < parameters.size() && is_old(i) && value(*parameters[i]) == value(*parameters[first]) + count) {
         count += occupied(*parameters[i]);
         parameters[i]->narrow_copy.version = parameters[i]->version();
+        parameters[i]->narrow_copy.storage.writes()->add();
         ++i;
       }
       if (count > 0)
@@ -3853,7 +4523,7 @@ class NarrowCopies {
   };
 
   static const float* value(const ParameterOn<D>& parameter) {
-    return static_cast<const float*>(parameter.value_data());
+    return static_cast<const float*>(parameter.memory());
   }
 
   // Elements up to where a small one that follows begins: in front of a large one there may be more.
@@ -3864,7 +4534,7 @@ class NarrowCopies {
   bool laid_out_for(const std::vector<ParameterOn<D>*>& parameters) const {
     return std::equal(parameters.begin(), parameters.end(), places_.begin(), places_.end(),
                       [](const auto* parameter, const auto& place) {
-                        return parameter == place.parameter && parameter->value_data() == place.value;
+                        return parameter == place.parameter && parameter->memory() == place.value;
                       });
   }
 
@@ -3877,8 +4547,11 @@ class NarrowCopies {
     const Storage<D> storage(parameters.front()->where(), count * sizeof(T));
     auto* data = static_cast<T*>(storage.data());
     for (auto* parameter : parameters) {
-      parameter->narrow_copy = {storage, data, dtype<T>, 0};
-      places_.push_back({parameter, parameter->value_data()});
+      const auto bytes = static_cast<std::size_t>(parameter->count()) * sizeof(T);
+      parameter->narrow_copy = {Storage<D>::home_in(storage, data, bytes), data, dtype<T>, 0};
+      if (const auto* const own = parameter->storage().writes())
+        parameter->narrow_copy.storage.writes()->name = own->name;
+      places_.push_back({parameter, parameter->memory()});
       data += occupied(*parameter);
     }
   }
@@ -3917,7 +4590,10 @@ class MixedPrecision : public Module {
 
   /// The model inside.
   Model& model() { return model_; }
-  void visit(Visitor& visitor) override { model_.visit(visitor); }
+  void visit(Visitor& visitor) override {
+    visitor.inner(model_);
+    model_.visit(visitor);
+  }
   std::string describe() const override { return cat("MixedPrecision(", model_.describe(), ", ", dtype<T>, ")"); }
 
  private:
@@ -4005,43 +4681,50 @@ namespace chorus::inline CHORUS_ABI {
 
 namespace detail {
 
-// [out, in]: row i mixes the two entries between which place i of the resized axis lies.
-template <Real T, Device D>
-Tensor<T, 2, D> interpolation_matrix(Index in, Index out, bool align_corners, D device) {
-  auto host = Tensor<T, 2, Cpu>::zeros({out, in});
+// Along an axis each place of the resized one lies between two entries of x, at a share of the way from the one to the
+// other. (No product with a matrix of shares: 0 times an infinity elsewhere in the image is NaN.)
+template <Operand X>
+auto interpolate_axis(const X& x, std::size_t a, Index out, bool align_corners) {
+  using T = typename tensor_of<X>::value_type;
+  using D = typename tensor_of<X>::device_type;
+  const auto device = value_of(x).device();
+  auto shape = value_of(x).shape();
+  const Index in = shape[a];
+  const auto same = [&] { return reshape(x, shape); };
+  if (in == out) return same();
+  std::vector<std::int64_t> left, right;
+  std::vector<T> near, far;
   for (Index i = 0; i < out; ++i) {
     const double at =
         align_corners
             ? (out > 1 ? static_cast<double>(i * (in - 1)) / static_cast<double>(out - 1) : 0)
             : std::max(0.0, (static_cast<double>(i) + 0.5) * static_cast<double>(in) / static_cast<double>(out) - 0.5);
-    const auto left = std::min(static_cast<Index>(at), in - 1), right = std::min(left + 1, in - 1);
-    const double share = at - static_cast<double>(left);
-    host(i, left) = static_cast<T>(1 - share);
-    host(i, right) = static_cast<T>(static_cast<double>(host(i, right)) + share);
+    left.push_back(std::min(static_cast<Index>(at), in - 1));
+    right.push_back(std::min(left.back() + 1, std::int64_t{in - 1}));
+    const double share = at - static_cast<double>(left.back());
+    near.push_back(static_cast<T>(1 - share));
+    far.push_back(static_cast<T>(share));
   }
-  return Tensor<T, 2, D>::from({host.data(), static_cast<std::size_t>(host.numel())}, host.shape(), device);
+  shape.fill(1);
+  shape[a] = out;
+  const auto part = [&](const auto& places, const auto& shares) {
+    const auto index = Tensor<std::int64_t, 1, D>::from(places, Shape<1>{out}, device);
+    return index_select(x, static_cast<Index>(a), index) * tensor_of<X>::from(shares, shape, device);
+  };
+  return decltype(same())(part(left, near) + part(right, far));
 }
 
-// The largest of each of `out` equal parts of an axis, which may share entries; shorter parts repeat their last one.
+// The largest of each of `out` equal parts of an axis; shorter parts repeat their last one.
 template <Operand X>
-auto adaptive_max(const X& x, Index axis, Index out) {
-  const auto& shape = value_of(x).shape();
-  constexpr auto rank = static_cast<std::size_t>(tensor_of<X>::rank);
-  const auto a = normalize_axis("adaptive_max_pool2d", axis, tensor_of<X>::rank);
-  const Index in = shape[a];
-  const auto first = [&](Index i) { return i * in / out; };
-  const auto last = [&](Index i) { return ((i + 1) * in + out - 1) / out; };
-  Index longest = 0;
-  for (Index i = 0; i < out; ++i) longest = std::max(longest, last(i) - first(i));
-  std::vector<std::int64_t> places;
-  for (Index i = 0; i < out; ++i)
-    for (Index j = 0; j < longest; ++j) places.push_back(std::min(first(i) + j, last(i) - 1));
-  const auto index = Tensor<std::int64_t, 1, typename tensor_of<X>::device_type>::from(places, Shape<1>{out * longest},
-                                                                                       value_of(x).device());
-  std::array<Index, rank + 1> parts{};
-  for (std::size_t i = 0; i <= rank; ++i)
-    parts[i] = i < a ? shape[i] : i == a ? out : i == a + 1 ? longest : shape[i - 1];
-  return amax(reshape(index_select(x, axis, index), parts), static_cast<Index>(a) + 1);
+auto adaptive_max(const X& x, std::size_t a, Index out) {
+  const AxisParts parts{value_of(x).shape()[a], out};
+  const auto split = split_axis(x, a, parts, [&](Index i) { return parts.last(i) - 1; });
+  auto one = split.shape();
+  one[a + 1] = 1;
+  auto shape = value_of(x).shape();
+  shape[a] = out;
+  const auto along = static_cast<Index>(a) + 1;
+  return reshape(gather(split, along, argmax(split, along).view(one)), shape);
 }
 
 inline void check_resize(const char* operation, const Shape<4>& image, Size2d size) {
@@ -4057,19 +4740,14 @@ inline void check_resize(const char* operation, const Shape<4>& image, Size2d si
 /// UsageError unless the size is positive, ShapeError for an image without pixels.
 template <Operand X>
 auto upsample_bilinear2d(const X& x, Size2d size, bool align_corners = false) {
-  using T = typename tensor_of<X>::value_type;
   static_assert(tensor_of<X>::rank == 4, "upsample_bilinear2d: the input is [batch, channels, height, width]");
-  const auto& shape = value_of(x).shape();
-  detail::check_resize("upsample_bilinear2d", shape, size);
-  const auto device = value_of(x).device();
-  const auto wide = linear(x, detail::interpolation_matrix<T>(shape[3], size.width, align_corners, device));
-  const auto high =
-      linear(transpose(wide, 2, 3), detail::interpolation_matrix<T>(shape[2], size.height, align_corners, device));
-  return transpose(high, 2, 3);
+  detail::check_resize("upsample_bilinear2d", value_of(x).shape(), size);
+  return detail::interpolate_axis(detail::interpolate_axis(x, 3, size.width, align_corners), 2, size.height,
+                                  align_corners);
 }
 
 /// x: [batch, channels, height, width] -> the largest number of each part of an image: [batch, channels, size.height,
-/// size.width]; parts as of adaptive_avg_pool2d. Pixels that tie share the gradient. Throws as that does.
+/// size.width]; parts as of adaptive_avg_pool2d. Of pixels that tie the first gets the gradient. Throws as that does.
 template <Operand X>
 auto adaptive_max_pool2d(const X& x, Size2d size) {
   static_assert(tensor_of<X>::rank == 4, "adaptive_max_pool2d: the input is [batch, channels, height, width]");
@@ -4094,7 +4772,7 @@ struct Selu {
   template <class S>
   CHORUS_HD S operator()(const S& x) const {
     using R = real_of<S>;
-    return where(x <= 0, expm1(x) * R(1.6732632423543772 * 1.0507009873554805), x * R(1.0507009873554805));
+    return where(x > 0, x * R(1.0507009873554805), expm1(x) * R(1.6732632423543772 * 1.0507009873554805));
   }
 };
 /// x, or alpha (exp(x / alpha) - 1) below 0 (Barron 2017).
@@ -4103,7 +4781,7 @@ struct Celu {
   template <class S>
   CHORUS_HD S operator()(const S& x) const {
     using R = real_of<S>;
-    return where(x <= 0, expm1(x * R(1 / alpha)) * R(alpha), x);
+    return where(x > 0, x, expm1(x * R(1 / alpha)) * R(alpha));
   }
 };
 /// x / (1 + |x|)
@@ -4111,6 +4789,11 @@ struct Softsign {
   template <class S>
   CHORUS_HD S operator()(const S& x) const {
     return x / (1 + abs(x));
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 1> gradient(const S& dy, const S& x) const {
+    const S below = 1 + abs(x);
+    return {{dy / below / below}};
   }
 };
 /// x - tanh(x)
@@ -4127,6 +4810,10 @@ struct Hardshrink {
   CHORUS_HD S operator()(const S& x) const {
     return where(abs(x) <= real_of<S>(lambda), S(0), x);
   }
+  template <class S>
+  CHORUS_HD Partials<S, 1> gradient(const S& dy, const S& x) const {
+    return {{where(abs(x) > real_of<S>(lambda), dy, S(0))}};
+  }
 };
 /// x moved by lambda towards 0, where it ends.
 struct Softshrink {
@@ -4134,7 +4821,7 @@ struct Softshrink {
   template <class S>
   CHORUS_HD S operator()(const S& x) const {
     using R = real_of<S>;
-    return where(x > R(lambda), x - R(lambda), where(x < R(-lambda), x + R(lambda), S(0)));
+    return where(x > R(lambda), x - R(lambda), where(x < R(-lambda), x + R(lambda), x * 0));  // NaN stays
   }
 };
 /// x above the threshold, else a value.
@@ -4142,7 +4829,7 @@ struct Threshold {
   double threshold = 0, value = 0;
   template <class S>
   CHORUS_HD S operator()(const S& x) const {
-    return where(x > real_of<S>(threshold), x, S(real_of<S>(value)));
+    return where(x <= real_of<S>(threshold), S(real_of<S>(value)), x);
   }
 };
 /// x for positive x, else slope x, the slope being learned (He et al. 2015).
@@ -5203,6 +5890,7 @@ auto var(const X& x, const std::array<Index, N>& axes, KeepAxis, Index correctio
 /// The position of the smallest element along an axis; of several, the first.
 template <Operand X>
 auto argmin(const X& x, Index axis) {
+  detail::check_not_empty("argmin", x, axis);
   return argmax(-value_of(x), axis);
 }
 
@@ -5502,6 +6190,7 @@ class GraphOperation final : public OperationNode<Backward, T, Rank, D, Inputs..
                  typename GraphVariableOf<Inputs>::type... inputs)
       : OperationNode<Backward, T, Rank, D, Inputs...>(operation_name(operation), value, std::move(backward),
                                                        inputs.node()...),
+        numbers_(detail::Saved(inputs.value())...),
         saved_(std::in_place, Saved{std::move(operation), value, {std::move(inputs)...}}) {}
 
   void backward(bool keep) override {
@@ -5514,6 +6203,8 @@ class GraphOperation final : public OperationNode<Backward, T, Rank, D, Inputs..
                       "' was freed by an earlier backward; pass retain_graph = true to that one");
     const auto dy = gradients.of(*this);
     if (!dy.value().defined()) return;
+    if constexpr (!requires { requires Operation::linear; })
+      std::apply([&](const auto&... x) { (x.read(this->operation()), ...); }, numbers_);
     const GraphVariable<T, Rank, D> y(saved_->value, Ref<GradNode<T, Rank, D>>(this));
     std::apply([&](const auto&... x) { send(gradients, dy, y, x...); }, saved_->inputs);
   }
@@ -5538,6 +6229,7 @@ class GraphOperation final : public OperationNode<Backward, T, Rank, D, Inputs..
     Tensor<T, Rank, D> value;
     std::tuple<typename GraphVariableOf<Inputs>::type...> inputs;
   };
+  std::tuple<detail::Saved<typename GraphVariableOf<Inputs>::type::tensor_type>...> numbers_;  // seen unchanged
   std::optional<Saved> saved_;
 };
 
@@ -5978,14 +6670,16 @@ auto conv2d_weight_gradient(const X& x, const Y& y, const kernels::Conv2dShape& 
   kernels::conv2d_backward_weight(device, shape, image.data(), result.data(), out.data(), false);
   return record(
       operations::Conv2dWeightGradient{shape}, std::move(out),
-      [image, result, shape, device](const auto& dw, auto dx, auto dy) {
+      [image = Saved(image), result = Saved(result), shape, device](const auto& dw, auto dx, auto dy) {
         if (dx) {
           const auto [grad, accumulate] = dx->target();
-          kernels::conv2d_backward_input(device, shape, dw.data(), result.data(), grad.data(), accumulate);
+          kernels::conv2d_backward_input(device, shape, dw.data(), result.read("conv2d").data(), grad.data(),
+                                         accumulate);
         }
         if (dy) {
-          auto grad = tensor_of<Y>::empty(result.shape(), device);
-          kernels::conv2d_forward(device, shape, image.data(), dw.data(), static_cast<const T*>(nullptr), grad.data());
+          auto grad = tensor_of<Y>::empty(result.tensor().shape(), device);
+          kernels::conv2d_forward(device, shape, image.read("conv2d").data(), dw.data(), static_cast<const T*>(nullptr),
+                                  grad.data());
           dy->add(grad);
         }
       },
@@ -6434,6 +7128,11 @@ struct MarginRanking {
     const S loss = y * (b - a) + real_of<S>(margin);
     return where(loss <= 0, S(0), loss);
   }
+  template <class S>
+  CHORUS_HD Partials<S, 3> gradient(const S& dy, const S& a, const S& b, const S& y) const {
+    const S counted = where(y * (b - a) + real_of<S>(margin) > 0, dy, S(0));
+    return {{-(counted * y), counted * y, counted * (b - a)}};
+  }
 };
 
 /// x for y = 1, max(0, margin - x) for y = -1.
@@ -6443,6 +7142,10 @@ struct HingeEmbedding {
   CHORUS_HD S operator()(const S& x, const S& y) const {
     const S distance = real_of<S>(margin) - x;
     return where(y == 1, x, where(distance <= 0, S(0), distance));
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 2> gradient(const S& dy, const S& x, const S& y) const {
+    return {{where(y == 1, dy, where(real_of<S>(margin) - x > 0, -dy, S(0))), S(0)}};
   }
 };
 
@@ -6464,12 +7167,19 @@ struct CosineEmbedding {
   }
 };
 
-/// (log(var) + (x - target)² / var) / 2.
+/// (log(var) + (x - target)² / var) / 2; variances below `eps` count as that, but get the gradient.
 struct GaussianNll {
+  double eps = 0;
   template <class S>
   CHORUS_HD S operator()(const S& x, const S& target, const S& var) const {
-    const S d = x - target;
-    return (log(var) + d * d / var) * real_of<S>(0.5);
+    const S d = x - target, safe = where(var < real_of<S>(eps), S(real_of<S>(eps)), var);
+    return (log(safe) + d * d / safe) * real_of<S>(0.5);
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 3> gradient(const S& dy, const S& x, const S& target, const S& var) const {
+    const S d = x - target, safe = where(var < real_of<S>(eps), S(real_of<S>(eps)), var);
+    const S by_x = dy * d / safe;
+    return {{by_x, -by_x, dy * (1 / safe - d * d / safe / safe) * real_of<S>(0.5)}};
   }
 };
 
@@ -6479,6 +7189,10 @@ struct PoissonNllOfLog {
   CHORUS_HD S operator()(const S& x, const S& target) const {
     return exp(x) - target * x;
   }
+  template <class S>
+  CHORUS_HD Partials<S, 2> gradient(const S& dy, const S& x, const S& target) const {
+    return {{dy * (exp(x) - target), -(dy * x)}};
+  }
 };
 /// x - target log(x + eps), x being the rate.
 struct PoissonNll {
@@ -6486,6 +7200,11 @@ struct PoissonNll {
   template <class S>
   CHORUS_HD S operator()(const S& x, const S& target) const {
     return x - target * log(x + real_of<S>(eps));
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 2> gradient(const S& dy, const S& x, const S& target) const {
+    const S rate = x + real_of<S>(eps);
+    return {{dy * (1 - target / rate), -(dy * log(rate))}};
   }
 };
 /// Stirling's approximation of log(target!), for targets above 1.
@@ -6498,11 +7217,26 @@ struct Stirling {
   }
 };
 
-/// Binary cross entropy of a logit, the positive part weighted: (1 - t) x + (1 + (p - 1) t) log(1 + exp(-x)).
+/// Binary cross entropy of a logit, the positive part weighted: (1 - t) x + (1 + (p - 1) t) log(1 + exp(-x)), where |x|
+/// counts as in BinaryCrossEntropy.
 struct WeightedBinaryCrossEntropy {
   template <class S>
   CHORUS_HD S operator()(const S& x, const S& t, const S& weight, const S& p) const {
-    return weight * ((1 - t) * x + (1 + (p - 1) * t) * softplus(-x));
+    return weight * loss(x, t, p);
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 4> gradient(const S& dy, const S& x, const S& t, const S& weight, const S& p) const {
+    const S scaled = dy * weight, size = abs(x), rest = log1p(exp(-size));
+    const S by_t = where(x > 0, -size, size * p) + (p - 1) * rest;
+    const S by_p = where(t == 0, S(0), t * softplus(-x));
+    return {{scaled * ((1 - t) * sigmoid(x) - p * t * sigmoid(-x)), scaled * by_t, dy * loss(x, t, p), scaled * by_p}};
+  }
+
+ private:
+  template <class S>
+  CHORUS_HD static S loss(const S& x, const S& t, const S& p) {
+    const S wrong = where(x > 0, 1 - t, p * t), size = abs(x);
+    return where(wrong == 0, S(0), size * wrong) + (1 + (p - 1) * t) * log1p(exp(-size));
   }
 };
 
@@ -6527,10 +7261,9 @@ auto pair_distance(const A& a, const B& b, double eps) {
 /// The cosine of the angle between a and b along an axis, which goes away. Lengths below `eps` count as `eps`.
 template <Operand A, Operand B>
 auto cosine_similarity(const A& a, const B& b, Index axis = 1, double eps = 1e-8) {
-  const auto dot = sum(a * b, axis);
-  const double infinity = std::numeric_limits<double>::infinity();
-  return dot *
-         rsqrt(clamp(sum(square(a), axis), eps * eps, infinity) * clamp(sum(square(b), axis), eps * eps, infinity));
+  // Each by itself, so that the product of two lengths need not be a number.
+  const auto normalized = [&](const auto& x) { return x * rsqrt(clamp(sum(square(x), axis, keep_axis), eps * eps)); };
+  return sum(normalized(a) * normalized(b), axis);
 }
 
 struct TripletOptions {
@@ -6561,8 +7294,10 @@ auto triplet_margin_loss(const A& anchor, const P& positive, const N& negative, 
 /// a, b: [batch, features], target: [batch] of 1 and -1 -> 1 - cosine, or max(0, cosine - margin): [batch].
 template <Operand A, Operand B, Operand Y>
 auto cosine_embedding_loss_per_sample(const A& a, const B& b, const Y& target, double margin = 0) {
-  return detail::pointwise("cosine_embedding_loss", functors::CosineEmbedding{margin}, cosine_similarity(a, b, -1),
-                           target);
+  constexpr double eps = 1e-12;  // PyTorch's, added to the squares of lengths
+  const auto scale = [](const auto& x) { return rsqrt(sum(square(x), -1) + eps); };
+  return detail::pointwise("cosine_embedding_loss", functors::CosineEmbedding{margin},
+                           sum(a * b, -1) * scale(a) * scale(b), target);
 }
 template <Operand A, Operand B, Operand Y>
 auto cosine_embedding_loss(const A& a, const B& b, const Y& target, double margin = 0,
@@ -6613,9 +7348,7 @@ struct GaussianNllOptions {
 /// The negative logarithm of the density of N(x, var) at the target (Nix, Weigend 1994).
 template <Operand X, Operand Y, Operand V>
 auto gaussian_nll_loss_per_element(const X& x, const Y& target, const V& var, const GaussianNllOptions& options = {}) {
-  const auto& raw = value_of(var);
-  const auto safe = var + (clamp(raw, options.eps) - raw);
-  return detail::pointwise("gaussian_nll_loss", functors::GaussianNll{}, x, target, safe) +
+  return detail::pointwise("gaussian_nll_loss", functors::GaussianNll{options.eps}, x, target, var) +
          (options.full ? 0.91893853320467274 : 0);
 }
 template <Operand X, Operand Y, Operand V>
@@ -6660,6 +7393,175 @@ auto bce_with_logits(const X& x, const Y& target, const W& weight, const P& pos_
 
 }  // namespace chorus::inline CHORUS_ABI
 #endif  // CHORUS_SINGLE_CHORUS_OPS_MORE_LOSSES_HPP
+
+// <chorus/ops/norm.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_NORM_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_NORM_HPP
+/// Norms and standard deviations, with the subgradient 0 where they have no gradient, as in PyTorch. Large and small
+/// numbers are scaled on the way, so that their squares neither overflow nor vanish.
+
+namespace chorus::inline CHORUS_ABI {
+
+namespace functors {
+
+/// A power of two by which numbers up to x are divided so that neither their squares nor the gradients overflow or
+/// vanish: one of `first`, `second` and the latter's reciprocal, but 1 for most x.
+struct SquareUnit {
+  double first = 1, second = 1;
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    using R = real_of<S>;
+    const S small = where(x == 0, S(1), where(x < R(1 / first), S(R(1 / second)), S(1)));
+    const S large = where(x > R(second), S(R(second)), S(R(first)));
+    return where(x > std::numeric_limits<R>::max(), S(1), where(x > R(first), large, small));
+  }
+};
+
+/// x, or 1 where x is 0 or not finite.
+struct DivisorOrOne {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return where(x == 0, S(1), where(x > std::numeric_limits<real_of<S>>::max(), S(1), x));
+  }
+};
+
+/// 1 where x is 0, else 0.
+struct IsZero {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return where(x == 0, S(1), S(0));
+  }
+};
+
+}  // namespace functors
+
+namespace detail {
+
+template <class T>
+constexpr functors::SquareUnit square_unit =
+    std::is_same_v<T, double> ? functors::SquareUnit{0x1p400, 0x1p704} : functors::SquareUnit{0x1p50, 0x1p88};
+
+// Constants for whoever differentiates: what is made of values alone. Sizes of 1 stay, so that they broadcast.
+template <class F, Operand X>
+auto largest_as(const F& f, const X& x, Index axis) {
+  return pointwise(f, amax(abs(value_of(x)), axis, keep_axis));
+}
+template <Operand X>
+auto one_where_zero(const X& x) {
+  return pointwise(functors::IsZero{}, value_of(x));
+}
+
+// Without an axis that has stayed with size 1.
+template <Operand X>
+auto drop_axis(const char* operation, const X& x, Index axis) {
+  constexpr int rank = tensor_of<X>::rank;
+  return reshape(x, without_axis<rank>(value_of(x).shape(), normalize_axis(operation, axis, rank)));
+}
+
+// Of an axis that stays with size 1, over which there are elements.
+template <Operand X>
+auto norm_keeping(const X& x, double p, Index axis) {
+  using T = typename tensor_of<X>::value_type;
+  const double inf = std::numeric_limits<double>::infinity();
+  if (p == inf) return amax(abs(x), axis, keep_axis);
+  if (p == -inf) return amin(abs(x), axis, keep_axis);
+  if (p == 1) return sum(abs(x), axis, keep_axis);
+  // unit * (sum of |x / unit|^p)^(1 / p). Where that sum is 0, 1 is added to it under the root and taken off outside.
+  const auto root = [&](const auto& unit, const auto& powers, const auto& f) {
+    const auto total = sum(powers, axis, keep_axis);
+    const auto zero = one_where_zero(total);
+    return (f(total + zero) - zero) * unit;
+  };
+  if (p == 2) {
+    const auto unit = largest_as(square_unit<T>, x, axis);
+    return root(unit, square(x / unit), [](const auto& total) { return sqrt(total); });
+  }
+  // |x|^p has no gradient at 0 for p below 1.
+  const auto unit = largest_as(functors::DivisorOrOne{}, x, axis);
+  const auto part = abs(x) / unit;
+  const auto zero = one_where_zero(part);
+  return root(unit, pow(part + zero, p) - zero, [p](const auto& total) { return pow(total, 1 / p); });
+}
+
+}  // namespace detail
+
+/// (sum of |x|^p)^(1 / p) along an axis, which stays with size 1; p is positive or infinite, which gives the largest
+/// |x|, or with -inf the smallest (torch.linalg.vector_norm). The arguments' order is that of torch.norm. The gradient
+/// is 0 where the norm is 0, and of elements that are 0; elements that tie for the largest share it. Along an axis
+/// without elements it is 0. Throws UsageError for other p, and for an empty axis and an infinite p.
+template <Operand X>
+auto norm(const X& x, double p, Index axis, KeepAxis) {
+  check<UsageError>(p > 0 || p == -std::numeric_limits<double>::infinity(),
+                    "norm: p is positive, or -inf for the smallest element, got ", p);
+  if constexpr (NarrowOperand<X>) {
+    return to<typename tensor_of<X>::value_type>(norm(to<float>(x), p, axis, keep_axis));
+  } else {
+    const auto a = normalize_axis("norm", axis, tensor_of<X>::rank);
+    if (value_of(x).shape()[a] == 0) {
+      check<UsageError>(p < std::numeric_limits<double>::infinity() && p > 0, "norm: an axis of a tensor of shape ",
+                        value_of(x).shape(), " has no element that could be the largest or smallest");
+      return sum(x, axis, keep_axis);
+    }
+    return detail::norm_keeping(x, p, axis);
+  }
+}
+/// The same; the axis goes away.
+template <Operand X>
+auto norm(const X& x, double p, Index axis) {
+  return detail::drop_axis("norm", norm(x, p, axis, keep_axis), axis);
+}
+/// The norm of all elements: the Euclidean one, of a matrix Frobenius', unless p says otherwise.
+template <Operand X>
+auto norm(const X& x, double p = 2) {
+  return detail::reduce_all("norm", x, [p](const auto& flat, Index axis) { return norm(flat, p, axis); });
+}
+/// The norm over several axes, which go away, or with keep_axis stay with size 1.
+template <Operand X, std::size_t N>
+auto norm(const X& x, double p, const std::array<Index, N>& axes) {
+  return norm(detail::merge_axes("norm", x, axes), p, -1);
+}
+template <Operand X, std::size_t N>
+auto norm(const X& x, double p, const std::array<Index, N>& axes, KeepAxis) {
+  return detail::restore_axes(x, norm(x, p, axes), axes);
+}
+
+/// The standard deviation along an axis, which stays with size 1: the root of `var`. The gradient is 0 where it is 0.
+/// Not a number, and no number in the gradient, where there are no more elements than `correction`.
+template <Operand X>
+auto std(const X& x, Index axis, KeepAxis, Index correction = 1) {
+  if constexpr (NarrowOperand<X>) {
+    return to<typename tensor_of<X>::value_type>(std(to<float>(x), axis, keep_axis, correction));
+  } else {
+    const auto a = normalize_axis("std", axis, tensor_of<X>::rank);
+    if (value_of(x).shape()[a] == 0) return var(x, axis, keep_axis, correction);
+    const auto unit = detail::largest_as(detail::square_unit<typename tensor_of<X>::value_type>, x, axis);
+    const auto squares = var(x / unit, axis, keep_axis, correction);
+    const auto zero = detail::one_where_zero(squares);
+    return (sqrt(squares + zero) - zero) * unit;
+  }
+}
+/// The same; the axis goes away.
+template <Operand X>
+auto std(const X& x, Index axis, Index correction = 1) {
+  return detail::drop_axis("std", std(x, axis, keep_axis, correction), axis);
+}
+/// The standard deviation of all elements.
+template <Operand X>
+auto std(const X& x) {
+  return detail::reduce_all("std", x, [](const auto& flat, Index axis) { return std(flat, axis); });
+}
+/// The standard deviation over several axes, with the same forms.
+template <Operand X, std::size_t N>
+auto std(const X& x, const std::array<Index, N>& axes, Index correction = 1) {
+  return std(detail::merge_axes("std", x, axes), -1, correction);
+}
+template <Operand X, std::size_t N>
+auto std(const X& x, const std::array<Index, N>& axes, KeepAxis, Index correction = 1) {
+  return detail::restore_axes(x, std(x, axes, correction), axes);
+}
+
+}  // namespace chorus::inline CHORUS_ABI
+#endif  // CHORUS_SINGLE_CHORUS_OPS_NORM_HPP
 
 // <chorus/ops/padding_modes.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_PADDING_MODES_HPP
@@ -6933,6 +7835,61 @@ inline AverageRule exponential(double decay) {
 /// The mean of the parameters at all updates: stochastic weight averaging (Izmailov et al. 2018).
 inline AverageRule equal_weights() { return {}; }
 
+namespace detail {
+/// Which averages models hold at the moment, by the number (a parameter or a buffer) that they are in place of. Each
+/// one keeps what it has displaced: the trained numbers, or an average below it.
+class HeldAverages {
+ public:
+  /// Where a displaced number lies now.
+  using Place = void*;
+
+  static HeldAverages& all() {
+    static HeldAverages held;
+    return held;
+  }
+  void add(const void* number, Place displaced) {
+    const std::lock_guard lock(mutex_);
+    held_[number].push_back(displaced);
+    ++count_;
+  }
+  /// The average whose displaced number is there leaves; returns where its own number is: an average above it may have
+  /// displaced it, else it is null, in the model.
+  Place remove(const void* number, Place displaced) {
+    const std::lock_guard lock(mutex_);
+    auto& stack = held_.at(number);
+    auto at = std::find(stack.begin(), stack.end(), displaced);
+    at = stack.erase(at);
+    const Place above = at == stack.end() ? nullptr : *at;
+    if (stack.empty()) held_.erase(number);
+    --count_;
+    return above;
+  }
+  bool holds(const void* number) {
+    if (count_ == 0) return false;
+    const std::lock_guard lock(mutex_);
+    return held_.contains(number);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<const void*, std::vector<Place>> held_;
+  std::atomic<int> count_{0};
+};
+}  // namespace detail
+
+/// A policy.
+template <class Net>
+concept HoldsModel = requires(Net& net) {
+  net.module();
+  net.parameters();
+};
+
+struct ParameterAverageOptions {
+  /// Average the buffers, too. Else the average has those of the last update, as in PyTorch's AveragedModel. Buffers of
+  /// integers are never averaged.
+  bool use_buffers = false;
+};
+
 /// A second set of a model's parameters that follows them. It starts as a copy of them. On the workers of a
 /// ParameterServer, which fetch a step's parameters with the next forward pass, it follows a step behind the server's.
 ///
@@ -6941,26 +7898,48 @@ inline AverageRule equal_weights() { return {}; }
 ///   average.update();
 ///   ...
 ///   optim::AveragedScope use{average};   // the model computes with the averages while this lives
+///
+/// Batch norm's running statistics are those of the trained parameters: `update_bn(net, loader)` inside of the scope
+/// makes them anew. An average that was made of the net, `ParameterAverage average{net, optim::equal_weights()}`, has
+/// buffers of its own, which come and go with the averages; a scope that is made with the net, `AveragedScope
+/// use{average, net}`, gives the trained ones' back.
 template <Device D>
 class ParameterAverage {
  public:
   /// Throws UsageError where there are no parameters.
   ParameterAverage(std::vector<nn::NamedParameter<D>> parameters, AverageRule rule) : rule_(rule) {
     check<UsageError>(!parameters.empty(), "ParameterAverage: there are no parameters");
-    const MemoryScope scope(trace::Memory::optimizer);
     for (auto& named : parameters) {
       auto& parameter = *named.parameter;
-      Storage<D> copy(parameter.where(), parameter.size_bytes());
-      copy_bytes(parameter.where(), copy.data(), parameter.where(), parameter.value_data(), parameter.size_bytes());
-      entries_.push_back({std::move(named), std::move(copy)});
+      entries_.push_back({named.name, named.handle.shared(), &parameter, &parameter,
+                          copy_of(parameter.where(), parameter.memory(), parameter.size_bytes())});
     }
+  }
+  /// Of all parameters and buffers of `net`, a policy.
+  template <HoldsModel Net>
+  ParameterAverage(Net& net, AverageRule rule, const ParameterAverageOptions& options = {})
+      : ParameterAverage(net.parameters(), rule) {
+    use_buffers_ = options.use_buffers;
+    for (auto& named : nn::named_buffers<D>(net.module())) {
+      auto& buffer = *named.buffer;
+      entries_.push_back({named.name, named.handle.shared(), &buffer, nullptr,
+                          copy_of(buffer.where(), buffer.memory(), buffer.size_bytes())});
+    }
+  }
+  ~ParameterAverage() {
+    if (swapped_)
+      for (Entry& entry : entries_) detail::HeldAverages::all().remove(entry.number(), entry.average.data());
   }
   ParameterAverage(const ParameterAverage&) = delete;
   ParameterAverage& operator=(const ParameterAverage&) = delete;
 
-  /// average = keep average + (1 - keep) parameter. Throws UsageError for `equal_weights` in a step that is captured.
+  /// average = keep average + (1 - keep) parameter. Throws UsageError while the model holds averages, these or others,
+  /// and for `equal_weights` in a step that is captured.
   void update() {
     check<UsageError>(!swapped_, "ParameterAverage: no update while the model holds the averages");
+    check<UsageError>(!detail::HeldAverages::all().holds(entries_.front().number()),
+                      "ParameterAverage: no update while the model holds other averages: expected the trained "
+                      "parameters");
 #if CHORUS_USE_CUDA
     if constexpr (std::is_same_v<D, Cuda>)
       if (auto* numbers = cuda::replay_numbers()) {
@@ -6971,42 +7950,61 @@ class ParameterAverage {
       }
 #endif
     const double keep = rule_.keep(updates_++);
-    for (Entry& entry : entries_)
-      with_type(entry, [&]<class T>(T* average, T* value, D device, Index count) {
-        kernels::scale(device, count, static_cast<T>(keep), average);
-        kernels::axpy(device, count, static_cast<T>(1 - keep), static_cast<const T*>(value), average);
-      });
+    for (Entry& entry : entries_) {
+      const auto average = [&]<class T>(T* own, const T* value) {
+        kernels::scale(entry.where(), entry.count(), static_cast<T>(keep), own);
+        kernels::axpy(entry.where(), entry.count(), static_cast<T>(1 - keep), value, own);
+      };
+      const bool averages = entry.parameter != nullptr || use_buffers_;
+      if (averages && entry.dtype() == DType::f32)
+        average(static_cast<float*>(entry.average.data()), static_cast<const float*>(entry.value()));
+      else if (averages && entry.dtype() == DType::f64)
+        average(static_cast<double*>(entry.average.data()), static_cast<const double*>(entry.value()));
+      else
+        copy_bytes(entry.where(), entry.average.data(), entry.where(), entry.value(), entry.size_bytes());
+    }
   }
 
   /// Exchanges the model's numbers and the averages. Both stay where they are, for captured steps know the places.
-  /// Throws UsageError where ranks have the model's numbers in common.
+  /// Where the model holds several averages, one above the other, they may go in any order. Throws UsageError where
+  /// ranks have the model's numbers in common.
   void swap() {
     for (const Entry& entry : entries_)
-      check<UsageError>(!entry.named.parameter->in_common(), "ParameterAverage: all ranks have '", entry.named.name,
+      check<UsageError>(entry.parameter == nullptr || !entry.parameter->in_common(),
+                        "ParameterAverage: all ranks have '", entry.name,
                         "' in common (share_parameters of ShardedOptimizer), and would each exchange it");
     for (Entry& entry : entries_) {
-      auto& parameter = *entry.named.parameter;
-      const auto device = parameter.where();
-      Storage<D> aside(device, parameter.size_bytes());
-      copy_bytes(device, aside.data(), device, parameter.value_data(), parameter.size_bytes());
-      copy_bytes(device, parameter.value_data(), device, entry.average.data(), parameter.size_bytes());
-      copy_bytes(device, entry.average.data(), device, aside.data(), parameter.size_bytes());
-      parameter.touch();
+      const auto device = entry.where();
+      const auto bytes = entry.size_bytes();
+      void* const mine = entry.average.data();
+      void* other = nullptr;
+      if (swapped_)
+        other = detail::HeldAverages::all().remove(entry.number(), mine);
+      else
+        detail::HeldAverages::all().add(entry.number(), mine);
+      if (other == nullptr) other = entry.value();
+      const Storage<D> aside(device, bytes);
+      copy_bytes(device, aside.data(), device, other, bytes);
+      copy_bytes(device, other, device, mine, bytes);
+      copy_bytes(device, mine, device, aside.data(), bytes);
+      entry.numbers->touch();
     }
     swapped_ = !swapped_;
   }
+  /// Whether the model holds the averages.
+  bool swapped() const { return swapped_; }
 
   std::int64_t updates() const { return updates_; }
 
-  D device() const { return entries_.front().named.parameter->where(); }
+  D device() const { return entries_.front().where(); }
   /// The averages and their number, for checkpoints: `average.conv1.weight`.
   std::vector<StateTensor> state() {
     check<UsageError>(!swapped_, "ParameterAverage: no state to keep while the model holds the averages");
     std::vector<StateTensor> out;
     for (Entry& entry : entries_) {
-      const auto extents = entry.named.parameter->extents();
-      out.push_back({cat("average.", entry.named.name),
-                     entry.named.parameter->dtype(),
+      const auto extents = entry.extents();
+      out.push_back({cat("average.", entry.name),
+                     entry.dtype(),
                      {extents.begin(), extents.end()},
                      entry.average.data()});
     }
@@ -7015,42 +8013,83 @@ class ParameterAverage {
   }
 
  private:
+  /// A parameter's or a buffer's.
   struct Entry {
-    nn::NamedParameter<D> named;
+    std::string name;
+    Ref<Node> owner;
+    chorus::detail::AtHome<D>* numbers;
+    ParameterOn<D>* parameter;  // null for a buffer
     Storage<D> average;
+
+    const void* number() const { return owner.get(); }
+    void* value() const { return numbers->memory(); }
+    D where() const { return numbers->where(); }
+    DType dtype() const { return numbers->dtype(); }
+    std::span<const Index> extents() const { return numbers->extents(); }
+    Index count() const { return numbers->count(); }
+    std::size_t size_bytes() const { return numbers->size_bytes(); }
   };
 
-  template <class F>
-  static void with_type(Entry& entry, const F& f) {
-    auto& parameter = *entry.named.parameter;
-    const auto call = [&]<class T>(T) {
-      f(static_cast<T*>(entry.average.data()), static_cast<T*>(parameter.value_data()), parameter.where(),
-        parameter.count());
-    };
-    if (parameter.dtype() == DType::f32)
-      call(float{});
-    else
-      call(double{});
+  static Storage<D> copy_of(D device, const void* from, std::size_t bytes) {
+    const MemoryScope scope(trace::Memory::optimizer);
+    Storage<D> copy(device, bytes);
+    copy_bytes(device, copy.data(), device, from, bytes);
+    return copy;
   }
 
   AverageRule rule_;
   std::vector<Entry> entries_;
   std::int64_t updates_ = 0;
-  bool swapped_ = false;
+  bool swapped_ = false, use_buffers_ = false;
   detail::ReplayedSteps<D> replayed_;
 };
 
-/// While it lives, the model computes with the averages.
+template <Device D>
+ParameterAverage(std::vector<nn::NamedParameter<D>>, AverageRule) -> ParameterAverage<D>;
+template <HoldsModel Net>
+ParameterAverage(Net&, AverageRule, const ParameterAverageOptions& = {}) -> ParameterAverage<typename Net::device_type>;
+
+/// While it lives, the model computes with the averages. No optimizer may step meanwhile: its step would be taken with
+/// the averages, and be lost. Scopes of several averages may be one in another, and the innermost one's hold. Throws
+/// UsageError where the model holds this average already.
 template <Device D>
 class AveragedScope {
  public:
-  explicit AveragedScope(ParameterAverage<D>& average) : average_(average) { average_.swap(); }
-  ~AveragedScope() { average_.swap(); }
+  explicit AveragedScope(ParameterAverage<D>& average) : average_(average) {
+    check_free();
+    average_.swap();
+  }
+  /// The buffers of `net`, a policy, are afterwards what they were, whatever passes with the averages make of them.
+  template <HoldsModel Net>
+  AveragedScope(ParameterAverage<D>& average, Net& net) : average_(average) {
+    check_free();
+    for (const auto& named : nn::named_buffers<D>(net.module())) {
+      auto& buffer = *named.buffer;
+      kept_.push_back({named.handle.shared(), &buffer, Storage<D>(buffer.where(), buffer.size_bytes())});
+      copy_bytes(buffer.where(), kept_.back().numbers.data(), buffer.where(), buffer.memory(), buffer.size_bytes());
+    }
+    average_.swap();
+  }
+  ~AveragedScope() {
+    average_.swap();
+    for (const Kept& kept : kept_)
+      copy_bytes(kept.buffer->where(), kept.buffer->memory(), kept.buffer->where(), kept.numbers.data(),
+                 kept.buffer->size_bytes());
+  }
   AveragedScope(const AveragedScope&) = delete;
   AveragedScope& operator=(const AveragedScope&) = delete;
 
  private:
+  void check_free() const {
+    check<UsageError>(!average_.swapped(), "AveragedScope: the model holds this average already");
+  }
+  struct Kept {
+    Ref<Node> owner;
+    BufferOn<D>* buffer;
+    Storage<D> numbers;
+  };
   ParameterAverage<D>& average_;
+  std::vector<Kept> kept_;
 };
 
 }  // namespace chorus::inline CHORUS_ABI::optim
@@ -7103,15 +8142,19 @@ struct LossScaleState {
 struct LossScaleRule {
   double growth_factor, backoff_factor;
   std::int64_t growth_interval;
+  double min_scale, max_scale;
 
-  /// After a step whose gradients were all `finite`, or that was left out.
+  /// After a step whose gradients were all `finite`, or that was left out. A scale that would grow beyond `max_scale`
+  /// stays as it is, as one of PyTorch's does that would become infinite; one that is below `min_scale` from the start
+  /// does not become smaller.
   CHORUS_HD void operator()(LossScaleState& state, bool finite) const {
     if (!finite) {
-      state.scale *= backoff_factor;
+      const double smaller = state.scale * backoff_factor, least = state.scale < min_scale ? state.scale : min_scale;
+      state.scale = smaller < least ? least : smaller;
       state.good_steps = 0;
       ++state.skipped;
-    } else if (++state.good_steps == growth_interval) {
-      state.scale *= growth_factor;
+    } else if (++state.good_steps >= growth_interval) {
+      if (state.scale * growth_factor <= max_scale) state.scale *= growth_factor;
       state.good_steps = 0;
     }
   }
@@ -7127,12 +8170,18 @@ struct GradScalerOptions {
   double init_scale = 65536, growth_factor = 2, backoff_factor = 0.5;
   /// Steps in a row without an overflow after which the scale grows.
   int growth_interval = 2000;
+  /// The scale does not get smaller than this, however many steps are left out: after a stretch of bad batches it is
+  /// still one by which gradients can be divided. An `init_scale` below it is the least one itself.
+  double min_scale = 0x1p-10;
+  /// The scale does not grow beyond this. The largest float, as in PyTorch: a loss can be multiplied by it.
+  double max_scale = std::numeric_limits<float>::max();
 };
 
 namespace detail {
 
 inline kernels::LossScaleRule rule_of(const GradScalerOptions& options) {
-  return {options.growth_factor, options.backoff_factor, options.growth_interval};
+  return {options.growth_factor, options.backoff_factor, options.growth_interval, options.min_scale,
+          options.max_scale};
 }
 
 /// Makes a number the largest one of all ranks; it lies where the gradients do.
@@ -7160,7 +8209,7 @@ class LossScale {
     for_each_grad(parameters, [&]<class T>(auto& parameter, T* grad) {
       squares += kernels::square_sum(parameter.where(), parameter.count(), grad);
     });
-    std::int32_t found = std::isfinite(squares) ? 0 : 1;
+    std::int32_t found = std::isfinite(squares) || first_not_finite(parameters) == nullptr ? 0 : 1;
     if (agree) agree(&found);
     return found == 0;
   }
@@ -7296,6 +8345,65 @@ class LossScale<Cuda> {
 
 namespace chorus::inline CHORUS_ABI::optim {
 
+namespace detail {
+/// The gradients that one scaler's losses have gone into, and which it has yet to divide. Several scalers of the same
+/// parameters take turns: gradients in two units can't be told apart.
+template <Device D>
+class ScaledGradients {
+ public:
+  explicit ScaledGradients(const std::vector<nn::NamedParameter<D>>& parameters) {
+    for (const auto& named : parameters) own_->parameters.push_back({named.parameter, 0});
+    std::sort(own_->parameters.begin(), own_->parameters.end(), before);
+    const std::lock_guard lock(mutex());
+    std::erase_if(all(), [](const auto& book) { return book.expired(); });
+    all().push_back(own_);
+  }
+  /// A loss is multiplied.
+  void begin() {
+    for (auto& entry : own_->parameters) entry.forgotten = entry.parameter->times_forgotten();
+    own_->open = true;
+  }
+  /// The gradients are divided, or thrown away.
+  void end() { own_->open = false; }
+  /// Whether another scaler's losses are in some of the same gradients, as they are now.
+  bool are_anothers() const {
+    const std::lock_guard lock(mutex());
+    for (const auto& book : all()) {
+      const auto other = book.lock();
+      if (!other || other == own_ || !other->open) continue;
+      for (auto a = own_->parameters.begin(), b = other->parameters.begin();
+           a != own_->parameters.end() && b != other->parameters.end();) {
+        if (a->parameter == b->parameter && b->parameter->grad_arrived() &&
+            b->parameter->times_forgotten() == b->forgotten)
+          return true;
+        before(*a, *b) ? ++a : ++b;
+      }
+    }
+    return false;
+  }
+
+ private:
+  struct Entry {
+    const ParameterOn<D>* parameter;
+    std::uint32_t forgotten;  // when the loss was multiplied
+  };
+  struct Book {
+    std::vector<Entry> parameters;  // by address
+    std::atomic<bool> open{false};
+  };
+  static bool before(const Entry& a, const Entry& b) { return std::less<>()(a.parameter, b.parameter); }
+  static std::mutex& mutex() {
+    static std::mutex one;
+    return one;
+  }
+  static std::vector<std::weak_ptr<Book>>& all() {
+    static std::vector<std::weak_ptr<Book>> books;
+    return books;
+  }
+  std::shared_ptr<Book> own_ = std::make_shared<Book>();
+};
+}  // namespace detail
+
 /// An optimizer that knows better which gradients its step takes, as ShardedOptimizer does.
 template <class Optimizer>
 concept SharedOut = requires(Optimizer& optimizer, std::int32_t* found) {
@@ -7306,7 +8414,8 @@ concept SharedOut = requires(Optimizer& optimizer, std::int32_t* found) {
 ///   scaler.scale(loss).backward();
 ///   scaler.step(optimizer);
 ///
-/// Several optimizers take one step together, `scaler.step(a, b)`: gradients are divided by the scale once, and either
+/// A net has one scaler, or several that take turns, of which each steps before the next one scales a loss. Several
+/// optimizers take one step together, `scaler.step(a, b)`: gradients are divided by the scale once, and either
 /// all optimizers step or none.
 ///
 /// Whether a step is left out is decided by the gradients after they were reduced over all devices. Sums keep what is
@@ -7326,7 +8435,11 @@ class GradScaler {
  public:
   /// Throws UsageError for options that make no sense.
   explicit GradScaler(std::vector<nn::NamedParameter<D>> parameters, const GradScalerOptions& options = {})
-      : parameters_(std::move(parameters)), scale_(parameters_, checked(options)) {}
+      : parameters_(std::move(parameters)),
+        scale_(parameters_, checked(options)),
+        gradients_(parameters_),
+        least_(std::min(options.min_scale, options.init_scale)),
+        most_(options.max_scale) {}
   /// Of all parameters of `net`. All ranks leave out the steps that any of them has to, and ask each other as long as
   /// `net` lives: afterwards that throws UsageError. Throws UsageError under a NonFinite policy, too.
   template <class Net>
@@ -7351,6 +8464,7 @@ class GradScaler {
   auto scale(const X& loss) {
     if (std::exchange(unscaled_, false)) change([&] { scale_.leave(finite_); });
     stepped_.clear();
+    gradients_.begin();
     return scale_.multiply(loss);
   }
 
@@ -7363,7 +8477,8 @@ class GradScaler {
     check<UsageError>(agree_ || any_gradient(),
                       "GradScaler: no parameter has a gradient. Where a policy leaves a rank none, it has to ask the "
                       "others: GradScaler scaler{net}");
-    unscaled_ = by_parameters_ = true;
+    begin_unscale();
+    by_parameters_ = true;
     finite_ = false;  // unless all ranks can be asked
     return finite_ = scale_.unscale(parameters_, agree_);
   }
@@ -7372,7 +8487,7 @@ class GradScaler {
   template <SharedOut Sharded>
   bool unscale(Sharded& optimizer) {
     check_not_unscaled();
-    unscaled_ = true;
+    begin_unscale();
     by_parameters_ = finite_ = false;
     const auto unscale = [&](const std::vector<nn::NamedParameter<D>>& parameters) {
       finite_ = scale_.unscale(parameters, [&](std::int32_t* found) { optimizer.make_largest(found); });
@@ -7421,11 +8536,12 @@ class GradScaler {
     std::int64_t good_steps = 0;
   };
   State state() const { return {scale_.scale(), scale_.good_steps()}; }
-  /// What the net's hook remembers stays as it is: that comes from the same checkpoint.
+  /// What the net's hook remembers stays as it is: that comes from the same checkpoint. A scale beyond the options'
+  /// bounds, which they did not have in files of earlier versions, becomes the nearest within them.
   void set_state(const State& state) {
     check<UsageError>(is_scale(state.scale) && state.good_steps >= 0, "GradScaler: a state with scale ", state.scale,
                       " and ", state.good_steps, " good steps");
-    scale_.set(state.scale, state.good_steps);
+    scale_.set(std::clamp(state.scale, least_, most_), state.good_steps);
   }
   /// The same for a checkpoint's file.
   static constexpr std::string_view kept_as = "loss_scale";
@@ -7442,6 +8558,11 @@ class GradScaler {
                           options.backoff_factor <= 1 && options.growth_interval > 0,
                       "GradScaler: init_scale and growth_interval must be positive and finite, growth_factor at "
                       "least 1, backoff_factor in (0, 1]");
+    check<UsageError>(is_scale(options.min_scale) && options.max_scale >= options.min_scale &&
+                          options.max_scale >= options.init_scale,
+                      "GradScaler: expected a positive min_scale, and a max_scale that is no smaller than that and "
+                      "init_scale, got ",
+                      options.min_scale, ", ", options.max_scale, " and ", options.init_scale);
     return options;
   }
 
@@ -7454,6 +8575,13 @@ class GradScaler {
     if (const double after = scale_.scale(); after != before) follow_(after / before);
   }
 
+  void begin_unscale() {
+    check<UsageError>(!gradients_.are_anothers(),
+                      "GradScaler: another scaler has multiplied a loss behind the same gradients, and has not divided "
+                      "them: expected its step() before this one's scale(), or one scaler for both losses");
+    gradients_.end();
+    unscaled_ = true;
+  }
   void check_not_unscaled() const {
     check<UsageError>(!unscaled_,
                       "GradScaler: the gradients are unscaled already: expected a step() or a scale() "
@@ -7475,6 +8603,8 @@ class GradScaler {
 
   std::vector<nn::NamedParameter<D>> parameters_;
   detail::LossScale<D> scale_;
+  detail::ScaledGradients<D> gradients_;
+  double least_, most_;
   detail::AgreeOnFound agree_;
   std::function<void(double factor)> follow_;  // multiplies what a net's hook keeps
   std::vector<const void*> stepped_;           // since the last `scale`
@@ -7707,6 +8837,122 @@ class Lion final : public Optimizer<D> {
 
 }  // namespace chorus::inline CHORUS_ABI::optim
 #endif  // CHORUS_SINGLE_CHORUS_OPTIM_LION_HPP
+
+// <chorus/optim/update_bn.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPTIM_UPDATE_BN_HPP
+#define CHORUS_SINGLE_CHORUS_OPTIM_UPDATE_BN_HPP
+/// Batch norm's running statistics for parameters that no pass in training has computed with, as averaged ones are.
+
+namespace chorus::inline CHORUS_ABI::optim {
+
+namespace detail {
+
+/// A model in training mode whose batch norms take the mean over all batches; afterwards all are as they were.
+class BatchNormPasses {
+ public:
+  explicit BatchNormPasses(nn::Module& model) {
+    struct Modules final : nn::detail::Walker {
+      std::vector<nn::Module*> all;
+      void enter(nn::Module& module) override { all.push_back(&module); }
+    } modules;
+    modules.all.push_back(&model);
+    modules.walk(model);
+    for (nn::Module* module : modules.all) {
+      modes_.emplace_back(module, module->training());
+      auto* norm = dynamic_cast<nn::RunningStatistics*>(module);
+      if (norm != nullptr && norm->tracks_running_stats()) norms_.emplace_back(norm, norm->momentum());
+    }
+  }
+  void begin() {
+    for (const auto& [module, training] : modes_) module->set_own_training(true);
+    for (const auto& [norm, momentum] : norms_) {
+      norm->reset_running_stats();
+      norm->set_momentum(std::nullopt);
+    }
+  }
+  ~BatchNormPasses() {
+    for (const auto& [module, training] : modes_) module->set_own_training(training);
+    for (const auto& [norm, momentum] : norms_) norm->set_momentum(momentum);
+  }
+  BatchNormPasses(const BatchNormPasses&) = delete;
+  BatchNormPasses& operator=(const BatchNormPasses&) = delete;
+
+  const auto& norms() const { return norms_; }
+
+ private:
+  std::vector<std::pair<nn::Module*, bool>> modes_;
+  std::vector<std::pair<nn::RunningStatistics*, std::optional<double>>> norms_;
+};
+
+/// A model's input: the first part of a loader's batch, or all of it.
+template <class Batch>
+const auto& input_of(const Batch& batch) {
+  if constexpr (AnyTensor<Batch>)
+    return batch;
+  else if constexpr (requires { batch.template get<0>(); })
+    return batch.template get<0>();
+  else
+    return std::get<0>(batch);
+}
+
+/// Each rank's statistics become their mean over all ranks, in which each counts by its batches.
+template <class Net>
+void average_statistics(Net& net, const BatchNormPasses& passes) {
+  std::vector<double> numbers;
+  for (const auto& [norm, momentum] : passes.norms()) {
+    auto own = norm->running_stats();
+    for (std::size_t i = 1; i < own.size(); ++i) own[i] *= own[0];
+    numbers.insert(numbers.end(), own.begin(), own.end());
+  }
+  net.sum(std::span(numbers));
+  auto at = numbers.begin();
+  for (const auto& [norm, momentum] : passes.norms()) {
+    const double batches = *at++;
+    const auto end = at + static_cast<std::ptrdiff_t>(norm->running_stats().size() - 1);
+    for (auto number = at; number != end; ++number) *number /= batches;
+    if (batches > 0) norm->set_running_stats({at, end});
+    at = end;
+  }
+}
+
+}  // namespace detail
+
+/// Makes the running statistics of all batch norms in `net`, a policy or a model, anew: the means over all batches that
+/// `passes` computes, each of which counts the same (torch.optim.swa_utils.update_bn). `passes` is a loader, of whose
+/// batches the net takes the first part, or a function that calls the net as often as it likes:
+///   optim::AveragedScope use{average, net};
+///   optim::update_bn(net, loader);
+///   optim::update_bn(net, [&] { for (auto& [x, mask, y] : loader) net(x, mask); });
+/// The net is in training mode meanwhile, and records no gradients. Afterwards its modules are in training or
+/// evaluation as before, and the momenta are what they were.
+///
+/// All ranks make the call, each with its share of the batches; the statistics are then the mean over all ranks of each
+/// one's own, the same on all. Under DataParallel they are those of the first device's shares, as in training. With
+/// SyncBatchNorm they are those of whole batches, under each policy. Nothing happens where there are no batch norms
+/// that keep statistics; where there is no batch, they are those of new layers.
+template <class Net, class Passes>
+void update_bn(Net& net, Passes&& passes) {
+  auto& model = [&]() -> auto& {
+    if constexpr (requires { net.module(); })
+      return net.module();
+    else
+      return net;
+  }();
+  detail::BatchNormPasses scope(model);
+  if (scope.norms().empty()) return;
+  scope.begin();
+  {
+    const NoGrad no_grad;
+    if constexpr (std::is_invocable_v<Passes&>)
+      passes();
+    else
+      for (auto&& batch : passes) net(detail::input_of(batch));
+  }
+  if constexpr (requires { requires Net::distributed; }) detail::average_statistics(net, scope);
+}
+
+}  // namespace chorus::inline CHORUS_ABI::optim
+#endif  // CHORUS_SINGLE_CHORUS_OPTIM_UPDATE_BN_HPP
 
 // <chorus/parallel/fused_optimizer.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_FUSED_OPTIMIZER_HPP
@@ -8683,7 +9929,7 @@ struct LocalSgdOptions {
 /// floating-point numbers, in which a rank counts by the samples that it has seen since the last mean; other buffers
 /// are rank 0's. Momentum and other state of optimizers stay each rank's own. All ranks freeze the same parameters.
 ///
-/// Each of n ranks sends 2 (n - 1) / n of the model's bytes per `period` steps, and 24 bytes per rank for what
+/// Each of n ranks sends 2 (n - 1) / n of the model's bytes per `period` steps, and 32 bytes per rank for what
 /// each has counted: a `period`-th of DistributedDataParallel's. With a period of 1 and plain SGD the steps are those
 /// of one device.
 ///
@@ -8711,6 +9957,8 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
     this->broadcast_buffers(0);
     // Nobody is asked for the sizes of the shares: they are taken to be as large as this rank's.
     this->random_.first_sample = [this] { return this->communicator_.rank() * rows_; };
+    this->random_.is_share = nullptr;
+    this->random_.dim = options.dim;
     for (const auto& entry : this->flat_.entries())
       entry.parameter().on_grad([this, alive = this->alive()] {
         if (!alive.expired()) gradient_ready();
@@ -8731,7 +9979,7 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
       in_backward_ = false;  // where the last one ended early
       samples_ = rows_;
       if (this->throws_early()) {  // ranks that have ended would speak at the next mean alone
-        this->shares_.begin(samples_, sync_, false);
+        this->shares_.begin(samples_, sync_, false, this->forward_passes());
         this->check_all_here();
       } else {
         this->shares_.begin_unasked(samples_);
@@ -8740,7 +9988,8 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
       if (sync_) ++passes_;
       note_apart();
     }
-    return this->forward(rows_, grad_enabled() || this->training(), inputs...);
+    this->begin_forward(rows_);
+    return this->forward(true, inputs...);
   }
 
   /// While it lives, backward passes add to gradients and don't count as steps.
@@ -8802,7 +10051,8 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   }
 
  private:
-  using Counts = std::array<std::int64_t, 3>;  // samples, steps and passes since the last mean
+  // Samples, steps and passes since the last mean; all forward passes, of which a rank may have had some of its own.
+  using Counts = std::array<std::int64_t, 4>;
   static constexpr std::int64_t ended = -1;    // the steps of a rank that has run out of batches
 
   // Returns whether any rank goes on.
@@ -8810,12 +10060,15 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
     bool any_on = !ended_;
     if (this->communicator_.size() > 1) {
       const auto ranks = static_cast<std::size_t>(this->communicator_.size());
-      const Counts own{seen_, ended_ ? ended : steps_, passes_};
+      const Counts own{seen_, ended_ ? ended : steps_, passes_, this->forward_passes()};
       std::vector<std::int64_t> all(own.size() * ranks);
       this->communicator_.all_gather(std::span<const std::int64_t>(own), std::span<std::int64_t>(all), {});
       any_on = check_same_steps(all);
       std::int64_t sum = 0;
       for (std::size_t rank = 0; rank < ranks; ++rank) sum += all[own.size() * rank];
+      std::int64_t passes = 0;
+      for_each_rank(all, [&](std::size_t, const auto& counts) { passes = std::max(passes, counts[3]); });
+      this->set_forward_passes(static_cast<std::uint32_t>(passes));
       if (has_ended_ranks(all)) apart_.unite(this->flat_, this->communicator_);  // they don't know of others' steps
       if (!apart_.empty()) {
         const double weight = sum == 0 ? 1.0 / static_cast<double>(ranks)  // optimizers may step without samples
@@ -8873,7 +10126,7 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
       }
     };
     for_each_real([&](const auto& buffer, auto values) {
-      copy_bytes(Cpu{}, values.data(), buffer.where(), buffer.data(), buffer.size_bytes());
+      copy_bytes(Cpu{}, values.data(), buffer.where(), buffer.memory(), buffer.size_bytes());
       all.insert(all.end(), values.begin(), values.end());
     });
     if (all.empty()) return;
@@ -8882,7 +10135,7 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
     auto next = all.begin();
     for_each_real([&]<class T>(const auto& buffer, std::vector<T> values) {
       for (T& value : values) value = static_cast<T>(*next++);
-      copy_bytes(buffer.where(), buffer.data(), Cpu{}, values.data(), buffer.size_bytes());
+      copy_bytes(buffer.where(), buffer.memory(), Cpu{}, values.data(), buffer.size_bytes());
     });
   }
 
@@ -8926,8 +10179,9 @@ struct ParameterServerOptions {
 /// Synchronous SGD with a parameter server (Li et al., "Scaling distributed machine learning with the parameter
 /// server", OSDI 2014). At the end of backward every worker sends its gradients, and has none left, so that its
 /// optimizer's step changes nothing; the server, rank 0, which works on a share of the batch as well, adds them up and
-/// steps, alone. At the beginning of the next forward pass in training every worker fetches the new parameters: all
-/// ranks make it, with gradients or without; within `join` those without don't fetch. The training loop is that of the
+/// steps, alone. At the beginning of the next forward pass in training, of the model or of one of its layers, every
+/// worker fetches the new parameters: all ranks make it, with gradients or without; within `join` those without don't
+/// fetch. The training loop is that of the
 /// other policies, and so are the steps: gradients are means over the samples of the batch. A GradScaler has to ask all
 /// ranks, for workers have no gradients to look at: `GradScaler scaler{net}`.
 ///
@@ -8935,7 +10189,8 @@ struct ParameterServerOptions {
 /// With DistributedDataParallel's ring every rank sends 2 (n - 1) / n times: as much in all, but no link is crowded.
 /// Optimizer state exists on the server alone.
 ///
-/// After the last step workers are behind: `eval()`, which all ranks call, fetches the parameters, too. A worker's
+/// After the last step workers are behind: `eval()`, which all ranks call, fetches the parameters, too. A forward pass
+/// without gradients of a model that is all in evaluation, and behind, throws UsageError. A worker's
 /// ParameterAverage that is updated behind each step lags by one: the server's is the one to use and to keep.
 template <class Model, class Communicator = comm::AnyCommunicator>
 class ParameterServer : public DistributedPolicy<Model, Communicator> {
@@ -8953,6 +10208,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
     check<UsageError>(options.dim >= 0, "ParameterServer: dim is at least 0, got ", options.dim);
     this->check_same("ParameterServer", cat("options: dim ", options.dim, "\n"), [](const auto&) { return true; });
     pull();
+    this->random_.dim = options.dim;
     for (const auto& entry : this->flat_.entries())
       entry.parameter().on_grad([this, alive = this->alive()] {
         if (!alive.expired()) gradient_ready();
@@ -8983,17 +10239,23 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
     check<UsageError>(!in_backward_,
                       "ParameterServer: the last backward pass ended early; its gradients are incomplete");
     const Index samples = detail::samples_of(options_.dim, inputs...);
+    this->begin_forward(samples);
     if (grad_enabled()) {
       pushed_ = false;
-      this->shares_.begin(samples, sync_, this->training());
+      this->shares_.begin(samples, sync_, this->any_training(), this->random_.step);
       this->check_all_here();
       if (stepped_) pull();
       begin_pass();
     } else {
-      if (together() && stepped_) pull();
-      this->shares_.begin_aside(samples, together());
+      if (stepped_ && !this->joining_) {
+        check<UsageError>(this->any_training(),
+                          "ParameterServer: the server has stepped since workers had its parameters; before a forward "
+                          "pass in evaluation all ranks call eval()");
+        pull();
+      }
+      this->shares_.begin_aside(samples, !this->joining_, this->random_.step);
     }
-    return this->forward(samples, grad_enabled() || together(), inputs...);
+    return this->forward(grad_enabled() || !this->joining_, inputs...);
   }
 
   /// While it lives, backward adds to this rank's own gradients alone; the first backward after it pushes the sum. Each
@@ -9059,9 +10321,6 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
     else
       f(std::span<double>(reinterpret_cast<double*>(at), group.count));
   }
-
-  // Whether all ranks are in a forward pass in training without gradients.
-  bool together() const { return this->training() && !this->joining_; }
 
   // What earlier passes have left, on the server or under no_sync, is to stay as it is when `push` weighs all: it is
   // kept in the unit of the pass that begins. A pass in which this rank has no samples adds nothing.
@@ -9197,7 +10456,8 @@ class ParameterSlice final : public ParameterOn<D> {
   DType dtype() const override { return whole_.dtype(); }
   std::span<const Index> extents() const override { return count_; }
   D where() const override { return whole_.where(); }
-  void* value_data() const override { return at(whole_.value_data()); }
+  void* memory() const override { return at(whole_.memory()); }
+  const Storage<D>& storage() const override { return whole_.storage(); }
   void* grad_data() const override { return at(whole_.grad_data()); }
   const void* grad_block() const override { return whole_.grad_block(); }
   bool grad_arrived() const override { return whole_.grad_arrived(); }
@@ -9207,7 +10467,7 @@ class ParameterSlice final : public ParameterOn<D> {
   void set_wants_grad(bool wants) override { whole_.set_wants_grad(wants); }
   void bind(const Storage<D>&, void*, const Storage<D>&, void*) override { no_parameter(); }
   void on_grad(std::function<void()>) override { no_parameter(); }
-  void take_hooks_of(const Ref<Node>&) override { no_parameter(); }
+  void move_to_device(D) override { no_parameter(); }
   Ref<Node> copy_to(D) const override { no_parameter(); }
   void add_grad_of(const ParameterOn<D>&) override { no_parameter(); }
   void set_origin(Ref<Node>) override { no_parameter(); }
@@ -9372,7 +10632,7 @@ class ShardedOptimizer : public optim::HasLearningRate {
       : HasLearningRate(options.lr),
         options_(options),
         step_(while_alive(net, [this, &net](const std::int32_t* unwanted) { step(net, unwanted); })),
-        clip_(while_alive(net, [this, &net](double max_norm) { return clip(net, max_norm); })),
+        clip_(while_alive(net, [this, &net](double max_norm, bool strict) { return clip(net, max_norm, strict); })),
         with_parts_(while_alive(net,
                                 [this, &net](const UseParts& use) {
                                   prepare(net);
@@ -9413,9 +10673,12 @@ class ShardedOptimizer : public optim::HasLearningRate {
 
   void step() { step_(nullptr); }
   /// Scales the gradients that will be stepped down so that the Euclidean norm of all ranks' together is at most
-  /// `max_norm`; returns the norm before, the same on all ranks. Throws UsageError where `max_norm` is not positive,
+  /// `max_norm`; returns the norm before, the same on all ranks. What becomes of gradients that are not finite is the
+  /// same as under optim::clip_grad_norm, and so are the options. Throws UsageError where `max_norm` is not positive,
   /// and in a step that is captured.
-  double clip_grad_norm(double max_norm) { return clip_(max_norm); }
+  double clip_grad_norm(double max_norm, const optim::ClipGradNormOptions& options = {}) {
+    return clip_(max_norm, options.error_if_nonfinite);
+  }
   /// Forgets all gradients.
   void zero_grad() { zero_grad_(); }
   /// See Optimizer::set_group; all ranks make the same groups.
@@ -9560,7 +10823,7 @@ class ShardedOptimizer : public optim::HasLearningRate {
   }
 
   template <class Net>
-  double clip(Net& net, double max_norm) {
+  double clip(Net& net, double max_norm, bool error_if_nonfinite) {
     optim::detail::check_max_norm(max_norm);
 #if CHORUS_USE_CUDA
     check<UsageError>((std::is_same_v<D, Cpu> || cuda::replay_numbers() == nullptr),
@@ -9572,8 +10835,24 @@ class ShardedOptimizer : public optim::HasLearningRate {
     net.with_gradients([&] { squares = optim::detail::square_sum(shards_.mine()); });
     net.communicator().all_reduce(std::span(&squares, 1), comm::ReduceOp::sum, {});
     const double norm = std::sqrt(squares);
+    if (error_if_nonfinite && !std::isfinite(norm)) raise_not_finite(net, norm);
     net.with_gradients([&] { optim::detail::scale_down(shards_.mine(), norm, max_norm); });
     return norm;
+  }
+
+  /// Throws NonFiniteError, with the same text on all ranks.
+  template <class Net>
+  [[noreturn, gnu::cold]] void raise_not_finite(Net& net, double norm) {
+    const auto& entries = net.flat_parameters().entries();
+    std::size_t first = entries.size();
+    net.with_gradients([&] {
+      if (const auto* bad = optim::detail::first_not_finite(shards_.mine()))
+        for (first = 0; first < entries.size() && entries[first].named.name != bad->name;) ++first;
+    });
+    auto of_all = static_cast<std::int64_t>(first);
+    net.communicator().all_reduce(std::span(&of_all, 1), comm::ReduceOp::min, {});
+    first = static_cast<std::size_t>(of_all);
+    optim::detail::raise_not_finite(norm, first < entries.size() ? entries[first].named.name : "several together");
   }
 
   /// Shares the parameters out, at the first step, for the first backward pass settles the buckets; and anew, with
@@ -9634,7 +10913,7 @@ class ShardedOptimizer : public optim::HasLearningRate {
   typename Opt::options_type options_;
   // What knows the net's type.
   std::function<void(const std::int32_t*)> step_;
-  std::function<double(double)> clip_;
+  std::function<double(double, bool)> clip_;
   std::function<void(const UseParts&)> with_parts_;
   std::function<void(std::int32_t*)> make_largest_;
   std::function<void()> zero_grad_, skip_step_;
@@ -9864,6 +11143,8 @@ class Graphed {
       net_.set_forward_passes(net_.forward_passes() + more);
       touch_parameters();
     });
+    // Steps of several passes, and eager ones in between, draw others' numbers nowhere.
+    if (more > 0) numbers_.count_by([this, behind = passes + more] { return net_.forward_passes() - behind; });
   }
 
   void replay() {

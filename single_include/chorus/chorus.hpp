@@ -227,6 +227,10 @@ class Node {
   bool skipped() const { return skipped_; }
   void set_skipped(bool skipped) { skipped_ = skipped; }
 
+  /// Of a parameter: the version of its numbers, and its name in the model, if that is known.
+  virtual std::uint64_t numbers_version() const { return 0; }
+  virtual const char* numbers_name() const { return ""; }
+
   /// Whether the gradient that the node holds, if any, has neither NaN nor infinity.
   virtual bool gradient_is_finite() const { return true; }
   virtual bool has_grad() const { return false; }
@@ -329,7 +333,7 @@ class Ref {
 // <chorus/kernels/contiguous.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CONTIGUOUS_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CONTIGUOUS_HPP
-/// Dense copies of strided views.
+/// Dense copies.
 
 // <chorus/kernels/copy.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_COPY_HPP
@@ -1113,6 +1117,79 @@ constexpr SizeClass size_class(std::size_t bytes) {
 }  // namespace chorus::inline CHORUS_ABI
 #endif  // CHORUS_SINGLE_CHORUS_TENSOR_SIZE_CLASS_HPP
 
+// <chorus/tensor/writes.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TENSOR_WRITES_HPP
+#define CHORUS_SINGLE_CHORUS_TENSOR_WRITES_HPP
+/// Writes: how often the numbers of a parameter or a buffer have been written.
+
+#include <cstring>
+
+namespace chorus::inline CHORUS_ABI {
+
+/// Copies on other devices, copies in another type and what backward has saved are good as long as the numbers are the
+/// ones that they were made of. Library code says when it writes (`add`). A program may do so through a pointer: once
+/// it has got one (`watch`), every look at the version compares a fingerprint of the numbers with the last one.
+/// Several threads may look at the same time.
+class Writes {
+ public:
+  /// The name of the parameter or buffer in its model; empty where none is known.
+  std::string name;
+
+  void add() { version_.fetch_add(1, std::memory_order_relaxed); }
+  bool watched() const { return watched_.load(std::memory_order_relaxed); }
+  /// What `version` is if nobody has written through a pointer.
+  std::uint64_t counted() const { return version_.load(std::memory_order_relaxed); }
+  /// Grows with the numbers' changes.
+  std::uint64_t version(const void* numbers, std::size_t bytes) {
+    if (watched()) [[unlikely]]
+      look(numbers, bytes);
+    return counted();
+  }
+  /// Somebody is about to get a pointer to the numbers.
+  void watch(const void* numbers, std::size_t bytes) {
+    if (watched()) return;
+    const std::lock_guard lock(mutex_);
+    fingerprint_ = fingerprint(numbers, bytes);
+    watched_.store(true, std::memory_order_relaxed);
+  }
+  /// Nobody has a pointer any more.
+  void end_watch() { watched_.store(false, std::memory_order_relaxed); }
+
+ private:
+  [[gnu::noinline, gnu::cold]] void look(const void* numbers, std::size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    const std::uint64_t now = fingerprint(numbers, bytes);
+    if (now != fingerprint_) add();
+    fingerprint_ = now;
+  }
+
+  /// One change of a number always changes it; of several, all but one in 2^32. As fast as memory is read.
+  static std::uint64_t fingerprint(const void* numbers, std::size_t bytes) {
+    constexpr std::size_t lanes = 16, block = lanes * sizeof(std::uint32_t);
+    constexpr std::uint32_t odd = 0x9E3779B1u;
+    std::array<std::uint32_t, lanes> sums{}, words{};
+    const auto* from = static_cast<const std::byte*>(numbers);
+    for (; bytes >= block; bytes -= block, from += block) {
+      std::memcpy(words.data(), from, block);
+      for (std::size_t lane = 0; lane < lanes; ++lane) sums[lane] = (sums[lane] ^ words[lane]) * odd;
+    }
+    words.fill(0);
+    std::memcpy(words.data(), from, bytes);
+    std::uint64_t out = 0;
+    for (std::size_t lane = 0; lane < lanes; ++lane)
+      out = (out ^ ((sums[lane] ^ words[lane]) * odd)) * 0x9E3779B97F4A7C15u;
+    return out;
+  }
+
+  std::atomic<std::uint64_t> version_{1};
+  std::atomic<bool> watched_{false};
+  std::uint64_t fingerprint_ = 0;
+  std::mutex mutex_;
+};
+
+}  // namespace chorus::inline CHORUS_ABI
+#endif  // CHORUS_SINGLE_CHORUS_TENSOR_WRITES_HPP
+
 namespace chorus::inline CHORUS_ABI {
 
 /// What allocations of this thread are accounted as while the scope lives.
@@ -1144,6 +1221,9 @@ inline void* system_allocate(Cpu, std::size_t bytes) {
 }
 inline void system_free(Cpu, void* data) { std::free(data); }
 
+template <Device D>
+struct Home;
+
 /// A block of device memory, owned by the handles that count it, then by its allocator's free list.
 template <Device D>
 struct Block {
@@ -1153,7 +1233,9 @@ struct Block {
   std::size_t bytes = 0;
   void* data = nullptr;
   Block* next_free = nullptr;
-  std::shared_ptr<void> lent;  // what keeps `data`, where it is not the allocator's
+  std::shared_ptr<void> lent;    // what keeps `data`, where it is not the allocator's
+  std::unique_ptr<Home<D>> home;  // of numbers that have an identity of their own
+  std::ptrdiff_t moved = 0;       // how far, in bytes, they lie by now from where they were
 };
 
 namespace detail {
@@ -1286,8 +1368,43 @@ class Storage {
     return *this;
   }
   ~Storage() {
-    if (block_ != nullptr && block_->owners.fetch_sub(1, std::memory_order_acq_rel) == 1)
-      CachingAllocator<D>::of(block_->device).release(block_);
+    if (block_ != nullptr && block_->owners.fetch_sub(1, std::memory_order_acq_rel) == 1) release(block_);
+  }
+
+  /// A home for the `bytes` at `data` within `memory`: see Home.
+  static Storage home_in(Storage memory, void* data, std::size_t bytes) {
+    Storage out;
+    out.block_ = new Block<D>;
+    out.block_->owners.store(1, std::memory_order_relaxed);
+    out.block_->device = memory.device();
+    out.block_->bytes = bytes;
+    out.block_->data = data;
+    out.block_->home.reset(new Home<D>{std::move(memory), {}});
+    return out;
+  }
+  /// Whoever has a handle to this home finds the numbers at `data`, within `memory`, from now on.
+  void move_home(Storage memory, void* data) const {
+    block_->moved += static_cast<std::byte*>(data) - static_cast<std::byte*>(block_->data);
+    block_->data = data;
+    block_->device = memory.device();
+    block_->home->memory = std::move(memory);
+  }
+  /// How far the numbers lie by now from where a handle found them that was made before they moved, in bytes.
+  std::ptrdiff_t moved() const { return block_ == nullptr ? 0 : block_->moved; }
+  /// The memory that a home lies in; of other storage, itself.
+  const Storage& memory() const { return block_ != nullptr && block_->home ? block_->home->memory : *this; }
+
+  /// Of a home: how often its numbers have been written; else null.
+  Writes* writes() const { return block_ != nullptr && block_->home ? &block_->home->writes : nullptr; }
+  /// Grows whenever the numbers of a home change; 0 where there is none.
+  std::uint64_t version() const {
+    auto* const known = writes();
+    return known == nullptr ? 0 : known->version(block_->data, block_->bytes);
+  }
+  /// Somebody gets a pointer to the numbers of a home, and may write. Only what lies in the host's memory is watched.
+  void watch() const {
+    if constexpr (std::is_same_v<D, Cpu>)
+      if (auto* const known = writes()) known->watch(block_->data, block_->bytes);
   }
 
   explicit operator bool() const { return block_ != nullptr; }
@@ -1299,7 +1416,23 @@ class Storage {
   int owners() const { return block_ == nullptr ? 0 : block_->owners.load(std::memory_order_relaxed); }
 
  private:
+  static void release(Block<D>* block) noexcept {
+    if (block->home)
+      delete block;
+    else
+      CachingAllocator<D>::of(block->device).release(block);
+  }
+
   Block<D>* block_ = nullptr;
+};
+
+/// What numbers have that are somebody's, as those of a parameter, its gradient or a buffer are. They lie in `memory`,
+/// of which they may be a range, and may move within it or to other memory: tensors that were made before find them all
+/// the same.
+template <Device D>
+struct Home {
+  Storage<D> memory;
+  Writes writes;
 };
 
 }  // namespace chorus
@@ -1608,6 +1741,8 @@ namespace chorus::inline CHORUS_ABI {
 template <Device D>
 struct Block;
 template <Device D>
+struct Home;
+template <Device D>
 class CachingAllocator;
 template <>
 class CachingAllocator<Cuda>;
@@ -1626,6 +1761,8 @@ struct Block<Cuda> {
   cuda::MemoryPool* pool = nullptr;
   bool carved = false;                      ///< part of a slab, not freed on its own
   std::vector<cudaStream_t> other_streams;  ///< streams, beside the pool's, whose work uses the block
+  std::unique_ptr<Home<Cuda>> home;         ///< of numbers that have an identity of their own
+  std::ptrdiff_t moved = 0;                 ///< how far, in bytes, they lie by now from where they were
 };
 
 namespace cuda {
@@ -2403,8 +2540,6 @@ constexpr auto broadcast_shapes(std::string_view operation, const std::array<Ind
 
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_TENSOR_SHAPE_HPP
-
-#include <cstring>
 
 namespace chorus::inline CHORUS_ABI::kernels {
 
@@ -3737,7 +3872,7 @@ class Tensor {
 
   /// A view of `storage`, from element `data` on. For library code.
   Tensor(Storage<D> storage, T* data, const Shape<Rank>& shape, const Shape<Rank>& strides)
-      : storage_(std::move(storage)), data_(data), shape_(shape), strides_(strides) {}
+      : storage_(std::move(storage)), data_(shifted(data, -storage_.moved())), shape_(shape), strides_(strides) {}
 
   /// Dense, contents undefined. Throws ShapeError where a size is negative or their product too large for any memory.
   static Tensor empty(const Shape<Rank>& shape, D device = {}) {
@@ -3764,7 +3899,7 @@ class Tensor {
     Tensor out = empty(shape, device);
     check<ShapeError>(static_cast<Index>(values.size()) == out.numel(), "Tensor::from: ", values.size(),
                       " numbers for shape ", shape);
-    copy_bytes(device, out.data_, Cpu{}, values.data(), out.bytes());
+    copy_bytes(device, out.data(), Cpu{}, values.data(), out.bytes());
     return out;
   }
   static Tensor from(std::initializer_list<T> values, const Shape<Rank>& shape, D device = {}) {
@@ -3791,7 +3926,7 @@ class Tensor {
   Index size(Index axis) const { return shape_[normalize_axis("size", axis, Rank)]; }
   Index numel() const { return chorus::numel(shape_); }
   std::size_t bytes() const { return static_cast<std::size_t>(numel()) * sizeof(T); }
-  T* data() const { return data_; }
+  T* data() const { return shifted(data_, storage_.moved()); }
 
   /// True where the elements lie in row-major order without gaps.
   bool is_contiguous() const {
@@ -3815,7 +3950,7 @@ class Tensor {
                         shape_);
       offset += at[axis] * strides_[axis];
     }
-    return data_[offset];
+    return data()[offset];
   }
 
   /// The number in a tensor of one element, brought to the host.
@@ -3823,7 +3958,7 @@ class Tensor {
     check<UsageError>(defined(), "item: the tensor is undefined");
     check<ShapeError>(numel() == 1, "item: expected a tensor of one element, got shape ", shape_);
     T value{};
-    copy_bytes(Cpu{}, &value, device(), data_, sizeof(T));
+    copy_bytes(Cpu{}, &value, device(), data(), sizeof(T));
     return value;
   }
 
@@ -3851,7 +3986,7 @@ class Tensor {
       shape[to] = shape_[from];
       strides[to++] = strides_[from];
     }
-    return {storage_, data_ + at * strides_[a], shape, strides};
+    return {storage_, data() + at * strides_[a], shape, strides};
   }
   Tensor<T, Rank - 1, D> operator[](Index at) const
     requires(Rank > 0)
@@ -3885,7 +4020,7 @@ class Tensor {
     check<ShapeError>(is_contiguous(), "view: a tensor of shape ", shape_, " and strides ", strides_,
                       " is not contiguous");
     infer_size(shape);
-    return {storage_, data_, shape, row_major(shape)};
+    return {storage_, data(), shape, row_major(shape)};
   }
 
   /// Repeats axes of size 1, and new axes in front, without copying: their stride is 0.
@@ -3900,7 +4035,7 @@ class Tensor {
                         shape);
       strides[axis + extra] = shape_[axis] == wanted ? strides_[axis] : 0;
     }
-    return {storage_, data_, shape, strides};
+    return {storage_, data(), shape, strides};
   }
 
   /// The numbers in row-major order, on the host.
@@ -3911,11 +4046,14 @@ class Tensor {
     check<ShapeError>(is_contiguous(), "to_vector: a tensor of shape ", shape_, " and strides ", strides_,
                       " is not contiguous");
     std::vector<T> out(static_cast<std::size_t>(numel()));
-    copy_bytes(Cpu{}, out.data(), device(), data_, bytes());
+    copy_bytes(Cpu{}, out.data(), device(), data(), bytes());
     return out;
   }
 
  private:
+  static T* shifted(T* data, std::ptrdiff_t bytes) {
+    return reinterpret_cast<T*>(reinterpret_cast<std::uintptr_t>(data) + static_cast<std::uintptr_t>(bytes));
+  }
   bool shape_has_zero() const { return std::find(shape_.begin(), shape_.end(), Index{0}) != shape_.end(); }
 
   template <std::size_t NewRank>
@@ -3933,7 +4071,7 @@ class Tensor {
   }
 
   Storage<D> storage_;
-  T* data_ = nullptr;
+  T* data_ = nullptr;  // where it was when this handle was made: see Home
   Shape<Rank> shape_{};
   Shape<Rank> strides_{};
 };
@@ -3963,13 +4101,22 @@ void check_defined(const char* operation, const Xs&... xs) {
 
 namespace chorus::inline CHORUS_ABI {
 
+/// A copy of the numbers, dense, in memory of its own; undefined where x is.
+template <Scalar T, int Rank, Device D>
+Tensor<T, Rank, D> clone(const Tensor<T, Rank, D>& x) {
+  if (!x.defined()) return x;
+  auto out = Tensor<T, Rank, D>::empty(x.shape(), x.device());
+  if (x.is_contiguous())
+    copy_bytes(x.device(), out.data(), x.device(), x.data(), x.bytes());
+  else
+    kernels::copy_strided(x.device(), x.shape(), x.data(), x.strides(), out.data());
+  return out;
+}
+
 /// The same numbers in dense row-major memory: `x` itself where it already is.
 template <Scalar T, int Rank, Device D>
 Tensor<T, Rank, D> contiguous(const Tensor<T, Rank, D>& x) {
-  if (!x.defined() || x.is_contiguous()) return x;
-  auto out = Tensor<T, Rank, D>::empty(x.shape(), x.device());
-  kernels::copy_strided(x.device(), x.shape(), x.data(), x.strides(), out.data());
-  return out;
+  return x.is_contiguous() ? x : clone(x);
 }
 
 }  // namespace chorus
@@ -4255,12 +4402,27 @@ struct RealOf<Dual<S, N>> {
 
 namespace detail {
 
+template <class S>
+inline constexpr bool is_dual = false;
+template <class S, int N>
+inline constexpr bool is_dual<Dual<S, N>> = true;
+
+/// slope d. Of several directions one that a number doesn't depend on has no influence, however steep the slope: 0, not
+/// infinity times 0. (A d that is a Dual may be 0 and yet change.)
+template <int N, class S>
+CHORUS_HD S along(const S& slope, const S& d) {
+  if constexpr (N > 1 && !is_dual<S>)
+    return where(d == 0, S(0), slope * d);
+  else
+    return slope * d;
+}
+
 /// The chain rule: a result `value` whose derivative by `x` is `slope`.
 template <class S, int N>
 CHORUS_HD Dual<S, N> chain(const S& value, const S& slope, const Dual<S, N>& x) {
   Dual<S, N> out;
   out.value = value;
-  for (int i = 0; i < N; ++i) out.d[i] = slope * x.d[i];
+  for (int i = 0; i < N; ++i) out.d[i] = along<N, S>(slope, x.d[i]);
   return out;
 }
 template <class S, int N>
@@ -4268,7 +4430,7 @@ CHORUS_HD Dual<S, N> chain(const S& value, const S& slope_a, const Dual<S, N>& a
                            const Dual<S, N>& b) {
   Dual<S, N> out;
   out.value = value;
-  for (int i = 0; i < N; ++i) out.d[i] = slope_a * a.d[i] + slope_b * b.d[i];
+  for (int i = 0; i < N; ++i) out.d[i] = along<N, S>(slope_a, a.d[i]) + along<N, S>(slope_b, b.d[i]);
   return out;
 }
 
@@ -4304,7 +4466,7 @@ template <class S, int N>
 CHORUS_HD Dual<S, N> operator/(const Dual<S, N>& a, const Dual<S, N>& b) {
   Dual<S, N> out;
   out.value = a.value / b.value;
-  for (int i = 0; i < N; ++i) out.d[i] = (a.d[i] - out.value * b.d[i]) / b.value;
+  for (int i = 0; i < N; ++i) out.d[i] = (a.d[i] - detail::along<N, S>(out.value, b.d[i])) / b.value;
   return out;
 }
 
@@ -4405,7 +4567,10 @@ CHORUS_HD Dual<S, N> expm1(const Dual<S, N>& x) {
 }
 template <class S, int N>
 CHORUS_HD Dual<S, N> log(const Dual<S, N>& x) {
-  return detail::chain<S, N>(log(x.value), 1 / x.value, x);
+  Dual<S, N> out;
+  out.value = log(x.value);
+  for (int i = 0; i < N; ++i) out.d[i] = x.d[i] / x.value;  // 1 / x of a subnormal number overflows
+  return out;
 }
 template <class S, int N>
 CHORUS_HD Dual<S, N> log1p(const Dual<S, N>& x) {
@@ -4457,13 +4622,14 @@ CHORUS_HD Dual<S, N> abs(const Dual<S, N>& x) {
   return out;
 }
 
-/// At a tie each side has half of the derivative, as in PyTorch.
+/// At a tie each side has half of the derivative, and where one is NaN all of it, as in PyTorch.
 template <class S, int N>
 CHORUS_HD Dual<S, N> max(const Dual<S, N>& a, const Dual<S, N>& b) {
   Dual<S, N> out;
   out.value = max(a.value, b.value);
   for (int i = 0; i < N; ++i)
-    out.d[i] = where(a.value > b.value, a.d[i], where(a.value < b.value, b.d[i], (a.d[i] + b.d[i]) / 2));
+    out.d[i] = where(a.value > b.value, a.d[i],
+                     where(a.value < b.value, b.d[i], (a.d[i] + b.d[i]) * where(a.value == b.value, S(0.5), S(1))));
   return out;
 }
 template <class S, int N>
@@ -4563,9 +4729,13 @@ using math::Partials;
 
 namespace chorus::inline CHORUS_ABI::functors {
 
+// `linear`: the derivatives are constants; `bilinear`: that by each of two inputs depends on the other one alone.
+// Backward does not mind what has become of numbers that it does not need.
+
 using namespace math;  // for plain numbers, which no argument-dependent lookup finds
 
 struct Add {
+  static constexpr bool linear = true;
   template <class S>
   CHORUS_HD S operator()(const S& a, const S& b) const {
     return a + b;
@@ -4577,6 +4747,7 @@ struct Add {
 };
 
 struct Sub {
+  static constexpr bool linear = true;
   template <class S>
   CHORUS_HD S operator()(const S& a, const S& b) const {
     return a - b;
@@ -4588,6 +4759,7 @@ struct Sub {
 };
 
 struct Mul {
+  static constexpr bool bilinear = true;
   template <class S>
   CHORUS_HD S operator()(const S& a, const S& b) const {
     return a * b;
@@ -4633,6 +4805,7 @@ struct Pow {
 };
 
 struct AddScalar {
+  static constexpr bool linear = true;
   double value = 0;
   template <class S>
   CHORUS_HD S operator()(const S& x) const {
@@ -4641,6 +4814,7 @@ struct AddScalar {
 };
 
 struct MulScalar {
+  static constexpr bool linear = true;
   double value = 1;
   template <class S>
   CHORUS_HD S operator()(const S& x) const {
@@ -4658,6 +4832,7 @@ struct PowScalar {
 };
 
 struct Neg {
+  static constexpr bool linear = true;
   template <class S>
   CHORUS_HD S operator()(const S& x) const {
     return -x;
@@ -4707,12 +4882,16 @@ struct Relu {
   }
 };
 
-/// x limited to [min, max], with a gradient at the limits, as PyTorch's clamp.
+/// x limited to [min, max], with a gradient at the limits; NaN stays, and gets none.
 struct Clamp {
   double min = 0, max = 1;
   template <class S>
   CHORUS_HD S operator()(const S& x) const {
     return where(x < real_of<S>(min), S(real_of<S>(min)), where(x > real_of<S>(max), S(real_of<S>(max)), x));
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 1> gradient(const S& dy, const S& x) const {
+    return {{where(x >= real_of<S>(min), where(x <= real_of<S>(max), dy, S(0)), S(0))}};
   }
 };
 
@@ -4723,12 +4902,20 @@ struct Hardtanh {
   CHORUS_HD S operator()(const S& x) const {
     return where(x <= real_of<S>(min), S(real_of<S>(min)), where(x >= real_of<S>(max), S(real_of<S>(max)), x));
   }
+  template <class S>
+  CHORUS_HD Partials<S, 1> gradient(const S& dy, const S& x) const {
+    return {{where(x > real_of<S>(min), where(x < real_of<S>(max), dy, S(0)), S(0))}};
+  }
 };
 
 struct Relu6 {
   template <class S>
   CHORUS_HD S operator()(const S& x) const {
     return Hardtanh{0, 6}(x);
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 1> gradient(const S& dy, const S& x) const {
+    return Hardtanh{0, 6}.gradient(dy, x);
   }
 };
 
@@ -4745,7 +4932,7 @@ struct Elu {
   double alpha = 1;
   template <class S>
   CHORUS_HD S operator()(const S& x) const {
-    return where(x <= 0, expm1(x) * real_of<S>(alpha), x);
+    return where(x > 0, x, expm1(x) * real_of<S>(alpha));
   }
 };
 
@@ -4806,13 +4993,21 @@ struct Hardsigmoid {
   CHORUS_HD S operator()(const S& x) const {
     return where(x <= -3, S(0), where(x >= 3, S(1), (x + 3) / 6));
   }
+  template <class S>
+  CHORUS_HD Partials<S, 1> gradient(const S& dy, const S& x) const {
+    return {{where(x > -3, where(x < 3, dy / 6, S(0)), S(0))}};
+  }
 };
 
-/// x relu6(x + 3) / 6, with PyTorch's choice of gradients at -3 and 3.
+/// x relu6(x + 3) / 6. The gradient is 0 up to -3 and 1 from 3 on.
 struct Hardswish {
   template <class S>
   CHORUS_HD S operator()(const S& x) const {
     return where(x < -3, S(0), where(x <= 3, x * (x + 3) / 6, x));
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 1> gradient(const S& dy, const S& x) const {
+    return {{where(x <= -3, S(0), where(x >= 3, dy, dy * (x / 3 + real_of<S>(0.5))))}};
   }
 };
 
@@ -4914,6 +5109,15 @@ inline constexpr bool vectorised_float = vectorised<T> && (std::is_same_v<T, flo
 template <class T>
 using Traits = Eigen::internal::packet_traits<T>;
 
+/// log. Eigen's takes subnormal numbers for the smallest normal one: they are scaled first.
+template <class T, class P>
+P log_packet(const P& x) {
+  using namespace Eigen::internal;
+  const P subnormal = pcmp_lt(x, pset1<P>(std::numeric_limits<T>::min()));
+  const P y = plog(pselect(subnormal, pmul(x, pset1<P>(T(0x1p60))), x));
+  return pselect(subnormal, psub(y, pset1<P>(T(60 * 0.69314718055994531))), y);
+}
+
 #define CHORUS_PACKET_OPERATION(NAME, PARAMETERS, ...) \
   struct NAME {                                        \
     template <class T, class P>                        \
@@ -4943,7 +5147,7 @@ CHORUS_PACKET_OPERATION(Exp, (const P& x), if constexpr (vectorised_float<T>) re
                         else return pselect(pcmp_lt(x, kernels::splat(T(-708.4))), kernels::splat(T(0)), pexp(x));)
 CHORUS_PACKET_OPERATION(Erf, (const P& x), if constexpr (vectorised_float<T>) return erf_float(x);
                         else return by_lane<T>(std::erf, x);)
-CHORUS_PACKET_OPERATION(Log, (const P& x), if constexpr (vectorised<T> && Traits<T>::HasLog) return plog(x);
+CHORUS_PACKET_OPERATION(Log, (const P& x), if constexpr (vectorised<T> && Traits<T>::HasLog) return log_packet<T>(x);
                         else return by_lane<T>(std::log, x);)
 CHORUS_PACKET_OPERATION(Log1p, (const P& x), if constexpr (vectorised<T> && Traits<T>::HasLog1p) return plog1p(x);
                         else return by_lane<T>(std::log1p, x);)
@@ -5568,10 +5772,16 @@ class GradNode : public Node {
       grad_ = dense;
     has_grad_ = true;
   }
-  /// Forgets the gradient. The memory stays: the next contribution overwrites it.
+  /// Forgets the gradient. The memory stays, and the next contribution overwrites it; but what somebody has a handle to
+  /// stays that gradient.
   void zero_grad() {
+    if (grad_.storage().owners() > 1) {
+      if (!bound_)
+        grad_ = {};
+      else if (has_grad_)
+        leave_to_holders();
+    }
     set_has_grad(false);
-    if (!bound_ && grad_.storage().owners() > 1) grad_ = {};
   }
   const Shape<Rank>& shape() const { return shape_; }
   D device() const { return device_; }
@@ -5589,11 +5799,28 @@ class GradNode : public Node {
   }
 
  protected:
-  // Puts the gradient at a place that stays: a range of a flat buffer.
-  void bind_grad(tensor_type place) {
-    if (has_grad_) copy_bytes(device_, place.data(), device_, grad_.data(), grad_.bytes());
-    grad_ = std::move(place);
+  // Puts the gradient at a place that stays: a range of a flat buffer, on the device of `whole`.
+  void bind_grad(const Storage<D>& whole, T* place) {
+    const auto bytes = static_cast<std::size_t>(numel(shape_)) * sizeof(T);
+    if (has_grad_) copy_bytes(whole.device(), place, device_, grad_.data(), bytes);
+    device_ = whole.device();
+    if (bound_)
+      grad_.storage().move_home(whole, place);
+    else
+      grad_ = {Storage<D>::home_in(whole, place, bytes), place, shape_, row_major(shape_)};
     bound_ = true;
+  }
+  // The gradient's numbers on another device, in memory of their own.
+  void move_grad(D device) {
+    if (grad_.defined()) {
+      const auto near = tensor_type::empty(shape_, device);
+      if (has_grad_) copy_bytes(device, near.data(), device_, grad_.data(), grad_.bytes());
+      if (bound_)
+        grad_.storage().move_home(near.storage(), near.data());
+      else
+        grad_ = near;
+    }
+    device_ = device;
   }
   tensor_type take_grad() {
     has_grad_ = false;
@@ -5604,10 +5831,18 @@ class GradNode : public Node {
     if (!has) ++times_forgotten_;
   }
   std::uint32_t times_forgotten() const { return times_forgotten_; }
-  void set_device(D device) { device_ = device; }
   const tensor_type& grad_memory() const { return grad_; }
 
  private:
+  // The numbers move out of the place that is bound, with all handles; a new gradient comes into it.
+  [[gnu::noinline, gnu::cold]] void leave_to_holders() {
+    const MemoryScope scope(trace::Memory::gradients);
+    const Storage<D> held = grad_.storage(), whole = held.memory(), aside(device_, grad_.bytes());
+    T* const place = grad_.data();
+    copy_bytes(device_, aside.data(), device_, place, grad_.bytes());
+    grad_ = {Storage<D>::home_in(whole, place, grad_.bytes()), place, shape_, row_major(shape_)};
+    held.move_home(aside, aside.data());
+  }
   // Others hold this memory, so it must not change: continues in a copy.
   void add_out_of_place(tensor_type copy) {
     copy_bytes(device_, copy.data(), device_, grad_.data(), grad_.bytes());
@@ -6217,21 +6452,83 @@ double gradient_error(const Function& function, const Tensor<double, Ranks>&... 
 #ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_PARAMETER_HPP
 #define CHORUS_SINGLE_CHORUS_AUTOGRAD_PARAMETER_HPP
 /// Parameter: a leaf Variable that a model owns, and Buffer: numbers that a model owns and no gradient goes to. A copy
-/// of a handle shares the numbers; policies move them into flat buffers and copy them to other devices behind the
-/// handles.
+/// of a handle shares the numbers. Policies move them, into flat buffers and to other devices; handles, optimizers and
+/// tensors that a program has from before go on to stand for the same numbers.
 
 namespace chorus::inline CHORUS_ABI {
+
+namespace detail {
+
+/// The same numbers, dense, with a home of their own.
+template <class T, int Rank, class D>
+Tensor<T, Rank, D> at_home(const Tensor<T, Rank, D>& numbers) {
+  if (!numbers.defined()) return numbers;
+  const auto dense = contiguous(numbers);
+  return {Storage<D>::home_in(dense.storage(), dense.data(), dense.bytes()), dense.data(), dense.shape(),
+          row_major(dense.shape())};
+}
+
+/// What a parameter or a buffer has that does not depend on its type: a home, whose numbers are written and moved.
+template <Device D>
+class AtHome {
+ public:
+  virtual ~AtHome() = default;
+  virtual DType dtype() const = 0;
+  virtual std::span<const Index> extents() const = 0;
+  virtual D where() const = 0;
+  /// Where the numbers are, for library code: to read, or to write and then call `touch`.
+  virtual void* memory() const = 0;
+  /// The home.
+  virtual const Storage<D>& storage() const = 0;
+  /// Where the numbers are, for anybody: from the first call on, what is written through it on the CPU is found by
+  /// comparing the numbers with what they were. On a GPU each call counts as one write.
+  void* watched_memory() const {
+    if constexpr (std::is_same_v<D, Cpu>)
+      storage().watch();
+    else if (auto* const writes = storage().writes())
+      writes->add();
+    return memory();
+  }
+  /// Grows whenever the numbers change, so that copies know that they are old.
+  std::uint64_t version() const { return storage().version(); }
+  /// To be called by library code that writes into the memory.
+  void touch() const {
+    if (auto* const writes = storage().writes()) writes->add();
+  }
+  /// The path in the model, for messages; the longest one known.
+  void set_name(std::string_view name) const {
+    if (auto* const writes = storage().writes(); writes != nullptr && name.size() > writes->name.size())
+      writes->name = name;
+  }
+
+  Index count() const { return numel(extents()); }
+  std::size_t size_bytes() const { return static_cast<std::size_t>(count()) * size_of(dtype()); }
+
+ protected:
+  /// Moves the numbers to `place`, within `whole`.
+  void move_numbers(const Storage<D>& whole, void* place) const {
+    const Storage<D>& home = storage();
+    copy_bytes(whole.device(), place, where(), memory(), size_bytes());
+    home.move_home(whole, place);
+    if (home.owners() == 1) home.writes()->end_watch();  // pointers to where they were are no good any more
+  }
+  /// Moves them to memory of their own on another device.
+  void move_numbers(D device) const {
+    const MemoryScope scope(trace::Memory::parameters);
+    const Storage<D> near(device, size_bytes());
+    move_numbers(near, near.data());
+  }
+};
+
+}  // namespace detail
 
 /// A parameter whose scalar type and rank are known at run time only: what policies, optimizers and checkpoints work
 /// with.
 template <Device D>
-class ParameterOn {
+class ParameterOn : public detail::AtHome<D> {
  public:
-  virtual ~ParameterOn() = default;
-  virtual DType dtype() const = 0;
-  virtual std::span<const Index> extents() const = 0;
-  virtual D where() const = 0;
-  virtual void* value_data() const = 0;
+  /// The numbers, to read or write: see Parameter::value.
+  void* value_data() const { return this->watched_memory(); }
   /// The gradient's memory; null where there has been none yet.
   virtual void* grad_data() const = 0;
   /// The block of memory that the gradient lies in; null where it is not known.
@@ -6243,10 +6540,6 @@ class ParameterOn {
   virtual std::uint32_t times_forgotten() const = 0;
   virtual bool wants_grad() const = 0;
   virtual void set_wants_grad(bool wants) = 0;
-  /// Grows whenever the value changes, so that replicas know what to fetch.
-  std::uint64_t version() const { return version_; }
-  /// To be called by whoever writes into the value's memory.
-  void touch() { ++version_; }
   /// A copy of the value in a type of 2 bytes, good while `version` is the value's: MixedPrecision keeps it, `to` takes
   /// it.
   struct NarrowCopy {
@@ -6260,8 +6553,8 @@ class ParameterOn {
   virtual void bind(const Storage<D>& values, void* value, const Storage<D>& grads, void* grad) = 0;
   /// For policies: `hook` runs once the gradient is complete, and all of the user's hooks have run.
   virtual void on_grad(std::function<void()> hook) = 0;
-  /// Runs the hooks that a user has registered with another parameter of the same type, too: this one takes its place.
-  virtual void take_hooks_of(const Ref<Node>& other) = 0;
+  /// Moves value and gradient to another device. Handles, hooks and optimizers stay.
+  virtual void move_to_device(D device) = 0;
   /// A new parameter with the same value on another device.
   virtual Ref<Node> copy_to(D device) const = 0;
   /// Adds the gradient of a copy on another device to this one's.
@@ -6275,19 +6568,15 @@ class ParameterOn {
   bool in_common() const { return in_common_; }
   void set_in_common(bool in_common) { in_common_ = in_common; }
 
-  Index count() const { return numel(extents()); }
-  std::size_t size_bytes() const { return static_cast<std::size_t>(count()) * size_of(dtype()); }
-
  private:
-  std::uint64_t version_ = 1;
   bool in_common_ = false;
 };
 
 namespace detail {
-/// Is told of each parameter that wants a gradient and that an operation of this thread takes, while it is set.
+/// Is told of each parameter that an operation of this thread takes, while it is set: its ParameterOn, its node.
 class ParameterWatch {
  public:
-  virtual void saw(const void* parameter, std::span<const Index> extents) = 0;
+  virtual void saw(const void* parameter, Node& node, std::span<const Index> extents, bool wants_grad) = 0;
 
  protected:
   ~ParameterWatch() = default;
@@ -6298,44 +6587,47 @@ inline thread_local constinit ParameterWatch* parameter_watch = nullptr;
 template <Real T, int Rank, Device D>
 class ParameterNode final : public LeafNode<T, Rank, D>, public ParameterOn<D> {
  public:
-  explicit ParameterNode(Tensor<T, Rank, D> value) : LeafNode<T, Rank, D>(value), value_(std::move(value)) {}
+  explicit ParameterNode(const Tensor<T, Rank, D>& value)
+      : LeafNode<T, Rank, D>(value), value_(detail::at_home(value)) {}
 
   const Tensor<T, Rank, D>& value() const { return value_; }
 
   DType dtype() const override { return chorus::dtype<T>; }
   std::span<const Index> extents() const override { return value_.shape(); }
   D where() const override { return value_.device(); }
-  void* value_data() const override { return value_.data(); }
+  void* memory() const override { return value_.data(); }
+  const Storage<D>& storage() const override { return value_.storage(); }
+  std::uint64_t numbers_version() const override { return this->version(); }
+  const char* numbers_name() const override {
+    const auto* const writes = value_.storage().writes();
+    return writes == nullptr ? "" : writes->name.c_str();
+  }
   void* grad_data() const override { return this->grad_memory().data(); }
-  const void* grad_block() const override { return this->grad_memory().storage().block(); }
+  const void* grad_block() const override { return this->grad_memory().storage().memory().block(); }
   bool grad_arrived() const override { return this->has_grad(); }
-  void set_grad_arrived(bool arrived) override { this->set_has_grad(arrived); }
+  void set_grad_arrived(bool arrived) override {
+    if (arrived)
+      this->set_has_grad(true);
+    else
+      this->zero_grad();
+  }
   std::uint32_t times_forgotten() const override { return GradNode<T, Rank, D>::times_forgotten(); }
   bool wants_grad() const override { return wants_grad_; }
   void set_wants_grad(bool wants) override { wants_grad_ = wants; }
   void bind(const Storage<D>& values, void* value, const Storage<D>& grads, void* grad) override {
-    Tensor<T, Rank, D> place(values, static_cast<T*>(value), value_.shape(), row_major(value_.shape()));
-    copy_bytes(place.device(), place.data(), value_.device(), value_.data(), value_.bytes());
-    value_ = std::move(place);
-    this->bind_grad({grads, static_cast<T*>(grad), value_.shape(), row_major(value_.shape())});
+    this->move_numbers(values, value);
+    this->bind_grad(grads, static_cast<T*>(grad));
   }
   void on_grad(std::function<void()> hook) override { this->add_last_hook(std::move(hook)); }
-  void take_hooks_of(const Ref<Node>& other) override {
-    struct Others final : detail::GradientHook {
-      explicit Others(Ref<Node> o) : owner(std::move(o)) {}
-      void run(Node& node) override { owner->run_gradient_hooks_on(node); }
-      Ref<Node> owner;
-    };
-    const auto& leaf = static_cast<const LeafNode<T, Rank, D>&>(*other);
-    if (!leaf.has_hooks()) return;
-    this->add_gradient_hook(std::make_unique<Others>(other));
-    this->add_hook([other, &leaf] { leaf.run_hooks(); });
+  void move_to_device(D device) override {
+    this->move_numbers(device);
+    this->move_grad(device);
   }
   Ref<Node> copy_to(D device) const override {
     const MemoryScope scope(trace::Memory::parameters);
     auto copy = Tensor<T, Rank, D>::empty(value_.shape(), device);
     copy_bytes(device, copy.data(), value_.device(), value_.data(), value_.bytes());
-    auto* made = new ParameterNode(std::move(copy));
+    auto* made = new ParameterNode(copy);
     made->wants_grad_ = wants_grad_;
     return Ref<Node>(made);
   }
@@ -6348,9 +6640,9 @@ class ParameterNode final : public LeafNode<T, Rank, D>, public ParameterOn<D> {
     origin_ = Ref<GradNode<T, Rank, D>>(static_cast<GradNode<T, Rank, D>*>(operation.get()));
   }
   Variable<T, Rank, D> as_variable() {
-    if (!wants_grad_) return Variable<T, Rank, D>(value_);
     if (detail::parameter_watch != nullptr) [[unlikely]]
-      detail::parameter_watch->saw(static_cast<const ParameterOn<D>*>(this), value_.shape());
+      detail::parameter_watch->saw(static_cast<const ParameterOn<D>*>(this), *this, value_.shape(), wants_grad_);
+    if (!wants_grad_) return Variable<T, Rank, D>(value_);
     return {value_, origin_ ? origin_ : Ref<GradNode<T, Rank, D>>(this)};
   }
 
@@ -6393,15 +6685,21 @@ class Parameter : public AnyParameter {
   static constexpr int rank = Rank;
 
   Parameter() = default;
-  explicit Parameter(Tensor<T, Rank, D> value) { node_ = Ref<Node>(new ParameterNode<T, Rank, D>(std::move(value))); }
+  explicit Parameter(const Tensor<T, Rank, D>& value) { node_ = Ref<Node>(new ParameterNode<T, Rank, D>(value)); }
 
+  /// The numbers, to read or write. From the first call on, each pass that uses them compares them with what they were,
+  /// for the program may write through a pointer that it has kept: all devices compute with what is written, and
+  /// backward refuses to go on with other numbers than the forward pass saw. `value_of(parameter)` is for reading
+  /// alone and `assign` for writing; neither needs that. On a GPU only `assign` is noticed.
   const Tensor<T, Rank, D>& value() const {
-    static const Tensor<T, Rank, D> none;
-    return node_ ? typed().value() : none;
+    if (node_) typed().storage().watch();
+    return numbers();
   }
+  /// The gradient; undefined where there is none. It stays what it is when the parameter's gradient is forgotten
+  /// (`zero_grad`); a pointer to its numbers doesn't.
   Tensor<T, Rank, D> grad() const { return typed().grad(); }
-  const Shape<Rank>& shape() const { return value().shape(); }
-  D device() const { return value().device(); }
+  const Shape<Rank>& shape() const { return numbers().shape(); }
+  D device() const { return numbers().device(); }
   bool requires_grad() const { return typed().wants_grad(); }
   /// Without, no gradient is computed for it and optimizers leave it alone.
   void set_requires_grad(bool requires_grad) const { typed().set_wants_grad(requires_grad); }
@@ -6410,13 +6708,13 @@ class Parameter : public AnyParameter {
   void assign(const Tensor<T, Rank, D>& numbers) const {
     check<ShapeError>(numbers.shape() == shape() && numbers.is_contiguous(),
                       "Parameter::assign: expected a dense tensor of shape ", shape(), ", got shape ", numbers.shape());
-    copy_bytes(device(), value().data(), numbers.device(), numbers.data(), numbers.bytes());
+    copy_bytes(device(), this->numbers().data(), numbers.device(), numbers.data(), numbers.bytes());
     typed().touch();
   }
   /// See Variable::register_hook.
   template <class Hook>
   void register_hook(Hook hook) const {
-    Variable<T, Rank, D>(value(), Ref<GradNode<T, Rank, D>>(&typed())).register_hook(std::move(hook));
+    Variable<T, Rank, D>(numbers(), Ref<GradNode<T, Rank, D>>(&typed())).register_hook(std::move(hook));
   }
 
   /// The copy in a type of 2 bytes that is kept for this parameter; undefined where there is none, or an old one.
@@ -6430,7 +6728,14 @@ class Parameter : public AnyParameter {
 
   Variable<T, Rank, D> as_variable() const { return node_ ? typed().as_variable() : Variable<T, Rank, D>(); }
 
+  /// For reading.
+  friend const Tensor<T, Rank, D>& value_of(const Parameter& parameter) { return parameter.numbers(); }
+
  private:
+  const Tensor<T, Rank, D>& numbers() const {
+    static const Tensor<T, Rank, D> none;
+    return node_ ? typed().value() : none;
+  }
   ParameterNode<T, Rank, D>& typed() const {
     check<UsageError>(node_.get() != nullptr,
                       "Parameter: it is empty (that of a layer without bias, say), so it has no gradient");
@@ -6440,23 +6745,19 @@ class Parameter : public AnyParameter {
 
 /// A buffer whose scalar type and rank are known at run time only.
 template <Device D>
-class BufferOn {
+class BufferOn : public detail::AtHome<D> {
  public:
-  virtual ~BufferOn() = default;
-  virtual DType dtype() const = 0;
-  virtual std::span<const Index> extents() const = 0;
-  virtual D where() const = 0;
-  virtual void* data() const = 0;
+  /// The numbers, to read or write: see Buffer::value.
+  void* data() const { return this->watched_memory(); }
   virtual Ref<Node> copy_to(D device) const = 0;
-
-  Index count() const { return numel(extents()); }
-  std::size_t size_bytes() const { return static_cast<std::size_t>(count()) * size_of(dtype()); }
+  /// Moves the numbers to another device. Handles stay.
+  virtual void move_to_device(D device) = 0;
 };
 
 template <Scalar T, int Rank, Device D>
 class BufferNode final : public Node, public BufferOn<D> {
  public:
-  explicit BufferNode(Tensor<T, Rank, D> value) : Node("buffer"), value_(std::move(value)) {}
+  explicit BufferNode(const Tensor<T, Rank, D>& value) : Node("buffer"), value_(detail::at_home(value)) {}
   void backward(bool) override {}
   void for_each_input(void (*)(Node&, void*), void*) const override {}
   bool is_leaf() const override { return true; }
@@ -6465,13 +6766,15 @@ class BufferNode final : public Node, public BufferOn<D> {
   DType dtype() const override { return chorus::dtype<T>; }
   std::span<const Index> extents() const override { return value_.shape(); }
   D where() const override { return value_.device(); }
-  void* data() const override { return value_.data(); }
+  void* memory() const override { return value_.data(); }
+  const Storage<D>& storage() const override { return value_.storage(); }
   Ref<Node> copy_to(D device) const override {
     const MemoryScope scope(trace::Memory::parameters);
     auto copy = Tensor<T, Rank, D>::empty(value_.shape(), device);
     copy_bytes(device, copy.data(), value_.device(), value_.data(), value_.bytes());
-    return Ref<Node>(new BufferNode(std::move(copy)));
+    return Ref<Node>(new BufferNode(copy));
   }
+  void move_to_device(D device) override { this->move_numbers(device); }
 
  private:
   Tensor<T, Rank, D> value_;
@@ -6503,11 +6806,30 @@ template <Scalar T, int Rank, Device D = Cpu>
 class Buffer : public AnyBuffer {
  public:
   Buffer() = default;
-  explicit Buffer(Tensor<T, Rank, D> value) { node_ = Ref<Node>(new BufferNode<T, Rank, D>(std::move(value))); }
+  explicit Buffer(const Tensor<T, Rank, D>& value) { node_ = Ref<Node>(new BufferNode<T, Rank, D>(value)); }
+  /// The numbers, to read or write: as Parameter::value.
   const Tensor<T, Rank, D>& value() const {
-    static const Tensor<T, Rank, D> none;
-    return node_ ? static_cast<BufferNode<T, Rank, D>&>(*node_).value() : none;
+    if (node_) typed().storage().watch();
+    return value_of(*this);
   }
+  /// Copies numbers into the buffer. Throws ShapeError where the shapes differ.
+  void assign(const Tensor<T, Rank, D>& numbers) const {
+    const auto& own = value_of(*this);
+    check<ShapeError>(node_ && numbers.shape() == own.shape() && numbers.is_contiguous(),
+                      "Buffer::assign: expected a dense tensor of shape ", own.shape(), ", got shape ",
+                      numbers.shape());
+    copy_bytes(own.device(), own.data(), numbers.device(), numbers.data(), numbers.bytes());
+    typed().touch();
+  }
+
+  /// For reading; library code that writes calls `touch` of the node.
+  friend const Tensor<T, Rank, D>& value_of(const Buffer& buffer) {
+    static const Tensor<T, Rank, D> none;
+    return buffer.node_ ? buffer.typed().value() : none;
+  }
+
+ private:
+  BufferNode<T, Rank, D>& typed() const { return static_cast<BufferNode<T, Rank, D>&>(*node_); }
 };
 
 }  // namespace chorus::inline CHORUS_ABI
@@ -6577,6 +6899,17 @@ struct RandomContext {
   std::int64_t samples = 0;
   /// Of nets that are called in here; null where nothing is run again.
   PassNumbers* passes = nullptr;
+  /// Whether an operation has drawn numbers: then the next pass has to draw others.
+  bool drew = false;
+  /// How many devices or ranks share the batch.
+  int devices = 1;
+  /// The axis of the model's inputs along which samples lie.
+  int dim = 0;
+  /// Whether one of the devices has that many samples; null where nobody knows.
+  std::function<bool(std::int64_t)> is_share = {};
+  /// The device that this part of the model is on.
+  const char* device_kind = "";
+  int device = 0;
 };
 
 namespace detail {
@@ -6614,18 +6947,32 @@ inline const std::uint32_t*& replay_count() {
 }
 }  // namespace detail
 
-/// The key for the next random operation of this thread, on a tensor with that many `rows` along its first axis: one
-/// of each sample, or several, where another axis was joined to it. One that `draws` nothing is only counted. Outside
-/// of a policy each call is a pass of its own.
-inline RandomKey next_random_key(std::int64_t rows, bool draws = true) {
-  if (auto* context = detail::random_context()) {
-    const std::int64_t first = draws && context->first_sample ? context->first_sample() : 0;
-    const bool several = context->samples > 0 && rows % context->samples == 0;
-    return {context->seed, context->step, context->next_operation++,
-            several ? rows / context->samples * first : first, detail::replay_count()};
-  }
+namespace detail {
+/// The key of the pass's next operation, with the place of this device's first sample.
+inline RandomKey next_key(RandomContext& context, bool draws) {
+  context.drew = context.drew || draws;
+  // Asked first: ranks may settle on another number of the pass.
+  const std::int64_t first = draws && context.first_sample ? context.first_sample() : 0;
+  return {context.seed, context.step, context.next_operation++, first, replay_count()};
+}
+inline RandomKey next_key_outside_of_policies() {
   constexpr std::uint32_t outside_of_policies = 0xFFFFFFFFu;
   return {initial_seed(), next_random_stream(), outside_of_policies, 0};
+}
+}  // namespace detail
+
+/// The key for the next random operation of this thread, on a tensor with that many `rows` along its first axis: one
+/// of each sample, or several, where another axis was joined to it; else, or `same_on_all`, all devices draw the same.
+/// One that `draws` nothing is only counted. Outside of a policy each call is a pass of its own.
+inline RandomKey next_random_key(std::int64_t rows, bool draws = true, bool same_on_all = false) {
+  auto* context = detail::random_context();
+  if (context == nullptr) return detail::next_key_outside_of_policies();
+  RandomKey key = detail::next_key(*context, draws);
+  const bool of_samples = context->samples > 0 && rows % context->samples == 0;
+  if (of_samples) key.first_sample *= rows / context->samples;
+  // Along another axis than the first, samples can't be counted here.
+  if (same_on_all || (!of_samples && context->devices > 1 && context->dim == 0)) key.first_sample = 0;
+  return key;
 }
 
 }  // namespace chorus
@@ -6883,6 +7230,8 @@ class ImageDataset {
 
 #include <cerrno>
 #include <cstdio>
+#include <filesystem>
+#include <system_error>
 
 namespace chorus::inline CHORUS_ABI::data {
 
@@ -6897,6 +7246,32 @@ inline void require_folder(std::string_view reader, const std::string& path) {
   const bool there = ::stat(path.c_str(), &facts) == 0;  // before errno is read
   check<FileError>(there, reader, ": folder ", path, ": ", std::strerror(errno));
   check<FileError>(S_ISDIR(facts.st_mode), reader, ": ", path, " is not a folder");
+}
+
+inline bool is_folder(const std::string& path) {
+  struct stat facts {};
+  return ::stat(path.c_str(), &facts) == 0 && S_ISDIR(facts.st_mode);
+}
+
+/// For the message that something else was looked for: `; it holds a, b/ and 3 more`, or nothing where it is empty.
+inline std::string what_is_there(const std::string& folder) {
+  constexpr std::size_t shown = 8, looked_at = 1000;
+  std::vector<std::string> names;
+  std::error_code trouble;
+  for (std::filesystem::directory_iterator at(folder, trouble), end; !trouble && at != end; at.increment(trouble)) {
+    auto name = at->path().filename().string();
+    if (is_folder(at->path().string())) name += '/';
+    for (char& c : name)
+      if (static_cast<unsigned char>(c) < ' ' || c == 127) c = '?';
+    names.push_back(std::move(name));
+    if (names.size() == looked_at) break;
+  }
+  std::ranges::sort(names);
+  std::string text;
+  for (std::size_t i = 0; i < std::min(names.size(), shown); ++i) text += cat(i == 0 ? "; it holds " : ", ", names[i]);
+  if (names.size() > shown)
+    text += cat(" and ", names.size() - shown, names.size() == looked_at ? " or more" : " more");
+  return text;
 }
 
 /// A regular file, open for reading.
@@ -6944,12 +7319,14 @@ namespace chorus::inline CHORUS_ABI::data {
 class Cifar10 : public ImageDataset {
  public:
   /// Reads `data_batch_1.bin` to `data_batch_5.bin` (for the test split `test_batch.bin`) from the folder or from
-  /// `cifar-10-batches-bin` in it. Throws FileError with the path where one is missing, or its size or a label is
-  /// wrong.
+  /// `cifar-10-batches-bin` in it. Throws FileError with the path where one is missing, and says what is there, or
+  /// where its size or a label is wrong.
   explicit Cifar10(const std::string& folder, Split split = Split::train) : ImageDataset(read(folder, split)) {}
 
   /// Where the binary batches lie: the folder, or `cifar-10-batches-bin` in it; nothing where neither has any.
   static std::string find(const std::string& folder);
+  /// What to do where the folder has CIFAR-10 in another form, for a message: `; ...`; else nothing.
+  static std::string advice(const std::string& folder);
 
  private:
   static constexpr std::size_t pixels_per_image = 3 * 32 * 32;
@@ -6978,11 +7355,25 @@ CHORUS_INLINE std::string Cifar10::find(const std::string& folder) {
   return has_batches(inside) ? inside : std::string();
 }
 
+CHORUS_INLINE std::string Cifar10::advice(const std::string& folder) {
+  const auto has = [&](const char* name) { return file_exists(cat(folder, "/", name)); };
+  for (const char* archive : {"cifar-10-binary.tar.gz", "cifar-10-binary.tar"})
+    if (has(archive)) return cat("; unpack it: tar -xf ", folder, "/", archive, " -C ", folder);
+  const char* form = has("cifar-10-batches-py") || has("cifar-10-python.tar.gz") || has("data_batch_1") ? "Python"
+                     : has("cifar-10-batches-mat") || has("cifar-10-matlab.tar.gz") || has("data_batch_1.mat")
+                         ? "Matlab"
+                         : nullptr;
+  if (form == nullptr) return {};
+  return cat("; that is the ", form, " version of CIFAR-10: what is read here is the binary version, ",
+             "cifar-10-binary.tar.gz of https://www.cs.toronto.edu/~kriz/cifar.html, unpacked");
+}
+
 CHORUS_INLINE ImageDataset Cifar10::read(const std::string& folder, Split split) {
   require_folder("Cifar10", folder);
   const std::string place = find(folder);
   check<FileError>(!place.empty(), "Cifar10: folder ", folder,
-                   " has neither data_batch_1.bin nor test_batch.bin, nor has ", "cifar-10-batches-bin in it");
+                   " has neither data_batch_1.bin nor test_batch.bin, nor has ", "cifar-10-batches-bin in it",
+                   what_is_there(folder), advice(folder));
   std::vector<std::uint8_t> pixels, labels;
   if (split == Split::test) {
     read_batch(place + "/test_batch.bin", pixels, labels);
@@ -7038,6 +7429,45 @@ CHORUS_INLINE void Cifar10::read_batch(const std::string& path, std::vector<std:
 /// Random numbers, counter-based: number i of a stream depends on (seed, stream, i) alone, so that any part of the
 /// stream can be drawn anywhere. A stream is a purpose: a parameter's number, an epoch.
 
+// <chorus/kernels/dropout_key.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_DROPOUT_KEY_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_DROPOUT_KEY_HPP
+/// Which elements dropout keeps: a pure function of the seed, the step, the layer and the element's place in the global
+/// batch, the same on every device and for every way to split the batch.
+
+namespace chorus::inline CHORUS_ABI::kernels {
+
+/// `first_sample` is the place of sample 0 of this tensor in the global batch; `layer` numbers the model's dropouts.
+struct DropoutKey {
+  std::uint64_t seed = 0;
+  std::uint32_t step = 0, layer = 0;
+  std::int64_t first_sample = 0;
+  const std::uint32_t* replays = nullptr;  ///< a number in device memory that is added to `step`, or null
+};
+
+/// The Philox counter behind elements 4 * quad to 4 * quad + 3 of a sample (its place in the global batch, modulo
+/// 2^32); the key is the seed. The constant keeps these words apart from those that initialisation draws from the same
+/// seed.
+CHORUS_HD constexpr PhiloxWords dropout_counter(const DropoutKey& key, std::int64_t sample, std::int64_t quad) {
+  return {static_cast<std::uint32_t>(quad), static_cast<std::uint32_t>(sample),
+          key.replays == nullptr ? key.step : key.step + *key.replays, key.layer ^ 0x64726F70u};
+}
+
+/// An element is kept where the upper 24 bits of its word, the number behind `unit_float`, reach this: where
+/// unit_float(word) >= p.
+CHORUS_HD constexpr std::uint32_t dropout_threshold(double p) {
+  const double scaled = p * 0x1p24;
+  const auto below = static_cast<std::uint32_t>(scaled);
+  return below + (static_cast<double>(below) < scaled ? 1u : 0u);
+}
+CHORUS_HD constexpr bool dropout_keeps(std::uint32_t word, std::uint32_t threshold) { return word >> 8 >= threshold; }
+
+/// What kept elements are multiplied by.
+CHORUS_HD constexpr double dropout_scale(double p) { return p < 1 ? 1 / (1 - p) : 0; }
+
+}  // namespace chorus::inline CHORUS_ABI::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_DROPOUT_KEY_HPP
+
 namespace chorus::inline CHORUS_ABI::kernels {
 
 /// Numbers `offset` to `offset + count - 1` of a stream, uniform in [lo, hi): 24 random bits for a float, 53 for a
@@ -7050,6 +7480,25 @@ template <class T>
 void fill_normal(Cpu, std::uint64_t seed, std::uint64_t stream, Index offset, Index count, T* out, T mean,
                  T deviation);
 
+// Numbers of a random operation: those of a row are a pure function of the key and of the row's place in the global
+// batch, `key.first_sample` + its number here, whatever device has it. `out`: [rows, inner].
+
+/// Uniform in [0, 1), at most `last`, of as many bits as above. The floats have the same bits on every device.
+template <class T>
+void draw_uniform(Cpu, Index rows, Index inner, T* out, T last, const DropoutKey& key);
+
+/// From N(0, 1).
+template <class T>
+void draw_normal(Cpu, Index rows, Index inner, T* out, const DropoutKey& key);
+
+/// Whole numbers from `low` on, of which there are `range`: each as likely as another. The same on every device.
+template <class T>
+void draw_integers(Cpu, Index rows, Index inner, T* out, std::int64_t low, std::uint64_t range, const DropoutKey& key);
+
+/// out = 1 where it is below p, else 0; NaN where p is no probability.
+template <class T>
+void is_below(Cpu, Index count, const T* p, T* out);
+
 /// The numbers 0 to n - 1 in random order (Fisher and Yates; Durstenfeld 1964).
 std::vector<Index> permutation(std::uint64_t seed, std::uint64_t stream, Index n);
 
@@ -7060,8 +7509,80 @@ std::vector<Index> permutation(std::uint64_t seed, std::uint64_t stream, Index n
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_RANDOM_HPP
 /// Counter-based random numbers on the CPU.
 
-#include <numbers>
 #include <numeric>
+
+// <chorus/kernels/random_numbers.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_RANDOM_NUMBERS_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_RANDOM_NUMBERS_HPP
+/// What random numbers are made of Philox's words, on every device. Each makes `count` numbers of four words.
+
+#include <numbers>
+
+namespace chorus::inline CHORUS_ABI::kernels {
+
+/// start + width * u for u uniform in [0, 1), of 24 random bits for a float, 53 for a double; at most `last`.
+template <class C>
+struct UniformNumbers {
+  static constexpr int count = sizeof(C) == 4 ? 4 : 2;
+  double start, width;
+  C last;
+  CHORUS_HD void operator()(const PhiloxWords& words, C* out) const {
+    for (int k = 0; k < count; ++k) {
+      double unit;
+      if constexpr (sizeof(C) == 4)
+        unit = static_cast<double>(unit_float(words[static_cast<unsigned>(k)]));
+      else
+        unit = static_cast<double>((std::uint64_t{words[static_cast<unsigned>(2 * k)]} << 32 |
+                                    words[static_cast<unsigned>(2 * k + 1)]) >>
+                                   11) *
+               0x1p-53;
+      // In double the product is exact for floats, so that it doesn't matter whether the compiler fuses it with the
+      // sum.
+      const C value = static_cast<C>(start + width * unit);
+      out[k] = value < last ? value : last;
+    }
+  }
+};
+
+/// Normally distributed (Box and Muller 1958, in double).
+template <class C>
+struct NormalNumbers {
+  static constexpr int count = 4;
+  double mean, deviation;
+  CHORUS_HD void operator()(const PhiloxWords& words, C* out) const {
+    for (unsigned k = 0; k < 4; k += 2) {
+      const double radius = deviation * std::sqrt(-2 * std::log((words[k] + 1.0) * 0x1p-32));
+      const double angle = 2 * std::numbers::pi * (words[k + 1] * 0x1p-32);
+      out[k] = static_cast<C>(mean + radius * std::cos(angle));
+      out[k + 1] = static_cast<C>(mean + radius * std::sin(angle));
+    }
+  }
+};
+
+/// The upper 64 bits of a product.
+CHORUS_HD constexpr std::uint64_t upper_product(std::uint64_t a, std::uint64_t b) {
+  const std::uint64_t low = 0xFFFFFFFFu, a0 = a & low, a1 = a >> 32, b0 = b & low, b1 = b >> 32;
+  const std::uint64_t middle = a1 * b0 + (a0 * b0 >> 32), other = a0 * b1 + (middle & low);
+  return a1 * b1 + (middle >> 32) + (other >> 32);
+}
+
+/// Whole numbers from `low` on, of which there are `range`: of 64 random bits, so that none is likelier than another by
+/// more than range / 2^64 of its share.
+template <class C>
+struct WholeNumbers {
+  static constexpr int count = 2;
+  std::int64_t low;
+  std::uint64_t range;
+  CHORUS_HD void operator()(const PhiloxWords& words, C* out) const {
+    for (unsigned k = 0; k < 2; ++k) {
+      const std::uint64_t bits = std::uint64_t{words[2 * k]} << 32 | words[2 * k + 1];
+      out[k] = static_cast<C>(static_cast<std::uint64_t>(low) + upper_product(bits, range));
+    }
+  }
+};
+
+}  // namespace chorus::inline CHORUS_ABI::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_RANDOM_NUMBERS_HPP
 
 namespace chorus::inline CHORUS_ABI::kernels {
 
@@ -7073,52 +7594,63 @@ constexpr PhiloxWords stream_words(std::uint64_t seed, std::uint64_t stream, std
 }
 
 /// out[i] = numbers(words of draw (offset + i) / N)[(offset + i) % N]: N numbers from each draw.
-template <int N, class T, class Numbers>
+template <class T, class Numbers>
 void fill_from_stream(std::uint64_t seed, std::uint64_t stream, Index offset, Index count, T* out,
                       const Numbers& numbers) {
+  constexpr Index N = Numbers::count;
+  std::array<T, Numbers::count> drawn;
   for (Index i = 0; i < count;) {
     const Index at = offset + i;
-    const std::array<T, N> drawn = numbers(stream_words(seed, stream, static_cast<std::uint64_t>(at / N)));
+    numbers(stream_words(seed, stream, static_cast<std::uint64_t>(at / N)), drawn.data());
     for (Index lane = at % N; lane < N && i < count; ++lane) out[i++] = drawn[static_cast<std::size_t>(lane)];
   }
+}
+
+/// The same for rows, each of which begins with a draw of its own.
+template <class T, class Numbers>
+void draw(Index rows, Index inner, T* out, const DropoutKey& key, const Numbers& numbers) {
+  std::array<T, Numbers::count> drawn;
+  for (Index row = 0; row < rows; ++row)
+    for (Index at = 0, quad = 0; at < inner; ++quad) {
+      numbers(philox(key.seed, dropout_counter(key, key.first_sample + row, quad)), drawn.data());
+      for (std::size_t lane = 0; lane < drawn.size() && at < inner; ++lane) out[row * inner + at++] = drawn[lane];
+    }
 }
 }  // namespace detail
 
 template <class T>
 void fill_uniform(Cpu, std::uint64_t seed, std::uint64_t stream, Index offset, Index count, T* out, T lo, T hi) {
-  const double start = static_cast<double>(lo), width = static_cast<double>(hi) - start;
-  const T last = std::nextafter(hi, lo);
-  // In double the product is exact for floats, so that it doesn't matter whether the compiler fuses it with the sum.
-  const auto scaled = [&](double unit) { return std::min(last, static_cast<T>(start + width * unit)); };
-  if constexpr (sizeof(T) == 4) {
-    detail::fill_from_stream<4>(seed, stream, offset, count, out, [&](const PhiloxWords& words) {
-      const auto number = [&](std::uint32_t word) { return scaled(static_cast<double>(unit_float(word))); };
-      return std::array<T, 4>{number(words[0]), number(words[1]), number(words[2]), number(words[3])};
-    });
-  } else {
-    detail::fill_from_stream<2>(seed, stream, offset, count, out, [&](const PhiloxWords& words) {
-      const auto number = [&](std::uint32_t high, std::uint32_t low) {
-        return scaled(static_cast<double>((std::uint64_t{high} << 32 | low) >> 11) * 0x1p-53);
-      };
-      return std::array<T, 2>{number(words[0], words[1]), number(words[2], words[3])};
-    });
-  }
+  const double start = static_cast<double>(lo);
+  detail::fill_from_stream(seed, stream, offset, count, out,
+                           UniformNumbers<T>{start, static_cast<double>(hi) - start, std::nextafter(hi, lo)});
 }
 
 template <class T>
 void fill_normal(Cpu, std::uint64_t seed, std::uint64_t stream, Index offset, Index count, T* out, T mean,
                  T deviation) {
-  const double centre = static_cast<double>(mean), spread = static_cast<double>(deviation);
-  detail::fill_from_stream<4>(seed, stream, offset, count, out, [&](const PhiloxWords& words) {
-    std::array<T, 4> numbers;
-    for (std::size_t i = 0; i < 4; i += 2) {
-      const double radius = spread * std::sqrt(-2 * std::log((words[i] + 1.0) * 0x1p-32));
-      const double angle = 2 * std::numbers::pi * (words[i + 1] * 0x1p-32);
-      numbers[i] = static_cast<T>(centre + radius * std::cos(angle));
-      numbers[i + 1] = static_cast<T>(centre + radius * std::sin(angle));
-    }
-    return numbers;
-  });
+  detail::fill_from_stream(seed, stream, offset, count, out,
+                           NormalNumbers<T>{static_cast<double>(mean), static_cast<double>(deviation)});
+}
+
+template <class T>
+void draw_uniform(Cpu, Index rows, Index inner, T* out, T last, const DropoutKey& key) {
+  detail::draw(rows, inner, out, key, UniformNumbers<T>{0, 1, last});
+}
+
+template <class T>
+void draw_normal(Cpu, Index rows, Index inner, T* out, const DropoutKey& key) {
+  detail::draw(rows, inner, out, key, NormalNumbers<T>{0, 1});
+}
+
+template <class T>
+void draw_integers(Cpu, Index rows, Index inner, T* out, std::int64_t low, std::uint64_t range, const DropoutKey& key) {
+  detail::draw(rows, inner, out, key, WholeNumbers<T>{low, range});
+}
+
+template <class T>
+void is_below(Cpu, Index count, const T* p, T* out) {
+  for (Index i = 0; i < count; ++i)
+    out[i] = p[i] >= 0 && p[i] <= 1 ? static_cast<T>(out[i] < p[i]) : std::numeric_limits<T>::quiet_NaN();
 }
 
 CHORUS_INLINE std::vector<Index> permutation(std::uint64_t seed, std::uint64_t stream, Index n) {
@@ -7169,38 +7701,6 @@ struct FillFromStream {
   }
 };
 
-template <class C>
-struct Uniform {
-  static constexpr int count = sizeof(C) == 4 ? 4 : 2;
-  double start, width;
-  C last;
-  __device__ void operator()(const PhiloxWords& words, C* out) const {
-    for (int k = 0; k < count; ++k) {
-      double unit;
-      if constexpr (sizeof(C) == 4)
-        unit = static_cast<double>(unit_float(words[k]));
-      else
-        unit = static_cast<double>((std::uint64_t{words[2 * k]} << 32 | words[2 * k + 1]) >> 11) * 0x1p-53;
-      const C value = static_cast<C>(start + width * unit);
-      out[k] = value < last ? value : last;
-    }
-  }
-};
-
-template <class C>
-struct Normal {
-  static constexpr int count = 4;
-  double mean, deviation;
-  __device__ void operator()(const PhiloxWords& words, C* out) const {
-    for (int k = 0; k < count; k += 2) {
-      const double radius = deviation * std::sqrt(-2 * std::log((words[k] + 1.0) * 0x1p-32));
-      const double angle = 2 * std::numbers::pi * (words[k + 1] * 0x1p-32);
-      out[k] = static_cast<C>(mean + radius * std::cos(angle));
-      out[k + 1] = static_cast<C>(mean + radius * std::sin(angle));
-    }
-  }
-};
-
 template <class T, class Numbers>
 void fill_from_stream(Cuda device, const char* name, std::uint64_t seed, std::uint64_t stream, Index offset,
                       Index count, T* out, const Numbers& numbers) {
@@ -7208,6 +7708,41 @@ void fill_from_stream(Cuda device, const char* name, std::uint64_t seed, std::ui
   for_each(device, name, count > 0 ? divide_up(offset + count, Numbers::count) - first : 0,
            FillFromStream<T, Numbers>{seed, stream, first, offset, count, out, numbers});
 }
+
+/// The same for a draw of a row.
+template <class T, class Numbers>
+struct Draw {
+  Index inner, draws;
+  T* out;
+  DropoutKey key;
+  Numbers numbers;
+  __device__ void operator()(Index i) const {
+    const Index row = i / draws, draw = i - row * draws;
+    compute_type<T> drawn[Numbers::count];
+    numbers(philox(key.seed, dropout_counter(key, key.first_sample + row, draw)), drawn);
+    const Index begin = Numbers::count * draw, left = inner - begin;
+    for (int k = 0; k < Numbers::count; ++k)
+      if (k < left) put(out, row * inner + begin + k, drawn[k]);
+  }
+};
+
+template <class T, class Numbers>
+void draw(Cuda device, const char* name, Index rows, Index inner, T* out, const DropoutKey& key,
+          const Numbers& numbers) {
+  const Index draws = divide_up(inner, Numbers::count);
+  for_each(device, name, rows * draws, Draw<T, Numbers>{inner, draws, out, key, numbers});
+}
+
+template <class T>
+struct IsBelow {
+  const T* p;
+  T* out;
+  __device__ void operator()(Index i) const {
+    using C = compute_type<T>;
+    const C chance = get(p, i);
+    put(out, i, chance >= C(0) && chance <= C(1) ? C(get(out, i) < chance ? 1 : 0) : C(NAN));
+  }
+};
 
 }  // namespace cuda
 
@@ -7218,7 +7753,7 @@ void fill_uniform(Cuda device, std::uint64_t seed, std::uint64_t stream, Index o
   const C low = static_cast<C>(lo), high = static_cast<C>(hi);
   cuda::fill_from_stream(
       device, "fill_uniform", seed, stream, offset, count, out,
-      cuda::Uniform<C>{static_cast<double>(low), static_cast<double>(high) - static_cast<double>(low),
+      UniformNumbers<C>{static_cast<double>(low), static_cast<double>(high) - static_cast<double>(low),
                        std::nextafter(high, low)});
 }
 
@@ -7226,7 +7761,29 @@ template <class T>
 void fill_normal(Cuda device, std::uint64_t seed, std::uint64_t stream, Index offset, Index count, T* out, T mean,
                  T deviation) {
   cuda::fill_from_stream(device, "fill_normal", seed, stream, offset, count, out,
-                         cuda::Normal<compute_type<T>>{static_cast<double>(mean), static_cast<double>(deviation)});
+                         NormalNumbers<compute_type<T>>{static_cast<double>(mean), static_cast<double>(deviation)});
+}
+
+template <class T>
+void draw_uniform(Cuda device, Index rows, Index inner, T* out, T last, const DropoutKey& key) {
+  using C = compute_type<T>;
+  cuda::draw(device, "draw_uniform", rows, inner, out, key, UniformNumbers<C>{0, 1, static_cast<C>(last)});
+}
+
+template <class T>
+void draw_normal(Cuda device, Index rows, Index inner, T* out, const DropoutKey& key) {
+  cuda::draw(device, "draw_normal", rows, inner, out, key, NormalNumbers<compute_type<T>>{0, 1});
+}
+
+template <class T>
+void draw_integers(Cuda device, Index rows, Index inner, T* out, std::int64_t low, std::uint64_t range,
+                   const DropoutKey& key) {
+  cuda::draw(device, "draw_integers", rows, inner, out, key, WholeNumbers<T>{low, range});
+}
+
+template <class T>
+void is_below(Cuda device, Index count, const T* p, T* out) {
+  cuda::for_each(device, "is_below", count, cuda::IsBelow<T>{p, out});
 }
 
 }  // namespace chorus::inline CHORUS_ABI::kernels
@@ -7267,8 +7824,8 @@ class Sampler {
   Index epoch() const { return epoch_; }
   const SamplerOptions& options() const { return options_; }
 
-  /// The samples of the epoch in order, of all ranks.
-  std::span<const Index> order() const& { return std::span(order_).first(static_cast<std::size_t>(size_)); }
+  /// The samples of the epoch in order, of all ranks; valid until the epoch changes.
+  std::span<const Index> order() const& { return std::span(*order_).first(static_cast<std::size_t>(size_)); }
   std::span<const Index> order() const&& = delete;
 
   /// Number of batches of `batch` samples over all ranks. Throws UsageError for a batch of less than 1 sample.
@@ -7296,7 +7853,7 @@ class Sampler {
   Index size_;
   SamplerOptions options_;
   Index epoch_ = 0;
-  std::vector<Index> order_;
+  std::shared_ptr<const std::vector<Index>> order_;  // never changed: copies, which may be of another epoch, share it
 };
 
 /// PyTorch's name for a sampler with a rank and a world size; a world of one takes the same path.
@@ -7336,8 +7893,7 @@ CHORUS_INLINE std::span<const Index> Sampler::share(Index b, Index batch) const&
                     " samples");
   const Index count = global_size(b, batch);
   const Index begin = boundary(count, options_.rank), end = boundary(count, options_.rank + 1);
-  return std::span(order_).subspan(static_cast<std::size_t>(b * batch + begin),
-                                   static_cast<std::size_t>(end - begin));
+  return std::span(*order_).subspan(static_cast<std::size_t>(b * batch + begin), static_cast<std::size_t>(end - begin));
 }
 
 CHORUS_INLINE void Sampler::check_batch(Index batch) const {
@@ -7351,16 +7907,18 @@ CHORUS_INLINE Index Sampler::boundary(Index count, int rank) const {
 }
 
 CHORUS_INLINE void Sampler::make_order() {
+  std::vector<Index> order;
   if (options_.shuffle) {
     const auto key = options_.seed ^ static_cast<std::uint64_t>(Purpose::shuffle);
-    order_ = kernels::permutation(key, static_cast<std::uint64_t>(epoch_), size_);
+    order = kernels::permutation(key, static_cast<std::uint64_t>(epoch_), size_);
   } else {
-    order_.resize(static_cast<std::size_t>(size_));
-    std::iota(order_.begin(), order_.end(), Index{0});
+    order.resize(static_cast<std::size_t>(size_));
+    std::iota(order.begin(), order.end(), Index{0});
   }
   // Padding reads on past the end by at most world_size - 1 samples: the first ones again.
   if (options_.padding && size_ > 0)
-    for (int i = 0; i + 1 < options_.world_size; ++i) order_.push_back(order_[static_cast<std::size_t>(i)]);
+    for (int i = 0; i + 1 < options_.world_size; ++i) order.push_back(order[static_cast<std::size_t>(i)]);
+  order_ = std::make_shared<const std::vector<Index>>(std::move(order));
 }
 
 }  // namespace chorus::inline CHORUS_ABI::data
@@ -7372,9 +7930,6 @@ CHORUS_INLINE void Sampler::make_order() {
 
 namespace chorus::inline CHORUS_ABI::data {
 
-template <class Item>
-class Prefetch;
-
 /// One rank's share of a global batch: `auto& [images, labels] = batch;`.
 struct Batch {
   Tensor<float, 4> images;         ///< [samples, channels, height, width]; samples is 0 where the share is empty
@@ -7382,6 +7937,10 @@ struct Batch {
   Index index = 0;                 ///< number of the batch in its epoch
   Index global_size = 0;           ///< samples in the global batch, over all ranks
   Index first_sample = 0;          ///< place of images[0] in the global batch
+  /// [views, samples, channels, height, width]: each sample as often as LoaderOptions::views says, augmented
+  /// independently. views[0] is `images`, views[1] another view of the same samples, and
+  /// views.view(Shape<4>{views * samples, channels, height, width}) has one view behind the other.
+  Tensor<float, 5> views = {};
 
   template <std::size_t I>
   auto& get() {
@@ -7400,6 +7959,11 @@ struct LoaderOptions {
   bool drop_last = false;  ///< leave out a last batch that isn't full
   bool normalize = true;   ///< apply the dataset's own normalisation, where it has one, after the transforms
   std::vector<Transform> transforms = {};
+  /// Augmented views of each sample in a batch (two: SimCLR, MoCo), 1 to 1024. The dataset is asked for a sample once.
+  int views = 1;
+  /// Of the random transforms; else the sampler's. Two loaders with one sampler's seed and other seeds here have the
+  /// same samples in the same order, and see each in another way.
+  std::optional<std::uint64_t> augmentation_seed = {};
 };
 
 namespace detail {
@@ -7412,61 +7976,68 @@ struct Source {
   std::optional<Normalize> normalization;
 };
 
+struct LoaderPass;
+
 /// All of DataLoader that doesn't depend on the dataset's type.
 class Loader {
  public:
   Loader(Source source, Sampler sampler, LoaderOptions options);
-  Loader(const Loader&) = delete;
-  Loader& operator=(const Loader&) = delete;
 
   /// Batches in an epoch.
   Index size() const { return batches_; }
   const Sampler& sampler() const { return sampler_; }
 
-  /// Takes the order and the augmentation of another epoch, from the next begin() on; an epoch that is under way ends.
+  /// Takes the order and the augmentation of another epoch, from the next begin() on. Passes that are under way go on
+  /// in theirs.
   void set_epoch(Index epoch);
 
-  /// Lets the next epoch start at batch `batches`, to go on where an earlier run was left; the one after is whole
-  /// again.
+  /// Lets the pass of the next begin() start at batch `batches`, to go on where an earlier run was left; the one after
+  /// is whole again.
   void skip(Index batches);
 
-  /// Reads the batches one by one; all iterators of a loader are the same place.
+  /// Reads the batches of one pass one by one. Copies of an iterator are the same place; that of another begin() is
+  /// one of its own.
   class Iterator {
    public:
     using value_type = Batch;
     using difference_type = std::ptrdiff_t;
 
-    explicit Iterator(Loader& loader) : loader_(&loader) {}
-    Batch& operator*() const { return *loader_->current_; }
-    Iterator& operator++() {
-      loader_->advance();
-      return *this;
-    }
-    void operator++(int) { loader_->advance(); }
-    bool operator==(std::default_sentinel_t) const { return !loader_->current_; }
+    explicit Iterator(std::shared_ptr<LoaderPass> pass) : pass_(std::move(pass)) {}
+    /// Throws UsageError at the end.
+    Batch& operator*() const;
+    Batch* operator->() const { return &**this; }
+    Iterator& operator++();
+    void operator++(int) { ++*this; }
+    bool operator==(std::default_sentinel_t) const;
 
    private:
-    Loader* loader_;
+    std::shared_ptr<LoaderPass> pass_;
   };
 
-  /// Says once on stderr, on rank 0, where shuffled data come in one order again since nobody has called set_epoch.
+  /// Starts a pass of its own, with workers of its own. Says once on stderr, on rank 0, where shuffled data come in one
+  /// order again since nobody has called set_epoch.
   Iterator begin();
   std::default_sentinel_t end() const { return {}; }
 
  protected:
-  ~Loader();
+  ~Loader() = default;
+  Loader(Loader&&) = default;
+  Loader& operator=(Loader&&) = default;
 
  private:
-  void advance();
-  Batch make(Index b) const;
+  struct Plan {
+    Source source;
+    LoaderOptions options;
+  };
+  friend struct LoaderPass;
 
-  Source source_;
+  std::shared_ptr<const Plan> plan_;  // passes, which may outlive the loader, have it, too
   Sampler sampler_;
-  LoaderOptions options_;
   Index batches_ = 0, skip_ = 0;
   int epochs_unset_ = 0;  // begun since the loader was made, until set_epoch is called
-  std::optional<Batch> current_;
-  std::unique_ptr<Prefetch<Batch>> running_;  // last: its threads read the members above
+  /// The one begun last: `auto& batch = *loader.begin()` is good until the next begin().
+  std::shared_ptr<LoaderPass> newest_;
+  std::weak_ptr<LoaderPass> epoch_;  // the one that epochs_unset_ has counted last
 };
 
 }  // namespace detail
@@ -7480,10 +8051,10 @@ class DataLoader : public detail::Loader {
  public:
   /// Throws UsageError where the sampler is for another size, or an option makes no sense.
   DataLoader(const D& dataset, Sampler sampler, LoaderOptions options = {})
-      : Loader(source_of(dataset), std::move(sampler), std::move(options)), dataset_(dataset) {}
+      : Loader(source_of(dataset), std::move(sampler), std::move(options)), dataset_(&dataset) {}
   DataLoader(const D&&, Sampler, LoaderOptions = {}) = delete;  // the dataset would be gone at once
 
-  const D& dataset() const { return dataset_; }
+  const D& dataset() const { return *dataset_; }
 
  private:
   static detail::Source source_of(const D& dataset) {
@@ -7496,7 +8067,7 @@ class DataLoader : public detail::Loader {
     return source;
   }
 
-  const D& dataset_;
+  const D* dataset_;
 };
 
 }  // namespace chorus::inline CHORUS_ABI::data
@@ -7636,23 +8207,37 @@ class Prefetch {
 
 namespace chorus::inline CHORUS_ABI::data::detail {
 
-CHORUS_INLINE Loader::Loader(Source source, Sampler sampler, LoaderOptions options)
-    : source_(std::move(source)), sampler_(std::move(sampler)), options_(std::move(options)) {
-  check<UsageError>(sampler_.dataset_size() == source_.size, "DataLoader: the sampler is for ", sampler_.dataset_size(),
-                    " samples, the dataset has ", source_.size);
-  check<UsageError>(options_.batch >= 1, "DataLoader: expected a batch of at least 1, got ", options_.batch);
-  check<UsageError>(options_.workers >= 0 && options_.workers <= 1024, "DataLoader: expected 0 to 1024 workers, got ",
-                    options_.workers);
-  check<UsageError>(options_.prefetch >= 1 && options_.prefetch <= 1024,
-                    "DataLoader: expected to prefetch 1 to 1024 batches a worker, got ", options_.prefetch);
-  batches_ = sampler_.global_batches(options_.batch, options_.drop_last);
-  if (options_.normalize && source_.normalization) options_.transforms.push_back(*source_.normalization);
+/// One pass over a loader's data: what it reads is its own, or never changes.
+struct LoaderPass {
+  std::shared_ptr<const Loader::Plan> plan;
+  Sampler sampler;
+  std::optional<Batch> current = {};
+  std::optional<Prefetch<Batch>> running = {};  // last: its threads read the members above
+
+  void advance() {
+    current.reset();  // its memory is free for the next batch to be made
+    if (running) current = running->next();
+    if (!current) running.reset();
+  }
+  Batch make(Index b) const;
+};
+
+CHORUS_INLINE Loader::Loader(Source source, Sampler sampler, LoaderOptions options) : sampler_(std::move(sampler)) {
+  check<UsageError>(sampler_.dataset_size() == source.size, "DataLoader: the sampler is for ", sampler_.dataset_size(),
+                    " samples, the dataset has ", source.size);
+  check<UsageError>(options.batch >= 1, "DataLoader: expected a batch of at least 1, got ", options.batch);
+  check<UsageError>(options.workers >= 0 && options.workers <= 1024, "DataLoader: expected 0 to 1024 workers, got ",
+                    options.workers);
+  check<UsageError>(options.prefetch >= 1 && options.prefetch <= 1024,
+                    "DataLoader: expected to prefetch 1 to 1024 batches a worker, got ", options.prefetch);
+  check<UsageError>(options.views >= 1 && options.views <= 1024, "DataLoader: expected 1 to 1024 views, got ",
+                    options.views);
+  batches_ = sampler_.global_batches(options.batch, options.drop_last);
+  if (options.normalize && source.normalization) options.transforms.push_back(*source.normalization);
+  plan_ = std::make_shared<const Plan>(Plan{std::move(source), std::move(options)});
 }
 
-CHORUS_INLINE Loader::~Loader() = default;
-
 CHORUS_INLINE void Loader::set_epoch(Index epoch) {
-  running_.reset();
   epochs_unset_ = -1;
   sampler_.set_epoch(epoch);
 }
@@ -7663,40 +8248,70 @@ CHORUS_INLINE void Loader::skip(Index batches) {
 }
 
 CHORUS_INLINE Loader::Iterator Loader::begin() {
-  running_.reset();
-  if (epochs_unset_ >= 0 && epochs_unset_ < 2 && ++epochs_unset_ == 2 && sampler_.options().shuffle &&
+  check<UsageError>(plan_ != nullptr, "DataLoader: this loader has been moved away");
+  const auto epoch = epoch_.lock();
+  // One inside another, or a look at a batch in the middle of one, is no second epoch.
+  const bool inside = epoch && epoch->current && epoch.use_count() > (epoch == newest_ ? 2 : 1);
+  if (!inside && epochs_unset_ >= 0 && epochs_unset_ < 2 && ++epochs_unset_ == 2 && sampler_.options().shuffle &&
       sampler_.options().rank == 0)
     chorus::detail::say(
         "warning: DataLoader: the second epoch has the order of the first: call set_epoch(epoch) in front of each");
-  const Index ahead = Index{options_.prefetch} * std::max(options_.workers, 1);
-  running_ = std::make_unique<Prefetch<Batch>>(std::exchange(skip_, 0), batches_, options_.workers, ahead,
-                                               [this](Index b) { return make(b); });
-  advance();
-  return Iterator(*this);
+  if (newest_ && newest_.use_count() == 1 + (epoch == newest_)) {  // no iterator has it
+    newest_->running.reset();
+    newest_->sampler = sampler_;
+  } else {
+    newest_.reset(new LoaderPass{plan_, sampler_});
+  }
+  if (!inside) epoch_ = newest_;
+  LoaderPass* const pass = newest_.get();
+  const auto& options = plan_->options;
+  const Index ahead = Index{options.prefetch} * std::max(options.workers, 1);
+  pass->running.emplace(std::exchange(skip_, 0), batches_, options.workers, ahead,
+                        [pass](Index b) { return pass->make(b); });
+  pass->advance();
+  return Iterator(newest_);
 }
 
-CHORUS_INLINE void Loader::advance() {
-  current_.reset();  // its memory is free for the next batch to be made
-  if (running_) current_ = running_->next();
-  if (!current_) running_.reset();
+CHORUS_INLINE Batch& Loader::Iterator::operator*() const {
+  check<UsageError>(pass_->current.has_value(), "DataLoader: the pass has ended, there is no batch");
+  return *pass_->current;
 }
+
+CHORUS_INLINE Loader::Iterator& Loader::Iterator::operator++() {
+  pass_->advance();
+  return *this;
+}
+
+CHORUS_INLINE bool Loader::Iterator::operator==(std::default_sentinel_t) const { return !pass_->current; }
 
 /// Called on the workers' threads.
-CHORUS_INLINE Batch Loader::make(Index b) const {
-  const auto samples = sampler_.share(b, options_.batch);
-  const ImageShape& shape = source_.image_shape;
+CHORUS_INLINE Batch LoaderPass::make(Index b) const {
+  const auto& [source, options] = *plan;
+  const auto samples = sampler.share(b, options.batch);
+  const ImageShape& shape = source.image_shape;
   const auto count = static_cast<Index>(samples.size());
-  Batch out{.images = Tensor<float, 4>::empty({count, shape[0], shape[1], shape[2]}),
+  Batch out{.images = {},
             .labels = Tensor<std::int64_t, 1>::empty({count}),
             .index = b,
-            .global_size = sampler_.global_size(b, options_.batch),
-            .first_sample = sampler_.share_begin(b, options_.batch)};
+            .global_size = sampler.global_size(b, options.batch),
+            .first_sample = sampler.share_begin(b, options.batch),
+            .views = Tensor<float, 5>::empty({options.views, count, shape[0], shape[1], shape[2]})};
+  out.images = out.views[0];
   const auto pixels = static_cast<std::size_t>(shape[0] * shape[1] * shape[2]);
+  const auto image_of = [&](Index view, std::size_t i) {
+    return Image{{out.views.data() + (static_cast<std::size_t>(view) * samples.size() + i) * pixels, pixels}, shape};
+  };
+  const auto seed = options.augmentation_seed.value_or(sampler.options().seed);
   for (std::size_t i = 0; i < samples.size(); ++i) {
-    const Image image{{out.images.data() + i * pixels, pixels}, shape};
-    out.labels.data()[i] = source_.get(samples[i], image.pixels);
-    RandomStream random(sampler_.options().seed, Purpose::augment, samples[i], sampler_.epoch());
-    for (const auto& transform : options_.transforms) transform(image, random);
+    const Image first = image_of(0, i);
+    out.labels.data()[i] = source.get(samples[i], first.pixels);
+    for (Index view = 1; view < options.views; ++view)
+      std::ranges::copy(first.pixels, image_of(view, i).pixels.begin());
+    for (Index view = 0; view < options.views; ++view) {
+      // No dataset has 2^48 samples: each view draws as if it were of another one.
+      RandomStream random(seed, Purpose::augment, samples[i] + (view << 48), sampler.epoch());
+      for (const auto& transform : options.transforms) transform(image_of(view, i), random);
+    }
   }
   return out;
 }
@@ -7883,17 +8498,19 @@ namespace chorus::inline CHORUS_ABI::data {
 /// Images of shape {1, 28, 28} (or what size the file says) and labels from 0 to 9.
 class Mnist : public ImageDataset {
  public:
-  /// Reads `train-images-idx3-ubyte` and `train-labels-idx1-ubyte` (for the test split `t10k-...`), each as it is or
-  /// with
-  /// `.gz`. Throws FileError with the path where one is missing or malformed, or where they don't fit each other.
+  /// Reads `train-images-idx3-ubyte` and `train-labels-idx1-ubyte` (for the test split `t10k-...`), also with a dot in
+  /// front of `idx`, each as it is, with `.gz`, or in a folder of its own name, as Kaggle has them. Both lie in the
+  /// folder, or in `raw` or `MNIST/raw` in it, as torchvision has them. Throws FileError with the path where one is
+  /// missing, and says what is there, where one is malformed, and where they don't fit each other.
   explicit Mnist(const std::string& folder, Split split = Split::train) : ImageDataset(read(folder, split)) {}
 
-  /// The plain or compressed form of one of MNIST's files, or nothing where the folder has neither.
+  /// The path of one of MNIST's files, under any of its names, or nothing where there is none.
   static std::string find(const std::string& folder, Split split, const char* suffix);
   static constexpr const char* images = "-images-idx3-ubyte";
   static constexpr const char* labels = "-labels-idx1-ubyte";
 
  private:
+  static std::string find_in(const std::string& place, Split split, const char* suffix);
   static std::string require(const std::string& folder, Split split, const char* suffix);
 
   static ImageDataset read(const std::string& folder, Split split);
@@ -7909,15 +8526,36 @@ class Mnist : public ImageDataset {
 namespace chorus::inline CHORUS_ABI::data {
 
 CHORUS_INLINE std::string Mnist::find(const std::string& folder, Split split, const char* suffix) {
-  const std::string plain = cat(folder, "/", split == Split::train ? "train" : "t10k", suffix);
-  if (file_exists(plain)) return plain;
-  return file_exists(plain + ".gz") ? plain + ".gz" : std::string();
+  // Images and labels are of one place: another one may hold those of another dataset.
+  for (const char* inside : {"", "/raw", "/MNIST/raw"}) {
+    const std::string place = folder + inside;
+    if (!find_in(place, split, images).empty() || !find_in(place, split, labels).empty())
+      return find_in(place, split, suffix);
+  }
+  return {};
+}
+
+CHORUS_INLINE std::string Mnist::find_in(const std::string& place, Split split, const char* suffix) {
+  const std::string dashes = cat(split == Split::train ? "train" : "t10k", suffix);
+  std::string dot = dashes;
+  dot[dot.rfind("-idx")] = '.';
+  const std::string names[] = {dashes, dot, dashes + ".gz", dot + ".gz"};
+  std::string something;  // that is there, and no file
+  for (const auto& name : names) {
+    const std::string path = cat(place, "/", name);
+    if (!file_exists(path)) continue;
+    if (!is_folder(path)) return path;
+    for (const auto& inner : names)
+      if (const std::string file = cat(path, "/", inner); file_exists(file) && !is_folder(file)) return file;
+    if (something.empty()) something = path;
+  }
+  return something;
 }
 
 CHORUS_INLINE std::string Mnist::require(const std::string& folder, Split split, const char* suffix) {
   std::string path = find(folder, split, suffix);
   check<FileError>(!path.empty(), "Mnist: folder ", folder, " has no ", split == Split::train ? "train" : "t10k",
-                   suffix, ", neither plain nor .gz");
+                   suffix, ", neither plain nor .gz", what_is_there(folder));
   return path;
 }
 
@@ -8103,6 +8741,68 @@ using Metadata = std::map<std::string, std::string>;
 #define CHORUS_SINGLE_CHORUS_NN_MODULE_HPP
 /// Module: a struct of layers and parameters that knows their names.
 
+// <chorus/core/recomputation.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_RECOMPUTATION_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_RECOMPUTATION_HPP
+/// What layers found in a part of a forward pass that is run again, as activation checkpointing does in backward: the
+/// second time they go by the same, and leave alone what they change in a pass.
+
+namespace chorus::inline CHORUS_ABI {
+
+/// The findings of one such part.
+class FirstRun {
+ public:
+  /// What layer `of` found about `what` when the part ran first; in that run `now`, which is remembered. Where the part
+  /// itself changes it on the way it is what it is now, each time.
+  bool found(const void* of, int what, bool now) {
+    const auto known = findings_.find({of, what});
+    if (repeats_) return known != findings_.end() && !known->second.changes ? known->second.value : now;
+    const bool value = around_ != nullptr ? around_->found(of, what, now) : now;
+    const auto& kept = findings_.try_emplace({of, what}, Finding{value, false}).first->second;
+    if (kept.value != value) findings_[{of, what}].changes = true;
+    return value;
+  }
+  /// Whether the part, or one that it is a part of, runs again.
+  bool repeats() const { return repeats_ || (around_ != nullptr && around_->repeats()); }
+
+  /// A run begins. `around`: the part that this one is a part of, while it runs first.
+  void begin(FirstRun* around, bool again) {
+    around_ = around;
+    repeats_ = again;
+  }
+
+ private:
+  struct Finding {
+    bool value, changes;
+  };
+  std::map<std::pair<const void*, int>, Finding> findings_;
+  FirstRun* around_ = nullptr;
+  bool repeats_ = false;
+};
+
+namespace detail {
+inline thread_local constinit FirstRun* first_run = nullptr;
+
+/// While it lives, layers of this thread are in that part.
+class FirstRunScope {
+ public:
+  explicit FirstRunScope(FirstRun& run) : before_(std::exchange(first_run, &run)) {}
+  ~FirstRunScope() { first_run = before_; }
+  FirstRunScope(const FirstRunScope&) = delete;
+  FirstRunScope& operator=(const FirstRunScope&) = delete;
+
+ private:
+  FirstRun* before_;
+};
+}  // namespace detail
+
+/// Whether backward computes this part of a forward pass again. A layer that changes a buffer in each pass in training,
+/// as batch norm does, leaves it alone then: the pass was counted the first time.
+inline bool is_recomputed() { return detail::first_run != nullptr && detail::first_run->repeats(); }
+
+}  // namespace chorus::inline CHORUS_ABI
+#endif  // CHORUS_SINGLE_CHORUS_CORE_RECOMPUTATION_HPP
+
 namespace chorus::inline CHORUS_ABI::nn {
 
 class Module;
@@ -8112,6 +8812,8 @@ class Visitor {
  public:
   virtual ~Visitor() = default;
   virtual void module(std::string_view name, Module& module) = 0;
+  /// A model inside of the one that is seen, which has the same members and no name of its own, as in MixedPrecision.
+  virtual void inner(Module&) {}
   virtual void parameter(std::string_view name, AnyParameter& parameter) = 0;
   virtual void buffer(std::string_view name, AnyBuffer& buffer) = 0;
 };
@@ -8131,7 +8833,12 @@ class Module {
   /// The type and its sizes, for the summary: `Conv2d(3, 6, kernel=5)`.
   virtual std::string describe() const { return "Module"; }
 
-  bool training() const { return training_; }
+  /// What a layer goes by. In what backward computes again (`checkpoint`) it is what it was the first time.
+  bool training() const {
+    if (chorus::detail::first_run != nullptr) [[unlikely]]
+      return chorus::detail::first_run->found(this, 0, training_);
+    return training_;
+  }
   /// Switches this module and all below it; dropout and batch norm behave differently in evaluation.
   void train(bool training = true);
   void eval() { train(false); }
@@ -8228,6 +8935,7 @@ class Walker : public Visitor {
  public:
   void walk(Module& module) { module.visit(*this); }
   void module(std::string_view name, Module& child) override;
+  void inner(Module& model) override { enter(model); }
   void parameter(std::string_view, AnyParameter&) override {}
   void buffer(std::string_view, AnyBuffer&) override {}
 
@@ -8278,11 +8986,13 @@ struct Collector final : Walker {
     for (const auto& known : parameters)
       if (known.handle.shared() == handle.shared()) return;
     parameters.push_back({path(name), handle, &handle.on<D>()});
+    parameters.back().parameter->set_name(parameters.back().name);
   }
   void buffer(std::string_view name, AnyBuffer& handle) override {
     for (const auto& known : buffers)
       if (known.handle.shared() == handle.shared()) return;
     buffers.push_back({path(name), handle, &handle.on<D>()});
+    buffers.back().buffer->set_name(buffers.back().name);
   }
 };
 
@@ -8338,10 +9048,11 @@ template <Device D>
 void save_module(nn::Module& model, const std::string& path, const Metadata& metadata);
 }
 
-/// Writes all parameters and buffers of `model`, atomically: a failure leaves an older file as it was. Throws
-/// FileError.
+/// Writes all parameters and buffers of `model`, atomically: a failure leaves an older file as it was. Tied ones are
+/// written once; the metadata note their other names, as safetensors' `save_model` does. Throws FileError.
 template <class Model>
 void save(Model& model, const std::string& path, const Metadata& metadata = {}) {
+  static_assert(std::is_base_of_v<nn::Module, Model>, "io::save writes a model: under a policy that is net.module()");
   detail::save_module<typename Model::device_type>(model, path, metadata);
 }
 
@@ -8898,11 +9609,13 @@ template <Device D, class Visit>
 void for_each_tensor(nn::Module& model, const Visit& visit, bool touch) {
   for (const auto& named : nn::named_parameters<D>(model)) {
     visit(named.name, named.parameter->dtype(), named.parameter->extents(), named.parameter->where(),
-          named.parameter->value_data());
+          named.parameter->memory());
     if (touch) named.parameter->touch();
   }
-  for (const auto& named : nn::named_buffers<D>(model))
-    visit(named.name, named.buffer->dtype(), named.buffer->extents(), named.buffer->where(), named.buffer->data());
+  for (const auto& named : nn::named_buffers<D>(model)) {
+    visit(named.name, named.buffer->dtype(), named.buffer->extents(), named.buffer->where(), named.buffer->memory());
+    if (touch) named.buffer->touch();
+  }
 }
 
 template <Device D>
@@ -8915,11 +9628,34 @@ void add_model(Outgoing& out, nn::Module& model) {
       false);
 }
 
+/// All names that each parameter and buffer has in a model, by the first of them.
+inline std::map<std::string, std::vector<std::string>> all_names(nn::Module& model) {
+  struct Names final : nn::detail::Walker {
+    std::map<const Node*, std::vector<std::string>> of;
+    void parameter(std::string_view name, AnyParameter& handle) override { add(name, handle.shared().get()); }
+    void buffer(std::string_view name, AnyBuffer& handle) override { add(name, handle.shared().get()); }
+    void add(std::string_view name, const Node* node) { of[node].push_back(path(name)); }
+  } found;
+  found.walk(model);
+  std::map<std::string, std::vector<std::string>> out;
+  for (auto& [node, names] : found.of) out.emplace(names.front(), names);
+  return out;
+}
+
+/// Notes which names stand for tensors that are in the file by another name, as safetensors' `save_model` does.
+inline void note_tied(Metadata& metadata, nn::Module& model) {
+  for (const auto& [first, names] : all_names(model))
+    for (const auto& name : names)
+      if (name != first) metadata.emplace(name, first);
+}
+
 template <Device D>
 void save_module(nn::Module& model, const std::string& path, const Metadata& metadata) {
   Outgoing out;
   add_model<D>(out, model);
-  write_safetensors(path, out.views(), metadata);
+  auto noted = metadata;
+  note_tied(noted, model);
+  write_safetensors(path, out.views(), noted);
 }
 
 }  // namespace detail
@@ -8961,12 +9697,52 @@ void save_module(nn::Module& model, const std::string& path, const Metadata& met
 #define CHORUS_SINGLE_CHORUS_OPS_POINTWISE_HPP
 /// Element-wise functions of any functor, the library's own or a user's, with broadcasting.
 
+// <chorus/autograd/saved.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_SAVED_HPP
+#define CHORUS_SINGLE_CHORUS_AUTOGRAD_SAVED_HPP
+/// Saved: numbers that an operation keeps for backward, which have to be the same then.
+
+namespace chorus::inline CHORUS_ABI::detail {
+
+/// Backward functions capture `Saved(tensor)` and call `read` where they need the numbers.
+template <AnyTensor X>
+class Saved {
+ public:
+  explicit Saved(X tensor) : tensor_(std::move(tensor)), version_(tensor_.storage().version()) {}
+
+  /// Throws UsageError where the tensor is a parameter or a buffer that has been written since it was saved.
+  const X& read(const char* operation) const {
+    if (const auto now = tensor_.storage().version(); now != version_) [[unlikely]]
+      refuse(operation, now);
+    return tensor_;
+  }
+  /// The tensor, for its shape and device.
+  const X& tensor() const { return tensor_; }
+
+ private:
+  [[noreturn, gnu::noinline, gnu::cold]] void refuse(const char* operation, std::uint64_t now) const {
+    const std::string& name = tensor_.storage().writes()->name;
+    fail<UsageError>("backward of '", operation, "': it needs ",
+                     name.empty() ? "a parameter or buffer" : "'" + name + "'", " of shape ", tensor_.shape(),
+                     " as it was in the forward pass, at version ", version_,
+                     ", but it has been written since, and is at version ", now,
+                     ": go backward before an optimizer steps or numbers are assigned, or run the forward pass again");
+  }
+
+  X tensor_;
+  std::uint64_t version_;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::detail
+#endif  // CHORUS_SINGLE_CHORUS_AUTOGRAD_SAVED_HPP
+
 namespace chorus::inline CHORUS_ABI {
 
 // What the tape remembers of these operations beside their backward functions: see ops/higher_order.hpp.
 namespace operations {
 template <class F>
 struct Pointwise {
+  static constexpr bool linear = requires { requires F::linear; };
   const char* name;
   F f;
 };
@@ -9026,6 +9802,7 @@ Recorded<broadcast_rank<First, Rest...>, First, Rest...> map(const char* operati
   const auto pointers = [](const auto& tensors) {
     return std::apply([](const auto&... tensor) { return std::array<const T*, count>{tensor.data()...}; }, tensors);
   };
+  const auto saved = std::apply([](const auto&... input) { return std::tuple{Saved(input)...}; }, inputs);
   auto out = Tensor<T, rank, D>::empty(layout.shape, device);
   if (count == 1 || layout.same) {
     kernels::pointwise_forward(device, f, out.numel(), pointers(inputs), out.data());
@@ -9035,7 +9812,7 @@ Recorded<broadcast_rank<First, Rest...>, First, Rest...> map(const char* operati
   }
   return record(
       operations::Pointwise<F>{operation, f}, std::move(out),
-      [f, inputs, pointers, layout](const auto& dy, auto... nodes) {
+      [operation, f, saved, layout](const auto& dy, auto... nodes) {
         std::array<T*, count> grads{};
         std::array<bool, count> accumulate{};
         // Kernels write each gradient to a place of its own; an operand that occurs again gets one and is added after
@@ -9053,14 +9830,23 @@ Recorded<broadcast_rank<First, Rest...>, First, Rest...> map(const char* operati
         const auto add_again = [&](std::size_t i, auto node) {
           if (again[i]) kernels::axpy(dy.device(), numel(node->shape()), T{1}, grads[i], node->target().data());
         };
-        std::size_t i = 0, j = 0;
+        std::size_t i = 0, j = 0, k = 0;
         (want(i++, nodes), ...);
+        const std::array<bool, count> wanted{nodes != nullptr...};
+        const auto number_of = [&](const auto& input) {
+          const std::size_t own = k++;
+          bool needed = !operations::Pointwise<F>::linear;
+          if constexpr (requires { requires F::bilinear; }) needed = wanted[1 - own];
+          return (needed ? input.read(operation) : input.tensor()).data();
+        };
+        const std::array<const T*, count> numbers =
+            std::apply([&](const auto&... input) { return std::array<const T*, count>{number_of(input)...}; }, saved);
         const T* gradient = dy.data();
         if (count == 1 || layout.same) {
-          kernels::pointwise_backward(dy.device(), f, dy.numel(), pointers(inputs), gradient, grads, accumulate);
+          kernels::pointwise_backward(dy.device(), f, dy.numel(), numbers, gradient, grads, accumulate);
         } else if constexpr (count > 1) {
-          kernels::pointwise_backward(dy.device(), f, std::span<const Index>(layout.shape), pointers(inputs),
-                                      layout.spans(), gradient, grads, layout.spans(), accumulate);
+          kernels::pointwise_backward(dy.device(), f, std::span<const Index>(layout.shape), numbers, layout.spans(),
+                                      gradient, grads, layout.spans(), accumulate);
         }
         (add_again(j++, nodes), ...);
       },
@@ -9160,45 +9946,6 @@ auto hardtanh(const X& x, double min = -1, double max = 1) {
 #define CHORUS_SINGLE_CHORUS_KERNELS_DROPOUT_HPP
 /// Dropout (Srivastava et al., JMLR 15, 2014; scaled in training). The backward pass draws the mask again instead of
 /// keeping it. Forward overwrites y; backward overwrites dx or, with `accumulate`, adds.
-
-// <chorus/kernels/dropout_key.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_DROPOUT_KEY_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_DROPOUT_KEY_HPP
-/// Which elements dropout keeps: a pure function of the seed, the step, the layer and the element's place in the global
-/// batch, the same on every device and for every way to split the batch.
-
-namespace chorus::inline CHORUS_ABI::kernels {
-
-/// `first_sample` is the place of sample 0 of this tensor in the global batch; `layer` numbers the model's dropouts.
-struct DropoutKey {
-  std::uint64_t seed = 0;
-  std::uint32_t step = 0, layer = 0;
-  std::int64_t first_sample = 0;
-  const std::uint32_t* replays = nullptr;  ///< a number in device memory that is added to `step`, or null
-};
-
-/// The Philox counter behind elements 4 * quad to 4 * quad + 3 of a sample (its place in the global batch, modulo
-/// 2^32); the key is the seed. The constant keeps these words apart from those that initialisation draws from the same
-/// seed.
-CHORUS_HD constexpr PhiloxWords dropout_counter(const DropoutKey& key, std::int64_t sample, std::int64_t quad) {
-  return {static_cast<std::uint32_t>(quad), static_cast<std::uint32_t>(sample),
-          key.replays == nullptr ? key.step : key.step + *key.replays, key.layer ^ 0x64726F70u};
-}
-
-/// An element is kept where the upper 24 bits of its word, the number behind `unit_float`, reach this: where
-/// unit_float(word) >= p.
-CHORUS_HD constexpr std::uint32_t dropout_threshold(double p) {
-  const double scaled = p * 0x1p24;
-  const auto below = static_cast<std::uint32_t>(scaled);
-  return below + (static_cast<double>(below) < scaled ? 1u : 0u);
-}
-CHORUS_HD constexpr bool dropout_keeps(std::uint32_t word, std::uint32_t threshold) { return word >> 8 >= threshold; }
-
-/// What kept elements are multiplied by.
-CHORUS_HD constexpr double dropout_scale(double p) { return p < 1 ? 1 / (1 - p) : 0; }
-
-}  // namespace chorus::inline CHORUS_ABI::kernels
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_DROPOUT_KEY_HPP
 
 namespace chorus::inline CHORUS_ABI::kernels {
 
@@ -9409,6 +10156,346 @@ void dropout_backward(Cuda device, Index samples, Index inner, const T* dy, T* d
 #endif
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_DROPOUT_HPP
 
+// <chorus/ops/shape.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_SHAPE_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_SHAPE_HPP
+/// The same numbers in another shape or order: reshape, flatten, permute, transpose, expand, slice,
+/// concat, stack.
+
+// <chorus/kernels/axis_block.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_AXIS_BLOCK_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_AXIS_BLOCK_HPP
+/// A range of an axis, taken out or put in: what slice and concat move. The whole is seen as [outer, axis, inner], the
+/// block as [outer, count, inner], both dense.
+
+// <chorus/kernels/axis_shape.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_AXIS_SHAPE_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_AXIS_SHAPE_HPP
+/// How kernels see a dense tensor of any rank: the axis they work along, what lies outside of it and what inside.
+
+namespace chorus::inline CHORUS_ABI::kernels {
+
+/// A row-major tensor seen as [outer, axis, inner]. Any of them may be 0.
+struct AxisShape {
+  Index outer = 1, axis = 1, inner = 1;
+
+  constexpr Index numel() const { return outer * axis * inner; }
+  /// Elements of a result that has the axis reduced away: [outer, inner].
+  constexpr Index reduced() const { return outer * inner; }
+};
+
+/// A row-major tensor seen as [batch, channels, inner], for what normalises channels.
+struct ChannelShape {
+  Index batch = 1, channels = 1, inner = 1;
+
+  constexpr Index numel() const { return batch * channels * inner; }
+  /// Elements of one channel.
+  constexpr Index per_channel() const { return batch * inner; }
+};
+
+}  // namespace chorus::inline CHORUS_ABI::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_AXIS_SHAPE_HPP
+
+namespace chorus::inline CHORUS_ABI::kernels {
+
+/// block = whole[:, start : start + count, :], or is added to (floating-point types only).
+template <class T>
+void take_block(Cpu device, AxisShape whole, Index start, Index count, const T* from, T* block,
+                bool accumulate = false);
+
+/// whole[:, start : start + count, :] = block, or is added to.
+template <class T>
+void put_block(Cpu device, AxisShape whole, Index start, Index count, const T* block, T* to, bool accumulate = false);
+
+}  // namespace chorus::inline CHORUS_ABI::kernels
+
+// <chorus/kernels/cpu/axis_block.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_AXIS_BLOCK_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_AXIS_BLOCK_HPP
+/// A range of an axis on the CPU.
+
+namespace chorus::inline CHORUS_ABI::kernels {
+
+namespace detail {
+template <class T>
+void add_block(Cpu device, Index count, const T* from, T* to) {
+  if constexpr (Real<T>)
+    axpy(device, count, T{1}, from, to);
+  else
+    fail<UsageError>("slice, concat: cannot accumulate ", dtype<T>);
+}
+}  // namespace detail
+
+template <class T>
+void take_block(Cpu device, AxisShape whole, Index start, Index count, const T* from, T* block, bool accumulate) {
+  for (Index o = 0; o < whole.outer; ++o) {
+    const T* source = from + (o * whole.axis + start) * whole.inner;
+    T* target = block + o * count * whole.inner;
+    if (accumulate)
+      detail::add_block(device, count * whole.inner, source, target);
+    else
+      std::memcpy(target, source, static_cast<std::size_t>(count * whole.inner) * sizeof(T));
+  }
+}
+
+template <class T>
+void put_block(Cpu device, AxisShape whole, Index start, Index count, const T* block, T* to, bool accumulate) {
+  for (Index o = 0; o < whole.outer; ++o) {
+    const T* source = block + o * count * whole.inner;
+    T* target = to + (o * whole.axis + start) * whole.inner;
+    if (accumulate)
+      detail::add_block(device, count * whole.inner, source, target);
+    else
+      std::memcpy(target, source, static_cast<std::size_t>(count * whole.inner) * sizeof(T));
+  }
+}
+
+}  // namespace chorus::inline CHORUS_ABI::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_AXIS_BLOCK_HPP
+
+#if CHORUS_USE_CUDA && defined(__CUDACC__)
+// <chorus/kernels/cuda/axis_block.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_AXIS_BLOCK_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_AXIS_BLOCK_HPP
+/// Ranges of an axis, taken out or put in, on GPUs.
+
+namespace chorus::inline CHORUS_ABI::kernels {
+
+namespace cuda {
+
+/// One of the two places is inside of the whole, the other in the block.
+template <class T>
+struct MoveBlock {
+  AxisShape whole;
+  Index start, row;  ///< `row`: elements of the block in one step of `outer`
+  const T* from;
+  T* to;
+  bool take, accumulate;
+  __device__ void operator()(Index i) const {
+    const Index o = i / row, inside = (o * whole.axis + start) * whole.inner + (i - o * row);
+    const Index source = take ? inside : i, target = take ? i : inside;
+    if constexpr (requires { compute_type<T>{} + compute_type<T>{}; })
+      put(to, target, get(from, source), accumulate);
+    else
+      to[target] = from[source];
+  }
+};
+
+}  // namespace cuda
+
+template <class T>
+void take_block(Cuda device, AxisShape whole, Index start, Index count, const T* from, T* block,
+                bool accumulate = false) {
+  const Index row = count * whole.inner;
+  cuda::for_each(device, "take_block", whole.outer * row,
+                 cuda::MoveBlock<T>{whole, start, row, from, block, true, accumulate});
+}
+
+template <class T>
+void put_block(Cuda device, AxisShape whole, Index start, Index count, const T* block, T* to, bool accumulate = false) {
+  const Index row = count * whole.inner;
+  cuda::for_each(device, "put_block", whole.outer * row,
+                 cuda::MoveBlock<T>{whole, start, row, block, to, false, accumulate});
+}
+
+}  // namespace chorus::inline CHORUS_ABI::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CUDA_AXIS_BLOCK_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_AXIS_BLOCK_HPP
+
+namespace chorus::inline CHORUS_ABI {
+
+// What the tape remembers of these operations beside their backward functions: see ops/higher_order.hpp.
+namespace operations {
+struct Reshape {
+  static constexpr const char* name = "reshape";
+  static constexpr bool linear = true;
+};
+template <int Rank>
+struct Permute {
+  static constexpr const char* name = "permute";
+  static constexpr bool linear = true;
+  Shape<Rank> inverse;
+};
+struct Expand {
+  static constexpr const char* name = "expand";
+  static constexpr bool linear = true;
+};
+struct Slice {
+  static constexpr const char* name = "slice";
+  static constexpr bool linear = true;
+  Index axis, start;
+};
+struct Concat {
+  static constexpr const char* name = "concat";
+  static constexpr bool linear = true;
+  Index axis;
+};
+}  // namespace operations
+
+namespace detail {
+/// A shape seen from one of its axes: what lies outside, the axis, what lies inside.
+template <std::size_t N>
+kernels::AxisShape around_axis(const std::array<Index, N>& shape, std::size_t axis) {
+  kernels::AxisShape out;
+  for (std::size_t i = 0; i < N; ++i) (i < axis ? out.outer : i == axis ? out.axis : out.inner) *= shape[i];
+  return out;
+}
+}  // namespace detail
+
+namespace operations {
+template <Operand X, std::size_t NewRank>
+detail::Recorded<static_cast<int>(NewRank), X> reshape(const X& x, const std::array<Index, NewRank>& shape) {
+  const auto input = contiguous(value_of(x));
+  detail::check_defined(Reshape::name, input);
+  return record(
+      Reshape{}, input.view(shape), [old = input.shape()](const auto& dy, auto dx) { dx->add(dy.view(old)); }, x);
+}
+}  // namespace operations
+
+/// Another shape with as many elements; one size may be -1. Throws ShapeError where it doesn't fit.
+template <Operand X, std::size_t NewRank>
+auto reshape(const X& x, const std::array<Index, NewRank>& shape) {
+  return detail::with_variables([&](const auto& v) { return operations::reshape(v, shape); }, x);
+}
+
+/// Joins all axes from `start_axis` on: [batch, channels, height, width] -> [batch, channels * height * width].
+template <int StartAxis = 1, Operand X>
+auto flatten(const X& x) {
+  constexpr int rank = tensor_of<X>::rank;
+  static_assert(StartAxis >= 0 && StartAxis <= rank, "flatten: the start axis doesn't exist");
+  const auto& old = value_of(x).shape();
+  Shape<StartAxis + 1> shape{};
+  shape.back() = 1;
+  for (std::size_t axis = 0; axis < static_cast<std::size_t>(rank); ++axis) {
+    if (axis < static_cast<std::size_t>(StartAxis))
+      shape[axis] = old[axis];
+    else
+      shape.back() *= old[axis];
+  }
+  return reshape(x, shape);
+}
+
+/// Axis i of the result is axis `axes[i]` of x.
+template <Operand X>
+auto permute(const X& x, const Shape<tensor_of<X>::rank>& axes) {
+  const auto& input = value_of(x);
+  constexpr auto rank = static_cast<std::size_t>(tensor_of<X>::rank);
+  auto out = contiguous(input.permute(axes));
+  Shape<tensor_of<X>::rank> inverse{};
+  for (std::size_t i = 0; i < rank; ++i)
+    inverse[normalize_axis("permute", axes[i], tensor_of<X>::rank)] = static_cast<Index>(i);
+  return record(
+      operations::Permute<tensor_of<X>::rank>{inverse}, std::move(out),
+      [inverse](const auto& dy, auto dx) { dx->add(contiguous(dy.permute(inverse))); }, x);
+}
+
+/// Swaps two axes.
+template <Operand X>
+auto transpose(const X& x, Index a, Index b) {
+  constexpr int rank = tensor_of<X>::rank;
+  Shape<rank> axes{};
+  std::iota(axes.begin(), axes.end(), Index{0});
+  std::swap(axes[normalize_axis("transpose", a, rank)], axes[normalize_axis("transpose", b, rank)]);
+  return permute(x, axes);
+}
+
+/// Repeats axes of size 1, and new axes in front. Throws ShapeError where x doesn't expand to the shape.
+template <Operand X, std::size_t NewRank>
+auto expand(const X& x, const std::array<Index, NewRank>& shape) {
+  const auto& input = value_of(x);
+  detail::check_defined(operations::Expand::name, input);
+  auto out = contiguous(input.expand(shape));
+  return record(
+      operations::Expand{}, std::move(out),
+      [shape](const auto& dy, auto dx) {
+        const auto [grad, accumulate] = dx->target();
+        if (!accumulate) zero_bytes(grad.device(), grad.data(), grad.bytes());
+        kernels::scatter_strided(grad.device(), shape, dy.data(), grad.data(), grad.expand(shape).strides(), true);
+      },
+      x);
+}
+
+/// Indices `start` to `stop - 1` of an axis.
+template <Operand X>
+auto slice(const X& x, Index axis, Index start, Index stop) {
+  const auto& input = value_of(x);
+  const auto whole = detail::around_axis(input.shape(), normalize_axis("slice", axis, tensor_of<X>::rank));
+  auto out = contiguous(input.slice(axis, start, stop));
+  return record(
+      operations::Slice{axis, start}, std::move(out),
+      [whole, start, count = stop - start](const auto& dy, auto dx) {
+        const auto [grad, accumulate] = dx->target();
+        if (!accumulate) zero_bytes(grad.device(), grad.data(), grad.bytes());
+        kernels::put_block(grad.device(), whole, start, count, dy.data(), grad.data(), true);
+      },
+      x);
+}
+
+/// Joins operands along an axis; their other sizes are equal. Throws ShapeError where they are not.
+template <Operand First, Operand... Rest>
+auto concat(Index axis, const First& first, const Rest&... rest) {
+  using T = typename tensor_of<First>::value_type;
+  constexpr int rank = tensor_of<First>::rank;
+  static_assert(((tensor_of<Rest>::rank == rank) && ...), "concat: operands have different ranks");
+  const auto a = normalize_axis("concat", axis, rank);
+  constexpr std::size_t count = 1 + sizeof...(Rest);
+  const std::array<tensor_of<First>, count> parts{contiguous(value_of(first)), contiguous(value_of(rest))...};
+  std::array<Index, count> starts{};
+  auto shape = parts[0].shape();
+  for (std::size_t i = 1; i < count; ++i) {
+    auto expected = parts[0].shape();
+    expected[a] = parts[i].shape()[a];
+    check<ShapeError>(parts[i].shape() == expected, "concat: shapes ", parts[0].shape(), " and ", parts[i].shape(),
+                      " differ beside axis ", axis);
+    starts[i] = shape[a];
+    shape[a] += expected[a];
+  }
+  const auto device = parts[0].device();
+  const auto whole = detail::around_axis(shape, a);
+  auto out = Tensor<T, rank, typename tensor_of<First>::device_type>::empty(shape, device);
+  for (std::size_t i = 0; i < count; ++i)
+    kernels::put_block(device, whole, starts[i], parts[i].shape()[a], parts[i].data(), out.data());
+  return record(
+      operations::Concat{axis}, std::move(out),
+      [whole, starts, a](const auto& dy, auto... inputs) {
+        const auto give = [&](std::size_t i, auto input) {
+          if (!input) return;
+          const auto [grad, accumulate] = input->target();
+          kernels::take_block(grad.device(), whole, starts[i], grad.shape()[a], dy.data(), grad.data(), accumulate);
+        };
+        std::size_t i = 0;
+        (give(i++, inputs), ...);
+      },
+      first, rest...);
+}
+
+/// Joins a list of any length. Throws UsageError for an empty one.
+template <Operand X>
+X concat(Index axis, std::span<const X> list) {
+  check<UsageError>(!list.empty(), "concat: the list is empty");
+  if (list.size() == 1) return list.front();
+  const auto middle = list.size() / 2;
+  return concat(axis, concat(axis, list.first(middle)), concat(axis, list.subspan(middle)));
+}
+
+/// Joins operands of one shape along a new axis.
+template <Operand First, Operand... Rest>
+auto stack(Index axis, const First& first, const Rest&... rest) {
+  constexpr int rank = tensor_of<First>::rank;
+  const auto a = normalize_axis("stack", axis, rank + 1);
+  const auto widen = [a](const auto& x) {
+    Shape<rank + 1> shape{};
+    for (std::size_t i = 0; i < shape.size(); ++i) shape[i] = i < a ? x.shape()[i] : i == a ? 1 : x.shape()[i - 1];
+    return reshape(x, shape);
+  };
+  return concat(axis, widen(first), widen(rest)...);
+}
+
+}  // namespace chorus::inline CHORUS_ABI
+#endif  // CHORUS_SINGLE_CHORUS_OPS_SHAPE_HPP
+
 namespace chorus::inline CHORUS_ABI {
 
 // What the tape remembers of these operations beside their backward functions: see ops/higher_order.hpp.
@@ -9420,16 +10507,22 @@ struct Dropout {
 };
 }  // namespace operations
 
-/// In training, zeroes each element with probability p and scales the others by 1 / (1 - p); else x itself. x: [batch,
-/// ...], or [batch * n, ...]. Which elements go depends on the seed, the pass, and the sample's place in the global
-/// batch, not on the device that holds it. Throws UsageError unless 0 <= p < 1.
+namespace detail {
+
+/// The axis of a tensor along which this pass's samples lie: the policy's `dim` where the first axis is none.
+template <std::size_t Rank>
+int samples_axis(const std::array<Index, Rank>& shape) {
+  const auto* context = random_context();
+  if (context == nullptr || context->dim == 0 || context->dim >= static_cast<int>(Rank)) return 0;
+  const Index samples = context->samples;
+  return shape[0] != samples && shape[static_cast<std::size_t>(context->dim)] == samples ? context->dim : 0;
+}
+
+/// Dropout where samples lie along the first axis.
 template <Operand X>
-auto dropout(const X& x, double p, bool training = true) {
-  static_assert(tensor_of<X>::rank >= 1, "dropout: the input has a batch axis");
-  check<UsageError>(p >= 0 && p < 1, "dropout: the probability is in [0, 1), got ", p);
+auto dropout_of_rows(const X& x, double p, bool drops) {
   const auto input = contiguous(value_of(x));
-  const bool drops = training && p > 0;
-  const auto key = next_random_key(input.size(0), drops);
+  const auto key = next_random_key(input.size(0), drops, std::is_base_of_v<AnyParameter, X>);
   if (!drops)
     return record(
         operations::Dropout{0, {}}, input, [](const auto& dy, auto dx) { dx->add(dy); }, x);
@@ -9445,6 +10538,23 @@ auto dropout(const X& x, double p, bool training = true) {
         kernels::dropout_backward(dy.device(), samples, inner, dy.data(), grad.data(), p, philox_key, accumulate);
       },
       x);
+}
+
+}  // namespace detail
+
+/// In training, zeroes each element with probability p and scales the others by 1 / (1 - p); else x itself. x: [batch,
+/// ...], or [batch * n, ...]. Which elements go depends on the seed, the pass, and the sample's place in the global
+/// batch, not on the device that holds it. Samples lie along the policy's `dim` where that axis has their number and
+/// the first one has not. Of a Parameter, and of what has another number of rows, the same go on all devices. Throws
+/// UsageError unless 0 <= p < 1.
+template <Operand X>
+auto dropout(const X& x, double p, bool training = true) {
+  static_assert(tensor_of<X>::rank >= 1, "dropout: the input has a batch axis");
+  check<UsageError>(p >= 0 && p < 1, "dropout: the probability is in [0, 1), got ", p);
+  const bool drops = training && p > 0;
+  const int axis = drops ? detail::samples_axis(value_of(x).shape()) : 0;
+  if (axis == 0) return detail::dropout_of_rows(x, p, drops);
+  return transpose(detail::dropout_of_rows(transpose(x, 0, axis), p, drops), 0, axis);
 }
 
 }  // namespace chorus::inline CHORUS_ABI
@@ -10100,6 +11210,7 @@ struct MaxPool2d {
 };
 struct AvgPool2d {
   static constexpr const char* name = "avg_pool2d";
+  static constexpr bool linear = true;
   kernels::Pool2dShape shape;
 };
 }  // namespace operations
@@ -10234,341 +11345,6 @@ auto avg_pool2d(const X& x, Size2d window, const PoolOptions& options = {}) {
 }  // namespace chorus::inline CHORUS_ABI
 #endif  // CHORUS_SINGLE_CHORUS_OPS_POOLING_HPP
 
-// <chorus/ops/shape.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_OPS_SHAPE_HPP
-#define CHORUS_SINGLE_CHORUS_OPS_SHAPE_HPP
-/// The same numbers in another shape or order: reshape, flatten, permute, transpose, expand, slice,
-/// concat, stack.
-
-// <chorus/kernels/axis_block.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_AXIS_BLOCK_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_AXIS_BLOCK_HPP
-/// A range of an axis, taken out or put in: what slice and concat move. The whole is seen as [outer, axis, inner], the
-/// block as [outer, count, inner], both dense.
-
-// <chorus/kernels/axis_shape.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_AXIS_SHAPE_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_AXIS_SHAPE_HPP
-/// How kernels see a dense tensor of any rank: the axis they work along, what lies outside of it and what inside.
-
-namespace chorus::inline CHORUS_ABI::kernels {
-
-/// A row-major tensor seen as [outer, axis, inner]. Any of them may be 0.
-struct AxisShape {
-  Index outer = 1, axis = 1, inner = 1;
-
-  constexpr Index numel() const { return outer * axis * inner; }
-  /// Elements of a result that has the axis reduced away: [outer, inner].
-  constexpr Index reduced() const { return outer * inner; }
-};
-
-/// A row-major tensor seen as [batch, channels, inner], for what normalises channels.
-struct ChannelShape {
-  Index batch = 1, channels = 1, inner = 1;
-
-  constexpr Index numel() const { return batch * channels * inner; }
-  /// Elements of one channel.
-  constexpr Index per_channel() const { return batch * inner; }
-};
-
-}  // namespace chorus::inline CHORUS_ABI::kernels
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_AXIS_SHAPE_HPP
-
-namespace chorus::inline CHORUS_ABI::kernels {
-
-/// block = whole[:, start : start + count, :], or is added to (floating-point types only).
-template <class T>
-void take_block(Cpu device, AxisShape whole, Index start, Index count, const T* from, T* block,
-                bool accumulate = false);
-
-/// whole[:, start : start + count, :] = block, or is added to.
-template <class T>
-void put_block(Cpu device, AxisShape whole, Index start, Index count, const T* block, T* to, bool accumulate = false);
-
-}  // namespace chorus::inline CHORUS_ABI::kernels
-
-// <chorus/kernels/cpu/axis_block.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_AXIS_BLOCK_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_AXIS_BLOCK_HPP
-/// A range of an axis on the CPU.
-
-namespace chorus::inline CHORUS_ABI::kernels {
-
-namespace detail {
-template <class T>
-void add_block(Cpu device, Index count, const T* from, T* to) {
-  if constexpr (Real<T>)
-    axpy(device, count, T{1}, from, to);
-  else
-    fail<UsageError>("slice, concat: cannot accumulate ", dtype<T>);
-}
-}  // namespace detail
-
-template <class T>
-void take_block(Cpu device, AxisShape whole, Index start, Index count, const T* from, T* block, bool accumulate) {
-  for (Index o = 0; o < whole.outer; ++o) {
-    const T* source = from + (o * whole.axis + start) * whole.inner;
-    T* target = block + o * count * whole.inner;
-    if (accumulate)
-      detail::add_block(device, count * whole.inner, source, target);
-    else
-      std::memcpy(target, source, static_cast<std::size_t>(count * whole.inner) * sizeof(T));
-  }
-}
-
-template <class T>
-void put_block(Cpu device, AxisShape whole, Index start, Index count, const T* block, T* to, bool accumulate) {
-  for (Index o = 0; o < whole.outer; ++o) {
-    const T* source = block + o * count * whole.inner;
-    T* target = to + (o * whole.axis + start) * whole.inner;
-    if (accumulate)
-      detail::add_block(device, count * whole.inner, source, target);
-    else
-      std::memcpy(target, source, static_cast<std::size_t>(count * whole.inner) * sizeof(T));
-  }
-}
-
-}  // namespace chorus::inline CHORUS_ABI::kernels
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_AXIS_BLOCK_HPP
-
-#if CHORUS_USE_CUDA && defined(__CUDACC__)
-// <chorus/kernels/cuda/axis_block.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_AXIS_BLOCK_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_AXIS_BLOCK_HPP
-/// Ranges of an axis, taken out or put in, on GPUs.
-
-namespace chorus::inline CHORUS_ABI::kernels {
-
-namespace cuda {
-
-/// One of the two places is inside of the whole, the other in the block.
-template <class T>
-struct MoveBlock {
-  AxisShape whole;
-  Index start, row;  ///< `row`: elements of the block in one step of `outer`
-  const T* from;
-  T* to;
-  bool take, accumulate;
-  __device__ void operator()(Index i) const {
-    const Index o = i / row, inside = (o * whole.axis + start) * whole.inner + (i - o * row);
-    const Index source = take ? inside : i, target = take ? i : inside;
-    if constexpr (requires { compute_type<T>{} + compute_type<T>{}; })
-      put(to, target, get(from, source), accumulate);
-    else
-      to[target] = from[source];
-  }
-};
-
-}  // namespace cuda
-
-template <class T>
-void take_block(Cuda device, AxisShape whole, Index start, Index count, const T* from, T* block,
-                bool accumulate = false) {
-  const Index row = count * whole.inner;
-  cuda::for_each(device, "take_block", whole.outer * row,
-                 cuda::MoveBlock<T>{whole, start, row, from, block, true, accumulate});
-}
-
-template <class T>
-void put_block(Cuda device, AxisShape whole, Index start, Index count, const T* block, T* to, bool accumulate = false) {
-  const Index row = count * whole.inner;
-  cuda::for_each(device, "put_block", whole.outer * row,
-                 cuda::MoveBlock<T>{whole, start, row, block, to, false, accumulate});
-}
-
-}  // namespace chorus::inline CHORUS_ABI::kernels
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CUDA_AXIS_BLOCK_HPP
-
-#endif
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_AXIS_BLOCK_HPP
-
-namespace chorus::inline CHORUS_ABI {
-
-// What the tape remembers of these operations beside their backward functions: see ops/higher_order.hpp.
-namespace operations {
-struct Reshape {
-  static constexpr const char* name = "reshape";
-};
-template <int Rank>
-struct Permute {
-  static constexpr const char* name = "permute";
-  Shape<Rank> inverse;
-};
-struct Expand {
-  static constexpr const char* name = "expand";
-};
-struct Slice {
-  static constexpr const char* name = "slice";
-  Index axis, start;
-};
-struct Concat {
-  static constexpr const char* name = "concat";
-  Index axis;
-};
-}  // namespace operations
-
-namespace detail {
-/// A shape seen from one of its axes: what lies outside, the axis, what lies inside.
-template <std::size_t N>
-kernels::AxisShape around_axis(const std::array<Index, N>& shape, std::size_t axis) {
-  kernels::AxisShape out;
-  for (std::size_t i = 0; i < N; ++i) (i < axis ? out.outer : i == axis ? out.axis : out.inner) *= shape[i];
-  return out;
-}
-}  // namespace detail
-
-namespace operations {
-template <Operand X, std::size_t NewRank>
-detail::Recorded<static_cast<int>(NewRank), X> reshape(const X& x, const std::array<Index, NewRank>& shape) {
-  const auto input = contiguous(value_of(x));
-  detail::check_defined(Reshape::name, input);
-  return record(
-      Reshape{}, input.view(shape), [old = input.shape()](const auto& dy, auto dx) { dx->add(dy.view(old)); }, x);
-}
-}  // namespace operations
-
-/// Another shape with as many elements; one size may be -1. Throws ShapeError where it doesn't fit.
-template <Operand X, std::size_t NewRank>
-auto reshape(const X& x, const std::array<Index, NewRank>& shape) {
-  return detail::with_variables([&](const auto& v) { return operations::reshape(v, shape); }, x);
-}
-
-/// Joins all axes from `start_axis` on: [batch, channels, height, width] -> [batch, channels * height * width].
-template <int StartAxis = 1, Operand X>
-auto flatten(const X& x) {
-  constexpr int rank = tensor_of<X>::rank;
-  static_assert(StartAxis >= 0 && StartAxis <= rank, "flatten: the start axis doesn't exist");
-  const auto& old = value_of(x).shape();
-  Shape<StartAxis + 1> shape{};
-  shape.back() = 1;
-  for (std::size_t axis = 0; axis < static_cast<std::size_t>(rank); ++axis) {
-    if (axis < static_cast<std::size_t>(StartAxis))
-      shape[axis] = old[axis];
-    else
-      shape.back() *= old[axis];
-  }
-  return reshape(x, shape);
-}
-
-/// Axis i of the result is axis `axes[i]` of x.
-template <Operand X>
-auto permute(const X& x, const Shape<tensor_of<X>::rank>& axes) {
-  const auto& input = value_of(x);
-  constexpr auto rank = static_cast<std::size_t>(tensor_of<X>::rank);
-  auto out = contiguous(input.permute(axes));
-  Shape<tensor_of<X>::rank> inverse{};
-  for (std::size_t i = 0; i < rank; ++i)
-    inverse[normalize_axis("permute", axes[i], tensor_of<X>::rank)] = static_cast<Index>(i);
-  return record(
-      operations::Permute<tensor_of<X>::rank>{inverse}, std::move(out),
-      [inverse](const auto& dy, auto dx) { dx->add(contiguous(dy.permute(inverse))); }, x);
-}
-
-/// Swaps two axes.
-template <Operand X>
-auto transpose(const X& x, Index a, Index b) {
-  constexpr int rank = tensor_of<X>::rank;
-  Shape<rank> axes{};
-  std::iota(axes.begin(), axes.end(), Index{0});
-  std::swap(axes[normalize_axis("transpose", a, rank)], axes[normalize_axis("transpose", b, rank)]);
-  return permute(x, axes);
-}
-
-/// Repeats axes of size 1, and new axes in front. Throws ShapeError where x doesn't expand to the shape.
-template <Operand X, std::size_t NewRank>
-auto expand(const X& x, const std::array<Index, NewRank>& shape) {
-  const auto& input = value_of(x);
-  detail::check_defined(operations::Expand::name, input);
-  auto out = contiguous(input.expand(shape));
-  return record(
-      operations::Expand{}, std::move(out),
-      [shape](const auto& dy, auto dx) {
-        const auto [grad, accumulate] = dx->target();
-        if (!accumulate) zero_bytes(grad.device(), grad.data(), grad.bytes());
-        kernels::scatter_strided(grad.device(), shape, dy.data(), grad.data(), grad.expand(shape).strides(), true);
-      },
-      x);
-}
-
-/// Indices `start` to `stop - 1` of an axis.
-template <Operand X>
-auto slice(const X& x, Index axis, Index start, Index stop) {
-  const auto& input = value_of(x);
-  const auto whole = detail::around_axis(input.shape(), normalize_axis("slice", axis, tensor_of<X>::rank));
-  auto out = contiguous(input.slice(axis, start, stop));
-  return record(
-      operations::Slice{axis, start}, std::move(out),
-      [whole, start, count = stop - start](const auto& dy, auto dx) {
-        const auto [grad, accumulate] = dx->target();
-        if (!accumulate) zero_bytes(grad.device(), grad.data(), grad.bytes());
-        kernels::put_block(grad.device(), whole, start, count, dy.data(), grad.data(), true);
-      },
-      x);
-}
-
-/// Joins operands along an axis; their other sizes are equal. Throws ShapeError where they are not.
-template <Operand First, Operand... Rest>
-auto concat(Index axis, const First& first, const Rest&... rest) {
-  using T = typename tensor_of<First>::value_type;
-  constexpr int rank = tensor_of<First>::rank;
-  static_assert(((tensor_of<Rest>::rank == rank) && ...), "concat: operands have different ranks");
-  const auto a = normalize_axis("concat", axis, rank);
-  constexpr std::size_t count = 1 + sizeof...(Rest);
-  const std::array<tensor_of<First>, count> parts{contiguous(value_of(first)), contiguous(value_of(rest))...};
-  std::array<Index, count> starts{};
-  auto shape = parts[0].shape();
-  for (std::size_t i = 1; i < count; ++i) {
-    auto expected = parts[0].shape();
-    expected[a] = parts[i].shape()[a];
-    check<ShapeError>(parts[i].shape() == expected, "concat: shapes ", parts[0].shape(), " and ", parts[i].shape(),
-                      " differ beside axis ", axis);
-    starts[i] = shape[a];
-    shape[a] += expected[a];
-  }
-  const auto device = parts[0].device();
-  const auto whole = detail::around_axis(shape, a);
-  auto out = Tensor<T, rank, typename tensor_of<First>::device_type>::empty(shape, device);
-  for (std::size_t i = 0; i < count; ++i)
-    kernels::put_block(device, whole, starts[i], parts[i].shape()[a], parts[i].data(), out.data());
-  return record(
-      operations::Concat{axis}, std::move(out),
-      [whole, starts, a](const auto& dy, auto... inputs) {
-        const auto give = [&](std::size_t i, auto input) {
-          if (!input) return;
-          const auto [grad, accumulate] = input->target();
-          kernels::take_block(grad.device(), whole, starts[i], grad.shape()[a], dy.data(), grad.data(), accumulate);
-        };
-        std::size_t i = 0;
-        (give(i++, inputs), ...);
-      },
-      first, rest...);
-}
-
-/// Joins a list of any length. Throws UsageError for an empty one.
-template <Operand X>
-X concat(Index axis, std::span<const X> list) {
-  check<UsageError>(!list.empty(), "concat: the list is empty");
-  if (list.size() == 1) return list.front();
-  const auto middle = list.size() / 2;
-  return concat(axis, concat(axis, list.first(middle)), concat(axis, list.subspan(middle)));
-}
-
-/// Joins operands of one shape along a new axis.
-template <Operand First, Operand... Rest>
-auto stack(Index axis, const First& first, const Rest&... rest) {
-  constexpr int rank = tensor_of<First>::rank;
-  const auto a = normalize_axis("stack", axis, rank + 1);
-  const auto widen = [a](const auto& x) {
-    Shape<rank + 1> shape{};
-    for (std::size_t i = 0; i < shape.size(); ++i) shape[i] = i < a ? x.shape()[i] : i == a ? 1 : x.shape()[i - 1];
-    return reshape(x, shape);
-  };
-  return concat(axis, widen(first), widen(rest)...);
-}
-
-}  // namespace chorus::inline CHORUS_ABI
-#endif  // CHORUS_SINGLE_CHORUS_OPS_SHAPE_HPP
-
 // <chorus/ops/softmax.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_SOFTMAX_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_SOFTMAX_HPP
@@ -10591,9 +11367,10 @@ void logsumexp_forward(Cpu, AxisShape shape, const T* x, T* y);
 template <class T>
 void logsumexp_backward(Cpu, AxisShape shape, const T* x, const T* y, const T* dy, T* dx, bool accumulate);
 
-/// y = exp(x) / sum(exp(x)). `y` may be `x`.
+/// y = exp(x) / sum(exp(x)). `y` may be `x`. With `none_is_zero` a line of -inf alone gives zeros, for which the
+/// gradient is 0.
 template <class T>
-void softmax_forward(Cpu, AxisShape shape, const T* x, T* y);
+void softmax_forward(Cpu, AxisShape shape, const T* x, T* y, bool none_is_zero = false);
 
 /// dx = y * (dy - sum(y * dy)). `dx` may be `dy`, unless it accumulates.
 template <class T>
@@ -10617,10 +11394,10 @@ void log_softmax_backward(Cpu, AxisShape shape, const T* y, const T* dy, T* dx, 
 namespace chorus::inline CHORUS_ABI::kernels {
 
 template <Narrow T>
-void softmax_forward(Cpu device, AxisShape shape, const T* x, T* y) {
+void softmax_forward(Cpu device, AxisShape shape, const T* x, T* y, bool none_is_zero = false) {
   in_float(
-      device, [&](float* in, float* out) { softmax_forward(device, shape, in, out); }, reads(x, shape.numel()),
-      writes(y, shape.numel()));
+      device, [&](float* in, float* out) { softmax_forward(device, shape, in, out, none_is_zero); },
+      reads(x, shape.numel()), writes(y, shape.numel()));
 }
 
 template <Narrow T>
@@ -10798,6 +11575,16 @@ Packet<T> logsumexp(const Line& line, const T* x) {
       line.reduce(Sum<T>{}, [&](Index i, auto count) { return exp_to_zero<T>(psub(load(x + i, count), shift)); });
   return padd(shift, line.map(total, [](T value) { return std::log(value); }));
 }
+
+/// The largest number of a line, and log(sum(exp(x - largest))), in each lane those of its own line. Apart they are
+/// exact where their sum is not: the logarithm goes under beside a large number.
+template <class T, class Line>
+std::pair<Packet<T>, Packet<T>> log_sum_below_maximum(const Line& line, const T* x) {
+  const auto maximum = line.reduce(Max<T>{}, [&](Index i, auto count) { return load(x + i, count); });
+  const auto total =
+      line.reduce(Sum<T>{}, [&](Index i, auto count) { return exp_to_zero<T>(psub(load(x + i, count), maximum)); });
+  return {maximum, line.map(total, [](T value) { return std::log(value); })};
+}
 }  // namespace detail
 
 template <class T>
@@ -10816,15 +11603,18 @@ void logsumexp_backward(Cpu, AxisShape shape, const T* x, const T* y, const T* d
 }
 
 template <class T>
-void softmax_forward(Cpu, AxisShape shape, const T* x, T* y) {
+void softmax_forward(Cpu, AxisShape shape, const T* x, T* y, bool none_is_zero) {
   for_lines<T>(shape, [&](const auto& line) {
-    const auto maximum = line.reduce(Max<T>{}, [&](Index i, auto count) { return load(x + i, count); });
+    auto maximum = line.reduce(Max<T>{}, [&](Index i, auto count) { return load(x + i, count); });
+    const auto lowest = splat(-std::numeric_limits<T>::infinity());
+    if (none_is_zero) maximum = pselect(pcmp_eq(maximum, lowest), splat(T{0}), maximum);
     const auto total = line.reduce(Sum<T>{}, [&](Index i, auto count) {
       const auto power = detail::exp_to_zero<T>(psub(load(x + i, count), maximum));
       store(y + i, power, count);
       return power;
     });
-    const auto factor = Eigen::internal::pdiv(splat(T{1}), total);
+    auto factor = Eigen::internal::pdiv(splat(T{1}), total);
+    if (none_is_zero) factor = pselect(pcmp_eq(total, splat(T{0})), splat(T{0}), factor);
     line.each([&](Index i, auto count) { store(y + i, pmul(load(y + i, count), factor), count); });
   });
 }
@@ -10843,8 +11633,9 @@ void softmax_backward(Cpu, AxisShape shape, const T* y, const T* dy, T* dx, bool
 template <class T>
 void log_softmax_forward(Cpu, AxisShape shape, const T* x, T* y) {
   for_lines<T>(shape, [&](const auto& line) {
-    const auto lse = detail::logsumexp(line, x);
-    line.each([&](Index i, auto count) { store(y + i, psub(load(x + i, count), lse), count); });
+    const auto below = detail::log_sum_below_maximum(line, x);
+    const auto maximum = below.first, log_sum = below.second;
+    line.each([&](Index i, auto count) { store(y + i, psub(psub(load(x + i, count), maximum), log_sum), count); });
   });
 }
 
@@ -10884,6 +11675,19 @@ __device__ compute_type<T> log_sum_exp(const Line& line, const T* x) {
   return shift + static_cast<C>(std::log(total));
 }
 
+/// The largest number of a line, and log(sum(exp(x - largest))): apart they are exact where their sum is not.
+template <class C>
+struct LogSumBelowMaximum {
+  C maximum, log_sum;
+};
+template <class T>
+__device__ LogSumBelowMaximum<compute_type<T>> log_sum_below_maximum(const Line& line, const T* x) {
+  using C = compute_type<T>;
+  const C maximum = line.reduce(-std::numeric_limits<C>::infinity(), Larger{}, [&](Index i) { return get(x, i); });
+  const double total = line.sum([&](Index i) { return std::exp(get(x, i) - maximum); });
+  return {maximum, static_cast<C>(std::log(total))};
+}
+
 template <class T>
 struct LogSumExp {
   const T* x;
@@ -10909,11 +11713,14 @@ template <class T>
 struct Softmax {
   const T* x;
   T* y;
+  bool none_is_zero;
   __device__ void operator()(const Line& line) const {
     using C = compute_type<T>;
-    const C maximum = line.reduce(-std::numeric_limits<C>::infinity(), Larger{}, [&](Index i) { return get(x, i); });
+    const C lowest = -std::numeric_limits<C>::infinity();
+    const C largest = line.reduce(lowest, Larger{}, [&](Index i) { return get(x, i); });
+    const C maximum = none_is_zero && largest == lowest ? C(0) : largest;
     const double total = line.sum([&](Index i) { return std::exp(get(x, i) - maximum); });
-    const C factor = static_cast<C>(1 / total);
+    const C factor = none_is_zero && total == 0 ? C(0) : static_cast<C>(1 / total);
     line.each([&](Index i) { put(y, i, std::exp(get(x, i) - maximum) * factor); });
   }
 };
@@ -10935,8 +11742,8 @@ struct LogSoftmax {
   const T* x;
   T* y;
   __device__ void operator()(const Line& line) const {
-    const auto value = log_sum_exp(line, x);
-    line.each([&](Index i) { put(y, i, get(x, i) - value); });
+    const auto sum = log_sum_below_maximum(line, x);
+    line.each([&](Index i) { put(y, i, get(x, i) - sum.maximum - sum.log_sum); });
   }
 };
 
@@ -10964,8 +11771,8 @@ void logsumexp_backward(Cuda device, AxisShape shape, const T* x, const T* y, co
 }
 
 template <class T>
-void softmax_forward(Cuda device, AxisShape shape, const T* x, T* y) {
-  cuda::for_lines(device, "softmax", shape, cuda::Softmax<T>{x, y});
+void softmax_forward(Cuda device, AxisShape shape, const T* x, T* y, bool none_is_zero = false) {
+  cuda::for_lines(device, "softmax", shape, cuda::Softmax<T>{x, y, none_is_zero});
 }
 
 template <class T>
@@ -11249,12 +12056,13 @@ template <class T>
 void amax_backward(Cpu, AxisShape shape, const T* x, const T* y, const T* dy, T* dx, bool accumulate) {
   for_lines<T>(shape, [&](const auto& line) {
     const auto best = line.load_result(y), gradient = line.load_result(dy), zero = splat(T{0});
-    const auto chosen = [&](Index i, auto count, auto value) {
-      return pselect(pcmp_eq(load(x + i, count), best), value, zero);
+    const auto chosen = [&](Index i, auto count, auto value, auto other) {
+      return pselect(pcmp_eq(load(x + i, count), best), value, other);
     };
-    const auto ties = line.reduce(Sum<T>{}, [&](Index i, auto count) { return chosen(i, count, splat(T{1})); });
+    const auto ties = line.reduce(Sum<T>{}, [&](Index i, auto count) { return chosen(i, count, splat(T{1}), zero); });
     const auto share = Eigen::internal::pdiv(gradient, ties);
-    line.each([&](Index i, auto count) { store(dx + i, chosen(i, count, share), count, accumulate); });
+    const auto none = pmul(zero, share);  // NaN where the extremum is, which nothing is equal to
+    line.each([&](Index i, auto count) { store(dx + i, chosen(i, count, share, none), count, accumulate); });
   });
 }
 
@@ -11382,7 +12190,8 @@ struct ExtremumGradient {
     const double ties = line.sum([&](Index i) { return get(x, i) == best ? 1.0 : 0.0; });
     line.each([&](Index i) {
       const auto share = get(dy, line.result) / static_cast<compute_type<T>>(ties);
-      put(dx, i, get(x, i) == best ? share : compute_type<T>(0), accumulate);
+      // NaN where the extremum is, which nothing is equal to.
+      put(dx, i, get(x, i) == best ? share : share * compute_type<T>(0), accumulate);
     });
   }
 };
@@ -11512,22 +12321,27 @@ namespace chorus::inline CHORUS_ABI {
 namespace operations {
 struct Sum {
   static constexpr const char* name = "sum";
+  static constexpr bool linear = true;
   Index axis;
 };
 struct Mean {
   static constexpr const char* name = "mean";
+  static constexpr bool linear = true;
   Index axis;
 };
 struct Amax {
   static constexpr const char* name = "amax";
+  static constexpr bool linear = false;
   Index axis;
 };
 struct Amin {
   static constexpr const char* name = "amin";
+  static constexpr bool linear = false;
   Index axis;
 };
 struct Var {
   static constexpr const char* name = "var";
+  static constexpr bool linear = false;
   Index axis, correction;
 };
 }  // namespace operations
@@ -11560,11 +12374,19 @@ auto reduce(Operation operation, const X& x, Index axis, Forward forward, Backwa
   forward(input.device(), view, input.data(), out.data());
   return record(
       operation, out,
-      [input, out, view, backward](const auto& dy, auto dx) {
+      [input = Saved(input), out, view, backward](const auto& dy, auto dx) {
         const auto [grad, accumulate] = dx->target();
-        backward(input.device(), view, input.data(), out.data(), dy.data(), grad.data(), accumulate);
+        const auto& numbers = Operation::linear ? input.tensor() : input.read(Operation::name);
+        backward(dy.device(), view, numbers.data(), out.data(), dy.data(), grad.data(), accumulate);
       },
       x);
+}
+
+// An extremum of no numbers is none.
+template <Operand X>
+void check_not_empty(const char* operation, const X& x, Index axis) {
+  check<ShapeError>(value_of(x).size(axis) != 0, operation, ": axis ", axis, " of shape ", value_of(x).shape(),
+                    " has no elements");
 }
 
 // The same over all elements.
@@ -11607,8 +12429,10 @@ auto mean(const X& x, Index axis) {
 }
 
 /// The largest element along an axis, which goes away. Elements that tie share the gradient evenly, as in PyTorch.
+/// Throws ShapeError for an axis without elements.
 template <Operand X>
 auto amax(const X& x, Index axis) {
+  detail::check_not_empty("amax", x, axis);
   return detail::reduce(
       operations::Amax{axis}, x, axis,
       [](auto device, auto view, const auto* in, auto* out) { kernels::amax(device, view, in, out); },
@@ -11617,9 +12441,10 @@ auto amax(const X& x, Index axis) {
       });
 }
 
-/// The smallest element along an axis, which goes away; ties as for amax.
+/// The smallest element along an axis, which goes away; ties and errors as for amax.
 template <Operand X>
 auto amin(const X& x, Index axis) {
+  detail::check_not_empty("amin", x, axis);
   return detail::reduce(
       operations::Amin{axis}, x, axis,
       [](auto device, auto view, const auto* in, auto* out) { kernels::amin(device, view, in, out); },
@@ -11668,12 +12493,14 @@ auto var(const X& x, Index axis, KeepAxis, Index correction = 1) {
   return detail::reduce_keeping(x, axis, [correction](const auto& in, Index a) { return var(in, a, correction); });
 }
 
-/// The position of the largest element along an axis; of several, the first.
+/// The position of the largest element along an axis; of several, the first. Throws ShapeError for an axis without
+/// elements.
 template <Operand X>
 Tensor<Index, tensor_of<X>::rank - 1, typename tensor_of<X>::device_type> argmax(const X& x, Index axis) {
   constexpr int rank = tensor_of<X>::rank;
   const auto input = contiguous(value_of(x));
   const auto a = normalize_axis("argmax", axis, rank);
+  detail::check_not_empty("argmax", x, axis);
   auto out = Tensor<Index, rank - 1, typename tensor_of<X>::device_type>::empty(
       detail::without_axis<rank>(input.shape(), a), input.device());
   kernels::argmax(input.device(), detail::around_axis(input.shape(), a), input.data(), out.data());
@@ -11697,6 +12524,7 @@ struct LogSoftmax {
 };
 struct LogSumExp {
   static constexpr const char* name = "logsumexp";
+  static constexpr bool linear = false;
   Index axis;
 };
 }  // namespace operations
@@ -11719,15 +12547,25 @@ auto along_axis(Operation operation, const X& x, Index axis, Forward forward, Ba
 }
 }  // namespace detail
 
-/// exp(x) / sum(exp(x)) along an axis, computed without overflow.
+namespace detail {
+// With `none_is_zero` a line of -inf alone gives zeros, not NaN.
 template <Operand X>
-auto softmax(const X& x, Index axis) {
-  return detail::along_axis(
+auto softmax(const X& x, Index axis, bool none_is_zero) {
+  return along_axis(
       operations::Softmax{axis}, x, axis,
-      [](auto device, auto view, const auto* in, auto* out) { kernels::softmax_forward(device, view, in, out); },
+      [none_is_zero](auto device, auto view, const auto* in, auto* out) {
+        kernels::softmax_forward(device, view, in, out, none_is_zero);
+      },
       [](auto device, auto view, const auto* y, const auto* dy, auto* dx, bool accumulate) {
         kernels::softmax_backward(device, view, y, dy, dx, accumulate);
       });
+}
+}  // namespace detail
+
+/// exp(x) / sum(exp(x)) along an axis, computed without overflow.
+template <Operand X>
+auto softmax(const X& x, Index axis) {
+  return detail::softmax(x, axis, false);
 }
 
 /// log(softmax(x)) along an axis.
@@ -11888,37 +12726,51 @@ Tensor<T, Rank, To> to_device(const Tensor<T, Rank, From>& x, To device) {
 
 namespace chorus::inline CHORUS_ABI::nn::init {
 
-/// Uniform in [-bound, bound), from the next random stream: the same numbers on every device.
+namespace detail {
+/// Initial numbers come from a stream that knows nothing of samples and devices: in a forward pass all ranks would draw
+/// the same ones, and threads in any order.
+inline void check_no_pass(const char* function, const char* instead) {
+  check<UsageError>(chorus::detail::random_context() == nullptr, "nn::init::", function,
+                    ": makes initial parameters, got called within a forward pass of a policy (layers are made before "
+                    "it); random numbers of a pass are drawn by ch::", instead);
+}
+}  // namespace detail
+
+/// Uniform in [-bound, bound), from the next random stream: the same numbers on every device. Throws UsageError within
+/// a forward pass of a policy: see rand.
 template <Real T, Device D, int Rank>
-Tensor<T, Rank, D> uniform(const Shape<Rank>& shape, double bound) {
+Tensor<T, Rank, D> uniform(const Shape<Rank>& shape, double bound, D device = {}) {
+  detail::check_no_pass("uniform", "rand or ch::rand_like");
   const MemoryScope scope(trace::Memory::parameters);
   auto host = Tensor<T, Rank, Cpu>::empty(shape);
   kernels::fill_uniform(Cpu{}, initial_seed(), next_random_stream(), 0, host.numel(), host.data(),
                         static_cast<T>(-bound), static_cast<T>(bound));
-  return to_device(host, D{});
+  return to_device(host, device);
 }
 
-/// From N(mean, deviation²), from the next random stream.
+/// From N(mean, deviation²), from the next random stream. Throws UsageError within a forward pass of a policy: see
+/// randn.
 template <Real T, Device D, int Rank>
-Tensor<T, Rank, D> normal(const Shape<Rank>& shape, double mean, double deviation) {
+Tensor<T, Rank, D> normal(const Shape<Rank>& shape, double mean, double deviation, D device = {}) {
+  detail::check_no_pass("normal", "randn or ch::randn_like");
   const MemoryScope scope(trace::Memory::parameters);
   auto host = Tensor<T, Rank, Cpu>::empty(shape);
   kernels::fill_normal(Cpu{}, initial_seed(), next_random_stream(), 0, host.numel(), host.data(), static_cast<T>(mean),
                        static_cast<T>(deviation));
-  return to_device(host, D{});
+  return to_device(host, device);
 }
 
 /// PyTorch's default for weights and biases of linear and convolution layers: uniform within 1 / sqrt(fan_in)
 /// (He et al. 2015 with a = sqrt(5)).
 template <Real T, Device D, int Rank>
-Tensor<T, Rank, D> default_uniform(const Shape<Rank>& shape, Index fan_in) {
-  return uniform<T, D, Rank>(shape, fan_in > 0 ? 1 / std::sqrt(static_cast<double>(fan_in)) : 0);
+Tensor<T, Rank, D> default_uniform(const Shape<Rank>& shape, Index fan_in, D device = {}) {
+  return uniform<T, D, Rank>(shape, fan_in > 0 ? 1 / std::sqrt(static_cast<double>(fan_in)) : 0, device);
 }
 
 template <Scalar T, Device D, int Rank>
-Tensor<T, Rank, D> constant(const Shape<Rank>& shape, T value) {
+Tensor<T, Rank, D> constant(const Shape<Rank>& shape, T value, D device = {}) {
   const MemoryScope scope(trace::Memory::parameters);
-  return Tensor<T, Rank, D>::full(shape, value);
+  return Tensor<T, Rank, D>::full(shape, value, device);
 }
 
 }  // namespace chorus::inline CHORUS_ABI::nn::init
@@ -12184,7 +13036,7 @@ void batch_norm_statistics(Cpu, Index channels, double count, const double* sums
                            T* running_mean, T* running_var, T* mean, T* invstd) {
   for (Index c = 0; c < channels; ++c) {
     const double m = count > 0 ? sums[c] / count : 0;
-    const double variance = count > 0 ? std::max(0.0, sums[channels + c] / count - m * m) : 0;
+    const double variance = count > 0 ? std::max(sums[channels + c] / count - m * m, 0.0) : 0;
     mean[c] = static_cast<T>(m);
     invstd[c] = static_cast<T>(1 / std::sqrt(variance + eps));
     if (!(count > 0)) continue;
@@ -12270,6 +13122,9 @@ void input_gradient(ChannelShape shape, const T* x, const T* weight, const T* me
     if (weight != nullptr) scale = pmul(scale, line.load_result(weight));
     const auto m = line.load_result(mean), a = line.load_result(centre), b = line.load_result(slope);
     const auto dy = gradient(line);
+    // Where the statistics were constants x doesn't count, infinite neither.
+    if (sums == nullptr)
+      return line.each([=](Index i, auto n) { store(dx + i, pmul(scale, dy(i, n)), n, accumulate); });
     line.each([=](Index i, auto n) {
       const auto d = psub(psub(dy(i, n), a), pmul(psub(load(x + i, n), m), b));
       store(dx + i, pmul(scale, d), n, accumulate);
@@ -12509,7 +13364,8 @@ __global__ void normalise_gradient(ChannelShape shape, const T* x, const T* dy, 
         }
       }
       const C g = y != nullptr && static_cast<C>(result.v[l]) <= 0 ? C(0) : static_cast<C>(gradient.v[l]);
-      const C d = g - centre - (static_cast<C>(value.v[l]) - m) * slope;
+      // Where the statistics were constants x doesn't count, infinite neither.
+      const C d = sums == nullptr ? g : g - centre - (static_cast<C>(value.v[l]) - m) * slope;
       gradient.v[l] = static_cast<T>(accumulate ? static_cast<C>(before.v[l]) + scale * d : scale * d);
     }
     store_vector(dx + first, gradient, n, vector);
@@ -12657,6 +13513,7 @@ namespace chorus::inline CHORUS_ABI {
 namespace operations {
 struct Cast {
   static constexpr const char* name = "to";
+  static constexpr bool linear = true;
 };
 }  // namespace operations
 
@@ -12757,7 +13614,7 @@ auto batch_norm(const char* name, const X& x, const W& weight, const B& bias, co
                     added.shape(), ", the input ", input.shape());
   const auto device = input.device();
   auto out = tensor_of<X>::empty(input.shape(), device);
-  Tensor<T, 1, D> mean = running_mean, invstd;
+  Tensor<T, 1, D> mean, var, invstd;
   if (training) {
     mean = Tensor<T, 1, D>::empty({view.channels}, device);
     invstd = Tensor<T, 1, D>::empty({view.channels}, device);
@@ -12767,15 +13624,24 @@ auto batch_norm(const char* name, const X& x, const W& weight, const B& bias, co
   } else {
     kernels::batch_norm_forward_eval(device, view, input.data(), w.data(), b.data(), running_mean.data(),
                                      running_var.data(), options.eps, out.data(), added.data(), relu);
+    // The running statistics may have moved on before backward.
+    if (grad_enabled()) {
+      mean = clone(running_mean);
+      var = clone(running_var);
+    }
   }
   added = {};
   std::conditional_t<relu, operations::BatchNormRelu<T, D>, operations::BatchNorm<T, D>> operation;
-  static_cast<operations::BatchNorm<T, D>&>(operation) = {running_mean, running_var, training, options.eps};
+  static_cast<operations::BatchNorm<T, D>&>(operation) = {training ? running_mean : mean, training ? running_var : var,
+                                                          training, options.eps};
   const auto y = relu ? out : tensor_of<X>{};
   return record(
       std::move(operation), std::move(out),
-      [input, w, b, mean, invstd, running_var, view, training, y, eps = options.eps](const auto& dy, auto dx, auto dw,
-                                                                                     auto db, auto... dr) {
+      [name, input = Saved(input), w = Saved(w), b = Saved(b), mean, invstd, var, view, training, y, eps = options.eps](
+          const auto& dy, auto dx, auto dw, auto db, auto... dr) {
+        const T* const numbers = input.read(name).data();
+        const T* const scale = (dx || relu ? w.read(name) : w.tensor()).data();
+        const T* const shift = (relu ? b.read(name) : b.tensor()).data();
         T* grads[3] = {};
         std::array<bool, 3> accumulate{};
         const auto want = [&](std::size_t i, auto node) {
@@ -12797,15 +13663,15 @@ auto batch_norm(const char* name, const X& x, const W& weight, const B& bias, co
         tensor_of<X> masked;
         if (masks) masked = ours ? dy : tensor_of<X>::empty(dy.shape(), dy.device());
         if (training) {
-          kernels::batch_norm_backward_train(dy.device(), view, input.data(), dy.data(), w.data(), b.data(),
+          kernels::batch_norm_backward_train(dy.device(), view, numbers, dy.data(), scale, shift,
                                              mean.data(), invstd.data(), grads[0], grads[1], grads[2], accumulate,
                                              y.data(), masked.data());
         } else {
           if constexpr (relu)
             kernels::pointwise_backward(dy.device(), functors::Relu{}, dy.numel(), std::array<const T*, 1>{y.data()},
                                         dy.data(), std::array<T*, 1>{masked.data()}, std::array<bool, 1>{});
-          kernels::batch_norm_backward_eval(dy.device(), view, input.data(), relu ? masked.data() : dy.data(), w.data(),
-                                            mean.data(), running_var.data(), eps, grads[0], grads[1], grads[2],
+          kernels::batch_norm_backward_eval(dy.device(), view, numbers, relu ? masked.data() : dy.data(), scale,
+                                            mean.data(), var.data(), eps, grads[0], grads[1], grads[2],
                                             accumulate);
         }
         if (in_place) dx->add(dy);
@@ -12954,6 +13820,7 @@ namespace chorus::inline CHORUS_ABI {
 namespace operations {
 struct DeviceCopy {
   static constexpr const char* name = "device_copy";
+  static constexpr bool linear = true;
   trace::Traffic back;  ///< what its gradient's bytes are counted as
 };
 }  // namespace operations
@@ -13123,11 +13990,12 @@ auto sync_batch_norm(const X& x, const W& weight, const B& bias, const Tensor<T,
       }();
       return record(
           "sync_batch_norm", std::move(out),
-          [input, w, mean, invstd, view, group, count, place, recorded = group->recorded()](
-              const auto& dy, auto dx, auto dw, auto db, auto dothers) {
+          [input = detail::Saved(input), w = detail::Saved(w), mean, invstd, view, group, count, place,
+           recorded = group->recorded()](const auto& dy, auto dx, auto dw, auto db, auto dothers) {
+            const T* const inputs = input.read("sync_batch_norm").data();
             const auto here = dy.device();
             const auto own = Tensor<double, 1, D>::empty({2 * view.channels}, here);
-            kernels::batch_norm_backward_sums(here, view, input.data(), dy.data(), mean.data(), own.data());
+            kernels::batch_norm_backward_sums(here, view, inputs, dy.data(), mean.data(), own.data());
             const auto affine = [&](T* dweight, bool add_weight, T* dbias, bool add_bias) {
               kernels::batch_norm_backward_affine(here, view.channels, own.data(), invstd.data(), dweight, dbias,
                                                   add_weight, add_bias);
@@ -13141,8 +14009,9 @@ auto sync_batch_norm(const X& x, const W& weight, const B& bias, const Tensor<T,
               affine(nullptr, false, target.data(), target.accumulate);
             }
             const auto input_gradient = [&](const auto& target) {
-              kernels::batch_norm_backward_input(here, view, input.data(), dy.data(), w.data(), mean.data(),
-                                                 invstd.data(), count, own.data(), target.data(), target.accumulate);
+              kernels::batch_norm_backward_input(here, view, inputs, dy.data(), w.read("sync_batch_norm").data(),
+                                                 mean.data(), invstd.data(), count, own.data(), target.data(),
+                                                 target.accumulate);
             };
             if (recorded && !place.is_here()) {  // this thread goes back for all members
               if (dx) input_gradient(dx->target());
@@ -13186,6 +14055,24 @@ class Synchronisable {
   bool synchronised_ = false;
 };
 
+/// What all batch norms have, whatever their type: for optim::update_bn.
+class RunningStatistics {
+ public:
+  virtual bool tracks_running_stats() const = 0;
+  /// The running statistics are those of a new layer again.
+  virtual void reset_running_stats() const = 0;
+  virtual std::optional<double> momentum() const = 0;
+  /// See BatchNormLayerOptions::momentum. Throws UsageError unless it is in [0, 1] or nothing.
+  virtual void set_momentum(std::optional<double> momentum) = 0;
+  /// The batches in the statistics, the means, and the variances.
+  virtual std::vector<double> running_stats() const = 0;
+  /// Takes means and variances in that order; the count stays.
+  virtual void set_running_stats(std::span<const double> stats) const = 0;
+
+ protected:
+  ~RunningStatistics() = default;
+};
+
 /// PyTorch's names and defaults.
 struct BatchNormLayerOptions {
   double eps = 1e-5;
@@ -13201,8 +14088,10 @@ struct BatchNormLayerOptions {
 /// Normalises each channel of x: [batch, channels, ...] over the batch and all inner axes. In training the batch's
 /// statistics are used and the running ones are updated; in evaluation the running ones are used. Under DataParallel
 /// and DistributedDataParallel the batch is the device's share, unless the layer is synchronised: see SyncBatchNorm.
+/// What an activation checkpoint computes again in backward is normalised as it was the first time, and not counted
+/// again.
 template <Device D, Real T = float>
-class BatchNorm : public Module, public Synchronisable {
+class BatchNorm : public Module, public Synchronisable, public RunningStatistics {
  public:
   using device_type = D;
   Parameter<T, 1, D> weight, bias;
@@ -13243,6 +14132,40 @@ class BatchNorm : public Module, public Synchronisable {
     return cat(synchronised() ? "SyncBatchNorm(" : "BatchNorm(", channels_, ")");
   }
 
+  bool tracks_running_stats() const override { return static_cast<bool>(running_mean); }
+  void reset_running_stats() const override {
+    if (!running_mean) return;
+    fill(running_mean, T{0});
+    fill(running_var, T{1});
+    fill(num_batches_tracked, std::int64_t{0});
+  }
+  std::optional<double> momentum() const override { return options_.momentum; }
+  void set_momentum(std::optional<double> momentum) override {
+    check<UsageError>(!momentum || (*momentum >= 0 && *momentum <= 1),
+                      "BatchNorm: momentum is in [0, 1], or nothing for means over all batches, got ",
+                      momentum.value_or(0));
+    options_.momentum = momentum;
+  }
+  std::vector<double> running_stats() const override {
+    std::vector<double> out{static_cast<double>(value_of(num_batches_tracked).to_vector()[0])};
+    for (const auto* buffer : {&running_mean, &running_var})
+      for (const T number : value_of(*buffer).to_vector()) out.push_back(static_cast<double>(number));
+    return out;
+  }
+  void set_running_stats(std::span<const double> stats) const override {
+    const auto channels = static_cast<std::size_t>(channels_);
+    check<ShapeError>(stats.size() == 2 * channels, "BatchNorm: ", stats.size(), " statistics for ", channels_,
+                      " channels");
+    std::vector<T> numbers(2 * channels);
+    std::transform(stats.begin(), stats.end(), numbers.begin(), [](double x) { return static_cast<T>(x); });
+    for (const auto* buffer : {&running_mean, &running_var}) {
+      const auto& value = value_of(*buffer);
+      copy_bytes(value.device(), value.data(), Cpu{}, numbers.data() + (buffer == &running_mean ? 0 : channels),
+                 value.bytes());
+      buffer->template on<D>().touch();
+    }
+  }
+
  protected:
   /// What a forward pass goes by.
   struct Pass {
@@ -13251,32 +14174,52 @@ class BatchNorm : public Module, public Synchronisable {
     bool by_batch;
     BatchNormOptions options;
   };
-  /// Counts a batch of `numel` numbers, unless it is a share of a group's.
+  /// Counts a batch of `numel` numbers, unless it is a share of a group's, or computed again.
   Pass begin(Index numel) const {
-    const bool shared = synchronised() && training() && batch_group();
-    Pass pass{shared ? batch_group() : nullptr, {}, {}, training() || !running_mean, {options_.eps, 0}};
-    if (!running_mean || shared) return pass;
-    pass.running_mean = running_mean.value();
-    pass.running_var = running_var.value();
-    pass.options.momentum = next_momentum(numel > 0);
+    const bool trains = training(), shared = shares_batch(trains);
+    Pass pass{shared ? batch_group() : nullptr, {}, {}, trains || !running_mean, {options_.eps, 0}};
+    if (!running_mean || shared || (trains && is_recomputed())) return pass;
+    pass.running_mean = value_of(running_mean);
+    pass.running_var = value_of(running_var);
+    pass.options.momentum = next_momentum(trains, numel > 0);
     return pass;
   }
   /// The normalised share of a group's batch, which is counted as soon as it is known that it isn't empty.
   template <Operand X>
   auto over_group(const X& x, const std::shared_ptr<BatchGroup>& group) const {
-    const bool tracks = static_cast<bool>(running_mean);
-    const auto mean = tracks ? running_mean.value() : Tensor<T, 1, D>(), var = tracks ? running_var.value() : mean;
+    const bool tracks = running_mean && !is_recomputed();
+    const auto mean = tracks ? value_of(running_mean) : Tensor<T, 1, D>(), var = tracks ? value_of(running_var) : mean;
     return sync_batch_norm(x, weight, bias, mean, var, group, {options_.eps, 0},
-                           [&](double count) { return tracks ? next_momentum(count > 0) : 0; });
+                           [&](double count) { return tracks ? next_momentum(true, count > 0) : 0; });
   }
 
  private:
+  template <class Element, int Rank>
+  static void fill(const Buffer<Element, Rank, D>& buffer, Element number) {
+    const auto& value = value_of(buffer);
+    const std::vector<Element> numbers(static_cast<std::size_t>(value.numel()), number);
+    copy_bytes(value.device(), value.data(), Cpu{}, numbers.data(), value.bytes());
+    buffer.template on<D>().touch();
+  }
+
+  // Whether the batch is a share of a group's. Where it was one the first time, statistics of the share alone would
+  // give other gradients.
+  bool shares_batch(bool trains) const {
+    const bool shared = synchronised() && trains && batch_group();
+    if (chorus::detail::first_run == nullptr) return shared;
+    const bool was_shared = chorus::detail::first_run->found(this, 1, shared);
+    check<UsageError>(shared || !was_shared,
+                      "SyncBatchNorm: a checkpoint computes it again where the other devices are not: let backward or "
+                      "grad begin at what the policy returns");
+    return shared && was_shared;
+  }
+
   // The share of this batch in the running statistics. In training it is counted, if there is `any`.
-  double next_momentum(bool any) const {
-    const auto& batches = num_batches_tracked.value();
-    if (training() && any) kernels::increment(batches.device(), batches.data());
+  double next_momentum(bool trains, bool any) const {
+    const auto& batches = value_of(num_batches_tracked);
+    if (trains && any) kernels::increment(batches.device(), batches.data());
     if (options_.momentum) return *options_.momentum;
-    if (!training()) return 0;
+    if (!trains) return 0;
     std::int64_t count = 0;
     copy_bytes(Cpu{}, &count, batches.device(), batches.data(), sizeof count);
     return 1 / std::max(static_cast<double>(count), 1.0);
@@ -16027,18 +16970,19 @@ detail::Recorded<4, X, W, B> conv2d(const X& x, const W& weight, const B& bias, 
   kernels::conv2d_forward(device, shape, input.data(), w.data(), b.data(), out.data());
   return record(
       Conv2d{shape}, std::move(out),
-      [input, w, shape, device](const auto& dy, auto dx, auto dw, auto db) {
+      [input = detail::Saved(input), w = detail::Saved(w), shape, device](const auto& dy, auto dx, auto dw, auto db) {
         if (db) {
           const auto [grad, accumulate] = db->target();
           kernels::conv2d_backward_bias(device, shape, dy.data(), grad.data(), accumulate);
         }
         if (dw) {
           const auto [grad, accumulate] = dw->target();
-          kernels::conv2d_backward_weight(device, shape, input.data(), dy.data(), grad.data(), accumulate);
+          kernels::conv2d_backward_weight(device, shape, input.read("conv2d").data(), dy.data(), grad.data(),
+                                          accumulate);
         }
         if (dx) {
           const auto [grad, accumulate] = dx->target();
-          kernels::conv2d_backward_input(device, shape, w.data(), dy.data(), grad.data(), accumulate);
+          kernels::conv2d_backward_input(device, shape, w.read("conv2d").data(), dy.data(), grad.data(), accumulate);
         }
       },
       x, weight, bias);
@@ -16166,21 +17110,12 @@ namespace chorus::inline CHORUS_ABI {
 namespace detail {
 
 /// Gives every handle of a model a copy of its parameter or buffer on `device`, or where it is; what was shared stays
-/// shared. `in_place`: the copies take the originals' places, with their gradients and the hooks that users have
-/// registered.
+/// shared.
 template <Device D>
-class Relocate final : public nn::detail::Walker {
+class GiveCopies final : public nn::detail::Walker {
  public:
-  Relocate(std::optional<D> device, bool in_place) : device_(device), in_place_(in_place) {}
-  void parameter(std::string_view, AnyParameter& handle) override {
-    const auto original = handle.shared();
-    const bool first = !copies_.contains(original.get());
-    const auto& before = handle.on<D>();
-    replace(handle, before);
-    if (!in_place_ || !first) return;
-    if (before.grad_arrived()) handle.on<D>().add_grad_of(before);
-    handle.on<D>().take_hooks_of(original);
-  }
+  explicit GiveCopies(std::optional<D> device) : device_(device) {}
+  void parameter(std::string_view, AnyParameter& handle) override { replace(handle, handle.on<D>()); }
   void buffer(std::string_view, AnyBuffer& handle) override { replace(handle, handle.on<D>()); }
 
  private:
@@ -16191,15 +17126,32 @@ class Relocate final : public nn::detail::Walker {
     handle.replace(copy);
   }
   std::optional<D> device_;
-  bool in_place_;
   std::map<const Node*, Ref<Node>> copies_;
 };
 
-/// The model with all its numbers on `device`.
+/// A model with the same numbers on `device`.
 template <class Model, Device D>
-Model copy_to(Model model, D device, bool in_place = false) {
-  Relocate<D> relocate(device, in_place);
-  relocate.walk(model);
+Model copy_to(Model model, D device) {
+  GiveCopies<D> give(device);
+  give.walk(model);
+  return model;
+}
+
+/// The model itself, whose numbers move to `device` where they aren't there. Whatever stands for them goes along:
+/// handles, copies of the model, optimizers, hooks.
+template <class Model, Device D>
+Model moved_to(Model model, D device) {
+  struct Move final : nn::detail::Walker {
+    D device;
+    explicit Move(D to) : device(to) {}
+    void parameter(std::string_view, AnyParameter& handle) override {
+      if (auto& own = handle.on<D>(); own.where() != device) own.move_to_device(device);
+    }
+    void buffer(std::string_view, AnyBuffer& handle) override {
+      if (auto& own = handle.on<D>(); own.where() != device) own.move_to_device(device);
+    }
+  } move(device);
+  move.walk(model);
   return model;
 }
 
@@ -16215,8 +17167,8 @@ Model copy_of(const Model& model) {
   using D = typename decltype(detail::device_of(model))::type;
   Model copy = model;
   if constexpr (!std::is_void_v<D>) {
-    chorus::detail::Relocate<D> relocate({}, false);
-    relocate.walk(copy);
+    chorus::detail::GiveCopies<D> give({});
+    give.walk(copy);
   }
   return copy;
 }
@@ -16568,12 +17520,14 @@ namespace operations {
 template <class D>
 struct IndexSelect {
   static constexpr const char* name = "index_select";
+  static constexpr bool linear = true;
   Tensor<std::int64_t, 1, D> index;
   std::size_t axis;
 };
 template <int Rank, class D>
 struct Gather {
   static constexpr const char* name = "gather";
+  static constexpr bool linear = true;
   Tensor<std::int64_t, Rank, D> index;
   std::size_t axis;
 };
@@ -16734,8 +17688,10 @@ void layer_norm_forward(Cpu, Index rows, Index columns, const T* x, const T* wei
       const auto d = psub(load(x + i, count), mean);
       return pmul(d, d);
     });
+    // A variance that overflows is no reason for a line of zeros: NaN, as in PyTorch.
     const auto invstd = line.map(Eigen::internal::pdiv(squares, n), [eps](T variance) {
-      return static_cast<T>(1 / std::sqrt(static_cast<double>(variance) + eps));
+      return std::isinf(variance) ? std::numeric_limits<T>::quiet_NaN()
+                                  : static_cast<T>(1 / std::sqrt(static_cast<double>(variance) + eps));
     });
     line.store_result(statistics, mean);
     line.store_result(statistics + rows, invstd);
@@ -16819,7 +17775,10 @@ struct LayerNorm {
       const auto d = static_cast<double>(get(x, i) - mean);
       return d * d;
     });
-    const C invstd = static_cast<C>(1 / std::sqrt(squares / n + eps));
+    // A variance that overflows is no reason for a line of zeros: NaN, as in PyTorch.
+    const C variance = static_cast<C>(squares / n);
+    const C invstd =
+        variance - variance == C(0) ? static_cast<C>(1 / std::sqrt(squares / n + eps)) : variance - variance;
     if (line.first()) {
       put(statistics, line.result, mean);
       put(statistics, rows + line.result, invstd);
@@ -16922,6 +17881,10 @@ struct ScaleShift {
   CHORUS_HD S operator()(const S& x, const S& scale, const S& shift) const {
     return x * scale + shift;
   }
+  template <class S>
+  CHORUS_HD Partials<S, 3> gradient(const S& dy, const S& x, const S& scale, const S&) const {
+    return {{dy * scale, dy * x, dy}};
+  }
 };
 }  // namespace functors
 
@@ -16951,7 +17914,8 @@ auto layer_norm(const X& x, const W& weight, const B& bias, double eps = 1e-5) {
                               statistics.data());
   return record(
       operations::LayerNorm{rows, columns, eps}, std::move(out),
-      [input, w, statistics, device, rows, columns](const auto& dy, auto dx, auto dw, auto db) {
+      [saved = detail::Saved(input), w = detail::Saved(w), statistics, device, rows, columns](const auto& dy, auto dx,
+                                                                                             auto dw, auto db) {
         if (dw || db) {
           T* grads[2] = {};
           bool accumulate[2] = {};
@@ -16963,21 +17927,33 @@ auto layer_norm(const X& x, const W& weight, const B& bias, double eps = 1e-5) {
           };
           want(0, dw);
           want(1, db);
-          kernels::layer_norm_backward_affine(device, rows, columns, input.data(), dy.data(), statistics.data(),
-                                              grads[0], grads[1], accumulate[0], accumulate[1]);
+          kernels::layer_norm_backward_affine(device, rows, columns, saved.read("layer_norm").data(), dy.data(),
+                                              statistics.data(), grads[0], grads[1], accumulate[0], accumulate[1]);
         }
         if (dx) {
           const auto [grad, accumulate] = dx->target();
-          kernels::layer_norm_backward_input(device, rows, columns, input.data(), w.data(), dy.data(),
-                                             statistics.data(), grad.data(), accumulate);
+          kernels::layer_norm_backward_input(device, rows, columns, saved.read("layer_norm").data(),
+                                             w.read("layer_norm").data(), dy.data(), statistics.data(), grad.data(),
+                                             accumulate);
         }
       },
       x, weight, bias);
 }
 
+namespace detail {
+// A number by itself is its own mean: the result would be the bias, whatever x.
+template <Operand X>
+void check_normalizes(const char* operation, const X& x, Index groups) {
+  const auto& shape = value_of(x).shape();
+  check<ShapeError>(groups <= 0 || shape[0] * groups != value_of(x).numel() || value_of(x).numel() == 0, operation,
+                    ": needs more than one value to normalise, got one for each sample and ",
+                    groups == shape[1] ? "channel" : "group", " of an input of shape ", shape);
+}
+}  // namespace detail
+
 /// x: [batch, channels, ...], weight, bias: [channels], or both undefined: like layer_norm, over each of `groups`
-/// groups of neighbouring channels of a sample (Wu, He 2018). Throws ShapeError where channels don't fit or groups
-/// don't divide them.
+/// groups of neighbouring channels of a sample (Wu, He 2018). Throws ShapeError where channels don't fit, groups don't
+/// divide them, or a group has one number alone.
 template <Operand X, Operand W, Operand B>
 auto group_norm(const X& x, Index groups, const W& weight, const B& bias, double eps = 1e-5) {
   using Row = Tensor<typename tensor_of<X>::value_type, 1, typename tensor_of<X>::device_type>;
@@ -16986,6 +17962,7 @@ auto group_norm(const X& x, Index groups, const W& weight, const B& bias, double
   const auto& shape = value_of(x).shape();
   check<ShapeError>(groups > 0 && shape[1] % groups == 0, "group_norm: ", groups,
                     " groups do not divide the channels of shape ", shape);
+  detail::check_normalizes("group_norm", x, groups);
   const bool affine = value_of(weight).defined() || value_of(bias).defined();
   check<ShapeError>(!affine || (value_of(weight).numel() == shape[1] && value_of(bias).numel() == shape[1]),
                     "group_norm: an input of shape ", shape, " does not fit a weight of ", value_of(weight).numel(),
@@ -17002,10 +17979,12 @@ auto group_norm(const X& x, Index groups, const W& weight, const B& bias, double
   return affine ? scaled() : decltype(scaled())(reshape(normalized, shape));
 }
 
-/// Normalises each channel of each sample by itself (Ulyanov et al. 2016): group_norm with one channel a group.
+/// Normalises each channel of each sample by itself (Ulyanov et al. 2016): group_norm with one channel a group. Throws
+/// as that does.
 template <Operand X, Operand W, Operand B>
 auto instance_norm(const X& x, const W& weight, const B& bias, double eps = 1e-5) {
   static_assert(tensor_of<X>::rank >= 3, "instance_norm: the input is [batch, channels, ...] with axes to normalise");
+  detail::check_normalizes("instance_norm", x, value_of(x).size(1));
   return group_norm(x, value_of(x).size(1), weight, bias, eps);
 }
 
@@ -17624,17 +18603,19 @@ auto stacked_matmul(const A& a, const B& b) {
                   out.data() + i * m * n, n, false);
   return record(
       operations::Matmul{}, std::move(out),
-      [left, right, device, count, m, n, k](const auto& dy, auto da, auto db) {
+      [left = Saved(left), right = Saved(right), device, count, m, n, k](const auto& dy, auto da, auto db) {
         if (da) {
+          const T* const other = right.read("matmul").data();
           const auto [grad, accumulate] = da->target();
           for (Index i = 0; i < count; ++i)
-            kernels::gemm(device, Trans::no, Trans::yes, m, k, n, dy.data() + i * m * n, n, right.data() + i * k * n, n,
+            kernels::gemm(device, Trans::no, Trans::yes, m, k, n, dy.data() + i * m * n, n, other + i * k * n, n,
                           grad.data() + i * m * k, k, accumulate);
         }
         if (db) {
+          const T* const other = left.read("matmul").data();
           const auto [grad, accumulate] = db->target();
           for (Index i = 0; i < count; ++i)
-            kernels::gemm(device, Trans::yes, Trans::no, k, n, m, left.data() + i * m * k, k, dy.data() + i * m * n, n,
+            kernels::gemm(device, Trans::yes, Trans::no, k, n, m, other + i * m * k, k, dy.data() + i * m * n, n,
                           grad.data() + i * k * n, n, accumulate);
         }
       },
@@ -17708,7 +18689,8 @@ detail::Recorded<tensor_of<X>::rank, X, W, B> linear(const X& x, const W& weight
                 in_features, out.data(), out_features, false, b.data());
   return record(
       Linear{}, std::move(out),
-      [input, w, device, rows, in_features, out_features](const auto& dy, auto dx, auto dw, auto db) {
+      [input = detail::Saved(input), w = detail::Saved(w), device, rows, in_features, out_features](
+          const auto& dy, auto dx, auto dw, auto db) {
         if (db) {
           const auto [grad, accumulate] = db->target();
           kernels::sum(device, {1, rows, out_features}, dy.data(), grad.data(), accumulate);
@@ -17716,12 +18698,12 @@ detail::Recorded<tensor_of<X>::rank, X, W, B> linear(const X& x, const W& weight
         if (dw) {
           const auto [grad, accumulate] = dw->target();
           kernels::gemm(device, Trans::yes, Trans::no, out_features, in_features, rows, dy.data(), out_features,
-                        input.data(), in_features, grad.data(), in_features, accumulate);
+                        input.read("linear").data(), in_features, grad.data(), in_features, accumulate);
         }
         if (dx) {
           const auto [grad, accumulate] = dx->target();
           kernels::gemm(device, Trans::no, Trans::no, rows, in_features, out_features, dy.data(), out_features,
-                        w.data(), in_features, grad.data(), in_features, accumulate);
+                        w.read("linear").data(), in_features, grad.data(), in_features, accumulate);
         }
       },
       x, weight, bias);
@@ -17813,6 +18795,7 @@ std::string summary(Model& model) {
     void enter(Module& module) override {
       rows.push_back({prefix().substr(0, prefix().size() - 1), module.describe(), 0});
     }
+    void inner(Module&) override {}  // `describe` has said so
     void parameter(std::string_view, AnyParameter& handle) override {
       const std::string own = prefix().empty() ? "" : prefix().substr(0, prefix().size() - 1);
       for (Row& row : rows)
@@ -17880,7 +18863,8 @@ struct AttentionShape {
 
 /// y = softmax(scale q kᵀ + mask) v: [samples, heads, queries, values], and the log of each softmax's denominator,
 /// log_sums: [samples, heads, queries]. `mask` (null, or [queries, keys] numbers for each head, or for all) is added to
-/// the scores. A query that sees no key gives NaN.
+/// the scores. A query that sees no key gives zeros, and its log_sum is infinite: its weights are 0 on the way back
+/// too.
 template <std::floating_point T>
 void attention_forward(Cpu device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask, T* y,
                        T* log_sums);
@@ -18004,12 +18988,13 @@ void attention_rows(Cpu device, const AttentionShape& s, Index matrix, Index que
                   s.values, out, s.values, true, nullptr);
   });
   for (Index i = 0; i < rows; ++i) {
-    const auto inverse = splat(T{1} / total[i]);
+    const bool sees_nothing = total[i] == T{0};
+    const auto inverse = splat(sees_nothing ? T{0} : T{1} / total[i]);
     for_packets<T>(s.values, [&](Index j, auto n) {
       T* place = out + i * s.values + j;
       store(place, pmul(load(place, n), inverse), n);
     });
-    log_sums[matrix * s.queries + query + i] = (largest[i] == lowest ? T{0} : largest[i]) + std::log(total[i]);
+    log_sums[matrix * s.queries + query + i] = sees_nothing ? -lowest : largest[i] + std::log(total[i]);
   }
 }
 
@@ -18170,7 +19155,9 @@ namespace chorus::inline CHORUS_ABI::cuda {
 class ReplayNumbers {
  public:
   explicit ReplayNumbers(Cuda device) : device_(device), memory_(device, capacity), host_(capacity) {
-    count_ = add<std::uint32_t>(0, [](std::uint32_t& count, std::uint32_t replay) { count = replay; });
+    count_ = add<std::uint32_t>(0, [this](std::uint32_t& count, std::uint32_t replay) {
+      count = count_by_ ? count_by_() : replay;
+    });
     first_used_ = used_;
   }
   ReplayNumbers(const ReplayNumbers&) = delete;
@@ -18196,6 +19183,9 @@ class ReplayNumbers {
     return reinterpret_cast<const S*>(static_cast<const std::byte*>(memory_.data()) + place);
   }
 
+  /// The number that a replay's random operations add to their pass's is what `count` gives, instead of the replays so
+  /// far; it is asked after all that `at_replay` was given.
+  void count_by(std::function<std::uint32_t()> count) { count_by_ = std::move(count); }
   /// What the host does in the step beside what was captured: once in the capture, which the first replay carries out,
   /// and by `action` before each later one.
   void at_replay(std::function<void()> action) { actions_.push_back(std::move(action)); }
@@ -18217,6 +19207,7 @@ class ReplayNumbers {
     undo_.clear();
     kept_.clear();
     owners_.clear();
+    count_by_ = nullptr;
     replays_ = 0;
   }
   /// The same of one that has come to nothing.
@@ -18234,6 +19225,7 @@ class ReplayNumbers {
     copy_bytes(device_, memory_.data(), Cpu{}, host_.data(), used_);
   }
 
+  /// What random operations add to the number of their pass.
   const std::uint32_t* count() const { return count_; }
 
  private:
@@ -18244,6 +19236,7 @@ class ReplayNumbers {
   std::vector<std::byte> host_;
   std::size_t used_ = 0, first_used_ = 0;
   std::vector<std::function<void(std::uint32_t)>> renewals_;
+  std::function<std::uint32_t()> count_by_;
   std::vector<std::function<void()>> actions_, undo_;
   std::vector<Storage<Cuda>> kept_;
   std::vector<std::weak_ptr<const void>> owners_;
@@ -18346,7 +19339,9 @@ auto attention_in_blocks(const Q& q, const K& k, const V& v, const Tensor<typena
                              log_sums.data());
   return record(
       "scaled_dot_product_attention", out,
-      [queries, keys, values, mask, out, log_sums, s, device](const auto& dy, auto dq, auto dk, auto dv) {
+      [queries = Saved(queries), keys = Saved(keys), values = Saved(values), mask, out, log_sums, s, device](
+          const auto& dy, auto dq, auto dk, auto dv) {
+        const auto numbers = [](const auto& saved) { return saved.read("scaled_dot_product_attention").data(); };
         const auto place = [&](auto node) -> T* {
           if (!node) return nullptr;
           const auto [grad, accumulate] = node->target();
@@ -18354,8 +19349,8 @@ auto attention_in_blocks(const Q& q, const K& k, const V& v, const Tensor<typena
           return grad.data();
         };
         T* const grads[] = {place(dq), place(dk), place(dv)};
-        kernels::attention_backward(device, s, queries.data(), keys.data(), values.data(), mask.data(), out.data(),
-                                    log_sums.data(), dy.data(), grads[0], grads[1], grads[2]);
+        kernels::attention_backward(device, s, numbers(queries), numbers(keys), numbers(values), mask.data(),
+                                    out.data(), log_sums.data(), dy.data(), grads[0], grads[1], grads[2]);
       },
       q, k, v);
 }
@@ -18386,7 +19381,7 @@ auto attention_as_a_whole(const Q& q, const K& k, const V& v, const Masked& mask
   if (options.causal)
     scores = masked_fill(scores, later_keys(scores.size(-2), scores.size(-1), scores.device()),
                          -std::numeric_limits<double>::infinity());
-  const auto weights = softmax(scores, -1);
+  const auto weights = softmax(scores, -1, /*none_is_zero=*/true);
   if (options.dropout == 0) return matmul(weights, v);
   return matmul(dropout(weights, options.dropout), v);
 }
@@ -18442,7 +19437,7 @@ auto scaled_dot_product_attention(const Q& q, const K& k, const V& v, bool causa
 }
 
 /// The same where the mask says which keys each query sees: true for those; [queries, keys] or with axes in front.
-/// Every query must see a key: else its result is NaN.
+/// A query that sees no key gets zeros, and no gradient, as in PyTorch.
 template <Operand Q, Operand K, Operand V, int Rank, Device D>
 auto scaled_dot_product_attention(const Q& q, const K& k, const V& v, const Tensor<bool, Rank, D>& mask,
                                   const AttentionOptions& options = {}) {
@@ -18548,8 +19543,8 @@ namespace chorus::inline CHORUS_ABI::kernels {
 
 /// loss = logsumexp(x) - x[label], smoothed as in PyTorch: (1 - s) * that + s * (logsumexp(x) - mean(x)).
 /// logits: [batch, classes]; labels: [batch]; loss: [batch] for Reduction::none, else one number; log_sum_exp: [batch],
-/// kept for the backward pass. Throws UsageError for a bad label or a smoothing outside of [0, 1] before it writes
-/// anything.
+/// less the row's largest logit, kept for the backward pass. Throws UsageError for a bad label or a smoothing outside
+/// of [0, 1] before it writes anything.
 template <class T>
 void cross_entropy_forward(Cpu cpu, Index batch, Index classes, const T* logits, const std::int64_t* labels,
                            const CrossEntropyOptions& options, T* loss, T* log_sum_exp);
@@ -18597,11 +19592,10 @@ namespace detail {
 /// The losses of all samples by `sample_loss(i)`: kept apart, summed or averaged. The mean of no sample is 0, so that a
 /// device's empty share of a batch contributes nothing.
 template <class T, class SampleLoss>
-void reduce_losses(Index batch, Index counted, const std::int64_t* labels, std::int64_t ignore_index,
-                   Reduction reduction, T* loss, SampleLoss sample_loss) {
+void reduce_losses(Index batch, Index counted, Reduction reduction, T* loss, SampleLoss sample_loss) {
   double total = 0;
   for (Index i = 0; i < batch; ++i) {
-    const T value = labels[i] == ignore_index ? T{0} : sample_loss(i);
+    const T value = sample_loss(i);
     if (reduction == Reduction::none)
       loss[i] = value;
     else
@@ -18627,15 +19621,16 @@ void cross_entropy_forward(Cpu cpu, Index batch, Index classes, const T* logits,
                     "cross_entropy: label_smoothing must be in [0, 1], got ", options.label_smoothing);
   const Index counted = count_labels(cpu, "cross_entropy", batch, classes, labels, options.ignore_index);
   const T smoothing = static_cast<T>(options.label_smoothing);
-  for (Index i = 0; i < batch; ++i) {
+  detail::reduce_losses(batch, counted, options.reduction, loss, [&](Index i) {
     const Row<T> row{i * classes, i, classes};
-    row.store_result(log_sum_exp, detail::logsumexp(row, logits));
-  }
-  detail::reduce_losses(batch, counted, labels, options.ignore_index, options.reduction, loss, [&](Index i) {
-    const T* x = logits + i * classes;
-    const T sharp = log_sum_exp[i] - x[labels[i]];
+    const auto below = detail::log_sum_below_maximum(row, logits);
+    const auto maximum = below.first;
+    row.store_result(log_sum_exp, below.second);
+    if (labels[i] == options.ignore_index) return T{0};
+    const T sharp = log_sum_exp[i] - (logits[row.at + labels[i]] - Eigen::internal::pfirst(maximum));
     if (smoothing == 0) return sharp;
-    const T smooth = log_sum_exp[i] - sum_all(cpu, classes, x) / static_cast<T>(classes);
+    const auto sum = row.reduce(Sum<T>{}, [&](Index j, auto count) { return psub(load(logits + j, count), maximum); });
+    const T smooth = log_sum_exp[i] - Eigen::internal::pfirst(sum) / static_cast<T>(classes);
     return (T{1} - smoothing) * sharp + smoothing * smooth;
   });
 }
@@ -18654,9 +19649,11 @@ void cross_entropy_backward(Cpu cpu, Index batch, Index classes, const T* logits
       continue;
     }
     const T scale = detail::sample_scale(i, counted, options.reduction, dloss);
-    const auto s = splat(scale), lse = splat(log_sum_exp[i]), uniform = splat(smoothing / static_cast<T>(classes));
+    const auto s = splat(scale), log_sum = splat(log_sum_exp[i]), uniform = splat(smoothing / static_cast<T>(classes));
+    const auto maximum =
+        Row<T>{0, 0, classes}.reduce(Max<T>{}, [&](Index j, auto count) { return load(x + j, count); });
     for_packets<T>(classes, [&](Index j, auto count) {
-      const auto p = detail::exp_to_zero<T>(psub(load(x + j, count), lse));
+      const auto p = detail::exp_to_zero<T>(psub(psub(load(x + j, count), maximum), log_sum));
       store(dx + j, pmul(psub(p, uniform), s), count, accumulate);
     });
     dx[labels[i]] -= (T{1} - smoothing) * scale;
@@ -18667,8 +19664,9 @@ template <class T>
 void nll_loss_forward(Cpu cpu, Index batch, Index classes, const T* log_probabilities, const std::int64_t* labels,
                       const NllLossOptions& options, T* loss) {
   const Index counted = count_labels(cpu, "nll_loss", batch, classes, labels, options.ignore_index);
-  detail::reduce_losses(batch, counted, labels, options.ignore_index, options.reduction, loss,
-                        [&](Index i) { return -log_probabilities[i * classes + labels[i]]; });
+  detail::reduce_losses(batch, counted, options.reduction, loss, [&](Index i) {
+    return labels[i] == options.ignore_index ? T{0} : -log_probabilities[i * classes + labels[i]];
+  });
 }
 
 template <class T>
@@ -18716,16 +19714,18 @@ struct CrossEntropy {
   T* log_sum_exp;
   __device__ void operator()(const Line& line) const {
     using C = compute_type<T>;
-    const C lse = cuda::log_sum_exp(line, logits);
+    const auto below = log_sum_below_maximum(line, logits);
+    const C maximum = below.maximum, log_sum = below.log_sum;
     const C mean = static_cast<C>(smoothing == C(0) ? 0.0 : line.sum([&](Index i) {
-      return get(logits, i);
+      return get(logits, i) - maximum;
     }) / static_cast<double>(labels.classes));
     if (!line.first()) return;
     const Index i = line.result;
-    put(log_sum_exp, i, lse);
+    put(log_sum_exp, i, log_sum);
     labels.check(i, note);
     losses[i] = labels.counts(i)
-                    ? (C(1) - smoothing) * (lse - get(logits, line.at + labels.labels[i])) + smoothing * (lse - mean)
+                    ? (C(1) - smoothing) * (log_sum - (get(logits, line.at + labels.labels[i]) - maximum)) +
+                          smoothing * (log_sum - mean)
                     : C(0);
   }
 };
@@ -18804,16 +19804,21 @@ struct CrossEntropyGradient {
   SampleScale<T> scale;
   T* dlogits;
   bool accumulate;
-  __device__ void operator()(Index i) const {
+  __device__ void operator()(const Line& line) const {
     using C = compute_type<T>;
-    const Index sample = i / labels.classes;
-    C gradient = 0;
-    if (labels.counts(sample)) {
-      const C p = std::exp(get(logits, i) - get(log_sum_exp, sample));
-      const C one = i - sample * labels.classes == labels.labels[sample] ? C(1) - smoothing : C(0);
-      gradient = (p - smoothing / static_cast<C>(labels.classes) - one) * scale(sample);
-    }
-    put(dlogits, i, gradient, accumulate);
+    const Index sample = line.result;
+    const C maximum =
+        line.reduce(-std::numeric_limits<C>::infinity(), Larger{}, [&](Index i) { return get(logits, i); });
+    const bool counts = line.exists && labels.counts(sample);
+    line.each([&](Index i) {
+      C gradient = 0;
+      if (counts) {
+        const C p = std::exp(get(logits, i) - maximum - get(log_sum_exp, sample));
+        const C one = i - line.at == labels.labels[sample] ? C(1) - smoothing : C(0);
+        gradient = (p - smoothing / static_cast<C>(labels.classes) - one) * scale(sample);
+      }
+      put(dlogits, i, gradient, accumulate);
+    });
   }
 };
 
@@ -18858,14 +19863,14 @@ void cross_entropy_backward(Cuda device, Index batch, Index classes, const T* lo
                             bool accumulate) {
   const cuda::Labels targets{labels, options.ignore_index, classes};
   const auto counted = cuda::count_labels(device, batch, targets);
-  cuda::for_each(device, "cross_entropy gradient", batch * classes,
-                 cuda::CrossEntropyGradient<T>{logits,
-                                               targets,
-                                               static_cast<compute_type<T>>(options.label_smoothing),
-                                               log_sum_exp,
-                                               {options.reduction, dloss, counted.data()},
-                                               dlogits,
-                                               accumulate});
+  cuda::for_lines(device, "cross_entropy gradient", AxisShape{batch, classes, 1},
+                  cuda::CrossEntropyGradient<T>{logits,
+                                                targets,
+                                                static_cast<compute_type<T>>(options.label_smoothing),
+                                                log_sum_exp,
+                                                {options.reduction, dloss, counted.data()},
+                                                dlogits,
+                                                accumulate});
 }
 
 template <class T>
@@ -18940,9 +19945,10 @@ Recorded<Rank, X> cross_entropy(const X& logits, const Tensor<std::int64_t, 1, D
                                  log_sum_exp.data());
   return record(
       operations::CrossEntropy<D>{targets, options}, std::move(loss),
-      [scores, targets, options, log_sum_exp](const auto& dloss, auto dlogits) {
+      [saved = Saved(scores), targets, options, log_sum_exp](const auto& dloss, auto dlogits) {
+        const auto& x = saved.read("cross_entropy");
         const auto [grad, accumulate] = dlogits->target();
-        kernels::cross_entropy_backward(scores.device(), scores.size(0), scores.size(1), scores.data(), targets.data(),
+        kernels::cross_entropy_backward(x.device(), x.size(0), x.size(1), x.data(), targets.data(),
                                         options, log_sum_exp.data(), dloss.data(), grad.data(), accumulate);
       },
       logits);
@@ -19243,6 +20249,7 @@ namespace chorus::inline CHORUS_ABI {
 namespace operations {
 struct CumulativeSum {
   static constexpr const char* name = "cumsum";
+  static constexpr bool linear = true;
   Index axis;
 };
 }  // namespace operations
@@ -19272,9 +20279,9 @@ auto cumprod(const X& x, Index axis) {
   kernels::cumprod(input.device(), view, input.data(), out.data());
   return record(
       "cumprod", std::move(out),
-      [view, input](const auto& dy, auto dx) {
+      [view, input = detail::Saved(input)](const auto& dy, auto dx) {
         const auto [grad, accumulate] = dx->target();
-        kernels::cumprod_backward(dy.device(), view, input.data(), dy.data(), grad.data(), accumulate);
+        kernels::cumprod_backward(dy.device(), view, input.read("cumprod").data(), dy.data(), grad.data(), accumulate);
       },
       x);
 }
@@ -19315,6 +20322,13 @@ struct SmoothL1 {
     const S d = x - target, distance = abs(d);
     return where(distance < R(beta), d * d * R(0.5 / beta), distance - R(0.5 * beta));
   }
+  template <class S>
+  CHORUS_HD Partials<S, 2> gradient(const S& dy, const S& x, const S& target) const {
+    using R = real_of<S>;
+    const S d = x - target;
+    const S by_x = dy * where(d <= R(-beta), S(-1), where(d >= R(beta), S(1), d * R(1 / beta)));
+    return {{by_x, -by_x}};
+  }
 };
 
 /// d² / 2 where |d| <= delta, else delta (|d| - delta / 2) (Huber 1964).
@@ -19326,21 +20340,38 @@ struct Huber {
     const S d = x - target, distance = abs(d);
     return where(distance <= R(delta), d * d * R(0.5), (distance - R(0.5 * delta)) * R(delta));
   }
-};
-
-/// -target log(sigmoid(x)) - (1 - target) log(1 - sigmoid(x)), without overflow.
-struct BinaryCrossEntropy {
   template <class S>
-  CHORUS_HD S operator()(const S& x, const S& target) const {
-    return softplus(x) - x * target;
+  CHORUS_HD Partials<S, 2> gradient(const S& dy, const S& x, const S& target) const {
+    using R = real_of<S>;
+    const S d = x - target;
+    const S by_x = dy * where(d <= R(-delta), S(R(-delta)), where(d >= R(delta), S(R(delta)), d));
+    return {{by_x, -by_x}};
   }
 };
 
-/// target (log(target) - x); 0 where the target is 0.
+/// -target log(sigmoid(x)) - (1 - target) log(1 - sigmoid(x)), without overflow, and without one large number less
+/// another: |x| counts only as far as the target is on the other side.
+struct BinaryCrossEntropy {
+  template <class S>
+  CHORUS_HD S operator()(const S& x, const S& target) const {
+    const S wrong = where(x > 0, 1 - target, target), size = abs(x);
+    return where(wrong == 0, S(0), size * wrong) + log1p(exp(-size));
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 2> gradient(const S& dy, const S& x, const S& target) const {
+    return {{dy * (sigmoid(x) - target), -(dy * x)}};
+  }
+};
+
+/// target (log(target) - x); 0 where the target is 0, however large x.
 struct KlDivergence {
   template <class S>
   CHORUS_HD S operator()(const S& x, const S& target) const {
-    return where(target > 0, target * (log(target) - x), S(0));
+    return where(target == 0, where(x == x, S(0), x), target * log(target) - target * x);
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 2> gradient(const S& dy, const S& x, const S& target) const {
+    return {{-(dy * target), where(target == 0, S(0), dy * (log(target) + 1 - x))}};
   }
 };
 
@@ -19431,6 +20462,7 @@ struct Padding2d {
 namespace operations {
 struct Pad2d {
   static constexpr const char* name = "pad2d";
+  static constexpr bool linear = true;
   Padding2d padding;
 };
 }  // namespace operations
@@ -19464,6 +20496,400 @@ auto pad2d(const X& x, const Padding2d& padding, double value = 0) {
 }  // namespace chorus::inline CHORUS_ABI
 #endif  // CHORUS_SINGLE_CHORUS_OPS_PADDING_HPP
 
+// <chorus/ops/random.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_RANDOM_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_RANDOM_HPP
+/// Random numbers within a forward pass and outside of it: rand, randn, randint, bernoulli, multinomial, normal,
+/// randperm.
+
+namespace chorus::inline CHORUS_ABI {
+
+/// Whose numbers an operation draws. In a forward pass of a policy a number depends on the seed, the pass, the
+/// operation, the sample's place in the global batch and the number's place in the sample: one device, DataParallel and
+/// DistributedDataParallel draw the same bits. That holds
+///   * for a tensor whose first size (or whose size along the policy's `dim`) is this device's number of samples: each
+///     row belongs to a sample;
+///   * for one whose first size is no multiple of it: the numbers are the same on all devices, as are those of a
+///     Parameter.
+/// On several devices all else could be either, as two rows a sample are or noise for a weight of 64 rows at 32
+/// samples: it throws UsageError that asks for `same_on_all`. A weight that has by chance as many rows as the device
+/// has samples can't be told from samples: say `same_on_all = true`.
+struct RandomOptions {
+  /// true: all devices draw the same numbers. false: rows belong to samples, one each or as many for each.
+  std::optional<bool> same_on_all = {};
+  /// The axis along which samples lie; -1: as above.
+  int axis = -1;
+  /// Outside of a policy's forward pass: the place of row 0 in the whole, so that ranks, which have one seed, may draw
+  /// rows of their own.
+  std::int64_t first_row = 0;
+};
+
+namespace detail {
+
+/// The device that this part of a pass is on, where it is of that kind.
+template <Device D>
+D device_here() {
+  const auto* context = random_context();
+  return context != nullptr && std::string_view(context->device_kind) == D::kind ? D{context->device} : D{};
+}
+
+inline kernels::DropoutKey kernel_key(const RandomKey& key) {
+  return {key.seed, key.step, key.operation, key.first_sample, key.replays};
+}
+template <Device D>
+void check_can_draw(std::string_view operation, const kernels::DropoutKey& key) {
+  if constexpr (std::is_same_v<D, Cpu>)
+    check<UsageError>(key.replays == nullptr, operation,
+                      ": numbers of the host in a step that is captured for replays would stay what they are");
+}
+
+/// Which numbers a tensor of that shape gets, and the axis along which its rows lie.
+struct RandomRows {
+  kernels::DropoutKey key;
+  std::size_t axis;
+};
+
+[[gnu::cold]] inline void check_samples_known(std::string_view operation, std::span<const Index> shape, Index size,
+                                              const RandomContext& context) {
+  const bool multiple = size % context.samples == 0;
+  const bool of_others = context.is_share && context.is_share(size);
+  check<UsageError>(!multiple && !of_others, operation, ": the shape ", shape, " has a size of ", size,
+                    multiple ? ", which could be several rows for each of this device's "
+                             : ", which another device has of samples; this one has ",
+                    context.samples,
+                    " samples, or something that all devices share: expected {.same_on_all = false} or "
+                    "{.same_on_all = true}");
+}
+
+/// Throws UsageError where it can't be told whose they are.
+inline RandomRows random_rows(std::string_view operation, std::span<const Index> shape, const RandomOptions& options) {
+  const int rank = static_cast<int>(shape.size());
+  check<UsageError>(options.axis >= -1 && options.axis < std::max(rank, 1), operation, ": the samples' axis is ",
+                    options.axis, ", got the shape ", shape);
+  auto* context = random_context();
+  const auto place = [](int axis) { return static_cast<std::size_t>(axis); };
+  int axis = std::max(options.axis, 0);
+  if (context == nullptr) {
+    auto key = next_key_outside_of_policies();
+    key.first_sample = options.first_row;
+    return {kernel_key(key), place(axis)};
+  }
+  auto key = next_key(*context, true);
+  const Index samples = context->samples;
+  const bool several = context->devices > 1, for_all = options.same_on_all.value_or(false) || rank == 0;
+  const auto first_of = [&](Index rows) { return samples > 0 ? rows / samples * key.first_sample : 0; };
+  const auto settled = [&](std::int64_t first) {
+    key.first_sample = first;
+    return RandomRows{kernel_key(key), place(axis)};
+  };
+  if (for_all) return settled(0);
+  const bool both = options.axis < 0 && context->dim > 0 && context->dim < rank;  // two axes may be the samples'
+  if (both && shape[place(context->dim)] == samples) {
+    check<UsageError>(!several || shape[0] != samples || samples == 0, operation, ": two axes of the shape ", shape,
+                      " have this device's number of samples; expected {.axis = ...} to name the samples' one");
+    axis = context->dim;
+  }
+  const Index rows = shape[place(axis)];
+  if (options.same_on_all.has_value() || (several && rows == samples)) {
+    check<UsageError>(samples == 0 || rows % samples == 0, operation, ": ", rows, " rows along axis ", axis,
+                      " of the shape ", shape, " do not belong to ", samples, " samples");
+    check<UsageError>(!both || rows == samples, operation, ": several rows a sample in the shape ", shape,
+                      "; expected {.axis = ...} to name the samples' axis");
+    return settled(samples == 0 && !several ? key.first_sample : first_of(rows));
+  }
+  if (!several) return settled(samples > 0 && rows % samples == 0 ? first_of(rows) : key.first_sample);
+  if (samples > 0 && rows > 0) {  // a rank without samples knows that it has none of their rows
+    check_samples_known(operation, shape, rows, *context);
+    if (both) check_samples_known(operation, shape, shape[place(context->dim)], *context);
+  }
+  return settled(0);
+}
+
+/// The tensor of a shape.
+template <Scalar T, std::size_t Rank, Device D>
+using OfShape = Tensor<T, static_cast<int>(Rank), D>;
+
+/// A tensor that `draw(rows, inner, numbers, key)` has filled.
+template <Scalar T, std::size_t Rank, Device D, class Draw>
+OfShape<T, Rank, D> drawn(const char* operation, const std::array<Index, Rank>& shape, D device,
+                          const RandomOptions& options, const Draw& draw) {
+  const auto [key, axis] = random_rows(operation, shape, options);
+  check_can_draw<D>(operation, key);
+  auto rows_first = shape;
+  Index rows = 1;
+  if constexpr (Rank > 0) {
+    std::swap(rows_first[0], rows_first[axis]);
+    rows = rows_first[0];
+  }
+  auto out = OfShape<T, Rank, D>::empty(rows_first, device);
+  draw(rows, rows == 0 ? 0 : out.numel() / rows, out.data(), key);
+  return axis == 0 ? out : contiguous(out.transpose(0, static_cast<Index>(axis)));
+}
+
+/// Noise for parameters is the same on all devices, if nobody says otherwise.
+template <class... Xs>
+RandomOptions options_for(RandomOptions options) {
+  if ((std::is_base_of_v<AnyParameter, Xs> && ...) && !options.same_on_all) options.same_on_all = true;
+  return options;
+}
+
+template <Operand X>
+const auto& defined_value(const char* operation, const X& x) {
+  const auto& value = value_of(x);
+  check<UsageError>(value.defined(), operation, ": the operand is undefined");
+  return value;
+}
+
+/// On GPUs, where nobody looks, `right` isn't asked.
+template <AnyTensor X, class Right>
+void check_numbers(const X& x, const Right& right, const char* operation, const char* expected) {
+  if constexpr (std::is_same_v<typename X::device_type, Cpu>) {
+    const auto dense = contiguous(x);
+    for (Index i = 0; i < dense.numel(); ++i) {
+      const auto number = static_cast<double>(dense.data()[i]);
+      check<UsageError>(right(number), operation, ": expected ", expected, ", got ", number);
+    }
+  }
+}
+inline void check_deviation(double std) {
+  check<UsageError>(std >= 0, "normal: expected a standard deviation of at least 0, got ", std);
+}
+template <AnyTensor X>
+void check_deviations(const X& std) {
+  check_numbers(
+      std, [](double number) { return number >= 0; }, "normal", "a standard deviation of at least 0");
+}
+
+}  // namespace detail
+
+/// Uniform in [0, 1): `ch::rand<float, 2>({n, d}, device)`. T: float, double, bf16, half. Whose numbers, and what is
+/// thrown: see RandomOptions; the same for all below. The device is, if not given, that of the pass.
+template <Real T, std::size_t Rank, Device D = Cpu>
+detail::OfShape<T, Rank, D> rand(const std::array<Index, Rank>& shape, D device = detail::device_here<D>(),
+                                 const RandomOptions& options = {}) {
+  using C = compute_type<T>;
+  // The largest number below 1 in T: nothing is rounded up to 1.
+  const C last = Narrow<T> ? C(1) - (std::is_same_v<T, bf16> ? C(0x1p-8) : C(0x1p-11)) : std::nextafter(C(1), C(0));
+  return to<T>(detail::drawn<C>("rand", shape, device, options,
+                                [&](Index rows, Index inner, C* out, const kernels::DropoutKey& key) {
+                                  kernels::draw_uniform(device, rows, inner, out, last, key);
+                                }));
+}
+
+/// From N(0, 1): `ch::randn<float, 2>({n, d}, device)`.
+template <Real T, std::size_t Rank, Device D = Cpu>
+detail::OfShape<T, Rank, D> randn(const std::array<Index, Rank>& shape, D device = detail::device_here<D>(),
+                                  const RandomOptions& options = {}) {
+  using C = compute_type<T>;
+  return to<T>(detail::drawn<C>("randn", shape, device, options,
+                                [&](Index rows, Index inner, C* out, const kernels::DropoutKey& key) {
+                                  kernels::draw_normal(device, rows, inner, out, key);
+                                }));
+}
+
+/// Whole numbers in [low, high), all alike likely: `ch::randint<std::int64_t, 1>(0, 1000, {n}, device)`. Throws
+/// UsageError unless low < high, and where T doesn't hold them.
+template <std::integral T, std::size_t Rank, Device D = Cpu>
+detail::OfShape<T, Rank, D> randint(std::int64_t low, std::int64_t high, const std::array<Index, Rank>& shape,
+                                    D device = detail::device_here<D>(), const RandomOptions& options = {}) {
+  static_assert(!std::is_same_v<T, bool>, "randint: bool has no range; see bernoulli");
+  check<UsageError>(low < high, "randint: expected low < high, got ", low, " and ", high);
+  check<UsageError>(std::in_range<T>(low) && std::in_range<T>(high - 1), "randint: numbers from ", low, " to ",
+                    high - 1, " do not fit into ", dtype<T>);
+  const auto range = static_cast<std::uint64_t>(high) - static_cast<std::uint64_t>(low);
+  return detail::drawn<T>("randint", shape, device, options,
+                          [&](Index rows, Index inner, T* out, const kernels::DropoutKey& key) {
+                            kernels::draw_integers(device, rows, inner, out, low, range, key);
+                          });
+}
+
+/// Uniform in [0, 1), with x's type, shape and device. No gradient goes to x.
+template <Operand X>
+auto rand_like(const X& x, const RandomOptions& options = {}) {
+  using T = typename tensor_of<X>::value_type;
+  const auto& value = detail::defined_value("rand_like", x);
+  return rand<T>(value.shape(), value.device(), detail::options_for<X>(options));
+}
+
+/// From N(0, 1), with x's type, shape and device. No gradient goes to x: a sample of N(mean, std²) through which
+/// gradients go to both is `mean + std * ch::randn_like(std)` (Kingma, Welling 2014).
+template <Operand X>
+auto randn_like(const X& x, const RandomOptions& options = {}) {
+  using T = typename tensor_of<X>::value_type;
+  const auto& value = detail::defined_value("randn_like", x);
+  return randn<T>(value.shape(), value.device(), detail::options_for<X>(options));
+}
+
+/// 1 with probability p, else 0, for each number p of a tensor of floating-point numbers; in its type. No gradient goes
+/// to p. Throws UsageError where one is not in [0, 1]; on a GPU the result is NaN there.
+template <Operand P>
+auto bernoulli(const P& p, const RandomOptions& options = {}) {
+  using T = typename tensor_of<P>::value_type;
+  static_assert(Real<T>, "bernoulli: probabilities are floating-point numbers");
+  using C = compute_type<T>;
+  const auto chance = contiguous(to<C>(detail::defined_value("bernoulli", p)));
+  detail::check_numbers(
+      chance, [](double number) { return number >= 0 && number <= 1; }, "bernoulli", "probabilities in [0, 1]");
+  const auto own = detail::options_for<P>(options);
+  const auto out = rand<C>(chance.shape(), chance.device(), own);
+  kernels::is_below(chance.device(), chance.numel(), chance.data(), out.data());
+  return to<T>(out);
+}
+
+/// From N(mean, std²), for numbers or tensors of one shape. No gradient goes through it: see randn_like. Throws
+/// UsageError for a deviation below 0 (on a GPU it is taken as it is), ShapeError for tensors of different shapes.
+template <Operand M, Operand S>
+auto normal(const M& mean, const S& std, const RandomOptions& options = {}) {
+  const auto& centre = detail::defined_value("normal", mean);
+  const auto& spread = detail::defined_value("normal", std);
+  check<ShapeError>(std::ranges::equal(centre.shape(), spread.shape()), "normal: a mean of shape ", centre.shape(),
+                    " and a standard deviation of shape ", spread.shape());
+  detail::check_deviations(spread);
+  return centre + spread * randn_like(spread, detail::options_for<M, S>(options));
+}
+template <Operand M>
+auto normal(const M& mean, double std, const RandomOptions& options = {}) {
+  detail::check_deviation(std);
+  return detail::defined_value("normal", mean) + randn_like(mean, options) * std;
+}
+template <Operand S>
+auto normal(double mean, const S& std, const RandomOptions& options = {}) {
+  detail::check_deviations(detail::defined_value("normal", std));
+  return value_of(std) * randn_like(std, options) + mean;
+}
+template <Real T, std::size_t Rank, Device D = Cpu>
+detail::OfShape<T, Rank, D> normal(double mean, double std, const std::array<Index, Rank>& shape,
+                                   D device = detail::device_here<D>(), const RandomOptions& options = {}) {
+  detail::check_deviation(std);
+  return randn<T>(shape, device, options) * std + mean;
+}
+
+namespace detail {
+
+/// The key of `count` numbers that depend on each other, made on the host. Throws UsageError where they are as many as
+/// this device's samples, one of several devices'.
+inline kernels::DropoutKey key_of_whole(std::string_view operation, Index count, std::string_view what,
+                                        const RandomOptions& options) {
+  auto* context = random_context();
+  auto key = context != nullptr ? next_key(*context, true) : next_key_outside_of_policies();
+  if (context != nullptr) {
+    check<UsageError>(context->devices <= 1 || count != context->samples || count == 0 || options.same_on_all,
+                      operation, ": ", count, " is this device's number of samples; ", what,
+                      ": expected {.same_on_all = true}, the same on all devices, or {.same_on_all = false}, each "
+                      "device its own");
+    if (options.same_on_all.value_or(true)) key.first_sample = 0;
+  } else {
+    key.first_sample = options.first_row;
+  }
+  const auto own = kernel_key(key);
+  check_can_draw<Cpu>(operation, own);
+  return own;
+}
+
+}  // namespace detail
+
+/// The numbers 0 to n - 1 in random order (Fisher, Yates), made on the host. In a forward pass it is the same on all
+/// devices, as an order of features is. Throws UsageError where n is this device's number of samples and others have
+/// some, too, for no order of a share is one of the batch: then `same_on_all` says whether all devices have one order,
+/// or each has its own.
+template <std::integral T = std::int64_t, Device D = Cpu>
+Tensor<T, 1, D> randperm(Index n, D device = detail::device_here<D>(), const RandomOptions& options = {}) {
+  check<UsageError>(n >= 0 && std::in_range<T>(n), "randperm: expected a number of at least 0 that fits into ",
+                    dtype<T>, ", got ", n);
+  const auto own = detail::key_of_whole("randperm", n, "an order of them is not one of the batch", options);
+  const auto words = philox(own.seed, kernels::dropout_counter(own, own.first_sample, 0));
+  const auto order = kernels::permutation(std::uint64_t{words[0]} << 32 | words[1], words[2], n);
+  auto out = Tensor<T, 1>::empty({n});
+  std::transform(order.begin(), order.end(), out.data(), [](Index at) { return static_cast<T>(at); });
+  return to_device(out, device);
+}
+
+namespace detail {
+
+/// A row's weights of which none is negative, as they stand and added up.
+struct Categories {
+  std::vector<double> weights, up_to;
+  Index possible = 0;
+
+  Categories(std::span<const double> row, Index number) : weights(row.begin(), row.end()) {
+    double sum = 0;
+    for (const double weight : row) {
+      check<UsageError>(weight >= 0 && weight <= std::numeric_limits<double>::max(),
+                        "multinomial: expected finite weights of at least 0, got ", weight, " in row ", number);
+      possible += weight > 0 ? 1 : 0;
+      up_to.push_back(sum += weight);
+    }
+    check<UsageError>(sum > 0 && sum <= std::numeric_limits<double>::max(),
+                      "multinomial: expected weights with a finite sum above 0, got ", sum, " in row ", number);
+  }
+  /// By a number in [0, 1).
+  std::int64_t choose(double unit) const {
+    const auto first_above = std::upper_bound(up_to.begin(), up_to.end(), unit * up_to.back());
+    auto chosen = first_above == up_to.end() ? up_to.size() - 1 : static_cast<std::size_t>(first_above - up_to.begin());
+    while (!(weights[chosen] > 0)) --chosen;  // where rounding has led past the last one
+    return static_cast<std::int64_t>(chosen);
+  }
+  /// `count` different ones, by a number in [0, 1) for each category: those whose exponential times are the shortest,
+  /// which is to draw one after the other (Efraimidis, Spirakis 2006).
+  void choose(const double* units, Index count, std::int64_t* out) const {
+    std::vector<std::pair<double, std::int64_t>> times;
+    for (std::size_t i = 0; i < weights.size(); ++i)
+      if (weights[i] > 0) times.emplace_back(-std::log1p(-units[i]) / weights[i], static_cast<std::int64_t>(i));
+    std::partial_sort(times.begin(), times.begin() + count, times.end());
+    for (Index i = 0; i < count; ++i) out[i] = times[static_cast<std::size_t>(i)].second;
+  }
+};
+
+}  // namespace detail
+
+/// weights: [categories] or [rows, categories], not negative, of any sum -> [num_samples] or [rows, num_samples]: of
+/// each row that many categories, each as likely as its share of the row's weights, with `replacement` or different
+/// ones. Made on the host. Without replacement, those of [categories] are the same on all devices; else their rows are
+/// those of the result. No gradient goes to the weights. Throws UsageError for weights that are negative, not finite,
+/// or all 0, unless num_samples is positive, and where fewer categories than that have a weight.
+template <Operand W>
+auto multinomial(const W& weights, Index num_samples, bool replacement = false, const RandomOptions& options = {}) {
+  constexpr int rank = tensor_of<W>::rank;
+  static_assert(rank == 1 || rank == 2, "multinomial: weights are [categories] or [rows, categories]");
+  static_assert(Real<typename tensor_of<W>::value_type>, "multinomial: weights are floating-point numbers");
+  const auto& given = detail::defined_value("multinomial", weights);
+  const auto host = to<double>(to_device(given, Cpu{}));
+  const Index rows = rank == 1 ? 1 : host.size(0), categories = host.size(-1);
+  check<UsageError>(num_samples > 0 && categories > 0, "multinomial: expected some samples and categories, got ",
+                    num_samples, " of ", categories);
+  auto own = detail::options_for<W>(options);
+  const bool together = rank == 1 && !replacement;
+  Shape<rank> shape{};
+  shape[0] = rank == 1 ? num_samples : rows;
+  if constexpr (rank == 2) shape[1] = num_samples;
+  own.axis = 0;
+  const auto key = together
+                       ? detail::key_of_whole("multinomial", num_samples,
+                                              "different ones of a device are not different ones of the batch", own)
+                       : detail::random_rows("multinomial", shape, own).key;
+  detail::check_can_draw<Cpu>("multinomial", key);
+  const Index lines = rank == 1 && replacement ? num_samples : rows;  // each with a sample's numbers
+  const Index inner = replacement ? rows * num_samples / std::max<Index>(lines, 1) : categories;
+  std::vector<double> units(static_cast<std::size_t>(lines * inner));
+  kernels::draw_uniform(Cpu{}, lines, inner, units.data(), std::nextafter(1.0, 0.0), key);
+  auto out = Tensor<std::int64_t, rank>::empty(shape);
+  for (Index row = 0; row < rows; ++row) {
+    const detail::Categories of({host.data() + row * categories, static_cast<std::size_t>(categories)}, row);
+    check<UsageError>(replacement || of.possible >= num_samples, "multinomial: expected ", num_samples,
+                      " categories with a weight above 0, got ", of.possible, " in row ", row);
+    std::int64_t* chosen = out.data() + row * num_samples;
+    const double* unit = units.data() + row * (replacement ? num_samples : categories);
+    if (!replacement)
+      of.choose(unit, num_samples, chosen);
+    else
+      for (Index i = 0; i < num_samples; ++i) chosen[i] = of.choose(unit[i]);
+  }
+  return to_device(out, given.device());
+}
+
+}  // namespace chorus::inline CHORUS_ABI
+#endif  // CHORUS_SINGLE_CHORUS_OPS_RANDOM_HPP
+
 // <chorus/ops/recurrent.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_RECURRENT_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_RECURRENT_HPP
@@ -19480,11 +20906,22 @@ struct LstmCell {
   CHORUS_HD S operator()(const S& input, const S& forget, const S& candidate, const S& cell) const {
     return sigmoid(forget) * cell + sigmoid(input) * tanh(candidate);
   }
+  template <class S>
+  CHORUS_HD Partials<S, 4> gradient(const S& dy, const S& input, const S& forget, const S& candidate,
+                                    const S& cell) const {
+    const S i = sigmoid(input), f = sigmoid(forget), c = tanh(candidate);
+    return {{dy * c * (i * (1 - i)), dy * cell * (f * (1 - f)), dy * i * (1 - c * c), dy * f}};
+  }
 };
 struct LstmOutput {
   template <class S>
   CHORUS_HD S operator()(const S& output, const S& cell) const {
     return sigmoid(output) * tanh(cell);
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 2> gradient(const S& dy, const S& output, const S& cell) const {
+    const S o = sigmoid(output), c = tanh(cell);
+    return {{dy * c * (o * (1 - o)), dy * o * (1 - c * c)}};
   }
 };
 
@@ -19494,12 +20931,24 @@ struct GruCandidate {
   CHORUS_HD S operator()(const S& reset_x, const S& reset_h, const S& x, const S& h) const {
     return tanh(x + sigmoid(reset_x + reset_h) * h);
   }
+  template <class S>
+  CHORUS_HD Partials<S, 4> gradient(const S& dy, const S& reset_x, const S& reset_h, const S& x, const S& h) const {
+    const S r = sigmoid(reset_x + reset_h), y = tanh(x + r * h);
+    const S by_x = dy * (1 - y * y), by_reset = by_x * h * (r * (1 - r));
+    return {{by_reset, by_reset, by_x, by_x * r}};
+  }
 };
 /// The next state, between the candidate and the present one.
 struct GruState {
   template <class S>
   CHORUS_HD S operator()(const S& update_x, const S& update_h, const S& candidate, const S& state) const {
     return candidate + sigmoid(update_x + update_h) * (state - candidate);
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 4> gradient(const S& dy, const S& update_x, const S& update_h, const S& candidate,
+                                    const S& state) const {
+    const S u = sigmoid(update_x + update_h), by_update = dy * (state - candidate) * (u * (1 - u));
+    return {{by_update, by_update, dy * (1 - u), dy * u}};
   }
 };
 
@@ -19669,35 +21118,78 @@ auto upsample_nearest2d(const X& x, Size2d scale) {
 }
 
 namespace detail {
-// [out, in]: row i averages the entries that lie in the i-th of `out` equal parts of the axis, whole or in part.
-template <Real T, Device D>
-Tensor<T, 2, D> averaging_matrix(Index in, Index out, D device) {
-  auto host = Tensor<T, 2, Cpu>::zeros({out, in});
-  for (Index i = 0; i < out; ++i) {
-    const Index first = i * in / out, last = ((i + 1) * in + out - 1) / out;
-    for (Index j = first; j < last; ++j) host(i, j) = T{1} / static_cast<T>(last - first);
+
+/// An axis of `in` entries in `out` equal parts, which may share entries: part i has those from first(i) to last(i)
+/// - 1.
+struct AxisParts {
+  Index in, out;
+  Index first(Index i) const { return i * in / out; }
+  Index last(Index i) const { return ((i + 1) * in + out - 1) / out; }
+  Index size(Index i) const { return last(i) - first(i); }
+  Index longest() const {
+    Index most = 0;
+    for (Index i = 0; i < out; ++i) most = std::max(most, size(i));
+    return most;
   }
-  return Tensor<T, 2, D>::from({host.data(), static_cast<std::size_t>(host.numel())}, host.shape(), device);
+};
+
+/// [..., in, ...] -> [..., out, longest, ...]: the entries of each part of an axis. Shorter parts end with entry
+/// `filler(i)`.
+template <Operand X, class Filler>
+auto split_axis(const X& x, std::size_t a, const AxisParts& parts, const Filler& filler) {
+  using D = typename tensor_of<X>::device_type;
+  const auto& shape = value_of(x).shape();
+  constexpr auto rank = static_cast<std::size_t>(tensor_of<X>::rank);
+  const Index longest = parts.longest();
+  std::vector<std::int64_t> places;
+  for (Index i = 0; i < parts.out; ++i)
+    for (Index j = 0; j < longest; ++j) places.push_back(j < parts.size(i) ? parts.first(i) + j : filler(i));
+  const auto index = Tensor<std::int64_t, 1, D>::from(places, Shape<1>{parts.out * longest}, value_of(x).device());
+  std::array<Index, rank + 1> split{};
+  for (std::size_t i = 0; i <= rank; ++i)
+    split[i] = i < a ? shape[i] : i == a ? parts.out : i == a + 1 ? longest : shape[i - 1];
+  return reshape(index_select(x, static_cast<Index>(a), index), split);
 }
+
+/// The means of the parts of an axis.
+template <Operand X>
+auto adaptive_mean(const X& x, std::size_t a, Index out) {
+  using T = typename tensor_of<X>::value_type;
+  constexpr auto rank = static_cast<std::size_t>(tensor_of<X>::rank);
+  const auto& shape = value_of(x).shape();
+  const auto device = value_of(x).device();
+  const AxisParts parts{shape[a], out};
+  const auto along = static_cast<Index>(a) + 1;
+  const auto even = [&] {
+    std::array<Index, rank + 1> split{};
+    for (std::size_t i = 0; i <= rank; ++i)
+      split[i] = i < a ? shape[i] : i == a ? out : i == a + 1 ? parts.in / out : shape[i - 1];
+    return mean(reshape(x, split), along);
+  };
+  if (parts.in % out == 0) return even();
+  auto one = shape;
+  one[a] = 1;
+  const auto more = concat(static_cast<Index>(a), x, tensor_of<X>::zeros(one, device));
+  one.fill(1);
+  one[a] = out;
+  std::vector<T> shares;
+  for (Index i = 0; i < out; ++i) shares.push_back(static_cast<T>(1 / static_cast<double>(parts.size(i))));
+  const auto share = tensor_of<X>::from(shares, one, device);
+  return decltype(even())(sum(split_axis(more, a, parts, [&](Index) { return parts.in; }), along) * share);
+}
+
 }  // namespace detail
 
 /// x: [batch, channels, height, width] -> [batch, channels, size.height, size.width], each the mean of its part of the
 /// image, as PyTorch divides it. Throws UsageError unless the size is positive, ShapeError for an image without pixels.
 template <Operand X>
 auto adaptive_avg_pool2d(const X& x, Size2d size) {
-  using T = typename tensor_of<X>::value_type;
   static_assert(tensor_of<X>::rank == 4, "adaptive_avg_pool2d: the input is [batch, channels, height, width]");
   check<UsageError>(size.height > 0 && size.width > 0, "adaptive_avg_pool2d: the size is at least 1, got ", size.height,
                     " x ", size.width);
-  const auto [n, c, h, w] = value_of(x).shape();
-  check<ShapeError>(h > 0 && w > 0, "adaptive_avg_pool2d: an image of shape ", value_of(x).shape(), " has no pixels");
-  const auto device = value_of(x).device();
-  // Means along the width, then along the height; the one or the other may be the whole axis.
-  const auto along_last = [&](const auto& image, Index in, Index out) {
-    return linear(image, detail::averaging_matrix<T>(in, out, device));
-  };
-  const auto narrow = transpose(along_last(x, w, size.width), 2, 3);
-  return transpose(along_last(narrow, h, size.height), 2, 3);
+  const auto& shape = value_of(x).shape();
+  check<ShapeError>(shape[2] > 0 && shape[3] > 0, "adaptive_avg_pool2d: an image of shape ", shape, " has no pixels");
+  return detail::adaptive_mean(detail::adaptive_mean(x, 3, size.width), 2, size.height);
 }
 
 /// x: [batch, channels, ...] -> the mean of each channel: [batch, channels].
@@ -19776,14 +21268,16 @@ auto conv_transpose2d(const X& x, const W& weight, const ConvTranspose2dOptions&
   kernels::conv2d_backward_input(device, shape, w.data(), input.data(), out.data(), false);
   return record(
       operations::ConvTranspose2d{shape}, std::move(out),
-      [input, w, shape, device](const auto& dy, auto dx, auto dw) {
+      [input = detail::Saved(input), w = detail::Saved(w), shape, device](const auto& dy, auto dx, auto dw) {
         if (dw) {
           const auto [grad, accumulate] = dw->target();
-          kernels::conv2d_backward_weight(device, shape, dy.data(), input.data(), grad.data(), accumulate);
+          kernels::conv2d_backward_weight(device, shape, dy.data(), input.read("conv_transpose2d").data(), grad.data(),
+                                          accumulate);
         }
         if (dx) {
-          auto grad = tensor_of<X>::empty(input.shape(), device);
-          kernels::conv2d_forward(device, shape, dy.data(), w.data(), static_cast<const T*>(nullptr), grad.data());
+          auto grad = tensor_of<X>::empty(input.tensor().shape(), device);
+          kernels::conv2d_forward(device, shape, dy.data(), w.read("conv_transpose2d").data(),
+                                  static_cast<const T*>(nullptr), grad.data());
           dx->add(grad);
         }
       },
@@ -20387,7 +21881,7 @@ class FlatParameters {
   /// The first parameter that lies elsewhere by now, for another FlatParameters has taken it; null where none does.
   const Entry* taken_away() const {
     for (const Entry& entry : entries_)
-      if (entry.parameter().value_data() != groups_[entry.group].value(entry.begin)) return &entry;
+      if (entry.parameter().memory() != groups_[entry.group].value(entry.begin)) return &entry;
     return nullptr;
   }
 
@@ -20536,9 +22030,13 @@ class HasLearningRate {
  public:
   explicit HasLearningRate(double lr) : lr_(lr), start_(lr) { check_rate(lr); }
   double lr() const { return lr_; }
+  /// Until the first schedule is made this is also what schedules start from. Afterwards it is not, as in PyTorch,
+  /// which keeps `initial_lr`; and a schedule that is set to an epoch sets its own rate again, while one that steps
+  /// goes on from this one.
   void set_lr(double lr) {
     resume_lr(lr);
-    start_ = lr;
+    reduction_ = 1;
+    if (!scheduled_) start_ = lr;
   }
   /// For checkpoints: a schedule that is made later starts from the rate that was set before, as in the run's first
   /// part.
@@ -20546,14 +22044,32 @@ class HasLearningRate {
     check_rate(lr);
     lr_ = lr;
   }
-  /// What a schedule starts from.
+  /// What all schedules start from that are made from now on: PyTorch's `initial_lr`.
+  void set_start_lr(double lr) {
+    check_rate(lr);
+    start_ = lr;
+  }
   double start_lr() const { return start_; }
+
+  // For schedules, of which an optimizer may have several.
+
+  /// A schedule is made: from now on `start_lr` stays, whoever sets the rate.
+  void begin_schedule() { scheduled_ = true; }
+  /// A smaller rate than a schedule's formula gives, now and for the epochs to come, in the same ratio.
+  void reduce_lr(double lr) {
+    reduction_ *= lr / lr_;
+    resume_lr(lr);
+  }
+  /// The product of all reductions since the rate was last set.
+  double reduction() const { return reduction_; }
+  void set_reduction(double reduction) { reduction_ = reduction; }
 
  private:
   static void check_rate(double lr) {
     check<UsageError>(lr >= 0, "optimizer: the learning rate is at least 0, got ", lr);
   }
-  double lr_, start_;
+  double lr_, start_, reduction_ = 1;
+  bool scheduled_ = false;
 };
 
 }  // namespace chorus::inline CHORUS_ABI::optim
@@ -20886,12 +22402,14 @@ class Optimizer : public HasLearningRate {
         of_type(double{});
       range.count = 0;
     };
+    bool any = false;
     for (Entry& entry : entries_) {
       auto& parameter = *entry.named.parameter;
       if (!parameter.grad_arrived() || !parameter.wants_grad()) continue;
+      any = true;
       check<UsageError>(!parameter.in_common(), "optimizer: all ranks have '", entry.named.name,
                         "' in common, and would each step it: only the ShardedOptimizer with share_parameters may");
-      Range next{parameter.dtype(), parameter.count(), parameter.value_data(), parameter.grad_data(), {}, entry.steps++,
+      Range next{parameter.dtype(), parameter.count(), parameter.memory(), parameter.grad_data(), {}, entry.steps++,
                  entry.group, parameter.extents().size(), &entry.steps};
       for (std::size_t slot = 0; slot < slots().size(); ++slot) next.state[slot] = state_data(entry, slot);
       parameter.touch();
@@ -20903,6 +22421,7 @@ class Optimizer : public HasLearningRate {
       }
     }
     flush();
+    if (!any) warn_of_no_gradient();
 #if CHORUS_USE_CUDA && defined(__CUDACC__)
     if constexpr (std::is_same_v<D, Cuda>)
       if (replayed_.left_out != nullptr)
@@ -20919,8 +22438,19 @@ class Optimizer : public HasLearningRate {
     GroupOptions group = {};
   };
 
+  // Nothing moves: seldom what was wanted. Of a slice of the parameters, as a rank of ZeRO has, it may be.
+  [[gnu::noinline, gnu::cold]] void warn_of_no_gradient() {
+    if (std::exchange(warned_, true)) return;
+    const bool wanted = std::any_of(entries_.begin(), entries_.end(),
+                                    [](const Entry& entry) { return entry.named.parameter->wants_grad(); });
+    chorus::detail::say(cat("warning: optimizer: a step finds no gradient in any of its ", entries_.size(),
+                            " parameters ('", entries_.front().named.name, "', ...), and changes nothing",
+                            wanted ? ": was backward called, on a loss that they are part of, after zero_grad?"
+                                   : ": none of them wants one"));
+  }
+
   void make_state() {
-    if (made_) return;
+    if (made_) return move_state();
     made_ = true;
     std::size_t bytes = 0;
     for (const DType type : {DType::f32, DType::f64}) {  // a dtype's state lies together, as its parameters do
@@ -20939,13 +22469,24 @@ class Optimizer : public HasLearningRate {
     }
   }
 
+  // A policy may have moved the parameters to another device since the first step.
+  void move_state() {
+    for (std::size_t slot = 0; slot < slots().size(); ++slot) {
+      if (!state_[slot] || state_[slot].device() == device()) continue;
+      const MemoryScope scope(trace::Memory::optimizer);
+      Storage<D> near(device(), state_[slot].bytes());
+      copy_bytes(device(), near.data(), state_[slot].device(), state_[slot].data(), near.bytes());
+      state_[slot] = std::move(near);
+    }
+  }
+
   // A dtype's parameters exchange places: they may lie in another order by now than when they were given.
   void sort_by_address(DType type) {
     std::vector<Entry> sorted;
     for (Entry& entry : entries_)
       if (entry.named.parameter->dtype() == type) sorted.push_back(std::move(entry));
     std::sort(sorted.begin(), sorted.end(), [](const Entry& a, const Entry& b) {
-      return std::less<>()(a.named.parameter->value_data(), b.named.parameter->value_data());
+      return std::less<>()(a.named.parameter->memory(), b.named.parameter->memory());
     });
     auto next = sorted.begin();
     for (Entry& entry : entries_)
@@ -20976,7 +22517,7 @@ class Optimizer : public HasLearningRate {
   std::vector<Entry> entries_;
   std::array<Storage<D>, max_slots> state_;
   const TermsOf* terms_of_ = nullptr;  // during a step
-  bool made_ = false;
+  bool made_ = false, warned_ = false;
   detail::ReplayedSteps<D> replayed_;
 };
 
@@ -21133,15 +22674,19 @@ struct LossScaleState {
 struct LossScaleRule {
   double growth_factor, backoff_factor;
   std::int64_t growth_interval;
+  double min_scale, max_scale;
 
-  /// After a step whose gradients were all `finite`, or that was left out.
+  /// After a step whose gradients were all `finite`, or that was left out. A scale that would grow beyond `max_scale`
+  /// stays as it is, as one of PyTorch's does that would become infinite; one that is below `min_scale` from the start
+  /// does not become smaller.
   CHORUS_HD void operator()(LossScaleState& state, bool finite) const {
     if (!finite) {
-      state.scale *= backoff_factor;
+      const double smaller = state.scale * backoff_factor, least = state.scale < min_scale ? state.scale : min_scale;
+      state.scale = smaller < least ? least : smaller;
       state.good_steps = 0;
       ++state.skipped;
-    } else if (++state.good_steps == growth_interval) {
-      state.scale *= growth_factor;
+    } else if (++state.good_steps >= growth_interval) {
+      if (state.scale * growth_factor <= max_scale) state.scale *= growth_factor;
       state.good_steps = 0;
     }
   }
@@ -21159,7 +22704,7 @@ struct LossScale : LossScaleState {
   std::int32_t found = 0;  ///< not 0: a gradient of this step is not finite
 };
 
-/// The norm of all gradients, and what they are multiplied by where that is below 1, in device memory.
+/// The norm of all gradients, and what they are multiplied by unless that is at least 1, in device memory.
 struct GradNorm {
   double squares, norm, factor;
 };
@@ -21247,7 +22792,8 @@ struct ClipGrads {
   Arrays<T> grads;
   const GradNorm* norm;
   __device__ void operator()(Index i) const {
-    if (norm->factor < 1) grads[i] *= static_cast<T>(norm->factor);
+    T& grad = grads[i];
+    if (!(norm->factor >= 1) && grad != 0) grad *= static_cast<T>(norm->factor);
   }
 };
 
@@ -21278,8 +22824,8 @@ inline void grad_norm(Cuda device, std::span<const Array<float>> f32, std::span<
   if (any) for_each(device, "norm of gradients", 1, FinishGradNorm{out, most});
 }
 
-/// Multiplies gradients by the factor where it is below 1. One that is not finite, or whose norm is not, is left to
-/// whoever judges it.
+/// Multiplies gradients by the factor unless it is at least 1: one that is not a number makes all gradients so. Zeros
+/// stay zeros, for some lie between parameters.
 template <class T>
 void clip_grads(Cuda device, std::span<const Array<T>> grads, const GradNorm* norm) {
   for_arrays(grads, [&](const Arrays<T>& arrays, Index count) {
@@ -21354,19 +22900,27 @@ class GradArrays {
 };
 
 /// clip_grad_norm on a GPU, which works out the factor. Only the norm that is returned is waited for; in a step that is
-/// captured nobody can, and it is NaN.
-inline double clip_grad_norm_on_device(const std::vector<nn::NamedParameter<Cuda>>& parameters, double max_norm) {
+/// captured nobody can, and it is NaN. `check_norm`, if given, sees it before any gradient is changed.
+inline double clip_grad_norm_on_device(const std::vector<nn::NamedParameter<Cuda>>& parameters, double max_norm,
+                                       const std::function<void(double)>& check_norm = {}) {
   const GradArrays grads(parameters);
   if (grads.empty()) return 0;
   const Cuda device = grads.device();
+  const bool captured = cuda::is_capturing(cuda::current_stream(device));
+  check<UsageError>(!captured || !check_norm,
+                    "clip_grad_norm: error_if_nonfinite in a step that is captured, where the device alone knows the "
+                    "norm");
   const kernels::cuda::Scratch<kernels::cuda::GradNorm> norm(device, 1);
   kernels::cuda::grad_norm(device, grads.f32(), grads.f64(), max_norm, norm.data());
+  const auto read = [&] {
+    double out = 0;
+    copy_bytes(Cpu{}, &out, device, &norm.data()->norm, sizeof out);
+    return out;
+  };
+  if (check_norm) check_norm(read());
   kernels::cuda::clip_grads(device, grads.f32(), norm.data());
   kernels::cuda::clip_grads(device, grads.f64(), norm.data());
-  if (cuda::is_capturing(cuda::current_stream(device))) return std::numeric_limits<double>::quiet_NaN();
-  double out = 0;
-  copy_bytes(Cpu{}, &out, device, &norm.data()->norm, sizeof out);
-  return out;
+  return captured ? std::numeric_limits<double>::quiet_NaN() : read();
 }
 
 }  // namespace chorus::inline CHORUS_ABI::optim::detail
@@ -21397,11 +22951,51 @@ double square_sum(const std::vector<nn::NamedParameter<D>>& parameters) {
   });
   return squares;
 }
-/// Multiplies gradients, if need be, so that a common norm of `norm` becomes at most `max_norm`.
+/// The first parameter whose gradient is not finite; null where there is none.
+template <Device D>
+[[gnu::cold]] const nn::NamedParameter<D>* first_not_finite(const std::vector<nn::NamedParameter<D>>& parameters) {
+  for (const auto& named : parameters) {
+    bool finite = true;
+    for_each_grad(std::vector{named}, [&](auto& parameter, auto* grad) {
+      if constexpr (std::is_same_v<D, Cpu>)  // squares of finite doubles may be infinite
+        finite = std::all_of(grad, grad + parameter.count(), [](auto x) { return std::isfinite(x); });
+      else
+        finite = std::isfinite(kernels::square_sum(parameter.where(), parameter.count(), grad));
+    });
+    if (!finite) return &named;
+  }
+  return nullptr;
+}
+[[noreturn, gnu::cold]] inline void raise_not_finite(double norm, const std::string& first) {
+  fail<NonFiniteError>("clip_grad_norm: expected a finite norm of the gradients, got ", norm,
+                       "; the first one that is not finite is that of ", first);
+}
+/// Throws NonFiniteError, which has the norm and the parameter, for a norm that is not finite.
+template <Device D>
+void check_finite(const std::vector<nn::NamedParameter<D>>& parameters, double norm) {
+  if (std::isfinite(norm)) return;
+  const auto* first = first_not_finite(parameters);
+  raise_not_finite(norm, first != nullptr ? first->name : std::string("several together"));
+}
+/// The common norm of all gradients.
+template <Device D>
+double grad_norm(const std::vector<nn::NamedParameter<D>>& parameters) {
+  double norm = std::sqrt(square_sum(parameters));
+  if constexpr (std::is_same_v<D, Cpu>)
+    if (std::isinf(norm) && first_not_finite(parameters) == nullptr) {  // squares of doubles
+      norm = 0;
+      for_each_grad(parameters, [&](auto& parameter, auto* grad) {
+        for (Index i = 0; i < parameter.count(); ++i) norm = std::hypot(norm, static_cast<double>(grad[i]));
+      });
+    }
+  return norm;
+}
+/// Multiplies gradients, if need be, so that a common norm of `norm` becomes at most `max_norm`. A norm that is not a
+/// number makes all gradients so.
 template <Device D>
 void scale_down(const std::vector<nn::NamedParameter<D>>& parameters, double norm, double max_norm) {
   const double factor = max_norm / (norm + 1e-6);
-  if (factor < 1)
+  if (!(factor >= 1))
     for_each_grad(parameters, [&]<class T>(auto& parameter, T* grad) {
       kernels::scale(parameter.where(), parameter.count(), static_cast<T>(factor), grad);
     });
@@ -21411,25 +23005,41 @@ inline void check_max_norm(double max_norm) {
 }
 }  // namespace detail
 
-/// Scales all gradients down so that their common Euclidean norm is at most `max_norm`; returns the norm before. Under
-/// DistributedDataParallel to be called after backward, when all ranks hold the same gradients. In a step that is
-/// captured by Graphed it returns NaN, since there the device alone knows the norm.
+struct ClipGradNormOptions {
+  /// Throw NonFiniteError, before any gradient is changed, where the norm is infinite or not a number.
+  bool error_if_nonfinite = false;
+};
+
+/// Scales all gradients down so that their common Euclidean norm is at most `max_norm`; returns the norm before.
+/// Squares are added up in double, so that those of floats don't overflow. Under DistributedDataParallel to be called
+/// after backward, when all ranks hold the same gradients. In a step that is captured by Graphed it returns NaN, since
+/// there the device alone knows the norm.
+///
+/// Where the norm is not a number, neither is any gradient afterwards, and where it is infinite finite gradients are 0
+/// and the others not a number, as in PyTorch: a fault shows in all weights, and isn't hidden by clipping. With
+/// `{.error_if_nonfinite = true}` it is a NonFiniteError instead, that has the norm and the first such parameter's
+/// name; UsageError in a step that is captured.
 template <Device D>
-double clip_grad_norm(const std::vector<nn::NamedParameter<D>>& parameters, double max_norm) {
+double clip_grad_norm(const std::vector<nn::NamedParameter<D>>& parameters, double max_norm,
+                      const ClipGradNormOptions& options = {}) {
   detail::check_max_norm(max_norm);
 #if CHORUS_USE_CUDA && defined(__CUDACC__)
   if constexpr (std::is_same_v<D, Cuda>) {
-    return detail::clip_grad_norm_on_device(parameters, max_norm);
+    if (!options.error_if_nonfinite) return detail::clip_grad_norm_on_device(parameters, max_norm);
+    return detail::clip_grad_norm_on_device(parameters, max_norm,
+                                            [&](double norm) { detail::check_finite(parameters, norm); });
   } else
 #endif
   {
-    const double norm = std::sqrt(detail::square_sum(parameters));
+    const double norm = detail::grad_norm(parameters);
+    if (options.error_if_nonfinite) detail::check_finite(parameters, norm);
     detail::scale_down(parameters, norm, max_norm);
     return norm;
   }
 }
 
-/// Limits every number of all gradients to [-limit, limit]. Throws UsageError unless the limit is positive.
+/// Limits every number of all gradients to [-limit, limit]; what is not a number stays so, as in PyTorch. Throws
+/// UsageError unless the limit is positive.
 template <Device D>
 void clip_grad_value(const std::vector<nn::NamedParameter<D>>& parameters, double limit) {
   check<UsageError>(limit > 0, "clip_grad_value: the limit must be positive, got ", limit);
@@ -21596,30 +23206,59 @@ namespace chorus::inline CHORUS_ABI::optim {
 
 /// A schedule gives the rate of an epoch from the rate at the start; `step` moves the optimizer to the next epoch. What
 /// counts as an epoch is up to the caller: OneCycle is usually stepped after each batch.
+///
+/// An optimizer may have several, and all start from the rate that it had when the first one was made
+/// (HasLearningRate::start_lr). `set_epoch` sets the rate of this schedule alone, whoever set it before: schedules that
+/// hold one after the other, as under PyTorch's SequentialLR, are set to the epochs in their own part.
+///   if (epoch < 5) warm.set_epoch(epoch); else decay.set_epoch(epoch - 5);
+/// `step` goes on from the rate that there is. Where another schedule, or set_lr, has changed it, it is multiplied as
+/// the formula says from one epoch to the next, so that schedules that are all stepped in each epoch act together, as
+/// under PyTorch's ChainedScheduler. OneCycle and formulas of one's own set their rate in any case, as OneCycleLR and
+/// LambdaLR do. What ReduceOnPlateau has taken away stays so in either case.
 template <class Formula>
 class Schedule {
  public:
   /// Throws UsageError where the formula's options make no sense.
   Schedule(HasLearningRate& optimizer, Formula formula)
       : optimizer_(optimizer), formula_(std::move(formula)), start_(optimizer.start_lr()) {
-    set_epoch(0);
+    go_on(start_, rate(0));
+    optimizer_.begin_schedule();
   }
   double rate(int epoch) const { return formula_(start_, epoch); }
   int epoch() const { return epoch_; }
-  void step() { set_epoch(epoch_ + 1); }
+  void step() {
+    go_on(rate(epoch_), rate(epoch_ + 1));
+    ++epoch_;
+  }
   /// Throws UsageError for a negative epoch.
   void set_epoch(int epoch) {
     check<UsageError>(epoch >= 0, "schedule: epochs are counted from 0, got ", epoch);
-    optimizer_.set_lr(rate(epoch));
+    set(rate(epoch));
     epoch_ = epoch;
   }
 
  private:
+  void set(double rate) { optimizer_.resume_lr(rate * optimizer_.reduction()); }
+  // From one rate of the formula to the next.
+  void go_on(double from, double to) {
+    if constexpr (requires { formula_.lowest(); }) {
+      const double now = optimizer_.lr(), lowest = formula_.lowest(), above = from - lowest;
+      if (now == from) return optimizer_.resume_lr(to);
+      constexpr double rounding = 1e-12;  // a cosine's lowest point is not quite 0
+      const bool at_lowest = std::abs(above) <= rounding * std::abs(start_ - lowest);
+      return optimizer_.resume_lr(at_lowest ? now + (to - from) * optimizer_.reduction()  // as PyTorch's cosine
+                                            : lowest + (now - lowest) * ((to - lowest) / above));
+    }
+    set(to);
+  }
+
   HasLearningRate& optimizer_;
   Formula formula_;
   double start_;
   int epoch_ = 0;
 };
+
+// A formula that multiplies has a `lowest()`: the rate's distance from it is what it multiplies.
 
 /// Multiplied by `gamma` every `step_size` epochs.
 struct StepDecay {
@@ -21629,6 +23268,7 @@ struct StepDecay {
     check<UsageError>(step_size > 0, "StepDecay: step_size is at least 1, got ", step_size);
     return start * std::pow(gamma, epoch / step_size);
   }
+  static double lowest() { return 0; }
 };
 
 /// Multiplied by `gamma` at each milestone.
@@ -21639,12 +23279,14 @@ struct MultiStepDecay {
     const auto passed = std::count_if(milestones.begin(), milestones.end(), [epoch](int at) { return at <= epoch; });
     return start * std::pow(gamma, passed);
   }
+  static double lowest() { return 0; }
 };
 
 /// Multiplied by `gamma` every epoch.
 struct ExponentialDecay {
   double gamma = 0.95;
   double operator()(double start, int epoch) const { return start * std::pow(gamma, epoch); }
+  static double lowest() { return 0; }
 };
 
 /// The rate times a factor that goes in a straight line from `start_factor` to `end_factor` in `total` epochs and stays
@@ -21657,6 +23299,7 @@ struct LinearRamp {
     const double done = static_cast<double>(std::min(epoch, total)) / total;
     return start * (start_factor + (end_factor - start_factor) * done);
   }
+  static double lowest() { return 0; }
 };
 
 /// Half a cosine from the start to `eta_min` in `t_max` epochs (SGDR, Loshchilov, Hutter 2017, without restarts), and
@@ -21668,6 +23311,7 @@ struct CosineAnnealing {
     check<UsageError>(t_max > 0, "CosineAnnealing: t_max is at least 1, got ", t_max);
     return eta_min + (start - eta_min) * (1 + std::cos(std::numbers::pi * epoch / t_max)) / 2;
   }
+  double lowest() const { return eta_min; }
 };
 
 /// In the first `steps` epochs the rate grows in a straight line from start_factor times the start to the start, then
@@ -21681,6 +23325,11 @@ struct Warmup {
     check<UsageError>(steps > 0, "Warmup: steps is at least 1, got ", steps);
     if (epoch >= steps) return then(start, epoch - steps);
     return start * (start_factor + (1 - start_factor) * epoch / steps);
+  }
+  double lowest() const
+    requires requires(const Formula& formula) { formula.lowest(); }
+  {
+    return then.lowest();
   }
 };
 template <class Formula>
@@ -21696,34 +23345,46 @@ inline double scaled_lr(double base_lr, Index base_batch, Index batch) {
   return base_lr * static_cast<double>(batch) / static_cast<double>(base_batch);
 }
 
+/// How a measure is compared with the best one so far.
+enum class ThresholdMode {
+  rel,  ///< it has to be better by `threshold` times the best one's size
+  abs,  ///< it has to be better by `threshold`
+};
+
 struct ReduceOnPlateauOptions {
   double factor = 0.1;
   /// Epochs without improvement that are forgiven.
   int patience = 10;
-  /// What counts as an improvement: a loss below best (1 - threshold), or a score above best (1 + threshold).
+  /// What counts as an improvement: a loss below best - threshold |best|, or a score above best + threshold |best|. For
+  /// measures above 0 that is PyTorch's rule; below 0, under which a worse one would count as better, it is not.
   double threshold = 1e-4;
   bool larger_is_better = false;
   /// Epochs after a reduction that don't count.
   int cooldown = 0;
   double min_lr = 0;
+  ThresholdMode threshold_mode = ThresholdMode::rel;
+  /// A reduction by no more than this is left out.
+  double eps = 1e-8;
 };
 
-/// Multiplies the rate by `factor` when a measure has stopped improving, as PyTorch's ReduceLROnPlateau does with a
-/// relative threshold. All ranks must be given the same measure.
+/// Multiplies the rate by `factor` when a measure has stopped improving, as PyTorch's ReduceLROnPlateau does. All ranks
+/// must be given the same measure. With schedules of the same optimizer, or another ReduceOnPlateau, it acts together:
+/// their rates are multiplied by what it has taken away.
 class ReduceOnPlateau {
  public:
   /// Throws UsageError unless 0 < factor < 1 and the other options are at least 0.
   explicit ReduceOnPlateau(HasLearningRate& optimizer, const ReduceOnPlateauOptions& options = {})
       : optimizer_(optimizer), options_(options) {
     check<UsageError>(options.factor > 0 && options.factor < 1 && options.patience >= 0 && options.threshold >= 0 &&
-                          options.cooldown >= 0 && options.min_lr >= 0,
+                          options.cooldown >= 0 && options.min_lr >= 0 && options.eps >= 0,
                       "ReduceOnPlateau: the factor is in (0, 1), got ", options.factor,
-                      "; patience, threshold, cooldown and min_lr are at least 0");
+                      "; patience, threshold, cooldown, min_lr and eps are at least 0");
   }
 
-  /// An epoch's loss or score. One that is not a number is no improvement.
+  /// An epoch's loss or score. One that is not a number is no improvement, and neither is an infinite one that none can
+  /// be worse than.
   void step(double measure) {
-    if (!std::isnan(measure) && (!seen_ || improves(measure))) {
+    if (!std::isnan(measure) && improves(measure)) {
       best_ = measure;
       seen_ = true;
       bad_ = 0;
@@ -21736,33 +23397,42 @@ class ReduceOnPlateau {
     }
     if (bad_ <= options_.patience) return;
     const double lr = std::max(optimizer_.lr() * options_.factor, options_.min_lr);
-    if (optimizer_.lr() - lr > 1e-8) optimizer_.set_lr(lr);
+    if (optimizer_.lr() - lr > options_.eps) optimizer_.reduce_lr(lr);
     resting_ = options_.cooldown;
     bad_ = 0;
   }
   double best() const { return best_; }
 
-  /// What a checkpoint keeps: the rate, the best measure, and what is counted.
+  /// What a checkpoint keeps: the rate, the best measure, what has been taken away from the rate, and what is counted.
+  /// The third is negative where there is no best measure; files of earlier versions have 1 or 0 there.
   static constexpr std::string_view kept_as = "plateau";
   std::array<double, 5> kept() const {
-    return {optimizer_.lr(), best_, seen_ ? 1.0 : 0.0, static_cast<double>(bad_), static_cast<double>(resting_)};
+    const double reduction = optimizer_.reduction();
+    return {optimizer_.lr(), best_, seen_ ? reduction : -reduction, static_cast<double>(bad_),
+            static_cast<double>(resting_)};
   }
   static bool can_keep(const std::array<double, 5>& kept) {
     const auto counts = [](double x) { return x >= 0 && x <= std::numeric_limits<int>::max(); };
-    return kept[0] >= 0 && std::isfinite(kept[0]) && counts(kept[3]) && counts(kept[4]);
+    return kept[0] >= 0 && std::isfinite(kept[0]) && std::isfinite(kept[2]) && counts(kept[3]) && counts(kept[4]);
   }
   void keep(const std::array<double, 5>& kept) {
-    optimizer_.set_lr(kept[0]);
+    optimizer_.resume_lr(kept[0]);
+    optimizer_.set_reduction(kept[2] == 0 ? 1 : std::abs(kept[2]));
     best_ = kept[1];
-    seen_ = kept[2] != 0 && !std::isnan(best_);
+    seen_ = kept[2] > 0 && !std::isnan(best_);
     bad_ = static_cast<int>(kept[3]);
     resting_ = static_cast<int>(kept[4]);
   }
 
  private:
   bool improves(double measure) const {
-    return options_.larger_is_better ? measure > best_ * (1 + options_.threshold)
-                                     : measure < best_ * (1 - options_.threshold);
+    const bool larger = options_.larger_is_better;
+    if (!seen_) return measure != (larger ? -1 : 1) * std::numeric_limits<double>::infinity();
+    // PyTorch's best * (1 - threshold), of which the sign is the best one's.
+    const bool absolute = options_.threshold_mode == ThresholdMode::abs;
+    const double margin = std::copysign(options_.threshold, best_) * (larger ? 1 : -1);
+    const double bound = absolute ? best_ + (larger ? 1 : -1) * options_.threshold : best_ * (1 + margin);
+    return larger ? measure > bound : measure < bound;
   }
 
   HasLearningRate& optimizer_;
@@ -21881,6 +23551,8 @@ struct World {
   int listen_fd = -1;  ///< rank 0: a socket that listens there already, which `connect` takes over; or -1
   std::chrono::milliseconds timeout{60'000};  ///< the longest that any wait for another rank lasts
   std::vector<int> members = {};              ///< of a group that `split` made: its ranks in the whole job; else empty
+  /// What the ranks meet for, in up to 63 characters: one that comes for something else is refused by name.
+  std::string purpose = {};
 };
 
 using Clock = std::chrono::steady_clock;
@@ -22956,7 +24628,8 @@ class UnlistedParameters final : public ParameterWatch {
     for (const auto& entry : flat.entries()) listed_.push_back(&entry.parameter());
     std::sort(listed_.begin(), listed_.end(), std::less<>());
   }
-  void saw(const void* parameter, std::span<const Index> extents) override {
+  void saw(const void* parameter, Node&, std::span<const Index> extents, bool wants_grad) override {
+    if (!wants_grad) return;
     if (std::binary_search(listed_.begin(), listed_.end(), parameter, std::less<>())) return;
     if (std::find(unlisted_.begin(), unlisted_.end(), parameter) != unlisted_.end()) return;
     shapes_ += cat(unlisted_.empty() ? "" : ", ", extents);
@@ -22998,6 +24671,18 @@ class WatchScope {
 
 namespace chorus::inline CHORUS_ABI {
 
+namespace detail {
+/// Whether any of a module's layers is in training.
+[[gnu::cold]] inline bool any_layer_trains(nn::Module& module) {
+  struct Look final : nn::detail::Walker {
+    bool any = false;
+    void enter(nn::Module& layer) override { any = any || layer.training(); }
+  } look;
+  look.walk(module);
+  return look.any;
+}
+}  // namespace detail
+
 /// Base of SingleDevice, DataParallel and DistributedDataParallel.
 template <class Model>
 class Policy {
@@ -23030,7 +24715,8 @@ class Policy {
   std::weak_ptr<void> alive() const { return alive_; }
 
   std::uint64_t seed() const { return random_.seed; }
-  /// Forward passes in training so far; random operations depend on it, so a checkpoint keeps it.
+  /// Forward passes so far that drew random numbers, in training or not, and all others with the model in training.
+  /// Random operations depend on it, so a checkpoint keeps it.
   std::uint32_t forward_passes() const { return passes_; }
   void set_forward_passes(std::uint32_t passes) { passes_ = passes; }
 
@@ -23046,6 +24732,8 @@ class Policy {
   Policy(Model model, std::uint64_t seed)
       : model_(std::move(model)), flat_(model_), unlisted_(std::make_shared<detail::UnlistedParameters>(flat_)) {
     random_.seed = seed;
+    random_.device_kind = device_type::kind;
+    random_.device = flat_.groups().front().values.device().index;
   }
 
   /// What is to watch the model in the pass that begins: the first one that records gradients.
@@ -23073,11 +24761,20 @@ class Policy {
     random_.step = known != nullptr ? known->take(passes_) : passes_;
     random_.next_operation = 0;
     random_.samples = samples;
+    random_.drew = false;
     return random_;
   }
   void end_forward() {
-    if (model_.training() && counts_) ++passes_;
+    if ((model_.training() || random_.drew) && counts_) ++passes_;
   }
+  /// Ranks have settled on a number for the pass under way.
+  void settle_pass(std::uint32_t number) {
+    if (counts_) passes_ = number;
+    random_.step = number;
+  }
+
+  /// Whether the model or any layer of it is in training: a layer's flag may differ from the model's.
+  bool any_training() { return model_.training() || detail::any_layer_trains(model_); }
 
   Model model_;
   nn::FlatParameters<device_type> flat_;
@@ -23455,7 +25152,7 @@ class Replica {
         });
     for (std::size_t i = 0; i < buffers.size(); ++i) {
       const auto& from = *buffers[i].buffer;
-      copy_bytes(device_, buffers_[i].buffer->data(), source, from.data(), from.size_bytes());
+      copy_bytes(device_, buffers_[i].buffer->memory(), source, from.memory(), from.size_bytes());
       trace::sent(source.index, trace::Traffic::buffers, from.size_bytes());
     }
     has_followed(original);
@@ -23472,8 +25169,9 @@ class Replica {
     const auto& entries = original.entries();
     for (std::size_t i = 0; i < entries.size(); ++i) {
       auto& own = flat_.entries()[i].parameter();
-      if (lacks(entries[i], i)) own.touch();  // what was made of the old numbers, as a copy in bf16, is no good
-      seen_[i] = entries[i].parameter().version();
+      // What was made of the old numbers, as a copy in bf16, is no good.
+      if (const auto version = entries[i].parameter().version(); std::exchange(seen_[i], version) != version)
+        own.touch();
       own.set_wants_grad(entries[i].parameter().wants_grad());
     }
     end_recording();
@@ -23567,9 +25265,9 @@ class ReplicaCollectives {
     for (std::size_t i = 0; i < buffers_.size(); ++i) {
       const auto& buffer = *buffers_[i].buffer;
       const auto count = static_cast<std::size_t>(buffer.count());
-      pieces_[0].push_back({buffer.data(), count, buffer.dtype()});
+      pieces_[0].push_back({buffer.memory(), count, buffer.dtype()});
       for (std::size_t r = 0; r < others; ++r)
-        pieces_[r + 1].push_back({replicas_[r]->buffers()[i].buffer->data(), count, buffer.dtype()});
+        pieces_[r + 1].push_back({replicas_[r]->buffers()[i].buffer->memory(), count, buffer.dtype()});
       trace::sent(device_ids_[0], trace::Traffic::buffers, others * buffer.size_bytes());
     }
     if (!pieces_[0].empty())
@@ -24253,10 +25951,11 @@ class DataParallel : public OneProcessPolicy<Model>, private detail::ReplicaRunn
   using D = typename Policy<Model>::device_type;
   static constexpr const char* name = "dp";
 
-  /// The first device has a copy of the model's numbers, too. Throws UsageError without devices, and for options that
-  /// make no sense; DeviceError for a device that doesn't exist.
+  /// The model's numbers move to the first device, where they are not there; handles, optimizers and hooks that a
+  /// program has from before stay theirs. Throws UsageError without devices, and for options that make no sense;
+  /// DeviceError for a device that doesn't exist.
   DataParallel(Model model, DataParallelOptions options, std::uint64_t seed = initial_seed())
-      : OneProcessPolicy<Model>(detail::copy_to(std::move(model), detail::first_device<D>(options), true), seed),
+      : OneProcessPolicy<Model>(detail::moved_to(std::move(model), detail::first_device<D>(options)), seed),
         options_(detail::settled(std::move(options))),
         buffers_(nn::named_buffers<D>(this->model_)),
         handles_(this->model_),
@@ -24322,18 +26021,29 @@ class DataParallel : public OneProcessPolicy<Model>, private detail::ReplicaRunn
       if (!copied) update_copy(i);
     };
     threads_.run_together(used, recorded<Inputs...>, prepare,
-                          [pass, grad, used, batch, seed = random.seed, step = random.step, &first = this->model_,
+                          [pass, grad, used, batch, seed = random.seed, step = random.step, dim = options_.dim,
+                           first_device = random.device, &first = this->model_,
                            watch = this->watch_once()](std::size_t i) {
                             const GradMode mode(grad);
                             const Index begin = detail::share_begin(batch, used, i),
                                         end = detail::share_begin(batch, used, i + 1);
                             RandomContext context{seed, step, 0, [begin] { return begin; }, end - begin};
+                            context.devices = static_cast<int>(used);
+                            context.dim = dim;
+                            context.is_share = [batch, used](std::int64_t samples) {
+                              return samples == batch / static_cast<Index>(used) ||
+                                     samples == detail::share_begin(batch, used, 1);
+                            };
+                            context.device_kind = D::kind;
+                            context.device = i == 0 ? first_device : pass->replicas[i - 1]->device().index;
                             const RandomScope scope(context);
                             const detail::WatchScope watch_scope(i == 0 ? watch : nullptr);
                             Model& model = i == 0 ? first : pass->replicas[i - 1]->model();
                             pass->outputs[i].emplace(std::apply(
                                 [&](const auto&... own) { return model.forward(own...); }, *pass->shares[i]));
+                            pass->drew[i] = context.drew;
                           });
+    this->random_.drew = std::find(pass->drew.begin(), pass->drew.end(), true) != pass->drew.end();
     this->end_forward();
     scalars_.begin_pass(batch, used, detail::holds_scalars<Output>);
     return gather(pass->outputs, pass->shares, std::index_sequence_for<Inputs...>{}, inputs...);
@@ -24356,9 +26066,10 @@ class DataParallel : public OneProcessPolicy<Model>, private detail::ReplicaRunn
   // What the devices' threads work with in a forward pass, from which one may come back late.
   template <class Shares, class Output>
   struct Pass {
-    Pass(std::size_t used, const Replicas& all) : shares(used), outputs(used), replicas(all) {}
+    Pass(std::size_t used, const Replicas& all) : shares(used), outputs(used), drew(used), replicas(all) {}
     std::vector<std::optional<Shares>> shares;
     std::vector<std::optional<Output>> outputs;
+    std::vector<char> drew;  // whether random operations have drawn numbers there
     Replicas replicas;
   };
 
@@ -25359,14 +27070,15 @@ class BatchShares {
   BatchShares(Communicator& communicator, bool in_place)
       : communicator_(communicator), messages_(static_cast<std::size_t>(communicator.size())), in_place_(in_place) {}
 
-  /// A forward pass of this rank begins. `sync`: gradients will be averaged; `training`: buffers will be sent;
-  /// `changed`: it wants gradients by other parameters than before.
-  void begin(std::int64_t samples, bool sync, bool training, bool changed = false) {
-    exchange(samples * 8 + (changed ? 4 : 0) + (sync ? 2 : 0) + (training ? 1 : 0));
+  /// A forward pass of this rank begins. `sync`: gradients will be averaged; `training`: buffers will be sent; `pass`:
+  /// its number; `changed`: it wants gradients by other parameters than before.
+  void begin(std::int64_t samples, bool sync, bool training, std::uint32_t pass, bool changed = false) {
+    pass_ = pass;
+    exchange(packed(samples, pass) + (changed ? 4 : 0) + (sync ? 2 : 0) + (training ? 1 : 0));
   }
   /// A forward pass of which ranks tell each other when its weight is asked for, by all of them or by none.
   void begin_unasked(std::int64_t samples) {
-    message_ = samples * 8;
+    message_ = packed(samples, 0);
     unasked_ = true;
   }
   /// This rank has no more batches: it only keeps the others company.
@@ -25374,10 +27086,12 @@ class BatchShares {
   /// A forward pass without gradients. Nobody else needs to know of it, unless, where it `may_ask`, an operation wants
   /// to know this rank's place: then ranks tell each other. A backward pass behind it belongs to the last one that
   /// `begin` was called for.
-  void begin_aside(std::int64_t samples, bool may_ask) {
+  void begin_aside(std::int64_t samples, bool may_ask, std::uint32_t pass) {
     aside_ = true;
-    first_aside_ = may_ask && communicator_.size() > 1 ? not_asked : 0;
-    aside_samples_ = samples;
+    pass_ = pass;
+    first_aside_ = may_ask && communicator_.size() > 1 ? not_asked : communicator_.rank() * samples;
+    of_aside_.clear();
+    aside_message_ = packed(samples, pass);
   }
 
   void wait() {
@@ -25385,8 +27099,8 @@ class BatchShares {
   }
   bool done() const { return counting_.done(); }
 
-  /// The place of this rank's first sample in the global batch: the shares lie in the order of the ranks. Of a pass
-  /// without gradients that may not ask, 0.
+  /// The place of this rank's first sample in the global batch: the shares lie in the order of the ranks. In a pass
+  /// without gradients that may not ask they are taken to be as large as this rank's.
   std::int64_t first_sample() {
     if (aside_) {
       if (first_aside_ == not_asked) first_aside_ = ask_aside();
@@ -25396,6 +27110,24 @@ class BatchShares {
     std::int64_t first = 0;
     for (int rank = 0; rank < communicator_.rank(); ++rank) first += samples(rank);
     return first;
+  }
+  /// After `first_sample`: whether a rank has that many samples.
+  bool is_share(std::int64_t samples) const {
+    const auto& all = aside_ ? of_aside_ : messages_;
+    return std::any_of(all.begin(), all.end(),
+                       [&](std::int64_t message) { return message != joined && samples_in(message) == samples; });
+  }
+  /// After `first_sample`: the pass's number, of all ranks'. They differ where a rank has had passes of its own: the
+  /// largest holds.
+  std::uint32_t pass() const {
+    std::int32_t ahead = 0;
+    for (const auto message : aside_ ? of_aside_ : messages_)
+      if (message != joined) {
+        constexpr int unused = 32 - pass_bits;  // the difference of two numbers that may have begun anew at 0
+        const auto difference = (static_cast<std::uint32_t>(message >> samples_end) - pass_) << unused;
+        ahead = std::max(ahead, static_cast<std::int32_t>(difference) >> unused);
+      }
+    return pass_ + static_cast<std::uint32_t>(ahead);
   }
   /// This rank's part of the global batch: the weight of its mean gradient. Those of all ranks add up to 1, also where
   /// the batch is empty: what earlier passes have averaged stays.
@@ -25440,13 +27172,22 @@ class BatchShares {
 
  private:
   static constexpr std::int64_t joined = -1, not_asked = -1;
+  // Three flags, the samples, the last bits of the pass's number.
+  static constexpr int samples_end = 35, pass_bits = 28;
+  static std::int64_t packed(std::int64_t samples, std::uint32_t pass) {
+    constexpr std::uint32_t last_bits = (std::uint32_t{1} << pass_bits) - 1;
+    return std::int64_t{pass & last_bits} << samples_end | samples << 3;
+  }
+  static std::int64_t samples_in(std::int64_t message) {
+    return (message & ((std::int64_t{1} << samples_end) - 1)) >> 3;
+  }
 
   static constexpr std::string_view of_recorded =
       "; ranks tell each other their batch sizes as a forward pass that records gradients begins: all have to begin "
       "one";
   static constexpr std::string_view of_aside =
-      "; ranks tell each other their batch sizes in a forward pass in training that draws random numbers: all have to "
-      "be in one";
+      "; ranks tell each other their batch sizes in a forward pass without gradients that draws random numbers: all "
+      "have to be in one";
 
   // Calls `f()`; an error of the communicator says what ranks were about.
   template <class F>
@@ -25476,7 +27217,7 @@ class BatchShares {
   }
   // These messages are below `joined`, which tells them from those of passes with gradients.
   [[gnu::cold]] std::int64_t ask_aside() {
-    const std::int64_t mine = joined - 1 - aside_samples_;
+    const std::int64_t mine = joined - 1 - aside_message_;
     std::vector<std::int64_t> all(messages_.size());
     explaining(of_aside, [&] { communicator_.all_gather(std::span(&mine, 1), std::span(all), {}); });
     std::int64_t first = 0;
@@ -25484,15 +27225,17 @@ class BatchShares {
       check<UsageError>(all[rank] < joined, "rank ", communicator_.rank(),
                         " runs a forward pass without gradients, rank ", rank,
                         all[rank] == joined ? " has run out of batches" : " one that records them");
-      if (rank < static_cast<std::size_t>(communicator_.rank())) first += joined - 1 - all[rank];
+      all[rank] = joined - 1 - all[rank];
+      if (rank < static_cast<std::size_t>(communicator_.rank())) first += samples_in(all[rank]);
     }
+    of_aside_ = std::move(all);
     return first;
   }
   std::int64_t samples(int rank) const {
     const auto message = messages_[static_cast<std::size_t>(rank)];
     check<UsageError>(message >= joined, "rank ", communicator_.rank(),
                       " runs a forward pass that records gradients, rank ", rank, " one without");
-    return message == joined ? 0 : message / 8;
+    return message == joined ? 0 : samples_in(message);
   }
   void note_changed() {
     for (auto& message : messages_)
@@ -25511,7 +27254,9 @@ class BatchShares {
   std::int64_t message_ = 0;
   std::vector<std::int64_t> messages_;  // of all ranks, once counting_ has ended
   bool in_place_, aside_ = false, changed_ = false, unasked_ = false;
-  std::int64_t aside_samples_ = 0, first_aside_ = 0;
+  std::uint32_t pass_ = 0;
+  std::int64_t aside_message_ = 0, first_aside_ = 0;
+  std::vector<std::int64_t> of_aside_;  // of all ranks, where they have been asked
   comm::Work counting_;
 };
 
@@ -25635,7 +27380,14 @@ class DistributedPolicy : public Policy<Model> {
       check<UsageError>(communicator.takes_device_memory(), "a distributed policy for a model on ", D::kind,
                         " needs a communicator for its memory, such as comm::NcclCommunicator; got ",
                         communicator.backend());
-    this->random_.first_sample = [this] { return shares_.first_sample(); };
+    this->random_.first_sample = [this] {
+      const auto first = shares_.first_sample();
+      if (const auto pass = shares_.pass(); pass != this->random_.step) this->settle_pass(pass);
+      detail::random_context()->step = this->random_.step;  // of a copy, where backward runs a part of the pass again
+      return first;
+    };
+    this->random_.devices = communicator.size();
+    this->random_.is_share = [this](std::int64_t samples) { return shares_.is_share(samples); };
   }
 
   /// Throws UsageError, on every rank, where the ranks' models, or `options`, differ. Rank 0's seed is all ranks'.
@@ -25686,7 +27438,7 @@ class DistributedPolicy : public Policy<Model> {
       for (const auto& named : buffers_) {
         if (!counts(named.buffer->dtype())) continue;
         const std::size_t size = named.buffer->size_bytes();
-        copy_bytes(device, pack ? place : named.buffer->data(), device, pack ? named.buffer->data() : place, size);
+        copy_bytes(device, pack ? place : named.buffer->memory(), device, pack ? named.buffer->memory() : place, size);
         place += size;
       }
     };
@@ -25734,13 +27486,14 @@ class DistributedPolicy : public Policy<Model> {
     return static_cast<int>(last_and_passes[0]);
   }
 
-  /// The model's forward pass on that many samples, with the random numbers of this rank's share. `with_others`: all
-  /// ranks are in theirs, so that synchronised layers see the whole batch. Throws UsageError where a layer of the
-  /// model has got other parameters or buffers since the policy took it, and where another policy took it afterwards.
+  /// The model's forward pass, for which `begin_forward` was called, with the random numbers of this rank's share.
+  /// `with_others`: all ranks are in theirs wherever a layer asks for them, so that synchronised layers in training see
+  /// the whole batch. Throws UsageError where a layer of the model has got other parameters or buffers since the policy
+  /// took it, and where another policy took it afterwards.
   template <class... Inputs>
-  auto forward(Index samples, bool with_others, const Inputs&... inputs) {
+  auto forward(bool with_others, const Inputs&... inputs) {
     handles_.check_kept(this->model_, this->flat_);
-    const RandomScope scope(this->begin_forward(samples));
+    const RandomScope scope(this->random_);
     const BatchGroupScope group(with_others ? group_ : nullptr);
     const detail::WatchScope watch(communicator_.rank() == 0 ? this->watch_once() : nullptr);
     auto output = this->model_.forward(this->on_model_device(inputs)...);
@@ -25872,7 +27625,6 @@ bool register_backend(Backend backend, EngineMaker maker);
 /// `start_thread`: how a thread of the library starts.
 
 #include <csignal>
-#include <system_error>
 
 namespace chorus::inline CHORUS_ABI::detail {
 
@@ -25928,6 +27680,12 @@ inline Found ask_system(const std::string& name, int flags) {
   found.length = list->ai_addrlen;
   freeaddrinfo(list);
   return found;
+}
+
+/// `[::1]`, as an IPv6 address stands in front of a port, without its brackets; any other name as it is.
+inline std::string without_brackets(std::string name) {
+  const bool six = name.starts_with('[') && name.ends_with(']') && name.find(':') != std::string::npos;
+  return six ? name.substr(1, name.size() - 2) : name;
 }
 
 /// Nothing at the deadline. An address in numbers is read at once; for a name a thread asks, which lives on until the
@@ -26000,10 +27758,21 @@ struct Address {
     return text;
   }
 
-  /// Looks `name` up. Throws CommError where there is no such name, TimeoutError where nobody knows by the deadline.
+  /// That of an address in numbers, `[::1]` too; nothing for a name.
+  static std::optional<Address> in_numbers(const std::string& text) {
+    const auto found = detail::ask_system(detail::without_brackets(text), AI_NUMERICHOST);
+    if (found.code != 0) return std::nullopt;
+    Address address;
+    address.storage = found.storage;
+    address.length = found.length;
+    return address;
+  }
+
+  /// Looks `name` up, which may be an address in numbers, `::1` or `[::1]`, too. Throws CommError where there is no
+  /// such name, TimeoutError where nobody knows by the deadline.
   static Address resolve(const std::string& name, int port,
                          Deadline deadline = Clock::now() + std::chrono::seconds(30)) {
-    const auto found = detail::look_up(name, deadline);
+    const auto found = detail::look_up(detail::without_brackets(name), deadline);
     check<TimeoutError>(found.has_value(), "address '", name,
                         "': the system has not found it in time; is there a name server?");
     check<CommError>(found->code == 0, "address '", name, "': ", gai_strerror(found->code));
@@ -26013,8 +27782,8 @@ struct Address {
     return address.with_port(port);
   }
   /// Whether other machines find something else under this name: Debian's /etc/hosts has 127.0.1.1 for a machine's own.
-  bool misleads(std::string_view name) const {
-    return loopback() && name != host() && name.find("localhost") == std::string_view::npos;
+  bool misleads(const std::string& name) const {
+    return loopback() && name.find("localhost") == std::string::npos && !in_numbers(name);
   }
 };
 
@@ -26181,7 +27950,7 @@ struct Challenge {
 struct Guest {
   Socket socket;
   Nonce nonce{};
-  std::array<std::byte, 128> hello{};
+  std::array<std::byte, 192> hello{};
   std::size_t got = 0;
   Deadline deadline{};
 };
@@ -26282,7 +28051,7 @@ class Guests {
 
 namespace chorus::inline CHORUS_ABI::comm::detail {
 
-inline constexpr std::uint64_t magic = 0x0003'7375'726f'6863;  // "chorus", then the protocol's version
+inline constexpr std::uint64_t magic = 0x0004'7375'726f'6863;  // "chorus", then the protocol's version
 
 struct Hello {
   std::uint64_t magic = detail::magic;
@@ -26291,7 +28060,14 @@ struct Hello {
   std::uint64_t machine = 0;
   Backend kind = Backend::automatic;
   std::array<std::uint8_t, 7> reserved{};
+  std::array<char, 64> purpose{};
   Mac proof{};
+
+  static std::array<char, 64> purpose_of(const World& world) {
+    std::array<char, 64> text{};
+    std::copy_n(world.purpose.data(), std::min(world.purpose.size(), text.size() - 1), text.data());
+    return text;
+  }
 };
 
 struct Answer {
@@ -27211,6 +28987,11 @@ class Host {
     return all;
   }
 
+  static std::string_view text_of(const std::array<char, 64>& purpose) {
+    const std::string_view text(purpose.data(), strnlen(purpose.data(), purpose.size()));
+    return text.empty() ? "nothing in particular" : text;
+  }
+
   void refuse_all(const std::string& why) {
     for (int rank = 1; rank < world_.size; ++rank)
       if (at(rank).socket) refuse(at(rank).socket, why);
@@ -27223,6 +29004,8 @@ class Host {
     if (hello.rank < 1 || hello.rank >= world_.size)
       return cat("rank ", hello.rank, " is not in [1, ", world_.size, ")");
     if (hello.kind != kind_) return cat("rank ", hello.rank, " asks for backend ", hello.kind, ", rank 0 for ", kind_);
+    if (const auto mine = Hello::purpose_of(world_); hello.purpose != mine)
+      return cat("rank ", hello.rank, " has come for ", text_of(hello.purpose), ", rank 0 for ", text_of(mine));
     auto& place = at(hello.rank);
     if (place.socket && !place.socket.ended())
       return cat("rank ", hello.rank, " is there already, as process ", place.hello.pid);
@@ -27331,6 +29114,7 @@ class Host {
   hello.pid = getpid();
   hello.machine = machine_id();
   hello.kind = kind;
+  hello.purpose = Hello::purpose_of(world);
   fill_random(hello.nonce);
 
   Meeting meeting;
@@ -30640,7 +32424,7 @@ class RankDevice<Cuda> {
   }
   template <class Model>
   Model place(Model model) const {
-    return copy_to(std::move(model), device_, true);
+    return moved_to(std::move(model), device_);
   }
   comm::AnyCommunicator& communicator() const { return *communicator_; }
 
@@ -32471,6 +34255,7 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
       : Base(std::move(model), communicator, seed),
         options_(options.checked_for<D>(this->model_)),
         reducer_(this->flat_, communicator, this->shares_, options_, std::move(hook), this->alive()) {
+    this->random_.dim = options.dim;
     if (communicator.size() > 1) this->flat_.use_memory(own_memory(), own_memory());
     std::erase_if(this->buffers_, [&](const auto& named) { return options_.ignores(named.name); });
     if (options_.init_sync) {
@@ -32508,12 +34293,12 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
                       "DistributedDataParallel: the last backward pass ended early; its gradients are incomplete");
     reducer_.clock().forward_begins();
     const Index samples = detail::samples_of(options_.dim, inputs...);
-    const bool aside_together = this->training() && !this->joining_;
+    this->begin_forward(samples);
     if (grad_enabled())
       begin_pass(samples);
     else
-      this->shares_.begin_aside(samples, aside_together);
-    auto output = this->forward(samples, grad_enabled() || aside_together, inputs...);
+      this->shares_.begin_aside(samples, !this->joining_, this->random_.step);
+    auto output = this->forward(grad_enabled() || !this->joining_, inputs...);
     if (grad_enabled()) share_buffers(BufferCommHookLocation::post_forward);
     reducer_.operators_send = this->operators_send_;
     reducer_.clock().forward_ends();
@@ -32530,9 +34315,9 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   /// Each pass counts by its own global batch, so that micro-batches may be shared out unevenly.
   [[nodiscard]] NoSync no_sync() { return NoSync(reducer_.sync); }
 
-  /// Has `share(buffers, communicator)` called before, or after, each forward pass in training that averages gradients,
-  /// by all ranks, instead of sending rank 0's buffers to all: to average running statistics, say. Under `join` they
-  /// come from one rank as ever. With nothing, `broadcast_buffers` holds again.
+  /// Has `share(buffers, communicator)` called before, or after, each forward pass that averages gradients, of a model
+  /// of which a layer is in training, by all ranks, instead of sending rank 0's buffers to all: to average running
+  /// statistics, say. Under `join` they come from one rank as ever. With nothing, `broadcast_buffers` holds again.
   void register_buffer_comm_hook(
       std::function<void(std::span<const nn::NamedBuffer<D>> buffers, Communicator& communicator)> share,
       BufferCommHookLocation location = BufferCommHookLocation::pre_forward) {
@@ -32735,14 +34520,14 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   }
 
   // In a pass that records gradients.
-  bool hooks_buffers() const { return buffer_hook_ && this->training() && reducer_.sync && !this->joining_; }
+  bool hooks_buffers() { return buffer_hook_ && reducer_.sync && !this->joining_ && this->any_training(); }
   void share_buffers(BufferCommHookLocation now) {
     if (hooks_buffers() && now == buffer_hook_location_) buffer_hook_(this->buffers_, this->communicator_);
   }
 
   void begin_pass(Index samples) {
-    const bool sends_buffers = options_.broadcast_buffers && this->training() && reducer_.sync && !hooks_buffers();
-    this->shares_.begin(samples, reducer_.sync, sends_buffers, reducer_.fit_buckets());
+    const bool sends_buffers = options_.broadcast_buffers && reducer_.sync && this->any_training() && !hooks_buffers();
+    this->shares_.begin(samples, reducer_.sync, sends_buffers, this->random_.step, reducer_.fit_buckets());
     this->check_all_here();
     reducer_.weigh_anew();
     if (sends_buffers) this->broadcast_buffers(this->joining_ ? this->shares_.first_active() : 0);
@@ -32848,7 +34633,6 @@ bool register_backend(Backend backend, EngineMaker maker);
 /// `start_thread`: how a thread of the library starts.
 
 #include <csignal>
-#include <system_error>
 
 namespace chorus::inline CHORUS_ABI::detail {
 
@@ -32904,6 +34688,12 @@ inline Found ask_system(const std::string& name, int flags) {
   found.length = list->ai_addrlen;
   freeaddrinfo(list);
   return found;
+}
+
+/// `[::1]`, as an IPv6 address stands in front of a port, without its brackets; any other name as it is.
+inline std::string without_brackets(std::string name) {
+  const bool six = name.starts_with('[') && name.ends_with(']') && name.find(':') != std::string::npos;
+  return six ? name.substr(1, name.size() - 2) : name;
 }
 
 /// Nothing at the deadline. An address in numbers is read at once; for a name a thread asks, which lives on until the
@@ -32976,10 +34766,21 @@ struct Address {
     return text;
   }
 
-  /// Looks `name` up. Throws CommError where there is no such name, TimeoutError where nobody knows by the deadline.
+  /// That of an address in numbers, `[::1]` too; nothing for a name.
+  static std::optional<Address> in_numbers(const std::string& text) {
+    const auto found = detail::ask_system(detail::without_brackets(text), AI_NUMERICHOST);
+    if (found.code != 0) return std::nullopt;
+    Address address;
+    address.storage = found.storage;
+    address.length = found.length;
+    return address;
+  }
+
+  /// Looks `name` up, which may be an address in numbers, `::1` or `[::1]`, too. Throws CommError where there is no
+  /// such name, TimeoutError where nobody knows by the deadline.
   static Address resolve(const std::string& name, int port,
                          Deadline deadline = Clock::now() + std::chrono::seconds(30)) {
-    const auto found = detail::look_up(name, deadline);
+    const auto found = detail::look_up(detail::without_brackets(name), deadline);
     check<TimeoutError>(found.has_value(), "address '", name,
                         "': the system has not found it in time; is there a name server?");
     check<CommError>(found->code == 0, "address '", name, "': ", gai_strerror(found->code));
@@ -32989,8 +34790,8 @@ struct Address {
     return address.with_port(port);
   }
   /// Whether other machines find something else under this name: Debian's /etc/hosts has 127.0.1.1 for a machine's own.
-  bool misleads(std::string_view name) const {
-    return loopback() && name != host() && name.find("localhost") == std::string_view::npos;
+  bool misleads(const std::string& name) const {
+    return loopback() && name.find("localhost") == std::string::npos && !in_numbers(name);
   }
 };
 
@@ -33157,7 +34958,7 @@ struct Challenge {
 struct Guest {
   Socket socket;
   Nonce nonce{};
-  std::array<std::byte, 128> hello{};
+  std::array<std::byte, 192> hello{};
   std::size_t got = 0;
   Deadline deadline{};
 };
@@ -33258,7 +35059,7 @@ class Guests {
 
 namespace chorus::inline CHORUS_ABI::comm::detail {
 
-inline constexpr std::uint64_t magic = 0x0003'7375'726f'6863;  // "chorus", then the protocol's version
+inline constexpr std::uint64_t magic = 0x0004'7375'726f'6863;  // "chorus", then the protocol's version
 
 struct Hello {
   std::uint64_t magic = detail::magic;
@@ -33267,7 +35068,14 @@ struct Hello {
   std::uint64_t machine = 0;
   Backend kind = Backend::automatic;
   std::array<std::uint8_t, 7> reserved{};
+  std::array<char, 64> purpose{};
   Mac proof{};
+
+  static std::array<char, 64> purpose_of(const World& world) {
+    std::array<char, 64> text{};
+    std::copy_n(world.purpose.data(), std::min(world.purpose.size(), text.size() - 1), text.data());
+    return text;
+  }
 };
 
 struct Answer {
@@ -34187,6 +35995,11 @@ class Host {
     return all;
   }
 
+  static std::string_view text_of(const std::array<char, 64>& purpose) {
+    const std::string_view text(purpose.data(), strnlen(purpose.data(), purpose.size()));
+    return text.empty() ? "nothing in particular" : text;
+  }
+
   void refuse_all(const std::string& why) {
     for (int rank = 1; rank < world_.size; ++rank)
       if (at(rank).socket) refuse(at(rank).socket, why);
@@ -34199,6 +36012,8 @@ class Host {
     if (hello.rank < 1 || hello.rank >= world_.size)
       return cat("rank ", hello.rank, " is not in [1, ", world_.size, ")");
     if (hello.kind != kind_) return cat("rank ", hello.rank, " asks for backend ", hello.kind, ", rank 0 for ", kind_);
+    if (const auto mine = Hello::purpose_of(world_); hello.purpose != mine)
+      return cat("rank ", hello.rank, " has come for ", text_of(hello.purpose), ", rank 0 for ", text_of(mine));
     auto& place = at(hello.rank);
     if (place.socket && !place.socket.ended())
       return cat("rank ", hello.rank, " is there already, as process ", place.hello.pid);
@@ -34307,6 +36122,7 @@ class Host {
   hello.pid = getpid();
   hello.machine = machine_id();
   hello.kind = kind;
+  hello.purpose = Hello::purpose_of(world);
   fill_random(hello.nonce);
 
   Meeting meeting;
@@ -36622,10 +38438,10 @@ inline std::optional<comm::World> world_from_environment() {
   comm::World world;
   world.rank = seat->rank;
   world.size = seat->size;
-  world.master_addr = address ? address : "127.0.0.1";
+  world.master_addr = comm::detail::without_brackets(address ? address : "127.0.0.1");
   world.master_port = port.value_or(port_of_job(seat->job));
-  const bool loopback =
-      world.master_addr.starts_with("127.") || world.master_addr == "localhost" || world.master_addr == "::1";
+  const auto numbers = comm::Address::in_numbers(world.master_addr);
+  const bool loopback = numbers ? numbers->loopback() : world.master_addr == "localhost";
   world.local_rank = seat->local_rank.value_or(seat->rank % seat->local_size.value_or(seat->size));
   world.local_size = seat->local_size.value_or(loopback ? seat->size : 1);
   if (world.local_rank >= world.local_size && seat->local_rank && (seat->local_size || loopback)) {
@@ -36805,6 +38621,7 @@ CHORUS_INLINE void Run::abort(std::string_view why) noexcept {
 
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_RUN_HPP
 
+#include <typeinfo>
 #if CHORUS_USE_CUDA
 #endif
 
@@ -36841,22 +38658,44 @@ struct LaunchBody {
   }
 };
 
+/// What is launched.
+struct LaunchedPolicy {
+  const char* name;
+  bool distributed;
+
+  template <class Net>
+  static LaunchedPolicy of() {
+    if constexpr (requires { static_cast<const char*>(Net::name); })
+      return {Net::name, Net::distributed};
+    else
+      return {typeid(Net).name(), Net::distributed};
+  }
+};
+
 /// Both forms of `launch`; without options they are read from the command line.
-int launch(bool distributed, int argc, char** argv, const LaunchOptions* options, LaunchBody body);
+int launch(LaunchedPolicy policy, int argc, char** argv, const LaunchOptions* options, LaunchBody body);
 
 }  // namespace detail
 
 /// Runs `body(run)` under the policy `Net` with options that the program has read by itself; returns main's status.
 /// `Net::distributed` says whether its devices are processes. If not, the body is called here. If so and torchrun,
 /// mpirun or srun has started this process (see world_from_environment), it is called here as that rank; else
-/// `options.devices` processes of this same program with the same arguments are started and watched. Call it once,
-/// early in main: what stands before it happens in every process. It calls manual_seed(options.seed).
+/// `options.devices` processes of this same program with the same arguments are started and watched. Call it early in
+/// main: what stands before it happens in every process. It calls manual_seed(options.seed).
+///
+/// main may call it again, for another setting or another policy. A process that one of its calls has started runs that
+/// call's body alone: the calls before it return what they returned to main in the starting process, those behind it
+/// what its own returned, and their bodies don't run; so what bodies leave in variables of main is seen within one call
+/// at most. Where a launcher has started the processes, each makes every call, and the ranks meet anew for each. A call
+/// inside the body of another one throws UsageError; so does, on a rank, one that is not what the starting process
+/// called: another policy, or another number of devices.
+///
 /// `body` takes a Run& and returns nothing or a status. What it throws is printed, and the other ranks are told:
 /// UsageError gives status 2, CommError 76, others 1; a rank killed by a signal gives 128 + its number, as does a
 /// signal to the program itself.
 template <class Net, class Body>
 int launch(int argc, char** argv, const LaunchOptions& options, Body&& body) {
-  return detail::launch(Net::distributed, argc, argv, &options, detail::LaunchBody::of<Net>(body));
+  return detail::launch(detail::LaunchedPolicy::of<Net>(), argc, argv, &options, detail::LaunchBody::of<Net>(body));
 }
 
 /// The same, with `--devices N`, `--seed S`, `--timeout SECONDS`, `--backend NAME` and `--help` read from the command
@@ -36865,7 +38704,7 @@ int launch(int argc, char** argv, const LaunchOptions& options, Body&& body) {
 /// the end.
 template <class Net, class Body>
 int launch(int argc, char** argv, Body&& body) {
-  return detail::launch(Net::distributed, argc, argv, nullptr, detail::LaunchBody::of<Net>(body));
+  return detail::launch(detail::LaunchedPolicy::of<Net>(), argc, argv, nullptr, detail::LaunchBody::of<Net>(body));
 }
 
 }  // namespace chorus
@@ -37164,6 +39003,7 @@ struct RankGroup {
   int master_port = 0;                    ///< 0: a free one, for a single machine
   int listen_fd = -1;                     ///< a socket that listens there already, for rank 0; or -1
   int restart = 0, max_restarts = 0;      ///< for the ranks to know
+  std::string launch;                     ///< of ranks that `launch` starts: what CHORUS_LAUNCH tells them
   int attempt = 0;                        ///< how often all ranks have been started before
   std::string run_id = "none", role = "default";
 
@@ -37209,6 +39049,7 @@ inline std::vector<std::string> rank_environment(const RankGroup& group, int loc
       "TORCHELASTIC_USE_AGENT_STORE=False",
       format("CHORUS_SUPERVISOR_PID=%d", getpid()),
       format("CHORUS_REPORT_FD=%d", given.report),
+      "CHORUS_LAUNCH=" + group.launch,
       rank == 0 ? format("CHORUS_RENDEZVOUS_FD=%d", given.listener) : "CHORUS_RENDEZVOUS_FD=",
   };
   if (!token.empty()) ours.push_back("CHORUS_TOKEN=" + token);
@@ -37282,8 +39123,6 @@ inline pid_t start_rank(const RankGroup& group, int local_rank, const std::vecto
 
 }  // namespace chorus::inline CHORUS_ABI
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_RANK_PROCESS_HPP
-
-#include <filesystem>
 
 namespace chorus::inline CHORUS_ABI::detail {
 
@@ -37450,22 +39289,33 @@ inline constexpr int lost_peer_status = 76;
 
 namespace detail {
 
-/// What a rank has to say when it fails. In the pipe a stamp stands in front: of several ranks that could not
-/// go on without others, the first to fail is known by it, not by the order in which processes end.
+/// What a rank has to say. In the pipe a `+` stands where it has come to `launch`, then, when it fails, a stamp in
+/// front of the reason: of several ranks that could not go on without others, the first to fail is known by it, not by
+/// the order in which processes end.
 struct RankReport {
+  bool arrived = false;           ///< at its call of `launch`
   std::int64_t when = INT64_MAX;  ///< in ticks of the clock that all processes of a machine share
+  int status = 0;                 ///< of `launch`, which its main may not have passed on; or 0
   std::string message;
 
-  static std::string stamp_of_now() {
-    return std::to_string(std::chrono::steady_clock::now().time_since_epoch().count()) + ' ';
+  static std::string stamp_of_now(int status) {
+    return format("%lld %d ", static_cast<long long>(std::chrono::steady_clock::now().time_since_epoch().count()),
+                  status);
   }
   /// Of one that says nothing `when` is the latest time there is.
   static RankReport from(const std::string& text) {
+    RankReport report;
+    report.arrived = text.starts_with('+');
+    const char *begin = text.c_str() + report.arrived, *rest = begin;
     char* end = nullptr;
-    const auto when = std::strtoll(text.c_str(), &end, 10);
-    const auto length = static_cast<std::size_t>(end - text.c_str());
-    if (length == 0 || *end != ' ') return {INT64_MAX, text};
-    return {when, text.substr(length + 1)};
+    const auto when = std::strtoll(begin, &end, 10);
+    bool stamped = end != begin && *end == ' ';
+    if (stamped) rest = end + 1;
+    const auto status = std::strtol(rest, &end, 10);
+    stamped = stamped && end != rest && *end == ' ';
+    if (stamped) report.when = when, report.status = static_cast<int>(status), begin = end + 1;
+    report.message.assign(begin, text.c_str() + text.size());
+    return report;
   }
 };
 
@@ -37475,6 +39325,29 @@ struct RankReport {
 /// it fails itself. In a process that no supervisor started it is tied to nothing.
 class Tether {
  public:
+  /// This process's, made at the first call. Throws UsageError for variables that make no sense.
+  static const Tether& of_process() {
+    static const Tether tether;
+    return tether;
+  }
+
+  /// Tells the supervisor that this rank has come to `launch`.
+  void arrive() const {
+    if (report_fd_ >= 0) [[maybe_unused]]
+      const auto written = write(report_fd_, "+", 1);
+  }
+
+  /// Says why this rank fails: to the supervisor, which tells the first cause from those that follow from it, else on
+  /// stderr as `chorus: prefix message`. With a `status` other than 0 the rank has failed even where main returns 0.
+  void report(std::string_view prefix, std::string_view message, int status) const {
+    // A pipe holds 64 KiB, and nobody reads it before this process has ended: it takes the first report.
+    const std::string stamped = detail::RankReport::stamp_of_now(status).append(message.substr(0, 60'000));
+    const bool piped = report_fd_ >= 0 && !reported_ && write(report_fd_, stamped.data(), stamped.size()) >= 0;
+    reported_ = reported_ || piped;
+    if (!piped && !message.empty()) detail::say(std::string(prefix).append(message));
+  }
+
+ private:
   Tether() {
     const auto supervisor = detail::env_number("CHORUS_SUPERVISOR_PID", 1, INT32_MAX);
     const auto report_fd = detail::env_number("CHORUS_REPORT_FD", 3, detail::most_ranks);
@@ -37495,19 +39368,8 @@ class Tether {
     report_fd_ = *report_fd;
   }
 
-  /// Says why this rank fails: to the supervisor, which tells the first cause from those that follow from it, else on
-  /// stderr as `chorus: prefix message`.
-  void report(std::string_view prefix, std::string_view message) const {
-    // A pipe holds 64 KiB, and nobody reads it before this process has ended.
-    message = message.substr(0, 60'000);
-    const std::string stamped = detail::RankReport::stamp_of_now().append(message);
-    if (report_fd_ < 0 || write(report_fd_, stamped.data(), stamped.size()) < 0) {
-      detail::say(std::string(prefix).append(message));
-    }
-  }
-
- private:
   int report_fd_ = -1;
+  mutable bool reported_ = false;
 };
 
 }  // namespace chorus
@@ -37597,7 +39459,8 @@ class Supervisor {
     pid_t pid = -1;
     bool running = false;
     int wait_status = 0;
-    Fd reports;  ///< what the rank has to say when it fails
+    Fd reports;         ///< what the rank has to say when it fails
+    RankReport report;  ///< the same, once it has ended
   };
 
   int number(const Rank& rank) const {
@@ -37638,7 +39501,7 @@ class Supervisor {
                                 streams.err.get()};
     const auto variables = rank_environment(group_, local_rank, port, token_, given);
     const pid_t pid = start_rank(group_, local_rank, variables, given);
-    ranks_[static_cast<std::size_t>(local_rank)] = {pid, true, 0, std::move(reports.read_end)};
+    ranks_[static_cast<std::size_t>(local_rank)] = {pid, true, 0, std::move(reports.read_end), {}};
     ++running_;
   }
 
@@ -37647,10 +39510,26 @@ class Supervisor {
       if (!rank.running || waitpid(rank.pid, &rank.wait_status, WNOHANG) != rank.pid) continue;
       rank.running = false;
       --running_;
+      rank.report = read_report(rank);
+      if (rank.wait_status == 0) doubt(rank);
       if (&rank == ranks_.get()) close_listener();
       if (stage_ == Stage::watching && rank.wait_status != 0) suspect(rank);
     }
     if (stage_ == Stage::watching && suspect_ && (running_ == 0 || Clock::now() >= *deadline_)) judge();
+  }
+
+  /// Whether a rank that has ended with status 0 has done what it was started for: main may have taken another way, or
+  /// not have passed on what `launch` returned.
+  void doubt(Rank& rank) {
+    auto& [arrived, when, status, message] = rank.report;
+    if (!group_.launch.empty() && !arrived) {
+      status = 2;
+      message = "its main has ended without coming to the call of launch that has started it";
+    }
+    if (status != 0)
+      rank.wait_status = status << 8;  // as one that exits with it
+    else if (!message.empty())
+      console_.say(message.starts_with("rank ") ? message : format("rank %d: %s", number(rank), message.c_str()));
   }
 
   /// When rank 0 has ended: what it started may live on and hold the socket, and a restart needs the port.
@@ -37685,18 +39564,18 @@ class Supervisor {
   /// Names the rank that failed first, and stops the others.
   void judge() {
     const bool lost_peer = lost_others(*suspect_);
-    auto report = read_report(*suspect_);
+    const RankReport* report = &suspect_->report;
     for (const Rank& rank : ranks()) {
       if (!lost_peer || &rank == suspect_ || rank.running || !lost_others(rank)) continue;
-      if (auto other = read_report(rank); other.when < report.when) {
+      if (rank.report.when < report->when) {
         suspect_ = &rank;
-        report = std::move(other);
+        report = &rank.report;
       }
     }
     const int status = suspect_->wait_status;
     outcome_.failed_rank = number(*suspect_);
     outcome_.status = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-    if (const std::string& why = report.message; !why.empty()) {
+    if (const std::string& why = report->message; !why.empty()) {
       const bool named = why.starts_with("rank ");  // as errors of a communicator are
       console_.say(named ? why : format("rank %d: %s", outcome_.failed_rank, why.c_str()));
     }
@@ -37871,12 +39750,152 @@ inline void print_launch_help(const char* program) {
       program, LaunchOptions::most_devices);
 }
 
+/// What a process that a call of `launch` has started is told in CHORUS_LAUNCH: `CALL DEVICES STATUSES POLICY`.
+struct LaunchOrder {
+  int call = 0;               ///< of `launch` in main, from 0
+  int devices = 1;            ///< that were asked for
+  std::vector<int> statuses;  ///< that the calls before it returned
+  std::string policy;
+
+  std::string text() const {
+    std::string list;
+    for (const int status : statuses) list += format(list.empty() ? "%d" : ",%d", status);
+    return format("%d %d %s %s", call, devices, list.empty() ? "-" : list.c_str(), policy.c_str());
+  }
+
+  /// Takes it out of the environment: what this process starts in turn is not meant. Nothing where there is none.
+  static std::optional<LaunchOrder> take() {
+    const char* found = env("CHORUS_LAUNCH");
+    if (found == nullptr) return std::nullopt;
+    const std::string text = found;
+    unsetenv("CHORUS_LAUNCH");
+    LaunchOrder order;
+    std::string_view rest = text;
+    const auto cut = [](std::string_view& from, char at) {
+      const auto end = std::min(from.find(at), from.size());
+      const auto word = from.substr(0, end);
+      from.remove_prefix(std::min(end + 1, from.size()));
+      return word;
+    };
+    const char* what = "environment variable CHORUS_LAUNCH, which is chorus' own launcher's to set,";
+    order.call = to_number<int>(what, cut(rest, ' '));
+    order.devices = to_number<int>(what, cut(rest, ' '));
+    for (auto list = cut(rest, ' '); !list.empty() && list != "-";)
+      order.statuses.push_back(to_number<int>(what, cut(list, ',')));
+    order.policy = rest;
+    if (order.call < 0 || order.statuses.size() != static_cast<std::size_t>(order.call))
+      usage_error("%s makes no sense, got '%s'", what, text.c_str());
+    return order;
+  }
+};
+
+/// The calls of `launch` in this process.
+struct LaunchCalls {
+  std::mutex mutex;
+  std::optional<LaunchOrder> order;  ///< where one in another process has started this one
+  std::vector<int> statuses;         ///< of the calls so far
+  bool ordered = false;              ///< whether `order` has been looked for
+  int meetings = 0;                  ///< of ranks, so far
+  int listen_fd = -1;                ///< rank 0's: where ranks meet again and again
+
+  static LaunchCalls& of_process() {
+    static LaunchCalls calls;
+    return calls;
+  }
+
+  /// The number of a call that begins; `passed` is its status where it is not to run.
+  int begin(std::optional<int>& passed) {
+    const std::lock_guard lock(mutex);
+    if (!std::exchange(ordered, true)) order = LaunchOrder::take();
+    const auto number = static_cast<int>(statuses.size());
+    statuses.push_back(0);
+    if (order && number != order->call)
+      passed = number < order->call ? order->statuses[static_cast<std::size_t>(number)]
+                                    : statuses[static_cast<std::size_t>(order->call)];
+    return number;
+  }
+  int end(int number, int status) {
+    const std::lock_guard lock(mutex);
+    return statuses[static_cast<std::size_t>(number)] = status;
+  }
+};
+
+/// While it lives, this thread is in a call of `launch`.
+class LaunchScope {
+ public:
+  LaunchScope() {
+    check<UsageError>(!std::exchange(inside(), true),
+                      "launch: called in the body of another launch; call them one behind the other, in main");
+  }
+  LaunchScope(const LaunchScope&) = delete;
+  LaunchScope& operator=(const LaunchScope&) = delete;
+  ~LaunchScope() { inside() = false; }
+
+ private:
+  static bool& inside() {
+    thread_local bool inside = false;
+    return inside;
+  }
+};
+
+/// While it lives, this process starts and watches ranks: for one call at a time.
+class StartingScope {
+ public:
+  StartingScope() {
+    check<UsageError>(!under_way().exchange(true), "launch: another thread of this process is in a launch of ranks");
+  }
+  StartingScope(const StartingScope&) = delete;
+  StartingScope& operator=(const StartingScope&) = delete;
+  ~StartingScope() { under_way() = false; }
+
+ private:
+  static std::atomic<bool>& under_way() {
+    static std::atomic<bool> under_way{false};
+    return under_way;
+  }
+};
+
+/// Throws UsageError where main has come to another call than the process that started this one.
+inline void check_order(const LaunchOrder& order, LaunchedPolicy policy, const LaunchOptions& options) {
+  const char* advice =
+      "; main has to take the same way in all processes, whatever files, environment or time it goes by";
+  if (order.policy != policy.name)
+    usage_error("launch: this process was started as a rank of policy '%s', but its main launches '%s'%s",
+                order.policy.c_str(), policy.name, advice);
+  if (options.devices && *options.devices != order.devices)
+    usage_error("launch: this process was started as one of %d devices, but its main launches %d%s", order.devices,
+                *options.devices, advice);
+}
+
+/// Several processes that each run a policy of one process have nothing to do with each other. (Variables that make no
+/// sense are not this policy's.)
+inline void warn_of_strangers(LaunchedPolicy policy) {
+  std::optional<Seat> seat;
+  try {
+    seat = env("RANK") || env("WORLD_SIZE") ? read_seat("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+                                            : seat_of_mpi_or_slurm();
+  } catch (const UsageError&) {
+  }
+  static std::atomic<bool> said{false};
+  if (seat && seat->size > 1 && seat->rank == 0 && !said.exchange(true))
+    say(format(
+        "warning: launch: policy '%s' is of one process, but a launcher has started %d: each does all of the work",
+        policy.name, seat->size));
+}
+
 /// Joins the world of a launcher, or returns nothing. `devices` is what the user asked for, if anything.
-inline std::optional<comm::World> join(std::optional<int> devices) {
+inline std::optional<comm::World> join(LaunchedPolicy policy, std::optional<int> devices) {
+  auto& calls = LaunchCalls::of_process();
   auto world = world_from_environment();
   if (!world) return world;
   unsetenv("CHORUS_RENDEZVOUS_FD");
-  if (world->listen_fd >= 0) fcntl(world->listen_fd, F_SETFD, FD_CLOEXEC);
+  if (world->listen_fd >= 0) {
+    fcntl(world->listen_fd, F_SETFD, FD_CLOEXEC);
+    if (!calls.order) calls.listen_fd = fcntl(world->listen_fd, F_DUPFD_CLOEXEC, 3);
+  } else if (calls.listen_fd >= 0) {
+    world->listen_fd = fcntl(calls.listen_fd, F_DUPFD_CLOEXEC, 3);
+  }
+  world->purpose = format("launch %d, policy '%s'", ++calls.meetings, policy.name);
   if (devices && *devices != world->size && world->rank == 0) {
     say(format("--devices %d is ignored: the launcher has started %d %s", *devices, world->size,
                world->size == 1 ? "process" : "processes"));
@@ -37907,38 +39926,54 @@ inline void keep_to_own_cores(const comm::World& world) {
 
 /// Calls the body; what it throws becomes a message and a status. The Run, and with it the connection to other ranks,
 /// lives on until the message is out: ranks that are told of the loss come second.
-inline int call(Run& run, const Tether& tether, LaunchBody body) {
+inline int call(Run& run, LaunchBody body) {
+  // A rank that `launch` has started has failed where its call has, whatever main makes of it.
+  const bool ordered = LaunchCalls::of_process().order.has_value();
+  const auto& tether = Tether::of_process();
   try {
-    return body.call(body.body, run);
+    const int status = body.call(body.body, run);
+    if (ordered && status != 0) tether.report("", "", status);
+    return status;
   } catch (...) {
     const Failure failure = current_failure();
     const bool named = run.world_size() == 1 || failure.message.starts_with("rank ");  // as a communicator's errors are
-    tether.report(named ? std::string() : format("rank %d: ", run.rank()), failure.message);
+    tether.report(named ? std::string() : format("rank %d: ", run.rank()), failure.message,
+                  ordered ? failure.status : 0);
     run.abort(failure.message);
     return failure.status;
   }
 }
 
-inline int launch_here(bool distributed, char** argv, Arguments arguments, LaunchOptions options, bool names_unused,
-                       LaunchBody body) {
+inline int launch_here(int number, LaunchedPolicy policy, char** argv, Arguments arguments, LaunchOptions options,
+                       bool names_unused, LaunchBody body) {
+  auto& calls = LaunchCalls::of_process();
+  const auto& order = calls.order;
+  if (order) check_order(*order, policy, options);
   options.complete();
-  const Tether tether;
+  Tether::of_process();
   comm::World world;
-  if (distributed) {
-    auto joined = join(options.devices);
+  if (policy.distributed) {
+    auto joined = join(policy, options.devices);
     if (!joined) {
+      check<UsageError>(!order, "launch: this process was started as a rank, but RANK and WORLD_SIZE are gone");
+      const StartingScope starting;
+      LaunchOrder next{number, options.devices.value_or(default_devices()), calls.statuses, policy.name};
+      next.statuses.resize(static_cast<std::size_t>(number));
       RankGroup group;
-      group.ranks = options.devices.value_or(default_devices());
+      group.ranks = next.devices;
       group.program = own_program();
       group.argv = argv;
+      group.launch = next.text();
       return run_job(std::move(group));
     }
     world = std::move(*joined);
     keep_to_own_cores(world);
+  } else {
+    warn_of_strangers(policy);
   }
   manual_seed(options.seed);
   Run run(std::move(arguments), options, std::move(world));
-  const int status = call(run, tether, body);
+  const int status = call(run, body);
   if (names_unused && status == 0 && run.is_main()) {
     const std::string unused = run.unused_options();
     if (!unused.empty()) say("warning: the program has no use for" + unused);
@@ -37946,20 +39981,32 @@ inline int launch_here(bool distributed, char** argv, Arguments arguments, Launc
   return status;
 }
 
-CHORUS_INLINE int launch(bool distributed, int argc, char** argv, const LaunchOptions* options, LaunchBody body) {
+CHORUS_INLINE int launch(LaunchedPolicy policy, int argc, char** argv, const LaunchOptions* options, LaunchBody body) {
+  const LaunchScope scope;
+  auto& calls = LaunchCalls::of_process();
+  int number = -1;
+  const Tether* tether = nullptr;  // of a rank that launch has started
   try {
+    std::optional<int> passed;
+    number = calls.begin(passed);
+    if (passed) return calls.end(number, *passed);
+    if (calls.order) (tether = &Tether::of_process())->arrive();
     Arguments arguments(argc, argv);
-    if (options != nullptr) return launch_here(distributed, argv, std::move(arguments), *options, false, body);
+    if (options != nullptr)
+      return calls.end(number, launch_here(number, policy, argv, std::move(arguments), *options, false, body));
     if (arguments.has("help")) {
       print_launch_help(argc > 0 ? argv[0] : "program");
       return 0;
     }
     const auto from_line = LaunchOptions::from(arguments);
-    return launch_here(distributed, argv, std::move(arguments), from_line, true, body);
+    return calls.end(number, launch_here(number, policy, argv, std::move(arguments), from_line, true, body));
   } catch (...) {
     const auto failure = current_failure();
-    say(failure.message);
-    return failure.status;
+    if (tether != nullptr)
+      tether->report("", failure.message, failure.status);
+    else
+      say(failure.message);
+    return number < 0 ? failure.status : calls.end(number, failure.status);
   }
 }
 
@@ -37977,7 +40024,7 @@ namespace chorus::inline CHORUS_ABI {
 
 /// The same as other policies have, so that a program can change its policy alone.
 struct SingleDeviceOptions {
-  /// The axis of the inputs along which their samples lie. Here nobody counts them.
+  /// The axis of the inputs along which their samples lie: random numbers go by it.
   int dim = 0;
 };
 
@@ -37986,14 +40033,16 @@ class SingleDevice : public OneProcessPolicy<Model> {
  public:
   static constexpr const char* name = "single";
 
-  explicit SingleDevice(Model model, std::uint64_t seed = initial_seed())
-      : OneProcessPolicy<Model>(std::move(model), seed), handles_(this->model_) {}
+  explicit SingleDevice(Model model, std::uint64_t seed = initial_seed(), const SingleDeviceOptions& options = {})
+      : OneProcessPolicy<Model>(std::move(model), seed), handles_(this->model_) {
+    check<UsageError>(options.dim >= 0, "SingleDevice: dim is at least 0, got ", options.dim);
+    this->random_.dim = options.dim;
+  }
   /// For `launch`: takes the seed from `run`.
   template <class Run>
   requires requires(Run& run) { run.seed(); }
   SingleDevice(Model model, Run& run, const SingleDeviceOptions& options = {})
-      : SingleDevice(std::move(model), run.seed()) {
-    check<UsageError>(options.dim >= 0, "SingleDevice: dim is at least 0, got ", options.dim);
+      : SingleDevice(std::move(model), run.seed(), options) {
     run.check_options();
   }
 
@@ -38002,7 +40051,8 @@ class SingleDevice : public OneProcessPolicy<Model> {
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
     handles_.check_kept(this->model_);
-    const RandomScope scope(this->begin_forward());
+    const int dim = this->random_.dim;
+    const RandomScope scope(this->begin_forward(dim == 0 ? 0 : detail::samples_of(dim, inputs...)));
     const detail::WatchScope watch(this->watch_once());
     auto output = this->model_.forward(this->on_model_device(inputs)...);
     this->end_forward();
@@ -38294,18 +40344,21 @@ class Progress {
     using value_type = int;
     using difference_type = std::ptrdiff_t;
 
-    explicit Iterator(Progress& progress) : progress_(&progress) {}
-    int operator*() const { return progress_->epoch_; }
+    explicit Iterator(Progress& progress) : progress_(&progress), epoch_(progress.options_.first_epoch) {}
+    int operator*() const { return epoch_; }
     Iterator& operator++() {
-      progress_->finish_epoch();
+      progress_->finish_epoch(epoch_++);
       return *this;
     }
     void operator++(int) { ++*this; }
-    bool operator==(std::default_sentinel_t) const { return progress_->epoch_ >= progress_->options_.epochs; }
+    bool operator==(std::default_sentinel_t) const { return epoch_ >= progress_->options_.epochs; }
 
    private:
     Progress* progress_;
+    int epoch_;
   };
+
+  /// Each begins with the first epoch. What is drawn is that of the one that was last begun or moved on.
 
   Iterator begin();
   std::default_sentinel_t end() const { return {}; }
@@ -38316,9 +40369,9 @@ class Progress {
  private:
   using Clock = std::chrono::steady_clock;
 
-  void start_epoch();
+  void start_epoch(int epoch);
 
-  void finish_epoch();
+  void finish_epoch(int epoch);
 
   double seconds() const { return std::chrono::duration<double>(Clock::now() - started_).count(); }
 
@@ -38367,7 +40420,7 @@ CHORUS_INLINE Progress::Progress(ProgressOptions options)
 }
 
 CHORUS_INLINE Progress::Iterator Progress::begin() {
-  start_epoch();
+  start_epoch(options_.first_epoch);
   return Iterator(*this);
 }
 
@@ -38384,21 +40437,22 @@ CHORUS_INLINE void Progress::step(double loss, Index samples, Index step, Index 
         !terminal_);
 }
 
-CHORUS_INLINE void Progress::start_epoch() {
+CHORUS_INLINE void Progress::start_epoch(int epoch) {
+  epoch_ = epoch;
   loss_sum_ = 0;
   samples_ = 0;
   started_ = drawn_ = Clock::now();
 }
 
-CHORUS_INLINE void Progress::finish_epoch() {
+CHORUS_INLINE void Progress::finish_epoch(int epoch) {
+  epoch_ = epoch;
   if (options_.enabled) {
     char time[32];
     std::snprintf(time, sizeof time, "  %.2f s", seconds());
     const bool last = epoch_ + 1 >= options_.epochs;
     write(head() + rates() + time + (last ? "" : eta(seconds(), seconds())), true);
   }
-  ++epoch_;
-  start_epoch();
+  start_epoch(epoch + 1);
 }
 
 CHORUS_INLINE std::string Progress::bar(double done) {

@@ -115,6 +115,33 @@ TEST_CASE("random numbers are the CPU's, uniform floats bit by bit") {
   }
 }
 
+TEST_CASE("numbers of random operations are the CPU's, uniform floats and whole numbers bit by bit") {
+  if (!gpu_present()) return;
+  const kernels::DropoutKey key{99, 3, 1, 17};
+  for (const Index inner : {1, 4, 7, 1030}) {
+    CAPTURE(inner);
+    const auto size = static_cast<std::size_t>(5 * inner);
+    compare(
+        0,
+        [&](auto device, float* x, std::int64_t* i, std::uint8_t* b) {
+          kernels::draw_uniform(device, 5, inner, x, 0.99f, key);
+          kernels::draw_integers(device, 5, inner, i, -3, std::uint64_t{1} << 63, key);
+          kernels::draw_integers(device, 5, inner, b, 7, 10, key);
+        },
+        std::vector<float>(size), std::vector<std::int64_t>(size), std::vector<std::uint8_t>(size));
+    compare(
+        1e-12,
+        [&](auto device, double* x, double* y) {
+          kernels::draw_uniform(device, 5, inner, x, 1.0, key);
+          kernels::draw_normal(device, 5, inner, y, key);
+        },
+        std::vector<double>(size), std::vector<double>(size));
+  }
+  compare(
+      0, [](auto device, float* p, float* x) { kernels::is_below(device, 4, p, x); },
+      std::vector<float>{0, 0.5f, 0.5f, 1}, std::vector<float>{0, 0.25f, 0.5f, 0.999f});
+}
+
 TEST_CASE("dropout has the CPU's mask") {
   if (!gpu_present()) return;
   for (const Index inner : {1, 4, 7, 1030})

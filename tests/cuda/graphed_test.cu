@@ -4,6 +4,8 @@
 #include <chorus/nn/positions.hpp>
 #include <chorus/ops/attention.hpp>
 #include <chorus/ops/cross_entropy.hpp>
+#include <chorus/ops/dropout.hpp>
+#include <chorus/ops/random.hpp>
 #include <chorus/ops/reduction.hpp>
 #include <chorus/optim/adam.hpp>
 #include <chorus/optim/averaging.hpp>
@@ -75,6 +77,54 @@ std::vector<double> losses_on_sequences(bool others) {
 TEST_CASE("a replayed step has its masks and positions, though other lengths have come since", "[cuda]") {
   CHORUS_NEEDS_GPU;
   CHECK(losses_on_sequences(true) == losses_on_sequences(false));
+}
+
+struct Noisy : nn::Module {
+  nn::Linear<Cuda> fc{4, 4};
+  CHORUS_MODULE(Noisy, fc)
+  auto forward(const auto& x) const {
+    const auto h = fc(x);
+    return dropout(h + randn_like(h), 0.5, training());
+  }
+};
+
+// Steps of two passes, one of them eager; another thread's, so that both begin alike.
+std::vector<double> losses_with_noise(bool replays, bool training) {
+  std::vector<double> losses;
+  std::thread([&] {
+    manual_seed(4);
+    SingleDevice<Noisy> net{Noisy{}, 9};
+    net.train(training);
+    optim::Sgd<Cuda> optimizer{net.parameters(), {.lr = 0.1}};
+    const auto one = [&](const auto& x) {
+      optimizer.zero_grad();
+      const auto first = net(x), second = net(x);
+      auto loss = mean(first * first) + mean(second * second);
+      loss.backward();
+      optimizer.step();
+      return loss;
+    };
+    const auto batch = [](Index rows) { return Tensor<float, 2>::full({rows, 4}, 0.5f); };
+    if (replays) {
+      Graphed step(net, one, {.warm_up = 2});
+      for (Index i = 0; i < 8; ++i) step(batch(i == 5 ? 3 : 6));
+      CHECK(step.replays() == 5);
+      losses = step.losses();
+    } else {
+      for (Index i = 0; i < 8; ++i) losses.push_back(one(to_device(batch(i == 5 ? 3 : 6), Cuda{})).item());
+    }
+    CHECK(net.forward_passes() == 16);
+  }).join();
+  return losses;
+}
+
+TEST_CASE("replayed steps draw the random numbers of eager ones, several passes a step, in evaluation too", "[cuda]") {
+  CHORUS_NEEDS_GPU;
+  for (const bool training : {true, false}) {
+    const auto replayed = losses_with_noise(true, training), eager = losses_with_noise(false, training);
+    REQUIRE(replayed.size() == eager.size());
+    for (std::size_t i = 0; i < eager.size(); ++i) CHECK(replayed[i] == Approx(eager[i]).epsilon(1e-5));
+  }
 }
 
 using test::images, test::labels;

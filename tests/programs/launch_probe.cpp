@@ -20,9 +20,11 @@ namespace ch = chorus;
 
 struct Processes {
   static constexpr bool distributed = true;
+  static constexpr const char* name = "processes";
 };
 struct OneProcess {
   static constexpr bool distributed = false;
+  static constexpr const char* name = "one process";
 };
 
 // Says that this rank has come so far, and waits to be ended.
@@ -108,6 +110,36 @@ static int body(ch::Run& run) {
   return 0;
 }
 
+// Several calls of launch in one main: one of one process, then two of ranks. `--main WAY` is what it gets wrong.
+static int sweep(int argc, char** argv, const std::string& way) {
+  const char* rank = std::getenv("RANK");
+  const bool is_rank = rank != nullptr, is_second = is_rank && std::strcmp(rank, "1") == 0;
+  if (is_rank && way == "quits") return 0;
+  int last = 0;
+  for (int number = 0; number < 3; ++number) {
+    const auto train = [&](ch::Run& run) {
+      run.option("main");
+      run.option("devices", 2);
+      std::array<float, 1> sum{1};
+      const bool misses = way == "misses" && is_second && number == 1;
+      if (misses || run.option("fail", -1) == number) ch::fail<ch::FileError>("setting ", number, " has no file");
+      if (way == "nests" && number > 0) ch::launch<OneProcess>(argc, argv, [](ch::Run&) {});
+      run.communicator().all_reduce(std::span<float>(sum));
+      std::printf("setting %d: rank %d of %d, sum %g\n", number, run.rank(), run.world_size(),
+                  static_cast<double>(sum[0]));
+    };
+    if (number == 0 || (way == "changes" && is_rank))
+      last = ch::launch<OneProcess>(argc, argv, train);
+    else if (way == "grows")
+      last = ch::launch<Processes>(argc, argv, ch::LaunchOptions{.devices = is_rank ? 3 : 2, .timeout = {}}, train);
+    else
+      last = ch::launch<Processes>(argc, argv, train);
+    if (!is_rank || way == "tells") std::printf("setting %d gave %d\n", number, last);
+    std::fflush(stdout);
+  }
+  return way == "ignores" ? 0 : last;
+}
+
 int main(int argc, char** argv) {
   const auto given = [&](const char* word) {
     for (int i = 1; i < argc; ++i) {
@@ -119,6 +151,8 @@ int main(int argc, char** argv) {
     run.flag("single");
     return body(run);
   };
+  for (int i = 1; i + 1 < argc; ++i)
+    if (std::strcmp(argv[i], "--main") == 0) return sweep(argc, argv, argv[i + 1]);
   if (given("--single")) return ch::launch<OneProcess>(argc, argv, any);
   if (given("--parsed")) return ch::launch<Processes>(argc, argv, {.devices = 3, .seed = 7, .timeout = {}}, any);
   return ch::launch<Processes>(argc, argv, any);

@@ -6,15 +6,22 @@ usage: safetensors_check.py TOOL [CASES]
 1. What Python writes, chorus reads and writes again: the same bytes, for each dtype and for random models.
 2. Damaged files (CASES of them, 20000 unless told) get the same verdict from both; where chorus is stricter, on purpose, the
    reason must be one of STRICTER. Where both accept, they see the same names, dtypes, shapes and data.
+3. Files of other formats are refused as what they are.
 """
 
+import bz2
+import gzip
+import io
 import json
+import lzma
 import pathlib
+import pickle
 import random
 import re
 import struct
 import subprocess
 import sys
+import tarfile
 import tempfile
 
 import numpy
@@ -155,6 +162,26 @@ def check_verdicts(tool, cases):
         fail("the damage is too one-sided to say anything")
 
 
+def check_foreign(tool):
+    """What Python's own modules write is refused as what it is."""
+    array, arrays, tar = io.BytesIO(), io.BytesIO(), io.BytesIO()
+    numpy.save(array, numpy.zeros(3))
+    numpy.savez_compressed(arrays, a=numpy.zeros(3))
+    with tarfile.open(fileobj=tar, mode="w") as archive:
+        archive.addfile(tarfile.TarInfo("model.safetensors"), io.BytesIO())
+    model = safetensors.numpy.save({"a": numpy.zeros(3)})
+    files = [(array.getvalue(), "a NumPy array"), (arrays.getvalue(), "a NumPy archive"), (tar.getvalue(), "a tar archive"),
+             (gzip.compress(model), "compressed with gzip"), (bz2.compress(model), "compressed with bzip2"),
+             (lzma.compress(model), "compressed with xz"), (b'{"weight_map": {}}', "the list of a model")]
+    files += [(pickle.dumps({"a": list(range(300))}, protocol), "a Python pickle") for protocol in range(2, 6)]
+    stream = b"".join(struct.pack("<Q", len(data)) + data for data, _ in files)
+    lines = subprocess.run([tool, "verdicts"], input=stream, stdout=subprocess.PIPE, check=True).stdout.decode().split("\n")
+    for (_, what), line in zip(files, lines):
+        if not line.startswith("refused ") or f"not a safetensors file; it is {what}" not in line:
+            fail(f"expected {what}, got {line}")
+    print(f"{len(files)} files of other formats, each named as what it is")
+
+
 def check_rewrite(tool, folder):
     """Python -> chorus -> the same bytes; and read back by Python."""
     source, target = folder / "python.safetensors", folder / "chorus.safetensors"
@@ -196,6 +223,7 @@ def main():
     tool = sys.argv[1]
     with tempfile.TemporaryDirectory() as folder:
         check_rewrite(tool, pathlib.Path(folder))
+    check_foreign(tool)
     check_verdicts(tool, int(sys.argv[2]) if len(sys.argv) > 2 else 20000)
 
 

@@ -27,8 +27,8 @@ STANDARD = {
     "bit": "bit_cast bit_ceil bit_width countl_zero countr_zero endian has_single_bit popcount",
     "charconv": "from_chars to_chars",
     "chrono": "chrono",
-    "cmath": "abs ceil cos erf exp expm1 fabs floor isfinite isinf isnan log log1p lround nearbyint nextafter pow "
-             "round sin sqrt tanh",
+    "cmath": "abs ceil copysign cos erf exp expm1 fabs floor hypot isfinite isinf isnan log log1p lround nearbyint "
+             "nextafter pow round sin sqrt tanh",
     "concepts": "constructible_from convertible_to derived_from floating_point integral invocable regular same_as",
     "condition_variable": "condition_variable condition_variable_any",
     "cstdarg": "va_list",
@@ -58,7 +58,7 @@ STANDARD = {
     "stdexcept": "invalid_argument logic_error runtime_error",
     "stop_token": "stop_token",
     "string": "stoi stol string to_string",
-    "string_view": "string_view",
+    "string_view": "string_view string_view_literals",
     "system_error": "errc error_code system_error",
     "thread": "jthread this_thread thread",
     "tuple": "apply forward_as_tuple get make_tuple tie tuple tuple_cat tuple_element tuple_element_t tuple_size "
@@ -69,7 +69,7 @@ STANDARD = {
                    "remove_pointer_t remove_reference_t true_type type_identity_t void_t",
     "unordered_map": "unordered_map",
     "unordered_set": "unordered_set",
-    "utility": "as_const cmp_less declval exchange forward in_place index_sequence index_sequence_for "
+    "utility": "as_const cmp_less declval exchange forward in_place in_range index_sequence index_sequence_for "
                "integer_sequence make_index_sequence make_integer_sequence move pair swap",
     "vector": "erase_if vector",
 }

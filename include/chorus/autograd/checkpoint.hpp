@@ -2,13 +2,15 @@
 /// Activation checkpointing (Chen, Xu, Zhang, Guestrin 2016): memory for time. What a part of a model computes is
 /// forgotten and computed again when backward needs it.
 
-#include <chorus/autograd/variable.hpp>
+#include <chorus/autograd/parameter.hpp>
 #include <chorus/core/batch_group.hpp>
 #include <chorus/core/random.hpp>
+#include <chorus/core/recomputation.hpp>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <tuple>
 #include <unordered_set>
 #include <utility>
@@ -18,10 +20,10 @@ namespace chorus::inline CHORUS_ABI {
 
 namespace detail {
 
-/// The random numbers of a part of a forward pass, to be drawn again.
-class RandomReplay {
+/// The random numbers of a part of a forward pass, to be drawn again, and what its layers found.
+class PassReplay {
  public:
-  RandomReplay() : outer_(random_context()) {
+  PassReplay() : outer_(random_context()), outer_run_(first_run) {
     if (outer_ != nullptr) {
       context_ = *outer_;
       // Asked for once, while its answer holds; not at all if no random operation asks.
@@ -46,19 +48,56 @@ class RandomReplay {
     context_.passes = &passes_;
     passes_.rewind(outer_ != nullptr ? outer_->passes : nullptr);
     const RandomScope scope(context_);
+    findings_.begin(outer_run_, ran_);
+    const FirstRunScope run_scope(findings_);
     return function();
   }
   /// After the first run: the rest of the pass goes on behind it.
   void leave() {
-    if (outer_ != nullptr) outer_->next_operation = context_.next_operation;
+    if (outer_ != nullptr) {
+      outer_->next_operation = context_.next_operation;
+      outer_->drew = context_.drew;
+    }
+    context_.is_share = nullptr;  // it has been asked; by backward there may be another batch
     outer_ = nullptr;
+    outer_run_ = nullptr;
+    ran_ = true;
   }
 
  private:
   RandomContext* outer_;
+  FirstRun* outer_run_;
+  FirstRun findings_;
+  bool ran_ = false;
   RandomContext context_;
   std::uint32_t start_ = 0;
   PassNumbers passes_;
+};
+
+/// The parameters that a part of a forward pass takes, and the versions of their numbers: what is computed again needs
+/// the same ones.
+class SeenParameters final : public ParameterWatch {
+ public:
+  SeenParameters() : outer_(std::exchange(parameter_watch, this)) {}
+  SeenParameters(const SeenParameters&) = delete;
+  SeenParameters& operator=(const SeenParameters&) = delete;
+  ~SeenParameters() { parameter_watch = outer_; }
+
+  void saw(const void* parameter, Node& node, std::span<const Index> extents, bool wants_grad) override {
+    if (outer_ != nullptr) outer_->saw(parameter, node, extents, wants_grad);
+    for (const auto& known : list)
+      if (known.node.get() == &node) return;
+    list.push_back({Ref<Node>(&node), node.numbers_version()});
+  }
+
+  struct Seen {
+    Ref<Node> node;
+    std::uint64_t version;
+  };
+  std::vector<Seen> list;
+
+ private:
+  ParameterWatch* outer_;
 };
 
 template <Operand X>
@@ -98,16 +137,24 @@ inline std::vector<Ref<Node>> older_leaves(const Ref<Node>& root, std::uint64_t 
 template <class Function, class T, int Rank, class D, class... Inputs>
 class CheckpointNode final : public GradNode<T, Rank, D> {
  public:
-  CheckpointNode(const Tensor<T, Rank, D>& value, Function function, RandomReplay random,
-                 std::vector<Ref<Node>> parameters, const Inputs&... inputs)
+  CheckpointNode(const Tensor<T, Rank, D>& value, Function function, PassReplay random,
+                 std::vector<Ref<Node>> parameters, std::vector<SeenParameters::Seen> seen, const Inputs&... inputs)
       : GradNode<T, Rank, D>("checkpoint", value.shape(), value.device()),
         saved_(std::in_place,
-               Saved{std::move(function), std::move(random), {inputs...}, std::move(parameters), batch_group()}) {}
+               Saved{std::move(function), std::move(random), {inputs...}, std::move(parameters), std::move(seen),
+                     batch_group()}) {}
 
   void backward(bool keep) override {
     if (!this->has_grad()) return;
     check<UsageError>(saved_.has_value(), "backward: the graph behind 'checkpoint' was freed by an earlier backward; ",
                       "pass retain_graph = true to that one");
+    for (const auto& [node, version] : saved_->seen) {
+      const auto now = node->numbers_version();
+      check<UsageError>(now == version, "backward of 'checkpoint': it has to compute again with '",
+                        node->numbers_name(), "' as it was in the forward pass, at version ", version,
+                        ", but it has been written since, and is at version ", now,
+                        ": go backward before an optimizer steps or numbers are assigned");
+    }
     const auto dy = this->take_grad();
     const auto leaves = std::apply([](const auto&... x) { return std::tuple{fresh_leaf(x)...}; }, saved_->inputs);
     {
@@ -144,9 +191,10 @@ class CheckpointNode final : public GradNode<T, Rank, D> {
 
   struct Saved {
     Function function;
-    RandomReplay random;
+    PassReplay random;
     std::tuple<Inputs...> inputs;
     std::vector<Ref<Node>> parameters;
+    std::vector<SeenParameters::Seen> seen;
     std::shared_ptr<BatchGroup> group;
   };
   std::optional<Saved> saved_;
@@ -156,15 +204,23 @@ class CheckpointNode final : public GradNode<T, Rank, D> {
 
 /// `function(inputs...)`, a Variable, of which only the inputs and the result are kept: backward runs it a second time,
 /// with the same random numbers, to have what lies between. Parameters that the function uses get their gradients as
-/// ever. Other recorded values must be inputs; what the function refers to must live until backward. A batch norm
-/// inside it sees its batch twice. Throws UsageError for a value that is no input.
+/// ever. Other recorded values must be inputs; what the function refers to must live until backward. Layers are in
+/// training or in evaluation as they were the first time, and batch norm counts its batch once; a layer of one's own
+/// that changes buffers asks `is_recomputed`. Throws UsageError for a value that is no input, and in backward where a
+/// parameter has been written since.
 ///   for (const auto& block : blocks) x = ch::checkpoint([&](const auto& in) { return block(in); }, x);
 template <class Function, Operand... Inputs>
 auto checkpoint(const Function& function, const Inputs&... inputs) {
   const auto start = Node::next_sequence();
   const std::tuple leaves{detail::fresh_leaf(inputs)...};
-  detail::RandomReplay random;
-  const auto value = random.run([&] { return std::apply(function, leaves); });
+  detail::PassReplay random;
+  std::vector<detail::SeenParameters::Seen> seen;
+  const auto value = random.run([&] {
+    detail::SeenParameters watch;
+    auto made = std::apply(function, leaves);
+    seen = std::move(watch.list);
+    return made;
+  });
   random.leave();
   using Output = std::remove_const_t<decltype(value)>;
   static_assert(AnyVariable<Output>, "checkpoint: the function returns one Variable");
@@ -173,8 +229,9 @@ auto checkpoint(const Function& function, const Inputs&... inputs) {
   using T = typename Output::value_type;
   using D = typename Output::device_type;
   using Made = detail::CheckpointNode<Function, T, Output::rank, D, Inputs...>;
-  return Output(value.value(), Ref<GradNode<T, Output::rank, D>>(new Made(value.value(), function, std::move(random),
-                                                                          std::move(parameters), inputs...)));
+  return Output(value.value(),
+                Ref<GradNode<T, Output::rank, D>>(new Made(value.value(), function, std::move(random),
+                                                           std::move(parameters), std::move(seen), inputs...)));
 }
 
 }  // namespace chorus::inline CHORUS_ABI

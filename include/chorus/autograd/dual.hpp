@@ -32,12 +32,27 @@ struct RealOf<Dual<S, N>> {
 
 namespace detail {
 
+template <class S>
+inline constexpr bool is_dual = false;
+template <class S, int N>
+inline constexpr bool is_dual<Dual<S, N>> = true;
+
+/// slope d. Of several directions one that a number doesn't depend on has no influence, however steep the slope: 0, not
+/// infinity times 0. (A d that is a Dual may be 0 and yet change.)
+template <int N, class S>
+CHORUS_HD S along(const S& slope, const S& d) {
+  if constexpr (N > 1 && !is_dual<S>)
+    return where(d == 0, S(0), slope * d);
+  else
+    return slope * d;
+}
+
 /// The chain rule: a result `value` whose derivative by `x` is `slope`.
 template <class S, int N>
 CHORUS_HD Dual<S, N> chain(const S& value, const S& slope, const Dual<S, N>& x) {
   Dual<S, N> out;
   out.value = value;
-  for (int i = 0; i < N; ++i) out.d[i] = slope * x.d[i];
+  for (int i = 0; i < N; ++i) out.d[i] = along<N, S>(slope, x.d[i]);
   return out;
 }
 template <class S, int N>
@@ -45,7 +60,7 @@ CHORUS_HD Dual<S, N> chain(const S& value, const S& slope_a, const Dual<S, N>& a
                            const Dual<S, N>& b) {
   Dual<S, N> out;
   out.value = value;
-  for (int i = 0; i < N; ++i) out.d[i] = slope_a * a.d[i] + slope_b * b.d[i];
+  for (int i = 0; i < N; ++i) out.d[i] = along<N, S>(slope_a, a.d[i]) + along<N, S>(slope_b, b.d[i]);
   return out;
 }
 
@@ -81,7 +96,7 @@ template <class S, int N>
 CHORUS_HD Dual<S, N> operator/(const Dual<S, N>& a, const Dual<S, N>& b) {
   Dual<S, N> out;
   out.value = a.value / b.value;
-  for (int i = 0; i < N; ++i) out.d[i] = (a.d[i] - out.value * b.d[i]) / b.value;
+  for (int i = 0; i < N; ++i) out.d[i] = (a.d[i] - detail::along<N, S>(out.value, b.d[i])) / b.value;
   return out;
 }
 
@@ -182,7 +197,10 @@ CHORUS_HD Dual<S, N> expm1(const Dual<S, N>& x) {
 }
 template <class S, int N>
 CHORUS_HD Dual<S, N> log(const Dual<S, N>& x) {
-  return detail::chain<S, N>(log(x.value), 1 / x.value, x);
+  Dual<S, N> out;
+  out.value = log(x.value);
+  for (int i = 0; i < N; ++i) out.d[i] = x.d[i] / x.value;  // 1 / x of a subnormal number overflows
+  return out;
 }
 template <class S, int N>
 CHORUS_HD Dual<S, N> log1p(const Dual<S, N>& x) {
@@ -234,13 +252,14 @@ CHORUS_HD Dual<S, N> abs(const Dual<S, N>& x) {
   return out;
 }
 
-/// At a tie each side has half of the derivative, as in PyTorch.
+/// At a tie each side has half of the derivative, and where one is NaN all of it, as in PyTorch.
 template <class S, int N>
 CHORUS_HD Dual<S, N> max(const Dual<S, N>& a, const Dual<S, N>& b) {
   Dual<S, N> out;
   out.value = max(a.value, b.value);
   for (int i = 0; i < N; ++i)
-    out.d[i] = where(a.value > b.value, a.d[i], where(a.value < b.value, b.d[i], (a.d[i] + b.d[i]) / 2));
+    out.d[i] = where(a.value > b.value, a.d[i],
+                     where(a.value < b.value, b.d[i], (a.d[i] + b.d[i]) * where(a.value == b.value, S(0.5), S(1))));
   return out;
 }
 template <class S, int N>

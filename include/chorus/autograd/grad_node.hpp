@@ -96,10 +96,16 @@ class GradNode : public Node {
       grad_ = dense;
     has_grad_ = true;
   }
-  /// Forgets the gradient. The memory stays: the next contribution overwrites it.
+  /// Forgets the gradient. The memory stays, and the next contribution overwrites it; but what somebody has a handle to
+  /// stays that gradient.
   void zero_grad() {
+    if (grad_.storage().owners() > 1) {
+      if (!bound_)
+        grad_ = {};
+      else if (has_grad_)
+        leave_to_holders();
+    }
     set_has_grad(false);
-    if (!bound_ && grad_.storage().owners() > 1) grad_ = {};
   }
   const Shape<Rank>& shape() const { return shape_; }
   D device() const { return device_; }
@@ -117,11 +123,28 @@ class GradNode : public Node {
   }
 
  protected:
-  // Puts the gradient at a place that stays: a range of a flat buffer.
-  void bind_grad(tensor_type place) {
-    if (has_grad_) copy_bytes(device_, place.data(), device_, grad_.data(), grad_.bytes());
-    grad_ = std::move(place);
+  // Puts the gradient at a place that stays: a range of a flat buffer, on the device of `whole`.
+  void bind_grad(const Storage<D>& whole, T* place) {
+    const auto bytes = static_cast<std::size_t>(numel(shape_)) * sizeof(T);
+    if (has_grad_) copy_bytes(whole.device(), place, device_, grad_.data(), bytes);
+    device_ = whole.device();
+    if (bound_)
+      grad_.storage().move_home(whole, place);
+    else
+      grad_ = {Storage<D>::home_in(whole, place, bytes), place, shape_, row_major(shape_)};
     bound_ = true;
+  }
+  // The gradient's numbers on another device, in memory of their own.
+  void move_grad(D device) {
+    if (grad_.defined()) {
+      const auto near = tensor_type::empty(shape_, device);
+      if (has_grad_) copy_bytes(device, near.data(), device_, grad_.data(), grad_.bytes());
+      if (bound_)
+        grad_.storage().move_home(near.storage(), near.data());
+      else
+        grad_ = near;
+    }
+    device_ = device;
   }
   tensor_type take_grad() {
     has_grad_ = false;
@@ -132,10 +155,18 @@ class GradNode : public Node {
     if (!has) ++times_forgotten_;
   }
   std::uint32_t times_forgotten() const { return times_forgotten_; }
-  void set_device(D device) { device_ = device; }
   const tensor_type& grad_memory() const { return grad_; }
 
  private:
+  // The numbers move out of the place that is bound, with all handles; a new gradient comes into it.
+  [[gnu::noinline, gnu::cold]] void leave_to_holders() {
+    const MemoryScope scope(trace::Memory::gradients);
+    const Storage<D> held = grad_.storage(), whole = held.memory(), aside(device_, grad_.bytes());
+    T* const place = grad_.data();
+    copy_bytes(device_, aside.data(), device_, place, grad_.bytes());
+    grad_ = {Storage<D>::home_in(whole, place, grad_.bytes()), place, shape_, row_major(shape_)};
+    held.move_home(aside, aside.data());
+  }
   // Others hold this memory, so it must not change: continues in a copy.
   void add_out_of_place(tensor_type copy) {
     copy_bytes(device_, copy.data(), device_, grad_.data(), grad_.bytes());

@@ -137,6 +137,10 @@ class Node {
   bool skipped() const { return skipped_; }
   void set_skipped(bool skipped) { skipped_ = skipped; }
 
+  /// Of a parameter: the version of its numbers, and its name in the model, if that is known.
+  virtual std::uint64_t numbers_version() const { return 0; }
+  virtual const char* numbers_name() const { return ""; }
+
   /// Whether the gradient that the node holds, if any, has neither NaN nor infinity.
   virtual bool gradient_is_finite() const { return true; }
   virtual bool has_grad() const { return false; }

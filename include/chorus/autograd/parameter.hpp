@@ -1,27 +1,91 @@
 #pragma once
 /// Parameter: a leaf Variable that a model owns, and Buffer: numbers that a model owns and no gradient goes to. A copy
-/// of a handle shares the numbers; policies move them into flat buffers and copy them to other devices behind the
-/// handles.
+/// of a handle shares the numbers. Policies move them, into flat buffers and to other devices; handles, optimizers and
+/// tensors that a program has from before go on to stand for the same numbers.
 
 #include <chorus/autograd/variable.hpp>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
+#include <string_view>
 #include <utility>
 
 namespace chorus::inline CHORUS_ABI {
 
-/// A parameter whose scalar type and rank are known at run time only: what policies, optimizers and checkpoints work
-/// with.
+namespace detail {
+
+/// The same numbers, dense, with a home of their own.
+template <class T, int Rank, class D>
+Tensor<T, Rank, D> at_home(const Tensor<T, Rank, D>& numbers) {
+  if (!numbers.defined()) return numbers;
+  const auto dense = contiguous(numbers);
+  return {Storage<D>::home_in(dense.storage(), dense.data(), dense.bytes()), dense.data(), dense.shape(),
+          row_major(dense.shape())};
+}
+
+/// What a parameter or a buffer has that does not depend on its type: a home, whose numbers are written and moved.
 template <Device D>
-class ParameterOn {
+class AtHome {
  public:
-  virtual ~ParameterOn() = default;
+  virtual ~AtHome() = default;
   virtual DType dtype() const = 0;
   virtual std::span<const Index> extents() const = 0;
   virtual D where() const = 0;
-  virtual void* value_data() const = 0;
+  /// Where the numbers are, for library code: to read, or to write and then call `touch`.
+  virtual void* memory() const = 0;
+  /// The home.
+  virtual const Storage<D>& storage() const = 0;
+  /// Where the numbers are, for anybody: from the first call on, what is written through it on the CPU is found by
+  /// comparing the numbers with what they were. On a GPU each call counts as one write.
+  void* watched_memory() const {
+    if constexpr (std::is_same_v<D, Cpu>)
+      storage().watch();
+    else if (auto* const writes = storage().writes())
+      writes->add();
+    return memory();
+  }
+  /// Grows whenever the numbers change, so that copies know that they are old.
+  std::uint64_t version() const { return storage().version(); }
+  /// To be called by library code that writes into the memory.
+  void touch() const {
+    if (auto* const writes = storage().writes()) writes->add();
+  }
+  /// The path in the model, for messages; the longest one known.
+  void set_name(std::string_view name) const {
+    if (auto* const writes = storage().writes(); writes != nullptr && name.size() > writes->name.size())
+      writes->name = name;
+  }
+
+  Index count() const { return numel(extents()); }
+  std::size_t size_bytes() const { return static_cast<std::size_t>(count()) * size_of(dtype()); }
+
+ protected:
+  /// Moves the numbers to `place`, within `whole`.
+  void move_numbers(const Storage<D>& whole, void* place) const {
+    const Storage<D>& home = storage();
+    copy_bytes(whole.device(), place, where(), memory(), size_bytes());
+    home.move_home(whole, place);
+    if (home.owners() == 1) home.writes()->end_watch();  // pointers to where they were are no good any more
+  }
+  /// Moves them to memory of their own on another device.
+  void move_numbers(D device) const {
+    const MemoryScope scope(trace::Memory::parameters);
+    const Storage<D> near(device, size_bytes());
+    move_numbers(near, near.data());
+  }
+};
+
+}  // namespace detail
+
+/// A parameter whose scalar type and rank are known at run time only: what policies, optimizers and checkpoints work
+/// with.
+template <Device D>
+class ParameterOn : public detail::AtHome<D> {
+ public:
+  /// The numbers, to read or write: see Parameter::value.
+  void* value_data() const { return this->watched_memory(); }
   /// The gradient's memory; null where there has been none yet.
   virtual void* grad_data() const = 0;
   /// The block of memory that the gradient lies in; null where it is not known.
@@ -33,10 +97,6 @@ class ParameterOn {
   virtual std::uint32_t times_forgotten() const = 0;
   virtual bool wants_grad() const = 0;
   virtual void set_wants_grad(bool wants) = 0;
-  /// Grows whenever the value changes, so that replicas know what to fetch.
-  std::uint64_t version() const { return version_; }
-  /// To be called by whoever writes into the value's memory.
-  void touch() { ++version_; }
   /// A copy of the value in a type of 2 bytes, good while `version` is the value's: MixedPrecision keeps it, `to` takes
   /// it.
   struct NarrowCopy {
@@ -50,8 +110,8 @@ class ParameterOn {
   virtual void bind(const Storage<D>& values, void* value, const Storage<D>& grads, void* grad) = 0;
   /// For policies: `hook` runs once the gradient is complete, and all of the user's hooks have run.
   virtual void on_grad(std::function<void()> hook) = 0;
-  /// Runs the hooks that a user has registered with another parameter of the same type, too: this one takes its place.
-  virtual void take_hooks_of(const Ref<Node>& other) = 0;
+  /// Moves value and gradient to another device. Handles, hooks and optimizers stay.
+  virtual void move_to_device(D device) = 0;
   /// A new parameter with the same value on another device.
   virtual Ref<Node> copy_to(D device) const = 0;
   /// Adds the gradient of a copy on another device to this one's.
@@ -65,19 +125,15 @@ class ParameterOn {
   bool in_common() const { return in_common_; }
   void set_in_common(bool in_common) { in_common_ = in_common; }
 
-  Index count() const { return numel(extents()); }
-  std::size_t size_bytes() const { return static_cast<std::size_t>(count()) * size_of(dtype()); }
-
  private:
-  std::uint64_t version_ = 1;
   bool in_common_ = false;
 };
 
 namespace detail {
-/// Is told of each parameter that wants a gradient and that an operation of this thread takes, while it is set.
+/// Is told of each parameter that an operation of this thread takes, while it is set: its ParameterOn, its node.
 class ParameterWatch {
  public:
-  virtual void saw(const void* parameter, std::span<const Index> extents) = 0;
+  virtual void saw(const void* parameter, Node& node, std::span<const Index> extents, bool wants_grad) = 0;
 
  protected:
   ~ParameterWatch() = default;
@@ -88,44 +144,47 @@ inline thread_local constinit ParameterWatch* parameter_watch = nullptr;
 template <Real T, int Rank, Device D>
 class ParameterNode final : public LeafNode<T, Rank, D>, public ParameterOn<D> {
  public:
-  explicit ParameterNode(Tensor<T, Rank, D> value) : LeafNode<T, Rank, D>(value), value_(std::move(value)) {}
+  explicit ParameterNode(const Tensor<T, Rank, D>& value)
+      : LeafNode<T, Rank, D>(value), value_(detail::at_home(value)) {}
 
   const Tensor<T, Rank, D>& value() const { return value_; }
 
   DType dtype() const override { return chorus::dtype<T>; }
   std::span<const Index> extents() const override { return value_.shape(); }
   D where() const override { return value_.device(); }
-  void* value_data() const override { return value_.data(); }
+  void* memory() const override { return value_.data(); }
+  const Storage<D>& storage() const override { return value_.storage(); }
+  std::uint64_t numbers_version() const override { return this->version(); }
+  const char* numbers_name() const override {
+    const auto* const writes = value_.storage().writes();
+    return writes == nullptr ? "" : writes->name.c_str();
+  }
   void* grad_data() const override { return this->grad_memory().data(); }
-  const void* grad_block() const override { return this->grad_memory().storage().block(); }
+  const void* grad_block() const override { return this->grad_memory().storage().memory().block(); }
   bool grad_arrived() const override { return this->has_grad(); }
-  void set_grad_arrived(bool arrived) override { this->set_has_grad(arrived); }
+  void set_grad_arrived(bool arrived) override {
+    if (arrived)
+      this->set_has_grad(true);
+    else
+      this->zero_grad();
+  }
   std::uint32_t times_forgotten() const override { return GradNode<T, Rank, D>::times_forgotten(); }
   bool wants_grad() const override { return wants_grad_; }
   void set_wants_grad(bool wants) override { wants_grad_ = wants; }
   void bind(const Storage<D>& values, void* value, const Storage<D>& grads, void* grad) override {
-    Tensor<T, Rank, D> place(values, static_cast<T*>(value), value_.shape(), row_major(value_.shape()));
-    copy_bytes(place.device(), place.data(), value_.device(), value_.data(), value_.bytes());
-    value_ = std::move(place);
-    this->bind_grad({grads, static_cast<T*>(grad), value_.shape(), row_major(value_.shape())});
+    this->move_numbers(values, value);
+    this->bind_grad(grads, static_cast<T*>(grad));
   }
   void on_grad(std::function<void()> hook) override { this->add_last_hook(std::move(hook)); }
-  void take_hooks_of(const Ref<Node>& other) override {
-    struct Others final : detail::GradientHook {
-      explicit Others(Ref<Node> o) : owner(std::move(o)) {}
-      void run(Node& node) override { owner->run_gradient_hooks_on(node); }
-      Ref<Node> owner;
-    };
-    const auto& leaf = static_cast<const LeafNode<T, Rank, D>&>(*other);
-    if (!leaf.has_hooks()) return;
-    this->add_gradient_hook(std::make_unique<Others>(other));
-    this->add_hook([other, &leaf] { leaf.run_hooks(); });
+  void move_to_device(D device) override {
+    this->move_numbers(device);
+    this->move_grad(device);
   }
   Ref<Node> copy_to(D device) const override {
     const MemoryScope scope(trace::Memory::parameters);
     auto copy = Tensor<T, Rank, D>::empty(value_.shape(), device);
     copy_bytes(device, copy.data(), value_.device(), value_.data(), value_.bytes());
-    auto* made = new ParameterNode(std::move(copy));
+    auto* made = new ParameterNode(copy);
     made->wants_grad_ = wants_grad_;
     return Ref<Node>(made);
   }
@@ -138,9 +197,9 @@ class ParameterNode final : public LeafNode<T, Rank, D>, public ParameterOn<D> {
     origin_ = Ref<GradNode<T, Rank, D>>(static_cast<GradNode<T, Rank, D>*>(operation.get()));
   }
   Variable<T, Rank, D> as_variable() {
-    if (!wants_grad_) return Variable<T, Rank, D>(value_);
     if (detail::parameter_watch != nullptr) [[unlikely]]
-      detail::parameter_watch->saw(static_cast<const ParameterOn<D>*>(this), value_.shape());
+      detail::parameter_watch->saw(static_cast<const ParameterOn<D>*>(this), *this, value_.shape(), wants_grad_);
+    if (!wants_grad_) return Variable<T, Rank, D>(value_);
     return {value_, origin_ ? origin_ : Ref<GradNode<T, Rank, D>>(this)};
   }
 
@@ -183,15 +242,21 @@ class Parameter : public AnyParameter {
   static constexpr int rank = Rank;
 
   Parameter() = default;
-  explicit Parameter(Tensor<T, Rank, D> value) { node_ = Ref<Node>(new ParameterNode<T, Rank, D>(std::move(value))); }
+  explicit Parameter(const Tensor<T, Rank, D>& value) { node_ = Ref<Node>(new ParameterNode<T, Rank, D>(value)); }
 
+  /// The numbers, to read or write. From the first call on, each pass that uses them compares them with what they were,
+  /// for the program may write through a pointer that it has kept: all devices compute with what is written, and
+  /// backward refuses to go on with other numbers than the forward pass saw. `value_of(parameter)` is for reading
+  /// alone and `assign` for writing; neither needs that. On a GPU only `assign` is noticed.
   const Tensor<T, Rank, D>& value() const {
-    static const Tensor<T, Rank, D> none;
-    return node_ ? typed().value() : none;
+    if (node_) typed().storage().watch();
+    return numbers();
   }
+  /// The gradient; undefined where there is none. It stays what it is when the parameter's gradient is forgotten
+  /// (`zero_grad`); a pointer to its numbers doesn't.
   Tensor<T, Rank, D> grad() const { return typed().grad(); }
-  const Shape<Rank>& shape() const { return value().shape(); }
-  D device() const { return value().device(); }
+  const Shape<Rank>& shape() const { return numbers().shape(); }
+  D device() const { return numbers().device(); }
   bool requires_grad() const { return typed().wants_grad(); }
   /// Without, no gradient is computed for it and optimizers leave it alone.
   void set_requires_grad(bool requires_grad) const { typed().set_wants_grad(requires_grad); }
@@ -200,13 +265,13 @@ class Parameter : public AnyParameter {
   void assign(const Tensor<T, Rank, D>& numbers) const {
     check<ShapeError>(numbers.shape() == shape() && numbers.is_contiguous(),
                       "Parameter::assign: expected a dense tensor of shape ", shape(), ", got shape ", numbers.shape());
-    copy_bytes(device(), value().data(), numbers.device(), numbers.data(), numbers.bytes());
+    copy_bytes(device(), this->numbers().data(), numbers.device(), numbers.data(), numbers.bytes());
     typed().touch();
   }
   /// See Variable::register_hook.
   template <class Hook>
   void register_hook(Hook hook) const {
-    Variable<T, Rank, D>(value(), Ref<GradNode<T, Rank, D>>(&typed())).register_hook(std::move(hook));
+    Variable<T, Rank, D>(numbers(), Ref<GradNode<T, Rank, D>>(&typed())).register_hook(std::move(hook));
   }
 
   /// The copy in a type of 2 bytes that is kept for this parameter; undefined where there is none, or an old one.
@@ -220,7 +285,14 @@ class Parameter : public AnyParameter {
 
   Variable<T, Rank, D> as_variable() const { return node_ ? typed().as_variable() : Variable<T, Rank, D>(); }
 
+  /// For reading.
+  friend const Tensor<T, Rank, D>& value_of(const Parameter& parameter) { return parameter.numbers(); }
+
  private:
+  const Tensor<T, Rank, D>& numbers() const {
+    static const Tensor<T, Rank, D> none;
+    return node_ ? typed().value() : none;
+  }
   ParameterNode<T, Rank, D>& typed() const {
     check<UsageError>(node_.get() != nullptr,
                       "Parameter: it is empty (that of a layer without bias, say), so it has no gradient");
@@ -230,23 +302,19 @@ class Parameter : public AnyParameter {
 
 /// A buffer whose scalar type and rank are known at run time only.
 template <Device D>
-class BufferOn {
+class BufferOn : public detail::AtHome<D> {
  public:
-  virtual ~BufferOn() = default;
-  virtual DType dtype() const = 0;
-  virtual std::span<const Index> extents() const = 0;
-  virtual D where() const = 0;
-  virtual void* data() const = 0;
+  /// The numbers, to read or write: see Buffer::value.
+  void* data() const { return this->watched_memory(); }
   virtual Ref<Node> copy_to(D device) const = 0;
-
-  Index count() const { return numel(extents()); }
-  std::size_t size_bytes() const { return static_cast<std::size_t>(count()) * size_of(dtype()); }
+  /// Moves the numbers to another device. Handles stay.
+  virtual void move_to_device(D device) = 0;
 };
 
 template <Scalar T, int Rank, Device D>
 class BufferNode final : public Node, public BufferOn<D> {
  public:
-  explicit BufferNode(Tensor<T, Rank, D> value) : Node("buffer"), value_(std::move(value)) {}
+  explicit BufferNode(const Tensor<T, Rank, D>& value) : Node("buffer"), value_(detail::at_home(value)) {}
   void backward(bool) override {}
   void for_each_input(void (*)(Node&, void*), void*) const override {}
   bool is_leaf() const override { return true; }
@@ -255,13 +323,15 @@ class BufferNode final : public Node, public BufferOn<D> {
   DType dtype() const override { return chorus::dtype<T>; }
   std::span<const Index> extents() const override { return value_.shape(); }
   D where() const override { return value_.device(); }
-  void* data() const override { return value_.data(); }
+  void* memory() const override { return value_.data(); }
+  const Storage<D>& storage() const override { return value_.storage(); }
   Ref<Node> copy_to(D device) const override {
     const MemoryScope scope(trace::Memory::parameters);
     auto copy = Tensor<T, Rank, D>::empty(value_.shape(), device);
     copy_bytes(device, copy.data(), value_.device(), value_.data(), value_.bytes());
-    return Ref<Node>(new BufferNode(std::move(copy)));
+    return Ref<Node>(new BufferNode(copy));
   }
+  void move_to_device(D device) override { this->move_numbers(device); }
 
  private:
   Tensor<T, Rank, D> value_;
@@ -293,11 +363,30 @@ template <Scalar T, int Rank, Device D = Cpu>
 class Buffer : public AnyBuffer {
  public:
   Buffer() = default;
-  explicit Buffer(Tensor<T, Rank, D> value) { node_ = Ref<Node>(new BufferNode<T, Rank, D>(std::move(value))); }
+  explicit Buffer(const Tensor<T, Rank, D>& value) { node_ = Ref<Node>(new BufferNode<T, Rank, D>(value)); }
+  /// The numbers, to read or write: as Parameter::value.
   const Tensor<T, Rank, D>& value() const {
-    static const Tensor<T, Rank, D> none;
-    return node_ ? static_cast<BufferNode<T, Rank, D>&>(*node_).value() : none;
+    if (node_) typed().storage().watch();
+    return value_of(*this);
   }
+  /// Copies numbers into the buffer. Throws ShapeError where the shapes differ.
+  void assign(const Tensor<T, Rank, D>& numbers) const {
+    const auto& own = value_of(*this);
+    check<ShapeError>(node_ && numbers.shape() == own.shape() && numbers.is_contiguous(),
+                      "Buffer::assign: expected a dense tensor of shape ", own.shape(), ", got shape ",
+                      numbers.shape());
+    copy_bytes(own.device(), own.data(), numbers.device(), numbers.data(), numbers.bytes());
+    typed().touch();
+  }
+
+  /// For reading; library code that writes calls `touch` of the node.
+  friend const Tensor<T, Rank, D>& value_of(const Buffer& buffer) {
+    static const Tensor<T, Rank, D> none;
+    return buffer.node_ ? buffer.typed().value() : none;
+  }
+
+ private:
+  BufferNode<T, Rank, D>& typed() const { return static_cast<BufferNode<T, Rank, D>&>(*node_); }
 };
 
 }  // namespace chorus::inline CHORUS_ABI

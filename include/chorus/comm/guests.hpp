@@ -18,7 +18,7 @@ struct Challenge {
 struct Guest {
   Socket socket;
   Nonce nonce{};
-  std::array<std::byte, 128> hello{};
+  std::array<std::byte, 192> hello{};
   std::size_t got = 0;
   Deadline deadline{};
 };

@@ -36,6 +36,12 @@ inline Found ask_system(const std::string& name, int flags) {
   return found;
 }
 
+/// `[::1]`, as an IPv6 address stands in front of a port, without its brackets; any other name as it is.
+inline std::string without_brackets(std::string name) {
+  const bool six = name.starts_with('[') && name.ends_with(']') && name.find(':') != std::string::npos;
+  return six ? name.substr(1, name.size() - 2) : name;
+}
+
 /// Nothing at the deadline. An address in numbers is read at once; for a name a thread asks, which lives on until the
 /// system has answered, since nothing ends getaddrinfo. Throws CommError where there can be no such thread.
 [[gnu::cold]] inline std::optional<Found> look_up(const std::string& name, Deadline deadline) {

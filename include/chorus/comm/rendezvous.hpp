@@ -2,11 +2,15 @@
 /// How the ranks of a job find each other: rank 0 listens, the others report to it, and all learn the same outcome.
 /// What they say to each other is in rendezvous_messages.hpp.
 
+#include <array>
 #include <chorus/comm/guests.hpp>
 #include <chorus/comm/rendezvous_messages.hpp>
 #include <chorus/comm/shm_transport.hpp>
 #include <chorus/core/say.hpp>
+#include <cstring>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <thread>
 
 namespace chorus::inline CHORUS_ABI::comm {
@@ -98,6 +102,11 @@ class Host {
     return all;
   }
 
+  static std::string_view text_of(const std::array<char, 64>& purpose) {
+    const std::string_view text(purpose.data(), strnlen(purpose.data(), purpose.size()));
+    return text.empty() ? "nothing in particular" : text;
+  }
+
   void refuse_all(const std::string& why) {
     for (int rank = 1; rank < world_.size; ++rank)
       if (at(rank).socket) refuse(at(rank).socket, why);
@@ -110,6 +119,8 @@ class Host {
     if (hello.rank < 1 || hello.rank >= world_.size)
       return cat("rank ", hello.rank, " is not in [1, ", world_.size, ")");
     if (hello.kind != kind_) return cat("rank ", hello.rank, " asks for backend ", hello.kind, ", rank 0 for ", kind_);
+    if (const auto mine = Hello::purpose_of(world_); hello.purpose != mine)
+      return cat("rank ", hello.rank, " has come for ", text_of(hello.purpose), ", rank 0 for ", text_of(mine));
     auto& place = at(hello.rank);
     if (place.socket && !place.socket.ended())
       return cat("rank ", hello.rank, " is there already, as process ", place.hello.pid);
@@ -218,6 +229,7 @@ class Host {
   hello.pid = getpid();
   hello.machine = machine_id();
   hello.kind = kind;
+  hello.purpose = Hello::purpose_of(world);
   fill_random(hello.nonce);
 
   Meeting meeting;

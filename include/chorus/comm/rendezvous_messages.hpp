@@ -14,6 +14,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <chorus/comm/hmac.hpp>
 #include <chorus/comm/socket.hpp>
@@ -24,7 +25,7 @@
 
 namespace chorus::inline CHORUS_ABI::comm::detail {
 
-inline constexpr std::uint64_t magic = 0x0003'7375'726f'6863;  // "chorus", then the protocol's version
+inline constexpr std::uint64_t magic = 0x0004'7375'726f'6863;  // "chorus", then the protocol's version
 
 struct Hello {
   std::uint64_t magic = detail::magic;
@@ -33,7 +34,14 @@ struct Hello {
   std::uint64_t machine = 0;
   Backend kind = Backend::automatic;
   std::array<std::uint8_t, 7> reserved{};
+  std::array<char, 64> purpose{};
   Mac proof{};
+
+  static std::array<char, 64> purpose_of(const World& world) {
+    std::array<char, 64> text{};
+    std::copy_n(world.purpose.data(), std::min(world.purpose.size(), text.size() - 1), text.data());
+    return text;
+  }
 };
 
 struct Answer {

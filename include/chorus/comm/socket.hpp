@@ -17,6 +17,7 @@
 #include <chorus/comm/world.hpp>
 #include <cstddef>
 #include <cstring>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -68,10 +69,21 @@ struct Address {
     return text;
   }
 
-  /// Looks `name` up. Throws CommError where there is no such name, TimeoutError where nobody knows by the deadline.
+  /// That of an address in numbers, `[::1]` too; nothing for a name.
+  static std::optional<Address> in_numbers(const std::string& text) {
+    const auto found = detail::ask_system(detail::without_brackets(text), AI_NUMERICHOST);
+    if (found.code != 0) return std::nullopt;
+    Address address;
+    address.storage = found.storage;
+    address.length = found.length;
+    return address;
+  }
+
+  /// Looks `name` up, which may be an address in numbers, `::1` or `[::1]`, too. Throws CommError where there is no
+  /// such name, TimeoutError where nobody knows by the deadline.
   static Address resolve(const std::string& name, int port,
                          Deadline deadline = Clock::now() + std::chrono::seconds(30)) {
-    const auto found = detail::look_up(name, deadline);
+    const auto found = detail::look_up(detail::without_brackets(name), deadline);
     check<TimeoutError>(found.has_value(), "address '", name,
                         "': the system has not found it in time; is there a name server?");
     check<CommError>(found->code == 0, "address '", name, "': ", gai_strerror(found->code));
@@ -81,8 +93,8 @@ struct Address {
     return address.with_port(port);
   }
   /// Whether other machines find something else under this name: Debian's /etc/hosts has 127.0.1.1 for a machine's own.
-  bool misleads(std::string_view name) const {
-    return loopback() && name != host() && name.find("localhost") == std::string_view::npos;
+  bool misleads(const std::string& name) const {
+    return loopback() && name.find("localhost") == std::string::npos && !in_numbers(name);
   }
 };
 

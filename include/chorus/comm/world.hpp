@@ -24,6 +24,8 @@ struct World {
   int listen_fd = -1;  ///< rank 0: a socket that listens there already, which `connect` takes over; or -1
   std::chrono::milliseconds timeout{60'000};  ///< the longest that any wait for another rank lasts
   std::vector<int> members = {};              ///< of a group that `split` made: its ranks in the whole job; else empty
+  /// What the ranks meet for, in up to 63 characters: one that comes for something else is refused by name.
+  std::string purpose = {};
 };
 
 using Clock = std::chrono::steady_clock;

@@ -85,6 +85,9 @@ struct Floating {
       erased(&dropout_backward<T>),
       erased(&fill_uniform<T>),
       erased(&fill_normal<T>),
+      erased(&draw_uniform<T>),
+      erased(&draw_normal<T>),
+      erased(&is_below<T>),
       erased(&index_select_backward<T>),
       erased(&gather_backward<T>),
       erased(&add_up<T>),
@@ -136,5 +139,12 @@ struct Narrower {
 };
 template struct Narrower<bf16, half>;
 template struct Narrower<half, bf16>;
+
+template <class... T>
+struct Integers {
+  static inline const Erased table[] = {erased(&draw_integers<T>)...};
+};
+template struct Integers<std::int8_t, std::int16_t, std::int32_t, std::int64_t, std::uint8_t, std::uint16_t,
+                         std::uint32_t, std::uint64_t>;
 
 }  // namespace chorus::inline CHORUS_ABI::kernels

@@ -7,6 +7,7 @@
 #include <chorus/ops/masking.hpp>
 #include <chorus/ops/more_activations.hpp>
 #include <chorus/ops/more_losses.hpp>
+#include <chorus/ops/norm.hpp>
 #include <chorus/ops/normalization.hpp>
 #include <chorus/ops/recurrent.hpp>
 #include <chorus/optim/layerwise.hpp>
@@ -52,6 +53,7 @@ CHORUS_UNARY(Clamp)
 CHORUS_UNARY(Cos)
 CHORUS_UNARY(DivScalar)
 CHORUS_UNARY(DivideInto)
+CHORUS_UNARY(DivisorOrOne)
 CHORUS_UNARY(Elu)
 CHORUS_UNARY(Erf)
 CHORUS_UNARY(Exp)
@@ -61,6 +63,7 @@ CHORUS_UNARY(Hardshrink)
 CHORUS_UNARY(Hardsigmoid)
 CHORUS_UNARY(Hardswish)
 CHORUS_UNARY(Hardtanh)
+CHORUS_UNARY(IsZero)
 CHORUS_UNARY(LeakyRelu)
 CHORUS_UNARY(Log)
 CHORUS_UNARY(Log1p)
@@ -82,6 +85,7 @@ CHORUS_UNARY(Softshrink)
 CHORUS_UNARY(Softsign)
 CHORUS_UNARY(Sqrt)
 CHORUS_UNARY(Square)
+CHORUS_UNARY(SquareUnit)
 CHORUS_UNARY(Stirling)
 CHORUS_UNARY(SubtractFrom)
 CHORUS_UNARY(Tanh)

@@ -69,6 +69,17 @@ struct RandomContext {
   std::int64_t samples = 0;
   /// Of nets that are called in here; null where nothing is run again.
   PassNumbers* passes = nullptr;
+  /// Whether an operation has drawn numbers: then the next pass has to draw others.
+  bool drew = false;
+  /// How many devices or ranks share the batch.
+  int devices = 1;
+  /// The axis of the model's inputs along which samples lie.
+  int dim = 0;
+  /// Whether one of the devices has that many samples; null where nobody knows.
+  std::function<bool(std::int64_t)> is_share = {};
+  /// The device that this part of the model is on.
+  const char* device_kind = "";
+  int device = 0;
 };
 
 namespace detail {
@@ -106,18 +117,32 @@ inline const std::uint32_t*& replay_count() {
 }
 }  // namespace detail
 
-/// The key for the next random operation of this thread, on a tensor with that many `rows` along its first axis: one
-/// of each sample, or several, where another axis was joined to it. One that `draws` nothing is only counted. Outside
-/// of a policy each call is a pass of its own.
-inline RandomKey next_random_key(std::int64_t rows, bool draws = true) {
-  if (auto* context = detail::random_context()) {
-    const std::int64_t first = draws && context->first_sample ? context->first_sample() : 0;
-    const bool several = context->samples > 0 && rows % context->samples == 0;
-    return {context->seed, context->step, context->next_operation++,
-            several ? rows / context->samples * first : first, detail::replay_count()};
-  }
+namespace detail {
+/// The key of the pass's next operation, with the place of this device's first sample.
+inline RandomKey next_key(RandomContext& context, bool draws) {
+  context.drew = context.drew || draws;
+  // Asked first: ranks may settle on another number of the pass.
+  const std::int64_t first = draws && context.first_sample ? context.first_sample() : 0;
+  return {context.seed, context.step, context.next_operation++, first, replay_count()};
+}
+inline RandomKey next_key_outside_of_policies() {
   constexpr std::uint32_t outside_of_policies = 0xFFFFFFFFu;
   return {initial_seed(), next_random_stream(), outside_of_policies, 0};
+}
+}  // namespace detail
+
+/// The key for the next random operation of this thread, on a tensor with that many `rows` along its first axis: one
+/// of each sample, or several, where another axis was joined to it; else, or `same_on_all`, all devices draw the same.
+/// One that `draws` nothing is only counted. Outside of a policy each call is a pass of its own.
+inline RandomKey next_random_key(std::int64_t rows, bool draws = true, bool same_on_all = false) {
+  auto* context = detail::random_context();
+  if (context == nullptr) return detail::next_key_outside_of_policies();
+  RandomKey key = detail::next_key(*context, draws);
+  const bool of_samples = context->samples > 0 && rows % context->samples == 0;
+  if (of_samples) key.first_sample *= rows / context->samples;
+  // Along another axis than the first, samples can't be counted here.
+  if (same_on_all || (!of_samples && context->devices > 1 && context->dim == 0)) key.first_sample = 0;
+  return key;
 }
 
 }  // namespace chorus

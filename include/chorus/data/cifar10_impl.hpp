@@ -21,11 +21,25 @@ CHORUS_INLINE std::string Cifar10::find(const std::string& folder) {
   return has_batches(inside) ? inside : std::string();
 }
 
+CHORUS_INLINE std::string Cifar10::advice(const std::string& folder) {
+  const auto has = [&](const char* name) { return file_exists(cat(folder, "/", name)); };
+  for (const char* archive : {"cifar-10-binary.tar.gz", "cifar-10-binary.tar"})
+    if (has(archive)) return cat("; unpack it: tar -xf ", folder, "/", archive, " -C ", folder);
+  const char* form = has("cifar-10-batches-py") || has("cifar-10-python.tar.gz") || has("data_batch_1") ? "Python"
+                     : has("cifar-10-batches-mat") || has("cifar-10-matlab.tar.gz") || has("data_batch_1.mat")
+                         ? "Matlab"
+                         : nullptr;
+  if (form == nullptr) return {};
+  return cat("; that is the ", form, " version of CIFAR-10: what is read here is the binary version, ",
+             "cifar-10-binary.tar.gz of https://www.cs.toronto.edu/~kriz/cifar.html, unpacked");
+}
+
 CHORUS_INLINE ImageDataset Cifar10::read(const std::string& folder, Split split) {
   require_folder("Cifar10", folder);
   const std::string place = find(folder);
   check<FileError>(!place.empty(), "Cifar10: folder ", folder,
-                   " has neither data_batch_1.bin nor test_batch.bin, nor has ", "cifar-10-batches-bin in it");
+                   " has neither data_batch_1.bin nor test_batch.bin, nor has ", "cifar-10-batches-bin in it",
+                   what_is_there(folder), advice(folder));
   std::vector<std::uint8_t> pixels, labels;
   if (split == Split::test) {
     read_batch(place + "/test_batch.bin", pixels, labels);

@@ -5,14 +5,19 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chorus/core/error.hpp>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <span>
 #include <string>
+#include <string_view>
+#include <system_error>
 #include <utility>
+#include <vector>
 
 namespace chorus::inline CHORUS_ABI::data {
 
@@ -27,6 +32,32 @@ inline void require_folder(std::string_view reader, const std::string& path) {
   const bool there = ::stat(path.c_str(), &facts) == 0;  // before errno is read
   check<FileError>(there, reader, ": folder ", path, ": ", std::strerror(errno));
   check<FileError>(S_ISDIR(facts.st_mode), reader, ": ", path, " is not a folder");
+}
+
+inline bool is_folder(const std::string& path) {
+  struct stat facts {};
+  return ::stat(path.c_str(), &facts) == 0 && S_ISDIR(facts.st_mode);
+}
+
+/// For the message that something else was looked for: `; it holds a, b/ and 3 more`, or nothing where it is empty.
+inline std::string what_is_there(const std::string& folder) {
+  constexpr std::size_t shown = 8, looked_at = 1000;
+  std::vector<std::string> names;
+  std::error_code trouble;
+  for (std::filesystem::directory_iterator at(folder, trouble), end; !trouble && at != end; at.increment(trouble)) {
+    auto name = at->path().filename().string();
+    if (is_folder(at->path().string())) name += '/';
+    for (char& c : name)
+      if (static_cast<unsigned char>(c) < ' ' || c == 127) c = '?';
+    names.push_back(std::move(name));
+    if (names.size() == looked_at) break;
+  }
+  std::ranges::sort(names);
+  std::string text;
+  for (std::size_t i = 0; i < std::min(names.size(), shown); ++i) text += cat(i == 0 ? "; it holds " : ", ", names[i]);
+  if (names.size() > shown)
+    text += cat(" and ", names.size() - shown, names.size() == looked_at ? " or more" : " more");
+  return text;
 }
 
 /// A regular file, open for reading.

@@ -18,9 +18,6 @@
 
 namespace chorus::inline CHORUS_ABI::data {
 
-template <class Item>
-class Prefetch;
-
 /// One rank's share of a global batch: `auto& [images, labels] = batch;`.
 struct Batch {
   Tensor<float, 4> images;         ///< [samples, channels, height, width]; samples is 0 where the share is empty
@@ -28,6 +25,10 @@ struct Batch {
   Index index = 0;                 ///< number of the batch in its epoch
   Index global_size = 0;           ///< samples in the global batch, over all ranks
   Index first_sample = 0;          ///< place of images[0] in the global batch
+  /// [views, samples, channels, height, width]: each sample as often as LoaderOptions::views says, augmented
+  /// independently. views[0] is `images`, views[1] another view of the same samples, and
+  /// views.view(Shape<4>{views * samples, channels, height, width}) has one view behind the other.
+  Tensor<float, 5> views = {};
 
   template <std::size_t I>
   auto& get() {
@@ -46,6 +47,11 @@ struct LoaderOptions {
   bool drop_last = false;  ///< leave out a last batch that isn't full
   bool normalize = true;   ///< apply the dataset's own normalisation, where it has one, after the transforms
   std::vector<Transform> transforms = {};
+  /// Augmented views of each sample in a batch (two: SimCLR, MoCo), 1 to 1024. The dataset is asked for a sample once.
+  int views = 1;
+  /// Of the random transforms; else the sampler's. Two loaders with one sampler's seed and other seeds here have the
+  /// same samples in the same order, and see each in another way.
+  std::optional<std::uint64_t> augmentation_seed = {};
 };
 
 namespace detail {
@@ -58,61 +64,68 @@ struct Source {
   std::optional<Normalize> normalization;
 };
 
+struct LoaderPass;
+
 /// All of DataLoader that doesn't depend on the dataset's type.
 class Loader {
  public:
   Loader(Source source, Sampler sampler, LoaderOptions options);
-  Loader(const Loader&) = delete;
-  Loader& operator=(const Loader&) = delete;
 
   /// Batches in an epoch.
   Index size() const { return batches_; }
   const Sampler& sampler() const { return sampler_; }
 
-  /// Takes the order and the augmentation of another epoch, from the next begin() on; an epoch that is under way ends.
+  /// Takes the order and the augmentation of another epoch, from the next begin() on. Passes that are under way go on
+  /// in theirs.
   void set_epoch(Index epoch);
 
-  /// Lets the next epoch start at batch `batches`, to go on where an earlier run was left; the one after is whole
-  /// again.
+  /// Lets the pass of the next begin() start at batch `batches`, to go on where an earlier run was left; the one after
+  /// is whole again.
   void skip(Index batches);
 
-  /// Reads the batches one by one; all iterators of a loader are the same place.
+  /// Reads the batches of one pass one by one. Copies of an iterator are the same place; that of another begin() is
+  /// one of its own.
   class Iterator {
    public:
     using value_type = Batch;
     using difference_type = std::ptrdiff_t;
 
-    explicit Iterator(Loader& loader) : loader_(&loader) {}
-    Batch& operator*() const { return *loader_->current_; }
-    Iterator& operator++() {
-      loader_->advance();
-      return *this;
-    }
-    void operator++(int) { loader_->advance(); }
-    bool operator==(std::default_sentinel_t) const { return !loader_->current_; }
+    explicit Iterator(std::shared_ptr<LoaderPass> pass) : pass_(std::move(pass)) {}
+    /// Throws UsageError at the end.
+    Batch& operator*() const;
+    Batch* operator->() const { return &**this; }
+    Iterator& operator++();
+    void operator++(int) { ++*this; }
+    bool operator==(std::default_sentinel_t) const;
 
    private:
-    Loader* loader_;
+    std::shared_ptr<LoaderPass> pass_;
   };
 
-  /// Says once on stderr, on rank 0, where shuffled data come in one order again since nobody has called set_epoch.
+  /// Starts a pass of its own, with workers of its own. Says once on stderr, on rank 0, where shuffled data come in one
+  /// order again since nobody has called set_epoch.
   Iterator begin();
   std::default_sentinel_t end() const { return {}; }
 
  protected:
-  ~Loader();
+  ~Loader() = default;
+  Loader(Loader&&) = default;
+  Loader& operator=(Loader&&) = default;
 
  private:
-  void advance();
-  Batch make(Index b) const;
+  struct Plan {
+    Source source;
+    LoaderOptions options;
+  };
+  friend struct LoaderPass;
 
-  Source source_;
+  std::shared_ptr<const Plan> plan_;  // passes, which may outlive the loader, have it, too
   Sampler sampler_;
-  LoaderOptions options_;
   Index batches_ = 0, skip_ = 0;
   int epochs_unset_ = 0;  // begun since the loader was made, until set_epoch is called
-  std::optional<Batch> current_;
-  std::unique_ptr<Prefetch<Batch>> running_;  // last: its threads read the members above
+  /// The one begun last: `auto& batch = *loader.begin()` is good until the next begin().
+  std::shared_ptr<LoaderPass> newest_;
+  std::weak_ptr<LoaderPass> epoch_;  // the one that epochs_unset_ has counted last
 };
 
 }  // namespace detail
@@ -126,10 +139,10 @@ class DataLoader : public detail::Loader {
  public:
   /// Throws UsageError where the sampler is for another size, or an option makes no sense.
   DataLoader(const D& dataset, Sampler sampler, LoaderOptions options = {})
-      : Loader(source_of(dataset), std::move(sampler), std::move(options)), dataset_(dataset) {}
+      : Loader(source_of(dataset), std::move(sampler), std::move(options)), dataset_(&dataset) {}
   DataLoader(const D&&, Sampler, LoaderOptions = {}) = delete;  // the dataset would be gone at once
 
-  const D& dataset() const { return dataset_; }
+  const D& dataset() const { return *dataset_; }
 
  private:
   static detail::Source source_of(const D& dataset) {
@@ -142,7 +155,7 @@ class DataLoader : public detail::Loader {
     return source;
   }
 
-  const D& dataset_;
+  const D* dataset_;
 };
 
 }  // namespace chorus::inline CHORUS_ABI::data

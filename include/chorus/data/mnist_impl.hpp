@@ -12,15 +12,36 @@
 namespace chorus::inline CHORUS_ABI::data {
 
 CHORUS_INLINE std::string Mnist::find(const std::string& folder, Split split, const char* suffix) {
-  const std::string plain = cat(folder, "/", split == Split::train ? "train" : "t10k", suffix);
-  if (file_exists(plain)) return plain;
-  return file_exists(plain + ".gz") ? plain + ".gz" : std::string();
+  // Images and labels are of one place: another one may hold those of another dataset.
+  for (const char* inside : {"", "/raw", "/MNIST/raw"}) {
+    const std::string place = folder + inside;
+    if (!find_in(place, split, images).empty() || !find_in(place, split, labels).empty())
+      return find_in(place, split, suffix);
+  }
+  return {};
+}
+
+CHORUS_INLINE std::string Mnist::find_in(const std::string& place, Split split, const char* suffix) {
+  const std::string dashes = cat(split == Split::train ? "train" : "t10k", suffix);
+  std::string dot = dashes;
+  dot[dot.rfind("-idx")] = '.';
+  const std::string names[] = {dashes, dot, dashes + ".gz", dot + ".gz"};
+  std::string something;  // that is there, and no file
+  for (const auto& name : names) {
+    const std::string path = cat(place, "/", name);
+    if (!file_exists(path)) continue;
+    if (!is_folder(path)) return path;
+    for (const auto& inner : names)
+      if (const std::string file = cat(path, "/", inner); file_exists(file) && !is_folder(file)) return file;
+    if (something.empty()) something = path;
+  }
+  return something;
 }
 
 CHORUS_INLINE std::string Mnist::require(const std::string& folder, Split split, const char* suffix) {
   std::string path = find(folder, split, suffix);
   check<FileError>(!path.empty(), "Mnist: folder ", folder, " has no ", split == Split::train ? "train" : "t10k",
-                   suffix, ", neither plain nor .gz");
+                   suffix, ", neither plain nor .gz", what_is_there(folder));
   return path;
 }
 

@@ -7,6 +7,7 @@
 #include <chorus/data/random_stream.hpp>
 #include <chorus/kernels/random.hpp>
 #include <cstdint>
+#include <memory>
 #include <numeric>
 #include <span>
 #include <utility>
@@ -44,8 +45,8 @@ class Sampler {
   Index epoch() const { return epoch_; }
   const SamplerOptions& options() const { return options_; }
 
-  /// The samples of the epoch in order, of all ranks.
-  std::span<const Index> order() const& { return std::span(order_).first(static_cast<std::size_t>(size_)); }
+  /// The samples of the epoch in order, of all ranks; valid until the epoch changes.
+  std::span<const Index> order() const& { return std::span(*order_).first(static_cast<std::size_t>(size_)); }
   std::span<const Index> order() const&& = delete;
 
   /// Number of batches of `batch` samples over all ranks. Throws UsageError for a batch of less than 1 sample.
@@ -73,7 +74,7 @@ class Sampler {
   Index size_;
   SamplerOptions options_;
   Index epoch_ = 0;
-  std::vector<Index> order_;
+  std::shared_ptr<const std::vector<Index>> order_;  // never changed: copies, which may be of another epoch, share it
 };
 
 /// PyTorch's name for a sampler with a rank and a world size; a world of one takes the same path.

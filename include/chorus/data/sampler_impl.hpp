@@ -2,13 +2,15 @@
 /// How Sampler makes an order and cuts it.
 
 #include <algorithm>
-#include <numeric>
-#include <utility>
-
 #include <chorus/core/error.hpp>
 #include <chorus/data/random_stream.hpp>
 #include <chorus/data/sampler.hpp>
 #include <chorus/kernels/random.hpp>
+#include <cstdint>
+#include <memory>
+#include <numeric>
+#include <utility>
+#include <vector>
 
 namespace chorus::inline CHORUS_ABI::data {
 
@@ -37,8 +39,7 @@ CHORUS_INLINE std::span<const Index> Sampler::share(Index b, Index batch) const&
                     " samples");
   const Index count = global_size(b, batch);
   const Index begin = boundary(count, options_.rank), end = boundary(count, options_.rank + 1);
-  return std::span(order_).subspan(static_cast<std::size_t>(b * batch + begin),
-                                   static_cast<std::size_t>(end - begin));
+  return std::span(*order_).subspan(static_cast<std::size_t>(b * batch + begin), static_cast<std::size_t>(end - begin));
 }
 
 CHORUS_INLINE void Sampler::check_batch(Index batch) const {
@@ -52,16 +53,18 @@ CHORUS_INLINE Index Sampler::boundary(Index count, int rank) const {
 }
 
 CHORUS_INLINE void Sampler::make_order() {
+  std::vector<Index> order;
   if (options_.shuffle) {
     const auto key = options_.seed ^ static_cast<std::uint64_t>(Purpose::shuffle);
-    order_ = kernels::permutation(key, static_cast<std::uint64_t>(epoch_), size_);
+    order = kernels::permutation(key, static_cast<std::uint64_t>(epoch_), size_);
   } else {
-    order_.resize(static_cast<std::size_t>(size_));
-    std::iota(order_.begin(), order_.end(), Index{0});
+    order.resize(static_cast<std::size_t>(size_));
+    std::iota(order.begin(), order.end(), Index{0});
   }
   // Padding reads on past the end by at most world_size - 1 samples: the first ones again.
   if (options_.padding && size_ > 0)
-    for (int i = 0; i + 1 < options_.world_size; ++i) order_.push_back(order_[static_cast<std::size_t>(i)]);
+    for (int i = 0; i + 1 < options_.world_size; ++i) order.push_back(order[static_cast<std::size_t>(i)]);
+  order_ = std::make_shared<const std::vector<Index>>(std::move(order));
 }
 
 }  // namespace chorus::inline CHORUS_ABI::data

@@ -19,6 +19,7 @@
 #include <chorus/io/load_model.hpp>
 #include <chorus/io/metadata.hpp>
 #include <chorus/io/ranks_own.hpp>
+#include <chorus/io/read_exactly.hpp>
 #include <chorus/optim/optimizer.hpp>
 
 namespace chorus::inline CHORUS_ABI::io {
@@ -35,8 +36,8 @@ namespace detail {
 /// The model's tensors, and those that `kept` have, optimizers and others: where they lie, or `numbers`, which are
 /// taken from them and given back.
 template <Device D, class Net, class Numbers, class... Kept>
-std::vector<Incoming<D>> all_places(Net& net, bool touch, Numbers& numbers, Kept&... kept) {
-  auto all = model_places(net.module(), touch);
+std::vector<Incoming<D>> all_places(Net& net, Numbers& numbers, Kept&... kept) {
+  auto all = model_places(net.module());
   const auto add = [&](auto& x, auto& its_numbers) {
     for (auto& place : places_of<D>(x, its_numbers)) all.push_back(std::move(place));
   };
@@ -66,7 +67,7 @@ inline std::int64_t number_in(const SafetensorsReader& file, const std::string& 
                               std::int64_t most = std::int64_t{1} << 53) {
   const auto found = file.metadata().find(key);
   check<FileError>(found != file.metadata().end(), "resuming from ", file.path(), ": the file holds a model, but no ",
-                   key, ": it is not a checkpoint of a training run");
+                   key, ": it is not a checkpoint of a training run (io::load fills a model from it)");
   std::int64_t value = 0;
   const auto& text = found->second;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -151,7 +152,7 @@ void save_checkpoint(Net& net, Optimizer& optimizer, const TrainingPosition& pos
     detail::Outgoing out;
     detail::KeptRate rate(optimizer);
     std::tuple numbers{detail::numbers_of(optimizer), detail::numbers_of(rate), detail::numbers_of(more)...};
-    const auto places = detail::all_places<D>(net, false, numbers, optimizer, rate, more...);
+    const auto places = detail::all_places<D>(net, numbers, optimizer, rate, more...);
     for (const auto& tensor : places) out.add(tensor);
     if constexpr (detail::all_ranks_save<Net>)
       if (!detail::add_ranks_own<D>(out, net, places)) return;
@@ -166,6 +167,7 @@ void save_checkpoint(Net& net, Optimizer& optimizer, const TrainingPosition& pos
         metadata.emplace("training/resting_parameters", detail::lines_of(names));
     if constexpr (requires { net.parameters_apart(); })
       metadata.emplace("training/parameters_apart", detail::lines_of(net.parameters_apart()));
+    detail::note_tied(metadata, net.module());
     write_safetensors(path, out.views(), metadata);
   }
 }
@@ -197,7 +199,7 @@ TrainingPosition load_checkpoint(Net& net, Optimizer& optimizer, const std::stri
     const auto order = detail::parameter_order_in(file);
     detail::KeptRate rate(optimizer);
     std::tuple numbers{detail::numbers_of(optimizer), detail::numbers_of(rate), detail::numbers_of(more)...};
-    auto wanted = detail::all_places<D>(net, true, numbers, optimizer, rate, more...);
+    auto wanted = detail::all_places<D>(net, numbers, optimizer, rate, more...);
     const auto rate_name = cat(detail::training_prefix, rate.kept_as);
     if (file.find(rate_name) == nullptr)  // earlier versions kept none
       std::erase_if(wanted, [&](const auto& tensor) { return tensor.name == rate_name; });
@@ -213,6 +215,7 @@ TrainingPosition load_checkpoint(Net& net, Optimizer& optimizer, const std::stri
           detail::check_kept<detail::KeptRate, More...>(file, place, bytes);
           detail::check_kept<std::remove_cvref_t<decltype(detail::keeper_of(net))>>(file, place, bytes);
         });
+    detail::say_changed(net.module());
     const auto give_back = [](auto& kept, const auto& read) {
       if constexpr (requires { kept.keep(read); }) kept.keep(read);
     };

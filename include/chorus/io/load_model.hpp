@@ -2,136 +2,189 @@
 /// Reading a model's numbers from a safetensors file.
 
 #include <algorithm>
-#include <optional>
+#include <chorus/io/converted_numbers.hpp>
+#include <chorus/io/file_names.hpp>
+#include <chorus/io/incoming.hpp>
+#include <chorus/io/load_options.hpp>
+#include <chorus/io/safetensors_reader.hpp>
+#include <cstddef>
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
+#include <utility>
 #include <vector>
-
-#include <chorus/io/model_file_impl.hpp>
-#include <chorus/io/safetensors_reader.hpp>
 
 namespace chorus::inline CHORUS_ABI::io {
 
 namespace detail {
 
-/// A place that a tensor of a file is to fill: in device memory, or, without a device, on the host. `mean_with`: names
-/// of others, with which floating-point numbers take the mean.
-template <Device D>
-struct Incoming {
-  std::string name;
-  DType dtype;
+/// A tensor of a model: all names that it has there, and what it takes.
+struct Destination {
+  std::vector<std::string> names;
+  DType dtype{};
   std::vector<Index> shape;
-  std::optional<D> device;
-  void* data;
-  std::vector<std::string> mean_with = {};
 };
 
-/// Makes `numbers` the mean of themselves and those of the other tensors of a file.
-template <class T, Device D>
-void take_mean(const SafetensorsReader& file, const Incoming<D>& tensor, std::span<std::byte> numbers) {
-  const auto view = [](std::span<std::byte> bytes) {
-    return std::span(reinterpret_cast<T*>(bytes.data()), bytes.size() / sizeof(T));
-  };
-  const auto mean = view(numbers);
-  std::vector<double> sums(mean.begin(), mean.end());
-  std::vector<std::byte> other(numbers.size());
-  for (const auto& name : tensor.mean_with) {
-    file.read(file.at(name), other);
-    for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += static_cast<double>(view(other)[i]);
-  }
-  for (std::size_t i = 0; i < sums.size(); ++i)
-    mean[i] = static_cast<T>(sums[i] / static_cast<double>(tensor.mean_with.size() + 1));
+/// Which tensors of a file fill a model, and what doesn't fit.
+struct LoadPlan {
+  std::vector<std::vector<const TensorEntry*>> sources;  ///< of each destination, to which all of them are to be equal
+  LoadReport report;
+};
+
+/// PyTorch takes one number for a scalar, too.
+inline bool same_shape(std::span<const Index> file, std::span<const Index> model) {
+  return std::ranges::equal(file, model) || (model.empty() && file.size() == 1 && file[0] == 1);
 }
 
-/// Checks that the file has exactly these tensors, but for those that `ignored(name)` allows, then reads them all.
-/// Throws FileError with every missing, unexpected and mismatched name, and what `judge(wanted, bytes)` throws of a
-/// tensor's numbers, before anything is changed.
-template <Device D, class Ignored, class Judge>
-void read_all(const SafetensorsReader& file, const std::vector<Incoming<D>>& wanted, const Ignored& ignored,
-              const Judge& judge) {
-  std::string missing, unexpected, mismatched;
-  const auto list = [](std::string& to, const auto&... parts) { to += cat(to.empty() ? "" : ", ", parts...); };
-  const auto compare = [&](const Incoming<D>& tensor, const std::string& name) {
-    const TensorEntry* entry = file.find(name);
-    if (entry == nullptr)
-      list(missing, name);
-    else if (entry->dtype != file_dtype(tensor.dtype) || entry->shape != tensor.shape)
-      list(mismatched, name, " (expected ", tensor.dtype, " ", std::span<const Index>(tensor.shape), ", got ",
-           entry->dtype, " ", std::span<const Index>(entry->shape), ")");
+/// What a user may have meant where names or shapes don't fit.
+[[gnu::cold]] inline std::string hints_for(const SafetensorsReader& file, const LoadReport& report,
+                                           const FileTensors& tensors) {
+  std::string hints;
+  NameSet missing(report.missing.begin(), report.missing.end());
+  const auto count = [&](const auto& is_found) {
+    return std::ranges::count_if(tensors.unexpected(), [&](const auto& tensor) { return is_found(tensor.name); });
   };
-  for (const auto& tensor : wanted) {
-    compare(tensor, tensor.name);
-    for (const auto& name : tensor.mean_with) compare(tensor, name);
-  }
-  for (const TensorEntry& entry : file.entries()) {
-    bool known = ignored(entry.name);
-    for (const auto& tensor : wanted) known = known || tensor.name == entry.name;
-    if (!known) list(unexpected, entry.name);
-  }
-  std::string problems;
-  const auto report = [&](const char* what, const std::string& names) {
-    if (!names.empty()) problems += cat("; ", what, ": ", names);
+  const auto hint = [&](const std::string& what, std::ptrdiff_t fitting) {
+    hints += cat("; {.rename = io::", what, "} makes ", fitting, fitting == 1 ? " name fit" : " names fit");
   };
-  report("missing", missing);
-  report("unexpected", unexpected);
-  report("mismatched", mismatched);
-  check<FileError>(problems.empty(), "loading ", file.path(), ": the file doesn't fit the model", problems);
-
-  std::vector<std::vector<std::byte>> numbers;  // all are read before one is stored
-  for (const auto& tensor : wanted) {
-    const TensorEntry& entry = file.at(tensor.name);
-    numbers.emplace_back(entry.bytes);
-    file.read(entry, numbers.back());
-    check_bools(file, entry, numbers.back());
-    if (!tensor.mean_with.empty() && tensor.dtype == DType::f32) take_mean<float>(file, tensor, numbers.back());
-    if (!tensor.mean_with.empty() && tensor.dtype == DType::f64) take_mean<double>(file, tensor, numbers.back());
-    judge(tensor, std::span<const std::byte>(numbers.back()));
+  for (const auto& [name, in_file] : tensors.unexpected()) {
+    // "model.fc.weight" for "fc.weight", or the other way round?
+    if (const auto dot = name.find('.'); dot != name.npos)
+      for (auto end = dot + 1; end != 0 && end < name.size(); end = name.find('.', end) + 1)
+        if (missing.contains(name.substr(end))) {
+          const auto prefix = name.substr(0, end);
+          hint(cat("without_prefix(", Quoted{prefix}, ")"), count([&](const std::string& other) {
+                 return other.starts_with(prefix) && missing.contains(other.substr(end));
+               }));
+          break;
+        }
+    for (const auto& wanted : missing)
+      if (hints.empty() && wanted.ends_with("." + name)) {
+        const auto prefix = wanted.substr(0, wanted.size() - name.size());
+        hint(cat("with_prefix(", Quoted{prefix}, ")"),
+             count([&](const std::string& other) { return missing.contains(prefix + other); }));
+      }
+    if (!hints.empty()) break;
   }
-  for (std::size_t i = 0; i < wanted.size(); ++i)
-    if (wanted[i].device)
-      copy_bytes(*wanted[i].device, wanted[i].data, Cpu{}, numbers[i].data(), numbers[i].size());
+  if (hints.empty() && !report.missing.empty() && !report.unexpected.empty())
+    hints = "; a function as {.rename = ...} turns names of the file into the model's";
+  for (const auto& x : report.mismatched) {
+    if (!convertible(x.got, x.expected) && same_shape(x.got_shape, x.expected_shape))
+      hints += cat("; ", x.got, " is not converted to ", x.expected, " (floating-point numbers are to each other, ",
+                   "integers to each other): convert ", x.name, " in Python, if that is what it means");
+    else if (x.got_shape.size() == 2 && x.expected_shape.size() == 2 && x.got_shape[0] == x.expected_shape[1] &&
+             x.got_shape[1] == x.expected_shape[0])
+      hints += cat("; ", x.name, " is transposed there: Keras, Flax and GPT-2's Conv1D keep [inputs, outputs], ",
+                   "PyTorch and chorus [outputs, inputs]: transpose it in Python (also square ones, which fit)");
     else
-      copy_bytes(Cpu{}, wanted[i].data, Cpu{}, numbers[i].data(), numbers[i].size());
+      continue;
+    break;
+  }
+  if (const auto of = file.path().rfind("-of-"); !report.missing.empty() && of != std::string::npos)
+    hints += cat("; the name ", Quoted{file.path().substr(file.path().rfind('/') + 1)},
+                 " says that the model lies in several files: put them together in Python");
+  return hints;
 }
 
-/// `touch`: they will change.
-template <class Model>
-auto model_places(Model& model, bool touch = true) {
-  std::vector<Incoming<typename Model::device_type>> wanted;
-  for_each_tensor<typename Model::device_type>(
-      model,
-      [&](const std::string& name, DType dtype, std::span<const Index> extents, auto device, void* data) {
-        wanted.push_back({name, dtype, {extents.begin(), extents.end()}, device, data});
-      },
-      touch);
-  return wanted;
+/// Finds the file's tensors for each destination.
+inline LoadPlan plan_load(const SafetensorsReader& file, const std::vector<Destination>& model,
+                          const LoadOptions& options) {
+  LoadPlan plan;
+  NameSet names;
+  for (const auto& to : model) names.insert(to.names.begin(), to.names.end());
+  const FileTensors tensors(file, names, options.rename);
+  bool any = false;
+  for (const auto& to : model) {
+    auto& sources = plan.sources.emplace_back();
+    for (const auto& name : to.names)
+      if (const TensorEntry* entry = tensors.find(name)) sources.push_back(entry);
+    const auto& name = to.names.front();
+    const auto misfit = std::ranges::find_if(sources, [&](const TensorEntry* entry) {
+      return !convertible(entry->dtype, to.dtype) || !same_shape(entry->shape, to.shape);
+    });
+    // Batch norm of PyTorch before 0.4.1 counted no batches: as there, the layer keeps its own count.
+    constexpr std::string_view counted = "num_batches_tracked";
+    const bool may_lack = name.ends_with(counted) && to.dtype == DType::i64 && to.shape.empty() &&
+                          tensors.find(name.substr(0, name.size() - counted.size()) + "running_mean") != nullptr;
+    if (sources.empty()) {
+      if (!may_lack) plan.report.missing.push_back(name);
+    } else if (misfit != sources.end()) {
+      plan.report.mismatched.push_back({name, to.dtype, to.shape, (*misfit)->dtype, (*misfit)->shape});
+      sources.clear();
+    } else {
+      any = true;
+    }
+  }
+  for (const auto& tensor : tensors.unexpected()) plan.report.unexpected.push_back(tensor.in_file);
+  if (plan.report.complete()) return plan;
+  const auto hints = hints_for(file, plan.report, tensors);
+  check<FileError>(any || model.empty(), "loading ", file.path(),
+                   ": the file doesn't fit the model: ", "none of its tensors does; ", plan.report, hints);
+  check<FileError>(!options.strict, "loading ", file.path(), ": the file doesn't fit the model; ", plan.report, hints,
+                   "; with {.strict = false} io::load fills what fits and returns the rest in a report");
+  return plan;
 }
 
-/// PyTorch's DataParallel and DistributedDataParallel save each name with "module." before it: where all of the file's
-/// names begin so and the model's don't, what is wanted is called so, too.
+/// The numbers of the file for a destination. Throws FileError where one can't be had in its type, and where tensors of
+/// the file that are one in the model have different numbers.
+inline std::vector<std::byte> numbers_for(const SafetensorsReader& file, const Destination& to,
+                                          const std::vector<const TensorEntry*>& sources) {
+  std::vector<std::byte> first;
+  for (const TensorEntry* entry : sources) {
+    std::vector<std::byte> numbers(entry->bytes);
+    file.read(*entry, numbers);
+    check_bools(file, *entry, numbers);
+    const auto who = cat("loading ", file.path(), ": tensor ", Quoted{entry->name});
+    numbers = converted(std::move(numbers), *dtype_of_tensors(entry->dtype), to.dtype, who);
+    if (entry == sources.front())
+      first = std::move(numbers);
+    else
+      check<FileError>(numbers == first, who, " has other numbers than ", Quoted{sources.front()->name},
+                       ", and the model's ", to.names[0], " is to be both of them, for they are tied there; a ",
+                       "LoadOptions::rename that gives \"\" for one of them leaves it out");
+  }
+  return first;
+}
+
+/// The tensors at `places` with all of their names.
 template <Device D>
-void name_as_wrapped(const SafetensorsReader& file, std::vector<Incoming<D>>& wanted) {
-  constexpr std::string_view prefix = "module.";
-  const auto wrapped = [&](const auto& tensor) { return std::string_view(tensor.name).starts_with(prefix); };
-  if (file.entries().empty() || !std::ranges::all_of(file.entries(), wrapped)) return;
-  if (std::ranges::all_of(wanted, wrapped)) return;
-  for (auto& tensor : wanted) tensor.name.insert(0, prefix);
+std::vector<Destination> destinations(nn::Module& model, const std::vector<Incoming<D>>& places) {
+  const auto names = all_names(model);
+  std::vector<Destination> out;
+  for (const auto& place : places) out.push_back({names.at(place.name), place.dtype, place.shape});
+  return out;
 }
 
 }  // namespace detail
 
-/// Fills all parameters and buffers of `model` from a file. Throws FileError, and changes nothing, where the file is
-/// damaged or its names, shapes or dtypes are not the model's: one message names all that don't fit. A file of one of
-/// PyTorch's wrappers, all of whose names begin with "module.", fits like that of what was wrapped.
+/// Fills all parameters and buffers of `model` from a file. Numbers are converted to the model's type: floating-point
+/// ones of any type to each other, integers and bools to each other. A file of PyTorch fits as it does there: also one
+/// whose batch norm counted no batches (the layer keeps its own count), and with one name for tied tensors, as
+/// safetensors' `save_model` writes it, or all. Names that PyTorch's wrappers have made are those of what was wrapped:
+/// `module.` (DataParallel, DistributedDataParallel) before all names, and anywhere `_orig_mod.` (torch.compile),
+/// `_fsdp_wrapped_module.`, `_checkpoint_wrapped_module.` and `_forward_module.`; unless the model has them, too.
+///
+/// Returns what didn't fit: nothing, unless `options.strict` is false. Throws FileError, and changes nothing, where the
+/// file is damaged or of another format; where its names, shapes or kinds of numbers are not the model's (one message
+/// names all that don't fit), or, without `strict`, no tensor fits at all; where a number is beyond the range of the
+/// model's type; and where tensors that are one in the model have different numbers in the file.
+///
+/// Under a policy it is called with `net.module()`, on all ranks; copies on other devices, and in 16 bits, follow.
 template <class Model>
-void load(Model& model, const std::string& path) {
+LoadReport load(Model& model, const std::string& path, const LoadOptions& options = {}) {
+  static_assert(std::is_base_of_v<nn::Module, Model>, "io::load fills a model: under a policy that is net.module()");
   const SafetensorsReader file(path);
-  auto wanted = detail::model_places(model);
-  detail::name_as_wrapped(file, wanted);
-  detail::read_all(file, wanted,
-                   [](std::string_view name) { return name.starts_with(detail::training_prefix); },
-                   [](const auto&, std::span<const std::byte>) {});
+  const auto places = detail::model_places(model);
+  const auto wanted = detail::destinations(model, places);
+  auto plan = detail::plan_load(file, wanted, options);
+  std::vector<std::vector<std::byte>> numbers;  // all are read before one is stored
+  for (std::size_t i = 0; i < wanted.size(); ++i)
+    numbers.push_back(detail::numbers_for(file, wanted[i], plan.sources[i]));
+  for (std::size_t i = 0; i < wanted.size(); ++i)
+    if (!plan.sources[i].empty()) detail::store(places[i], std::span<const std::byte>(numbers[i]));
+  detail::say_changed(model);
+  return std::move(plan.report);
 }
 
 }  // namespace chorus::inline CHORUS_ABI::io

@@ -3,6 +3,7 @@
 /// same file loads under any policy and on any number of devices.
 
 #include <string>
+#include <type_traits>
 
 #include <chorus/io/metadata.hpp>
 #include <chorus/nn/module.hpp>
@@ -14,10 +15,11 @@ template <Device D>
 void save_module(nn::Module& model, const std::string& path, const Metadata& metadata);
 }
 
-/// Writes all parameters and buffers of `model`, atomically: a failure leaves an older file as it was. Throws
-/// FileError.
+/// Writes all parameters and buffers of `model`, atomically: a failure leaves an older file as it was. Tied ones are
+/// written once; the metadata note their other names, as safetensors' `save_model` does. Throws FileError.
 template <class Model>
 void save(Model& model, const std::string& path, const Metadata& metadata = {}) {
+  static_assert(std::is_base_of_v<nn::Module, Model>, "io::save writes a model: under a policy that is net.module()");
   detail::save_module<typename Model::device_type>(model, path, metadata);
 }
 

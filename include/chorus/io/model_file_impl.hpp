@@ -2,6 +2,7 @@
 /// How a model's numbers get into a file.
 
 #include <cstddef>
+#include <map>
 #include <span>
 #include <string>
 #include <string_view>
@@ -57,11 +58,13 @@ template <Device D, class Visit>
 void for_each_tensor(nn::Module& model, const Visit& visit, bool touch) {
   for (const auto& named : nn::named_parameters<D>(model)) {
     visit(named.name, named.parameter->dtype(), named.parameter->extents(), named.parameter->where(),
-          named.parameter->value_data());
+          named.parameter->memory());
     if (touch) named.parameter->touch();
   }
-  for (const auto& named : nn::named_buffers<D>(model))
-    visit(named.name, named.buffer->dtype(), named.buffer->extents(), named.buffer->where(), named.buffer->data());
+  for (const auto& named : nn::named_buffers<D>(model)) {
+    visit(named.name, named.buffer->dtype(), named.buffer->extents(), named.buffer->where(), named.buffer->memory());
+    if (touch) named.buffer->touch();
+  }
 }
 
 template <Device D>
@@ -74,11 +77,34 @@ void add_model(Outgoing& out, nn::Module& model) {
       false);
 }
 
+/// All names that each parameter and buffer has in a model, by the first of them.
+inline std::map<std::string, std::vector<std::string>> all_names(nn::Module& model) {
+  struct Names final : nn::detail::Walker {
+    std::map<const Node*, std::vector<std::string>> of;
+    void parameter(std::string_view name, AnyParameter& handle) override { add(name, handle.shared().get()); }
+    void buffer(std::string_view name, AnyBuffer& handle) override { add(name, handle.shared().get()); }
+    void add(std::string_view name, const Node* node) { of[node].push_back(path(name)); }
+  } found;
+  found.walk(model);
+  std::map<std::string, std::vector<std::string>> out;
+  for (auto& [node, names] : found.of) out.emplace(names.front(), names);
+  return out;
+}
+
+/// Notes which names stand for tensors that are in the file by another name, as safetensors' `save_model` does.
+inline void note_tied(Metadata& metadata, nn::Module& model) {
+  for (const auto& [first, names] : all_names(model))
+    for (const auto& name : names)
+      if (name != first) metadata.emplace(name, first);
+}
+
 template <Device D>
 void save_module(nn::Module& model, const std::string& path, const Metadata& metadata) {
   Outgoing out;
   add_model<D>(out, model);
-  write_safetensors(path, out.views(), metadata);
+  auto noted = metadata;
+  note_tied(noted, model);
+  write_safetensors(path, out.views(), noted);
 }
 
 }  // namespace detail

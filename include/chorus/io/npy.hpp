@@ -13,6 +13,7 @@
 #include <chorus/core/json_string.hpp>
 #include <chorus/io/atomic_file.hpp>
 #include <chorus/io/descriptor.hpp>
+#include <chorus/io/foreign_file.hpp>
 #include <chorus/kernels/contiguous.hpp>
 #include <chorus/tensor/tensor.hpp>
 #include <cstddef>
@@ -105,7 +106,10 @@ class NpyHeader {
       check<FileError>(name[0] != '>' || one_byte, who_, ": big-endian numbers (", Quoted{name}, ") are not supported");
       if (name[0] == '<' || name[0] == '=' || (one_byte && (name[0] == '|' || name[0] == '>'))) return type;
     }
-    fail<FileError>(who_, ": numbers of type ", Quoted{name}, " are not supported");
+    fail<FileError>(who_, ": numbers of type ", Quoted{name}, " are not supported",
+                    name.ends_with('O') ? ": these are Python objects in a pickle, which can run code; in Python, "
+                                          "astype(\"float32\") makes numbers of them"
+                                        : "");
   }
   bool boolean() {
     skip();
@@ -147,7 +151,8 @@ class NpyHeader {
 /// The array in the bytes of a .npy file. Throws FileError where they break the format.
 inline NpyArray parse_npy(std::span<const std::byte> bytes, std::string_view who) {
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-  check<FileError>(text.starts_with("\x93NUMPY") && text.size() >= 10, who, ": not a .npy file");
+  if (!text.starts_with("\x93NUMPY") || text.size() < 10)
+    fail<FileError>(who, ": not a .npy file", instead_of_numpy(bytes, who));
   const int version = text[6];
   check<FileError>(version >= 1 && version <= 3 && text[7] == 0, who, ": version ", version, ".", int{text[7]},
                    " of the format is not supported");

@@ -69,16 +69,18 @@ struct ZipEntry {
 /// The archive's own list of its files, which stands at its end. Throws FileError.
 inline std::map<std::string, ZipEntry> zip_directory(const ZipBytes& zip) {
   constexpr std::uint64_t end_size = 22, wide = 0xFFFFFFFFu;
-  check<FileError>(zip.size() >= end_size, zip.who(), ": not a .npz file");
+  const auto refuse = [&] {
+    fail<FileError>(zip.who(), ": not a .npz file", instead_of_numpy(zip.part(0, zip.size()), zip.who()));
+  };
+  if (zip.size() < end_size) refuse();
   std::uint64_t end = zip.size() - end_size;
   const std::uint64_t least = end > 65535 ? end - 65535 : 0;  // a comment may follow
   while (zip.number(end, 4) != 0x06054B50u) {
-    check<FileError>(end > least, zip.who(), ": not a .npz file");
-    --end;
+    if (end-- == least) refuse();
   }
   check<FileError>(end + end_size + zip.number(end + 20, 2) == zip.size(), zip.who(), ": the archive is damaged");
   std::uint64_t directory_end = end, count = zip.number(end + 10, 2), at = zip.number(end + 16, 4);
-  if ((count == 0xFFFF || at == wide) && end >= 20 && zip.number(end - 20, 4) == 0x07064B50u) {
+  if (end >= 20 && zip.number(end - 20, 4) == 0x07064B50u) {  // numbers of 8 bytes, where needed, or always
     const std::uint64_t wide_end = zip.number(end - 12, 8);
     check<FileError>(zip.number(wide_end, 4) == 0x06064B50u, zip.who(), ": the archive is damaged");
     directory_end = wide_end;
@@ -108,6 +110,8 @@ inline std::map<std::string, ZipEntry> zip_directory(const ZipBytes& zip) {
     at += 46 + name + extra + note;
   }
   check<FileError>(at == directory_end, zip.who(), ": the archive's directory is damaged");
+  const auto is_array = [](const auto& file) { return file.first.ends_with(".npy"); };
+  if (!out.empty() && std::none_of(out.begin(), out.end(), is_array)) refuse();
   return out;
 }
 

@@ -16,7 +16,7 @@ std::string parameters_sha256(Model& model) {
   std::vector<std::byte> numbers;
   for (const auto& named : nn::named_parameters<typename Model::device_type>(model)) {
     numbers.resize(named.parameter->size_bytes());
-    copy_bytes(Cpu{}, numbers.data(), named.parameter->where(), named.parameter->value_data(), numbers.size());
+    copy_bytes(Cpu{}, numbers.data(), named.parameter->where(), named.parameter->memory(), numbers.size());
     hash.update(named.name);
     hash.update(numbers);
   }

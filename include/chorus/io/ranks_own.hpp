@@ -14,7 +14,8 @@
 #include <utility>
 #include <vector>
 
-#include <chorus/io/load_model.hpp>
+#include <chorus/io/incoming.hpp>
+#include <chorus/io/safetensors_reader.hpp>
 #include <chorus/optim/optimizer.hpp>
 
 namespace chorus::inline CHORUS_ABI::io::detail {

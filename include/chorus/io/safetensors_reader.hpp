@@ -22,6 +22,7 @@
 
 #include <chorus/core/error.hpp>
 #include <chorus/io/descriptor.hpp>
+#include <chorus/io/foreign_file.hpp>
 #include <chorus/io/safetensors_header.hpp>
 #include <chorus/io/tensor_entry.hpp>
 
@@ -96,6 +97,10 @@ class SafetensorsReader {
                      " bytes are too few for the 8 that give the header's size");
     read_at(0, prefix, nullptr);
     const auto length = std::bit_cast<std::uint64_t>(prefix);
+    const bool none = length == 0 && size_ > prefix.size();
+    const bool fits = !none && length <= format_header_bytes && length <= size_ - prefix.size();
+    const auto other = fits ? "" : other_format();
+    check<FileError>(other.empty(), loading_, ": not a safetensors file; ", other);
     check<FileError>(length <= format_header_bytes, loading_, ": not a safetensors file: a header of ", length,
                      " bytes; the format allows ", format_header_bytes);
     check<FileError>(length <= limits.header_bytes, loading_, ": a header of ", length, " bytes; the limit is ",
@@ -112,6 +117,13 @@ class SafetensorsReader {
     for (const TensorEntry& entry : header_.entries) by_name_.push_back(&entry);
     std::sort(by_name_.begin(), by_name_.end(),
               [](const TensorEntry* a, const TensorEntry* b) { return a->name < b->name; });
+  }
+
+  /// What the file is instead of a safetensors file, if that is known.
+  [[gnu::cold]] std::string other_format() const {
+    std::vector<std::byte> begin(static_cast<std::size_t>(std::min<std::uint64_t>(size_, detail::foreign_bytes)));
+    read_at(0, begin, nullptr);
+    return detail::what_file_is(begin, path_);
   }
 
   void read_at(std::uint64_t offset, std::span<std::byte> to, const TensorEntry* tensor) const {

@@ -27,7 +27,8 @@ struct AttentionShape {
 
 /// y = softmax(scale q kᵀ + mask) v: [samples, heads, queries, values], and the log of each softmax's denominator,
 /// log_sums: [samples, heads, queries]. `mask` (null, or [queries, keys] numbers for each head, or for all) is added to
-/// the scores. A query that sees no key gives NaN.
+/// the scores. A query that sees no key gives zeros, and its log_sum is infinite: its weights are 0 on the way back
+/// too.
 template <std::floating_point T>
 void attention_forward(Cpu device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask, T* y,
                        T* log_sums);

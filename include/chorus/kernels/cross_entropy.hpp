@@ -12,8 +12,8 @@ namespace chorus::inline CHORUS_ABI::kernels {
 
 /// loss = logsumexp(x) - x[label], smoothed as in PyTorch: (1 - s) * that + s * (logsumexp(x) - mean(x)).
 /// logits: [batch, classes]; labels: [batch]; loss: [batch] for Reduction::none, else one number; log_sum_exp: [batch],
-/// kept for the backward pass. Throws UsageError for a bad label or a smoothing outside of [0, 1] before it writes
-/// anything.
+/// less the row's largest logit, kept for the backward pass. Throws UsageError for a bad label or a smoothing outside
+/// of [0, 1] before it writes anything.
 template <class T>
 void cross_entropy_forward(Cpu cpu, Index batch, Index classes, const T* logits, const std::int64_t* labels,
                            const CrossEntropyOptions& options, T* loss, T* log_sum_exp);

@@ -7,9 +7,13 @@
 
 namespace chorus::inline CHORUS_ABI::functors {
 
+// `linear`: the derivatives are constants; `bilinear`: that by each of two inputs depends on the other one alone.
+// Backward does not mind what has become of numbers that it does not need.
+
 using namespace math;  // for plain numbers, which no argument-dependent lookup finds
 
 struct Add {
+  static constexpr bool linear = true;
   template <class S>
   CHORUS_HD S operator()(const S& a, const S& b) const {
     return a + b;
@@ -21,6 +25,7 @@ struct Add {
 };
 
 struct Sub {
+  static constexpr bool linear = true;
   template <class S>
   CHORUS_HD S operator()(const S& a, const S& b) const {
     return a - b;
@@ -32,6 +37,7 @@ struct Sub {
 };
 
 struct Mul {
+  static constexpr bool bilinear = true;
   template <class S>
   CHORUS_HD S operator()(const S& a, const S& b) const {
     return a * b;
@@ -77,6 +83,7 @@ struct Pow {
 };
 
 struct AddScalar {
+  static constexpr bool linear = true;
   double value = 0;
   template <class S>
   CHORUS_HD S operator()(const S& x) const {
@@ -85,6 +92,7 @@ struct AddScalar {
 };
 
 struct MulScalar {
+  static constexpr bool linear = true;
   double value = 1;
   template <class S>
   CHORUS_HD S operator()(const S& x) const {
@@ -102,6 +110,7 @@ struct PowScalar {
 };
 
 struct Neg {
+  static constexpr bool linear = true;
   template <class S>
   CHORUS_HD S operator()(const S& x) const {
     return -x;
@@ -151,12 +160,16 @@ struct Relu {
   }
 };
 
-/// x limited to [min, max], with a gradient at the limits, as PyTorch's clamp.
+/// x limited to [min, max], with a gradient at the limits; NaN stays, and gets none.
 struct Clamp {
   double min = 0, max = 1;
   template <class S>
   CHORUS_HD S operator()(const S& x) const {
     return where(x < real_of<S>(min), S(real_of<S>(min)), where(x > real_of<S>(max), S(real_of<S>(max)), x));
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 1> gradient(const S& dy, const S& x) const {
+    return {{where(x >= real_of<S>(min), where(x <= real_of<S>(max), dy, S(0)), S(0))}};
   }
 };
 
@@ -167,12 +180,20 @@ struct Hardtanh {
   CHORUS_HD S operator()(const S& x) const {
     return where(x <= real_of<S>(min), S(real_of<S>(min)), where(x >= real_of<S>(max), S(real_of<S>(max)), x));
   }
+  template <class S>
+  CHORUS_HD Partials<S, 1> gradient(const S& dy, const S& x) const {
+    return {{where(x > real_of<S>(min), where(x < real_of<S>(max), dy, S(0)), S(0))}};
+  }
 };
 
 struct Relu6 {
   template <class S>
   CHORUS_HD S operator()(const S& x) const {
     return Hardtanh{0, 6}(x);
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 1> gradient(const S& dy, const S& x) const {
+    return Hardtanh{0, 6}.gradient(dy, x);
   }
 };
 
@@ -189,7 +210,7 @@ struct Elu {
   double alpha = 1;
   template <class S>
   CHORUS_HD S operator()(const S& x) const {
-    return where(x <= 0, expm1(x) * real_of<S>(alpha), x);
+    return where(x > 0, x, expm1(x) * real_of<S>(alpha));
   }
 };
 
@@ -250,13 +271,21 @@ struct Hardsigmoid {
   CHORUS_HD S operator()(const S& x) const {
     return where(x <= -3, S(0), where(x >= 3, S(1), (x + 3) / 6));
   }
+  template <class S>
+  CHORUS_HD Partials<S, 1> gradient(const S& dy, const S& x) const {
+    return {{where(x > -3, where(x < 3, dy / 6, S(0)), S(0))}};
+  }
 };
 
-/// x relu6(x + 3) / 6, with PyTorch's choice of gradients at -3 and 3.
+/// x relu6(x + 3) / 6. The gradient is 0 up to -3 and 1 from 3 on.
 struct Hardswish {
   template <class S>
   CHORUS_HD S operator()(const S& x) const {
     return where(x < -3, S(0), where(x <= 3, x * (x + 3) / 6, x));
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 1> gradient(const S& dy, const S& x) const {
+    return {{where(x <= -3, S(0), where(x >= 3, dy, dy * (x / 3 + real_of<S>(0.5))))}};
   }
 };
 

@@ -15,15 +15,19 @@ struct LossScaleState {
 struct LossScaleRule {
   double growth_factor, backoff_factor;
   std::int64_t growth_interval;
+  double min_scale, max_scale;
 
-  /// After a step whose gradients were all `finite`, or that was left out.
+  /// After a step whose gradients were all `finite`, or that was left out. A scale that would grow beyond `max_scale`
+  /// stays as it is, as one of PyTorch's does that would become infinite; one that is below `min_scale` from the start
+  /// does not become smaller.
   CHORUS_HD void operator()(LossScaleState& state, bool finite) const {
     if (!finite) {
-      state.scale *= backoff_factor;
+      const double smaller = state.scale * backoff_factor, least = state.scale < min_scale ? state.scale : min_scale;
+      state.scale = smaller < least ? least : smaller;
       state.good_steps = 0;
       ++state.skipped;
-    } else if (++state.good_steps == growth_interval) {
-      state.scale *= growth_factor;
+    } else if (++state.good_steps >= growth_interval) {
+      if (state.scale * growth_factor <= max_scale) state.scale *= growth_factor;
       state.good_steps = 0;
     }
   }

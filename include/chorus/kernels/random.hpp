@@ -7,6 +7,7 @@
 
 #include <chorus/core/device.hpp>
 #include <chorus/core/dtype.hpp>
+#include <chorus/kernels/dropout_key.hpp>
 
 namespace chorus::inline CHORUS_ABI::kernels {
 
@@ -19,6 +20,25 @@ void fill_uniform(Cpu, std::uint64_t seed, std::uint64_t stream, Index offset, I
 template <class T>
 void fill_normal(Cpu, std::uint64_t seed, std::uint64_t stream, Index offset, Index count, T* out, T mean,
                  T deviation);
+
+// Numbers of a random operation: those of a row are a pure function of the key and of the row's place in the global
+// batch, `key.first_sample` + its number here, whatever device has it. `out`: [rows, inner].
+
+/// Uniform in [0, 1), at most `last`, of as many bits as above. The floats have the same bits on every device.
+template <class T>
+void draw_uniform(Cpu, Index rows, Index inner, T* out, T last, const DropoutKey& key);
+
+/// From N(0, 1).
+template <class T>
+void draw_normal(Cpu, Index rows, Index inner, T* out, const DropoutKey& key);
+
+/// Whole numbers from `low` on, of which there are `range`: each as likely as another. The same on every device.
+template <class T>
+void draw_integers(Cpu, Index rows, Index inner, T* out, std::int64_t low, std::uint64_t range, const DropoutKey& key);
+
+/// out = 1 where it is below p, else 0; NaN where p is no probability.
+template <class T>
+void is_below(Cpu, Index count, const T* p, T* out);
 
 /// The numbers 0 to n - 1 in random order (Fisher and Yates; Durstenfeld 1964).
 std::vector<Index> permutation(std::uint64_t seed, std::uint64_t stream, Index n);

@@ -16,9 +16,10 @@ void logsumexp_forward(Cpu, AxisShape shape, const T* x, T* y);
 template <class T>
 void logsumexp_backward(Cpu, AxisShape shape, const T* x, const T* y, const T* dy, T* dx, bool accumulate);
 
-/// y = exp(x) / sum(exp(x)). `y` may be `x`.
+/// y = exp(x) / sum(exp(x)). `y` may be `x`. With `none_is_zero` a line of -inf alone gives zeros, for which the
+/// gradient is 0.
 template <class T>
-void softmax_forward(Cpu, AxisShape shape, const T* x, T* y);
+void softmax_forward(Cpu, AxisShape shape, const T* x, T* y, bool none_is_zero = false);
 
 /// dx = y * (dy - sum(y * dy)). `dx` may be `dy`, unless it accumulates.
 template <class T>

@@ -2,6 +2,7 @@
 /// Batch normalisation layers.
 
 #include <algorithm>
+#include <chorus/core/recomputation.hpp>
 #include <chorus/nn/init.hpp>
 #include <chorus/nn/module.hpp>
 #include <chorus/ops/activations.hpp>
@@ -11,6 +12,8 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
+#include <vector>
 
 namespace chorus::inline CHORUS_ABI::nn {
 
@@ -22,6 +25,24 @@ class Synchronisable {
 
  private:
   bool synchronised_ = false;
+};
+
+/// What all batch norms have, whatever their type: for optim::update_bn.
+class RunningStatistics {
+ public:
+  virtual bool tracks_running_stats() const = 0;
+  /// The running statistics are those of a new layer again.
+  virtual void reset_running_stats() const = 0;
+  virtual std::optional<double> momentum() const = 0;
+  /// See BatchNormLayerOptions::momentum. Throws UsageError unless it is in [0, 1] or nothing.
+  virtual void set_momentum(std::optional<double> momentum) = 0;
+  /// The batches in the statistics, the means, and the variances.
+  virtual std::vector<double> running_stats() const = 0;
+  /// Takes means and variances in that order; the count stays.
+  virtual void set_running_stats(std::span<const double> stats) const = 0;
+
+ protected:
+  ~RunningStatistics() = default;
 };
 
 /// PyTorch's names and defaults.
@@ -39,8 +60,10 @@ struct BatchNormLayerOptions {
 /// Normalises each channel of x: [batch, channels, ...] over the batch and all inner axes. In training the batch's
 /// statistics are used and the running ones are updated; in evaluation the running ones are used. Under DataParallel
 /// and DistributedDataParallel the batch is the device's share, unless the layer is synchronised: see SyncBatchNorm.
+/// What an activation checkpoint computes again in backward is normalised as it was the first time, and not counted
+/// again.
 template <Device D, Real T = float>
-class BatchNorm : public Module, public Synchronisable {
+class BatchNorm : public Module, public Synchronisable, public RunningStatistics {
  public:
   using device_type = D;
   Parameter<T, 1, D> weight, bias;
@@ -81,6 +104,40 @@ class BatchNorm : public Module, public Synchronisable {
     return cat(synchronised() ? "SyncBatchNorm(" : "BatchNorm(", channels_, ")");
   }
 
+  bool tracks_running_stats() const override { return static_cast<bool>(running_mean); }
+  void reset_running_stats() const override {
+    if (!running_mean) return;
+    fill(running_mean, T{0});
+    fill(running_var, T{1});
+    fill(num_batches_tracked, std::int64_t{0});
+  }
+  std::optional<double> momentum() const override { return options_.momentum; }
+  void set_momentum(std::optional<double> momentum) override {
+    check<UsageError>(!momentum || (*momentum >= 0 && *momentum <= 1),
+                      "BatchNorm: momentum is in [0, 1], or nothing for means over all batches, got ",
+                      momentum.value_or(0));
+    options_.momentum = momentum;
+  }
+  std::vector<double> running_stats() const override {
+    std::vector<double> out{static_cast<double>(value_of(num_batches_tracked).to_vector()[0])};
+    for (const auto* buffer : {&running_mean, &running_var})
+      for (const T number : value_of(*buffer).to_vector()) out.push_back(static_cast<double>(number));
+    return out;
+  }
+  void set_running_stats(std::span<const double> stats) const override {
+    const auto channels = static_cast<std::size_t>(channels_);
+    check<ShapeError>(stats.size() == 2 * channels, "BatchNorm: ", stats.size(), " statistics for ", channels_,
+                      " channels");
+    std::vector<T> numbers(2 * channels);
+    std::transform(stats.begin(), stats.end(), numbers.begin(), [](double x) { return static_cast<T>(x); });
+    for (const auto* buffer : {&running_mean, &running_var}) {
+      const auto& value = value_of(*buffer);
+      copy_bytes(value.device(), value.data(), Cpu{}, numbers.data() + (buffer == &running_mean ? 0 : channels),
+                 value.bytes());
+      buffer->template on<D>().touch();
+    }
+  }
+
  protected:
   /// What a forward pass goes by.
   struct Pass {
@@ -89,32 +146,52 @@ class BatchNorm : public Module, public Synchronisable {
     bool by_batch;
     BatchNormOptions options;
   };
-  /// Counts a batch of `numel` numbers, unless it is a share of a group's.
+  /// Counts a batch of `numel` numbers, unless it is a share of a group's, or computed again.
   Pass begin(Index numel) const {
-    const bool shared = synchronised() && training() && batch_group();
-    Pass pass{shared ? batch_group() : nullptr, {}, {}, training() || !running_mean, {options_.eps, 0}};
-    if (!running_mean || shared) return pass;
-    pass.running_mean = running_mean.value();
-    pass.running_var = running_var.value();
-    pass.options.momentum = next_momentum(numel > 0);
+    const bool trains = training(), shared = shares_batch(trains);
+    Pass pass{shared ? batch_group() : nullptr, {}, {}, trains || !running_mean, {options_.eps, 0}};
+    if (!running_mean || shared || (trains && is_recomputed())) return pass;
+    pass.running_mean = value_of(running_mean);
+    pass.running_var = value_of(running_var);
+    pass.options.momentum = next_momentum(trains, numel > 0);
     return pass;
   }
   /// The normalised share of a group's batch, which is counted as soon as it is known that it isn't empty.
   template <Operand X>
   auto over_group(const X& x, const std::shared_ptr<BatchGroup>& group) const {
-    const bool tracks = static_cast<bool>(running_mean);
-    const auto mean = tracks ? running_mean.value() : Tensor<T, 1, D>(), var = tracks ? running_var.value() : mean;
+    const bool tracks = running_mean && !is_recomputed();
+    const auto mean = tracks ? value_of(running_mean) : Tensor<T, 1, D>(), var = tracks ? value_of(running_var) : mean;
     return sync_batch_norm(x, weight, bias, mean, var, group, {options_.eps, 0},
-                           [&](double count) { return tracks ? next_momentum(count > 0) : 0; });
+                           [&](double count) { return tracks ? next_momentum(true, count > 0) : 0; });
   }
 
  private:
+  template <class Element, int Rank>
+  static void fill(const Buffer<Element, Rank, D>& buffer, Element number) {
+    const auto& value = value_of(buffer);
+    const std::vector<Element> numbers(static_cast<std::size_t>(value.numel()), number);
+    copy_bytes(value.device(), value.data(), Cpu{}, numbers.data(), value.bytes());
+    buffer.template on<D>().touch();
+  }
+
+  // Whether the batch is a share of a group's. Where it was one the first time, statistics of the share alone would
+  // give other gradients.
+  bool shares_batch(bool trains) const {
+    const bool shared = synchronised() && trains && batch_group();
+    if (chorus::detail::first_run == nullptr) return shared;
+    const bool was_shared = chorus::detail::first_run->found(this, 1, shared);
+    check<UsageError>(shared || !was_shared,
+                      "SyncBatchNorm: a checkpoint computes it again where the other devices are not: let backward or "
+                      "grad begin at what the policy returns");
+    return shared && was_shared;
+  }
+
   // The share of this batch in the running statistics. In training it is counted, if there is `any`.
-  double next_momentum(bool any) const {
-    const auto& batches = num_batches_tracked.value();
-    if (training() && any) kernels::increment(batches.device(), batches.data());
+  double next_momentum(bool trains, bool any) const {
+    const auto& batches = value_of(num_batches_tracked);
+    if (trains && any) kernels::increment(batches.device(), batches.data());
     if (options_.momentum) return *options_.momentum;
-    if (!training()) return 0;
+    if (!trains) return 0;
     std::int64_t count = 0;
     copy_bytes(Cpu{}, &count, batches.device(), batches.data(), sizeof count);
     return 1 / std::max(static_cast<double>(count), 1.0);

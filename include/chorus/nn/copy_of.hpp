@@ -13,21 +13,12 @@ namespace chorus::inline CHORUS_ABI {
 namespace detail {
 
 /// Gives every handle of a model a copy of its parameter or buffer on `device`, or where it is; what was shared stays
-/// shared. `in_place`: the copies take the originals' places, with their gradients and the hooks that users have
-/// registered.
+/// shared.
 template <Device D>
-class Relocate final : public nn::detail::Walker {
+class GiveCopies final : public nn::detail::Walker {
  public:
-  Relocate(std::optional<D> device, bool in_place) : device_(device), in_place_(in_place) {}
-  void parameter(std::string_view, AnyParameter& handle) override {
-    const auto original = handle.shared();
-    const bool first = !copies_.contains(original.get());
-    const auto& before = handle.on<D>();
-    replace(handle, before);
-    if (!in_place_ || !first) return;
-    if (before.grad_arrived()) handle.on<D>().add_grad_of(before);
-    handle.on<D>().take_hooks_of(original);
-  }
+  explicit GiveCopies(std::optional<D> device) : device_(device) {}
+  void parameter(std::string_view, AnyParameter& handle) override { replace(handle, handle.on<D>()); }
   void buffer(std::string_view, AnyBuffer& handle) override { replace(handle, handle.on<D>()); }
 
  private:
@@ -38,15 +29,32 @@ class Relocate final : public nn::detail::Walker {
     handle.replace(copy);
   }
   std::optional<D> device_;
-  bool in_place_;
   std::map<const Node*, Ref<Node>> copies_;
 };
 
-/// The model with all its numbers on `device`.
+/// A model with the same numbers on `device`.
 template <class Model, Device D>
-Model copy_to(Model model, D device, bool in_place = false) {
-  Relocate<D> relocate(device, in_place);
-  relocate.walk(model);
+Model copy_to(Model model, D device) {
+  GiveCopies<D> give(device);
+  give.walk(model);
+  return model;
+}
+
+/// The model itself, whose numbers move to `device` where they aren't there. Whatever stands for them goes along:
+/// handles, copies of the model, optimizers, hooks.
+template <class Model, Device D>
+Model moved_to(Model model, D device) {
+  struct Move final : nn::detail::Walker {
+    D device;
+    explicit Move(D to) : device(to) {}
+    void parameter(std::string_view, AnyParameter& handle) override {
+      if (auto& own = handle.on<D>(); own.where() != device) own.move_to_device(device);
+    }
+    void buffer(std::string_view, AnyBuffer& handle) override {
+      if (auto& own = handle.on<D>(); own.where() != device) own.move_to_device(device);
+    }
+  } move(device);
+  move.walk(model);
   return model;
 }
 
@@ -62,8 +70,8 @@ Model copy_of(const Model& model) {
   using D = typename decltype(detail::device_of(model))::type;
   Model copy = model;
   if constexpr (!std::is_void_v<D>) {
-    chorus::detail::Relocate<D> relocate({}, false);
-    relocate.walk(copy);
+    chorus::detail::GiveCopies<D> give({});
+    give.walk(copy);
   }
   return copy;
 }

@@ -30,7 +30,7 @@ class NarrowCopies {
     model.visit(found);
     auto& parameters = found.parameters;
     std::sort(parameters.begin(), parameters.end(),
-              [](const auto* a, const auto* b) { return std::less<>()(a->value_data(), b->value_data()); });
+              [](const auto* a, const auto* b) { return std::less<>()(a->memory(), b->memory()); });
     parameters.erase(std::unique(parameters.begin(), parameters.end()), parameters.end());  // shared ones
     if (!laid_out_for(parameters)) lay_out(parameters);
 
@@ -41,6 +41,7 @@ class NarrowCopies {
       while (i < parameters.size() && is_old(i) && value(*parameters[i]) == value(*parameters[first]) + count) {
         count += occupied(*parameters[i]);
         parameters[i]->narrow_copy.version = parameters[i]->version();
+        parameters[i]->narrow_copy.storage.writes()->add();
         ++i;
       }
       if (count > 0)
@@ -62,7 +63,7 @@ class NarrowCopies {
   };
 
   static const float* value(const ParameterOn<D>& parameter) {
-    return static_cast<const float*>(parameter.value_data());
+    return static_cast<const float*>(parameter.memory());
   }
 
   // Elements up to where a small one that follows begins: in front of a large one there may be more.
@@ -73,7 +74,7 @@ class NarrowCopies {
   bool laid_out_for(const std::vector<ParameterOn<D>*>& parameters) const {
     return std::equal(parameters.begin(), parameters.end(), places_.begin(), places_.end(),
                       [](const auto* parameter, const auto& place) {
-                        return parameter == place.parameter && parameter->value_data() == place.value;
+                        return parameter == place.parameter && parameter->memory() == place.value;
                       });
   }
 
@@ -86,8 +87,11 @@ class NarrowCopies {
     const Storage<D> storage(parameters.front()->where(), count * sizeof(T));
     auto* data = static_cast<T*>(storage.data());
     for (auto* parameter : parameters) {
-      parameter->narrow_copy = {storage, data, dtype<T>, 0};
-      places_.push_back({parameter, parameter->value_data()});
+      const auto bytes = static_cast<std::size_t>(parameter->count()) * sizeof(T);
+      parameter->narrow_copy = {Storage<D>::home_in(storage, data, bytes), data, dtype<T>, 0};
+      if (const auto* const own = parameter->storage().writes())
+        parameter->narrow_copy.storage.writes()->name = own->name;
+      places_.push_back({parameter, parameter->memory()});
       data += occupied(*parameter);
     }
   }
@@ -126,7 +130,10 @@ class MixedPrecision : public Module {
 
   /// The model inside.
   Model& model() { return model_; }
-  void visit(Visitor& visitor) override { model_.visit(visitor); }
+  void visit(Visitor& visitor) override {
+    visitor.inner(model_);
+    model_.visit(visitor);
+  }
   std::string describe() const override { return cat("MixedPrecision(", model_.describe(), ", ", dtype<T>, ")"); }
 
  private:

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <chorus/autograd/parameter.hpp>
+#include <chorus/core/recomputation.hpp>
 
 namespace chorus::inline CHORUS_ABI::nn {
 
@@ -19,6 +20,8 @@ class Visitor {
  public:
   virtual ~Visitor() = default;
   virtual void module(std::string_view name, Module& module) = 0;
+  /// A model inside of the one that is seen, which has the same members and no name of its own, as in MixedPrecision.
+  virtual void inner(Module&) {}
   virtual void parameter(std::string_view name, AnyParameter& parameter) = 0;
   virtual void buffer(std::string_view name, AnyBuffer& buffer) = 0;
 };
@@ -38,7 +41,12 @@ class Module {
   /// The type and its sizes, for the summary: `Conv2d(3, 6, kernel=5)`.
   virtual std::string describe() const { return "Module"; }
 
-  bool training() const { return training_; }
+  /// What a layer goes by. In what backward computes again (`checkpoint`) it is what it was the first time.
+  bool training() const {
+    if (chorus::detail::first_run != nullptr) [[unlikely]]
+      return chorus::detail::first_run->found(this, 0, training_);
+    return training_;
+  }
   /// Switches this module and all below it; dropout and batch norm behave differently in evaluation.
   void train(bool training = true);
   void eval() { train(false); }
@@ -135,6 +143,7 @@ class Walker : public Visitor {
  public:
   void walk(Module& module) { module.visit(*this); }
   void module(std::string_view name, Module& child) override;
+  void inner(Module& model) override { enter(model); }
   void parameter(std::string_view, AnyParameter&) override {}
   void buffer(std::string_view, AnyBuffer&) override {}
 

@@ -27,11 +27,13 @@ struct Collector final : Walker {
     for (const auto& known : parameters)
       if (known.handle.shared() == handle.shared()) return;
     parameters.push_back({path(name), handle, &handle.on<D>()});
+    parameters.back().parameter->set_name(parameters.back().name);
   }
   void buffer(std::string_view name, AnyBuffer& handle) override {
     for (const auto& known : buffers)
       if (known.handle.shared() == handle.shared()) return;
     buffers.push_back({path(name), handle, &handle.on<D>()});
+    buffers.back().buffer->set_name(buffers.back().name);
   }
 };
 

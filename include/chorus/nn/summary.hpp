@@ -22,6 +22,7 @@ std::string summary(Model& model) {
     void enter(Module& module) override {
       rows.push_back({prefix().substr(0, prefix().size() - 1), module.describe(), 0});
     }
+    void inner(Module&) override {}  // `describe` has said so
     void parameter(std::string_view, AnyParameter& handle) override {
       const std::string own = prefix().empty() ? "" : prefix().substr(0, prefix().size() - 1);
       for (Row& row : rows)

@@ -2,6 +2,7 @@
 /// Scaled dot-product attention (Vaswani et al. 2017).
 
 #include <algorithm>
+#include <chorus/autograd/saved.hpp>
 #include <chorus/kernels/attention.hpp>
 #include <chorus/ops/arithmetic.hpp>
 #include <chorus/ops/dropout.hpp>
@@ -67,7 +68,9 @@ auto attention_in_blocks(const Q& q, const K& k, const V& v, const Tensor<typena
                              log_sums.data());
   return record(
       "scaled_dot_product_attention", out,
-      [queries, keys, values, mask, out, log_sums, s, device](const auto& dy, auto dq, auto dk, auto dv) {
+      [queries = Saved(queries), keys = Saved(keys), values = Saved(values), mask, out, log_sums, s, device](
+          const auto& dy, auto dq, auto dk, auto dv) {
+        const auto numbers = [](const auto& saved) { return saved.read("scaled_dot_product_attention").data(); };
         const auto place = [&](auto node) -> T* {
           if (!node) return nullptr;
           const auto [grad, accumulate] = node->target();
@@ -75,8 +78,8 @@ auto attention_in_blocks(const Q& q, const K& k, const V& v, const Tensor<typena
           return grad.data();
         };
         T* const grads[] = {place(dq), place(dk), place(dv)};
-        kernels::attention_backward(device, s, queries.data(), keys.data(), values.data(), mask.data(), out.data(),
-                                    log_sums.data(), dy.data(), grads[0], grads[1], grads[2]);
+        kernels::attention_backward(device, s, numbers(queries), numbers(keys), numbers(values), mask.data(),
+                                    out.data(), log_sums.data(), dy.data(), grads[0], grads[1], grads[2]);
       },
       q, k, v);
 }
@@ -107,7 +110,7 @@ auto attention_as_a_whole(const Q& q, const K& k, const V& v, const Masked& mask
   if (options.causal)
     scores = masked_fill(scores, later_keys(scores.size(-2), scores.size(-1), scores.device()),
                          -std::numeric_limits<double>::infinity());
-  const auto weights = softmax(scores, -1);
+  const auto weights = softmax(scores, -1, /*none_is_zero=*/true);
   if (options.dropout == 0) return matmul(weights, v);
   return matmul(dropout(weights, options.dropout), v);
 }
@@ -163,7 +166,7 @@ auto scaled_dot_product_attention(const Q& q, const K& k, const V& v, bool causa
 }
 
 /// The same where the mask says which keys each query sees: true for those; [queries, keys] or with axes in front.
-/// Every query must see a key: else its result is NaN.
+/// A query that sees no key gets zeros, and no gradient, as in PyTorch.
 template <Operand Q, Operand K, Operand V, int Rank, Device D>
 auto scaled_dot_product_attention(const Q& q, const K& k, const V& v, const Tensor<bool, Rank, D>& mask,
                                   const AttentionOptions& options = {}) {

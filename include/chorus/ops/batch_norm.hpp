@@ -3,6 +3,7 @@
 
 #include <array>
 #include <chorus/autograd/parameter.hpp>
+#include <chorus/autograd/saved.hpp>
 #include <chorus/kernels/batch_norm.hpp>
 #include <chorus/kernels/contiguous.hpp>
 #include <chorus/kernels/functors.hpp>
@@ -64,7 +65,7 @@ auto batch_norm(const char* name, const X& x, const W& weight, const B& bias, co
                     added.shape(), ", the input ", input.shape());
   const auto device = input.device();
   auto out = tensor_of<X>::empty(input.shape(), device);
-  Tensor<T, 1, D> mean = running_mean, invstd;
+  Tensor<T, 1, D> mean, var, invstd;
   if (training) {
     mean = Tensor<T, 1, D>::empty({view.channels}, device);
     invstd = Tensor<T, 1, D>::empty({view.channels}, device);
@@ -74,15 +75,24 @@ auto batch_norm(const char* name, const X& x, const W& weight, const B& bias, co
   } else {
     kernels::batch_norm_forward_eval(device, view, input.data(), w.data(), b.data(), running_mean.data(),
                                      running_var.data(), options.eps, out.data(), added.data(), relu);
+    // The running statistics may have moved on before backward.
+    if (grad_enabled()) {
+      mean = clone(running_mean);
+      var = clone(running_var);
+    }
   }
   added = {};
   std::conditional_t<relu, operations::BatchNormRelu<T, D>, operations::BatchNorm<T, D>> operation;
-  static_cast<operations::BatchNorm<T, D>&>(operation) = {running_mean, running_var, training, options.eps};
+  static_cast<operations::BatchNorm<T, D>&>(operation) = {training ? running_mean : mean, training ? running_var : var,
+                                                          training, options.eps};
   const auto y = relu ? out : tensor_of<X>{};
   return record(
       std::move(operation), std::move(out),
-      [input, w, b, mean, invstd, running_var, view, training, y, eps = options.eps](const auto& dy, auto dx, auto dw,
-                                                                                     auto db, auto... dr) {
+      [name, input = Saved(input), w = Saved(w), b = Saved(b), mean, invstd, var, view, training, y, eps = options.eps](
+          const auto& dy, auto dx, auto dw, auto db, auto... dr) {
+        const T* const numbers = input.read(name).data();
+        const T* const scale = (dx || relu ? w.read(name) : w.tensor()).data();
+        const T* const shift = (relu ? b.read(name) : b.tensor()).data();
         T* grads[3] = {};
         std::array<bool, 3> accumulate{};
         const auto want = [&](std::size_t i, auto node) {
@@ -104,15 +114,15 @@ auto batch_norm(const char* name, const X& x, const W& weight, const B& bias, co
         tensor_of<X> masked;
         if (masks) masked = ours ? dy : tensor_of<X>::empty(dy.shape(), dy.device());
         if (training) {
-          kernels::batch_norm_backward_train(dy.device(), view, input.data(), dy.data(), w.data(), b.data(),
+          kernels::batch_norm_backward_train(dy.device(), view, numbers, dy.data(), scale, shift,
                                              mean.data(), invstd.data(), grads[0], grads[1], grads[2], accumulate,
                                              y.data(), masked.data());
         } else {
           if constexpr (relu)
             kernels::pointwise_backward(dy.device(), functors::Relu{}, dy.numel(), std::array<const T*, 1>{y.data()},
                                         dy.data(), std::array<T*, 1>{masked.data()}, std::array<bool, 1>{});
-          kernels::batch_norm_backward_eval(dy.device(), view, input.data(), relu ? masked.data() : dy.data(), w.data(),
-                                            mean.data(), running_var.data(), eps, grads[0], grads[1], grads[2],
+          kernels::batch_norm_backward_eval(dy.device(), view, numbers, relu ? masked.data() : dy.data(), scale,
+                                            mean.data(), var.data(), eps, grads[0], grads[1], grads[2],
                                             accumulate);
         }
         if (in_place) dx->add(dy);

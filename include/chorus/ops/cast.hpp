@@ -10,6 +10,7 @@ namespace chorus::inline CHORUS_ABI {
 namespace operations {
 struct Cast {
   static constexpr const char* name = "to";
+  static constexpr bool linear = true;
 };
 }  // namespace operations
 

@@ -2,6 +2,7 @@
 /// Two-dimensional convolution (cross-correlation, as in PyTorch).
 
 #include <chorus/autograd/parameter.hpp>
+#include <chorus/autograd/saved.hpp>
 #include <chorus/kernels/contiguous.hpp>
 #include <chorus/kernels/convolution.hpp>
 #include <chorus/ops/cast.hpp>
@@ -61,18 +62,19 @@ detail::Recorded<4, X, W, B> conv2d(const X& x, const W& weight, const B& bias, 
   kernels::conv2d_forward(device, shape, input.data(), w.data(), b.data(), out.data());
   return record(
       Conv2d{shape}, std::move(out),
-      [input, w, shape, device](const auto& dy, auto dx, auto dw, auto db) {
+      [input = detail::Saved(input), w = detail::Saved(w), shape, device](const auto& dy, auto dx, auto dw, auto db) {
         if (db) {
           const auto [grad, accumulate] = db->target();
           kernels::conv2d_backward_bias(device, shape, dy.data(), grad.data(), accumulate);
         }
         if (dw) {
           const auto [grad, accumulate] = dw->target();
-          kernels::conv2d_backward_weight(device, shape, input.data(), dy.data(), grad.data(), accumulate);
+          kernels::conv2d_backward_weight(device, shape, input.read("conv2d").data(), dy.data(), grad.data(),
+                                          accumulate);
         }
         if (dx) {
           const auto [grad, accumulate] = dx->target();
-          kernels::conv2d_backward_input(device, shape, w.data(), dy.data(), grad.data(), accumulate);
+          kernels::conv2d_backward_input(device, shape, w.read("conv2d").data(), dy.data(), grad.data(), accumulate);
         }
       },
       x, weight, bias);

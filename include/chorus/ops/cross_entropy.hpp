@@ -2,6 +2,7 @@
 /// Losses over classes.
 
 #include <chorus/autograd/parameter.hpp>
+#include <chorus/autograd/saved.hpp>
 #include <chorus/kernels/contiguous.hpp>
 #include <chorus/kernels/cross_entropy.hpp>
 #include <chorus/kernels/to_device.hpp>
@@ -53,9 +54,10 @@ Recorded<Rank, X> cross_entropy(const X& logits, const Tensor<std::int64_t, 1, D
                                  log_sum_exp.data());
   return record(
       operations::CrossEntropy<D>{targets, options}, std::move(loss),
-      [scores, targets, options, log_sum_exp](const auto& dloss, auto dlogits) {
+      [saved = Saved(scores), targets, options, log_sum_exp](const auto& dloss, auto dlogits) {
+        const auto& x = saved.read("cross_entropy");
         const auto [grad, accumulate] = dlogits->target();
-        kernels::cross_entropy_backward(scores.device(), scores.size(0), scores.size(1), scores.data(), targets.data(),
+        kernels::cross_entropy_backward(x.device(), x.size(0), x.size(1), x.data(), targets.data(),
                                         options, log_sum_exp.data(), dloss.data(), grad.data(), accumulate);
       },
       logits);

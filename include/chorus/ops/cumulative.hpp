@@ -1,6 +1,7 @@
 #pragma once
 /// Running sums.
 
+#include <chorus/autograd/saved.hpp>
 #include <chorus/kernels/cumulative.hpp>
 #include <chorus/ops/shape.hpp>
 
@@ -10,6 +11,7 @@ namespace chorus::inline CHORUS_ABI {
 namespace operations {
 struct CumulativeSum {
   static constexpr const char* name = "cumsum";
+  static constexpr bool linear = true;
   Index axis;
 };
 }  // namespace operations
@@ -39,9 +41,9 @@ auto cumprod(const X& x, Index axis) {
   kernels::cumprod(input.device(), view, input.data(), out.data());
   return record(
       "cumprod", std::move(out),
-      [view, input](const auto& dy, auto dx) {
+      [view, input = detail::Saved(input)](const auto& dy, auto dx) {
         const auto [grad, accumulate] = dx->target();
-        kernels::cumprod_backward(dy.device(), view, input.data(), dy.data(), grad.data(), accumulate);
+        kernels::cumprod_backward(dy.device(), view, input.read("cumprod").data(), dy.data(), grad.data(), accumulate);
       },
       x);
 }

@@ -13,6 +13,7 @@ namespace chorus::inline CHORUS_ABI {
 namespace operations {
 struct DeviceCopy {
   static constexpr const char* name = "device_copy";
+  static constexpr bool linear = true;
   trace::Traffic back;  ///< what its gradient's bytes are counted as
 };
 }  // namespace operations

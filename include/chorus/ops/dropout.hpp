@@ -1,10 +1,15 @@
 #pragma once
 /// Dropout (Srivastava et al. 2014).
 
+#include <array>
 #include <chorus/autograd/parameter.hpp>
 #include <chorus/core/random.hpp>
 #include <chorus/kernels/contiguous.hpp>
 #include <chorus/kernels/dropout.hpp>
+#include <chorus/ops/shape.hpp>
+#include <cstddef>
+#include <type_traits>
+#include <utility>
 
 namespace chorus::inline CHORUS_ABI {
 
@@ -17,16 +22,22 @@ struct Dropout {
 };
 }  // namespace operations
 
-/// In training, zeroes each element with probability p and scales the others by 1 / (1 - p); else x itself. x: [batch,
-/// ...], or [batch * n, ...]. Which elements go depends on the seed, the pass, and the sample's place in the global
-/// batch, not on the device that holds it. Throws UsageError unless 0 <= p < 1.
+namespace detail {
+
+/// The axis of a tensor along which this pass's samples lie: the policy's `dim` where the first axis is none.
+template <std::size_t Rank>
+int samples_axis(const std::array<Index, Rank>& shape) {
+  const auto* context = random_context();
+  if (context == nullptr || context->dim == 0 || context->dim >= static_cast<int>(Rank)) return 0;
+  const Index samples = context->samples;
+  return shape[0] != samples && shape[static_cast<std::size_t>(context->dim)] == samples ? context->dim : 0;
+}
+
+/// Dropout where samples lie along the first axis.
 template <Operand X>
-auto dropout(const X& x, double p, bool training = true) {
-  static_assert(tensor_of<X>::rank >= 1, "dropout: the input has a batch axis");
-  check<UsageError>(p >= 0 && p < 1, "dropout: the probability is in [0, 1), got ", p);
+auto dropout_of_rows(const X& x, double p, bool drops) {
   const auto input = contiguous(value_of(x));
-  const bool drops = training && p > 0;
-  const auto key = next_random_key(input.size(0), drops);
+  const auto key = next_random_key(input.size(0), drops, std::is_base_of_v<AnyParameter, X>);
   if (!drops)
     return record(
         operations::Dropout{0, {}}, input, [](const auto& dy, auto dx) { dx->add(dy); }, x);
@@ -42,6 +53,23 @@ auto dropout(const X& x, double p, bool training = true) {
         kernels::dropout_backward(dy.device(), samples, inner, dy.data(), grad.data(), p, philox_key, accumulate);
       },
       x);
+}
+
+}  // namespace detail
+
+/// In training, zeroes each element with probability p and scales the others by 1 / (1 - p); else x itself. x: [batch,
+/// ...], or [batch * n, ...]. Which elements go depends on the seed, the pass, and the sample's place in the global
+/// batch, not on the device that holds it. Samples lie along the policy's `dim` where that axis has their number and
+/// the first one has not. Of a Parameter, and of what has another number of rows, the same go on all devices. Throws
+/// UsageError unless 0 <= p < 1.
+template <Operand X>
+auto dropout(const X& x, double p, bool training = true) {
+  static_assert(tensor_of<X>::rank >= 1, "dropout: the input has a batch axis");
+  check<UsageError>(p >= 0 && p < 1, "dropout: the probability is in [0, 1), got ", p);
+  const bool drops = training && p > 0;
+  const int axis = drops ? detail::samples_axis(value_of(x).shape()) : 0;
+  if (axis == 0) return detail::dropout_of_rows(x, p, drops);
+  return transpose(detail::dropout_of_rows(transpose(x, 0, axis), p, drops), 0, axis);
 }
 
 }  // namespace chorus::inline CHORUS_ABI

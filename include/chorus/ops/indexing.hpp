@@ -13,12 +13,14 @@ namespace operations {
 template <class D>
 struct IndexSelect {
   static constexpr const char* name = "index_select";
+  static constexpr bool linear = true;
   Tensor<std::int64_t, 1, D> index;
   std::size_t axis;
 };
 template <int Rank, class D>
 struct Gather {
   static constexpr const char* name = "gather";
+  static constexpr bool linear = true;
   Tensor<std::int64_t, Rank, D> index;
   std::size_t axis;
 };

@@ -33,6 +33,13 @@ struct SmoothL1 {
     const S d = x - target, distance = abs(d);
     return where(distance < R(beta), d * d * R(0.5 / beta), distance - R(0.5 * beta));
   }
+  template <class S>
+  CHORUS_HD Partials<S, 2> gradient(const S& dy, const S& x, const S& target) const {
+    using R = real_of<S>;
+    const S d = x - target;
+    const S by_x = dy * where(d <= R(-beta), S(-1), where(d >= R(beta), S(1), d * R(1 / beta)));
+    return {{by_x, -by_x}};
+  }
 };
 
 /// d² / 2 where |d| <= delta, else delta (|d| - delta / 2) (Huber 1964).
@@ -44,21 +51,38 @@ struct Huber {
     const S d = x - target, distance = abs(d);
     return where(distance <= R(delta), d * d * R(0.5), (distance - R(0.5 * delta)) * R(delta));
   }
-};
-
-/// -target log(sigmoid(x)) - (1 - target) log(1 - sigmoid(x)), without overflow.
-struct BinaryCrossEntropy {
   template <class S>
-  CHORUS_HD S operator()(const S& x, const S& target) const {
-    return softplus(x) - x * target;
+  CHORUS_HD Partials<S, 2> gradient(const S& dy, const S& x, const S& target) const {
+    using R = real_of<S>;
+    const S d = x - target;
+    const S by_x = dy * where(d <= R(-delta), S(R(-delta)), where(d >= R(delta), S(R(delta)), d));
+    return {{by_x, -by_x}};
   }
 };
 
-/// target (log(target) - x); 0 where the target is 0.
+/// -target log(sigmoid(x)) - (1 - target) log(1 - sigmoid(x)), without overflow, and without one large number less
+/// another: |x| counts only as far as the target is on the other side.
+struct BinaryCrossEntropy {
+  template <class S>
+  CHORUS_HD S operator()(const S& x, const S& target) const {
+    const S wrong = where(x > 0, 1 - target, target), size = abs(x);
+    return where(wrong == 0, S(0), size * wrong) + log1p(exp(-size));
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 2> gradient(const S& dy, const S& x, const S& target) const {
+    return {{dy * (sigmoid(x) - target), -(dy * x)}};
+  }
+};
+
+/// target (log(target) - x); 0 where the target is 0, however large x.
 struct KlDivergence {
   template <class S>
   CHORUS_HD S operator()(const S& x, const S& target) const {
-    return where(target > 0, target * (log(target) - x), S(0));
+    return where(target == 0, where(x == x, S(0), x), target * log(target) - target * x);
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 2> gradient(const S& dy, const S& x, const S& target) const {
+    return {{-(dy * target), where(target == 0, S(0), dy * (log(target) + 1 - x))}};
   }
 };
 

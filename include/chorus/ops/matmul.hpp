@@ -2,6 +2,7 @@
 /// Matrix products and the linear layer's function.
 
 #include <algorithm>
+#include <chorus/autograd/saved.hpp>
 #include <chorus/kernels/gemm.hpp>
 #include <chorus/kernels/reduction.hpp>
 #include <chorus/ops/cast.hpp>
@@ -42,17 +43,19 @@ auto stacked_matmul(const A& a, const B& b) {
                   out.data() + i * m * n, n, false);
   return record(
       operations::Matmul{}, std::move(out),
-      [left, right, device, count, m, n, k](const auto& dy, auto da, auto db) {
+      [left = Saved(left), right = Saved(right), device, count, m, n, k](const auto& dy, auto da, auto db) {
         if (da) {
+          const T* const other = right.read("matmul").data();
           const auto [grad, accumulate] = da->target();
           for (Index i = 0; i < count; ++i)
-            kernels::gemm(device, Trans::no, Trans::yes, m, k, n, dy.data() + i * m * n, n, right.data() + i * k * n, n,
+            kernels::gemm(device, Trans::no, Trans::yes, m, k, n, dy.data() + i * m * n, n, other + i * k * n, n,
                           grad.data() + i * m * k, k, accumulate);
         }
         if (db) {
+          const T* const other = left.read("matmul").data();
           const auto [grad, accumulate] = db->target();
           for (Index i = 0; i < count; ++i)
-            kernels::gemm(device, Trans::yes, Trans::no, k, n, m, left.data() + i * m * k, k, dy.data() + i * m * n, n,
+            kernels::gemm(device, Trans::yes, Trans::no, k, n, m, other + i * m * k, k, dy.data() + i * m * n, n,
                           grad.data() + i * k * n, n, accumulate);
         }
       },
@@ -126,7 +129,8 @@ detail::Recorded<tensor_of<X>::rank, X, W, B> linear(const X& x, const W& weight
                 in_features, out.data(), out_features, false, b.data());
   return record(
       Linear{}, std::move(out),
-      [input, w, device, rows, in_features, out_features](const auto& dy, auto dx, auto dw, auto db) {
+      [input = detail::Saved(input), w = detail::Saved(w), device, rows, in_features, out_features](
+          const auto& dy, auto dx, auto dw, auto db) {
         if (db) {
           const auto [grad, accumulate] = db->target();
           kernels::sum(device, {1, rows, out_features}, dy.data(), grad.data(), accumulate);
@@ -134,12 +138,12 @@ detail::Recorded<tensor_of<X>::rank, X, W, B> linear(const X& x, const W& weight
         if (dw) {
           const auto [grad, accumulate] = dw->target();
           kernels::gemm(device, Trans::yes, Trans::no, out_features, in_features, rows, dy.data(), out_features,
-                        input.data(), in_features, grad.data(), in_features, accumulate);
+                        input.read("linear").data(), in_features, grad.data(), in_features, accumulate);
         }
         if (dx) {
           const auto [grad, accumulate] = dx->target();
           kernels::gemm(device, Trans::no, Trans::no, rows, in_features, out_features, dy.data(), out_features,
-                        w.data(), in_features, grad.data(), in_features, accumulate);
+                        w.read("linear").data(), in_features, grad.data(), in_features, accumulate);
         }
       },
       x, weight, bias);

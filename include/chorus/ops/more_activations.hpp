@@ -15,7 +15,7 @@ struct Selu {
   template <class S>
   CHORUS_HD S operator()(const S& x) const {
     using R = real_of<S>;
-    return where(x <= 0, expm1(x) * R(1.6732632423543772 * 1.0507009873554805), x * R(1.0507009873554805));
+    return where(x > 0, x * R(1.0507009873554805), expm1(x) * R(1.6732632423543772 * 1.0507009873554805));
   }
 };
 /// x, or alpha (exp(x / alpha) - 1) below 0 (Barron 2017).
@@ -24,7 +24,7 @@ struct Celu {
   template <class S>
   CHORUS_HD S operator()(const S& x) const {
     using R = real_of<S>;
-    return where(x <= 0, expm1(x * R(1 / alpha)) * R(alpha), x);
+    return where(x > 0, x, expm1(x * R(1 / alpha)) * R(alpha));
   }
 };
 /// x / (1 + |x|)
@@ -32,6 +32,11 @@ struct Softsign {
   template <class S>
   CHORUS_HD S operator()(const S& x) const {
     return x / (1 + abs(x));
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 1> gradient(const S& dy, const S& x) const {
+    const S below = 1 + abs(x);
+    return {{dy / below / below}};
   }
 };
 /// x - tanh(x)
@@ -48,6 +53,10 @@ struct Hardshrink {
   CHORUS_HD S operator()(const S& x) const {
     return where(abs(x) <= real_of<S>(lambda), S(0), x);
   }
+  template <class S>
+  CHORUS_HD Partials<S, 1> gradient(const S& dy, const S& x) const {
+    return {{where(abs(x) > real_of<S>(lambda), dy, S(0))}};
+  }
 };
 /// x moved by lambda towards 0, where it ends.
 struct Softshrink {
@@ -55,7 +64,7 @@ struct Softshrink {
   template <class S>
   CHORUS_HD S operator()(const S& x) const {
     using R = real_of<S>;
-    return where(x > R(lambda), x - R(lambda), where(x < R(-lambda), x + R(lambda), S(0)));
+    return where(x > R(lambda), x - R(lambda), where(x < R(-lambda), x + R(lambda), x * 0));  // NaN stays
   }
 };
 /// x above the threshold, else a value.
@@ -63,7 +72,7 @@ struct Threshold {
   double threshold = 0, value = 0;
   template <class S>
   CHORUS_HD S operator()(const S& x) const {
-    return where(x > real_of<S>(threshold), x, S(real_of<S>(value)));
+    return where(x <= real_of<S>(threshold), S(real_of<S>(value)), x);
   }
 };
 /// x for positive x, else slope x, the slope being learned (He et al. 2015).

@@ -20,6 +20,11 @@ struct MarginRanking {
     const S loss = y * (b - a) + real_of<S>(margin);
     return where(loss <= 0, S(0), loss);
   }
+  template <class S>
+  CHORUS_HD Partials<S, 3> gradient(const S& dy, const S& a, const S& b, const S& y) const {
+    const S counted = where(y * (b - a) + real_of<S>(margin) > 0, dy, S(0));
+    return {{-(counted * y), counted * y, counted * (b - a)}};
+  }
 };
 
 /// x for y = 1, max(0, margin - x) for y = -1.
@@ -29,6 +34,10 @@ struct HingeEmbedding {
   CHORUS_HD S operator()(const S& x, const S& y) const {
     const S distance = real_of<S>(margin) - x;
     return where(y == 1, x, where(distance <= 0, S(0), distance));
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 2> gradient(const S& dy, const S& x, const S& y) const {
+    return {{where(y == 1, dy, where(real_of<S>(margin) - x > 0, -dy, S(0))), S(0)}};
   }
 };
 
@@ -50,12 +59,19 @@ struct CosineEmbedding {
   }
 };
 
-/// (log(var) + (x - target)² / var) / 2.
+/// (log(var) + (x - target)² / var) / 2; variances below `eps` count as that, but get the gradient.
 struct GaussianNll {
+  double eps = 0;
   template <class S>
   CHORUS_HD S operator()(const S& x, const S& target, const S& var) const {
-    const S d = x - target;
-    return (log(var) + d * d / var) * real_of<S>(0.5);
+    const S d = x - target, safe = where(var < real_of<S>(eps), S(real_of<S>(eps)), var);
+    return (log(safe) + d * d / safe) * real_of<S>(0.5);
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 3> gradient(const S& dy, const S& x, const S& target, const S& var) const {
+    const S d = x - target, safe = where(var < real_of<S>(eps), S(real_of<S>(eps)), var);
+    const S by_x = dy * d / safe;
+    return {{by_x, -by_x, dy * (1 / safe - d * d / safe / safe) * real_of<S>(0.5)}};
   }
 };
 
@@ -65,6 +81,10 @@ struct PoissonNllOfLog {
   CHORUS_HD S operator()(const S& x, const S& target) const {
     return exp(x) - target * x;
   }
+  template <class S>
+  CHORUS_HD Partials<S, 2> gradient(const S& dy, const S& x, const S& target) const {
+    return {{dy * (exp(x) - target), -(dy * x)}};
+  }
 };
 /// x - target log(x + eps), x being the rate.
 struct PoissonNll {
@@ -72,6 +92,11 @@ struct PoissonNll {
   template <class S>
   CHORUS_HD S operator()(const S& x, const S& target) const {
     return x - target * log(x + real_of<S>(eps));
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 2> gradient(const S& dy, const S& x, const S& target) const {
+    const S rate = x + real_of<S>(eps);
+    return {{dy * (1 - target / rate), -(dy * log(rate))}};
   }
 };
 /// Stirling's approximation of log(target!), for targets above 1.
@@ -84,11 +109,26 @@ struct Stirling {
   }
 };
 
-/// Binary cross entropy of a logit, the positive part weighted: (1 - t) x + (1 + (p - 1) t) log(1 + exp(-x)).
+/// Binary cross entropy of a logit, the positive part weighted: (1 - t) x + (1 + (p - 1) t) log(1 + exp(-x)), where |x|
+/// counts as in BinaryCrossEntropy.
 struct WeightedBinaryCrossEntropy {
   template <class S>
   CHORUS_HD S operator()(const S& x, const S& t, const S& weight, const S& p) const {
-    return weight * ((1 - t) * x + (1 + (p - 1) * t) * softplus(-x));
+    return weight * loss(x, t, p);
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 4> gradient(const S& dy, const S& x, const S& t, const S& weight, const S& p) const {
+    const S scaled = dy * weight, size = abs(x), rest = log1p(exp(-size));
+    const S by_t = where(x > 0, -size, size * p) + (p - 1) * rest;
+    const S by_p = where(t == 0, S(0), t * softplus(-x));
+    return {{scaled * ((1 - t) * sigmoid(x) - p * t * sigmoid(-x)), scaled * by_t, dy * loss(x, t, p), scaled * by_p}};
+  }
+
+ private:
+  template <class S>
+  CHORUS_HD static S loss(const S& x, const S& t, const S& p) {
+    const S wrong = where(x > 0, 1 - t, p * t), size = abs(x);
+    return where(wrong == 0, S(0), size * wrong) + (1 + (p - 1) * t) * log1p(exp(-size));
   }
 };
 
@@ -113,10 +153,9 @@ auto pair_distance(const A& a, const B& b, double eps) {
 /// The cosine of the angle between a and b along an axis, which goes away. Lengths below `eps` count as `eps`.
 template <Operand A, Operand B>
 auto cosine_similarity(const A& a, const B& b, Index axis = 1, double eps = 1e-8) {
-  const auto dot = sum(a * b, axis);
-  const double infinity = std::numeric_limits<double>::infinity();
-  return dot *
-         rsqrt(clamp(sum(square(a), axis), eps * eps, infinity) * clamp(sum(square(b), axis), eps * eps, infinity));
+  // Each by itself, so that the product of two lengths need not be a number.
+  const auto normalized = [&](const auto& x) { return x * rsqrt(clamp(sum(square(x), axis, keep_axis), eps * eps)); };
+  return sum(normalized(a) * normalized(b), axis);
 }
 
 struct TripletOptions {
@@ -147,8 +186,10 @@ auto triplet_margin_loss(const A& anchor, const P& positive, const N& negative, 
 /// a, b: [batch, features], target: [batch] of 1 and -1 -> 1 - cosine, or max(0, cosine - margin): [batch].
 template <Operand A, Operand B, Operand Y>
 auto cosine_embedding_loss_per_sample(const A& a, const B& b, const Y& target, double margin = 0) {
-  return detail::pointwise("cosine_embedding_loss", functors::CosineEmbedding{margin}, cosine_similarity(a, b, -1),
-                           target);
+  constexpr double eps = 1e-12;  // PyTorch's, added to the squares of lengths
+  const auto scale = [](const auto& x) { return rsqrt(sum(square(x), -1) + eps); };
+  return detail::pointwise("cosine_embedding_loss", functors::CosineEmbedding{margin},
+                           sum(a * b, -1) * scale(a) * scale(b), target);
 }
 template <Operand A, Operand B, Operand Y>
 auto cosine_embedding_loss(const A& a, const B& b, const Y& target, double margin = 0,
@@ -199,9 +240,7 @@ struct GaussianNllOptions {
 /// The negative logarithm of the density of N(x, var) at the target (Nix, Weigend 1994).
 template <Operand X, Operand Y, Operand V>
 auto gaussian_nll_loss_per_element(const X& x, const Y& target, const V& var, const GaussianNllOptions& options = {}) {
-  const auto& raw = value_of(var);
-  const auto safe = var + (clamp(raw, options.eps) - raw);
-  return detail::pointwise("gaussian_nll_loss", functors::GaussianNll{}, x, target, safe) +
+  return detail::pointwise("gaussian_nll_loss", functors::GaussianNll{options.eps}, x, target, var) +
          (options.full ? 0.91893853320467274 : 0);
 }
 template <Operand X, Operand Y, Operand V>

@@ -1,6 +1,7 @@
 #pragma once
 /// Normalisation within each sample: layer, group and root-mean-square normalisation.
 
+#include <chorus/autograd/saved.hpp>
 #include <chorus/kernels/layer_norm.hpp>
 #include <chorus/ops/arithmetic.hpp>
 #include <chorus/ops/cast.hpp>
@@ -23,6 +24,10 @@ struct ScaleShift {
   template <class S>
   CHORUS_HD S operator()(const S& x, const S& scale, const S& shift) const {
     return x * scale + shift;
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 3> gradient(const S& dy, const S& x, const S& scale, const S&) const {
+    return {{dy * scale, dy * x, dy}};
   }
 };
 }  // namespace functors
@@ -53,7 +58,8 @@ auto layer_norm(const X& x, const W& weight, const B& bias, double eps = 1e-5) {
                               statistics.data());
   return record(
       operations::LayerNorm{rows, columns, eps}, std::move(out),
-      [input, w, statistics, device, rows, columns](const auto& dy, auto dx, auto dw, auto db) {
+      [saved = detail::Saved(input), w = detail::Saved(w), statistics, device, rows, columns](const auto& dy, auto dx,
+                                                                                             auto dw, auto db) {
         if (dw || db) {
           T* grads[2] = {};
           bool accumulate[2] = {};
@@ -65,21 +71,33 @@ auto layer_norm(const X& x, const W& weight, const B& bias, double eps = 1e-5) {
           };
           want(0, dw);
           want(1, db);
-          kernels::layer_norm_backward_affine(device, rows, columns, input.data(), dy.data(), statistics.data(),
-                                              grads[0], grads[1], accumulate[0], accumulate[1]);
+          kernels::layer_norm_backward_affine(device, rows, columns, saved.read("layer_norm").data(), dy.data(),
+                                              statistics.data(), grads[0], grads[1], accumulate[0], accumulate[1]);
         }
         if (dx) {
           const auto [grad, accumulate] = dx->target();
-          kernels::layer_norm_backward_input(device, rows, columns, input.data(), w.data(), dy.data(),
-                                             statistics.data(), grad.data(), accumulate);
+          kernels::layer_norm_backward_input(device, rows, columns, saved.read("layer_norm").data(),
+                                             w.read("layer_norm").data(), dy.data(), statistics.data(), grad.data(),
+                                             accumulate);
         }
       },
       x, weight, bias);
 }
 
+namespace detail {
+// A number by itself is its own mean: the result would be the bias, whatever x.
+template <Operand X>
+void check_normalizes(const char* operation, const X& x, Index groups) {
+  const auto& shape = value_of(x).shape();
+  check<ShapeError>(groups <= 0 || shape[0] * groups != value_of(x).numel() || value_of(x).numel() == 0, operation,
+                    ": needs more than one value to normalise, got one for each sample and ",
+                    groups == shape[1] ? "channel" : "group", " of an input of shape ", shape);
+}
+}  // namespace detail
+
 /// x: [batch, channels, ...], weight, bias: [channels], or both undefined: like layer_norm, over each of `groups`
-/// groups of neighbouring channels of a sample (Wu, He 2018). Throws ShapeError where channels don't fit or groups
-/// don't divide them.
+/// groups of neighbouring channels of a sample (Wu, He 2018). Throws ShapeError where channels don't fit, groups don't
+/// divide them, or a group has one number alone.
 template <Operand X, Operand W, Operand B>
 auto group_norm(const X& x, Index groups, const W& weight, const B& bias, double eps = 1e-5) {
   using Row = Tensor<typename tensor_of<X>::value_type, 1, typename tensor_of<X>::device_type>;
@@ -88,6 +106,7 @@ auto group_norm(const X& x, Index groups, const W& weight, const B& bias, double
   const auto& shape = value_of(x).shape();
   check<ShapeError>(groups > 0 && shape[1] % groups == 0, "group_norm: ", groups,
                     " groups do not divide the channels of shape ", shape);
+  detail::check_normalizes("group_norm", x, groups);
   const bool affine = value_of(weight).defined() || value_of(bias).defined();
   check<ShapeError>(!affine || (value_of(weight).numel() == shape[1] && value_of(bias).numel() == shape[1]),
                     "group_norm: an input of shape ", shape, " does not fit a weight of ", value_of(weight).numel(),
@@ -104,10 +123,12 @@ auto group_norm(const X& x, Index groups, const W& weight, const B& bias, double
   return affine ? scaled() : decltype(scaled())(reshape(normalized, shape));
 }
 
-/// Normalises each channel of each sample by itself (Ulyanov et al. 2016): group_norm with one channel a group.
+/// Normalises each channel of each sample by itself (Ulyanov et al. 2016): group_norm with one channel a group. Throws
+/// as that does.
 template <Operand X, Operand W, Operand B>
 auto instance_norm(const X& x, const W& weight, const B& bias, double eps = 1e-5) {
   static_assert(tensor_of<X>::rank >= 3, "instance_norm: the input is [batch, channels, ...] with axes to normalise");
+  detail::check_normalizes("instance_norm", x, value_of(x).size(1));
   return group_norm(x, value_of(x).size(1), weight, bias, eps);
 }
 

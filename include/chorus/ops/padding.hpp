@@ -14,6 +14,7 @@ struct Padding2d {
 namespace operations {
 struct Pad2d {
   static constexpr const char* name = "pad2d";
+  static constexpr bool linear = true;
   Padding2d padding;
 };
 }  // namespace operations

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <chorus/autograd/parameter.hpp>
+#include <chorus/autograd/saved.hpp>
 #include <chorus/kernels/contiguous.hpp>
 #include <chorus/kernels/functors.hpp>
 #include <chorus/kernels/pointwise.hpp>
@@ -16,6 +17,7 @@ namespace chorus::inline CHORUS_ABI {
 namespace operations {
 template <class F>
 struct Pointwise {
+  static constexpr bool linear = requires { requires F::linear; };
   const char* name;
   F f;
 };
@@ -75,6 +77,7 @@ Recorded<broadcast_rank<First, Rest...>, First, Rest...> map(const char* operati
   const auto pointers = [](const auto& tensors) {
     return std::apply([](const auto&... tensor) { return std::array<const T*, count>{tensor.data()...}; }, tensors);
   };
+  const auto saved = std::apply([](const auto&... input) { return std::tuple{Saved(input)...}; }, inputs);
   auto out = Tensor<T, rank, D>::empty(layout.shape, device);
   if (count == 1 || layout.same) {
     kernels::pointwise_forward(device, f, out.numel(), pointers(inputs), out.data());
@@ -84,7 +87,7 @@ Recorded<broadcast_rank<First, Rest...>, First, Rest...> map(const char* operati
   }
   return record(
       operations::Pointwise<F>{operation, f}, std::move(out),
-      [f, inputs, pointers, layout](const auto& dy, auto... nodes) {
+      [operation, f, saved, layout](const auto& dy, auto... nodes) {
         std::array<T*, count> grads{};
         std::array<bool, count> accumulate{};
         // Kernels write each gradient to a place of its own; an operand that occurs again gets one and is added after
@@ -102,14 +105,23 @@ Recorded<broadcast_rank<First, Rest...>, First, Rest...> map(const char* operati
         const auto add_again = [&](std::size_t i, auto node) {
           if (again[i]) kernels::axpy(dy.device(), numel(node->shape()), T{1}, grads[i], node->target().data());
         };
-        std::size_t i = 0, j = 0;
+        std::size_t i = 0, j = 0, k = 0;
         (want(i++, nodes), ...);
+        const std::array<bool, count> wanted{nodes != nullptr...};
+        const auto number_of = [&](const auto& input) {
+          const std::size_t own = k++;
+          bool needed = !operations::Pointwise<F>::linear;
+          if constexpr (requires { requires F::bilinear; }) needed = wanted[1 - own];
+          return (needed ? input.read(operation) : input.tensor()).data();
+        };
+        const std::array<const T*, count> numbers =
+            std::apply([&](const auto&... input) { return std::array<const T*, count>{number_of(input)...}; }, saved);
         const T* gradient = dy.data();
         if (count == 1 || layout.same) {
-          kernels::pointwise_backward(dy.device(), f, dy.numel(), pointers(inputs), gradient, grads, accumulate);
+          kernels::pointwise_backward(dy.device(), f, dy.numel(), numbers, gradient, grads, accumulate);
         } else if constexpr (count > 1) {
-          kernels::pointwise_backward(dy.device(), f, std::span<const Index>(layout.shape), pointers(inputs),
-                                      layout.spans(), gradient, grads, layout.spans(), accumulate);
+          kernels::pointwise_backward(dy.device(), f, std::span<const Index>(layout.shape), numbers, layout.spans(),
+                                      gradient, grads, layout.spans(), accumulate);
         }
         (add_again(j++, nodes), ...);
       },

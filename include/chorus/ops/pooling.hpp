@@ -19,6 +19,7 @@ struct MaxPool2d {
 };
 struct AvgPool2d {
   static constexpr const char* name = "avg_pool2d";
+  static constexpr bool linear = true;
   kernels::Pool2dShape shape;
 };
 }  // namespace operations

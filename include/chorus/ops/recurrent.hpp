@@ -18,11 +18,22 @@ struct LstmCell {
   CHORUS_HD S operator()(const S& input, const S& forget, const S& candidate, const S& cell) const {
     return sigmoid(forget) * cell + sigmoid(input) * tanh(candidate);
   }
+  template <class S>
+  CHORUS_HD Partials<S, 4> gradient(const S& dy, const S& input, const S& forget, const S& candidate,
+                                    const S& cell) const {
+    const S i = sigmoid(input), f = sigmoid(forget), c = tanh(candidate);
+    return {{dy * c * (i * (1 - i)), dy * cell * (f * (1 - f)), dy * i * (1 - c * c), dy * f}};
+  }
 };
 struct LstmOutput {
   template <class S>
   CHORUS_HD S operator()(const S& output, const S& cell) const {
     return sigmoid(output) * tanh(cell);
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 2> gradient(const S& dy, const S& output, const S& cell) const {
+    const S o = sigmoid(output), c = tanh(cell);
+    return {{dy * c * (o * (1 - o)), dy * o * (1 - c * c)}};
   }
 };
 
@@ -32,12 +43,24 @@ struct GruCandidate {
   CHORUS_HD S operator()(const S& reset_x, const S& reset_h, const S& x, const S& h) const {
     return tanh(x + sigmoid(reset_x + reset_h) * h);
   }
+  template <class S>
+  CHORUS_HD Partials<S, 4> gradient(const S& dy, const S& reset_x, const S& reset_h, const S& x, const S& h) const {
+    const S r = sigmoid(reset_x + reset_h), y = tanh(x + r * h);
+    const S by_x = dy * (1 - y * y), by_reset = by_x * h * (r * (1 - r));
+    return {{by_reset, by_reset, by_x, by_x * r}};
+  }
 };
 /// The next state, between the candidate and the present one.
 struct GruState {
   template <class S>
   CHORUS_HD S operator()(const S& update_x, const S& update_h, const S& candidate, const S& state) const {
     return candidate + sigmoid(update_x + update_h) * (state - candidate);
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 4> gradient(const S& dy, const S& update_x, const S& update_h, const S& candidate,
+                                    const S& state) const {
+    const S u = sigmoid(update_x + update_h), by_update = dy * (state - candidate) * (u * (1 - u));
+    return {{by_update, by_update, dy * (1 - u), dy * u}};
   }
 };
 

@@ -2,6 +2,7 @@
 /// Sums, means, extremes and variances, of all elements or along one axis.
 
 #include <chorus/autograd/parameter.hpp>
+#include <chorus/autograd/saved.hpp>
 #include <chorus/kernels/contiguous.hpp>
 #include <chorus/kernels/reduction.hpp>
 #include <chorus/ops/shape.hpp>
@@ -12,22 +13,27 @@ namespace chorus::inline CHORUS_ABI {
 namespace operations {
 struct Sum {
   static constexpr const char* name = "sum";
+  static constexpr bool linear = true;
   Index axis;
 };
 struct Mean {
   static constexpr const char* name = "mean";
+  static constexpr bool linear = true;
   Index axis;
 };
 struct Amax {
   static constexpr const char* name = "amax";
+  static constexpr bool linear = false;
   Index axis;
 };
 struct Amin {
   static constexpr const char* name = "amin";
+  static constexpr bool linear = false;
   Index axis;
 };
 struct Var {
   static constexpr const char* name = "var";
+  static constexpr bool linear = false;
   Index axis, correction;
 };
 }  // namespace operations
@@ -60,11 +66,19 @@ auto reduce(Operation operation, const X& x, Index axis, Forward forward, Backwa
   forward(input.device(), view, input.data(), out.data());
   return record(
       operation, out,
-      [input, out, view, backward](const auto& dy, auto dx) {
+      [input = Saved(input), out, view, backward](const auto& dy, auto dx) {
         const auto [grad, accumulate] = dx->target();
-        backward(input.device(), view, input.data(), out.data(), dy.data(), grad.data(), accumulate);
+        const auto& numbers = Operation::linear ? input.tensor() : input.read(Operation::name);
+        backward(dy.device(), view, numbers.data(), out.data(), dy.data(), grad.data(), accumulate);
       },
       x);
+}
+
+// An extremum of no numbers is none.
+template <Operand X>
+void check_not_empty(const char* operation, const X& x, Index axis) {
+  check<ShapeError>(value_of(x).size(axis) != 0, operation, ": axis ", axis, " of shape ", value_of(x).shape(),
+                    " has no elements");
 }
 
 // The same over all elements.
@@ -107,8 +121,10 @@ auto mean(const X& x, Index axis) {
 }
 
 /// The largest element along an axis, which goes away. Elements that tie share the gradient evenly, as in PyTorch.
+/// Throws ShapeError for an axis without elements.
 template <Operand X>
 auto amax(const X& x, Index axis) {
+  detail::check_not_empty("amax", x, axis);
   return detail::reduce(
       operations::Amax{axis}, x, axis,
       [](auto device, auto view, const auto* in, auto* out) { kernels::amax(device, view, in, out); },
@@ -117,9 +133,10 @@ auto amax(const X& x, Index axis) {
       });
 }
 
-/// The smallest element along an axis, which goes away; ties as for amax.
+/// The smallest element along an axis, which goes away; ties and errors as for amax.
 template <Operand X>
 auto amin(const X& x, Index axis) {
+  detail::check_not_empty("amin", x, axis);
   return detail::reduce(
       operations::Amin{axis}, x, axis,
       [](auto device, auto view, const auto* in, auto* out) { kernels::amin(device, view, in, out); },
@@ -168,12 +185,14 @@ auto var(const X& x, Index axis, KeepAxis, Index correction = 1) {
   return detail::reduce_keeping(x, axis, [correction](const auto& in, Index a) { return var(in, a, correction); });
 }
 
-/// The position of the largest element along an axis; of several, the first.
+/// The position of the largest element along an axis; of several, the first. Throws ShapeError for an axis without
+/// elements.
 template <Operand X>
 Tensor<Index, tensor_of<X>::rank - 1, typename tensor_of<X>::device_type> argmax(const X& x, Index axis) {
   constexpr int rank = tensor_of<X>::rank;
   const auto input = contiguous(value_of(x));
   const auto a = normalize_axis("argmax", axis, rank);
+  detail::check_not_empty("argmax", x, axis);
   auto out = Tensor<Index, rank - 1, typename tensor_of<X>::device_type>::empty(
       detail::without_axis<rank>(input.shape(), a), input.device());
   kernels::argmax(input.device(), detail::around_axis(input.shape(), a), input.data(), out.data());

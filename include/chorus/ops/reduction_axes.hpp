@@ -82,6 +82,7 @@ auto var(const X& x, const std::array<Index, N>& axes, KeepAxis, Index correctio
 /// The position of the smallest element along an axis; of several, the first.
 template <Operand X>
 auto argmin(const X& x, Index axis) {
+  detail::check_not_empty("argmin", x, axis);
   return argmax(-value_of(x), axis);
 }
 

@@ -1,10 +1,15 @@
 #pragma once
 /// Images in other sizes: nearest-neighbour enlargement, and pooling to a given size.
 
-#include <chorus/ops/matmul.hpp>
+#include <algorithm>
+#include <array>
+#include <chorus/ops/arithmetic.hpp>
+#include <chorus/ops/indexing.hpp>
 #include <chorus/ops/pooling.hpp>
 #include <chorus/ops/reduction.hpp>
 #include <chorus/ops/shape.hpp>
+#include <cstdint>
+#include <vector>
 
 namespace chorus::inline CHORUS_ABI {
 
@@ -22,35 +27,78 @@ auto upsample_nearest2d(const X& x, Size2d scale) {
 }
 
 namespace detail {
-// [out, in]: row i averages the entries that lie in the i-th of `out` equal parts of the axis, whole or in part.
-template <Real T, Device D>
-Tensor<T, 2, D> averaging_matrix(Index in, Index out, D device) {
-  auto host = Tensor<T, 2, Cpu>::zeros({out, in});
-  for (Index i = 0; i < out; ++i) {
-    const Index first = i * in / out, last = ((i + 1) * in + out - 1) / out;
-    for (Index j = first; j < last; ++j) host(i, j) = T{1} / static_cast<T>(last - first);
+
+/// An axis of `in` entries in `out` equal parts, which may share entries: part i has those from first(i) to last(i)
+/// - 1.
+struct AxisParts {
+  Index in, out;
+  Index first(Index i) const { return i * in / out; }
+  Index last(Index i) const { return ((i + 1) * in + out - 1) / out; }
+  Index size(Index i) const { return last(i) - first(i); }
+  Index longest() const {
+    Index most = 0;
+    for (Index i = 0; i < out; ++i) most = std::max(most, size(i));
+    return most;
   }
-  return Tensor<T, 2, D>::from({host.data(), static_cast<std::size_t>(host.numel())}, host.shape(), device);
+};
+
+/// [..., in, ...] -> [..., out, longest, ...]: the entries of each part of an axis. Shorter parts end with entry
+/// `filler(i)`.
+template <Operand X, class Filler>
+auto split_axis(const X& x, std::size_t a, const AxisParts& parts, const Filler& filler) {
+  using D = typename tensor_of<X>::device_type;
+  const auto& shape = value_of(x).shape();
+  constexpr auto rank = static_cast<std::size_t>(tensor_of<X>::rank);
+  const Index longest = parts.longest();
+  std::vector<std::int64_t> places;
+  for (Index i = 0; i < parts.out; ++i)
+    for (Index j = 0; j < longest; ++j) places.push_back(j < parts.size(i) ? parts.first(i) + j : filler(i));
+  const auto index = Tensor<std::int64_t, 1, D>::from(places, Shape<1>{parts.out * longest}, value_of(x).device());
+  std::array<Index, rank + 1> split{};
+  for (std::size_t i = 0; i <= rank; ++i)
+    split[i] = i < a ? shape[i] : i == a ? parts.out : i == a + 1 ? longest : shape[i - 1];
+  return reshape(index_select(x, static_cast<Index>(a), index), split);
 }
+
+/// The means of the parts of an axis.
+template <Operand X>
+auto adaptive_mean(const X& x, std::size_t a, Index out) {
+  using T = typename tensor_of<X>::value_type;
+  constexpr auto rank = static_cast<std::size_t>(tensor_of<X>::rank);
+  const auto& shape = value_of(x).shape();
+  const auto device = value_of(x).device();
+  const AxisParts parts{shape[a], out};
+  const auto along = static_cast<Index>(a) + 1;
+  const auto even = [&] {
+    std::array<Index, rank + 1> split{};
+    for (std::size_t i = 0; i <= rank; ++i)
+      split[i] = i < a ? shape[i] : i == a ? out : i == a + 1 ? parts.in / out : shape[i - 1];
+    return mean(reshape(x, split), along);
+  };
+  if (parts.in % out == 0) return even();
+  auto one = shape;
+  one[a] = 1;
+  const auto more = concat(static_cast<Index>(a), x, tensor_of<X>::zeros(one, device));
+  one.fill(1);
+  one[a] = out;
+  std::vector<T> shares;
+  for (Index i = 0; i < out; ++i) shares.push_back(static_cast<T>(1 / static_cast<double>(parts.size(i))));
+  const auto share = tensor_of<X>::from(shares, one, device);
+  return decltype(even())(sum(split_axis(more, a, parts, [&](Index) { return parts.in; }), along) * share);
+}
+
 }  // namespace detail
 
 /// x: [batch, channels, height, width] -> [batch, channels, size.height, size.width], each the mean of its part of the
 /// image, as PyTorch divides it. Throws UsageError unless the size is positive, ShapeError for an image without pixels.
 template <Operand X>
 auto adaptive_avg_pool2d(const X& x, Size2d size) {
-  using T = typename tensor_of<X>::value_type;
   static_assert(tensor_of<X>::rank == 4, "adaptive_avg_pool2d: the input is [batch, channels, height, width]");
   check<UsageError>(size.height > 0 && size.width > 0, "adaptive_avg_pool2d: the size is at least 1, got ", size.height,
                     " x ", size.width);
-  const auto [n, c, h, w] = value_of(x).shape();
-  check<ShapeError>(h > 0 && w > 0, "adaptive_avg_pool2d: an image of shape ", value_of(x).shape(), " has no pixels");
-  const auto device = value_of(x).device();
-  // Means along the width, then along the height; the one or the other may be the whole axis.
-  const auto along_last = [&](const auto& image, Index in, Index out) {
-    return linear(image, detail::averaging_matrix<T>(in, out, device));
-  };
-  const auto narrow = transpose(along_last(x, w, size.width), 2, 3);
-  return transpose(along_last(narrow, h, size.height), 2, 3);
+  const auto& shape = value_of(x).shape();
+  check<ShapeError>(shape[2] > 0 && shape[3] > 0, "adaptive_avg_pool2d: an image of shape ", shape, " has no pixels");
+  return detail::adaptive_mean(detail::adaptive_mean(x, 3, size.width), 2, size.height);
 }
 
 /// x: [batch, channels, ...] -> the mean of each channel: [batch, channels].

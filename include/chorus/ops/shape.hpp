@@ -15,21 +15,26 @@ namespace chorus::inline CHORUS_ABI {
 namespace operations {
 struct Reshape {
   static constexpr const char* name = "reshape";
+  static constexpr bool linear = true;
 };
 template <int Rank>
 struct Permute {
   static constexpr const char* name = "permute";
+  static constexpr bool linear = true;
   Shape<Rank> inverse;
 };
 struct Expand {
   static constexpr const char* name = "expand";
+  static constexpr bool linear = true;
 };
 struct Slice {
   static constexpr const char* name = "slice";
+  static constexpr bool linear = true;
   Index axis, start;
 };
 struct Concat {
   static constexpr const char* name = "concat";
+  static constexpr bool linear = true;
   Index axis;
 };
 }  // namespace operations

@@ -19,6 +19,7 @@ struct LogSoftmax {
 };
 struct LogSumExp {
   static constexpr const char* name = "logsumexp";
+  static constexpr bool linear = false;
   Index axis;
 };
 }  // namespace operations
@@ -41,15 +42,25 @@ auto along_axis(Operation operation, const X& x, Index axis, Forward forward, Ba
 }
 }  // namespace detail
 
-/// exp(x) / sum(exp(x)) along an axis, computed without overflow.
+namespace detail {
+// With `none_is_zero` a line of -inf alone gives zeros, not NaN.
 template <Operand X>
-auto softmax(const X& x, Index axis) {
-  return detail::along_axis(
+auto softmax(const X& x, Index axis, bool none_is_zero) {
+  return along_axis(
       operations::Softmax{axis}, x, axis,
-      [](auto device, auto view, const auto* in, auto* out) { kernels::softmax_forward(device, view, in, out); },
+      [none_is_zero](auto device, auto view, const auto* in, auto* out) {
+        kernels::softmax_forward(device, view, in, out, none_is_zero);
+      },
       [](auto device, auto view, const auto* y, const auto* dy, auto* dx, bool accumulate) {
         kernels::softmax_backward(device, view, y, dy, dx, accumulate);
       });
+}
+}  // namespace detail
+
+/// exp(x) / sum(exp(x)) along an axis, computed without overflow.
+template <Operand X>
+auto softmax(const X& x, Index axis) {
+  return detail::softmax(x, axis, false);
 }
 
 /// log(softmax(x)) along an axis.

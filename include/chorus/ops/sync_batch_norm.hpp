@@ -3,6 +3,7 @@
 
 #include <any>
 #include <array>
+#include <chorus/autograd/saved.hpp>
 #include <chorus/core/batch_group.hpp>
 #include <chorus/ops/batch_norm.hpp>
 #include <chorus/ops/device_copy.hpp>
@@ -142,11 +143,12 @@ auto sync_batch_norm(const X& x, const W& weight, const B& bias, const Tensor<T,
       }();
       return record(
           "sync_batch_norm", std::move(out),
-          [input, w, mean, invstd, view, group, count, place, recorded = group->recorded()](
-              const auto& dy, auto dx, auto dw, auto db, auto dothers) {
+          [input = detail::Saved(input), w = detail::Saved(w), mean, invstd, view, group, count, place,
+           recorded = group->recorded()](const auto& dy, auto dx, auto dw, auto db, auto dothers) {
+            const T* const inputs = input.read("sync_batch_norm").data();
             const auto here = dy.device();
             const auto own = Tensor<double, 1, D>::empty({2 * view.channels}, here);
-            kernels::batch_norm_backward_sums(here, view, input.data(), dy.data(), mean.data(), own.data());
+            kernels::batch_norm_backward_sums(here, view, inputs, dy.data(), mean.data(), own.data());
             const auto affine = [&](T* dweight, bool add_weight, T* dbias, bool add_bias) {
               kernels::batch_norm_backward_affine(here, view.channels, own.data(), invstd.data(), dweight, dbias,
                                                   add_weight, add_bias);
@@ -160,8 +162,9 @@ auto sync_batch_norm(const X& x, const W& weight, const B& bias, const Tensor<T,
               affine(nullptr, false, target.data(), target.accumulate);
             }
             const auto input_gradient = [&](const auto& target) {
-              kernels::batch_norm_backward_input(here, view, input.data(), dy.data(), w.data(), mean.data(),
-                                                 invstd.data(), count, own.data(), target.data(), target.accumulate);
+              kernels::batch_norm_backward_input(here, view, inputs, dy.data(), w.read("sync_batch_norm").data(),
+                                                 mean.data(), invstd.data(), count, own.data(), target.data(),
+                                                 target.accumulate);
             };
             if (recorded && !place.is_here()) {  // this thread goes back for all members
               if (dx) input_gradient(dx->target());

@@ -2,6 +2,7 @@
 /// The transposed convolution: what conv2d's backward pass does to its input's gradient, as a forward function.
 
 #include <chorus/autograd/parameter.hpp>
+#include <chorus/autograd/saved.hpp>
 #include <chorus/kernels/contiguous.hpp>
 #include <chorus/kernels/convolution.hpp>
 #include <chorus/ops/arithmetic.hpp>
@@ -71,14 +72,16 @@ auto conv_transpose2d(const X& x, const W& weight, const ConvTranspose2dOptions&
   kernels::conv2d_backward_input(device, shape, w.data(), input.data(), out.data(), false);
   return record(
       operations::ConvTranspose2d{shape}, std::move(out),
-      [input, w, shape, device](const auto& dy, auto dx, auto dw) {
+      [input = detail::Saved(input), w = detail::Saved(w), shape, device](const auto& dy, auto dx, auto dw) {
         if (dw) {
           const auto [grad, accumulate] = dw->target();
-          kernels::conv2d_backward_weight(device, shape, dy.data(), input.data(), grad.data(), accumulate);
+          kernels::conv2d_backward_weight(device, shape, dy.data(), input.read("conv_transpose2d").data(), grad.data(),
+                                          accumulate);
         }
         if (dx) {
-          auto grad = tensor_of<X>::empty(input.shape(), device);
-          kernels::conv2d_forward(device, shape, dy.data(), w.data(), static_cast<const T*>(nullptr), grad.data());
+          auto grad = tensor_of<X>::empty(input.tensor().shape(), device);
+          kernels::conv2d_forward(device, shape, dy.data(), w.read("conv_transpose2d").data(),
+                                  static_cast<const T*>(nullptr), grad.data());
           dx->add(grad);
         }
       },

@@ -2,11 +2,17 @@
 /// Averages of parameters over steps: exponential (EMA) and equal weights (SWA).
 
 #include <algorithm>
+#include <atomic>
 #include <chorus/kernels/copy.hpp>
 #include <chorus/nn/module.hpp>
 #include <chorus/optim/optimizer.hpp>
 #include <chorus/optim/replayed_steps.hpp>
 #include <cstddef>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <span>
+#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -29,6 +35,61 @@ inline AverageRule exponential(double decay) {
 /// The mean of the parameters at all updates: stochastic weight averaging (Izmailov et al. 2018).
 inline AverageRule equal_weights() { return {}; }
 
+namespace detail {
+/// Which averages models hold at the moment, by the number (a parameter or a buffer) that they are in place of. Each
+/// one keeps what it has displaced: the trained numbers, or an average below it.
+class HeldAverages {
+ public:
+  /// Where a displaced number lies now.
+  using Place = void*;
+
+  static HeldAverages& all() {
+    static HeldAverages held;
+    return held;
+  }
+  void add(const void* number, Place displaced) {
+    const std::lock_guard lock(mutex_);
+    held_[number].push_back(displaced);
+    ++count_;
+  }
+  /// The average whose displaced number is there leaves; returns where its own number is: an average above it may have
+  /// displaced it, else it is null, in the model.
+  Place remove(const void* number, Place displaced) {
+    const std::lock_guard lock(mutex_);
+    auto& stack = held_.at(number);
+    auto at = std::find(stack.begin(), stack.end(), displaced);
+    at = stack.erase(at);
+    const Place above = at == stack.end() ? nullptr : *at;
+    if (stack.empty()) held_.erase(number);
+    --count_;
+    return above;
+  }
+  bool holds(const void* number) {
+    if (count_ == 0) return false;
+    const std::lock_guard lock(mutex_);
+    return held_.contains(number);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<const void*, std::vector<Place>> held_;
+  std::atomic<int> count_{0};
+};
+}  // namespace detail
+
+/// A policy.
+template <class Net>
+concept HoldsModel = requires(Net& net) {
+  net.module();
+  net.parameters();
+};
+
+struct ParameterAverageOptions {
+  /// Average the buffers, too. Else the average has those of the last update, as in PyTorch's AveragedModel. Buffers of
+  /// integers are never averaged.
+  bool use_buffers = false;
+};
+
 /// A second set of a model's parameters that follows them. It starts as a copy of them. On the workers of a
 /// ParameterServer, which fetch a step's parameters with the next forward pass, it follows a step behind the server's.
 ///
@@ -37,26 +98,48 @@ inline AverageRule equal_weights() { return {}; }
 ///   average.update();
 ///   ...
 ///   optim::AveragedScope use{average};   // the model computes with the averages while this lives
+///
+/// Batch norm's running statistics are those of the trained parameters: `update_bn(net, loader)` inside of the scope
+/// makes them anew. An average that was made of the net, `ParameterAverage average{net, optim::equal_weights()}`, has
+/// buffers of its own, which come and go with the averages; a scope that is made with the net, `AveragedScope
+/// use{average, net}`, gives the trained ones' back.
 template <Device D>
 class ParameterAverage {
  public:
   /// Throws UsageError where there are no parameters.
   ParameterAverage(std::vector<nn::NamedParameter<D>> parameters, AverageRule rule) : rule_(rule) {
     check<UsageError>(!parameters.empty(), "ParameterAverage: there are no parameters");
-    const MemoryScope scope(trace::Memory::optimizer);
     for (auto& named : parameters) {
       auto& parameter = *named.parameter;
-      Storage<D> copy(parameter.where(), parameter.size_bytes());
-      copy_bytes(parameter.where(), copy.data(), parameter.where(), parameter.value_data(), parameter.size_bytes());
-      entries_.push_back({std::move(named), std::move(copy)});
+      entries_.push_back({named.name, named.handle.shared(), &parameter, &parameter,
+                          copy_of(parameter.where(), parameter.memory(), parameter.size_bytes())});
     }
+  }
+  /// Of all parameters and buffers of `net`, a policy.
+  template <HoldsModel Net>
+  ParameterAverage(Net& net, AverageRule rule, const ParameterAverageOptions& options = {})
+      : ParameterAverage(net.parameters(), rule) {
+    use_buffers_ = options.use_buffers;
+    for (auto& named : nn::named_buffers<D>(net.module())) {
+      auto& buffer = *named.buffer;
+      entries_.push_back({named.name, named.handle.shared(), &buffer, nullptr,
+                          copy_of(buffer.where(), buffer.memory(), buffer.size_bytes())});
+    }
+  }
+  ~ParameterAverage() {
+    if (swapped_)
+      for (Entry& entry : entries_) detail::HeldAverages::all().remove(entry.number(), entry.average.data());
   }
   ParameterAverage(const ParameterAverage&) = delete;
   ParameterAverage& operator=(const ParameterAverage&) = delete;
 
-  /// average = keep average + (1 - keep) parameter. Throws UsageError for `equal_weights` in a step that is captured.
+  /// average = keep average + (1 - keep) parameter. Throws UsageError while the model holds averages, these or others,
+  /// and for `equal_weights` in a step that is captured.
   void update() {
     check<UsageError>(!swapped_, "ParameterAverage: no update while the model holds the averages");
+    check<UsageError>(!detail::HeldAverages::all().holds(entries_.front().number()),
+                      "ParameterAverage: no update while the model holds other averages: expected the trained "
+                      "parameters");
 #if CHORUS_USE_CUDA
     if constexpr (std::is_same_v<D, Cuda>)
       if (auto* numbers = cuda::replay_numbers()) {
@@ -67,42 +150,61 @@ class ParameterAverage {
       }
 #endif
     const double keep = rule_.keep(updates_++);
-    for (Entry& entry : entries_)
-      with_type(entry, [&]<class T>(T* average, T* value, D device, Index count) {
-        kernels::scale(device, count, static_cast<T>(keep), average);
-        kernels::axpy(device, count, static_cast<T>(1 - keep), static_cast<const T*>(value), average);
-      });
+    for (Entry& entry : entries_) {
+      const auto average = [&]<class T>(T* own, const T* value) {
+        kernels::scale(entry.where(), entry.count(), static_cast<T>(keep), own);
+        kernels::axpy(entry.where(), entry.count(), static_cast<T>(1 - keep), value, own);
+      };
+      const bool averages = entry.parameter != nullptr || use_buffers_;
+      if (averages && entry.dtype() == DType::f32)
+        average(static_cast<float*>(entry.average.data()), static_cast<const float*>(entry.value()));
+      else if (averages && entry.dtype() == DType::f64)
+        average(static_cast<double*>(entry.average.data()), static_cast<const double*>(entry.value()));
+      else
+        copy_bytes(entry.where(), entry.average.data(), entry.where(), entry.value(), entry.size_bytes());
+    }
   }
 
   /// Exchanges the model's numbers and the averages. Both stay where they are, for captured steps know the places.
-  /// Throws UsageError where ranks have the model's numbers in common.
+  /// Where the model holds several averages, one above the other, they may go in any order. Throws UsageError where
+  /// ranks have the model's numbers in common.
   void swap() {
     for (const Entry& entry : entries_)
-      check<UsageError>(!entry.named.parameter->in_common(), "ParameterAverage: all ranks have '", entry.named.name,
+      check<UsageError>(entry.parameter == nullptr || !entry.parameter->in_common(),
+                        "ParameterAverage: all ranks have '", entry.name,
                         "' in common (share_parameters of ShardedOptimizer), and would each exchange it");
     for (Entry& entry : entries_) {
-      auto& parameter = *entry.named.parameter;
-      const auto device = parameter.where();
-      Storage<D> aside(device, parameter.size_bytes());
-      copy_bytes(device, aside.data(), device, parameter.value_data(), parameter.size_bytes());
-      copy_bytes(device, parameter.value_data(), device, entry.average.data(), parameter.size_bytes());
-      copy_bytes(device, entry.average.data(), device, aside.data(), parameter.size_bytes());
-      parameter.touch();
+      const auto device = entry.where();
+      const auto bytes = entry.size_bytes();
+      void* const mine = entry.average.data();
+      void* other = nullptr;
+      if (swapped_)
+        other = detail::HeldAverages::all().remove(entry.number(), mine);
+      else
+        detail::HeldAverages::all().add(entry.number(), mine);
+      if (other == nullptr) other = entry.value();
+      const Storage<D> aside(device, bytes);
+      copy_bytes(device, aside.data(), device, other, bytes);
+      copy_bytes(device, other, device, mine, bytes);
+      copy_bytes(device, mine, device, aside.data(), bytes);
+      entry.numbers->touch();
     }
     swapped_ = !swapped_;
   }
+  /// Whether the model holds the averages.
+  bool swapped() const { return swapped_; }
 
   std::int64_t updates() const { return updates_; }
 
-  D device() const { return entries_.front().named.parameter->where(); }
+  D device() const { return entries_.front().where(); }
   /// The averages and their number, for checkpoints: `average.conv1.weight`.
   std::vector<StateTensor> state() {
     check<UsageError>(!swapped_, "ParameterAverage: no state to keep while the model holds the averages");
     std::vector<StateTensor> out;
     for (Entry& entry : entries_) {
-      const auto extents = entry.named.parameter->extents();
-      out.push_back({cat("average.", entry.named.name),
-                     entry.named.parameter->dtype(),
+      const auto extents = entry.extents();
+      out.push_back({cat("average.", entry.name),
+                     entry.dtype(),
                      {extents.begin(), extents.end()},
                      entry.average.data()});
     }
@@ -111,42 +213,83 @@ class ParameterAverage {
   }
 
  private:
+  /// A parameter's or a buffer's.
   struct Entry {
-    nn::NamedParameter<D> named;
+    std::string name;
+    Ref<Node> owner;
+    chorus::detail::AtHome<D>* numbers;
+    ParameterOn<D>* parameter;  // null for a buffer
     Storage<D> average;
+
+    const void* number() const { return owner.get(); }
+    void* value() const { return numbers->memory(); }
+    D where() const { return numbers->where(); }
+    DType dtype() const { return numbers->dtype(); }
+    std::span<const Index> extents() const { return numbers->extents(); }
+    Index count() const { return numbers->count(); }
+    std::size_t size_bytes() const { return numbers->size_bytes(); }
   };
 
-  template <class F>
-  static void with_type(Entry& entry, const F& f) {
-    auto& parameter = *entry.named.parameter;
-    const auto call = [&]<class T>(T) {
-      f(static_cast<T*>(entry.average.data()), static_cast<T*>(parameter.value_data()), parameter.where(),
-        parameter.count());
-    };
-    if (parameter.dtype() == DType::f32)
-      call(float{});
-    else
-      call(double{});
+  static Storage<D> copy_of(D device, const void* from, std::size_t bytes) {
+    const MemoryScope scope(trace::Memory::optimizer);
+    Storage<D> copy(device, bytes);
+    copy_bytes(device, copy.data(), device, from, bytes);
+    return copy;
   }
 
   AverageRule rule_;
   std::vector<Entry> entries_;
   std::int64_t updates_ = 0;
-  bool swapped_ = false;
+  bool swapped_ = false, use_buffers_ = false;
   detail::ReplayedSteps<D> replayed_;
 };
 
-/// While it lives, the model computes with the averages.
+template <Device D>
+ParameterAverage(std::vector<nn::NamedParameter<D>>, AverageRule) -> ParameterAverage<D>;
+template <HoldsModel Net>
+ParameterAverage(Net&, AverageRule, const ParameterAverageOptions& = {}) -> ParameterAverage<typename Net::device_type>;
+
+/// While it lives, the model computes with the averages. No optimizer may step meanwhile: its step would be taken with
+/// the averages, and be lost. Scopes of several averages may be one in another, and the innermost one's hold. Throws
+/// UsageError where the model holds this average already.
 template <Device D>
 class AveragedScope {
  public:
-  explicit AveragedScope(ParameterAverage<D>& average) : average_(average) { average_.swap(); }
-  ~AveragedScope() { average_.swap(); }
+  explicit AveragedScope(ParameterAverage<D>& average) : average_(average) {
+    check_free();
+    average_.swap();
+  }
+  /// The buffers of `net`, a policy, are afterwards what they were, whatever passes with the averages make of them.
+  template <HoldsModel Net>
+  AveragedScope(ParameterAverage<D>& average, Net& net) : average_(average) {
+    check_free();
+    for (const auto& named : nn::named_buffers<D>(net.module())) {
+      auto& buffer = *named.buffer;
+      kept_.push_back({named.handle.shared(), &buffer, Storage<D>(buffer.where(), buffer.size_bytes())});
+      copy_bytes(buffer.where(), kept_.back().numbers.data(), buffer.where(), buffer.memory(), buffer.size_bytes());
+    }
+    average_.swap();
+  }
+  ~AveragedScope() {
+    average_.swap();
+    for (const Kept& kept : kept_)
+      copy_bytes(kept.buffer->where(), kept.buffer->memory(), kept.buffer->where(), kept.numbers.data(),
+                 kept.buffer->size_bytes());
+  }
   AveragedScope(const AveragedScope&) = delete;
   AveragedScope& operator=(const AveragedScope&) = delete;
 
  private:
+  void check_free() const {
+    check<UsageError>(!average_.swapped(), "AveragedScope: the model holds this average already");
+  }
+  struct Kept {
+    Ref<Node> owner;
+    BufferOn<D>* buffer;
+    Storage<D> numbers;
+  };
   ParameterAverage<D>& average_;
+  std::vector<Kept> kept_;
 };
 
 }  // namespace chorus::inline CHORUS_ABI::optim

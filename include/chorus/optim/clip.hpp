@@ -1,8 +1,10 @@
 #pragma once
 /// Gradient clipping.
 
+#include <algorithm>
 #include <array>
 #include <cmath>
+#include <string>
 #include <type_traits>
 #include <vector>
 
@@ -37,11 +39,51 @@ double square_sum(const std::vector<nn::NamedParameter<D>>& parameters) {
   });
   return squares;
 }
-/// Multiplies gradients, if need be, so that a common norm of `norm` becomes at most `max_norm`.
+/// The first parameter whose gradient is not finite; null where there is none.
+template <Device D>
+[[gnu::cold]] const nn::NamedParameter<D>* first_not_finite(const std::vector<nn::NamedParameter<D>>& parameters) {
+  for (const auto& named : parameters) {
+    bool finite = true;
+    for_each_grad(std::vector{named}, [&](auto& parameter, auto* grad) {
+      if constexpr (std::is_same_v<D, Cpu>)  // squares of finite doubles may be infinite
+        finite = std::all_of(grad, grad + parameter.count(), [](auto x) { return std::isfinite(x); });
+      else
+        finite = std::isfinite(kernels::square_sum(parameter.where(), parameter.count(), grad));
+    });
+    if (!finite) return &named;
+  }
+  return nullptr;
+}
+[[noreturn, gnu::cold]] inline void raise_not_finite(double norm, const std::string& first) {
+  fail<NonFiniteError>("clip_grad_norm: expected a finite norm of the gradients, got ", norm,
+                       "; the first one that is not finite is that of ", first);
+}
+/// Throws NonFiniteError, which has the norm and the parameter, for a norm that is not finite.
+template <Device D>
+void check_finite(const std::vector<nn::NamedParameter<D>>& parameters, double norm) {
+  if (std::isfinite(norm)) return;
+  const auto* first = first_not_finite(parameters);
+  raise_not_finite(norm, first != nullptr ? first->name : std::string("several together"));
+}
+/// The common norm of all gradients.
+template <Device D>
+double grad_norm(const std::vector<nn::NamedParameter<D>>& parameters) {
+  double norm = std::sqrt(square_sum(parameters));
+  if constexpr (std::is_same_v<D, Cpu>)
+    if (std::isinf(norm) && first_not_finite(parameters) == nullptr) {  // squares of doubles
+      norm = 0;
+      for_each_grad(parameters, [&](auto& parameter, auto* grad) {
+        for (Index i = 0; i < parameter.count(); ++i) norm = std::hypot(norm, static_cast<double>(grad[i]));
+      });
+    }
+  return norm;
+}
+/// Multiplies gradients, if need be, so that a common norm of `norm` becomes at most `max_norm`. A norm that is not a
+/// number makes all gradients so.
 template <Device D>
 void scale_down(const std::vector<nn::NamedParameter<D>>& parameters, double norm, double max_norm) {
   const double factor = max_norm / (norm + 1e-6);
-  if (factor < 1)
+  if (!(factor >= 1))
     for_each_grad(parameters, [&]<class T>(auto& parameter, T* grad) {
       kernels::scale(parameter.where(), parameter.count(), static_cast<T>(factor), grad);
     });
@@ -51,25 +93,41 @@ inline void check_max_norm(double max_norm) {
 }
 }  // namespace detail
 
-/// Scales all gradients down so that their common Euclidean norm is at most `max_norm`; returns the norm before. Under
-/// DistributedDataParallel to be called after backward, when all ranks hold the same gradients. In a step that is
-/// captured by Graphed it returns NaN, since there the device alone knows the norm.
+struct ClipGradNormOptions {
+  /// Throw NonFiniteError, before any gradient is changed, where the norm is infinite or not a number.
+  bool error_if_nonfinite = false;
+};
+
+/// Scales all gradients down so that their common Euclidean norm is at most `max_norm`; returns the norm before.
+/// Squares are added up in double, so that those of floats don't overflow. Under DistributedDataParallel to be called
+/// after backward, when all ranks hold the same gradients. In a step that is captured by Graphed it returns NaN, since
+/// there the device alone knows the norm.
+///
+/// Where the norm is not a number, neither is any gradient afterwards, and where it is infinite finite gradients are 0
+/// and the others not a number, as in PyTorch: a fault shows in all weights, and isn't hidden by clipping. With
+/// `{.error_if_nonfinite = true}` it is a NonFiniteError instead, that has the norm and the first such parameter's
+/// name; UsageError in a step that is captured.
 template <Device D>
-double clip_grad_norm(const std::vector<nn::NamedParameter<D>>& parameters, double max_norm) {
+double clip_grad_norm(const std::vector<nn::NamedParameter<D>>& parameters, double max_norm,
+                      const ClipGradNormOptions& options = {}) {
   detail::check_max_norm(max_norm);
 #if CHORUS_USE_CUDA && defined(__CUDACC__)
   if constexpr (std::is_same_v<D, Cuda>) {
-    return detail::clip_grad_norm_on_device(parameters, max_norm);
+    if (!options.error_if_nonfinite) return detail::clip_grad_norm_on_device(parameters, max_norm);
+    return detail::clip_grad_norm_on_device(parameters, max_norm,
+                                            [&](double norm) { detail::check_finite(parameters, norm); });
   } else
 #endif
   {
-    const double norm = std::sqrt(detail::square_sum(parameters));
+    const double norm = detail::grad_norm(parameters);
+    if (options.error_if_nonfinite) detail::check_finite(parameters, norm);
     detail::scale_down(parameters, norm, max_norm);
     return norm;
   }
 }
 
-/// Limits every number of all gradients to [-limit, limit]. Throws UsageError unless the limit is positive.
+/// Limits every number of all gradients to [-limit, limit]; what is not a number stays so, as in PyTorch. Throws
+/// UsageError unless the limit is positive.
 template <Device D>
 void clip_grad_value(const std::vector<nn::NamedParameter<D>>& parameters, double limit) {
   check<UsageError>(limit > 0, "clip_grad_value: the limit must be positive, got ", limit);

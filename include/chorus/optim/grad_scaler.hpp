@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chorus/core/while_alive.hpp>
 #include <chorus/optim/loss_scale.hpp>
 #include <cmath>
@@ -11,6 +12,8 @@
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
+#include <memory>
+#include <mutex>
 #include <span>
 #include <string_view>
 #include <type_traits>
@@ -18,6 +21,65 @@
 #include <vector>
 
 namespace chorus::inline CHORUS_ABI::optim {
+
+namespace detail {
+/// The gradients that one scaler's losses have gone into, and which it has yet to divide. Several scalers of the same
+/// parameters take turns: gradients in two units can't be told apart.
+template <Device D>
+class ScaledGradients {
+ public:
+  explicit ScaledGradients(const std::vector<nn::NamedParameter<D>>& parameters) {
+    for (const auto& named : parameters) own_->parameters.push_back({named.parameter, 0});
+    std::sort(own_->parameters.begin(), own_->parameters.end(), before);
+    const std::lock_guard lock(mutex());
+    std::erase_if(all(), [](const auto& book) { return book.expired(); });
+    all().push_back(own_);
+  }
+  /// A loss is multiplied.
+  void begin() {
+    for (auto& entry : own_->parameters) entry.forgotten = entry.parameter->times_forgotten();
+    own_->open = true;
+  }
+  /// The gradients are divided, or thrown away.
+  void end() { own_->open = false; }
+  /// Whether another scaler's losses are in some of the same gradients, as they are now.
+  bool are_anothers() const {
+    const std::lock_guard lock(mutex());
+    for (const auto& book : all()) {
+      const auto other = book.lock();
+      if (!other || other == own_ || !other->open) continue;
+      for (auto a = own_->parameters.begin(), b = other->parameters.begin();
+           a != own_->parameters.end() && b != other->parameters.end();) {
+        if (a->parameter == b->parameter && b->parameter->grad_arrived() &&
+            b->parameter->times_forgotten() == b->forgotten)
+          return true;
+        before(*a, *b) ? ++a : ++b;
+      }
+    }
+    return false;
+  }
+
+ private:
+  struct Entry {
+    const ParameterOn<D>* parameter;
+    std::uint32_t forgotten;  // when the loss was multiplied
+  };
+  struct Book {
+    std::vector<Entry> parameters;  // by address
+    std::atomic<bool> open{false};
+  };
+  static bool before(const Entry& a, const Entry& b) { return std::less<>()(a.parameter, b.parameter); }
+  static std::mutex& mutex() {
+    static std::mutex one;
+    return one;
+  }
+  static std::vector<std::weak_ptr<Book>>& all() {
+    static std::vector<std::weak_ptr<Book>> books;
+    return books;
+  }
+  std::shared_ptr<Book> own_ = std::make_shared<Book>();
+};
+}  // namespace detail
 
 /// An optimizer that knows better which gradients its step takes, as ShardedOptimizer does.
 template <class Optimizer>
@@ -29,7 +91,8 @@ concept SharedOut = requires(Optimizer& optimizer, std::int32_t* found) {
 ///   scaler.scale(loss).backward();
 ///   scaler.step(optimizer);
 ///
-/// Several optimizers take one step together, `scaler.step(a, b)`: gradients are divided by the scale once, and either
+/// A net has one scaler, or several that take turns, of which each steps before the next one scales a loss. Several
+/// optimizers take one step together, `scaler.step(a, b)`: gradients are divided by the scale once, and either
 /// all optimizers step or none.
 ///
 /// Whether a step is left out is decided by the gradients after they were reduced over all devices. Sums keep what is
@@ -49,7 +112,11 @@ class GradScaler {
  public:
   /// Throws UsageError for options that make no sense.
   explicit GradScaler(std::vector<nn::NamedParameter<D>> parameters, const GradScalerOptions& options = {})
-      : parameters_(std::move(parameters)), scale_(parameters_, checked(options)) {}
+      : parameters_(std::move(parameters)),
+        scale_(parameters_, checked(options)),
+        gradients_(parameters_),
+        least_(std::min(options.min_scale, options.init_scale)),
+        most_(options.max_scale) {}
   /// Of all parameters of `net`. All ranks leave out the steps that any of them has to, and ask each other as long as
   /// `net` lives: afterwards that throws UsageError. Throws UsageError under a NonFinite policy, too.
   template <class Net>
@@ -74,6 +141,7 @@ class GradScaler {
   auto scale(const X& loss) {
     if (std::exchange(unscaled_, false)) change([&] { scale_.leave(finite_); });
     stepped_.clear();
+    gradients_.begin();
     return scale_.multiply(loss);
   }
 
@@ -86,7 +154,8 @@ class GradScaler {
     check<UsageError>(agree_ || any_gradient(),
                       "GradScaler: no parameter has a gradient. Where a policy leaves a rank none, it has to ask the "
                       "others: GradScaler scaler{net}");
-    unscaled_ = by_parameters_ = true;
+    begin_unscale();
+    by_parameters_ = true;
     finite_ = false;  // unless all ranks can be asked
     return finite_ = scale_.unscale(parameters_, agree_);
   }
@@ -95,7 +164,7 @@ class GradScaler {
   template <SharedOut Sharded>
   bool unscale(Sharded& optimizer) {
     check_not_unscaled();
-    unscaled_ = true;
+    begin_unscale();
     by_parameters_ = finite_ = false;
     const auto unscale = [&](const std::vector<nn::NamedParameter<D>>& parameters) {
       finite_ = scale_.unscale(parameters, [&](std::int32_t* found) { optimizer.make_largest(found); });
@@ -144,11 +213,12 @@ class GradScaler {
     std::int64_t good_steps = 0;
   };
   State state() const { return {scale_.scale(), scale_.good_steps()}; }
-  /// What the net's hook remembers stays as it is: that comes from the same checkpoint.
+  /// What the net's hook remembers stays as it is: that comes from the same checkpoint. A scale beyond the options'
+  /// bounds, which they did not have in files of earlier versions, becomes the nearest within them.
   void set_state(const State& state) {
     check<UsageError>(is_scale(state.scale) && state.good_steps >= 0, "GradScaler: a state with scale ", state.scale,
                       " and ", state.good_steps, " good steps");
-    scale_.set(state.scale, state.good_steps);
+    scale_.set(std::clamp(state.scale, least_, most_), state.good_steps);
   }
   /// The same for a checkpoint's file.
   static constexpr std::string_view kept_as = "loss_scale";
@@ -165,6 +235,11 @@ class GradScaler {
                           options.backoff_factor <= 1 && options.growth_interval > 0,
                       "GradScaler: init_scale and growth_interval must be positive and finite, growth_factor at "
                       "least 1, backoff_factor in (0, 1]");
+    check<UsageError>(is_scale(options.min_scale) && options.max_scale >= options.min_scale &&
+                          options.max_scale >= options.init_scale,
+                      "GradScaler: expected a positive min_scale, and a max_scale that is no smaller than that and "
+                      "init_scale, got ",
+                      options.min_scale, ", ", options.max_scale, " and ", options.init_scale);
     return options;
   }
 
@@ -177,6 +252,13 @@ class GradScaler {
     if (const double after = scale_.scale(); after != before) follow_(after / before);
   }
 
+  void begin_unscale() {
+    check<UsageError>(!gradients_.are_anothers(),
+                      "GradScaler: another scaler has multiplied a loss behind the same gradients, and has not divided "
+                      "them: expected its step() before this one's scale(), or one scaler for both losses");
+    gradients_.end();
+    unscaled_ = true;
+  }
   void check_not_unscaled() const {
     check<UsageError>(!unscaled_,
                       "GradScaler: the gradients are unscaled already: expected a step() or a scale() "
@@ -198,6 +280,8 @@ class GradScaler {
 
   std::vector<nn::NamedParameter<D>> parameters_;
   detail::LossScale<D> scale_;
+  detail::ScaledGradients<D> gradients_;
+  double least_, most_;
   detail::AgreeOnFound agree_;
   std::function<void(double factor)> follow_;  // multiplies what a net's hook keeps
   std::vector<const void*> stepped_;           // since the last `scale`

@@ -10,9 +10,13 @@ class HasLearningRate {
  public:
   explicit HasLearningRate(double lr) : lr_(lr), start_(lr) { check_rate(lr); }
   double lr() const { return lr_; }
+  /// Until the first schedule is made this is also what schedules start from. Afterwards it is not, as in PyTorch,
+  /// which keeps `initial_lr`; and a schedule that is set to an epoch sets its own rate again, while one that steps
+  /// goes on from this one.
   void set_lr(double lr) {
     resume_lr(lr);
-    start_ = lr;
+    reduction_ = 1;
+    if (!scheduled_) start_ = lr;
   }
   /// For checkpoints: a schedule that is made later starts from the rate that was set before, as in the run's first
   /// part.
@@ -20,14 +24,32 @@ class HasLearningRate {
     check_rate(lr);
     lr_ = lr;
   }
-  /// What a schedule starts from.
+  /// What all schedules start from that are made from now on: PyTorch's `initial_lr`.
+  void set_start_lr(double lr) {
+    check_rate(lr);
+    start_ = lr;
+  }
   double start_lr() const { return start_; }
+
+  // For schedules, of which an optimizer may have several.
+
+  /// A schedule is made: from now on `start_lr` stays, whoever sets the rate.
+  void begin_schedule() { scheduled_ = true; }
+  /// A smaller rate than a schedule's formula gives, now and for the epochs to come, in the same ratio.
+  void reduce_lr(double lr) {
+    reduction_ *= lr / lr_;
+    resume_lr(lr);
+  }
+  /// The product of all reductions since the rate was last set.
+  double reduction() const { return reduction_; }
+  void set_reduction(double reduction) { reduction_ = reduction; }
 
  private:
   static void check_rate(double lr) {
     check<UsageError>(lr >= 0, "optimizer: the learning rate is at least 0, got ", lr);
   }
-  double lr_, start_;
+  double lr_, start_, reduction_ = 1;
+  bool scheduled_ = false;
 };
 
 }  // namespace chorus::inline CHORUS_ABI::optim

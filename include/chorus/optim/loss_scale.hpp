@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <vector>
 
 namespace chorus::inline CHORUS_ABI::optim {
@@ -18,12 +19,18 @@ struct GradScalerOptions {
   double init_scale = 65536, growth_factor = 2, backoff_factor = 0.5;
   /// Steps in a row without an overflow after which the scale grows.
   int growth_interval = 2000;
+  /// The scale does not get smaller than this, however many steps are left out: after a stretch of bad batches it is
+  /// still one by which gradients can be divided. An `init_scale` below it is the least one itself.
+  double min_scale = 0x1p-10;
+  /// The scale does not grow beyond this. The largest float, as in PyTorch: a loss can be multiplied by it.
+  double max_scale = std::numeric_limits<float>::max();
 };
 
 namespace detail {
 
 inline kernels::LossScaleRule rule_of(const GradScalerOptions& options) {
-  return {options.growth_factor, options.backoff_factor, options.growth_interval};
+  return {options.growth_factor, options.backoff_factor, options.growth_interval, options.min_scale,
+          options.max_scale};
 }
 
 /// Makes a number the largest one of all ranks; it lies where the gradients do.
@@ -51,7 +58,7 @@ class LossScale {
     for_each_grad(parameters, [&]<class T>(auto& parameter, T* grad) {
       squares += kernels::square_sum(parameter.where(), parameter.count(), grad);
     });
-    std::int32_t found = std::isfinite(squares) ? 0 : 1;
+    std::int32_t found = std::isfinite(squares) || first_not_finite(parameters) == nullptr ? 0 : 1;
     if (agree) agree(&found);
     return found == 0;
   }

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include <chorus/core/say.hpp>
 #include <chorus/kernels/optimizer.hpp>
 #include <chorus/nn/flat_parameters.hpp>
 #include <chorus/optim/learning_rate.hpp>
@@ -229,12 +230,14 @@ class Optimizer : public HasLearningRate {
         of_type(double{});
       range.count = 0;
     };
+    bool any = false;
     for (Entry& entry : entries_) {
       auto& parameter = *entry.named.parameter;
       if (!parameter.grad_arrived() || !parameter.wants_grad()) continue;
+      any = true;
       check<UsageError>(!parameter.in_common(), "optimizer: all ranks have '", entry.named.name,
                         "' in common, and would each step it: only the ShardedOptimizer with share_parameters may");
-      Range next{parameter.dtype(), parameter.count(), parameter.value_data(), parameter.grad_data(), {}, entry.steps++,
+      Range next{parameter.dtype(), parameter.count(), parameter.memory(), parameter.grad_data(), {}, entry.steps++,
                  entry.group, parameter.extents().size(), &entry.steps};
       for (std::size_t slot = 0; slot < slots().size(); ++slot) next.state[slot] = state_data(entry, slot);
       parameter.touch();
@@ -246,6 +249,7 @@ class Optimizer : public HasLearningRate {
       }
     }
     flush();
+    if (!any) warn_of_no_gradient();
 #if CHORUS_USE_CUDA && defined(__CUDACC__)
     if constexpr (std::is_same_v<D, Cuda>)
       if (replayed_.left_out != nullptr)
@@ -262,8 +266,19 @@ class Optimizer : public HasLearningRate {
     GroupOptions group = {};
   };
 
+  // Nothing moves: seldom what was wanted. Of a slice of the parameters, as a rank of ZeRO has, it may be.
+  [[gnu::noinline, gnu::cold]] void warn_of_no_gradient() {
+    if (std::exchange(warned_, true)) return;
+    const bool wanted = std::any_of(entries_.begin(), entries_.end(),
+                                    [](const Entry& entry) { return entry.named.parameter->wants_grad(); });
+    chorus::detail::say(cat("warning: optimizer: a step finds no gradient in any of its ", entries_.size(),
+                            " parameters ('", entries_.front().named.name, "', ...), and changes nothing",
+                            wanted ? ": was backward called, on a loss that they are part of, after zero_grad?"
+                                   : ": none of them wants one"));
+  }
+
   void make_state() {
-    if (made_) return;
+    if (made_) return move_state();
     made_ = true;
     std::size_t bytes = 0;
     for (const DType type : {DType::f32, DType::f64}) {  // a dtype's state lies together, as its parameters do
@@ -282,13 +297,24 @@ class Optimizer : public HasLearningRate {
     }
   }
 
+  // A policy may have moved the parameters to another device since the first step.
+  void move_state() {
+    for (std::size_t slot = 0; slot < slots().size(); ++slot) {
+      if (!state_[slot] || state_[slot].device() == device()) continue;
+      const MemoryScope scope(trace::Memory::optimizer);
+      Storage<D> near(device(), state_[slot].bytes());
+      copy_bytes(device(), near.data(), state_[slot].device(), state_[slot].data(), near.bytes());
+      state_[slot] = std::move(near);
+    }
+  }
+
   // A dtype's parameters exchange places: they may lie in another order by now than when they were given.
   void sort_by_address(DType type) {
     std::vector<Entry> sorted;
     for (Entry& entry : entries_)
       if (entry.named.parameter->dtype() == type) sorted.push_back(std::move(entry));
     std::sort(sorted.begin(), sorted.end(), [](const Entry& a, const Entry& b) {
-      return std::less<>()(a.named.parameter->value_data(), b.named.parameter->value_data());
+      return std::less<>()(a.named.parameter->memory(), b.named.parameter->memory());
     });
     auto next = sorted.begin();
     for (Entry& entry : entries_)
@@ -319,7 +345,7 @@ class Optimizer : public HasLearningRate {
   std::vector<Entry> entries_;
   std::array<Storage<D>, max_slots> state_;
   const TermsOf* terms_of_ = nullptr;  // during a step
-  bool made_ = false;
+  bool made_ = false, warned_ = false;
   detail::ReplayedSteps<D> replayed_;
 };
 

@@ -57,10 +57,11 @@ class DataParallel : public OneProcessPolicy<Model>, private detail::ReplicaRunn
   using D = typename Policy<Model>::device_type;
   static constexpr const char* name = "dp";
 
-  /// The first device has a copy of the model's numbers, too. Throws UsageError without devices, and for options that
-  /// make no sense; DeviceError for a device that doesn't exist.
+  /// The model's numbers move to the first device, where they are not there; handles, optimizers and hooks that a
+  /// program has from before stay theirs. Throws UsageError without devices, and for options that make no sense;
+  /// DeviceError for a device that doesn't exist.
   DataParallel(Model model, DataParallelOptions options, std::uint64_t seed = initial_seed())
-      : OneProcessPolicy<Model>(detail::copy_to(std::move(model), detail::first_device<D>(options), true), seed),
+      : OneProcessPolicy<Model>(detail::moved_to(std::move(model), detail::first_device<D>(options)), seed),
         options_(detail::settled(std::move(options))),
         buffers_(nn::named_buffers<D>(this->model_)),
         handles_(this->model_),
@@ -126,18 +127,29 @@ class DataParallel : public OneProcessPolicy<Model>, private detail::ReplicaRunn
       if (!copied) update_copy(i);
     };
     threads_.run_together(used, recorded<Inputs...>, prepare,
-                          [pass, grad, used, batch, seed = random.seed, step = random.step, &first = this->model_,
+                          [pass, grad, used, batch, seed = random.seed, step = random.step, dim = options_.dim,
+                           first_device = random.device, &first = this->model_,
                            watch = this->watch_once()](std::size_t i) {
                             const GradMode mode(grad);
                             const Index begin = detail::share_begin(batch, used, i),
                                         end = detail::share_begin(batch, used, i + 1);
                             RandomContext context{seed, step, 0, [begin] { return begin; }, end - begin};
+                            context.devices = static_cast<int>(used);
+                            context.dim = dim;
+                            context.is_share = [batch, used](std::int64_t samples) {
+                              return samples == batch / static_cast<Index>(used) ||
+                                     samples == detail::share_begin(batch, used, 1);
+                            };
+                            context.device_kind = D::kind;
+                            context.device = i == 0 ? first_device : pass->replicas[i - 1]->device().index;
                             const RandomScope scope(context);
                             const detail::WatchScope watch_scope(i == 0 ? watch : nullptr);
                             Model& model = i == 0 ? first : pass->replicas[i - 1]->model();
                             pass->outputs[i].emplace(std::apply(
                                 [&](const auto&... own) { return model.forward(own...); }, *pass->shares[i]));
+                            pass->drew[i] = context.drew;
                           });
+    this->random_.drew = std::find(pass->drew.begin(), pass->drew.end(), true) != pass->drew.end();
     this->end_forward();
     scalars_.begin_pass(batch, used, detail::holds_scalars<Output>);
     return gather(pass->outputs, pass->shares, std::index_sequence_for<Inputs...>{}, inputs...);
@@ -160,9 +172,10 @@ class DataParallel : public OneProcessPolicy<Model>, private detail::ReplicaRunn
   // What the devices' threads work with in a forward pass, from which one may come back late.
   template <class Shares, class Output>
   struct Pass {
-    Pass(std::size_t used, const Replicas& all) : shares(used), outputs(used), replicas(all) {}
+    Pass(std::size_t used, const Replicas& all) : shares(used), outputs(used), drew(used), replicas(all) {}
     std::vector<std::optional<Shares>> shares;
     std::vector<std::optional<Output>> outputs;
+    std::vector<char> drew;  // whether random operations have drawn numbers there
     Replicas replicas;
   };
 

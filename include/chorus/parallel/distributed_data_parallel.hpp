@@ -47,6 +47,7 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
       : Base(std::move(model), communicator, seed),
         options_(options.checked_for<D>(this->model_)),
         reducer_(this->flat_, communicator, this->shares_, options_, std::move(hook), this->alive()) {
+    this->random_.dim = options.dim;
     if (communicator.size() > 1) this->flat_.use_memory(own_memory(), own_memory());
     std::erase_if(this->buffers_, [&](const auto& named) { return options_.ignores(named.name); });
     if (options_.init_sync) {
@@ -84,12 +85,12 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
                       "DistributedDataParallel: the last backward pass ended early; its gradients are incomplete");
     reducer_.clock().forward_begins();
     const Index samples = detail::samples_of(options_.dim, inputs...);
-    const bool aside_together = this->training() && !this->joining_;
+    this->begin_forward(samples);
     if (grad_enabled())
       begin_pass(samples);
     else
-      this->shares_.begin_aside(samples, aside_together);
-    auto output = this->forward(samples, grad_enabled() || aside_together, inputs...);
+      this->shares_.begin_aside(samples, !this->joining_, this->random_.step);
+    auto output = this->forward(grad_enabled() || !this->joining_, inputs...);
     if (grad_enabled()) share_buffers(BufferCommHookLocation::post_forward);
     reducer_.operators_send = this->operators_send_;
     reducer_.clock().forward_ends();
@@ -106,9 +107,9 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   /// Each pass counts by its own global batch, so that micro-batches may be shared out unevenly.
   [[nodiscard]] NoSync no_sync() { return NoSync(reducer_.sync); }
 
-  /// Has `share(buffers, communicator)` called before, or after, each forward pass in training that averages gradients,
-  /// by all ranks, instead of sending rank 0's buffers to all: to average running statistics, say. Under `join` they
-  /// come from one rank as ever. With nothing, `broadcast_buffers` holds again.
+  /// Has `share(buffers, communicator)` called before, or after, each forward pass that averages gradients, of a model
+  /// of which a layer is in training, by all ranks, instead of sending rank 0's buffers to all: to average running
+  /// statistics, say. Under `join` they come from one rank as ever. With nothing, `broadcast_buffers` holds again.
   void register_buffer_comm_hook(
       std::function<void(std::span<const nn::NamedBuffer<D>> buffers, Communicator& communicator)> share,
       BufferCommHookLocation location = BufferCommHookLocation::pre_forward) {
@@ -311,14 +312,14 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   }
 
   // In a pass that records gradients.
-  bool hooks_buffers() const { return buffer_hook_ && this->training() && reducer_.sync && !this->joining_; }
+  bool hooks_buffers() { return buffer_hook_ && reducer_.sync && !this->joining_ && this->any_training(); }
   void share_buffers(BufferCommHookLocation now) {
     if (hooks_buffers() && now == buffer_hook_location_) buffer_hook_(this->buffers_, this->communicator_);
   }
 
   void begin_pass(Index samples) {
-    const bool sends_buffers = options_.broadcast_buffers && this->training() && reducer_.sync && !hooks_buffers();
-    this->shares_.begin(samples, reducer_.sync, sends_buffers, reducer_.fit_buckets());
+    const bool sends_buffers = options_.broadcast_buffers && reducer_.sync && this->any_training() && !hooks_buffers();
+    this->shares_.begin(samples, reducer_.sync, sends_buffers, this->random_.step, reducer_.fit_buckets());
     this->check_all_here();
     reducer_.weigh_anew();
     if (sends_buffers) this->broadcast_buffers(this->joining_ ? this->shares_.first_active() : 0);

@@ -89,7 +89,14 @@ class DistributedPolicy : public Policy<Model> {
       check<UsageError>(communicator.takes_device_memory(), "a distributed policy for a model on ", D::kind,
                         " needs a communicator for its memory, such as comm::NcclCommunicator; got ",
                         communicator.backend());
-    this->random_.first_sample = [this] { return shares_.first_sample(); };
+    this->random_.first_sample = [this] {
+      const auto first = shares_.first_sample();
+      if (const auto pass = shares_.pass(); pass != this->random_.step) this->settle_pass(pass);
+      detail::random_context()->step = this->random_.step;  // of a copy, where backward runs a part of the pass again
+      return first;
+    };
+    this->random_.devices = communicator.size();
+    this->random_.is_share = [this](std::int64_t samples) { return shares_.is_share(samples); };
   }
 
   /// Throws UsageError, on every rank, where the ranks' models, or `options`, differ. Rank 0's seed is all ranks'.
@@ -140,7 +147,7 @@ class DistributedPolicy : public Policy<Model> {
       for (const auto& named : buffers_) {
         if (!counts(named.buffer->dtype())) continue;
         const std::size_t size = named.buffer->size_bytes();
-        copy_bytes(device, pack ? place : named.buffer->data(), device, pack ? named.buffer->data() : place, size);
+        copy_bytes(device, pack ? place : named.buffer->memory(), device, pack ? named.buffer->memory() : place, size);
         place += size;
       }
     };
@@ -188,13 +195,14 @@ class DistributedPolicy : public Policy<Model> {
     return static_cast<int>(last_and_passes[0]);
   }
 
-  /// The model's forward pass on that many samples, with the random numbers of this rank's share. `with_others`: all
-  /// ranks are in theirs, so that synchronised layers see the whole batch. Throws UsageError where a layer of the
-  /// model has got other parameters or buffers since the policy took it, and where another policy took it afterwards.
+  /// The model's forward pass, for which `begin_forward` was called, with the random numbers of this rank's share.
+  /// `with_others`: all ranks are in theirs wherever a layer asks for them, so that synchronised layers in training see
+  /// the whole batch. Throws UsageError where a layer of the model has got other parameters or buffers since the policy
+  /// took it, and where another policy took it afterwards.
   template <class... Inputs>
-  auto forward(Index samples, bool with_others, const Inputs&... inputs) {
+  auto forward(bool with_others, const Inputs&... inputs) {
     handles_.check_kept(this->model_, this->flat_);
-    const RandomScope scope(this->begin_forward(samples));
+    const RandomScope scope(this->random_);
     const BatchGroupScope group(with_others ? group_ : nullptr);
     const detail::WatchScope watch(communicator_.rank() == 0 ? this->watch_once() : nullptr);
     auto output = this->model_.forward(this->on_model_device(inputs)...);

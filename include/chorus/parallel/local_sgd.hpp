@@ -1,6 +1,7 @@
 #pragma once
 /// LocalSgd: ranks step on their own and average their parameters now and then.
 
+#include <algorithm>
 #include <array>
 #include <chorus/comm/any_communicator.hpp>
 #include <chorus/parallel/average_parameters.hpp>
@@ -32,7 +33,7 @@ struct LocalSgdOptions {
 /// floating-point numbers, in which a rank counts by the samples that it has seen since the last mean; other buffers
 /// are rank 0's. Momentum and other state of optimizers stay each rank's own. All ranks freeze the same parameters.
 ///
-/// Each of n ranks sends 2 (n - 1) / n of the model's bytes per `period` steps, and 24 bytes per rank for what
+/// Each of n ranks sends 2 (n - 1) / n of the model's bytes per `period` steps, and 32 bytes per rank for what
 /// each has counted: a `period`-th of DistributedDataParallel's. With a period of 1 and plain SGD the steps are those
 /// of one device.
 ///
@@ -60,6 +61,8 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
     this->broadcast_buffers(0);
     // Nobody is asked for the sizes of the shares: they are taken to be as large as this rank's.
     this->random_.first_sample = [this] { return this->communicator_.rank() * rows_; };
+    this->random_.is_share = nullptr;
+    this->random_.dim = options.dim;
     for (const auto& entry : this->flat_.entries())
       entry.parameter().on_grad([this, alive = this->alive()] {
         if (!alive.expired()) gradient_ready();
@@ -80,7 +83,7 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
       in_backward_ = false;  // where the last one ended early
       samples_ = rows_;
       if (this->throws_early()) {  // ranks that have ended would speak at the next mean alone
-        this->shares_.begin(samples_, sync_, false);
+        this->shares_.begin(samples_, sync_, false, this->forward_passes());
         this->check_all_here();
       } else {
         this->shares_.begin_unasked(samples_);
@@ -89,7 +92,8 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
       if (sync_) ++passes_;
       note_apart();
     }
-    return this->forward(rows_, grad_enabled() || this->training(), inputs...);
+    this->begin_forward(rows_);
+    return this->forward(true, inputs...);
   }
 
   /// While it lives, backward passes add to gradients and don't count as steps.
@@ -151,7 +155,8 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   }
 
  private:
-  using Counts = std::array<std::int64_t, 3>;  // samples, steps and passes since the last mean
+  // Samples, steps and passes since the last mean; all forward passes, of which a rank may have had some of its own.
+  using Counts = std::array<std::int64_t, 4>;
   static constexpr std::int64_t ended = -1;    // the steps of a rank that has run out of batches
 
   // Returns whether any rank goes on.
@@ -159,12 +164,15 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
     bool any_on = !ended_;
     if (this->communicator_.size() > 1) {
       const auto ranks = static_cast<std::size_t>(this->communicator_.size());
-      const Counts own{seen_, ended_ ? ended : steps_, passes_};
+      const Counts own{seen_, ended_ ? ended : steps_, passes_, this->forward_passes()};
       std::vector<std::int64_t> all(own.size() * ranks);
       this->communicator_.all_gather(std::span<const std::int64_t>(own), std::span<std::int64_t>(all), {});
       any_on = check_same_steps(all);
       std::int64_t sum = 0;
       for (std::size_t rank = 0; rank < ranks; ++rank) sum += all[own.size() * rank];
+      std::int64_t passes = 0;
+      for_each_rank(all, [&](std::size_t, const auto& counts) { passes = std::max(passes, counts[3]); });
+      this->set_forward_passes(static_cast<std::uint32_t>(passes));
       if (has_ended_ranks(all)) apart_.unite(this->flat_, this->communicator_);  // they don't know of others' steps
       if (!apart_.empty()) {
         const double weight = sum == 0 ? 1.0 / static_cast<double>(ranks)  // optimizers may step without samples
@@ -222,7 +230,7 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
       }
     };
     for_each_real([&](const auto& buffer, auto values) {
-      copy_bytes(Cpu{}, values.data(), buffer.where(), buffer.data(), buffer.size_bytes());
+      copy_bytes(Cpu{}, values.data(), buffer.where(), buffer.memory(), buffer.size_bytes());
       all.insert(all.end(), values.begin(), values.end());
     });
     if (all.empty()) return;
@@ -231,7 +239,7 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
     auto next = all.begin();
     for_each_real([&]<class T>(const auto& buffer, std::vector<T> values) {
       for (T& value : values) value = static_cast<T>(*next++);
-      copy_bytes(buffer.where(), buffer.data(), Cpu{}, values.data(), buffer.size_bytes());
+      copy_bytes(buffer.where(), buffer.memory(), Cpu{}, values.data(), buffer.size_bytes());
     });
   }
 

@@ -169,7 +169,10 @@ class Machines {
     std::string address;
   };
 
-  std::string where() const { return format("machines meet at %s:%d: ", options_.host.c_str(), options_.port); }
+  static std::string with_brackets(const std::string& host) {
+    return host.find(':') == std::string::npos ? host : cat("[", host, "]");
+  }
+  std::string where() const { return cat("machines meet at ", with_brackets(options_.host), ":", options_.port, ": "); }
   std::string key(const char* name) const { return cat(round_, "/", name); }
 
   /// Why the round is over: this, or what was said first; nothing where machine 0 has gone.

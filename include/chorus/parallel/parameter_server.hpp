@@ -23,8 +23,9 @@ struct ParameterServerOptions {
 /// Synchronous SGD with a parameter server (Li et al., "Scaling distributed machine learning with the parameter
 /// server", OSDI 2014). At the end of backward every worker sends its gradients, and has none left, so that its
 /// optimizer's step changes nothing; the server, rank 0, which works on a share of the batch as well, adds them up and
-/// steps, alone. At the beginning of the next forward pass in training every worker fetches the new parameters: all
-/// ranks make it, with gradients or without; within `join` those without don't fetch. The training loop is that of the
+/// steps, alone. At the beginning of the next forward pass in training, of the model or of one of its layers, every
+/// worker fetches the new parameters: all ranks make it, with gradients or without; within `join` those without don't
+/// fetch. The training loop is that of the
 /// other policies, and so are the steps: gradients are means over the samples of the batch. A GradScaler has to ask all
 /// ranks, for workers have no gradients to look at: `GradScaler scaler{net}`.
 ///
@@ -32,7 +33,8 @@ struct ParameterServerOptions {
 /// With DistributedDataParallel's ring every rank sends 2 (n - 1) / n times: as much in all, but no link is crowded.
 /// Optimizer state exists on the server alone.
 ///
-/// After the last step workers are behind: `eval()`, which all ranks call, fetches the parameters, too. A worker's
+/// After the last step workers are behind: `eval()`, which all ranks call, fetches the parameters, too. A forward pass
+/// without gradients of a model that is all in evaluation, and behind, throws UsageError. A worker's
 /// ParameterAverage that is updated behind each step lags by one: the server's is the one to use and to keep.
 template <class Model, class Communicator = comm::AnyCommunicator>
 class ParameterServer : public DistributedPolicy<Model, Communicator> {
@@ -50,6 +52,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
     check<UsageError>(options.dim >= 0, "ParameterServer: dim is at least 0, got ", options.dim);
     this->check_same("ParameterServer", cat("options: dim ", options.dim, "\n"), [](const auto&) { return true; });
     pull();
+    this->random_.dim = options.dim;
     for (const auto& entry : this->flat_.entries())
       entry.parameter().on_grad([this, alive = this->alive()] {
         if (!alive.expired()) gradient_ready();
@@ -80,17 +83,23 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
     check<UsageError>(!in_backward_,
                       "ParameterServer: the last backward pass ended early; its gradients are incomplete");
     const Index samples = detail::samples_of(options_.dim, inputs...);
+    this->begin_forward(samples);
     if (grad_enabled()) {
       pushed_ = false;
-      this->shares_.begin(samples, sync_, this->training());
+      this->shares_.begin(samples, sync_, this->any_training(), this->random_.step);
       this->check_all_here();
       if (stepped_) pull();
       begin_pass();
     } else {
-      if (together() && stepped_) pull();
-      this->shares_.begin_aside(samples, together());
+      if (stepped_ && !this->joining_) {
+        check<UsageError>(this->any_training(),
+                          "ParameterServer: the server has stepped since workers had its parameters; before a forward "
+                          "pass in evaluation all ranks call eval()");
+        pull();
+      }
+      this->shares_.begin_aside(samples, !this->joining_, this->random_.step);
     }
-    return this->forward(samples, grad_enabled() || together(), inputs...);
+    return this->forward(grad_enabled() || !this->joining_, inputs...);
   }
 
   /// While it lives, backward adds to this rank's own gradients alone; the first backward after it pushes the sum. Each
@@ -156,9 +165,6 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
     else
       f(std::span<double>(reinterpret_cast<double*>(at), group.count));
   }
-
-  // Whether all ranks are in a forward pass in training without gradients.
-  bool together() const { return this->training() && !this->joining_; }
 
   // What earlier passes have left, on the server or under no_sync, is to stay as it is when `push` weighs all: it is
   // kept in the unit of the pass that begins. A pass in which this rank has no samples adds nothing.

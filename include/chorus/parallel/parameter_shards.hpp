@@ -26,7 +26,8 @@ class ParameterSlice final : public ParameterOn<D> {
   DType dtype() const override { return whole_.dtype(); }
   std::span<const Index> extents() const override { return count_; }
   D where() const override { return whole_.where(); }
-  void* value_data() const override { return at(whole_.value_data()); }
+  void* memory() const override { return at(whole_.memory()); }
+  const Storage<D>& storage() const override { return whole_.storage(); }
   void* grad_data() const override { return at(whole_.grad_data()); }
   const void* grad_block() const override { return whole_.grad_block(); }
   bool grad_arrived() const override { return whole_.grad_arrived(); }
@@ -36,7 +37,7 @@ class ParameterSlice final : public ParameterOn<D> {
   void set_wants_grad(bool wants) override { whole_.set_wants_grad(wants); }
   void bind(const Storage<D>&, void*, const Storage<D>&, void*) override { no_parameter(); }
   void on_grad(std::function<void()>) override { no_parameter(); }
-  void take_hooks_of(const Ref<Node>&) override { no_parameter(); }
+  void move_to_device(D) override { no_parameter(); }
   Ref<Node> copy_to(D) const override { no_parameter(); }
   void add_grad_of(const ParameterOn<D>&) override { no_parameter(); }
   void set_origin(Ref<Node>) override { no_parameter(); }

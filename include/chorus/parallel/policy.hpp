@@ -5,6 +5,7 @@
 #include <chorus/data/sampler.hpp>
 #include <chorus/kernels/to_device.hpp>
 #include <chorus/nn/flat_parameters.hpp>
+#include <chorus/nn/module.hpp>
 #include <chorus/parallel/unlisted_parameters.hpp>
 #include <cstdint>
 #include <memory>
@@ -13,6 +14,18 @@
 #include <vector>
 
 namespace chorus::inline CHORUS_ABI {
+
+namespace detail {
+/// Whether any of a module's layers is in training.
+[[gnu::cold]] inline bool any_layer_trains(nn::Module& module) {
+  struct Look final : nn::detail::Walker {
+    bool any = false;
+    void enter(nn::Module& layer) override { any = any || layer.training(); }
+  } look;
+  look.walk(module);
+  return look.any;
+}
+}  // namespace detail
 
 /// Base of SingleDevice, DataParallel and DistributedDataParallel.
 template <class Model>
@@ -46,7 +59,8 @@ class Policy {
   std::weak_ptr<void> alive() const { return alive_; }
 
   std::uint64_t seed() const { return random_.seed; }
-  /// Forward passes in training so far; random operations depend on it, so a checkpoint keeps it.
+  /// Forward passes so far that drew random numbers, in training or not, and all others with the model in training.
+  /// Random operations depend on it, so a checkpoint keeps it.
   std::uint32_t forward_passes() const { return passes_; }
   void set_forward_passes(std::uint32_t passes) { passes_ = passes; }
 
@@ -62,6 +76,8 @@ class Policy {
   Policy(Model model, std::uint64_t seed)
       : model_(std::move(model)), flat_(model_), unlisted_(std::make_shared<detail::UnlistedParameters>(flat_)) {
     random_.seed = seed;
+    random_.device_kind = device_type::kind;
+    random_.device = flat_.groups().front().values.device().index;
   }
 
   /// What is to watch the model in the pass that begins: the first one that records gradients.
@@ -89,11 +105,20 @@ class Policy {
     random_.step = known != nullptr ? known->take(passes_) : passes_;
     random_.next_operation = 0;
     random_.samples = samples;
+    random_.drew = false;
     return random_;
   }
   void end_forward() {
-    if (model_.training() && counts_) ++passes_;
+    if ((model_.training() || random_.drew) && counts_) ++passes_;
   }
+  /// Ranks have settled on a number for the pass under way.
+  void settle_pass(std::uint32_t number) {
+    if (counts_) passes_ = number;
+    random_.step = number;
+  }
+
+  /// Whether the model or any layer of it is in training: a layer's flag may differ from the model's.
+  bool any_training() { return model_.training() || detail::any_layer_trains(model_); }
 
   Model model_;
   nn::FlatParameters<device_type> flat_;

@@ -43,7 +43,7 @@ class RankDevice<Cuda> {
   }
   template <class Model>
   Model place(Model model) const {
-    return copy_to(std::move(model), device_, true);
+    return moved_to(std::move(model), device_);
   }
   comm::AnyCommunicator& communicator() const { return *communicator_; }
 

@@ -32,6 +32,7 @@ struct RankGroup {
   int master_port = 0;                    ///< 0: a free one, for a single machine
   int listen_fd = -1;                     ///< a socket that listens there already, for rank 0; or -1
   int restart = 0, max_restarts = 0;      ///< for the ranks to know
+  std::string launch;                     ///< of ranks that `launch` starts: what CHORUS_LAUNCH tells them
   int attempt = 0;                        ///< how often all ranks have been started before
   std::string run_id = "none", role = "default";
 
@@ -77,6 +78,7 @@ inline std::vector<std::string> rank_environment(const RankGroup& group, int loc
       "TORCHELASTIC_USE_AGENT_STORE=False",
       format("CHORUS_SUPERVISOR_PID=%d", getpid()),
       format("CHORUS_REPORT_FD=%d", given.report),
+      "CHORUS_LAUNCH=" + group.launch,
       rank == 0 ? format("CHORUS_RENDEZVOUS_FD=%d", given.listener) : "CHORUS_RENDEZVOUS_FD=",
   };
   if (!token.empty()) ours.push_back("CHORUS_TOKEN=" + token);

@@ -71,9 +71,9 @@ class ReplicaCollectives {
     for (std::size_t i = 0; i < buffers_.size(); ++i) {
       const auto& buffer = *buffers_[i].buffer;
       const auto count = static_cast<std::size_t>(buffer.count());
-      pieces_[0].push_back({buffer.data(), count, buffer.dtype()});
+      pieces_[0].push_back({buffer.memory(), count, buffer.dtype()});
       for (std::size_t r = 0; r < others; ++r)
-        pieces_[r + 1].push_back({replicas_[r]->buffers()[i].buffer->data(), count, buffer.dtype()});
+        pieces_[r + 1].push_back({replicas_[r]->buffers()[i].buffer->memory(), count, buffer.dtype()});
       trace::sent(device_ids_[0], trace::Traffic::buffers, others * buffer.size_bytes());
     }
     if (!pieces_[0].empty())

@@ -118,7 +118,7 @@ class Replica {
         });
     for (std::size_t i = 0; i < buffers.size(); ++i) {
       const auto& from = *buffers[i].buffer;
-      copy_bytes(device_, buffers_[i].buffer->data(), source, from.data(), from.size_bytes());
+      copy_bytes(device_, buffers_[i].buffer->memory(), source, from.memory(), from.size_bytes());
       trace::sent(source.index, trace::Traffic::buffers, from.size_bytes());
     }
     has_followed(original);
@@ -135,8 +135,9 @@ class Replica {
     const auto& entries = original.entries();
     for (std::size_t i = 0; i < entries.size(); ++i) {
       auto& own = flat_.entries()[i].parameter();
-      if (lacks(entries[i], i)) own.touch();  // what was made of the old numbers, as a copy in bf16, is no good
-      seen_[i] = entries[i].parameter().version();
+      // What was made of the old numbers, as a copy in bf16, is no good.
+      if (const auto version = entries[i].parameter().version(); std::exchange(seen_[i], version) != version)
+        own.touch();
       own.set_wants_grad(entries[i].parameter().wants_grad());
     }
     end_recording();

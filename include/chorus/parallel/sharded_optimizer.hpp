@@ -80,7 +80,7 @@ class ShardedOptimizer : public optim::HasLearningRate {
       : HasLearningRate(options.lr),
         options_(options),
         step_(while_alive(net, [this, &net](const std::int32_t* unwanted) { step(net, unwanted); })),
-        clip_(while_alive(net, [this, &net](double max_norm) { return clip(net, max_norm); })),
+        clip_(while_alive(net, [this, &net](double max_norm, bool strict) { return clip(net, max_norm, strict); })),
         with_parts_(while_alive(net,
                                 [this, &net](const UseParts& use) {
                                   prepare(net);
@@ -121,9 +121,12 @@ class ShardedOptimizer : public optim::HasLearningRate {
 
   void step() { step_(nullptr); }
   /// Scales the gradients that will be stepped down so that the Euclidean norm of all ranks' together is at most
-  /// `max_norm`; returns the norm before, the same on all ranks. Throws UsageError where `max_norm` is not positive,
+  /// `max_norm`; returns the norm before, the same on all ranks. What becomes of gradients that are not finite is the
+  /// same as under optim::clip_grad_norm, and so are the options. Throws UsageError where `max_norm` is not positive,
   /// and in a step that is captured.
-  double clip_grad_norm(double max_norm) { return clip_(max_norm); }
+  double clip_grad_norm(double max_norm, const optim::ClipGradNormOptions& options = {}) {
+    return clip_(max_norm, options.error_if_nonfinite);
+  }
   /// Forgets all gradients.
   void zero_grad() { zero_grad_(); }
   /// See Optimizer::set_group; all ranks make the same groups.
@@ -268,7 +271,7 @@ class ShardedOptimizer : public optim::HasLearningRate {
   }
 
   template <class Net>
-  double clip(Net& net, double max_norm) {
+  double clip(Net& net, double max_norm, bool error_if_nonfinite) {
     optim::detail::check_max_norm(max_norm);
 #if CHORUS_USE_CUDA
     check<UsageError>((std::is_same_v<D, Cpu> || cuda::replay_numbers() == nullptr),
@@ -280,8 +283,24 @@ class ShardedOptimizer : public optim::HasLearningRate {
     net.with_gradients([&] { squares = optim::detail::square_sum(shards_.mine()); });
     net.communicator().all_reduce(std::span(&squares, 1), comm::ReduceOp::sum, {});
     const double norm = std::sqrt(squares);
+    if (error_if_nonfinite && !std::isfinite(norm)) raise_not_finite(net, norm);
     net.with_gradients([&] { optim::detail::scale_down(shards_.mine(), norm, max_norm); });
     return norm;
+  }
+
+  /// Throws NonFiniteError, with the same text on all ranks.
+  template <class Net>
+  [[noreturn, gnu::cold]] void raise_not_finite(Net& net, double norm) {
+    const auto& entries = net.flat_parameters().entries();
+    std::size_t first = entries.size();
+    net.with_gradients([&] {
+      if (const auto* bad = optim::detail::first_not_finite(shards_.mine()))
+        for (first = 0; first < entries.size() && entries[first].named.name != bad->name;) ++first;
+    });
+    auto of_all = static_cast<std::int64_t>(first);
+    net.communicator().all_reduce(std::span(&of_all, 1), comm::ReduceOp::min, {});
+    first = static_cast<std::size_t>(of_all);
+    optim::detail::raise_not_finite(norm, first < entries.size() ? entries[first].named.name : "several together");
   }
 
   /// Shares the parameters out, at the first step, for the first backward pass settles the buckets; and anew, with
@@ -342,7 +361,7 @@ class ShardedOptimizer : public optim::HasLearningRate {
   typename Opt::options_type options_;
   // What knows the net's type.
   std::function<void(const std::int32_t*)> step_;
-  std::function<double(double)> clip_;
+  std::function<double(double, bool)> clip_;
   std::function<void(const UseParts&)> with_parts_;
   std::function<void(std::int32_t*)> make_largest_;
   std::function<void()> zero_grad_, skip_step_;

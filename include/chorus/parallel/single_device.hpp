@@ -2,6 +2,7 @@
 /// SingleDevice: the policy of one device, which the others must agree with.
 
 #include <chorus/parallel/one_process_policy.hpp>
+#include <chorus/parallel/scatter.hpp>
 #include <chorus/parallel/taken_handles.hpp>
 #include <utility>
 
@@ -9,7 +10,7 @@ namespace chorus::inline CHORUS_ABI {
 
 /// The same as other policies have, so that a program can change its policy alone.
 struct SingleDeviceOptions {
-  /// The axis of the inputs along which their samples lie. Here nobody counts them.
+  /// The axis of the inputs along which their samples lie: random numbers go by it.
   int dim = 0;
 };
 
@@ -18,14 +19,16 @@ class SingleDevice : public OneProcessPolicy<Model> {
  public:
   static constexpr const char* name = "single";
 
-  explicit SingleDevice(Model model, std::uint64_t seed = initial_seed())
-      : OneProcessPolicy<Model>(std::move(model), seed), handles_(this->model_) {}
+  explicit SingleDevice(Model model, std::uint64_t seed = initial_seed(), const SingleDeviceOptions& options = {})
+      : OneProcessPolicy<Model>(std::move(model), seed), handles_(this->model_) {
+    check<UsageError>(options.dim >= 0, "SingleDevice: dim is at least 0, got ", options.dim);
+    this->random_.dim = options.dim;
+  }
   /// For `launch`: takes the seed from `run`.
   template <class Run>
   requires requires(Run& run) { run.seed(); }
   SingleDevice(Model model, Run& run, const SingleDeviceOptions& options = {})
-      : SingleDevice(std::move(model), run.seed()) {
-    check<UsageError>(options.dim >= 0, "SingleDevice: dim is at least 0, got ", options.dim);
+      : SingleDevice(std::move(model), run.seed(), options) {
     run.check_options();
   }
 
@@ -34,7 +37,8 @@ class SingleDevice : public OneProcessPolicy<Model> {
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
     handles_.check_kept(this->model_);
-    const RandomScope scope(this->begin_forward());
+    const int dim = this->random_.dim;
+    const RandomScope scope(this->begin_forward(dim == 0 ? 0 : detail::samples_of(dim, inputs...)));
     const detail::WatchScope watch(this->watch_once());
     auto output = this->model_.forward(this->on_model_device(inputs)...);
     this->end_forward();

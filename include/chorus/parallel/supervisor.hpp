@@ -113,7 +113,8 @@ class Supervisor {
     pid_t pid = -1;
     bool running = false;
     int wait_status = 0;
-    Fd reports;  ///< what the rank has to say when it fails
+    Fd reports;         ///< what the rank has to say when it fails
+    RankReport report;  ///< the same, once it has ended
   };
 
   int number(const Rank& rank) const {
@@ -154,7 +155,7 @@ class Supervisor {
                                 streams.err.get()};
     const auto variables = rank_environment(group_, local_rank, port, token_, given);
     const pid_t pid = start_rank(group_, local_rank, variables, given);
-    ranks_[static_cast<std::size_t>(local_rank)] = {pid, true, 0, std::move(reports.read_end)};
+    ranks_[static_cast<std::size_t>(local_rank)] = {pid, true, 0, std::move(reports.read_end), {}};
     ++running_;
   }
 
@@ -163,10 +164,26 @@ class Supervisor {
       if (!rank.running || waitpid(rank.pid, &rank.wait_status, WNOHANG) != rank.pid) continue;
       rank.running = false;
       --running_;
+      rank.report = read_report(rank);
+      if (rank.wait_status == 0) doubt(rank);
       if (&rank == ranks_.get()) close_listener();
       if (stage_ == Stage::watching && rank.wait_status != 0) suspect(rank);
     }
     if (stage_ == Stage::watching && suspect_ && (running_ == 0 || Clock::now() >= *deadline_)) judge();
+  }
+
+  /// Whether a rank that has ended with status 0 has done what it was started for: main may have taken another way, or
+  /// not have passed on what `launch` returned.
+  void doubt(Rank& rank) {
+    auto& [arrived, when, status, message] = rank.report;
+    if (!group_.launch.empty() && !arrived) {
+      status = 2;
+      message = "its main has ended without coming to the call of launch that has started it";
+    }
+    if (status != 0)
+      rank.wait_status = status << 8;  // as one that exits with it
+    else if (!message.empty())
+      console_.say(message.starts_with("rank ") ? message : format("rank %d: %s", number(rank), message.c_str()));
   }
 
   /// When rank 0 has ended: what it started may live on and hold the socket, and a restart needs the port.
@@ -201,18 +218,18 @@ class Supervisor {
   /// Names the rank that failed first, and stops the others.
   void judge() {
     const bool lost_peer = lost_others(*suspect_);
-    auto report = read_report(*suspect_);
+    const RankReport* report = &suspect_->report;
     for (const Rank& rank : ranks()) {
       if (!lost_peer || &rank == suspect_ || rank.running || !lost_others(rank)) continue;
-      if (auto other = read_report(rank); other.when < report.when) {
+      if (rank.report.when < report->when) {
         suspect_ = &rank;
-        report = std::move(other);
+        report = &rank.report;
       }
     }
     const int status = suspect_->wait_status;
     outcome_.failed_rank = number(*suspect_);
     outcome_.status = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-    if (const std::string& why = report.message; !why.empty()) {
+    if (const std::string& why = report->message; !why.empty()) {
       const bool named = why.starts_with("rank ");  // as errors of a communicator are
       console_.say(named ? why : format("rank %d: %s", outcome_.failed_rank, why.c_str()));
     }

@@ -26,22 +26,33 @@ inline constexpr int lost_peer_status = 76;
 
 namespace detail {
 
-/// What a rank has to say when it fails. In the pipe a stamp stands in front: of several ranks that could not
-/// go on without others, the first to fail is known by it, not by the order in which processes end.
+/// What a rank has to say. In the pipe a `+` stands where it has come to `launch`, then, when it fails, a stamp in
+/// front of the reason: of several ranks that could not go on without others, the first to fail is known by it, not by
+/// the order in which processes end.
 struct RankReport {
+  bool arrived = false;           ///< at its call of `launch`
   std::int64_t when = INT64_MAX;  ///< in ticks of the clock that all processes of a machine share
+  int status = 0;                 ///< of `launch`, which its main may not have passed on; or 0
   std::string message;
 
-  static std::string stamp_of_now() {
-    return std::to_string(std::chrono::steady_clock::now().time_since_epoch().count()) + ' ';
+  static std::string stamp_of_now(int status) {
+    return format("%lld %d ", static_cast<long long>(std::chrono::steady_clock::now().time_since_epoch().count()),
+                  status);
   }
   /// Of one that says nothing `when` is the latest time there is.
   static RankReport from(const std::string& text) {
+    RankReport report;
+    report.arrived = text.starts_with('+');
+    const char *begin = text.c_str() + report.arrived, *rest = begin;
     char* end = nullptr;
-    const auto when = std::strtoll(text.c_str(), &end, 10);
-    const auto length = static_cast<std::size_t>(end - text.c_str());
-    if (length == 0 || *end != ' ') return {INT64_MAX, text};
-    return {when, text.substr(length + 1)};
+    const auto when = std::strtoll(begin, &end, 10);
+    bool stamped = end != begin && *end == ' ';
+    if (stamped) rest = end + 1;
+    const auto status = std::strtol(rest, &end, 10);
+    stamped = stamped && end != rest && *end == ' ';
+    if (stamped) report.when = when, report.status = static_cast<int>(status), begin = end + 1;
+    report.message.assign(begin, text.c_str() + text.size());
+    return report;
   }
 };
 
@@ -51,6 +62,29 @@ struct RankReport {
 /// it fails itself. In a process that no supervisor started it is tied to nothing.
 class Tether {
  public:
+  /// This process's, made at the first call. Throws UsageError for variables that make no sense.
+  static const Tether& of_process() {
+    static const Tether tether;
+    return tether;
+  }
+
+  /// Tells the supervisor that this rank has come to `launch`.
+  void arrive() const {
+    if (report_fd_ >= 0) [[maybe_unused]]
+      const auto written = write(report_fd_, "+", 1);
+  }
+
+  /// Says why this rank fails: to the supervisor, which tells the first cause from those that follow from it, else on
+  /// stderr as `chorus: prefix message`. With a `status` other than 0 the rank has failed even where main returns 0.
+  void report(std::string_view prefix, std::string_view message, int status) const {
+    // A pipe holds 64 KiB, and nobody reads it before this process has ended: it takes the first report.
+    const std::string stamped = detail::RankReport::stamp_of_now(status).append(message.substr(0, 60'000));
+    const bool piped = report_fd_ >= 0 && !reported_ && write(report_fd_, stamped.data(), stamped.size()) >= 0;
+    reported_ = reported_ || piped;
+    if (!piped && !message.empty()) detail::say(std::string(prefix).append(message));
+  }
+
+ private:
   Tether() {
     const auto supervisor = detail::env_number("CHORUS_SUPERVISOR_PID", 1, INT32_MAX);
     const auto report_fd = detail::env_number("CHORUS_REPORT_FD", 3, detail::most_ranks);
@@ -71,19 +105,8 @@ class Tether {
     report_fd_ = *report_fd;
   }
 
-  /// Says why this rank fails: to the supervisor, which tells the first cause from those that follow from it, else on
-  /// stderr as `chorus: prefix message`.
-  void report(std::string_view prefix, std::string_view message) const {
-    // A pipe holds 64 KiB, and nobody reads it before this process has ended.
-    message = message.substr(0, 60'000);
-    const std::string stamped = detail::RankReport::stamp_of_now().append(message);
-    if (report_fd_ < 0 || write(report_fd_, stamped.data(), stamped.size()) < 0) {
-      detail::say(std::string(prefix).append(message));
-    }
-  }
-
- private:
   int report_fd_ = -1;
+  mutable bool reported_ = false;
 };
 
 }  // namespace chorus

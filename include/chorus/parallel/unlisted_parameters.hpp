@@ -23,7 +23,8 @@ class UnlistedParameters final : public ParameterWatch {
     for (const auto& entry : flat.entries()) listed_.push_back(&entry.parameter());
     std::sort(listed_.begin(), listed_.end(), std::less<>());
   }
-  void saw(const void* parameter, std::span<const Index> extents) override {
+  void saw(const void* parameter, Node&, std::span<const Index> extents, bool wants_grad) override {
+    if (!wants_grad) return;
     if (std::binary_search(listed_.begin(), listed_.end(), parameter, std::less<>())) return;
     if (std::find(unlisted_.begin(), unlisted_.end(), parameter) != unlisted_.end()) return;
     shapes_ += cat(unlisted_.empty() ? "" : ", ", extents);

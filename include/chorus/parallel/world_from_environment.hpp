@@ -5,16 +5,17 @@
 #include <unistd.h>
 
 #include <charconv>
+#include <chorus/comm/name_lookup.hpp>
+#include <chorus/comm/socket.hpp>
+#include <chorus/comm/world.hpp>
+#include <chorus/core/config.hpp>
+#include <chorus/core/environment.hpp>
+#include <chorus/parallel/message.hpp>
 #include <cstdint>
 #include <cstring>
 #include <optional>
 #include <string>
 #include <string_view>
-
-#include <chorus/comm/world.hpp>
-#include <chorus/core/config.hpp>
-#include <chorus/core/environment.hpp>
-#include <chorus/parallel/message.hpp>
 
 namespace chorus::inline CHORUS_ABI {
 
@@ -146,10 +147,10 @@ inline std::optional<comm::World> world_from_environment() {
   comm::World world;
   world.rank = seat->rank;
   world.size = seat->size;
-  world.master_addr = address ? address : "127.0.0.1";
+  world.master_addr = comm::detail::without_brackets(address ? address : "127.0.0.1");
   world.master_port = port.value_or(port_of_job(seat->job));
-  const bool loopback =
-      world.master_addr.starts_with("127.") || world.master_addr == "localhost" || world.master_addr == "::1";
+  const auto numbers = comm::Address::in_numbers(world.master_addr);
+  const bool loopback = numbers ? numbers->loopback() : world.master_addr == "localhost";
   world.local_rank = seat->local_rank.value_or(seat->rank % seat->local_size.value_or(seat->size));
   world.local_size = seat->local_size.value_or(loopback ? seat->size : 1);
   if (world.local_rank >= world.local_size && seat->local_rank && (seat->local_size || loopback)) {

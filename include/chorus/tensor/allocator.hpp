@@ -12,6 +12,7 @@
 #include <new>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 
 #include <sys/mman.h>
@@ -20,6 +21,7 @@
 #include <chorus/core/error.hpp>
 #include <chorus/core/trace.hpp>
 #include <chorus/tensor/size_class.hpp>
+#include <chorus/tensor/writes.hpp>
 
 namespace chorus::inline CHORUS_ABI {
 
@@ -52,6 +54,9 @@ inline void* system_allocate(Cpu, std::size_t bytes) {
 }
 inline void system_free(Cpu, void* data) { std::free(data); }
 
+template <Device D>
+struct Home;
+
 /// A block of device memory, owned by the handles that count it, then by its allocator's free list.
 template <Device D>
 struct Block {
@@ -61,7 +66,9 @@ struct Block {
   std::size_t bytes = 0;
   void* data = nullptr;
   Block* next_free = nullptr;
-  std::shared_ptr<void> lent;  // what keeps `data`, where it is not the allocator's
+  std::shared_ptr<void> lent;    // what keeps `data`, where it is not the allocator's
+  std::unique_ptr<Home<D>> home;  // of numbers that have an identity of their own
+  std::ptrdiff_t moved = 0;       // how far, in bytes, they lie by now from where they were
 };
 
 namespace detail {
@@ -194,8 +201,43 @@ class Storage {
     return *this;
   }
   ~Storage() {
-    if (block_ != nullptr && block_->owners.fetch_sub(1, std::memory_order_acq_rel) == 1)
-      CachingAllocator<D>::of(block_->device).release(block_);
+    if (block_ != nullptr && block_->owners.fetch_sub(1, std::memory_order_acq_rel) == 1) release(block_);
+  }
+
+  /// A home for the `bytes` at `data` within `memory`: see Home.
+  static Storage home_in(Storage memory, void* data, std::size_t bytes) {
+    Storage out;
+    out.block_ = new Block<D>;
+    out.block_->owners.store(1, std::memory_order_relaxed);
+    out.block_->device = memory.device();
+    out.block_->bytes = bytes;
+    out.block_->data = data;
+    out.block_->home.reset(new Home<D>{std::move(memory), {}});
+    return out;
+  }
+  /// Whoever has a handle to this home finds the numbers at `data`, within `memory`, from now on.
+  void move_home(Storage memory, void* data) const {
+    block_->moved += static_cast<std::byte*>(data) - static_cast<std::byte*>(block_->data);
+    block_->data = data;
+    block_->device = memory.device();
+    block_->home->memory = std::move(memory);
+  }
+  /// How far the numbers lie by now from where a handle found them that was made before they moved, in bytes.
+  std::ptrdiff_t moved() const { return block_ == nullptr ? 0 : block_->moved; }
+  /// The memory that a home lies in; of other storage, itself.
+  const Storage& memory() const { return block_ != nullptr && block_->home ? block_->home->memory : *this; }
+
+  /// Of a home: how often its numbers have been written; else null.
+  Writes* writes() const { return block_ != nullptr && block_->home ? &block_->home->writes : nullptr; }
+  /// Grows whenever the numbers of a home change; 0 where there is none.
+  std::uint64_t version() const {
+    auto* const known = writes();
+    return known == nullptr ? 0 : known->version(block_->data, block_->bytes);
+  }
+  /// Somebody gets a pointer to the numbers of a home, and may write. Only what lies in the host's memory is watched.
+  void watch() const {
+    if constexpr (std::is_same_v<D, Cpu>)
+      if (auto* const known = writes()) known->watch(block_->data, block_->bytes);
   }
 
   explicit operator bool() const { return block_ != nullptr; }
@@ -207,7 +249,23 @@ class Storage {
   int owners() const { return block_ == nullptr ? 0 : block_->owners.load(std::memory_order_relaxed); }
 
  private:
+  static void release(Block<D>* block) noexcept {
+    if (block->home)
+      delete block;
+    else
+      CachingAllocator<D>::of(block->device).release(block);
+  }
+
   Block<D>* block_ = nullptr;
+};
+
+/// What numbers have that are somebody's, as those of a parameter, its gradient or a buffer are. They lie in `memory`,
+/// of which they may be a range, and may move within it or to other memory: tensors that were made before find them all
+/// the same.
+template <Device D>
+struct Home {
+  Storage<D> memory;
+  Writes writes;
 };
 
 }  // namespace chorus

@@ -2,6 +2,8 @@
 /// Tensor: a shared, strided view of device memory. Copying a Tensor copies the handle, not the numbers.
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <initializer_list>
 #include <span>
 #include <type_traits>
@@ -34,7 +36,7 @@ class Tensor {
 
   /// A view of `storage`, from element `data` on. For library code.
   Tensor(Storage<D> storage, T* data, const Shape<Rank>& shape, const Shape<Rank>& strides)
-      : storage_(std::move(storage)), data_(data), shape_(shape), strides_(strides) {}
+      : storage_(std::move(storage)), data_(shifted(data, -storage_.moved())), shape_(shape), strides_(strides) {}
 
   /// Dense, contents undefined. Throws ShapeError where a size is negative or their product too large for any memory.
   static Tensor empty(const Shape<Rank>& shape, D device = {}) {
@@ -61,7 +63,7 @@ class Tensor {
     Tensor out = empty(shape, device);
     check<ShapeError>(static_cast<Index>(values.size()) == out.numel(), "Tensor::from: ", values.size(),
                       " numbers for shape ", shape);
-    copy_bytes(device, out.data_, Cpu{}, values.data(), out.bytes());
+    copy_bytes(device, out.data(), Cpu{}, values.data(), out.bytes());
     return out;
   }
   static Tensor from(std::initializer_list<T> values, const Shape<Rank>& shape, D device = {}) {
@@ -88,7 +90,7 @@ class Tensor {
   Index size(Index axis) const { return shape_[normalize_axis("size", axis, Rank)]; }
   Index numel() const { return chorus::numel(shape_); }
   std::size_t bytes() const { return static_cast<std::size_t>(numel()) * sizeof(T); }
-  T* data() const { return data_; }
+  T* data() const { return shifted(data_, storage_.moved()); }
 
   /// True where the elements lie in row-major order without gaps.
   bool is_contiguous() const {
@@ -112,7 +114,7 @@ class Tensor {
                         shape_);
       offset += at[axis] * strides_[axis];
     }
-    return data_[offset];
+    return data()[offset];
   }
 
   /// The number in a tensor of one element, brought to the host.
@@ -120,7 +122,7 @@ class Tensor {
     check<UsageError>(defined(), "item: the tensor is undefined");
     check<ShapeError>(numel() == 1, "item: expected a tensor of one element, got shape ", shape_);
     T value{};
-    copy_bytes(Cpu{}, &value, device(), data_, sizeof(T));
+    copy_bytes(Cpu{}, &value, device(), data(), sizeof(T));
     return value;
   }
 
@@ -148,7 +150,7 @@ class Tensor {
       shape[to] = shape_[from];
       strides[to++] = strides_[from];
     }
-    return {storage_, data_ + at * strides_[a], shape, strides};
+    return {storage_, data() + at * strides_[a], shape, strides};
   }
   Tensor<T, Rank - 1, D> operator[](Index at) const
     requires(Rank > 0)
@@ -182,7 +184,7 @@ class Tensor {
     check<ShapeError>(is_contiguous(), "view: a tensor of shape ", shape_, " and strides ", strides_,
                       " is not contiguous");
     infer_size(shape);
-    return {storage_, data_, shape, row_major(shape)};
+    return {storage_, data(), shape, row_major(shape)};
   }
 
   /// Repeats axes of size 1, and new axes in front, without copying: their stride is 0.
@@ -197,7 +199,7 @@ class Tensor {
                         shape);
       strides[axis + extra] = shape_[axis] == wanted ? strides_[axis] : 0;
     }
-    return {storage_, data_, shape, strides};
+    return {storage_, data(), shape, strides};
   }
 
   /// The numbers in row-major order, on the host.
@@ -208,11 +210,14 @@ class Tensor {
     check<ShapeError>(is_contiguous(), "to_vector: a tensor of shape ", shape_, " and strides ", strides_,
                       " is not contiguous");
     std::vector<T> out(static_cast<std::size_t>(numel()));
-    copy_bytes(Cpu{}, out.data(), device(), data_, bytes());
+    copy_bytes(Cpu{}, out.data(), device(), data(), bytes());
     return out;
   }
 
  private:
+  static T* shifted(T* data, std::ptrdiff_t bytes) {
+    return reinterpret_cast<T*>(reinterpret_cast<std::uintptr_t>(data) + static_cast<std::uintptr_t>(bytes));
+  }
   bool shape_has_zero() const { return std::find(shape_.begin(), shape_.end(), Index{0}) != shape_.end(); }
 
   template <std::size_t NewRank>
@@ -230,7 +235,7 @@ class Tensor {
   }
 
   Storage<D> storage_;
-  T* data_ = nullptr;
+  T* data_ = nullptr;  // where it was when this handle was made: see Home
   Shape<Rank> shape_{};
   Shape<Rank> strides_{};
 };

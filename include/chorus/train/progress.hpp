@@ -35,18 +35,21 @@ class Progress {
     using value_type = int;
     using difference_type = std::ptrdiff_t;
 
-    explicit Iterator(Progress& progress) : progress_(&progress) {}
-    int operator*() const { return progress_->epoch_; }
+    explicit Iterator(Progress& progress) : progress_(&progress), epoch_(progress.options_.first_epoch) {}
+    int operator*() const { return epoch_; }
     Iterator& operator++() {
-      progress_->finish_epoch();
+      progress_->finish_epoch(epoch_++);
       return *this;
     }
     void operator++(int) { ++*this; }
-    bool operator==(std::default_sentinel_t) const { return progress_->epoch_ >= progress_->options_.epochs; }
+    bool operator==(std::default_sentinel_t) const { return epoch_ >= progress_->options_.epochs; }
 
    private:
     Progress* progress_;
+    int epoch_;
   };
+
+  /// Each begins with the first epoch. What is drawn is that of the one that was last begun or moved on.
 
   Iterator begin();
   std::default_sentinel_t end() const { return {}; }
@@ -57,9 +60,9 @@ class Progress {
  private:
   using Clock = std::chrono::steady_clock;
 
-  void start_epoch();
+  void start_epoch(int epoch);
 
-  void finish_epoch();
+  void finish_epoch(int epoch);
 
   double seconds() const { return std::chrono::duration<double>(Clock::now() - started_).count(); }
 

@@ -18,7 +18,7 @@ CHORUS_INLINE Progress::Progress(ProgressOptions options)
 }
 
 CHORUS_INLINE Progress::Iterator Progress::begin() {
-  start_epoch();
+  start_epoch(options_.first_epoch);
   return Iterator(*this);
 }
 
@@ -35,21 +35,22 @@ CHORUS_INLINE void Progress::step(double loss, Index samples, Index step, Index 
         !terminal_);
 }
 
-CHORUS_INLINE void Progress::start_epoch() {
+CHORUS_INLINE void Progress::start_epoch(int epoch) {
+  epoch_ = epoch;
   loss_sum_ = 0;
   samples_ = 0;
   started_ = drawn_ = Clock::now();
 }
 
-CHORUS_INLINE void Progress::finish_epoch() {
+CHORUS_INLINE void Progress::finish_epoch(int epoch) {
+  epoch_ = epoch;
   if (options_.enabled) {
     char time[32];
     std::snprintf(time, sizeof time, "  %.2f s", seconds());
     const bool last = epoch_ + 1 >= options_.epochs;
     write(head() + rates() + time + (last ? "" : eta(seconds(), seconds())), true);
   }
-  ++epoch_;
-  start_epoch();
+  start_epoch(epoch + 1);
 }
 
 CHORUS_INLINE std::string Progress::bar(double done) {

@@ -127,4 +127,18 @@ TEST_CASE("what checkpoint refuses, and what it leaves alone") {
   CHECK_FALSE(ch::checkpoint([](const auto& in) { return ch::square(in); }, x).requires_grad());
 }
 
+TEST_CASE("a checkpoint refuses to compute again with parameters that have been written since, frozen ones too") {
+  const ch::Parameter<double, 1> scale(ramp(5)), frozen(ramp(5));
+  frozen.set_requires_grad(false);
+  const auto message = [&](const auto& written) {
+    const Vector x(ramp(5), true);
+    const auto y = ch::sum(ch::checkpoint([&](const auto& in) { return in * scale + frozen; }, x));
+    written.assign(ramp(5));
+    return message_of<ch::UsageError>([&] { y.backward(); });
+  };
+  for (const auto* parameter : {&scale, &frozen})
+    CHECK(message(*parameter).find("backward of 'checkpoint': it has to compute again with '' as it was in the forward "
+                                   "pass, at version ") == 0);
+}
+
 }  // namespace checkpoint_test

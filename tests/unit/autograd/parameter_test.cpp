@@ -78,4 +78,59 @@ TEST_CASE("an empty parameter stands for none") {
   CHECK_FALSE(ch::Buffer<float, 1>().value().defined());
 }
 
+TEST_CASE("what is written through a pointer counts, once it has been written") {
+  const Parameter p(Vector::ones({20}));
+  const auto& raw = p.on<ch::Cpu>();
+  const auto first = raw.version();
+  float* const numbers = p.value().data();
+  CHECK(raw.version() == first);  // looking is no writing
+  numbers[19] = 2;
+  const auto second = raw.version();
+  CHECK(second > first);
+  CHECK(raw.version() == second);
+  static_cast<float*>(raw.value_data())[0] = 3;
+  CHECK(raw.version() > second);
+}
+
+TEST_CASE("a tensor of a parameter's numbers follows them when they move") {
+  const Parameter p(Vector::from({1, 2, 3}, {3}));
+  const auto before = p.value(), tail = before.slice(0, 1, 3);
+  const ch::Storage<ch::Cpu> values(ch::Cpu{2}, 64), grads(ch::Cpu{2}, 64);
+  auto& raw = p.on<ch::Cpu>();
+  raw.bind(values, values.data(), grads, grads.data());
+  p.assign(Vector::from({4, 5, 6}, {3}));
+  CHECK(before.to_vector() == std::vector<float>{4, 5, 6});
+  CHECK(tail.to_vector() == std::vector<float>{5, 6});
+  CHECK(before.device() == ch::Cpu{2});
+  CHECK(before.data() == values.data());
+  raw.move_to_device(ch::Cpu{1});
+  CHECK(before.to_vector() == std::vector<float>{4, 5, 6});
+  CHECK(p.device() == ch::Cpu{1});
+}
+
+TEST_CASE("a gradient that is held stays what it is, wherever it lies") {
+  for (const bool bound : {false, true}) {
+    const Parameter p(Vector::ones({2}));
+    const ch::Storage<ch::Cpu> values(ch::Cpu{}, 64), grads(ch::Cpu{}, 64);
+    if (bound) p.on<ch::Cpu>().bind(values, values.data(), grads, grads.data());
+    ch::sum(p * 3).backward();
+    const auto held = p.grad();
+    ch::sum(p * 3).backward();
+    CHECK(held.to_vector() == std::vector<float>{bound ? 6.f : 3.f, bound ? 6.f : 3.f});
+    const auto both = p.grad();
+    held.data()[0] = 7;  // what a program writes into it is what an optimizer sees
+    CHECK(p.grad()(0) == (bound ? 7 : 6));
+    p.on<ch::Cpu>().set_grad_arrived(false);  // as an optimizer's zero_grad
+    ch::sum(p * -1).backward();
+    CHECK(both(1) == 6);
+    CHECK(p.grad().to_vector() == std::vector<float>{-1, -1});
+    if (bound) CHECK(p.grad().data() == grads.data());
+  }
+}
+
+TEST_CASE("a parameter takes the numbers of a transposed tensor in its order") {
+  const ch::Parameter<float, 2> p(ch::Tensor<float, 2>::from({1, 2, 3, 4}, {2, 2}).transpose(0, 1));
+  CHECK(p.value().to_vector() == std::vector<float>{1, 3, 2, 4});
+}
+
 }  // namespace parameter_test

@@ -33,6 +33,10 @@ TEST_CASE("a name is looked up by a deadline", "[comm]") {
   const auto start = Clock::now();
   CHECK(comm::Address::resolve("127.0.0.1", 5, start).port() == 5);  // in numbers: nobody is asked
   CHECK(comm::Address::resolve("::1", 6, start).host() == "::1");
+  CHECK(comm::Address::resolve("[::1]", 6, start).host() == "::1");
+  CHECK(!comm::Address::resolve("[0:0:0:0:0:0:0:1]", 6, start).misleads("[0:0:0:0:0:0:0:1]"));
+  CHECK_THROWS_WITH(comm::Address::resolve("[::1", 6, start + 20s), Contains("address '[::1': "));
+  CHECK_THROWS_WITH(comm::Address::resolve("[127.0.0.1]", 6, start + 20s), Contains("address '[127.0.0.1]': "));
   CHECK_THROWS_WITH(comm::Address::resolve("silent.test", 5, start + 200ms),
                     Equals("address 'silent.test': the system has not found it in time; is there a name server?"));
   CHECK_THROWS_AS(comm::Address::resolve("silent.test", 5, start), TimeoutError);

@@ -52,12 +52,74 @@ TEST_CASE("MNIST is read from its folder") {
   CHECK_THROWS_AS(train.get(0, image), chorus::ShapeError);
 }
 
+TEST_CASE("MNIST is read under the names that people have") {
+  const TestFolder folder;
+  const std::string place = GENERATE("", "raw/", "MNIST/raw/"), dash = GENERATE("-", ".");
+  const std::string images = "train-images" + dash + "idx3-ubyte", labels = "train-labels" + dash + "idx1-ubyte";
+  SECTION("a file") {
+    folder.write(place + images, idx({4, 28, 28}, counting(4 * 784)));
+    folder.write(place + labels, idx({4}, counting(4)));
+  }
+  SECTION("a folder of its name") {
+    folder.write(place + images + "/" + images, idx({4, 28, 28}, counting(4 * 784)));
+    folder.write(place + labels + "/train-labels-idx1-ubyte", idx({4}, counting(4)));
+  }
+  CHECK(data::Mnist(folder.path()).size() == 4);
+  CHECK(data::open_images(folder.path()).size() == 4);
+}
+
+TEST_CASE("MNIST's images and labels are of one place, and a file goes before an empty folder") {
+  const TestFolder folder;
+  folder.write("raw/train-images-idx3-ubyte", idx({4, 28, 28}, counting(4 * 784)));
+  folder.write("raw/train-labels-idx1-ubyte", idx({4}, counting(4)));
+  folder.write("train-images.idx3-ubyte", idx({3, 28, 28}, counting(3 * 784)));
+  CHECK(error_of([&] { data::Mnist mnist(folder.path()); }) ==
+        "Mnist: folder " + folder.path() +
+            " has no train-labels-idx1-ubyte, neither plain nor .gz; it holds raw/, train-images.idx3-ubyte");
+  folder.write("train-labels.idx1-ubyte", idx({3}, counting(3)));
+  std::filesystem::create_directory(folder.path() + "/train-images-idx3-ubyte");
+  CHECK(data::Mnist(folder.path()).size() == 3);
+}
+
+TEST_CASE("a folder that has something else: the message says what, up to a bound") {
+  const TestFolder folder;
+  for (int i = 10; i < 22; ++i) folder.write("file" + std::to_string(i), counting(1));
+  folder.write("a\nb/c", counting(1));
+  const std::string list = "; it holds a?b/, file10, file11, file12, file13, file14, file15, file16 and 5 more";
+  CHECK(error_of([&] { data::Mnist mnist(folder.path()); }).ends_with(list));
+  CHECK(error_of([&] { data::Cifar10 cifar(folder.path()); }).ends_with(list));
+  CHECK(error_of([&] { data::open_images(folder.path()); }).ends_with(list));
+}
+
+TEST_CASE("other forms of CIFAR-10 are known by name") {
+  const auto error = [](const std::string& name) {
+    const TestFolder folder;
+    folder.write(name, counting(1));
+    const auto message = error_of([&] { data::open_images(folder.path()); });
+    CHECK(error_of([&] { data::Cifar10 cifar(folder.path()); }).ends_with(message.substr(message.rfind("; "))));
+    return message;
+  };
+  const std::string binary =
+      " version of CIFAR-10: what is read here is the binary version, cifar-10-binary.tar.gz of "
+      "https://www.cs.toronto.edu/~kriz/cifar.html, unpacked";
+  CHECK(error("cifar-10-batches-py/data_batch_1")
+            .ends_with("; it holds cifar-10-batches-py/; that is the Python" + binary));
+  CHECK(error("data_batch_1").ends_with("; that is the Python" + binary));
+  CHECK(error("cifar-10-python.tar.gz").ends_with("; that is the Python" + binary));
+  CHECK(error("data_batch_1.mat").ends_with("; that is the Matlab" + binary));
+  CHECK(error("cifar-10-binary.tar.gz").find("; unpack it: tar -xf /") != std::string::npos);
+}
+
 #if CHORUS_USE_ZLIB
 TEST_CASE("MNIST's files may be compressed") {
   const TestFolder folder;
   folder.write("train-images-idx3-ubyte.gz", gzip(idx({4, 28, 28}, counting(4 * 784))));
   folder.write("train-labels-idx1-ubyte.gz", gzip(idx({4}, counting(4))));
   CHECK(data::open_images(folder.path()).size() == 4);
+  const TestFolder dots;
+  dots.write("raw/train-images.idx3-ubyte.gz", gzip(idx({4, 28, 28}, counting(4 * 784))));
+  dots.write("raw/train-labels.idx1-ubyte.gz", gzip(idx({4}, counting(4))));
+  CHECK(data::Mnist(dots.path()).size() == 4);
 }
 #endif
 
@@ -68,7 +130,9 @@ TEST_CASE("a wrong MNIST folder is refused") {
                     labels = folder.path() + "/train-labels-idx1-ubyte";
   CHECK(error_of(open) == "Mnist: folder " + folder.path() + " has no train-images-idx3-ubyte, neither plain nor .gz");
   folder.write("train-images-idx3-ubyte", idx({2, 28, 28}, counting(2 * 784)));
-  CHECK(error_of(open) == "Mnist: folder " + folder.path() + " has no train-labels-idx1-ubyte, neither plain nor .gz");
+  CHECK(error_of(open) ==
+        "Mnist: folder " + folder.path() +
+            " has no train-labels-idx1-ubyte, neither plain nor .gz; it holds train-images-idx3-ubyte");
   folder.write("train-labels-idx1-ubyte", idx({3}, counting(3)));
   CHECK(error_of(open) == "Mnist: " + images + " has 2 images, but " + labels + " has 3 labels");
   folder.write("train-labels-idx1-ubyte", idx({2}, {9, 10}));
@@ -130,7 +194,9 @@ TEST_CASE("what is no file is refused, and nothing waits") {
   std::filesystem::remove(images);
   std::filesystem::create_symlink(images, images);
   CHECK(error_of([&] { data::Mnist mnist(folder.path()); }) ==
-        "Mnist: folder " + folder.path() + " has no train-images-idx3-ubyte, neither plain nor .gz");
+        "Mnist: folder " + folder.path() +
+            " has no train-images-idx3-ubyte, neither plain nor .gz; it holds test_batch.bin, train-images-idx3-ubyte, "
+            "train-labels-idx1-ubyte");
 }
 
 TEST_CASE("open_images says what it looked for") {

@@ -3,7 +3,12 @@
 #include <chorus/data/loader.hpp>
 #include <chorus/data/synthetic_images.hpp>
 #include <chrono>
+#include <iterator>
+#include <memory>
+#include <optional>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "../comm/processes.hpp"
 #include "files.hpp"
@@ -188,6 +193,132 @@ TEST_CASE("augmentation depends on seed, epoch and sample, not on rank, worker o
   CHECK(one != augmented(1, 16, 0, 2, 8));
 }
 
+TEST_CASE("loops over one loader have nothing to do with each other: one in another, a look, two side by side") {
+  const Numbers numbers{50};
+  const int workers = GENERATE(0, 1, 3);
+  DataLoader loader{numbers, Sampler{50, {.seed = 2}}, {.batch = 8, .workers = workers}};
+  loader.set_epoch(0);
+  const auto whole = labels_of(loader);
+  REQUIRE(whole.size() == 50);
+
+  std::vector<std::int64_t> outer;
+  const auto add = [](std::vector<std::int64_t>& to, const data::Batch& batch) {
+    for (const auto label : batch.labels.to_vector()) to.push_back(label);
+  };
+  for (auto& batch : loader) {
+    add(outer, batch);
+    REQUIRE(outer.size() <= 50);
+    if (batch.index == 2) CHECK(labels_of(loader) == whole);
+    if (batch.index == 4) CHECK((*loader.begin()).index == 0);
+    for ([[maybe_unused]] auto& other : loader)
+      if (other.index == 1) break;
+  }
+  CHECK(outer == whole);
+
+  std::vector<std::int64_t> first, second;
+  auto a = loader.begin(), b = loader.begin();
+  ++b;
+  for (; b != loader.end(); ++a, ++b) add(first, *a), add(second, *b);
+  add(first, *a);
+  CHECK(first == std::vector<std::int64_t>(whole.begin(), whole.begin() + 50));
+  CHECK(second == std::vector<std::int64_t>(whole.begin() + 8, whole.end()));
+  CHECK(message_of<chorus::UsageError>([&] { *b; }) == "DataLoader: the pass has ended, there is no batch");
+  ++b;
+  CHECK(b == loader.end());
+}
+
+TEST_CASE("a pass goes on in its own epoch, its batches stay what they were, and it may outlive its loader") {
+  const Numbers numbers{30};
+  const int workers = GENERATE(0, 2);
+  const data::Transform draw = [](const data::Image& image, data::RandomStream& random) {
+    image.pixels[0] = random.uniform();
+  };
+  const data::LoaderOptions options{.batch = 4, .workers = workers, .transforms = {draw}};
+  auto loader = std::make_unique<DataLoader<Numbers>>(numbers, Sampler{30, {.seed = 5}}, options);
+  using Seen = std::vector<std::pair<std::vector<std::int64_t>, std::vector<float>>>;
+  const auto seen = [](const data::Batch& batch) {
+    return std::pair{batch.labels.to_vector(), batch.images.to_vector()};
+  };
+  Seen epochs[2];
+  for (const int epoch : {0, 1}) {
+    loader->set_epoch(epoch);
+    for (const auto& batch : *loader) epochs[epoch].push_back(seen(batch));
+  }
+  CHECK(epochs[0] != epochs[1]);
+
+  loader->set_epoch(0);
+  std::vector<data::Batch> kept;
+  auto place = loader->begin();
+  kept.push_back(*place);
+  loader->set_epoch(1);
+  auto moved = std::move(*loader);
+  CHECK(message_of<chorus::UsageError>([&] { loader->begin(); }) == "DataLoader: this loader has been moved away");
+  loader.reset();
+  auto later = moved.begin();
+  for (++place; place != std::default_sentinel; ++place) kept.push_back(*place);
+  Seen first, second;
+  for (const auto& batch : kept) first.push_back(seen(batch));
+  for (; later != moved.end(); ++later) second.push_back(seen(*later));
+  CHECK(first == epochs[0]);
+  CHECK(second == epochs[1]);
+}
+
+TEST_CASE("a look at a batch lasts until the next one") {
+  const Numbers numbers{30};
+  DataLoader loader{numbers, Sampler{30, {.shuffle = false}}, {.batch = 4}};
+  auto& [images, labels] = *loader.begin();
+  CHECK(labels(3) == 3);
+  loader.set_epoch(1);
+  CHECK(images(2, 0, 0, 0) == 2);
+}
+
+TEST_CASE("views of a sample are augmented independently, and the same for any number of workers and ranks") {
+  const data::SyntheticImages images(40, 1);
+  const std::vector<data::Transform> crop{data::RandomCrop{}, data::RandomHorizontalFlip{}};
+  // Sample and view -> pixels, over all ranks.
+  const auto augmented = [&](int world, int workers, int views) {
+    std::vector<std::vector<float>> out(static_cast<std::size_t>(40 * views));
+    for (int rank = 0; rank < world; ++rank) {
+      DataLoader loader{images,
+                        Sampler{40, {.rank = rank, .world_size = world, .seed = 3}},
+                        {.batch = 7, .workers = workers, .transforms = crop, .views = views}};
+      for (auto& b : loader) {
+        CHECK(b.views.shape() == chorus::Shape<5>{views, b.labels.numel(), 3, 32, 32});
+        CHECK(b.images.data() == b.views.data());
+        const auto samples = loader.sampler().share(b.index, 7);
+        for (Index view = 0; view < views; ++view)
+          for (std::size_t i = 0; i < samples.size(); ++i)
+            out[static_cast<std::size_t>(samples[i] + 40 * view)] = b.views[view][static_cast<Index>(i)].to_vector();
+      }
+    }
+    return out;
+  };
+  const auto one = augmented(1, 0, 1), three = augmented(1, 0, 3);
+  CHECK((three == augmented(3, 2, 3)));
+  CHECK(std::equal(one.begin(), one.end(), three.begin()));
+  int same = 0;
+  for (std::size_t i = 0; i < 40; ++i)
+    same += three[i] == three[i + 40] || three[i + 40] == three[i + 80] || three[i] == three[i + 80];
+  CHECK(same < 4);  // of 81 places and 2 sides each
+
+  DataLoader plain{images, Sampler{40}, {.batch = 40, .views = 2}};
+  for (auto& batch : plain) CHECK((batch.views[0].to_vector() == batch.views[1].to_vector()));
+}
+
+TEST_CASE("a seed of its own for the augmentation leaves the order as it is") {
+  const data::SyntheticImages images(40, 1);
+  const auto loaded = [&](std::optional<std::uint64_t> seed) {
+    DataLoader loader{
+        images, Sampler{40, {.seed = 9}}, {.batch = 40, .transforms = {data::RandomCrop{}}, .augmentation_seed = seed}};
+    const auto& batch = *loader.begin();
+    return std::pair{batch.labels.to_vector(), batch.images.to_vector()};
+  };
+  const auto own = loaded({}), same = loaded(9), other = loaded(10);
+  CHECK(own.first == same.first);
+  CHECK(own.first == other.first);
+  CHECK((own.second == same.second && own.second != other.second));  // too many to show
+}
+
 TEST_CASE("a second epoch in the order of the first is warned of, once, on rank 0") {
   const auto said = [](const data::SamplerOptions& options, bool sets) {
     return test::Ranks(1,
@@ -210,6 +341,15 @@ TEST_CASE("a second epoch in the order of the first is warned of, once, on rank 
   CHECK(said({}, true).empty());
   CHECK(said({.shuffle = false}, false).empty());
   CHECK(said({.rank = 1, .world_size = 2}, false).empty());
+  auto looks = test::Ranks(1, [](const chorus::comm::World&) {
+    return test::with_stderr([] {
+      const Numbers numbers{20};
+      DataLoader loader{numbers, Sampler{20}, {.batch = 5}};
+      for ([[maybe_unused]] auto& batch : loader) loader.begin();
+      return "";
+    });
+  });
+  CHECK(looks.texts()[0].empty());  // one epoch
 }
 
 TEST_CASE("an empty dataset has no batches") {
@@ -228,6 +368,7 @@ TEST_CASE("senseless loaders are refused") {
   CHECK(error(Sampler{10}, {.batch = 0}) == "DataLoader: expected a batch of at least 1, got 0");
   CHECK(error(Sampler{10}, {.workers = -1}) == "DataLoader: expected 0 to 1024 workers, got -1");
   CHECK(error(Sampler{10}, {.prefetch = 0}) == "DataLoader: expected to prefetch 1 to 1024 batches a worker, got 0");
+  CHECK(error(Sampler{10}, {.views = 0}) == "DataLoader: expected 1 to 1024 views, got 0");
 }
 
 }  // namespace loader_test

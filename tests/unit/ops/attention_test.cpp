@@ -85,13 +85,47 @@ TEST_CASE("gradients of attention with dropout") {
       numbers<3>({2, 5, 3}, 1), numbers<3>({2, 5, 3}, 2), numbers<3>({2, 5, 2}, 3));
 }
 
-TEST_CASE("a query that sees no key gives NaN, and no other one does") {
+TEST_CASE("a query that sees no key gives zeros, and no gradient: with any mask, by blocks and as a whole") {
+  // The first four queries see nothing.
+  auto seen = ch::Tensor<bool, 2>::full({queries, keys}, true);
+  auto added = Tensor<2>::zeros({queries, keys});
+  for (Index i = 0; i < 4; ++i)
+    for (Index j = 0; j < keys; ++j) {
+      seen(i, j) = false;
+      added(i, j) = -INFINITY;
+    }
+  const auto k = numbers<3>({2, keys, 4}, 2), v = numbers<3>({2, keys, 3}, 3);
+  const auto check = [&](const auto& attend) {
+    const Variable<3> q(numbers<3>({2, queries, 4}, 1), true), keyed(k, true), valued(v, true);
+    const auto y = attend(q, keyed, valued);
+    const auto all = values(y.value());
+    CHECK(std::all_of(all.begin(), all.end(), [](double value) { return std::isfinite(value); }));
+    CHECK((y.value()(0, 3, 0) == 0 && y.value()(1, 0, 2) == 0 && y.value()(1, 4, 0) != 0));
+    // They and their gradients are those of attention without these queries.
+    y.backward(numbers<3>({2, queries, 3}, 4));
+    const Variable<3> rest(q.value().slice(1, 4, queries), true), keys_of_rest(k, true), values_of_rest(v, true);
+    ch::scaled_dot_product_attention(rest, keys_of_rest, values_of_rest)
+        .backward(ch::contiguous(numbers<3>({2, queries, 3}, 4).slice(1, 4, queries)));
+    CHECK(distance(values(keyed.grad()), values(keys_of_rest.grad())) < 1e-12);
+    CHECK(distance(values(valued.grad()), values(values_of_rest.grad())) < 1e-12);
+    CHECK(distance(values(q.grad().slice(1, 4, queries)), values(rest.grad())) < 1e-12);
+    CHECK(values(q.grad().slice(1, 0, 4)) == std::vector<double>(2 * 4 * 4, 0.0));
+  };
+  check([&](const auto&... in) { return ch::scaled_dot_product_attention(in..., seen); });
+  check([&](const auto&... in) { return ch::scaled_dot_product_attention(in..., added); });
+  check([&](const auto&... in) {
+    return ch::detail::attention_as_a_whole(in..., [&](const auto& scores) { return scores + added; }, {});
+  });
+}
+
+TEST_CASE("a query that sees no key gives zeros in bf16") {
   auto seen = ch::Tensor<bool, 2>::full({2, 3}, true);
   for (Index j = 0; j < 3; ++j) seen(1, j) = false;
-  const auto y =
-      ch::scaled_dot_product_attention(numbers<2>({2, 4}, 1), numbers<2>({3, 4}, 2), numbers<2>({3, 1}, 3), seen);
-  CHECK(std::isfinite(y(0, 0)));
-  CHECK(std::isnan(y(1, 0)));
+  const ch::Variable<ch::bf16, 2> x(ch::to<ch::bf16>(numbers<2>({3, 4}, 1)), true);
+  const auto y = ch::scaled_dot_product_attention(ch::slice(x, 0, 0, 2), x, x, seen);
+  CHECK(static_cast<float>(y.value()(1, 0)) == 0);
+  y.backward(ch::to<ch::bf16>(Tensor<2>::ones({2, 4})));
+  for (const auto g : x.grad().to_vector()) CHECK(std::isfinite(static_cast<float>(g)));
 }
 
 TEST_CASE("the memory of attention grows with the length, not with its square") {

@@ -36,6 +36,26 @@ TEST_CASE("a target probability of 0 costs nothing") {
   CHECK(target.grad()(0, 0) == 0);
 }
 
+TEST_CASE("bce_with_logits of large and infinite logits is exact") {
+  const auto of = [](float x, float target) {
+    const ch::Variable<float, 1> logit(ch::Tensor<float, 1>::from({x}, {1}), true);
+    const auto loss = ch::bce_with_logits(logit, ch::Tensor<float, 1>::from({target}, {1}));
+    loss.backward();
+    return std::pair(loss.item(), logit.grad()(0));
+  };
+  for (const float x : {5.0f, 15.0f, 20.0f, 60.0f}) {
+    CHECK(of(x, 1).first == Approx(std::exp(-x)).epsilon(0.01));
+    CHECK(of(-x, 0).first == Approx(std::exp(-x)).epsilon(0.01));
+    CHECK(of(x, 0).first == Approx(x).epsilon(0.01));
+    CHECK(of(-x, 1).first == Approx(x).epsilon(0.01));
+  }
+  CHECK(of(INFINITY, 1) == std::pair(0.0f, 0.0f));
+  CHECK(of(-INFINITY, 0) == std::pair(0.0f, 0.0f));
+  CHECK(of(INFINITY, 0) == std::pair(INFINITY, 1.0f));
+  CHECK(of(-INFINITY, 1) == std::pair(INFINITY, -1.0f));
+  CHECK(of(-INFINITY, 0.25f) == std::pair(INFINITY, -0.25f));
+}
+
 TEST_CASE("the mean loss of an empty batch is 0") {
   const Variable<2> x(Tensor<2>::empty({0, 3}), true);
   const auto y = ch::mse_loss(x, Tensor<2>::empty({0, 3}));

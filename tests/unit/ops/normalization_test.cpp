@@ -35,6 +35,23 @@ TEST_CASE("normalisation of an empty batch") {
   CHECK(b.grad().to_vector() == std::vector<double>(4, 0));
 }
 
+TEST_CASE("group_norm and instance_norm of one number are refused") {
+  const Tensor<1> none;
+  const auto points = numbers<4>({4, 3, 1, 1}, 1), point = numbers<4>({1, 3, 1, 1}, 1);
+  CHECK(message_of<ch::ShapeError>([&] { ch::instance_norm(points, none, none); }) ==
+        "instance_norm: needs more than one value to normalise, got one for each sample and channel of an input of "
+        "shape [4, 3, 1, 1]");
+  CHECK_THROWS_AS(ch::instance_norm(point, none, none), ch::ShapeError);
+  CHECK_THROWS_AS(ch::group_norm(point, 3, none, none), ch::ShapeError);
+  CHECK_THROWS_AS(ch::group_norm(points, 3, none, none), ch::ShapeError);
+  CHECK_THROWS_AS(ch::group_norm(numbers<2>({4, 3}, 1), 3, none, none), ch::ShapeError);
+  CHECK(std::isfinite(ch::group_norm(points, 1, none, none)(0, 0, 0, 0)));
+}
+
+TEST_CASE("a variance that overflows makes NaN, not zeros") {
+  CHECK(std::isnan(ch::layer_norm(Tensor<1>::from({1e200, -1e200}, {2}), Tensor<1>(), Tensor<1>())(0)));
+}
+
 TEST_CASE("messages of normalisation") {
   const auto x = Tensor<2>::ones({2, 6});
   const auto four = Tensor<1>::ones({4}), six = Tensor<1>::ones({6});

@@ -7,6 +7,8 @@
 #include <chorus/optim/schedules.hpp>
 #include <chorus/optim/sgd.hpp>
 #include <cmath>
+#include <optional>
+#include <vector>
 
 #include "../message_of.hpp"
 
@@ -155,6 +157,45 @@ TEST_CASE("averages follow the parameters and take their place for a while") {
   for (std::size_t i = 0; i < 6; ++i) CHECK(model.values()[0][i] == Approx(total[i] / 4));
   CHECK(ema.state().front().name == "average.weight");
   CHECK_THROWS_AS(optim::exponential(1), ch::UsageError);
+}
+
+TEST_CASE("averages that a model holds one above the other leave in any order") {
+  Model model;
+  optim::Sgd<Cpu> optimizer(model.parameters(), {.lr = 0.1});
+  optim::ParameterAverage<Cpu> ema(model.parameters(), optim::exponential(0.5)),
+      swa(model.parameters(), optim::equal_weights());
+  for (int step = 0; step < 3; ++step) {
+    model.give(step);
+    optimizer.step();
+    ema.update();
+    swa.update();
+  }
+  const auto trained = model.values();
+  const auto of = [&](auto& average) {
+    const optim::AveragedScope use(average);
+    return model.values();
+  };
+  const auto of_ema = of(ema), of_swa = of(swa);
+  for (const bool inner_first : {true, false}) {
+    std::optional<optim::AveragedScope<Cpu>> outer(ema), inner(swa);
+    CHECK(model.values() == of_swa);
+    CHECK_THROWS_AS(optim::AveragedScope<Cpu>(ema), ch::UsageError);
+    (inner_first ? inner : outer).reset();
+    CHECK(model.values() == (inner_first ? of_ema : of_swa));
+    optim::ParameterAverage<Cpu> third(model.parameters(), optim::equal_weights());
+    CHECK(message_of<ch::UsageError>([&] { third.update(); }) ==
+          "ParameterAverage: no update while the model holds other averages: expected the trained parameters");
+    (inner_first ? outer : inner).reset();
+    CHECK(model.values() == trained);
+    third.update();
+  }
+  CHECK(of(ema) == of_ema);
+  CHECK(of(swa) == of_swa);
+  {
+    optim::ParameterAverage<Cpu> gone(model.parameters(), optim::equal_weights());
+    gone.swap();
+  }
+  swa.update();  // nobody holds averages any more
 }
 
 TEST_CASE("a warm-up leads into another schedule, and the linear scaling rule gives its top") {

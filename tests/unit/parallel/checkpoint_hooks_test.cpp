@@ -261,7 +261,8 @@ TEST_CASE("checkpoints of hooks: errors are clear, and change nothing") {
   CHECK(refused[0] == "loading " + run +
                           ": the file doesn't fit the model; mismatched: training/hook/q.fc1.weight (expected F64 "
                           "[5, 2], got F64 [5, 1]), training/hook/q.fc2.weight (expected F64 [14, 2], got F64 [14, "
-                          "1]), training/hook/q.fc3.weight (expected F64 [12, 2], got F64 [12, 1])");
+                          "1]), training/hook/q.fc3.weight (expected F64 [12, 2], got F64 [12, 1]); resuming needs the "
+                          "model and the optimizer that were saved (io::load takes the model alone)");
   CHECK_THAT(refused[1], Contains("mismatched: training/rank1/hook/q.fc1.weight (expected F64 [5, 2]") &&
                              !Contains("changed something"));
   // Rank 0 saves alone while the other one goes on, waits, or has gone.

@@ -99,6 +99,26 @@ TEST_CASE("ddp: parts in checkpoints that use other layers on each rank and in e
   CHECK(distance(test::numbers_in(text), expected) < rounding);
 }
 
+TEST_CASE("a net inside of a checkpoint: synchronised batch norm counts each batch once") {
+  using Normed = test::Synced<Cpu>;
+  const auto statistics = [](auto& net, Way way, const World& world = {}) {
+    train(net, way, world);
+    return net.module().norm.running_stats();
+  };
+  SingleDevice<Normed> plain{make<Normed>(), 3}, checkpointed{make<Normed>(), 3}, twice{make<Normed>(), 3};
+  const auto expected = statistics(plain, Way::plain);
+  CHECK(expected[0] == 6);
+  CHECK(distance(statistics(checkpointed, Way::checkpointed), expected) < rounding);
+  CHECK(distance(statistics(twice, Way::twice), expected) < rounding);
+  DataParallel<Normed> copies{make<Normed>(), {.device_ids = {0, 1, 2}}, 3};
+  CHECK(distance(statistics(copies, Way::checkpointed), expected) < rounding);
+  const auto text = common_text(2, [&](const World& world) {
+    Distributed<Normed> rank(world);
+    return test::text_of(statistics(rank.net, Way::checkpointed, world));
+  });
+  CHECK(distance(test::numbers_in(text), expected) < rounding);
+}
+
 TEST_CASE("a net inside of a checkpoint: ranks draw the same numbers again") {
   SingleDevice<Model> single{make<Model>(), 3};
   const auto expected = train(single, Way::plain);

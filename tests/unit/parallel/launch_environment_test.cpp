@@ -18,6 +18,64 @@ TEST_CASE("launch joins ranks that a torchrun-like launcher has started") {
   CHECK(one.text() == "sum 3\n");
 }
 
+TEST_CASE("ranks meet at an IPv6 address, with and without the brackets of one in front of a port") {
+  const int probe_socket = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in6 address{};
+  address.sin6_family = AF_INET6;
+  address.sin6_addr = in6addr_loopback;
+  const bool none = bind(probe_socket, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0;
+  close(probe_socket);
+  const int port = free_port();
+  auto first = torchrun_like(0, 2, port), second = torchrun_like(1, 2, port);
+  first[3] = "MASTER_ADDR=[::1]";
+  second[3] = "MASTER_ADDR=::1";
+  for (const auto* variables : {&first, &second}) {
+    Program hello({probe(), "--do", "hello"}, *variables);
+    CHECK(hello.finish() == 0);
+    CHECK(has(hello, cat(" of 2, ::1:", port)));
+  }
+  if (none) {
+    WARN("not run: there is no IPv6 here");
+    return;
+  }
+  Program one({probe(), "--do", "reduce", "--backend", "tcp"}, second);
+  Program zero({probe(), "--do", "reduce", "--backend", "tcp"}, first);
+  CHECK(zero.finish(20s) == 0);
+  CHECK(one.finish(20s) == 0);
+  CHECK(zero.text() == "sum 3\n");
+}
+
+TEST_CASE("under another launcher each rank makes every call of launch, and they meet anew for each") {
+  const int port = free_port();
+  Program one({probe(), "--main", "as it is"}, torchrun_like(1, 2, port));
+  Program zero({probe(), "--main", "as it is"}, torchrun_like(0, 2, port));
+  CHECK(zero.finish(20s) == 0);
+  CHECK(one.finish(20s) == 0);
+  for (const auto* program : {&zero, &one})
+    for (const char* number : {"1", "2"})
+      CHECK(count(program->text(), cat("setting ", number, ": rank ", program == &one ? 1 : 0, " of 2, sum 2\n")) == 1);
+  // Each does the work of one process by itself, which can hardly be meant.
+  CHECK(has(zero, "setting 0: rank 0 of 1, sum 1\n"));
+  CHECK(has(zero,
+            "chorus: warning: launch: policy 'one process' is of one process, but a launcher has started 2: each does "
+            "all of the work\n"));
+  CHECK(!has(one, "chorus:"));
+}
+
+TEST_CASE("ranks that come for different calls of launch don't meet") {
+  const int port = free_port();
+  Program one({probe(), "--main", "misses", "--timeout", "2"}, torchrun_like(1, 2, port));
+  Program zero({probe(), "--main", "misses", "--timeout", "2"}, torchrun_like(0, 2, port));
+  CHECK(zero.finish(20s) == 76);
+  CHECK(one.finish(20s) == 76);
+  INFO(zero.text() << one.text());
+  const std::string why = "rank 1 has come for launch 2, policy 'processes', rank 0 for launch 1, policy 'processes'\n";
+  CHECK(has(zero, why));
+  CHECK(has(one, why));
+  CHECK(!has(zero, "setting 2: "));
+  CHECK(!has(one, "setting 2: "));
+}
+
 TEST_CASE("an error in a rank of another launcher names the rank") {
   Program program({probe(), "--do", "throw", "--rank", "1"}, torchrun_like(1, 2, 1));
   CHECK(program.finish() == 1);

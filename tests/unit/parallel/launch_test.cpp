@@ -111,6 +111,65 @@ TEST_CASE("a misspelt option ends a run before it trains") {
   CHECK(count(right.text(), "training") == 3);
 }
 
+TEST_CASE("main may call launch again: each call runs its own body once, in as many processes as it has") {
+  Program program({probe(), "--main", "tells", "--devices", "3"});
+  CHECK(program.finish(20s) == 0);
+  INFO(program.text());
+  CHECK(count(program.text(), "setting 0: rank 0 of 1, sum 1\n") == 1);
+  for (const int number : {1, 2})
+    for (const int rank : {0, 1, 2})
+      CHECK(count(program.text(), cat("setting ", number, ": rank ", rank, " of 3, sum 3\n")) == 1);
+  CHECK(count(program.text(), "setting ") == 7 + 7 * 3);  // with what each main has got of each call
+  CHECK(!has(program, "chorus:"));
+}
+
+TEST_CASE("a call of launch that fails gives its status, here and in the ranks of the calls behind it") {
+  for (const std::string number : {"0", "1"}) {
+    Program program({probe(), "--main", "tells", "--fail", number});
+    CHECK(program.finish(20s) == 0);
+    INFO(program.text());
+    CHECK(has(program, cat("setting ", number, " has no file\n")));
+    // The process itself and the ranks that know of it; of the failing call, maybe also those that went on to its end.
+    CHECK(count(program.text(), cat("setting ", number, " gave 1\n")) >= (number == "0" ? 5 : 3));
+    CHECK(!has(program, cat("setting ", number, " gave 0\n")));
+    CHECK(count(program.text(), "setting 2: rank ") == 2);
+  }
+}
+
+TEST_CASE("a rank that has failed has failed, even where its main returns 0") {
+  Program program({probe(), "--main", "ignores", "--fail", "2"});
+  CHECK(program.finish(20s) == 0);
+  INFO(program.text());
+  CHECK(has(program, "setting 2 has no file\n"));
+  CHECK(has(program, "failed, exit status 1"));
+  CHECK(has(program, "setting 2 gave 1\n"));
+}
+
+TEST_CASE("a rank whose main takes another way than the process that started it is refused") {
+  const auto refused = [](const std::string& way, const std::string& message) {
+    Program program({probe(), "--main", way, "--devices", "2"});
+    CHECK(program.finish(20s) == 2);
+    INFO(program.text());
+    CHECK(has(program, message));
+    CHECK(has(program, "setting 1 gave 2\n"));
+    CHECK(!has(program, "setting 1: rank"));
+  };
+  refused("changes",
+          "launch: this process was started as a rank of policy 'processes', but its main launches 'one process'");
+  refused("grows", "launch: this process was started as one of 2 devices, but its main launches 3");
+  refused("quits", ": its main has ended without coming to the call of launch that has started it\n");
+}
+
+TEST_CASE("launch in the body of another launch is refused") {
+  Program program({probe(), "--main", "nests", "--devices", "1"});
+  CHECK(program.finish(20s) == 2);
+  INFO(program.text());
+  CHECK(has(program, "launch: called in the body of another launch; call them one behind the other, in main\n"));
+  const std::string mine = "environment variable CHORUS_LAUNCH, which is chorus' own launcher's to set,";
+  require_refused({"--do", "hello"}, 2, mine + " must be a whole number, got 'x'\n", {"CHORUS_LAUNCH=1 x"});
+  require_refused({"--do", "hello"}, 2, mine + " makes no sense, got '2 1 0 dp'\n", {"CHORUS_LAUNCH=2 1 0 dp"});
+}
+
 TEST_CASE("launch refuses options that make no sense") {
   require_refused({"--do", "hello", "--devices", "0"}, 2, "--devices must be from 1 to 64, got 0\n");
   require_refused({"--do", "hello", "--devices", "-2"}, 2, "--devices must be from 1 to 64, got -2\n");

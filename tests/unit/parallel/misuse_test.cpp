@@ -75,7 +75,8 @@ TEST_CASE("misuse: a net may be held by a pointer to it, and go in the middle of
 
 TEST_CASE("misuse: a policy says so where another one has taken its model's parameters away") {
   const std::string taken =
-      " lies in the buffers of another policy by now, which was made of the same model: give each policy a model of its "
+      " lies in the buffers of another policy by now, which was made of the same model: give each policy a model of "
+      "its "
       "own, such as nn::copy_of(model)";
   // Of evaluation in another policy, as of training.
   const auto message = [](auto& net, const auto& x) {
@@ -96,7 +97,7 @@ TEST_CASE("misuse: a policy says so where another one has taken its model's para
   DataParallel<Model> dp{make<Model>(), {.device_ids = {0, 1}}, 3};
   CHECK(message(dp, numbers(8, 5, 1)) == "the model's 'fc3.bias'" + taken);
 
-  // One device has nothing that depends on where they lie, and DataParallel takes a copy.
+  // One device has nothing that depends on where they lie.
   SingleDevice<Model> first{make<Model>(), 3};
   SingleDevice<Model> second{first.module(), 3};
   DataParallel<Model> third{first.module(), {.device_ids = {0, 1}}, 3};

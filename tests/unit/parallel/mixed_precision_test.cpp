@@ -1,9 +1,11 @@
 // Models that compute in bf16 and half: what is float stays float, copies follow, and all policies take the same steps.
 #include <catch.hpp>
+#include <chorus/io/load_model.hpp>
 #include <chorus/nn/mixed_precision.hpp>
 #include <chorus/optim/grad_scaler.hpp>
 #include <chorus/parallel/data_parallel.hpp>
 
+#include "../io/files.hpp"
 #include "ranks.hpp"
 
 namespace mixed_precision_test {
@@ -57,6 +59,22 @@ void learns_like_float() {
 TEST_CASE("mixed precision learns what float learns", "[parallel]") {
   learns_like_float<bf16>();
   learns_like_float<half>();
+}
+
+TEST_CASE("mixed precision: its copies follow what is loaded", "[parallel]") {
+  const chorus_test::TemporaryFolder folder;
+  using Model = nn::MixedPrecision<Net<Cpu>>;
+  SingleDevice<Model> saved{Model{}}, single{Model{}};
+  DataParallel<Model> dp{Model{}, {.device_ids = {0, 1}}};
+  io::save(saved.module(), folder / "model");
+  const auto output = [](auto& net) { return net(floats(4, 1)).value().to_vector(); };
+  const auto expected = output(saved);
+  CHECK(output(single) != expected);
+  CHECK(output(dp) != expected);
+  io::load(single.module(), folder / "model");
+  io::load(dp.module(), folder / "model");
+  CHECK(output(single) == expected);
+  CHECK(output(dp) == expected);
 }
 
 TEST_CASE("mixed precision keeps names, float parameters and float gradients", "[parallel]") {

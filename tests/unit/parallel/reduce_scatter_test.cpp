@@ -173,6 +173,27 @@ TEST_CASE("reduce-scatter: passes that come before the step, and frozen paramete
   CHECK_THAT(message_of<UsageError>([&] { optimizer.clip_grad_norm(0); }), Contains("must be positive"));
 }
 
+TEST_CASE(
+    "reduce-scatter: clipping gradients that are not finite is the same on all ranks, or an error with the name") {
+  const auto clipped = [](bool strict) {
+    return common_text(3, [strict](const World& world) {
+      Distributed<Model, ReduceScatter> rank(world);
+      ShardedOptimizer<Sgd> optimizer{rank.net, sgd};
+      const double factor = world.rank == 1 ? std::numeric_limits<double>::quiet_NaN() : 1;
+      (sum(rank.net(test::share(numbers(8, 5, 1), world))) * factor).backward();
+      if (strict)
+        return message_of<NonFiniteError>([&] { optimizer.clip_grad_norm(1, {.error_if_nonfinite = true}); });
+      optimizer.clip_grad_norm(1);
+      optimizer.step();
+      std::string out;
+      for (const double number : test::values(rank.net.module())) out += std::isnan(number) ? "n" : "f";
+      return out;
+    });
+  };
+  CHECK_THAT(clipped(true), Contains("expected a finite norm of the gradients, got ") && Contains(" is that of fc"));
+  CHECK(clipped(false) == std::string(111, 'n'));
+}
+
 TEST_CASE("reduce-scatter: a gradient that is not finite is everybody's, whoever's part it lies in") {
   for (const auto policy : {NonFinite::skip_step, NonFinite::throw_error}) {
     const auto text = common_text(3, [policy](const World& world) {

@@ -163,6 +163,16 @@ TEST_CASE("an exception in the loop leaves the terminal on a fresh line") {
   CHECK(text.back() == '\n');
 }
 
+TEST_CASE("each loop over a progress has all of its epochs") {
+  ch::Progress progress({.enabled = false, .epochs = 3, .first_epoch = 1});
+  std::vector<int> seen;
+  for (const int epoch : progress) {
+    seen.push_back(epoch);
+    for (const int inner : progress) seen.push_back(10 * inner);
+  }
+  CHECK(seen == std::vector<int>{1, 10, 20, 2, 10, 20});
+}
+
 TEST_CASE("progress refuses a negative number of epochs") {
   CHECK_THROWS_WITH(ch::Progress({.epochs = -1}), "progress: epochs is -1, expected 0 or more");
 }

@@ -119,12 +119,13 @@ void attention_rows(Cpu device, const AttentionShape& s, Index matrix, Index que
                   s.values, out, s.values, true, nullptr);
   });
   for (Index i = 0; i < rows; ++i) {
-    const auto inverse = splat(T{1} / total[i]);
+    const bool sees_nothing = total[i] == T{0};
+    const auto inverse = splat(sees_nothing ? T{0} : T{1} / total[i]);
     for_packets<T>(s.values, [&](Index j, auto n) {
       T* place = out + i * s.values + j;
       store(place, pmul(load(place, n), inverse), n);
     });
-    log_sums[matrix * s.queries + query + i] = (largest[i] == lowest ? T{0} : largest[i]) + std::log(total[i]);
+    log_sums[matrix * s.queries + query + i] = sees_nothing ? -lowest : largest[i] + std::log(total[i]);
   }
 }
 

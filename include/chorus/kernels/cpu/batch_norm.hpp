@@ -73,7 +73,7 @@ void batch_norm_statistics(Cpu, Index channels, double count, const double* sums
                            T* running_mean, T* running_var, T* mean, T* invstd) {
   for (Index c = 0; c < channels; ++c) {
     const double m = count > 0 ? sums[c] / count : 0;
-    const double variance = count > 0 ? std::max(0.0, sums[channels + c] / count - m * m) : 0;
+    const double variance = count > 0 ? std::max(sums[channels + c] / count - m * m, 0.0) : 0;
     mean[c] = static_cast<T>(m);
     invstd[c] = static_cast<T>(1 / std::sqrt(variance + eps));
     if (!(count > 0)) continue;
@@ -159,6 +159,9 @@ void input_gradient(ChannelShape shape, const T* x, const T* weight, const T* me
     if (weight != nullptr) scale = pmul(scale, line.load_result(weight));
     const auto m = line.load_result(mean), a = line.load_result(centre), b = line.load_result(slope);
     const auto dy = gradient(line);
+    // Where the statistics were constants x doesn't count, infinite neither.
+    if (sums == nullptr)
+      return line.each([=](Index i, auto n) { store(dx + i, pmul(scale, dy(i, n)), n, accumulate); });
     line.each([=](Index i, auto n) {
       const auto d = psub(psub(dy(i, n), a), pmul(psub(load(x + i, n), m), b));
       store(dx + i, pmul(scale, d), n, accumulate);

@@ -2,13 +2,12 @@
 /// Cross entropy and negative log likelihood on the CPU.
 
 #include <algorithm>
-#include <cstdint>
-#include <string_view>
-
 #include <chorus/core/error.hpp>
-#include <chorus/kernels/cpu/reduction.hpp>
+#include <chorus/kernels/cpu/axis_lines.hpp>
 #include <chorus/kernels/cpu/softmax.hpp>
 #include <chorus/kernels/cross_entropy.hpp>
+#include <cstdint>
+#include <string_view>
 
 namespace chorus::inline CHORUS_ABI::kernels {
 
@@ -30,11 +29,10 @@ namespace detail {
 /// The losses of all samples by `sample_loss(i)`: kept apart, summed or averaged. The mean of no sample is 0, so that a
 /// device's empty share of a batch contributes nothing.
 template <class T, class SampleLoss>
-void reduce_losses(Index batch, Index counted, const std::int64_t* labels, std::int64_t ignore_index,
-                   Reduction reduction, T* loss, SampleLoss sample_loss) {
+void reduce_losses(Index batch, Index counted, Reduction reduction, T* loss, SampleLoss sample_loss) {
   double total = 0;
   for (Index i = 0; i < batch; ++i) {
-    const T value = labels[i] == ignore_index ? T{0} : sample_loss(i);
+    const T value = sample_loss(i);
     if (reduction == Reduction::none)
       loss[i] = value;
     else
@@ -60,15 +58,16 @@ void cross_entropy_forward(Cpu cpu, Index batch, Index classes, const T* logits,
                     "cross_entropy: label_smoothing must be in [0, 1], got ", options.label_smoothing);
   const Index counted = count_labels(cpu, "cross_entropy", batch, classes, labels, options.ignore_index);
   const T smoothing = static_cast<T>(options.label_smoothing);
-  for (Index i = 0; i < batch; ++i) {
+  detail::reduce_losses(batch, counted, options.reduction, loss, [&](Index i) {
     const Row<T> row{i * classes, i, classes};
-    row.store_result(log_sum_exp, detail::logsumexp(row, logits));
-  }
-  detail::reduce_losses(batch, counted, labels, options.ignore_index, options.reduction, loss, [&](Index i) {
-    const T* x = logits + i * classes;
-    const T sharp = log_sum_exp[i] - x[labels[i]];
+    const auto below = detail::log_sum_below_maximum(row, logits);
+    const auto maximum = below.first;
+    row.store_result(log_sum_exp, below.second);
+    if (labels[i] == options.ignore_index) return T{0};
+    const T sharp = log_sum_exp[i] - (logits[row.at + labels[i]] - Eigen::internal::pfirst(maximum));
     if (smoothing == 0) return sharp;
-    const T smooth = log_sum_exp[i] - sum_all(cpu, classes, x) / static_cast<T>(classes);
+    const auto sum = row.reduce(Sum<T>{}, [&](Index j, auto count) { return psub(load(logits + j, count), maximum); });
+    const T smooth = log_sum_exp[i] - Eigen::internal::pfirst(sum) / static_cast<T>(classes);
     return (T{1} - smoothing) * sharp + smoothing * smooth;
   });
 }
@@ -87,9 +86,11 @@ void cross_entropy_backward(Cpu cpu, Index batch, Index classes, const T* logits
       continue;
     }
     const T scale = detail::sample_scale(i, counted, options.reduction, dloss);
-    const auto s = splat(scale), lse = splat(log_sum_exp[i]), uniform = splat(smoothing / static_cast<T>(classes));
+    const auto s = splat(scale), log_sum = splat(log_sum_exp[i]), uniform = splat(smoothing / static_cast<T>(classes));
+    const auto maximum =
+        Row<T>{0, 0, classes}.reduce(Max<T>{}, [&](Index j, auto count) { return load(x + j, count); });
     for_packets<T>(classes, [&](Index j, auto count) {
-      const auto p = detail::exp_to_zero<T>(psub(load(x + j, count), lse));
+      const auto p = detail::exp_to_zero<T>(psub(psub(load(x + j, count), maximum), log_sum));
       store(dx + j, pmul(psub(p, uniform), s), count, accumulate);
     });
     dx[labels[i]] -= (T{1} - smoothing) * scale;
@@ -100,8 +101,9 @@ template <class T>
 void nll_loss_forward(Cpu cpu, Index batch, Index classes, const T* log_probabilities, const std::int64_t* labels,
                       const NllLossOptions& options, T* loss) {
   const Index counted = count_labels(cpu, "nll_loss", batch, classes, labels, options.ignore_index);
-  detail::reduce_losses(batch, counted, labels, options.ignore_index, options.reduction, loss,
-                        [&](Index i) { return -log_probabilities[i * classes + labels[i]]; });
+  detail::reduce_losses(batch, counted, options.reduction, loss, [&](Index i) {
+    return labels[i] == options.ignore_index ? T{0} : -log_probabilities[i * classes + labels[i]];
+  });
 }
 
 template <class T>

@@ -4,6 +4,7 @@
 #include <chorus/kernels/cpu/axis_lines.hpp>
 #include <chorus/kernels/layer_norm.hpp>
 #include <cmath>
+#include <limits>
 
 namespace chorus::inline CHORUS_ABI::kernels {
 
@@ -18,8 +19,10 @@ void layer_norm_forward(Cpu, Index rows, Index columns, const T* x, const T* wei
       const auto d = psub(load(x + i, count), mean);
       return pmul(d, d);
     });
+    // A variance that overflows is no reason for a line of zeros: NaN, as in PyTorch.
     const auto invstd = line.map(Eigen::internal::pdiv(squares, n), [eps](T variance) {
-      return static_cast<T>(1 / std::sqrt(static_cast<double>(variance) + eps));
+      return std::isinf(variance) ? std::numeric_limits<T>::quiet_NaN()
+                                  : static_cast<T>(1 / std::sqrt(static_cast<double>(variance) + eps));
     });
     line.store_result(statistics, mean);
     line.store_result(statistics + rows, invstd);

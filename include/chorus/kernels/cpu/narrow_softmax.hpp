@@ -7,10 +7,10 @@
 namespace chorus::inline CHORUS_ABI::kernels {
 
 template <Narrow T>
-void softmax_forward(Cpu device, AxisShape shape, const T* x, T* y) {
+void softmax_forward(Cpu device, AxisShape shape, const T* x, T* y, bool none_is_zero = false) {
   in_float(
-      device, [&](float* in, float* out) { softmax_forward(device, shape, in, out); }, reads(x, shape.numel()),
-      writes(y, shape.numel()));
+      device, [&](float* in, float* out) { softmax_forward(device, shape, in, out, none_is_zero); },
+      reads(x, shape.numel()), writes(y, shape.numel()));
 }
 
 template <Narrow T>

@@ -90,6 +90,15 @@ inline constexpr bool vectorised_float = vectorised<T> && (std::is_same_v<T, flo
 template <class T>
 using Traits = Eigen::internal::packet_traits<T>;
 
+/// log. Eigen's takes subnormal numbers for the smallest normal one: they are scaled first.
+template <class T, class P>
+P log_packet(const P& x) {
+  using namespace Eigen::internal;
+  const P subnormal = pcmp_lt(x, pset1<P>(std::numeric_limits<T>::min()));
+  const P y = plog(pselect(subnormal, pmul(x, pset1<P>(T(0x1p60))), x));
+  return pselect(subnormal, psub(y, pset1<P>(T(60 * 0.69314718055994531))), y);
+}
+
 #define CHORUS_PACKET_OPERATION(NAME, PARAMETERS, ...) \
   struct NAME {                                        \
     template <class T, class P>                        \
@@ -119,7 +128,7 @@ CHORUS_PACKET_OPERATION(Exp, (const P& x), if constexpr (vectorised_float<T>) re
                         else return pselect(pcmp_lt(x, kernels::splat(T(-708.4))), kernels::splat(T(0)), pexp(x));)
 CHORUS_PACKET_OPERATION(Erf, (const P& x), if constexpr (vectorised_float<T>) return erf_float(x);
                         else return by_lane<T>(std::erf, x);)
-CHORUS_PACKET_OPERATION(Log, (const P& x), if constexpr (vectorised<T> && Traits<T>::HasLog) return plog(x);
+CHORUS_PACKET_OPERATION(Log, (const P& x), if constexpr (vectorised<T> && Traits<T>::HasLog) return log_packet<T>(x);
                         else return by_lane<T>(std::log, x);)
 CHORUS_PACKET_OPERATION(Log1p, (const P& x), if constexpr (vectorised<T> && Traits<T>::HasLog1p) return plog1p(x);
                         else return by_lane<T>(std::log1p, x);)

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <numbers>
+#include <limits>
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -14,6 +14,7 @@
 #include <chorus/core/dtype.hpp>
 #include <chorus/core/philox.hpp>
 #include <chorus/kernels/random.hpp>
+#include <chorus/kernels/random_numbers.hpp>
 
 namespace chorus::inline CHORUS_ABI::kernels {
 
@@ -25,52 +26,63 @@ constexpr PhiloxWords stream_words(std::uint64_t seed, std::uint64_t stream, std
 }
 
 /// out[i] = numbers(words of draw (offset + i) / N)[(offset + i) % N]: N numbers from each draw.
-template <int N, class T, class Numbers>
+template <class T, class Numbers>
 void fill_from_stream(std::uint64_t seed, std::uint64_t stream, Index offset, Index count, T* out,
                       const Numbers& numbers) {
+  constexpr Index N = Numbers::count;
+  std::array<T, Numbers::count> drawn;
   for (Index i = 0; i < count;) {
     const Index at = offset + i;
-    const std::array<T, N> drawn = numbers(stream_words(seed, stream, static_cast<std::uint64_t>(at / N)));
+    numbers(stream_words(seed, stream, static_cast<std::uint64_t>(at / N)), drawn.data());
     for (Index lane = at % N; lane < N && i < count; ++lane) out[i++] = drawn[static_cast<std::size_t>(lane)];
   }
+}
+
+/// The same for rows, each of which begins with a draw of its own.
+template <class T, class Numbers>
+void draw(Index rows, Index inner, T* out, const DropoutKey& key, const Numbers& numbers) {
+  std::array<T, Numbers::count> drawn;
+  for (Index row = 0; row < rows; ++row)
+    for (Index at = 0, quad = 0; at < inner; ++quad) {
+      numbers(philox(key.seed, dropout_counter(key, key.first_sample + row, quad)), drawn.data());
+      for (std::size_t lane = 0; lane < drawn.size() && at < inner; ++lane) out[row * inner + at++] = drawn[lane];
+    }
 }
 }  // namespace detail
 
 template <class T>
 void fill_uniform(Cpu, std::uint64_t seed, std::uint64_t stream, Index offset, Index count, T* out, T lo, T hi) {
-  const double start = static_cast<double>(lo), width = static_cast<double>(hi) - start;
-  const T last = std::nextafter(hi, lo);
-  // In double the product is exact for floats, so that it doesn't matter whether the compiler fuses it with the sum.
-  const auto scaled = [&](double unit) { return std::min(last, static_cast<T>(start + width * unit)); };
-  if constexpr (sizeof(T) == 4) {
-    detail::fill_from_stream<4>(seed, stream, offset, count, out, [&](const PhiloxWords& words) {
-      const auto number = [&](std::uint32_t word) { return scaled(static_cast<double>(unit_float(word))); };
-      return std::array<T, 4>{number(words[0]), number(words[1]), number(words[2]), number(words[3])};
-    });
-  } else {
-    detail::fill_from_stream<2>(seed, stream, offset, count, out, [&](const PhiloxWords& words) {
-      const auto number = [&](std::uint32_t high, std::uint32_t low) {
-        return scaled(static_cast<double>((std::uint64_t{high} << 32 | low) >> 11) * 0x1p-53);
-      };
-      return std::array<T, 2>{number(words[0], words[1]), number(words[2], words[3])};
-    });
-  }
+  const double start = static_cast<double>(lo);
+  detail::fill_from_stream(seed, stream, offset, count, out,
+                           UniformNumbers<T>{start, static_cast<double>(hi) - start, std::nextafter(hi, lo)});
 }
 
 template <class T>
 void fill_normal(Cpu, std::uint64_t seed, std::uint64_t stream, Index offset, Index count, T* out, T mean,
                  T deviation) {
-  const double centre = static_cast<double>(mean), spread = static_cast<double>(deviation);
-  detail::fill_from_stream<4>(seed, stream, offset, count, out, [&](const PhiloxWords& words) {
-    std::array<T, 4> numbers;
-    for (std::size_t i = 0; i < 4; i += 2) {
-      const double radius = spread * std::sqrt(-2 * std::log((words[i] + 1.0) * 0x1p-32));
-      const double angle = 2 * std::numbers::pi * (words[i + 1] * 0x1p-32);
-      numbers[i] = static_cast<T>(centre + radius * std::cos(angle));
-      numbers[i + 1] = static_cast<T>(centre + radius * std::sin(angle));
-    }
-    return numbers;
-  });
+  detail::fill_from_stream(seed, stream, offset, count, out,
+                           NormalNumbers<T>{static_cast<double>(mean), static_cast<double>(deviation)});
+}
+
+template <class T>
+void draw_uniform(Cpu, Index rows, Index inner, T* out, T last, const DropoutKey& key) {
+  detail::draw(rows, inner, out, key, UniformNumbers<T>{0, 1, last});
+}
+
+template <class T>
+void draw_normal(Cpu, Index rows, Index inner, T* out, const DropoutKey& key) {
+  detail::draw(rows, inner, out, key, NormalNumbers<T>{0, 1});
+}
+
+template <class T>
+void draw_integers(Cpu, Index rows, Index inner, T* out, std::int64_t low, std::uint64_t range, const DropoutKey& key) {
+  detail::draw(rows, inner, out, key, WholeNumbers<T>{low, range});
+}
+
+template <class T>
+void is_below(Cpu, Index count, const T* p, T* out) {
+  for (Index i = 0; i < count; ++i)
+    out[i] = p[i] >= 0 && p[i] <= 1 ? static_cast<T>(out[i] < p[i]) : std::numeric_limits<T>::quiet_NaN();
 }
 
 CHORUS_INLINE std::vector<Index> permutation(std::uint64_t seed, std::uint64_t stream, Index n) {

@@ -105,12 +105,13 @@ template <class T>
 void amax_backward(Cpu, AxisShape shape, const T* x, const T* y, const T* dy, T* dx, bool accumulate) {
   for_lines<T>(shape, [&](const auto& line) {
     const auto best = line.load_result(y), gradient = line.load_result(dy), zero = splat(T{0});
-    const auto chosen = [&](Index i, auto count, auto value) {
-      return pselect(pcmp_eq(load(x + i, count), best), value, zero);
+    const auto chosen = [&](Index i, auto count, auto value, auto other) {
+      return pselect(pcmp_eq(load(x + i, count), best), value, other);
     };
-    const auto ties = line.reduce(Sum<T>{}, [&](Index i, auto count) { return chosen(i, count, splat(T{1})); });
+    const auto ties = line.reduce(Sum<T>{}, [&](Index i, auto count) { return chosen(i, count, splat(T{1}), zero); });
     const auto share = Eigen::internal::pdiv(gradient, ties);
-    line.each([&](Index i, auto count) { store(dx + i, chosen(i, count, share), count, accumulate); });
+    const auto none = pmul(zero, share);  // NaN where the extremum is, which nothing is equal to
+    line.each([&](Index i, auto count) { store(dx + i, chosen(i, count, share, none), count, accumulate); });
   });
 }
 

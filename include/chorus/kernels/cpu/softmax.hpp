@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include <chorus/kernels/cpu/axis_lines.hpp>
 #include <chorus/kernels/softmax.hpp>
@@ -28,6 +29,16 @@ Packet<T> logsumexp(const Line& line, const T* x) {
       line.reduce(Sum<T>{}, [&](Index i, auto count) { return exp_to_zero<T>(psub(load(x + i, count), shift)); });
   return padd(shift, line.map(total, [](T value) { return std::log(value); }));
 }
+
+/// The largest number of a line, and log(sum(exp(x - largest))), in each lane those of its own line. Apart they are
+/// exact where their sum is not: the logarithm goes under beside a large number.
+template <class T, class Line>
+std::pair<Packet<T>, Packet<T>> log_sum_below_maximum(const Line& line, const T* x) {
+  const auto maximum = line.reduce(Max<T>{}, [&](Index i, auto count) { return load(x + i, count); });
+  const auto total =
+      line.reduce(Sum<T>{}, [&](Index i, auto count) { return exp_to_zero<T>(psub(load(x + i, count), maximum)); });
+  return {maximum, line.map(total, [](T value) { return std::log(value); })};
+}
 }  // namespace detail
 
 template <class T>
@@ -46,15 +57,18 @@ void logsumexp_backward(Cpu, AxisShape shape, const T* x, const T* y, const T* d
 }
 
 template <class T>
-void softmax_forward(Cpu, AxisShape shape, const T* x, T* y) {
+void softmax_forward(Cpu, AxisShape shape, const T* x, T* y, bool none_is_zero) {
   for_lines<T>(shape, [&](const auto& line) {
-    const auto maximum = line.reduce(Max<T>{}, [&](Index i, auto count) { return load(x + i, count); });
+    auto maximum = line.reduce(Max<T>{}, [&](Index i, auto count) { return load(x + i, count); });
+    const auto lowest = splat(-std::numeric_limits<T>::infinity());
+    if (none_is_zero) maximum = pselect(pcmp_eq(maximum, lowest), splat(T{0}), maximum);
     const auto total = line.reduce(Sum<T>{}, [&](Index i, auto count) {
       const auto power = detail::exp_to_zero<T>(psub(load(x + i, count), maximum));
       store(y + i, power, count);
       return power;
     });
-    const auto factor = Eigen::internal::pdiv(splat(T{1}), total);
+    auto factor = Eigen::internal::pdiv(splat(T{1}), total);
+    if (none_is_zero) factor = pselect(pcmp_eq(total, splat(T{0})), splat(T{0}), factor);
     line.each([&](Index i, auto count) { store(y + i, pmul(load(y + i, count), factor), count); });
   });
 }
@@ -73,8 +87,9 @@ void softmax_backward(Cpu, AxisShape shape, const T* y, const T* dy, T* dx, bool
 template <class T>
 void log_softmax_forward(Cpu, AxisShape shape, const T* x, T* y) {
   for_lines<T>(shape, [&](const auto& line) {
-    const auto lse = detail::logsumexp(line, x);
-    line.each([&](Index i, auto count) { store(y + i, psub(load(x + i, count), lse), count); });
+    const auto below = detail::log_sum_below_maximum(line, x);
+    const auto maximum = below.first, log_sum = below.second;
+    line.each([&](Index i, auto count) { store(y + i, psub(psub(load(x + i, count), maximum), log_sum), count); });
   });
 }
 

@@ -150,7 +150,8 @@ __global__ void normalise_gradient(ChannelShape shape, const T* x, const T* dy, 
         }
       }
       const C g = y != nullptr && static_cast<C>(result.v[l]) <= 0 ? C(0) : static_cast<C>(gradient.v[l]);
-      const C d = g - centre - (static_cast<C>(value.v[l]) - m) * slope;
+      // Where the statistics were constants x doesn't count, infinite neither.
+      const C d = sums == nullptr ? g : g - centre - (static_cast<C>(value.v[l]) - m) * slope;
       gradient.v[l] = static_cast<T>(accumulate ? static_cast<C>(before.v[l]) + scale * d : scale * d);
     }
     store_vector(dx + first, gradient, n, vector);

@@ -32,16 +32,18 @@ struct CrossEntropy {
   T* log_sum_exp;
   __device__ void operator()(const Line& line) const {
     using C = compute_type<T>;
-    const C lse = cuda::log_sum_exp(line, logits);
+    const auto below = log_sum_below_maximum(line, logits);
+    const C maximum = below.maximum, log_sum = below.log_sum;
     const C mean = static_cast<C>(smoothing == C(0) ? 0.0 : line.sum([&](Index i) {
-      return get(logits, i);
+      return get(logits, i) - maximum;
     }) / static_cast<double>(labels.classes));
     if (!line.first()) return;
     const Index i = line.result;
-    put(log_sum_exp, i, lse);
+    put(log_sum_exp, i, log_sum);
     labels.check(i, note);
     losses[i] = labels.counts(i)
-                    ? (C(1) - smoothing) * (lse - get(logits, line.at + labels.labels[i])) + smoothing * (lse - mean)
+                    ? (C(1) - smoothing) * (log_sum - (get(logits, line.at + labels.labels[i]) - maximum)) +
+                          smoothing * (log_sum - mean)
                     : C(0);
   }
 };
@@ -120,16 +122,21 @@ struct CrossEntropyGradient {
   SampleScale<T> scale;
   T* dlogits;
   bool accumulate;
-  __device__ void operator()(Index i) const {
+  __device__ void operator()(const Line& line) const {
     using C = compute_type<T>;
-    const Index sample = i / labels.classes;
-    C gradient = 0;
-    if (labels.counts(sample)) {
-      const C p = std::exp(get(logits, i) - get(log_sum_exp, sample));
-      const C one = i - sample * labels.classes == labels.labels[sample] ? C(1) - smoothing : C(0);
-      gradient = (p - smoothing / static_cast<C>(labels.classes) - one) * scale(sample);
-    }
-    put(dlogits, i, gradient, accumulate);
+    const Index sample = line.result;
+    const C maximum =
+        line.reduce(-std::numeric_limits<C>::infinity(), Larger{}, [&](Index i) { return get(logits, i); });
+    const bool counts = line.exists && labels.counts(sample);
+    line.each([&](Index i) {
+      C gradient = 0;
+      if (counts) {
+        const C p = std::exp(get(logits, i) - maximum - get(log_sum_exp, sample));
+        const C one = i - line.at == labels.labels[sample] ? C(1) - smoothing : C(0);
+        gradient = (p - smoothing / static_cast<C>(labels.classes) - one) * scale(sample);
+      }
+      put(dlogits, i, gradient, accumulate);
+    });
   }
 };
 
@@ -174,14 +181,14 @@ void cross_entropy_backward(Cuda device, Index batch, Index classes, const T* lo
                             bool accumulate) {
   const cuda::Labels targets{labels, options.ignore_index, classes};
   const auto counted = cuda::count_labels(device, batch, targets);
-  cuda::for_each(device, "cross_entropy gradient", batch * classes,
-                 cuda::CrossEntropyGradient<T>{logits,
-                                               targets,
-                                               static_cast<compute_type<T>>(options.label_smoothing),
-                                               log_sum_exp,
-                                               {options.reduction, dloss, counted.data()},
-                                               dlogits,
-                                               accumulate});
+  cuda::for_lines(device, "cross_entropy gradient", AxisShape{batch, classes, 1},
+                  cuda::CrossEntropyGradient<T>{logits,
+                                                targets,
+                                                static_cast<compute_type<T>>(options.label_smoothing),
+                                                log_sum_exp,
+                                                {options.reduction, dloss, counted.data()},
+                                                dlogits,
+                                                accumulate});
 }
 
 template <class T>

@@ -17,7 +17,7 @@ struct LossScale : LossScaleState {
   std::int32_t found = 0;  ///< not 0: a gradient of this step is not finite
 };
 
-/// The norm of all gradients, and what they are multiplied by where that is below 1, in device memory.
+/// The norm of all gradients, and what they are multiplied by unless that is at least 1, in device memory.
 struct GradNorm {
   double squares, norm, factor;
 };
@@ -105,7 +105,8 @@ struct ClipGrads {
   Arrays<T> grads;
   const GradNorm* norm;
   __device__ void operator()(Index i) const {
-    if (norm->factor < 1) grads[i] *= static_cast<T>(norm->factor);
+    T& grad = grads[i];
+    if (!(norm->factor >= 1) && grad != 0) grad *= static_cast<T>(norm->factor);
   }
 };
 
@@ -136,8 +137,8 @@ inline void grad_norm(Cuda device, std::span<const Array<float>> f32, std::span<
   if (any) for_each(device, "norm of gradients", 1, FinishGradNorm{out, most});
 }
 
-/// Multiplies gradients by the factor where it is below 1. One that is not finite, or whose norm is not, is left to
-/// whoever judges it.
+/// Multiplies gradients by the factor unless it is at least 1: one that is not a number makes all gradients so. Zeros
+/// stay zeros, for some lie between parameters.
 template <class T>
 void clip_grads(Cuda device, std::span<const Array<T>> grads, const GradNorm* norm) {
   for_arrays(grads, [&](const Arrays<T>& arrays, Index count) {

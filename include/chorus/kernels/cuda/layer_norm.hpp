@@ -23,7 +23,10 @@ struct LayerNorm {
       const auto d = static_cast<double>(get(x, i) - mean);
       return d * d;
     });
-    const C invstd = static_cast<C>(1 / std::sqrt(squares / n + eps));
+    // A variance that overflows is no reason for a line of zeros: NaN, as in PyTorch.
+    const C variance = static_cast<C>(squares / n);
+    const C invstd =
+        variance - variance == C(0) ? static_cast<C>(1 / std::sqrt(squares / n + eps)) : variance - variance;
     if (line.first()) {
       put(statistics, line.result, mean);
       put(statistics, rows + line.result, invstd);

@@ -4,9 +4,9 @@
 #include <chorus/core/philox.hpp>
 #include <chorus/kernels/cuda/launch.hpp>
 #include <chorus/kernels/random.hpp>
+#include <chorus/kernels/random_numbers.hpp>
 #include <cmath>
 #include <cstdint>
-#include <numbers>
 
 namespace chorus::inline CHORUS_ABI::kernels {
 
@@ -34,38 +34,6 @@ struct FillFromStream {
   }
 };
 
-template <class C>
-struct Uniform {
-  static constexpr int count = sizeof(C) == 4 ? 4 : 2;
-  double start, width;
-  C last;
-  __device__ void operator()(const PhiloxWords& words, C* out) const {
-    for (int k = 0; k < count; ++k) {
-      double unit;
-      if constexpr (sizeof(C) == 4)
-        unit = static_cast<double>(unit_float(words[k]));
-      else
-        unit = static_cast<double>((std::uint64_t{words[2 * k]} << 32 | words[2 * k + 1]) >> 11) * 0x1p-53;
-      const C value = static_cast<C>(start + width * unit);
-      out[k] = value < last ? value : last;
-    }
-  }
-};
-
-template <class C>
-struct Normal {
-  static constexpr int count = 4;
-  double mean, deviation;
-  __device__ void operator()(const PhiloxWords& words, C* out) const {
-    for (int k = 0; k < count; k += 2) {
-      const double radius = deviation * std::sqrt(-2 * std::log((words[k] + 1.0) * 0x1p-32));
-      const double angle = 2 * std::numbers::pi * (words[k + 1] * 0x1p-32);
-      out[k] = static_cast<C>(mean + radius * std::cos(angle));
-      out[k + 1] = static_cast<C>(mean + radius * std::sin(angle));
-    }
-  }
-};
-
 template <class T, class Numbers>
 void fill_from_stream(Cuda device, const char* name, std::uint64_t seed, std::uint64_t stream, Index offset,
                       Index count, T* out, const Numbers& numbers) {
@@ -73,6 +41,41 @@ void fill_from_stream(Cuda device, const char* name, std::uint64_t seed, std::ui
   for_each(device, name, count > 0 ? divide_up(offset + count, Numbers::count) - first : 0,
            FillFromStream<T, Numbers>{seed, stream, first, offset, count, out, numbers});
 }
+
+/// The same for a draw of a row.
+template <class T, class Numbers>
+struct Draw {
+  Index inner, draws;
+  T* out;
+  DropoutKey key;
+  Numbers numbers;
+  __device__ void operator()(Index i) const {
+    const Index row = i / draws, draw = i - row * draws;
+    compute_type<T> drawn[Numbers::count];
+    numbers(philox(key.seed, dropout_counter(key, key.first_sample + row, draw)), drawn);
+    const Index begin = Numbers::count * draw, left = inner - begin;
+    for (int k = 0; k < Numbers::count; ++k)
+      if (k < left) put(out, row * inner + begin + k, drawn[k]);
+  }
+};
+
+template <class T, class Numbers>
+void draw(Cuda device, const char* name, Index rows, Index inner, T* out, const DropoutKey& key,
+          const Numbers& numbers) {
+  const Index draws = divide_up(inner, Numbers::count);
+  for_each(device, name, rows * draws, Draw<T, Numbers>{inner, draws, out, key, numbers});
+}
+
+template <class T>
+struct IsBelow {
+  const T* p;
+  T* out;
+  __device__ void operator()(Index i) const {
+    using C = compute_type<T>;
+    const C chance = get(p, i);
+    put(out, i, chance >= C(0) && chance <= C(1) ? C(get(out, i) < chance ? 1 : 0) : C(NAN));
+  }
+};
 
 }  // namespace cuda
 
@@ -83,7 +86,7 @@ void fill_uniform(Cuda device, std::uint64_t seed, std::uint64_t stream, Index o
   const C low = static_cast<C>(lo), high = static_cast<C>(hi);
   cuda::fill_from_stream(
       device, "fill_uniform", seed, stream, offset, count, out,
-      cuda::Uniform<C>{static_cast<double>(low), static_cast<double>(high) - static_cast<double>(low),
+      UniformNumbers<C>{static_cast<double>(low), static_cast<double>(high) - static_cast<double>(low),
                        std::nextafter(high, low)});
 }
 
@@ -91,7 +94,29 @@ template <class T>
 void fill_normal(Cuda device, std::uint64_t seed, std::uint64_t stream, Index offset, Index count, T* out, T mean,
                  T deviation) {
   cuda::fill_from_stream(device, "fill_normal", seed, stream, offset, count, out,
-                         cuda::Normal<compute_type<T>>{static_cast<double>(mean), static_cast<double>(deviation)});
+                         NormalNumbers<compute_type<T>>{static_cast<double>(mean), static_cast<double>(deviation)});
+}
+
+template <class T>
+void draw_uniform(Cuda device, Index rows, Index inner, T* out, T last, const DropoutKey& key) {
+  using C = compute_type<T>;
+  cuda::draw(device, "draw_uniform", rows, inner, out, key, UniformNumbers<C>{0, 1, static_cast<C>(last)});
+}
+
+template <class T>
+void draw_normal(Cuda device, Index rows, Index inner, T* out, const DropoutKey& key) {
+  cuda::draw(device, "draw_normal", rows, inner, out, key, NormalNumbers<compute_type<T>>{0, 1});
+}
+
+template <class T>
+void draw_integers(Cuda device, Index rows, Index inner, T* out, std::int64_t low, std::uint64_t range,
+                   const DropoutKey& key) {
+  cuda::draw(device, "draw_integers", rows, inner, out, key, WholeNumbers<T>{low, range});
+}
+
+template <class T>
+void is_below(Cuda device, Index count, const T* p, T* out) {
+  cuda::for_each(device, "is_below", count, cuda::IsBelow<T>{p, out});
 }
 
 }  // namespace chorus::inline CHORUS_ABI::kernels

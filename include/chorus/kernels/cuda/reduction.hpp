@@ -72,7 +72,8 @@ struct ExtremumGradient {
     const double ties = line.sum([&](Index i) { return get(x, i) == best ? 1.0 : 0.0; });
     line.each([&](Index i) {
       const auto share = get(dy, line.result) / static_cast<compute_type<T>>(ties);
-      put(dx, i, get(x, i) == best ? share : compute_type<T>(0), accumulate);
+      // NaN where the extremum is, which nothing is equal to.
+      put(dx, i, get(x, i) == best ? share : share * compute_type<T>(0), accumulate);
     });
   }
 };

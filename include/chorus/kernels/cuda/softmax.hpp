@@ -22,6 +22,19 @@ __device__ compute_type<T> log_sum_exp(const Line& line, const T* x) {
   return shift + static_cast<C>(std::log(total));
 }
 
+/// The largest number of a line, and log(sum(exp(x - largest))): apart they are exact where their sum is not.
+template <class C>
+struct LogSumBelowMaximum {
+  C maximum, log_sum;
+};
+template <class T>
+__device__ LogSumBelowMaximum<compute_type<T>> log_sum_below_maximum(const Line& line, const T* x) {
+  using C = compute_type<T>;
+  const C maximum = line.reduce(-std::numeric_limits<C>::infinity(), Larger{}, [&](Index i) { return get(x, i); });
+  const double total = line.sum([&](Index i) { return std::exp(get(x, i) - maximum); });
+  return {maximum, static_cast<C>(std::log(total))};
+}
+
 template <class T>
 struct LogSumExp {
   const T* x;
@@ -47,11 +60,14 @@ template <class T>
 struct Softmax {
   const T* x;
   T* y;
+  bool none_is_zero;
   __device__ void operator()(const Line& line) const {
     using C = compute_type<T>;
-    const C maximum = line.reduce(-std::numeric_limits<C>::infinity(), Larger{}, [&](Index i) { return get(x, i); });
+    const C lowest = -std::numeric_limits<C>::infinity();
+    const C largest = line.reduce(lowest, Larger{}, [&](Index i) { return get(x, i); });
+    const C maximum = none_is_zero && largest == lowest ? C(0) : largest;
     const double total = line.sum([&](Index i) { return std::exp(get(x, i) - maximum); });
-    const C factor = static_cast<C>(1 / total);
+    const C factor = none_is_zero && total == 0 ? C(0) : static_cast<C>(1 / total);
     line.each([&](Index i) { put(y, i, std::exp(get(x, i) - maximum) * factor); });
   }
 };
@@ -73,8 +89,8 @@ struct LogSoftmax {
   const T* x;
   T* y;
   __device__ void operator()(const Line& line) const {
-    const auto value = log_sum_exp(line, x);
-    line.each([&](Index i) { put(y, i, get(x, i) - value); });
+    const auto sum = log_sum_below_maximum(line, x);
+    line.each([&](Index i) { put(y, i, get(x, i) - sum.maximum - sum.log_sum); });
   }
 };
 
@@ -102,8 +118,8 @@ void logsumexp_backward(Cuda device, AxisShape shape, const T* x, const T* y, co
 }
 
 template <class T>
-void softmax_forward(Cuda device, AxisShape shape, const T* x, T* y) {
-  cuda::for_lines(device, "softmax", shape, cuda::Softmax<T>{x, y});
+void softmax_forward(Cuda device, AxisShape shape, const T* x, T* y, bool none_is_zero = false) {
+  cuda::for_lines(device, "softmax", shape, cuda::Softmax<T>{x, y, none_is_zero});
 }
 
 template <class T>

@@ -56,14 +56,16 @@ auto conv2d_weight_gradient(const X& x, const Y& y, const kernels::Conv2dShape& 
   kernels::conv2d_backward_weight(device, shape, image.data(), result.data(), out.data(), false);
   return record(
       operations::Conv2dWeightGradient{shape}, std::move(out),
-      [image, result, shape, device](const auto& dw, auto dx, auto dy) {
+      [image = Saved(image), result = Saved(result), shape, device](const auto& dw, auto dx, auto dy) {
         if (dx) {
           const auto [grad, accumulate] = dx->target();
-          kernels::conv2d_backward_input(device, shape, dw.data(), result.data(), grad.data(), accumulate);
+          kernels::conv2d_backward_input(device, shape, dw.data(), result.read("conv2d").data(), grad.data(),
+                                         accumulate);
         }
         if (dy) {
-          auto grad = tensor_of<Y>::empty(result.shape(), device);
-          kernels::conv2d_forward(device, shape, image.data(), dw.data(), static_cast<const T*>(nullptr), grad.data());
+          auto grad = tensor_of<Y>::empty(result.tensor().shape(), device);
+          kernels::conv2d_forward(device, shape, image.read("conv2d").data(), dw.data(), static_cast<const T*>(nullptr),
+                                  grad.data());
           dy->add(grad);
         }
       },

@@ -4,6 +4,7 @@
 #include <chorus/autograd/custom_function.hpp>
 #include <chorus/autograd/grad.hpp>
 #include <chorus/autograd/parameter.hpp>
+#include <chorus/autograd/saved.hpp>
 #include <chorus/ops/arithmetic.hpp>
 #include <memory>
 #include <tuple>
@@ -97,6 +98,7 @@ class GraphOperation final : public OperationNode<Backward, T, Rank, D, Inputs..
                  typename GraphVariableOf<Inputs>::type... inputs)
       : OperationNode<Backward, T, Rank, D, Inputs...>(operation_name(operation), value, std::move(backward),
                                                        inputs.node()...),
+        numbers_(detail::Saved(inputs.value())...),
         saved_(std::in_place, Saved{std::move(operation), value, {std::move(inputs)...}}) {}
 
   void backward(bool keep) override {
@@ -109,6 +111,8 @@ class GraphOperation final : public OperationNode<Backward, T, Rank, D, Inputs..
                       "' was freed by an earlier backward; pass retain_graph = true to that one");
     const auto dy = gradients.of(*this);
     if (!dy.value().defined()) return;
+    if constexpr (!requires { requires Operation::linear; })
+      std::apply([&](const auto&... x) { (x.read(this->operation()), ...); }, numbers_);
     const GraphVariable<T, Rank, D> y(saved_->value, Ref<GradNode<T, Rank, D>>(this));
     std::apply([&](const auto&... x) { send(gradients, dy, y, x...); }, saved_->inputs);
   }
@@ -133,6 +137,7 @@ class GraphOperation final : public OperationNode<Backward, T, Rank, D, Inputs..
     Tensor<T, Rank, D> value;
     std::tuple<typename GraphVariableOf<Inputs>::type...> inputs;
   };
+  std::tuple<detail::Saved<typename GraphVariableOf<Inputs>::type::tensor_type>...> numbers_;  // seen unchanged
   std::optional<Saved> saved_;
 };
 

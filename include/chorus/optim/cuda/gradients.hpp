@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chorus/kernels/cuda/gradients.hpp>
 #include <chorus/nn/module.hpp>
+#include <functional>
 #include <limits>
 #include <optional>
 #include <span>
@@ -74,19 +75,27 @@ class GradArrays {
 };
 
 /// clip_grad_norm on a GPU, which works out the factor. Only the norm that is returned is waited for; in a step that is
-/// captured nobody can, and it is NaN.
-inline double clip_grad_norm_on_device(const std::vector<nn::NamedParameter<Cuda>>& parameters, double max_norm) {
+/// captured nobody can, and it is NaN. `check_norm`, if given, sees it before any gradient is changed.
+inline double clip_grad_norm_on_device(const std::vector<nn::NamedParameter<Cuda>>& parameters, double max_norm,
+                                       const std::function<void(double)>& check_norm = {}) {
   const GradArrays grads(parameters);
   if (grads.empty()) return 0;
   const Cuda device = grads.device();
+  const bool captured = cuda::is_capturing(cuda::current_stream(device));
+  check<UsageError>(!captured || !check_norm,
+                    "clip_grad_norm: error_if_nonfinite in a step that is captured, where the device alone knows the "
+                    "norm");
   const kernels::cuda::Scratch<kernels::cuda::GradNorm> norm(device, 1);
   kernels::cuda::grad_norm(device, grads.f32(), grads.f64(), max_norm, norm.data());
+  const auto read = [&] {
+    double out = 0;
+    copy_bytes(Cpu{}, &out, device, &norm.data()->norm, sizeof out);
+    return out;
+  };
+  if (check_norm) check_norm(read());
   kernels::cuda::clip_grads(device, grads.f32(), norm.data());
   kernels::cuda::clip_grads(device, grads.f64(), norm.data());
-  if (cuda::is_capturing(cuda::current_stream(device))) return std::numeric_limits<double>::quiet_NaN();
-  double out = 0;
-  copy_bytes(Cpu{}, &out, device, &norm.data()->norm, sizeof out);
-  return out;
+  return captured ? std::numeric_limits<double>::quiet_NaN() : read();
 }
 
 }  // namespace chorus::inline CHORUS_ABI::optim::detail

@@ -222,6 +222,8 @@ class Graphed {
       net_.set_forward_passes(net_.forward_passes() + more);
       touch_parameters();
     });
+    // Steps of several passes, and eager ones in between, draw others' numbers nowhere.
+    if (more > 0) numbers_.count_by([this, behind = passes + more] { return net_.forward_passes() - behind; });
   }
 
   void replay() {

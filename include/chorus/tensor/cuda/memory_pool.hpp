@@ -19,6 +19,8 @@ namespace chorus::inline CHORUS_ABI {
 template <Device D>
 struct Block;
 template <Device D>
+struct Home;
+template <Device D>
 class CachingAllocator;
 template <>
 class CachingAllocator<Cuda>;
@@ -37,6 +39,8 @@ struct Block<Cuda> {
   cuda::MemoryPool* pool = nullptr;
   bool carved = false;                      ///< part of a slab, not freed on its own
   std::vector<cudaStream_t> other_streams;  ///< streams, beside the pool's, whose work uses the block
+  std::unique_ptr<Home<Cuda>> home;         ///< of numbers that have an identity of their own
+  std::ptrdiff_t moved = 0;                 ///< how far, in bytes, they lie by now from where they were
 };
 
 namespace cuda {

@@ -20,7 +20,9 @@ namespace chorus::inline CHORUS_ABI::cuda {
 class ReplayNumbers {
  public:
   explicit ReplayNumbers(Cuda device) : device_(device), memory_(device, capacity), host_(capacity) {
-    count_ = add<std::uint32_t>(0, [](std::uint32_t& count, std::uint32_t replay) { count = replay; });
+    count_ = add<std::uint32_t>(0, [this](std::uint32_t& count, std::uint32_t replay) {
+      count = count_by_ ? count_by_() : replay;
+    });
     first_used_ = used_;
   }
   ReplayNumbers(const ReplayNumbers&) = delete;
@@ -46,6 +48,9 @@ class ReplayNumbers {
     return reinterpret_cast<const S*>(static_cast<const std::byte*>(memory_.data()) + place);
   }
 
+  /// The number that a replay's random operations add to their pass's is what `count` gives, instead of the replays so
+  /// far; it is asked after all that `at_replay` was given.
+  void count_by(std::function<std::uint32_t()> count) { count_by_ = std::move(count); }
   /// What the host does in the step beside what was captured: once in the capture, which the first replay carries out,
   /// and by `action` before each later one.
   void at_replay(std::function<void()> action) { actions_.push_back(std::move(action)); }
@@ -67,6 +72,7 @@ class ReplayNumbers {
     undo_.clear();
     kept_.clear();
     owners_.clear();
+    count_by_ = nullptr;
     replays_ = 0;
   }
   /// The same of one that has come to nothing.
@@ -84,6 +90,7 @@ class ReplayNumbers {
     copy_bytes(device_, memory_.data(), Cpu{}, host_.data(), used_);
   }
 
+  /// What random operations add to the number of their pass.
   const std::uint32_t* count() const { return count_; }
 
  private:
@@ -94,6 +101,7 @@ class ReplayNumbers {
   std::vector<std::byte> host_;
   std::size_t used_ = 0, first_used_ = 0;
   std::vector<std::function<void(std::uint32_t)>> renewals_;
+  std::function<std::uint32_t()> count_by_;
   std::vector<std::function<void()>> actions_, undo_;
   std::vector<Storage<Cuda>> kept_;
   std::vector<std::weak_ptr<const void>> owners_;

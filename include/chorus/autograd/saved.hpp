@@ -1,0 +1,41 @@
+#pragma once
+/// Saved: numbers that an operation keeps for backward, which have to be the same then.
+
+#include <chorus/core/error.hpp>
+#include <chorus/tensor/tensor.hpp>
+#include <cstdint>
+#include <string>
+#include <utility>
+
+namespace chorus::inline CHORUS_ABI::detail {
+
+/// Backward functions capture `Saved(tensor)` and call `read` where they need the numbers.
+template <AnyTensor X>
+class Saved {
+ public:
+  explicit Saved(X tensor) : tensor_(std::move(tensor)), version_(tensor_.storage().version()) {}
+
+  /// Throws UsageError where the tensor is a parameter or a buffer that has been written since it was saved.
+  const X& read(const char* operation) const {
+    if (const auto now = tensor_.storage().version(); now != version_) [[unlikely]]
+      refuse(operation, now);
+    return tensor_;
+  }
+  /// The tensor, for its shape and device.
+  const X& tensor() const { return tensor_; }
+
+ private:
+  [[noreturn, gnu::noinline, gnu::cold]] void refuse(const char* operation, std::uint64_t now) const {
+    const std::string& name = tensor_.storage().writes()->name;
+    fail<UsageError>("backward of '", operation, "': it needs ",
+                     name.empty() ? "a parameter or buffer" : "'" + name + "'", " of shape ", tensor_.shape(),
+                     " as it was in the forward pass, at version ", version_,
+                     ", but it has been written since, and is at version ", now,
+                     ": go backward before an optimizer steps or numbers are assigned, or run the forward pass again");
+  }
+
+  X tensor_;
+  std::uint64_t version_;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::detail

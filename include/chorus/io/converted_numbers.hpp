@@ -1,0 +1,114 @@
+#pragma once
+/// Numbers of a file in the type that a model has them in, as PyTorch's `copy_` converts them.
+
+#include <algorithm>
+#include <chorus/core/dtype.hpp>
+#include <chorus/core/error.hpp>
+#include <chorus/core/json_string.hpp>
+#include <chorus/io/file_dtype.hpp>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace chorus::inline CHORUS_ABI::io::detail {
+
+/// The tensors' type of that name, if they have it.
+constexpr std::optional<DType> dtype_of_tensors(FileDType type) {
+  for (std::size_t i = 0; i <= static_cast<std::size_t>(DType::f64); ++i)
+    if (file_dtype(static_cast<DType>(i)) == type) return static_cast<DType>(i);
+  return std::nullopt;
+}
+
+constexpr bool is_floating(DType type) { return type >= DType::f16; }
+
+/// Whether numbers of the file may become numbers of the model: floating-point ones from floating-point ones, integers
+/// and bools from integers and bools.
+constexpr bool convertible(FileDType from, DType to) {
+  const auto known = dtype_of_tensors(from);
+  return known && is_floating(*known) == is_floating(to);
+}
+
+/// Calls `visit(T{})` with the type of that name, of floating-point numbers or of integers; a bool's is its byte.
+template <class Visit>
+void with_float(DType type, const Visit& visit) {
+  if (type == DType::f16) return visit(half{});
+  if (type == DType::bfloat16) return visit(bf16{});
+  if (type == DType::f32) return visit(float{});
+  visit(double{});
+}
+template <class Visit>
+void with_integer(DType type, const Visit& visit) {
+  switch (type) {
+    case DType::i8:
+      return visit(std::int8_t{});
+    case DType::i16:
+      return visit(std::int16_t{});
+    case DType::u16:
+      return visit(std::uint16_t{});
+    case DType::i32:
+      return visit(std::int32_t{});
+    case DType::u32:
+      return visit(std::uint32_t{});
+    case DType::i64:
+      return visit(std::int64_t{});
+    case DType::u64:
+      return visit(std::uint64_t{});
+    default:
+      return visit(std::uint8_t{});
+  }
+}
+
+/// `bytes`, which are numbers of type `from`, in type `to`: floating-point numbers are rounded, integers keep their
+/// values. Both are convertible. Throws FileError, whose message begins with `who`, where a number is beyond what `to`
+/// holds.
+inline std::vector<std::byte> converted(std::vector<std::byte> bytes, DType from, DType to, std::string_view who) {
+  if (from == to) return bytes;
+  const std::size_t count = bytes.size() / size_of(from);
+  std::vector<std::byte> out(count * size_of(to));
+  const auto refuse = [&](auto value) {
+    fail<FileError>(who, ": the number ", value, " of type ", from, " is beyond the range of ", to);
+  };
+  const auto numbers_in = []<class T>(std::vector<std::byte>& memory, T) {
+    return std::span(reinterpret_cast<T*>(memory.data()), memory.size() / sizeof(T));
+  };
+  if (is_floating(from)) {
+    std::vector<double> wide;  // holds every number of every type
+    with_float(from, [&](auto type) {
+      const auto numbers = numbers_in(bytes, type);
+      wide.assign(numbers.begin(), numbers.end());
+    });
+    with_float(to, [&](auto type) {
+      const auto numbers = numbers_in(out, type);
+      for (std::size_t i = 0; i < count; ++i) {
+        numbers[i] = static_cast<decltype(type)>(wide[i]);
+        if (std::isfinite(wide[i]) && !std::isfinite(static_cast<double>(numbers[i]))) refuse(wide[i]);
+      }
+    });
+  } else {
+    std::vector<std::int64_t> wide(count);
+    with_integer(from, [&](auto type) {
+      const auto numbers = numbers_in(bytes, type);
+      for (std::size_t i = 0; i < count; ++i) {
+        if (!std::in_range<std::int64_t>(numbers[i])) refuse(numbers[i]);  // and so beyond all types but its own
+        wide[i] = static_cast<std::int64_t>(numbers[i]);
+      }
+    });
+    with_integer(to, [&](auto type) {
+      using T = decltype(type);
+      const auto numbers = numbers_in(out, type);
+      for (std::size_t i = 0; i < count; ++i) {
+        if (!std::in_range<T>(wide[i]) || (to == DType::boolean && (wide[i] & ~std::int64_t{1}) != 0)) refuse(wide[i]);
+        numbers[i] = static_cast<T>(wide[i]);
+      }
+    });
+  }
+  return out;
+}
+
+}  // namespace chorus::inline CHORUS_ABI::io::detail

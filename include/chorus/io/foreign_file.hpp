@@ -1,0 +1,116 @@
+#pragma once
+/// Tells by its first bytes what a file is that a reader can't read, and how to come from it to one that it can. No
+/// byte of such a file is interpreted beyond that: a pickle could make a program run code.
+
+#include <algorithm>
+#include <chorus/core/config.hpp>
+#include <cstddef>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace chorus::inline CHORUS_ABI::io::detail {
+
+/// So many first bytes are enough.
+inline constexpr std::size_t foreign_bytes = 4096;
+
+/// "it is ...: ...", or "" where nothing is known of such a file. `begin`: its first bytes, up to `foreign_bytes`.
+[[gnu::cold]] inline std::string what_file_is(std::span<const std::byte> begin, std::string_view path) {
+  constexpr std::string_view from_numpy =
+      "to read a model from it, convert it once in Python: import numpy; from safetensors.numpy import save_file; ";
+  constexpr std::string_view from_torch =
+      "Nothing of it is read here, for a pickle can run code. Convert it once in Python: import torch; "
+      "from safetensors.torch import save_file; save_file({k: v.contiguous().clone() for k, v in torch.load(\"FILE\", "
+      "map_location=\"cpu\", weights_only=True).items()}, \"FILE.safetensors\") (a checkpoint may hold the numbers one "
+      "level deeper: torch.load(...)[\"state_dict\"] or [\"model\"]; "
+      "a TorchScript file: torch.jit.load(\"FILE\").state_dict())";
+  using namespace std::string_view_literals;
+  const std::string_view text(reinterpret_cast<const char*>(begin.data()), std::min(begin.size(), foreign_bytes));
+  const auto has = [&](std::string_view part) { return text.find(part) != text.npos; };
+  const auto starts = [&](auto... marks) { return (text.starts_with(marks) || ...); };
+  const auto is = [](auto... parts) { return (std::string("it is ") + ... + std::string(parts)); };
+  const auto packed = [&](std::string_view kind, std::string_view command) {
+    return is("compressed with ", kind, ": unpack it first (", command, ")");
+  };
+
+  if (text.empty()) return is("empty: was it downloaded, or written, to its end?");
+  if (std::ranges::all_of(text, [](char c) { return c == '\0'; }))
+    return is("zeros from its first byte on: was it downloaded, or written, to its end?");
+  if (starts("version https://git-lfs"sv))
+    return is("a pointer that git-lfs left in the file's place: fetch the file itself with git lfs pull");
+  if (starts("PK\3\4"sv, "PK\5\6"sv)) {
+    if (has("data.pkl") || has("/constants.pkl") || has("/code/"))
+      return is("a file of PyTorch's torch.save (a zip archive with a pickle). ", from_torch);
+    if (has(".npy"))
+      return is("a NumPy archive (.npz), which io::NpzReader reads; ", from_numpy,
+                "save_file(dict(numpy.load(\"FILE\")), \"FILE.safetensors\")");
+    if (has("model.weights.h5") || has("config.json"))
+      return is(
+          "a model of Keras (a zip archive with an HDF5 file): convert it once in Python with keras and "
+          "safetensors.numpy.save_file; Keras keeps weights as [inputs, outputs], so transpose them");
+    return is("a zip archive: unpack it first (unzip FILE)");
+  }
+  if (text.size() > 1 && text[0] == '\x80' && text[1] >= 2 && text[1] <= 5)
+    return is("a Python pickle, as older versions of PyTorch's torch.save write it. ", from_torch);
+  if (starts("\x89HDF\r\n"sv))
+    return is(
+        "an HDF5 file, as Keras and h5py write it: convert it once in Python: import h5py; from safetensors.numpy "
+        "import save_file; t = {}; h5py.File(\"FILE\").visititems(lambda k, v: t.update({k.replace(\"/\", \".\"): "
+        "v[()]}) if hasattr(v, \"dtype\") else None); save_file(t, \"FILE.safetensors\") (Keras keeps weights as "
+        "[inputs, outputs]: transpose them)");
+  if (starts("GGUF"sv, "lmgg"sv, "tjgg"sv, "fmgg"sv))
+    return is(
+        "a model of llama.cpp (GGUF): convert it once in Python: from gguf import GGUFReader, dequantize; from "
+        "safetensors.numpy import save_file; save_file({t.name: dequantize(t.data, t.tensor_type) for t in "
+        "GGUFReader(\"FILE\").tensors}, \"FILE.safetensors\")");
+  if (starts("\x93NUMPY"sv))
+    return is("a NumPy array (.npy), which io::load_npy reads; ", from_numpy,
+              "save_file({\"NAME\": numpy.load(\"FILE\")}, \"FILE.safetensors\")");
+  if (starts("\x1f\x8b"sv)) return packed("gzip", "gunzip FILE, or tar xzf FILE where it is a .tar.gz");
+  if (starts("BZh"sv)) return packed("bzip2", "bunzip2 FILE");
+  if (starts("\xFD\x37zXZ"sv)) return packed("xz", "unxz FILE");
+  if (starts("\x28\xB5\x2F\xFD"sv)) return packed("zstd", "unzstd FILE");
+  if (starts("7z\xBC\xAF"sv)) return packed("7-Zip", "7z x FILE");
+  if (text.size() > 262 && text.substr(257, 5) == "ustar") return is("a tar archive: unpack it first (tar xf FILE)");
+
+  const auto blanks = text.find_first_not_of(" \t\r\n\xEF\xBB\xBF");
+  const auto word = text.substr(std::min(blanks, text.size()));
+  if (word.starts_with('<'))
+    return is(
+        "an HTML or XML page, such as a server sends in place of a file (an error, a login): download the file "
+        "itself, and look at what came");
+  if (word.starts_with('{') && (has("\"weight_map\"") || path.ends_with(".index.json")))
+    return is(
+        "the list of a model that lies in several files: put them together once in Python: import json; from "
+        "safetensors.torch import load_file, save_file; save_file({k: v for f in set(json.load(open(\"FILE\"))"
+        "[\"weight_map\"].values()) for k, v in load_file(f).items()}, \"model.safetensors\")");
+  if (word.starts_with('{') || word.starts_with('['))
+    return is("a JSON text (a configuration?): the numbers lie in a file beside it");
+
+  // Protocol buffers have no mark. ONNX begins with its version, then the text or the graph.
+  const bool onnx =
+      text.size() > 4 && text[0] == '\x08' && text[1] > 0 && text[1] < 32 && (text[2] == '\x12' || text[2] == '\x3A');
+  if (path.ends_with(".onnx") || onnx)
+    return is(
+        "an ONNX model: convert it once in Python: import onnx; from safetensors.numpy import save_file; "
+        "save_file({t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(\"FILE\").graph.initializer}, "
+        "\"FILE.safetensors\")");
+  if (text.size() > 8 && text.substr(4, 4) == "TFL3")
+    return is("a TensorFlow Lite model: read its tensors in Python, and write them with safetensors.numpy.save_file");
+  for (const std::string_view end : {".msgpack", ".ckpt", ".pb", ".pt", ".pth", ".bin"})
+    if (path.ends_with(end))
+      return is("no file of a format that is known here, though its name ends in ", end,
+                ": load it with the library that wrote it, and write it with safetensors.numpy.save_file in Python");
+  return "";
+}
+
+/// The end of a message of a reader of NumPy's files about one that it refuses.
+[[gnu::cold]] inline std::string instead_of_numpy(std::span<const std::byte> begin, std::string_view path) {
+  // The size of the header in 8 bytes, few of them used, then the header.
+  if (begin.size() > 8 && begin[8] == std::byte{'{'} && begin[5] == std::byte{} && begin[7] == std::byte{})
+    return "; it is a safetensors file: io::load fills a model from it, io::SafetensorsReader reads its tensors";
+  const auto what = what_file_is(begin, path);
+  return what.empty() ? "" : "; " + what;
+}
+
+}  // namespace chorus::inline CHORUS_ABI::io::detail

@@ -1,0 +1,84 @@
+#pragma once
+/// What `load` may be told, and what it answers.
+
+#include <chorus/core/dtype.hpp>
+#include <chorus/io/file_dtype.hpp>
+#include <functional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace chorus::inline CHORUS_ABI::io {
+
+/// Turns a name in the file into the model's; an empty answer leaves the tensor out.
+using Rename = std::function<std::string(std::string_view)>;
+
+/// How a model is filled from a file.
+struct LoadOptions {
+  /// Whether the file has to have all of the model's tensors, of the same shapes, and no others. Without, `load` fills
+  /// what fits, leaves the rest of the model as it is, and says in its report what didn't fit.
+  bool strict = true;
+  /// Is asked for each tensor of the file, before names of PyTorch's wrappers are looked for. See without_prefix,
+  /// with_prefix and only_prefix.
+  Rename rename = {};
+};
+
+/// How the file and the model differed. In a text: `cat(report)`.
+struct LoadReport {
+  struct Mismatch {
+    std::string name;  ///< the model's
+    DType expected{};
+    std::vector<Index> expected_shape;
+    FileDType got{};
+    std::vector<Index> got_shape;
+  };
+  std::vector<std::string> missing;     ///< tensors of the model that the file has not: they stay as they are
+  std::vector<std::string> unexpected;  ///< tensors of the file, by their names there, that the model has not
+  std::vector<Mismatch> mismatched;     ///< tensors of other shapes, or integers for floating-point numbers: they stay
+
+  /// Whether the file had exactly the model's tensors.
+  bool complete() const { return missing.empty() && unexpected.empty() && mismatched.empty(); }
+};
+
+/// "missing: a, b; unexpected: c; mismatched: d (expected F32 [2], got F32 [3])", of what there is.
+inline void append(std::string& out, const LoadReport& report) {
+  std::string_view before_list;
+  const auto list = [&](std::string_view what, const auto& items, const auto& text_of) {
+    if (items.empty()) return;
+    out += cat(std::exchange(before_list, "; "), what, ": ");
+    std::string_view before;
+    for (const auto& item : items) out += cat(std::exchange(before, ", "), text_of(item));
+  };
+  const auto name = [](const std::string& text) { return text; };
+  list("missing", report.missing, name);
+  list("unexpected", report.unexpected, name);
+  list("mismatched", report.mismatched, [](const LoadReport::Mismatch& x) {
+    return cat(x.name, " (expected ", x.expected, " ", std::span<const Index>(x.expected_shape), ", got ", x.got, " ",
+               std::span<const Index>(x.got_shape), ")");
+  });
+}
+
+/// For LoadOptions: takes `prefix` from the names that begin with it. `without_prefix("model.")` makes `fc1.weight` of
+/// `model.fc1.weight`.
+inline Rename without_prefix(std::string prefix) {
+  return [prefix = std::move(prefix)](std::string_view name) {
+    return std::string(name.starts_with(prefix) ? name.substr(prefix.size()) : name);
+  };
+}
+
+/// For LoadOptions: the same, and leaves out all tensors whose names don't begin so: to fill a part of a model from a
+/// file of the whole, as in `load(net.module().encoder, path, {.rename = only_prefix("encoder.")})`.
+inline Rename only_prefix(std::string prefix) {
+  return [prefix = std::move(prefix)](std::string_view name) {
+    return std::string(name.starts_with(prefix) ? name.substr(prefix.size()) : std::string_view());
+  };
+}
+
+/// For LoadOptions: puts `prefix` before all names: a file of a part fills the part of a whole.
+inline Rename with_prefix(std::string prefix) {
+  return [prefix = std::move(prefix)](std::string_view name) { return prefix + std::string(name); };
+}
+
+}  // namespace chorus::inline CHORUS_ABI::io

@@ -1,0 +1,411 @@
+#pragma once
+/// Random numbers within a forward pass and outside of it: rand, randn, randint, bernoulli, multinomial, normal,
+/// randperm.
+
+#include <algorithm>
+#include <array>
+#include <chorus/core/random.hpp>
+#include <chorus/kernels/contiguous.hpp>
+#include <chorus/kernels/random.hpp>
+#include <chorus/kernels/to_device.hpp>
+#include <chorus/ops/arithmetic.hpp>
+#include <chorus/ops/cast.hpp>
+#include <cmath>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <numeric>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace chorus::inline CHORUS_ABI {
+
+/// Whose numbers an operation draws. In a forward pass of a policy a number depends on the seed, the pass, the
+/// operation, the sample's place in the global batch and the number's place in the sample: one device, DataParallel and
+/// DistributedDataParallel draw the same bits. That holds
+///   * for a tensor whose first size (or whose size along the policy's `dim`) is this device's number of samples: each
+///     row belongs to a sample;
+///   * for one whose first size is no multiple of it: the numbers are the same on all devices, as are those of a
+///     Parameter.
+/// On several devices all else could be either, as two rows a sample are or noise for a weight of 64 rows at 32
+/// samples: it throws UsageError that asks for `same_on_all`. A weight that has by chance as many rows as the device
+/// has samples can't be told from samples: say `same_on_all = true`.
+struct RandomOptions {
+  /// true: all devices draw the same numbers. false: rows belong to samples, one each or as many for each.
+  std::optional<bool> same_on_all = {};
+  /// The axis along which samples lie; -1: as above.
+  int axis = -1;
+  /// Outside of a policy's forward pass: the place of row 0 in the whole, so that ranks, which have one seed, may draw
+  /// rows of their own.
+  std::int64_t first_row = 0;
+};
+
+namespace detail {
+
+/// The device that this part of a pass is on, where it is of that kind.
+template <Device D>
+D device_here() {
+  const auto* context = random_context();
+  return context != nullptr && std::string_view(context->device_kind) == D::kind ? D{context->device} : D{};
+}
+
+inline kernels::DropoutKey kernel_key(const RandomKey& key) {
+  return {key.seed, key.step, key.operation, key.first_sample, key.replays};
+}
+template <Device D>
+void check_can_draw(std::string_view operation, const kernels::DropoutKey& key) {
+  if constexpr (std::is_same_v<D, Cpu>)
+    check<UsageError>(key.replays == nullptr, operation,
+                      ": numbers of the host in a step that is captured for replays would stay what they are");
+}
+
+/// Which numbers a tensor of that shape gets, and the axis along which its rows lie.
+struct RandomRows {
+  kernels::DropoutKey key;
+  std::size_t axis;
+};
+
+[[gnu::cold]] inline void check_samples_known(std::string_view operation, std::span<const Index> shape, Index size,
+                                              const RandomContext& context) {
+  const bool multiple = size % context.samples == 0;
+  const bool of_others = context.is_share && context.is_share(size);
+  check<UsageError>(!multiple && !of_others, operation, ": the shape ", shape, " has a size of ", size,
+                    multiple ? ", which could be several rows for each of this device's "
+                             : ", which another device has of samples; this one has ",
+                    context.samples,
+                    " samples, or something that all devices share: expected {.same_on_all = false} or "
+                    "{.same_on_all = true}");
+}
+
+/// Throws UsageError where it can't be told whose they are.
+inline RandomRows random_rows(std::string_view operation, std::span<const Index> shape, const RandomOptions& options) {
+  const int rank = static_cast<int>(shape.size());
+  check<UsageError>(options.axis >= -1 && options.axis < std::max(rank, 1), operation, ": the samples' axis is ",
+                    options.axis, ", got the shape ", shape);
+  auto* context = random_context();
+  const auto place = [](int axis) { return static_cast<std::size_t>(axis); };
+  int axis = std::max(options.axis, 0);
+  if (context == nullptr) {
+    auto key = next_key_outside_of_policies();
+    key.first_sample = options.first_row;
+    return {kernel_key(key), place(axis)};
+  }
+  auto key = next_key(*context, true);
+  const Index samples = context->samples;
+  const bool several = context->devices > 1, for_all = options.same_on_all.value_or(false) || rank == 0;
+  const auto first_of = [&](Index rows) { return samples > 0 ? rows / samples * key.first_sample : 0; };
+  const auto settled = [&](std::int64_t first) {
+    key.first_sample = first;
+    return RandomRows{kernel_key(key), place(axis)};
+  };
+  if (for_all) return settled(0);
+  const bool both = options.axis < 0 && context->dim > 0 && context->dim < rank;  // two axes may be the samples'
+  if (both && shape[place(context->dim)] == samples) {
+    check<UsageError>(!several || shape[0] != samples || samples == 0, operation, ": two axes of the shape ", shape,
+                      " have this device's number of samples; expected {.axis = ...} to name the samples' one");
+    axis = context->dim;
+  }
+  const Index rows = shape[place(axis)];
+  if (options.same_on_all.has_value() || (several && rows == samples)) {
+    check<UsageError>(samples == 0 || rows % samples == 0, operation, ": ", rows, " rows along axis ", axis,
+                      " of the shape ", shape, " do not belong to ", samples, " samples");
+    check<UsageError>(!both || rows == samples, operation, ": several rows a sample in the shape ", shape,
+                      "; expected {.axis = ...} to name the samples' axis");
+    return settled(samples == 0 && !several ? key.first_sample : first_of(rows));
+  }
+  if (!several) return settled(samples > 0 && rows % samples == 0 ? first_of(rows) : key.first_sample);
+  if (samples > 0 && rows > 0) {  // a rank without samples knows that it has none of their rows
+    check_samples_known(operation, shape, rows, *context);
+    if (both) check_samples_known(operation, shape, shape[place(context->dim)], *context);
+  }
+  return settled(0);
+}
+
+/// The tensor of a shape.
+template <Scalar T, std::size_t Rank, Device D>
+using OfShape = Tensor<T, static_cast<int>(Rank), D>;
+
+/// A tensor that `draw(rows, inner, numbers, key)` has filled.
+template <Scalar T, std::size_t Rank, Device D, class Draw>
+OfShape<T, Rank, D> drawn(const char* operation, const std::array<Index, Rank>& shape, D device,
+                          const RandomOptions& options, const Draw& draw) {
+  const auto [key, axis] = random_rows(operation, shape, options);
+  check_can_draw<D>(operation, key);
+  auto rows_first = shape;
+  Index rows = 1;
+  if constexpr (Rank > 0) {
+    std::swap(rows_first[0], rows_first[axis]);
+    rows = rows_first[0];
+  }
+  auto out = OfShape<T, Rank, D>::empty(rows_first, device);
+  draw(rows, rows == 0 ? 0 : out.numel() / rows, out.data(), key);
+  return axis == 0 ? out : contiguous(out.transpose(0, static_cast<Index>(axis)));
+}
+
+/// Noise for parameters is the same on all devices, if nobody says otherwise.
+template <class... Xs>
+RandomOptions options_for(RandomOptions options) {
+  if ((std::is_base_of_v<AnyParameter, Xs> && ...) && !options.same_on_all) options.same_on_all = true;
+  return options;
+}
+
+template <Operand X>
+const auto& defined_value(const char* operation, const X& x) {
+  const auto& value = value_of(x);
+  check<UsageError>(value.defined(), operation, ": the operand is undefined");
+  return value;
+}
+
+/// On GPUs, where nobody looks, `right` isn't asked.
+template <AnyTensor X, class Right>
+void check_numbers(const X& x, const Right& right, const char* operation, const char* expected) {
+  if constexpr (std::is_same_v<typename X::device_type, Cpu>) {
+    const auto dense = contiguous(x);
+    for (Index i = 0; i < dense.numel(); ++i) {
+      const auto number = static_cast<double>(dense.data()[i]);
+      check<UsageError>(right(number), operation, ": expected ", expected, ", got ", number);
+    }
+  }
+}
+inline void check_deviation(double std) {
+  check<UsageError>(std >= 0, "normal: expected a standard deviation of at least 0, got ", std);
+}
+template <AnyTensor X>
+void check_deviations(const X& std) {
+  check_numbers(
+      std, [](double number) { return number >= 0; }, "normal", "a standard deviation of at least 0");
+}
+
+}  // namespace detail
+
+/// Uniform in [0, 1): `ch::rand<float, 2>({n, d}, device)`. T: float, double, bf16, half. Whose numbers, and what is
+/// thrown: see RandomOptions; the same for all below. The device is, if not given, that of the pass.
+template <Real T, std::size_t Rank, Device D = Cpu>
+detail::OfShape<T, Rank, D> rand(const std::array<Index, Rank>& shape, D device = detail::device_here<D>(),
+                                 const RandomOptions& options = {}) {
+  using C = compute_type<T>;
+  // The largest number below 1 in T: nothing is rounded up to 1.
+  const C last = Narrow<T> ? C(1) - (std::is_same_v<T, bf16> ? C(0x1p-8) : C(0x1p-11)) : std::nextafter(C(1), C(0));
+  return to<T>(detail::drawn<C>("rand", shape, device, options,
+                                [&](Index rows, Index inner, C* out, const kernels::DropoutKey& key) {
+                                  kernels::draw_uniform(device, rows, inner, out, last, key);
+                                }));
+}
+
+/// From N(0, 1): `ch::randn<float, 2>({n, d}, device)`.
+template <Real T, std::size_t Rank, Device D = Cpu>
+detail::OfShape<T, Rank, D> randn(const std::array<Index, Rank>& shape, D device = detail::device_here<D>(),
+                                  const RandomOptions& options = {}) {
+  using C = compute_type<T>;
+  return to<T>(detail::drawn<C>("randn", shape, device, options,
+                                [&](Index rows, Index inner, C* out, const kernels::DropoutKey& key) {
+                                  kernels::draw_normal(device, rows, inner, out, key);
+                                }));
+}
+
+/// Whole numbers in [low, high), all alike likely: `ch::randint<std::int64_t, 1>(0, 1000, {n}, device)`. Throws
+/// UsageError unless low < high, and where T doesn't hold them.
+template <std::integral T, std::size_t Rank, Device D = Cpu>
+detail::OfShape<T, Rank, D> randint(std::int64_t low, std::int64_t high, const std::array<Index, Rank>& shape,
+                                    D device = detail::device_here<D>(), const RandomOptions& options = {}) {
+  static_assert(!std::is_same_v<T, bool>, "randint: bool has no range; see bernoulli");
+  check<UsageError>(low < high, "randint: expected low < high, got ", low, " and ", high);
+  check<UsageError>(std::in_range<T>(low) && std::in_range<T>(high - 1), "randint: numbers from ", low, " to ",
+                    high - 1, " do not fit into ", dtype<T>);
+  const auto range = static_cast<std::uint64_t>(high) - static_cast<std::uint64_t>(low);
+  return detail::drawn<T>("randint", shape, device, options,
+                          [&](Index rows, Index inner, T* out, const kernels::DropoutKey& key) {
+                            kernels::draw_integers(device, rows, inner, out, low, range, key);
+                          });
+}
+
+/// Uniform in [0, 1), with x's type, shape and device. No gradient goes to x.
+template <Operand X>
+auto rand_like(const X& x, const RandomOptions& options = {}) {
+  using T = typename tensor_of<X>::value_type;
+  const auto& value = detail::defined_value("rand_like", x);
+  return rand<T>(value.shape(), value.device(), detail::options_for<X>(options));
+}
+
+/// From N(0, 1), with x's type, shape and device. No gradient goes to x: a sample of N(mean, std²) through which
+/// gradients go to both is `mean + std * ch::randn_like(std)` (Kingma, Welling 2014).
+template <Operand X>
+auto randn_like(const X& x, const RandomOptions& options = {}) {
+  using T = typename tensor_of<X>::value_type;
+  const auto& value = detail::defined_value("randn_like", x);
+  return randn<T>(value.shape(), value.device(), detail::options_for<X>(options));
+}
+
+/// 1 with probability p, else 0, for each number p of a tensor of floating-point numbers; in its type. No gradient goes
+/// to p. Throws UsageError where one is not in [0, 1]; on a GPU the result is NaN there.
+template <Operand P>
+auto bernoulli(const P& p, const RandomOptions& options = {}) {
+  using T = typename tensor_of<P>::value_type;
+  static_assert(Real<T>, "bernoulli: probabilities are floating-point numbers");
+  using C = compute_type<T>;
+  const auto chance = contiguous(to<C>(detail::defined_value("bernoulli", p)));
+  detail::check_numbers(
+      chance, [](double number) { return number >= 0 && number <= 1; }, "bernoulli", "probabilities in [0, 1]");
+  const auto own = detail::options_for<P>(options);
+  const auto out = rand<C>(chance.shape(), chance.device(), own);
+  kernels::is_below(chance.device(), chance.numel(), chance.data(), out.data());
+  return to<T>(out);
+}
+
+/// From N(mean, std²), for numbers or tensors of one shape. No gradient goes through it: see randn_like. Throws
+/// UsageError for a deviation below 0 (on a GPU it is taken as it is), ShapeError for tensors of different shapes.
+template <Operand M, Operand S>
+auto normal(const M& mean, const S& std, const RandomOptions& options = {}) {
+  const auto& centre = detail::defined_value("normal", mean);
+  const auto& spread = detail::defined_value("normal", std);
+  check<ShapeError>(std::ranges::equal(centre.shape(), spread.shape()), "normal: a mean of shape ", centre.shape(),
+                    " and a standard deviation of shape ", spread.shape());
+  detail::check_deviations(spread);
+  return centre + spread * randn_like(spread, detail::options_for<M, S>(options));
+}
+template <Operand M>
+auto normal(const M& mean, double std, const RandomOptions& options = {}) {
+  detail::check_deviation(std);
+  return detail::defined_value("normal", mean) + randn_like(mean, options) * std;
+}
+template <Operand S>
+auto normal(double mean, const S& std, const RandomOptions& options = {}) {
+  detail::check_deviations(detail::defined_value("normal", std));
+  return value_of(std) * randn_like(std, options) + mean;
+}
+template <Real T, std::size_t Rank, Device D = Cpu>
+detail::OfShape<T, Rank, D> normal(double mean, double std, const std::array<Index, Rank>& shape,
+                                   D device = detail::device_here<D>(), const RandomOptions& options = {}) {
+  detail::check_deviation(std);
+  return randn<T>(shape, device, options) * std + mean;
+}
+
+namespace detail {
+
+/// The key of `count` numbers that depend on each other, made on the host. Throws UsageError where they are as many as
+/// this device's samples, one of several devices'.
+inline kernels::DropoutKey key_of_whole(std::string_view operation, Index count, std::string_view what,
+                                        const RandomOptions& options) {
+  auto* context = random_context();
+  auto key = context != nullptr ? next_key(*context, true) : next_key_outside_of_policies();
+  if (context != nullptr) {
+    check<UsageError>(context->devices <= 1 || count != context->samples || count == 0 || options.same_on_all,
+                      operation, ": ", count, " is this device's number of samples; ", what,
+                      ": expected {.same_on_all = true}, the same on all devices, or {.same_on_all = false}, each "
+                      "device its own");
+    if (options.same_on_all.value_or(true)) key.first_sample = 0;
+  } else {
+    key.first_sample = options.first_row;
+  }
+  const auto own = kernel_key(key);
+  check_can_draw<Cpu>(operation, own);
+  return own;
+}
+
+}  // namespace detail
+
+/// The numbers 0 to n - 1 in random order (Fisher, Yates), made on the host. In a forward pass it is the same on all
+/// devices, as an order of features is. Throws UsageError where n is this device's number of samples and others have
+/// some, too, for no order of a share is one of the batch: then `same_on_all` says whether all devices have one order,
+/// or each has its own.
+template <std::integral T = std::int64_t, Device D = Cpu>
+Tensor<T, 1, D> randperm(Index n, D device = detail::device_here<D>(), const RandomOptions& options = {}) {
+  check<UsageError>(n >= 0 && std::in_range<T>(n), "randperm: expected a number of at least 0 that fits into ",
+                    dtype<T>, ", got ", n);
+  const auto own = detail::key_of_whole("randperm", n, "an order of them is not one of the batch", options);
+  const auto words = philox(own.seed, kernels::dropout_counter(own, own.first_sample, 0));
+  const auto order = kernels::permutation(std::uint64_t{words[0]} << 32 | words[1], words[2], n);
+  auto out = Tensor<T, 1>::empty({n});
+  std::transform(order.begin(), order.end(), out.data(), [](Index at) { return static_cast<T>(at); });
+  return to_device(out, device);
+}
+
+namespace detail {
+
+/// A row's weights of which none is negative, as they stand and added up.
+struct Categories {
+  std::vector<double> weights, up_to;
+  Index possible = 0;
+
+  Categories(std::span<const double> row, Index number) : weights(row.begin(), row.end()) {
+    double sum = 0;
+    for (const double weight : row) {
+      check<UsageError>(weight >= 0 && weight <= std::numeric_limits<double>::max(),
+                        "multinomial: expected finite weights of at least 0, got ", weight, " in row ", number);
+      possible += weight > 0 ? 1 : 0;
+      up_to.push_back(sum += weight);
+    }
+    check<UsageError>(sum > 0 && sum <= std::numeric_limits<double>::max(),
+                      "multinomial: expected weights with a finite sum above 0, got ", sum, " in row ", number);
+  }
+  /// By a number in [0, 1).
+  std::int64_t choose(double unit) const {
+    const auto first_above = std::upper_bound(up_to.begin(), up_to.end(), unit * up_to.back());
+    auto chosen = first_above == up_to.end() ? up_to.size() - 1 : static_cast<std::size_t>(first_above - up_to.begin());
+    while (!(weights[chosen] > 0)) --chosen;  // where rounding has led past the last one
+    return static_cast<std::int64_t>(chosen);
+  }
+  /// `count` different ones, by a number in [0, 1) for each category: those whose exponential times are the shortest,
+  /// which is to draw one after the other (Efraimidis, Spirakis 2006).
+  void choose(const double* units, Index count, std::int64_t* out) const {
+    std::vector<std::pair<double, std::int64_t>> times;
+    for (std::size_t i = 0; i < weights.size(); ++i)
+      if (weights[i] > 0) times.emplace_back(-std::log1p(-units[i]) / weights[i], static_cast<std::int64_t>(i));
+    std::partial_sort(times.begin(), times.begin() + count, times.end());
+    for (Index i = 0; i < count; ++i) out[i] = times[static_cast<std::size_t>(i)].second;
+  }
+};
+
+}  // namespace detail
+
+/// weights: [categories] or [rows, categories], not negative, of any sum -> [num_samples] or [rows, num_samples]: of
+/// each row that many categories, each as likely as its share of the row's weights, with `replacement` or different
+/// ones. Made on the host. Without replacement, those of [categories] are the same on all devices; else their rows are
+/// those of the result. No gradient goes to the weights. Throws UsageError for weights that are negative, not finite,
+/// or all 0, unless num_samples is positive, and where fewer categories than that have a weight.
+template <Operand W>
+auto multinomial(const W& weights, Index num_samples, bool replacement = false, const RandomOptions& options = {}) {
+  constexpr int rank = tensor_of<W>::rank;
+  static_assert(rank == 1 || rank == 2, "multinomial: weights are [categories] or [rows, categories]");
+  static_assert(Real<typename tensor_of<W>::value_type>, "multinomial: weights are floating-point numbers");
+  const auto& given = detail::defined_value("multinomial", weights);
+  const auto host = to<double>(to_device(given, Cpu{}));
+  const Index rows = rank == 1 ? 1 : host.size(0), categories = host.size(-1);
+  check<UsageError>(num_samples > 0 && categories > 0, "multinomial: expected some samples and categories, got ",
+                    num_samples, " of ", categories);
+  auto own = detail::options_for<W>(options);
+  const bool together = rank == 1 && !replacement;
+  Shape<rank> shape{};
+  shape[0] = rank == 1 ? num_samples : rows;
+  if constexpr (rank == 2) shape[1] = num_samples;
+  own.axis = 0;
+  const auto key = together
+                       ? detail::key_of_whole("multinomial", num_samples,
+                                              "different ones of a device are not different ones of the batch", own)
+                       : detail::random_rows("multinomial", shape, own).key;
+  detail::check_can_draw<Cpu>("multinomial", key);
+  const Index lines = rank == 1 && replacement ? num_samples : rows;  // each with a sample's numbers
+  const Index inner = replacement ? rows * num_samples / std::max<Index>(lines, 1) : categories;
+  std::vector<double> units(static_cast<std::size_t>(lines * inner));
+  kernels::draw_uniform(Cpu{}, lines, inner, units.data(), std::nextafter(1.0, 0.0), key);
+  auto out = Tensor<std::int64_t, rank>::empty(shape);
+  for (Index row = 0; row < rows; ++row) {
+    const detail::Categories of({host.data() + row * categories, static_cast<std::size_t>(categories)}, row);
+    check<UsageError>(replacement || of.possible >= num_samples, "multinomial: expected ", num_samples,
+                      " categories with a weight above 0, got ", of.possible, " in row ", row);
+    std::int64_t* chosen = out.data() + row * num_samples;
+    const double* unit = units.data() + row * (replacement ? num_samples : categories);
+    if (!replacement)
+      of.choose(unit, num_samples, chosen);
+    else
+      for (Index i = 0; i < num_samples; ++i) chosen[i] = of.choose(unit[i]);
+  }
+  return to_device(out, given.device());
+}
+
+}  // namespace chorus::inline CHORUS_ABI

@@ -1,0 +1,122 @@
+#pragma once
+/// Batch norm's running statistics for parameters that no pass in training has computed with, as averaged ones are.
+
+#include <chorus/autograd/variable.hpp>
+#include <chorus/nn/batch_norm.hpp>
+#include <cstddef>
+#include <optional>
+#include <span>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace chorus::inline CHORUS_ABI::optim {
+
+namespace detail {
+
+/// A model in training mode whose batch norms take the mean over all batches; afterwards all are as they were.
+class BatchNormPasses {
+ public:
+  explicit BatchNormPasses(nn::Module& model) {
+    struct Modules final : nn::detail::Walker {
+      std::vector<nn::Module*> all;
+      void enter(nn::Module& module) override { all.push_back(&module); }
+    } modules;
+    modules.all.push_back(&model);
+    modules.walk(model);
+    for (nn::Module* module : modules.all) {
+      modes_.emplace_back(module, module->training());
+      auto* norm = dynamic_cast<nn::RunningStatistics*>(module);
+      if (norm != nullptr && norm->tracks_running_stats()) norms_.emplace_back(norm, norm->momentum());
+    }
+  }
+  void begin() {
+    for (const auto& [module, training] : modes_) module->set_own_training(true);
+    for (const auto& [norm, momentum] : norms_) {
+      norm->reset_running_stats();
+      norm->set_momentum(std::nullopt);
+    }
+  }
+  ~BatchNormPasses() {
+    for (const auto& [module, training] : modes_) module->set_own_training(training);
+    for (const auto& [norm, momentum] : norms_) norm->set_momentum(momentum);
+  }
+  BatchNormPasses(const BatchNormPasses&) = delete;
+  BatchNormPasses& operator=(const BatchNormPasses&) = delete;
+
+  const auto& norms() const { return norms_; }
+
+ private:
+  std::vector<std::pair<nn::Module*, bool>> modes_;
+  std::vector<std::pair<nn::RunningStatistics*, std::optional<double>>> norms_;
+};
+
+/// A model's input: the first part of a loader's batch, or all of it.
+template <class Batch>
+const auto& input_of(const Batch& batch) {
+  if constexpr (AnyTensor<Batch>)
+    return batch;
+  else if constexpr (requires { batch.template get<0>(); })
+    return batch.template get<0>();
+  else
+    return std::get<0>(batch);
+}
+
+/// Each rank's statistics become their mean over all ranks, in which each counts by its batches.
+template <class Net>
+void average_statistics(Net& net, const BatchNormPasses& passes) {
+  std::vector<double> numbers;
+  for (const auto& [norm, momentum] : passes.norms()) {
+    auto own = norm->running_stats();
+    for (std::size_t i = 1; i < own.size(); ++i) own[i] *= own[0];
+    numbers.insert(numbers.end(), own.begin(), own.end());
+  }
+  net.sum(std::span(numbers));
+  auto at = numbers.begin();
+  for (const auto& [norm, momentum] : passes.norms()) {
+    const double batches = *at++;
+    const auto end = at + static_cast<std::ptrdiff_t>(norm->running_stats().size() - 1);
+    for (auto number = at; number != end; ++number) *number /= batches;
+    if (batches > 0) norm->set_running_stats({at, end});
+    at = end;
+  }
+}
+
+}  // namespace detail
+
+/// Makes the running statistics of all batch norms in `net`, a policy or a model, anew: the means over all batches that
+/// `passes` computes, each of which counts the same (torch.optim.swa_utils.update_bn). `passes` is a loader, of whose
+/// batches the net takes the first part, or a function that calls the net as often as it likes:
+///   optim::AveragedScope use{average, net};
+///   optim::update_bn(net, loader);
+///   optim::update_bn(net, [&] { for (auto& [x, mask, y] : loader) net(x, mask); });
+/// The net is in training mode meanwhile, and records no gradients. Afterwards its modules are in training or
+/// evaluation as before, and the momenta are what they were.
+///
+/// All ranks make the call, each with its share of the batches; the statistics are then the mean over all ranks of each
+/// one's own, the same on all. Under DataParallel they are those of the first device's shares, as in training. With
+/// SyncBatchNorm they are those of whole batches, under each policy. Nothing happens where there are no batch norms
+/// that keep statistics; where there is no batch, they are those of new layers.
+template <class Net, class Passes>
+void update_bn(Net& net, Passes&& passes) {
+  auto& model = [&]() -> auto& {
+    if constexpr (requires { net.module(); })
+      return net.module();
+    else
+      return net;
+  }();
+  detail::BatchNormPasses scope(model);
+  if (scope.norms().empty()) return;
+  scope.begin();
+  {
+    const NoGrad no_grad;
+    if constexpr (std::is_invocable_v<Passes&>)
+      passes();
+    else
+      for (auto&& batch : passes) net(detail::input_of(batch));
+  }
+  if constexpr (requires { requires Net::distributed; }) detail::average_statistics(net, scope);
+}
+
+}  // namespace chorus::inline CHORUS_ABI::optim

@@ -1,0 +1,77 @@
+#pragma once
+/// Writes: how often the numbers of a parameter or a buffer have been written.
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <mutex>
+#include <string>
+
+#include <chorus/core/config.hpp>
+
+namespace chorus::inline CHORUS_ABI {
+
+/// Copies on other devices, copies in another type and what backward has saved are good as long as the numbers are the
+/// ones that they were made of. Library code says when it writes (`add`). A program may do so through a pointer: once
+/// it has got one (`watch`), every look at the version compares a fingerprint of the numbers with the last one.
+/// Several threads may look at the same time.
+class Writes {
+ public:
+  /// The name of the parameter or buffer in its model; empty where none is known.
+  std::string name;
+
+  void add() { version_.fetch_add(1, std::memory_order_relaxed); }
+  bool watched() const { return watched_.load(std::memory_order_relaxed); }
+  /// What `version` is if nobody has written through a pointer.
+  std::uint64_t counted() const { return version_.load(std::memory_order_relaxed); }
+  /// Grows with the numbers' changes.
+  std::uint64_t version(const void* numbers, std::size_t bytes) {
+    if (watched()) [[unlikely]]
+      look(numbers, bytes);
+    return counted();
+  }
+  /// Somebody is about to get a pointer to the numbers.
+  void watch(const void* numbers, std::size_t bytes) {
+    if (watched()) return;
+    const std::lock_guard lock(mutex_);
+    fingerprint_ = fingerprint(numbers, bytes);
+    watched_.store(true, std::memory_order_relaxed);
+  }
+  /// Nobody has a pointer any more.
+  void end_watch() { watched_.store(false, std::memory_order_relaxed); }
+
+ private:
+  [[gnu::noinline, gnu::cold]] void look(const void* numbers, std::size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    const std::uint64_t now = fingerprint(numbers, bytes);
+    if (now != fingerprint_) add();
+    fingerprint_ = now;
+  }
+
+  /// One change of a number always changes it; of several, all but one in 2^32. As fast as memory is read.
+  static std::uint64_t fingerprint(const void* numbers, std::size_t bytes) {
+    constexpr std::size_t lanes = 16, block = lanes * sizeof(std::uint32_t);
+    constexpr std::uint32_t odd = 0x9E3779B1u;
+    std::array<std::uint32_t, lanes> sums{}, words{};
+    const auto* from = static_cast<const std::byte*>(numbers);
+    for (; bytes >= block; bytes -= block, from += block) {
+      std::memcpy(words.data(), from, block);
+      for (std::size_t lane = 0; lane < lanes; ++lane) sums[lane] = (sums[lane] ^ words[lane]) * odd;
+    }
+    words.fill(0);
+    std::memcpy(words.data(), from, bytes);
+    std::uint64_t out = 0;
+    for (std::size_t lane = 0; lane < lanes; ++lane)
+      out = (out ^ ((sums[lane] ^ words[lane]) * odd)) * 0x9E3779B97F4A7C15u;
+    return out;
+  }
+
+  std::atomic<std::uint64_t> version_{1};
+  std::atomic<bool> watched_{false};
+  std::uint64_t fingerprint_ = 0;
+  std::mutex mutex_;
+};
+
+}  // namespace chorus::inline CHORUS_ABI
