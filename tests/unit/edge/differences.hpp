@@ -9,7 +9,7 @@ namespace edge {
 /// `what` names the type, the inputs, and the places in the value (y) or in a gradient (dx, d1, ...).
 struct Difference {
   std::string_view name, what, reason;
-  /// Unset where it depends on the machine.
+  /// Unset where it depends on the machine; `what` may then leave the places out.
   bool everywhere = true;
 };
 
