@@ -6,6 +6,7 @@
 #include <chorus/comm/envelope.hpp>
 #include <chorus/comm/world.hpp>
 #include <chorus/core/environment.hpp>
+#include <chorus/core/standard_streams.hpp>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -98,7 +99,7 @@ class FlightRecorder {
     const bool to_stderr = std::string_view(where) == "stderr";
     const auto path =
         cat(where, group_.empty() ? "" : ".", group_, engine_.empty() ? "" : ".", engine_, ".rank", rank_);
-    std::FILE* const file = to_stderr ? stderr : std::fopen(path.c_str(), "w");
+    std::FILE* const file = to_stderr ? stderr : chorus::detail::open_to_write(path.c_str());
     if (file == nullptr) return;
     std::fwrite(text.data(), 1, text.size(), file);
     to_stderr ? std::fflush(file) : std::fclose(file);

@@ -1,9 +1,18 @@
 #pragma once
 /// `Guests`: accepts connections from whoever comes, when only some are wanted.
 
+#include <sys/resource.h>
+
+#include <algorithm>
 #include <array>
 #include <chorus/comm/hmac.hpp>
 #include <chorus/comm/socket.hpp>
+#include <chrono>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
 
 namespace chorus::inline CHORUS_ABI::comm {
 
@@ -12,6 +21,11 @@ namespace chorus::inline CHORUS_ABI::comm {
 struct Challenge {
   std::uint64_t magic = 0;
   Nonce nonce{};
+
+  /// In `magic`: all that follows is encrypted.
+  static constexpr std::uint64_t tls = std::uint64_t{1} << 63;
+  bool encrypts() const { return (magic & tls) != 0; }
+  bool is(std::uint64_t of_host) const { return (magic & ~tls) == of_host; }
 };
 
 /// A connection, and the first bytes that came over it.
@@ -20,83 +34,123 @@ struct Guest {
   Nonce nonce{};
   std::array<std::byte, 192> hello{};
   std::size_t got = 0;
-  Deadline deadline{};
+  Deadline came{};
 };
 
 /// Each guest has to send a hello of fixed size within 5 s. All are heard side by side, and nothing is allocated on
-/// their word, so that one who sends garbage, nothing, or a byte a second keeps no other one waiting. At most 128, or
-/// as many as this process may have descriptors for, are heard at once; while there are as many, the one who has been
-/// there longest goes, if it has had a second, and else new ones wait outside: so many a second can come in.
+/// their word, so that one who sends garbage, nothing, or a byte a second keeps no other one waiting. At most 1024, and
+/// half as many as this process may have descriptors, are heard at once; while there are as many, the one who has
+/// been there longest goes, if it has had a quarter of a second, and else new ones wait outside.
 class Guests {
  public:
-  /// With `challenge_magic` each guest is sent a Challenge.
-  Guests(const Socket& listener, std::size_t hello_bytes, std::uint64_t challenge_magic = 0)
-      : listener_(listener), hello_bytes_(hello_bytes), challenge_magic_(challenge_magic) {}
+  /// With `challenge_magic` each guest is sent a Challenge; with a `key`, the job's token, the hello is encrypted.
+  Guests(const Socket& listener, std::size_t hello_bytes, std::uint64_t challenge_magic = 0,
+         std::optional<std::string> key = {})
+      : listener_(listener), hello_bytes_(hello_bytes), challenge_magic_(challenge_magic), key_(std::move(key)) {
+    rlimit most{};
+    if (getrlimit(RLIMIT_NOFILE, &most) == 0)
+      crowd_ = std::max<std::size_t>(1, std::min<std::size_t>(crowd_, most.rlim_cur / 2));
+  }
 
-  /// Waits for the next guest whose hello is complete. At the deadline: one without a socket.
-  [[gnu::cold]] Guest next(Deadline deadline) {
+  /// Waits for the next guest whose hello is complete. One without a socket at the deadline, and where one of the
+  /// `others` has an event.
+  [[gnu::cold]] Guest next(Deadline deadline, std::span<const pollfd> others = {}) {
     while (true) {
-      for (auto& guest : waiting_)
+      while (!audible_.empty()) {
+        auto& guest = waiting_[audible_.back()];
+        audible_.pop_back();
         if (hear(guest)) return std::exchange(guest, {});
-      if (Clock::now() >= deadline) return {};
-      auto* place = seat(true);
-      auto socket = place ? listener_.accept() : Socket();
-      if (!socket && place && (errno == EMFILE || errno == ENFILE)) {  // no descriptors: as if all places were taken
-        place = seat(false);
-        if (place) *place = {};
-        if (place) continue;
       }
-      if (!socket) {
-        sleep(deadline, place != nullptr);
+      std::erase_if(waiting_, [](const Guest& guest) { return !guest.socket; });
+      const bool room = take_in();
+      if (sleep(deadline, room, others)) return {};
+    }
+  }
+
+  /// How many have gone, or were sent away, without a complete hello.
+  std::size_t strangers() const { return strangers_; }
+  /// Why the last one of them was, where it is known.
+  const std::string& trouble() const { return trouble_; }
+
+ private:
+  void dismiss(Guest& guest) {
+    if (auto why = guest.socket.trouble(); !why.empty()) trouble_ = cat(guest.socket.remote(), std::move(why));
+    guest = {};
+    ++strangers_;
+  }
+
+  bool hear(Guest& guest) {
+    std::ptrdiff_t n = 1;
+    while (n > 0 && guest.got < hello_bytes_) {
+      n = guest.socket.try_receive(std::span(guest.hello).subspan(guest.got, hello_bytes_ - guest.got));
+      if (n > 0) guest.got += static_cast<std::size_t>(n);
+    }
+    if (n < 0) dismiss(guest);
+    return guest.socket && guest.got == hello_bytes_;
+  }
+
+  /// Accepts those who wait outside. False where some may be left there.
+  bool take_in() {
+    while (true) {
+      if (waiting_.size() >= crowd_ && !make_room()) return false;
+      auto socket = listener_.accept();
+      if (!socket && (errno == EMFILE || errno == ENFILE)) {  // no descriptors: as if all places were taken
+        if (!make_room()) return false;
         continue;
       }
-      Challenge challenge{challenge_magic_, {}};
+      if (!socket && errno == ECONNABORTED) continue;
+      if (!socket) return true;
+      Challenge challenge{challenge_magic_ | (key_ ? Challenge::tls : 0), {}};
       if (challenge_magic_ != 0) {
         fill_random(challenge.nonce);
         socket.try_send(bytes_of(challenge));
       }
-      *place = {std::move(socket), challenge.nonce, {}, 0, Clock::now() + patience};
+      if (key_) socket.encrypt(Tls::Side::server, *key_);
+      waiting_.push_back({std::move(socket), challenge.nonce, {}, 0, Clock::now()});
     }
   }
 
- private:
-  bool hear(Guest& guest) const {
-    if (!guest.socket) return false;
-    const auto n = guest.socket.try_receive(std::span(guest.hello).subspan(guest.got, hello_bytes_ - guest.got));
-    if (n > 0) guest.got += static_cast<std::size_t>(n);
-    if (n < 0 || Clock::now() >= guest.deadline) guest = {};
-    return guest.got == hello_bytes_;
+  /// Sends away those who have had their time; they stand in the order in which they came.
+  bool make_room() {
+    const auto before = Clock::now() - std::chrono::milliseconds(250);
+    const auto late =
+        std::find_if(waiting_.begin(), waiting_.end(), [&](const Guest& guest) { return guest.came > before; });
+    for (auto guest = waiting_.begin(); guest != late; ++guest) dismiss(*guest);
+    const bool some = late != waiting_.begin();
+    waiting_.erase(waiting_.begin(), late);
+    return some;
   }
 
-  /// A free place if `free` ones are any good, else that of the one who has been there longest; null where that was
-  /// not long yet.
-  Guest* seat(bool free) {
-    Guest* oldest = nullptr;
+  /// Until somebody can be heard. True where it is time to return.
+  bool sleep(Deadline deadline, bool room, std::span<const pollfd> others) {
+    const auto over = Clock::now();
+    if (over >= deadline) return true;
+    auto until = room ? deadline : std::min(deadline, over + std::chrono::milliseconds(20));
+    events_.assign(others.begin(), others.end());
+    events_.push_back({room ? listener_.fd() : -1, POLLIN, 0});
     for (auto& guest : waiting_) {
-      if (!guest.socket && free) return &guest;
-      if (guest.socket && (!oldest || guest.deadline < oldest->deadline)) oldest = &guest;
+      if (over >= guest.came + patience) dismiss(guest);
+      events_.push_back({guest.socket.fd(), guest.socket.needs(POLLIN), 0});
+      if (guest.socket) until = std::min(until, guest.came + patience);
     }
-    return oldest && oldest->deadline - Clock::now() < patience - std::chrono::seconds(1) ? oldest : nullptr;
+    if (poll(events_.data(), events_.size(), milliseconds_until(until)) <= 0) return false;
+    const auto first = events_.begin() + static_cast<std::ptrdiff_t>(others.size());
+    for (std::size_t i = 0; i < waiting_.size(); ++i)
+      if ((first + 1)[static_cast<std::ptrdiff_t>(i)].revents != 0) audible_.push_back(i);
+    return std::any_of(events_.begin(), first, [](const pollfd& event) { return event.revents != 0; });
   }
 
-  void sleep(Deadline deadline, bool room) const {
-    if (!room) deadline = std::min(deadline, Clock::now() + std::chrono::milliseconds(50));
-    std::array<pollfd, crowd + 1> events;
-    for (std::size_t i = 0; i < crowd; ++i) {
-      events[i] = {waiting_[i].socket.fd(), POLLIN, 0};
-      if (waiting_[i].socket) deadline = std::min(deadline, waiting_[i].deadline);
-    }
-    events[crowd] = {room ? listener_.fd() : -1, POLLIN, 0};
-    poll(events.data(), events.size(), milliseconds_until(deadline));
-  }
-
-  static constexpr std::size_t crowd = 128;
   static constexpr std::chrono::seconds patience{5};
 
   const Socket& listener_;
-  std::size_t hello_bytes_;
+  std::size_t hello_bytes_, crowd_ = 1024;
   std::uint64_t challenge_magic_;
-  std::array<Guest, crowd> waiting_;
+  std::optional<std::string> key_;
+  std::vector<Guest> waiting_;        ///< in the order in which they came
+  std::vector<std::size_t> audible_;  ///< those of them who have sent something
+  std::vector<pollfd> events_;
+  std::size_t strangers_ = 0;
+  std::string trouble_;
 };
 
 }  // namespace chorus::inline CHORUS_ABI::comm

@@ -3,6 +3,7 @@
 /// What they say to each other is in rendezvous_messages.hpp.
 
 #include <array>
+#include <atomic>
 #include <chorus/comm/guests.hpp>
 #include <chorus/comm/rendezvous_messages.hpp>
 #include <chorus/comm/shm_transport.hpp>
@@ -22,6 +23,7 @@ struct Meeting {
   SharedRegion region;                       ///< shm
   std::array<Address, max_ranks> addresses;  ///< tcp: where each rank's `listener` is
   Socket listener;                           ///< tcp: where the other ranks connect to this one
+  bool encrypted = false;                    ///< tcp: what they say there
 };
 
 namespace detail {
@@ -50,19 +52,24 @@ class Host {
                               : Socket::listen(Address::resolve(world_.master_addr, world_.master_port, deadline));
     where_ = cat("rank 0: rendezvous at ", listener.local());
     misled_ = listener.local().misleads(world_.master_addr);
-    check_token(world_.token, listener.local());
-    std::optional<Guests> guests(std::in_place, listener, sizeof(Hello), magic);
+    encrypted_ = check_token(world_.token, listener.local());
+    if (world_.token.empty()) warn_of_users(listener.local());
+    std::optional<Guests> guests(std::in_place, listener, sizeof(Hello), magic,
+                                 encrypted_ ? std::optional(world_.token) : std::nullopt);
     while (!complete()) {
       auto guest = guests->next(std::min(deadline, Clock::now() + std::chrono::milliseconds(50)));
       if (!guest.socket && Clock::now() >= deadline) {
-        const auto why = missing();
+        const auto why = missing(*guests);
         refuse_all(why);
         throw TimeoutError(why);
       }
       if (!guest.socket) continue;
       Hello hello;
       std::memcpy(&hello, guest.hello.data(), sizeof hello);
-      if (hello.magic != magic) continue;  // a stranger
+      if (hello.magic != magic) {
+        ++strangers_;
+        continue;
+      }
       const bool knows = same(hello.proof, prove(world_.token, {std::as_bytes(std::span(guest.nonce)), proven(hello)}));
       const auto objection = knows ? admit(guest.socket, hello)
                                    : cat("process ", hello.pid, ", which says that it is rank ", hello.rank,
@@ -130,7 +137,15 @@ class Host {
     return "";
   }
 
-  [[gnu::cold]] std::string missing() {
+  /// Without a token nothing tells this user's processes from another's.
+  static void warn_of_users(const Address& where) {
+    static std::atomic<bool> said{false};
+    if (!said.exchange(true))
+      chorus::detail::say(
+          cat("warning: no CHORUS_TOKEN is set: any user of this machine can take a rank's place at ", where));
+  }
+
+  [[gnu::cold]] std::string missing(const Guests& guests) {
     std::string ranks;
     int count = 0;
     for (int rank = 1; rank < world_.size; ++rank)
@@ -138,6 +153,9 @@ class Host {
     auto why = cat(where_, count == 1 ? ": rank " : ": ranks ", ranks, " of ", world_.size, " did not arrive within ",
                    world_.timeout.count(), " ms");
     if (misled_) why += cat("; no other machine can reach '", world_.master_addr, "' under this address");
+    if (const auto strangers = strangers_ + guests.strangers(); strangers != 0)
+      why += cat("; ", strangers, strangers == 1 ? " other connection was" : " other connections were", " no rank's");
+    if (!guests.trouble().empty()) why += cat("; the last: ", guests.trouble());
     return refused_.empty() ? why : cat(why, "; refused: ", refused_);
   }
 
@@ -146,6 +164,7 @@ class Host {
     bool one_machine = true;
     for (int rank = 1; rank < world_.size; ++rank) one_machine = one_machine && at(rank).hello.machine == machine_id();
     meeting.key = random_key();
+    meeting.encrypted = encrypted_;
     meeting.listener = Socket::listen(listener.local().with_port(0));
     meeting.kind = (kind_ == Backend::automatic || kind_ == Backend::shm) && one_machine ? Backend::shm : Backend::tcp;
     if (meeting.kind == Backend::shm && !make_region(meeting)) meeting.kind = Backend::tcp;
@@ -206,13 +225,16 @@ class Host {
   }
 
   [[noreturn]] void lost(int rank) {
-    fail<CommError>(where_, ": rank ", rank, " (process ", at(rank).hello.pid, ") went away");
+    fail<CommError>(where_, ": rank ", rank, " (process ", at(rank).hello.pid, ") went away",
+                    at(rank).socket.trouble());
   }
 
   const World& world_;
   const Backend kind_;
   std::array<Rank, max_ranks> ranks_;
   std::string where_, refused_;
+  std::size_t strangers_ = 0;  ///< whose hello was another one
+  bool encrypted_ = false;
   bool misled_ = false;  ///< the ranks of other machines, by the address's name
 };
 
@@ -222,7 +244,7 @@ class Host {
   const auto grace = deadline + std::chrono::milliseconds(500) + world.timeout / 10;  // rank 0's refusal may come late
   const auto address = Address::resolve(world.master_addr, world.master_port, deadline);
   const auto where = cat("rank ", world.rank, ": rendezvous at ", address);
-  check_token(world.token, address);
+  const bool encrypted = check_token(world.token, address);
   Hello hello;
   hello.rank = world.rank;
   hello.size = world.size;
@@ -230,7 +252,6 @@ class Host {
   hello.machine = machine_id();
   hello.kind = kind;
   hello.purpose = Hello::purpose_of(world);
-  fill_random(hello.nonce);
 
   Meeting meeting;
   Socket host;
@@ -251,10 +272,14 @@ class Host {
     trouble = "it took the connection and gave no answer";
     Challenge challenge;
     if (!host.receive_all(bytes_of(challenge.magic), grace)) continue;
-    check<CommError>(challenge.magic == magic, where, ": something other than a rank 0 of this version answers there");
-    if (!host.receive_all(std::as_writable_bytes(std::span(challenge.nonce)), grace)) continue;
+    check<CommError>(challenge.is(magic), where, ": something other than a rank 0 of this version answers there");
+    if (!host.receive_all(bytes_of(challenge).subspan(sizeof challenge.magic), grace)) continue;
+    follow(challenge, host, encrypted, world.token, cat("rank ", world.rank), address);
+    meeting.encrypted = challenge.encrypts();
+    fill_random(hello.nonce);
     hello.proof = prove(world.token, {std::as_bytes(std::span(challenge.nonce)), proven(hello)});
     if (host.send_all(bytes_of(hello), deadline) && host.receive_all(bytes_of(answer), grace)) break;
+    check<CommError>(host.trouble().empty(), where, host.trouble());
     met = Clock::now();
   }
   check<CommError>(answer.magic == magic, where, ": what rank 0 answers is garbled");
@@ -265,7 +290,8 @@ class Host {
                    where, ": who answers there does not know the job's token");
 
   const auto hear = [&](std::span<std::byte> message) {
-    check<CommError>(host.receive_all(message, grace), where, ": rank 0 went away");
+    const bool heard = host.receive_all(message, grace);
+    check<CommError>(heard, where, ": rank 0 went away", host.trouble());
   };
   meeting.key = answer.key;
   meeting.kind = answer.kind;

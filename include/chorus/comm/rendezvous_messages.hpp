@@ -8,20 +8,25 @@
 /// Where the job has a token, Hello holds an HMAC of rank 0's challenge and of itself, Answer one of the rank's own
 /// challenge and of itself, and the connections of TcpTransport begin alike, see mesh.hpp: each side proves that it
 /// knows the token, which itself is never sent, and a proof is good for one connection. Off loopback a token is
-/// obligatory. Nothing is encrypted: whoever can read and change packets on the way reads the data and can take over
-/// connections; through networks that others share, use a tunnel.
+/// obligatory, and all that follows the Challenge is TLS 1.3 (tls.hpp): who can read and change packets on the way
+/// learns and changes nothing, but can end connections. CHORUS_TLS=0 leaves it out, on all ranks; CHORUS_TLS=1 has it
+/// on loopback, too.
 
 #include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <chorus/comm/guests.hpp>
 #include <chorus/comm/hmac.hpp>
 #include <chorus/comm/socket.hpp>
 #include <chorus/comm/world.hpp>
+#include <chorus/core/environment.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
+#include <string_view>
 
 namespace chorus::inline CHORUS_ABI::comm::detail {
 
@@ -60,16 +65,36 @@ std::span<const std::byte> proven(const Message& message) {
   return std::as_bytes(std::span(&message, 1)).first(offsetof(Message, proof));
 }
 
-/// Who may meet where. Throws UsageError.
-[[gnu::cold]] inline void check_token(const std::string& token, const Address& address) {
+/// Who may meet where, and whether what they say there is encrypted. Throws UsageError.
+[[gnu::cold]] inline bool check_token(const std::string& token, const Address& address) {
   check<UsageError>(token.empty() || token.size() >= 16, "connect: the job's token has ", token.size(),
                     " characters, expected at least 16");
-  if (address.loopback()) return;
+  check<UsageError>(provable(token),
+                    "connect: CHORUS_TOKEN is set, and this program was built without OpenSSL, which proves that ranks "
+                    "know it: build it with OpenSSL, or unset CHORUS_TOKEN");
+  const bool encrypted = chorus::detail::env_switch("CHORUS_TLS", !address.loopback());
+  check<UsageError>(!encrypted || can_authenticate || !address.loopback(),
+                    "connect: CHORUS_TLS is 1, and this program was built without OpenSSL");
+  check<UsageError>(!encrypted || !token.empty() || !address.loopback(),
+                    "connect: CHORUS_TLS is 1, but CHORUS_TOKEN, of which the key is made, is not set");
+  if (address.loopback()) return encrypted;
   check<UsageError>(can_authenticate, "connect: ", address,
                     " is not on loopback, and this program was built without OpenSSL, which authenticates ranks there");
   check<UsageError>(!token.empty(), "connect: ", address,
                     " is not on loopback: ranks need a token to know each other by, the same secret of at least 16 "
                     "characters in CHORUS_TOKEN of all of them");
+  return encrypted;
+}
+
+/// Who connects does as the other side's challenge says. Throws CommError, in the name of `who` and of `there`, where
+/// that is not encrypted and has to be.
+[[gnu::cold]] inline void follow(const Challenge& challenge, Socket& socket, bool encrypted, const std::string& token,
+                                 std::string_view who, const Address& there) {
+  check<CommError>(challenge.encrypts() || !encrypted, who, ": who answers at ", there,
+                   " does not encrypt what it sends (CHORUS_TLS=0 there, and not here?)");
+  check<CommError>(!challenge.encrypts() || !token.empty(), who, ": who answers at ", there,
+                   " encrypts what it sends, with a key made of CHORUS_TOKEN, which is not set here");
+  if (challenge.encrypts()) socket.encrypt(Tls::Side::client, token);
 }
 
 /// Where the other ranks can reach this one: its machine's address on the way to rank 0. Throws CommError.

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chorus/core/error.hpp>
+#include <chorus/core/standard_streams.hpp>
 #include <cstddef>
 #include <cstring>
 #include <string_view>
@@ -24,7 +25,7 @@ class SharedRegion {
     const bool limited = getrlimit(RLIMIT_FSIZE, &most) == 0 && most.rlim_cur < bytes;
     check<CommError>(!limited, "shared memory: ", bytes,
                      " bytes are more than this process may write (ulimit -f): ", most.rlim_cur);
-    const int fd = memfd_create("chorus", MFD_CLOEXEC);
+    const int fd = chorus::detail::above_standard_streams(memfd_create("chorus", MFD_CLOEXEC));
     check<CommError>(fd >= 0, "shared memory: memfd_create: ", std::strerror(errno));
     SharedRegion region;
     region.fd_ = fd;
@@ -43,7 +44,7 @@ class SharedRegion {
     check<CommError>(length >= 0, "shared memory: ", path, ": ", std::strerror(errno));
     check<CommError>(std::string_view(target).starts_with("/memfd:chorus"), "shared memory: ", path, " is ", target);
     SharedRegion region;
-    region.fd_ = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+    region.fd_ = chorus::detail::above_standard_streams(::open(path.c_str(), O_RDWR | O_CLOEXEC));
     check<CommError>(region.fd_ >= 0, "shared memory: ", path, ": ", std::strerror(errno));
     // Touching memory beyond a file's end would end this process.
     check<CommError>(lseek(region.fd_, 0, SEEK_END) >= static_cast<off_t>(bytes), "shared memory: ", path,

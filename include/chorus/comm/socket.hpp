@@ -14,9 +14,12 @@
 #include <algorithm>
 #include <cerrno>
 #include <chorus/comm/name_lookup.hpp>
+#include <chorus/comm/tls.hpp>
 #include <chorus/comm/world.hpp>
+#include <chorus/core/standard_streams.hpp>
 #include <cstddef>
 #include <cstring>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -104,20 +107,21 @@ inline void append(std::string& out, const Address& address) {
   out += cat(six ? "[" : "", address.host(), six ? "]:" : ":", address.port());
 }
 
-/// Owns a socket.
+/// Owns a socket, under a number that is none of the standard streams'.
 class Socket {
  public:
   Socket() = default;
-  explicit Socket(int fd) : fd_(fd) {}
+  explicit Socket(int fd) : fd_(chorus::detail::above_standard_streams(fd)) {}
   /// Takes over a socket that someone else has made.
   static Socket adopt(int fd) {
     if (fd >= 0) fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
     if (fd >= 0) fcntl(fd, F_SETFD, FD_CLOEXEC);
     return Socket(fd);
   }
-  Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)), tls_(std::move(other.tls_)) {}
   Socket& operator=(Socket&& other) noexcept {
     std::swap(fd_, other.fd_);
+    std::swap(tls_, other.tls_);
     return *this;
   }
   ~Socket() {
@@ -144,18 +148,26 @@ class Socket {
     return socket;
   }
 
+  /// A connection that is under way, or an empty socket with errno set.
+  static Socket begin_connect(const Address& address) {
+    Socket socket(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    if (!socket || ::connect(socket.fd_, address.data(), address.length) == 0 || errno == EINPROGRESS) return socket;
+    return Socket();
+  }
   /// A connection, or an empty socket with errno set when there is none by the deadline.
   static Socket connect(const Address& address, Deadline deadline) {
-    Socket socket(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    auto socket = begin_connect(address);
     if (!socket) return socket;
-    if (::connect(socket.fd_, address.data(), address.length) == 0) return socket;
-    if (errno != EINPROGRESS) return Socket();
-    int error = ETIMEDOUT;
-    socklen_t length = sizeof error;
-    if (socket.wait(POLLOUT, deadline)) getsockopt(socket.fd_, SOL_SOCKET, SO_ERROR, &error, &length);
+    const int error = socket.wait(POLLOUT, deadline) ? socket.error() : ETIMEDOUT;
     if (error == 0) return socket;
     errno = error;
     return Socket();
+  }
+  /// What has gone wrong with it, once.
+  int error() const {
+    int error = 0;
+    socklen_t length = sizeof error;
+    return getsockopt(fd_, SOL_SOCKET, SO_ERROR, &error, &length) == 0 ? error : errno;
   }
 
   Socket accept() const { return Socket(::accept4(fd_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC)); }
@@ -181,13 +193,30 @@ class Socket {
     return address;
   }
 
+  /// What is sent and received from here on is encrypted, for who knows `token`. The handshake is part of the first
+  /// calls that move bytes. Throws as Tls does.
+  void encrypt(Tls::Side side, const std::string& token) { tls_ = std::make_unique<Tls>(fd_, side, token); }
+  /// Why encryption has ended the connection, to be put behind what is known of it; empty where it has not.
+  std::string trouble() const {
+    const auto why = tls_ ? tls_->trouble() : std::string();
+    return why.empty() ? why
+                       : cat(": what came over it is not what was sent, or the token is another one (TLS: ", why, ")");
+  }
+  /// What to poll for, to do this.
+  short needs(short event) const { return tls_ && tls_->awaits() != 0 ? tls_->awaits() : event; }
+
   /// Moves as many bytes as can be moved without waiting; -1 when the connection is closed or broken.
   std::ptrdiff_t try_send(std::span<const std::byte> bytes) const {
+    if (tls_) [[unlikely]]
+      return tls_->send(bytes);
     const auto n = ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     return n >= 0 ? n : would_wait() ? 0 : -1;
   }
   /// The same with two ranges, one behind the other.
   std::ptrdiff_t try_send(std::span<const std::byte> first, std::span<const std::byte> second) const {
+    if (tls_) [[unlikely]]
+      return tls_->send(
+          first.data() + first.size() == second.data() ? std::span(first.data(), first.size() + second.size()) : first);
     iovec parts[2] = {{const_cast<std::byte*>(first.data()), first.size()},
                       {const_cast<std::byte*>(second.data()), second.size()}};
     msghdr message{};
@@ -197,6 +226,8 @@ class Socket {
     return n >= 0 ? n : would_wait() ? 0 : -1;
   }
   std::ptrdiff_t try_receive(std::span<std::byte> bytes) const {
+    if (tls_) [[unlikely]]
+      return tls_->receive(bytes);
     const auto n = ::recv(fd_, bytes.data(), bytes.size(), MSG_DONTWAIT);
     return n > 0 ? n : n < 0 && would_wait() ? 0 : -1;
   }
@@ -221,7 +252,8 @@ class Socket {
 
   /// False at the deadline.
   bool wait(short event, Deadline deadline) const {
-    pollfd entry{fd_, event, 0};
+    if (tls_ && event == POLLIN && tls_->holds_bytes()) return true;
+    pollfd entry{fd_, needs(event), 0};
     while (Clock::now() < deadline)
       if (poll(&entry, 1, milliseconds_until(deadline)) > 0) return true;
     return false;
@@ -237,6 +269,7 @@ class Socket {
   static bool would_wait() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
 
   int fd_ = -1;
+  std::unique_ptr<Tls> tls_;
 };
 
 /// The bytes of a struct that is sent as it is.

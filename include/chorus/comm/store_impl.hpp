@@ -58,14 +58,16 @@ class StoreLink {
   why = "it took the connection and gave no answer";
   Challenge challenge;
   if (!socket.receive_all(bytes_of(challenge), soon)) return Socket();
-  check<CommError>(challenge.magic == store_magic, "store: something other than a store of this version is at ",
-                   address);
+  check<CommError>(challenge.is(store_magic), "store: something other than a store of this version is at ", address);
+  follow(challenge, socket, check_token(token, address), token, "store", address);
   StoreHello hello;
   hello.key = key;
   fill_random(hello.nonce);
   hello.proof = prove(token, {std::as_bytes(std::span(challenge.nonce)), proven(hello)});
   StoreWelcome answer;
-  if (!socket.send_all(bytes_of(hello), soon) || !socket.receive_all(bytes_of(answer), soon)) return Socket();
+  const bool heard = socket.send_all(bytes_of(hello), soon) && socket.receive_all(bytes_of(answer), soon);
+  check<CommError>(socket.trouble().empty(), "store: the server at ", address, socket.trouble());
+  if (!heard) return Socket();
   check<CommError>(answer.magic == store_magic && answer.welcome == 1, "store: the server at ", address,
                    " refuses this process: it does not know the job's token");
   check<CommError>(same(answer.proof, prove(token, {std::as_bytes(std::span(hello.nonce)), proven(answer)})),
@@ -146,7 +148,8 @@ CHORUS_INLINE detail::StoreMessage Store::ask(detail::StoreCode code, std::vecto
   if (!reply && Clock::now() >= deadline)
     fail<TimeoutError>("store.", name(code), ": the server ", link_->where(), " did not answer within ",
                        patience.count(), " ms");
-  chorus::check<CommError>(reply.has_value(), "store.", name(code), ": the server ", link_->where(), " has gone");
+  chorus::check<CommError>(reply.has_value(), "store.", name(code), ": the server ", link_->where(), " has gone",
+                           socket.trouble());
   link_->give_back(std::move(socket));
   if (reply->code == StoreCode::timed_out)
     fail<TimeoutError>("store.", name(code), ": ", detail::list_of(reply->texts),

@@ -14,6 +14,7 @@
 #include <exception>
 #include <list>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -59,6 +60,7 @@ class StoreServer {
   Socket listener_;
   std::string token_;
   std::uint64_t key_ = 0;
+  bool encrypted_ = false;
   std::mutex mutex_;
   std::list<User> users_;
   std::atomic<bool> ending_{false};
@@ -67,7 +69,7 @@ class StoreServer {
 
 inline StoreServer::StoreServer(Socket listener, std::string token, std::uint64_t key)
     : listener_(std::move(listener)), token_(std::move(token)), key_(key) {
-  detail::check_token(token_, listener_.local());
+  encrypted_ = detail::check_token(token_, listener_.local());
   doorkeeper_ = chorus::detail::start_thread("store", [this] { take_guests(); });
 }
 
@@ -98,7 +100,8 @@ inline void StoreServer::await_departures(std::chrono::milliseconds timeout) {
 }
 
 inline void StoreServer::take_guests() {
-  Guests guests(listener_, sizeof(detail::StoreHello), detail::store_magic);
+  Guests guests(listener_, sizeof(detail::StoreHello), detail::store_magic,
+                encrypted_ ? std::optional(token_) : std::nullopt);
   while (!ending_.load()) {
     try {
       auto guest = guests.next(Clock::now() + std::chrono::milliseconds(100));

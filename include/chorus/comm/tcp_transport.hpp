@@ -233,7 +233,8 @@ class TcpTransport final : public Transport {
       read_news();
       poll(nullptr, 0, 10);
     }
-    fail<LinkError>("rank ", peer, at(peer).left ? " has left the group" : " has closed its connection");
+    fail<LinkError>("rank ", peer, at(peer).left ? " has left the group" : " has closed its connection",
+                    at(peer).data.trouble());
   }
 
   enum class Goal { room, piece, sent };
@@ -281,7 +282,8 @@ class TcpTransport final : public Transport {
       auto& p = at(who);
       while (who != rank && !p.left) {
         const auto n = p.news.try_receive(bytes_of(p.last).subspan(p.news_received));
-        if (n < 0) fail<LinkError>("rank ", who, " is gone: its process has ended, or the network to it");
+        if (n < 0)
+          fail<LinkError>("rank ", who, " is gone: its process has ended, or the network to it", p.news.trouble());
         if (n == 0) break;
         p.news_received += static_cast<std::size_t>(n);
         if (p.news_received < sizeof p.last) continue;

@@ -113,7 +113,7 @@ class AtomicFile {
     check<FileError>(!name_.empty(), "saving ", path_.empty() ? "\"\"" : path_, ": the path has no file name");
     // NAME_MAX is 255 bytes; a longer name shares its leftovers with its namesakes, which the locks make harmless.
     prefix_ = cat('.', name_.substr(0, 200), '.');
-    folder_.value = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    folder_ = Descriptor(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     if (folder_.value < 0) fail_at(cat("opening the folder ", folder));
   }
 

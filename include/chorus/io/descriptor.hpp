@@ -7,15 +7,16 @@
 #include <unistd.h>
 
 #include <chorus/core/config.hpp>
+#include <chorus/core/standard_streams.hpp>
 
 namespace chorus::inline CHORUS_ABI::io {
 
-/// Owns `value`, unless it is negative.
+/// Owns `value`, unless it is negative. It is none of the standard streams'.
 struct Descriptor {
   int value = -1;
 
   Descriptor() = default;
-  explicit Descriptor(int descriptor) : value(descriptor) {}
+  explicit Descriptor(int descriptor) : value(chorus::detail::above_standard_streams(descriptor)) {}
   Descriptor(Descriptor&& other) noexcept : value(std::exchange(other.value, -1)) {}
   Descriptor& operator=(Descriptor&& other) noexcept {
     std::swap(value, other.value);

@@ -216,9 +216,8 @@ inline std::string npy_header(DType type, std::span<const Index> shape, std::str
 /// A regular file's bytes. Throws FileError.
 inline std::vector<std::byte> read_whole(const std::string& path) {
   const std::string who = cat("loading ", path);
-  Descriptor file;
   // Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever.
-  file.value = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   check<FileError>(file.value >= 0, who, ": opening the file failed: ", std::strerror(errno));
   struct stat facts {};
   const bool seen = ::fstat(file.value, &facts) == 0;  // before errno is read

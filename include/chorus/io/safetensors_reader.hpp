@@ -40,7 +40,7 @@ class SafetensorsReader {
   explicit SafetensorsReader(const std::string& path, const ReaderLimits& limits = {})
       : path_(path), loading_(cat("loading ", path)) {
     // Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever.
-    file_.value = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    file_ = Descriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     check<FileError>(file_.value >= 0, loading_, ": opening the file failed: ", std::strerror(errno));
     struct stat facts {};
     const bool seen = ::fstat(file_.value, &facts) == 0;  // before errno is read

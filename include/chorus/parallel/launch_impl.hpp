@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chorus/core/random.hpp>
+#include <chorus/core/standard_streams.hpp>
 #include <chorus/parallel/job.hpp>
 #include <chorus/parallel/launch.hpp>
 #include <chorus/parallel/tether.hpp>
@@ -307,6 +308,7 @@ inline int launch_here(int number, LaunchedPolicy policy, char** argv, Arguments
 }
 
 CHORUS_INLINE int launch(LaunchedPolicy policy, int argc, char** argv, const LaunchOptions* options, LaunchBody body) {
+  open_standard_streams();
   const LaunchScope scope;
   auto& calls = LaunchCalls::of_process();
   int number = -1;

@@ -126,7 +126,7 @@ class Supervisor {
   static std::string random_token() {
     comm::Mac bytes;
     comm::fill_random(bytes);
-    std::string token;
+    std::string token(comm::launched);
     for (const std::byte byte : bytes) token += format("%02x", static_cast<unsigned>(byte));
     return token;
   }

@@ -17,6 +17,7 @@
 #include <chorus/core/dtype.hpp>
 #include <chorus/core/error.hpp>
 #include <chorus/core/json_string.hpp>
+#include <chorus/core/standard_streams.hpp>
 
 namespace chorus::inline CHORUS_ABI {
 
@@ -98,7 +99,7 @@ class MetricsLog {
   /// Replaces the file at `path`; an empty path makes a log that writes nothing. Throws FileError.
   explicit MetricsLog(std::string path) : path_(std::move(path)) {
     if (path_.empty()) return;
-    file_.reset(std::fopen(path_.c_str(), "we"));
+    file_.reset(detail::open_to_write(path_.c_str()));
     check<FileError>(file_ != nullptr, "metrics: cannot write '", path_, "': ", std::strerror(errno));
   }
 
