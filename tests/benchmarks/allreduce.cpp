@@ -126,6 +126,7 @@ void bind_to_core(int rank, int ranks) {
 
 void run_processes(const Options& options) {
   comm::World world{.size = options.ranks, .local_size = options.ranks};
+  if (comm::can_authenticate) world.token = "a token of this benchmark";  // of which CHORUS_TLS=1 makes a key
   auto listener = comm::Socket::listen(comm::Address::resolve(world.master_addr, 0));
   world.master_port = listener.local().port();
   for (int rank = 1; rank < options.ranks; ++rank) {

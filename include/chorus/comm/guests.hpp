@@ -37,16 +37,20 @@ struct Guest {
   Deadline came{};
 };
 
-/// Each guest has to send a hello of fixed size within 5 s. All are heard side by side, and nothing is allocated on
-/// their word, so that one who sends garbage, nothing, or a byte a second keeps no other one waiting. At most 1024, and
-/// half as many as this process may have descriptors, are heard at once; while there are as many, the one who has
-/// been there longest goes, if it has had a quarter of a second, and else new ones wait outside.
+/// Each guest has to send a hello of fixed size within 5 s, or 30 s where it is encrypted, which takes a busy machine
+/// time. All are heard side by side, and nothing is allocated on their word, so that one who sends garbage, nothing, or
+/// a byte a second keeps no other one waiting. At most 1024, and half as many as this process may have descriptors, are
+/// heard at once; while there are as many, those go who have had a quarter of a second, and else new ones wait outside.
 class Guests {
  public:
   /// With `challenge_magic` each guest is sent a Challenge; with a `key`, the job's token, the hello is encrypted.
   Guests(const Socket& listener, std::size_t hello_bytes, std::uint64_t challenge_magic = 0,
          std::optional<std::string> key = {})
-      : listener_(listener), hello_bytes_(hello_bytes), challenge_magic_(challenge_magic), key_(std::move(key)) {
+      : listener_(listener),
+        hello_bytes_(hello_bytes),
+        challenge_magic_(challenge_magic),
+        key_(std::move(key)),
+        patience_(key_ ? 30 : 5) {
     rlimit most{};
     if (getrlimit(RLIMIT_NOFILE, &most) == 0)
       crowd_ = std::max<std::size_t>(1, std::min<std::size_t>(crowd_, most.rlim_cur / 2));
@@ -129,9 +133,9 @@ class Guests {
     events_.assign(others.begin(), others.end());
     events_.push_back({room ? listener_.fd() : -1, POLLIN, 0});
     for (auto& guest : waiting_) {
-      if (over >= guest.came + patience) dismiss(guest);
+      if (over >= guest.came + patience_) dismiss(guest);
       events_.push_back({guest.socket.fd(), guest.socket.needs(POLLIN), 0});
-      if (guest.socket) until = std::min(until, guest.came + patience);
+      if (guest.socket) until = std::min(until, guest.came + patience_);
     }
     if (poll(events_.data(), events_.size(), milliseconds_until(until)) <= 0) return false;
     const auto first = events_.begin() + static_cast<std::ptrdiff_t>(others.size());
@@ -140,12 +144,11 @@ class Guests {
     return std::any_of(events_.begin(), first, [](const pollfd& event) { return event.revents != 0; });
   }
 
-  static constexpr std::chrono::seconds patience{5};
-
   const Socket& listener_;
   std::size_t hello_bytes_, crowd_ = 1024;
   std::uint64_t challenge_magic_;
   std::optional<std::string> key_;
+  std::chrono::seconds patience_;
   std::vector<Guest> waiting_;        ///< in the order in which they came
   std::vector<std::size_t> audible_;  ///< those of them who have sent something
   std::vector<pollfd> events_;
