@@ -129,9 +129,10 @@ class TcpTransport final : public Transport {
 
   /// What else is to be done, every 50 ms, while this rank has waited long for `peer`; for `nobody` once that is over.
   std::function<void(int peer)> meanwhile;
-  /// How long it waits before it says so: at the others' deadlines they shall know.
+  /// How long it waits before it says so: at the others' deadlines they shall know. Sooner would be noise: each rank
+  /// tells each other one, and on a busy machine that takes longer than what they wait for.
   std::chrono::nanoseconds silence() const {
-    return std::min<std::chrono::nanoseconds>(timeout / 10, std::chrono::milliseconds(100));
+    return std::min<std::chrono::nanoseconds>(timeout / 10, std::chrono::seconds(5));
   }
 
   /// Sends what goes; where some is left, waits for room for it, `most` at most. False where nothing is left.
