@@ -1,12 +1,16 @@
 #!/usr/bin/env python3
-"""Examples that are built by a compiler alone, without OpenSSL, train to the end and save: only the hash is missing.
+"""Examples that are built by a compiler alone, without OpenSSL, train to the end and save: only the hash is missing, and
+ranks refuse a token, which they could not prove to each other.
 usage: examples_without_openssl_test.py COMPILER SOURCE_DIRECTORY EIGEN_DIRECTORY"""
 
 import json
+import os
 import pathlib
 import subprocess
 import sys
 import tempfile
+
+from processes import free_port
 
 COMPILER, SOURCE, EIGEN = sys.argv[1:]
 SMALL = ["--train-images", "60", "--batch", "16", "--epochs", "1", "--quiet"]
@@ -24,3 +28,10 @@ with tempfile.TemporaryDirectory(prefix="chorus_plain_") as temporary:
             saved.unlink()
             done = json.loads(metrics.read_text().splitlines()[-1])
             assert done["event"] == "done" and done["policy"] == policy and "parameters_sha256" not in done, done
+
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    for rank in (0, 1):
+        token = {"RANK": str(rank), "CHORUS_TOKEN": f"the secret of rank {rank} alone"}
+        done = subprocess.run([folder / "train_classifier", *SMALL, "--policy", "ddp"], env={**os.environ, **place, **token},
+                              capture_output=True, text=True, timeout=60)
+        assert done.returncode == 2 and "was built without OpenSSL" in done.stderr, done

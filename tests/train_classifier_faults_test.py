@@ -66,6 +66,20 @@ def under_all(parts, *options, **more):
         refuse(parts, *TINY, *options, "--policy", *policy, **more)
 
 
+# --- Standard streams that whoever starts the program has closed: what is printed gets into no file and no socket.
+
+for closed in ([0], [1], [2], [0, 1, 2]):
+    for policy in (["single"], ["ddp", "--devices", "2"]):
+        metrics = FOLDER / "closed.jsonl"
+        done = subprocess.run([PROGRAM, *TINY[:-1], "--policy", *policy, "--metrics", metrics, "--save", FOLDER / "closed.st"],
+                              env={**os.environ, "CHORUS_BACKEND": "tcp"}, timeout=60, preexec_fn=lambda: [os.close(fd) for fd in closed],
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        assert done.returncode == 0, f"{closed} {policy}: {done}"
+        events = [json.loads(line)["event"] for line in metrics.read_text().splitlines()]
+        assert events[-2:] == ["epoch", "done"] and set(events[:-2]) == {"step"}, events
+for name in ("closed.jsonl", "closed.st"):
+    (FOLDER / name).unlink()
+
 # --- Options.
 
 refuse(["--nonsense"], "--nonsense")

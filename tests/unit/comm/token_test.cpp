@@ -1,5 +1,6 @@
 // Who knows the job's token may join, nobody else.
 #include <ifaddrs.h>
+#include <sys/resource.h>
 
 #include <catch.hpp>
 
@@ -139,19 +140,44 @@ TEST_CASE("off loopback a token is obligatory", "[comm]") {
 TEST_CASE("tokens", "[comm]") { WARN("not checked: this build is without OpenSSL"); }
 #endif
 
-TEST_CASE("a crowd of strangers does not keep ranks out", "[comm]") {
-  test::Ranks ranks(3, [](comm::World world) {
-    if (world.rank != 0) std::this_thread::sleep_for(300ms);
-    auto c = comm::connect(world);
-    std::vector<int> x{world.rank + 1};
-    c.all_reduce(std::span(x));
-    return cat(x[0]);
-  });
+TEST_CASE("a crowd of strangers does not keep ranks out, and is counted where one is missed", "[comm]") {
+  rlimit most{};
+  getrlimit(RLIMIT_NOFILE, &most);
+  const auto before = std::exchange(most.rlim_cur, most.rlim_max);
+  setrlimit(RLIMIT_NOFILE, &most);
+  const std::size_t strangers = std::min<std::size_t>(1500, most.rlim_cur / 2);
   std::vector<comm::Socket> crowd;  // more than are heard at once; they stay, and say nothing
-  for (int i = 0; i < 300; ++i)
-    crowd.push_back(
-        comm::Socket::connect(comm::Address::resolve("127.0.0.1", ranks.port()), comm::Clock::now() + 100ms));
-  CHECK(ranks.texts() == std::vector<std::string>(3, "6"));
+  const auto come = [&](int port) {
+    for (std::size_t i = 0; i < strangers; ++i)
+      crowd.push_back(comm::Socket::begin_connect(comm::Address::resolve("127.0.0.1", port)));
+  };
+  {
+    test::Ranks ranks(3, [](const comm::World& world) {
+      if (world.rank != 0) std::this_thread::sleep_for(500ms);
+      const auto start = comm::Clock::now();
+      auto c = comm::connect(world);
+      std::vector<int> x{world.rank + 1};
+      c.all_reduce(std::span(x));
+      return cat(x[0], comm::Clock::now() - start < 3s ? "" : " late");
+    });
+    come(ranks.port());
+    CHECK(ranks.texts() == std::vector<std::string>(3, "6"));
+  }
+  crowd.clear();
+  {
+    test::Ranks ranks(
+        2,
+        [](const comm::World& world) {
+          if (world.rank == 0) comm::connect(world);
+          return std::string();
+        },
+        1500ms);
+    come(ranks.port());
+    CHECK_THAT(ranks.outcome(0).text, Contains("rank 1 of 2 did not arrive within 1500 ms; ") &&
+                                          Contains(" other connections were no rank's"));
+  }
+  most.rlim_cur = before;
+  setrlimit(RLIMIT_NOFILE, &most);
 }
 
 }  // namespace token_test
