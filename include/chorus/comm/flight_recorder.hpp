@@ -3,12 +3,16 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <chorus/comm/envelope.hpp>
 #include <chorus/comm/world.hpp>
 #include <chorus/core/environment.hpp>
+#include <chorus/core/held_signal.hpp>
+#include <chorus/core/say.hpp>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -98,10 +102,11 @@ class FlightRecorder {
     const bool to_stderr = std::string_view(where) == "stderr";
     const auto path =
         cat(where, group_.empty() ? "" : ".", group_, engine_.empty() ? "" : ".", engine_, ".rank", rank_);
-    std::FILE* const file = to_stderr ? stderr : std::fopen(path.c_str(), "w");
-    if (file == nullptr) return;
-    std::fwrite(text.data(), 1, text.size(), file);
-    to_stderr ? std::fflush(file) : std::fclose(file);
+    const chorus::detail::HeldSignal held(SIGXFSZ);
+    std::FILE* const file = to_stderr ? stderr : std::fopen(path.c_str(), "we");
+    bool written = file != nullptr && std::fwrite(text.data(), 1, text.size(), file) == text.size();
+    if (file != nullptr) written = (to_stderr ? std::fflush(file) : std::fclose(file)) == 0 && written;
+    if (!written) chorus::detail::say(cat("the flight record cannot be written to ", path, ": ", std::strerror(errno)));
   }
 
  private:
