@@ -1,13 +1,13 @@
 /// chorus-run: starts the ranks of a program, stands by them, and starts them again when one fails. Its options and the
 /// variables that ranks find in their environment are torchrun's.
 
-#include <CLI/CLI.hpp>
 #include <climits>
 #include <cmath>
 #include <string>
 #include <vector>
 
 #include "chorus_run_words.hpp"
+#include "command_line.hpp"
 
 namespace ch = chorus;
 using namespace chorus_run;
@@ -120,20 +120,16 @@ int main(int argc, char** argv) {
            "PET_SIGNALS_TO_HANDLE");
   app.add_flag("--prefix", group.prefix, "show the rank in front of each line");
   app.add_flag("--no-python,--no_python", no_python, "as it is: torchrun needs it for programs that are no Python");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
-  }
+  if (const auto status = parse(app, argc, argv)) return *status;
   auto words = app.remaining();
   if (!words.empty() && words.front() == "--") words.erase(words.begin());
   try {
     const auto why = words.empty() ? "" : why_not(words.front());
-    ch::check<ch::UsageError>(why.empty(), "torchrun's option ", words.empty() ? "" : words.front(),
+    ch::check<ch::UsageError>(why.empty(), "torchrun's option ", words.empty() ? "" : ch::printable(words.front()),
                               " makes no sense here: ", why);
     ch::check<ch::UsageError>(!words.empty() && !words.front().starts_with("-"),
                               words.empty() ? "no program to start" : "unknown option ",
-                              words.empty() ? "" : words.front(), "; see chorus-run --help");
+                              words.empty() ? "" : ch::printable(words.front()), "; see chorus-run --help");
     group.ranks = ranks_of(ranks);
     group.shown = ranks_in(shown, group.ranks);
     group.redirects = streams_in("--redirects", redirects, group.ranks);
@@ -142,7 +138,7 @@ int main(int argc, char** argv) {
     take_nodes(machines, nodes);
     group.nodes = machines.most;
     const bool found_out = backend == "c10d" && machines.most > 1 && node_rank->count() == 0;
-    ch::check<ch::UsageError>(found_out || machines.least == machines.most, "--nnodes ", nodes,
+    ch::check<ch::UsageError>(found_out || machines.least == machines.most, "--nnodes ", ch::printable(nodes),
                               ": a number that is found out needs --rdzv-backend c10d, and no --node-rank");
     ch::check<ch::UsageError>(found_out || interval.empty(),
                               "--monitor-interval is for --rdzv-backend c10d: this machine's "

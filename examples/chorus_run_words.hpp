@@ -57,9 +57,9 @@ inline int ranks_of(const std::string& text) {
   int ranks = number(text, 1, ch::comm::max_ranks);
   if (text == "cpu" || (text == "auto" && gpus() == 0)) ranks = std::min(cores(), ch::comm::max_ranks);
   if (text == "gpu" || (text == "auto" && gpus() > 0)) ranks = std::min(gpus(), ch::comm::max_ranks);
-  ch::check<ch::UsageError>(ranks != 0, "--nproc-per-node ", text, ": this machine has no GPU");
+  ch::check<ch::UsageError>(ranks != 0, "--nproc-per-node ", ch::printable(text), ": this machine has no GPU");
   ch::check<ch::UsageError>(ranks > 0, "--nproc-per-node (or PET_NPROC_PER_NODE): expected 1 to ", ch::comm::max_ranks,
-                            ", cpu, gpu or auto, got '", text, "'");
+                            ", cpu, gpu or auto, got '", ch::printable(text), "'");
   return ranks;
 }
 
@@ -73,8 +73,9 @@ inline void take_endpoint(ch::RankGroup& group, const std::string& text, int def
   host = ch::comm::detail::without_brackets(host);
   const int port = has_port ? number(std::string_view(text).substr(colon + 1), 0, 65535) : default_port;
   const bool sound = !host.empty() && host.find_first_of("[]") == std::string::npos;
-  ch::check<ch::UsageError>(sound && port >= 0, "--rdzv-endpoint: expected HOST or HOST:PORT, got '", text, "'");
-  ch::check<ch::UsageError>(port > 0 || group.nodes == 1, "--rdzv-endpoint ", text,
+  ch::check<ch::UsageError>(sound && port >= 0, "--rdzv-endpoint: expected HOST or HOST:PORT, got '",
+                            ch::printable(text), "'");
+  ch::check<ch::UsageError>(port > 0 || group.nodes == 1, "--rdzv-endpoint ", ch::printable(text),
                             ": a free port is for one machine, got --nnodes ", group.nodes);
   group.master_addr = host;
   group.master_port = port;
@@ -86,7 +87,7 @@ inline std::vector<int> ranks_in(const std::vector<std::string>& words, int rank
   for (const auto& word : words) {
     list.push_back(number(word, 0, ranks - 1));
     ch::check<ch::UsageError>(list.back() >= 0, "--local-ranks-filter: expected ranks from 0 to ", ranks - 1, ", got ",
-                              word);
+                              ch::printable(word));
   }
   return list;
 }
@@ -103,7 +104,7 @@ inline std::vector<int> streams_in(const char* option, const std::vector<std::st
     const int streams = number(all ? word : word.substr(colon + 1), 0, 3);
     ch::check<ch::UsageError>(rank >= 0 && streams >= 0 && (!all || words.size() == 1), option,
                               ": expected 0 to 3 for all ranks, or a list of RANK:0 to RANK:3 with ranks from 0 to ",
-                              ranks - 1, ", got ", word);
+                              ranks - 1, ", got ", ch::printable(word));
     if (all) std::fill(list.begin(), list.end(), streams);
     if (!all) list[static_cast<std::size_t>(rank)] = streams;
   }
@@ -126,7 +127,8 @@ inline void take_nodes(ch::MachineOptions& machines, const std::string& text) {
   machines.least = number(words.substr(0, colon), 1, ch::comm::max_ranks);
   machines.most = colon == text.size() ? machines.least : number(words.substr(colon + 1), 1, ch::comm::max_ranks);
   ch::check<ch::UsageError>(machines.least > 0 && machines.most >= machines.least,
-                            "--nnodes: expected N or MIN:MAX, 1 to ", ch::comm::max_ranks, ", got '", text, "'");
+                            "--nnodes: expected N or MIN:MAX, 1 to ", ch::comm::max_ranks, ", got '",
+                            ch::printable(text), "'");
 }
 
 /// A time in seconds.
@@ -134,7 +136,7 @@ inline std::chrono::milliseconds seconds_of(const char* option, std::string_view
   double value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   ch::check<ch::UsageError>(error == std::errc{} && end == text.data() + text.size() && value >= 0.001 && value <= 1e6,
-                            option, ": expected seconds from 0.001 to 1000000, got ", text);
+                            option, ": expected seconds from 0.001 to 1000000, got ", ch::printable(text));
   return std::chrono::milliseconds(static_cast<std::int64_t>(value * 1000));
 }
 
@@ -144,8 +146,8 @@ inline void take_conf(ch::MachineOptions& machines, const std::vector<std::strin
     const auto equals = std::min(word.find('='), word.size());
     const auto name = word.substr(0, equals), value = word.substr(std::min(equals + 1, word.size()));
     ch::check<ch::UsageError>(name == "join_timeout" || name == "last_call_timeout",
-                              "--rdzv-conf: expected join_timeout=SECONDS or last_call_timeout=SECONDS, got '", word,
-                              "'");
+                              "--rdzv-conf: expected join_timeout=SECONDS or last_call_timeout=SECONDS, got '",
+                              ch::printable(word), "'");
     (name == "join_timeout" ? machines.join_timeout : machines.last_call) = seconds_of("--rdzv-conf", value);
   }
 }
@@ -157,7 +159,8 @@ inline std::vector<int> signals_in(const std::vector<std::string>& words) {
       if (word == ch::detail::signal_name(signal)) list.push_back(signal);
     if (list.empty() || word != ch::detail::signal_name(list.back()))
       ch::fail<ch::UsageError>(
-          "--signals-to-handle: expected some of SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2, got ", word);
+          "--signals-to-handle: expected some of SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2, got ",
+          ch::printable(word));
   }
   return list;
 }

@@ -82,7 +82,7 @@ struct Classifier : chorus::nn::Module {
     if (name == "toy") return ToyModel<Device>(image);
     if (name == "mlp") return Mlp<Device>(image);
     if (name == "resnet18") return ResNet18<Device>(image);
-    chorus::check<chorus::UsageError>(name == "resnet50", "there is no model '", name, "'");
+    chorus::check<chorus::UsageError>(name == "resnet50", "there is no model '", chorus::printable(name), "'");
     return ResNet50<Device>(image);
   }
 };

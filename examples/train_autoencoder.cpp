@@ -1,7 +1,7 @@
 /// Trains a convolutional autoencoder: images through a few numbers and back.
 
 #include <chorus/data/open_images.hpp>
-#include <fstream>
+#include <chorus/io/atomic_file.hpp>
 
 #include "models/image_facts.hpp"
 #include "training.hpp"
@@ -71,9 +71,9 @@ void write_pairs(const std::string& path, const ch::Tensor<float, 4>& before, co
       line(before, i, y);
       line(after, i, y);
     }
-  std::ofstream out(path, std::ios::binary);
-  out << file;
-  ch::check<ch::FileError>(out.good(), "cannot write ", path);
+  ch::io::AtomicFile out(path);
+  out.write(file);
+  out.commit();
 }
 
 constexpr const char* description =

@@ -1,7 +1,6 @@
 #pragma once
 /// What the example programs share: options, the choice of a policy, the optimizer, losses on their way into the log.
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
 #include <chorus/chorus.hpp>
@@ -15,6 +14,8 @@
 #include <type_traits>
 #include <utility>
 #include <vector>
+
+#include "command_line.hpp"
 
 /// Options of every example. Each sets its own defaults before `add_options`.
 struct TrainingOptions {
@@ -40,7 +41,7 @@ CLI::Validator in_range(Number least, Number most = std::numeric_limits<Number>:
     const bool fits = read.ec == std::errc() && read.ptr == end && number >= least && number <= most;
     return fits ? ""
                 : chorus::cat("expected a ", std::is_integral_v<Number> ? "whole " : "", "number, ", limits, ", got '",
-                              text, "'");
+                              chorus::printable(text), "'");
   };
   return CLI::Validator(check, limits);
 }
@@ -87,13 +88,9 @@ inline void add_options(CLI::App& app, TrainingOptions& options) {
   app.add_flag("--quiet", options.quiet, "no progress, no summary");
 }
 
-/// Reads the command line. Returns main's status where the program ends here: after --help, or for a mistake.
+/// The same, and looks at options that don't go together.
 inline std::optional<int> parse(CLI::App& app, int argc, char** argv, const TrainingOptions& options) {
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
-  }
+  if (const auto status = parse(app, argc, argv)) return status;
   if (options.policy == "single" && options.devices.value_or(1) != 1) {
     std::fprintf(stderr, "%s: --policy single has one device, got --devices %d: choose dp or ddp\n",
                  app.get_name().c_str(), *options.devices);

@@ -164,6 +164,41 @@ if [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then echo begin; seq 1 10000000; sleep 6
     say("readers that stand still: ok")
 
 
+def output_that_is_lost():
+    """Standard output on a full disk: the job ends well, and its launcher says that it has not."""
+    def status_of(*words, out="/dev/full"):
+        with open(out, "w") as full:
+            done = subprocess.run([RUN, *map(str, words)], stdout=full, stderr=subprocess.PIPE, text=True, timeout=30, env=CLEAN)
+        return done.returncode, done.stderr
+    lost = "chorus: standard output: not all of it could be written"
+    status, err = status_of("--help")
+    expect(status == 1 and err.startswith(lost), status, err)
+    expect(status_of("--help", out="/dev/null") == (0, ""))
+    for words in (["--prefix"], ["--log-dir", FOLDER / "full"]):
+        expect(status_of("--nproc-per-node", 2, *words, "echo", "text") == (1, f"{lost}: No space left on device\n"), words)
+        expect(status_of("--nproc-per-node", 2, *words, "echo", "text", out="/dev/null") == (0, ""), words)
+        expect(status_of(*words, "sh", "-c", "echo text; exit 7")[0] == 7, words)
+    # Who reads no further has what it wants.
+    job = subprocess.Popen([RUN, "--prefix", "sh", "-c", "echo one; sleep 1; echo two"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=CLEAN)
+    expect(job.stdout.readline() == "[rank 0] one\n")
+    job.stdout.close()
+    expect((job.wait(timeout=20), job.stderr.read()) == (0, ""))
+    say("output that is lost: ok")
+
+
+def words_that_steer_terminals():
+    for words in (["--nproc-per-node", "\x1b[2J", "true"], ["--nnodes", "\x1b[2J", "true"], ["--no\x1b[2J", "true"], ["--max-restarts", "\x1b[2J", "true"],
+                  ["-r", "\x1b[2J", "true"], ["/nonexistent/\x1b[2J"]):
+        status, out, err = run(*words)
+        text = "\n".join(err)
+        expect(status in (1, 2) and "\\x1b[2J" in text and "\x1b" not in text, words, status, err)
+    status, out, err = run("true", environment={"PET_NPROC_PER_NODE": "\x1b[2J\nx"})
+    expect(status == 2 and "got '\\x1b[2J\\x0ax'" in err[-1], status, err)
+    say("words that steer terminals: ok")
+
+
 redirects_and_tees()
+output_that_is_lost()
+words_that_steer_terminals()
 torchruns_other_options()
 readers_that_stand_still()

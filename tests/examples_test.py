@@ -80,10 +80,16 @@ if NAME == "train_autoencoder":
     assert header == b"P5" and len(pixels) == width * height > 0, size
     assert "/nonexistent/p" in run(*EXAMPLE["small"], "--steps", "1", "--images", "/nonexistent/p", fails=True)
 
+with open("/dev/full", "w") as full:
+    for options in ([*EXAMPLE["small"], "--steps", "1"], ["--help"]):
+        done = subprocess.run([PROGRAM, *options], stdout=full, stderr=subprocess.PIPE, text=True, timeout=200)
+        assert done.returncode == 1 and "standard output: not all of it could be written" in done.stderr, done
+
 help_text = run("--help")
 assert "--policy" in help_text and NAME + " --" in help_text, help_text
 for options, part in (*EXAMPLE["mistakes"], (["--nonsense"], "nonsense"), (["--batch", "x"], "a whole number, 1 to 16777216, got 'x'"),
                       (["--policy", "pipeline"], "pipeline"),
+                      (["--batch", "\x1b[2J"], "got '\\x1b[2J'"), (["--policy", "\x1b[2J"], "\\x1b[2J"),
                       (["--devices", "2"], "--policy single"), (["--metrics", "/nonexistent/m"], "/nonexistent/m")):
     text = run(*EXAMPLE["small"], "--steps", "1", *options, fails=True)
     assert part in text, f"{options}: the message doesn't say {part}: {text}"

@@ -61,7 +61,8 @@ CHORUS_INLINE Backend backend_of(std::string_view text) {
   for (auto backend : {Backend::automatic, Backend::shm, Backend::tcp, Backend::thread, Backend::hierarchical,
                        Backend::mpi, Backend::gloo, Backend::nccl})
     if (name(backend) == text) return backend;
-  fail<UsageError>("backend '", text, "' is unknown, expected auto, shm, tcp, thread, hierarchical, mpi, gloo or nccl");
+  fail<UsageError>("backend '", printable(text),
+                   "' is unknown, expected auto, shm, tcp, thread, hierarchical, mpi, gloo or nccl");
 }
 
 CHORUS_INLINE bool register_backend(Backend backend, EngineMaker maker) {

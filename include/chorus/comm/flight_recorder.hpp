@@ -3,13 +3,17 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <chorus/comm/envelope.hpp>
 #include <chorus/comm/world.hpp>
 #include <chorus/core/environment.hpp>
+#include <chorus/core/held_signal.hpp>
+#include <chorus/core/say.hpp>
 #include <chorus/core/standard_streams.hpp>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -99,10 +103,11 @@ class FlightRecorder {
     const bool to_stderr = std::string_view(where) == "stderr";
     const auto path =
         cat(where, group_.empty() ? "" : ".", group_, engine_.empty() ? "" : ".", engine_, ".rank", rank_);
+    const chorus::detail::HeldSignal held(SIGXFSZ);
     std::FILE* const file = to_stderr ? stderr : chorus::detail::open_to_write(path.c_str());
-    if (file == nullptr) return;
-    std::fwrite(text.data(), 1, text.size(), file);
-    to_stderr ? std::fflush(file) : std::fclose(file);
+    bool written = file != nullptr && std::fwrite(text.data(), 1, text.size(), file) == text.size();
+    if (file != nullptr) written = (to_stderr ? std::fflush(file) : std::fclose(file)) == 0 && written;
+    if (!written) chorus::detail::say(cat("the flight record cannot be written to ", path, ": ", std::strerror(errno)));
   }
 
  private:

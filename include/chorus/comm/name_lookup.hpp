@@ -52,7 +52,7 @@ inline std::string without_brackets(std::string name) {
     std::optional<Found> found;
   };
   const auto shared = std::make_shared<Shared>();
-  chorus::detail::start_thread(cat("address '", name, "'"), [shared, name] {
+  chorus::detail::start_thread(cat("address '", printable(name), "'"), [shared, name] {
     const auto found = ask_system(name, 0);
     const std::lock_guard lock(shared->mutex);
     shared->found = found;

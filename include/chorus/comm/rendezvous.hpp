@@ -109,9 +109,9 @@ class Host {
     return all;
   }
 
-  static std::string_view text_of(const std::array<char, 64>& purpose) {
+  static std::string text_of(const std::array<char, 64>& purpose) {
     const std::string_view text(purpose.data(), strnlen(purpose.data(), purpose.size()));
-    return text.empty() ? "nothing in particular" : text;
+    return text.empty() ? "nothing in particular" : printable(text);
   }
 
   void refuse_all(const std::string& why) {
@@ -152,7 +152,7 @@ class Host {
       if (!at(rank).socket) ranks += cat(count++ == 0 ? "" : ", ", rank);
     auto why = cat(where_, count == 1 ? ": rank " : ": ranks ", ranks, " of ", world_.size, " did not arrive within ",
                    world_.timeout.count(), " ms");
-    if (misled_) why += cat("; no other machine can reach '", world_.master_addr, "' under this address");
+    if (misled_) why += cat("; no other machine can reach '", printable(world_.master_addr), "' under this address");
     if (const auto strangers = strangers_ + guests.strangers(); strangers != 0)
       why += cat("; ", strangers, strangers == 1 ? " other connection was" : " other connections were", " no rank's");
     if (!guests.trouble().empty()) why += cat("; the last: ", guests.trouble());
@@ -285,7 +285,8 @@ class Host {
   check<CommError>(answer.magic == magic, where, ": what rank 0 answers is garbled");
   answer.refusal.back() = 0;
   check<CommError>(answer.welcome == 1, "rank ", world.rank, ": ",
-                   answer.refusal[0] ? answer.refusal.data() : "rank 0 refuses it, and does not say why");
+                   answer.refusal[0] ? printable(answer.refusal.data(), answer.refusal.size())
+                                     : "rank 0 refuses it, and does not say why");
   check<CommError>(same(answer.proof, prove(world.token, {std::as_bytes(std::span(hello.nonce)), proven(answer)})),
                    where, ": who answers there does not know the job's token");
 

@@ -87,9 +87,9 @@ struct Address {
   static Address resolve(const std::string& name, int port,
                          Deadline deadline = Clock::now() + std::chrono::seconds(30)) {
     const auto found = detail::look_up(detail::without_brackets(name), deadline);
-    check<TimeoutError>(found.has_value(), "address '", name,
+    check<TimeoutError>(found.has_value(), "address '", printable(name),
                         "': the system has not found it in time; is there a name server?");
-    check<CommError>(found->code == 0, "address '", name, "': ", gai_strerror(found->code));
+    check<CommError>(found->code == 0, "address '", printable(name), "': ", gai_strerror(found->code));
     Address address;
     address.storage = found->storage;
     address.length = found->length;

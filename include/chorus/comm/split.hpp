@@ -6,6 +6,7 @@
 #include <chorus/comm/connect.hpp>
 #include <chorus/comm/rendezvous_messages.hpp>
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <string>
 #include <vector>
@@ -82,9 +83,10 @@ std::vector<Message> gather_from_all(AnyCommunicator& all, const Message& mine) 
   }
   const auto all = detail::gather_from_all(parent, mine);
   const auto& first = all[static_cast<std::size_t>(ranks.front())];
+  const std::string place(first.text.data(), strnlen(first.text.data(), first.text.size()));
   check<CommError>(group.size == 1 || first.port != 0, "split: rank ", ranks.front(), ", where ranks ",
-                   std::span(group.members), " were to meet: ", first.text.data());
-  group.master_addr = first.text.data();
+                   std::span(group.members), " were to meet: ", printable(place, first.text.size()));
+  group.master_addr = place;
   group.master_port = static_cast<int>(first.port);
   group.listen_fd = listener.release();
   return group;

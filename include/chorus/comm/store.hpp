@@ -24,9 +24,11 @@ class StoreLink;
 /// One rank's access to the store. Copies share it; any thread may use it, and one that waits holds no other up.
 ///
 /// Rank 0 holds the data, in memory: a rank that still uses the store when rank 0 has ended gets a CommError, so let a
-/// barrier be the last that ranks do together. Keys have 1 to 8192 bytes, values up to 8 MiB, of any kind; a store up
-/// to 131072 keys and 1 GiB. Each call throws UsageError for what is against these, TimeoutError for keys that are not
-/// there in time or a server that does not answer, and CommError for a server that has gone.
+/// barrier be the last that ranks do together. Keys have 1 to 8192 bytes, values up to 8 MiB, of any kind; a call up
+/// to 64 MiB and 262144 keys and values; a store up to 131072 keys and 1 GiB. What all calls together have on the way
+/// takes at most 256 MiB of rank 0's memory: a large one waits for room. Each call throws UsageError for what is
+/// against these limits, TimeoutError for keys that are not there in time or a server that does not answer, and
+/// CommError for a server that has gone, or that has had no room in time.
 class Store {
  public:
   /// A store of this process alone, without any socket.

@@ -76,10 +76,13 @@ class StoreLink {
   return socket;
 }
 
-[[gnu::cold]] inline std::string list_of(const std::vector<std::string>& keys) {
+/// The first of `count` keys.
+[[gnu::cold]] inline std::string list_of(const std::vector<std::string>& keys, std::int64_t count) {
   std::string list;
-  for (std::size_t i = 0; i < keys.size() && i < 10; ++i) list += cat(i ? ", '" : "'", keys[i], "'");
-  return keys.size() > 10 ? cat(list, " and ", keys.size() - 10, " more") : list;
+  const std::size_t shown = std::min<std::size_t>(keys.size(), 10);
+  for (std::size_t i = 0; i < shown; ++i) list += cat(i ? ", '" : "'", printable(keys[i]), "'");
+  const auto more = count - static_cast<std::int64_t>(shown);
+  return more > 0 ? cat(list, " and ", more, " more") : list;
 }
 
 }  // namespace detail
@@ -140,6 +143,9 @@ CHORUS_INLINE detail::StoreMessage Store::ask(detail::StoreCode code, std::vecto
   const detail::StoreMessage request{code, number, std::move(texts)};
   chorus::check<UsageError>(body_bytes(request) <= detail::most_message_bytes, "store.", name(code), ": ",
                             body_bytes(request), " bytes, at most ", detail::most_message_bytes, " are possible");
+  chorus::check<UsageError>(request.texts.size() <= detail::most_message_texts, "store.", name(code), ": ",
+                            request.texts.size(), " keys and values, at most ", detail::most_message_texts,
+                            " are possible");
   // The server says itself when a wait is over; it may be a little late.
   const auto deadline = Clock::now() + std::min<std::chrono::milliseconds>(patience, std::chrono::hours(1'000'000)) +
                         (waits ? std::chrono::seconds(2) : std::chrono::seconds(0));
@@ -152,10 +158,10 @@ CHORUS_INLINE detail::StoreMessage Store::ask(detail::StoreCode code, std::vecto
                            socket.trouble());
   link_->give_back(std::move(socket));
   if (reply->code == StoreCode::timed_out)
-    fail<TimeoutError>("store.", name(code), ": ", detail::list_of(reply->texts),
-                       reply->texts.size() == 1 ? " was" : " were", " not set within ", patience.count(), " ms");
+    fail<TimeoutError>("store.", name(code), ": ", detail::list_of(reply->texts, reply->number),
+                       reply->number == 1 ? " was" : " were", " not set within ", patience.count(), " ms");
   chorus::check<UsageError>(reply->code == StoreCode::done, "store.", name(code), ": ",
-                            reply->texts.empty() ? "refused" : reply->texts[0]);
+                            reply->texts.empty() ? "refused" : printable(reply->texts[0], 1000));
   return std::move(*reply);
 }
 
@@ -232,7 +238,9 @@ CHORUS_INLINE Store Store::of(const World& world, AnyCommunicator& communicator)
   }
   const auto bytes = std::span(reinterpret_cast<std::uint8_t*>(&news), sizeof news);
   communicator.broadcast(bytes, 0);
-  chorus::check<CommError>(news.port > 0, "rank ", communicator.rank(), ": rank 0 has no store: ", news.why.data());
+  news.why.back() = 0;
+  chorus::check<CommError>(news.port > 0, "rank ", communicator.rank(),
+                           ": rank 0 has no store: ", printable(news.why.data(), news.why.size()));
   if (!store) {
     store = Store::connect(world.master_addr, news.port, world.token, world.timeout, news.key);
     store->set_timeout(Store::default_timeout);

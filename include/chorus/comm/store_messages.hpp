@@ -5,6 +5,7 @@
 /// StoreWelcome proves the same of the server. Then each request gets one reply, both of them a StoreMessage: a
 /// StoreHead, and behind it each text as its length (32 bits) and its bytes.
 
+#include <algorithm>
 #include <array>
 #include <chorus/comm/hmac.hpp>
 #include <chorus/comm/socket.hpp>
@@ -15,6 +16,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace chorus::inline CHORUS_ABI::comm::detail {
@@ -36,7 +38,8 @@ struct StoreWelcome {
 
 /// Limits, checked before anything is kept: those of one key, one value, one message, and of all of a store.
 inline constexpr std::size_t most_key_bytes = 8 << 10, most_value_bytes = 8 << 20, most_message_bytes = 64 << 20,
-                             most_store_keys = 128 << 10, most_store_bytes = 1 << 30;
+                             most_store_keys = 128 << 10, most_store_bytes = 1 << 30,
+                             most_message_texts = 2 * most_store_keys;
 
 enum class StoreCode : std::uint8_t {
   // requests
@@ -65,7 +68,7 @@ constexpr std::string_view name(StoreCode code) {
 }
 
 /// A request: keys, values, and a number to be added or the milliseconds that a wait may last. Or a reply: values, a
-/// number, or what is wrong.
+/// number, or what is wrong; of keys that are missing, their number and the first few.
 struct StoreMessage {
   StoreCode code = StoreCode::done;
   std::int64_t number = 0;
@@ -86,31 +89,41 @@ inline std::size_t body_bytes(const StoreMessage& message) {
   return bytes;
 }
 
-/// False where the connection ends or the deadline comes first.
+/// False where the connection ends or the deadline comes first. What is large is not copied.
 [[gnu::cold]] inline bool send(const Socket& socket, const StoreMessage& message, Deadline deadline) {
+  constexpr std::size_t part = 64 << 10;
   StoreHead head;
   head.code = message.code;
   head.count = static_cast<std::uint32_t>(message.texts.size());
   head.bytes = body_bytes(message);
   head.number = message.number;
   std::string bytes(reinterpret_cast<const char*>(&head), sizeof head);
-  bytes.reserve(bytes.size() + head.bytes);
+  const auto flush = [&] {
+    const bool sent = socket.send_all(std::as_bytes(std::span(bytes)), deadline);
+    bytes.clear();
+    return sent;
+  };
   for (const auto& text : message.texts) {
     const auto length = static_cast<std::uint32_t>(text.size());
-    bytes.append(reinterpret_cast<const char*>(&length), sizeof length).append(text);
+    bytes.append(reinterpret_cast<const char*>(&length), sizeof length);
+    if (text.size() < part) bytes.append(text);
+    if ((bytes.size() >= part || text.size() >= part) && !flush()) return false;
+    if (text.size() >= part && !socket.send_all(std::as_bytes(std::span(text)), deadline)) return false;
   }
-  return socket.send_all(std::as_bytes(std::span(bytes)), deadline);
+  return flush();
 }
 
 /// The texts in a message's body; nothing where it is garbled.
 [[gnu::cold]] inline std::optional<std::vector<std::string>> texts_in(std::string_view body, std::uint32_t count) {
+  if (count > std::min(body.size() / sizeof(std::uint32_t), most_message_texts)) return std::nullopt;
   std::vector<std::string> texts;
+  texts.reserve(count);
   while (!body.empty()) {
     std::uint32_t length = 0;
     if (body.size() < sizeof length) return std::nullopt;
     std::memcpy(&length, body.data(), sizeof length);
     body.remove_prefix(sizeof length);
-    if (length > body.size()) return std::nullopt;
+    if (length > body.size() || texts.size() == count) return std::nullopt;
     texts.emplace_back(body.substr(0, length));
     body.remove_prefix(length);
   }
@@ -118,13 +131,22 @@ inline std::size_t body_bytes(const StoreMessage& message) {
   return texts;
 }
 
-/// The next message; nothing where the connection ends, the deadline comes first, or what comes is none. Memory is
-/// taken as bytes come in, not on anybody's word.
-[[gnu::cold]] inline std::optional<StoreMessage> receive(const Socket& socket, Deadline deadline) {
+/// The memory that a message takes while it comes in: its bytes, and the texts that are made of them.
+inline std::size_t memory_for(const StoreHead& head) { return 2 * head.bytes + head.count * sizeof(std::string); }
+/// And that it takes then.
+inline std::size_t memory_of(const StoreMessage& message) {
+  return body_bytes(message) + message.texts.size() * sizeof(std::string);
+}
+
+/// The next message; nothing where the connection ends, the deadline comes first, what comes is none, or there is no
+/// place for so many bytes: `admit(bytes)`. Memory is taken as bytes come in, not on anybody's word.
+template <class Admit>
+[[gnu::cold]] std::optional<StoreMessage> receive(const Socket& socket, Deadline deadline, const Admit& admit) {
   constexpr std::size_t part = 1 << 20;
   StoreHead head;
   if (!socket.receive_all(bytes_of(head), deadline)) return std::nullopt;
   if (head.bytes > most_message_bytes || head.code > StoreCode::refused) return std::nullopt;
+  if (head.count > most_message_texts || !admit(memory_for(head))) return std::nullopt;
   std::string body;
   while (body.size() < head.bytes) {
     const auto before = body.size();
@@ -134,6 +156,9 @@ inline std::size_t body_bytes(const StoreMessage& message) {
   auto texts = texts_in(body, head.count);
   if (!texts) return std::nullopt;
   return StoreMessage{head.code, head.number, std::move(*texts)};
+}
+inline std::optional<StoreMessage> receive(const Socket& socket, Deadline deadline) {
+  return receive(socket, deadline, [](std::size_t) { return true; });
 }
 
 }  // namespace chorus::inline CHORUS_ABI::comm::detail

@@ -151,9 +151,14 @@ inline void StoreServer::answer(User& user) {
   try {
     while (!ending_.load()) {
       if (!user.socket.wait(POLLIN, Clock::now() + std::chrono::minutes(1))) continue;
-      auto request = detail::receive(user.socket, Clock::now() + patience);
+      detail::StoreTable::Room room(table_);
+      const auto gone = [&] { return user.socket.ended(); };
+      const auto until = Clock::now() + patience;
+      auto request =
+          detail::receive(user.socket, until, [&](std::size_t bytes) { return room.take(bytes, until, gone); });
       if (!request) break;
-      const auto reply = table_.answer(std::move(*request), [&] { return user.socket.ended(); });
+      room.keep(detail::memory_of(*request));
+      const auto reply = table_.answer(std::move(*request), room, Clock::now() + patience, gone);
       if (ending_.load() || !detail::send(user.socket, reply, Clock::now() + patience)) break;
     }
   } catch (const std::exception&) {

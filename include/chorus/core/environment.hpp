@@ -18,7 +18,8 @@ inline const char* env(const char* name) {
   const char* text = env(name);
   if (text == nullptr) return unset;
   const std::string_view value(text);
-  check<UsageError>(value == "0" || value == "1", "environment variable ", name, " must be 0 or 1, got '", value, "'");
+  check<UsageError>(value == "0" || value == "1", "environment variable ", name, " must be 0 or 1, got '",
+                    printable(value), "'");
   return value == "1";
 }
 

@@ -14,13 +14,14 @@
 #include <type_traits>
 #include <utility>
 
-#include <chorus/core/config.hpp>
+#include <chorus/core/printable.hpp>
 
 namespace chorus::inline CHORUS_ABI {
 
-/// Base of every exception that chorus throws.
+/// Base of every exception that chorus throws. Its message holds no control characters but line ends: a name in it may
+/// come from a file or another process, and the message goes to a terminal.
 struct Error : std::runtime_error {
-  using std::runtime_error::runtime_error;
+  explicit Error(const std::string& message) : std::runtime_error(detail::printable_lines(message)) {}
 };
 /// Shapes, axes or ranks that don't fit the operation.
 struct ShapeError : Error {

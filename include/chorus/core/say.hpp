@@ -4,6 +4,8 @@
 #include <unistd.h>
 
 #include <chorus/core/config.hpp>
+#include <chorus/core/held_signal.hpp>
+#include <chorus/core/printable.hpp>
 #include <string>
 #include <string_view>
 
@@ -11,9 +13,8 @@ namespace chorus::inline CHORUS_ABI::detail {
 
 /// A line on stderr in one write, so that lines of several processes don't mix.
 inline void say(std::string_view message) {
-  std::string line = "chorus: ";
-  line.append(message);
-  line += '\n';
+  const std::string line = "chorus: " + printable_lines(message) + '\n';
+  const HeldSignal held(SIGXFSZ);  // stderr may be a file
   [[maybe_unused]] const auto written = write(STDERR_FILENO, line.data(), line.size());
 }
 

@@ -48,9 +48,7 @@ inline std::string what_is_there(const std::string& folder) {
   for (std::filesystem::directory_iterator at(folder, trouble), end; !trouble && at != end; at.increment(trouble)) {
     auto name = at->path().filename().string();
     if (is_folder(at->path().string())) name += '/';
-    for (char& c : name)
-      if (static_cast<unsigned char>(c) < ' ' || c == 127) c = '?';
-    names.push_back(std::move(name));
+    names.push_back(printable(name));
     if (names.size() == looked_at) break;
   }
   std::ranges::sort(names);

@@ -19,8 +19,7 @@ namespace chorus::inline CHORUS_ABI::data {
 
 #if CHORUS_USE_ZLIB
 
-/// Decompresses a file in order. Only as many bytes as are asked for are ever made, so that a small file can't fill
-/// memory.
+/// Decompresses a file in order. Only as many bytes as are asked for are ever made.
 class GzipFile {
  public:
   explicit GzipFile(std::string path) : file_(std::move(path)), input_(std::size_t{1} << 16) {

@@ -3,11 +3,13 @@
 /// 32-bit size for each axis, then the values, the last axis fastest (Y. LeCun, C. Cortes, C. Burges: "The MNIST
 /// database").
 
+#include <algorithm>
 #include <chorus/core/dtype.hpp>
 #include <chorus/core/error.hpp>
 #include <chorus/data/file.hpp>
 #include <chorus/data/gzip.hpp>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -32,6 +34,22 @@ inline bool may_hold(const GzipFile& file, std::uint64_t bytes) { return bytes <
 inline std::string room(const InputFile& file) { return cat("the file has ", file.size()); }
 inline std::string room(const GzipFile& file) {
   return cat("the compressed file can't hold more than ", file.size_limit());
+}
+/// Reads `count` values, or those that are there. What a compressed file holds shows as it is read: memory grows with
+/// that, and not at once to what the header says.
+inline void read_values(InputFile& file, std::vector<std::uint8_t>& values, std::uint64_t count) {
+  values.resize(count);
+  values.resize(file.read(values));
+}
+inline void read_values(GzipFile& file, std::vector<std::uint8_t>& values, std::uint64_t count) {
+  constexpr std::size_t least = 1 << 20;
+  for (std::size_t done = 0; done == values.size() && done < count;) {
+    const auto next = std::min<std::size_t>(count, done + std::max(least, done));
+    values.reserve(next);  // no more than that
+    values.resize(next);
+    done += file.read(std::span(values).subspan(done));
+    if (done < values.size()) return values.resize(done);
+  }
 }
 inline bool at_end(InputFile&) { return true; }
 inline bool at_end(GzipFile& file) { return file.at_end(); }
@@ -61,9 +79,9 @@ IdxArray parse_idx(const std::string& path, int rank) {
   check<FileError>(may_hold(file, header.size() + count), path, ": sizes ", std::span<const Index>(out.sizes), " need ",
                    header.size() + count, " bytes, ", room(file));
 
-  out.values.resize(count);
-  const std::size_t read = file.read(out.values);
-  check<FileError>(read == count, path, ": cut short: expected ", count, " values, got ", read);
+  read_values(file, out.values, count);
+  check<FileError>(out.values.size() == count, path, ": cut short: expected ", count, " values, got ",
+                   out.values.size());
   check<FileError>(at_end(file), path, ": more data follow after the ", count, " values that its header declares");
   return out;
 }
@@ -71,8 +89,8 @@ IdxArray parse_idx(const std::string& path, int rank) {
 }  // namespace detail
 
 /// Reads the bytes of `path`, which must have `rank` axes; a name that ends in .gz is decompressed. Throws FileError
-/// where the header, the sizes and the length don't fit each other; nothing is allocated for sizes that the file can't
-/// hold.
+/// where the header, the sizes and the length don't fit each other; memory is taken for what the file holds, not for
+/// what its header says.
 inline IdxArray read_idx(const std::string& path, int rank) {
   if (path.ends_with(".gz")) return detail::parse_idx<GzipFile>(path, rank);
   return detail::parse_idx<InputFile>(path, rank);

@@ -22,6 +22,7 @@
 #include <unistd.h>
 
 #include <chorus/core/error.hpp>
+#include <chorus/core/held_signal.hpp>
 #include <chorus/io/descriptor.hpp>
 
 namespace chorus::inline CHORUS_ABI::io {
@@ -47,6 +48,7 @@ class AtomicFile {
   /// Appends. Throws FileError, and then removes the temporary file.
   void write(std::span<const std::byte> data) {
     check<UsageError>(!temporary_.empty(), "saving ", path_, ": write to a file that is committed or has failed");
+    const chorus::detail::HeldSignal held(SIGXFSZ);
     while (!data.empty()) {
       const ssize_t count = ::write(file_.value, data.data(), std::min(data.size(), io_chunk));
       if (count < 0 && errno == EINTR) continue;

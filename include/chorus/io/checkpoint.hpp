@@ -72,7 +72,8 @@ inline std::int64_t number_in(const SafetensorsReader& file, const std::string& 
   const auto& text = found->second;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   check<FileError>(error == std::errc{} && end == text.data() + text.size() && value >= 0 && value <= most,
-                   "resuming from ", file.path(), ": ", key, " is '", text, "', expected a number from 0 to ", most);
+                   "resuming from ", file.path(), ": ", key, " is ", Quoted{text}, ", expected a number from 0 to ",
+                   most);
   return value;
 }
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <chorus/core/dtype.hpp>
 #include <chorus/core/error.hpp>
-#include <chorus/core/json_string.hpp>
+#include <chorus/core/printable.hpp>
 #include <chorus/io/file_dtype.hpp>
 #include <cmath>
 #include <cstddef>

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <chorus/core/error.hpp>
-#include <chorus/core/json_string.hpp>
+#include <chorus/core/printable.hpp>
 #include <chorus/io/load_options.hpp>
 #include <chorus/io/model_file_impl.hpp>
 #include <chorus/io/safetensors_reader.hpp>

@@ -51,12 +51,12 @@ inline void append(std::string& out, const LoadReport& report) {
     std::string_view before;
     for (const auto& item : items) out += cat(std::exchange(before, ", "), text_of(item));
   };
-  const auto name = [](const std::string& text) { return text; };
+  const auto name = [](const std::string& text) { return printable(text); };
   list("missing", report.missing, name);
   list("unexpected", report.unexpected, name);
   list("mismatched", report.mismatched, [](const LoadReport::Mismatch& x) {
-    return cat(x.name, " (expected ", x.expected, " ", std::span<const Index>(x.expected_shape), ", got ", x.got, " ",
-               std::span<const Index>(x.got_shape), ")");
+    return cat(printable(x.name), " (expected ", x.expected, " ", std::span<const Index>(x.expected_shape), ", got ",
+               x.got, " ", std::span<const Index>(x.got_shape), ")");
   });
 }
 

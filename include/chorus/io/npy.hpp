@@ -10,7 +10,7 @@
 #include <array>
 #include <bit>
 #include <cerrno>
-#include <chorus/core/json_string.hpp>
+#include <chorus/core/printable.hpp>
 #include <chorus/io/atomic_file.hpp>
 #include <chorus/io/descriptor.hpp>
 #include <chorus/io/foreign_file.hpp>

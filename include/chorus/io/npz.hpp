@@ -3,6 +3,7 @@
 /// deflated.
 
 #include <map>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -129,13 +130,19 @@ inline std::vector<std::byte> zip_content(const ZipBytes& zip, const std::string
 #if CHORUS_USE_ZLIB
     // Deflate makes at most 1032 bytes of one.
     check<FileError>(entry.size / 1032 <= entry.packed, who, ": the archive is damaged");
-    out.resize(static_cast<std::size_t>(entry.size));
     z_stream stream{};
     check<FileError>(inflateInit2(&stream, -MAX_WBITS) == Z_OK, who, ": zlib could not start");
+    const std::unique_ptr<z_stream, decltype(&inflateEnd)> ended(&stream, &inflateEnd);
     int status = Z_OK;
     std::size_t read = 0, written = 0;
     while (status == Z_OK) {
-      constexpr std::size_t most = std::size_t{1} << 30;
+      constexpr std::size_t most = std::size_t{1} << 30, least = std::size_t{1} << 20;
+      // Memory grows with what is unpacked, not at once to what the archive says.
+      if (written == out.size()) {
+        const auto next = std::min<std::size_t>(entry.size, written + std::max(least, written));
+        out.reserve(next);  // no more than that
+        out.resize(next);
+      }
       stream.next_in = reinterpret_cast<Bytef*>(const_cast<std::byte*>(packed.data() + read));
       stream.avail_in = static_cast<uInt>(std::min(packed.size() - read, most));
       stream.next_out = reinterpret_cast<Bytef*>(out.data() + written);
@@ -145,8 +152,7 @@ inline std::vector<std::byte> zip_content(const ZipBytes& zip, const std::string
       read += in_before - stream.avail_in;
       written += out_before - stream.avail_out;
     }
-    inflateEnd(&stream);
-    check<FileError>(status == Z_STREAM_END && written == out.size() && read == packed.size(), who,
+    check<FileError>(status == Z_STREAM_END && written == entry.size && read == packed.size(), who,
                      ": the compressed data are damaged");
 #else
     fail<FileError>(who, ": compressed, and chorus was built without zlib");

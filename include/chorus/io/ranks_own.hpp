@@ -136,7 +136,8 @@ template <class Net, class StepIn>
   if (const auto seed = file->metadata().find("training/seed"); seed != file->metadata().end())
     for (std::size_t rank = 0; rank < ranks.size(); ++rank)
       check<UsageError>(seed->second == cat(static_cast<std::uint64_t>(ranks[rank].seed)), "resuming from ", path,
-                        ": expected the run's seed, ", seed->second, ", for dropout and samplers follow it, got ",
+                        ": expected the run's seed, ", printable(seed->second),
+                        ", for dropout and samplers follow it, got ",
                         static_cast<std::uint64_t>(ranks[rank].seed), ranks.size() > 1 ? cat(" on rank ", rank) : "");
   return std::move(*file);
 }

@@ -38,10 +38,10 @@ void read_all(const SafetensorsReader& file, const std::vector<Incoming<D>>& wan
   const auto compare = [&](const Incoming<D>& tensor, const std::string& name) {
     const TensorEntry* entry = file.find(name);
     if (entry == nullptr)
-      list(missing, name);
+      list(missing, printable(name));
     else if (entry->dtype != file_dtype(tensor.dtype) || entry->shape != tensor.shape)
-      list(mismatched, name, " (expected ", tensor.dtype, " ", std::span<const Index>(tensor.shape), ", got ",
-           entry->dtype, " ", std::span<const Index>(entry->shape), ")");
+      list(mismatched, printable(name), " (expected ", tensor.dtype, " ", std::span<const Index>(tensor.shape),
+           ", got ", entry->dtype, " ", std::span<const Index>(entry->shape), ")");
   };
   for (const auto& tensor : wanted) {
     compare(tensor, tensor.name);
@@ -50,7 +50,7 @@ void read_all(const SafetensorsReader& file, const std::vector<Incoming<D>>& wan
   for (const TensorEntry& entry : file.entries()) {
     bool known = ignored(entry.name);
     for (const auto& tensor : wanted) known = known || tensor.name == entry.name;
-    if (!known) list(unexpected, entry.name);
+    if (!known) list(unexpected, printable(entry.name));
   }
   std::string problems;
   const auto report = [&](const char* what, const std::string& names) {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include <chorus/core/error.hpp>
+#include <chorus/core/json_string.hpp>
 #include <chorus/io/atomic_file.hpp>
 #include <chorus/io/tensor_entry.hpp>
 

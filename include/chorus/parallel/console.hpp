@@ -8,10 +8,12 @@
 #include <cerrno>
 #include <chorus/core/blocked_signals.hpp>
 #include <chorus/core/config.hpp>
+#include <chorus/core/printable.hpp>
 #include <chorus/parallel/message.hpp>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
+#include <cstring>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -23,7 +25,7 @@
 
 namespace chorus::inline CHORUS_ABI::detail {
 
-/// False where it failed: a reader that has gone, or a full disk, does not end the ranks.
+/// False, with errno, where it failed: a reader that has gone, or a full disk, does not end the ranks.
 inline bool write_all(int fd, std::string_view text) {
   while (!text.empty()) {
     const auto n = ::write(fd, text.data(), text.size());
@@ -66,7 +68,7 @@ class Console {
     state_->changed.notify_all();
   }
   /// A line of the launcher's own on standard error.
-  void say(std::string_view message) { write(STDERR_FILENO, "chorus: " + std::string(message) + "\n"); }
+  void say(std::string_view message) { write(STDERR_FILENO, "chorus: " + printable_lines(message) + "\n"); }
 
   bool has_room() const {
     const std::lock_guard lock(state_->mutex);
@@ -92,6 +94,15 @@ class Console {
     if (written) thread_.join();
     if (!written) thread_.detach();  // nothing ends a write to a terminal that stands still
   }
+  /// The launcher's exit status, once all is written: that of the job, but 1 where a job that went well has lost a part
+  /// of its output, and not to a reader that wanted no more.
+  int status_after(int status) {
+    finish(std::nullopt);
+    const std::lock_guard lock(state_->mutex);
+    if (status != 0 || state_->error == 0) return status;
+    detail::say(format("standard output: not all of it could be written: %s", std::strerror(state_->error)));
+    return 1;
+  }
 
  private:
   static constexpr std::size_t enough_bytes = 1 << 20, most_bytes = 64 << 20;
@@ -107,6 +118,7 @@ class Console {
     std::deque<Text> queue;
     std::size_t bytes = 0, dropped = 0;  ///< in the queue, the text that is being written included; not taken
     bool ending = false, done = false;
+    int error = 0;  ///< why standard output is not complete
 
     void write_on() {
       std::unique_lock lock(mutex);
@@ -119,9 +131,10 @@ class Console {
         if (queue.empty() && dropped > 0)
           notice = format("chorus: %zu bytes of output were dropped: nobody read them\n", std::exchange(dropped, 0));
         lock.unlock();
-        write_all(next.fd, next.text);
+        const int failure = write_all(next.fd, next.text) ? 0 : errno;
         write_all(STDERR_FILENO, notice);
         lock.lock();
+        if (next.fd == STDOUT_FILENO && failure != EPIPE && error == 0) error = failure;
         bytes -= next.text.size();
         changed.notify_all();
       }

@@ -33,7 +33,8 @@ inline int run_job(RankGroup group) {
     group.attempt = group.restart;
     const auto outcome = detail::Supervisor(group, console).run();
     if (outcome.signal != 0) console.finish(group.grace);
-    if (!detail::worth_a_restart(outcome) || group.restart >= group.max_restarts) return outcome.status;
+    if (!detail::worth_a_restart(outcome) || group.restart >= group.max_restarts)
+      return console.status_after(outcome.status);
     console.say(detail::format("restart %d of %d", group.restart + 1, group.max_restarts));
     std::this_thread::sleep_until(next);
   }

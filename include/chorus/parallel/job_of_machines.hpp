@@ -41,7 +41,7 @@ inline int run_job(RankGroup group, const MachineOptions& options) {
     try {
       if (!machines.form(group)) {
         console.say("the job has ended well without this machine");
-        return 0;
+        return console.status_after(0);
       }
       if (group.restart > restarts)
         console.say(detail::format("restart %d of %d", group.restart, group.max_restarts));
@@ -52,7 +52,7 @@ inline int run_job(RankGroup group, const MachineOptions& options) {
     } catch (const Error& error) {
       if (first) throw;
       console.say(error.what());
-      return status;
+      return console.status_after(status);
     }
     auto outcome = detail::supervise_beside_others(group, console, machines);
     if (outcome.signal != 0) {
@@ -66,16 +66,16 @@ inline int run_job(RankGroup group, const MachineOptions& options) {
         machines.leave();
       else if (status != 0)
         machines.leave(group, "the ranks of one machine refuse their options");
-      return status;
+      return console.status_after(status);
     }
     machines.give_up_round();
     try {
       if (status != lost_peer_status && machines.count_restart(group.restart) > group.max_restarts) {
         machines.end(detail::format("rank %d has failed, and all restarts are used up", outcome.failed_rank));
-        return status;
+        return console.status_after(status);
       }
     } catch (const CommError&) {  // machine 0 has ended
-      return status;
+      return console.status_after(status);
     }
     std::this_thread::sleep_until(next);
   }

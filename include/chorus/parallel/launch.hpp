@@ -77,8 +77,8 @@ int launch(LaunchedPolicy policy, int argc, char** argv, const LaunchOptions* op
 /// called: another policy, or another number of devices.
 ///
 /// `body` takes a Run& and returns nothing or a status. What it throws is printed, and the other ranks are told:
-/// UsageError gives status 2, CommError 76, others 1; a rank killed by a signal gives 128 + its number, as does a
-/// signal to the program itself.
+/// UsageError gives status 2, CommError 76, others 1, and so does a standard output that has not taken all that was
+/// printed; a rank killed by a signal gives 128 + its number, as does a signal to the program itself.
 template <class Net, class Body>
 int launch(int argc, char** argv, const LaunchOptions& options, Body&& body) {
   return detail::launch(detail::LaunchedPolicy::of<Net>(), argc, argv, &options, detail::LaunchBody::of<Net>(body));

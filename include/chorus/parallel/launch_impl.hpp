@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chorus/core/check_output.hpp>
 #include <chorus/core/random.hpp>
 #include <chorus/core/standard_streams.hpp>
 #include <chorus/parallel/job.hpp>
@@ -73,7 +74,7 @@ inline void print_launch_help(const char* program) {
       "                     CHORUS_BACKEND, else auto: shared memory on one machine, TCP on several)\n"
       "Where a machine's cores can be shared out evenly, each of its ranks keeps to its share, unless CHORUS_BIND=0.\n"
       "Other options are the program's own.\n",
-      program, LaunchOptions::most_devices);
+      printable(program, PATH_MAX).c_str(), LaunchOptions::most_devices);
 }
 
 /// What a process that a call of `launch` has started is told in CHORUS_LAUNCH: `CALL DEVICES STATUSES POLICY`.
@@ -110,7 +111,7 @@ struct LaunchOrder {
       order.statuses.push_back(to_number<int>(what, cut(list, ',')));
     order.policy = rest;
     if (order.call < 0 || order.statuses.size() != static_cast<std::size_t>(order.call))
-      usage_error("%s makes no sense, got '%s'", what, text.c_str());
+      usage_error("%s makes no sense, got '%s'", what, printable(text).c_str());
     return order;
   }
 };
@@ -187,7 +188,7 @@ inline void check_order(const LaunchOrder& order, LaunchedPolicy policy, const L
       "; main has to take the same way in all processes, whatever files, environment or time it goes by";
   if (order.policy != policy.name)
     usage_error("launch: this process was started as a rank of policy '%s', but its main launches '%s'%s",
-                order.policy.c_str(), policy.name, advice);
+                printable(order.policy).c_str(), policy.name, advice);
   if (options.devices && *options.devices != order.devices)
     usage_error("launch: this process was started as one of %d devices, but its main launches %d%s", order.devices,
                 *options.devices, advice);
@@ -258,6 +259,7 @@ inline int call(Run& run, LaunchBody body) {
   const auto& tether = Tether::of_process();
   try {
     const int status = body.call(body.body, run);
+    if (status == 0) check_output();
     if (ordered && status != 0) tether.report("", "", status);
     return status;
   } catch (...) {
@@ -290,7 +292,9 @@ inline int launch_here(int number, LaunchedPolicy policy, char** argv, Arguments
       group.program = own_program();
       group.argv = argv;
       group.launch = next.text();
-      return run_job(std::move(group));
+      const int status = run_job(std::move(group));
+      if (status == 0) check_output();
+      return status;
     }
     world = std::move(*joined);
     keep_to_own_cores(world);
@@ -302,7 +306,7 @@ inline int launch_here(int number, LaunchedPolicy policy, char** argv, Arguments
   const int status = call(run, body);
   if (names_unused && status == 0 && run.is_main()) {
     const std::string unused = run.unused_options();
-    if (!unused.empty()) say("warning: the program has no use for" + unused);
+    if (!unused.empty()) say("warning: the program has no use for" + printable(unused, 1000));
   }
   return status;
 }
@@ -323,6 +327,7 @@ CHORUS_INLINE int launch(LaunchedPolicy policy, int argc, char** argv, const Lau
       return calls.end(number, launch_here(number, policy, argv, std::move(arguments), *options, false, body));
     if (arguments.has("help")) {
       print_launch_help(argc > 0 ? argv[0] : "program");
+      check_output();
       return 0;
     }
     const auto from_line = LaunchOptions::from(arguments);

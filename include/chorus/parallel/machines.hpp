@@ -3,12 +3,14 @@
 /// Some may be lost, come late, and come back.
 
 #include <algorithm>
+#include <charconv>
 #include <chorus/comm/store.hpp>
 #include <chorus/comm/store_server.hpp>
 #include <chorus/core/blocked_signals.hpp>
 #include <chorus/parallel/console.hpp>
 #include <chorus/parallel/supervisor.hpp>
 #include <chrono>
+#include <climits>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
@@ -55,7 +57,8 @@ class Machines {
     store_.set_timeout(std::chrono::seconds(60));
     if (server_) store_.multi_set({"id", "restarts"}, {group.run_id, "0"});
     const auto id = store_.get("id");
-    check<UsageError>(id == group.run_id, where(), "the job '", id, "' meets there, this is '", group.run_id, "'");
+    check<UsageError>(id == group.run_id, where(), "the job '", printable(id), "' meets there, this is '",
+                      printable(group.run_id), "'");
   }
   /// Where the job has ended, machine 0 holds the store until the others, whose ranks may have to stop first, have
   /// heard of it.
@@ -80,7 +83,7 @@ class Machines {
       publish(group);
       decided = await_decision();
     } else {
-      round_ = std::max(round_ + 1, std::stoi(store_.get("round")));
+      round_ = std::max(round_ + 1, number_in("round", store_.get("round")));
       for (bool late = false;; late = true, ++round_) {
         const auto ranks = wait_until_open(late);
         if (ranks.starts_with(ended)) {
@@ -88,9 +91,9 @@ class Machines {
           if (took_part_ || !why.empty()) fail_ended(why);
           return false;
         }
-        check<UsageError>(ranks == cat(group.ranks), where(), "machine 0 starts ", ranks, " ranks, this one ",
-                          group.ranks, ": there have to be as many on each");
-        number = static_cast<int>(store_.add(key("joined"), 1)) - 1;
+        check<UsageError>(ranks == cat(group.ranks), where(), "machine 0 starts ", printable(ranks),
+                          " ranks, this one ", group.ranks, ": there have to be as many on each");
+        number = count(key("joined"), 1) - 1;
         decided = await_decision();
         if (number < decided.nodes) break;
         ask_for_a_place(decided);
@@ -158,7 +161,9 @@ class Machines {
     }
   }
   /// Counts a failure of ranks; `before` restarts. Where ranks of several machines fail at once, that is one.
-  int count_restart(int before) { return std::stoi(store_.compare_set("restarts", cat(before), cat(before + 1))); }
+  int count_restart(int before) {
+    return number_in("restarts", store_.compare_set("restarts", cat(before), cat(before + 1)));
+  }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -174,6 +179,17 @@ class Machines {
   }
   std::string where() const { return cat("machines meet at ", with_brackets(options_.host), ":", options_.port, ": "); }
   std::string key(const char* name) const { return cat(round_, "/", name); }
+
+  /// A number that another machine has set. Throws CommError for what can be none.
+  int number_in(const std::string& key, const std::string& text, int least = 0, int most = INT_MAX - 1) const {
+    int number = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+    check<CommError>(error == std::errc{} && end == text.data() + text.size() && number >= least && number <= most,
+                     where(), "'", key, "' is '", printable(text), "', expected a whole number from ", least, " to ",
+                     most);
+    return number;
+  }
+  int count(const std::string& key, int more) { return number_in(key, cat(store_.add(key, more))); }
 
   /// Why the round is over: this, or what was said first; nothing where machine 0 has gone.
   std::string end_round(const char* why) {
@@ -203,7 +219,8 @@ class Machines {
   }
 
   [[noreturn]] void fail_ended(const std::string& why) const {
-    fail<Error>(where(), why.empty() ? "ranks of one machine have failed after those of another had ended well" : why);
+    fail<Error>(where(), why.empty() ? "ranks of one machine have failed after those of another had ended well"
+                                     : printable(why, 1000));
   }
 
   comm::Store with_timeout(std::chrono::milliseconds timeout) const {
@@ -224,7 +241,8 @@ class Machines {
   Decision await_decision() const {
     const auto said =
         with_timeout(patience()).multi_get({key("nodes"), key("most"), key("restarts"), key("port"), key("address")});
-    return {std::stoi(said[0]), std::stoi(said[1]), std::stoi(said[2]), std::stoi(said[3]), said[4]};
+    return {number_in(key("nodes"), said[0], 1, comm::max_ranks), number_in(key("most"), said[1], 1, comm::max_ranks),
+            number_in(key("restarts"), said[2]), number_in(key("port"), said[3], 1, 65535), said[4]};
   }
   /// As long as machine 0 may wait.
   std::chrono::milliseconds patience() const {
@@ -255,10 +273,10 @@ class Machines {
     std::optional<Clock::time_point> enough;
     int joined = 0, expected = 0, late = 0, left = 0;
     while (true) {
-      late = static_cast<int>(store_.add(last_late, 0));
-      left = static_cast<int>(store_.add(last_left, 0));
+      late = count(last_late, 0);
+      left = count(last_left, 0);
       expected = before == 0 ? options_.most : before + late - left;
-      joined = static_cast<int>(store_.add(key("joined"), 0));
+      joined = count(key("joined"), 0);
       if (joined >= std::max(options_.least, expected)) break;
       if (joined >= options_.least && !enough) enough = Clock::now();
       if (enough && Clock::now() >= *enough + options_.last_call) break;
@@ -267,7 +285,7 @@ class Machines {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
       refuse_if_ended();
     }
-    int restarts = std::stoi(store_.get("restarts"));
+    int restarts = number_in("restarts", store_.get("restarts"));
     // Each new round has a reason that can't come back for ever: a machine is lost or joins, or it is one restart more.
     const bool joins = late > 0 && before < options_.most, lost = joined < expected + left;
     if (before > 0 && !joins && !lost && restarts == group.restart) restarts = count_restart(restarts);

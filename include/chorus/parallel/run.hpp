@@ -27,11 +27,11 @@ Number to_number(const char* what, std::string_view text) {
   const char* end = text.data() + text.size();
   const auto [stop, error] = std::from_chars(text.data(), end, number);
   if (error == std::errc::result_out_of_range && stop == end)
-    usage_error("%s is out of range, got '%.*s'", what, static_cast<int>(text.size()), text.data());
+    usage_error("%s is out of range, got '%s'", what, printable(text).c_str());
   if (error != std::errc{} || stop != end) {
     const char* kind = std::is_floating_point_v<Number> ? "number" : "whole number";
     const char* range = std::is_unsigned_v<Number> ? " of at least 0" : "";
-    usage_error("%s must be a %s%s, got '%.*s'", what, kind, range, static_cast<int>(text.size()), text.data());
+    usage_error("%s must be a %s%s, got '%s'", what, kind, range, printable(text).c_str());
   }
   return number;
 }

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
 #include <utility>
 
 #include <chorus/parallel/run.hpp>
@@ -40,7 +41,7 @@ CHORUS_INLINE bool Arguments::has(const char* name) {
     const char* rest = after_name(i, name);
     if (rest == nullptr) continue;
     used_[static_cast<std::size_t>(i)] = 1;
-    if (*rest == '=') detail::usage_error("option --%s takes no value, got '%s'", name, rest + 1);
+    if (*rest == '=') detail::usage_error("option --%s takes no value, got '%s'", name, printable(rest + 1).c_str());
     found = true;
   }
   if (!found) note_missing(name);
@@ -83,9 +84,9 @@ CHORUS_INLINE void Arguments::refuse_misspelt() const {
     for (const std::string& meant : missing_)
       if (meant.size() >= 4 && detail::misspellings(name, meant) <= (meant.size() >= 7 ? 2 : 1))
         detail::usage_error(
-            "unknown option --%.*s: is --%s meant? (An option of the program's own has to be asked for "
+            "unknown option --%s: is --%s meant? (An option of the program's own has to be asked for "
             "before the net is built.)",
-            static_cast<int>(name.size()), name.data(), meant.c_str());
+            printable(name).c_str(), meant.c_str());
   }
 }
 
@@ -106,6 +107,13 @@ inline std::chrono::milliseconds timeout_of(const char* what, std::string_view t
   }
   return std::chrono::milliseconds(static_cast<std::int64_t>(value * 1000));
 }
+inline comm::Backend backend_in(const char* what, std::string_view text) {
+  try {
+    return comm::backend_of(text);
+  } catch (const UsageError&) {
+    rethrow_with(std::current_exception(), cat(what, ": "));
+  }
+}
 }  // namespace detail
 
 CHORUS_INLINE LaunchOptions LaunchOptions::from(Arguments& arguments) {
@@ -113,7 +121,7 @@ CHORUS_INLINE LaunchOptions LaunchOptions::from(Arguments& arguments) {
   if (const auto text = arguments.find("devices")) options.devices = detail::to_number<int>("--devices", *text);
   if (const auto text = arguments.find("seed")) options.seed = detail::to_number<std::uint64_t>("--seed", *text);
   if (const auto text = arguments.find("timeout")) options.timeout = detail::timeout_of("--timeout", *text);
-  if (const auto text = arguments.find("backend")) options.backend = comm::backend_of(*text);
+  if (const auto text = arguments.find("backend")) options.backend = detail::backend_in("--backend", *text);
   return options;
 }
 
@@ -128,7 +136,7 @@ CHORUS_INLINE void LaunchOptions::complete() {
   comm::check_timeout("launch", *timeout);
   if (!backend) {
     const char* text = detail::env("CHORUS_BACKEND");
-    backend = text ? comm::backend_of(text) : comm::Backend::automatic;
+    backend = text ? detail::backend_in("environment variable CHORUS_BACKEND", text) : comm::Backend::automatic;
   }
 }
 

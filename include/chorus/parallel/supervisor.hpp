@@ -43,7 +43,7 @@ namespace detail {
 /// The address of a name of this machine. Throws UsageError where it is `for_others`, who would look for it elsewhere.
 inline comm::Address place_to_listen(const std::string& name, int port, bool for_others) {
   const auto address = comm::Address::resolve(name, port);
-  check<UsageError>(!for_others || !address.misleads(name), "launch: '", name, "' is ", address.host(),
+  check<UsageError>(!for_others || !address.misleads(name), "launch: '", printable(name), "' is ", address.host(),
                     " on this machine, which no other machine can reach (/etc/hosts says so?): give this machine's ",
                     "address in its place");
   return address;

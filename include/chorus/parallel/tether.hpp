@@ -50,7 +50,9 @@ struct RankReport {
     if (stamped) rest = end + 1;
     const auto status = std::strtol(rest, &end, 10);
     stamped = stamped && end != rest && *end == ' ';
-    if (stamped) report.when = when, report.status = static_cast<int>(status), begin = end + 1;
+    // Of others, as exit statuses, the lowest byte would be left, which may be 0.
+    const int known = status >= 0 && status <= 255 ? static_cast<int>(status) : 1;
+    if (stamped) report.when = when, report.status = known, begin = end + 1;
     report.message.assign(begin, text.c_str() + text.size());
     return report;
   }

@@ -29,7 +29,8 @@ inline std::optional<int> env_number(const char* name, int low, int high) {
   const char* end = text + std::strlen(text);
   const auto [stop, error] = std::from_chars(text, end, number);
   if (error != std::errc{} || stop != end || number < low || number > high) {
-    usage_error("environment variable %s must be a whole number from %d to %d, got '%s'", name, low, high, text);
+    usage_error("environment variable %s must be a whole number from %d to %d, got '%s'", name, low, high,
+                printable(text).c_str());
   }
   return number;
 }

@@ -16,6 +16,7 @@
 
 #include <chorus/core/dtype.hpp>
 #include <chorus/core/error.hpp>
+#include <chorus/core/held_signal.hpp>
 #include <chorus/core/json_string.hpp>
 #include <chorus/core/standard_streams.hpp>
 
@@ -135,15 +136,20 @@ class MetricsLog {
 
  private:
   struct Close {
-    void operator()(std::FILE* file) const { std::fclose(file); }
+    void operator()(std::FILE* file) const {
+      const detail::HeldSignal held(SIGXFSZ);
+      std::fclose(file);
+    }
   };
 
   void write(const detail::JsonObject& event) {
     if (file_ == nullptr) return;
     const std::string line = event.str() + '\n';
+    const detail::HeldSignal held(SIGXFSZ);
     if (std::fwrite(line.data(), 1, line.size(), file_.get()) != line.size()) write_failed();
   }
   void flush() {
+    const detail::HeldSignal held(SIGXFSZ);
     if (file_ != nullptr && std::fflush(file_.get()) != 0) write_failed();
   }
   [[noreturn]] void write_failed() const {

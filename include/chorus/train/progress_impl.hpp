@@ -8,6 +8,7 @@
 #include <string>
 #include <unistd.h>
 
+#include <chorus/core/held_signal.hpp>
 #include <chorus/train/progress.hpp>
 
 namespace chorus::inline CHORUS_ABI {
@@ -84,12 +85,14 @@ CHORUS_INLINE std::string Progress::eta(double epoch_seconds, double elapsed) co
 }
 
 CHORUS_INLINE void Progress::write(const std::string& line, bool final) {
+  const detail::HeldSignal held(SIGXFSZ);  // it may be a file
   std::fprintf(options_.out, "%s%s%s", terminal_ ? "\r\x1b[K" : "", line.c_str(), final ? "\n" : "");
   std::fflush(options_.out);
   line_open_ = !final;
 }
 
 CHORUS_INLINE void Progress::clear() {
+  const detail::HeldSignal held(SIGXFSZ);
   if (line_open_) std::fputc('\n', options_.out);
 }
 

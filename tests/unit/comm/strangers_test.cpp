@@ -242,6 +242,8 @@ TEST_CASE("a rank 0 that answers nonsense is an error of who joins it", "[comm]"
   answer.refusal.fill('x');  // without an end
   answer.proof.fill(decltype(answer.proof)::value_type{'y'});
   CHECK_THAT(answers(answer), Contains("rank 2: xxx") && !Contains("y"));
+  answer.refusal = {"\x1b[2Jall is\nwell\xff"};
+  CHECK_THAT(answers(answer), Contains("rank 2: \\x1b[2Jall is\\x0awell\\xff"));
   answer.proof = {};
   answer.refusal = {};
   CHECK_THAT(answers(answer), Contains("rank 2: rank 0 refuses it, and does not say why"));

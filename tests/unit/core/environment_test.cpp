@@ -29,6 +29,8 @@ TEST_CASE("environment: a switch is 0, 1 or not set, and nothing else") {
     CHECK(message_of<UsageError>([] { detail::env_switch(name, true); }) ==
           cat("environment variable CHORUS_SWITCH_OF_A_TEST must be 0 or 1, got '", value, "'"));
   }
+  setenv(name, "1\x1b[2J\n0", 1);
+  CHECK(message_of<UsageError>([] { detail::env_switch(name, true); }).ends_with("got '1\\x1b[2J\\x0a0'"));
   unsetenv(name);
 }
 

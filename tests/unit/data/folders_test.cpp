@@ -85,7 +85,7 @@ TEST_CASE("a folder that has something else: the message says what, up to a boun
   const TestFolder folder;
   for (int i = 10; i < 22; ++i) folder.write("file" + std::to_string(i), counting(1));
   folder.write("a\nb/c", counting(1));
-  const std::string list = "; it holds a?b/, file10, file11, file12, file13, file14, file15, file16 and 5 more";
+  const std::string list = "; it holds a\\x0ab/, file10, file11, file12, file13, file14, file15, file16 and 5 more";
   CHECK(error_of([&] { data::Mnist mnist(folder.path()); }).ends_with(list));
   CHECK(error_of([&] { data::Cifar10 cifar(folder.path()); }).ends_with(list));
   CHECK(error_of([&] { data::open_images(folder.path()); }).ends_with(list));

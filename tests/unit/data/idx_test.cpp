@@ -1,6 +1,8 @@
 #include <catch.hpp>
 #include <chorus/data/idx.hpp>
+#include <random>
 
+#include "../peak_memory.hpp"
 #include "files.hpp"
 
 namespace idx_test {
@@ -94,6 +96,17 @@ TEST_CASE("a compressed IDX file with any byte changed is refused or harmless") 
       }
       CHECK(values == counting(24));  // the change was in gzip's time stamp, say
     }
+}
+
+TEST_CASE("memory for a compressed IDX file grows with what it holds, not with what its header says") {
+  const TestFolder folder;
+  Bytes noise(1 << 20);
+  std::mt19937 random(1);
+  for (auto& byte : noise) byte = static_cast<std::uint8_t>(random());
+  const auto path = folder.write("images.gz", gzip(idx({1000, 1000, 900}, noise)));
+  std::string message;
+  CHECK(peak_memory_of([&] { message = error_of(path, 3); }) < 100 << 20);
+  CHECK(message == path + ": cut short: expected 900000000 values, got 1048576");
 }
 
 TEST_CASE("malformed compressed IDX files are refused with path, expected and got") {

@@ -1,7 +1,9 @@
 #include <catch.hpp>
 #include <chorus/io/npz.hpp>
 #include <chorus/tensor/print.hpp>
+#include <random>
 
+#include "../peak_memory.hpp"
 #include "files.hpp"
 
 namespace npy_test {
@@ -83,6 +85,61 @@ TEST_CASE("what is no array of numbers is refused, with the reason") {
           io::save_npy(folder / "x.npy", ch::Tensor<ch::bf16, 1>::zeros({2}));
         }).find("NumPy has no BF16") != std::string::npos);
   CHECK(folder.names().empty());
+}
+
+#if CHORUS_USE_ZLIB
+/// A zip archive of one compressed file, a.npy, of which it says that it has `announced` bytes.
+std::string zip_file(const std::string& content, std::uint32_t announced) {
+  std::string packed(compressBound(content.size()) + 100, '\0');
+  z_stream stream{};
+  deflateInit2(&stream, Z_DEFAULT_COMPRESSION, Z_DEFLATED, -MAX_WBITS, 8, Z_DEFAULT_STRATEGY);
+  stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(content.data()));
+  stream.avail_in = static_cast<uInt>(content.size());
+  stream.next_out = reinterpret_cast<Bytef*>(packed.data());
+  stream.avail_out = static_cast<uInt>(packed.size());
+  deflate(&stream, Z_FINISH);
+  packed.resize(stream.total_out);
+  deflateEnd(&stream);
+  const auto number = [](std::uint64_t value, std::size_t width) {
+    return std::string(reinterpret_cast<const char*>(&value), width);
+  };
+  const auto facts = number(20, 2) + number(0, 2) + number(8, 2) + number(0, 4) +
+                     number(io::detail::crc32_of(std::as_bytes(std::span(content))), 4) + number(packed.size(), 4) +
+                     number(announced, 4) + number(5, 2) + number(0, 2);
+  const auto file = number(0x04034B50u, 4) + facts + "a.npy" + packed;
+  const auto directory = number(0x02014B50u, 4) + number(20, 2) + facts + std::string(14, '\0') + "a.npy";
+  return file + directory + number(0x06054B50u, 4) + number(0, 4) + number(1, 2) + number(1, 2) +
+         number(directory.size(), 4) + number(file.size(), 4) + number(0, 2);
+}
+
+TEST_CASE("memory for a compressed array grows with what is there, not with what the archive says") {
+  const TemporaryFolder folder;
+  const auto small = npy_file("{'descr': '|u1', 'fortran_order': False, 'shape': (3,), }", 3);
+  put(folder / "x.npz", zip_file(small, static_cast<std::uint32_t>(small.size())));
+  CHECK(ch::cat(io::NpzReader(folder / "x.npz").read<std::uint8_t, 1>("a")) == "[0, 1, 2]");
+  auto large = npy_file("{'descr': '|u1', 'fortran_order': False, 'shape': (3000000,), }", 3'000'000);
+  put(folder / "x.npz", zip_file(large, static_cast<std::uint32_t>(large.size())));
+  CHECK(io::NpzReader(folder / "x.npz").read<std::uint8_t, 1>("a").numel() == 3'000'000);
+
+  std::mt19937 random(1);
+  for (auto& byte : large) byte = static_cast<char>(random());
+  put(folder / "x.npz", zip_file(large, 900'000'000));
+  std::string message;
+  CHECK(peak_memory_of([&] {
+          message = message_of<ch::FileError>([&] { io::NpzReader(folder / "x.npz").read<std::uint8_t, 1>("a"); });
+        }) < 100 << 20);
+  CHECK(message.ends_with("x.npz: \"a\": the compressed data are damaged"));
+}
+#endif
+
+TEST_CASE("a header that announces more than there is takes no memory for it") {
+  const TemporaryFolder folder;
+  put(folder / "x.npy", npy_file("{'descr': '<f4', 'fortran_order': False, 'shape': (1073741824,), }", 100));
+  std::string message;
+  CHECK(peak_memory_of([&] {
+          message = message_of<ch::FileError>([&] { io::load_npy<float, 1>(folder / "x.npy"); });
+        }) < 100 << 20);
+  CHECK(message.ends_with("shape [1073741824] of F32 takes 4294967296 bytes, but the file has 100"));
 }
 
 }  // namespace npy_test

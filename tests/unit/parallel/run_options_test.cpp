@@ -7,6 +7,7 @@
 #include <chorus/parallel/parameter_server.hpp>
 #include <chorus/parallel/run.hpp>
 #include <chorus/parallel/single_device.hpp>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -81,6 +82,25 @@ TEST_CASE("an option is no misspelling where the program has asked for it, or wh
   CHECK(own.option("epochs", 10) == 10);
   CHECK(own.option("epochs", 10) == 10);
   CHECK(message_of<ch::UsageError>([&] { own.check_options(); }).find("is --epochs meant") != std::string::npos);
+}
+
+TEST_CASE("a value that is none is told with its option or its variable, and steers no terminal") {
+  const auto refused = [](std::initializer_list<const char*> words) {
+    return message_of<ch::UsageError>([&] {
+      const Line line(words);
+      const auto run = line.run();
+    });
+  };
+  CHECK(refused({"--backend", "x\x1b"}).starts_with("--backend: backend 'x\\x1b' is unknown, expected auto, "));
+  CHECK(refused({"--devices", "\x1b[2J"}) == "--devices must be a whole number, got '\\x1b[2J'");
+  CHECK(refused({"--timeout", "1\n2"}) == "--timeout must be a number, got '1\\x0a2'");
+  CHECK(refused({"--seed", "99999999999999999999"}) == "--seed is out of range, got '99999999999999999999'");
+  setenv("CHORUS_BACKEND", "carrier\npigeon", 1);
+  CHECK(refused({}).starts_with("environment variable CHORUS_BACKEND: backend 'carrier\\x0apigeon' is unknown"));
+  unsetenv("CHORUS_BACKEND");
+  setenv("CHORUS_TIMEOUT", "1e9\x1b", 1);
+  CHECK(refused({}) == "environment variable CHORUS_TIMEOUT must be a number, got '1e9\\x1b'");
+  unsetenv("CHORUS_TIMEOUT");
 }
 
 template <class Net>

@@ -1,3 +1,5 @@
+#include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -127,6 +129,29 @@ TEST_CASE("metrics report a full disk") {
   if (access("/dev/full", W_OK) != 0) return;
   ch::MetricsLog log("/dev/full");
   CHECK_THROWS_WITH(log.epoch(0, 1, 1, 1), "metrics: cannot write '/dev/full': No space left on device");
+}
+
+TEST_CASE("a metrics file that is as long as it may be is an error, and not the end of the process") {
+  const Folder folder;
+  const pid_t child = fork();
+  if (child == 0) {
+    const rlimit limits{100, 100};
+    setrlimit(RLIMIT_FSIZE, &limits);
+    int status = 1;
+    {
+      ch::MetricsLog log(folder.log());
+      try {
+        for (int step = 0; step < 3; ++step) log.step(step, 0.5);
+        log.epoch(0, 1, 1, 1);
+      } catch (const ch::FileError& error) {
+        if (std::string(error.what()).ends_with("File too large")) status = 0;
+      }
+    }
+    _exit(status);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  CHECK(status == 0);
 }
 
 }  // namespace metrics_test

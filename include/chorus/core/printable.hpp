@@ -1,0 +1,94 @@
+#pragma once
+/// Text from outside (files, other processes, the environment) in messages: nothing in it steers the terminal that
+/// shows it, or looks like a line of its own.
+
+#include <algorithm>
+#include <chorus/core/config.hpp>
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+namespace chorus::inline CHORUS_ABI {
+
+/// Bytes of the character that `text` begins with, or 0 where that is no well-formed UTF-8 (RFC 3629: no overlong
+/// forms, no surrogates, nothing above U+10FFFF).
+constexpr std::size_t utf8_length(std::string_view text) {
+  const auto byte = [&](std::size_t at) { return at < text.size() ? static_cast<unsigned char>(text[at]) : 0u; };
+  const unsigned lead = byte(0), second = byte(1);
+  const std::size_t length = text.empty()  ? 0
+                             : lead < 0x80 ? 1
+                             : lead < 0xC2 ? 0
+                             : lead < 0xE0 ? 2
+                             : lead < 0xF0 ? 3
+                             : lead < 0xF5 ? 4
+                                           : 0;
+  for (std::size_t k = 1; k < length; ++k)
+    if ((byte(k) & 0xC0) != 0x80) return 0;
+  if ((lead == 0xE0 && second < 0xA0) || (lead == 0xED && second > 0x9F)) return 0;
+  if ((lead == 0xF0 && second < 0x90) || (lead == 0xF4 && second > 0x8F)) return 0;
+  return length;
+}
+
+constexpr bool valid_utf8(std::string_view text) {
+  while (!text.empty()) {
+    const std::size_t length = utf8_length(text);
+    if (length == 0) return false;
+    text.remove_prefix(length);
+  }
+  return true;
+}
+
+namespace detail {
+
+/// Appends `text`: control characters, save those that are `kept`, and what is no UTF-8 as \xNN; those that are
+/// `marked` behind a backslash. False where it is cut after `longest` bytes.
+[[gnu::cold]] inline bool append_printable(std::string& out, std::string_view text, std::string_view kept,
+                                           std::string_view marked, std::size_t longest) {
+  constexpr std::string_view hex = "0123456789abcdef";
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t length = utf8_length(text.substr(at));
+    const auto part = text.substr(at, std::max(length, std::size_t{1}));
+    if (at + part.size() > longest) return false;
+    const auto lead = static_cast<unsigned char>(part[0]);
+    const bool c1 = lead == 0xC2 && length == 2 && static_cast<unsigned char>(part[1]) < 0xA0;
+    const bool control = (lead < 0x20 && kept.find(part[0]) == kept.npos) || lead == 0x7F || c1;
+    if (marked.find(part[0]) != marked.npos) out += '\\';
+    for (const char c : part) {
+      const auto byte = static_cast<unsigned char>(c);
+      if (control || length == 0)
+        ((out += "\\x") += hex[byte >> 4]) += hex[byte & 15];
+      else
+        out += c;
+    }
+    at += part.size();
+  }
+  return true;
+}
+
+/// A message of several lines.
+[[gnu::cold]] inline std::string printable_lines(std::string_view message) {
+  std::string out;
+  append_printable(out, message, "\n\t", "", std::string_view::npos);
+  return out;
+}
+
+}  // namespace detail
+
+/// Text from outside, on one line, and cut where it is long.
+[[gnu::cold]] inline std::string printable(std::string_view text, std::size_t longest = 120) {
+  std::string out;
+  if (!detail::append_printable(out, text, "", "", longest)) out += "...";
+  return out;
+}
+
+/// The same in quotes.
+struct Quoted {
+  std::string_view text;
+};
+inline void append(std::string& out, Quoted part) {
+  out += '"';
+  const bool whole = detail::append_printable(out, part.text, "", "\"\\", 120);
+  out += whole ? "\"" : "\"...";
+}
+
+}  // namespace chorus::inline CHORUS_ABI

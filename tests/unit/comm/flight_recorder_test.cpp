@@ -1,0 +1,41 @@
+// A flight record that can't be written: that is said, and the failure that it tells of stays the one that counts.
+#include <sys/resource.h>
+
+#include <catch.hpp>
+#include <chorus/comm/flight_recorder.hpp>
+
+#include "processes.hpp"
+
+namespace flight_recorder_test {
+
+using namespace chorus;
+using Catch::Matchers::Contains;
+
+/// What is said where the record goes to `path`, and files end at so many bytes.
+std::string dump_to(const std::string& path, rlim_t most = RLIM_INFINITY) {
+  test::Ranks ranks(1, [&](const comm::World&) {
+    setenv("CHORUS_FLIGHT_RECORDER", path.c_str(), 1);
+    return test::with_stderr([&] {
+      comm::FlightRecorder recorder(0);
+      for (int i = 0; i < 10; ++i) recorder.begin({.name = "barrier"});
+      const rlimit limits{most, RLIM_INFINITY};
+      setrlimit(RLIMIT_FSIZE, &limits);
+      recorder.dump();
+      const rlimit none{RLIM_INFINITY, RLIM_INFINITY};
+      setrlimit(RLIMIT_FSIZE, &none);
+      return std::string();
+    });
+  });
+  return ranks.outcome(0).text;
+}
+
+TEST_CASE("a flight record that can't be written is said to be none", "[comm]") {
+  const std::string path = "/tmp/chorus_flight_" + std::to_string(getpid());
+  CHECK(dump_to(path) == "");
+  CHECK_THAT(dump_to(path, 100), !Contains("ended with status"));  // stderr is a file, too
+  unlink((path + ".rank0").c_str());
+  CHECK(dump_to("/nonexistent/record") ==
+        "chorus: the flight record cannot be written to /nonexistent/record.rank0: No such file or directory\n");
+}
+
+}  // namespace flight_recorder_test
