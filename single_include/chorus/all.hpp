@@ -569,9 +569,10 @@ std::vector<Message> gather_from_all(AnyCommunicator& all, const Message& mine) 
   }
   const auto all = detail::gather_from_all(parent, mine);
   const auto& first = all[static_cast<std::size_t>(ranks.front())];
+  const std::string place(first.text.data(), strnlen(first.text.data(), first.text.size()));
   check<CommError>(group.size == 1 || first.port != 0, "split: rank ", ranks.front(), ", where ranks ",
-                   std::span(group.members), " were to meet: ", first.text.data());
-  group.master_addr = first.text.data();
+                   std::span(group.members), " were to meet: ", printable(place, first.text.size()));
+  group.master_addr = place;
   group.master_port = static_cast<int>(first.port);
   group.listen_fd = listener.release();
   return group;
@@ -599,9 +600,11 @@ class StoreLink;
 /// One rank's access to the store. Copies share it; any thread may use it, and one that waits holds no other up.
 ///
 /// Rank 0 holds the data, in memory: a rank that still uses the store when rank 0 has ended gets a CommError, so let a
-/// barrier be the last that ranks do together. Keys have 1 to 8192 bytes, values up to 8 MiB, of any kind; a store up
-/// to 131072 keys and 1 GiB. Each call throws UsageError for what is against these, TimeoutError for keys that are not
-/// there in time or a server that does not answer, and CommError for a server that has gone.
+/// barrier be the last that ranks do together. Keys have 1 to 8192 bytes, values up to 8 MiB, of any kind; a call up
+/// to 64 MiB and 262144 keys and values; a store up to 131072 keys and 1 GiB. What all calls together have on the way
+/// takes at most 256 MiB of rank 0's memory: a large one waits for room. Each call throws UsageError for what is
+/// against these limits, TimeoutError for keys that are not there in time or a server that does not answer, and
+/// CommError for a server that has gone, or that has had no room in time.
 class Store {
  public:
   /// A store of this process alone, without any socket.
@@ -707,7 +710,8 @@ struct StoreWelcome {
 
 /// Limits, checked before anything is kept: those of one key, one value, one message, and of all of a store.
 inline constexpr std::size_t most_key_bytes = 8 << 10, most_value_bytes = 8 << 20, most_message_bytes = 64 << 20,
-                             most_store_keys = 128 << 10, most_store_bytes = 1 << 30;
+                             most_store_keys = 128 << 10, most_store_bytes = 1 << 30,
+                             most_message_texts = 2 * most_store_keys;
 
 enum class StoreCode : std::uint8_t {
   // requests
@@ -736,7 +740,7 @@ constexpr std::string_view name(StoreCode code) {
 }
 
 /// A request: keys, values, and a number to be added or the milliseconds that a wait may last. Or a reply: values, a
-/// number, or what is wrong.
+/// number, or what is wrong; of keys that are missing, their number and the first few.
 struct StoreMessage {
   StoreCode code = StoreCode::done;
   std::int64_t number = 0;
@@ -757,31 +761,41 @@ inline std::size_t body_bytes(const StoreMessage& message) {
   return bytes;
 }
 
-/// False where the connection ends or the deadline comes first.
+/// False where the connection ends or the deadline comes first. What is large is not copied.
 [[gnu::cold]] inline bool send(const Socket& socket, const StoreMessage& message, Deadline deadline) {
+  constexpr std::size_t part = 64 << 10;
   StoreHead head;
   head.code = message.code;
   head.count = static_cast<std::uint32_t>(message.texts.size());
   head.bytes = body_bytes(message);
   head.number = message.number;
   std::string bytes(reinterpret_cast<const char*>(&head), sizeof head);
-  bytes.reserve(bytes.size() + head.bytes);
+  const auto flush = [&] {
+    const bool sent = socket.send_all(std::as_bytes(std::span(bytes)), deadline);
+    bytes.clear();
+    return sent;
+  };
   for (const auto& text : message.texts) {
     const auto length = static_cast<std::uint32_t>(text.size());
-    bytes.append(reinterpret_cast<const char*>(&length), sizeof length).append(text);
+    bytes.append(reinterpret_cast<const char*>(&length), sizeof length);
+    if (text.size() < part) bytes.append(text);
+    if ((bytes.size() >= part || text.size() >= part) && !flush()) return false;
+    if (text.size() >= part && !socket.send_all(std::as_bytes(std::span(text)), deadline)) return false;
   }
-  return socket.send_all(std::as_bytes(std::span(bytes)), deadline);
+  return flush();
 }
 
 /// The texts in a message's body; nothing where it is garbled.
 [[gnu::cold]] inline std::optional<std::vector<std::string>> texts_in(std::string_view body, std::uint32_t count) {
+  if (count > std::min(body.size() / sizeof(std::uint32_t), most_message_texts)) return std::nullopt;
   std::vector<std::string> texts;
+  texts.reserve(count);
   while (!body.empty()) {
     std::uint32_t length = 0;
     if (body.size() < sizeof length) return std::nullopt;
     std::memcpy(&length, body.data(), sizeof length);
     body.remove_prefix(sizeof length);
-    if (length > body.size()) return std::nullopt;
+    if (length > body.size() || texts.size() == count) return std::nullopt;
     texts.emplace_back(body.substr(0, length));
     body.remove_prefix(length);
   }
@@ -789,13 +803,22 @@ inline std::size_t body_bytes(const StoreMessage& message) {
   return texts;
 }
 
-/// The next message; nothing where the connection ends, the deadline comes first, or what comes is none. Memory is
-/// taken as bytes come in, not on anybody's word.
-[[gnu::cold]] inline std::optional<StoreMessage> receive(const Socket& socket, Deadline deadline) {
+/// The memory that a message takes while it comes in: its bytes, and the texts that are made of them.
+inline std::size_t memory_for(const StoreHead& head) { return 2 * head.bytes + head.count * sizeof(std::string); }
+/// And that it takes then.
+inline std::size_t memory_of(const StoreMessage& message) {
+  return body_bytes(message) + message.texts.size() * sizeof(std::string);
+}
+
+/// The next message; nothing where the connection ends, the deadline comes first, what comes is none, or there is no
+/// place for so many bytes: `admit(bytes)`. Memory is taken as bytes come in, not on anybody's word.
+template <class Admit>
+[[gnu::cold]] std::optional<StoreMessage> receive(const Socket& socket, Deadline deadline, const Admit& admit) {
   constexpr std::size_t part = 1 << 20;
   StoreHead head;
   if (!socket.receive_all(bytes_of(head), deadline)) return std::nullopt;
   if (head.bytes > most_message_bytes || head.code > StoreCode::refused) return std::nullopt;
+  if (head.count > most_message_texts || !admit(memory_for(head))) return std::nullopt;
   std::string body;
   while (body.size() < head.bytes) {
     const auto before = body.size();
@@ -806,6 +829,9 @@ inline std::size_t body_bytes(const StoreMessage& message) {
   if (!texts) return std::nullopt;
   return StoreMessage{head.code, head.number, std::move(*texts)};
 }
+inline std::optional<StoreMessage> receive(const Socket& socket, Deadline deadline) {
+  return receive(socket, deadline, [](std::size_t) { return true; });
+}
 
 }  // namespace chorus::inline CHORUS_ABI::comm::detail
 #endif  // CHORUS_SINGLE_CHORUS_COMM_STORE_MESSAGES_HPP
@@ -815,12 +841,55 @@ namespace chorus::inline CHORUS_ABI::comm::detail {
 /// Keys and values; any thread may ask.
 class StoreTable {
  public:
+  using Gone = std::function<bool()>;
+
+  /// The memory that one user's messages take on their way. All users together have most_room, beyond the small
+  /// messages, which don't wait for large ones: with as many users as there may be these are 64 MiB more.
+  class Room {
+   public:
+    explicit Room(StoreTable& table) : table_(table) {}
+    Room(const Room&) = delete;
+    Room& operator=(const Room&) = delete;
+    ~Room() { keep(0); }
+
+    /// Waits until there is room for a message of so many bytes. False where the deadline or `close` comes first, or
+    /// who asks is `gone`.
+    [[gnu::cold]] bool take(std::size_t bytes, Deadline deadline, const Gone& gone) {
+      std::unique_lock lock(table_.mutex_);
+      const auto fits = [&] { return table_.closed_ || table_.has_room(bytes); };
+      table_.wait(lock, deadline, gone, fits);
+      return !table_.closed_ && take_now(bytes);
+    }
+    /// Gives back what is more than that.
+    void keep(std::size_t bytes) {
+      if (bytes_ <= bytes) return;
+      const std::lock_guard lock(table_.mutex_);
+      table_.taken_ -= bytes_ - bytes;
+      bytes_ = bytes;
+      table_.changed_.notify_all();
+    }
+
+   private:
+    friend StoreTable;
+    bool take_now(std::size_t bytes) {
+      if (!table_.has_room(bytes)) return false;
+      if (bytes <= small_bytes) return true;
+      table_.taken_ += bytes;
+      bytes_ += bytes;
+      return true;
+    }
+
+    StoreTable& table_;
+    std::size_t bytes_ = 0;
+  };
+
   /// Carries out one request. `get` and `wait` last until all their keys are there, until the request's time is over,
-  /// until `close`, or until who asks is `gone`, which is looked at now and then.
-  [[gnu::cold]] StoreMessage answer(StoreMessage request, const std::function<bool()>& gone) {
+  /// until `close`, or until who asks is `gone`, which is looked at now and then. A large reply takes its `room`;
+  /// throws CommError where there was none in time, `patience` for what does not wait for keys.
+  [[gnu::cold]] StoreMessage answer(StoreMessage request, Room& room, Deadline patience, const Gone& gone) {
     std::unique_lock lock(mutex_);
     try {
-      return carry_out(request, lock, gone);
+      return carry_out(request, room, patience, lock, gone);
     } catch (const UsageError& error) {
       return {StoreCode::refused, 0, {error.what()}};
     }
@@ -833,59 +902,86 @@ class StoreTable {
     changed_.notify_all();
   }
 
+  static constexpr std::size_t small_bytes = 64 << 10, most_room = 192 << 20;
+
  private:
   using Texts = std::vector<std::string>;
+  using Lock = std::unique_lock<std::mutex>;
 
-  StoreMessage carry_out(StoreMessage& request, std::unique_lock<std::mutex>& lock, const std::function<bool()>& gone) {
+  StoreMessage carry_out(StoreMessage& request, Room& room, Deadline patience, Lock& lock, const Gone& gone) {
     auto& texts = request.texts;
-    const auto need = [&](bool right) { check<UsageError>(right, "a request with ", texts.size(), " texts"); };
+    check_texts(request.code, texts);
     StoreMessage reply;
     switch (request.code) {
       case StoreCode::set:
       case StoreCode::multi_set:
-        need(texts.size() % 2 == 0);
         put(texts);
         break;
-      case StoreCode::append:
-        need(texts.size() == 2);
-        put(texts[0], value_or_empty(texts[0]) + texts[1]);
+      case StoreCode::append: {
+        const auto at = values_.find(texts[0]);
+        if (at != values_.end()) {
+          check_value(texts[0], at->second.size() + texts[1].size());
+          texts[1].insert(0, at->second);
+        }
+        put(texts);
         break;
+      }
       case StoreCode::add:
-        need(texts.size() == 1);
         reply.number = sum(texts[0], request.number);
-        put(texts[0], cat(reply.number));
+        texts.push_back(cat(reply.number));
+        put(texts);
         break;
       case StoreCode::compare_set: {
-        need(texts.size() == 3);
-        const bool there = values_.contains(texts[0]);
         // As TCPStore: a key that is not there is set where nothing is expected, and else what is expected comes back.
-        const auto now = there ? values_[texts[0]] : texts[1].empty() ? "" : texts[1];
-        const bool equal = there ? now == texts[1] : texts[1].empty();
-        if (equal) put(texts[0], texts[2]);
-        reply.texts = {equal ? texts[2] : now};
+        const std::string nothing;
+        const auto other = [&]() -> const std::string* {  // than what is expected
+          const auto at = values_.find(texts[0]);
+          const bool there = at != values_.end();
+          if ((there ? at->second : nothing) == texts[1]) return nullptr;
+          return there ? &at->second : &texts[1];
+        };
+        wait(lock, patience, gone, [&] { return closed_ || !other() || has_room(other()->size()); });
+        if (const auto* found = other()) {
+          take(room, found->size());
+          reply.texts = {*found};
+        } else {
+          reply.texts = {texts[2]};
+          std::swap(texts[1], texts[2]);
+          put(std::span(texts).first(2));
+        }
         break;
       }
       case StoreCode::delete_key:
-        need(texts.size() == 1);
         reply.number = erase(texts[0]);
         break;
       case StoreCode::check:
-        reply.number = missing(texts).empty();
+        reply.number = missing(texts) == 0;
         break;
       case StoreCode::num_keys:
         reply.number = static_cast<std::int64_t>(values_.size());
         break;
       case StoreCode::wait:
       case StoreCode::get: {
-        const auto patience = std::chrono::milliseconds(std::clamp<std::int64_t>(request.number, 0, 1LL << 40));
-        const auto over = [&] { return closed_ || missing(texts).empty(); };
-        for (const auto deadline = Clock::now() + patience; !over() && Clock::now() < deadline && !gone();)
-          changed_.wait_until(lock, std::min(deadline, Clock::now() + std::chrono::milliseconds(100)), over);
-        if (auto left = missing(texts); !left.empty()) return {StoreCode::timed_out, 0, std::move(left)};
+        const auto time = std::chrono::milliseconds(std::clamp<std::int64_t>(request.number, 0, 1LL << 40));
+        std::size_t bytes = 0;  // of the reply
+        const auto ready = [&] {
+          if (missing(texts) != 0) return false;
+          bytes = request.code == StoreCode::get ? reply_bytes(texts) : 0;
+          return bytes > most_message_bytes || has_room(bytes + texts.size() * sizeof(std::string));
+        };
+        wait(lock, Clock::now() + time, gone, [&] { return closed_ || ready(); });
+        if (const auto count = missing(texts); count != 0) {
+          reply = {StoreCode::timed_out, count, {}};
+          for (const auto& key : texts)
+            if (reply.texts.size() < 10 && !values_.contains(key)) reply.texts.push_back(printable(key));
+          break;
+        }
         if (request.code == StoreCode::wait) break;
-        for (const auto& key : texts) reply.texts.push_back(values_[key]);
-        check<UsageError>(body_bytes(reply) <= most_message_bytes, "these values have more than ", most_message_bytes,
+        bytes = reply_bytes(texts);
+        check<UsageError>(bytes <= most_message_bytes, "these values have more than ", most_message_bytes,
                           " bytes together");
+        take(room, bytes + texts.size() * sizeof(std::string));
+        for (const auto& key : texts) reply.texts.push_back(values_.find(key)->second);
         break;
       }
       default:
@@ -894,35 +990,65 @@ class StoreTable {
     return reply;
   }
 
-  std::string value_or_empty(const std::string& key) const {
-    const auto at = values_.find(key);
-    return at == values_.end() ? "" : at->second;
+  /// Waits until `ready`, which is so at `close`, too.
+  template <class Ready>
+  void wait(Lock& lock, Deadline deadline, const Gone& gone, const Ready& ready) {
+    while (!ready() && Clock::now() < deadline && !gone())
+      changed_.wait_until(lock, std::min(deadline, Clock::now() + std::chrono::milliseconds(100)), ready);
+  }
+
+  bool has_room(std::size_t bytes) const { return bytes <= small_bytes || taken_ + bytes <= most_room; }
+  static void take(Room& room, std::size_t bytes) {
+    check<CommError>(room.take_now(bytes), "store: no room for a reply of ", bytes, " bytes");
+  }
+  std::size_t reply_bytes(const Texts& keys) const {
+    std::size_t bytes = 0;
+    for (const auto& key : keys) bytes += sizeof(std::uint32_t) + values_.find(key)->second.size();
+    return bytes;
+  }
+
+  /// Whether these are the keys and values of such a request, and none of them is too long.
+  static void check_texts(StoreCode code, const Texts& texts) {
+    const bool pairs = code == StoreCode::set || code == StoreCode::multi_set,
+               keys = code == StoreCode::get || code == StoreCode::wait || code == StoreCode::check;
+    const std::size_t count = code == StoreCode::append || code == StoreCode::set       ? 2
+                              : code == StoreCode::add || code == StoreCode::delete_key ? 1
+                              : code == StoreCode::compare_set                          ? 3
+                              : code == StoreCode::num_keys                             ? 0
+                                                                                        : texts.size();
+    check<UsageError>(texts.size() == count && (!pairs || count % 2 == 0), "a request with ", texts.size(), " texts");
+    const std::string* key = nullptr;
+    for (std::size_t i = 0; i < texts.size(); ++i) {
+      if (i == 0 || keys || (pairs && i % 2 == 0)) {
+        key = &texts[i];
+        check<UsageError>(!key->empty() && key->size() <= most_key_bytes, "a key of ", key->size(),
+                          " bytes, expected 1 to ", most_key_bytes);
+      } else {
+        check_value(*key, texts[i].size());
+      }
+    }
+  }
+  static void check_value(const std::string& key, std::size_t bytes) {
+    check<UsageError>(bytes <= most_value_bytes, "the value of '", printable(key), "' has ", bytes, " bytes, at most ",
+                      most_value_bytes, " are possible");
   }
 
   std::int64_t sum(const std::string& key, std::int64_t amount) const {
-    const auto text = value_or_empty(key);
+    const auto at = values_.find(key);
+    const std::string_view text = at == values_.end() ? std::string_view() : at->second;
     std::int64_t value = 0, result = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
     const bool whole = text.empty() || (error == std::errc{} && end == text.data() + text.size());
-    check<UsageError>(whole, "'", key, "' holds no whole number");
-    check<UsageError>(!__builtin_add_overflow(value, amount, &result), "'", key, "' holds ", value, ", and ", amount,
-                      " more is no number of 64 bits");
+    check<UsageError>(whole, "'", printable(key), "' holds no whole number");
+    check<UsageError>(!__builtin_add_overflow(value, amount, &result), "'", printable(key), "' holds ", value, ", and ",
+                      amount, " more is no number of 64 bits");
     return result;
   }
 
-  void put(const std::string& key, std::string value) {
-    std::array<std::string, 2> pair{key, std::move(value)};
-    put(pair);
-  }
   /// Keys, and behind each its value: all of them or, with an error, none.
   void put(std::span<std::string> pairs) {
-    std::unordered_map<std::string, std::size_t> sizes;  // of the values; of a key's several the last one counts
-    for (std::size_t i = 0; i < pairs.size(); i += 2) {
-      const auto& value = pairs[i + 1];
-      check<UsageError>(value.size() <= most_value_bytes, "the value of '", pairs[i], "' has ", value.size(),
-                        " bytes, at most ", most_value_bytes, " are possible");
-      sizes[pairs[i]] = value.size();
-    }
+    std::unordered_map<std::string_view, std::size_t> sizes;  // of the values; of a key's several the last one counts
+    for (std::size_t i = 0; i < pairs.size(); i += 2) sizes[pairs[i]] = pairs[i + 1].size();
     auto keys = values_.size(), bytes = bytes_;
     for (const auto& [key, size] : sizes) {
       const auto at = values_.find(key);
@@ -945,24 +1071,24 @@ class StoreTable {
     return true;
   }
 
-  Texts missing(const Texts& keys) const {
-    Texts list;
-    for (const auto& key : keys)
-      if (!values_.contains(key)) list.push_back(key);
-    return list;
+  std::int64_t missing(const Texts& keys) const {
+    return std::count_if(keys.begin(), keys.end(), [&](const auto& key) { return !values_.contains(key); });
   }
+
+  struct Hash : std::hash<std::string_view> {
+    using is_transparent = void;
+  };
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::unordered_map<std::string, std::string> values_;
+  std::unordered_map<std::string, std::string, Hash, std::equal_to<>> values_;
   std::size_t bytes_ = 0;  ///< of keys and values
+  std::size_t taken_ = 0;  ///< of most_room
   bool closed_ = false;
 };
 
 }  // namespace chorus::inline CHORUS_ABI::comm::detail
 #endif  // CHORUS_SINGLE_CHORUS_COMM_STORE_TABLE_HPP
-
-#include <list>
 
 namespace chorus::inline CHORUS_ABI::comm {
 
@@ -1005,6 +1131,7 @@ class StoreServer {
   Socket listener_;
   std::string token_;
   std::uint64_t key_ = 0;
+  bool encrypted_ = false;
   std::mutex mutex_;
   std::list<User> users_;
   std::atomic<bool> ending_{false};
@@ -1013,7 +1140,7 @@ class StoreServer {
 
 inline StoreServer::StoreServer(Socket listener, std::string token, std::uint64_t key)
     : listener_(std::move(listener)), token_(std::move(token)), key_(key) {
-  detail::check_token(token_, listener_.local());
+  encrypted_ = detail::check_token(token_, listener_.local());
   doorkeeper_ = chorus::detail::start_thread("store", [this] { take_guests(); });
 }
 
@@ -1044,7 +1171,8 @@ inline void StoreServer::await_departures(std::chrono::milliseconds timeout) {
 }
 
 inline void StoreServer::take_guests() {
-  Guests guests(listener_, sizeof(detail::StoreHello), detail::store_magic);
+  Guests guests(listener_, sizeof(detail::StoreHello), detail::store_magic,
+                encrypted_ ? std::optional(token_) : std::nullopt);
   while (!ending_.load()) {
     try {
       auto guest = guests.next(Clock::now() + std::chrono::milliseconds(100));
@@ -1094,9 +1222,14 @@ inline void StoreServer::answer(User& user) {
   try {
     while (!ending_.load()) {
       if (!user.socket.wait(POLLIN, Clock::now() + std::chrono::minutes(1))) continue;
-      auto request = detail::receive(user.socket, Clock::now() + patience);
+      detail::StoreTable::Room room(table_);
+      const auto gone = [&] { return user.socket.ended(); };
+      const auto until = Clock::now() + patience;
+      auto request =
+          detail::receive(user.socket, until, [&](std::size_t bytes) { return room.take(bytes, until, gone); });
       if (!request) break;
-      const auto reply = table_.answer(std::move(*request), [&] { return user.socket.ended(); });
+      room.keep(detail::memory_of(*request));
+      const auto reply = table_.answer(std::move(*request), room, Clock::now() + patience, gone);
       if (ending_.load() || !detail::send(user.socket, reply, Clock::now() + patience)) break;
     }
   } catch (const std::exception&) {
@@ -1154,14 +1287,16 @@ class StoreLink {
   why = "it took the connection and gave no answer";
   Challenge challenge;
   if (!socket.receive_all(bytes_of(challenge), soon)) return Socket();
-  check<CommError>(challenge.magic == store_magic, "store: something other than a store of this version is at ",
-                   address);
+  check<CommError>(challenge.is(store_magic), "store: something other than a store of this version is at ", address);
+  follow(challenge, socket, check_token(token, address), token, "store", address);
   StoreHello hello;
   hello.key = key;
   fill_random(hello.nonce);
   hello.proof = prove(token, {std::as_bytes(std::span(challenge.nonce)), proven(hello)});
   StoreWelcome answer;
-  if (!socket.send_all(bytes_of(hello), soon) || !socket.receive_all(bytes_of(answer), soon)) return Socket();
+  const bool heard = socket.send_all(bytes_of(hello), soon) && socket.receive_all(bytes_of(answer), soon);
+  check<CommError>(socket.trouble().empty(), "store: the server at ", address, socket.trouble());
+  if (!heard) return Socket();
   check<CommError>(answer.magic == store_magic && answer.welcome == 1, "store: the server at ", address,
                    " refuses this process: it does not know the job's token");
   check<CommError>(same(answer.proof, prove(token, {std::as_bytes(std::span(hello.nonce)), proven(answer)})),
@@ -1170,10 +1305,13 @@ class StoreLink {
   return socket;
 }
 
-[[gnu::cold]] inline std::string list_of(const std::vector<std::string>& keys) {
+/// The first of `count` keys.
+[[gnu::cold]] inline std::string list_of(const std::vector<std::string>& keys, std::int64_t count) {
   std::string list;
-  for (std::size_t i = 0; i < keys.size() && i < 10; ++i) list += cat(i ? ", '" : "'", keys[i], "'");
-  return keys.size() > 10 ? cat(list, " and ", keys.size() - 10, " more") : list;
+  const std::size_t shown = std::min<std::size_t>(keys.size(), 10);
+  for (std::size_t i = 0; i < shown; ++i) list += cat(i ? ", '" : "'", printable(keys[i]), "'");
+  const auto more = count - static_cast<std::int64_t>(shown);
+  return more > 0 ? cat(list, " and ", more, " more") : list;
 }
 
 }  // namespace detail
@@ -1234,6 +1372,9 @@ CHORUS_INLINE detail::StoreMessage Store::ask(detail::StoreCode code, std::vecto
   const detail::StoreMessage request{code, number, std::move(texts)};
   chorus::check<UsageError>(body_bytes(request) <= detail::most_message_bytes, "store.", name(code), ": ",
                             body_bytes(request), " bytes, at most ", detail::most_message_bytes, " are possible");
+  chorus::check<UsageError>(request.texts.size() <= detail::most_message_texts, "store.", name(code), ": ",
+                            request.texts.size(), " keys and values, at most ", detail::most_message_texts,
+                            " are possible");
   // The server says itself when a wait is over; it may be a little late.
   const auto deadline = Clock::now() + std::min<std::chrono::milliseconds>(patience, std::chrono::hours(1'000'000)) +
                         (waits ? std::chrono::seconds(2) : std::chrono::seconds(0));
@@ -1242,13 +1383,14 @@ CHORUS_INLINE detail::StoreMessage Store::ask(detail::StoreCode code, std::vecto
   if (!reply && Clock::now() >= deadline)
     fail<TimeoutError>("store.", name(code), ": the server ", link_->where(), " did not answer within ",
                        patience.count(), " ms");
-  chorus::check<CommError>(reply.has_value(), "store.", name(code), ": the server ", link_->where(), " has gone");
+  chorus::check<CommError>(reply.has_value(), "store.", name(code), ": the server ", link_->where(), " has gone",
+                           socket.trouble());
   link_->give_back(std::move(socket));
   if (reply->code == StoreCode::timed_out)
-    fail<TimeoutError>("store.", name(code), ": ", detail::list_of(reply->texts),
-                       reply->texts.size() == 1 ? " was" : " were", " not set within ", patience.count(), " ms");
+    fail<TimeoutError>("store.", name(code), ": ", detail::list_of(reply->texts, reply->number),
+                       reply->number == 1 ? " was" : " were", " not set within ", patience.count(), " ms");
   chorus::check<UsageError>(reply->code == StoreCode::done, "store.", name(code), ": ",
-                            reply->texts.empty() ? "refused" : reply->texts[0]);
+                            reply->texts.empty() ? "refused" : printable(reply->texts[0], 1000));
   return std::move(*reply);
 }
 
@@ -1325,7 +1467,9 @@ CHORUS_INLINE Store Store::of(const World& world, AnyCommunicator& communicator)
   }
   const auto bytes = std::span(reinterpret_cast<std::uint8_t*>(&news), sizeof news);
   communicator.broadcast(bytes, 0);
-  chorus::check<CommError>(news.port > 0, "rank ", communicator.rank(), ": rank 0 has no store: ", news.why.data());
+  news.why.back() = 0;
+  chorus::check<CommError>(news.port > 0, "rank ", communicator.rank(),
+                           ": rank 0 has no store: ", printable(news.why.data(), news.why.size()));
   if (!store) {
     store = Store::connect(world.master_addr, news.port, world.token, world.timeout, news.key);
     store->set_timeout(Store::default_timeout);
@@ -1595,12 +1739,12 @@ inline void append(std::string& out, const LoadReport& report) {
     std::string_view before;
     for (const auto& item : items) out += cat(std::exchange(before, ", "), text_of(item));
   };
-  const auto name = [](const std::string& text) { return text; };
+  const auto name = [](const std::string& text) { return printable(text); };
   list("missing", report.missing, name);
   list("unexpected", report.unexpected, name);
   list("mismatched", report.mismatched, [](const LoadReport::Mismatch& x) {
-    return cat(x.name, " (expected ", x.expected, " ", std::span<const Index>(x.expected_shape), ", got ", x.got, " ",
-               std::span<const Index>(x.got_shape), ")");
+    return cat(printable(x.name), " (expected ", x.expected, " ", std::span<const Index>(x.expected_shape), ", got ",
+               x.got, " ", std::span<const Index>(x.got_shape), ")");
   });
 }
 
@@ -1655,12 +1799,12 @@ inline Rename with_prefix(std::string prefix) {
 
 namespace chorus::inline CHORUS_ABI::io {
 
-/// Owns `value`, unless it is negative.
+/// Owns `value`, unless it is negative. It is none of the standard streams'.
 struct Descriptor {
   int value = -1;
 
   Descriptor() = default;
-  explicit Descriptor(int descriptor) : value(descriptor) {}
+  explicit Descriptor(int descriptor) : value(chorus::detail::above_standard_streams(descriptor)) {}
   Descriptor(Descriptor&& other) noexcept : value(std::exchange(other.value, -1)) {}
   Descriptor& operator=(Descriptor&& other) noexcept {
     std::swap(value, other.value);
@@ -1700,6 +1844,7 @@ class AtomicFile {
   /// Appends. Throws FileError, and then removes the temporary file.
   void write(std::span<const std::byte> data) {
     check<UsageError>(!temporary_.empty(), "saving ", path_, ": write to a file that is committed or has failed");
+    const chorus::detail::HeldSignal held(SIGXFSZ);
     while (!data.empty()) {
       const ssize_t count = ::write(file_.value, data.data(), std::min(data.size(), io_chunk));
       if (count < 0 && errno == EINTR) continue;
@@ -1766,7 +1911,7 @@ class AtomicFile {
     check<FileError>(!name_.empty(), "saving ", path_.empty() ? "\"\"" : path_, ": the path has no file name");
     // NAME_MAX is 255 bytes; a longer name shares its leftovers with its namesakes, which the locks make harmless.
     prefix_ = cat('.', name_.substr(0, 200), '.');
-    folder_.value = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    folder_ = Descriptor(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     if (folder_.value < 0) fail_at(cat("opening the folder ", folder));
   }
 
@@ -2466,7 +2611,7 @@ class SafetensorsReader {
   explicit SafetensorsReader(const std::string& path, const ReaderLimits& limits = {})
       : path_(path), loading_(cat("loading ", path)) {
     // Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever.
-    file_.value = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    file_ = Descriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     check<FileError>(file_.value >= 0, loading_, ": opening the file failed: ", std::strerror(errno));
     struct stat facts {};
     const bool seen = ::fstat(file_.value, &facts) == 0;  // before errno is read
@@ -3036,7 +3181,8 @@ template <class Net, class StepIn>
   if (const auto seed = file->metadata().find("training/seed"); seed != file->metadata().end())
     for (std::size_t rank = 0; rank < ranks.size(); ++rank)
       check<UsageError>(seed->second == cat(static_cast<std::uint64_t>(ranks[rank].seed)), "resuming from ", path,
-                        ": expected the run's seed, ", seed->second, ", for dropout and samplers follow it, got ",
+                        ": expected the run's seed, ", printable(seed->second),
+                        ", for dropout and samplers follow it, got ",
                         static_cast<std::uint64_t>(ranks[rank].seed), ranks.size() > 1 ? cat(" on rank ", rank) : "");
   return std::move(*file);
 }
@@ -3220,10 +3366,10 @@ void read_all(const SafetensorsReader& file, const std::vector<Incoming<D>>& wan
   const auto compare = [&](const Incoming<D>& tensor, const std::string& name) {
     const TensorEntry* entry = file.find(name);
     if (entry == nullptr)
-      list(missing, name);
+      list(missing, printable(name));
     else if (entry->dtype != file_dtype(tensor.dtype) || entry->shape != tensor.shape)
-      list(mismatched, name, " (expected ", tensor.dtype, " ", std::span<const Index>(tensor.shape), ", got ",
-           entry->dtype, " ", std::span<const Index>(entry->shape), ")");
+      list(mismatched, printable(name), " (expected ", tensor.dtype, " ", std::span<const Index>(tensor.shape),
+           ", got ", entry->dtype, " ", std::span<const Index>(entry->shape), ")");
   };
   for (const auto& tensor : wanted) {
     compare(tensor, tensor.name);
@@ -3232,7 +3378,7 @@ void read_all(const SafetensorsReader& file, const std::vector<Incoming<D>>& wan
   for (const TensorEntry& entry : file.entries()) {
     bool known = ignored(entry.name);
     for (const auto& tensor : wanted) known = known || tensor.name == entry.name;
-    if (!known) list(unexpected, entry.name);
+    if (!known) list(unexpected, printable(entry.name));
   }
   std::string problems;
   const auto report = [&](const char* what, const std::string& names) {
@@ -3310,7 +3456,8 @@ inline std::int64_t number_in(const SafetensorsReader& file, const std::string& 
   const auto& text = found->second;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   check<FileError>(error == std::errc{} && end == text.data() + text.size() && value >= 0 && value <= most,
-                   "resuming from ", file.path(), ": ", key, " is '", text, "', expected a number from 0 to ", most);
+                   "resuming from ", file.path(), ": ", key, " is ", Quoted{text}, ", expected a number from 0 to ",
+                   most);
   return value;
 }
 
@@ -3675,9 +3822,8 @@ inline std::string npy_header(DType type, std::span<const Index> shape, std::str
 /// A regular file's bytes. Throws FileError.
 inline std::vector<std::byte> read_whole(const std::string& path) {
   const std::string who = cat("loading ", path);
-  Descriptor file;
   // Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever.
-  file.value = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   check<FileError>(file.value >= 0, who, ": opening the file failed: ", std::strerror(errno));
   struct stat facts {};
   const bool seen = ::fstat(file.value, &facts) == 0;  // before errno is read
@@ -3845,13 +3991,19 @@ inline std::vector<std::byte> zip_content(const ZipBytes& zip, const std::string
 #if CHORUS_USE_ZLIB
     // Deflate makes at most 1032 bytes of one.
     check<FileError>(entry.size / 1032 <= entry.packed, who, ": the archive is damaged");
-    out.resize(static_cast<std::size_t>(entry.size));
     z_stream stream{};
     check<FileError>(inflateInit2(&stream, -MAX_WBITS) == Z_OK, who, ": zlib could not start");
+    const std::unique_ptr<z_stream, decltype(&inflateEnd)> ended(&stream, &inflateEnd);
     int status = Z_OK;
     std::size_t read = 0, written = 0;
     while (status == Z_OK) {
-      constexpr std::size_t most = std::size_t{1} << 30;
+      constexpr std::size_t most = std::size_t{1} << 30, least = std::size_t{1} << 20;
+      // Memory grows with what is unpacked, not at once to what the archive says.
+      if (written == out.size()) {
+        const auto next = std::min<std::size_t>(entry.size, written + std::max(least, written));
+        out.reserve(next);  // no more than that
+        out.resize(next);
+      }
       stream.next_in = reinterpret_cast<Bytef*>(const_cast<std::byte*>(packed.data() + read));
       stream.avail_in = static_cast<uInt>(std::min(packed.size() - read, most));
       stream.next_out = reinterpret_cast<Bytef*>(out.data() + written);
@@ -3861,8 +4013,7 @@ inline std::vector<std::byte> zip_content(const ZipBytes& zip, const std::string
       read += in_before - stream.avail_in;
       written += out_before - stream.avail_out;
     }
-    inflateEnd(&stream);
-    check<FileError>(status == Z_STREAM_END && written == out.size() && read == packed.size(), who,
+    check<FileError>(status == Z_STREAM_END && written == entry.size && read == packed.size(), who,
                      ": the compressed data are damaged");
 #else
     fail<FileError>(who, ": compressed, and chorus was built without zlib");

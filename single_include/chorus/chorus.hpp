@@ -360,11 +360,104 @@ class Ref {
 #include <stdexcept>
 #include <string_view>
 
+// <chorus/core/printable.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_PRINTABLE_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_PRINTABLE_HPP
+/// Text from outside (files, other processes, the environment) in messages: nothing in it steers the terminal that
+/// shows it, or looks like a line of its own.
+
 namespace chorus::inline CHORUS_ABI {
 
-/// Base of every exception that chorus throws.
+/// Bytes of the character that `text` begins with, or 0 where that is no well-formed UTF-8 (RFC 3629: no overlong
+/// forms, no surrogates, nothing above U+10FFFF).
+constexpr std::size_t utf8_length(std::string_view text) {
+  const auto byte = [&](std::size_t at) { return at < text.size() ? static_cast<unsigned char>(text[at]) : 0u; };
+  const unsigned lead = byte(0), second = byte(1);
+  const std::size_t length = text.empty()  ? 0
+                             : lead < 0x80 ? 1
+                             : lead < 0xC2 ? 0
+                             : lead < 0xE0 ? 2
+                             : lead < 0xF0 ? 3
+                             : lead < 0xF5 ? 4
+                                           : 0;
+  for (std::size_t k = 1; k < length; ++k)
+    if ((byte(k) & 0xC0) != 0x80) return 0;
+  if ((lead == 0xE0 && second < 0xA0) || (lead == 0xED && second > 0x9F)) return 0;
+  if ((lead == 0xF0 && second < 0x90) || (lead == 0xF4 && second > 0x8F)) return 0;
+  return length;
+}
+
+constexpr bool valid_utf8(std::string_view text) {
+  while (!text.empty()) {
+    const std::size_t length = utf8_length(text);
+    if (length == 0) return false;
+    text.remove_prefix(length);
+  }
+  return true;
+}
+
+namespace detail {
+
+/// Appends `text`: control characters, save those that are `kept`, and what is no UTF-8 as \xNN; those that are
+/// `marked` behind a backslash. False where it is cut after `longest` bytes.
+[[gnu::cold]] inline bool append_printable(std::string& out, std::string_view text, std::string_view kept,
+                                           std::string_view marked, std::size_t longest) {
+  constexpr std::string_view hex = "0123456789abcdef";
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t length = utf8_length(text.substr(at));
+    const auto part = text.substr(at, std::max(length, std::size_t{1}));
+    if (at + part.size() > longest) return false;
+    const auto lead = static_cast<unsigned char>(part[0]);
+    const bool c1 = lead == 0xC2 && length == 2 && static_cast<unsigned char>(part[1]) < 0xA0;
+    const bool control = (lead < 0x20 && kept.find(part[0]) == kept.npos) || lead == 0x7F || c1;
+    if (marked.find(part[0]) != marked.npos) out += '\\';
+    for (const char c : part) {
+      const auto byte = static_cast<unsigned char>(c);
+      if (control || length == 0)
+        ((out += "\\x") += hex[byte >> 4]) += hex[byte & 15];
+      else
+        out += c;
+    }
+    at += part.size();
+  }
+  return true;
+}
+
+/// A message of several lines.
+[[gnu::cold]] inline std::string printable_lines(std::string_view message) {
+  std::string out;
+  append_printable(out, message, "\n\t", "", std::string_view::npos);
+  return out;
+}
+
+}  // namespace detail
+
+/// Text from outside, on one line, and cut where it is long.
+[[gnu::cold]] inline std::string printable(std::string_view text, std::size_t longest = 120) {
+  std::string out;
+  if (!detail::append_printable(out, text, "", "", longest)) out += "...";
+  return out;
+}
+
+/// The same in quotes.
+struct Quoted {
+  std::string_view text;
+};
+inline void append(std::string& out, Quoted part) {
+  out += '"';
+  const bool whole = detail::append_printable(out, part.text, "", "\"\\", 120);
+  out += whole ? "\"" : "\"...";
+}
+
+}  // namespace chorus::inline CHORUS_ABI
+#endif  // CHORUS_SINGLE_CHORUS_CORE_PRINTABLE_HPP
+
+namespace chorus::inline CHORUS_ABI {
+
+/// Base of every exception that chorus throws. Its message holds no control characters but line ends: a name in it may
+/// come from a file or another process, and the message goes to a terminal.
 struct Error : std::runtime_error {
-  using std::runtime_error::runtime_error;
+  explicit Error(const std::string& message) : std::runtime_error(detail::printable_lines(message)) {}
 };
 /// Shapes, axes or ranks that don't fit the operation.
 struct ShapeError : Error {
@@ -7229,7 +7322,42 @@ class ImageDataset {
 #include <unistd.h>
 
 #include <cerrno>
+// <chorus/core/standard_streams.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_STANDARD_STREAMS_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_STANDARD_STREAMS_HPP
+/// Descriptors 0, 1 and 2 are standard input, output and error. Whoever starts a process may have closed them (`2>&-`,
+/// daemons), and the next file or socket would get such a number, and then whatever is printed.
+
 #include <cstdio>
+
+namespace chorus::inline CHORUS_ABI::detail {
+
+/// Opens those that are closed on /dev/null.
+inline void open_standard_streams() {
+  for (int fd = 0; fd <= STDERR_FILENO; ++fd)
+    if (fcntl(fd, F_GETFD) < 0 && errno == EBADF) [[maybe_unused]]
+      const int opened = open("/dev/null", O_RDWR);  // the lowest number that is free: `fd`
+}
+
+/// The same file under a number above theirs, closed on exec; the old number is closed. -1, with errno, where there is
+/// none.
+inline int above_standard_streams(int fd) {
+  if (fd < 0 || fd > STDERR_FILENO) return fd;
+  const int above = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1), error = errno;
+  close(fd);
+  errno = error;
+  return above;
+}
+
+/// A new, empty file to write text to, as fopen(path, "we") makes it; null, with errno, where there is none.
+inline std::FILE* open_to_write(const char* path) {
+  const int fd = above_standard_streams(open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  return fd < 0 ? nullptr : fdopen(fd, "w");
+}
+
+}  // namespace chorus::inline CHORUS_ABI::detail
+#endif  // CHORUS_SINGLE_CHORUS_CORE_STANDARD_STREAMS_HPP
+
 #include <filesystem>
 #include <system_error>
 
@@ -7261,9 +7389,7 @@ inline std::string what_is_there(const std::string& folder) {
   for (std::filesystem::directory_iterator at(folder, trouble), end; !trouble && at != end; at.increment(trouble)) {
     auto name = at->path().filename().string();
     if (is_folder(at->path().string())) name += '/';
-    for (char& c : name)
-      if (static_cast<unsigned char>(c) < ' ' || c == 127) c = '?';
-    names.push_back(std::move(name));
+    names.push_back(printable(name));
     if (names.size() == looked_at) break;
   }
   std::ranges::sort(names);
@@ -7280,7 +7406,7 @@ class InputFile {
   /// Throws FileError where the file can't be opened, or is a folder, a pipe or a device.
   explicit InputFile(std::string path) : path_(std::move(path)) {
     // Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever.
-    const int opened = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    const int opened = detail::above_standard_streams(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     check<FileError>(opened >= 0, path_, ": ", std::strerror(errno));
     struct stat facts {};
     const bool regular = ::fstat(opened, &facts) == 0 && S_ISREG(facts.st_mode);
@@ -8094,13 +8220,56 @@ struct std::tuple_element<1, chorus::data::Batch> {
 #define CHORUS_SINGLE_CHORUS_CORE_SAY_HPP
 /// Messages to the user, on stderr.
 
+// <chorus/core/held_signal.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_HELD_SIGNAL_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_HELD_SIGNAL_HPP
+/// `HeldSignal`: around writes that would end the process where they fail.
+
+#include <csignal>
+#include <ctime>
+
+namespace chorus::inline CHORUS_ABI::detail {
+
+/// While it lives, a write of this thread that fails does so with an error alone, and without the signal that would end
+/// the process: SIGPIPE (EPIPE, the other end has gone) or SIGXFSZ (EFBIG, `ulimit -f`). Threads that are started
+/// meanwhile inherit that for good. The process's handler is left alone, and this thread's mask is as before
+/// afterwards.
+class HeldSignal {
+ public:
+  explicit HeldSignal(int signal) {
+    sigset_t pending;
+    sigpending(&pending);
+    was_pending_ = sigismember(&pending, signal) == 1;
+    sigemptyset(&held_);
+    sigaddset(&held_, signal);
+    pthread_sigmask(SIG_BLOCK, &held_, &before_);
+  }
+  HeldSignal(const HeldSignal&) = delete;
+  HeldSignal& operator=(const HeldSignal&) = delete;
+  ~HeldSignal() {
+    const int error = errno;
+    const timespec at_once{};
+    // What was raised meanwhile waits for this thread, and would be delivered to it now.
+    while (!was_pending_ && sigtimedwait(&held_, nullptr, &at_once) == -1 && errno == EINTR) {
+    }
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+    errno = error;
+  }
+
+ private:
+  sigset_t held_, before_;
+  bool was_pending_ = false;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::detail
+#endif  // CHORUS_SINGLE_CHORUS_CORE_HELD_SIGNAL_HPP
+
 namespace chorus::inline CHORUS_ABI::detail {
 
 /// A line on stderr in one write, so that lines of several processes don't mix.
 inline void say(std::string_view message) {
-  std::string line = "chorus: ";
-  line.append(message);
-  line += '\n';
+  const std::string line = "chorus: " + printable_lines(message) + '\n';
+  const HeldSignal held(SIGXFSZ);  // stderr may be a file
   [[maybe_unused]] const auto written = write(STDERR_FILENO, line.data(), line.size());
 }
 
@@ -8347,8 +8516,7 @@ namespace chorus::inline CHORUS_ABI::data {
 
 #if CHORUS_USE_ZLIB
 
-/// Decompresses a file in order. Only as many bytes as are asked for are ever made, so that a small file can't fill
-/// memory.
+/// Decompresses a file in order. Only as many bytes as are asked for are ever made.
 class GzipFile {
  public:
   explicit GzipFile(std::string path) : file_(std::move(path)), input_(std::size_t{1} << 16) {
@@ -8445,6 +8613,22 @@ inline std::string room(const InputFile& file) { return cat("the file has ", fil
 inline std::string room(const GzipFile& file) {
   return cat("the compressed file can't hold more than ", file.size_limit());
 }
+/// Reads `count` values, or those that are there. What a compressed file holds shows as it is read: memory grows with
+/// that, and not at once to what the header says.
+inline void read_values(InputFile& file, std::vector<std::uint8_t>& values, std::uint64_t count) {
+  values.resize(count);
+  values.resize(file.read(values));
+}
+inline void read_values(GzipFile& file, std::vector<std::uint8_t>& values, std::uint64_t count) {
+  constexpr std::size_t least = 1 << 20;
+  for (std::size_t done = 0; done == values.size() && done < count;) {
+    const auto next = std::min<std::size_t>(count, done + std::max(least, done));
+    values.reserve(next);  // no more than that
+    values.resize(next);
+    done += file.read(std::span(values).subspan(done));
+    if (done < values.size()) return values.resize(done);
+  }
+}
 inline bool at_end(InputFile&) { return true; }
 inline bool at_end(GzipFile& file) { return file.at_end(); }
 
@@ -8473,9 +8657,9 @@ IdxArray parse_idx(const std::string& path, int rank) {
   check<FileError>(may_hold(file, header.size() + count), path, ": sizes ", std::span<const Index>(out.sizes), " need ",
                    header.size() + count, " bytes, ", room(file));
 
-  out.values.resize(count);
-  const std::size_t read = file.read(out.values);
-  check<FileError>(read == count, path, ": cut short: expected ", count, " values, got ", read);
+  read_values(file, out.values, count);
+  check<FileError>(out.values.size() == count, path, ": cut short: expected ", count, " values, got ",
+                   out.values.size());
   check<FileError>(at_end(file), path, ": more data follow after the ", count, " values that its header declares");
   return out;
 }
@@ -8483,8 +8667,8 @@ IdxArray parse_idx(const std::string& path, int rank) {
 }  // namespace detail
 
 /// Reads the bytes of `path`, which must have `rank` axes; a name that ends in .gz is decompressed. Throws FileError
-/// where the header, the sizes and the length don't fit each other; nothing is allocated for sizes that the file can't
-/// hold.
+/// where the header, the sizes and the length don't fit each other; memory is taken for what the file holds, not for
+/// what its header says.
 inline IdxArray read_idx(const std::string& path, int rank) {
   if (path.ends_with(".gz")) return detail::parse_idx<GzipFile>(path, rank);
   return detail::parse_idx<InputFile>(path, rank);
@@ -9070,6 +9254,33 @@ void save(Model& model, const std::string& path, const Metadata& metadata = {}) 
 /// Writes safetensors files: the same bytes as the reference writer's for the same tensors, replaced whole or not at
 /// all. The format: https://github.com/huggingface/safetensors#format
 
+// <chorus/core/json_string.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_JSON_STRING_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_JSON_STRING_HPP
+/// Strings as JSON writes them, for files and messages that need no JSON library.
+
+namespace chorus::inline CHORUS_ABI {
+
+/// Appends `text` in double quotes, with control characters, quotes and backslashes escaped.
+inline void append_json_string(std::string& out, std::string_view text) {
+  constexpr std::string_view hex = "0123456789abcdef", plain = "\b\t\n\f\r\"\\", letters = "btnfr\"\\";
+  out += '"';
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (const std::size_t at = plain.find(c); at != plain.npos) {
+      (out += '\\') += letters[at];
+    } else if (byte < 0x20) {
+      ((out += "\\u00") += hex[byte >> 4]) += hex[byte & 15];
+    } else {
+      out += c;
+    }
+  }
+  out += '"';
+}
+
+}  // namespace chorus::inline CHORUS_ABI
+#endif  // CHORUS_SINGLE_CHORUS_CORE_JSON_STRING_HPP
+
 // <chorus/io/atomic_file.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_ATOMIC_FILE_HPP
 #define CHORUS_SINGLE_CHORUS_IO_ATOMIC_FILE_HPP
@@ -9087,12 +9298,12 @@ void save(Model& model, const std::string& path, const Metadata& metadata = {}) 
 
 namespace chorus::inline CHORUS_ABI::io {
 
-/// Owns `value`, unless it is negative.
+/// Owns `value`, unless it is negative. It is none of the standard streams'.
 struct Descriptor {
   int value = -1;
 
   Descriptor() = default;
-  explicit Descriptor(int descriptor) : value(descriptor) {}
+  explicit Descriptor(int descriptor) : value(chorus::detail::above_standard_streams(descriptor)) {}
   Descriptor(Descriptor&& other) noexcept : value(std::exchange(other.value, -1)) {}
   Descriptor& operator=(Descriptor&& other) noexcept {
     std::swap(value, other.value);
@@ -9132,6 +9343,7 @@ class AtomicFile {
   /// Appends. Throws FileError, and then removes the temporary file.
   void write(std::span<const std::byte> data) {
     check<UsageError>(!temporary_.empty(), "saving ", path_, ": write to a file that is committed or has failed");
+    const chorus::detail::HeldSignal held(SIGXFSZ);
     while (!data.empty()) {
       const ssize_t count = ::write(file_.value, data.data(), std::min(data.size(), io_chunk));
       if (count < 0 && errno == EINTR) continue;
@@ -9198,7 +9410,7 @@ class AtomicFile {
     check<FileError>(!name_.empty(), "saving ", path_.empty() ? "\"\"" : path_, ": the path has no file name");
     // NAME_MAX is 255 bytes; a longer name shares its leftovers with its namesakes, which the locks make harmless.
     prefix_ = cat('.', name_.substr(0, 200), '.');
-    folder_.value = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    folder_ = Descriptor(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     if (folder_.value < 0) fail_at(cat("opening the folder ", folder));
   }
 
@@ -9277,66 +9489,6 @@ class AtomicFile {
 #ifndef CHORUS_SINGLE_CHORUS_IO_TENSOR_ENTRY_HPP
 #define CHORUS_SINGLE_CHORUS_IO_TENSOR_ENTRY_HPP
 /// One tensor of a safetensors file, and the rules that its reader and its writer share.
-
-// <chorus/core/json_string.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_CORE_JSON_STRING_HPP
-#define CHORUS_SINGLE_CHORUS_CORE_JSON_STRING_HPP
-/// Strings as JSON writes them, for files and messages that need no JSON library.
-
-namespace chorus::inline CHORUS_ABI {
-
-/// Appends `text` in double quotes, with control characters, quotes and backslashes escaped.
-inline void append_json_string(std::string& out, std::string_view text) {
-  constexpr std::string_view hex = "0123456789abcdef", plain = "\b\t\n\f\r\"\\", letters = "btnfr\"\\";
-  out += '"';
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (const std::size_t at = plain.find(c); at != plain.npos) {
-      (out += '\\') += letters[at];
-    } else if (byte < 0x20) {
-      ((out += "\\u00") += hex[byte >> 4]) += hex[byte & 15];
-    } else {
-      out += c;
-    }
-  }
-  out += '"';
-}
-
-/// Text from outside, in a message: quoted, escaped, and cut where it is long.
-struct Quoted {
-  std::string_view text;
-};
-inline void append(std::string& out, Quoted part) {
-  constexpr std::size_t longest = 120;
-  append_json_string(out, part.text.substr(0, longest));
-  if (part.text.size() > longest) out += "...";
-}
-
-/// True where `text` is well-formed UTF-8 (RFC 3629: no overlong forms, no surrogates, nothing above U+10FFFF).
-constexpr bool valid_utf8(std::string_view text) {
-  const auto byte = [&](std::size_t at) { return at < text.size() ? static_cast<unsigned char>(text[at]) : 0u; };
-  for (std::size_t i = 0; i < text.size();) {
-    const unsigned lead = byte(i);
-    const std::size_t length = lead < 0x80   ? 1
-                               : lead < 0xC2 ? 0
-                               : lead < 0xE0 ? 2
-                               : lead < 0xF0 ? 3
-                               : lead < 0xF5 ? 4
-                                             : 0;
-    if (length == 0) return false;
-    for (std::size_t k = 1; k < length; ++k) {
-      if ((byte(i + k) & 0xC0) != 0x80) return false;
-    }
-    const unsigned second = byte(i + 1);
-    if ((lead == 0xE0 && second < 0xA0) || (lead == 0xED && second > 0x9F)) return false;
-    if ((lead == 0xF0 && second < 0x90) || (lead == 0xF4 && second > 0x8F)) return false;
-    i += length;
-  }
-  return true;
-}
-
-}  // namespace chorus::inline CHORUS_ABI
-#endif  // CHORUS_SINGLE_CHORUS_CORE_JSON_STRING_HPP
 
 // <chorus/io/file_dtype.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_FILE_DTYPE_HPP
@@ -26793,7 +26945,9 @@ CHORUS_INLINE std::shared_ptr<Engine> alone() { return std::make_shared<detail::
 // <chorus/comm/hmac.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_HMAC_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_HMAC_HPP
-/// Proofs that a peer knows the job's token: HMAC-SHA256, by OpenSSL.
+/// Proofs that a peer knows the job's token: HMAC-SHA256, by OpenSSL. Without OpenSSL only a token that chorus' own
+/// launcher made can be proved, by showing it: it is good for one job on loopback, whose port the launcher held before
+/// there were ranks.
 
 #include <sys/random.h>
 
@@ -26814,7 +26968,16 @@ inline void fill_random(std::span<std::byte> bytes) {
   check<CommError>(got == static_cast<ssize_t>(bytes.size()), "getrandom: ", std::strerror(errno));
 }
 
-/// The proof for `parts`, one after another, each of a fixed size. Zeros where there is no token, or no OpenSSL.
+/// What the launcher's own tokens begin with; 64 random digits follow.
+inline constexpr std::string_view launched = "launched-";
+
+/// Whether this program can prove that it knows the token.
+inline bool provable(std::string_view token) {
+  return can_authenticate || token.empty() ||
+         (token.starts_with(launched) && token.size() == launched.size() + 2 * sizeof(Mac));
+}
+
+/// The proof for `parts`, one after another, each of a fixed size. Zeros where there is no token.
 [[gnu::cold]] inline Mac prove([[maybe_unused]] const std::string& token,
                                [[maybe_unused]] std::initializer_list<std::span<const std::byte>> parts) {
   Mac mac{};
@@ -26827,6 +26990,8 @@ inline void fill_random(std::span<std::byte> bytes) {
   const auto* made = HMAC(EVP_sha256(), token.data(), static_cast<int>(token.size()), message.data(), message.size(),
                           reinterpret_cast<unsigned char*>(mac.data()), &length);
   check<CommError>(made != nullptr && length == mac.size(), "HMAC-SHA256 failed");
+#else
+  if (!token.empty() && provable(token)) std::memcpy(mac.data(), token.data() + launched.size(), mac.size());
 #endif
   return mac;
 }
@@ -26858,7 +27023,7 @@ class SharedRegion {
     const bool limited = getrlimit(RLIMIT_FSIZE, &most) == 0 && most.rlim_cur < bytes;
     check<CommError>(!limited, "shared memory: ", bytes,
                      " bytes are more than this process may write (ulimit -f): ", most.rlim_cur);
-    const int fd = memfd_create("chorus", MFD_CLOEXEC);
+    const int fd = chorus::detail::above_standard_streams(memfd_create("chorus", MFD_CLOEXEC));
     check<CommError>(fd >= 0, "shared memory: memfd_create: ", std::strerror(errno));
     SharedRegion region;
     region.fd_ = fd;
@@ -26877,7 +27042,7 @@ class SharedRegion {
     check<CommError>(length >= 0, "shared memory: ", path, ": ", std::strerror(errno));
     check<CommError>(std::string_view(target).starts_with("/memfd:chorus"), "shared memory: ", path, " is ", target);
     SharedRegion region;
-    region.fd_ = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+    region.fd_ = chorus::detail::above_standard_streams(::open(path.c_str(), O_RDWR | O_CLOEXEC));
     check<CommError>(region.fd_ >= 0, "shared memory: ", path, ": ", std::strerror(errno));
     // Touching memory beyond a file's end would end this process.
     check<CommError>(lseek(region.fd_, 0, SEEK_END) >= static_cast<off_t>(bytes), "shared memory: ", path,
@@ -27624,8 +27789,6 @@ bool register_backend(Backend backend, EngineMaker maker);
 #define CHORUS_SINGLE_CHORUS_CORE_BLOCKED_SIGNALS_HPP
 /// `start_thread`: how a thread of the library starts.
 
-#include <csignal>
-
 namespace chorus::inline CHORUS_ABI::detail {
 
 /// Blocks all signals in this thread while it lives, and so for ever in a thread that is started meanwhile: signals are
@@ -27698,7 +27861,7 @@ inline std::string without_brackets(std::string name) {
     std::optional<Found> found;
   };
   const auto shared = std::make_shared<Shared>();
-  chorus::detail::start_thread(cat("address '", name, "'"), [shared, name] {
+  chorus::detail::start_thread(cat("address '", printable(name), "'"), [shared, name] {
     const auto found = ask_system(name, 0);
     const std::lock_guard lock(shared->mutex);
     shared->found = found;
@@ -27711,6 +27874,244 @@ inline std::string without_brackets(std::string name) {
 
 }  // namespace chorus::inline CHORUS_ABI::comm::detail
 #endif  // CHORUS_SINGLE_CHORUS_COMM_NAME_LOOKUP_HPP
+
+// <chorus/comm/tls.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_TLS_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_TLS_HPP
+/// `Tls`: TLS 1.3 over a connected socket, by OpenSSL.
+///
+/// Both sides prove in the handshake that they know the job's token: it is the pre-shared key (RFC 8446, 4.2.11),
+/// beside a Diffie-Hellman exchange, so that who learns the token later can't read what was overheard before. One
+/// suite, no certificates, no tickets, no early data: there is nothing to be negotiated down to.
+
+struct ssl_st;  // OpenSSL's
+
+namespace chorus::inline CHORUS_ABI::comm {
+
+/// Any thread may send and receive.
+class Tls {
+ public:
+  enum class Side { server, client };
+
+  /// Over `fd`, which does not block and stays the caller's. Throws UsageError where the program was built without
+  /// OpenSSL, CommError where OpenSSL fails.
+  Tls(int fd, Side side, const std::string& token);
+  Tls(const Tls&) = delete;
+  Tls& operator=(const Tls&) = delete;
+  ~Tls();
+
+  /// Moves what can be moved without waiting, the handshake first; -1 when the connection is closed or broken, or the
+  /// other side proves nothing.
+  std::ptrdiff_t send(std::span<const std::byte> bytes);
+  std::ptrdiff_t receive(std::span<std::byte> bytes);
+  /// What the last call that moved nothing waits for: POLLIN or POLLOUT.
+  short awaits() const;
+  /// Whether there are bytes that have left the socket and nobody has received yet.
+  bool holds_bytes() const;
+  /// What is wrong, as OpenSSL says it; empty where nothing is, and where the connection has simply ended.
+  std::string trouble() const;
+
+ private:
+  bool shake_hands();
+  std::ptrdiff_t result(int code, std::size_t moved);
+
+  mutable std::mutex mutex_;
+  ssl_st* ssl_ = nullptr;
+  std::array<unsigned char, 32> key_{};
+  std::uint64_t sent_ = 0;  ///< under the present key
+  bool proven_ = false;
+  short awaits_ = 0;
+  std::string trouble_;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::comm
+
+// <chorus/comm/tls_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_TLS_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_TLS_IMPL_HPP
+/// What stands behind `Tls`.
+
+#if CHORUS_USE_OPENSSL
+#include <openssl/err.h>
+#include <openssl/ssl.h>
+#endif
+
+namespace chorus::inline CHORUS_ABI::comm {
+
+#if CHORUS_USE_OPENSSL
+
+namespace detail {
+
+inline constexpr std::string_view tls_identity = "chorus";
+
+/// A socket as OpenSSL's BIO; its own would raise SIGPIPE where the other end is gone.
+inline BIO_METHOD* tls_socket() {
+  static BIO_METHOD* const method = [] {
+    auto* made = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "chorus socket");
+    BIO_meth_set_write_ex(made, [](BIO* bio, const char* data, std::size_t size, std::size_t* moved) {
+      BIO_clear_retry_flags(bio);
+      const auto n = ::send(static_cast<int>(reinterpret_cast<std::intptr_t>(BIO_get_data(bio))), data, size,
+                            MSG_NOSIGNAL | MSG_DONTWAIT);
+      if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) BIO_set_retry_write(bio);
+      *moved = n < 0 ? 0 : static_cast<std::size_t>(n);
+      return n < 0 ? 0 : 1;
+    });
+    BIO_meth_set_read_ex(made, [](BIO* bio, char* data, std::size_t size, std::size_t* moved) {
+      BIO_clear_retry_flags(bio);
+      const auto n =
+          ::recv(static_cast<int>(reinterpret_cast<std::intptr_t>(BIO_get_data(bio))), data, size, MSG_DONTWAIT);
+      if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) BIO_set_retry_read(bio);
+      *moved = n < 0 ? 0 : static_cast<std::size_t>(n);
+      return n <= 0 ? 0 : 1;
+    });
+    BIO_meth_set_ctrl(made, [](BIO*, int command, long, void*) -> long { return command == BIO_CTRL_FLUSH; });
+    return made;
+  }();
+  return method;
+}
+
+/// The token's key as a session to be resumed.
+inline SSL_SESSION* tls_session(SSL* ssl) {
+  const unsigned char suite[] = {0x13, 0x01};  // TLS_AES_128_GCM_SHA256
+  const auto& key = *static_cast<const std::array<unsigned char, 32>*>(SSL_get_app_data(ssl));
+  auto* session = SSL_SESSION_new();
+  if (session != nullptr && SSL_SESSION_set1_master_key(session, key.data(), key.size()) == 1 &&
+      SSL_SESSION_set_cipher(session, SSL_CIPHER_find(ssl, suite)) == 1 &&
+      SSL_SESSION_set_protocol_version(session, TLS1_3_VERSION) == 1)
+    return session;
+  SSL_SESSION_free(session);
+  return nullptr;
+}
+
+inline SSL_CTX* tls_context() {
+  static SSL_CTX* const context = [] {
+    auto* made = SSL_CTX_new(TLS_method());
+    check<CommError>(made != nullptr && SSL_CTX_set_min_proto_version(made, TLS1_3_VERSION) == 1 &&
+                         SSL_CTX_set_ciphersuites(made, "TLS_AES_128_GCM_SHA256") == 1 &&
+                         SSL_CTX_set_num_tickets(made, 0) == 1,
+                     "TLS: OpenSSL refuses to be set up");
+    SSL_CTX_set_session_cache_mode(made, SSL_SESS_CACHE_OFF);
+    SSL_CTX_set_mode(made, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
+    SSL_CTX_set_read_ahead(made, 1);
+    SSL_CTX_set_default_read_buffer_len(made, 256 << 10);
+    SSL_CTX_set_psk_use_session_callback(
+        made, [](SSL* ssl, const EVP_MD*, const unsigned char** id, std::size_t* length, SSL_SESSION** session) {
+          *id = reinterpret_cast<const unsigned char*>(tls_identity.data());
+          *length = tls_identity.size();
+          *session = tls_session(ssl);
+          return *session != nullptr ? 1 : 0;
+        });
+    SSL_CTX_set_psk_find_session_callback(
+        made, [](SSL* ssl, const unsigned char* id, std::size_t length, SSL_SESSION** session) {
+          const bool ours = std::string_view(reinterpret_cast<const char*>(id), length) == tls_identity;
+          *session = ours ? tls_session(ssl) : nullptr;
+          return 1;
+        });
+    return made;
+  }();
+  return context;
+}
+
+}  // namespace detail
+
+CHORUS_INLINE Tls::Tls(int fd, Side side, const std::string& token) {
+  static constexpr std::string_view purpose = "chorus: TLS";
+  const auto key = prove(token, {std::as_bytes(std::span(purpose))});
+  std::memcpy(key_.data(), key.data(), key_.size());
+  ssl_ = SSL_new(detail::tls_context());
+  auto* const bio = ssl_ == nullptr ? nullptr : BIO_new(detail::tls_socket());
+  if (bio == nullptr) SSL_free(ssl_);
+  check<CommError>(bio != nullptr, "TLS: OpenSSL has no memory for a connection");
+  BIO_set_data(bio, reinterpret_cast<void*>(static_cast<std::intptr_t>(fd)));
+  BIO_set_init(bio, 1);
+  SSL_set_bio(ssl_, bio, bio);
+  SSL_set_app_data(ssl_, &key_);
+  if (side == Side::server) {
+    SSL_set_accept_state(ssl_);
+  } else {
+    SSL_set_connect_state(ssl_);
+    SSL_set_verify(ssl_, SSL_VERIFY_PEER, nullptr);  // a server's certificate proves nothing here: none is trusted
+  }
+}
+
+CHORUS_INLINE Tls::~Tls() { SSL_free(ssl_); }
+
+CHORUS_INLINE std::ptrdiff_t Tls::send(std::span<const std::byte> bytes) {
+  const std::lock_guard lock(mutex_);
+  if (bytes.empty()) return 0;
+  if (!shake_hands()) return trouble_.empty() && awaits_ != 0 ? 0 : -1;
+  constexpr std::uint64_t key_bytes = std::uint64_t{1} << 37;  // RFC 8446, 5.5: at most 2^24.5 records of 2^14 bytes
+  if (sent_ >= key_bytes && SSL_key_update(ssl_, SSL_KEY_UPDATE_NOT_REQUESTED) == 1) sent_ = 0;
+  std::size_t moved = 0;
+  const int code = SSL_write_ex(ssl_, bytes.data(), bytes.size(), &moved);
+  sent_ += moved;
+  return result(code, moved);
+}
+
+CHORUS_INLINE std::ptrdiff_t Tls::receive(std::span<std::byte> bytes) {
+  const std::lock_guard lock(mutex_);
+  if (bytes.empty()) return 0;
+  if (!shake_hands()) return trouble_.empty() && awaits_ != 0 ? 0 : -1;
+  std::size_t moved = 0;
+  const int code = SSL_read_ex(ssl_, bytes.data(), bytes.size(), &moved);
+  return result(code, moved);
+}
+
+/// Whether both sides have proved that they know the token.
+CHORUS_INLINE bool Tls::shake_hands() {
+  ERR_clear_error();
+  if (proven_) return true;
+  if (result(SSL_do_handshake(ssl_), 1) <= 0) return false;
+  proven_ = SSL_session_reused(ssl_) == 1;
+  if (!proven_) trouble_ = "the other side has not used the job's token";
+  return proven_;
+}
+
+CHORUS_INLINE std::ptrdiff_t Tls::result(int code, std::size_t moved) {
+  awaits_ = 0;
+  if (code == 1) return static_cast<std::ptrdiff_t>(moved);
+  const int error = SSL_get_error(ssl_, code);
+  if (error == SSL_ERROR_WANT_READ) awaits_ = POLLIN;
+  if (error == SSL_ERROR_WANT_WRITE) awaits_ = POLLOUT;
+  if (awaits_ != 0) return 0;
+  if (const auto what = ERR_peek_error(); error == SSL_ERROR_SSL && what != 0 && trouble_.empty()) {
+    const char* const reason = ERR_reason_error_string(what);
+    trouble_ = reason != nullptr ? reason : cat("error ", what);
+  }
+  return -1;
+}
+
+CHORUS_INLINE short Tls::awaits() const {
+  const std::lock_guard lock(mutex_);
+  return awaits_;
+}
+CHORUS_INLINE bool Tls::holds_bytes() const {
+  const std::lock_guard lock(mutex_);
+  return proven_ && SSL_has_pending(ssl_) == 1;
+}
+CHORUS_INLINE std::string Tls::trouble() const {
+  const std::lock_guard lock(mutex_);
+  return trouble_;
+}
+
+#else
+
+CHORUS_INLINE Tls::Tls(int, Side, const std::string&) {
+  fail<UsageError>("TLS: this program was built without OpenSSL (CHORUS_USE_OPENSSL=0)");
+}
+CHORUS_INLINE Tls::~Tls() = default;
+CHORUS_INLINE std::ptrdiff_t Tls::send(std::span<const std::byte>) { return -1; }
+CHORUS_INLINE std::ptrdiff_t Tls::receive(std::span<std::byte>) { return -1; }
+CHORUS_INLINE short Tls::awaits() const { return awaits_; }
+CHORUS_INLINE bool Tls::holds_bytes() const { return false; }
+CHORUS_INLINE std::string Tls::trouble() const { return trouble_; }
+
+#endif
+
+}  // namespace chorus::inline CHORUS_ABI::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_TLS_IMPL_HPP
+
+#endif  // CHORUS_SINGLE_CHORUS_COMM_TLS_HPP
 
 namespace chorus::inline CHORUS_ABI::comm {
 
@@ -27773,9 +28174,9 @@ struct Address {
   static Address resolve(const std::string& name, int port,
                          Deadline deadline = Clock::now() + std::chrono::seconds(30)) {
     const auto found = detail::look_up(detail::without_brackets(name), deadline);
-    check<TimeoutError>(found.has_value(), "address '", name,
+    check<TimeoutError>(found.has_value(), "address '", printable(name),
                         "': the system has not found it in time; is there a name server?");
-    check<CommError>(found->code == 0, "address '", name, "': ", gai_strerror(found->code));
+    check<CommError>(found->code == 0, "address '", printable(name), "': ", gai_strerror(found->code));
     Address address;
     address.storage = found->storage;
     address.length = found->length;
@@ -27793,20 +28194,21 @@ inline void append(std::string& out, const Address& address) {
   out += cat(six ? "[" : "", address.host(), six ? "]:" : ":", address.port());
 }
 
-/// Owns a socket.
+/// Owns a socket, under a number that is none of the standard streams'.
 class Socket {
  public:
   Socket() = default;
-  explicit Socket(int fd) : fd_(fd) {}
+  explicit Socket(int fd) : fd_(chorus::detail::above_standard_streams(fd)) {}
   /// Takes over a socket that someone else has made.
   static Socket adopt(int fd) {
     if (fd >= 0) fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
     if (fd >= 0) fcntl(fd, F_SETFD, FD_CLOEXEC);
     return Socket(fd);
   }
-  Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)), tls_(std::move(other.tls_)) {}
   Socket& operator=(Socket&& other) noexcept {
     std::swap(fd_, other.fd_);
+    std::swap(tls_, other.tls_);
     return *this;
   }
   ~Socket() {
@@ -27833,18 +28235,26 @@ class Socket {
     return socket;
   }
 
+  /// A connection that is under way, or an empty socket with errno set.
+  static Socket begin_connect(const Address& address) {
+    Socket socket(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    if (!socket || ::connect(socket.fd_, address.data(), address.length) == 0 || errno == EINPROGRESS) return socket;
+    return Socket();
+  }
   /// A connection, or an empty socket with errno set when there is none by the deadline.
   static Socket connect(const Address& address, Deadline deadline) {
-    Socket socket(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    auto socket = begin_connect(address);
     if (!socket) return socket;
-    if (::connect(socket.fd_, address.data(), address.length) == 0) return socket;
-    if (errno != EINPROGRESS) return Socket();
-    int error = ETIMEDOUT;
-    socklen_t length = sizeof error;
-    if (socket.wait(POLLOUT, deadline)) getsockopt(socket.fd_, SOL_SOCKET, SO_ERROR, &error, &length);
+    const int error = socket.wait(POLLOUT, deadline) ? socket.error() : ETIMEDOUT;
     if (error == 0) return socket;
     errno = error;
     return Socket();
+  }
+  /// What has gone wrong with it, once.
+  int error() const {
+    int error = 0;
+    socklen_t length = sizeof error;
+    return getsockopt(fd_, SOL_SOCKET, SO_ERROR, &error, &length) == 0 ? error : errno;
   }
 
   Socket accept() const { return Socket(::accept4(fd_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC)); }
@@ -27870,13 +28280,30 @@ class Socket {
     return address;
   }
 
+  /// What is sent and received from here on is encrypted, for who knows `token`. The handshake is part of the first
+  /// calls that move bytes. Throws as Tls does.
+  void encrypt(Tls::Side side, const std::string& token) { tls_ = std::make_unique<Tls>(fd_, side, token); }
+  /// Why encryption has ended the connection, to be put behind what is known of it; empty where it has not.
+  std::string trouble() const {
+    const auto why = tls_ ? tls_->trouble() : std::string();
+    return why.empty() ? why
+                       : cat(": what came over it is not what was sent, or the token is another one (TLS: ", why, ")");
+  }
+  /// What to poll for, to do this.
+  short needs(short event) const { return tls_ && tls_->awaits() != 0 ? tls_->awaits() : event; }
+
   /// Moves as many bytes as can be moved without waiting; -1 when the connection is closed or broken.
   std::ptrdiff_t try_send(std::span<const std::byte> bytes) const {
+    if (tls_) [[unlikely]]
+      return tls_->send(bytes);
     const auto n = ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     return n >= 0 ? n : would_wait() ? 0 : -1;
   }
   /// The same with two ranges, one behind the other.
   std::ptrdiff_t try_send(std::span<const std::byte> first, std::span<const std::byte> second) const {
+    if (tls_) [[unlikely]]
+      return tls_->send(
+          first.data() + first.size() == second.data() ? std::span(first.data(), first.size() + second.size()) : first);
     iovec parts[2] = {{const_cast<std::byte*>(first.data()), first.size()},
                       {const_cast<std::byte*>(second.data()), second.size()}};
     msghdr message{};
@@ -27886,6 +28313,8 @@ class Socket {
     return n >= 0 ? n : would_wait() ? 0 : -1;
   }
   std::ptrdiff_t try_receive(std::span<std::byte> bytes) const {
+    if (tls_) [[unlikely]]
+      return tls_->receive(bytes);
     const auto n = ::recv(fd_, bytes.data(), bytes.size(), MSG_DONTWAIT);
     return n > 0 ? n : n < 0 && would_wait() ? 0 : -1;
   }
@@ -27910,7 +28339,8 @@ class Socket {
 
   /// False at the deadline.
   bool wait(short event, Deadline deadline) const {
-    pollfd entry{fd_, event, 0};
+    if (tls_ && event == POLLIN && tls_->holds_bytes()) return true;
+    pollfd entry{fd_, needs(event), 0};
     while (Clock::now() < deadline)
       if (poll(&entry, 1, milliseconds_until(deadline)) > 0) return true;
     return false;
@@ -27926,6 +28356,7 @@ class Socket {
   static bool would_wait() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
 
   int fd_ = -1;
+  std::unique_ptr<Tls> tls_;
 };
 
 /// The bytes of a struct that is sent as it is.
@@ -27944,6 +28375,11 @@ namespace chorus::inline CHORUS_ABI::comm {
 struct Challenge {
   std::uint64_t magic = 0;
   Nonce nonce{};
+
+  /// In `magic`: all that follows is encrypted.
+  static constexpr std::uint64_t tls = std::uint64_t{1} << 63;
+  bool encrypts() const { return (magic & tls) != 0; }
+  bool is(std::uint64_t of_host) const { return (magic & ~tls) == of_host; }
 };
 
 /// A connection, and the first bytes that came over it.
@@ -27952,83 +28388,126 @@ struct Guest {
   Nonce nonce{};
   std::array<std::byte, 192> hello{};
   std::size_t got = 0;
-  Deadline deadline{};
+  Deadline came{};
 };
 
-/// Each guest has to send a hello of fixed size within 5 s. All are heard side by side, and nothing is allocated on
-/// their word, so that one who sends garbage, nothing, or a byte a second keeps no other one waiting. At most 128, or
-/// as many as this process may have descriptors for, are heard at once; while there are as many, the one who has been
-/// there longest goes, if it has had a second, and else new ones wait outside: so many a second can come in.
+/// Each guest has to send a hello of fixed size within 5 s, or 30 s where it is encrypted, which takes a busy machine
+/// time. All are heard side by side, and nothing is allocated on their word, so that one who sends garbage, nothing, or
+/// a byte a second keeps no other one waiting. At most 1024, and half as many as this process may have descriptors, are
+/// heard at once; while there are as many, those go who have had a quarter of a second, and else new ones wait outside.
 class Guests {
  public:
-  /// With `challenge_magic` each guest is sent a Challenge.
-  Guests(const Socket& listener, std::size_t hello_bytes, std::uint64_t challenge_magic = 0)
-      : listener_(listener), hello_bytes_(hello_bytes), challenge_magic_(challenge_magic) {}
+  /// With `challenge_magic` each guest is sent a Challenge; with a `key`, the job's token, the hello is encrypted.
+  Guests(const Socket& listener, std::size_t hello_bytes, std::uint64_t challenge_magic = 0,
+         std::optional<std::string> key = {})
+      : listener_(listener),
+        hello_bytes_(hello_bytes),
+        challenge_magic_(challenge_magic),
+        key_(std::move(key)),
+        patience_(key_ ? 30 : 5) {
+    rlimit most{};
+    if (getrlimit(RLIMIT_NOFILE, &most) == 0)
+      crowd_ = std::max<std::size_t>(1, std::min<std::size_t>(crowd_, most.rlim_cur / 2));
+  }
 
-  /// Waits for the next guest whose hello is complete. At the deadline: one without a socket.
-  [[gnu::cold]] Guest next(Deadline deadline) {
+  /// Waits for the next guest whose hello is complete. One without a socket at the deadline, and where one of the
+  /// `others` has an event.
+  [[gnu::cold]] Guest next(Deadline deadline, std::span<const pollfd> others = {}) {
     while (true) {
-      for (auto& guest : waiting_)
+      while (!audible_.empty()) {
+        auto& guest = waiting_[audible_.back()];
+        audible_.pop_back();
         if (hear(guest)) return std::exchange(guest, {});
-      if (Clock::now() >= deadline) return {};
-      auto* place = seat(true);
-      auto socket = place ? listener_.accept() : Socket();
-      if (!socket && place && (errno == EMFILE || errno == ENFILE)) {  // no descriptors: as if all places were taken
-        place = seat(false);
-        if (place) *place = {};
-        if (place) continue;
       }
-      if (!socket) {
-        sleep(deadline, place != nullptr);
+      std::erase_if(waiting_, [](const Guest& guest) { return !guest.socket; });
+      const bool room = take_in();
+      if (sleep(deadline, room, others)) return {};
+    }
+  }
+
+  /// How many have gone, or were sent away, without a complete hello.
+  std::size_t strangers() const { return strangers_; }
+  /// Why the last one of them was, where it is known.
+  const std::string& trouble() const { return trouble_; }
+
+ private:
+  void dismiss(Guest& guest) {
+    if (auto why = guest.socket.trouble(); !why.empty()) trouble_ = cat(guest.socket.remote(), std::move(why));
+    guest = {};
+    ++strangers_;
+  }
+
+  bool hear(Guest& guest) {
+    std::ptrdiff_t n = 1;
+    while (n > 0 && guest.got < hello_bytes_) {
+      n = guest.socket.try_receive(std::span(guest.hello).subspan(guest.got, hello_bytes_ - guest.got));
+      if (n > 0) guest.got += static_cast<std::size_t>(n);
+    }
+    if (n < 0) dismiss(guest);
+    return guest.socket && guest.got == hello_bytes_;
+  }
+
+  /// Accepts those who wait outside. False where some may be left there.
+  bool take_in() {
+    while (true) {
+      if (waiting_.size() >= crowd_ && !make_room()) return false;
+      auto socket = listener_.accept();
+      if (!socket && (errno == EMFILE || errno == ENFILE)) {  // no descriptors: as if all places were taken
+        if (!make_room()) return false;
         continue;
       }
-      Challenge challenge{challenge_magic_, {}};
+      if (!socket && errno == ECONNABORTED) continue;
+      if (!socket) return true;
+      Challenge challenge{challenge_magic_ | (key_ ? Challenge::tls : 0), {}};
       if (challenge_magic_ != 0) {
         fill_random(challenge.nonce);
         socket.try_send(bytes_of(challenge));
       }
-      *place = {std::move(socket), challenge.nonce, {}, 0, Clock::now() + patience};
+      if (key_) socket.encrypt(Tls::Side::server, *key_);
+      waiting_.push_back({std::move(socket), challenge.nonce, {}, 0, Clock::now()});
     }
   }
 
- private:
-  bool hear(Guest& guest) const {
-    if (!guest.socket) return false;
-    const auto n = guest.socket.try_receive(std::span(guest.hello).subspan(guest.got, hello_bytes_ - guest.got));
-    if (n > 0) guest.got += static_cast<std::size_t>(n);
-    if (n < 0 || Clock::now() >= guest.deadline) guest = {};
-    return guest.got == hello_bytes_;
+  /// Sends away those who have had their time; they stand in the order in which they came.
+  bool make_room() {
+    const auto before = Clock::now() - std::chrono::milliseconds(250);
+    const auto late =
+        std::find_if(waiting_.begin(), waiting_.end(), [&](const Guest& guest) { return guest.came > before; });
+    for (auto guest = waiting_.begin(); guest != late; ++guest) dismiss(*guest);
+    const bool some = late != waiting_.begin();
+    waiting_.erase(waiting_.begin(), late);
+    return some;
   }
 
-  /// A free place if `free` ones are any good, else that of the one who has been there longest; null where that was
-  /// not long yet.
-  Guest* seat(bool free) {
-    Guest* oldest = nullptr;
+  /// Until somebody can be heard. True where it is time to return.
+  bool sleep(Deadline deadline, bool room, std::span<const pollfd> others) {
+    const auto over = Clock::now();
+    if (over >= deadline) return true;
+    auto until = room ? deadline : std::min(deadline, over + std::chrono::milliseconds(20));
+    events_.assign(others.begin(), others.end());
+    events_.push_back({room ? listener_.fd() : -1, POLLIN, 0});
     for (auto& guest : waiting_) {
-      if (!guest.socket && free) return &guest;
-      if (guest.socket && (!oldest || guest.deadline < oldest->deadline)) oldest = &guest;
+      if (over >= guest.came + patience_) dismiss(guest);
+      events_.push_back({guest.socket.fd(), guest.socket.needs(POLLIN), 0});
+      if (guest.socket) until = std::min(until, guest.came + patience_);
     }
-    return oldest && oldest->deadline - Clock::now() < patience - std::chrono::seconds(1) ? oldest : nullptr;
+    if (poll(events_.data(), events_.size(), milliseconds_until(until)) <= 0) return false;
+    const auto first = events_.begin() + static_cast<std::ptrdiff_t>(others.size());
+    for (std::size_t i = 0; i < waiting_.size(); ++i)
+      if ((first + 1)[static_cast<std::ptrdiff_t>(i)].revents != 0) audible_.push_back(i);
+    return std::any_of(events_.begin(), first, [](const pollfd& event) { return event.revents != 0; });
   }
-
-  void sleep(Deadline deadline, bool room) const {
-    if (!room) deadline = std::min(deadline, Clock::now() + std::chrono::milliseconds(50));
-    std::array<pollfd, crowd + 1> events;
-    for (std::size_t i = 0; i < crowd; ++i) {
-      events[i] = {waiting_[i].socket.fd(), POLLIN, 0};
-      if (waiting_[i].socket) deadline = std::min(deadline, waiting_[i].deadline);
-    }
-    events[crowd] = {room ? listener_.fd() : -1, POLLIN, 0};
-    poll(events.data(), events.size(), milliseconds_until(deadline));
-  }
-
-  static constexpr std::size_t crowd = 128;
-  static constexpr std::chrono::seconds patience{5};
 
   const Socket& listener_;
-  std::size_t hello_bytes_;
+  std::size_t hello_bytes_, crowd_ = 1024;
   std::uint64_t challenge_magic_;
-  std::array<Guest, crowd> waiting_;
+  std::optional<std::string> key_;
+  std::chrono::seconds patience_;
+  std::vector<Guest> waiting_;        ///< in the order in which they came
+  std::vector<std::size_t> audible_;  ///< those of them who have sent something
+  std::vector<pollfd> events_;
+  std::size_t strangers_ = 0;
+  std::string trouble_;
 };
 
 }  // namespace chorus::inline CHORUS_ABI::comm
@@ -28046,8 +28525,35 @@ class Guests {
 /// Where the job has a token, Hello holds an HMAC of rank 0's challenge and of itself, Answer one of the rank's own
 /// challenge and of itself, and the connections of TcpTransport begin alike, see mesh.hpp: each side proves that it
 /// knows the token, which itself is never sent, and a proof is good for one connection. Off loopback a token is
-/// obligatory. Nothing is encrypted: whoever can read and change packets on the way reads the data and can take over
-/// connections; through networks that others share, use a tunnel.
+/// obligatory, and all that follows the Challenge is TLS 1.3 (tls.hpp): who can read and change packets on the way
+/// learns and changes nothing, but can end connections. CHORUS_TLS=0 leaves it out, on all ranks; CHORUS_TLS=1 has it
+/// on loopback, too.
+
+// <chorus/core/environment.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
+/// Reading the environment.
+
+namespace chorus::inline CHORUS_ABI::detail {
+
+/// The value of an environment variable, or a null pointer; an empty one counts as not set.
+inline const char* env(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr || *value == '\0' ? nullptr : value;
+}
+
+/// A switch: 0 or 1, or `unset` where the variable is not set. Throws UsageError for anything else.
+[[gnu::cold]] inline bool env_switch(const char* name, bool unset) {
+  const char* text = env(name);
+  if (text == nullptr) return unset;
+  const std::string_view value(text);
+  check<UsageError>(value == "0" || value == "1", "environment variable ", name, " must be 0 or 1, got '",
+                    printable(value), "'");
+  return value == "1";
+}
+
+}  // namespace chorus::inline CHORUS_ABI::detail
+#endif  // CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
 
 namespace chorus::inline CHORUS_ABI::comm::detail {
 
@@ -28086,16 +28592,36 @@ std::span<const std::byte> proven(const Message& message) {
   return std::as_bytes(std::span(&message, 1)).first(offsetof(Message, proof));
 }
 
-/// Who may meet where. Throws UsageError.
-[[gnu::cold]] inline void check_token(const std::string& token, const Address& address) {
+/// Who may meet where, and whether what they say there is encrypted. Throws UsageError.
+[[gnu::cold]] inline bool check_token(const std::string& token, const Address& address) {
   check<UsageError>(token.empty() || token.size() >= 16, "connect: the job's token has ", token.size(),
                     " characters, expected at least 16");
-  if (address.loopback()) return;
+  check<UsageError>(provable(token),
+                    "connect: CHORUS_TOKEN is set, and this program was built without OpenSSL, which proves that ranks "
+                    "know it: build it with OpenSSL, or unset CHORUS_TOKEN");
+  const bool encrypted = chorus::detail::env_switch("CHORUS_TLS", !address.loopback());
+  check<UsageError>(!encrypted || can_authenticate || !address.loopback(),
+                    "connect: CHORUS_TLS is 1, and this program was built without OpenSSL");
+  check<UsageError>(!encrypted || !token.empty() || !address.loopback(),
+                    "connect: CHORUS_TLS is 1, but CHORUS_TOKEN, of which the key is made, is not set");
+  if (address.loopback()) return encrypted;
   check<UsageError>(can_authenticate, "connect: ", address,
                     " is not on loopback, and this program was built without OpenSSL, which authenticates ranks there");
   check<UsageError>(!token.empty(), "connect: ", address,
                     " is not on loopback: ranks need a token to know each other by, the same secret of at least 16 "
                     "characters in CHORUS_TOKEN of all of them");
+  return encrypted;
+}
+
+/// Who connects does as the other side's challenge says. Throws CommError, in the name of `who` and of `there`, where
+/// that is not encrypted and has to be.
+[[gnu::cold]] inline void follow(const Challenge& challenge, Socket& socket, bool encrypted, const std::string& token,
+                                 std::string_view who, const Address& there) {
+  check<CommError>(challenge.encrypts() || !encrypted, who, ": who answers at ", there,
+                   " does not encrypt what it sends (CHORUS_TLS=0 there, and not here?)");
+  check<CommError>(!challenge.encrypts() || !token.empty(), who, ": who answers at ", there,
+                   " encrypts what it sends, with a key made of CHORUS_TOKEN, which is not set here");
+  if (challenge.encrypts()) socket.encrypt(Tls::Side::client, token);
 }
 
 /// Where the other ranks can reach this one: its machine's address on the way to rank 0. Throws CommError.
@@ -28491,7 +29017,6 @@ class MappedWindows {
 #include <linux/futex.h>
 
 #include <climits>
-#include <ctime>
 
 namespace chorus::inline CHORUS_ABI::comm {
 
@@ -28907,6 +29432,7 @@ struct Meeting {
   SharedRegion region;                       ///< shm
   std::array<Address, max_ranks> addresses;  ///< tcp: where each rank's `listener` is
   Socket listener;                           ///< tcp: where the other ranks connect to this one
+  bool encrypted = false;                    ///< tcp: what they say there
 };
 
 namespace detail {
@@ -28935,19 +29461,24 @@ class Host {
                               : Socket::listen(Address::resolve(world_.master_addr, world_.master_port, deadline));
     where_ = cat("rank 0: rendezvous at ", listener.local());
     misled_ = listener.local().misleads(world_.master_addr);
-    check_token(world_.token, listener.local());
-    std::optional<Guests> guests(std::in_place, listener, sizeof(Hello), magic);
+    encrypted_ = check_token(world_.token, listener.local());
+    if (world_.token.empty()) warn_of_users(listener.local());
+    std::optional<Guests> guests(std::in_place, listener, sizeof(Hello), magic,
+                                 encrypted_ ? std::optional(world_.token) : std::nullopt);
     while (!complete()) {
       auto guest = guests->next(std::min(deadline, Clock::now() + std::chrono::milliseconds(50)));
       if (!guest.socket && Clock::now() >= deadline) {
-        const auto why = missing();
+        const auto why = missing(*guests);
         refuse_all(why);
         throw TimeoutError(why);
       }
       if (!guest.socket) continue;
       Hello hello;
       std::memcpy(&hello, guest.hello.data(), sizeof hello);
-      if (hello.magic != magic) continue;  // a stranger
+      if (hello.magic != magic) {
+        ++strangers_;
+        continue;
+      }
       const bool knows = same(hello.proof, prove(world_.token, {std::as_bytes(std::span(guest.nonce)), proven(hello)}));
       const auto objection = knows ? admit(guest.socket, hello)
                                    : cat("process ", hello.pid, ", which says that it is rank ", hello.rank,
@@ -28987,9 +29518,9 @@ class Host {
     return all;
   }
 
-  static std::string_view text_of(const std::array<char, 64>& purpose) {
+  static std::string text_of(const std::array<char, 64>& purpose) {
     const std::string_view text(purpose.data(), strnlen(purpose.data(), purpose.size()));
-    return text.empty() ? "nothing in particular" : text;
+    return text.empty() ? "nothing in particular" : printable(text);
   }
 
   void refuse_all(const std::string& why) {
@@ -29015,14 +29546,25 @@ class Host {
     return "";
   }
 
-  [[gnu::cold]] std::string missing() {
+  /// Without a token nothing tells this user's processes from another's.
+  static void warn_of_users(const Address& where) {
+    static std::atomic<bool> said{false};
+    if (!said.exchange(true))
+      chorus::detail::say(
+          cat("warning: no CHORUS_TOKEN is set: any user of this machine can take a rank's place at ", where));
+  }
+
+  [[gnu::cold]] std::string missing(const Guests& guests) {
     std::string ranks;
     int count = 0;
     for (int rank = 1; rank < world_.size; ++rank)
       if (!at(rank).socket) ranks += cat(count++ == 0 ? "" : ", ", rank);
     auto why = cat(where_, count == 1 ? ": rank " : ": ranks ", ranks, " of ", world_.size, " did not arrive within ",
                    world_.timeout.count(), " ms");
-    if (misled_) why += cat("; no other machine can reach '", world_.master_addr, "' under this address");
+    if (misled_) why += cat("; no other machine can reach '", printable(world_.master_addr), "' under this address");
+    if (const auto strangers = strangers_ + guests.strangers(); strangers != 0)
+      why += cat("; ", strangers, strangers == 1 ? " other connection was" : " other connections were", " no rank's");
+    if (!guests.trouble().empty()) why += cat("; the last: ", guests.trouble());
     return refused_.empty() ? why : cat(why, "; refused: ", refused_);
   }
 
@@ -29031,6 +29573,7 @@ class Host {
     bool one_machine = true;
     for (int rank = 1; rank < world_.size; ++rank) one_machine = one_machine && at(rank).hello.machine == machine_id();
     meeting.key = random_key();
+    meeting.encrypted = encrypted_;
     meeting.listener = Socket::listen(listener.local().with_port(0));
     meeting.kind = (kind_ == Backend::automatic || kind_ == Backend::shm) && one_machine ? Backend::shm : Backend::tcp;
     if (meeting.kind == Backend::shm && !make_region(meeting)) meeting.kind = Backend::tcp;
@@ -29091,13 +29634,16 @@ class Host {
   }
 
   [[noreturn]] void lost(int rank) {
-    fail<CommError>(where_, ": rank ", rank, " (process ", at(rank).hello.pid, ") went away");
+    fail<CommError>(where_, ": rank ", rank, " (process ", at(rank).hello.pid, ") went away",
+                    at(rank).socket.trouble());
   }
 
   const World& world_;
   const Backend kind_;
   std::array<Rank, max_ranks> ranks_;
   std::string where_, refused_;
+  std::size_t strangers_ = 0;  ///< whose hello was another one
+  bool encrypted_ = false;
   bool misled_ = false;  ///< the ranks of other machines, by the address's name
 };
 
@@ -29107,7 +29653,7 @@ class Host {
   const auto grace = deadline + std::chrono::milliseconds(500) + world.timeout / 10;  // rank 0's refusal may come late
   const auto address = Address::resolve(world.master_addr, world.master_port, deadline);
   const auto where = cat("rank ", world.rank, ": rendezvous at ", address);
-  check_token(world.token, address);
+  const bool encrypted = check_token(world.token, address);
   Hello hello;
   hello.rank = world.rank;
   hello.size = world.size;
@@ -29115,7 +29661,6 @@ class Host {
   hello.machine = machine_id();
   hello.kind = kind;
   hello.purpose = Hello::purpose_of(world);
-  fill_random(hello.nonce);
 
   Meeting meeting;
   Socket host;
@@ -29136,21 +29681,27 @@ class Host {
     trouble = "it took the connection and gave no answer";
     Challenge challenge;
     if (!host.receive_all(bytes_of(challenge.magic), grace)) continue;
-    check<CommError>(challenge.magic == magic, where, ": something other than a rank 0 of this version answers there");
-    if (!host.receive_all(std::as_writable_bytes(std::span(challenge.nonce)), grace)) continue;
+    check<CommError>(challenge.is(magic), where, ": something other than a rank 0 of this version answers there");
+    if (!host.receive_all(bytes_of(challenge).subspan(sizeof challenge.magic), grace)) continue;
+    follow(challenge, host, encrypted, world.token, cat("rank ", world.rank), address);
+    meeting.encrypted = challenge.encrypts();
+    fill_random(hello.nonce);
     hello.proof = prove(world.token, {std::as_bytes(std::span(challenge.nonce)), proven(hello)});
     if (host.send_all(bytes_of(hello), deadline) && host.receive_all(bytes_of(answer), grace)) break;
+    check<CommError>(host.trouble().empty(), where, host.trouble());
     met = Clock::now();
   }
   check<CommError>(answer.magic == magic, where, ": what rank 0 answers is garbled");
   answer.refusal.back() = 0;
   check<CommError>(answer.welcome == 1, "rank ", world.rank, ": ",
-                   answer.refusal[0] ? answer.refusal.data() : "rank 0 refuses it, and does not say why");
+                   answer.refusal[0] ? printable(answer.refusal.data(), answer.refusal.size())
+                                     : "rank 0 refuses it, and does not say why");
   check<CommError>(same(answer.proof, prove(world.token, {std::as_bytes(std::span(hello.nonce)), proven(answer)})),
                    where, ": who answers there does not know the job's token");
 
   const auto hear = [&](std::span<std::byte> message) {
-    check<CommError>(host.receive_all(message, grace), where, ": rank 0 went away");
+    const bool heard = host.receive_all(message, grace);
+    check<CommError>(heard, where, ": rank 0 went away", host.trouble());
   };
   meeting.key = answer.key;
   meeting.kind = answer.kind;
@@ -29532,9 +30083,10 @@ class TcpTransport final : public Transport {
 
   /// What else is to be done, every 50 ms, while this rank has waited long for `peer`; for `nobody` once that is over.
   std::function<void(int peer)> meanwhile;
-  /// How long it waits before it says so: at the others' deadlines they shall know.
+  /// How long it waits before it says so: at the others' deadlines they shall know. Sooner would be noise: each rank
+  /// tells each other one, and on a busy machine that takes longer than what they wait for.
   std::chrono::nanoseconds silence() const {
-    return std::min<std::chrono::nanoseconds>(timeout / 10, std::chrono::milliseconds(100));
+    return std::min<std::chrono::nanoseconds>(timeout / 10, std::chrono::seconds(5));
   }
 
   /// Sends what goes; where some is left, waits for room for it, `most` at most. False where nothing is left.
@@ -29636,7 +30188,8 @@ class TcpTransport final : public Transport {
       read_news();
       poll(nullptr, 0, 10);
     }
-    fail<LinkError>("rank ", peer, at(peer).left ? " has left the group" : " has closed its connection");
+    fail<LinkError>("rank ", peer, at(peer).left ? " has left the group" : " has closed its connection",
+                    at(peer).data.trouble());
   }
 
   enum class Goal { room, piece, sent };
@@ -29684,7 +30237,8 @@ class TcpTransport final : public Transport {
       auto& p = at(who);
       while (who != rank && !p.left) {
         const auto n = p.news.try_receive(bytes_of(p.last).subspan(p.news_received));
-        if (n < 0) fail<LinkError>("rank ", who, " is gone: its process has ended, or the network to it");
+        if (n < 0)
+          fail<LinkError>("rank ", who, " is gone: its process has ended, or the network to it", p.news.trouble());
         if (n == 0) break;
         p.news_received += static_cast<std::size_t>(n);
         if (p.news_received < sizeof p.last) continue;
@@ -29723,31 +30277,6 @@ class TcpTransport final : public Transport {
 
 }  // namespace chorus::inline CHORUS_ABI::comm
 #endif  // CHORUS_SINGLE_CHORUS_COMM_TCP_TRANSPORT_HPP
-
-// <chorus/core/environment.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
-#define CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
-/// Reading the environment.
-
-namespace chorus::inline CHORUS_ABI::detail {
-
-/// The value of an environment variable, or a null pointer; an empty one counts as not set.
-inline const char* env(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr || *value == '\0' ? nullptr : value;
-}
-
-/// A switch: 0 or 1, or `unset` where the variable is not set. Throws UsageError for anything else.
-[[gnu::cold]] inline bool env_switch(const char* name, bool unset) {
-  const char* text = env(name);
-  if (text == nullptr) return unset;
-  const std::string_view value(text);
-  check<UsageError>(value == "0" || value == "1", "environment variable ", name, " must be 0 or 1, got '", value, "'");
-  return value == "1";
-}
-
-}  // namespace chorus::inline CHORUS_ABI::detail
-#endif  // CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
 
 namespace chorus::inline CHORUS_ABI::comm {
 
@@ -29913,6 +30442,8 @@ class HybridTransport final : public Transport {
 #define CHORUS_SINGLE_CHORUS_COMM_MESH_HPP
 /// `connect_all`: TCP connections between every two ranks.
 
+#include <list>
+
 namespace chorus::inline CHORUS_ABI::comm {
 
 namespace detail {
@@ -29929,45 +30460,118 @@ inline Mac mesh_proof(const std::string& token, const Nonce& nonce, const MeshHe
 inline Mac mesh_answer(const std::string& token, const MeshHello& hello) {
   return prove(token, {std::as_bytes(std::span(&hello, 1))});
 }
+
+/// A connection to a rank before this one, on its way.
+class MeshCall {
+ public:
+  MeshCall(const World& world, const Meeting& meeting, int rank, int lane)
+      : world_(world),
+        meeting_(meeting),
+        address_(meeting.addresses[static_cast<std::size_t>(rank)]),
+        socket_(Socket::begin_connect(address_)) {
+    hello_.key = meeting.key;
+    hello_.rank = world.rank;
+    hello_.lane = lane;
+    hello_.to = rank;
+    fill_random(hello_.nonce);
+    check<CommError>(bool(socket_), who(), "cannot connect to ", whom(), ": ", std::strerror(errno));
+  }
+
+  int rank() const { return hello_.to; }
+  int lane() const { return hello_.lane; }
+  const Socket& socket() const { return socket_; }
+  Socket take() { return std::move(socket_); }
+
+  /// Goes on as far as it can without waiting; true once both sides have proved that they know the token. Throws
+  /// CommError, which names the rank.
+  bool advance() {
+    if (heard_ < sizeof challenge_) {
+      errno = 0;  // stays so where the connection has ended in good order
+      if (!move(heard_, sizeof challenge_, socket_.try_receive(bytes_of(challenge_).subspan(heard_)))) return false;
+      follow(challenge_, socket_, meeting_.encrypted, world_.token, cat("rank ", world_.rank), address_);
+      hello_.proof = mesh_proof(world_.token, challenge_.nonce, hello_);
+    }
+    while (said_ < sizeof hello_)
+      if (!move(said_, sizeof hello_, socket_.try_send(bytes_of(hello_).subspan(said_)))) return false;
+    while (answered_ < sizeof answer_)
+      if (!move(answered_, sizeof answer_, socket_.try_receive(bytes_of(answer_).subspan(answered_)))) return false;
+    check<CommError>(same(answer_, mesh_answer(world_.token, hello_)), who(), "who answers at ", address_, " for rank ",
+                     rank(), " does not know the job's token");
+    return true;
+  }
+
+  [[noreturn]] void give_up() const {
+    fail<TimeoutError>(who(), whom(), " did not answer within ", world_.timeout.count(), " ms");
+  }
+
+ private:
+  std::string who() const { return cat("rank ", world_.rank, ": "); }
+  std::string whom() const { return cat("rank ", rank(), " at ", address_); }
+
+  /// Counts what has moved; true once that is all.
+  bool move(std::size_t& moved, std::size_t all, std::ptrdiff_t n) const {
+    if (n < 0) {
+      const int error = heard_ == 0 ? errno : 0;
+      check<CommError>(error == 0, who(), "cannot connect to ", whom(), ": ", std::strerror(error));
+      fail<CommError>(who(), whom(), " has closed the connection", socket_.trouble());
+    }
+    moved += static_cast<std::size_t>(n);
+    return moved == all;
+  }
+
+  const World& world_;
+  const Meeting& meeting_;
+  Address address_;
+  Socket socket_;
+  Challenge challenge_;
+  MeshHello hello_;
+  Mac answer_{};
+  std::size_t heard_ = 0, said_ = 0, answered_ = 0;
+};
+
 }  // namespace detail
 
 /// Fills in the sockets of `peers[rank]` for all other ranks. Every rank connects to those before it and accepts those
-/// after it. Throws CommError, which names a rank that cannot be reached.
+/// after it, all at once: nobody waits for one while another one could go on. Throws CommError, which names a rank that
+/// cannot be reached.
 [[gnu::cold]] inline void connect_all(const World& world, const Meeting& meeting, TcpTransport::Peers& peers) {
   const auto deadline = Clock::now() + world.timeout;
   const auto socket_of = [&](int rank, int lane) -> Socket& {
     auto& peer = peers[static_cast<std::size_t>(rank)];
     return lane == 0 ? peer.data : peer.news;
   };
+  std::list<detail::MeshCall> calls;
+  for (int rank = 0; rank < world.rank; ++rank)
+    for (int lane = 0; lane < 2; ++lane) calls.emplace_back(world, meeting, rank, lane);
 
-  for (int rank = 0; rank < world.rank; ++rank) {
-    const auto& address = meeting.addresses[static_cast<std::size_t>(rank)];
-    for (int lane = 0; lane < 2; ++lane) {
-      auto& socket = socket_of(rank, lane) = Socket::connect(address, deadline);
-      check<CommError>(bool(socket), "rank ", world.rank, ": cannot connect to rank ", rank, " at ", address, ": ",
-                       std::strerror(errno));
-      Challenge challenge;
-      Mac answer{};
-      detail::MeshHello hello{.key = meeting.key, .rank = world.rank, .lane = lane, .to = rank};
-      fill_random(hello.nonce);
-      bool heard = socket.receive_all(bytes_of(challenge), deadline);
-      hello.proof = detail::mesh_proof(world.token, challenge.nonce, hello);
-      heard = heard && socket.send_all(bytes_of(hello), deadline) && socket.receive_all(bytes_of(answer), deadline);
-      check<TimeoutError>(heard || Clock::now() < deadline, "rank ", world.rank, ": rank ", rank, " at ", address,
-                          " did not answer within ", world.timeout.count(), " ms");
-      check<CommError>(heard, "rank ", world.rank, ": rank ", rank, " at ", address, " has closed the connection");
-      check<CommError>(same(answer, detail::mesh_answer(world.token, hello)), "rank ", world.rank, ": who answers at ",
-                       address, " for rank ", rank, " does not know the job's token");
-    }
-  }
-
-  Guests guests(meeting.listener, sizeof(detail::MeshHello), detail::magic);
-  for (int missing = (world.size - 1 - world.rank) * 2; missing > 0;) {
-    auto guest = guests.next(std::min(deadline, Clock::now() + std::chrono::milliseconds(50)));
+  Guests guests(meeting.listener, sizeof(detail::MeshHello), detail::magic,
+                meeting.encrypted ? std::optional(world.token) : std::nullopt);
+  std::vector<pollfd> events;
+  std::exception_ptr failed;  // the others shall know this rank before they see it go
+  Deadline fails_at{};
+  for (int missing = (world.size - 1 - world.rank) * 2; missing > 0 || !calls.empty();) {
+    std::erase_if(calls, [&](detail::MeshCall& call) {
+      try {
+        if (!call.advance()) return false;
+        socket_of(call.rank(), call.lane()) = call.take();
+      } catch (const CommError&) {
+        if (!failed) failed = std::current_exception(), fails_at = Clock::now() + std::chrono::milliseconds(500);
+      }
+      return true;
+    });
+    if (failed && (calls.empty() || Clock::now() >= fails_at)) std::rethrow_exception(failed);
+    events.clear();
+    for (const auto& call : calls) events.push_back({call.socket().fd(), call.socket().needs(POLLIN), 0});
+    auto guest = missing == 0 && calls.empty()
+                     ? Guest()
+                     : guests.next(std::min(deadline, Clock::now() + std::chrono::milliseconds(50)), events);
     for (int rank = 0; rank < world.size; ++rank)  // one that has formed its group and left says so before it ends
       check<CommError>(!socket_of(rank, 1) || !socket_of(rank, 1).ended(), "rank ", world.rank, ": rank ", rank,
                        " went away before all had connected");
-    if (!guest.socket && Clock::now() >= deadline) break;
+    if (!guest.socket && Clock::now() >= deadline) {
+      if (!calls.empty()) calls.front().give_up();
+      break;
+    }
     if (!guest.socket) continue;
     detail::MeshHello hello;
     std::memcpy(&hello, guest.hello.data(), sizeof hello);
@@ -30313,10 +30917,11 @@ class FlightRecorder {
     const bool to_stderr = std::string_view(where) == "stderr";
     const auto path =
         cat(where, group_.empty() ? "" : ".", group_, engine_.empty() ? "" : ".", engine_, ".rank", rank_);
-    std::FILE* const file = to_stderr ? stderr : std::fopen(path.c_str(), "w");
-    if (file == nullptr) return;
-    std::fwrite(text.data(), 1, text.size(), file);
-    to_stderr ? std::fflush(file) : std::fclose(file);
+    const chorus::detail::HeldSignal held(SIGXFSZ);
+    std::FILE* const file = to_stderr ? stderr : chorus::detail::open_to_write(path.c_str());
+    bool written = file != nullptr && std::fwrite(text.data(), 1, text.size(), file) == text.size();
+    if (file != nullptr) written = (to_stderr ? std::fflush(file) : std::fclose(file)) == 0 && written;
+    if (!written) chorus::detail::say(cat("the flight record cannot be written to ", path, ": ", std::strerror(errno)));
   }
 
  private:
@@ -31140,7 +31745,8 @@ CHORUS_INLINE Backend backend_of(std::string_view text) {
   for (auto backend : {Backend::automatic, Backend::shm, Backend::tcp, Backend::thread, Backend::hierarchical,
                        Backend::mpi, Backend::gloo, Backend::nccl})
     if (name(backend) == text) return backend;
-  fail<UsageError>("backend '", text, "' is unknown, expected auto, shm, tcp, thread, hierarchical, mpi, gloo or nccl");
+  fail<UsageError>("backend '", printable(text),
+                   "' is unknown, expected auto, shm, tcp, thread, hierarchical, mpi, gloo or nccl");
 }
 
 CHORUS_INLINE bool register_backend(Backend backend, EngineMaker maker) {
@@ -34632,8 +35238,6 @@ bool register_backend(Backend backend, EngineMaker maker);
 #define CHORUS_SINGLE_CHORUS_CORE_BLOCKED_SIGNALS_HPP
 /// `start_thread`: how a thread of the library starts.
 
-#include <csignal>
-
 namespace chorus::inline CHORUS_ABI::detail {
 
 /// Blocks all signals in this thread while it lives, and so for ever in a thread that is started meanwhile: signals are
@@ -34706,7 +35310,7 @@ inline std::string without_brackets(std::string name) {
     std::optional<Found> found;
   };
   const auto shared = std::make_shared<Shared>();
-  chorus::detail::start_thread(cat("address '", name, "'"), [shared, name] {
+  chorus::detail::start_thread(cat("address '", printable(name), "'"), [shared, name] {
     const auto found = ask_system(name, 0);
     const std::lock_guard lock(shared->mutex);
     shared->found = found;
@@ -34719,6 +35323,244 @@ inline std::string without_brackets(std::string name) {
 
 }  // namespace chorus::inline CHORUS_ABI::comm::detail
 #endif  // CHORUS_SINGLE_CHORUS_COMM_NAME_LOOKUP_HPP
+
+// <chorus/comm/tls.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_TLS_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_TLS_HPP
+/// `Tls`: TLS 1.3 over a connected socket, by OpenSSL.
+///
+/// Both sides prove in the handshake that they know the job's token: it is the pre-shared key (RFC 8446, 4.2.11),
+/// beside a Diffie-Hellman exchange, so that who learns the token later can't read what was overheard before. One
+/// suite, no certificates, no tickets, no early data: there is nothing to be negotiated down to.
+
+struct ssl_st;  // OpenSSL's
+
+namespace chorus::inline CHORUS_ABI::comm {
+
+/// Any thread may send and receive.
+class Tls {
+ public:
+  enum class Side { server, client };
+
+  /// Over `fd`, which does not block and stays the caller's. Throws UsageError where the program was built without
+  /// OpenSSL, CommError where OpenSSL fails.
+  Tls(int fd, Side side, const std::string& token);
+  Tls(const Tls&) = delete;
+  Tls& operator=(const Tls&) = delete;
+  ~Tls();
+
+  /// Moves what can be moved without waiting, the handshake first; -1 when the connection is closed or broken, or the
+  /// other side proves nothing.
+  std::ptrdiff_t send(std::span<const std::byte> bytes);
+  std::ptrdiff_t receive(std::span<std::byte> bytes);
+  /// What the last call that moved nothing waits for: POLLIN or POLLOUT.
+  short awaits() const;
+  /// Whether there are bytes that have left the socket and nobody has received yet.
+  bool holds_bytes() const;
+  /// What is wrong, as OpenSSL says it; empty where nothing is, and where the connection has simply ended.
+  std::string trouble() const;
+
+ private:
+  bool shake_hands();
+  std::ptrdiff_t result(int code, std::size_t moved);
+
+  mutable std::mutex mutex_;
+  ssl_st* ssl_ = nullptr;
+  std::array<unsigned char, 32> key_{};
+  std::uint64_t sent_ = 0;  ///< under the present key
+  bool proven_ = false;
+  short awaits_ = 0;
+  std::string trouble_;
+};
+
+}  // namespace chorus::inline CHORUS_ABI::comm
+
+// <chorus/comm/tls_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_TLS_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_TLS_IMPL_HPP
+/// What stands behind `Tls`.
+
+#if CHORUS_USE_OPENSSL
+#include <openssl/err.h>
+#include <openssl/ssl.h>
+#endif
+
+namespace chorus::inline CHORUS_ABI::comm {
+
+#if CHORUS_USE_OPENSSL
+
+namespace detail {
+
+inline constexpr std::string_view tls_identity = "chorus";
+
+/// A socket as OpenSSL's BIO; its own would raise SIGPIPE where the other end is gone.
+inline BIO_METHOD* tls_socket() {
+  static BIO_METHOD* const method = [] {
+    auto* made = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "chorus socket");
+    BIO_meth_set_write_ex(made, [](BIO* bio, const char* data, std::size_t size, std::size_t* moved) {
+      BIO_clear_retry_flags(bio);
+      const auto n = ::send(static_cast<int>(reinterpret_cast<std::intptr_t>(BIO_get_data(bio))), data, size,
+                            MSG_NOSIGNAL | MSG_DONTWAIT);
+      if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) BIO_set_retry_write(bio);
+      *moved = n < 0 ? 0 : static_cast<std::size_t>(n);
+      return n < 0 ? 0 : 1;
+    });
+    BIO_meth_set_read_ex(made, [](BIO* bio, char* data, std::size_t size, std::size_t* moved) {
+      BIO_clear_retry_flags(bio);
+      const auto n =
+          ::recv(static_cast<int>(reinterpret_cast<std::intptr_t>(BIO_get_data(bio))), data, size, MSG_DONTWAIT);
+      if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) BIO_set_retry_read(bio);
+      *moved = n < 0 ? 0 : static_cast<std::size_t>(n);
+      return n <= 0 ? 0 : 1;
+    });
+    BIO_meth_set_ctrl(made, [](BIO*, int command, long, void*) -> long { return command == BIO_CTRL_FLUSH; });
+    return made;
+  }();
+  return method;
+}
+
+/// The token's key as a session to be resumed.
+inline SSL_SESSION* tls_session(SSL* ssl) {
+  const unsigned char suite[] = {0x13, 0x01};  // TLS_AES_128_GCM_SHA256
+  const auto& key = *static_cast<const std::array<unsigned char, 32>*>(SSL_get_app_data(ssl));
+  auto* session = SSL_SESSION_new();
+  if (session != nullptr && SSL_SESSION_set1_master_key(session, key.data(), key.size()) == 1 &&
+      SSL_SESSION_set_cipher(session, SSL_CIPHER_find(ssl, suite)) == 1 &&
+      SSL_SESSION_set_protocol_version(session, TLS1_3_VERSION) == 1)
+    return session;
+  SSL_SESSION_free(session);
+  return nullptr;
+}
+
+inline SSL_CTX* tls_context() {
+  static SSL_CTX* const context = [] {
+    auto* made = SSL_CTX_new(TLS_method());
+    check<CommError>(made != nullptr && SSL_CTX_set_min_proto_version(made, TLS1_3_VERSION) == 1 &&
+                         SSL_CTX_set_ciphersuites(made, "TLS_AES_128_GCM_SHA256") == 1 &&
+                         SSL_CTX_set_num_tickets(made, 0) == 1,
+                     "TLS: OpenSSL refuses to be set up");
+    SSL_CTX_set_session_cache_mode(made, SSL_SESS_CACHE_OFF);
+    SSL_CTX_set_mode(made, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
+    SSL_CTX_set_read_ahead(made, 1);
+    SSL_CTX_set_default_read_buffer_len(made, 256 << 10);
+    SSL_CTX_set_psk_use_session_callback(
+        made, [](SSL* ssl, const EVP_MD*, const unsigned char** id, std::size_t* length, SSL_SESSION** session) {
+          *id = reinterpret_cast<const unsigned char*>(tls_identity.data());
+          *length = tls_identity.size();
+          *session = tls_session(ssl);
+          return *session != nullptr ? 1 : 0;
+        });
+    SSL_CTX_set_psk_find_session_callback(
+        made, [](SSL* ssl, const unsigned char* id, std::size_t length, SSL_SESSION** session) {
+          const bool ours = std::string_view(reinterpret_cast<const char*>(id), length) == tls_identity;
+          *session = ours ? tls_session(ssl) : nullptr;
+          return 1;
+        });
+    return made;
+  }();
+  return context;
+}
+
+}  // namespace detail
+
+CHORUS_INLINE Tls::Tls(int fd, Side side, const std::string& token) {
+  static constexpr std::string_view purpose = "chorus: TLS";
+  const auto key = prove(token, {std::as_bytes(std::span(purpose))});
+  std::memcpy(key_.data(), key.data(), key_.size());
+  ssl_ = SSL_new(detail::tls_context());
+  auto* const bio = ssl_ == nullptr ? nullptr : BIO_new(detail::tls_socket());
+  if (bio == nullptr) SSL_free(ssl_);
+  check<CommError>(bio != nullptr, "TLS: OpenSSL has no memory for a connection");
+  BIO_set_data(bio, reinterpret_cast<void*>(static_cast<std::intptr_t>(fd)));
+  BIO_set_init(bio, 1);
+  SSL_set_bio(ssl_, bio, bio);
+  SSL_set_app_data(ssl_, &key_);
+  if (side == Side::server) {
+    SSL_set_accept_state(ssl_);
+  } else {
+    SSL_set_connect_state(ssl_);
+    SSL_set_verify(ssl_, SSL_VERIFY_PEER, nullptr);  // a server's certificate proves nothing here: none is trusted
+  }
+}
+
+CHORUS_INLINE Tls::~Tls() { SSL_free(ssl_); }
+
+CHORUS_INLINE std::ptrdiff_t Tls::send(std::span<const std::byte> bytes) {
+  const std::lock_guard lock(mutex_);
+  if (bytes.empty()) return 0;
+  if (!shake_hands()) return trouble_.empty() && awaits_ != 0 ? 0 : -1;
+  constexpr std::uint64_t key_bytes = std::uint64_t{1} << 37;  // RFC 8446, 5.5: at most 2^24.5 records of 2^14 bytes
+  if (sent_ >= key_bytes && SSL_key_update(ssl_, SSL_KEY_UPDATE_NOT_REQUESTED) == 1) sent_ = 0;
+  std::size_t moved = 0;
+  const int code = SSL_write_ex(ssl_, bytes.data(), bytes.size(), &moved);
+  sent_ += moved;
+  return result(code, moved);
+}
+
+CHORUS_INLINE std::ptrdiff_t Tls::receive(std::span<std::byte> bytes) {
+  const std::lock_guard lock(mutex_);
+  if (bytes.empty()) return 0;
+  if (!shake_hands()) return trouble_.empty() && awaits_ != 0 ? 0 : -1;
+  std::size_t moved = 0;
+  const int code = SSL_read_ex(ssl_, bytes.data(), bytes.size(), &moved);
+  return result(code, moved);
+}
+
+/// Whether both sides have proved that they know the token.
+CHORUS_INLINE bool Tls::shake_hands() {
+  ERR_clear_error();
+  if (proven_) return true;
+  if (result(SSL_do_handshake(ssl_), 1) <= 0) return false;
+  proven_ = SSL_session_reused(ssl_) == 1;
+  if (!proven_) trouble_ = "the other side has not used the job's token";
+  return proven_;
+}
+
+CHORUS_INLINE std::ptrdiff_t Tls::result(int code, std::size_t moved) {
+  awaits_ = 0;
+  if (code == 1) return static_cast<std::ptrdiff_t>(moved);
+  const int error = SSL_get_error(ssl_, code);
+  if (error == SSL_ERROR_WANT_READ) awaits_ = POLLIN;
+  if (error == SSL_ERROR_WANT_WRITE) awaits_ = POLLOUT;
+  if (awaits_ != 0) return 0;
+  if (const auto what = ERR_peek_error(); error == SSL_ERROR_SSL && what != 0 && trouble_.empty()) {
+    const char* const reason = ERR_reason_error_string(what);
+    trouble_ = reason != nullptr ? reason : cat("error ", what);
+  }
+  return -1;
+}
+
+CHORUS_INLINE short Tls::awaits() const {
+  const std::lock_guard lock(mutex_);
+  return awaits_;
+}
+CHORUS_INLINE bool Tls::holds_bytes() const {
+  const std::lock_guard lock(mutex_);
+  return proven_ && SSL_has_pending(ssl_) == 1;
+}
+CHORUS_INLINE std::string Tls::trouble() const {
+  const std::lock_guard lock(mutex_);
+  return trouble_;
+}
+
+#else
+
+CHORUS_INLINE Tls::Tls(int, Side, const std::string&) {
+  fail<UsageError>("TLS: this program was built without OpenSSL (CHORUS_USE_OPENSSL=0)");
+}
+CHORUS_INLINE Tls::~Tls() = default;
+CHORUS_INLINE std::ptrdiff_t Tls::send(std::span<const std::byte>) { return -1; }
+CHORUS_INLINE std::ptrdiff_t Tls::receive(std::span<std::byte>) { return -1; }
+CHORUS_INLINE short Tls::awaits() const { return awaits_; }
+CHORUS_INLINE bool Tls::holds_bytes() const { return false; }
+CHORUS_INLINE std::string Tls::trouble() const { return trouble_; }
+
+#endif
+
+}  // namespace chorus::inline CHORUS_ABI::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_TLS_IMPL_HPP
+
+#endif  // CHORUS_SINGLE_CHORUS_COMM_TLS_HPP
 
 namespace chorus::inline CHORUS_ABI::comm {
 
@@ -34781,9 +35623,9 @@ struct Address {
   static Address resolve(const std::string& name, int port,
                          Deadline deadline = Clock::now() + std::chrono::seconds(30)) {
     const auto found = detail::look_up(detail::without_brackets(name), deadline);
-    check<TimeoutError>(found.has_value(), "address '", name,
+    check<TimeoutError>(found.has_value(), "address '", printable(name),
                         "': the system has not found it in time; is there a name server?");
-    check<CommError>(found->code == 0, "address '", name, "': ", gai_strerror(found->code));
+    check<CommError>(found->code == 0, "address '", printable(name), "': ", gai_strerror(found->code));
     Address address;
     address.storage = found->storage;
     address.length = found->length;
@@ -34801,20 +35643,21 @@ inline void append(std::string& out, const Address& address) {
   out += cat(six ? "[" : "", address.host(), six ? "]:" : ":", address.port());
 }
 
-/// Owns a socket.
+/// Owns a socket, under a number that is none of the standard streams'.
 class Socket {
  public:
   Socket() = default;
-  explicit Socket(int fd) : fd_(fd) {}
+  explicit Socket(int fd) : fd_(chorus::detail::above_standard_streams(fd)) {}
   /// Takes over a socket that someone else has made.
   static Socket adopt(int fd) {
     if (fd >= 0) fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
     if (fd >= 0) fcntl(fd, F_SETFD, FD_CLOEXEC);
     return Socket(fd);
   }
-  Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)), tls_(std::move(other.tls_)) {}
   Socket& operator=(Socket&& other) noexcept {
     std::swap(fd_, other.fd_);
+    std::swap(tls_, other.tls_);
     return *this;
   }
   ~Socket() {
@@ -34841,18 +35684,26 @@ class Socket {
     return socket;
   }
 
+  /// A connection that is under way, or an empty socket with errno set.
+  static Socket begin_connect(const Address& address) {
+    Socket socket(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    if (!socket || ::connect(socket.fd_, address.data(), address.length) == 0 || errno == EINPROGRESS) return socket;
+    return Socket();
+  }
   /// A connection, or an empty socket with errno set when there is none by the deadline.
   static Socket connect(const Address& address, Deadline deadline) {
-    Socket socket(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    auto socket = begin_connect(address);
     if (!socket) return socket;
-    if (::connect(socket.fd_, address.data(), address.length) == 0) return socket;
-    if (errno != EINPROGRESS) return Socket();
-    int error = ETIMEDOUT;
-    socklen_t length = sizeof error;
-    if (socket.wait(POLLOUT, deadline)) getsockopt(socket.fd_, SOL_SOCKET, SO_ERROR, &error, &length);
+    const int error = socket.wait(POLLOUT, deadline) ? socket.error() : ETIMEDOUT;
     if (error == 0) return socket;
     errno = error;
     return Socket();
+  }
+  /// What has gone wrong with it, once.
+  int error() const {
+    int error = 0;
+    socklen_t length = sizeof error;
+    return getsockopt(fd_, SOL_SOCKET, SO_ERROR, &error, &length) == 0 ? error : errno;
   }
 
   Socket accept() const { return Socket(::accept4(fd_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC)); }
@@ -34878,13 +35729,30 @@ class Socket {
     return address;
   }
 
+  /// What is sent and received from here on is encrypted, for who knows `token`. The handshake is part of the first
+  /// calls that move bytes. Throws as Tls does.
+  void encrypt(Tls::Side side, const std::string& token) { tls_ = std::make_unique<Tls>(fd_, side, token); }
+  /// Why encryption has ended the connection, to be put behind what is known of it; empty where it has not.
+  std::string trouble() const {
+    const auto why = tls_ ? tls_->trouble() : std::string();
+    return why.empty() ? why
+                       : cat(": what came over it is not what was sent, or the token is another one (TLS: ", why, ")");
+  }
+  /// What to poll for, to do this.
+  short needs(short event) const { return tls_ && tls_->awaits() != 0 ? tls_->awaits() : event; }
+
   /// Moves as many bytes as can be moved without waiting; -1 when the connection is closed or broken.
   std::ptrdiff_t try_send(std::span<const std::byte> bytes) const {
+    if (tls_) [[unlikely]]
+      return tls_->send(bytes);
     const auto n = ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     return n >= 0 ? n : would_wait() ? 0 : -1;
   }
   /// The same with two ranges, one behind the other.
   std::ptrdiff_t try_send(std::span<const std::byte> first, std::span<const std::byte> second) const {
+    if (tls_) [[unlikely]]
+      return tls_->send(
+          first.data() + first.size() == second.data() ? std::span(first.data(), first.size() + second.size()) : first);
     iovec parts[2] = {{const_cast<std::byte*>(first.data()), first.size()},
                       {const_cast<std::byte*>(second.data()), second.size()}};
     msghdr message{};
@@ -34894,6 +35762,8 @@ class Socket {
     return n >= 0 ? n : would_wait() ? 0 : -1;
   }
   std::ptrdiff_t try_receive(std::span<std::byte> bytes) const {
+    if (tls_) [[unlikely]]
+      return tls_->receive(bytes);
     const auto n = ::recv(fd_, bytes.data(), bytes.size(), MSG_DONTWAIT);
     return n > 0 ? n : n < 0 && would_wait() ? 0 : -1;
   }
@@ -34918,7 +35788,8 @@ class Socket {
 
   /// False at the deadline.
   bool wait(short event, Deadline deadline) const {
-    pollfd entry{fd_, event, 0};
+    if (tls_ && event == POLLIN && tls_->holds_bytes()) return true;
+    pollfd entry{fd_, needs(event), 0};
     while (Clock::now() < deadline)
       if (poll(&entry, 1, milliseconds_until(deadline)) > 0) return true;
     return false;
@@ -34934,6 +35805,7 @@ class Socket {
   static bool would_wait() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
 
   int fd_ = -1;
+  std::unique_ptr<Tls> tls_;
 };
 
 /// The bytes of a struct that is sent as it is.
@@ -34952,6 +35824,11 @@ namespace chorus::inline CHORUS_ABI::comm {
 struct Challenge {
   std::uint64_t magic = 0;
   Nonce nonce{};
+
+  /// In `magic`: all that follows is encrypted.
+  static constexpr std::uint64_t tls = std::uint64_t{1} << 63;
+  bool encrypts() const { return (magic & tls) != 0; }
+  bool is(std::uint64_t of_host) const { return (magic & ~tls) == of_host; }
 };
 
 /// A connection, and the first bytes that came over it.
@@ -34960,83 +35837,126 @@ struct Guest {
   Nonce nonce{};
   std::array<std::byte, 192> hello{};
   std::size_t got = 0;
-  Deadline deadline{};
+  Deadline came{};
 };
 
-/// Each guest has to send a hello of fixed size within 5 s. All are heard side by side, and nothing is allocated on
-/// their word, so that one who sends garbage, nothing, or a byte a second keeps no other one waiting. At most 128, or
-/// as many as this process may have descriptors for, are heard at once; while there are as many, the one who has been
-/// there longest goes, if it has had a second, and else new ones wait outside: so many a second can come in.
+/// Each guest has to send a hello of fixed size within 5 s, or 30 s where it is encrypted, which takes a busy machine
+/// time. All are heard side by side, and nothing is allocated on their word, so that one who sends garbage, nothing, or
+/// a byte a second keeps no other one waiting. At most 1024, and half as many as this process may have descriptors, are
+/// heard at once; while there are as many, those go who have had a quarter of a second, and else new ones wait outside.
 class Guests {
  public:
-  /// With `challenge_magic` each guest is sent a Challenge.
-  Guests(const Socket& listener, std::size_t hello_bytes, std::uint64_t challenge_magic = 0)
-      : listener_(listener), hello_bytes_(hello_bytes), challenge_magic_(challenge_magic) {}
+  /// With `challenge_magic` each guest is sent a Challenge; with a `key`, the job's token, the hello is encrypted.
+  Guests(const Socket& listener, std::size_t hello_bytes, std::uint64_t challenge_magic = 0,
+         std::optional<std::string> key = {})
+      : listener_(listener),
+        hello_bytes_(hello_bytes),
+        challenge_magic_(challenge_magic),
+        key_(std::move(key)),
+        patience_(key_ ? 30 : 5) {
+    rlimit most{};
+    if (getrlimit(RLIMIT_NOFILE, &most) == 0)
+      crowd_ = std::max<std::size_t>(1, std::min<std::size_t>(crowd_, most.rlim_cur / 2));
+  }
 
-  /// Waits for the next guest whose hello is complete. At the deadline: one without a socket.
-  [[gnu::cold]] Guest next(Deadline deadline) {
+  /// Waits for the next guest whose hello is complete. One without a socket at the deadline, and where one of the
+  /// `others` has an event.
+  [[gnu::cold]] Guest next(Deadline deadline, std::span<const pollfd> others = {}) {
     while (true) {
-      for (auto& guest : waiting_)
+      while (!audible_.empty()) {
+        auto& guest = waiting_[audible_.back()];
+        audible_.pop_back();
         if (hear(guest)) return std::exchange(guest, {});
-      if (Clock::now() >= deadline) return {};
-      auto* place = seat(true);
-      auto socket = place ? listener_.accept() : Socket();
-      if (!socket && place && (errno == EMFILE || errno == ENFILE)) {  // no descriptors: as if all places were taken
-        place = seat(false);
-        if (place) *place = {};
-        if (place) continue;
       }
-      if (!socket) {
-        sleep(deadline, place != nullptr);
+      std::erase_if(waiting_, [](const Guest& guest) { return !guest.socket; });
+      const bool room = take_in();
+      if (sleep(deadline, room, others)) return {};
+    }
+  }
+
+  /// How many have gone, or were sent away, without a complete hello.
+  std::size_t strangers() const { return strangers_; }
+  /// Why the last one of them was, where it is known.
+  const std::string& trouble() const { return trouble_; }
+
+ private:
+  void dismiss(Guest& guest) {
+    if (auto why = guest.socket.trouble(); !why.empty()) trouble_ = cat(guest.socket.remote(), std::move(why));
+    guest = {};
+    ++strangers_;
+  }
+
+  bool hear(Guest& guest) {
+    std::ptrdiff_t n = 1;
+    while (n > 0 && guest.got < hello_bytes_) {
+      n = guest.socket.try_receive(std::span(guest.hello).subspan(guest.got, hello_bytes_ - guest.got));
+      if (n > 0) guest.got += static_cast<std::size_t>(n);
+    }
+    if (n < 0) dismiss(guest);
+    return guest.socket && guest.got == hello_bytes_;
+  }
+
+  /// Accepts those who wait outside. False where some may be left there.
+  bool take_in() {
+    while (true) {
+      if (waiting_.size() >= crowd_ && !make_room()) return false;
+      auto socket = listener_.accept();
+      if (!socket && (errno == EMFILE || errno == ENFILE)) {  // no descriptors: as if all places were taken
+        if (!make_room()) return false;
         continue;
       }
-      Challenge challenge{challenge_magic_, {}};
+      if (!socket && errno == ECONNABORTED) continue;
+      if (!socket) return true;
+      Challenge challenge{challenge_magic_ | (key_ ? Challenge::tls : 0), {}};
       if (challenge_magic_ != 0) {
         fill_random(challenge.nonce);
         socket.try_send(bytes_of(challenge));
       }
-      *place = {std::move(socket), challenge.nonce, {}, 0, Clock::now() + patience};
+      if (key_) socket.encrypt(Tls::Side::server, *key_);
+      waiting_.push_back({std::move(socket), challenge.nonce, {}, 0, Clock::now()});
     }
   }
 
- private:
-  bool hear(Guest& guest) const {
-    if (!guest.socket) return false;
-    const auto n = guest.socket.try_receive(std::span(guest.hello).subspan(guest.got, hello_bytes_ - guest.got));
-    if (n > 0) guest.got += static_cast<std::size_t>(n);
-    if (n < 0 || Clock::now() >= guest.deadline) guest = {};
-    return guest.got == hello_bytes_;
+  /// Sends away those who have had their time; they stand in the order in which they came.
+  bool make_room() {
+    const auto before = Clock::now() - std::chrono::milliseconds(250);
+    const auto late =
+        std::find_if(waiting_.begin(), waiting_.end(), [&](const Guest& guest) { return guest.came > before; });
+    for (auto guest = waiting_.begin(); guest != late; ++guest) dismiss(*guest);
+    const bool some = late != waiting_.begin();
+    waiting_.erase(waiting_.begin(), late);
+    return some;
   }
 
-  /// A free place if `free` ones are any good, else that of the one who has been there longest; null where that was
-  /// not long yet.
-  Guest* seat(bool free) {
-    Guest* oldest = nullptr;
+  /// Until somebody can be heard. True where it is time to return.
+  bool sleep(Deadline deadline, bool room, std::span<const pollfd> others) {
+    const auto over = Clock::now();
+    if (over >= deadline) return true;
+    auto until = room ? deadline : std::min(deadline, over + std::chrono::milliseconds(20));
+    events_.assign(others.begin(), others.end());
+    events_.push_back({room ? listener_.fd() : -1, POLLIN, 0});
     for (auto& guest : waiting_) {
-      if (!guest.socket && free) return &guest;
-      if (guest.socket && (!oldest || guest.deadline < oldest->deadline)) oldest = &guest;
+      if (over >= guest.came + patience_) dismiss(guest);
+      events_.push_back({guest.socket.fd(), guest.socket.needs(POLLIN), 0});
+      if (guest.socket) until = std::min(until, guest.came + patience_);
     }
-    return oldest && oldest->deadline - Clock::now() < patience - std::chrono::seconds(1) ? oldest : nullptr;
+    if (poll(events_.data(), events_.size(), milliseconds_until(until)) <= 0) return false;
+    const auto first = events_.begin() + static_cast<std::ptrdiff_t>(others.size());
+    for (std::size_t i = 0; i < waiting_.size(); ++i)
+      if ((first + 1)[static_cast<std::ptrdiff_t>(i)].revents != 0) audible_.push_back(i);
+    return std::any_of(events_.begin(), first, [](const pollfd& event) { return event.revents != 0; });
   }
-
-  void sleep(Deadline deadline, bool room) const {
-    if (!room) deadline = std::min(deadline, Clock::now() + std::chrono::milliseconds(50));
-    std::array<pollfd, crowd + 1> events;
-    for (std::size_t i = 0; i < crowd; ++i) {
-      events[i] = {waiting_[i].socket.fd(), POLLIN, 0};
-      if (waiting_[i].socket) deadline = std::min(deadline, waiting_[i].deadline);
-    }
-    events[crowd] = {room ? listener_.fd() : -1, POLLIN, 0};
-    poll(events.data(), events.size(), milliseconds_until(deadline));
-  }
-
-  static constexpr std::size_t crowd = 128;
-  static constexpr std::chrono::seconds patience{5};
 
   const Socket& listener_;
-  std::size_t hello_bytes_;
+  std::size_t hello_bytes_, crowd_ = 1024;
   std::uint64_t challenge_magic_;
-  std::array<Guest, crowd> waiting_;
+  std::optional<std::string> key_;
+  std::chrono::seconds patience_;
+  std::vector<Guest> waiting_;        ///< in the order in which they came
+  std::vector<std::size_t> audible_;  ///< those of them who have sent something
+  std::vector<pollfd> events_;
+  std::size_t strangers_ = 0;
+  std::string trouble_;
 };
 
 }  // namespace chorus::inline CHORUS_ABI::comm
@@ -35054,8 +35974,35 @@ class Guests {
 /// Where the job has a token, Hello holds an HMAC of rank 0's challenge and of itself, Answer one of the rank's own
 /// challenge and of itself, and the connections of TcpTransport begin alike, see mesh.hpp: each side proves that it
 /// knows the token, which itself is never sent, and a proof is good for one connection. Off loopback a token is
-/// obligatory. Nothing is encrypted: whoever can read and change packets on the way reads the data and can take over
-/// connections; through networks that others share, use a tunnel.
+/// obligatory, and all that follows the Challenge is TLS 1.3 (tls.hpp): who can read and change packets on the way
+/// learns and changes nothing, but can end connections. CHORUS_TLS=0 leaves it out, on all ranks; CHORUS_TLS=1 has it
+/// on loopback, too.
+
+// <chorus/core/environment.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
+/// Reading the environment.
+
+namespace chorus::inline CHORUS_ABI::detail {
+
+/// The value of an environment variable, or a null pointer; an empty one counts as not set.
+inline const char* env(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr || *value == '\0' ? nullptr : value;
+}
+
+/// A switch: 0 or 1, or `unset` where the variable is not set. Throws UsageError for anything else.
+[[gnu::cold]] inline bool env_switch(const char* name, bool unset) {
+  const char* text = env(name);
+  if (text == nullptr) return unset;
+  const std::string_view value(text);
+  check<UsageError>(value == "0" || value == "1", "environment variable ", name, " must be 0 or 1, got '",
+                    printable(value), "'");
+  return value == "1";
+}
+
+}  // namespace chorus::inline CHORUS_ABI::detail
+#endif  // CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
 
 namespace chorus::inline CHORUS_ABI::comm::detail {
 
@@ -35094,16 +36041,36 @@ std::span<const std::byte> proven(const Message& message) {
   return std::as_bytes(std::span(&message, 1)).first(offsetof(Message, proof));
 }
 
-/// Who may meet where. Throws UsageError.
-[[gnu::cold]] inline void check_token(const std::string& token, const Address& address) {
+/// Who may meet where, and whether what they say there is encrypted. Throws UsageError.
+[[gnu::cold]] inline bool check_token(const std::string& token, const Address& address) {
   check<UsageError>(token.empty() || token.size() >= 16, "connect: the job's token has ", token.size(),
                     " characters, expected at least 16");
-  if (address.loopback()) return;
+  check<UsageError>(provable(token),
+                    "connect: CHORUS_TOKEN is set, and this program was built without OpenSSL, which proves that ranks "
+                    "know it: build it with OpenSSL, or unset CHORUS_TOKEN");
+  const bool encrypted = chorus::detail::env_switch("CHORUS_TLS", !address.loopback());
+  check<UsageError>(!encrypted || can_authenticate || !address.loopback(),
+                    "connect: CHORUS_TLS is 1, and this program was built without OpenSSL");
+  check<UsageError>(!encrypted || !token.empty() || !address.loopback(),
+                    "connect: CHORUS_TLS is 1, but CHORUS_TOKEN, of which the key is made, is not set");
+  if (address.loopback()) return encrypted;
   check<UsageError>(can_authenticate, "connect: ", address,
                     " is not on loopback, and this program was built without OpenSSL, which authenticates ranks there");
   check<UsageError>(!token.empty(), "connect: ", address,
                     " is not on loopback: ranks need a token to know each other by, the same secret of at least 16 "
                     "characters in CHORUS_TOKEN of all of them");
+  return encrypted;
+}
+
+/// Who connects does as the other side's challenge says. Throws CommError, in the name of `who` and of `there`, where
+/// that is not encrypted and has to be.
+[[gnu::cold]] inline void follow(const Challenge& challenge, Socket& socket, bool encrypted, const std::string& token,
+                                 std::string_view who, const Address& there) {
+  check<CommError>(challenge.encrypts() || !encrypted, who, ": who answers at ", there,
+                   " does not encrypt what it sends (CHORUS_TLS=0 there, and not here?)");
+  check<CommError>(!challenge.encrypts() || !token.empty(), who, ": who answers at ", there,
+                   " encrypts what it sends, with a key made of CHORUS_TOKEN, which is not set here");
+  if (challenge.encrypts()) socket.encrypt(Tls::Side::client, token);
 }
 
 /// Where the other ranks can reach this one: its machine's address on the way to rank 0. Throws CommError.
@@ -35499,7 +36466,6 @@ class MappedWindows {
 #include <linux/futex.h>
 
 #include <climits>
-#include <ctime>
 
 namespace chorus::inline CHORUS_ABI::comm {
 
@@ -35915,6 +36881,7 @@ struct Meeting {
   SharedRegion region;                       ///< shm
   std::array<Address, max_ranks> addresses;  ///< tcp: where each rank's `listener` is
   Socket listener;                           ///< tcp: where the other ranks connect to this one
+  bool encrypted = false;                    ///< tcp: what they say there
 };
 
 namespace detail {
@@ -35943,19 +36910,24 @@ class Host {
                               : Socket::listen(Address::resolve(world_.master_addr, world_.master_port, deadline));
     where_ = cat("rank 0: rendezvous at ", listener.local());
     misled_ = listener.local().misleads(world_.master_addr);
-    check_token(world_.token, listener.local());
-    std::optional<Guests> guests(std::in_place, listener, sizeof(Hello), magic);
+    encrypted_ = check_token(world_.token, listener.local());
+    if (world_.token.empty()) warn_of_users(listener.local());
+    std::optional<Guests> guests(std::in_place, listener, sizeof(Hello), magic,
+                                 encrypted_ ? std::optional(world_.token) : std::nullopt);
     while (!complete()) {
       auto guest = guests->next(std::min(deadline, Clock::now() + std::chrono::milliseconds(50)));
       if (!guest.socket && Clock::now() >= deadline) {
-        const auto why = missing();
+        const auto why = missing(*guests);
         refuse_all(why);
         throw TimeoutError(why);
       }
       if (!guest.socket) continue;
       Hello hello;
       std::memcpy(&hello, guest.hello.data(), sizeof hello);
-      if (hello.magic != magic) continue;  // a stranger
+      if (hello.magic != magic) {
+        ++strangers_;
+        continue;
+      }
       const bool knows = same(hello.proof, prove(world_.token, {std::as_bytes(std::span(guest.nonce)), proven(hello)}));
       const auto objection = knows ? admit(guest.socket, hello)
                                    : cat("process ", hello.pid, ", which says that it is rank ", hello.rank,
@@ -35995,9 +36967,9 @@ class Host {
     return all;
   }
 
-  static std::string_view text_of(const std::array<char, 64>& purpose) {
+  static std::string text_of(const std::array<char, 64>& purpose) {
     const std::string_view text(purpose.data(), strnlen(purpose.data(), purpose.size()));
-    return text.empty() ? "nothing in particular" : text;
+    return text.empty() ? "nothing in particular" : printable(text);
   }
 
   void refuse_all(const std::string& why) {
@@ -36023,14 +36995,25 @@ class Host {
     return "";
   }
 
-  [[gnu::cold]] std::string missing() {
+  /// Without a token nothing tells this user's processes from another's.
+  static void warn_of_users(const Address& where) {
+    static std::atomic<bool> said{false};
+    if (!said.exchange(true))
+      chorus::detail::say(
+          cat("warning: no CHORUS_TOKEN is set: any user of this machine can take a rank's place at ", where));
+  }
+
+  [[gnu::cold]] std::string missing(const Guests& guests) {
     std::string ranks;
     int count = 0;
     for (int rank = 1; rank < world_.size; ++rank)
       if (!at(rank).socket) ranks += cat(count++ == 0 ? "" : ", ", rank);
     auto why = cat(where_, count == 1 ? ": rank " : ": ranks ", ranks, " of ", world_.size, " did not arrive within ",
                    world_.timeout.count(), " ms");
-    if (misled_) why += cat("; no other machine can reach '", world_.master_addr, "' under this address");
+    if (misled_) why += cat("; no other machine can reach '", printable(world_.master_addr), "' under this address");
+    if (const auto strangers = strangers_ + guests.strangers(); strangers != 0)
+      why += cat("; ", strangers, strangers == 1 ? " other connection was" : " other connections were", " no rank's");
+    if (!guests.trouble().empty()) why += cat("; the last: ", guests.trouble());
     return refused_.empty() ? why : cat(why, "; refused: ", refused_);
   }
 
@@ -36039,6 +37022,7 @@ class Host {
     bool one_machine = true;
     for (int rank = 1; rank < world_.size; ++rank) one_machine = one_machine && at(rank).hello.machine == machine_id();
     meeting.key = random_key();
+    meeting.encrypted = encrypted_;
     meeting.listener = Socket::listen(listener.local().with_port(0));
     meeting.kind = (kind_ == Backend::automatic || kind_ == Backend::shm) && one_machine ? Backend::shm : Backend::tcp;
     if (meeting.kind == Backend::shm && !make_region(meeting)) meeting.kind = Backend::tcp;
@@ -36099,13 +37083,16 @@ class Host {
   }
 
   [[noreturn]] void lost(int rank) {
-    fail<CommError>(where_, ": rank ", rank, " (process ", at(rank).hello.pid, ") went away");
+    fail<CommError>(where_, ": rank ", rank, " (process ", at(rank).hello.pid, ") went away",
+                    at(rank).socket.trouble());
   }
 
   const World& world_;
   const Backend kind_;
   std::array<Rank, max_ranks> ranks_;
   std::string where_, refused_;
+  std::size_t strangers_ = 0;  ///< whose hello was another one
+  bool encrypted_ = false;
   bool misled_ = false;  ///< the ranks of other machines, by the address's name
 };
 
@@ -36115,7 +37102,7 @@ class Host {
   const auto grace = deadline + std::chrono::milliseconds(500) + world.timeout / 10;  // rank 0's refusal may come late
   const auto address = Address::resolve(world.master_addr, world.master_port, deadline);
   const auto where = cat("rank ", world.rank, ": rendezvous at ", address);
-  check_token(world.token, address);
+  const bool encrypted = check_token(world.token, address);
   Hello hello;
   hello.rank = world.rank;
   hello.size = world.size;
@@ -36123,7 +37110,6 @@ class Host {
   hello.machine = machine_id();
   hello.kind = kind;
   hello.purpose = Hello::purpose_of(world);
-  fill_random(hello.nonce);
 
   Meeting meeting;
   Socket host;
@@ -36144,21 +37130,27 @@ class Host {
     trouble = "it took the connection and gave no answer";
     Challenge challenge;
     if (!host.receive_all(bytes_of(challenge.magic), grace)) continue;
-    check<CommError>(challenge.magic == magic, where, ": something other than a rank 0 of this version answers there");
-    if (!host.receive_all(std::as_writable_bytes(std::span(challenge.nonce)), grace)) continue;
+    check<CommError>(challenge.is(magic), where, ": something other than a rank 0 of this version answers there");
+    if (!host.receive_all(bytes_of(challenge).subspan(sizeof challenge.magic), grace)) continue;
+    follow(challenge, host, encrypted, world.token, cat("rank ", world.rank), address);
+    meeting.encrypted = challenge.encrypts();
+    fill_random(hello.nonce);
     hello.proof = prove(world.token, {std::as_bytes(std::span(challenge.nonce)), proven(hello)});
     if (host.send_all(bytes_of(hello), deadline) && host.receive_all(bytes_of(answer), grace)) break;
+    check<CommError>(host.trouble().empty(), where, host.trouble());
     met = Clock::now();
   }
   check<CommError>(answer.magic == magic, where, ": what rank 0 answers is garbled");
   answer.refusal.back() = 0;
   check<CommError>(answer.welcome == 1, "rank ", world.rank, ": ",
-                   answer.refusal[0] ? answer.refusal.data() : "rank 0 refuses it, and does not say why");
+                   answer.refusal[0] ? printable(answer.refusal.data(), answer.refusal.size())
+                                     : "rank 0 refuses it, and does not say why");
   check<CommError>(same(answer.proof, prove(world.token, {std::as_bytes(std::span(hello.nonce)), proven(answer)})),
                    where, ": who answers there does not know the job's token");
 
   const auto hear = [&](std::span<std::byte> message) {
-    check<CommError>(host.receive_all(message, grace), where, ": rank 0 went away");
+    const bool heard = host.receive_all(message, grace);
+    check<CommError>(heard, where, ": rank 0 went away", host.trouble());
   };
   meeting.key = answer.key;
   meeting.kind = answer.kind;
@@ -36540,9 +37532,10 @@ class TcpTransport final : public Transport {
 
   /// What else is to be done, every 50 ms, while this rank has waited long for `peer`; for `nobody` once that is over.
   std::function<void(int peer)> meanwhile;
-  /// How long it waits before it says so: at the others' deadlines they shall know.
+  /// How long it waits before it says so: at the others' deadlines they shall know. Sooner would be noise: each rank
+  /// tells each other one, and on a busy machine that takes longer than what they wait for.
   std::chrono::nanoseconds silence() const {
-    return std::min<std::chrono::nanoseconds>(timeout / 10, std::chrono::milliseconds(100));
+    return std::min<std::chrono::nanoseconds>(timeout / 10, std::chrono::seconds(5));
   }
 
   /// Sends what goes; where some is left, waits for room for it, `most` at most. False where nothing is left.
@@ -36644,7 +37637,8 @@ class TcpTransport final : public Transport {
       read_news();
       poll(nullptr, 0, 10);
     }
-    fail<LinkError>("rank ", peer, at(peer).left ? " has left the group" : " has closed its connection");
+    fail<LinkError>("rank ", peer, at(peer).left ? " has left the group" : " has closed its connection",
+                    at(peer).data.trouble());
   }
 
   enum class Goal { room, piece, sent };
@@ -36692,7 +37686,8 @@ class TcpTransport final : public Transport {
       auto& p = at(who);
       while (who != rank && !p.left) {
         const auto n = p.news.try_receive(bytes_of(p.last).subspan(p.news_received));
-        if (n < 0) fail<LinkError>("rank ", who, " is gone: its process has ended, or the network to it");
+        if (n < 0)
+          fail<LinkError>("rank ", who, " is gone: its process has ended, or the network to it", p.news.trouble());
         if (n == 0) break;
         p.news_received += static_cast<std::size_t>(n);
         if (p.news_received < sizeof p.last) continue;
@@ -36731,31 +37726,6 @@ class TcpTransport final : public Transport {
 
 }  // namespace chorus::inline CHORUS_ABI::comm
 #endif  // CHORUS_SINGLE_CHORUS_COMM_TCP_TRANSPORT_HPP
-
-// <chorus/core/environment.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
-#define CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
-/// Reading the environment.
-
-namespace chorus::inline CHORUS_ABI::detail {
-
-/// The value of an environment variable, or a null pointer; an empty one counts as not set.
-inline const char* env(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr || *value == '\0' ? nullptr : value;
-}
-
-/// A switch: 0 or 1, or `unset` where the variable is not set. Throws UsageError for anything else.
-[[gnu::cold]] inline bool env_switch(const char* name, bool unset) {
-  const char* text = env(name);
-  if (text == nullptr) return unset;
-  const std::string_view value(text);
-  check<UsageError>(value == "0" || value == "1", "environment variable ", name, " must be 0 or 1, got '", value, "'");
-  return value == "1";
-}
-
-}  // namespace chorus::inline CHORUS_ABI::detail
-#endif  // CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
 
 namespace chorus::inline CHORUS_ABI::comm {
 
@@ -36921,6 +37891,8 @@ class HybridTransport final : public Transport {
 #define CHORUS_SINGLE_CHORUS_COMM_MESH_HPP
 /// `connect_all`: TCP connections between every two ranks.
 
+#include <list>
+
 namespace chorus::inline CHORUS_ABI::comm {
 
 namespace detail {
@@ -36937,45 +37909,118 @@ inline Mac mesh_proof(const std::string& token, const Nonce& nonce, const MeshHe
 inline Mac mesh_answer(const std::string& token, const MeshHello& hello) {
   return prove(token, {std::as_bytes(std::span(&hello, 1))});
 }
+
+/// A connection to a rank before this one, on its way.
+class MeshCall {
+ public:
+  MeshCall(const World& world, const Meeting& meeting, int rank, int lane)
+      : world_(world),
+        meeting_(meeting),
+        address_(meeting.addresses[static_cast<std::size_t>(rank)]),
+        socket_(Socket::begin_connect(address_)) {
+    hello_.key = meeting.key;
+    hello_.rank = world.rank;
+    hello_.lane = lane;
+    hello_.to = rank;
+    fill_random(hello_.nonce);
+    check<CommError>(bool(socket_), who(), "cannot connect to ", whom(), ": ", std::strerror(errno));
+  }
+
+  int rank() const { return hello_.to; }
+  int lane() const { return hello_.lane; }
+  const Socket& socket() const { return socket_; }
+  Socket take() { return std::move(socket_); }
+
+  /// Goes on as far as it can without waiting; true once both sides have proved that they know the token. Throws
+  /// CommError, which names the rank.
+  bool advance() {
+    if (heard_ < sizeof challenge_) {
+      errno = 0;  // stays so where the connection has ended in good order
+      if (!move(heard_, sizeof challenge_, socket_.try_receive(bytes_of(challenge_).subspan(heard_)))) return false;
+      follow(challenge_, socket_, meeting_.encrypted, world_.token, cat("rank ", world_.rank), address_);
+      hello_.proof = mesh_proof(world_.token, challenge_.nonce, hello_);
+    }
+    while (said_ < sizeof hello_)
+      if (!move(said_, sizeof hello_, socket_.try_send(bytes_of(hello_).subspan(said_)))) return false;
+    while (answered_ < sizeof answer_)
+      if (!move(answered_, sizeof answer_, socket_.try_receive(bytes_of(answer_).subspan(answered_)))) return false;
+    check<CommError>(same(answer_, mesh_answer(world_.token, hello_)), who(), "who answers at ", address_, " for rank ",
+                     rank(), " does not know the job's token");
+    return true;
+  }
+
+  [[noreturn]] void give_up() const {
+    fail<TimeoutError>(who(), whom(), " did not answer within ", world_.timeout.count(), " ms");
+  }
+
+ private:
+  std::string who() const { return cat("rank ", world_.rank, ": "); }
+  std::string whom() const { return cat("rank ", rank(), " at ", address_); }
+
+  /// Counts what has moved; true once that is all.
+  bool move(std::size_t& moved, std::size_t all, std::ptrdiff_t n) const {
+    if (n < 0) {
+      const int error = heard_ == 0 ? errno : 0;
+      check<CommError>(error == 0, who(), "cannot connect to ", whom(), ": ", std::strerror(error));
+      fail<CommError>(who(), whom(), " has closed the connection", socket_.trouble());
+    }
+    moved += static_cast<std::size_t>(n);
+    return moved == all;
+  }
+
+  const World& world_;
+  const Meeting& meeting_;
+  Address address_;
+  Socket socket_;
+  Challenge challenge_;
+  MeshHello hello_;
+  Mac answer_{};
+  std::size_t heard_ = 0, said_ = 0, answered_ = 0;
+};
+
 }  // namespace detail
 
 /// Fills in the sockets of `peers[rank]` for all other ranks. Every rank connects to those before it and accepts those
-/// after it. Throws CommError, which names a rank that cannot be reached.
+/// after it, all at once: nobody waits for one while another one could go on. Throws CommError, which names a rank that
+/// cannot be reached.
 [[gnu::cold]] inline void connect_all(const World& world, const Meeting& meeting, TcpTransport::Peers& peers) {
   const auto deadline = Clock::now() + world.timeout;
   const auto socket_of = [&](int rank, int lane) -> Socket& {
     auto& peer = peers[static_cast<std::size_t>(rank)];
     return lane == 0 ? peer.data : peer.news;
   };
+  std::list<detail::MeshCall> calls;
+  for (int rank = 0; rank < world.rank; ++rank)
+    for (int lane = 0; lane < 2; ++lane) calls.emplace_back(world, meeting, rank, lane);
 
-  for (int rank = 0; rank < world.rank; ++rank) {
-    const auto& address = meeting.addresses[static_cast<std::size_t>(rank)];
-    for (int lane = 0; lane < 2; ++lane) {
-      auto& socket = socket_of(rank, lane) = Socket::connect(address, deadline);
-      check<CommError>(bool(socket), "rank ", world.rank, ": cannot connect to rank ", rank, " at ", address, ": ",
-                       std::strerror(errno));
-      Challenge challenge;
-      Mac answer{};
-      detail::MeshHello hello{.key = meeting.key, .rank = world.rank, .lane = lane, .to = rank};
-      fill_random(hello.nonce);
-      bool heard = socket.receive_all(bytes_of(challenge), deadline);
-      hello.proof = detail::mesh_proof(world.token, challenge.nonce, hello);
-      heard = heard && socket.send_all(bytes_of(hello), deadline) && socket.receive_all(bytes_of(answer), deadline);
-      check<TimeoutError>(heard || Clock::now() < deadline, "rank ", world.rank, ": rank ", rank, " at ", address,
-                          " did not answer within ", world.timeout.count(), " ms");
-      check<CommError>(heard, "rank ", world.rank, ": rank ", rank, " at ", address, " has closed the connection");
-      check<CommError>(same(answer, detail::mesh_answer(world.token, hello)), "rank ", world.rank, ": who answers at ",
-                       address, " for rank ", rank, " does not know the job's token");
-    }
-  }
-
-  Guests guests(meeting.listener, sizeof(detail::MeshHello), detail::magic);
-  for (int missing = (world.size - 1 - world.rank) * 2; missing > 0;) {
-    auto guest = guests.next(std::min(deadline, Clock::now() + std::chrono::milliseconds(50)));
+  Guests guests(meeting.listener, sizeof(detail::MeshHello), detail::magic,
+                meeting.encrypted ? std::optional(world.token) : std::nullopt);
+  std::vector<pollfd> events;
+  std::exception_ptr failed;  // the others shall know this rank before they see it go
+  Deadline fails_at{};
+  for (int missing = (world.size - 1 - world.rank) * 2; missing > 0 || !calls.empty();) {
+    std::erase_if(calls, [&](detail::MeshCall& call) {
+      try {
+        if (!call.advance()) return false;
+        socket_of(call.rank(), call.lane()) = call.take();
+      } catch (const CommError&) {
+        if (!failed) failed = std::current_exception(), fails_at = Clock::now() + std::chrono::milliseconds(500);
+      }
+      return true;
+    });
+    if (failed && (calls.empty() || Clock::now() >= fails_at)) std::rethrow_exception(failed);
+    events.clear();
+    for (const auto& call : calls) events.push_back({call.socket().fd(), call.socket().needs(POLLIN), 0});
+    auto guest = missing == 0 && calls.empty()
+                     ? Guest()
+                     : guests.next(std::min(deadline, Clock::now() + std::chrono::milliseconds(50)), events);
     for (int rank = 0; rank < world.size; ++rank)  // one that has formed its group and left says so before it ends
       check<CommError>(!socket_of(rank, 1) || !socket_of(rank, 1).ended(), "rank ", world.rank, ": rank ", rank,
                        " went away before all had connected");
-    if (!guest.socket && Clock::now() >= deadline) break;
+    if (!guest.socket && Clock::now() >= deadline) {
+      if (!calls.empty()) calls.front().give_up();
+      break;
+    }
     if (!guest.socket) continue;
     detail::MeshHello hello;
     std::memcpy(&hello, guest.hello.data(), sizeof hello);
@@ -37321,10 +38366,11 @@ class FlightRecorder {
     const bool to_stderr = std::string_view(where) == "stderr";
     const auto path =
         cat(where, group_.empty() ? "" : ".", group_, engine_.empty() ? "" : ".", engine_, ".rank", rank_);
-    std::FILE* const file = to_stderr ? stderr : std::fopen(path.c_str(), "w");
-    if (file == nullptr) return;
-    std::fwrite(text.data(), 1, text.size(), file);
-    to_stderr ? std::fflush(file) : std::fclose(file);
+    const chorus::detail::HeldSignal held(SIGXFSZ);
+    std::FILE* const file = to_stderr ? stderr : chorus::detail::open_to_write(path.c_str());
+    bool written = file != nullptr && std::fwrite(text.data(), 1, text.size(), file) == text.size();
+    if (file != nullptr) written = (to_stderr ? std::fflush(file) : std::fclose(file)) == 0 && written;
+    if (!written) chorus::detail::say(cat("the flight record cannot be written to ", path, ": ", std::strerror(errno)));
   }
 
  private:
@@ -38148,7 +39194,8 @@ CHORUS_INLINE Backend backend_of(std::string_view text) {
   for (auto backend : {Backend::automatic, Backend::shm, Backend::tcp, Backend::thread, Backend::hierarchical,
                        Backend::mpi, Backend::gloo, Backend::nccl})
     if (name(backend) == text) return backend;
-  fail<UsageError>("backend '", text, "' is unknown, expected auto, shm, tcp, thread, hierarchical, mpi, gloo or nccl");
+  fail<UsageError>("backend '", printable(text),
+                   "' is unknown, expected auto, shm, tcp, thread, hierarchical, mpi, gloo or nccl");
 }
 
 CHORUS_INLINE bool register_backend(Backend backend, EngineMaker maker) {
@@ -38175,11 +39222,11 @@ Number to_number(const char* what, std::string_view text) {
   const char* end = text.data() + text.size();
   const auto [stop, error] = std::from_chars(text.data(), end, number);
   if (error == std::errc::result_out_of_range && stop == end)
-    usage_error("%s is out of range, got '%.*s'", what, static_cast<int>(text.size()), text.data());
+    usage_error("%s is out of range, got '%s'", what, printable(text).c_str());
   if (error != std::errc{} || stop != end) {
     const char* kind = std::is_floating_point_v<Number> ? "number" : "whole number";
     const char* range = std::is_unsigned_v<Number> ? " of at least 0" : "";
-    usage_error("%s must be a %s%s, got '%.*s'", what, kind, range, static_cast<int>(text.size()), text.data());
+    usage_error("%s must be a %s%s, got '%s'", what, kind, range, printable(text).c_str());
   }
   return number;
 }
@@ -38320,7 +39367,8 @@ inline std::optional<int> env_number(const char* name, int low, int high) {
   const char* end = text + std::strlen(text);
   const auto [stop, error] = std::from_chars(text, end, number);
   if (error != std::errc{} || stop != end || number < low || number > high) {
-    usage_error("environment variable %s must be a whole number from %d to %d, got '%s'", name, low, high, text);
+    usage_error("environment variable %s must be a whole number from %d to %d, got '%s'", name, low, high,
+                printable(text).c_str());
   }
   return number;
 }
@@ -38491,7 +39539,7 @@ CHORUS_INLINE bool Arguments::has(const char* name) {
     const char* rest = after_name(i, name);
     if (rest == nullptr) continue;
     used_[static_cast<std::size_t>(i)] = 1;
-    if (*rest == '=') detail::usage_error("option --%s takes no value, got '%s'", name, rest + 1);
+    if (*rest == '=') detail::usage_error("option --%s takes no value, got '%s'", name, printable(rest + 1).c_str());
     found = true;
   }
   if (!found) note_missing(name);
@@ -38534,9 +39582,9 @@ CHORUS_INLINE void Arguments::refuse_misspelt() const {
     for (const std::string& meant : missing_)
       if (meant.size() >= 4 && detail::misspellings(name, meant) <= (meant.size() >= 7 ? 2 : 1))
         detail::usage_error(
-            "unknown option --%.*s: is --%s meant? (An option of the program's own has to be asked for "
+            "unknown option --%s: is --%s meant? (An option of the program's own has to be asked for "
             "before the net is built.)",
-            static_cast<int>(name.size()), name.data(), meant.c_str());
+            printable(name).c_str(), meant.c_str());
   }
 }
 
@@ -38557,6 +39605,13 @@ inline std::chrono::milliseconds timeout_of(const char* what, std::string_view t
   }
   return std::chrono::milliseconds(static_cast<std::int64_t>(value * 1000));
 }
+inline comm::Backend backend_in(const char* what, std::string_view text) {
+  try {
+    return comm::backend_of(text);
+  } catch (const UsageError&) {
+    rethrow_with(std::current_exception(), cat(what, ": "));
+  }
+}
 }  // namespace detail
 
 CHORUS_INLINE LaunchOptions LaunchOptions::from(Arguments& arguments) {
@@ -38564,7 +39619,7 @@ CHORUS_INLINE LaunchOptions LaunchOptions::from(Arguments& arguments) {
   if (const auto text = arguments.find("devices")) options.devices = detail::to_number<int>("--devices", *text);
   if (const auto text = arguments.find("seed")) options.seed = detail::to_number<std::uint64_t>("--seed", *text);
   if (const auto text = arguments.find("timeout")) options.timeout = detail::timeout_of("--timeout", *text);
-  if (const auto text = arguments.find("backend")) options.backend = comm::backend_of(*text);
+  if (const auto text = arguments.find("backend")) options.backend = detail::backend_in("--backend", *text);
   return options;
 }
 
@@ -38579,7 +39634,7 @@ CHORUS_INLINE void LaunchOptions::complete() {
   comm::check_timeout("launch", *timeout);
   if (!backend) {
     const char* text = detail::env("CHORUS_BACKEND");
-    backend = text ? comm::backend_of(text) : comm::Backend::automatic;
+    backend = text ? detail::backend_in("environment variable CHORUS_BACKEND", text) : comm::Backend::automatic;
   }
 }
 
@@ -38691,8 +39746,8 @@ int launch(LaunchedPolicy policy, int argc, char** argv, const LaunchOptions* op
 /// called: another policy, or another number of devices.
 ///
 /// `body` takes a Run& and returns nothing or a status. What it throws is printed, and the other ranks are told:
-/// UsageError gives status 2, CommError 76, others 1; a rank killed by a signal gives 128 + its number, as does a
-/// signal to the program itself.
+/// UsageError gives status 2, CommError 76, others 1, and so does a standard output that has not taken all that was
+/// printed; a rank killed by a signal gives 128 + its number, as does a signal to the program itself.
 template <class Net, class Body>
 int launch(int argc, char** argv, const LaunchOptions& options, Body&& body) {
   return detail::launch(detail::LaunchedPolicy::of<Net>(), argc, argv, &options, detail::LaunchBody::of<Net>(body));
@@ -38713,6 +39768,26 @@ int launch(int argc, char** argv, Body&& body) {
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_LAUNCH_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_LAUNCH_IMPL_HPP
 /// What stands behind `launch`.
+
+// <chorus/core/check_output.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_CHECK_OUTPUT_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_CHECK_OUTPUT_HPP
+/// `check_output`: whether what a program has printed is where it belongs.
+
+namespace chorus::inline CHORUS_ABI::detail {
+
+/// Writes what is left of this process's standard output. Throws FileError where that fails, or failed before: on a
+/// full disk, say. Left to the end of the process, that would be noticed by nobody.
+[[gnu::cold]] inline void check_output() {
+  const HeldSignal held(SIGXFSZ);
+  errno = 0;
+  const bool written = std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
+  check<FileError>(written, "standard output: not all of it could be written", errno == 0 ? "" : ": ",
+                   errno == 0 ? "" : std::strerror(errno));
+}
+
+}  // namespace chorus::inline CHORUS_ABI::detail
+#endif  // CHORUS_SINGLE_CHORUS_CORE_CHECK_OUTPUT_HPP
 
 // <chorus/parallel/job.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_JOB_HPP
@@ -38737,7 +39812,7 @@ int launch(int argc, char** argv, Body&& body) {
 
 namespace chorus::inline CHORUS_ABI::detail {
 
-/// False where it failed: a reader that has gone, or a full disk, does not end the ranks.
+/// False, with errno, where it failed: a reader that has gone, or a full disk, does not end the ranks.
 inline bool write_all(int fd, std::string_view text) {
   while (!text.empty()) {
     const auto n = ::write(fd, text.data(), text.size());
@@ -38780,7 +39855,7 @@ class Console {
     state_->changed.notify_all();
   }
   /// A line of the launcher's own on standard error.
-  void say(std::string_view message) { write(STDERR_FILENO, "chorus: " + std::string(message) + "\n"); }
+  void say(std::string_view message) { write(STDERR_FILENO, "chorus: " + printable_lines(message) + "\n"); }
 
   bool has_room() const {
     const std::lock_guard lock(state_->mutex);
@@ -38806,6 +39881,15 @@ class Console {
     if (written) thread_.join();
     if (!written) thread_.detach();  // nothing ends a write to a terminal that stands still
   }
+  /// The launcher's exit status, once all is written: that of the job, but 1 where a job that went well has lost a part
+  /// of its output, and not to a reader that wanted no more.
+  int status_after(int status) {
+    finish(std::nullopt);
+    const std::lock_guard lock(state_->mutex);
+    if (status != 0 || state_->error == 0) return status;
+    detail::say(format("standard output: not all of it could be written: %s", std::strerror(state_->error)));
+    return 1;
+  }
 
  private:
   static constexpr std::size_t enough_bytes = 1 << 20, most_bytes = 64 << 20;
@@ -38821,6 +39905,7 @@ class Console {
     std::deque<Text> queue;
     std::size_t bytes = 0, dropped = 0;  ///< in the queue, the text that is being written included; not taken
     bool ending = false, done = false;
+    int error = 0;  ///< why standard output is not complete
 
     void write_on() {
       std::unique_lock lock(mutex);
@@ -38833,9 +39918,10 @@ class Console {
         if (queue.empty() && dropped > 0)
           notice = format("chorus: %zu bytes of output were dropped: nobody read them\n", std::exchange(dropped, 0));
         lock.unlock();
-        write_all(next.fd, next.text);
+        const int failure = write_all(next.fd, next.text) ? 0 : errno;
         write_all(STDERR_FILENO, notice);
         lock.lock();
+        if (next.fd == STDOUT_FILENO && failure != EPIPE && error == 0) error = failure;
         bytes -= next.text.size();
         changed.notify_all();
       }
@@ -39313,7 +40399,9 @@ struct RankReport {
     if (stamped) rest = end + 1;
     const auto status = std::strtol(rest, &end, 10);
     stamped = stamped && end != rest && *end == ' ';
-    if (stamped) report.when = when, report.status = static_cast<int>(status), begin = end + 1;
+    // Of others, as exit statuses, the lowest byte would be left, which may be 0.
+    const int known = status >= 0 && status <= 255 ? static_cast<int>(status) : 1;
+    if (stamped) report.when = when, report.status = known, begin = end + 1;
     report.message.assign(begin, text.c_str() + text.size());
     return report;
   }
@@ -39389,7 +40477,7 @@ namespace detail {
 /// The address of a name of this machine. Throws UsageError where it is `for_others`, who would look for it elsewhere.
 inline comm::Address place_to_listen(const std::string& name, int port, bool for_others) {
   const auto address = comm::Address::resolve(name, port);
-  check<UsageError>(!for_others || !address.misleads(name), "launch: '", name, "' is ", address.host(),
+  check<UsageError>(!for_others || !address.misleads(name), "launch: '", printable(name), "' is ", address.host(),
                     " on this machine, which no other machine can reach (/etc/hosts says so?): give this machine's ",
                     "address in its place");
   return address;
@@ -39472,7 +40560,7 @@ class Supervisor {
   static std::string random_token() {
     comm::Mac bytes;
     comm::fill_random(bytes);
-    std::string token;
+    std::string token(comm::launched);
     for (const std::byte byte : bytes) token += format("%02x", static_cast<unsigned>(byte));
     return token;
   }
@@ -39690,7 +40778,8 @@ inline int run_job(RankGroup group) {
     group.attempt = group.restart;
     const auto outcome = detail::Supervisor(group, console).run();
     if (outcome.signal != 0) console.finish(group.grace);
-    if (!detail::worth_a_restart(outcome) || group.restart >= group.max_restarts) return outcome.status;
+    if (!detail::worth_a_restart(outcome) || group.restart >= group.max_restarts)
+      return console.status_after(outcome.status);
     console.say(detail::format("restart %d of %d", group.restart + 1, group.max_restarts));
     std::this_thread::sleep_until(next);
   }
@@ -39747,7 +40836,7 @@ inline void print_launch_help(const char* program) {
       "                     CHORUS_BACKEND, else auto: shared memory on one machine, TCP on several)\n"
       "Where a machine's cores can be shared out evenly, each of its ranks keeps to its share, unless CHORUS_BIND=0.\n"
       "Other options are the program's own.\n",
-      program, LaunchOptions::most_devices);
+      printable(program, PATH_MAX).c_str(), LaunchOptions::most_devices);
 }
 
 /// What a process that a call of `launch` has started is told in CHORUS_LAUNCH: `CALL DEVICES STATUSES POLICY`.
@@ -39784,7 +40873,7 @@ struct LaunchOrder {
       order.statuses.push_back(to_number<int>(what, cut(list, ',')));
     order.policy = rest;
     if (order.call < 0 || order.statuses.size() != static_cast<std::size_t>(order.call))
-      usage_error("%s makes no sense, got '%s'", what, text.c_str());
+      usage_error("%s makes no sense, got '%s'", what, printable(text).c_str());
     return order;
   }
 };
@@ -39861,7 +40950,7 @@ inline void check_order(const LaunchOrder& order, LaunchedPolicy policy, const L
       "; main has to take the same way in all processes, whatever files, environment or time it goes by";
   if (order.policy != policy.name)
     usage_error("launch: this process was started as a rank of policy '%s', but its main launches '%s'%s",
-                order.policy.c_str(), policy.name, advice);
+                printable(order.policy).c_str(), policy.name, advice);
   if (options.devices && *options.devices != order.devices)
     usage_error("launch: this process was started as one of %d devices, but its main launches %d%s", order.devices,
                 *options.devices, advice);
@@ -39932,6 +41021,7 @@ inline int call(Run& run, LaunchBody body) {
   const auto& tether = Tether::of_process();
   try {
     const int status = body.call(body.body, run);
+    if (status == 0) check_output();
     if (ordered && status != 0) tether.report("", "", status);
     return status;
   } catch (...) {
@@ -39964,7 +41054,9 @@ inline int launch_here(int number, LaunchedPolicy policy, char** argv, Arguments
       group.program = own_program();
       group.argv = argv;
       group.launch = next.text();
-      return run_job(std::move(group));
+      const int status = run_job(std::move(group));
+      if (status == 0) check_output();
+      return status;
     }
     world = std::move(*joined);
     keep_to_own_cores(world);
@@ -39976,12 +41068,13 @@ inline int launch_here(int number, LaunchedPolicy policy, char** argv, Arguments
   const int status = call(run, body);
   if (names_unused && status == 0 && run.is_main()) {
     const std::string unused = run.unused_options();
-    if (!unused.empty()) say("warning: the program has no use for" + unused);
+    if (!unused.empty()) say("warning: the program has no use for" + printable(unused, 1000));
   }
   return status;
 }
 
 CHORUS_INLINE int launch(LaunchedPolicy policy, int argc, char** argv, const LaunchOptions* options, LaunchBody body) {
+  open_standard_streams();
   const LaunchScope scope;
   auto& calls = LaunchCalls::of_process();
   int number = -1;
@@ -39996,6 +41089,7 @@ CHORUS_INLINE int launch(LaunchedPolicy policy, int argc, char** argv, const Lau
       return calls.end(number, launch_here(number, policy, argv, std::move(arguments), *options, false, body));
     if (arguments.has("help")) {
       print_launch_help(argc > 0 ? argv[0] : "program");
+      check_output();
       return 0;
     }
     const auto from_line = LaunchOptions::from(arguments);
@@ -40141,39 +41235,6 @@ inline void append_json_string(std::string& out, std::string_view text) {
   out += '"';
 }
 
-/// Text from outside, in a message: quoted, escaped, and cut where it is long.
-struct Quoted {
-  std::string_view text;
-};
-inline void append(std::string& out, Quoted part) {
-  constexpr std::size_t longest = 120;
-  append_json_string(out, part.text.substr(0, longest));
-  if (part.text.size() > longest) out += "...";
-}
-
-/// True where `text` is well-formed UTF-8 (RFC 3629: no overlong forms, no surrogates, nothing above U+10FFFF).
-constexpr bool valid_utf8(std::string_view text) {
-  const auto byte = [&](std::size_t at) { return at < text.size() ? static_cast<unsigned char>(text[at]) : 0u; };
-  for (std::size_t i = 0; i < text.size();) {
-    const unsigned lead = byte(i);
-    const std::size_t length = lead < 0x80   ? 1
-                               : lead < 0xC2 ? 0
-                               : lead < 0xE0 ? 2
-                               : lead < 0xF0 ? 3
-                               : lead < 0xF5 ? 4
-                                             : 0;
-    if (length == 0) return false;
-    for (std::size_t k = 1; k < length; ++k) {
-      if ((byte(i + k) & 0xC0) != 0x80) return false;
-    }
-    const unsigned second = byte(i + 1);
-    if ((lead == 0xE0 && second < 0xA0) || (lead == 0xED && second > 0x9F)) return false;
-    if ((lead == 0xF0 && second < 0x90) || (lead == 0xF4 && second > 0x8F)) return false;
-    i += length;
-  }
-  return true;
-}
-
 }  // namespace chorus::inline CHORUS_ABI
 #endif  // CHORUS_SINGLE_CHORUS_CORE_JSON_STRING_HPP
 
@@ -40257,7 +41318,7 @@ class MetricsLog {
   /// Replaces the file at `path`; an empty path makes a log that writes nothing. Throws FileError.
   explicit MetricsLog(std::string path) : path_(std::move(path)) {
     if (path_.empty()) return;
-    file_.reset(std::fopen(path_.c_str(), "we"));
+    file_.reset(detail::open_to_write(path_.c_str()));
     check<FileError>(file_ != nullptr, "metrics: cannot write '", path_, "': ", std::strerror(errno));
   }
 
@@ -40293,15 +41354,20 @@ class MetricsLog {
 
  private:
   struct Close {
-    void operator()(std::FILE* file) const { std::fclose(file); }
+    void operator()(std::FILE* file) const {
+      const detail::HeldSignal held(SIGXFSZ);
+      std::fclose(file);
+    }
   };
 
   void write(const detail::JsonObject& event) {
     if (file_ == nullptr) return;
     const std::string line = event.str() + '\n';
+    const detail::HeldSignal held(SIGXFSZ);
     if (std::fwrite(line.data(), 1, line.size(), file_.get()) != line.size()) write_failed();
   }
   void flush() {
+    const detail::HeldSignal held(SIGXFSZ);
     if (file_ != nullptr && std::fflush(file_.get()) != 0) write_failed();
   }
   [[noreturn]] void write_failed() const {
@@ -40486,12 +41552,14 @@ CHORUS_INLINE std::string Progress::eta(double epoch_seconds, double elapsed) co
 }
 
 CHORUS_INLINE void Progress::write(const std::string& line, bool final) {
+  const detail::HeldSignal held(SIGXFSZ);  // it may be a file
   std::fprintf(options_.out, "%s%s%s", terminal_ ? "\r\x1b[K" : "", line.c_str(), final ? "\n" : "");
   std::fflush(options_.out);
   line_open_ = !final;
 }
 
 CHORUS_INLINE void Progress::clear() {
+  const detail::HeldSignal held(SIGXFSZ);
   if (line_open_) std::fputc('\n', options_.out);
 }
 
