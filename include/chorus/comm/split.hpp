@@ -80,8 +80,9 @@ std::vector<Message> gather_from_all(AnyCommunicator& all, const Message& mine) 
       mine.say(error.what());
     }
   }
-  const auto all = detail::gather_from_all(parent, mine);
-  const auto& first = all[static_cast<std::size_t>(ranks.front())];
+  auto all = detail::gather_from_all(parent, mine);
+  auto& first = all[static_cast<std::size_t>(ranks.front())];
+  first.text.back() = 0;  // whatever came
   check<CommError>(group.size == 1 || first.port != 0, "split: rank ", ranks.front(), ", where ranks ",
                    std::span(group.members), " were to meet: ", first.text.data());
   group.master_addr = first.text.data();

@@ -229,6 +229,7 @@ CHORUS_INLINE Store Store::of(const World& world, AnyCommunicator& communicator)
   }
   const auto bytes = std::span(reinterpret_cast<std::uint8_t*>(&news), sizeof news);
   communicator.broadcast(bytes, 0);
+  news.why.back() = 0;  // whatever came
   chorus::check<CommError>(news.port > 0, "rank ", communicator.rank(), ": rank 0 has no store: ", news.why.data());
   if (!store) {
     store = Store::connect(world.master_addr, news.port, world.token, world.timeout, news.key);

@@ -150,7 +150,7 @@ inline void StoreServer::answer(User& user) {
       if (!user.socket.wait(POLLIN, Clock::now() + std::chrono::minutes(1))) continue;
       auto request = detail::receive(user.socket, Clock::now() + patience);
       if (!request) break;
-      const auto reply = table_.answer(std::move(*request), [&] { return user.socket.ended(); });
+      const auto reply = table_.answer(std::move(*request), [&] { return user.socket.hung_up(); });
       if (ending_.load() || !detail::send(user.socket, reply, Clock::now() + patience)) break;
     }
   } catch (const std::exception&) {

@@ -91,9 +91,11 @@ class StoreTable {
           changed_.wait_until(lock, std::min(deadline, Clock::now() + std::chrono::milliseconds(100)), over);
         if (auto left = missing(texts); !left.empty()) return {StoreCode::timed_out, 0, std::move(left)};
         if (request.code == StoreCode::wait) break;
-        for (const auto& key : texts) reply.texts.push_back(values_[key]);
-        check<UsageError>(body_bytes(reply) <= most_message_bytes, "these values have more than ", most_message_bytes,
+        std::size_t bytes = 0;  // a key may be asked for many times
+        for (const auto& key : texts) bytes += sizeof(std::uint32_t) + values_[key].size();
+        check<UsageError>(bytes <= most_message_bytes, "these values have more than ", most_message_bytes,
                           " bytes together");
+        for (const auto& key : texts) reply.texts.push_back(values_[key]);
         break;
       }
       default:

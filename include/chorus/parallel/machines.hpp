@@ -3,6 +3,7 @@
 /// Some may be lost, come late, and come back.
 
 #include <algorithm>
+#include <charconv>
 #include <chorus/comm/store.hpp>
 #include <chorus/comm/store_server.hpp>
 #include <chorus/core/blocked_signals.hpp>
@@ -16,6 +17,7 @@
 #include <optional>
 #include <stop_token>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -80,7 +82,7 @@ class Machines {
       publish(group);
       decided = await_decision();
     } else {
-      round_ = std::max(round_ + 1, std::stoi(store_.get("round")));
+      round_ = std::max(round_ + 1, number_in(store_.get("round")));
       for (bool late = false;; late = true, ++round_) {
         const auto ranks = wait_until_open(late);
         if (ranks.starts_with(ended)) {
@@ -121,7 +123,7 @@ class Machines {
               if (reason == "failed") again("ranks of another machine have failed");
               return;
             } catch (const TimeoutError&) {
-            } catch (const CommError&) {  // machine 0 has gone; our ranks lose its ranks
+            } catch (const Error&) {  // machine 0 has gone; our ranks lose its ranks
               return;
             }
           }
@@ -158,7 +160,7 @@ class Machines {
     }
   }
   /// Counts a failure of ranks; `before` restarts. Where ranks of several machines fail at once, that is one.
-  int count_restart(int before) { return std::stoi(store_.compare_set("restarts", cat(before), cat(before + 1))); }
+  int count_restart(int before) { return number_in(store_.compare_set("restarts", cat(before), cat(before + 1))); }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -174,6 +176,16 @@ class Machines {
   }
   std::string where() const { return cat("machines meet at ", with_brackets(options_.host), ":", options_.port, ": "); }
   std::string key(const char* name) const { return cat(round_, "/", name); }
+
+  /// What another launcher has put into the store, or whoever else can.
+  int number_in(const std::string& text) const {
+    constexpr int most = 1 << 30;
+    int number = -1;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+    check<CommError>(error == std::errc{} && end == text.data() + text.size() && number >= 0 && number <= most, where(),
+                     "expected a number from 0 to ", most, " there, got '", text, "'");
+    return number;
+  }
 
   /// Why the round is over: this, or what was said first; nothing where machine 0 has gone.
   std::string end_round(const char* why) {
@@ -224,7 +236,7 @@ class Machines {
   Decision await_decision() const {
     const auto said =
         with_timeout(patience()).multi_get({key("nodes"), key("most"), key("restarts"), key("port"), key("address")});
-    return {std::stoi(said[0]), std::stoi(said[1]), std::stoi(said[2]), std::stoi(said[3]), said[4]};
+    return {number_in(said[0]), number_in(said[1]), number_in(said[2]), number_in(said[3]), said[4]};
   }
   /// As long as machine 0 may wait.
   std::chrono::milliseconds patience() const {
@@ -267,7 +279,7 @@ class Machines {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
       refuse_if_ended();
     }
-    int restarts = std::stoi(store_.get("restarts"));
+    int restarts = number_in(store_.get("restarts"));
     // Each new round has a reason that can't come back for ever: a machine is lost or joins, or it is one restart more.
     const bool joins = late > 0 && before < options_.most, lost = joined < expected + left;
     if (before > 0 && !joins && !lost && restarts == group.restart) restarts = count_restart(restarts);
