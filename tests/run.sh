@@ -41,7 +41,8 @@ say "fuzz targets"
 tests/install.sh clang
 # Where clang's own package does not bring libFuzzer, as in Debian 12 and Ubuntu 24.04, this one does.
 echo 'extern "C" int LLVMFuzzerTestOneInput(const char*, long) { return 0; }' |
-  clang++ -x c++ -fsanitize=fuzzer,address -o /dev/null - 2>/dev/null || tests/install.sh libclang-rt-dev
+  clang++ -x c++ -fsanitize=fuzzer,address -o /dev/null - 2>/dev/null ||
+  tests/install.sh "libclang-rt-$(clang++ -dumpversion | cut -d. -f1)-dev"
 tests/fuzz/run.py
 
 say "everything passed"
