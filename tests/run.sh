@@ -1,7 +1,8 @@
 #!/bin/sh
 # Installs what is missing, builds everything with warnings as errors, and runs every test that this machine can run.
-#   tests/run.sh full    then also the unit tests under the address and undefined behaviour sanitizers, and those with
-#                        threads under the thread sanitizer; on 2 cores that takes another half an hour
+#   tests/run.sh full    then also the unit tests under the address and undefined behaviour sanitizers, those with
+#                        threads under the thread sanitizer, and the fuzz targets for ten seconds each; on 2 cores that
+#                        takes another three quarters of an hour
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -35,5 +36,13 @@ sanitized() {
 }
 sanitized asan $(cd tests/unit && ls -d */ | tr -d /) cuda_emulated
 sanitized tsan comm data parallel tensor cuda_emulated
+
+say "fuzz targets"
+tests/install.sh clang
+# Where clang's own package does not bring libFuzzer, as in Debian 12 and Ubuntu 24.04, this one does.
+echo 'extern "C" int LLVMFuzzerTestOneInput(const char*, long) { return 0; }' |
+  clang++ -x c++ -fsanitize=fuzzer,address -o /dev/null - 2>/dev/null ||
+  tests/install.sh "libclang-rt-$(clang++ -dumpversion | cut -d. -f1)-dev"
+tests/fuzz/run.py
 
 say "everything passed"

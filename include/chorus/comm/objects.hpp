@@ -2,7 +2,7 @@
 /// Collectives of texts, which may have another length on each rank: a configuration, a file's name, a report.
 
 #include <algorithm>
-#include <chorus/core/config.hpp>
+#include <chorus/core/error.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -12,8 +12,21 @@
 
 namespace chorus::inline CHORUS_ABI::comm {
 
+/// The longest text that there can be.
+inline constexpr std::int64_t most_object_bytes = std::int64_t{1} << 30;
+
+namespace detail {
+/// What a rank says of its text: no memory is taken for what none has.
+inline std::size_t object_bytes(std::string_view call, std::size_t rank, std::int64_t length) {
+  check<CommError>(length >= 0 && length <= most_object_bytes, call, ": rank ", rank, " has a text of ", length,
+                   " bytes, expected 0 to ", most_object_bytes);
+  return static_cast<std::size_t>(length);
+}
+}  // namespace detail
+
 /// The texts of all ranks, in the order of ranks; any bytes (PyTorch's all_gather_object, which pickles). What has a
-/// structure is sent as JSON, say. Each rank holds size() times the longest text for a moment.
+/// structure is sent as JSON, say. Each rank holds size() times the longest text for a moment. Throws CommError where
+/// one has more than `most_object_bytes`.
 template <class Communicator>
 [[gnu::cold]] std::vector<std::string> all_gather_object(Communicator& communicator, std::string_view own) {
   if (communicator.size() == 1) return {std::string(own)};
@@ -21,7 +34,9 @@ template <class Communicator>
   const auto own_length = static_cast<std::int64_t>(own.size());
   std::vector<std::int64_t> lengths(ranks);
   communicator.all_gather(std::span<const std::int64_t>(&own_length, 1), std::span<std::int64_t>(lengths), {});
-  const auto longest = static_cast<std::size_t>(*std::max_element(lengths.begin(), lengths.end()));
+  std::size_t longest = 0;
+  for (std::size_t rank = 0; rank < ranks; ++rank)
+    longest = std::max(longest, detail::object_bytes("all_gather_object", rank, lengths[rank]));
   std::vector<std::uint8_t> padded(own.begin(), own.end()), all(longest * ranks);
   padded.resize(longest);
   communicator.all_gather(std::span<const std::uint8_t>(padded), std::span<std::uint8_t>(all), {});
@@ -32,13 +47,14 @@ template <class Communicator>
   return texts;
 }
 
-/// The text of rank `root`, on all ranks; what others pass is not looked at (PyTorch's broadcast_object_list).
+/// The text of rank `root`, on all ranks; what others pass is not looked at (PyTorch's broadcast_object_list). Throws
+/// as all_gather_object does.
 template <class Communicator>
 [[gnu::cold]] std::string broadcast_object(Communicator& communicator, std::string_view own, int root = 0) {
-  auto length = static_cast<std::uint64_t>(own.size());
+  auto length = static_cast<std::int64_t>(own.size());
   communicator.broadcast(std::span(&length, 1), root, {});
   std::vector<std::uint8_t> text(own.begin(), own.end());
-  text.resize(length);
+  text.resize(detail::object_bytes("broadcast_object", static_cast<std::size_t>(root), length));
   communicator.broadcast(std::span<std::uint8_t>(text), root, {});
   return {text.begin(), text.end()};
 }

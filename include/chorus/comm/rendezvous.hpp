@@ -95,7 +95,7 @@ class Host {
     bool all = true;
     for (int rank = 1; rank < world_.size; ++rank) {
       auto& [socket, hello, back_by] = at(rank);
-      if (socket && socket.ended()) {
+      if (socket && socket.hung_up()) {
         socket = Socket();
         back_by = Clock::now() + time_to_return;
       }
@@ -129,7 +129,7 @@ class Host {
     if (const auto mine = Hello::purpose_of(world_); hello.purpose != mine)
       return cat("rank ", hello.rank, " has come for ", text_of(hello.purpose), ", rank 0 for ", text_of(mine));
     auto& place = at(hello.rank);
-    if (place.socket && !place.socket.ended())
+    if (place.socket && !place.socket.hung_up())
       return cat("rank ", hello.rank, " is there already, as process ", place.hello.pid);
     place.socket = std::move(guest);
     place.hello = hello;
@@ -307,9 +307,13 @@ class Host {
     host.send_all(bytes_of(opened), deadline);
     hear(bytes_of(meeting.kind));
   }
-  check<CommError>(kind != Backend::shm || meeting.kind == kind, where, ": ", no_shared_memory);
+  bool sound = meeting.kind == Backend::shm || meeting.kind == Backend::tcp;
+  check<CommError>(kind != Backend::shm || !sound || meeting.kind == kind, where, ": ", no_shared_memory);
   if (meeting.kind == Backend::tcp) hear(bytes_of(meeting.addresses));
   meeting.addresses[0] = host.remote().with_port(answer.port);
+  for (int rank = 1; rank < world.size && meeting.kind == Backend::tcp; ++rank)
+    sound = sound && meeting.addresses[static_cast<std::size_t>(rank)].sound();
+  check<CommError>(sound, where, ": what rank 0 answers is garbled");
   return meeting;
 }
 

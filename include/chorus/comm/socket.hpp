@@ -56,6 +56,11 @@ struct Address {
     return other;
   }
 
+  /// Whether it is one, whoever has sent it.
+  bool sound() const {
+    return (storage.ss_family == AF_INET && length == sizeof(sockaddr_in)) ||
+           (storage.ss_family == AF_INET6 && length == sizeof(sockaddr_in6));
+  }
   /// Whether only this machine can reach it.
   bool loopback() const {
     if (storage.ss_family == AF_INET6) {
@@ -263,6 +268,11 @@ class Socket {
     char byte;
     const auto n = recv(fd_, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
     return n == 0 || (n < 0 && !would_wait());
+  }
+  /// The same, whether all has been read or not.
+  bool hung_up() const {
+    pollfd entry{fd_, POLLRDHUP, 0};
+    return poll(&entry, 1, 0) > 0;
   }
 
  private:

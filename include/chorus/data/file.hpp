@@ -68,9 +68,11 @@ class InputFile {
     const int opened = detail::above_standard_streams(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     check<FileError>(opened >= 0, path_, ": ", std::strerror(errno));
     struct stat facts {};
-    const bool regular = ::fstat(opened, &facts) == 0 && S_ISREG(facts.st_mode);
+    const bool seen = ::fstat(opened, &facts) == 0, regular = seen && S_ISREG(facts.st_mode);
     file_ = regular ? ::fdopen(opened, "rb") : nullptr;
+    const int error = errno;  // before close sets it
     if (file_ == nullptr) ::close(opened);
+    check<FileError>(seen, path_, ": looking at the file failed: ", std::strerror(error));
     check<FileError>(regular, path_, " is not a regular file");
     check<FileError>(file_ != nullptr, path_, ": no memory to read it");
     size_ = static_cast<std::uint64_t>(facts.st_size);

@@ -18,6 +18,7 @@
 #include <optional>
 #include <stop_token>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -124,7 +125,7 @@ class Machines {
               if (reason == "failed") again("ranks of another machine have failed");
               return;
             } catch (const TimeoutError&) {
-            } catch (const CommError&) {  // machine 0 has gone; our ranks lose its ranks
+            } catch (const Error&) {  // machine 0 has gone; our ranks lose its ranks
               return;
             }
           }

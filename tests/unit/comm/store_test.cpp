@@ -221,6 +221,20 @@ TEST_CASE("rank 0 cannot open its store: every rank is told", "[comm]") {
     CHECK_THAT(text, Contains("CommError rank ") && Contains("rank 0 has no store: cannot listen on 192.0.2.1:0"));
 }
 
+TEST_CASE("rank 0 says why it has no store, and no end of it", "[comm]") {
+  const comm::World world{.rank = 0, .size = 2, .master_port = 4711, .timeout = 2s};
+  std::jthread rank0([&] {
+    auto all = comm::connect(world, {.backend = comm::Backend::thread});
+    std::array<std::uint8_t, 264> news{};  // the key, no port, and the reason
+    std::fill(news.begin() + 12, news.end(), 'x');
+    all.broadcast(std::span(news), 0);
+  });
+  auto other = world;
+  other.rank = 1;
+  auto all = comm::connect(other, {.backend = comm::Backend::thread});
+  CHECK_THROWS_WITH(comm::Store::of(other, all), "rank 1: rank 0 has no store: " + std::string(251, 'x'));
+}
+
 TEST_CASE("many users at once", "[comm]") {
   Server server;
   std::vector<std::jthread> threads;

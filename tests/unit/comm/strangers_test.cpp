@@ -215,6 +215,22 @@ TEST_CASE("what a rank has sent counts, though it is heard first that the rank h
   CHECK_THROWS_WITH(link.receive(1), "rank 1 has left the group");
 }
 
+TEST_CASE("a rank that goes away before all have come is gone, whatever it has said", "[comm]") {
+  auto port = test::free_port();
+  comm::detail::Hello hello;
+  hello.rank = 1;
+  hello.size = 3;
+  hello.kind = comm::Backend::tcp;
+  {
+    const auto guest = comm::Socket::connect(port.local(), Clock::now() + 1s);
+    say(guest, hello);
+    say(guest, 'x');
+  }
+  const comm::World world{.rank = 0, .size = 3, .listen_fd = port.release(), .timeout = 5s};
+  CHECK_THROWS_WITH(comm::detail::Host(world, comm::Backend::tcp).meet(),
+                    Contains("rank 1 (process 0) went away before all had come"));
+}
+
 TEST_CASE("a rank 0 that answers nonsense is an error of who joins it", "[comm]") {
   const auto answers = [](comm::detail::Answer answer) {
     const auto port = test::free_port();
@@ -251,10 +267,10 @@ TEST_CASE("a rank 0 that answers nonsense is an error of who joins it", "[comm]"
   CHECK_THAT(answers(answer), Contains("what rank 0 answers is garbled"));
   answer.magic ^= 1;
   answer.welcome = 1;
-  answer.kind = static_cast<comm::Backend>(99);
-  CHECK_THAT(answers(answer), Contains("rank 2: "));
-  answer.kind = comm::Backend::tcp;
-  CHECK_THAT(answers(answer), Contains("rank 2: cannot connect to rank "));
+  for (const auto kind : {static_cast<comm::Backend>(99), comm::Backend::thread, comm::Backend::tcp}) {
+    answer.kind = kind;
+    CHECK_THAT(answers(answer), Contains("rank 2: ") && Contains("what rank 0 answers is garbled"));
+  }
   answer.kind = comm::Backend::shm;
   answer.pid = answer.fd = -1 << 30;
   CHECK_THAT(answers(answer), Contains("rank 2: "));

@@ -51,7 +51,7 @@ inline constexpr long file_calls[] = {
 #endif
     SYS_openat,     SYS_close, SYS_write,     SYS_fsync,  SYS_renameat, SYS_renameat2,  SYS_unlinkat,
     SYS_readlinkat, SYS_fstat, SYS_faccessat, SYS_fchmod, SYS_flock,    SYS_getdents64, SYS_getrandom,
-    SYS_pread64};
+    SYS_pread64,    SYS_read,  SYS_writev,    SYS_ftruncate, SYS_lseek};
 
 /// Makes the kernel ask before each of `file_calls`; returns the descriptor to answer on, or -1.
 inline int install_filter() {
