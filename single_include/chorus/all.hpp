@@ -1223,7 +1223,7 @@ inline void StoreServer::answer(User& user) {
     while (!ending_.load()) {
       if (!user.socket.wait(POLLIN, Clock::now() + std::chrono::minutes(1))) continue;
       detail::StoreTable::Room room(table_);
-      const auto gone = [&] { return user.socket.ended(); };
+      const auto gone = [&] { return user.socket.hung_up(); };
       const auto until = Clock::now() + patience;
       auto request =
           detail::receive(user.socket, until, [&](std::size_t bytes) { return room.take(bytes, until, gone); });

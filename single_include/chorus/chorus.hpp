@@ -7409,9 +7409,11 @@ class InputFile {
     const int opened = detail::above_standard_streams(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     check<FileError>(opened >= 0, path_, ": ", std::strerror(errno));
     struct stat facts {};
-    const bool regular = ::fstat(opened, &facts) == 0 && S_ISREG(facts.st_mode);
+    const bool seen = ::fstat(opened, &facts) == 0, regular = seen && S_ISREG(facts.st_mode);
     file_ = regular ? ::fdopen(opened, "rb") : nullptr;
+    const int error = errno;  // before close sets it
     if (file_ == nullptr) ::close(opened);
+    check<FileError>(seen, path_, ": looking at the file failed: ", std::strerror(error));
     check<FileError>(regular, path_, " is not a regular file");
     check<FileError>(file_ != nullptr, path_, ": no memory to read it");
     size_ = static_cast<std::uint64_t>(facts.st_size);
@@ -27185,8 +27187,21 @@ template <class Communicator>
 
 namespace chorus::inline CHORUS_ABI::comm {
 
+/// The longest text that there can be.
+inline constexpr std::int64_t most_object_bytes = std::int64_t{1} << 30;
+
+namespace detail {
+/// What a rank says of its text: no memory is taken for what none has.
+inline std::size_t object_bytes(std::string_view call, std::size_t rank, std::int64_t length) {
+  check<CommError>(length >= 0 && length <= most_object_bytes, call, ": rank ", rank, " has a text of ", length,
+                   " bytes, expected 0 to ", most_object_bytes);
+  return static_cast<std::size_t>(length);
+}
+}  // namespace detail
+
 /// The texts of all ranks, in the order of ranks; any bytes (PyTorch's all_gather_object, which pickles). What has a
-/// structure is sent as JSON, say. Each rank holds size() times the longest text for a moment.
+/// structure is sent as JSON, say. Each rank holds size() times the longest text for a moment. Throws CommError where
+/// one has more than `most_object_bytes`.
 template <class Communicator>
 [[gnu::cold]] std::vector<std::string> all_gather_object(Communicator& communicator, std::string_view own) {
   if (communicator.size() == 1) return {std::string(own)};
@@ -27194,7 +27209,9 @@ template <class Communicator>
   const auto own_length = static_cast<std::int64_t>(own.size());
   std::vector<std::int64_t> lengths(ranks);
   communicator.all_gather(std::span<const std::int64_t>(&own_length, 1), std::span<std::int64_t>(lengths), {});
-  const auto longest = static_cast<std::size_t>(*std::max_element(lengths.begin(), lengths.end()));
+  std::size_t longest = 0;
+  for (std::size_t rank = 0; rank < ranks; ++rank)
+    longest = std::max(longest, detail::object_bytes("all_gather_object", rank, lengths[rank]));
   std::vector<std::uint8_t> padded(own.begin(), own.end()), all(longest * ranks);
   padded.resize(longest);
   communicator.all_gather(std::span<const std::uint8_t>(padded), std::span<std::uint8_t>(all), {});
@@ -27205,13 +27222,14 @@ template <class Communicator>
   return texts;
 }
 
-/// The text of rank `root`, on all ranks; what others pass is not looked at (PyTorch's broadcast_object_list).
+/// The text of rank `root`, on all ranks; what others pass is not looked at (PyTorch's broadcast_object_list). Throws
+/// as all_gather_object does.
 template <class Communicator>
 [[gnu::cold]] std::string broadcast_object(Communicator& communicator, std::string_view own, int root = 0) {
-  auto length = static_cast<std::uint64_t>(own.size());
+  auto length = static_cast<std::int64_t>(own.size());
   communicator.broadcast(std::span(&length, 1), root, {});
   std::vector<std::uint8_t> text(own.begin(), own.end());
-  text.resize(length);
+  text.resize(detail::object_bytes("broadcast_object", static_cast<std::size_t>(root), length));
   communicator.broadcast(std::span<std::uint8_t>(text), root, {});
   return {text.begin(), text.end()};
 }
@@ -28143,6 +28161,11 @@ struct Address {
     return other;
   }
 
+  /// Whether it is one, whoever has sent it.
+  bool sound() const {
+    return (storage.ss_family == AF_INET && length == sizeof(sockaddr_in)) ||
+           (storage.ss_family == AF_INET6 && length == sizeof(sockaddr_in6));
+  }
   /// Whether only this machine can reach it.
   bool loopback() const {
     if (storage.ss_family == AF_INET6) {
@@ -28350,6 +28373,11 @@ class Socket {
     char byte;
     const auto n = recv(fd_, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
     return n == 0 || (n < 0 && !would_wait());
+  }
+  /// The same, whether all has been read or not.
+  bool hung_up() const {
+    pollfd entry{fd_, POLLRDHUP, 0};
+    return poll(&entry, 1, 0) > 0;
   }
 
  private:
@@ -29504,7 +29532,7 @@ class Host {
     bool all = true;
     for (int rank = 1; rank < world_.size; ++rank) {
       auto& [socket, hello, back_by] = at(rank);
-      if (socket && socket.ended()) {
+      if (socket && socket.hung_up()) {
         socket = Socket();
         back_by = Clock::now() + time_to_return;
       }
@@ -29538,7 +29566,7 @@ class Host {
     if (const auto mine = Hello::purpose_of(world_); hello.purpose != mine)
       return cat("rank ", hello.rank, " has come for ", text_of(hello.purpose), ", rank 0 for ", text_of(mine));
     auto& place = at(hello.rank);
-    if (place.socket && !place.socket.ended())
+    if (place.socket && !place.socket.hung_up())
       return cat("rank ", hello.rank, " is there already, as process ", place.hello.pid);
     place.socket = std::move(guest);
     place.hello = hello;
@@ -29716,9 +29744,13 @@ class Host {
     host.send_all(bytes_of(opened), deadline);
     hear(bytes_of(meeting.kind));
   }
-  check<CommError>(kind != Backend::shm || meeting.kind == kind, where, ": ", no_shared_memory);
+  bool sound = meeting.kind == Backend::shm || meeting.kind == Backend::tcp;
+  check<CommError>(kind != Backend::shm || !sound || meeting.kind == kind, where, ": ", no_shared_memory);
   if (meeting.kind == Backend::tcp) hear(bytes_of(meeting.addresses));
   meeting.addresses[0] = host.remote().with_port(answer.port);
+  for (int rank = 1; rank < world.size && meeting.kind == Backend::tcp; ++rank)
+    sound = sound && meeting.addresses[static_cast<std::size_t>(rank)].sound();
+  check<CommError>(sound, where, ": what rank 0 answers is garbled");
   return meeting;
 }
 
@@ -35592,6 +35624,11 @@ struct Address {
     return other;
   }
 
+  /// Whether it is one, whoever has sent it.
+  bool sound() const {
+    return (storage.ss_family == AF_INET && length == sizeof(sockaddr_in)) ||
+           (storage.ss_family == AF_INET6 && length == sizeof(sockaddr_in6));
+  }
   /// Whether only this machine can reach it.
   bool loopback() const {
     if (storage.ss_family == AF_INET6) {
@@ -35799,6 +35836,11 @@ class Socket {
     char byte;
     const auto n = recv(fd_, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
     return n == 0 || (n < 0 && !would_wait());
+  }
+  /// The same, whether all has been read or not.
+  bool hung_up() const {
+    pollfd entry{fd_, POLLRDHUP, 0};
+    return poll(&entry, 1, 0) > 0;
   }
 
  private:
@@ -36953,7 +36995,7 @@ class Host {
     bool all = true;
     for (int rank = 1; rank < world_.size; ++rank) {
       auto& [socket, hello, back_by] = at(rank);
-      if (socket && socket.ended()) {
+      if (socket && socket.hung_up()) {
         socket = Socket();
         back_by = Clock::now() + time_to_return;
       }
@@ -36987,7 +37029,7 @@ class Host {
     if (const auto mine = Hello::purpose_of(world_); hello.purpose != mine)
       return cat("rank ", hello.rank, " has come for ", text_of(hello.purpose), ", rank 0 for ", text_of(mine));
     auto& place = at(hello.rank);
-    if (place.socket && !place.socket.ended())
+    if (place.socket && !place.socket.hung_up())
       return cat("rank ", hello.rank, " is there already, as process ", place.hello.pid);
     place.socket = std::move(guest);
     place.hello = hello;
@@ -37165,9 +37207,13 @@ class Host {
     host.send_all(bytes_of(opened), deadline);
     hear(bytes_of(meeting.kind));
   }
-  check<CommError>(kind != Backend::shm || meeting.kind == kind, where, ": ", no_shared_memory);
+  bool sound = meeting.kind == Backend::shm || meeting.kind == Backend::tcp;
+  check<CommError>(kind != Backend::shm || !sound || meeting.kind == kind, where, ": ", no_shared_memory);
   if (meeting.kind == Backend::tcp) hear(bytes_of(meeting.addresses));
   meeting.addresses[0] = host.remote().with_port(answer.port);
+  for (int rank = 1; rank < world.size && meeting.kind == Backend::tcp; ++rank)
+    sound = sound && meeting.addresses[static_cast<std::size_t>(rank)].sound();
+  check<CommError>(sound, where, ": what rank 0 answers is garbled");
   return meeting;
 }
 
