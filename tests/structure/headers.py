@@ -33,7 +33,7 @@ STANDARD = {
     "condition_variable": "condition_variable condition_variable_any",
     "cstdarg": "va_list",
     "cstddef": "byte max_align_t nullptr_t ptrdiff_t size_t to_integer",
-    "cstdint": "int8_t int16_t int32_t int64_t uint8_t uint16_t uint32_t uint64_t uintptr_t",
+    "cstdint": "int8_t int16_t int32_t int64_t intptr_t uint8_t uint16_t uint32_t uint64_t uintptr_t",
     "cstdio": "FILE fclose ferror fflush fopen fprintf fputc fputs fread fwrite printf snprintf vsnprintf",
     "cstdlib": "_Exit abort aligned_alloc exit free getenv malloc strtol strtoll",
     "cstring": "memcmp memcpy memmove memset strchr strcmp strerror strlen strncmp",
