@@ -210,7 +210,21 @@ def launchers_that_disagree():
     say("launchers that disagree: ok")
 
 
+def closed_streams():
+    """What is printed gets into no file or socket where the launcher's starter has closed the standard streams."""
+    for closed in ([0], [1], [2], [0, 1, 2]):
+        logs = FOLDER / "closed" / "".join(map(str, closed))
+        status, out, err = run("--nproc-per-node", 2, "--log-dir", logs, PROBE, "--do", "reduce",
+                               preexec_fn=lambda: [os.close(fd) for fd in closed])
+        expect(status == 0 and err == "", closed, status, out, err)
+        for rank in (0, 1):
+            text = "".join(log.read_text() for log in logs.rglob(f"rank_{rank}.log"))
+            expect(text == "sum 3\n", closed, text)
+    say("closed standard streams: ok")
+
+
 scripts_between()
+closed_streams()
 killed_launchers()
 signals_while_ranks_stop()
 a_port_that_is_held()

@@ -9,6 +9,7 @@
 #include <chorus/core/blocked_signals.hpp>
 #include <chorus/core/config.hpp>
 #include <chorus/core/printable.hpp>
+#include <chorus/core/standard_streams.hpp>
 #include <chorus/parallel/message.hpp>
 #include <chrono>
 #include <condition_variable>
@@ -49,6 +50,7 @@ inline bool write_all(int fd, std::string_view text) {
 class Console {
  public:
   Console() : state_(std::make_shared<State>()) {
+    open_standard_streams();
     thread_ = start_thread("console", [state = state_] { state->write_on(); });
   }
   Console(const Console&) = delete;
