@@ -12,6 +12,7 @@
 #include <mutex>
 #include <span>
 #include <string>
+#include <vector>
 
 struct ssl_st;  // OpenSSL's
 
@@ -30,7 +31,7 @@ class Tls {
   ~Tls();
 
   /// Moves what can be moved without waiting, the handshake first; -1 when the connection is closed or broken, or the
-  /// other side proves nothing.
+  /// other side proves nothing. What `send` has not moved whole it is to be given again.
   std::ptrdiff_t send(std::span<const std::byte> bytes);
   std::ptrdiff_t receive(std::span<std::byte> bytes);
   /// What the last call that moved nothing waits for: POLLIN or POLLOUT.
@@ -41,12 +42,19 @@ class Tls {
   std::string trouble() const;
 
  private:
+  struct Socket;
+
   bool shake_hands();
-  std::ptrdiff_t result(int code, std::size_t moved);
+  bool succeeded(int code);
+  bool flush();
 
   mutable std::mutex mutex_;
+  const int fd_;
   ssl_st* ssl_ = nullptr;
   std::array<unsigned char, 32> key_{};
+  std::vector<char> out_;   ///< encrypted, several records: a call of the system for each would cost more than they do
+  std::size_t gone_ = 0;    ///< of `out_`
+  std::size_t held_ = 0;    ///< bytes that lie in `out_` and the caller has not been told of
   std::uint64_t sent_ = 0;  ///< under the present key
   bool proven_ = false;
   short awaits_ = 0;
