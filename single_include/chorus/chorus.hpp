@@ -27919,7 +27919,7 @@ class Tls {
   ~Tls();
 
   /// Moves what can be moved without waiting, the handshake first; -1 when the connection is closed or broken, or the
-  /// other side proves nothing.
+  /// other side proves nothing. What `send` has not moved whole it is to be given again.
   std::ptrdiff_t send(std::span<const std::byte> bytes);
   std::ptrdiff_t receive(std::span<std::byte> bytes);
   /// What the last call that moved nothing waits for: POLLIN or POLLOUT.
@@ -27930,12 +27930,19 @@ class Tls {
   std::string trouble() const;
 
  private:
+  struct Socket;
+
   bool shake_hands();
-  std::ptrdiff_t result(int code, std::size_t moved);
+  bool succeeded(int code);
+  bool flush();
 
   mutable std::mutex mutex_;
+  const int fd_;
   ssl_st* ssl_ = nullptr;
   std::array<unsigned char, 32> key_{};
+  std::vector<char> out_;   ///< encrypted, several records: a call of the system for each would cost more than they do
+  std::size_t gone_ = 0;    ///< of `out_`
+  std::size_t held_ = 0;    ///< bytes that lie in `out_` and the caller has not been told of
   std::uint64_t sent_ = 0;  ///< under the present key
   bool proven_ = false;
   short awaits_ = 0;
@@ -27961,32 +27968,6 @@ namespace chorus::inline CHORUS_ABI::comm {
 namespace detail {
 
 inline constexpr std::string_view tls_identity = "chorus";
-
-/// A socket as OpenSSL's BIO; its own would raise SIGPIPE where the other end is gone.
-inline BIO_METHOD* tls_socket() {
-  static BIO_METHOD* const method = [] {
-    auto* made = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "chorus socket");
-    BIO_meth_set_write_ex(made, [](BIO* bio, const char* data, std::size_t size, std::size_t* moved) {
-      BIO_clear_retry_flags(bio);
-      const auto n = ::send(static_cast<int>(reinterpret_cast<std::intptr_t>(BIO_get_data(bio))), data, size,
-                            MSG_NOSIGNAL | MSG_DONTWAIT);
-      if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) BIO_set_retry_write(bio);
-      *moved = n < 0 ? 0 : static_cast<std::size_t>(n);
-      return n < 0 ? 0 : 1;
-    });
-    BIO_meth_set_read_ex(made, [](BIO* bio, char* data, std::size_t size, std::size_t* moved) {
-      BIO_clear_retry_flags(bio);
-      const auto n =
-          ::recv(static_cast<int>(reinterpret_cast<std::intptr_t>(BIO_get_data(bio))), data, size, MSG_DONTWAIT);
-      if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) BIO_set_retry_read(bio);
-      *moved = n < 0 ? 0 : static_cast<std::size_t>(n);
-      return n <= 0 ? 0 : 1;
-    });
-    BIO_meth_set_ctrl(made, [](BIO*, int command, long, void*) -> long { return command == BIO_CTRL_FLUSH; });
-    return made;
-  }();
-  return method;
-}
 
 /// The token's key as a session to be resumed.
 inline SSL_SESSION* tls_session(SSL* ssl) {
@@ -28032,15 +28013,41 @@ inline SSL_CTX* tls_context() {
 
 }  // namespace detail
 
-CHORUS_INLINE Tls::Tls(int fd, Side side, const std::string& token) {
+/// The socket as OpenSSL's BIO; its own would raise SIGPIPE where the other end is gone. What is written goes to
+/// `out_`.
+struct Tls::Socket {
+  static BIO_METHOD* method() {
+    static BIO_METHOD* const method = [] {
+      auto* made = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "chorus socket");
+      BIO_meth_set_write_ex(made, [](BIO* bio, const char* data, std::size_t size, std::size_t* moved) {
+        auto& out = static_cast<Tls*>(BIO_get_data(bio))->out_;
+        out.insert(out.end(), data, data + size);
+        *moved = size;
+        return 1;
+      });
+      BIO_meth_set_read_ex(made, [](BIO* bio, char* data, std::size_t size, std::size_t* moved) {
+        BIO_clear_retry_flags(bio);
+        const auto n = ::recv(static_cast<Tls*>(BIO_get_data(bio))->fd_, data, size, MSG_DONTWAIT);
+        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) BIO_set_retry_read(bio);
+        *moved = n < 0 ? 0 : static_cast<std::size_t>(n);
+        return n <= 0 ? 0 : 1;
+      });
+      BIO_meth_set_ctrl(made, [](BIO*, int command, long, void*) -> long { return command == BIO_CTRL_FLUSH; });
+      return made;
+    }();
+    return method;
+  }
+};
+
+CHORUS_INLINE Tls::Tls(int fd, Side side, const std::string& token) : fd_(fd) {
   static constexpr std::string_view purpose = "chorus: TLS";
   const auto key = prove(token, {std::as_bytes(std::span(purpose))});
   std::memcpy(key_.data(), key.data(), key_.size());
   ssl_ = SSL_new(detail::tls_context());
-  auto* const bio = ssl_ == nullptr ? nullptr : BIO_new(detail::tls_socket());
+  auto* const bio = ssl_ == nullptr ? nullptr : BIO_new(Socket::method());
   if (bio == nullptr) SSL_free(ssl_);
   check<CommError>(bio != nullptr, "TLS: OpenSSL has no memory for a connection");
-  BIO_set_data(bio, reinterpret_cast<void*>(static_cast<std::intptr_t>(fd)));
+  BIO_set_data(bio, this);
   BIO_set_init(bio, 1);
   SSL_set_bio(ssl_, bio, bio);
   SSL_set_app_data(ssl_, &key_);
@@ -28057,46 +28064,80 @@ CHORUS_INLINE Tls::~Tls() { SSL_free(ssl_); }
 CHORUS_INLINE std::ptrdiff_t Tls::send(std::span<const std::byte> bytes) {
   const std::lock_guard lock(mutex_);
   if (bytes.empty()) return 0;
-  if (!shake_hands()) return trouble_.empty() && awaits_ != 0 ? 0 : -1;
+  if (!shake_hands()) return awaits_ != 0 ? 0 : -1;
   constexpr std::uint64_t key_bytes = std::uint64_t{1} << 37;  // RFC 8446, 5.5: at most 2^24.5 records of 2^14 bytes
+  constexpr std::size_t batch = 256 << 10;
   if (sent_ >= key_bytes && SSL_key_update(ssl_, SSL_KEY_UPDATE_NOT_REQUESTED) == 1) sent_ = 0;
-  std::size_t moved = 0;
-  const int code = SSL_write_ex(ssl_, bytes.data(), bytes.size(), &moved);
-  sent_ += moved;
-  return result(code, moved);
+  while (held_ < bytes.size() && out_.size() < batch) {
+    std::size_t moved = 0;
+    const auto rest = bytes.subspan(held_);
+    const int code = SSL_write_ex(ssl_, rest.data(), rest.size(), &moved);
+    if (!succeeded(code)) return -1;
+    held_ += moved;
+  }
+  if (!flush()) return awaits_ != 0 ? 0 : -1;
+  sent_ += held_;
+  return static_cast<std::ptrdiff_t>(std::exchange(held_, 0));
 }
 
 CHORUS_INLINE std::ptrdiff_t Tls::receive(std::span<std::byte> bytes) {
   const std::lock_guard lock(mutex_);
   if (bytes.empty()) return 0;
-  if (!shake_hands()) return trouble_.empty() && awaits_ != 0 ? 0 : -1;
-  std::size_t moved = 0;
-  const int code = SSL_read_ex(ssl_, bytes.data(), bytes.size(), &moved);
-  return result(code, moved);
+  if (!shake_hands()) return awaits_ != 0 ? 0 : -1;
+  std::size_t received = 0;
+  while (received < bytes.size()) {  // a record at a time
+    std::size_t moved = 0;
+    const auto rest = bytes.subspan(received);
+    const int code = SSL_read_ex(ssl_, rest.data(), rest.size(), &moved);
+    if (!succeeded(code)) break;
+    received += moved;
+  }
+  if (received == 0 && awaits_ == 0) {
+    flush();  // why it is refused, for the other side to know
+    return -1;
+  }
+  return static_cast<std::ptrdiff_t>(received);
 }
 
 /// Whether both sides have proved that they know the token.
 CHORUS_INLINE bool Tls::shake_hands() {
   ERR_clear_error();
   if (proven_) return true;
-  if (result(SSL_do_handshake(ssl_), 1) <= 0) return false;
+  const bool done = succeeded(SSL_do_handshake(ssl_));
+  const short waits_for = awaits_;
+  if (!flush()) return false;
+  awaits_ = waits_for;
+  if (!done) return false;
   proven_ = SSL_session_reused(ssl_) == 1;
   if (!proven_) trouble_ = "the other side has not used the job's token";
   return proven_;
 }
 
-CHORUS_INLINE std::ptrdiff_t Tls::result(int code, std::size_t moved) {
+/// What has become of a call of OpenSSL: false, with what it awaits, or without where the connection has ended.
+CHORUS_INLINE bool Tls::succeeded(int code) {
   awaits_ = 0;
-  if (code == 1) return static_cast<std::ptrdiff_t>(moved);
+  if (code == 1) return true;
   const int error = SSL_get_error(ssl_, code);
   if (error == SSL_ERROR_WANT_READ) awaits_ = POLLIN;
-  if (error == SSL_ERROR_WANT_WRITE) awaits_ = POLLOUT;
-  if (awaits_ != 0) return 0;
   if (const auto what = ERR_peek_error(); error == SSL_ERROR_SSL && what != 0 && trouble_.empty()) {
     const char* const reason = ERR_reason_error_string(what);
     trouble_ = reason != nullptr ? reason : cat("error ", what);
   }
-  return -1;
+  return false;
+}
+
+/// Sends what is encrypted; true once all of it has gone.
+CHORUS_INLINE bool Tls::flush() {
+  awaits_ = 0;
+  while (gone_ < out_.size()) {
+    const auto n = ::send(fd_, out_.data() + gone_, out_.size() - gone_, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) awaits_ = POLLOUT;
+    if (n < 0) return false;
+    gone_ += static_cast<std::size_t>(n);
+  }
+  out_.clear();
+  gone_ = 0;
+  return true;
 }
 
 CHORUS_INLINE short Tls::awaits() const {
@@ -28114,7 +28155,7 @@ CHORUS_INLINE std::string Tls::trouble() const {
 
 #else
 
-CHORUS_INLINE Tls::Tls(int, Side, const std::string&) {
+CHORUS_INLINE Tls::Tls(int fd, Side, const std::string&) : fd_(fd) {
   fail<UsageError>("TLS: this program was built without OpenSSL (CHORUS_USE_OPENSSL=0)");
 }
 CHORUS_INLINE Tls::~Tls() = default;
@@ -35382,7 +35423,7 @@ class Tls {
   ~Tls();
 
   /// Moves what can be moved without waiting, the handshake first; -1 when the connection is closed or broken, or the
-  /// other side proves nothing.
+  /// other side proves nothing. What `send` has not moved whole it is to be given again.
   std::ptrdiff_t send(std::span<const std::byte> bytes);
   std::ptrdiff_t receive(std::span<std::byte> bytes);
   /// What the last call that moved nothing waits for: POLLIN or POLLOUT.
@@ -35393,12 +35434,19 @@ class Tls {
   std::string trouble() const;
 
  private:
+  struct Socket;
+
   bool shake_hands();
-  std::ptrdiff_t result(int code, std::size_t moved);
+  bool succeeded(int code);
+  bool flush();
 
   mutable std::mutex mutex_;
+  const int fd_;
   ssl_st* ssl_ = nullptr;
   std::array<unsigned char, 32> key_{};
+  std::vector<char> out_;   ///< encrypted, several records: a call of the system for each would cost more than they do
+  std::size_t gone_ = 0;    ///< of `out_`
+  std::size_t held_ = 0;    ///< bytes that lie in `out_` and the caller has not been told of
   std::uint64_t sent_ = 0;  ///< under the present key
   bool proven_ = false;
   short awaits_ = 0;
@@ -35424,32 +35472,6 @@ namespace chorus::inline CHORUS_ABI::comm {
 namespace detail {
 
 inline constexpr std::string_view tls_identity = "chorus";
-
-/// A socket as OpenSSL's BIO; its own would raise SIGPIPE where the other end is gone.
-inline BIO_METHOD* tls_socket() {
-  static BIO_METHOD* const method = [] {
-    auto* made = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "chorus socket");
-    BIO_meth_set_write_ex(made, [](BIO* bio, const char* data, std::size_t size, std::size_t* moved) {
-      BIO_clear_retry_flags(bio);
-      const auto n = ::send(static_cast<int>(reinterpret_cast<std::intptr_t>(BIO_get_data(bio))), data, size,
-                            MSG_NOSIGNAL | MSG_DONTWAIT);
-      if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) BIO_set_retry_write(bio);
-      *moved = n < 0 ? 0 : static_cast<std::size_t>(n);
-      return n < 0 ? 0 : 1;
-    });
-    BIO_meth_set_read_ex(made, [](BIO* bio, char* data, std::size_t size, std::size_t* moved) {
-      BIO_clear_retry_flags(bio);
-      const auto n =
-          ::recv(static_cast<int>(reinterpret_cast<std::intptr_t>(BIO_get_data(bio))), data, size, MSG_DONTWAIT);
-      if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) BIO_set_retry_read(bio);
-      *moved = n < 0 ? 0 : static_cast<std::size_t>(n);
-      return n <= 0 ? 0 : 1;
-    });
-    BIO_meth_set_ctrl(made, [](BIO*, int command, long, void*) -> long { return command == BIO_CTRL_FLUSH; });
-    return made;
-  }();
-  return method;
-}
 
 /// The token's key as a session to be resumed.
 inline SSL_SESSION* tls_session(SSL* ssl) {
@@ -35495,15 +35517,41 @@ inline SSL_CTX* tls_context() {
 
 }  // namespace detail
 
-CHORUS_INLINE Tls::Tls(int fd, Side side, const std::string& token) {
+/// The socket as OpenSSL's BIO; its own would raise SIGPIPE where the other end is gone. What is written goes to
+/// `out_`.
+struct Tls::Socket {
+  static BIO_METHOD* method() {
+    static BIO_METHOD* const method = [] {
+      auto* made = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "chorus socket");
+      BIO_meth_set_write_ex(made, [](BIO* bio, const char* data, std::size_t size, std::size_t* moved) {
+        auto& out = static_cast<Tls*>(BIO_get_data(bio))->out_;
+        out.insert(out.end(), data, data + size);
+        *moved = size;
+        return 1;
+      });
+      BIO_meth_set_read_ex(made, [](BIO* bio, char* data, std::size_t size, std::size_t* moved) {
+        BIO_clear_retry_flags(bio);
+        const auto n = ::recv(static_cast<Tls*>(BIO_get_data(bio))->fd_, data, size, MSG_DONTWAIT);
+        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) BIO_set_retry_read(bio);
+        *moved = n < 0 ? 0 : static_cast<std::size_t>(n);
+        return n <= 0 ? 0 : 1;
+      });
+      BIO_meth_set_ctrl(made, [](BIO*, int command, long, void*) -> long { return command == BIO_CTRL_FLUSH; });
+      return made;
+    }();
+    return method;
+  }
+};
+
+CHORUS_INLINE Tls::Tls(int fd, Side side, const std::string& token) : fd_(fd) {
   static constexpr std::string_view purpose = "chorus: TLS";
   const auto key = prove(token, {std::as_bytes(std::span(purpose))});
   std::memcpy(key_.data(), key.data(), key_.size());
   ssl_ = SSL_new(detail::tls_context());
-  auto* const bio = ssl_ == nullptr ? nullptr : BIO_new(detail::tls_socket());
+  auto* const bio = ssl_ == nullptr ? nullptr : BIO_new(Socket::method());
   if (bio == nullptr) SSL_free(ssl_);
   check<CommError>(bio != nullptr, "TLS: OpenSSL has no memory for a connection");
-  BIO_set_data(bio, reinterpret_cast<void*>(static_cast<std::intptr_t>(fd)));
+  BIO_set_data(bio, this);
   BIO_set_init(bio, 1);
   SSL_set_bio(ssl_, bio, bio);
   SSL_set_app_data(ssl_, &key_);
@@ -35520,46 +35568,80 @@ CHORUS_INLINE Tls::~Tls() { SSL_free(ssl_); }
 CHORUS_INLINE std::ptrdiff_t Tls::send(std::span<const std::byte> bytes) {
   const std::lock_guard lock(mutex_);
   if (bytes.empty()) return 0;
-  if (!shake_hands()) return trouble_.empty() && awaits_ != 0 ? 0 : -1;
+  if (!shake_hands()) return awaits_ != 0 ? 0 : -1;
   constexpr std::uint64_t key_bytes = std::uint64_t{1} << 37;  // RFC 8446, 5.5: at most 2^24.5 records of 2^14 bytes
+  constexpr std::size_t batch = 256 << 10;
   if (sent_ >= key_bytes && SSL_key_update(ssl_, SSL_KEY_UPDATE_NOT_REQUESTED) == 1) sent_ = 0;
-  std::size_t moved = 0;
-  const int code = SSL_write_ex(ssl_, bytes.data(), bytes.size(), &moved);
-  sent_ += moved;
-  return result(code, moved);
+  while (held_ < bytes.size() && out_.size() < batch) {
+    std::size_t moved = 0;
+    const auto rest = bytes.subspan(held_);
+    const int code = SSL_write_ex(ssl_, rest.data(), rest.size(), &moved);
+    if (!succeeded(code)) return -1;
+    held_ += moved;
+  }
+  if (!flush()) return awaits_ != 0 ? 0 : -1;
+  sent_ += held_;
+  return static_cast<std::ptrdiff_t>(std::exchange(held_, 0));
 }
 
 CHORUS_INLINE std::ptrdiff_t Tls::receive(std::span<std::byte> bytes) {
   const std::lock_guard lock(mutex_);
   if (bytes.empty()) return 0;
-  if (!shake_hands()) return trouble_.empty() && awaits_ != 0 ? 0 : -1;
-  std::size_t moved = 0;
-  const int code = SSL_read_ex(ssl_, bytes.data(), bytes.size(), &moved);
-  return result(code, moved);
+  if (!shake_hands()) return awaits_ != 0 ? 0 : -1;
+  std::size_t received = 0;
+  while (received < bytes.size()) {  // a record at a time
+    std::size_t moved = 0;
+    const auto rest = bytes.subspan(received);
+    const int code = SSL_read_ex(ssl_, rest.data(), rest.size(), &moved);
+    if (!succeeded(code)) break;
+    received += moved;
+  }
+  if (received == 0 && awaits_ == 0) {
+    flush();  // why it is refused, for the other side to know
+    return -1;
+  }
+  return static_cast<std::ptrdiff_t>(received);
 }
 
 /// Whether both sides have proved that they know the token.
 CHORUS_INLINE bool Tls::shake_hands() {
   ERR_clear_error();
   if (proven_) return true;
-  if (result(SSL_do_handshake(ssl_), 1) <= 0) return false;
+  const bool done = succeeded(SSL_do_handshake(ssl_));
+  const short waits_for = awaits_;
+  if (!flush()) return false;
+  awaits_ = waits_for;
+  if (!done) return false;
   proven_ = SSL_session_reused(ssl_) == 1;
   if (!proven_) trouble_ = "the other side has not used the job's token";
   return proven_;
 }
 
-CHORUS_INLINE std::ptrdiff_t Tls::result(int code, std::size_t moved) {
+/// What has become of a call of OpenSSL: false, with what it awaits, or without where the connection has ended.
+CHORUS_INLINE bool Tls::succeeded(int code) {
   awaits_ = 0;
-  if (code == 1) return static_cast<std::ptrdiff_t>(moved);
+  if (code == 1) return true;
   const int error = SSL_get_error(ssl_, code);
   if (error == SSL_ERROR_WANT_READ) awaits_ = POLLIN;
-  if (error == SSL_ERROR_WANT_WRITE) awaits_ = POLLOUT;
-  if (awaits_ != 0) return 0;
   if (const auto what = ERR_peek_error(); error == SSL_ERROR_SSL && what != 0 && trouble_.empty()) {
     const char* const reason = ERR_reason_error_string(what);
     trouble_ = reason != nullptr ? reason : cat("error ", what);
   }
-  return -1;
+  return false;
+}
+
+/// Sends what is encrypted; true once all of it has gone.
+CHORUS_INLINE bool Tls::flush() {
+  awaits_ = 0;
+  while (gone_ < out_.size()) {
+    const auto n = ::send(fd_, out_.data() + gone_, out_.size() - gone_, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) awaits_ = POLLOUT;
+    if (n < 0) return false;
+    gone_ += static_cast<std::size_t>(n);
+  }
+  out_.clear();
+  gone_ = 0;
+  return true;
 }
 
 CHORUS_INLINE short Tls::awaits() const {
@@ -35577,7 +35659,7 @@ CHORUS_INLINE std::string Tls::trouble() const {
 
 #else
 
-CHORUS_INLINE Tls::Tls(int, Side, const std::string&) {
+CHORUS_INLINE Tls::Tls(int fd, Side, const std::string&) : fd_(fd) {
   fail<UsageError>("TLS: this program was built without OpenSSL (CHORUS_USE_OPENSSL=0)");
 }
 CHORUS_INLINE Tls::~Tls() = default;
@@ -39882,6 +39964,7 @@ inline bool write_all(int fd, std::string_view text) {
 class Console {
  public:
   Console() : state_(std::make_shared<State>()) {
+    open_standard_streams();
     thread_ = start_thread("console", [state = state_] { state->write_on(); });
   }
   Console(const Console&) = delete;
