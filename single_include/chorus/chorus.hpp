@@ -7406,7 +7406,7 @@ class InputFile {
   /// Throws FileError where the file can't be opened, or is a folder, a pipe or a device.
   explicit InputFile(std::string path) : path_(std::move(path)) {
     // Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever.
-    const int opened = detail::above_standard_streams(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+    const int opened = chorus::detail::above_standard_streams(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     check<FileError>(opened >= 0, path_, ": ", std::strerror(errno));
     struct stat facts {};
     const bool seen = ::fstat(opened, &facts) == 0, regular = seen && S_ISREG(facts.st_mode);
@@ -39589,7 +39589,8 @@ inline int port_of_job(std::string_view job) {
 /// - mpirun (Open MPI: OMPI_COMM_WORLD_*; MPICH: PMI_RANK, PMI_SIZE) and srun (SLURM_PROCID, SLURM_STEP_NUM_TASKS; only
 ///   where srun started several tasks). MASTER_ADDR and MASTER_PORT count here too. Without them the ranks of one host
 ///   meet on loopback at a port made from the job's id (20000 to 31999); on several hosts they must be set.
-/// CHORUS_TOKEN is the job's secret, which ranks need where MASTER_ADDR is not on loopback.
+/// CHORUS_TOKEN is the job's secret, which ranks need where MASTER_ADDR is not on loopback; there it is also the key of
+/// what they send, unless CHORUS_TLS=0.
 /// CHORUS_RENDEZVOUS_FD, set by chorus' own launcher, is a socket that already listens there.
 /// Throws UsageError for a variable that is missing or malformed.
 inline std::optional<comm::World> world_from_environment() {

@@ -1,6 +1,7 @@
 // Requests to a store: a code, a number, and texts, each of them a length, a byte that says how long it gets or
 // how often it comes, and the text, so that large answers can be asked for.
 #include <chorus/comm/store_table.hpp>
+#include <chrono>
 #include <set>
 
 #include "fuzz.hpp"
@@ -28,7 +29,9 @@ FUZZ_TARGET(store_table) {
       }
     }
     const auto asked = request;
-    const auto reply = table.answer(std::move(request), [] { return true; });
+    StoreTable::Room room(table);
+    const auto reply = table.answer(std::move(request), room, chorus::comm::Clock::now() + std::chrono::seconds(1),
+                                    [] { return true; });
     FUZZ_REQUIRE(reply.code == StoreCode::done || reply.code == StoreCode::timed_out ||
                  reply.code == StoreCode::refused);
     FUZZ_REQUIRE(body_bytes(reply) <= most_message_bytes);

@@ -65,7 +65,7 @@ class InputFile {
   /// Throws FileError where the file can't be opened, or is a folder, a pipe or a device.
   explicit InputFile(std::string path) : path_(std::move(path)) {
     // Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever.
-    const int opened = detail::above_standard_streams(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+    const int opened = chorus::detail::above_standard_streams(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     check<FileError>(opened >= 0, path_, ": ", std::strerror(errno));
     struct stat facts {};
     const bool seen = ::fstat(opened, &facts) == 0, regular = seen && S_ISREG(facts.st_mode);

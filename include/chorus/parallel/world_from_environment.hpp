@@ -123,7 +123,8 @@ inline int port_of_job(std::string_view job) {
 /// - mpirun (Open MPI: OMPI_COMM_WORLD_*; MPICH: PMI_RANK, PMI_SIZE) and srun (SLURM_PROCID, SLURM_STEP_NUM_TASKS; only
 ///   where srun started several tasks). MASTER_ADDR and MASTER_PORT count here too. Without them the ranks of one host
 ///   meet on loopback at a port made from the job's id (20000 to 31999); on several hosts they must be set.
-/// CHORUS_TOKEN is the job's secret, which ranks need where MASTER_ADDR is not on loopback.
+/// CHORUS_TOKEN is the job's secret, which ranks need where MASTER_ADDR is not on loopback; there it is also the key of
+/// what they send, unless CHORUS_TLS=0.
 /// CHORUS_RENDEZVOUS_FD, set by chorus' own launcher, is a socket that already listens there.
 /// Throws UsageError for a variable that is missing or malformed.
 inline std::optional<comm::World> world_from_environment() {
