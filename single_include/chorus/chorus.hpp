@@ -29531,7 +29531,6 @@ class Host {
     where_ = cat("rank 0: rendezvous at ", listener.local());
     misled_ = listener.local().misleads(world_.master_addr);
     encrypted_ = check_token(world_.token, listener.local());
-    if (world_.token.empty()) warn_of_users(listener.local());
     std::optional<Guests> guests(std::in_place, listener, sizeof(Hello), magic,
                                  encrypted_ ? std::optional(world_.token) : std::nullopt);
     while (!complete()) {
@@ -29613,14 +29612,6 @@ class Host {
     place.hello = hello;
     place.back_by = {};
     return "";
-  }
-
-  /// Without a token nothing tells this user's processes from another's.
-  static void warn_of_users(const Address& where) {
-    static std::atomic<bool> said{false};
-    if (!said.exchange(true))
-      chorus::detail::say(
-          cat("warning: no CHORUS_TOKEN is set: any user of this machine can take a rank's place at ", where));
   }
 
   [[gnu::cold]] std::string missing(const Guests& guests) {
@@ -37035,7 +37026,6 @@ class Host {
     where_ = cat("rank 0: rendezvous at ", listener.local());
     misled_ = listener.local().misleads(world_.master_addr);
     encrypted_ = check_token(world_.token, listener.local());
-    if (world_.token.empty()) warn_of_users(listener.local());
     std::optional<Guests> guests(std::in_place, listener, sizeof(Hello), magic,
                                  encrypted_ ? std::optional(world_.token) : std::nullopt);
     while (!complete()) {
@@ -37117,14 +37107,6 @@ class Host {
     place.hello = hello;
     place.back_by = {};
     return "";
-  }
-
-  /// Without a token nothing tells this user's processes from another's.
-  static void warn_of_users(const Address& where) {
-    static std::atomic<bool> said{false};
-    if (!said.exchange(true))
-      chorus::detail::say(
-          cat("warning: no CHORUS_TOKEN is set: any user of this machine can take a rank's place at ", where));
   }
 
   [[gnu::cold]] std::string missing(const Guests& guests) {
@@ -41102,6 +41084,14 @@ inline void warn_of_strangers(LaunchedPolicy policy) {
         policy.name, seat->size));
 }
 
+/// Without a token nothing tells this user's processes from another's.
+inline void warn_of_users(const comm::World& world) {
+  static std::atomic<bool> said{false};
+  if (world.token.empty() && world.size > 1 && world.rank == 0 && !said.exchange(true))
+    say(format("warning: launch: no CHORUS_TOKEN is set: any user of this machine can take a rank's place at %s:%d",
+               world.master_addr.c_str(), world.master_port));
+}
+
 /// Joins the world of a launcher, or returns nothing. `devices` is what the user asked for, if anything.
 inline std::optional<comm::World> join(LaunchedPolicy policy, std::optional<int> devices) {
   auto& calls = LaunchCalls::of_process();
@@ -41189,6 +41179,7 @@ inline int launch_here(int number, LaunchedPolicy policy, char** argv, Arguments
       return status;
     }
     world = std::move(*joined);
+    if (options.backend != comm::Backend::mpi) warn_of_users(world);
     keep_to_own_cores(world);
   } else {
     warn_of_strangers(policy);

@@ -3,7 +3,6 @@
 /// What they say to each other is in rendezvous_messages.hpp.
 
 #include <array>
-#include <atomic>
 #include <chorus/comm/guests.hpp>
 #include <chorus/comm/rendezvous_messages.hpp>
 #include <chorus/comm/shm_transport.hpp>
@@ -53,7 +52,6 @@ class Host {
     where_ = cat("rank 0: rendezvous at ", listener.local());
     misled_ = listener.local().misleads(world_.master_addr);
     encrypted_ = check_token(world_.token, listener.local());
-    if (world_.token.empty()) warn_of_users(listener.local());
     std::optional<Guests> guests(std::in_place, listener, sizeof(Hello), magic,
                                  encrypted_ ? std::optional(world_.token) : std::nullopt);
     while (!complete()) {
@@ -135,14 +133,6 @@ class Host {
     place.hello = hello;
     place.back_by = {};
     return "";
-  }
-
-  /// Without a token nothing tells this user's processes from another's.
-  static void warn_of_users(const Address& where) {
-    static std::atomic<bool> said{false};
-    if (!said.exchange(true))
-      chorus::detail::say(
-          cat("warning: no CHORUS_TOKEN is set: any user of this machine can take a rank's place at ", where));
   }
 
   [[gnu::cold]] std::string missing(const Guests& guests) {

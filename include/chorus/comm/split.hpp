@@ -83,7 +83,7 @@ std::vector<Message> gather_from_all(AnyCommunicator& all, const Message& mine) 
   }
   const auto all = detail::gather_from_all(parent, mine);
   const auto& first = all[static_cast<std::size_t>(ranks.front())];
-  const std::string place(first.text.data(), strnlen(first.text.data(), first.text.size()));
+  const std::string place(first.text.data(), strnlen(first.text.data(), first.text.size() - 1));
   check<CommError>(group.size == 1 || first.port != 0, "split: rank ", ranks.front(), ", where ranks ",
                    std::span(group.members), " were to meet: ", printable(place, first.text.size()));
   group.master_addr = place;

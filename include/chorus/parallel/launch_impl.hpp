@@ -210,6 +210,14 @@ inline void warn_of_strangers(LaunchedPolicy policy) {
         policy.name, seat->size));
 }
 
+/// Without a token nothing tells this user's processes from another's.
+inline void warn_of_users(const comm::World& world) {
+  static std::atomic<bool> said{false};
+  if (world.token.empty() && world.size > 1 && world.rank == 0 && !said.exchange(true))
+    say(format("warning: launch: no CHORUS_TOKEN is set: any user of this machine can take a rank's place at %s:%d",
+               world.master_addr.c_str(), world.master_port));
+}
+
 /// Joins the world of a launcher, or returns nothing. `devices` is what the user asked for, if anything.
 inline std::optional<comm::World> join(LaunchedPolicy policy, std::optional<int> devices) {
   auto& calls = LaunchCalls::of_process();
@@ -297,6 +305,7 @@ inline int launch_here(int number, LaunchedPolicy policy, char** argv, Arguments
       return status;
     }
     world = std::move(*joined);
+    if (options.backend != comm::Backend::mpi) warn_of_users(world);
     keep_to_own_cores(world);
   } else {
     warn_of_strangers(policy);

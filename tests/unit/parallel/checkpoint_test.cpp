@@ -240,7 +240,7 @@ TEST_CASE("checkpoint: resuming needs a checkpoint, of this optimizer, with sane
     return refusal(folder / "odd");
   };
   for (const std::string value : {"-1", "", "1e3", "12 ", "99999999999999999999"})
-    CHECK_THAT(with_step(value), Contains("training/step is '" + value + "'"));
+    CHECK_THAT(with_step(value), Contains("training/step is \"" + value + '"'));
 
   io::save_checkpoint(net, optimizer, {}, folder / "good");
   const auto content = get(folder / "good");
