@@ -59,7 +59,7 @@ TEST_CASE("without shared memory ranks talk over TCP, and rank 0 says so", "[com
         const rlimit small{100'000, 100'000};  // as `ulimit -f 100`
         if (lack == no_size) setrlimit(RLIMIT_FSIZE, &small);
         return test::with_stderr([&]() -> std::string {
-          auto c = comm::connect(test::with_token(world), {.backend = backend});
+          auto c = comm::connect(world, {.backend = backend});
           if (backend == Backend::automatic && c.backend() != "tcp") return std::string(c.backend());
           return adds_up(c, 300'000);
         });
@@ -80,7 +80,7 @@ TEST_CASE("ranks that may not open each other's memory talk over TCP, and say so
       if (world.rank == 1 && getuid() == 0) REQUIRE(setresuid(65534, 65534, 65534) == 0);
       if (world.rank == 0 && getuid() != 0) prctl(PR_SET_DUMPABLE, 0);
       return test::with_stderr([&]() -> std::string {
-        auto c = comm::connect(test::with_token(world), {.backend = backend});
+        auto c = comm::connect(world, {.backend = backend});
         return adds_up(c, 300'000);
       });
     };

@@ -29,12 +29,6 @@ struct Outcome {
 
 inline ch::comm::Socket free_port() { return ch::comm::Socket::listen(ch::comm::Address::resolve("127.0.0.1", 0)); }
 
-/// The same with a token, as ranks have it that chorus starts: none of them warns that there is none.
-inline ch::comm::World with_token(ch::comm::World world) {
-  world.token = std::string(ch::comm::launched) + std::string(64, '0');
-  return world;
-}
-
 /// In a rank: what `body` writes to stderr is added to what it returns.
 template <class Body>
 std::string with_stderr(const Body& body) {
