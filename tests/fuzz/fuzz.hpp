@@ -10,6 +10,7 @@
 #include <array>
 #include <chorus/comm/socket.hpp>
 #include <chorus/core/error.hpp>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -20,6 +21,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -134,6 +136,41 @@ inline void say(const ch::comm::Socket& socket, Bytes bytes) {
   socket.try_send(std::as_bytes(bytes));
   shutdown(socket.fd(), SHUT_WR);
 }
+
+/// Appends a message as it is sent.
+template <class Message>
+void append(std::vector<std::uint8_t>& bytes, const Message& message) {
+  const auto* begin = reinterpret_cast<const std::uint8_t*>(&message);
+  bytes.insert(bytes.end(), begin, begin + sizeof message);
+}
+
+/// Listens on loopback, says `says` to the first who comes, and hears what that one answers, for 200 ms each.
+class Impostor {
+ public:
+  explicit Impostor(std::vector<std::uint8_t> says) {
+    while (listener().accept()) {  // who came last time, too late
+    }
+    thread_ = std::jthread([says = std::move(says)] {
+      using namespace std::chrono_literals;
+      using ch::comm::Clock;
+      if (!listener().wait(POLLIN, Clock::now() + 200ms)) return;
+      const auto guest = listener().accept();
+      if (!guest) return;
+      say(guest, says);
+      std::array<std::byte, 4096> some;
+      const auto deadline = Clock::now() + 200ms;
+      while (guest.try_receive(some) >= 0 && Clock::now() < deadline) guest.wait(POLLIN, Clock::now() + 1ms);
+    });
+  }
+  int port() const { return listener().local().port(); }
+
+ private:
+  static const ch::comm::Socket& listener() {
+    static const auto socket = ch::comm::Socket::listen(ch::comm::Address::resolve("127.0.0.1", 0));
+    return socket;
+  }
+  std::jthread thread_;
+};
 
 }  // namespace fuzz
 

@@ -11,29 +11,14 @@ FUZZ_TARGET(store_client) {
   fuzz::Parts parts(input);
   const auto how = parts.number();
   std::vector<std::uint8_t> says;
-  const auto add = [&](const auto& message) {
-    const auto* bytes = reinterpret_cast<const std::uint8_t*>(&message);
-    says.insert(says.end(), bytes, bytes + sizeof message);
-  };
   if (how >= 16) {  // what a server says first, as it should
-    add(Challenge{detail::store_magic, {}});
-    add(detail::StoreWelcome{.welcome = 1});
+    fuzz::append(says, Challenge{detail::store_magic, {}});
+    fuzz::append(says, detail::StoreWelcome{.welcome = 1});
   }
   const auto rest = parts.rest();
   says.insert(says.end(), rest.begin(), rest.end());
-  static const auto listener = Socket::listen(Address::resolve("127.0.0.1", 0));
-  while (listener.accept()) {  // who came last time, too late
-  }
-  std::jthread server([&] {
-    if (!listener.wait(POLLIN, Clock::now() + 200ms)) return;
-    const auto user = listener.accept();
-    if (!user) return;
-    fuzz::say(user, says);
-    std::array<std::byte, 4096> some;
-    const auto deadline = Clock::now() + 200ms;
-    while (user.try_receive(some) >= 0 && Clock::now() < deadline) user.wait(POLLIN, Clock::now() + 1ms);
-  });
-  auto store = Store::connect("127.0.0.1", listener.local().port(), "", 10ms);
+  const fuzz::Impostor server(std::move(says));
+  auto store = Store::connect("127.0.0.1", server.port(), "", 10ms);
   store.set_timeout(50ms);
   switch (how % 16) {
     case 0:

@@ -9,6 +9,7 @@
 #include <memory>
 #include <thread>
 
+#include "connection.hpp"
 #include "processes.hpp"
 #include "random_wire.hpp"
 
@@ -17,6 +18,7 @@ namespace random_peers_test {
 using namespace chorus;
 using namespace std::chrono_literals;
 using comm::Clock;
+using test::connection;
 using test::Mischief;
 using Draw = test::WireDraw;
 
@@ -42,17 +44,6 @@ std::string left_behind(const std::string& before) {
   for (const auto end = Clock::now() + 1s; belongings() != before && Clock::now() < end;)
     std::this_thread::sleep_for(1ms);
   return belongings() == before ? "" : cat(": before ", before, ", after ", belongings());
-}
-
-/// Both ends of a connection.
-std::pair<comm::Socket, comm::Socket> connection() {
-  const auto port = test::free_port();
-  auto near = comm::Socket::connect(port.local(), Clock::now() + 1s);
-  comm::Socket far;
-  while (!far) far = port.accept();
-  near.no_delay();
-  far.no_delay();
-  return {std::move(near), std::move(far)};
 }
 
 /// One of two ranks: some of each collective, short and in many pieces. "" where all results are right.

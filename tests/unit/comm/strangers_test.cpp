@@ -4,6 +4,7 @@
 #include <catch.hpp>
 #include <chorus/comm/mesh.hpp>
 
+#include "connection.hpp"
 #include "processes.hpp"
 
 namespace strangers_test {
@@ -12,15 +13,7 @@ using namespace chorus;
 using namespace std::chrono_literals;
 using Catch::Matchers::Contains;
 using comm::Clock;
-
-/// Both ends of a connection.
-std::pair<comm::Socket, comm::Socket> connection() {
-  const auto port = test::free_port();
-  auto near = comm::Socket::connect(port.local(), Clock::now() + 1s);
-  comm::Socket far;
-  while (!far) far = port.accept();
-  return {std::move(near), std::move(far)};
-}
+using test::connection;
 
 template <class Message>
 void say(const comm::Socket& socket, const Message& message) {

@@ -5,8 +5,8 @@
 #include <chorus/comm/ring_communicator.hpp>
 #include <chorus/comm/store.hpp>
 #include <cstdlib>
-#include <numeric>
 
+#include "connection.hpp"
 #include "processes.hpp"
 
 namespace tls_test {
@@ -15,19 +15,11 @@ using namespace chorus;
 using namespace std::chrono_literals;
 using Catch::Matchers::Contains;
 using comm::Clock;
+using test::connection;
 
 #if CHORUS_USE_OPENSSL
 
 constexpr const char* secret = "correct horse battery staple";
-
-/// Both ends of a connection.
-std::pair<comm::Socket, comm::Socket> connection() {
-  const auto port = test::free_port();
-  auto near = comm::Socket::connect(port.local(), Clock::now() + 1s);
-  comm::Socket far;
-  while (!far) far = port.accept();
-  return {std::move(near), std::move(far)};
-}
 
 /// Stands between two sockets and passes on what each of them sends. `change` sees each part, and may change it, leave
 /// it out, or send something else besides; from 0 for the client's, 1 for the server's.
