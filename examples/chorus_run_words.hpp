@@ -5,7 +5,7 @@
 
 #include <algorithm>
 #include <charconv>
-#include <chorus/parallel/job_of_machines.hpp>
+#include <chorus/launch/job_of_machines.hpp>
 #include <chrono>
 #include <csignal>
 #include <cstdint>

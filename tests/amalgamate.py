@@ -10,7 +10,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 INCLUDE = ROOT / "include"
 TARGET = ROOT / "single_include"
 # What stays out: headers of engines that other libraries carry, of the library that is compiled once, and of chorus-run.
-APART = re.compile(r"chorus/(comm/(mpi|mpi_library|gloo|compare_calls|sigpipe)|compiled/.*|parallel/(job_of_)?machines)\.hpp")
+APART = re.compile(r"chorus/(comm/(mpi|gloo|engine/(mpi_library|compare_calls)|transport/sigpipe)|compiled/.*|launch/(job_of_)?machines)\.hpp")
 INCLUDE_LINE = re.compile(r"\s*#\s*include\s*(<[^>]+>)")
 OPENS = re.compile(r"\s*#\s*(if|ifdef|ifndef)\b")
 TURNS = re.compile(r"\s*#\s*(else|elif)\b")

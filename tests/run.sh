@@ -35,7 +35,7 @@ sanitized() {
   ctest --preset "$preset" -R "^($(echo "$*" | tr ' ' '|'))\."
 }
 sanitized asan $(cd tests/unit && ls -d */ | tr -d /) cuda_emulated
-sanitized tsan comm data parallel tensor cuda_emulated
+sanitized tsan averaging checkpoint comm data ddp dp launch parallel tensor cuda_emulated
 
 say "fuzz targets"
 tests/install.sh clang

@@ -15,6 +15,7 @@
 #include <chorus/data/sampler.hpp>
 #include <chorus/data/synthetic_images.hpp>
 #include <chorus/io/model_file.hpp>
+#include <chorus/launch/launch.hpp>
 #include <chorus/nn/activations.hpp>
 #include <chorus/nn/batch_norm.hpp>
 #include <chorus/nn/containers.hpp>
@@ -59,7 +60,6 @@
 #include <chorus/optim/sgd.hpp>
 #include <chorus/parallel/data_parallel.hpp>
 #include <chorus/parallel/distributed_data_parallel.hpp>
-#include <chorus/parallel/launch.hpp>
 #include <chorus/parallel/single_device.hpp>
 #include <chorus/tensor/print.hpp>
 #include <chorus/tensor/tensor.hpp>

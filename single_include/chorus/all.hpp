@@ -15,7 +15,7 @@
 #define CHORUS_SINGLE_CHORUS_AUTOGRAD_ANOMALY_HPP
 /// DetectAnomaly: finds the operation that makes the first NaN or infinity.
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 /// While one lives, in any thread, every recorded operation's output and every gradient that it sends back is searched,
 /// and the first NaN or infinity becomes a NonFiniteError that names the operation. `masked_fill` may give infinities.
@@ -30,7 +30,7 @@ class DetectAnomaly {
   DetectAnomaly& operator=(const DetectAnomaly&) = delete;
 };
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_AUTOGRAD_ANOMALY_HPP
 
 // <chorus/autograd/checkpoint.hpp>
@@ -41,7 +41,7 @@ class DetectAnomaly {
 
 #include <unordered_set>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 namespace detail {
 
@@ -259,7 +259,7 @@ auto checkpoint(const Function& function, const Inputs&... inputs) {
                                                            std::move(parameters), std::move(seen), inputs...)));
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_AUTOGRAD_CHECKPOINT_HPP
 
 // <chorus/autograd/custom_function.hpp>
@@ -267,7 +267,7 @@ auto checkpoint(const Function& function, const Inputs&... inputs) {
 #define CHORUS_SINGLE_CHORUS_AUTOGRAD_CUSTOM_FUNCTION_HPP
 /// Differentiable functions of a user's own.
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 // What the tape remembers of this operation beside its backward function: see ops/higher_order.hpp.
 namespace operations {
@@ -321,7 +321,7 @@ auto custom_function(const char* name, const Forward& forward, const Backward& b
       inputs...);
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_AUTOGRAD_CUSTOM_FUNCTION_HPP
 
 // <chorus/autograd/grad.hpp>
@@ -329,7 +329,7 @@ auto custom_function(const char* name, const Forward& forward, const Backward& b
 #define CHORUS_SINGLE_CHORUS_AUTOGRAD_GRAD_HPP
 /// grad: gradients by chosen values as results, added to nothing (PyTorch's torch.autograd.grad).
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 struct GradOptions {
   /// Record how the gradients are made, so that gradients can be taken through them: for GraphVariables, see
@@ -489,7 +489,7 @@ auto grad(const Y& value, const X& input, const GradOptions& options = {}) {
   return std::get<0>(grad(value, std::tie(input), options));
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_AUTOGRAD_GRAD_HPP
 
 // <chorus/comm/split.hpp>
@@ -497,7 +497,7 @@ auto grad(const Y& value, const X& input, const GradOptions& options = {}) {
 #define CHORUS_SINGLE_CHORUS_COMM_SPLIT_HPP
 /// `split`: communicators of some of a job's ranks.
 
-namespace chorus::inline CHORUS_ABI::comm {
+namespace chorus::comm {
 
 namespace detail {
 
@@ -578,7 +578,7 @@ std::vector<Message> gather_from_all(AnyCommunicator& all, const Message& mine) 
   return group;
 }
 
-}  // namespace chorus::inline CHORUS_ABI::comm
+}  // namespace chorus::comm
 #endif  // CHORUS_SINGLE_CHORUS_COMM_SPLIT_HPP
 
 // <chorus/comm/store.hpp>
@@ -586,7 +586,7 @@ std::vector<Message> gather_from_all(AnyCommunicator& all, const Message& mine) 
 #define CHORUS_SINGLE_CHORUS_COMM_STORE_HPP
 /// `Store`: keys and values that the ranks of a job share, with the names and the meaning of PyTorch's TCPStore.
 
-namespace chorus::inline CHORUS_ABI::comm {
+namespace chorus::comm {
 
 class AnyCommunicator;
 class Store;
@@ -665,33 +665,33 @@ class Store {
   std::chrono::milliseconds timeout_ = default_timeout;
 };
 
-}  // namespace chorus::inline CHORUS_ABI::comm
+}  // namespace chorus::comm
 
-// <chorus/comm/store_impl.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_STORE_IMPL_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_STORE_IMPL_HPP
+// <chorus/comm/store/store_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_IMPL_HPP
 /// What stands behind `Store`.
 
-// <chorus/comm/store_server.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_STORE_SERVER_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_STORE_SERVER_HPP
+// <chorus/comm/store/store_server.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_SERVER_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_SERVER_HPP
 /// `StoreServer`: holds the keys and values of a store, and answers those who use it.
 
-// <chorus/comm/store_table.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_STORE_TABLE_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_STORE_TABLE_HPP
+// <chorus/comm/store/store_table.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_TABLE_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_TABLE_HPP
 /// `StoreTable`: what a store holds, and what each request does to it.
 
-// <chorus/comm/store_messages.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_STORE_MESSAGES_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_STORE_MESSAGES_HPP
+// <chorus/comm/store/store_messages.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_MESSAGES_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_MESSAGES_HPP
 /// What a store and those who use it say to each other.
 ///
 /// A visitor is sent a Challenge and answers with a StoreHello, which proves that it knows the job's token;
 /// StoreWelcome proves the same of the server. Then each request gets one reply, both of them a StoreMessage: a
 /// StoreHead, and behind it each text as its length (32 bits) and its bytes.
 
-namespace chorus::inline CHORUS_ABI::comm::detail {
+namespace chorus::comm::detail {
 
 inline constexpr std::uint64_t store_magic = 0x0001'6572'6f74'7363;  // "cstore", then the protocol's version
 
@@ -833,10 +833,10 @@ inline std::optional<StoreMessage> receive(const Socket& socket, Deadline deadli
   return receive(socket, deadline, [](std::size_t) { return true; });
 }
 
-}  // namespace chorus::inline CHORUS_ABI::comm::detail
-#endif  // CHORUS_SINGLE_CHORUS_COMM_STORE_MESSAGES_HPP
+}  // namespace chorus::comm::detail
+#endif  // CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_MESSAGES_HPP
 
-namespace chorus::inline CHORUS_ABI::comm::detail {
+namespace chorus::comm::detail {
 
 /// Keys and values; any thread may ask.
 class StoreTable {
@@ -1087,10 +1087,10 @@ class StoreTable {
   bool closed_ = false;
 };
 
-}  // namespace chorus::inline CHORUS_ABI::comm::detail
-#endif  // CHORUS_SINGLE_CHORUS_COMM_STORE_TABLE_HPP
+}  // namespace chorus::comm::detail
+#endif  // CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_TABLE_HPP
 
-namespace chorus::inline CHORUS_ABI::comm {
+namespace chorus::comm {
 
 /// Each user's connection has a thread, and what it asks is carried out at once or waits there: a few hundred
 /// connections, as a job has them. Who visits the socket and does not prove that it knows the token is told no.
@@ -1239,10 +1239,10 @@ inline void StoreServer::answer(User& user) {
   user.gone.store(true);
 }
 
-}  // namespace chorus::inline CHORUS_ABI::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_STORE_SERVER_HPP
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_SERVER_HPP
 
-namespace chorus::inline CHORUS_ABI::comm {
+namespace chorus::comm {
 
 namespace detail {
 
@@ -1477,8 +1477,8 @@ CHORUS_INLINE Store Store::of(const World& world, AnyCommunicator& communicator)
   return *store;
 }
 
-}  // namespace chorus::inline CHORUS_ABI::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_STORE_IMPL_HPP
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_IMPL_HPP
 
 #endif  // CHORUS_SINGLE_CHORUS_COMM_STORE_HPP
 
@@ -1487,7 +1487,7 @@ CHORUS_INLINE Store Store::of(const World& world, AnyCommunicator& communicator)
 #define CHORUS_SINGLE_CHORUS_DATA_OPEN_IMAGES_HPP
 /// Opens a folder of images, whichever of the known datasets it holds.
 
-namespace chorus::inline CHORUS_ABI::data {
+namespace chorus::data {
 
 /// The dataset in `folder`: MNIST where one of its files for `split` is there, else CIFAR-10. Throws FileError with
 /// what was looked for where the folder has neither, and all that `Mnist` and `Cifar10` throw.
@@ -1503,7 +1503,7 @@ inline ImageDataset open_images(const std::string& folder, Split split = Split::
                   ", also in cifar-10-batches-bin)", what_is_there(folder), Cifar10::advice(folder));
 }
 
-}  // namespace chorus::inline CHORUS_ABI::data
+}  // namespace chorus::data
 #endif  // CHORUS_SINGLE_CHORUS_DATA_OPEN_IMAGES_HPP
 
 // <chorus/io/checkpoint.hpp>
@@ -1528,7 +1528,7 @@ inline ImageDataset open_images(const std::string& folder, Split split = Split::
 #define CHORUS_SINGLE_CHORUS_IO_FILE_DTYPE_HPP
 /// The element types that a safetensors file may hold: those of chorus::DType and those that tensors don't have.
 
-namespace chorus::inline CHORUS_ABI::io {
+namespace chorus::io {
 
 /// In the order of the format's own list, by which writers sort tensors: later types come first in a file.
 enum class FileDType : std::uint8_t {
@@ -1587,10 +1587,10 @@ constexpr FileDType file_dtype(DType type) { return *file_dtype_named(chorus::na
 
 inline void append(std::string& out, FileDType part) { out += name(part); }
 
-}  // namespace chorus::inline CHORUS_ABI::io
+}  // namespace chorus::io
 #endif  // CHORUS_SINGLE_CHORUS_IO_FILE_DTYPE_HPP
 
-namespace chorus::inline CHORUS_ABI::io::detail {
+namespace chorus::io::detail {
 
 /// The tensors' type of that name, if they have it.
 constexpr std::optional<DType> dtype_of_tensors(FileDType type) {
@@ -1685,7 +1685,7 @@ inline std::vector<std::byte> converted(std::vector<std::byte> bytes, DType from
   return out;
 }
 
-}  // namespace chorus::inline CHORUS_ABI::io::detail
+}  // namespace chorus::io::detail
 #endif  // CHORUS_SINGLE_CHORUS_IO_CONVERTED_NUMBERS_HPP
 
 // <chorus/io/file_names.hpp>
@@ -1698,7 +1698,7 @@ inline std::vector<std::byte> converted(std::vector<std::byte> bytes, DType from
 #define CHORUS_SINGLE_CHORUS_IO_LOAD_OPTIONS_HPP
 /// What `load` may be told, and what it answers.
 
-namespace chorus::inline CHORUS_ABI::io {
+namespace chorus::io {
 
 /// Turns a name in the file into the model's; an empty answer leaves the tensor out.
 using Rename = std::function<std::string(std::string_view)>;
@@ -1769,7 +1769,7 @@ inline Rename with_prefix(std::string prefix) {
   return [prefix = std::move(prefix)](std::string_view name) { return prefix + std::string(name); };
 }
 
-}  // namespace chorus::inline CHORUS_ABI::io
+}  // namespace chorus::io
 #endif  // CHORUS_SINGLE_CHORUS_IO_LOAD_OPTIONS_HPP
 
 // <chorus/io/model_file_impl.hpp>
@@ -1797,7 +1797,7 @@ inline Rename with_prefix(std::string prefix) {
 #define CHORUS_SINGLE_CHORUS_IO_DESCRIPTOR_HPP
 /// A file descriptor that closes itself.
 
-namespace chorus::inline CHORUS_ABI::io {
+namespace chorus::io {
 
 /// Owns `value`, unless it is negative. It is none of the standard streams'.
 struct Descriptor {
@@ -1818,10 +1818,10 @@ struct Descriptor {
 /// The most that one call reads or writes: Linux stops just below 2 GiB, and some systems refuse more.
 inline constexpr std::size_t io_chunk = std::size_t{1} << 30;
 
-}  // namespace chorus::inline CHORUS_ABI::io
+}  // namespace chorus::io
 #endif  // CHORUS_SINGLE_CHORUS_IO_DESCRIPTOR_HPP
 
-namespace chorus::inline CHORUS_ABI::io {
+namespace chorus::io {
 
 /// Writes to `.NAME.<16 hex digits>.tmp` in the folder of `path`; `commit` puts it in place. Without a commit the
 /// destructor removes it and the old file stays. What a killed process left is removed by the next AtomicFile of the
@@ -1983,7 +1983,7 @@ class AtomicFile {
   Descriptor folder_, file_;
 };
 
-}  // namespace chorus::inline CHORUS_ABI::io
+}  // namespace chorus::io
 #endif  // CHORUS_SINGLE_CHORUS_IO_ATOMIC_FILE_HPP
 
 // <chorus/io/tensor_entry.hpp>
@@ -1991,7 +1991,7 @@ class AtomicFile {
 #define CHORUS_SINGLE_CHORUS_IO_TENSOR_ENTRY_HPP
 /// One tensor of a safetensors file, and the rules that its reader and its writer share.
 
-namespace chorus::inline CHORUS_ABI::io {
+namespace chorus::io {
 
 /// What a file says of one tensor: row-major elements, little-endian, `bytes` bytes from `begin` on in the data that
 /// follows the header. Nothing is said about alignment.
@@ -2053,10 +2053,10 @@ void check_tensor_name(TensorOfFile who, std::size_t limit) {
 }
 
 }  // namespace detail
-}  // namespace chorus::inline CHORUS_ABI::io
+}  // namespace chorus::io
 #endif  // CHORUS_SINGLE_CHORUS_IO_TENSOR_ENTRY_HPP
 
-namespace chorus::inline CHORUS_ABI::io {
+namespace chorus::io {
 
 static_assert(std::endian::native == std::endian::little,
               "safetensors files are little-endian, and so must this machine be");
@@ -2146,10 +2146,10 @@ inline void write_safetensors(const std::string& path, std::span<const TensorVie
   file.commit();
 }
 
-}  // namespace chorus::inline CHORUS_ABI::io
+}  // namespace chorus::io
 #endif  // CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_HPP
 
-namespace chorus::inline CHORUS_ABI::io {
+namespace chorus::io {
 
 namespace detail {
 
@@ -2246,7 +2246,7 @@ void save_module(nn::Module& model, const std::string& path, const Metadata& met
 
 }  // namespace detail
 
-}  // namespace chorus::inline CHORUS_ABI::io
+}  // namespace chorus::io
 #endif  // CHORUS_SINGLE_CHORUS_IO_MODEL_FILE_IMPL_HPP
 
 // <chorus/io/safetensors_reader.hpp>
@@ -2262,7 +2262,7 @@ void save_module(nn::Module& model, const std::string& path, const Metadata& met
 /// Tells by its first bytes what a file is that a reader can't read, and how to come from it to one that it can. No
 /// byte of such a file is interpreted beyond that: a pickle could make a program run code.
 
-namespace chorus::inline CHORUS_ABI::io::detail {
+namespace chorus::io::detail {
 
 /// So many first bytes are enough.
 inline constexpr std::size_t foreign_bytes = 4096;
@@ -2366,7 +2366,7 @@ inline constexpr std::size_t foreign_bytes = 4096;
   return what.empty() ? "" : "; " + what;
 }
 
-}  // namespace chorus::inline CHORUS_ABI::io::detail
+}  // namespace chorus::io::detail
 #endif  // CHORUS_SINGLE_CHORUS_IO_FOREIGN_FILE_HPP
 
 // <chorus/io/safetensors_header.hpp>
@@ -2378,7 +2378,7 @@ inline constexpr std::size_t foreign_bytes = 4096;
 
 #include <nlohmann/json.hpp>
 
-namespace chorus::inline CHORUS_ABI::io {
+namespace chorus::io {
 
 struct SafetensorsHeader {
   std::vector<TensorEntry> entries;  ///< in the order of their data
@@ -2594,10 +2594,10 @@ inline SafetensorsHeader parse_safetensors_header(std::string_view text, std::ui
   return header;
 }
 
-}  // namespace chorus::inline CHORUS_ABI::io
+}  // namespace chorus::io
 #endif  // CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_HEADER_HPP
 
-namespace chorus::inline CHORUS_ABI::io {
+namespace chorus::io {
 
 static_assert(std::endian::native == std::endian::little,
               "safetensors files are little-endian, and so must this machine be");
@@ -2736,10 +2736,10 @@ inline void check_bools(const SafetensorsReader& file, const TensorEntry& entry,
 
 }  // namespace detail
 
-}  // namespace chorus::inline CHORUS_ABI::io
+}  // namespace chorus::io
 #endif  // CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_READER_HPP
 
-namespace chorus::inline CHORUS_ABI::io::detail {
+namespace chorus::io::detail {
 
 /// All names of a model's tensors; tied ones have several.
 using NameSet = std::set<std::string, std::less<>>;
@@ -2830,7 +2830,7 @@ class FileTensors {
   std::vector<Unexpected> unexpected_;
 };
 
-}  // namespace chorus::inline CHORUS_ABI::io::detail
+}  // namespace chorus::io::detail
 #endif  // CHORUS_SINGLE_CHORUS_IO_FILE_NAMES_HPP
 
 // <chorus/io/incoming.hpp>
@@ -2838,7 +2838,7 @@ class FileTensors {
 #define CHORUS_SINGLE_CHORUS_IO_INCOMING_HPP
 /// Where numbers of a file go to.
 
-namespace chorus::inline CHORUS_ABI::io::detail {
+namespace chorus::io::detail {
 
 /// A place that a tensor of a file is to fill: in device memory, or, without a device, on the host. `mean_with`: names
 /// of others, with which floating-point numbers take the mean.
@@ -2880,10 +2880,10 @@ void say_changed(Model& model) {
       model, [](auto&&...) {}, true);
 }
 
-}  // namespace chorus::inline CHORUS_ABI::io::detail
+}  // namespace chorus::io::detail
 #endif  // CHORUS_SINGLE_CHORUS_IO_INCOMING_HPP
 
-namespace chorus::inline CHORUS_ABI::io {
+namespace chorus::io {
 
 namespace detail {
 
@@ -3055,7 +3055,7 @@ LoadReport load(Model& model, const std::string& path, const LoadOptions& option
   return std::move(plan.report);
 }
 
-}  // namespace chorus::inline CHORUS_ABI::io
+}  // namespace chorus::io
 #endif  // CHORUS_SINGLE_CHORUS_IO_LOAD_MODEL_HPP
 
 // <chorus/io/ranks_own.hpp>
@@ -3063,7 +3063,7 @@ LoadReport load(Model& model, const std::string& path, const LoadOptions& option
 #define CHORUS_SINGLE_CHORUS_IO_RANKS_OWN_HPP
 /// What each rank has of its own in a checkpoint: rank 0's tensors have plain names, those of the others a prefix.
 
-namespace chorus::inline CHORUS_ABI::io::detail {
+namespace chorus::io::detail {
 
 inline constexpr std::string_view hook_prefix = "training/hook/", rank_prefix = "training/rank";
 
@@ -3328,7 +3328,7 @@ class HookReading {
   Numbers numbers_;
 };
 
-}  // namespace chorus::inline CHORUS_ABI::io::detail
+}  // namespace chorus::io::detail
 #endif  // CHORUS_SINGLE_CHORUS_IO_RANKS_OWN_HPP
 
 // <chorus/io/read_exactly.hpp>
@@ -3336,7 +3336,7 @@ class HookReading {
 #define CHORUS_SINGLE_CHORUS_IO_READ_EXACTLY_HPP
 /// Reading what has to be bit for bit as it was written: checkpoints.
 
-namespace chorus::inline CHORUS_ABI::io::detail {
+namespace chorus::io::detail {
 
 /// Makes `numbers` the mean of themselves and those of the other tensors of a file.
 template <class T, Device D>
@@ -3403,10 +3403,10 @@ void read_all(const SafetensorsReader& file, const std::vector<Incoming<D>>& wan
   for (std::size_t i = 0; i < wanted.size(); ++i) store<D>(wanted[i], numbers[i]);
 }
 
-}  // namespace chorus::inline CHORUS_ABI::io::detail
+}  // namespace chorus::io::detail
 #endif  // CHORUS_SINGLE_CHORUS_IO_READ_EXACTLY_HPP
 
-namespace chorus::inline CHORUS_ABI::io {
+namespace chorus::io {
 
 /// How far a run has come.
 struct TrainingPosition {
@@ -3621,7 +3621,7 @@ TrainingPosition load_checkpoint(Net& net, Optimizer& optimizer, const std::stri
   }
 }
 
-}  // namespace chorus::inline CHORUS_ABI::io
+}  // namespace chorus::io
 #endif  // CHORUS_SINGLE_CHORUS_IO_CHECKPOINT_HPP
 
 // <chorus/io/npy.hpp>
@@ -3630,7 +3630,7 @@ TrainingPosition load_checkpoint(Net& net, Optimizer& optimizer, const std::stri
 /// NumPy's files of one array, `.npy`, versions 1 to 3 of the format:
 /// https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
 
-namespace chorus::inline CHORUS_ABI::io {
+namespace chorus::io {
 
 namespace detail {
 
@@ -3864,7 +3864,7 @@ void save_npy(const std::string& path, const Tensor<T, Rank, D>& tensor) {
   file.commit();
 }
 
-}  // namespace chorus::inline CHORUS_ABI::io
+}  // namespace chorus::io
 #endif  // CHORUS_SINGLE_CHORUS_IO_NPY_HPP
 
 // <chorus/io/npz.hpp>
@@ -3876,7 +3876,7 @@ void save_npy(const std::string& path, const Tensor<T, Rank, D>& tensor) {
 #if CHORUS_USE_ZLIB
 #endif
 
-namespace chorus::inline CHORUS_ABI::io {
+namespace chorus::io {
 
 namespace detail {
 
@@ -4112,7 +4112,7 @@ class NpzWriter {
   std::map<std::string, std::string> facts_;
 };
 
-}  // namespace chorus::inline CHORUS_ABI::io
+}  // namespace chorus::io
 #endif  // CHORUS_SINGLE_CHORUS_IO_NPZ_HPP
 
 // <chorus/io/parameters_hash.hpp>
@@ -4128,7 +4128,7 @@ class NpzWriter {
 #if CHORUS_USE_OPENSSL
 #endif
 
-namespace chorus::inline CHORUS_ABI::io {
+namespace chorus::io {
 
 #if CHORUS_USE_OPENSSL
 
@@ -4197,10 +4197,10 @@ inline std::string sha256_hex(std::span<const std::byte> data) {
 }
 inline std::string sha256_hex(std::string_view text) { return sha256_hex(std::as_bytes(std::span(text))); }
 
-}  // namespace chorus::inline CHORUS_ABI::io
+}  // namespace chorus::io
 #endif  // CHORUS_SINGLE_CHORUS_IO_SHA256_HPP
 
-namespace chorus::inline CHORUS_ABI::io {
+namespace chorus::io {
 
 /// SHA-256 over the names and numbers of all parameters, in the order of the model's members, as 64 hexadecimal digits.
 template <class Model>
@@ -4216,7 +4216,7 @@ std::string parameters_sha256(Model& model) {
   return hash.hex();
 }
 
-}  // namespace chorus::inline CHORUS_ABI::io
+}  // namespace chorus::io
 #endif  // CHORUS_SINGLE_CHORUS_IO_PARAMETERS_HASH_HPP
 
 // <chorus/io/tensor_file.hpp>
@@ -4224,7 +4224,7 @@ std::string parameters_sha256(Model& model) {
 #define CHORUS_SINGLE_CHORUS_IO_TENSOR_FILE_HPP
 /// Single tensors in safetensors files, of any dtype that a Tensor can have: bf16 and half lie there in 2 bytes.
 
-namespace chorus::inline CHORUS_ABI::io {
+namespace chorus::io {
 
 /// A dense tensor on the host as `write_safetensors` takes it; the tensor must outlive the view. Throws UsageError
 /// where it is not contiguous.
@@ -4253,7 +4253,7 @@ Tensor<T, Rank, Cpu> read_tensor(const SafetensorsReader& file, std::string_view
   return out;
 }
 
-}  // namespace chorus::inline CHORUS_ABI::io
+}  // namespace chorus::io
 #endif  // CHORUS_SINGLE_CHORUS_IO_TENSOR_FILE_HPP
 
 // <chorus/nn/attention.hpp>
@@ -4261,7 +4261,7 @@ Tensor<T, Rank, Cpu> read_tensor(const SafetensorsReader& file, std::string_view
 #define CHORUS_SINGLE_CHORUS_NN_ATTENTION_HPP
 /// Multi-head attention (Vaswani et al. 2017), with PyTorch's parameter names and initialisation.
 
-namespace chorus::inline CHORUS_ABI::nn {
+namespace chorus::nn {
 
 struct MultiheadAttentionOptions {
   bool bias = true;
@@ -4337,7 +4337,7 @@ class MultiheadAttention : public Module {
   Index heads_;
 };
 
-}  // namespace chorus::inline CHORUS_ABI::nn
+}  // namespace chorus::nn
 #endif  // CHORUS_SINGLE_CHORUS_NN_ATTENTION_HPP
 
 // <chorus/nn/convolutions.hpp>
@@ -4350,7 +4350,7 @@ class MultiheadAttention : public Module {
 #define CHORUS_SINGLE_CHORUS_OPS_CONVOLUTION3D_HPP
 /// Three-dimensional convolution (cross-correlation, as in PyTorch): conv2d with the kernel's depth among the channels.
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 /// Depth, height and width, given as one number or three.
 struct Size3d {
@@ -4402,10 +4402,10 @@ auto conv3d(const X& x, const W& weight, const B& bias, const Conv3dOptions& opt
   return transpose(reshape(y, Shape<5>{batch, out_depth, w[0], y.size(2), y.size(3)}), 1, 2);
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_CONVOLUTION3D_HPP
 
-namespace chorus::inline CHORUS_ABI::nn {
+namespace chorus::nn {
 
 struct Conv1dOptions {
   Index kernel = 1, stride = 1, padding = 0, dilation = 1, groups = 1;
@@ -4505,7 +4505,7 @@ class ConvTranspose2d : public detail::ConvolutionBase<4, D, T> {
   chorus::ConvTranspose2dOptions options_;
 };
 
-}  // namespace chorus::inline CHORUS_ABI::nn
+}  // namespace chorus::nn
 #endif  // CHORUS_SINGLE_CHORUS_NN_CONVOLUTIONS_HPP
 
 // <chorus/nn/group_norm.hpp>
@@ -4513,7 +4513,7 @@ class ConvTranspose2d : public detail::ConvolutionBase<4, D, T> {
 #define CHORUS_SINGLE_CHORUS_NN_GROUP_NORM_HPP
 /// Normalisation within a sample as layers: groups of channels, single channels, root mean square.
 
-namespace chorus::inline CHORUS_ABI::nn {
+namespace chorus::nn {
 
 /// Normalises groups of neighbouring channels of x: [batch, channels, ...], then scales and shifts each channel.
 template <Device D, Real T = float>
@@ -4614,7 +4614,7 @@ class RMSNorm : public Module {
   double eps_;
 };
 
-}  // namespace chorus::inline CHORUS_ABI::nn
+}  // namespace chorus::nn
 #endif  // CHORUS_SINGLE_CHORUS_NN_GROUP_NORM_HPP
 
 // <chorus/nn/mixed_precision.hpp>
@@ -4623,7 +4623,7 @@ class RMSNorm : public Module {
 /// MixedPrecision: a model that computes in bf16 or half, over float parameters (Micikevicius et al., "Mixed Precision
 /// Training", ICLR 2018).
 
-namespace chorus::inline CHORUS_ABI::nn {
+namespace chorus::nn {
 
 namespace detail {
 
@@ -4776,7 +4776,7 @@ class MixedPrecision : public Module {
   mutable detail::NarrowCopies<T, device_type> copies_;
 };
 
-}  // namespace chorus::inline CHORUS_ABI::nn
+}  // namespace chorus::nn
 #endif  // CHORUS_SINGLE_CHORUS_NN_MIXED_PRECISION_HPP
 
 // <chorus/nn/more_activations.hpp>
@@ -4789,7 +4789,7 @@ class MixedPrecision : public Module {
 #define CHORUS_SINGLE_CHORUS_OPS_DROPOUT_VARIANTS_HPP
 /// Dropout of whole channels, and dropout that keeps mean and variance.
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 /// x: [batch, channels, ...]: in training zeroes each channel of each sample with probability p and scales the others
 /// by 1 / (1 - p) (Tompson et al. 2015). Throws UsageError unless 0 <= p < 1.
@@ -4820,7 +4820,7 @@ auto alpha_dropout(const X& x, double p, bool training = true) {
   return (x * chosen + (1 - chosen) * limit) * scale - scale * limit * drops;
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_DROPOUT_VARIANTS_HPP
 
 // <chorus/ops/interpolation.hpp>
@@ -4828,7 +4828,7 @@ auto alpha_dropout(const X& x, double p, bool training = true) {
 #define CHORUS_SINGLE_CHORUS_OPS_INTERPOLATION_HPP
 /// Images in other sizes: bilinear interpolation, and the largest number of each part of an image.
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 namespace detail {
 
@@ -4906,7 +4906,7 @@ auto adaptive_max_pool2d(const X& x, Size2d size) {
   return detail::adaptive_max(detail::adaptive_max(x, 3, size.width), 2, size.height);
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_INTERPOLATION_HPP
 
 // <chorus/ops/more_activations.hpp>
@@ -4914,7 +4914,7 @@ auto adaptive_max_pool2d(const X& x, Size2d size) {
 #define CHORUS_SINGLE_CHORUS_OPS_MORE_ACTIVATIONS_HPP
 /// Activations beside the usual ones, with PyTorch's definitions.
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 namespace functors {
 
@@ -5046,10 +5046,10 @@ auto glu(const X& x, Index axis = -1) {
   return slice(x, axis, 0, size / 2) * sigmoid(slice(x, axis, size / 2, size));
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_MORE_ACTIVATIONS_HPP
 
-namespace chorus::inline CHORUS_ABI::nn {
+namespace chorus::nn {
 
 CHORUS_FUNCTION_LAYER(SELU, selu);
 CHORUS_FUNCTION_LAYER(Softsign, softsign);
@@ -5217,7 +5217,7 @@ struct Upsample : Module {
   }
 };
 
-}  // namespace chorus::inline CHORUS_ABI::nn
+}  // namespace chorus::nn
 #endif  // CHORUS_SINGLE_CHORUS_NN_MORE_ACTIVATIONS_HPP
 
 // <chorus/nn/positions.hpp>
@@ -5225,7 +5225,7 @@ struct Upsample : Module {
 #define CHORUS_SINGLE_CHORUS_NN_POSITIONS_HPP
 /// Encodings of positions in a sequence: learned, sinusoidal, rotary.
 
-namespace chorus::inline CHORUS_ABI::nn {
+namespace chorus::nn {
 
 /// Adds a learned vector for each place: x: [batch, length, features], weight: [most, features].
 template <Device D, Real T = float>
@@ -5323,7 +5323,7 @@ auto rotary_positions(const X& x, Index first = 0) {
   return concat(-1, a * cosine - b * sine, b * cosine + a * sine);
 }
 
-}  // namespace chorus::inline CHORUS_ABI::nn
+}  // namespace chorus::nn
 #endif  // CHORUS_SINGLE_CHORUS_NN_POSITIONS_HPP
 
 // <chorus/nn/recurrent.hpp>
@@ -5332,7 +5332,7 @@ auto rotary_positions(const X& x, Index first = 0) {
 /// LSTM and GRU: several layers, both directions, with PyTorch's parameter names (`weight_ih_l0_reverse`) and
 /// initialisation.
 
-namespace chorus::inline CHORUS_ABI::nn {
+namespace chorus::nn {
 
 struct RecurrentOptions {
   Index num_layers = 1;
@@ -5500,7 +5500,7 @@ class GRU final : public Recurrent<D, T> {
   }
 };
 
-}  // namespace chorus::inline CHORUS_ABI::nn
+}  // namespace chorus::nn
 #endif  // CHORUS_SINGLE_CHORUS_NN_RECURRENT_HPP
 
 // <chorus/nn/transformer.hpp>
@@ -5509,7 +5509,7 @@ class GRU final : public Recurrent<D, T> {
 /// Layers of the transformer (Vaswani et al. 2017), as PyTorch has them: TransformerEncoderLayer,
 /// TransformerDecoderLayer.
 
-namespace chorus::inline CHORUS_ABI::nn {
+namespace chorus::nn {
 
 enum class FeedForwardActivation : std::uint8_t { relu, gelu };
 
@@ -5642,7 +5642,7 @@ class TransformerDecoderLayer : public Module {
   TransformerOptions options_;
 };
 
-}  // namespace chorus::inline CHORUS_ABI::nn
+}  // namespace chorus::nn
 #endif  // CHORUS_SINGLE_CHORUS_NN_TRANSFORMER_HPP
 
 // <chorus/ops/class_losses.hpp>
@@ -5650,7 +5650,7 @@ class TransformerDecoderLayer : public Module {
 #define CHORUS_SINGLE_CHORUS_OPS_CLASS_LOSSES_HPP
 /// Losses over classes beyond [batch, classes]: weights of classes, a class for each pixel, probabilities as targets.
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 namespace detail {
 
@@ -5811,7 +5811,7 @@ requires(tensor_of<X>::rank == tensor_of<Y>::rank &&
   return sum(losses) / count;
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_CLASS_LOSSES_HPP
 
 // <chorus/ops/ctc_loss.hpp>
@@ -5820,7 +5820,7 @@ requires(tensor_of<X>::rank == tensor_of<Y>::rank &&
 /// Connectionist temporal classification: the likelihood of a sequence of labels under scores of a longer sequence,
 /// whatever their alignment (Graves et al. 2006).
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 struct CtcLossOptions {
   std::int64_t blank = 0;
@@ -5952,7 +5952,7 @@ auto ctc_loss(const X& log_probabilities, const Tensor<std::int64_t, 2, Cpu>& la
   return sum(losses * to_device(weight, value_of(losses).device()));
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_CTC_LOSS_HPP
 
 // <chorus/ops/einsum.hpp>
@@ -5965,7 +5965,7 @@ auto ctc_loss(const X& log_probabilities, const Tensor<std::int64_t, 2, Cpu>& la
 #define CHORUS_SINGLE_CHORUS_OPS_REDUCTION_AXES_HPP
 /// Reductions along several axes at once: `mean(x, std::array<Index, 2>{2, 3})`.
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 namespace detail {
 
@@ -6045,10 +6045,10 @@ auto argmin(const X& x, Index axis) {
   return argmax(-value_of(x), axis);
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_REDUCTION_AXES_HPP
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 /// The text of `einsum<"bij,bjk->bik">`.
 template <std::size_t N>
@@ -6179,7 +6179,7 @@ auto einsum(const A& a, const B& b) {
   return permute(reshape(matmul(left, right), shape), order);
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_EINSUM_HPP
 
 // <chorus/ops/embedding.hpp>
@@ -6187,7 +6187,7 @@ auto einsum(const A& a, const B& b) {
 #define CHORUS_SINGLE_CHORUS_OPS_EMBEDDING_HPP
 /// Embedding with an entry that stands for "nothing".
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 /// The same as embedding(weight, index), but entry `padding_index` gets no gradient. Throws UsageError where there is
 /// no such entry.
@@ -6207,7 +6207,7 @@ auto embedding(const W& weight, const Tensor<std::int64_t, Rank, D>& index, Inde
   return where(padding, value_of(rows), rows);
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_EMBEDDING_HPP
 
 // <chorus/ops/higher_order.hpp>
@@ -6255,7 +6255,7 @@ auto embedding(const W& weight, const Tensor<std::int64_t, Rank, D>& index, Inde
 #define CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_GRAPH_VARIABLE_HPP
 /// GraphVariable: a Variable whose gradients are recorded as it is, so that gradients can be taken through gradients.
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 /// What an operation makes of a GraphVariable and whatever else is a GraphVariable. It is a Variable too: `backward`
 /// adds to leaves, in Tensors, as ever.
@@ -6465,10 +6465,10 @@ auto grad(const GraphVariable<T, 0, D>& value, const X& input, const GradOptions
   return std::get<0>(grad(value, std::tie(input), options));
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_GRAPH_VARIABLE_HPP
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 namespace functors {
 /// dy * df/dx_I (x...)
@@ -6627,10 +6627,10 @@ auto derivatives(const operations::Pad2d& operation, const Dy& dy, const Y&, con
   }};
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_POINTWISE_HPP
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 namespace detail {
 // A gradient by a reduced value, repeated along the axis that was reduced.
@@ -6769,10 +6769,10 @@ auto derivatives(const operations::CrossEntropy<D>& operation, const Dy& dy, con
   }};
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_REDUCTION_HPP
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 namespace operations {
 struct Conv2dWeightGradient {
@@ -6859,7 +6859,7 @@ auto derivatives(const operations::Conv2dWeightGradient& operation, const Dw& dw
                     [&] { return detail::conv2d_by_shape(x, dw, operation.shape); }};
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_CONVOLUTION_HPP
 
 // <chorus/ops/higher_order/normalization.hpp>
@@ -6867,7 +6867,7 @@ auto derivatives(const operations::Conv2dWeightGradient& operation, const Dw& dw
 #define CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_NORMALIZATION_HPP
 /// Derivatives of layer and batch normalisation, recorded: the formulas of their kernels, by operations.
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 namespace detail {
 
@@ -6964,7 +6964,7 @@ auto derivatives(const operations::BatchNormRelu<T, D>& operation, const Dy& dy,
                         std::tuple{(static_cast<void>(sizeof(R)), masked)...});
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_NORMALIZATION_HPP
 
 // <chorus/ops/higher_order/picking.hpp>
@@ -6972,7 +6972,7 @@ auto derivatives(const operations::BatchNormRelu<T, D>& operation, const Dy& dy,
 #define CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_PICKING_HPP
 /// Derivatives of what picks elements, recorded: index_select, gather, pooling, dropout. All are linear.
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 namespace operations {
 template <class D>
@@ -7111,7 +7111,7 @@ auto derivatives(const operations::Dropout& operation, const Dy& dy, const Y&, c
   return std::tuple{[&] { return detail::dropout_again(dy, operation); }};
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_PICKING_HPP
 
 // <chorus/ops/higher_order/sync_batch_norm.hpp>
@@ -7119,7 +7119,7 @@ auto derivatives(const operations::Dropout& operation, const Dy& dy, const Y&, c
 #define CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_SYNC_BATCH_NORM_HPP
 /// Batch normalisation with the statistics of several devices or ranks, by operations that are recorded.
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 namespace detail {
 
@@ -7256,7 +7256,7 @@ auto sync_batch_norm_graph(const X& x, const W& weight, const B& bias, double co
   return detail::batch_first(y, x.shape());
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_SYNC_BATCH_NORM_HPP
 
 #endif  // CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_HPP
@@ -7267,7 +7267,7 @@ auto sync_batch_norm_graph(const X& x, const W& weight, const B& bias, double co
 /// Losses of distances, rankings and distributions, with PyTorch's definitions. `NAME` is the mean (or sum) of what
 /// `NAME_per_element` or `NAME_per_sample` keeps apart.
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 namespace functors {
 
@@ -7542,7 +7542,7 @@ auto bce_with_logits(const X& x, const Y& target, const W& weight, const P& pos_
                                reduction);
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_MORE_LOSSES_HPP
 
 // <chorus/ops/norm.hpp>
@@ -7551,7 +7551,7 @@ auto bce_with_logits(const X& x, const Y& target, const W& weight, const P& pos_
 /// Norms and standard deviations, with the subgradient 0 where they have no gradient, as in PyTorch. Large and small
 /// numbers are scaled on the way, so that their squares neither overflow nor vanish.
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 namespace functors {
 
@@ -7711,7 +7711,7 @@ auto std(const X& x, const std::array<Index, N>& axes, KeepAxis, Index correctio
   return detail::restore_axes(x, std(x, axes, correction), axes);
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_NORM_HPP
 
 // <chorus/ops/padding_modes.hpp>
@@ -7719,7 +7719,7 @@ auto std(const X& x, const std::array<Index, N>& axes, KeepAxis, Index correctio
 #define CHORUS_SINGLE_CHORUS_OPS_PADDING_MODES_HPP
 /// Padding of images with what lies in them.
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 /// What stands around an image: itself mirrored at its edge pixels, its edge pixels again, or its other side.
 enum class PaddingMode : std::uint8_t { reflect, replicate, circular };
@@ -7760,7 +7760,7 @@ auto pad2d(const X& x, const Padding2d& padding, PaddingMode mode) {
                           padding.right);
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_PADDING_MODES_HPP
 
 // <chorus/ops/scatter.hpp>
@@ -7768,7 +7768,7 @@ auto pad2d(const X& x, const Padding2d& padding, PaddingMode mode) {
 #define CHORUS_SINGLE_CHORUS_OPS_SCATTER_HPP
 /// Putting elements where an index says: scatter_add and scatter.
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 namespace detail {
 template <class T, int Rank, class D>
@@ -7814,7 +7814,7 @@ auto scatter(const X& x, Index axis, const Tensor<std::int64_t, tensor_of<X>::ra
                            detail::scatter_add(source, value_of(x).shape(), a, places), x);
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_SCATTER_HPP
 
 // <chorus/ops/sort.hpp>
@@ -7827,21 +7827,21 @@ auto scatter(const X& x, Index axis, const Tensor<std::int64_t, tensor_of<X>::ra
 #define CHORUS_SINGLE_CHORUS_KERNELS_SORT_HPP
 /// Order along an axis. x: [outer, axis, inner]; index: [outer, count, inner].
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 /// The positions of the first `count` elements in ascending (or descending) order; equal ones keep their order, NaN is
 /// larger than all numbers.
 template <Scalar T>
 void argsort(Cpu, AxisShape shape, Index count, bool descending, const T* x, std::int64_t* index);
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels
 
 // <chorus/kernels/cpu/sort.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_SORT_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_SORT_HPP
 /// Order along an axis on the CPU.
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 template <Scalar T>
 void argsort(Cpu, AxisShape shape, Index count, bool descending, const T* x, std::int64_t* index) {
@@ -7863,7 +7863,7 @@ void argsort(Cpu, AxisShape shape, Index count, bool descending, const T* x, std
     }
 }
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_SORT_HPP
 
 #if CHORUS_USE_CUDA && defined(__CUDACC__)
@@ -7873,7 +7873,7 @@ void argsort(Cpu, AxisShape shape, Index count, bool descending, const T* x, std
 /// Order along an axis on GPUs: each element counts those that come before it, which is its place. Quadratic in the
 /// axis, but without a step that waits for another.
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 namespace cuda {
 
@@ -7906,13 +7906,13 @@ void argsort(Cuda device, AxisShape shape, Index count, bool descending, const T
   cuda::for_each(device, "argsort", shape.numel(), cuda::Rank<T>{shape, count, descending, x, index});
 }
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_CUDA_SORT_HPP
 
 #endif
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_SORT_HPP
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 /// Numbers in order, and the positions at which they were.
 template <class Values, class Indices>
@@ -7960,7 +7960,7 @@ auto topk(const X& x, Index count, Index axis = -1, bool largest = true) {
   return Sorted<decltype(values), std::remove_const_t<decltype(index)>>{std::move(values), index};
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_SORT_HPP
 
 // <chorus/optim/averaging.hpp>
@@ -7968,7 +7968,7 @@ auto topk(const X& x, Index count, Index axis = -1, bool largest = true) {
 #define CHORUS_SINGLE_CHORUS_OPTIM_AVERAGING_HPP
 /// Averages of parameters over steps: exponential (EMA) and equal weights (SWA).
 
-namespace chorus::inline CHORUS_ABI::optim {
+namespace chorus::optim {
 
 /// How an average follows.
 struct AverageRule {
@@ -8243,7 +8243,7 @@ class AveragedScope {
   std::vector<Kept> kept_;
 };
 
-}  // namespace chorus::inline CHORUS_ABI::optim
+}  // namespace chorus::optim
 #endif  // CHORUS_SINGLE_CHORUS_OPTIM_AVERAGING_HPP
 
 // <chorus/optim/grad_scaler.hpp>
@@ -8257,7 +8257,7 @@ class AveragedScope {
 #define CHORUS_SINGLE_CHORUS_CORE_WHILE_ALIVE_HPP
 /// What is held of an object that may end first.
 
-namespace chorus::inline CHORUS_ABI::detail {
+namespace chorus::detail {
 
 /// `call`, which may be made while the net lives of whose life `alive` tells: afterwards it throws UsageError in the
 /// name of `who`.
@@ -8269,7 +8269,7 @@ auto while_alive(std::string_view who, std::weak_ptr<void> alive, Call call) {
   };
 }
 
-}  // namespace chorus::inline CHORUS_ABI::detail
+}  // namespace chorus::detail
 #endif  // CHORUS_SINGLE_CHORUS_CORE_WHILE_ALIVE_HPP
 
 // <chorus/optim/loss_scale.hpp>
@@ -8282,7 +8282,7 @@ auto while_alive(std::string_view who, std::weak_ptr<void> alive, Call call) {
 #define CHORUS_SINGLE_CHORUS_KERNELS_LOSS_SCALE_HPP
 /// How a loss scale changes, on the host as on a GPU.
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 struct LossScaleState {
   double scale = 1;
@@ -8311,10 +8311,10 @@ struct LossScaleRule {
   }
 };
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_LOSS_SCALE_HPP
 
-namespace chorus::inline CHORUS_ABI::optim {
+namespace chorus::optim {
 
 /// PyTorch's defaults.
 struct GradScalerOptions {
@@ -8389,7 +8389,7 @@ class LossScale {
 
 }  // namespace detail
 
-}  // namespace chorus::inline CHORUS_ABI::optim
+}  // namespace chorus::optim
 
 #if CHORUS_USE_CUDA && defined(__CUDACC__)
 // <chorus/optim/cuda/loss_scale.hpp>
@@ -8397,7 +8397,7 @@ class LossScale {
 #define CHORUS_SINGLE_CHORUS_OPTIM_CUDA_LOSS_SCALE_HPP
 /// GradScaler's scale on a GPU: the device looks at the gradients and changes the scale, also in captured steps.
 
-namespace chorus::inline CHORUS_ABI::optim::detail {
+namespace chorus::optim::detail {
 
 template <>
 class LossScale<Cuda> {
@@ -8488,13 +8488,13 @@ class LossScale<Cuda> {
   Storage<Cuda> memory_;
 };
 
-}  // namespace chorus::inline CHORUS_ABI::optim::detail
+}  // namespace chorus::optim::detail
 #endif  // CHORUS_SINGLE_CHORUS_OPTIM_CUDA_LOSS_SCALE_HPP
 
 #endif
 #endif  // CHORUS_SINGLE_CHORUS_OPTIM_LOSS_SCALE_HPP
 
-namespace chorus::inline CHORUS_ABI::optim {
+namespace chorus::optim {
 
 namespace detail {
 /// The gradients that one scaler's losses have gone into, and which it has yet to divide. Several scalers of the same
@@ -8768,7 +8768,7 @@ template <class Net>
 requires requires { Net::distributed; }
 GradScaler(Net&, const GradScalerOptions& = {})->GradScaler<typename Net::device_type>;
 
-}  // namespace chorus::inline CHORUS_ABI::optim
+}  // namespace chorus::optim
 #endif  // CHORUS_SINGLE_CHORUS_OPTIM_GRAD_SCALER_HPP
 
 // <chorus/optim/layerwise.hpp>
@@ -8777,7 +8777,7 @@ GradScaler(Net&, const GradScalerOptions& = {})->GradScaler<typename Net::device
 /// Optimizers for large batches that scale each parameter's step by the ratio of its norm to its step's: LARS, LAMB.
 /// They look at whole parameters, so that an optimizer of slices (ShardedOptimizer) cannot hold them.
 
-namespace chorus::inline CHORUS_ABI::optim {
+namespace chorus::optim {
 
 namespace detail {
 /// An array of one parameter's size beside the state.
@@ -8920,7 +8920,7 @@ class Lamb final : public Optimizer<D> {
   LambOptions options_;
 };
 
-}  // namespace chorus::inline CHORUS_ABI::optim
+}  // namespace chorus::optim
 #endif  // CHORUS_SINGLE_CHORUS_OPTIM_LAYERWISE_HPP
 
 // <chorus/optim/lion.hpp>
@@ -8928,7 +8928,7 @@ class Lamb final : public Optimizer<D> {
 #define CHORUS_SINGLE_CHORUS_OPTIM_LION_HPP
 /// Lion (Chen et al. 2023).
 
-namespace chorus::inline CHORUS_ABI::optim {
+namespace chorus::optim {
 
 struct LionOptions {
   double lr = 1e-4, beta1 = 0.9, beta2 = 0.99, weight_decay = 0;
@@ -8986,7 +8986,7 @@ class Lion final : public Optimizer<D> {
   LionOptions options_;
 };
 
-}  // namespace chorus::inline CHORUS_ABI::optim
+}  // namespace chorus::optim
 #endif  // CHORUS_SINGLE_CHORUS_OPTIM_LION_HPP
 
 // <chorus/optim/update_bn.hpp>
@@ -8994,7 +8994,7 @@ class Lion final : public Optimizer<D> {
 #define CHORUS_SINGLE_CHORUS_OPTIM_UPDATE_BN_HPP
 /// Batch norm's running statistics for parameters that no pass in training has computed with, as averaged ones are.
 
-namespace chorus::inline CHORUS_ABI::optim {
+namespace chorus::optim {
 
 namespace detail {
 
@@ -9102,7 +9102,7 @@ void update_bn(Net& net, Passes&& passes) {
   if constexpr (requires { requires Net::distributed; }) detail::average_statistics(net, scope);
 }
 
-}  // namespace chorus::inline CHORUS_ABI::optim
+}  // namespace chorus::optim
 #endif  // CHORUS_SINGLE_CHORUS_OPTIM_UPDATE_BN_HPP
 
 // <chorus/parallel/fused_optimizer.hpp>
@@ -9110,7 +9110,7 @@ void update_bn(Net& net, Passes&& passes) {
 #define CHORUS_SINGLE_CHORUS_PARALLEL_FUSED_OPTIMIZER_HPP
 /// Optimizers whose step is part of backward: parameters move as soon as their averaged gradient is there.
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 /// An optimizer of type `Opt` for each parameter of a DistributedDataParallel net, which steps it in the middle of
 /// backward, while its gradient is still in the cache and other buckets are under way. The training loop stays the
@@ -9200,7 +9200,7 @@ class FusedOptimizer : public optim::HasLearningRate {
   std::function<void()> check_there_, step_, remove_;  // what knows the net's type
 };
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_FUSED_OPTIMIZER_HPP
 
 // <chorus/parallel/hooks/compress.hpp>
@@ -9213,7 +9213,7 @@ class FusedOptimizer : public optim::HasLearningRate {
 #define CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_BUCKET_STATES_HPP
 /// What a communication hook keeps of each bucket from step to step.
 
-namespace chorus::inline CHORUS_ABI::detail {
+namespace chorus::detail {
 
 /// A hook doesn't know its model's scalar and device types; what it keeps does. A bucket's index has one type of state.
 /// A copy is for another net, with other buckets: it has nothing yet.
@@ -9264,7 +9264,7 @@ void add_rest(Tensor<T, 1, D>& rest, std::span<T> gradients, D device) {
   zero_bytes(device, rest.data(), gradients.size_bytes());
 }
 
-}  // namespace chorus::inline CHORUS_ABI::detail
+}  // namespace chorus::detail
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_BUCKET_STATES_HPP
 
 // <chorus/parallel/hooks/not_sent.hpp>
@@ -9272,7 +9272,7 @@ void add_rest(Tensor<T, 1, D>& rest, std::span<T> gradients, D device) {
 #define CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_NOT_SENT_HPP
 /// What a compressed gradient leaves for the next step.
 
-namespace chorus::inline CHORUS_ABI::detail {
+namespace chorus::detail {
 
 /// gradient - sent; nothing where one of them is not finite, which would stay for ever.
 struct NotSent {
@@ -9285,10 +9285,10 @@ struct NotSent {
   }
 };
 
-}  // namespace chorus::inline CHORUS_ABI::detail
+}  // namespace chorus::detail
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_NOT_SENT_HPP
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 /// An all-reduce of numbers of type `Wire`. A rank's gradients are weighed in their own type and then rounded, once;
 /// what ranks pass on is rounded again, and only added up in float. What the rounding cuts off is added to the
@@ -9356,7 +9356,7 @@ using Bf16Compress = Compress<bf16>;
 /// 6e-8 are left for later steps.
 using Fp16Compress = Compress<half>;
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_COMPRESS_HPP
 
 // <chorus/parallel/hooks/post_local_sgd.hpp>
@@ -9369,7 +9369,7 @@ using Fp16Compress = Compress<half>;
 #define CHORUS_SINGLE_CHORUS_PARALLEL_AVERAGE_PARAMETERS_HPP
 /// Averaging parameters instead of gradients.
 
-namespace chorus::inline CHORUS_ABI::detail {
+namespace chorus::detail {
 
 /// The parameters that ranks have stepped on their own since they last had the same. No others are averaged: the mean
 /// of equal numbers may differ from them in its last digit.
@@ -9454,10 +9454,10 @@ class ParametersApart {
   std::vector<const void*> apart_;  // sorted
 };
 
-}  // namespace chorus::inline CHORUS_ABI::detail
+}  // namespace chorus::detail
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_AVERAGE_PARAMETERS_HPP
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 /// Lin, Stich, Patel, Jaggi, "Don't use large mini-batches, use local SGD", ICLR 2020. The average is taken at the
 /// beginning of the forward pass that follows; between averages, ranks have different parameters: call the policy's
@@ -9516,7 +9516,7 @@ struct PostLocalSgd {
   detail::ParametersApart stepped = {};
 };
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_POST_LOCAL_SGD_HPP
 
 // <chorus/parallel/hooks/power_sgd.hpp>
@@ -9525,7 +9525,7 @@ struct PostLocalSgd {
 /// PowerSGD: gradients that travel as products of two thin matrices (Vogels, Karimireddy, Jaggi, "PowerSGD: practical
 /// low-rank gradient compression for distributed optimization", NeurIPS 2019).
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 /// A parameter of shape [n, ...] is an n x m matrix M, gradient and what earlier steps have left out. One step of
 /// subspace iteration: P = mean of M Q over ranks, made orthonormal; Q = mean of M' P; the gradient becomes P Q', and
@@ -9752,7 +9752,7 @@ struct PowerSgd {
   }
 };
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_POWER_SGD_HPP
 
 // <chorus/parallel/hooks/quantize.hpp>
@@ -9760,7 +9760,7 @@ struct PowerSgd {
 #define CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_QUANTIZE_HPP
 /// Gradients that travel in one byte a number.
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 /// Each block of 512 numbers is sent as integers in [-127, 127] and one float, its unit (Dettmers, "8-bit
 /// approximations for parallelism in deep learning", ICLR 2016, with linear steps). All ranks gather all ranks' and add
@@ -9852,7 +9852,7 @@ struct Quantize8Bit {
   }
 };
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_QUANTIZE_HPP
 
 // <chorus/parallel/hooks/reduce_scatter.hpp>
@@ -9860,7 +9860,7 @@ struct Quantize8Bit {
 #define CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_REDUCE_SCATTER_HPP
 /// Averages gradients in parts, for an optimizer of which each rank steps its part alone.
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 /// Of each bucket, every rank gets the average of its own part (`detail::part_of`) and no other: half of an all-reduce.
 /// The other half is the all-gather of the parameters in ShardedOptimizer's step, so that both together send what
@@ -9905,7 +9905,7 @@ struct ReduceScatter {
   }
 };
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_REDUCE_SCATTER_HPP
 
 // <chorus/parallel/hooks/sparse_rows.hpp>
@@ -9913,7 +9913,7 @@ struct ReduceScatter {
 #define CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_SPARSE_ROWS_HPP
 /// Gradients of which most rows are zero, as an embedding's are.
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 /// Ranks send the rows of their gradients that are not all zeros, with their numbers; all add them up in the order of
 /// ranks. A parameter of shape [n, ...] has n rows, a vector is one. What PyTorch does for embeddings made with
@@ -10057,7 +10057,7 @@ struct SparseRows {
   static std::size_t padded(std::size_t bytes) { return (bytes + sizeof(Id) - 1) / sizeof(Id) * sizeof(Id); }
 };
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_SPARSE_ROWS_HPP
 
 // <chorus/parallel/local_sgd.hpp>
@@ -10065,7 +10065,7 @@ struct SparseRows {
 #define CHORUS_SINGLE_CHORUS_PARALLEL_LOCAL_SGD_HPP
 /// LocalSgd: ranks step on their own and average their parameters now and then.
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 struct LocalSgdOptions {
   /// Optimizer steps between averages. 1: after every one.
@@ -10312,7 +10312,7 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   bool ended_ = false;  // this rank only keeps others company
 };
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_LOCAL_SGD_HPP
 
 // <chorus/parallel/parameter_server.hpp>
@@ -10320,7 +10320,7 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
 #define CHORUS_SINGLE_CHORUS_PARALLEL_PARAMETER_SERVER_HPP
 /// ParameterServer: rank 0 has the parameters; all others push gradients to it and pull parameters from it.
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 struct ParameterServerOptions {
   /// The axis of the inputs along which their samples lie.
@@ -10582,7 +10582,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
   std::vector<std::uint32_t> forgotten_before_;  // times_forgotten of all parameters at the last push
 };
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_PARAMETER_SERVER_HPP
 
 // <chorus/parallel/sharded_optimizer.hpp>
@@ -10591,12 +10591,12 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
 /// An optimizer whose state is shared out among the ranks (Rajbhandari et al., "ZeRO: memory optimizations toward
 /// training trillion parameter models", SC 2020, stages 1 and, with the hook ReduceScatter, 2).
 
-// <chorus/parallel/parameter_shards.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_PARAMETER_SHARDS_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_PARAMETER_SHARDS_HPP
+// <chorus/parallel/sharded/parameter_shards.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_SHARDED_PARAMETER_SHARDS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_SHARDED_PARAMETER_SHARDS_HPP
 /// Which rank steps which numbers of the parameters, and its own ones as an optimizer takes them.
 
-namespace chorus::inline CHORUS_ABI::detail {
+namespace chorus::detail {
 
 /// Some of a parameter's numbers, for an optimizer that steps these alone.
 template <Device D>
@@ -10726,10 +10726,10 @@ class ParameterShards {
   std::vector<nn::NamedParameter<D>> mine_;
 };
 
-}  // namespace chorus::inline CHORUS_ABI::detail
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_PARAMETER_SHARDS_HPP
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_SHARDED_PARAMETER_SHARDS_HPP
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 namespace detail {
 /// A DistributedDataParallel: under other policies there is nobody to share an optimizer's state with.
@@ -11076,7 +11076,7 @@ class ShardedOptimizer : public optim::HasLearningRate {
   std::unique_ptr<Opt> own_;  // none where there are fewer numbers than ranks
 };
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_SHARDED_OPTIMIZER_HPP
 
 #if CHORUS_USE_CUDA
@@ -11086,7 +11086,7 @@ class ShardedOptimizer : public optim::HasLearningRate {
 /// Graphed: a training step that is recorded once as a CUDA graph, communication and optimizer included, and from then
 /// on started by one call instead of by hundreds.
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 struct GraphedOptions {
   /// Steps that run eagerly first, so that memory, plans and buckets are as they will stay.
@@ -11347,7 +11347,7 @@ class Graphed {
   cudaGraphExec_t exec_ = nullptr;
 };
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CUDA_GRAPHED_HPP
 
 #endif

@@ -1,13 +1,13 @@
 // DistributedDataParallel over NCCL, in two processes on one GPU: the steps of one device, eager and captured.
 #include <catch.hpp>
 #include <chorus/io/parameters_hash.hpp>
+#include <chorus/launch/run.hpp>
 #include <chorus/nn/linear.hpp>
 #include <chorus/ops/cross_entropy.hpp>
 #include <chorus/ops/elementary.hpp>
 #include <chorus/optim/sgd.hpp>
 #include <chorus/parallel/cuda/graphed.hpp>
 #include <chorus/parallel/distributed_data_parallel.hpp>
-#include <chorus/parallel/run.hpp>
 #include <chorus/parallel/single_device.hpp>
 
 #include "../unit/comm/processes.hpp"

@@ -1,7 +1,7 @@
 // Optimizers that are shared out, with a loss scale, over NCCL: the steps of the plain one, whether gradients are
 // averaged whole or in parts, eager and captured, by one rank and by two that share a GPU.
 #include <catch.hpp>
-#include <chorus/parallel/run.hpp>
+#include <chorus/launch/run.hpp>
 
 #include "../unit/comm/processes.hpp"
 #include "gpu.hpp"

@@ -1,5 +1,5 @@
 // Command lines, a word a line: of programs, and of chorus-run.
-#include <chorus/parallel/launch.hpp>
+#include <chorus/launch/launch.hpp>
 
 #include "../../examples/chorus_run_words.hpp"
 #include "fuzz.hpp"

@@ -8,7 +8,7 @@
 
 #include <algorithm>
 #include <array>
-#include <chorus/comm/socket.hpp>
+#include <chorus/comm/transport/socket.hpp>
 #include <chorus/core/error.hpp>
 #include <chrono>
 #include <cstddef>

@@ -1,6 +1,6 @@
 // Rank 0 of a mesh, whose peers are to connect, and guests who say anything: each a byte, and in every other input what
 // a peer would say first.
-#include <chorus/comm/mesh.hpp>
+#include <chorus/comm/transport/mesh.hpp>
 
 #include "fuzz.hpp"
 

@@ -1,6 +1,6 @@
 // Rank 0 where others meet, and guests who say anything: each of up to three a length and bytes, of which every other
 // stays. Where it takes them for ranks, they are its peers in the mesh, too.
-#include <chorus/comm/mesh.hpp>
+#include <chorus/comm/transport/mesh.hpp>
 
 #include "fuzz.hpp"
 

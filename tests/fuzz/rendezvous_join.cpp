@@ -1,5 +1,5 @@
 // A rank whose rank 0 says anything.
-#include <chorus/comm/rendezvous.hpp>
+#include <chorus/comm/meeting/rendezvous.hpp>
 
 #include "fuzz.hpp"
 

@@ -1,7 +1,7 @@
 // A store's user whose server says anything.
 #include <chorus/comm/store.hpp>
-#include <chorus/comm/store_messages.hpp>
-#include <chorus/comm/store_server.hpp>
+#include <chorus/comm/store/store_messages.hpp>
+#include <chorus/comm/store/store_server.hpp>
 
 #include "fuzz.hpp"
 

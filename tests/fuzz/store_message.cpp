@@ -1,5 +1,5 @@
 // Messages of a store as they come in, one behind the other: what is understood is sent as it came.
-#include <chorus/comm/store_messages.hpp>
+#include <chorus/comm/store/store_messages.hpp>
 
 #include "fuzz.hpp"
 

@@ -1,7 +1,7 @@
 // A store that somebody talks to who says anything: as a user, as a stranger at its port, or as who has come in there.
 // It answers everybody else as if nothing were.
 #include <chorus/comm/store.hpp>
-#include <chorus/comm/store_server.hpp>
+#include <chorus/comm/store/store_server.hpp>
 
 #include "fuzz.hpp"
 

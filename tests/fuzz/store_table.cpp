@@ -1,6 +1,6 @@
 // Requests to a store: a code, a number, and texts, each of them a length, a byte that says how long it gets or
 // how often it comes, and the text, so that large answers can be asked for.
-#include <chorus/comm/store_table.hpp>
+#include <chorus/comm/store/store_table.hpp>
 #include <chrono>
 #include <set>
 

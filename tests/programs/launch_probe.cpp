@@ -7,7 +7,7 @@
 #include <array>
 #include <chorus/comm/store.hpp>
 #include <chorus/core/random.hpp>
-#include <chorus/parallel/launch.hpp>
+#include <chorus/launch/launch.hpp>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>

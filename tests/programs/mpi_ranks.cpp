@@ -1,6 +1,6 @@
 // A rank of an MPI job that mpi_test starts with mpirun: `mpi_ranks WHAT`.
 #include <chorus/comm/split.hpp>
-#include <chorus/parallel/world_from_environment.hpp>
+#include <chorus/launch/world_from_environment.hpp>
 #include <cstdio>
 
 #include "../unit/comm/astray.hpp"

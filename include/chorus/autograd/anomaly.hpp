@@ -3,7 +3,7 @@
 
 #include <chorus/autograd/node.hpp>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 /// While one lives, in any thread, every recorded operation's output and every gradient that it sends back is searched,
 /// and the first NaN or infinity becomes a NonFiniteError that names the operation. `masked_fill` may give infinities.
@@ -18,4 +18,4 @@ class DetectAnomaly {
   DetectAnomaly& operator=(const DetectAnomaly&) = delete;
 };
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 namespace detail {
 
@@ -234,4 +234,4 @@ auto checkpoint(const Function& function, const Inputs&... inputs) {
                                                            std::move(parameters), std::move(seen), inputs...)));
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

@@ -7,7 +7,7 @@
 #include <type_traits>
 #include <utility>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 // What the tape remembers of this operation beside its backward function: see ops/higher_order.hpp.
 namespace operations {
@@ -61,4 +61,4 @@ auto custom_function(const char* name, const Forward& forward, const Backward& b
       inputs...);
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

@@ -5,7 +5,7 @@
 #include <chorus/kernels/scalar_math.hpp>
 #include <type_traits>
 
-namespace chorus::inline CHORUS_ABI::math {
+namespace chorus::math {
 
 /// `value` and its derivatives in `N` directions. `S` is float, double or a Pack. Kinks follow the branch that `where`
 /// takes; the branch not taken has no influence, not even as NaN. `Dual<S, 0>` is a plain number with this interface.
@@ -305,8 +305,8 @@ CHORUS_HD Dual<S, N> pow(const Dual<S, N>& x, A exponent) {
   return detail::chain<S, N>(S(pow(x.value, e)), slope, x);
 }
 
-}  // namespace chorus::inline CHORUS_ABI::math
+}  // namespace chorus::math
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 using math::Dual;
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

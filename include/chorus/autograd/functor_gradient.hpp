@@ -4,7 +4,7 @@
 #include <chorus/autograd/dual.hpp>
 #include <utility>
 
-namespace chorus::inline CHORUS_ABI::math {
+namespace chorus::math {
 
 /// What `gradient` returns: one number for each input of a functor.
 template <class S, int N>
@@ -36,8 +36,8 @@ CHORUS_HD Partials<S, static_cast<int>(sizeof...(X))> gradient(const F& f, const
   }
 }
 
-}  // namespace chorus::inline CHORUS_ABI::math
+}  // namespace chorus::math
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 using math::Partials;
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 struct GradOptions {
   /// Record how the gradients are made, so that gradients can be taken through them: for GraphVariables, see
@@ -170,4 +170,4 @@ auto grad(const Y& value, const X& input, const GradOptions& options = {}) {
   return std::get<0>(grad(value, std::tie(input), options));
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

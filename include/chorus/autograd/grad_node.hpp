@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 /// Where a backward function writes the gradient of one input: dense memory, to be added to or overwritten.
 template <Real T, int Rank, Device D>
@@ -225,4 +225,4 @@ struct TypedHook final : GradientHook {
 };
 }  // namespace detail
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

@@ -10,7 +10,7 @@
 #include <chorus/autograd/variable.hpp>
 #include <chorus/core/philox.hpp>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 struct GradientCheckOptions {
   /// Half the distance of the two points of a central difference.
@@ -75,4 +75,4 @@ double gradient_error(const Function& function, const Tensor<double, Ranks>&... 
   return gradient_error(function, GradientCheckOptions{}, inputs...);
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

@@ -14,7 +14,7 @@
 
 #include <chorus/core/config.hpp>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 template <class N>
 class Ref;
@@ -237,4 +237,4 @@ class Ref {
   N* node_ = nullptr;
 };
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

@@ -12,7 +12,7 @@
 #include <string_view>
 #include <utility>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 namespace detail {
 
@@ -389,4 +389,4 @@ class Buffer : public AnyBuffer {
   BufferNode<T, Rank, D>& typed() const { return static_cast<BufferNode<T, Rank, D>&>(*node_); }
 };
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

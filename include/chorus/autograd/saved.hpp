@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-namespace chorus::inline CHORUS_ABI::detail {
+namespace chorus::detail {
 
 /// Backward functions capture `Saved(tensor)` and call `read` where they need the numbers.
 template <AnyTensor X>
@@ -38,4 +38,4 @@ class Saved {
   std::uint64_t version_;
 };
 
-}  // namespace chorus::inline CHORUS_ABI::detail
+}  // namespace chorus::detail

@@ -5,7 +5,7 @@
 #include <functional>
 #include <span>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 /// Has `action` called once, at the end of the backward run that this thread is in. For gradient hooks.
 void at_backward_end(std::function<void()> action);
@@ -23,7 +23,7 @@ struct BackwardOptions {
 /// the way unless the graph is retained.
 void run_backward(std::span<const Ref<Node>> roots, const BackwardOptions& options = {});
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus
 
 #if !CHORUS_COMPILED
 #include <chorus/autograd/tape_impl.hpp>

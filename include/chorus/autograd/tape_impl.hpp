@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 namespace detail {
 /// What is to be done when the backward run of this thread has ended; null outside of one.
@@ -154,4 +154,4 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
   for (const auto& action : actions) action();
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

@@ -11,7 +11,7 @@
 #include <type_traits>
 #include <utility>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 /// A Tensor and the node behind it. Copies share both.
 template <Real T, int Rank, Device D = Cpu>
@@ -277,4 +277,4 @@ auto with_variables(const Operation& operation, const Inputs&... inputs) {
 
 }  // namespace detail
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

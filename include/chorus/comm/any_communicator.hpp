@@ -1,11 +1,11 @@
 #pragma once
 /// `AnyCommunicator`: a communicator whose engine is chosen at run time.
 
-#include <chorus/comm/engine.hpp>
+#include <chorus/comm/engine/engine.hpp>
 #include <memory>
 #include <type_traits>
 
-namespace chorus::inline CHORUS_ABI::comm {
+namespace chorus::comm {
 
 /// The engine of a group of one, in which nothing moves.
 std::shared_ptr<Engine> alone();
@@ -184,8 +184,8 @@ class AnyCommunicator {
 
 static_assert(Communicator<AnyCommunicator>);
 
-}  // namespace chorus::inline CHORUS_ABI::comm
+}  // namespace chorus::comm
 
 #if !CHORUS_COMPILED
-#include <chorus/comm/alone.hpp>
+#include <chorus/comm/engine/alone.hpp>
 #endif

@@ -8,7 +8,7 @@
 #include <span>
 #include <string_view>
 
-namespace chorus::inline CHORUS_ABI::comm {
+namespace chorus::comm {
 
 /// How contributions are combined. On bool, sum and max are "or", min is "and". Sums of integers wrap around. In min
 /// and max of floating-point numbers a NaN wins over any number (which NaN it is, is not said), and -0 counts as less
@@ -67,4 +67,4 @@ concept Communicator = requires(C& c, std::span<float> out, std::span<const floa
   { c.barrier_async() } -> std::same_as<Work>;
 };
 
-}  // namespace chorus::inline CHORUS_ABI::comm
+}  // namespace chorus::comm

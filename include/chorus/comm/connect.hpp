@@ -4,7 +4,7 @@
 #include <chorus/comm/any_communicator.hpp>
 #include <chorus/comm/world.hpp>
 
-namespace chorus::inline CHORUS_ABI::comm {
+namespace chorus::comm {
 
 struct ConnectOptions {
   Backend backend = Backend::automatic;  ///< the same on all ranks
@@ -27,7 +27,7 @@ using EngineMaker = std::shared_ptr<Engine> (*)(const World& world);
 /// What `connect` calls for `backend`: how <chorus/comm/mpi.hpp> and its like, once included, make theirs known.
 bool register_backend(Backend backend, EngineMaker maker);
 
-}  // namespace chorus::inline CHORUS_ABI::comm
+}  // namespace chorus::comm
 
 #if !CHORUS_COMPILED
 #include <chorus/comm/connect_impl.hpp>

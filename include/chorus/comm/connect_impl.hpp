@@ -2,13 +2,13 @@
 /// What stands behind `connect`.
 
 #include <array>
+#include <chorus/comm/algorithms/ring_communicator.hpp>
 #include <chorus/comm/connect.hpp>
-#include <chorus/comm/hybrid_transport.hpp>
-#include <chorus/comm/mesh.hpp>
-#include <chorus/comm/ring_communicator.hpp>
 #include <chorus/comm/thread_group.hpp>
+#include <chorus/comm/transport/hybrid_transport.hpp>
+#include <chorus/comm/transport/mesh.hpp>
 
-namespace chorus::inline CHORUS_ABI::comm {
+namespace chorus::comm {
 
 namespace detail {
 
@@ -70,4 +70,4 @@ CHORUS_INLINE bool register_backend(Backend backend, EngineMaker maker) {
   return true;
 }
 
-}  // namespace chorus::inline CHORUS_ABI::comm
+}  // namespace chorus::comm

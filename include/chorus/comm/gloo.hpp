@@ -17,20 +17,20 @@
 #include <gloo/transport/tcp/device.h>
 #include <gloo/transport/unbound_buffer.h>
 
-#include <chorus/comm/call_book.hpp>
-#include <chorus/comm/compare_calls.hpp>
 #include <chorus/comm/connect.hpp>
+#include <chorus/comm/engine/call_book.hpp>
+#include <chorus/comm/engine/compare_calls.hpp>
+#include <chorus/comm/engine/queued_engine.hpp>
+#include <chorus/comm/meeting/rendezvous_messages.hpp>
 #include <chorus/comm/objects.hpp>
-#include <chorus/comm/queued_engine.hpp>
-#include <chorus/comm/rendezvous_messages.hpp>
-#include <chorus/comm/sigpipe.hpp>
-#include <chorus/comm/socket.hpp>
+#include <chorus/comm/transport/sigpipe.hpp>
+#include <chorus/comm/transport/socket.hpp>
 #include <cstring>
 #include <map>
 #include <thread>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI::comm {
+namespace chorus::comm {
 
 namespace detail {
 
@@ -247,4 +247,4 @@ class GlooCommunicator : public AnyCommunicator {
 
 static_assert(Communicator<GlooCommunicator>);
 
-}  // namespace chorus::inline CHORUS_ABI::comm
+}  // namespace chorus::comm

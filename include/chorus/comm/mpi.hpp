@@ -9,18 +9,18 @@
 /// counts what a ring would send.
 
 #include <atomic>
-#include <chorus/comm/call_book.hpp>
-#include <chorus/comm/compare_calls.hpp>
 #include <chorus/comm/connect.hpp>
-#include <chorus/comm/mpi_library.hpp>
-#include <chorus/comm/queued_engine.hpp>
-#include <chorus/comm/socket.hpp>
+#include <chorus/comm/engine/call_book.hpp>
+#include <chorus/comm/engine/compare_calls.hpp>
+#include <chorus/comm/engine/mpi_library.hpp>
+#include <chorus/comm/engine/queued_engine.hpp>
+#include <chorus/comm/transport/socket.hpp>
 #include <cstdint>
 #include <cstring>
 #include <span>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI::comm {
+namespace chorus::comm {
 
 namespace detail {
 
@@ -299,4 +299,4 @@ class MpiCommunicator : public AnyCommunicator {
 
 static_assert(Communicator<MpiCommunicator>);
 
-}  // namespace chorus::inline CHORUS_ABI::comm
+}  // namespace chorus::comm

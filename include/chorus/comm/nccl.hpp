@@ -5,8 +5,8 @@
 #include <nccl.h>
 
 #include <chorus/comm/connect.hpp>
-#include <chorus/comm/nccl_device_group.hpp>
-#include <chorus/comm/nccl_engine.hpp>
+#include <chorus/comm/nccl/nccl_device_group.hpp>
+#include <chorus/comm/nccl/nccl_engine.hpp>
 #include <chorus/core/cuda/stream.hpp>
 #include <chrono>
 #include <cstdlib>
@@ -14,7 +14,7 @@
 #include <span>
 #include <string>
 
-namespace chorus::inline CHORUS_ABI::comm {
+namespace chorus::comm {
 
 /// The calls of NCCL and of the CUDA runtime that NcclCommunicator makes; each returns the library's code. Streams and
 /// events are numbered by the runtime, so that what throws elsewhere in chorus is a code here, too.
@@ -197,4 +197,4 @@ inline const bool nccl_registered =
 
 }  // namespace detail
 
-}  // namespace chorus::inline CHORUS_ABI::comm
+}  // namespace chorus::comm

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI::comm {
+namespace chorus::comm {
 
 /// The longest text that there can be.
 inline constexpr std::int64_t most_object_bytes = std::int64_t{1} << 30;
@@ -59,4 +59,4 @@ template <class Communicator>
   return {text.begin(), text.end()};
 }
 
-}  // namespace chorus::inline CHORUS_ABI::comm
+}  // namespace chorus::comm

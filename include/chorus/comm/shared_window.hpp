@@ -4,8 +4,8 @@
 #include <unistd.h>
 
 #include <chorus/comm/communicator.hpp>
-#include <chorus/comm/hmac.hpp>
-#include <chorus/comm/shared_region.hpp>
+#include <chorus/comm/meeting/hmac.hpp>
+#include <chorus/comm/transport/shared_region.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -13,7 +13,7 @@
 #include <span>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI::comm {
+namespace chorus::comm {
 
 namespace detail {
 
@@ -86,4 +86,4 @@ template <class Communicator>
   return memory;
 }
 
-}  // namespace chorus::inline CHORUS_ABI::comm
+}  // namespace chorus::comm

@@ -4,14 +4,14 @@
 #include <algorithm>
 #include <array>
 #include <chorus/comm/connect.hpp>
-#include <chorus/comm/rendezvous_messages.hpp>
+#include <chorus/comm/meeting/rendezvous_messages.hpp>
 #include <cstdint>
 #include <cstring>
 #include <span>
 #include <string>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI::comm {
+namespace chorus::comm {
 
 namespace detail {
 
@@ -92,4 +92,4 @@ std::vector<Message> gather_from_all(AnyCommunicator& all, const Message& mine) 
   return group;
 }
 
-}  // namespace chorus::inline CHORUS_ABI::comm
+}  // namespace chorus::comm

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI::comm {
+namespace chorus::comm {
 
 class AnyCommunicator;
 class Store;
@@ -89,8 +89,8 @@ class Store {
   std::chrono::milliseconds timeout_ = default_timeout;
 };
 
-}  // namespace chorus::inline CHORUS_ABI::comm
+}  // namespace chorus::comm
 
 #if !CHORUS_COMPILED
-#include <chorus/comm/store_impl.hpp>
+#include <chorus/comm/store/store_impl.hpp>
 #endif

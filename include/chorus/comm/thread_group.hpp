@@ -5,7 +5,7 @@
 #include <chorus/comm/world.hpp>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI::comm {
+namespace chorus::comm {
 
 /// One communicator per rank, to be used by one thread each. They share memory as processes on one machine do, and
 /// `trace` counts their bytes apart, by rank. Throws UsageError for a size that is not in [1, max_ranks] and a timeout
@@ -18,7 +18,7 @@ std::vector<AnyCommunicator> thread_group(int size,
 /// CommError where a rank comes twice and where there is no memory.
 AnyCommunicator join_thread_group(const World& world);
 
-}  // namespace chorus::inline CHORUS_ABI::comm
+}  // namespace chorus::comm
 
 #if !CHORUS_COMPILED
 #include <chorus/comm/thread_group_impl.hpp>

@@ -1,16 +1,16 @@
 #pragma once
 /// What stands behind `thread_group`.
 
-#include <chorus/comm/ring_communicator.hpp>
-#include <chorus/comm/shm_transport.hpp>
+#include <chorus/comm/algorithms/ring_communicator.hpp>
 #include <chorus/comm/thread_group.hpp>
+#include <chorus/comm/transport/shm_transport.hpp>
 #include <condition_variable>
 #include <exception>
 #include <map>
 #include <memory>
 #include <mutex>
 
-namespace chorus::inline CHORUS_ABI::comm {
+namespace chorus::comm {
 
 namespace detail {
 
@@ -92,4 +92,4 @@ CHORUS_INLINE std::vector<AnyCommunicator> thread_group(int size, std::chrono::m
 
 CHORUS_INLINE AnyCommunicator join_thread_group(const World& world) { return detail::Lobby::instance().meet(world); }
 
-}  // namespace chorus::inline CHORUS_ABI::comm
+}  // namespace chorus::comm

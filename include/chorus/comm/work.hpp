@@ -6,7 +6,7 @@
 #include <memory>
 #include <utility>
 
-namespace chorus::inline CHORUS_ABI::comm {
+namespace chorus::comm {
 
 /// What a communicator keeps of its asynchronous collectives. They finish in the order in which they were called, so
 /// that a number, the ticket, is enough to name one: no allocation per call.
@@ -53,4 +53,4 @@ class Work {
   std::uint64_t ticket_ = 0;
 };
 
-}  // namespace chorus::inline CHORUS_ABI::comm
+}  // namespace chorus::comm

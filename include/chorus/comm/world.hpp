@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI::comm {
+namespace chorus::comm {
 
 /// The ranks that one communicator can join; `trace` counts bytes for as many.
 inline constexpr int max_ranks = 64;
@@ -58,4 +58,4 @@ constexpr std::string_view name(Backend backend) {
 }
 inline void append(std::string& out, Backend backend) { out += name(backend); }
 
-}  // namespace chorus::inline CHORUS_ABI::comm
+}  // namespace chorus::comm

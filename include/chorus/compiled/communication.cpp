@@ -4,9 +4,9 @@
 #include <chorus/comm/connect.hpp>
 #include <chorus/comm/store.hpp>
 #include <chorus/comm/thread_group.hpp>
-#include <chorus/parallel/launch.hpp>
+#include <chorus/launch/launch.hpp>
 
-namespace chorus::inline CHORUS_ABI::comm {
+namespace chorus::comm {
 
 #define CHORUS_REDUCTION(T) template Reduction reduction<T>(ReduceOp, double);
 CHORUS_REDUCTION(bool)
@@ -24,4 +24,4 @@ CHORUS_REDUCTION(float)
 CHORUS_REDUCTION(double)
 #undef CHORUS_REDUCTION
 
-}  // namespace chorus::inline CHORUS_ABI::comm
+}  // namespace chorus::comm

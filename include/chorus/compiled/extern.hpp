@@ -17,7 +17,7 @@
 #define CHORUS_EXTERN extern
 #endif
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 namespace detail {
 template <int Rank>
@@ -65,4 +65,4 @@ CHORUS_EXTERN template class optim::Sgd<Cpu>;
 CHORUS_EXTERN template class detail::GradientLayout<Cpu>;
 CHORUS_EXTERN template class detail::Reducer<Cpu, AllReduce, comm::AnyCommunicator>;
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

@@ -7,8 +7,8 @@
 #include <chorus/data/sampler.hpp>
 #include <chorus/io/model_file.hpp>
 
-namespace chorus::inline CHORUS_ABI::io::detail {
+namespace chorus::io::detail {
 
 template void save_module<Cpu>(nn::Module&, const std::string&, const Metadata&);
 
-}  // namespace chorus::inline CHORUS_ABI::io::detail
+}  // namespace chorus::io::detail

@@ -19,7 +19,7 @@
 #include <chorus/kernels/softmax.hpp>
 #include <chorus/kernels/sort.hpp>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 // Tables name each kernel, so that it is emitted here; nobody reads them.
 using Erased = void (*)();
@@ -147,4 +147,4 @@ struct Integers {
 template struct Integers<std::int8_t, std::int16_t, std::int32_t, std::int64_t, std::uint8_t, std::uint16_t,
                          std::uint32_t, std::uint64_t>;
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels

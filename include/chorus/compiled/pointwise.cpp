@@ -15,7 +15,7 @@
 #include <chorus/optim/rmsprop.hpp>
 #include <chorus/parallel/hooks/not_sent.hpp>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 template <class T, std::size_t N>
 using Arrays = std::array<T*, N>;
@@ -140,4 +140,4 @@ CHORUS_STEP(MixSquare, 2)
 template struct Forward<chorus::detail::NotSent, float, 2>;
 template struct Forward<chorus::detail::NotSent, double, 2>;
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels

@@ -5,10 +5,10 @@
 #include <chorus/nn/flat_parameters.hpp>
 #include <chorus/train/progress.hpp>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 template class nn::FlatParameters<Cpu>;
 template std::vector<nn::NamedParameter<Cpu>> nn::named_parameters<Cpu>(nn::Module&);
 template std::vector<nn::NamedBuffer<Cpu>> nn::named_buffers<Cpu>(nn::Module&);
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

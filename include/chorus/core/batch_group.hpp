@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 /// What a policy offers to the operators of a forward pass, and of the backward pass behind it. All members make the
 /// same calls in the same order.
@@ -72,4 +72,4 @@ class PlaceInPass {
   std::size_t pass_ = 0;
 };
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

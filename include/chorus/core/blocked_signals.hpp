@@ -8,7 +8,7 @@
 #include <thread>
 #include <utility>
 
-namespace chorus::inline CHORUS_ABI::detail {
+namespace chorus::detail {
 
 /// Blocks all signals in this thread while it lives, and so for ever in a thread that is started meanwhile: signals are
 /// for the threads that the user knows of, and for a launcher's one that supervises.
@@ -39,4 +39,4 @@ Thread start_thread(std::string_view who, Body body) {
   }
 }
 
-}  // namespace chorus::inline CHORUS_ABI::detail
+}  // namespace chorus::detail

@@ -7,7 +7,7 @@
 #include <cstdio>
 #include <cstring>
 
-namespace chorus::inline CHORUS_ABI::detail {
+namespace chorus::detail {
 
 /// Writes what is left of this process's standard output. Throws FileError where that fails, or failed before: on a
 /// full disk, say. Left to the end of the process, that would be noticed by nobody.
@@ -19,4 +19,4 @@ namespace chorus::inline CHORUS_ABI::detail {
                    errno == 0 ? "" : std::strerror(errno));
 }
 
-}  // namespace chorus::inline CHORUS_ABI::detail
+}  // namespace chorus::detail

@@ -40,10 +40,6 @@
 #define CHORUS_DEFINES_DEVICE_TEMPLATES 0
 #endif
 
-// The version is part of every symbol's name, so that mixing two of them in one program is a link error.
-// CHORUS_USE_CUDA is not: it adds types and functions, and changes none.
-#define CHORUS_ABI v0_1
-
 // Marks functions that also run in a CUDA kernel.
 #if defined(__CUDACC__)
 #define CHORUS_HD __host__ __device__
@@ -55,3 +51,5 @@
 #ifndef EIGEN_NO_CUDA
 #define EIGEN_NO_CUDA
 #endif
+
+#include <chorus/core/one_version.hpp>

@@ -9,7 +9,7 @@
 #include <chorus/core/config.hpp>
 #include <chorus/core/error.hpp>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 // nvcc loses comparisons that are defaulted, so devices write theirs out.
 

@@ -10,7 +10,7 @@
 #include <chorus/core/error.hpp>
 #include <chorus/core/narrow_float.hpp>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 /// Extents, strides and element counts. Signed, so that differences behave.
 using Index = std::int64_t;

@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <string_view>
 
-namespace chorus::inline CHORUS_ABI::detail {
+namespace chorus::detail {
 
 /// The value of an environment variable, or a null pointer; an empty one counts as not set.
 inline const char* env(const char* name) {
@@ -23,4 +23,4 @@ inline const char* env(const char* name) {
   return value == "1";
 }
 
-}  // namespace chorus::inline CHORUS_ABI::detail
+}  // namespace chorus::detail

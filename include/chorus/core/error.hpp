@@ -16,7 +16,7 @@
 
 #include <chorus/core/printable.hpp>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 /// Base of every exception that chorus throws. Its message holds no control characters but line ends: a name in it may
 /// come from a file or another process, and the message goes to a terminal.

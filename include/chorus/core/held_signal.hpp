@@ -6,7 +6,7 @@
 #include <csignal>
 #include <ctime>
 
-namespace chorus::inline CHORUS_ABI::detail {
+namespace chorus::detail {
 
 /// While it lives, a write of this thread that fails does so with an error alone, and without the signal that would end
 /// the process: SIGPIPE (EPIPE, the other end has gone) or SIGXFSZ (EFBIG, `ulimit -f`). Threads that are started
@@ -39,4 +39,4 @@ class HeldSignal {
   bool was_pending_ = false;
 };
 
-}  // namespace chorus::inline CHORUS_ABI::detail
+}  // namespace chorus::detail

@@ -7,7 +7,7 @@
 
 #include <chorus/core/printable.hpp>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 /// Appends `text` in double quotes, with control characters, quotes and backslashes escaped.
 inline void append_json_string(std::string& out, std::string_view text) {
@@ -26,4 +26,4 @@ inline void append_json_string(std::string& out, std::string_view text) {
   out += '"';
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

@@ -8,7 +8,7 @@
 #include <chorus/core/config.hpp>
 #include <chorus/core/error.hpp>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 namespace detail {
 
@@ -105,4 +105,4 @@ void append(std::string& out, NarrowFloat<Format> part) {
   append(out, static_cast<float>(part));
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

@@ -8,7 +8,7 @@
 
 #include <chorus/core/config.hpp>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 using PhiloxWords = std::array<std::uint32_t, 4>;
 

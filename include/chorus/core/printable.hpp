@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 /// Bytes of the character that `text` begins with, or 0 where that is no well-formed UTF-8 (RFC 3629: no overlong
 /// forms, no surrogates, nothing above U+10FFFF).
@@ -91,4 +91,4 @@ inline void append(std::string& out, Quoted part) {
   out += whole ? "\"" : "\"...";
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

@@ -6,7 +6,7 @@
 #include <map>
 #include <utility>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 /// The findings of one such part.
 class FirstRun {
@@ -59,4 +59,4 @@ class FirstRunScope {
 /// as batch norm does, leaves it alone then: the pass was counted the first time.
 inline bool is_recomputed() { return detail::first_run != nullptr && detail::first_run->repeats(); }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

@@ -9,7 +9,7 @@
 #include <string>
 #include <string_view>
 
-namespace chorus::inline CHORUS_ABI::detail {
+namespace chorus::detail {
 
 /// A line on stderr in one write, so that lines of several processes don't mix.
 inline void say(std::string_view message) {
@@ -18,4 +18,4 @@ inline void say(std::string_view message) {
   [[maybe_unused]] const auto written = write(STDERR_FILENO, line.data(), line.size());
 }
 
-}  // namespace chorus::inline CHORUS_ABI::detail
+}  // namespace chorus::detail

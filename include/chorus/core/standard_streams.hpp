@@ -9,7 +9,7 @@
 #include <chorus/core/config.hpp>
 #include <cstdio>
 
-namespace chorus::inline CHORUS_ABI::detail {
+namespace chorus::detail {
 
 /// Opens those that are closed on /dev/null.
 inline void open_standard_streams() {
@@ -34,4 +34,4 @@ inline std::FILE* open_to_write(const char* path) {
   return fd < 0 ? nullptr : fdopen(fd, "w");
 }
 
-}  // namespace chorus::inline CHORUS_ABI::detail
+}  // namespace chorus::detail

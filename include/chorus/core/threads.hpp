@@ -13,7 +13,7 @@
 #include <thread>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 namespace detail {
 
@@ -195,4 +195,4 @@ void parallel_ranges(Index n, Index unit, Index least, const F& f, Index most = 
   parallel_for((n + size - 1) / size, [&](Index i) { f(i * size, std::min(size, n - i * size)); });
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

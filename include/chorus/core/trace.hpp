@@ -11,7 +11,7 @@
 #include <chorus/core/config.hpp>
 #include <chorus/core/error.hpp>
 
-namespace chorus::inline CHORUS_ABI::trace {
+namespace chorus::trace {
 
 /// Slots for devices: 64 of a kind (`trace_slot`).
 inline constexpr int max_devices = 128;
@@ -86,4 +86,4 @@ inline std::size_t memory(int device, Memory kind) {
   return static_cast<std::size_t>(detail::counters(device).held[static_cast<std::size_t>(kind)].load());
 }
 
-}  // namespace chorus::inline CHORUS_ABI::trace
+}  // namespace chorus::trace

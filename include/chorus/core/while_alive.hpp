@@ -7,7 +7,7 @@
 
 #include <chorus/core/error.hpp>
 
-namespace chorus::inline CHORUS_ABI::detail {
+namespace chorus::detail {
 
 /// `call`, which may be made while the net lives of whose life `alive` tells: afterwards it throws UsageError in the
 /// name of `who`.
@@ -19,4 +19,4 @@ auto while_alive(std::string_view who, std::weak_ptr<void> alive, Call call) {
   };
 }
 
-}  // namespace chorus::inline CHORUS_ABI::detail
+}  // namespace chorus::detail

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI::data {
+namespace chorus::data {
 
 /// Images of shape {3, 32, 32} and labels from 0 to 9.
 class Cifar10 : public ImageDataset {
@@ -33,7 +33,7 @@ class Cifar10 : public ImageDataset {
                          std::vector<std::uint8_t>& labels);
 };
 
-}  // namespace chorus::inline CHORUS_ABI::data
+}  // namespace chorus::data
 
 #if !CHORUS_COMPILED
 #include <chorus/data/cifar10_impl.hpp>

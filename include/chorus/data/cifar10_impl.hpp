@@ -10,7 +10,7 @@
 #include <chorus/data/cifar10.hpp>
 #include <chorus/data/file.hpp>
 
-namespace chorus::inline CHORUS_ABI::data {
+namespace chorus::data {
 
 CHORUS_INLINE std::string Cifar10::find(const std::string& folder) {
   const auto has_batches = [](const std::string& place) {
@@ -72,4 +72,4 @@ CHORUS_INLINE void Cifar10::read_batch(const std::string& path, std::vector<std:
   }
 }
 
-}  // namespace chorus::inline CHORUS_ABI::data
+}  // namespace chorus::data

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI::data {
+namespace chorus::data {
 
 /// Which part of a dataset.
 enum class Split : std::uint8_t { train, test };
@@ -99,4 +99,4 @@ class ImageDataset {
   std::shared_ptr<std::once_flag[]> made_;
 };
 
-}  // namespace chorus::inline CHORUS_ABI::data
+}  // namespace chorus::data

@@ -20,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI::data {
+namespace chorus::data {
 
 inline bool file_exists(const std::string& path) {
   struct stat facts {};
@@ -97,4 +97,4 @@ class InputFile {
   std::uint64_t size_ = 0;
 };
 
-}  // namespace chorus::inline CHORUS_ABI::data
+}  // namespace chorus::data

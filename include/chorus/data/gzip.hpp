@@ -15,7 +15,7 @@
 #include <zlib.h>
 #endif
 
-namespace chorus::inline CHORUS_ABI::data {
+namespace chorus::data {
 
 #if CHORUS_USE_ZLIB
 
@@ -91,4 +91,4 @@ class GzipFile {
 
 #endif
 
-}  // namespace chorus::inline CHORUS_ABI::data
+}  // namespace chorus::data

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI::data {
+namespace chorus::data {
 
 /// Bytes in row-major order, with their sizes.
 struct IdxArray {
@@ -96,4 +96,4 @@ inline IdxArray read_idx(const std::string& path, int rank) {
   return detail::parse_idx<InputFile>(path, rank);
 }
 
-}  // namespace chorus::inline CHORUS_ABI::data
+}  // namespace chorus::data

@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI::data {
+namespace chorus::data {
 
 /// One rank's share of a global batch: `auto& [images, labels] = batch;`.
 struct Batch {
@@ -158,7 +158,7 @@ class DataLoader : public detail::Loader {
   const D* dataset_;
 };
 
-}  // namespace chorus::inline CHORUS_ABI::data
+}  // namespace chorus::data
 
 // A batch takes part in structured bindings as its images and labels.
 template <>

@@ -12,7 +12,7 @@
 #include <optional>
 #include <utility>
 
-namespace chorus::inline CHORUS_ABI::data::detail {
+namespace chorus::data::detail {
 
 /// One pass over a loader's data: what it reads is its own, or never changes.
 struct LoaderPass {
@@ -123,4 +123,4 @@ CHORUS_INLINE Batch LoaderPass::make(Index b) const {
   return out;
 }
 
-}  // namespace chorus::inline CHORUS_ABI::data::detail
+}  // namespace chorus::data::detail

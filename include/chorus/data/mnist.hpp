@@ -8,7 +8,7 @@
 #include <chorus/data/idx.hpp>
 #include <string>
 
-namespace chorus::inline CHORUS_ABI::data {
+namespace chorus::data {
 
 /// Images of shape {1, 28, 28} (or what size the file says) and labels from 0 to 9.
 class Mnist : public ImageDataset {
@@ -31,7 +31,7 @@ class Mnist : public ImageDataset {
   static ImageDataset read(const std::string& folder, Split split);
 };
 
-}  // namespace chorus::inline CHORUS_ABI::data
+}  // namespace chorus::data
 
 #if !CHORUS_COMPILED
 #include <chorus/data/mnist_impl.hpp>

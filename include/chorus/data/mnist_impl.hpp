@@ -9,7 +9,7 @@
 #include <chorus/data/idx.hpp>
 #include <chorus/data/mnist.hpp>
 
-namespace chorus::inline CHORUS_ABI::data {
+namespace chorus::data {
 
 CHORUS_INLINE std::string Mnist::find(const std::string& folder, Split split, const char* suffix) {
   // Images and labels are of one place: another one may hold those of another dataset.
@@ -61,4 +61,4 @@ CHORUS_INLINE ImageDataset Mnist::read(const std::string& folder, Split split) {
           {{0.1307f}, {0.3081f}}};
 }
 
-}  // namespace chorus::inline CHORUS_ABI::data
+}  // namespace chorus::data

@@ -7,7 +7,7 @@
 #include <chorus/data/mnist.hpp>
 #include <string>
 
-namespace chorus::inline CHORUS_ABI::data {
+namespace chorus::data {
 
 /// The dataset in `folder`: MNIST where one of its files for `split` is there, else CIFAR-10. Throws FileError with
 /// what was looked for where the folder has neither, and all that `Mnist` and `Cifar10` throw.
@@ -23,4 +23,4 @@ inline ImageDataset open_images(const std::string& folder, Split split = Split::
                   ", also in cifar-10-batches-bin)", what_is_there(folder), Cifar10::advice(folder));
 }
 
-}  // namespace chorus::inline CHORUS_ABI::data
+}  // namespace chorus::data

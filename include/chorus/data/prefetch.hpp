@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI::data {
+namespace chorus::data {
 
 /// Calls `make(i)` for i = first, ..., count - 1 on `workers` threads, at most `ahead` items before the one that is
 /// taken next; with 0 workers, on the caller's thread. A thread can't be stopped from outside: `make` has to return.
@@ -100,4 +100,4 @@ class Prefetch {
   std::vector<std::thread> threads_;
 };
 
-}  // namespace chorus::inline CHORUS_ABI::data
+}  // namespace chorus::data

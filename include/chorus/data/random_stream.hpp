@@ -6,7 +6,7 @@
 #include <chorus/core/philox.hpp>
 #include <cstdint>
 
-namespace chorus::inline CHORUS_ABI::data {
+namespace chorus::data {
 
 /// What a stream is for; streams of different purposes under one seed have nothing in common.
 enum class Purpose : std::uint64_t {
@@ -53,4 +53,4 @@ class RandomStream {
   std::size_t used_ = 4;
 };
 
-}  // namespace chorus::inline CHORUS_ABI::data
+}  // namespace chorus::data

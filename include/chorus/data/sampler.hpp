@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI::data {
+namespace chorus::data {
 
 struct SamplerOptions {
   int rank = 0;
@@ -80,7 +80,7 @@ class Sampler {
 /// PyTorch's name for a sampler with a rank and a world size; a world of one takes the same path.
 using DistributedSampler = Sampler;
 
-}  // namespace chorus::inline CHORUS_ABI::data
+}  // namespace chorus::data
 
 #if !CHORUS_COMPILED
 #include <chorus/data/sampler_impl.hpp>

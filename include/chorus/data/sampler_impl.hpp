@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI::data {
+namespace chorus::data {
 
 CHORUS_INLINE Sampler::Sampler(Index dataset_size, SamplerOptions options) : size_(dataset_size), options_(options) {
   check<UsageError>(size_ >= 0, "Sampler: expected a dataset of at least 0 samples, got ", size_);
@@ -67,4 +67,4 @@ CHORUS_INLINE void Sampler::make_order() {
   order_ = std::make_shared<const std::vector<Index>>(std::move(order));
 }
 
-}  // namespace chorus::inline CHORUS_ABI::data
+}  // namespace chorus::data

@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI::data {
+namespace chorus::data {
 
 /// `count` labelled images. Each depends on (seed, split, its index) alone: longer sets begin with shorter ones, the
 /// test split shares no random number with the train split, and the labels go round from 0 to 9. An image is made when
@@ -137,4 +137,4 @@ class SyntheticImages : public ImageDataset {
   }
 };
 
-}  // namespace chorus::inline CHORUS_ABI::data
+}  // namespace chorus::data

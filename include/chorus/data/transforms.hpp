@@ -12,7 +12,7 @@
 #include <span>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI::data {
+namespace chorus::data {
 
 /// {channels, height, width}.
 using ImageShape = std::array<Index, 3>;
@@ -88,4 +88,4 @@ struct RandomCrop {
   }
 };
 
-}  // namespace chorus::inline CHORUS_ABI::data
+}  // namespace chorus::data

@@ -25,7 +25,7 @@
 #include <chorus/core/held_signal.hpp>
 #include <chorus/io/descriptor.hpp>
 
-namespace chorus::inline CHORUS_ABI::io {
+namespace chorus::io {
 
 /// Writes to `.NAME.<16 hex digits>.tmp` in the folder of `path`; `commit` puts it in place. Without a commit the
 /// destructor removes it and the old file stays. What a killed process left is removed by the next AtomicFile of the
@@ -187,4 +187,4 @@ class AtomicFile {
   Descriptor folder_, file_;
 };
 
-}  // namespace chorus::inline CHORUS_ABI::io
+}  // namespace chorus::io

@@ -22,7 +22,7 @@
 #include <chorus/io/read_exactly.hpp>
 #include <chorus/optim/optimizer.hpp>
 
-namespace chorus::inline CHORUS_ABI::io {
+namespace chorus::io {
 
 /// How far a run has come.
 struct TrainingPosition {
@@ -237,4 +237,4 @@ TrainingPosition load_checkpoint(Net& net, Optimizer& optimizer, const std::stri
   }
 }
 
-}  // namespace chorus::inline CHORUS_ABI::io
+}  // namespace chorus::io

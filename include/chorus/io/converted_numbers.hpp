@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI::io::detail {
+namespace chorus::io::detail {
 
 /// The tensors' type of that name, if they have it.
 constexpr std::optional<DType> dtype_of_tensors(FileDType type) {
@@ -111,4 +111,4 @@ inline std::vector<std::byte> converted(std::vector<std::byte> bytes, DType from
   return out;
 }
 
-}  // namespace chorus::inline CHORUS_ABI::io::detail
+}  // namespace chorus::io::detail

@@ -9,7 +9,7 @@
 #include <chorus/core/config.hpp>
 #include <chorus/core/standard_streams.hpp>
 
-namespace chorus::inline CHORUS_ABI::io {
+namespace chorus::io {
 
 /// Owns `value`, unless it is negative. It is none of the standard streams'.
 struct Descriptor {
@@ -30,4 +30,4 @@ struct Descriptor {
 /// The most that one call reads or writes: Linux stops just below 2 GiB, and some systems refuse more.
 inline constexpr std::size_t io_chunk = std::size_t{1} << 30;
 
-}  // namespace chorus::inline CHORUS_ABI::io
+}  // namespace chorus::io

@@ -10,7 +10,7 @@
 #include <chorus/core/config.hpp>
 #include <chorus/core/dtype.hpp>
 
-namespace chorus::inline CHORUS_ABI::io {
+namespace chorus::io {
 
 /// In the order of the format's own list, by which writers sort tensors: later types come first in a file.
 enum class FileDType : std::uint8_t {
@@ -69,4 +69,4 @@ constexpr FileDType file_dtype(DType type) { return *file_dtype_named(chorus::na
 
 inline void append(std::string& out, FileDType part) { out += name(part); }
 
-}  // namespace chorus::inline CHORUS_ABI::io
+}  // namespace chorus::io

@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI::io::detail {
+namespace chorus::io::detail {
 
 /// All names of a model's tensors; tied ones have several.
 using NameSet = std::set<std::string, std::less<>>;
@@ -107,4 +107,4 @@ class FileTensors {
   std::vector<Unexpected> unexpected_;
 };
 
-}  // namespace chorus::inline CHORUS_ABI::io::detail
+}  // namespace chorus::io::detail

@@ -9,7 +9,7 @@
 #include <string>
 #include <string_view>
 
-namespace chorus::inline CHORUS_ABI::io::detail {
+namespace chorus::io::detail {
 
 /// So many first bytes are enough.
 inline constexpr std::size_t foreign_bytes = 4096;
@@ -113,4 +113,4 @@ inline constexpr std::size_t foreign_bytes = 4096;
   return what.empty() ? "" : "; " + what;
 }
 
-}  // namespace chorus::inline CHORUS_ABI::io::detail
+}  // namespace chorus::io::detail

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI::io::detail {
+namespace chorus::io::detail {
 
 /// A place that a tensor of a file is to fill: in device memory, or, without a device, on the host. `mean_with`: names
 /// of others, with which floating-point numbers take the mean.
@@ -50,4 +50,4 @@ void say_changed(Model& model) {
       model, [](auto&&...) {}, true);
 }
 
-}  // namespace chorus::inline CHORUS_ABI::io::detail
+}  // namespace chorus::io::detail

@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI::io {
+namespace chorus::io {
 
 namespace detail {
 
@@ -187,4 +187,4 @@ LoadReport load(Model& model, const std::string& path, const LoadOptions& option
   return std::move(plan.report);
 }
 
-}  // namespace chorus::inline CHORUS_ABI::io
+}  // namespace chorus::io

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI::io {
+namespace chorus::io {
 
 /// Turns a name in the file into the model's; an empty answer leaves the tensor out.
 using Rename = std::function<std::string(std::string_view)>;
@@ -81,4 +81,4 @@ inline Rename with_prefix(std::string prefix) {
   return [prefix = std::move(prefix)](std::string_view name) { return prefix + std::string(name); };
 }
 
-}  // namespace chorus::inline CHORUS_ABI::io
+}  // namespace chorus::io

@@ -6,9 +6,9 @@
 
 #include <chorus/core/config.hpp>
 
-namespace chorus::inline CHORUS_ABI::io {
+namespace chorus::io {
 
 /// Text by text.
 using Metadata = std::map<std::string, std::string>;
 
-}  // namespace chorus::inline CHORUS_ABI::io
+}  // namespace chorus::io

@@ -8,7 +8,7 @@
 #include <chorus/io/metadata.hpp>
 #include <chorus/nn/module.hpp>
 
-namespace chorus::inline CHORUS_ABI::io {
+namespace chorus::io {
 
 namespace detail {
 template <Device D>
@@ -23,7 +23,7 @@ void save(Model& model, const std::string& path, const Metadata& metadata = {}) 
   detail::save_module<typename Model::device_type>(model, path, metadata);
 }
 
-}  // namespace chorus::inline CHORUS_ABI::io
+}  // namespace chorus::io
 
 #if CHORUS_DEFINES_DEVICE_TEMPLATES
 #include <chorus/io/model_file_impl.hpp>

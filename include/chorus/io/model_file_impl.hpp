@@ -12,7 +12,7 @@
 #include <chorus/io/model_file.hpp>
 #include <chorus/io/safetensors_writer.hpp>
 
-namespace chorus::inline CHORUS_ABI::io {
+namespace chorus::io {
 
 namespace detail {
 
@@ -109,4 +109,4 @@ void save_module(nn::Module& model, const std::string& path, const Metadata& met
 
 }  // namespace detail
 
-}  // namespace chorus::inline CHORUS_ABI::io
+}  // namespace chorus::io

@@ -24,7 +24,7 @@
 #include <string_view>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI::io {
+namespace chorus::io {
 
 namespace detail {
 
@@ -258,4 +258,4 @@ void save_npy(const std::string& path, const Tensor<T, Rank, D>& tensor) {
   file.commit();
 }
 
-}  // namespace chorus::inline CHORUS_ABI::io
+}  // namespace chorus::io

@@ -15,7 +15,7 @@
 
 #include <chorus/io/npy.hpp>
 
-namespace chorus::inline CHORUS_ABI::io {
+namespace chorus::io {
 
 namespace detail {
 
@@ -251,4 +251,4 @@ class NpzWriter {
   std::map<std::string, std::string> facts_;
 };
 
-}  // namespace chorus::inline CHORUS_ABI::io
+}  // namespace chorus::io

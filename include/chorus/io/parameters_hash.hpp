@@ -7,7 +7,7 @@
 #include <chorus/io/sha256.hpp>
 #include <chorus/nn/module.hpp>
 
-namespace chorus::inline CHORUS_ABI::io {
+namespace chorus::io {
 
 /// SHA-256 over the names and numbers of all parameters, in the order of the model's members, as 64 hexadecimal digits.
 template <class Model>
@@ -23,4 +23,4 @@ std::string parameters_sha256(Model& model) {
   return hash.hex();
 }
 
-}  // namespace chorus::inline CHORUS_ABI::io
+}  // namespace chorus::io

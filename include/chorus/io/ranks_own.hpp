@@ -18,7 +18,7 @@
 #include <chorus/io/safetensors_reader.hpp>
 #include <chorus/optim/optimizer.hpp>
 
-namespace chorus::inline CHORUS_ABI::io::detail {
+namespace chorus::io::detail {
 
 inline constexpr std::string_view hook_prefix = "training/hook/", rank_prefix = "training/rank";
 
@@ -283,4 +283,4 @@ class HookReading {
   Numbers numbers_;
 };
 
-}  // namespace chorus::inline CHORUS_ABI::io::detail
+}  // namespace chorus::io::detail

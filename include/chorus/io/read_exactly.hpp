@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI::io::detail {
+namespace chorus::io::detail {
 
 /// Makes `numbers` the mean of themselves and those of the other tensors of a file.
 template <class T, Device D>
@@ -75,4 +75,4 @@ void read_all(const SafetensorsReader& file, const std::vector<Incoming<D>>& wan
   for (std::size_t i = 0; i < wanted.size(); ++i) store<D>(wanted[i], numbers[i]);
 }
 
-}  // namespace chorus::inline CHORUS_ABI::io::detail
+}  // namespace chorus::io::detail

@@ -18,7 +18,7 @@
 #include <chorus/core/error.hpp>
 #include <chorus/io/tensor_entry.hpp>
 
-namespace chorus::inline CHORUS_ABI::io {
+namespace chorus::io {
 
 struct SafetensorsHeader {
   std::vector<TensorEntry> entries;  ///< in the order of their data
@@ -234,4 +234,4 @@ inline SafetensorsHeader parse_safetensors_header(std::string_view text, std::ui
   return header;
 }
 
-}  // namespace chorus::inline CHORUS_ABI::io
+}  // namespace chorus::io

@@ -26,7 +26,7 @@
 #include <chorus/io/safetensors_header.hpp>
 #include <chorus/io/tensor_entry.hpp>
 
-namespace chorus::inline CHORUS_ABI::io {
+namespace chorus::io {
 
 static_assert(std::endian::native == std::endian::little,
               "safetensors files are little-endian, and so must this machine be");
@@ -165,4 +165,4 @@ inline void check_bools(const SafetensorsReader& file, const TensorEntry& entry,
 
 }  // namespace detail
 
-}  // namespace chorus::inline CHORUS_ABI::io
+}  // namespace chorus::io

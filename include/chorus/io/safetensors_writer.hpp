@@ -17,7 +17,7 @@
 #include <chorus/io/atomic_file.hpp>
 #include <chorus/io/tensor_entry.hpp>
 
-namespace chorus::inline CHORUS_ABI::io {
+namespace chorus::io {
 
 static_assert(std::endian::native == std::endian::little,
               "safetensors files are little-endian, and so must this machine be");
@@ -107,4 +107,4 @@ inline void write_safetensors(const std::string& path, std::span<const TensorVie
   file.commit();
 }
 
-}  // namespace chorus::inline CHORUS_ABI::io
+}  // namespace chorus::io

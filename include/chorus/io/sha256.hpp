@@ -14,7 +14,7 @@
 #include <openssl/evp.h>
 #endif
 
-namespace chorus::inline CHORUS_ABI::io {
+namespace chorus::io {
 
 #if CHORUS_USE_OPENSSL
 
@@ -83,4 +83,4 @@ inline std::string sha256_hex(std::span<const std::byte> data) {
 }
 inline std::string sha256_hex(std::string_view text) { return sha256_hex(std::as_bytes(std::span(text))); }
 
-}  // namespace chorus::inline CHORUS_ABI::io
+}  // namespace chorus::io

@@ -16,7 +16,7 @@
 #include <chorus/io/file_dtype.hpp>
 #include <chorus/io/metadata.hpp>
 
-namespace chorus::inline CHORUS_ABI::io {
+namespace chorus::io {
 
 /// What a file says of one tensor: row-major elements, little-endian, `bytes` bytes from `begin` on in the data that
 /// follows the header. Nothing is said about alignment.
@@ -78,4 +78,4 @@ void check_tensor_name(TensorOfFile who, std::size_t limit) {
 }
 
 }  // namespace detail
-}  // namespace chorus::inline CHORUS_ABI::io
+}  // namespace chorus::io

@@ -9,7 +9,7 @@
 #include <string>
 #include <string_view>
 
-namespace chorus::inline CHORUS_ABI::io {
+namespace chorus::io {
 
 /// A dense tensor on the host as `write_safetensors` takes it; the tensor must outlive the view. Throws UsageError
 /// where it is not contiguous.
@@ -38,4 +38,4 @@ Tensor<T, Rank, Cpu> read_tensor(const SafetensorsReader& file, std::string_view
   return out;
 }
 
-}  // namespace chorus::inline CHORUS_ABI::io
+}  // namespace chorus::io

@@ -7,7 +7,7 @@
 #include <chorus/kernels/dropout_key.hpp>
 #include <concepts>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 /// q: [samples, heads, queries, features], k: [samples, heads, keys, features], v: [samples, heads, keys, values].
 struct AttentionShape {
@@ -38,7 +38,7 @@ template <std::floating_point T>
 void attention_backward(Cpu device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask,
                         const T* y, const T* log_sums, const T* dy, T* dq, T* dk, T* dv);
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels
 
 #if !CHORUS_COMPILED
 #include <chorus/kernels/cpu/attention.hpp>

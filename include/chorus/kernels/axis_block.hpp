@@ -5,7 +5,7 @@
 #include <chorus/core/device.hpp>
 #include <chorus/kernels/axis_shape.hpp>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 /// block = whole[:, start : start + count, :], or is added to (floating-point types only).
 template <class T>
@@ -16,7 +16,7 @@ void take_block(Cpu device, AxisShape whole, Index start, Index count, const T* 
 template <class T>
 void put_block(Cpu device, AxisShape whole, Index start, Index count, const T* block, T* to, bool accumulate = false);
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels
 
 #if !CHORUS_COMPILED
 #include <chorus/kernels/cpu/axis_block.hpp>

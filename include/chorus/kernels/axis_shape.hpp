@@ -3,7 +3,7 @@
 
 #include <chorus/core/dtype.hpp>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 /// A row-major tensor seen as [outer, axis, inner]. Any of them may be 0.
 struct AxisShape {
@@ -23,4 +23,4 @@ struct ChannelShape {
   constexpr Index per_channel() const { return batch * inner; }
 };
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels

@@ -8,7 +8,7 @@
 #include <chorus/core/device.hpp>
 #include <chorus/kernels/axis_shape.hpp>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 /// sums: [2, channels], sum(x) and sum(x * x). Each piece of a channel is summed about its own mean, so that a mean
 /// that is large against the deviation costs no digits.
@@ -70,7 +70,7 @@ void batch_norm_backward_eval(Cpu cpu, ChannelShape shape, const T* x, const T* 
                               const T* running_mean, const T* running_var, double eps, T* dx, T* dweight, T* dbias,
                               std::array<bool, 3> accumulate);
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels
 
 #if !CHORUS_COMPILED
 #include <chorus/kernels/cpu/batch_norm.hpp>

@@ -4,7 +4,7 @@
 #include <chorus/kernels/copy.hpp>
 #include <chorus/tensor/tensor.hpp>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 /// A copy of the numbers, dense, in memory of its own; undefined where x is.
 template <Scalar T, int Rank, Device D>

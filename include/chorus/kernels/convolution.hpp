@@ -8,7 +8,7 @@
 #include <chorus/core/device.hpp>
 #include <chorus/kernels/convolution_shape.hpp>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 /// y = conv(x, weight) + bias; `bias` may be null.
 template <std::floating_point T>
@@ -27,7 +27,7 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
 template <std::floating_point T>
 void conv2d_backward_bias(Cpu, const Conv2dShape& s, const T* dy, T* dbias, bool accumulate);
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels
 
 #include <chorus/kernels/cpu/narrow_convolution.hpp>
 #if !CHORUS_COMPILED

@@ -3,7 +3,7 @@
 
 #include <chorus/core/dtype.hpp>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 /// x: [batch, in_channels, height, width], weight: [out_channels, in_channels / groups, kernel_h, kernel_w],
 /// y: [batch, out_channels, out_height(), out_width()].
@@ -15,4 +15,4 @@ struct Conv2dShape {
   Index out_width() const { return (width + 2 * padding_w - dilation_w * (kernel_w - 1) - 1) / stride_w + 1; }
 };
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels

@@ -7,7 +7,7 @@
 #include <chorus/core/device.hpp>
 #include <chorus/core/dtype.hpp>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 /// x = value
 template <Scalar T>
@@ -38,7 +38,7 @@ template <Scalar T>
 void scatter_strided(Cpu, std::span<const Index> shape, const T* src, T* dst, std::span<const Index> dst_strides,
                      bool accumulate = false);
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels
 
 #if !CHORUS_COMPILED
 #include <chorus/kernels/cpu/copy.hpp>

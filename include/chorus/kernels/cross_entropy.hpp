@@ -8,7 +8,7 @@
 #include <chorus/core/dtype.hpp>
 #include <chorus/kernels/loss_options.hpp>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 /// loss = logsumexp(x) - x[label], smoothed as in PyTorch: (1 - s) * that + s * (logsumexp(x) - mean(x)).
 /// logits: [batch, classes]; labels: [batch]; loss: [batch] for Reduction::none, else one number; log_sum_exp: [batch],
@@ -34,7 +34,7 @@ template <class T>
 void nll_loss_backward(Cpu cpu, Index batch, Index classes, const std::int64_t* labels, const NllLossOptions& options,
                        const T* dloss, T* dlog_probabilities, bool accumulate);
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels
 
 #if !CHORUS_COMPILED
 #include <chorus/kernels/cpu/cross_entropy.hpp>

@@ -4,7 +4,7 @@
 #include <chorus/core/device.hpp>
 #include <chorus/kernels/axis_shape.hpp>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 /// y[i] = x[0] + ... + x[i] along the axis, or with `reverse` x[i] + ... + x[last]; overwrites y, or adds to it. Summed
 /// in double.
@@ -20,7 +20,7 @@ void cumprod(Cpu, AxisShape shape, const T* x, T* y);
 template <class T>
 void cumprod_backward(Cpu, AxisShape shape, const T* x, const T* dy, T* dx, bool accumulate);
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels
 
 #if !CHORUS_COMPILED
 #include <chorus/kernels/cpu/cumulative.hpp>

@@ -6,7 +6,7 @@
 #include <chorus/core/dtype.hpp>
 #include <chorus/kernels/dropout_key.hpp>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 /// y = x / (1 - p) where the element is kept, else 0; kept with probability 1 - p, as DropoutKey says. x, y: [samples,
 /// inner]; `y` may be `x`. Throws UsageError for p outside of [0, 1].
@@ -18,7 +18,7 @@ template <class T>
 void dropout_backward(Cpu, Index samples, Index inner, const T* dy, T* dx, double p, const DropoutKey& key,
                       bool accumulate);
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels
 
 #include <chorus/kernels/cpu/narrow_dropout.hpp>
 #if !CHORUS_COMPILED

@@ -6,7 +6,7 @@
 
 #include <chorus/core/philox.hpp>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 /// `first_sample` is the place of sample 0 of this tensor in the global batch; `layer` numbers the model's dropouts.
 struct DropoutKey {
@@ -36,4 +36,4 @@ CHORUS_HD constexpr bool dropout_keeps(std::uint32_t word, std::uint32_t thresho
 /// What kept elements are multiplied by.
 CHORUS_HD constexpr double dropout_scale(double p) { return p < 1 ? 1 / (1 - p) : 0; }
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels

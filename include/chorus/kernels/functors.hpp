@@ -5,7 +5,7 @@
 #include <chorus/autograd/functor_gradient.hpp>
 #include <chorus/kernels/scalar_math.hpp>
 
-namespace chorus::inline CHORUS_ABI::functors {
+namespace chorus::functors {
 
 // `linear`: the derivatives are constants; `bilinear`: that by each of two inputs depends on the other one alone.
 // Backward does not mind what has become of numbers that it does not need.
@@ -289,4 +289,4 @@ struct Hardswish {
   }
 };
 
-}  // namespace chorus::inline CHORUS_ABI::functors
+}  // namespace chorus::functors

@@ -7,7 +7,7 @@
 #include <chorus/core/dtype.hpp>
 #include <chorus/kernels/trans.hpp>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 /// c = op(a) op(b), or c += with `accumulate`; `bias_n` (of length n, or null) is added to every row. Row-major; op(a):
 /// [m, k], op(b): [k, n], c: [m, n]. `lda` is the row pitch of `a` as stored: [m, k], or [k, m] with Trans::yes;
@@ -16,7 +16,7 @@ template <std::floating_point T>
 void gemm(Cpu, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b, Index ldb, T* c,
           Index ldc, bool accumulate, const T* bias_n = nullptr);
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels
 
 #include <chorus/kernels/cpu/narrow_gemm.hpp>
 #if !CHORUS_COMPILED

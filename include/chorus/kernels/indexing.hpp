@@ -8,7 +8,7 @@
 #include <chorus/core/device.hpp>
 #include <chorus/kernels/axis_shape.hpp>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 /// y[o, i, :] = x[o, index[i], :]. Overwrites y. Throws UsageError for an index outside of the axis.
 template <class T>
@@ -28,7 +28,7 @@ template <class T>
 void gather_backward(Cpu device, AxisShape whole, Index count, const std::int64_t* index, const T* dy, T* dx,
                      bool accumulate);
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels
 
 #include <chorus/kernels/cpu/narrow_indexing.hpp>
 #if !CHORUS_COMPILED

@@ -5,7 +5,7 @@
 #include <chorus/core/device.hpp>
 #include <chorus/core/dtype.hpp>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 /// y = (x - mean) * invstd * weight + bias. Overwrites y and statistics.
 template <class T>
@@ -23,7 +23,7 @@ template <class T>
 void layer_norm_backward_affine(Cpu, Index rows, Index columns, const T* x, const T* dy, const T* statistics,
                                 T* dweight, T* dbias, bool accumulate_weight, bool accumulate_bias);
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels
 
 #if !CHORUS_COMPILED
 #include <chorus/kernels/cpu/layer_norm.hpp>

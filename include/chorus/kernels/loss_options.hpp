@@ -5,7 +5,7 @@
 
 #include <chorus/core/config.hpp>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 /// What becomes of the losses of the samples.
 enum class Reduction : std::uint8_t { none, mean, sum };
@@ -23,4 +23,4 @@ struct NllLossOptions {
   Reduction reduction = Reduction::mean;
 };
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

@@ -4,7 +4,7 @@
 #include <chorus/core/config.hpp>
 #include <cstdint>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 struct LossScaleState {
   double scale = 1;
@@ -33,4 +33,4 @@ struct LossScaleRule {
   }
 };
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels

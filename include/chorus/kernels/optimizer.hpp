@@ -6,7 +6,7 @@
 #include <span>
 #include <type_traits>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 /// An array, and what its numbers count in a sum.
 struct GradientTerm {
@@ -76,7 +76,7 @@ void adagrad_step(Cpu, Index count, T* p, std::type_identity_t<Gradient<T>> g, T
 template <Real T>
 double square_sum(Cpu, Index count, const T* x);
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels
 
 #if !CHORUS_COMPILED
 #include <chorus/kernels/cpu/optimizer.hpp>

@@ -21,7 +21,7 @@
 #define CHORUS_PACK_TEMPLATE(...) template <__VA_ARGS__>
 #endif
 
-namespace chorus::inline CHORUS_ABI::math {
+namespace chorus::math {
 
 namespace packets {
 template <class T>
@@ -166,11 +166,11 @@ Pack<T> pow(const Pack<T>& x, A exponent) {
 CHORUS_PACK_TEMPLATE(class T, Arithmetic A)
 Pack<T> pow(A x, const Pack<T>& exponent) { return packets::pow(Pack<T>(x), exponent); }
 
-}  // namespace chorus::inline CHORUS_ABI::math
+}  // namespace chorus::math
 
 #undef CHORUS_PACK_MEMBER
 #undef CHORUS_PACK_TEMPLATE
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 using math::Pack;
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

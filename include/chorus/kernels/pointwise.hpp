@@ -10,7 +10,7 @@
 #include <chorus/core/dtype.hpp>
 #include <chorus/kernels/copy.hpp>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 /// out[i] = f(in_0[i], in_1[i], ...) for dense arrays of one size; `out` may be one of the inputs.
 template <class F, class T, std::size_t N>
@@ -36,7 +36,7 @@ void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, co
                         const std::array<T*, N>& dx, const std::array<std::span<const Index>, N>& dx_strides,
                         const std::array<bool, N>& accumulate);
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels
 
 #include <chorus/kernels/cpu/narrow_pointwise.hpp>
 #if !CHORUS_COMPILED

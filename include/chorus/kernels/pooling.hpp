@@ -6,7 +6,7 @@
 #include <chorus/core/device.hpp>
 #include <chorus/kernels/pooling_shape.hpp>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 /// y = the largest number of each window, and `argmax` (null, or as large as y) its index within the plane: the first
 /// of equal ones. NaN counts as largest.
@@ -25,7 +25,7 @@ void avg_pool2d_forward(Cpu, const Pool2dShape& s, const T* x, T* y);
 template <class T>
 void avg_pool2d_backward(Cpu, const Pool2dShape& s, const T* dy, T* dx, bool accumulate);
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels
 
 #include <chorus/kernels/cpu/narrow_pooling.hpp>
 #if !CHORUS_COMPILED

@@ -3,7 +3,7 @@
 
 #include <chorus/core/dtype.hpp>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 /// x: [planes, height, width], y: [planes, out_height(), out_width()], where planes = batch * channels.
 struct Pool2dShape {
@@ -27,4 +27,4 @@ struct Pool2dShape {
   }
 };
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels

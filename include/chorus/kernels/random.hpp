@@ -9,7 +9,7 @@
 #include <chorus/core/dtype.hpp>
 #include <chorus/kernels/dropout_key.hpp>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 /// Numbers `offset` to `offset + count - 1` of a stream, uniform in [lo, hi): 24 random bits for a float, 53 for a
 /// double. The floats have the same bits on every device.
@@ -43,7 +43,7 @@ void is_below(Cpu, Index count, const T* p, T* out);
 /// The numbers 0 to n - 1 in random order (Fisher and Yates; Durstenfeld 1964).
 std::vector<Index> permutation(std::uint64_t seed, std::uint64_t stream, Index n);
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels
 
 #if !CHORUS_COMPILED
 #include <chorus/kernels/cpu/random.hpp>

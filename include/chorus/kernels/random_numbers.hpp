@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <numbers>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 /// start + width * u for u uniform in [0, 1), of 24 random bits for a float, 53 for a double; at most `last`.
 template <class C>
@@ -69,4 +69,4 @@ struct WholeNumbers {
   }
 };
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels

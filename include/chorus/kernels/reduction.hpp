@@ -6,7 +6,7 @@
 #include <chorus/core/device.hpp>
 #include <chorus/kernels/axis_shape.hpp>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 /// y = sum(x), pairwise: 1e6 floats are within 1e-6 of the exact sum. 0 for an empty axis.
 template <class T>
@@ -52,7 +52,7 @@ void var(Cpu, AxisShape shape, const T* x, T* y, Index correction);
 template <class T>
 void var_backward(Cpu, AxisShape shape, const T* x, const T* dy, T* dx, Index correction, bool accumulate);
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels
 
 #include <chorus/kernels/cpu/narrow_reduction.hpp>
 #if !CHORUS_COMPILED

@@ -7,7 +7,7 @@
 #include <concepts>
 #include <type_traits>
 
-namespace chorus::inline CHORUS_ABI::math {
+namespace chorus::math {
 
 /// The floating-point type that a number type is made of: `float` for float, Pack<float> and Dual<Pack<float>, 2>.
 template <class S>
@@ -94,4 +94,4 @@ CHORUS_HD T softplus(T x) {
   return max(x, T{0}) + std::log1p(std::exp(-std::fabs(x)));
 }
 
-}  // namespace chorus::inline CHORUS_ABI::math
+}  // namespace chorus::math

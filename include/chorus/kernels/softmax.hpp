@@ -6,7 +6,7 @@
 #include <chorus/core/device.hpp>
 #include <chorus/kernels/axis_shape.hpp>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 /// y = log(sum(exp(x))). x: [outer, axis, inner]; y: [outer, inner]. -inf for an empty axis.
 template <class T>
@@ -33,7 +33,7 @@ void log_softmax_forward(Cpu, AxisShape shape, const T* x, T* y);
 template <class T>
 void log_softmax_backward(Cpu, AxisShape shape, const T* y, const T* dy, T* dx, bool accumulate);
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels
 
 #include <chorus/kernels/cpu/narrow_softmax.hpp>
 #if !CHORUS_COMPILED

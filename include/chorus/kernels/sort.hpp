@@ -7,14 +7,14 @@
 #include <chorus/core/dtype.hpp>
 #include <chorus/kernels/axis_shape.hpp>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 /// The positions of the first `count` elements in ascending (or descending) order; equal ones keep their order, NaN is
 /// larger than all numbers.
 template <Scalar T>
 void argsort(Cpu, AxisShape shape, Index count, bool descending, const T* x, std::int64_t* index);
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels
 
 #if !CHORUS_COMPILED
 #include <chorus/kernels/cpu/sort.hpp>

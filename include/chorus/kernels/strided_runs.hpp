@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <span>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 inline constexpr int max_rank = 8;
 
@@ -76,4 +76,4 @@ class StridedRuns {
   Index offset_ = 0;
 };
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels

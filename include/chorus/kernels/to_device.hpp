@@ -5,7 +5,7 @@
 
 #include <chorus/kernels/contiguous.hpp>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 /// A dense copy of `x` on `device`; `x` itself where it lies there already.
 template <Scalar T, int Rank, Device From, Device To>
@@ -19,4 +19,4 @@ Tensor<T, Rank, To> to_device(const Tensor<T, Rank, From>& x, To device) {
   return out;
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

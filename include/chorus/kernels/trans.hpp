@@ -3,9 +3,9 @@
 
 #include <chorus/core/config.hpp>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 /// Whether an operand is read transposed.
 enum class Trans : bool { no, yes };
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels

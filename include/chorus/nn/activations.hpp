@@ -9,7 +9,7 @@
 #include <chorus/ops/shape.hpp>
 #include <chorus/ops/softmax.hpp>
 
-namespace chorus::inline CHORUS_ABI::nn {
+namespace chorus::nn {
 
 CHORUS_FUNCTION_LAYER(ReLU, relu);
 CHORUS_FUNCTION_LAYER(ReLU6, relu6);
@@ -94,4 +94,4 @@ struct Dropout : Module {
   std::string describe() const override { return cat("Dropout(", p, ")"); }
 };
 
-}  // namespace chorus::inline CHORUS_ABI::nn
+}  // namespace chorus::nn

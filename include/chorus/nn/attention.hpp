@@ -7,7 +7,7 @@
 #include <cmath>
 #include <optional>
 
-namespace chorus::inline CHORUS_ABI::nn {
+namespace chorus::nn {
 
 struct MultiheadAttentionOptions {
   bool bias = true;
@@ -83,4 +83,4 @@ class MultiheadAttention : public Module {
   Index heads_;
 };
 
-}  // namespace chorus::inline CHORUS_ABI::nn
+}  // namespace chorus::nn

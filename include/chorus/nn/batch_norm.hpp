@@ -15,7 +15,7 @@
 #include <span>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI::nn {
+namespace chorus::nn {
 
 /// Whether a layer's statistics are those of its device's share of the batch, or of the whole batch.
 class Synchronisable {
@@ -259,4 +259,4 @@ Model convert_sync_batch_norm(Model model) {
   return model;
 }
 
-}  // namespace chorus::inline CHORUS_ABI::nn
+}  // namespace chorus::nn

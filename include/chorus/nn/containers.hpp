@@ -7,7 +7,7 @@
 
 #include <chorus/nn/module.hpp>
 
-namespace chorus::inline CHORUS_ABI::nn {
+namespace chorus::nn {
 
 /// Runs its layers one after the other; their names are "0", "1", ...
 template <class... Layers>
@@ -67,4 +67,4 @@ class ModuleList : public Module {
   std::vector<M> modules_;
 };
 
-}  // namespace chorus::inline CHORUS_ABI::nn
+}  // namespace chorus::nn

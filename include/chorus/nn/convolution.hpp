@@ -8,7 +8,7 @@
 #include <span>
 #include <string>
 
-namespace chorus::inline CHORUS_ABI::nn {
+namespace chorus::nn {
 
 namespace detail {
 // What all convolution layers have. PyTorch's initialisation takes the weight's second
@@ -91,4 +91,4 @@ class Conv2d : public detail::ConvolutionBase<4, D, T> {
   chorus::Conv2dOptions options_;
 };
 
-}  // namespace chorus::inline CHORUS_ABI::nn
+}  // namespace chorus::nn

@@ -6,7 +6,7 @@
 #include <chorus/ops/convolution3d.hpp>
 #include <chorus/ops/transposed_convolution.hpp>
 
-namespace chorus::inline CHORUS_ABI::nn {
+namespace chorus::nn {
 
 struct Conv1dOptions {
   Index kernel = 1, stride = 1, padding = 0, dilation = 1, groups = 1;
@@ -106,4 +106,4 @@ class ConvTranspose2d : public detail::ConvolutionBase<4, D, T> {
   chorus::ConvTranspose2dOptions options_;
 };
 
-}  // namespace chorus::inline CHORUS_ABI::nn
+}  // namespace chorus::nn

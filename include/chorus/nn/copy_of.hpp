@@ -8,7 +8,7 @@
 #include <type_traits>
 #include <utility>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 namespace detail {
 
@@ -78,4 +78,4 @@ Model copy_of(const Model& model) {
 
 }  // namespace nn
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

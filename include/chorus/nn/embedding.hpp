@@ -7,7 +7,7 @@
 #include <chorus/nn/module.hpp>
 #include <chorus/ops/indexing.hpp>
 
-namespace chorus::inline CHORUS_ABI::nn {
+namespace chorus::nn {
 
 /// index: [...] -> the rows of weight: [entries, features] that it names: [..., features].
 template <Device D, Real T = float>
@@ -31,4 +31,4 @@ class Embedding : public Module {
   std::string describe() const override { return cat("Embedding(", weight.shape()[0], ", ", weight.shape()[1], ")"); }
 };
 
-}  // namespace chorus::inline CHORUS_ABI::nn
+}  // namespace chorus::nn

@@ -11,7 +11,7 @@
 
 #include <chorus/nn/module.hpp>
 
-namespace chorus::inline CHORUS_ABI::nn {
+namespace chorus::nn {
 
 /// Owns the buffers; the parameters are views of them. Within a dtype those come first that want gradients, in the
 /// order in which backward is expected to finish them (the last layer's first), frozen ones behind. In front of large
@@ -88,7 +88,7 @@ class FlatParameters {
   std::uint64_t generation_ = 0;
 };
 
-}  // namespace chorus::inline CHORUS_ABI::nn
+}  // namespace chorus::nn
 
 #if CHORUS_DEFINES_DEVICE_TEMPLATES
 #include <chorus/nn/flat_parameters_impl.hpp>

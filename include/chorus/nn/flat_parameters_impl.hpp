@@ -8,7 +8,7 @@
 
 #include <chorus/nn/flat_parameters.hpp>
 
-namespace chorus::inline CHORUS_ABI::nn {
+namespace chorus::nn {
 
 template <Device D>
 FlatParameters<D>::FlatParameters(Module& model) {
@@ -107,4 +107,4 @@ void FlatParameters<D>::lay_out(std::vector<NamedParameter<D>> parameters) {
   count_generation();
 }
 
-}  // namespace chorus::inline CHORUS_ABI::nn
+}  // namespace chorus::nn

@@ -5,7 +5,7 @@
 #include <chorus/nn/module.hpp>
 #include <chorus/ops/normalization.hpp>
 
-namespace chorus::inline CHORUS_ABI::nn {
+namespace chorus::nn {
 
 /// Normalises groups of neighbouring channels of x: [batch, channels, ...], then scales and shifts each channel.
 template <Device D, Real T = float>
@@ -106,4 +106,4 @@ class RMSNorm : public Module {
   double eps_;
 };
 
-}  // namespace chorus::inline CHORUS_ABI::nn
+}  // namespace chorus::nn

@@ -8,7 +8,7 @@
 #include <chorus/kernels/to_device.hpp>
 #include <chorus/tensor/tensor.hpp>
 
-namespace chorus::inline CHORUS_ABI::nn::init {
+namespace chorus::nn::init {
 
 namespace detail {
 /// Initial numbers come from a stream that knows nothing of samples and devices: in a forward pass all ranks would draw
@@ -57,4 +57,4 @@ Tensor<T, Rank, D> constant(const Shape<Rank>& shape, T value, D device = {}) {
   return Tensor<T, Rank, D>::full(shape, value, device);
 }
 
-}  // namespace chorus::inline CHORUS_ABI::nn::init
+}  // namespace chorus::nn::init

@@ -5,7 +5,7 @@
 #include <chorus/nn/module.hpp>
 #include <chorus/ops/normalization.hpp>
 
-namespace chorus::inline CHORUS_ABI::nn {
+namespace chorus::nn {
 
 /// Normalises the last axis of x: [..., features], then scales and shifts it.
 template <Device D, Real T = float>
@@ -35,4 +35,4 @@ class LayerNorm : public Module {
   double eps_;
 };
 
-}  // namespace chorus::inline CHORUS_ABI::nn
+}  // namespace chorus::nn

@@ -5,7 +5,7 @@
 #include <chorus/nn/module.hpp>
 #include <chorus/ops/matmul.hpp>
 
-namespace chorus::inline CHORUS_ABI::nn {
+namespace chorus::nn {
 
 struct LinearOptions {
   bool bias = true;
@@ -40,4 +40,4 @@ class Linear : public Module {
   }
 };
 
-}  // namespace chorus::inline CHORUS_ABI::nn
+}  // namespace chorus::nn

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI::nn {
+namespace chorus::nn {
 
 namespace detail {
 
@@ -165,4 +165,4 @@ class MixedPrecision : public Module {
   mutable detail::NarrowCopies<T, device_type> copies_;
 };
 
-}  // namespace chorus::inline CHORUS_ABI::nn
+}  // namespace chorus::nn

@@ -11,7 +11,7 @@
 #include <chorus/autograd/parameter.hpp>
 #include <chorus/core/recomputation.hpp>
 
-namespace chorus::inline CHORUS_ABI::nn {
+namespace chorus::nn {
 
 class Module;
 
@@ -166,7 +166,7 @@ std::vector<NamedParameter<D>> named_parameters(Module& module);
 template <Device D>
 std::vector<NamedBuffer<D>> named_buffers(Module& module);
 
-}  // namespace chorus::inline CHORUS_ABI::nn
+}  // namespace chorus::nn
 
 #if CHORUS_DEFINES_DEVICE_TEMPLATES
 #include <chorus/nn/module_impl.hpp>

@@ -7,7 +7,7 @@
 
 #include <chorus/nn/module.hpp>
 
-namespace chorus::inline CHORUS_ABI::nn {
+namespace chorus::nn {
 
 namespace detail {
 
@@ -63,4 +63,4 @@ CHORUS_INLINE void Module::train(bool training) {
   all.walk(*this);
 }
 
-}  // namespace chorus::inline CHORUS_ABI::nn
+}  // namespace chorus::nn

@@ -7,7 +7,7 @@
 #include <chorus/ops/interpolation.hpp>
 #include <chorus/ops/more_activations.hpp>
 
-namespace chorus::inline CHORUS_ABI::nn {
+namespace chorus::nn {
 
 CHORUS_FUNCTION_LAYER(SELU, selu);
 CHORUS_FUNCTION_LAYER(Softsign, softsign);
@@ -175,4 +175,4 @@ struct Upsample : Module {
   }
 };
 
-}  // namespace chorus::inline CHORUS_ABI::nn
+}  // namespace chorus::nn

@@ -10,7 +10,7 @@
 #include <cmath>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI::nn {
+namespace chorus::nn {
 
 /// Adds a learned vector for each place: x: [batch, length, features], weight: [most, features].
 template <Device D, Real T = float>
@@ -108,4 +108,4 @@ auto rotary_positions(const X& x, Index first = 0) {
   return concat(-1, a * cosine - b * sine, b * cosine + a * sine);
 }
 
-}  // namespace chorus::inline CHORUS_ABI::nn
+}  // namespace chorus::nn

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI::nn {
+namespace chorus::nn {
 
 struct RecurrentOptions {
   Index num_layers = 1;
@@ -178,4 +178,4 @@ class GRU final : public Recurrent<D, T> {
   }
 };
 
-}  // namespace chorus::inline CHORUS_ABI::nn
+}  // namespace chorus::nn

@@ -7,7 +7,7 @@
 
 #include <chorus/nn/module.hpp>
 
-namespace chorus::inline CHORUS_ABI::nn {
+namespace chorus::nn {
 
 /// One line a module: its path, what it is, its own parameters; then the sums.
 template <class Model>
@@ -56,4 +56,4 @@ std::string summary(Model& model) {
   return out + cat(all, " parameters, ", trainable, " trainable, ", bytes / 1024, " KiB\n");
 }
 
-}  // namespace chorus::inline CHORUS_ABI::nn
+}  // namespace chorus::nn

@@ -7,7 +7,7 @@
 #include <chorus/ops/activations.hpp>
 #include <chorus/ops/arithmetic.hpp>
 
-namespace chorus::inline CHORUS_ABI::nn {
+namespace chorus::nn {
 
 enum class FeedForwardActivation : std::uint8_t { relu, gelu };
 
@@ -140,4 +140,4 @@ class TransformerDecoderLayer : public Module {
   TransformerOptions options_;
 };
 
-}  // namespace chorus::inline CHORUS_ABI::nn
+}  // namespace chorus::nn

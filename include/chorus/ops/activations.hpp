@@ -3,7 +3,7 @@
 
 #include <chorus/ops/pointwise.hpp>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 #define CHORUS_UNARY(NAME, FUNCTOR)                          \
   template <Operand X>                                       \
@@ -59,4 +59,4 @@ auto hardtanh(const X& x, double min = -1, double max = 1) {
   return detail::pointwise("hardtanh", functors::Hardtanh{min, max}, x);
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

@@ -8,7 +8,7 @@
 
 #include <chorus/ops/pointwise.hpp>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 namespace functors {
 
@@ -145,4 +145,4 @@ CHORUS_ASSIGNMENT(*)
 CHORUS_ASSIGNMENT(/)
 #undef CHORUS_ASSIGNMENT
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

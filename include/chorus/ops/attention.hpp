@@ -16,7 +16,7 @@
 #include <limits>
 #include <numeric>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 struct AttentionOptions {
   /// Query i sees keys 0 to i only.
@@ -198,4 +198,4 @@ auto scaled_dot_product_attention(const Q& q, const K& k, const V& v,
       [&](const auto& scores) { return scores + mask; }, options);
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

@@ -12,7 +12,7 @@
 #include <type_traits>
 #include <utility>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 struct BatchNormOptions {
   double eps = 1e-5;
@@ -181,4 +181,4 @@ auto batch_norm_add_relu(const X& x, const R& residual, const W& weight, const B
                                                                    options));
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

@@ -4,7 +4,7 @@
 #include <chorus/autograd/parameter.hpp>
 #include <chorus/kernels/contiguous.hpp>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 // What the tape remembers of this operation beside its backward function: see ops/higher_order.hpp.
 namespace operations {
@@ -55,4 +55,4 @@ concept NarrowOperand = Operand<X> && Narrow<typename tensor_of<X>::value_type>;
 template <class X, class Y>
 concept OfOtherType = !std::is_same_v<typename tensor_of<X>::value_type, typename tensor_of<Y>::value_type>;
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

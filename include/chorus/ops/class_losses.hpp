@@ -7,7 +7,7 @@
 #include <chorus/ops/softmax.hpp>
 #include <cstdint>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 namespace detail {
 
@@ -168,4 +168,4 @@ requires(tensor_of<X>::rank == tensor_of<Y>::rank &&
   return sum(losses) / count;
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

@@ -8,7 +8,7 @@
 #include <chorus/ops/cast.hpp>
 #include <chorus/ops/size2d.hpp>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 // What the tape remembers of these operations beside their backward functions: see ops/higher_order.hpp.
 namespace operations {
@@ -103,4 +103,4 @@ auto conv2d(const X& x, const W& weight, const B& bias, const Conv2dOptions& opt
   return conv2d(x, to<T>(weight), to<T>(bias), options);
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

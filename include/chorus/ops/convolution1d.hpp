@@ -4,7 +4,7 @@
 #include <chorus/ops/convolution.hpp>
 #include <chorus/ops/shape.hpp>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 struct Conv1dOptions {
   Index stride = 1, padding = 0, dilation = 1, groups = 1;
@@ -26,4 +26,4 @@ auto conv1d(const X& x, const W& weight, const B& bias, const Conv1dOptions& opt
   return reshape(y, Shape<3>{y.size(0), y.size(1), y.size(3)});
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

@@ -6,7 +6,7 @@
 #include <chorus/ops/shape.hpp>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 /// Depth, height and width, given as one number or three.
 struct Size3d {
@@ -58,4 +58,4 @@ auto conv3d(const X& x, const W& weight, const B& bias, const Conv3dOptions& opt
   return transpose(reshape(y, Shape<5>{batch, out_depth, w[0], y.size(2), y.size(3)}), 1, 2);
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

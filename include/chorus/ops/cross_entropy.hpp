@@ -9,7 +9,7 @@
 #include <chorus/ops/cast.hpp>
 #include <cstdint>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 // What the tape remembers of these operations beside their backward functions: see ops/higher_order.hpp.
 namespace operations {
@@ -129,4 +129,4 @@ auto nll_loss_per_sample(const X& log_probabilities, const Tensor<std::int64_t, 
   return detail::nll_loss<1>(log_probabilities, to_device(labels, value_of(log_probabilities).device()), options);
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

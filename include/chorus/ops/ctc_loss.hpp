@@ -13,7 +13,7 @@
 #include <cstdint>
 #include <limits>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 struct CtcLossOptions {
   std::int64_t blank = 0;
@@ -145,4 +145,4 @@ auto ctc_loss(const X& log_probabilities, const Tensor<std::int64_t, 2, Cpu>& la
   return sum(losses * to_device(weight, value_of(losses).device()));
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

@@ -5,7 +5,7 @@
 #include <chorus/kernels/cumulative.hpp>
 #include <chorus/ops/shape.hpp>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 // What the tape remembers of these operations beside their backward functions: see ops/higher_order.hpp.
 namespace operations {
@@ -48,4 +48,4 @@ auto cumprod(const X& x, Index axis) {
       x);
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

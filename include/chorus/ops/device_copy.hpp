@@ -8,7 +8,7 @@
 #include <type_traits>
 #include <utility>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 namespace operations {
 struct DeviceCopy {
@@ -49,4 +49,4 @@ auto derivatives(const operations::DeviceCopy& operation, const GraphVariable<T,
   return std::tuple{[&] { return detail::copy_recorded(dy, x.device(), operation.back); }};
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

@@ -11,7 +11,7 @@
 #include <type_traits>
 #include <utility>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 // What the tape remembers of these operations beside their backward functions: see ops/higher_order.hpp.
 namespace operations {
@@ -72,4 +72,4 @@ auto dropout(const X& x, double p, bool training = true) {
   return transpose(detail::dropout_of_rows(transpose(x, 0, axis), p, drops), 0, axis);
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

@@ -6,7 +6,7 @@
 #include <chorus/ops/shape.hpp>
 #include <cmath>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 /// x: [batch, channels, ...]: in training zeroes each channel of each sample with probability p and scales the others
 /// by 1 / (1 - p) (Tompson et al. 2015). Throws UsageError unless 0 <= p < 1.
@@ -37,4 +37,4 @@ auto alpha_dropout(const X& x, double p, bool training = true) {
   return (x * chosen + (1 - chosen) * limit) * scale - scale * limit * drops;
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

@@ -7,7 +7,7 @@
 #include <chorus/ops/reduction_axes.hpp>
 #include <string_view>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 /// The text of `einsum<"bij,bjk->bik">`.
 template <std::size_t N>
@@ -138,4 +138,4 @@ auto einsum(const A& a, const B& b) {
   return permute(reshape(matmul(left, right), shape), order);
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

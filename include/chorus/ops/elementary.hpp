@@ -3,7 +3,7 @@
 
 #include <chorus/ops/pointwise.hpp>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 #define CHORUS_UNARY(NAME, FUNCTOR)                          \
   template <Operand X>                                       \
@@ -29,4 +29,4 @@ CHORUS_UNARY(tanh, Tanh)
 CHORUS_UNARY(erf, Erf)
 #undef CHORUS_UNARY
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

@@ -4,7 +4,7 @@
 #include <chorus/ops/indexing.hpp>
 #include <chorus/ops/masking.hpp>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 /// The same as embedding(weight, index), but entry `padding_index` gets no gradient. Throws UsageError where there is
 /// no such entry.
@@ -24,4 +24,4 @@ auto embedding(const W& weight, const Tensor<std::int64_t, Rank, D>& index, Inde
   return where(padding, value_of(rows), rows);
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

@@ -6,7 +6,7 @@
 #include <chorus/kernels/indexing.hpp>
 #include <chorus/ops/shape.hpp>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 // What the tape remembers of these operations beside their backward functions: see ops/higher_order.hpp.
 namespace operations {
@@ -97,4 +97,4 @@ auto gather(const X& x, Index axis, const Tensor<std::int64_t, tensor_of<X>::ran
   return detail::gather_along(narrowed, a, index);
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 namespace detail {
 
@@ -85,4 +85,4 @@ auto adaptive_max_pool2d(const X& x, Size2d size) {
   return detail::adaptive_max(detail::adaptive_max(x, 3, size.width), 2, size.height);
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

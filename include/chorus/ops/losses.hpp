@@ -6,7 +6,7 @@
 #include <chorus/ops/arithmetic.hpp>
 #include <chorus/ops/reduction.hpp>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 namespace functors {
 
@@ -155,4 +155,4 @@ auto kl_div_per_element(const X& log_probabilities, const Y& target) {
   return detail::pointwise("kl_div", functors::KlDivergence{}, log_probabilities, target);
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

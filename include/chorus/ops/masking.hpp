@@ -3,7 +3,7 @@
 
 #include <chorus/ops/pointwise.hpp>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 namespace functors {
 
@@ -53,4 +53,4 @@ auto masked_fill(const X& x, const Tensor<bool, Rank, D>& mask, double value) {
   return detail::pointwise("masked_fill", functors::MaskedFill{value}, numbers, x);
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

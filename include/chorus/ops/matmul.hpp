@@ -11,7 +11,7 @@
 #include <numeric>
 #include <utility>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 // What the tape remembers of these operations beside their backward functions: see ops/higher_order.hpp.
 namespace operations {
@@ -174,4 +174,4 @@ auto linear(const X& x, const W& weight) {
   return linear(x, weight, Tensor<typename tensor_of<X>::value_type, 1, typename tensor_of<X>::device_type>());
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

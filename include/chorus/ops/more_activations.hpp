@@ -6,7 +6,7 @@
 #include <chorus/ops/elementary.hpp>
 #include <chorus/ops/shape.hpp>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 namespace functors {
 
@@ -138,4 +138,4 @@ auto glu(const X& x, Index axis = -1) {
   return slice(x, axis, 0, size / 2) * sigmoid(slice(x, axis, size / 2, size));
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

@@ -8,7 +8,7 @@
 #include <chorus/ops/losses.hpp>
 #include <chorus/ops/masking.hpp>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 namespace functors {
 
@@ -283,4 +283,4 @@ auto bce_with_logits(const X& x, const Y& target, const W& weight, const P& pos_
                                reduction);
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

@@ -12,7 +12,7 @@
 #include <limits>
 #include <type_traits>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 namespace functors {
 
@@ -172,4 +172,4 @@ auto std(const X& x, const std::array<Index, N>& axes, KeepAxis, Index correctio
   return detail::restore_axes(x, std(x, axes, correction), axes);
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

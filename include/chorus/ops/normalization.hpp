@@ -8,7 +8,7 @@
 #include <chorus/ops/elementary.hpp>
 #include <chorus/ops/reduction.hpp>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 // What the tape remembers of this operation beside its backward function: see ops/higher_order.hpp.
 namespace operations {
@@ -158,4 +158,4 @@ auto rms_norm(const X& x, const W& weight, double eps = 1e-6) {
   return to<typename tensor_of<X>::value_type>(rms_norm(to<float>(x), to<float>(weight), eps));
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

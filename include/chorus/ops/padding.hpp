@@ -4,7 +4,7 @@
 #include <chorus/autograd/parameter.hpp>
 #include <chorus/kernels/contiguous.hpp>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 struct Padding2d {
   Index left = 0, right = 0, top = 0, bottom = 0;
@@ -45,4 +45,4 @@ auto pad2d(const X& x, const Padding2d& padding, double value = 0) {
       [inside](const auto& dy, auto dx) { dx->add(contiguous(inside(dy))); }, x);
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

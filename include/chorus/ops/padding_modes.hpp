@@ -5,7 +5,7 @@
 #include <chorus/ops/padding.hpp>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 /// What stands around an image: itself mirrored at its edge pixels, its edge pixels again, or its other side.
 enum class PaddingMode : std::uint8_t { reflect, replicate, circular };
@@ -46,4 +46,4 @@ auto pad2d(const X& x, const Padding2d& padding, PaddingMode mode) {
                           padding.right);
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

@@ -11,7 +11,7 @@
 #include <span>
 #include <tuple>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 // What the tape remembers of these operations beside their backward functions: see ops/higher_order.hpp.
 namespace operations {
@@ -149,4 +149,4 @@ auto pointwise(const F& f, const Xs&... xs) {
   return detail::pointwise("pointwise", f, xs...);
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

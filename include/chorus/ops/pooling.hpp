@@ -8,7 +8,7 @@
 #include <chorus/ops/size2d.hpp>
 #include <cstdint>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 // What the tape remembers of these operations beside their backward functions: see ops/higher_order.hpp.
 namespace operations {
@@ -151,4 +151,4 @@ auto avg_pool2d(const X& x, Size2d window, const PoolOptions& options = {}) {
   return y * detail::window_correction<T>(shape, options.count_include_pad, value_of(x).device());
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

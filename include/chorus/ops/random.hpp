@@ -23,7 +23,7 @@
 #include <utility>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 /// Whose numbers an operation draws. In a forward pass of a policy a number depends on the seed, the pass, the
 /// operation, the sample's place in the global batch and the number's place in the sample: one device, DataParallel and
@@ -408,4 +408,4 @@ auto multinomial(const W& weights, Index num_samples, bool replacement = false, 
   return to_device(out, given.device());
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

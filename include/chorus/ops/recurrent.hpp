@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 namespace functors {
 
@@ -206,4 +206,4 @@ auto gru(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, c
   return gru(x, weight_ih, weight_hh, bias_ih, bias_hh, detail::zero_state(x, weight_hh));
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

@@ -7,7 +7,7 @@
 #include <chorus/kernels/reduction.hpp>
 #include <chorus/ops/shape.hpp>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 // What the tape remembers of these operations beside their backward functions: see ops/higher_order.hpp.
 namespace operations {
@@ -199,4 +199,4 @@ Tensor<Index, tensor_of<X>::rank - 1, typename tensor_of<X>::device_type> argmax
   return out;
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

@@ -6,7 +6,7 @@
 #include <chorus/ops/reduction.hpp>
 #include <chorus/ops/softmax.hpp>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 namespace detail {
 
@@ -86,4 +86,4 @@ auto argmin(const X& x, Index axis) {
   return argmax(-value_of(x), axis);
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

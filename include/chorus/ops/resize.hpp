@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 /// x: [batch, channels, height, width] -> each pixel repeated `scale` times along both axes. Throws UsageError unless
 /// the scale is positive.
@@ -107,4 +107,4 @@ auto global_avg_pool(const X& x) {
   return mean(flatten<2>(x), 2);
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

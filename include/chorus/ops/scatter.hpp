@@ -6,7 +6,7 @@
 #include <chorus/ops/masking.hpp>
 #include <chorus/ops/reduction.hpp>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 namespace detail {
 template <class T, int Rank, class D>
@@ -52,4 +52,4 @@ auto scatter(const X& x, Index axis, const Tensor<std::int64_t, tensor_of<X>::ra
                            detail::scatter_add(source, value_of(x).shape(), a, places), x);
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

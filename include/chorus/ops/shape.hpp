@@ -9,7 +9,7 @@
 #include <numeric>
 #include <span>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 // What the tape remembers of these operations beside their backward functions: see ops/higher_order.hpp.
 namespace operations {
@@ -198,4 +198,4 @@ auto stack(Index axis, const First& first, const Rest&... rest) {
   return concat(axis, widen(first), widen(rest)...);
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

@@ -3,7 +3,7 @@
 
 #include <chorus/core/dtype.hpp>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 /// `{.kernel = 5}` or `{.kernel = {5, 3}}`: height, then width.
 struct Size2d {
@@ -12,4 +12,4 @@ struct Size2d {
   constexpr Size2d(Index h, Index w) : height(h), width(w) {}
 };
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

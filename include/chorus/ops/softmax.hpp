@@ -5,7 +5,7 @@
 #include <chorus/kernels/softmax.hpp>
 #include <chorus/ops/reduction.hpp>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 // What the tape remembers of these operations beside their backward functions: see ops/higher_order.hpp.
 namespace operations {
@@ -96,4 +96,4 @@ auto logsumexp(const X& x, Index axis, KeepAxis) {
   return detail::reduce_keeping(x, axis, [](const auto& in, Index a) { return logsumexp(in, a); });
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

@@ -4,7 +4,7 @@
 #include <chorus/kernels/sort.hpp>
 #include <chorus/ops/indexing.hpp>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 /// Numbers in order, and the positions at which they were.
 template <class Values, class Indices>
@@ -52,4 +52,4 @@ auto topk(const X& x, Index count, Index axis = -1, bool largest = true) {
   return Sorted<decltype(values), std::remove_const_t<decltype(index)>>{std::move(values), index};
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 namespace detail {
 /// A channel's sums, and further numbers behind them, added up over the group; the sums end on the device again.
@@ -193,4 +193,4 @@ auto sync_batch_norm(const X& x, const W& weight, const B& bias, const Tensor<T,
   }
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

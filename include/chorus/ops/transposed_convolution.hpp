@@ -10,7 +10,7 @@
 #include <chorus/ops/shape.hpp>
 #include <chorus/ops/size2d.hpp>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 // What the tape remembers of these operations beside their backward functions: see ops/higher_order.hpp.
 namespace operations {
@@ -147,4 +147,4 @@ auto conv_transpose1d(const X& x, const W& weight, const B& bias, const ConvTran
       conv_transpose2d(detail::as_image(x), detail::as_image(weight), bias, detail::as_images(options)));
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

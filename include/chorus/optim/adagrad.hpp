@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI::optim {
+namespace chorus::optim {
 
 struct AdagradOptions {
   double lr = 0.01, lr_decay = 0, eps = 1e-10, weight_decay = 0;
@@ -51,4 +51,4 @@ class Adagrad final : public Optimizer<D> {
   AdagradOptions options_;
 };
 
-}  // namespace chorus::inline CHORUS_ABI::optim
+}  // namespace chorus::optim

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI::optim {
+namespace chorus::optim {
 
 struct AdamOptions {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
@@ -67,4 +67,4 @@ class AdamW final : public Adam<D> {
       : Adam<D>(std::move(parameters), options, true) {}
 };
 
-}  // namespace chorus::inline CHORUS_ABI::optim
+}  // namespace chorus::optim

@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI::optim {
+namespace chorus::optim {
 
 /// How an average follows.
 struct AverageRule {
@@ -292,4 +292,4 @@ class AveragedScope {
   std::vector<Kept> kept_;
 };
 
-}  // namespace chorus::inline CHORUS_ABI::optim
+}  // namespace chorus::optim

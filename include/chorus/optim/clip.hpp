@@ -16,7 +16,7 @@
 #include <chorus/optim/cuda/gradients.hpp>
 #endif
 
-namespace chorus::inline CHORUS_ABI::optim {
+namespace chorus::optim {
 
 namespace detail {
 template <Device D, class F>
@@ -137,4 +137,4 @@ void clip_grad_value(const std::vector<nn::NamedParameter<D>>& parameters, doubl
   });
 }
 
-}  // namespace chorus::inline CHORUS_ABI::optim
+}  // namespace chorus::optim

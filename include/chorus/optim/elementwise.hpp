@@ -6,7 +6,7 @@
 #include <chorus/kernels/scalar_math.hpp>
 #include <chorus/optim/optimizer.hpp>
 
-namespace chorus::inline CHORUS_ABI::optim::detail {
+namespace chorus::optim::detail {
 
 /// out[i] = f(in_0[i], in_1[i], ...); `out` may be one of the inputs.
 template <class T, class D, class F, class... In>
@@ -33,4 +33,4 @@ struct MixSquare {
   }
 };
 
-}  // namespace chorus::inline CHORUS_ABI::optim::detail
+}  // namespace chorus::optim::detail

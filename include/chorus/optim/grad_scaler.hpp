@@ -20,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI::optim {
+namespace chorus::optim {
 
 namespace detail {
 /// The gradients that one scaler's losses have gone into, and which it has yet to divide. Several scalers of the same
@@ -294,4 +294,4 @@ template <class Net>
 requires requires { Net::distributed; }
 GradScaler(Net&, const GradScalerOptions& = {})->GradScaler<typename Net::device_type>;
 
-}  // namespace chorus::inline CHORUS_ABI::optim
+}  // namespace chorus::optim

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI::optim {
+namespace chorus::optim {
 
 namespace detail {
 /// An array of one parameter's size beside the state.
@@ -151,4 +151,4 @@ class Lamb final : public Optimizer<D> {
   LambOptions options_;
 };
 
-}  // namespace chorus::inline CHORUS_ABI::optim
+}  // namespace chorus::optim

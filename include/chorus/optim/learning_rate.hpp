@@ -3,7 +3,7 @@
 
 #include <chorus/core/error.hpp>
 
-namespace chorus::inline CHORUS_ABI::optim {
+namespace chorus::optim {
 
 /// The learning rate, apart from the rest so that schedules know nothing else.
 class HasLearningRate {
@@ -52,4 +52,4 @@ class HasLearningRate {
   bool scheduled_ = false;
 };
 
-}  // namespace chorus::inline CHORUS_ABI::optim
+}  // namespace chorus::optim

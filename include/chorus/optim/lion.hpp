@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI::optim {
+namespace chorus::optim {
 
 struct LionOptions {
   double lr = 1e-4, beta1 = 0.9, beta2 = 0.99, weight_decay = 0;
@@ -63,4 +63,4 @@ class Lion final : public Optimizer<D> {
   LionOptions options_;
 };
 
-}  // namespace chorus::inline CHORUS_ABI::optim
+}  // namespace chorus::optim

@@ -12,7 +12,7 @@
 #include <limits>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI::optim {
+namespace chorus::optim {
 
 /// PyTorch's defaults.
 struct GradScalerOptions {
@@ -87,7 +87,7 @@ class LossScale {
 
 }  // namespace detail
 
-}  // namespace chorus::inline CHORUS_ABI::optim
+}  // namespace chorus::optim
 
 #if CHORUS_USE_CUDA && defined(__CUDACC__)
 #include <chorus/optim/cuda/loss_scale.hpp>

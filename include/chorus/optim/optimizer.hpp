@@ -18,7 +18,7 @@
 #include <chorus/optim/parameter_group.hpp>
 #include <chorus/optim/replayed_steps.hpp>
 
-namespace chorus::inline CHORUS_ABI::optim {
+namespace chorus::optim {
 
 /// State that an optimizer keeps for a parameter, under the name by which checkpoints know it: `momentum.conv1.weight`.
 struct StateTensor {
@@ -349,4 +349,4 @@ class Optimizer : public HasLearningRate {
   detail::ReplayedSteps<D> replayed_;
 };
 
-}  // namespace chorus::inline CHORUS_ABI::optim
+}  // namespace chorus::optim

@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-namespace chorus::inline CHORUS_ABI::optim {
+namespace chorus::optim {
 
 /// What some parameters have of their own: see Optimizer::set_group.
 struct GroupOptions {
@@ -25,4 +25,4 @@ struct NameBegins {
   bool operator()(const auto& named) const { return named.name.starts_with(prefix); }
 };
 
-}  // namespace chorus::inline CHORUS_ABI::optim
+}  // namespace chorus::optim

@@ -3,7 +3,7 @@
 
 #include <chorus/core/device.hpp>
 
-namespace chorus::inline CHORUS_ABI::optim::detail {
+namespace chorus::optim::detail {
 
 /// There are none but on GPUs.
 template <Device D>
@@ -12,7 +12,7 @@ class ReplayedSteps {
   void settle() {}
 };
 
-}  // namespace chorus::inline CHORUS_ABI::optim::detail
+}  // namespace chorus::optim::detail
 
 #if CHORUS_USE_CUDA
 #include <chorus/optim/cuda/replayed_steps.hpp>

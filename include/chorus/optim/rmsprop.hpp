@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI::optim {
+namespace chorus::optim {
 
 struct RmsPropOptions {
   double lr = 0.01, alpha = 0.99, eps = 1e-8, weight_decay = 0, momentum = 0;
@@ -108,4 +108,4 @@ class RmsProp final : public Optimizer<D> {
   RmsPropOptions options_;
 };
 
-}  // namespace chorus::inline CHORUS_ABI::optim
+}  // namespace chorus::optim

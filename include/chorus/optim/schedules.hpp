@@ -11,7 +11,7 @@
 
 #include <chorus/optim/optimizer.hpp>
 
-namespace chorus::inline CHORUS_ABI::optim {
+namespace chorus::optim {
 
 /// A schedule gives the rate of an epoch from the rate at the start; `step` moves the optimizer to the next epoch. What
 /// counts as an epoch is up to the caller: OneCycle is usually stepped after each batch.
@@ -272,4 +272,4 @@ struct OneCycle {
   }
 };
 
-}  // namespace chorus::inline CHORUS_ABI::optim
+}  // namespace chorus::optim

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI::optim {
+namespace chorus::optim {
 
 struct SgdOptions {
   double lr = 0.01, momentum = 0, dampening = 0, weight_decay = 0;
@@ -54,4 +54,4 @@ class Sgd final : public Optimizer<D> {
   SgdOptions options_;
 };
 
-}  // namespace chorus::inline CHORUS_ABI::optim
+}  // namespace chorus::optim

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI::optim {
+namespace chorus::optim {
 
 namespace detail {
 
@@ -119,4 +119,4 @@ void update_bn(Net& net, Passes&& passes) {
   if constexpr (requires { requires Net::distributed; }) detail::average_statistics(net, scope);
 }
 
-}  // namespace chorus::inline CHORUS_ABI::optim
+}  // namespace chorus::optim

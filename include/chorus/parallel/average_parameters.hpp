@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI::detail {
+namespace chorus::detail {
 
 /// The parameters that ranks have stepped on their own since they last had the same. No others are averaged: the mean
 /// of equal numbers may differ from them in its last digit.
@@ -96,4 +96,4 @@ class ParametersApart {
   std::vector<const void*> apart_;  // sorted
 };
 
-}  // namespace chorus::inline CHORUS_ABI::detail
+}  // namespace chorus::detail

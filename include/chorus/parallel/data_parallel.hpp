@@ -4,17 +4,17 @@
 
 #include <algorithm>
 #include <chorus/comm/world.hpp>
-#include <chorus/parallel/device_balance.hpp>
-#include <chorus/parallel/dp_options.hpp>
-#include <chorus/parallel/gather.hpp>
-#include <chorus/parallel/gathered_scalars.hpp>
-#include <chorus/parallel/message.hpp>
+#include <chorus/launch/message.hpp>
+#include <chorus/parallel/dp/device_balance.hpp>
+#include <chorus/parallel/dp/dp_options.hpp>
+#include <chorus/parallel/dp/gather.hpp>
+#include <chorus/parallel/dp/gathered_scalars.hpp>
+#include <chorus/parallel/dp/replica_collectives.hpp>
+#include <chorus/parallel/dp/replica_gradients.hpp>
+#include <chorus/parallel/dp/replica_threads.hpp>
+#include <chorus/parallel/dp/replicas.hpp>
+#include <chorus/parallel/dp/scatter.hpp>
 #include <chorus/parallel/one_process_policy.hpp>
-#include <chorus/parallel/replica_collectives.hpp>
-#include <chorus/parallel/replica_gradients.hpp>
-#include <chorus/parallel/replica_threads.hpp>
-#include <chorus/parallel/replicas.hpp>
-#include <chorus/parallel/scatter.hpp>
 #include <chorus/parallel/taken_handles.hpp>
 #include <memory>
 #include <optional>
@@ -24,7 +24,7 @@
 #include <utility>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 /// Keeps a copy of the model on each device from step to step; each forward pass sends it the parameters that have
 /// changed, and what else the members of its layers say. What a copy writes into its buffers is lost, but for the first
@@ -271,4 +271,4 @@ class DataParallel : public OneProcessPolicy<Model>, private detail::ReplicaRunn
   detail::GatheredScalars scalars_;
 };
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

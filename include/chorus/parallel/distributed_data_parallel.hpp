@@ -5,11 +5,11 @@
 #include <algorithm>
 #include <chorus/comm/any_communicator.hpp>
 #include <chorus/comm/shared_window.hpp>
+#include <chorus/parallel/ddp/rank_device.hpp>
+#include <chorus/parallel/ddp/reducer.hpp>
 #include <chorus/parallel/distributed_policy.hpp>
 #include <chorus/parallel/join.hpp>
 #include <chorus/parallel/no_sync.hpp>
-#include <chorus/parallel/rank_device.hpp>
-#include <chorus/parallel/reducer.hpp>
 #include <cstdint>
 #include <exception>
 #include <functional>
@@ -19,7 +19,7 @@
 #include <utility>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 /// The gradient is the mean over the *samples* of all ranks: with shares of different sizes the step is the one that a
 /// single device would take. All ranks hold bit-identical parameters after each step. Every rank makes the same calls.
@@ -335,4 +335,4 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator> {
   const int exceptions_before_ = std::uncaught_exceptions();
 };
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

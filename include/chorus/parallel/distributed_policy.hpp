@@ -6,11 +6,11 @@
 #include <chorus/comm/objects.hpp>
 #include <chorus/core/batch_group.hpp>
 #include <chorus/core/say.hpp>
-#include <chorus/parallel/batch_shares.hpp>
+#include <chorus/parallel/ddp/batch_shares.hpp>
+#include <chorus/parallel/ddp/same_model.hpp>
+#include <chorus/parallel/dp/scatter.hpp>
 #include <chorus/parallel/join.hpp>
 #include <chorus/parallel/policy.hpp>
-#include <chorus/parallel/same_model.hpp>
-#include <chorus/parallel/scatter.hpp>
 #include <chorus/parallel/taken_handles.hpp>
 #include <cstdint>
 #include <memory>
@@ -20,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 namespace detail {
 /// What `launch` gives a program of several ranks. As a name, since clang 14 forgets a constructor's requires clause
@@ -241,4 +241,4 @@ class DistributedPolicy : public Policy<Model> {
   int passes_of_others_ = 0, last_active_ = -1;
 };
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

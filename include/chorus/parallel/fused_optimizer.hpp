@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 /// An optimizer of type `Opt` for each parameter of a DistributedDataParallel net, which steps it in the middle of
 /// backward, while its gradient is still in the cache and other buckets are under way. The training loop stays the
@@ -99,4 +99,4 @@ class FusedOptimizer : public optim::HasLearningRate {
   std::function<void()> check_there_, step_, remove_;  // what knows the net's type
 };
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

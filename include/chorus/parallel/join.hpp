@@ -10,7 +10,7 @@
 #include <type_traits>
 #include <utility>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 struct JoinOptions {
   /// All ranks throw as soon as one has run out of batches, instead of going on without it. For models whose forward or
@@ -122,4 +122,4 @@ void join(const Body& body, const JoinOptions& options, Joined&&... joined) {
   for_nets([](auto& net) { net.end_company(); });
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 struct LocalSgdOptions {
   /// Optimizer steps between averages. 1: after every one.
@@ -265,4 +265,4 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   bool ended_ = false;  // this rank only keeps others company
 };
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

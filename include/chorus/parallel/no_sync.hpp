@@ -4,7 +4,7 @@
 #include <chorus/core/config.hpp>
 #include <utility>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 /// Made by a policy's `no_sync()`.
 class NoSync {
@@ -23,4 +23,4 @@ class NoSync {
   bool before_ = true;
 };
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

@@ -7,7 +7,7 @@
 #include <span>
 #include <string_view>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 /// Base of SingleDevice and DataParallel.
 template <class Model>
@@ -46,4 +46,4 @@ class OneProcessPolicy : public Policy<Model> {
   using Policy<Model>::Policy;
 };
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

@@ -3,8 +3,8 @@
 
 #include <chorus/comm/any_communicator.hpp>
 #include <chorus/kernels/pointwise.hpp>
+#include <chorus/parallel/ddp/gradients_aside.hpp>
 #include <chorus/parallel/distributed_policy.hpp>
-#include <chorus/parallel/gradients_aside.hpp>
 #include <chorus/parallel/join.hpp>
 #include <chorus/parallel/no_sync.hpp>
 #include <concepts>
@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 struct ParameterServerOptions {
   /// The axis of the inputs along which their samples lie.
@@ -275,4 +275,4 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
   std::vector<std::uint32_t> forgotten_before_;  // times_forgotten of all parameters at the last push
 };
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

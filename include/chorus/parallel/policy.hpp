@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 namespace detail {
 /// Whether any of a module's layers is in training.
@@ -147,4 +147,4 @@ struct SamplingOptions {
   bool padding = false;
 };
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

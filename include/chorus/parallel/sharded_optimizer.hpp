@@ -8,9 +8,9 @@
 #include <chorus/core/while_alive.hpp>
 #include <chorus/optim/clip.hpp>
 #include <chorus/optim/optimizer.hpp>
-#include <chorus/parallel/non_finite.hpp>
-#include <chorus/parallel/parameter_shards.hpp>
-#include <chorus/parallel/shared_gradients.hpp>
+#include <chorus/parallel/ddp/non_finite.hpp>
+#include <chorus/parallel/ddp/shared_gradients.hpp>
+#include <chorus/parallel/sharded/parameter_shards.hpp>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -26,7 +26,7 @@
 #include <utility>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 namespace detail {
 /// A DistributedDataParallel: under other policies there is nobody to share an optimizer's state with.
@@ -373,4 +373,4 @@ class ShardedOptimizer : public optim::HasLearningRate {
   std::unique_ptr<Opt> own_;  // none where there are fewer numbers than ranks
 };
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

@@ -1,12 +1,12 @@
 #pragma once
 /// SingleDevice: the policy of one device, which the others must agree with.
 
+#include <chorus/parallel/dp/scatter.hpp>
 #include <chorus/parallel/one_process_policy.hpp>
-#include <chorus/parallel/scatter.hpp>
 #include <chorus/parallel/taken_handles.hpp>
 #include <utility>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 /// The same as other policies have, so that a program can change its policy alone.
 struct SingleDeviceOptions {
@@ -57,4 +57,4 @@ class SingleDevice : public OneProcessPolicy<Model> {
   detail::TakenHandles handles_;
 };
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

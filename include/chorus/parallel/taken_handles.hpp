@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI::detail {
+namespace chorus::detail {
 
 class TakenHandles final : public nn::detail::Walker {
  public:
@@ -47,4 +47,4 @@ class TakenHandles final : public nn::detail::Walker {
   bool taken_ = false;
 };
 
-}  // namespace chorus::inline CHORUS_ABI::detail
+}  // namespace chorus::detail

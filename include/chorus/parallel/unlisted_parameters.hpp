@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI::detail {
+namespace chorus::detail {
 
 /// A member that CHORUS_MODULE does not list is an easy mistake: its parameters would stay as they are, without a word,
 /// and all copies of the model share them. A policy watches what its model uses in the first forward pass that records
@@ -61,4 +61,4 @@ class WatchScope {
   ParameterWatch* before_;
 };
 
-}  // namespace chorus::inline CHORUS_ABI::detail
+}  // namespace chorus::detail

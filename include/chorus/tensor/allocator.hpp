@@ -23,7 +23,7 @@
 #include <chorus/tensor/size_class.hpp>
 #include <chorus/tensor/writes.hpp>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 /// What allocations of this thread are accounted as while the scope lives.
 class MemoryScope {

@@ -7,7 +7,7 @@
 #endif
 #include <type_traits>
 
-namespace chorus::inline CHORUS_ABI::detail {
+namespace chorus::detail {
 
 /// In a capture: keeps `storage` for as long as the captured graph may be replayed.
 template <Device D>
@@ -18,4 +18,4 @@ void keep_for_replays([[maybe_unused]] const Storage<D>& storage) {
 #endif
 }
 
-}  // namespace chorus::inline CHORUS_ABI::detail
+}  // namespace chorus::detail

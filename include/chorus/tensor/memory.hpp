@@ -6,7 +6,7 @@
 
 #include <chorus/core/device.hpp>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 /// Copies bytes between two places of one kind of device; the ranges don't overlap.
 inline void copy_bytes(Cpu, void* to, Cpu, const void* from, std::size_t bytes) {

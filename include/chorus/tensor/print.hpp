@@ -5,7 +5,7 @@
 
 #include <chorus/tensor/tensor.hpp>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 /// `[[1, 2], [3, 4]]`; of an axis of over 8 entries the first and last 3 are shown.
 template <Scalar T, int Rank>

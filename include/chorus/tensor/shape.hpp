@@ -9,7 +9,7 @@
 #include <chorus/core/dtype.hpp>
 #include <chorus/core/error.hpp>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 /// The sizes of a tensor's axes, outermost first; also used for strides and lists of axes.
 template <int Rank>

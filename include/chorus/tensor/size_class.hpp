@@ -7,7 +7,7 @@
 
 #include <chorus/core/config.hpp>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 /// The number of a class, below `size_classes`, and the size of its blocks.
 struct SizeClass {
@@ -31,4 +31,4 @@ constexpr SizeClass size_class(std::size_t bytes) {
   return {4 * (octave - first_octave) + steps - 1, steps * quarter};
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

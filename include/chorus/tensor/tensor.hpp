@@ -17,7 +17,7 @@
 #include <chorus/tensor/memory.hpp>
 #include <chorus/tensor/shape.hpp>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 /// Numbers of type `T` in `Rank` axes on a `D`. Scalar type, rank and kind of device are part of the type; sizes,
 /// strides and the device's index are values. Views (slice, select, permute, expand, reshape of dense memory) share

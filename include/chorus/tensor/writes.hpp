@@ -11,7 +11,7 @@
 
 #include <chorus/core/config.hpp>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 /// Copies on other devices, copies in another type and what backward has saved are good as long as the numbers are the
 /// ones that they were made of. Library code says when it writes (`add`). A program may do so through a pointer: once
@@ -74,4 +74,4 @@ class Writes {
   std::mutex mutex_;
 };
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

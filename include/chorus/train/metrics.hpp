@@ -20,7 +20,7 @@
 #include <chorus/core/json_string.hpp>
 #include <chorus/core/standard_streams.hpp>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 /// What a finished run reports. Per-device lists have an entry for each device or, under DDP, rank.
 struct RunSummary {
@@ -160,4 +160,4 @@ class MetricsLog {
   std::unique_ptr<std::FILE, Close> file_;
 };
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

@@ -11,7 +11,7 @@
 #include <chorus/core/dtype.hpp>
 #include <chorus/core/error.hpp>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 struct ProgressOptions {
   bool enabled = true;  ///< false: only count epochs, as all processes but one do
@@ -96,7 +96,7 @@ Progress progress(Run& run, int epochs, int first_epoch = 0) {
   return Progress({.enabled = run.is_main(), .epochs = epochs, .first_epoch = first_epoch});
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus
 
 #if !CHORUS_COMPILED
 #include <chorus/train/progress_impl.hpp>

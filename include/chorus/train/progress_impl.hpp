@@ -11,7 +11,7 @@
 #include <chorus/core/held_signal.hpp>
 #include <chorus/train/progress.hpp>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 CHORUS_INLINE Progress::Progress(ProgressOptions options)
     : options_(options), terminal_(isatty(fileno(options.out)) == 1), epoch_(options.first_epoch) {
@@ -96,4 +96,4 @@ CHORUS_INLINE void Progress::clear() {
   if (line_open_) std::fputc('\n', options_.out);
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

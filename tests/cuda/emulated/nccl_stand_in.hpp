@@ -4,7 +4,7 @@
 // rank to the first. It keeps a record, and fails on request.
 
 #include <algorithm>
-#include <chorus/comm/nccl_device_group.hpp>
+#include <chorus/comm/nccl/nccl_device_group.hpp>
 #include <chorus/core/cuda/stream.hpp>
 #include <cstring>
 #include <map>

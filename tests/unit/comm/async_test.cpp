@@ -1,6 +1,6 @@
 // Asynchronous collectives: order, handles, errors.
 #include <catch.hpp>
-#include <chorus/comm/in_order.hpp>
+#include <chorus/comm/engine/in_order.hpp>
 #include <chorus/comm/thread_group.hpp>
 
 #include "processes.hpp"

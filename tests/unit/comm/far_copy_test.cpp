@@ -3,8 +3,8 @@
 #include <unistd.h>
 
 #include <catch.hpp>
-#include <chorus/comm/far_copy.hpp>
-#include <chorus/comm/sigpipe.hpp>
+#include <chorus/comm/transport/far_copy.hpp>
+#include <chorus/comm/transport/sigpipe.hpp>
 #include <vector>
 
 namespace far_copy_test {

@@ -2,7 +2,7 @@
 #include <dirent.h>
 
 #include <catch.hpp>
-#include <chorus/comm/mesh.hpp>
+#include <chorus/comm/transport/mesh.hpp>
 
 #include "astray.hpp"
 #include "processes.hpp"

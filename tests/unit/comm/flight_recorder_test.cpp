@@ -2,7 +2,7 @@
 #include <sys/resource.h>
 
 #include <catch.hpp>
-#include <chorus/comm/flight_recorder.hpp>
+#include <chorus/comm/engine/flight_recorder.hpp>
 
 #include "processes.hpp"
 

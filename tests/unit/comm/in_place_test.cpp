@@ -6,9 +6,9 @@
 #include <atomic>
 #include <bit>
 #include <catch.hpp>
-#include <chorus/comm/in_place.hpp>
-#include <chorus/comm/shm_transport.hpp>
+#include <chorus/comm/algorithms/in_place.hpp>
 #include <chorus/comm/thread_group.hpp>
+#include <chorus/comm/transport/shm_transport.hpp>
 #include <fstream>
 #include <thread>
 

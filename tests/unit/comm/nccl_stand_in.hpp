@@ -4,7 +4,7 @@
 
 #include <atomic>
 #include <chorus/comm/any_communicator.hpp>
-#include <chorus/comm/nccl_engine.hpp>
+#include <chorus/comm/nccl/nccl_engine.hpp>
 #include <deque>
 #include <functional>
 #include <map>

@@ -6,8 +6,8 @@
 #include <sys/wait.h>
 
 #include <chorus/comm/connect.hpp>
-#include <chorus/comm/rendezvous.hpp>
-#include <chorus/comm/socket.hpp>
+#include <chorus/comm/meeting/rendezvous.hpp>
+#include <chorus/comm/transport/socket.hpp>
 #include <csignal>
 #include <cstdio>
 #include <functional>

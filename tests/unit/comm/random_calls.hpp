@@ -2,7 +2,7 @@
 /// Sequences of communicator calls that a seed draws, the numbers that each rank brings, and what the calls have to
 /// make of them.
 
-#include <chorus/comm/engine.hpp>
+#include <chorus/comm/engine/engine.hpp>
 #include <map>
 #include <string>
 #include <vector>

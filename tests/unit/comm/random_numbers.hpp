@@ -2,8 +2,8 @@
 /// The numbers that ranks bring to drawn calls, and what the calls have to make of them: bit for bit where chorus' own
 /// engines add up, whose order of additions is documented; within rounding errors over others.
 
-#include <chorus/comm/shm_transport.hpp>
-#include <chorus/comm/tcp_transport.hpp>
+#include <chorus/comm/transport/shm_transport.hpp>
+#include <chorus/comm/transport/tcp_transport.hpp>
 #include <cmath>
 #include <cstring>
 #include <limits>

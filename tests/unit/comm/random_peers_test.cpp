@@ -2,8 +2,8 @@
 // All get their results or an error by the deadline, and nothing is left behind. CHORUS_RANDOM_SEEDS=FIRST-LAST tries
 // other seeds.
 #include <catch.hpp>
-#include <chorus/comm/mesh.hpp>
-#include <chorus/comm/ring_communicator.hpp>
+#include <chorus/comm/algorithms/ring_communicator.hpp>
+#include <chorus/comm/transport/mesh.hpp>
 #include <filesystem>
 #include <future>
 #include <memory>

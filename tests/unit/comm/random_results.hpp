@@ -2,7 +2,7 @@
 /// Makes drawn calls, and judges their results.
 
 #include <chorus/comm/any_communicator.hpp>
-#include <chorus/comm/transport.hpp>
+#include <chorus/comm/transport/transport.hpp>
 
 #include "random_numbers.hpp"
 

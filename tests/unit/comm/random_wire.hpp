@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <chorus/comm/socket.hpp>
+#include <chorus/comm/transport/socket.hpp>
 #include <chrono>
 #include <cstddef>
 #include <string>

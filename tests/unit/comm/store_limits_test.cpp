@@ -1,8 +1,8 @@
 // What users may ask of a store, and how much memory all of them together can take from its server.
 #include <catch.hpp>
 #include <chorus/comm/store.hpp>
-#include <chorus/comm/store_impl.hpp>
-#include <chorus/comm/store_server.hpp>
+#include <chorus/comm/store/store_impl.hpp>
+#include <chorus/comm/store/store_server.hpp>
 
 #include "../peak_memory.hpp"
 #include "processes.hpp"

@@ -1,8 +1,8 @@
 // Keys and values that ranks share: what each call does, who waits for whom, and who cannot harm it.
 #include <catch.hpp>
 #include <chorus/comm/store.hpp>
-#include <chorus/comm/store_impl.hpp>
-#include <chorus/comm/store_server.hpp>
+#include <chorus/comm/store/store_impl.hpp>
+#include <chorus/comm/store/store_server.hpp>
 
 #include "processes.hpp"
 

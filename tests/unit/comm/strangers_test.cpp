@@ -2,7 +2,7 @@
 #include <sys/resource.h>
 
 #include <catch.hpp>
-#include <chorus/comm/mesh.hpp>
+#include <chorus/comm/transport/mesh.hpp>
 
 #include "connection.hpp"
 #include "processes.hpp"

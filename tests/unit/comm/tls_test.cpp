@@ -1,9 +1,9 @@
 // TLS between ranks: what a relay that does not know the token can do, and what it can't.
 #include <atomic>
 #include <catch.hpp>
-#include <chorus/comm/mesh.hpp>
-#include <chorus/comm/ring_communicator.hpp>
+#include <chorus/comm/algorithms/ring_communicator.hpp>
 #include <chorus/comm/store.hpp>
+#include <chorus/comm/transport/mesh.hpp>
 #include <cstdlib>
 
 #include "connection.hpp"

@@ -1,9 +1,9 @@
 // What a model may take, under the policies that share a batch out: containers of all kinds, samples along another
 // axis, tensors that are no samples; and models as they may come.
 #include <catch.hpp>
+#include <chorus/launch/launch.hpp>
 #include <chorus/nn/recurrent.hpp>
 #include <chorus/parallel/data_parallel.hpp>
-#include <chorus/parallel/launch.hpp>
 #include <chorus/parallel/local_sgd.hpp>
 #include <chorus/parallel/parameter_server.hpp>
 #include <unordered_map>

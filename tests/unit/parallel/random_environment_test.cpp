@@ -2,7 +2,7 @@
 /// names a variable. CHORUS_RANDOM_SEEDS=FIRST-LAST tries other seeds.
 #include <catch.hpp>
 #include <chorus/core/error.hpp>
-#include <chorus/parallel/world_from_environment.hpp>
+#include <chorus/launch/world_from_environment.hpp>
 #include <string>
 #include <vector>
 

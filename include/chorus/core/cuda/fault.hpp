@@ -9,7 +9,7 @@
 #include <mutex>
 #include <new>
 
-namespace chorus::inline CHORUS_ABI::cuda {
+namespace chorus::cuda {
 
 /// What a kernel notes, in host memory that the device writes to. `operation` and `noun` are texts that live forever.
 struct Fault {
@@ -57,4 +57,4 @@ inline void synchronize(Cuda device) {
   check_faults(device);
 }
 
-}  // namespace chorus::inline CHORUS_ABI::cuda
+}  // namespace chorus::cuda

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <utility>
 
-namespace chorus::inline CHORUS_ABI::cuda {
+namespace chorus::cuda {
 
 namespace detail {
 /// Source paths from "include/" on, so that messages don't depend on where the project lies.
@@ -112,4 +112,4 @@ class HostBuffer {
   std::size_t bytes_ = 0;
 };
 
-}  // namespace chorus::inline CHORUS_ABI::cuda
+}  // namespace chorus::cuda

@@ -10,7 +10,7 @@
 #include <thread>
 #include <utility>
 
-namespace chorus::inline CHORUS_ABI::cuda {
+namespace chorus::cuda {
 
 /// Owns a stream that doesn't wait for the legacy default stream. Wait for its work before it goes: memory that was
 /// taken on it stays with its handle, which the next stream may get.
@@ -171,4 +171,4 @@ inline void synchronize(cudaStream_t stream, std::chrono::milliseconds limit = d
       "a stream's work", limit);
 }
 
-}  // namespace chorus::inline CHORUS_ABI::cuda
+}  // namespace chorus::cuda

@@ -3,7 +3,7 @@
 
 #include <chorus/core/dtype.hpp>
 
-namespace chorus::inline CHORUS_ABI::kernels::detail {
+namespace chorus::kernels::detail {
 
 /// `at`, but the compiler doesn't see what it was made of: of 16 addresses in a row it would else make 16 counters, all
 /// in memory.
@@ -35,4 +35,4 @@ struct Stretches {
   }
 };
 
-}  // namespace chorus::inline CHORUS_ABI::kernels::detail
+}  // namespace chorus::kernels::detail

@@ -12,7 +12,7 @@
 #include <cmath>
 #include <limits>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 namespace detail {
 
@@ -205,4 +205,4 @@ void attention_backward(Cpu device, const AttentionShape& s, const T* q, const T
   });
 }
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels

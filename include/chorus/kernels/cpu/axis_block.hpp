@@ -6,7 +6,7 @@
 #include <chorus/kernels/axis_block.hpp>
 #include <chorus/kernels/copy.hpp>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 namespace detail {
 template <class T>
@@ -42,4 +42,4 @@ void put_block(Cpu device, AxisShape whole, Index start, Index count, const T* b
   }
 }
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels

@@ -5,7 +5,7 @@
 #include <chorus/kernels/axis_shape.hpp>
 #include <chorus/kernels/cpu/packet.hpp>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 /// One line whose elements are neighbours: packets lie along it.
 template <class T>
@@ -97,4 +97,4 @@ void for_lines(AxisShape shape, const F& f, Index first = 0) {
   });
 }
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels

@@ -9,7 +9,7 @@
 #include <cmath>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 namespace detail {
 /// Memory for numbers per channel, kept for the next call of this thread that asks for the same slot.
@@ -249,4 +249,4 @@ void batch_norm_backward_eval(Cpu cpu, ChannelShape shape, const T* x, const T* 
     batch_norm_backward_input(cpu, shape, x, dy, weight, running_mean, invstd, 0, nullptr, dx, accumulate[0]);
 }
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels

@@ -8,7 +8,7 @@
 #include <chorus/kernels/cpu/scratch.hpp>
 #include <functional>
 
-namespace chorus::inline CHORUS_ABI::kernels::detail {
+namespace chorus::kernels::detail {
 
 /// The same line of several samples, taken together.
 template <class T>
@@ -115,4 +115,4 @@ void for_batch(ChannelShape shape, const F& f) {
   });
 }
 
-}  // namespace chorus::inline CHORUS_ABI::kernels::detail
+}  // namespace chorus::kernels::detail

@@ -12,7 +12,7 @@
 #include <chorus/kernels/cpu/winograd.hpp>
 #include <functional>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 namespace detail {
 
@@ -260,4 +260,4 @@ void conv2d_backward_bias(Cpu device, const Conv2dShape& s, const T* dy, T* dbia
   }
 }
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels

@@ -12,7 +12,7 @@
 #include <cstring>
 #include <span>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 template <Scalar T>
 void fill(Cpu, Index count, T* x, T value) {
@@ -159,4 +159,4 @@ void scatter_strided(Cpu device, std::span<const Index> shape, const T* src, T* 
   }
 }
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <string_view>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 /// The number of labels that are not `ignore_index`: the divisor of a mean. Throws UsageError, which names the sample
 /// and its label, where one lies outside of [0, classes).
@@ -116,4 +116,4 @@ void nll_loss_backward(Cpu cpu, Index batch, Index classes, const std::int64_t* 
       dlog_probabilities[i * classes + labels[i]] -= detail::sample_scale(i, counted, options.reduction, dloss);
 }
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels

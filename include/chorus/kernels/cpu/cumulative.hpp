@@ -5,7 +5,7 @@
 #include <chorus/kernels/cpu/scratch.hpp>
 #include <chorus/kernels/cumulative.hpp>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 template <class T>
 void cumsum(Cpu, AxisShape shape, const T* x, T* y, bool reverse, bool accumulate) {
@@ -52,4 +52,4 @@ void cumprod_backward(Cpu, AxisShape shape, const T* x, const T* dy, T* dx, bool
     }
 }
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels

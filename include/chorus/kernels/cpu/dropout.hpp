@@ -9,7 +9,7 @@
 #include <chorus/kernels/cpu/philox_block.hpp>
 #include <chorus/kernels/dropout.hpp>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 namespace detail {
 /// `out[i] = put(out[i], kept ? in[i] * scale : 0)`, block of Philox counters by block. Counters run through the
@@ -68,4 +68,4 @@ void dropout_backward(Cpu, Index samples, Index inner, const T* dy, T* dx, doubl
     detail::dropout<false>(samples, inner, dy, dx, p, key);
 }
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels

@@ -9,7 +9,7 @@
 #include <chorus/kernels/cpu/tile.hpp>
 #include <chorus/kernels/gemm.hpp>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 namespace detail {
 
@@ -89,4 +89,4 @@ void gemm(Cpu, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index 
   parallel_ranges(size, unit, least, multiply, most);
 }
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels

@@ -5,7 +5,7 @@
 #include <chorus/kernels/cpu/pack.hpp>
 #include <chorus/kernels/cpu/tile.hpp>
 
-namespace chorus::inline CHORUS_ABI::kernels::detail {
+namespace chorus::kernels::detail {
 
 /// Terms of a sum that are added up in registers, whichever way a product is computed.
 inline constexpr Index gemm_depth = 256;
@@ -57,4 +57,4 @@ void gemm_few_rows(Index m, Index n, Index k, Matrix<T> a, const T* b, Index ldb
   });
 }
 
-}  // namespace chorus::inline CHORUS_ABI::kernels::detail
+}  // namespace chorus::kernels::detail

@@ -5,7 +5,7 @@
 
 #include <chorus/kernels/cpu/scratch.hpp>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 namespace detail {
 
@@ -60,4 +60,4 @@ void in_float(Cpu device, const Kernel& kernel, detail::ArrayArgument<T>... arra
   run(detail::FloatArray<T>(device, arrays.written, arrays.read, arrays.count)...);
 }
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels

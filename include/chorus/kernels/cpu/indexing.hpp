@@ -9,7 +9,7 @@
 #include <chorus/kernels/cpu/copy.hpp>
 #include <chorus/kernels/indexing.hpp>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 namespace detail {
 inline void check_indices(std::string_view operation, Index count, const std::int64_t* index, Index axis) {
@@ -54,4 +54,4 @@ void gather_backward(Cpu device, AxisShape whole, Index count, const std::int64_
       for (Index i = 0; i < whole.inner; ++i) dx[*index++ * whole.inner + i] += *dy++;
 }
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels

@@ -6,7 +6,7 @@
 #include <chorus/kernels/cpu/raster.hpp>
 #include <chorus/kernels/cpu/tile.hpp>
 
-namespace chorus::inline CHORUS_ABI::kernels::detail {
+namespace chorus::kernels::detail {
 
 /// As many images at a time as make a thousand pixels.
 inline Index images_at_once(Index batch, Index plane) {
@@ -90,4 +90,4 @@ struct InputRaster {
   Pixels pixels(Index count) const { return {count, s.out_height(), s.out_width(), pitch, plane}; }
 };
 
-}  // namespace chorus::inline CHORUS_ABI::kernels::detail
+}  // namespace chorus::kernels::detail

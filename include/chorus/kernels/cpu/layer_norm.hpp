@@ -6,7 +6,7 @@
 #include <cmath>
 #include <limits>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 template <class T>
 void layer_norm_forward(Cpu, Index rows, Index columns, const T* x, const T* weight, const T* bias, double eps, T* y,
@@ -79,4 +79,4 @@ void layer_norm_backward_affine(Cpu, Index rows, Index columns, const T* x, cons
   });
 }
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels

@@ -4,7 +4,7 @@
 #include <chorus/kernels/convolution.hpp>
 #include <chorus/kernels/cpu/in_float.hpp>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 namespace detail {
 inline Index input_count(const Conv2dShape& s) { return s.batch * s.in_channels * s.height * s.width; }
@@ -47,4 +47,4 @@ void conv2d_backward_bias(Cpu device, const Conv2dShape& s, const T* dy, T* dbia
       reads(dy, detail::output_count(s)), writes(dbias, s.out_channels, accumulate));
 }
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels

@@ -4,7 +4,7 @@
 #include <chorus/kernels/cpu/in_float.hpp>
 #include <chorus/kernels/dropout.hpp>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 template <Narrow T>
 void dropout_forward(Cpu device, Index samples, Index inner, const T* x, T* y, double p, const DropoutKey& key) {
@@ -21,4 +21,4 @@ void dropout_backward(Cpu device, Index samples, Index inner, const T* dy, T* dx
       reads(dy, samples * inner), writes(dx, samples * inner, accumulate));
 }
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels

@@ -4,7 +4,7 @@
 #include <chorus/kernels/cpu/in_float.hpp>
 #include <chorus/kernels/gemm.hpp>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 template <Narrow T>
 void gemm(Cpu device, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b, Index ldb, T* c,
@@ -22,4 +22,4 @@ void gemm(Cpu device, Trans ta, Trans tb, Index m, Index n, Index k, const T* a,
       writes(c, extent(m, n, ldc), accumulate || ldc != n), reads(bias_n, n));
 }
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels

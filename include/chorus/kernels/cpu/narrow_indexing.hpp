@@ -4,7 +4,7 @@
 #include <chorus/kernels/cpu/in_float.hpp>
 #include <chorus/kernels/indexing.hpp>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 template <Narrow T>
 void index_select_backward(Cpu device, AxisShape whole, Index count, const std::int64_t* index, const T* dy, T* dx,
@@ -26,4 +26,4 @@ void gather_backward(Cpu device, AxisShape whole, Index count, const std::int64_
       reads(dy, whole.outer * count * whole.inner), writes(dx, whole.numel(), accumulate));
 }
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels

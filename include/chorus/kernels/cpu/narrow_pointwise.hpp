@@ -10,7 +10,7 @@
 #include <span>
 #include <utility>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 namespace detail {
 inline constexpr Index narrow_block = 512;
@@ -108,4 +108,4 @@ void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, co
   run(std::make_index_sequence<N>());
 }
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels

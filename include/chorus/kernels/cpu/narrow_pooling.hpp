@@ -4,7 +4,7 @@
 #include <chorus/kernels/cpu/in_float.hpp>
 #include <chorus/kernels/pooling.hpp>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 namespace detail {
 inline Index input_count(const Pool2dShape& s) { return s.planes * s.height * s.width; }
@@ -40,4 +40,4 @@ void avg_pool2d_backward(Cpu device, const Pool2dShape& s, const T* dy, T* dx, b
       reads(dy, detail::output_count(s)), writes(dx, detail::input_count(s), accumulate));
 }
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels

@@ -4,7 +4,7 @@
 #include <chorus/kernels/cpu/in_float.hpp>
 #include <chorus/kernels/reduction.hpp>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 template <Narrow T>
 void sum(Cpu device, AxisShape shape, const T* x, T* y, bool accumulate = false) {
@@ -94,4 +94,4 @@ void var_backward(Cpu device, AxisShape shape, const T* x, const T* dy, T* dx, I
       reads(x, shape.numel()), reads(dy, shape.reduced()), writes(dx, shape.numel(), accumulate));
 }
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels

@@ -4,7 +4,7 @@
 #include <chorus/kernels/cpu/in_float.hpp>
 #include <chorus/kernels/softmax.hpp>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 template <Narrow T>
 void softmax_forward(Cpu device, AxisShape shape, const T* x, T* y, bool none_is_zero = false) {
@@ -58,4 +58,4 @@ void logsumexp_backward(Cpu device, AxisShape shape, const T* x, const T* y, con
       writes(dx, shape.numel(), accumulate));
 }
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels

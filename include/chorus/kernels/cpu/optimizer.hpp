@@ -11,7 +11,7 @@
 #include <type_traits>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 namespace detail {
 /// Calls `f(gradient)`, where `gradient(i, count)` is a packet of it.
@@ -151,4 +151,4 @@ double square_sum(Cpu, Index count, const T* x) {
   return sum;
 }
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels

@@ -5,7 +5,7 @@
 #include <chorus/kernels/cpu/tile.hpp>
 #include <chorus/kernels/cpu/transpose.hpp>
 
-namespace chorus::inline CHORUS_ABI::kernels::detail {
+namespace chorus::kernels::detail {
 
 /// to[p, j] = b[p, j] for `depth` rows of `columns` numbers, padded with zeros to `tile_columns`.
 template <class T>
@@ -59,4 +59,4 @@ void pack_columns(Index depth, Index columns, const T* b, Index b_row, T* to) {
 }
 #pragma GCC diagnostic pop
 
-}  // namespace chorus::inline CHORUS_ABI::kernels::detail
+}  // namespace chorus::kernels::detail

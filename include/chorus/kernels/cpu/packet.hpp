@@ -19,7 +19,7 @@
 #include <chorus/core/dtype.hpp>
 #include <chorus/core/threads.hpp>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 /// The widest register of this build for `T`; `T` itself where Eigen does not vectorise.
 template <class T>
@@ -206,4 +206,4 @@ V reduce_rows(Index begin, Index end, V zero, Combine combine, const Value& valu
   return total;
 }
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels

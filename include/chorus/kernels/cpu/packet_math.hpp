@@ -8,7 +8,7 @@
 #include <limits>
 #include <type_traits>
 
-namespace chorus::inline CHORUS_ABI::math::packets {
+namespace chorus::math::packets {
 
 /// `function` element by element: for what Eigen has no register function for.
 template <class T, class P>
@@ -142,4 +142,4 @@ CHORUS_PACKET_OPERATION(Tanh, (const P& x), if constexpr (vectorised<T> && Trait
                         else return by_lane<T>(std::tanh, x);)
 #undef CHORUS_PACKET_OPERATION
 
-}  // namespace chorus::inline CHORUS_ABI::math::packets
+}  // namespace chorus::math::packets

@@ -6,7 +6,7 @@
 
 #include <chorus/core/philox.hpp>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 inline constexpr std::size_t philox_block = 16;
 
@@ -40,4 +40,4 @@ inline void philox_words(std::uint64_t key, const PhiloxWords* counters, std::ui
   }
 }
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels

@@ -17,7 +17,7 @@
 #include <span>
 #include <utility>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 namespace detail {
 
@@ -192,4 +192,4 @@ void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, co
   }
 }
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels

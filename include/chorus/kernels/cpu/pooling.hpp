@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <limits>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 namespace detail {
 /// The least planes for a thread of its own.
@@ -174,4 +174,4 @@ void avg_pool2d_backward(Cpu, const Pool2dShape& s, const T* dy, T* dx, bool acc
   });
 }
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels

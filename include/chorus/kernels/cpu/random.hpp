@@ -16,7 +16,7 @@
 #include <chorus/kernels/random.hpp>
 #include <chorus/kernels/random_numbers.hpp>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 namespace detail {
 /// Four random words for draw number `counter` of a stream.
@@ -98,4 +98,4 @@ CHORUS_INLINE std::vector<Index> permutation(std::uint64_t seed, std::uint64_t s
   return order;
 }
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels

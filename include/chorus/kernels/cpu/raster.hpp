@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <chorus/kernels/cpu/packet.hpp>
 
-namespace chorus::inline CHORUS_ABI::kernels::detail {
+namespace chorus::kernels::detail {
 
 /// One axis: raster position i stands for coordinate `step * i + origin` of the image.
 struct Axis {
@@ -112,4 +112,4 @@ class Segments {
   Index size_ = 0;
 };
 
-}  // namespace chorus::inline CHORUS_ABI::kernels::detail
+}  // namespace chorus::kernels::detail

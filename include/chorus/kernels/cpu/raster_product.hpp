@@ -7,7 +7,7 @@
 #include <chorus/kernels/cpu/raster.hpp>
 #include <chorus/kernels/cpu/tile.hpp>
 
-namespace chorus::inline CHORUS_ABI::kernels::detail {
+namespace chorus::kernels::detail {
 
 inline constexpr Index conv_depth = 256, conv_rows = 256, gather_rows = 24;
 
@@ -72,4 +72,4 @@ void multiply_gathered(Index m, Index n, const Pixels& pixels, const T* a, Index
     });
 }
 
-}  // namespace chorus::inline CHORUS_ABI::kernels::detail
+}  // namespace chorus::kernels::detail

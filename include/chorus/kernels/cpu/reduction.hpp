@@ -8,7 +8,7 @@
 #include <chorus/kernels/cpu/axis_lines.hpp>
 #include <chorus/kernels/reduction.hpp>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 namespace detail {
 /// Four neighbouring packets, so that a sum over rows reads pieces of them that are worth fetching.
@@ -163,4 +163,4 @@ void var_backward(Cpu, AxisShape shape, const T* x, const T* dy, T* dx, Index co
   });
 }
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels

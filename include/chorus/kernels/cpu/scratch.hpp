@@ -5,7 +5,7 @@
 #include <chorus/core/threads.hpp>
 #include <chorus/tensor/allocator.hpp>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 /// `count` numbers, uninitialised, from the device's cache; given back at the end of the scope.
 template <class T>
@@ -36,4 +36,4 @@ class ThreadScratch {
   Scratch<T> all_;
 };
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels

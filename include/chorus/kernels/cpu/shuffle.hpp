@@ -4,7 +4,7 @@
 #include <chorus/kernels/cpu/packet.hpp>
 
 #if defined(__AVX512F__)
-namespace chorus::inline CHORUS_ABI::kernels::detail {
+namespace chorus::kernels::detail {
 
 /// Lane i of the result is lane of(i) of a and b, which have 32.
 template <class F>
@@ -42,5 +42,5 @@ inline void join_threes(__m512& a, __m512& b, __m512& c) {
   b = second;
 }
 
-}  // namespace chorus::inline CHORUS_ABI::kernels::detail
+}  // namespace chorus::kernels::detail
 #endif

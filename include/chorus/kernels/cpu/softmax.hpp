@@ -8,7 +8,7 @@
 #include <chorus/kernels/cpu/axis_lines.hpp>
 #include <chorus/kernels/softmax.hpp>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 namespace detail {
 /// exp(x) where x is not far above 0. Eigen's exp stops short of 0, but a masked logit (-inf) must give 0 itself.
@@ -104,4 +104,4 @@ void log_softmax_backward(Cpu, AxisShape shape, const T* y, const T* dy, T* dx, 
   });
 }
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels

@@ -7,7 +7,7 @@
 
 #include <chorus/kernels/sort.hpp>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 template <Scalar T>
 void argsort(Cpu, AxisShape shape, Index count, bool descending, const T* x, std::int64_t* index) {
@@ -29,4 +29,4 @@ void argsort(Cpu, AxisShape shape, Index count, bool descending, const T* x, std
     }
 }
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels

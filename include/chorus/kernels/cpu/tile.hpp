@@ -7,7 +7,7 @@
 #include <chorus/kernels/cpu/packet.hpp>
 #include <type_traits>
 
-namespace chorus::inline CHORUS_ABI::kernels::detail {
+namespace chorus::kernels::detail {
 
 #ifdef __CUDACC__
 #pragma nv_diagnostic push
@@ -209,4 +209,4 @@ void dot_rows_tile(Index rows, Index columns, Runs runs, const T* a, Index a_row
 #pragma nv_diagnostic pop
 #endif
 
-}  // namespace chorus::inline CHORUS_ABI::kernels::detail
+}  // namespace chorus::kernels::detail

@@ -9,7 +9,7 @@
 #include <chorus/kernels/cpu/transpose.hpp>
 #include <chorus/kernels/cpu/winograd_transforms.hpp>
 
-namespace chorus::inline CHORUS_ABI::kernels::detail {
+namespace chorus::kernels::detail {
 
 // See pack.hpp.
 #pragma GCC diagnostic push
@@ -185,4 +185,4 @@ void transform_tiles(const TiledImages& tiles, const T* x, Index first, Index co
 }
 #pragma GCC diagnostic pop
 
-}  // namespace chorus::inline CHORUS_ABI::kernels::detail
+}  // namespace chorus::kernels::detail

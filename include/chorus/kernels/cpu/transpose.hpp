@@ -3,7 +3,7 @@
 
 #include <chorus/kernels/cpu/packet.hpp>
 
-namespace chorus::inline CHORUS_ABI::kernels::detail {
+namespace chorus::kernels::detail {
 
 // See pack.hpp.
 #pragma GCC diagnostic push
@@ -56,4 +56,4 @@ template <class T>
 }
 #pragma GCC diagnostic pop
 
-}  // namespace chorus::inline CHORUS_ABI::kernels::detail
+}  // namespace chorus::kernels::detail

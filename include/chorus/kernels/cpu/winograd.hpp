@@ -10,7 +10,7 @@
 #include <chorus/kernels/cpu/tiled_images.hpp>
 #include <chorus/kernels/cpu/winograd_weights.hpp>
 
-namespace chorus::inline CHORUS_ABI::kernels::detail {
+namespace chorus::kernels::detail {
 
 /// Whether this way is the faster one. Not a matter of the batch's size: a sample's result must not depend on it.
 /// Double is for those who want digits.
@@ -249,4 +249,4 @@ void winograd_backward_weight(Cpu device, Index images, const ImageChannels& in,
       for (Index i = 0; i < size; ++i) sums(slice)[i] += sums(slice + step)[i];
 }
 
-}  // namespace chorus::inline CHORUS_ABI::kernels::detail
+}  // namespace chorus::kernels::detail

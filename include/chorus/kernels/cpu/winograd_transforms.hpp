@@ -5,7 +5,7 @@
 #include <chorus/kernels/cpu/addresses.hpp>
 #include <chorus/kernels/cpu/packet.hpp>
 
-namespace chorus::inline CHORUS_ABI::kernels::detail {
+namespace chorus::kernels::detail {
 
 /// Numbers that the three taps of an axis become, under all of the ways below; squared, those of a kernel.
 inline constexpr Index winograd_weights = 6, winograd_points = winograd_weights * winograd_weights;
@@ -243,4 +243,4 @@ struct StrideTwoInput : StridedPoints<T> {
   };
 };
 
-}  // namespace chorus::inline CHORUS_ABI::kernels::detail
+}  // namespace chorus::kernels::detail

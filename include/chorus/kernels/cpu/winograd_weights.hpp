@@ -6,7 +6,7 @@
 #include <chorus/kernels/cpu/shuffle.hpp>
 #include <chorus/kernels/cpu/winograd_transforms.hpp>
 
-namespace chorus::inline CHORUS_ABI::kernels::detail {
+namespace chorus::kernels::detail {
 
 // See pack.hpp.
 #pragma GCC diagnostic push
@@ -145,4 +145,4 @@ void weight_gradients(Index filters, Index channels, Index point_pitch, const T*
 }
 #pragma GCC diagnostic pop
 
-}  // namespace chorus::inline CHORUS_ABI::kernels::detail
+}  // namespace chorus::kernels::detail

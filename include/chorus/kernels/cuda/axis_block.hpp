@@ -4,7 +4,7 @@
 #include <chorus/kernels/axis_block.hpp>
 #include <chorus/kernels/cuda/launch.hpp>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 namespace cuda {
 
@@ -43,4 +43,4 @@ void put_block(Cuda device, AxisShape whole, Index start, Index count, const T* 
                  cuda::MoveBlock<T>{whole, start, row, block, to, false, accumulate});
 }
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels

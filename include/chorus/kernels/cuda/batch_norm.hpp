@@ -7,7 +7,7 @@
 #include <chorus/kernels/cuda/lines.hpp>
 #include <cmath>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 namespace cuda {
 
@@ -282,4 +282,4 @@ void batch_norm_backward_eval(Cuda device, ChannelShape shape, const T* x, const
                               static_cast<const double*>(nullptr), dx, accumulate[0]);
 }
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels

@@ -5,7 +5,7 @@
 #include <chorus/kernels/cuda/lines.hpp>
 #include <span>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 namespace cuda {
 
@@ -56,4 +56,4 @@ void scatter_strided(Cuda device, std::span<const Index> shape, const T* src, T*
     cuda::for_each(device, "scatter_strided", count, cuda::ScatterAdd<T>{map, src, dst});
 }
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels

@@ -11,7 +11,7 @@
 #include <chorus/kernels/cuda/cudnn.hpp>
 #endif
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 namespace cuda {
 
@@ -135,4 +135,4 @@ void conv2d_backward_bias(Cuda device, const Conv2dShape& s, const T* dy, T* dbi
                        cuda::ChannelBiasGradient<T>{s.out_channels, pixels, dy, dbias, accumulate});
 }
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels

@@ -6,7 +6,7 @@
 #include <chorus/tensor/shape.hpp>
 #include <span>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 namespace cuda {
 
@@ -119,6 +119,6 @@ template <Scalar T>
 void scatter_strided(Cuda device, std::span<const Index> shape, const T* src, T* dst,
                      std::span<const Index> dst_strides, bool accumulate = false);
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels
 
 #include <chorus/kernels/cuda/broadcast.hpp>

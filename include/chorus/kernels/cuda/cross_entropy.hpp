@@ -7,7 +7,7 @@
 #include <chorus/kernels/cuda/softmax.hpp>
 #include <cstdint>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 namespace cuda {
 
@@ -212,4 +212,4 @@ void nll_loss_backward(Cuda device, Index batch, Index classes, const std::int64
       cuda::NllLossGradient<T>{targets, {options.reduction, dloss, counted.data()}, dlog_probabilities, accumulate});
 }
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels

@@ -10,7 +10,7 @@
 #include <memory>
 #include <mutex>
 
-namespace chorus::inline CHORUS_ABI::kernels::cuda {
+namespace chorus::kernels::cuda {
 
 /// Throws DeviceError, which names the call, its error and its place.
 inline void check_cublas(cublasStatus_t status, const char* call, const char* file, int line) {
@@ -134,4 +134,4 @@ struct CublasContext {
   }
 };
 
-}  // namespace chorus::inline CHORUS_ABI::kernels::cuda
+}  // namespace chorus::kernels::cuda

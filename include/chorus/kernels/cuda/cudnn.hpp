@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI::kernels::cuda {
+namespace chorus::kernels::cuda {
 
 /// Throws DeviceError, which names the call, its error and its place.
 inline void check_cudnn(cudnnStatus_t status, const char* call, const char* file, int line) {
@@ -282,4 +282,4 @@ struct CudnnContext {
   }
 };
 
-}  // namespace chorus::inline CHORUS_ABI::kernels::cuda
+}  // namespace chorus::kernels::cuda

@@ -5,7 +5,7 @@
 #include <chorus/kernels/cuda/launch.hpp>
 #include <chorus/kernels/cumulative.hpp>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 namespace cuda {
 
@@ -129,4 +129,4 @@ void cumprod_backward(Cuda device, AxisShape shape, const T* x, const T* dy, T* 
                  cuda::RunningProductGradient<T>{shape, x, dy, dx, behind.data(), accumulate});
 }
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels

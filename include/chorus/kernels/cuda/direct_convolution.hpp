@@ -4,7 +4,7 @@
 #include <chorus/kernels/convolution_shape.hpp>
 #include <chorus/kernels/cuda/lines.hpp>
 
-namespace chorus::inline CHORUS_ABI::kernels::cuda {
+namespace chorus::kernels::cuda {
 
 /// Conv2dShape with what follows from it.
 struct ConvolutionSizes {
@@ -128,4 +128,4 @@ struct ChannelBiasGradient {
   }
 };
 
-}  // namespace chorus::inline CHORUS_ABI::kernels::cuda
+}  // namespace chorus::kernels::cuda

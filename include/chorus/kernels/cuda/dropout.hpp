@@ -5,7 +5,7 @@
 #include <chorus/kernels/cuda/launch.hpp>
 #include <chorus/kernels/dropout.hpp>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 namespace cuda {
 
@@ -54,4 +54,4 @@ void dropout_backward(Cuda device, Index samples, Index inner, const T* dy, T* d
   cuda::dropout(device, samples, inner, dy, dx, p, key, accumulate);
 }
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels

@@ -4,7 +4,7 @@
 #include <chorus/core/cuda/fault.hpp>
 #include <cstdint>
 
-namespace chorus::inline CHORUS_ABI::kernels::cuda {
+namespace chorus::kernels::cuda {
 
 using chorus::cuda::Fault;
 
@@ -29,4 +29,4 @@ inline FaultNote fault_note(Cuda device, const char* operation, const char* noun
   return {chorus::cuda::fault_of(device), operation, noun};
 }
 
-}  // namespace chorus::inline CHORUS_ABI::kernels::cuda
+}  // namespace chorus::kernels::cuda

@@ -6,7 +6,7 @@
 #include <chorus/kernels/cuda/precision.hpp>
 #include <chorus/kernels/gemm.hpp>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 namespace cuda {
 
@@ -93,4 +93,4 @@ void gemm(Cuda device, Trans ta, Trans tb, Index m, Index n, Index k, const T* a
       cuda::PlainGemm<T>{ta == Trans::yes, tb == Trans::yes, n, k, a, lda, b, ldb, c, ldc, accumulate, bias_n});
 }
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels

@@ -11,7 +11,7 @@
 #include <span>
 #include <utility>
 
-namespace chorus::inline CHORUS_ABI::kernels::cuda {
+namespace chorus::kernels::cuda {
 
 /// Threads of every block.
 inline constexpr int block_threads = 256;
@@ -168,4 +168,4 @@ inline BroadcastSum broadcast_sum(std::span<const Index> shape, std::span<const 
   return out;
 }
 
-}  // namespace chorus::inline CHORUS_ABI::kernels::cuda
+}  // namespace chorus::kernels::cuda

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <span>
 
-namespace chorus::inline CHORUS_ABI::kernels::cuda {
+namespace chorus::kernels::cuda {
 
 /// A loss scale and what it depends on, in device memory.
 struct LossScale : LossScaleState {
@@ -146,4 +146,4 @@ void clip_grads(Cuda device, std::span<const Array<T>> grads, const GradNorm* no
   });
 }
 
-}  // namespace chorus::inline CHORUS_ABI::kernels::cuda
+}  // namespace chorus::kernels::cuda

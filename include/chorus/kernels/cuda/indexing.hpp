@@ -7,7 +7,7 @@
 #include <chorus/kernels/indexing.hpp>
 #include <cstdint>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 namespace cuda {
 
@@ -117,4 +117,4 @@ void gather_backward(Cuda device, AxisShape whole, Index count, const std::int64
                  cuda::GatherGradient<T>{whole, count, index, dy, dx});
 }
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels

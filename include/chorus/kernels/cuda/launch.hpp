@@ -10,7 +10,7 @@
 #include <chorus/tensor/allocator.hpp>
 #include <type_traits>
 
-namespace chorus::inline CHORUS_ABI::kernels::cuda {
+namespace chorus::kernels::cuda {
 
 using chorus::cuda::DeviceGuard;
 
@@ -109,4 +109,4 @@ struct Many {
   T at[N];
 };
 
-}  // namespace chorus::inline CHORUS_ABI::kernels::cuda
+}  // namespace chorus::kernels::cuda

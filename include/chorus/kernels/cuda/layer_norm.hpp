@@ -5,7 +5,7 @@
 #include <chorus/kernels/layer_norm.hpp>
 #include <cmath>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 namespace cuda {
 
@@ -106,4 +106,4 @@ void layer_norm_backward_affine(Cuda device, Index rows, Index columns, const T*
                                                             accumulate_weight, accumulate_bias});
 }
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels

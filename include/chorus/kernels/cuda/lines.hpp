@@ -5,7 +5,7 @@
 #include <chorus/kernels/axis_shape.hpp>
 #include <chorus/kernels/cuda/launch.hpp>
 
-namespace chorus::inline CHORUS_ABI::kernels::cuda {
+namespace chorus::kernels::cuda {
 
 /// Combines `value` over the lanes of each line of the block; all threads of the block call it, all get the result.
 template <class A, class Combine>
@@ -161,4 +161,4 @@ struct Pair {
   friend __device__ Pair operator+(const Pair& x, const Pair& y) { return {x.a + y.a, x.b + y.b}; }
 };
 
-}  // namespace chorus::inline CHORUS_ABI::kernels::cuda
+}  // namespace chorus::kernels::cuda

@@ -8,7 +8,7 @@
 #include <cmath>
 #include <cstdint>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 namespace cuda {
 
@@ -236,4 +236,4 @@ double square_sum(Cuda device, Index count, const T* x) {
   return out;
 }
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels

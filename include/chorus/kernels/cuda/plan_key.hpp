@@ -10,7 +10,7 @@
 #include <cstddef>
 #include <initializer_list>
 
-namespace chorus::inline CHORUS_ABI::kernels::cuda {
+namespace chorus::kernels::cuda {
 
 struct PlanKey {
   std::array<Index, 16> numbers{};
@@ -75,4 +75,4 @@ struct ConvolutionProblem {
   }
 };
 
-}  // namespace chorus::inline CHORUS_ABI::kernels::cuda
+}  // namespace chorus::kernels::cuda

@@ -12,7 +12,7 @@
 #include <type_traits>
 #include <utility>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 namespace cuda {
 
@@ -178,4 +178,4 @@ void pointwise_backward(Cuda device, const F& f, std::span<const Index> shape, c
     if (whole[k]) cuda::sum_broadcast(device, shape, whole[k]->data(), dx[k], dx_strides[k], accumulate[k]);
 }
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels

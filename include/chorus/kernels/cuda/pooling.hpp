@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <limits>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 namespace cuda {
 
@@ -153,4 +153,4 @@ void avg_pool2d_backward(Cuda device, const Pool2dShape& shape, const T* dy, T* 
   cuda::for_each(device, "avg_pool2d gradient", s.in(), cuda::AvgPoolGradient<T>{s, dy, dx, accumulate});
 }
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels

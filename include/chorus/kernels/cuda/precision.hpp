@@ -4,7 +4,7 @@
 #include <atomic>
 #include <chorus/core/config.hpp>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 namespace detail {
 inline std::atomic<bool>& tf32_flag() {
@@ -18,4 +18,4 @@ inline std::atomic<bool>& tf32_flag() {
 inline bool tf32_allowed() { return detail::tf32_flag().load(std::memory_order_relaxed); }
 inline void allow_tf32(bool allowed) { detail::tf32_flag().store(allowed, std::memory_order_relaxed); }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

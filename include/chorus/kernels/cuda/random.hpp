@@ -8,7 +8,7 @@
 #include <cmath>
 #include <cstdint>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 namespace cuda {
 
@@ -119,4 +119,4 @@ void is_below(Cuda device, Index count, const T* p, T* out) {
   cuda::for_each(device, "is_below", count, cuda::IsBelow<T>{p, out});
 }
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels

@@ -6,7 +6,7 @@
 #include <chorus/kernels/reduction.hpp>
 #include <limits>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 namespace cuda {
 
@@ -191,4 +191,4 @@ void var_backward(Cuda device, AxisShape shape, const T* x, const T* dy, T* dx, 
                   cuda::VarianceGradient<T>{x, dy, dx, cuda::variance_divisor(shape, correction), accumulate});
 }
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <limits>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 namespace cuda {
 
@@ -137,4 +137,4 @@ void log_softmax_backward(Cuda device, AxisShape shape, const T* y, const T* dy,
   cuda::for_lines(device, "log_softmax gradient", shape, cuda::LogSoftmaxGradient<T>{y, dy, dx, accumulate});
 }
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels

@@ -6,7 +6,7 @@
 #include <chorus/kernels/sort.hpp>
 #include <cstdint>
 
-namespace chorus::inline CHORUS_ABI::kernels {
+namespace chorus::kernels {
 
 namespace cuda {
 
@@ -39,4 +39,4 @@ void argsort(Cuda device, AxisShape shape, Index count, bool descending, const T
   cuda::for_each(device, "argsort", shape.numel(), cuda::Rank<T>{shape, count, descending, x, index});
 }
 
-}  // namespace chorus::inline CHORUS_ABI::kernels
+}  // namespace chorus::kernels

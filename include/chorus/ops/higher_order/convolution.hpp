@@ -7,7 +7,7 @@
 #include <chorus/ops/transposed_convolution.hpp>
 #include <tuple>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 namespace operations {
 struct Conv2dWeightGradient {
@@ -94,4 +94,4 @@ auto derivatives(const operations::Conv2dWeightGradient& operation, const Dw& dw
                     [&] { return detail::conv2d_by_shape(x, dw, operation.shape); }};
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

@@ -12,7 +12,7 @@
 #include <unordered_map>
 #include <utility>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 /// What an operation makes of a GraphVariable and whatever else is a GraphVariable. It is a Variable too: `backward`
 /// adds to leaves, in Tensors, as ever.
@@ -222,4 +222,4 @@ auto grad(const GraphVariable<T, 0, D>& value, const X& input, const GradOptions
   return std::get<0>(grad(value, std::tie(input), options));
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

@@ -9,7 +9,7 @@
 #include <tuple>
 #include <type_traits>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 namespace detail {
 
@@ -106,4 +106,4 @@ auto derivatives(const operations::BatchNormRelu<T, D>& operation, const Dy& dy,
                         std::tuple{(static_cast<void>(sizeof(R)), masked)...});
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <tuple>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 namespace operations {
 template <class D>
@@ -147,4 +147,4 @@ auto derivatives(const operations::Dropout& operation, const Dy& dy, const Y&, c
   return std::tuple{[&] { return detail::dropout_again(dy, operation); }};
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

@@ -11,7 +11,7 @@
 #include <tuple>
 #include <utility>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 namespace functors {
 /// dy * df/dx_I (x...)
@@ -170,4 +170,4 @@ auto derivatives(const operations::Pad2d& operation, const Dy& dy, const Y&, con
   }};
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

@@ -9,7 +9,7 @@
 #include <chorus/ops/softmax.hpp>
 #include <tuple>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 namespace detail {
 // A gradient by a reduced value, repeated along the axis that was reduced.
@@ -148,4 +148,4 @@ auto derivatives(const operations::CrossEntropy<D>& operation, const Dy& dy, con
   }};
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

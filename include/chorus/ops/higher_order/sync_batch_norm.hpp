@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 namespace detail {
 
@@ -149,4 +149,4 @@ auto sync_batch_norm_graph(const X& x, const W& weight, const B& bias, double co
   return detail::batch_first(y, x.shape());
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

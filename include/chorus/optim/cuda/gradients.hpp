@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI::optim::detail {
+namespace chorus::optim::detail {
 
 class GradArrays {
  public:
@@ -98,4 +98,4 @@ inline double clip_grad_norm_on_device(const std::vector<nn::NamedParameter<Cuda
   return captured ? std::numeric_limits<double>::quiet_NaN() : read();
 }
 
-}  // namespace chorus::inline CHORUS_ABI::optim::detail
+}  // namespace chorus::optim::detail

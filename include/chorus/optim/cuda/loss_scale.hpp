@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <type_traits>
 
-namespace chorus::inline CHORUS_ABI::optim::detail {
+namespace chorus::optim::detail {
 
 template <>
 class LossScale<Cuda> {
@@ -99,4 +99,4 @@ class LossScale<Cuda> {
   Storage<Cuda> memory_;
 };
 
-}  // namespace chorus::inline CHORUS_ABI::optim::detail
+}  // namespace chorus::optim::detail

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI::optim::detail {
+namespace chorus::optim::detail {
 
 template <>
 class ReplayedSteps<Cuda> {
@@ -70,4 +70,4 @@ class ReplayedSteps<Cuda> {
   std::vector<std::vector<std::int64_t*>> captures_;
 };
 
-}  // namespace chorus::inline CHORUS_ABI::optim::detail
+}  // namespace chorus::optim::detail

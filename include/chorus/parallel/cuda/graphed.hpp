@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 struct GraphedOptions {
   /// Steps that run eagerly first, so that memory, plans and buckets are as they will stay.
@@ -275,4 +275,4 @@ class Graphed {
   cudaGraphExec_t exec_ = nullptr;
 };
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

@@ -11,7 +11,7 @@
 #include <type_traits>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 /// A parameter of a bucket: the place of its first number, its shape, and its name.
 struct GradBucketPart {
@@ -93,4 +93,4 @@ struct NoCommunication {
   }
 };
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI::detail {
+namespace chorus::detail {
 
 /// A hook doesn't know its model's scalar and device types; what it keeps does. A bucket's index has one type of state.
 /// A copy is for another net, with other buckets: it has nothing yet.
@@ -59,4 +59,4 @@ void add_rest(Tensor<T, 1, D>& rest, std::span<T> gradients, D device) {
   zero_bytes(device, rest.data(), gradients.size_bytes());
 }
 
-}  // namespace chorus::inline CHORUS_ABI::detail
+}  // namespace chorus::detail

@@ -9,7 +9,7 @@
 #include <chorus/parallel/hooks/not_sent.hpp>
 #include <optional>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 /// An all-reduce of numbers of type `Wire`. A rank's gradients are weighed in their own type and then rounded, once;
 /// what ranks pass on is rounded again, and only added up in float. What the rounding cuts off is added to the
@@ -77,4 +77,4 @@ using Bf16Compress = Compress<bf16>;
 /// 6e-8 are left for later steps.
 using Fp16Compress = Compress<half>;
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

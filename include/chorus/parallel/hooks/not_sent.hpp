@@ -4,7 +4,7 @@
 #include <chorus/kernels/scalar_math.hpp>
 #include <cmath>
 
-namespace chorus::inline CHORUS_ABI::detail {
+namespace chorus::detail {
 
 /// gradient - sent; nothing where one of them is not finite, which would stay for ever.
 struct NotSent {
@@ -17,4 +17,4 @@ struct NotSent {
   }
 };
 
-}  // namespace chorus::inline CHORUS_ABI::detail
+}  // namespace chorus::detail

@@ -7,7 +7,7 @@
 #include <optional>
 #include <string_view>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 /// Lin, Stich, Patel, Jaggi, "Don't use large mini-batches, use local SGD", ICLR 2020. The average is taken at the
 /// beginning of the forward pass that follows; between averages, ranks have different parameters: call the policy's
@@ -66,4 +66,4 @@ struct PostLocalSgd {
   detail::ParametersApart stepped = {};
 };
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

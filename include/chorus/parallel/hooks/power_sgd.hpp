@@ -18,7 +18,7 @@
 #include <string_view>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 /// A parameter of shape [n, ...] is an n x m matrix M, gradient and what earlier steps have left out. One step of
 /// subspace iteration: P = mean of M Q over ranks, made orthonormal; Q = mean of M' P; the gradient becomes P Q', and
@@ -245,4 +245,4 @@ struct PowerSgd {
   }
 };
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

@@ -10,7 +10,7 @@
 #include <optional>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 /// Each block of 512 numbers is sent as integers in [-127, 127] and one float, its unit (Dettmers, "8-bit
 /// approximations for parallelism in deep learning", ICLR 2016, with linear steps). All ranks gather all ranks' and add
@@ -102,4 +102,4 @@ struct Quantize8Bit {
   }
 };
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

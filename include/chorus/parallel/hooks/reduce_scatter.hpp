@@ -1,10 +1,10 @@
 #pragma once
 /// Averages gradients in parts, for an optimizer of which each rank steps its part alone.
 
-#include <chorus/parallel/gradient_buckets.hpp>
+#include <chorus/parallel/ddp/gradient_buckets.hpp>
 #include <chorus/parallel/hooks/all_reduce.hpp>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 /// Of each bucket, every rank gets the average of its own part (`detail::part_of`) and no other: half of an all-reduce.
 /// The other half is the all-gather of the parameters in ShardedOptimizer's step, so that both together send what
@@ -49,4 +49,4 @@ struct ReduceScatter {
   }
 };
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

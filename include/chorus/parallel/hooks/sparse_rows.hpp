@@ -10,7 +10,7 @@
 #include <type_traits>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 /// Ranks send the rows of their gradients that are not all zeros, with their numbers; all add them up in the order of
 /// ranks. A parameter of shape [n, ...] has n rows, a vector is one. What PyTorch does for embeddings made with
@@ -154,4 +154,4 @@ struct SparseRows {
   static std::size_t padded(std::size_t bytes) { return (bytes + sizeof(Id) - 1) / sizeof(Id) * sizeof(Id); }
 };
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 /// One pool for each stream of a device, and one beside it for memory that stays. Never destroyed, since tensors in
 /// static storage may outlive it. Thread-safe.
@@ -117,4 +117,4 @@ inline void* MemoryPool::from_driver(std::size_t bytes) {
 
 }  // namespace cuda
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

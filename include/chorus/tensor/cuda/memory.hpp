@@ -12,7 +12,7 @@
 #include <mutex>
 #include <optional>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 namespace cuda {
 
@@ -141,4 +141,4 @@ inline void zero_bytes(Cuda device, void* data, std::size_t bytes) {
   CHORUS_CUDA_CHECK(cudaMemsetAsync(data, 0, bytes, cuda::current_stream(device)));
 }
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

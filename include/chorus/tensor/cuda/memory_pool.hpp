@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI {
+namespace chorus {
 
 template <Device D>
 struct Block;
@@ -272,4 +272,4 @@ class PoolScope {
 
 }  // namespace cuda
 
-}  // namespace chorus::inline CHORUS_ABI
+}  // namespace chorus

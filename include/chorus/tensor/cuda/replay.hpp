@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-namespace chorus::inline CHORUS_ABI::cuda {
+namespace chorus::cuda {
 
 /// Made before a capture; filled while a ReplayScope of it lives in the capturing thread; renewed before each replay.
 class ReplayNumbers {
@@ -133,4 +133,4 @@ class ReplayScope {
   const std::uint32_t* count_before_;
 };
 
-}  // namespace chorus::inline CHORUS_ABI::cuda
+}  // namespace chorus::cuda

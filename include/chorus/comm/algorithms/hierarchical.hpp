@@ -1,0 +1,56 @@
+#pragma once
+/// `hierarchical_all_reduce`: within machines first, then once between them.
+///
+/// Of D bytes over M machines: in each machine of R ranks a chain adds up to the lowest rank, the leader (R - 1 links
+/// carry D each), the leaders do a ring all-reduce (each sends 2 (M - 1) / M D), and the same chain carries the sums
+/// back (D a link). Between machines 2 (M - 1) D cross in all, whatever R is, where a flat ring of n = M R ranks has 2
+/// (n - 1) / n D on each of its M crossings, about M / (M - 1) times as much for many ranks: what is gained is latency,
+/// 2 (M - 1) + 1 slow steps instead of 2 (n - 1), at the price of D, not D / n, on each link inside.
+
+#include <chorus/comm/algorithms/ring.hpp>
+#include <vector>
+
+namespace chorus::comm {
+
+/// data: count numbers, in place. Sums are the same bits on all ranks.
+inline void hierarchical_all_reduce(const Ring& ring, std::byte* data, std::size_t count) {
+  const auto machines = ring.link.machines();
+  const int own_machine = machines[static_cast<std::size_t>(ring.link.rank)];
+  std::vector<int> local, leaders;
+  for (int rank = 0; rank < ring.link.size; ++rank) {
+    const int machine = machines[static_cast<std::size_t>(rank)];
+    if (machine == own_machine) local.push_back(rank);
+    // The first rank of its machine.
+    if (std::find(machines.begin(), machines.begin() + rank, machine) == machines.begin() + rank)
+      leaders.push_back(rank);
+  }
+  const bool leads = local.front() == ring.link.rank, ends = local.back() == ring.link.rank;
+  auto plain = ring.reduction;  // contributions are scaled once
+  plain.scale = 1;
+  const Ring inside{ring.link, ring.call, ring.reduction, ring.traffic, local};
+  const Ring back{ring.link, ring.call, plain, ring.traffic, local};
+  const Ring across{ring.link, ring.call, plain, ring.traffic, leaders};
+  const int before = inside.neighbour(-1), behind = inside.neighbour(1);
+  const auto element = ring.reduction.element;
+  // The chains below use other links than other collectives do: neighbours in the ring say first what they call.
+  detail::relay(ring, {.to = ring.neighbour(1)}, 0);
+  detail::relay(ring, {.from = ring.neighbour(-1)}, 0);
+  do {
+    const auto segment = std::min(count, leaders.size() * ring.longest_chunk());
+    if (local.size() == 1) {
+      ring.reduction.scaled(data, data, segment, ring.reduction.scale);
+    } else if (leads) {
+      detail::relay(inside, {.from = behind, .reads = true, .stores = true, .mine = data, .store = data}, segment);
+    } else {
+      detail::relay(inside, {.from = ends ? detail::nobody : behind, .to = before, .reads = true, .mine = data},
+                    segment);
+    }
+    if (leads && leaders.size() > 1) ring_all_reduce(across, data, segment);
+    ring.link.flush();
+    if (local.size() > 1) ring_broadcast(back, data, segment, local.front());
+    data += segment * element;
+    count -= segment;
+  } while (count != 0);
+}
+
+}  // namespace chorus::comm

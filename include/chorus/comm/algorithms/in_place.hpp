@@ -1,0 +1,250 @@
+#pragma once
+/// Collectives of a few ranks that work in each other's memory where it lies, without a copy into a queue.
+///
+/// Every rank tells the others where its data is. Of an all-reduce it then adds up the chunk that it owns, reading that
+/// chunk of all ranks' data, and writes the sum to all of them. A rank reads (n - 1) / n of the data from others and
+/// writes as much to them, the ring's traffic; but nothing is copied twice, and nobody waits before the end. A number's
+/// sum is rounded once, in the order of ranks, wherever it is computed. So of two ranks that compute meanwhile the one
+/// that is ahead can own all of it: the other, for which it would have to wait in the end, loses no time.
+
+#include <array>
+#include <chorus/comm/algorithms/ring.hpp>
+#include <cmath>
+
+namespace chorus::comm {
+
+namespace detail {
+
+/// What a rank tells the others first.
+struct Offer {
+  Window window = {};
+  double scale = 1;
+  std::uint32_t fresh = 0;  ///< 1: nobody has mapped the window yet
+  std::uint32_t far = 0;    ///< 1: another core's memory takes this rank long to read
+  std::int64_t came = 0;    ///< when the rank did, by the machine's clock, in ns
+  std::uint64_t idle = 0;   ///< 1: its program does nothing but wait for this call
+};
+
+/// Of two ranks, the one that has time to spare, or nobody: one whose program waits while the other's computes; where
+/// both compute, the one that came first.
+inline int the_one_ahead(const Offer& zero, const Offer& one) {
+  constexpr std::int64_t at_once = 20'000;  // ns
+  if (zero.idle != one.idle) return zero.idle != 0 ? 0 : 1;
+  if (zero.idle != 0 || std::abs(zero.came - one.came) < at_once) return nobody;
+  return zero.came < one.came ? 0 : 1;
+}
+
+/// The data of all ranks in one call.
+class InPlace {
+ public:
+  static constexpr int most_ranks = 8;
+
+  /// `or_sent`: sending gives the same numbers, so that how fast memory can be read may decide.
+  InPlace(const Ring& ring, std::byte* data, std::size_t bytes, bool or_sent) : ring_(ring), link_(ring.link) {
+    offers_[at(rank())] = {.window = link_.window(data, bytes), .scale = ring.reduction.scale};
+    auto& own = offers_[at(rank())];
+    own.fresh = own.window.key != 0 && !link_.is_mapped(own.window) ? 1 : 0;
+    own.far = or_sent && link_.seems_far() ? 1 : 0;
+    own.came = std::chrono::nanoseconds(Clock::now().time_since_epoch()).count();
+    own.idle = link_.may_spin && *link_.may_spin ? 1 : 0;
+    tell(reinterpret_cast<const std::byte*>(&own), sizeof own);
+    for_others([&](int peer) {
+      std::memcpy(&offers_[at(peer)], receive(ring_, peer, sizeof(Offer)).data, sizeof(Offer));
+      link_.release(peer);
+    });
+    bool all_show = true, all_near = true, any_fresh = false;
+    for (int peer = 0; peer < size(); ++peer) {
+      const auto& offer = offers_[at(peer)];
+      all_show = all_show && offer.window.key != 0;
+      all_near = all_near && offer.far == 0;
+      any_fresh = any_fresh || offer.fresh != 0;
+    }
+    if (!all_show || (!all_near && !any_fresh)) return;
+    bool mapped = true;
+    data_[at(rank())] = data;
+    for_others([&](int peer) {
+      data_[at(peer)] = link_.open(peer, offers_[at(peer)].window);
+      mapped = mapped && data_[at(peer)] != nullptr;
+    });
+    if (any_fresh) mapped = all_agree(mapped);
+    check<LinkError>(mapped || any_fresh, "a rank's memory, mapped before, is no longer there");
+    if (!mapped) link_.reaches_peers = false;
+    if (mapped && own.fresh != 0) link_.note_mapped(own.window);
+    agreed_ = mapped && all_near;
+  }
+
+  /// Whether the call goes on here. All ranks come to the same answer.
+  bool agreed() const { return agreed_; }
+  std::byte* of(int peer) const { return data_[at(peer)]; }
+  double scale_of(int peer) const { return offers_[at(peer)].scale; }
+
+  /// Of `count` numbers, where the chunk of each rank begins. All ranks come to the same answer. Of more than two,
+  /// each owns as much as the others, as they send what they own to several.
+  std::size_t chunk_begin(int owner, std::size_t count) const {
+    const int ahead = size() == 2 ? the_one_ahead(offers_[0], offers_[1]) : nobody;
+    if (ahead != nobody) return owner > ahead ? count : 0;
+    return count * static_cast<std::size_t>(owner) / static_cast<std::size_t>(size());
+  }
+
+  /// One number to all others, and one from each: they are as far as this rank is.
+  void tell(const std::byte* message = nullptr, std::size_t bytes = 0) const {
+    for_others([&](int peer) {
+      copy_bytes(link_.acquire(peer), message, bytes);
+      link_.publish(peer, ring_.call, bytes);
+    });
+  }
+  void hear() const {
+    for_others([&](int peer) {
+      receive(ring_, peer, 0);
+      link_.release(peer);
+    });
+  }
+
+  int rank() const { return link_.rank; }
+  int size() const { return link_.size; }
+  template <class F>
+  void for_others(const F& f) const {
+    for (int peer = 0; peer < size(); ++peer)
+      if (peer != rank()) f(peer);
+  }
+
+ private:
+  static std::size_t at(int peer) { return static_cast<std::size_t>(peer); }
+
+  [[gnu::cold]] bool all_agree(bool own) const {
+    const auto vote = static_cast<std::byte>(own ? 1 : 0);
+    tell(&vote, 1);
+    bool all = own;
+    for_others([&](int peer) {
+      all = *receive(ring_, peer, 1).data == std::byte{1} && all;
+      link_.release(peer);
+    });
+    return all;
+  }
+
+  const Ring& ring_;
+  Transport& link_;
+  std::array<Offer, most_ranks> offers_;
+  std::array<std::byte*, most_ranks> data_{};
+  bool agreed_ = false;
+};
+
+/// Work in others' memory goes in blocks that stay in the first-level cache, and that memcpy moves by vectors. Before
+/// each the group is checked: a rank that has given up waits for the others to stop, to use its memory for something
+/// else.
+inline constexpr std::size_t block_bytes = 4096;
+
+inline void copy_in_blocks(const Ring& ring, std::byte* out, const std::byte* in, std::size_t bytes) {
+  for (std::size_t i = 0; i < bytes; i += block_bytes) {
+    ring.link.check();
+    copy_bytes(out + i, in + i, std::min(block_bytes, bytes - i));
+  }
+}
+
+/// out := scale_0 data_0 (+) scale_1 data_1 (+) ..., at `begin` of the data; out may be this rank's. `to_all`: every
+/// rank has it at `begin` of its data, too.
+inline void reduce_in_place(const Ring& ring, const InPlace& all, std::byte* out, std::size_t begin, std::size_t count,
+                            bool to_all) {
+  const auto& reduction = ring.reduction;
+  const auto element = reduction.element;
+  alignas(64) std::array<std::byte, block_bytes> partial;
+  while (count != 0) {
+    ring.link.check();
+    const auto n = std::min(count, block_bytes / element);
+    const auto numbers = [&](int peer) { return all.of(peer) + begin * element; };
+    const std::byte* left = numbers(0);
+    double scale = all.scale_of(0);
+    for (int peer = 1; peer < all.size(); ++peer) {
+      std::byte* const to = peer + 1 == all.size() ? out : partial.data();
+      reduction.combine_products(to, left, scale, numbers(peer), all.scale_of(peer), n);
+      left = to;
+      scale = 1;
+    }
+    if (to_all) all.for_others([&](int peer) { copy_bytes(numbers(peer), out, n * element); });
+    out += n * element;
+    begin += n;
+    count -= n;
+  }
+}
+
+/// Says that a scope works in others' memory, and notes how long; it reads and writes `bytes` of it.
+class WorkInPlace {
+ public:
+  WorkInPlace(Transport& link, std::size_t bytes) : link_(link), bytes_(bytes) { link_.works_in_place(true); }
+  ~WorkInPlace() {
+    link_.works_in_place(false);
+    link_.note_work_in_place(bytes_, Clock::now() - start_);
+  }
+  WorkInPlace(const WorkInPlace&) = delete;
+  WorkInPlace& operator=(const WorkInPlace&) = delete;
+
+ private:
+  Transport& link_;
+  std::size_t bytes_;
+  Clock::time_point start_ = Clock::now();
+};
+
+/// What is long enough that its way counts more than one message more.
+inline bool may_work_in_place(const Transport& link, std::size_t bytes) {
+  return link.reaches_peers && link.size <= InPlace::most_ranks && bytes > std::size_t{4} << 10;
+}
+
+}  // namespace detail
+
+/// data: count numbers, in place. Returns false where the ranks can't, or had better not, work in each other's memory;
+/// then nothing has changed.
+inline bool in_place_all_reduce(const Ring& ring, std::byte* data, std::size_t count) {
+  const auto element = ring.reduction.element;
+  if (!detail::may_work_in_place(ring.link, count * element)) return false;
+  // Two numbers have one sum; of more, the ring makes another in another order.
+  const detail::InPlace all(ring, data, count * element, ring.link.size == 2);
+  if (!all.agreed()) return false;
+  const auto ranks = static_cast<std::size_t>(all.size());
+  const auto begin = all.chunk_begin(all.rank(), count), own = all.chunk_begin(all.rank() + 1, count) - begin;
+  if (own != 0) {
+    const detail::WorkInPlace work(ring.link, 2 * own * element);
+    detail::reduce_in_place(ring, all, data + begin * element, begin, own, true);
+  }
+  trace::sent(all.rank(), ring.traffic, (count + own * (ranks - 2)) * element);
+  all.tell();  // when all have said so, all sums are there
+  all.hear();
+  return true;
+}
+
+/// all: size * count numbers, of which each rank has brought its own part.
+inline bool in_place_all_gather(const Ring& ring, const std::byte* mine, std::byte* whole, std::size_t count) {
+  const auto bytes = count * ring.reduction.element;
+  if (!detail::may_work_in_place(ring.link, bytes)) return false;
+  const detail::InPlace all(ring, const_cast<std::byte*>(mine), bytes, true);
+  if (!all.agreed()) return false;
+  const auto place = [&](int peer) { return whole + static_cast<std::size_t>(peer) * bytes; };
+  const auto from_others = bytes * static_cast<std::size_t>(all.size() - 1);
+  {
+    const detail::WorkInPlace work(ring.link, from_others);
+    all.for_others([&](int peer) { detail::copy_in_blocks(ring, place(peer), all.of(peer), bytes); });
+  }
+  if (mine != place(all.rank())) detail::copy_bytes(place(all.rank()), mine, bytes);
+  trace::sent(all.rank(), ring.traffic, from_others);
+  all.tell();  // nobody reads this rank's data any more once all have said so
+  all.hear();
+  return true;
+}
+
+/// whole: size * count numbers; mine: this rank's part of their reduction, which may lie in its place in `whole`.
+inline bool in_place_reduce_scatter(const Ring& ring, const std::byte* whole, std::byte* mine, std::size_t count) {
+  const auto element = ring.reduction.element, bytes = count * element;
+  if (!detail::may_work_in_place(ring.link, bytes)) return false;
+  const auto ranks = static_cast<std::size_t>(ring.link.size);
+  const detail::InPlace all(ring, const_cast<std::byte*>(whole), ranks * bytes, ring.link.size == 2);
+  if (!all.agreed()) return false;
+  {
+    const detail::WorkInPlace work(ring.link, bytes);
+    detail::reduce_in_place(ring, all, mine, static_cast<std::size_t>(all.rank()) * count, count, false);
+  }
+  trace::sent(all.rank(), ring.traffic, bytes * (ranks - 1));
+  all.tell();
+  all.hear();
+  return true;
+}
+
+}  // namespace chorus::comm

@@ -1,0 +1,35 @@
+#pragma once
+/// Comparing calls before any data moves, for engines that carry data without envelopes: MPI and gloo.
+
+#include <chorus/comm/transport/envelope.hpp>
+#include <chorus/core/environment.hpp>
+
+namespace chorus::comm {
+
+/// Whether MPI and gloo compare the ranks' calls, as chorus' own engines always do: unless CHORUS_COMPARE_CALLS is 0,
+/// on all ranks.
+inline bool compares_calls() { return chorus::detail::env_switch("CHORUS_COMPARE_CALLS", true); }
+
+/// Sends this call's envelope over `link` and compares those that come with it. Where this returns, all ranks are in
+/// this call (the dissemination barrier of Hensgen, Finkel and Manber, 1988: each rank sends one envelope in each of
+/// log2(ranks) rounds). Of a message the receiver compares; where a send waits for its receiver anyway, both ends do.
+/// Throws CommError, which names the other rank's call. `link` has
+///   exchange(to, envelope, from) -> the envelope that came; sends_wait; where they don't also
+///   send(to, envelope); receive(from) -> envelope
+template <class Link>
+void compare_calls(Link& link, const Call& call, const Envelope& mine, int rank, int size) {
+  const auto compare = [&](int from, const Envelope& theirs) {
+    check<CommError>(theirs == mine, "rank ", from, " is in another call, ", theirs);
+  };
+  if (call.op == Op::message) {
+    if constexpr (Link::sends_wait) return compare(call.peer, link.exchange(call.peer, mine, call.peer));
+    else if (call.receives) return compare(call.peer, link.receive(call.peer));
+    else return link.send(call.peer, mine);
+  }
+  for (int step = 1; step < size; step *= 2) {
+    const int from = (rank - step + size) % size;
+    compare(from, link.exchange((rank + step) % size, mine, from));
+  }
+}
+
+}  // namespace chorus::comm

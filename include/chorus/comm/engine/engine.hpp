@@ -1,0 +1,101 @@
+#pragma once
+/// `Engine`: what carries out the calls of a communicator, behind a virtual interface that knows bytes and no types.
+
+#include <chorus/comm/communicator.hpp>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace chorus::comm {
+
+enum class Op : std::uint8_t { all_reduce, broadcast, all_gather, reduce_scatter, message, barrier, monitored_barrier };
+
+constexpr std::string_view name(Op op) {
+  constexpr std::string_view names[] = {"all_reduce", "broadcast", "all_gather",       "reduce_scatter",
+                                        "message",    "barrier",   "monitored_barrier"};
+  const auto i = static_cast<std::size_t>(op);
+  return i < std::size(names) ? names[i] : "an unknown operation";
+}
+
+/// A scalar type and an operator, as code that knows only bytes sees them. Pointers are aligned to the scalar type.
+struct Reduction {
+  DType dtype = DType::u8;
+  ReduceOp op = ReduceOp::sum;
+  std::size_t element = 1;  ///< bytes of one number
+  double scale = 1;
+  /// out[i] = in[i] (+) mine[i], bf16 and half in float; `out` may be `in` or `mine`. Null in calls that only move
+  /// numbers.
+  void (*combine)(void* out, const void* in, const void* mine, std::size_t count) = nullptr;
+  /// out[i] = in_scale * in[i] (+) mine_scale * mine[i]. Products are rounded before they are added, so that it makes
+  /// no difference who multiplies: a sum of two numbers has the same bits, whichever way they took.
+  void (*combine_products)(void* out, const void* in, double in_scale, const void* mine, double mine_scale,
+                           std::size_t count) = nullptr;
+  /// out[i] = scale * mine[i]; `out` may be `mine`. Null: a plain copy.
+  void (*scaled)(void* out, const void* mine, std::size_t count, double scale) = nullptr;
+};
+
+/// The reduction of numbers of type T with `op`. Throws UsageError for a scale that T cannot hold.
+template <Scalar T>
+Reduction reduction(ReduceOp op, double scale);
+
+/// One call of a communicator.
+struct Call {
+  Op op = Op::barrier;
+  Reduction reduction;
+  trace::Traffic traffic = trace::Traffic::control;
+  std::size_t count = 0;     ///< numbers per rank: of `mine` where there is a `mine`, else of `data`
+  const void* in = nullptr;  ///< what this rank contributes
+  void* out = nullptr;       ///< where the result goes; `in` where a call is in place
+  int peer = 0;              ///< the root of a broadcast, the other end of a message
+  bool receives = false;     ///< a message: recv, not send
+  int bucket = -1;           ///< the number of a gradient bucket, for messages
+};
+
+/// One rank's end of a group. Its calls have been checked: sizes fit, roots and peers are ranks. They are carried out
+/// in the order in which they came. The first failure is final, and thrown by every later call.
+class Engine {
+ public:
+  /// `names`: see World's `members`.
+  Engine(int me, int ranks, std::vector<int> names = {}) : rank(me), size(ranks), members(std::move(names)) {}
+  virtual ~Engine() = default;  ///< finishes what was called, and leaves the group
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  virtual void now(const Call& call) = 0;
+  virtual Work later(const Call& call) = 0;
+  /// See Communicator. From any thread, and while others wait in `now`.
+  virtual void abort(std::string_view why) noexcept = 0;
+  /// What carries the bytes: `shm`, `tcp`, ...
+  virtual std::string_view name() const = 0;
+  /// See AnyCommunicator.
+  virtual std::shared_ptr<std::byte> allocate(std::size_t) { return nullptr; }
+  static constexpr std::chrono::nanoseconds not_measured{-1};
+  /// How long calls have run in all, from when their turn came to their end; 0 where none takes time, `not_measured`
+  /// where an engine does not know, since they run on streams.
+  virtual std::chrono::nanoseconds busy() const { return {}; }
+  /// The newest calls, one a line, as `flight recorder` prints them; empty where an engine keeps none.
+  virtual std::string record() const { return {}; }
+  /// What is known to be wrong with the group, without waiting; nothing while a call is under way, which will find out
+  /// by itself. From any thread.
+  virtual std::string trouble() { return {}; }
+  /// Runs `start`, which starts something that contains calls of this engine: a captured step. `what`, for messages,
+  /// lives on.
+  virtual void launch(const char*, const std::function<void()>& start) { start(); }
+  /// Whether calls may name memory of a GPU, and then run on streams. Host memory may always be named.
+  virtual bool takes_device_memory() const { return false; }
+
+  const int rank, size;
+  const std::vector<int> members;  ///< see World
+};
+
+}  // namespace chorus::comm
+
+#if !CHORUS_COMPILED
+#include <chorus/comm/algorithms/reduction.hpp>
+#endif

@@ -1,0 +1,128 @@
+#pragma once
+/// `FlightRecorder`: the newest calls of an engine, with their times, for whoever looks for what went wrong.
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chorus/comm/transport/envelope.hpp>
+#include <chorus/comm/world.hpp>
+#include <chorus/core/environment.hpp>
+#include <chorus/core/held_signal.hpp>
+#include <chorus/core/say.hpp>
+#include <chorus/core/standard_streams.hpp>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace chorus::comm {
+
+/// A call as errors and records name it: `all_reduce #7 (sum of 10 F32), gradient bucket 2`.
+struct NamedCall {
+  Envelope envelope = {};
+  int bucket = -1;
+  int peer = 0;                ///< of a message
+  bool receives = false;       ///< a message
+  const char* name = nullptr;  ///< instead of the envelope
+  bool grouped = false;        ///< the envelope is the last one of a group, or the name that of all of its calls
+
+  [[gnu::cold]] std::string text() const {
+    std::string out = grouped && name == nullptr ? "a group of calls up to " : "";
+    if (name != nullptr)
+      out += grouped ? cat(name, " #", envelope.sequence) : name;
+    else
+      out += cat(envelope.op != Op::message ? "" : receives ? "receiving " : "sending ", envelope);
+    if (bucket >= 0) out += cat(", gradient bucket ", bucket);
+    return out;
+  }
+};
+
+/// Its owner has a lock.
+class FlightRecorder {
+ public:
+  /// `engine` stands in lines and files' names where a rank has several recorders; so do `members`, see World, of a
+  /// group that is not the whole job: ranks and files are called by the rank in the job.
+  explicit FlightRecorder(int rank, std::string_view engine = {}, const std::vector<int>& members = {})
+      : rank_(members.empty() ? rank : members[static_cast<std::size_t>(rank)]), engine_(engine) {
+    for (const int member : members) group_ += cat(group_.empty() ? "group_" : "_", member);
+  }
+
+  /// Writes a call down that begins, and returns its number.
+  std::uint64_t begin(const NamedCall& call) {
+    entries_[calls_ % entries_.size()] = {call, Entry::runs, Clock::now(), {}};
+    return calls_++;
+  }
+  /// What is known of it better by now.
+  void name(std::uint64_t number, const NamedCall& call) { entries_[number % entries_.size()].call = call; }
+  /// It has ended; returns how long it took. Of one that is no longer kept: nothing.
+  Clock::duration end(std::uint64_t number, bool failed = false) {
+    if (calls_ - number > entries_.size()) return {};
+    auto& entry = entries_[number % entries_.size()];
+    entry.state = failed ? Entry::failed : Entry::done;
+    entry.ended = Clock::now();
+    return entry.ended - entry.begun;
+  }
+  /// The number of the newest call, if there is one.
+  std::uint64_t newest() const { return calls_ - 1; }
+  const NamedCall& call(std::uint64_t number) const { return entries_[number % entries_.size()].call; }
+
+  /// A line for each call.
+  [[gnu::cold]] std::string lines() const {
+    const auto microseconds = [](Clock::duration time) {
+      return std::chrono::duration_cast<std::chrono::microseconds>(time).count();
+    };
+    std::string out;
+    for (auto i = calls_ - std::min<std::uint64_t>(calls_, entries_.size()); i < calls_; ++i) {
+      const auto& entry = entries_[i % entries_.size()];
+      out += cat("rank ", rank_, ": ", group_, group_.empty() ? "" : ": ", engine_, engine_.empty() ? "" : ": ",
+                 "call ", i, ": ", entry.call.text());
+      if (entry.call.envelope.op == Op::message && entry.call.name == nullptr)
+        out += cat(entry.call.receives ? " from rank " : " to rank ", entry.call.peer);
+      out += cat(", at ", microseconds(entry.begun - born_), " us");
+      if (entry.state == Entry::runs) {
+        out += cat(", under way for ", microseconds(Clock::now() - entry.begun), " us\n");
+      } else {
+        out += cat(entry.state == Entry::done ? ", took " : ", failed after ", microseconds(entry.ended - entry.begun),
+                   " us\n");
+      }
+    }
+    return out;
+  }
+
+  /// Where CHORUS_FLIGHT_RECORDER wants failures' records: null, or see `dump`.
+  static const char* wanted() { return chorus::detail::env("CHORUS_FLIGHT_RECORDER"); }
+  /// Writes them where they are wanted: to `stderr`, or a file of that name with the group, the engine, where they are
+  /// named, and this rank's number.
+  [[gnu::cold]] void dump() const {
+    const char* where = wanted();
+    if (where == nullptr) return;
+    const auto text = lines();
+    const bool to_stderr = std::string_view(where) == "stderr";
+    const auto path =
+        cat(where, group_.empty() ? "" : ".", group_, engine_.empty() ? "" : ".", engine_, ".rank", rank_);
+    const chorus::detail::HeldSignal held(SIGXFSZ);
+    std::FILE* const file = to_stderr ? stderr : chorus::detail::open_to_write(path.c_str());
+    bool written = file != nullptr && std::fwrite(text.data(), 1, text.size(), file) == text.size();
+    if (file != nullptr) written = (to_stderr ? std::fflush(file) : std::fclose(file)) == 0 && written;
+    if (!written) chorus::detail::say(cat("the flight record cannot be written to ", path, ": ", std::strerror(errno)));
+  }
+
+ private:
+  struct Entry {
+    NamedCall call = {};
+    enum { runs, done, failed } state = runs;
+    Clock::time_point begun{}, ended{};
+  };
+
+  const int rank_;
+  const std::string_view engine_;
+  std::string group_;  // `group_2_3`
+  const Clock::time_point born_ = Clock::now();
+  std::array<Entry, 64> entries_;  // in turn
+  std::uint64_t calls_ = 0;
+};
+
+}  // namespace chorus::comm

@@ -1,0 +1,163 @@
+#pragma once
+/// MPI itself: its start and end, its scalar types, and chorus' reductions as its operators.
+
+#ifndef OMPI_SKIP_MPICXX  // the C++ bindings that MPI has withdrawn
+#define OMPI_SKIP_MPICXX
+#endif
+#ifndef MPICH_SKIP_MPICXX
+#define MPICH_SKIP_MPICXX
+#endif
+#include <mpi.h>
+
+#include <chorus/comm/algorithms/reduction.hpp>
+#include <chorus/comm/world.hpp>
+#include <chorus/core/blocked_signals.hpp>
+#include <chorus/core/say.hpp>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdlib>
+#include <mutex>
+#include <stop_token>
+#include <string_view>
+#include <thread>
+
+namespace chorus::comm::detail {
+
+/// Ends the process, with a message, if the scope has not ended by then: MPI_Init waits for all ranks of the job, and a
+/// rank can't leave it. Then mpirun ends the others.
+class StartBy {
+ public:
+  explicit StartBy(std::chrono::milliseconds timeout)
+      : thread_(chorus::detail::start_thread<std::jthread>("mpi", [timeout](std::stop_token started) {
+          std::mutex mutex;
+          std::unique_lock lock(mutex);
+          std::condition_variable_any condition;
+          condition.wait_for(lock, started, timeout, [] { return false; });
+          if (started.stop_requested()) return;
+          chorus::detail::say(cat("mpi: not all ranks of the job have come to MPI_Init within ", timeout.count(),
+                                  " ms; this process ends, for it can't go on alone"));
+          std::_Exit(1);
+        })) {}
+
+ private:
+  std::jthread thread_;
+};
+
+/// MPI is initialised at the first use, and finalised when the program ends, unless the program itself did or will.
+class MpiLibrary {
+ public:
+  /// `timeout`: how long the first call waits for the other ranks. Throws UsageError for one that is none.
+  static MpiLibrary& instance(std::chrono::milliseconds timeout = World{}.timeout) {
+    check_timeout("mpi", timeout);
+    static MpiLibrary library(timeout);
+    return library;
+  }
+
+ private:
+  explicit MpiLibrary(std::chrono::milliseconds timeout) {
+    int already = 0, level = 0;
+    MPI_Initialized(&already);
+    if (!already) {
+      const StartBy deadline(timeout);
+      check<CommError>(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level) == MPI_SUCCESS, "mpi: no start");
+    }
+    ours_ = !already;
+    MPI_Query_thread(&level);
+    // A call in the background, one in the caller's thread and an abort may be in MPI at once.
+    check<CommError>(level == MPI_THREAD_MULTIPLE, "mpi: ",
+                     already
+                         ? "this program has started MPI without MPI_THREAD_MULTIPLE: call MPI_Init_thread with it, "
+                           "or leave the start to chorus"
+                         : "this MPI has no MPI_THREAD_MULTIPLE");
+  }
+  ~MpiLibrary() {
+    int finished = 0;
+    MPI_Finalized(&finished);
+    if (ours_ && !finished && !failed_) MPI_Finalize();
+  }
+  bool ours_ = false;
+
+ public:
+  bool failed_ = false;  ///< peers may be gone: finalising would wait for them
+};
+
+inline void mpi_check(int code) {
+  if (code == MPI_SUCCESS) return;
+  char text[MPI_MAX_ERROR_STRING] = {};
+  int length = 0;
+  MPI_Error_string(code, text, &length);
+  fail<CommError>("mpi: ", std::string_view(text, static_cast<std::size_t>(length)));
+}
+
+inline MPI_Datatype mpi_type(DType dtype) {
+  switch (dtype) {
+    case DType::i8:
+      return MPI_INT8_T;
+    case DType::i16:
+      return MPI_INT16_T;
+    case DType::u16:
+      return MPI_UINT16_T;
+    case DType::i32:
+      return MPI_INT32_T;
+    case DType::u32:
+      return MPI_UINT32_T;
+    case DType::i64:
+      return MPI_INT64_T;
+    case DType::u64:
+      return MPI_UINT64_T;
+    case DType::f32:
+      return MPI_FLOAT;
+    case DType::f64:
+      return MPI_DOUBLE;
+    case DType::f16:
+    case DType::bfloat16:
+      return MPI_UINT16_T;
+    default:
+      return MPI_UINT8_T;
+  }
+}
+
+/// Chorus' own reduction as an MPI operator, for what MPI's lack: NaN wins in min and max; bool, bf16, half.
+template <class T, class How>
+void mpi_combine(void* in, void* inout, int* count, MPI_Datatype*) {
+  combine<T, How>(inout, in, inout, static_cast<std::size_t>(*count));
+}
+template <class T>
+MPI_Op mpi_operator(ReduceOp op) {
+  static MPI_Op made[3] = {MPI_OP_NULL, MPI_OP_NULL, MPI_OP_NULL};
+  auto& mine = made[static_cast<std::size_t>(op)];
+  if (mine == MPI_OP_NULL)
+    mpi_check(MPI_Op_create(op == ReduceOp::sum   ? &mpi_combine<T, Sum>
+                            : op == ReduceOp::min ? &mpi_combine<T, Min>
+                                                  : &mpi_combine<T, Max>,
+                            1, &mine));
+  return mine;
+}
+inline MPI_Op mpi_operator(const Reduction& reduction) {
+  switch (reduction.dtype) {
+    case DType::boolean:
+      return mpi_operator<bool>(reduction.op);
+    case DType::f16:
+      return mpi_operator<half>(reduction.op);
+    case DType::bfloat16:
+      return mpi_operator<bf16>(reduction.op);
+    case DType::f32:
+      return reduction.op == ReduceOp::sum ? MPI_SUM : mpi_operator<float>(reduction.op);
+    case DType::f64:
+      return reduction.op == ReduceOp::sum ? MPI_SUM : mpi_operator<double>(reduction.op);
+    // Open MPI's sums of narrow integers stop at the largest number where the CPU has such additions; these wrap.
+    case DType::u8:
+      return mpi_operator<std::uint8_t>(reduction.op);
+    case DType::i8:
+      return mpi_operator<std::int8_t>(reduction.op);
+    case DType::i16:
+      return mpi_operator<std::int16_t>(reduction.op);
+    case DType::u16:
+      return mpi_operator<std::uint16_t>(reduction.op);
+    default:
+      return reduction.op == ReduceOp::sum ? MPI_SUM : reduction.op == ReduceOp::min ? MPI_MIN : MPI_MAX;
+  }
+}
+
+}  // namespace chorus::comm::detail

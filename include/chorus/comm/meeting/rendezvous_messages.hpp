@@ -1,0 +1,127 @@
+#pragma once
+/// What ranks and rank 0 say to each other when they meet.
+///
+/// Each message is a struct of fixed size in this machine's byte order: Challenge (rank 0 to rank), Hello (back),
+/// Answer (a refusal with its reason, or the transport), then for TCP the addresses of all ranks, and for shared memory
+/// an Ack (rank to rank 0: whether it could open the region) and a Verdict (back: the transport for all).
+///
+/// Where the job has a token, Hello holds an HMAC of rank 0's challenge and of itself, Answer one of the rank's own
+/// challenge and of itself, and the connections of TcpTransport begin alike, see mesh.hpp: each side proves that it
+/// knows the token, which itself is never sent, and a proof is good for one connection. Off loopback a token is
+/// obligatory, and all that follows the Challenge is TLS 1.3 (tls.hpp): who can read and change packets on the way
+/// learns and changes nothing, but can end connections. CHORUS_TLS=0 leaves it out, on all ranks; CHORUS_TLS=1 has it
+/// on loopback, too.
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chorus/comm/meeting/guests.hpp>
+#include <chorus/comm/meeting/hmac.hpp>
+#include <chorus/comm/transport/socket.hpp>
+#include <chorus/comm/world.hpp>
+#include <chorus/core/environment.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace chorus::comm::detail {
+
+inline constexpr std::uint64_t magic = 0x0004'7375'726f'6863;  // "chorus", then the protocol's version
+
+struct Hello {
+  std::uint64_t magic = detail::magic;
+  Nonce nonce{};  ///< this rank's challenge to rank 0
+  std::int32_t rank = 0, size = 0, pid = 0, port = 0;
+  std::uint64_t machine = 0;
+  Backend kind = Backend::automatic;
+  std::array<std::uint8_t, 7> reserved{};
+  std::array<char, 64> purpose{};
+  Mac proof{};
+
+  static std::array<char, 64> purpose_of(const World& world) {
+    std::array<char, 64> text{};
+    std::copy_n(world.purpose.data(), std::min(world.purpose.size(), text.size() - 1), text.data());
+    return text;
+  }
+};
+
+struct Answer {
+  std::uint64_t magic = detail::magic;
+  std::uint64_t key = 0;
+  std::int32_t welcome = 0, pid = 0, fd = -1, port = 0;
+  Backend kind = Backend::tcp;
+  std::array<std::uint8_t, 7> reserved{};
+  std::array<char, 1024> refusal{};
+  Mac proof{};
+};
+
+/// All of a message but its proof, which comes last.
+template <class Message>
+std::span<const std::byte> proven(const Message& message) {
+  return std::as_bytes(std::span(&message, 1)).first(offsetof(Message, proof));
+}
+
+/// Who may meet where, and whether what they say there is encrypted. Throws UsageError.
+[[gnu::cold]] inline bool check_token(const std::string& token, const Address& address) {
+  check<UsageError>(token.empty() || token.size() >= 16, "connect: the job's token has ", token.size(),
+                    " characters, expected at least 16");
+  check<UsageError>(provable(token),
+                    "connect: CHORUS_TOKEN is set, and this program was built without OpenSSL, which proves that ranks "
+                    "know it: build it with OpenSSL, or unset CHORUS_TOKEN");
+  const bool encrypted = chorus::detail::env_switch("CHORUS_TLS", !address.loopback());
+  check<UsageError>(!encrypted || can_authenticate || !address.loopback(),
+                    "connect: CHORUS_TLS is 1, and this program was built without OpenSSL");
+  check<UsageError>(!encrypted || !token.empty() || !address.loopback(),
+                    "connect: CHORUS_TLS is 1, but CHORUS_TOKEN, of which the key is made, is not set");
+  if (address.loopback()) return encrypted;
+  check<UsageError>(can_authenticate, "connect: ", address,
+                    " is not on loopback, and this program was built without OpenSSL, which authenticates ranks there");
+  check<UsageError>(!token.empty(), "connect: ", address,
+                    " is not on loopback: ranks need a token to know each other by, the same secret of at least 16 "
+                    "characters in CHORUS_TOKEN of all of them");
+  return encrypted;
+}
+
+/// Who connects does as the other side's challenge says. Throws CommError, in the name of `who` and of `there`, where
+/// that is not encrypted and has to be.
+[[gnu::cold]] inline void follow(const Challenge& challenge, Socket& socket, bool encrypted, const std::string& token,
+                                 std::string_view who, const Address& there) {
+  check<CommError>(challenge.encrypts() || !encrypted, who, ": who answers at ", there,
+                   " does not encrypt what it sends (CHORUS_TLS=0 there, and not here?)");
+  check<CommError>(!challenge.encrypts() || !token.empty(), who, ": who answers at ", there,
+                   " encrypts what it sends, with a key made of CHORUS_TOKEN, which is not set here");
+  if (challenge.encrypts()) socket.encrypt(Tls::Side::client, token);
+}
+
+/// Where the other ranks can reach this one: its machine's address on the way to rank 0. Throws CommError.
+inline Address own_address(const World& world) {
+  const auto master = Address::resolve(world.master_addr, world.master_port, Clock::now() + world.timeout);
+  if (world.rank == 0) return master;
+  const Socket probe(::socket(master.storage.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));  // sends nothing
+  return ::connect(probe.fd(), master.data(), master.length) == 0 ? probe.local() : master;
+}
+
+/// The same number for processes that can open each other's memory: one boot of one kernel, one space of process ids.
+inline std::uint64_t machine_id() {
+  char text[256] = {};
+  if (const int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC); fd >= 0) {
+    [[maybe_unused]] const auto n = read(fd, text, 64);
+    close(fd);
+  }
+  [[maybe_unused]] const auto n = readlink("/proc/self/ns/pid", text + 64, 128);
+  std::uint64_t hash = 14695981039346656037ull;  // FNV-1a
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ull;
+  return hash;
+}
+
+inline std::uint64_t random_key() {
+  std::uint64_t key = 0;
+  fill_random(std::as_writable_bytes(std::span(&key, 1)));
+  return key;
+}
+
+}  // namespace chorus::comm::detail

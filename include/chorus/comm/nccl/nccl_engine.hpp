@@ -1,0 +1,163 @@
+#pragma once
+/// `NcclCommunicator`: NCCL as a Communicator of device memory, over any table of the calls it makes.
+
+#include <chorus/comm/any_communicator.hpp>
+#include <chorus/comm/nccl/nccl_queue.hpp>
+
+namespace chorus::comm {
+
+struct NcclApi;
+
+namespace detail {
+
+/// Turns a communicator's calls into NCCL's.
+template <class Api>
+class NcclEngine final : public Engine {
+ public:
+  NcclEngine(AnyCommunicator& control, int device, std::chrono::milliseconds timeout, Api api)
+      : Engine(control.rank(), control.size(), control.engine().members),
+        control_(control),
+        api_(api),
+        queue_(std::make_shared<NcclQueue<Api>>(
+            api, rank, device, timeout, [&control](const Failure& failure) { control.abort(failure.what); },
+            [&control] { return Failure{control.engine().trouble()}; }, members)) {
+    typename Api::UniqueId id{};
+    int code = rank == 0 ? api.unique_id(id) : Api::success;
+    // The other ranks wait for the id: they have to hear it where there is none.
+    control.broadcast(std::span(&code, 1), 0);
+    check<CommError>(code == Api::success, "rank 0: nccl: no id for the group: ", api.nccl_error(code, {}));
+    control.broadcast(std::span(reinterpret_cast<std::uint8_t*>(&id), sizeof id), 0);
+    queue_->join(size, id);
+  }
+  ~NcclEngine() override { queue_->stop(); }
+
+  void now(const Call& call) override {
+    if (is_empty(call)) return;
+    if (is_barrier(call)) queue_->synchronize();
+    if (is_on_host(call)) return control_.engine().now(call);
+    queue_->wait(enqueue(call));
+  }
+  Work later(const Call& call) override {
+    if (is_empty(call)) return {};
+    if (is_on_host(call)) return control_.engine().later(call);
+    return {queue_, enqueue(call)};
+  }
+  bool takes_device_memory() const override { return true; }
+  void launch(const char* what, const std::function<void()>& start) override { queue_->launch(what, start); }
+  void abort(std::string_view why) noexcept override { queue_->abort(why); }
+  std::string_view name() const override { return "nccl"; }
+  std::chrono::nanoseconds busy() const override { return not_measured; }
+  /// Calls of host memory, and barriers, are those of `control`.
+  std::string record() const override { return control_.engine().record() + queue_->record(); }
+
+  NcclQueue<Api>& queue() { return *queue_; }
+
+ private:
+  using Comm = typename Api::Comm;
+  using Stream = typename Api::Stream;
+  using RedOp = typename Api::RedOp;
+
+  // The same on all ranks: where nothing moves, there need be no memory that could tell the way.
+  static bool is_empty(const Call& call) { return call.count == 0 && !is_barrier(call); }
+  static bool is_barrier(const Call& call) { return call.op == Op::barrier || call.op == Op::monitored_barrier; }
+  bool is_on_host(const Call& call) const {
+    return is_barrier(call) || !api_.on_device(call.in != nullptr ? call.in : call.out);
+  }
+
+  std::uint64_t enqueue(const Call& call) {
+    const bool reduces = call.op == Op::all_reduce || call.op == Op::reduce_scatter;
+    if (reduces) check_reduction(call);
+    count_traffic(call);
+    const Envelope envelope{
+        .op = call.op,
+        .dtype = call.reduction.dtype,
+        .detail = static_cast<std::uint8_t>(reduces ? static_cast<int>(call.reduction.op) : call.peer),
+        .count = call.count};
+    const NamedCall named{.envelope = envelope, .bucket = call.bucket, .peer = call.peer, .receives = call.receives};
+    return queue_->enqueue(named, [&](Api& api, Comm comm, Stream stream, std::vector<RedOp>& operators) {
+      return reduces ? reduce(call, api, comm, stream, operators) : move(call, api, comm, stream);
+    });
+  }
+
+  static int reduce(const Call& call, Api& api, Comm comm, Stream stream, std::vector<RedOp>& operators) {
+    // On bool, sum and max are "or" and min is "and": 0 and 1 as bytes do the same under max and min.
+    const bool logical = call.reduction.dtype == DType::boolean;
+    const DType type = logical ? DType::u8 : call.reduction.dtype;
+    RedOp op = api.reduce_op(logical && call.reduction.op == ReduceOp::sum ? ReduceOp::max : call.reduction.op);
+    if (call.reduction.scale != 1) {
+      if (const int code = api.scaled_sum(op, call.reduction.scale, type, comm); code != Api::success) return code;
+      operators.push_back(op);
+    }
+    return call.op == Op::all_reduce ? api.all_reduce(call.in, call.out, call.count, type, op, comm, stream)
+                                     : api.reduce_scatter(call.in, call.out, call.count, type, op, comm, stream);
+  }
+
+  static int move(const Call& call, Api& api, Comm comm, Stream stream) {
+    const std::size_t bytes = call.count * call.reduction.element;
+    if (call.op == Op::broadcast) return api.broadcast(call.in, call.out, bytes, call.peer, comm, stream);
+    if (call.op == Op::all_gather) return api.all_gather(call.in, call.out, bytes, comm, stream);
+    return call.receives ? api.recv(call.out, bytes, call.peer, comm, stream)
+                         : api.send(call.in, bytes, call.peer, comm, stream);
+  }
+
+  static void check_reduction(const Call& call) {
+    const auto& reduction = call.reduction;
+    check<UsageError>(reduction.dtype != DType::i16 && reduction.dtype != DType::u16, comm::name(call.op),
+                      ": nccl does not reduce ", reduction.dtype);
+    check<UsageError>(reduction.scale == 1 || reduction.op == ReduceOp::sum, comm::name(call.op),
+                      ": nccl does not scale contributions to a ", reduction.op);
+  }
+
+  // NCCL chooses its algorithm by itself: this counts what a ring sends.
+  void count_traffic(const Call& call) const {
+    const auto others = static_cast<std::size_t>(size - 1), bytes = call.count * call.reduction.element;
+    const std::size_t sent = call.op == Op::all_reduce ? 2 * bytes * others / static_cast<std::size_t>(size)
+                             : call.op == Op::broadcast
+                                 ? (size > 1 && rank != (call.peer + size - 1) % size ? bytes : 0)
+                             : call.op == Op::message ? (call.receives ? 0 : bytes)
+                                                      : bytes * others;
+    trace::sent(rank, call.traffic, sent);
+  }
+
+  AnyCommunicator& control_;
+  Api api_;
+  std::shared_ptr<NcclQueue<Api>> queue_;
+};
+
+}  // namespace detail
+
+/// A Communicator for numbers in one device's memory; `comm/nccl.hpp` has the real Api. Those in host memory go over
+/// `control`, as does the barrier. Calls are put on a stream of the communicator's own, behind what the calling
+/// thread's compute stream has been given so far. Waiting, be it in a blocking call or for a Work, makes the compute
+/// stream wait, not the host: the host learns of a failure at the next call, and whoever waits for the device goes on
+/// because a failed communicator is aborted. `barrier` alone blocks the host. Reductions of 16-bit integers, and of
+/// scaled minima and maxima, are UsageErrors. NCCL takes a scale in the type of the numbers, to which it is rounded.
+///
+/// Messages that cross (a rank sends before it receives what the peer sends first) need a `group`.
+template <class Api = NcclApi>
+class NcclCommunicator : public AnyCommunicator {
+ public:
+  /// Every rank calls it with its own device. `control` joins the same ranks over host memory; it must outlive this,
+  /// is told when this rank gives up, and tells this rank when another one has, or has died. `timeout`: how long a call
+  /// waits for the other ranks. Throws CommError.
+  NcclCommunicator(AnyCommunicator& control, int device,
+                   std::chrono::milliseconds timeout = std::chrono::milliseconds(60'000), Api api = {})
+      : NcclCommunicator(std::make_shared<detail::NcclEngine<Api>>(control, device, timeout, std::move(api))) {}
+
+  /// Collectives that `calls` makes become one launch, finished when the compute stream goes on. No barrier in it.
+  template <class Calls>
+  void group(const Calls& calls) const {
+    auto& queue = nccl_->queue();
+    queue.wait(queue.group(calls));
+  }
+
+  /// Blocks the host until all calls so far have ended; throws how one of them failed.
+  void synchronize() const { nccl_->queue().synchronize(); }
+
+ private:
+  explicit NcclCommunicator(std::shared_ptr<detail::NcclEngine<Api>> engine)
+      : AnyCommunicator(engine), nccl_(engine.get()) {}
+  detail::NcclEngine<Api>* nccl_;
+};
+
+}  // namespace chorus::comm

@@ -1,0 +1,221 @@
+#pragma once
+/// `NcclQueue`: makes one rank's calls of NCCL, and has a thread that watches them.
+
+#include <chorus/comm/nccl/nccl_calls.hpp>
+#include <chorus/core/blocked_signals.hpp>
+#include <chrono>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+
+namespace chorus::comm {
+
+/// Orders collectives behind the compute stream's work with events, and the compute stream behind them when a Work is
+/// waited for; the host goes on. A thread looks at what is in flight every few milliseconds: where NCCL or CUDA report
+/// an error, or the other ranks do not come within `timeout`, it aborts the communicator, so that the device's kernels
+/// end and whoever waits for the device goes on, to meet the failure at the next call.
+///
+/// All calls of NCCL are made under one lock, and none of them blocks: the communicator is a non-blocking one. Inside a
+/// stream capture nothing is watched, since captured events cannot be asked; `launch` watches a graph's replay.
+template <class Api>
+class NcclQueue final : public Progress, private NcclCalls<Api> {
+ public:
+  /// `tell` is called once, with the reason, when this rank gives up; from any thread. `hear` says how another rank has
+  /// failed, if it is known, upon which this one gives up, too; it is asked at each call, and every few milliseconds.
+  /// `members`: see World.
+  NcclQueue(Api api, int rank, int device, std::chrono::milliseconds timeout, std::function<void(const Failure&)> tell,
+            std::function<Failure()> hear, const std::vector<int>& members = {})
+      : Calls(std::move(api), rank, device, timeout, std::move(tell), std::move(hear), members) {}
+  ~NcclQueue() override { stop(); }
+
+  /// Meets the other ranks; all of them call it. Throws CommError.
+  void join(int size, const typename Api::UniqueId& id) {
+    const std::lock_guard lock(mutex_);
+    check_cuda(api_.use_device(device_), "choosing device");
+    accept(api_.init(comm_, size, id, rank_), named("meeting the other ranks"));
+    watcher_ = chorus::detail::start_thread("nccl", [this] { watch(); });
+  }
+
+  /// Issues one call on the stream: `issue(api, comm, stream, operators)` returns NCCL's code, and adds to `operators`
+  /// those that are to be destroyed once the call is under way. Returns its ticket.
+  template <class Issue>
+  std::uint64_t enqueue(const NamedCall& what, const Issue& issue) {
+    const std::lock_guard lock(mutex_);
+    Call call{what};
+    call.envelope.sequence = calls_++;
+    if (grouping_) {
+      static_cast<NamedCall&>(group_) = call;
+      group_.grouped = true;
+      accept_later(issue(api_, comm_, stream_, operators_), call);
+      return issued_ + 1;
+    }
+    open(call);
+    accept(issue(api_, comm_, stream_, operators_), call);
+    return close(call, stream_);
+  }
+
+  /// Calls made by `calls` become one launch, in which they run side by side. Returns its ticket.
+  template <class Made>
+  std::uint64_t group(const Made& calls) {
+    const std::lock_guard lock(mutex_);
+    check<UsageError>(!grouping_, "nccl: a group inside of a group");
+    group_ = {};
+    group_.grouped = true;
+    open(group_);
+    start_group(group_);
+    try {
+      calls();
+    } catch (...) {
+      if (!failure_) give_up(describe(group_, "the calls of a group could not all be made"), false);
+      throw;
+    }
+    grouping_ = false;
+    accept(api_.group_end(), group_);
+    return close(group_, stream_);
+  }
+
+  /// Makes `count` calls of a kind, which become one launch: `issue(api, i, comm, stream)` makes number i and returns
+  /// NCCL's code. Returns their ticket.
+  template <class Issue>
+  std::uint64_t together(const char* name, std::size_t count, const Issue& issue) {
+    const std::lock_guard lock(mutex_);
+    Call call = named(name);
+    call.grouped = true;
+    call.envelope.sequence = calls_++;
+    open(call);
+    start_group(call);
+    for (std::size_t i = 0; i < count; ++i) accept_later(issue(api_, i, comm_, stream_), call);
+    grouping_ = false;
+    accept(api_.group_end(), call);
+    return close(call, stream_);
+  }
+
+  /// Runs `start`, which puts work that contains calls of this communicator on the compute stream, and watches it.
+  template <class Start>
+  void launch(const char* name, const Start& start) {
+    const std::lock_guard lock(mutex_);
+    Call call = named(name);
+    raise_if_failed(call);
+    check_cuda(call, api_.use_device(device_));
+    const Stream compute = api_.compute_stream(device_);
+    call.number = recorder_.begin(call);
+    call.ready = event();
+    check_cuda(call, api_.record(call.ready, compute));
+    start();
+    close(call, compute);
+  }
+
+  /// Has the compute stream wait for a call; the host does not.
+  void wait(std::uint64_t ticket) override {
+    const std::lock_guard lock(mutex_);
+    this->let_compute_wait(ticket);
+  }
+
+  bool done(std::uint64_t ticket) override {
+    const std::lock_guard lock(mutex_);
+    return this->has_ended(ticket);
+  }
+
+  /// Returns when all calls so far have ended on the device; throws how one of them failed. Never longer than `timeout`
+  /// per call. Not inside of a capture.
+  void synchronize() {
+    for (int turn = 0;; ++turn) {
+      {
+        const std::lock_guard lock(mutex_);
+        inspect();
+        if (failure_) failure_.raise();
+        if (in_flight_.empty()) return;
+      }
+      pause(turn);
+    }
+  }
+
+  /// Gives up, for a reason of the caller's. A thread that waits in a call of NCCL hears of it there.
+  void abort(std::string_view why) noexcept {
+    asked_to_abort_.set(why);
+    const std::lock_guard lock(mutex_);
+    listen(nullptr);
+  }
+
+  /// Ends the watching thread and leaves the group: in order if all is well, by an abort where a call has failed or an
+  /// exception is on its way, since then nobody knows whether the other ranks still come.
+  void stop() noexcept {
+    {
+      const std::lock_guard lock(mutex_);
+      if (std::exchange(stopping_, true)) return;
+      change_.notify_all();
+    }
+    if (watcher_.joinable()) watcher_.join();
+    try {
+      if (comm_ != Comm{} && std::uncaught_exceptions() > exceptions_)
+        abort("its owner was destroyed by an exception");
+      else if (comm_ != Comm{})
+        leave();
+    } catch (...) {
+      // The communicator was aborted, and those who wait for a call hear why.
+    }
+    const std::lock_guard lock(mutex_);
+    destroy_streams();
+  }
+
+  int device() const { return device_; }
+  /// The newest calls, a line each: those of a captured step are one, its launch.
+  std::string record() {
+    const std::lock_guard lock(mutex_);
+    return recorder_.lines();
+  }
+
+ private:
+  using Calls = NcclCalls<Api>;
+  using Call = typename Calls::Call;
+  using Stream = typename Calls::Stream;
+  using Comm = typename Calls::Comm;
+  using Calls::accept, Calls::accept_later, Calls::asked_to_abort_, Calls::check_cuda, Calls::describe,
+      Calls::destroy_streams;
+  using Calls::api_, Calls::comm_, Calls::device_, Calls::failure_, Calls::grouping_, Calls::mutex_, Calls::rank_;
+  using Calls::change_, Calls::in_flight_, Calls::issued_, Calls::operators_, Calls::stream_;
+  using Calls::close, Calls::event, Calls::give_up, Calls::inspect, Calls::listen, Calls::named, Calls::open,
+      Calls::pause;
+  using Calls::raise_if_failed, Calls::recorder_;
+
+  // Who gives up in the group ends it.
+  void start_group(const Call& call) {
+    raise_if_failed(call);
+    if (const int code = api_.group_start(); code != Api::success && code != Api::in_progress)
+      this->refuse(code, call);
+    grouping_ = true;
+  }
+
+  void leave() {
+    synchronize();
+    const std::lock_guard lock(mutex_);
+    const Call call = named("leaving the group");
+    accept(api_.finalize(comm_), call);
+    api_.destroy(std::exchange(comm_, Comm{}));
+  }
+
+  void watch() {
+    api_.use_device(device_);
+    std::unique_lock lock(mutex_);
+    while (!stopping_) {
+      inspect();
+      if (in_flight_.empty())
+        change_.wait(lock, [this] { return stopping_ || !in_flight_.empty(); });
+      else
+        change_.wait_for(lock, period, [this] { return stopping_; });
+    }
+  }
+
+  static constexpr std::chrono::milliseconds period{5};
+
+  const int exceptions_ = std::uncaught_exceptions();
+  Call group_;
+  bool stopping_ = false;
+  std::uint32_t calls_ = 0;
+  std::thread watcher_;
+};
+
+}  // namespace chorus::comm

@@ -1,0 +1,169 @@
+#pragma once
+/// `connect_all`: TCP connections between every two ranks.
+
+#include <poll.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chorus/comm/meeting/rendezvous.hpp>
+#include <chorus/comm/transport/tcp_transport.hpp>
+#include <chrono>
+#include <cstring>
+#include <exception>
+#include <list>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace chorus::comm {
+
+namespace detail {
+/// Answers the challenge of who is connected to. Where that one takes it, it sends back a Mac, its own proof.
+struct MeshHello {
+  std::uint64_t key = 0;
+  Nonce nonce{};  ///< this rank's challenge to the other one
+  std::int32_t rank = -1, lane = 0, to = -1, reserved = 0;
+  Mac proof{};
+};
+inline Mac mesh_proof(const std::string& token, const Nonce& nonce, const MeshHello& hello) {
+  return prove(token, {std::as_bytes(std::span(nonce)), proven(hello)});
+}
+inline Mac mesh_answer(const std::string& token, const MeshHello& hello) {
+  return prove(token, {std::as_bytes(std::span(&hello, 1))});
+}
+
+/// A connection to a rank before this one, on its way.
+class MeshCall {
+ public:
+  MeshCall(const World& world, const Meeting& meeting, int rank, int lane)
+      : world_(world),
+        meeting_(meeting),
+        address_(meeting.addresses[static_cast<std::size_t>(rank)]),
+        socket_(Socket::begin_connect(address_)) {
+    hello_.key = meeting.key;
+    hello_.rank = world.rank;
+    hello_.lane = lane;
+    hello_.to = rank;
+    fill_random(hello_.nonce);
+    check<CommError>(bool(socket_), who(), "cannot connect to ", whom(), ": ", std::strerror(errno));
+  }
+
+  int rank() const { return hello_.to; }
+  int lane() const { return hello_.lane; }
+  const Socket& socket() const { return socket_; }
+  Socket take() { return std::move(socket_); }
+
+  /// Goes on as far as it can without waiting; true once both sides have proved that they know the token. Throws
+  /// CommError, which names the rank.
+  bool advance() {
+    if (heard_ < sizeof challenge_) {
+      errno = 0;  // stays so where the connection has ended in good order
+      if (!move(heard_, sizeof challenge_, socket_.try_receive(bytes_of(challenge_).subspan(heard_)))) return false;
+      follow(challenge_, socket_, meeting_.encrypted, world_.token, cat("rank ", world_.rank), address_);
+      hello_.proof = mesh_proof(world_.token, challenge_.nonce, hello_);
+    }
+    while (said_ < sizeof hello_)
+      if (!move(said_, sizeof hello_, socket_.try_send(bytes_of(hello_).subspan(said_)))) return false;
+    while (answered_ < sizeof answer_)
+      if (!move(answered_, sizeof answer_, socket_.try_receive(bytes_of(answer_).subspan(answered_)))) return false;
+    check<CommError>(same(answer_, mesh_answer(world_.token, hello_)), who(), "who answers at ", address_, " for rank ",
+                     rank(), " does not know the job's token");
+    return true;
+  }
+
+  [[noreturn]] void give_up() const {
+    fail<TimeoutError>(who(), whom(), " did not answer within ", world_.timeout.count(), " ms");
+  }
+
+ private:
+  std::string who() const { return cat("rank ", world_.rank, ": "); }
+  std::string whom() const { return cat("rank ", rank(), " at ", address_); }
+
+  /// Counts what has moved; true once that is all.
+  bool move(std::size_t& moved, std::size_t all, std::ptrdiff_t n) const {
+    if (n < 0) {
+      const int error = heard_ == 0 ? errno : 0;
+      check<CommError>(error == 0, who(), "cannot connect to ", whom(), ": ", std::strerror(error));
+      fail<CommError>(who(), whom(), " has closed the connection", socket_.trouble());
+    }
+    moved += static_cast<std::size_t>(n);
+    return moved == all;
+  }
+
+  const World& world_;
+  const Meeting& meeting_;
+  Address address_;
+  Socket socket_;
+  Challenge challenge_;
+  MeshHello hello_;
+  Mac answer_{};
+  std::size_t heard_ = 0, said_ = 0, answered_ = 0;
+};
+
+}  // namespace detail
+
+/// Fills in the sockets of `peers[rank]` for all other ranks. Every rank connects to those before it and accepts those
+/// after it, all at once: nobody waits for one while another one could go on. Throws CommError, which names a rank that
+/// cannot be reached.
+[[gnu::cold]] inline void connect_all(const World& world, const Meeting& meeting, TcpTransport::Peers& peers) {
+  const auto deadline = Clock::now() + world.timeout;
+  const auto socket_of = [&](int rank, int lane) -> Socket& {
+    auto& peer = peers[static_cast<std::size_t>(rank)];
+    return lane == 0 ? peer.data : peer.news;
+  };
+  std::list<detail::MeshCall> calls;
+  for (int rank = 0; rank < world.rank; ++rank)
+    for (int lane = 0; lane < 2; ++lane) calls.emplace_back(world, meeting, rank, lane);
+
+  Guests guests(meeting.listener, sizeof(detail::MeshHello), detail::magic,
+                meeting.encrypted ? std::optional(world.token) : std::nullopt);
+  std::vector<pollfd> events;
+  std::exception_ptr failed;  // the others shall know this rank before they see it go
+  Deadline fails_at{};
+  for (int missing = (world.size - 1 - world.rank) * 2; missing > 0 || !calls.empty();) {
+    std::erase_if(calls, [&](detail::MeshCall& call) {
+      try {
+        if (!call.advance()) return false;
+        socket_of(call.rank(), call.lane()) = call.take();
+      } catch (const CommError&) {
+        if (!failed) failed = std::current_exception(), fails_at = Clock::now() + std::chrono::milliseconds(500);
+      }
+      return true;
+    });
+    if (failed && (calls.empty() || Clock::now() >= fails_at)) std::rethrow_exception(failed);
+    events.clear();
+    for (const auto& call : calls) events.push_back({call.socket().fd(), call.socket().needs(POLLIN), 0});
+    auto guest = missing == 0 && calls.empty()
+                     ? Guest()
+                     : guests.next(std::min(deadline, Clock::now() + std::chrono::milliseconds(50)), events);
+    for (int rank = 0; rank < world.size; ++rank)  // one that has formed its group and left says so before it ends
+      check<CommError>(!socket_of(rank, 1) || !socket_of(rank, 1).ended(), "rank ", world.rank, ": rank ", rank,
+                       " went away before all had connected");
+    if (!guest.socket && Clock::now() >= deadline) {
+      if (!calls.empty()) calls.front().give_up();
+      break;
+    }
+    if (!guest.socket) continue;
+    detail::MeshHello hello;
+    std::memcpy(&hello, guest.hello.data(), sizeof hello);
+    if (hello.key != meeting.key || hello.rank <= world.rank || hello.rank >= world.size) continue;
+    if (hello.to != world.rank || (hello.lane != 0 && hello.lane != 1)) continue;
+    if (!same(hello.proof, detail::mesh_proof(world.token, guest.nonce, hello))) continue;
+    auto& place = socket_of(hello.rank, hello.lane);
+    auto answer = detail::mesh_answer(world.token, hello);
+    if (place || guest.socket.try_send(bytes_of(answer)) != sizeof answer) continue;
+    place = std::move(guest.socket);
+    --missing;
+  }
+  for (int rank = 0; rank < world.size; ++rank) {
+    if (rank == world.rank) continue;
+    check<TimeoutError>(socket_of(rank, 0) && socket_of(rank, 1), "rank ", world.rank, ": rank ", rank,
+                        " did not connect within ", world.timeout.count(), " ms");
+    socket_of(rank, 0).no_delay();
+    socket_of(rank, 0).no_pacing();
+    socket_of(rank, 1).no_delay();
+  }
+}
+
+}  // namespace chorus::comm

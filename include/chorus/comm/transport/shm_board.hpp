@@ -1,0 +1,228 @@
+#pragma once
+/// `Board`: what ranks that share memory tell each other beside their data: who is here, who waits for whom, who gave
+/// up. Each has a `Place` at it, where it sleeps, is woken, and finds out that a peer has died.
+
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <chorus/comm/transport/futex.hpp>
+#include <chorus/comm/transport/transport.hpp>
+#include <chorus/comm/world.hpp>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace chorus::comm::detail {
+
+struct alignas(64) Seat {
+  std::atomic<std::uint32_t> bell;       ///< goes up to wake this rank
+  std::atomic<std::int32_t> awaits;      ///< while it sleeps: 1 + the rank whose data it waits for; or see `elsewhere`
+  std::atomic<std::int32_t> wants_room;  ///< while it sleeps: 1 + the rank that it waits for to read
+  std::atomic<Clock::rep> pulse;         ///< while it sleeps: when it last looked around, by the machine's clock
+  std::atomic<std::uint32_t> left;       ///< 1 once it has left the group
+  std::atomic<std::uint32_t> works;      ///< 1 while it works in the others' memory
+  std::atomic<std::int32_t> pid;         ///< its process, or 0 among threads
+};
+
+struct Board {
+  std::uint64_t key;                   ///< random: shows that a process has opened the right region
+  std::atomic<std::uint32_t> verdict;  ///< 0: all is well, 1: someone writes `reason`, 2: it is written
+  std::int32_t culprit;                ///< who wrote it
+  std::array<char, 1024> reason;
+  std::array<Seat, max_ranks> seats;
+};
+
+static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
+
+/// One rank's place at a board, from when it takes its seat until it leaves.
+class Place {
+ public:
+  /// Which of its signs a rank sets while it sleeps: `awaits` or `wants_room`.
+  using Sign = std::atomic<std::int32_t> Seat::*;
+
+  /// Where the board names the ranks' processes, it watches for their deaths. `names`: what messages call the ranks,
+  /// where they are a part of a group.
+  Place(Board& board, int rank, int size, std::chrono::milliseconds timeout, std::vector<int> names)
+      : board_(board),
+        rank_(rank),
+        size_(size),
+        timeout_(timeout),
+        names_(std::move(names)),
+        rounds_(std::clamp(60 * static_cast<int>(std::thread::hardware_concurrency()) / size, 1, 60)) {
+    for (int peer = 0; peer < size_; ++peer) {
+      const bool other = pid(peer) != 0 && peer != rank_;
+      death(peer) = other ? static_cast<int>(syscall(SYS_pidfd_open, pid(peer), 0)) : -1;
+    }
+  }
+  ~Place() {
+    if (getpid() == process_) {  // a forked child takes nobody's leave
+      seat(rank_).left.store(1);
+      ring_all_bells();
+    }
+    for (int peer = 0; peer < size_; ++peer)
+      if (death(peer) >= 0) close(death(peer));
+  }
+  Place(const Place&) = delete;
+  Place& operator=(const Place&) = delete;
+
+  bool among_threads() const { return pid(rank_) == 0; }
+  int pid(int who) const { return seat(who).pid.load(std::memory_order_relaxed); }
+
+  /// Wakes `peer` if it sleeps under this sign for this rank.
+  void wake(int peer, Sign sign) const {
+    if ((seat(peer).*sign).load() == rank_ + 1) ring_bell(peer);
+  }
+
+  /// Returns when `flag` is no longer `busy`: spins for some microseconds if it may, then sleeps. While it sleeps,
+  /// `sign` tells `peer` to ring this rank's bell. Who sets a flag looks at the sign afterwards, who sets the sign
+  /// looks at the flag afterwards (all sequentially consistent), so one of them sees the other. Throws LinkError and
+  /// LinkTimeout as Transport says.
+  void wait(int peer, Sign sign, const std::atomic<std::uint32_t>& flag, std::uint32_t busy,
+            const std::atomic<bool>* may_spin) {
+    for (int round = 0; round < rounds_; ++round) {
+      for (int i = 0; i < 10; ++i) {
+        if (flag.load(std::memory_order_acquire) != busy) return;
+        spin_pause();
+      }
+      if (!may_spin || !*may_spin) break;
+      sched_yield();  // the peer may need this very core
+    }
+    auto& own = seat(rank_);
+    const auto deadline = Clock::now() + timeout_;
+    (own.*sign).store(peer + 1);
+    while (true) {
+      const auto bell = own.bell.load();
+      if (flag.load() != busy) break;
+      const auto now = Clock::now();
+      own.pulse.store(now.time_since_epoch().count());
+      look_for_trouble(peer, flag, busy, now >= deadline);  // what throws leaves the sign, for others' deadlines
+      if (meanwhile) meanwhile(name(peer), now - (deadline - timeout_));
+      futex_wait(own.bell, bell, std::min<Clock::duration>(deadline - now, nap));
+    }
+    (own.*sign).store(0);
+  }
+
+  /// Throws if `peer` has left, and `flag` stays as it is, since whatever a rank sent before it left is there by now.
+  void check_is_here(int peer, const std::atomic<std::uint32_t>& flag, std::uint32_t busy) const {
+    if (seat(peer).left.load() == 0 || flag.load() != busy) return;
+    check();  // why it has left, if it has said so
+    fail<LinkError>("rank ", name(peer), " has left the group");
+  }
+
+  /// Says, now and then while it lasts, that this rank waits for one that has no seat here, and goes by that name; -1:
+  /// no longer.
+  void waits_elsewhere(int stranger) const {
+    seat(rank_).pulse.store(Clock::now().time_since_epoch().count());
+    seat(rank_).awaits.store(stranger < 0 ? 0 : elsewhere - stranger);
+  }
+
+  /// What else is to be done, at each look around, while this rank sleeps and waits for the one of that name; with how
+  /// long it has waited so far. May throw LinkError.
+  std::function<void(int name, Clock::duration waited)> meanwhile;
+
+  /// Throws if a rank has given up.
+  void check() const {
+    chorus::check<LinkError>(board_.verdict.load() != 2, "rank ", board_.culprit, " gave up: ", board_.reason.data());
+  }
+
+  /// The same where a process has ended.
+  [[gnu::cold]] void check_peers() {
+    check();
+    for (int who = 0; who < size_; ++who)
+      if (has_died(who)) fail<LinkError>("rank ", name(who), " is gone: its process ", pid(who), " has ended");
+  }
+
+  /// Says whether this rank works in the others' memory. Between saying so and touching it, it calls `check`: then
+  /// either it sees that a rank has given up, or that one sees that it works (all sequentially consistent).
+  void works_in_place(bool does) const { seat(rank_).works.store(does ? 1 : 0); }
+  /// Once a rank has given up: returns when no other one works in this one's memory any more. A rank that stands still
+  /// in the middle of it is waited for until the deadline.
+  [[gnu::cold]] void await_hands_off() noexcept {
+    const auto deadline = Clock::now() + timeout_;
+    for (int who = 0; who < size_; ++who)
+      while (who != rank_ && (board_.verdict.load() != 2 || seat(who).works.load() != 0) && !has_died(who) &&
+             Clock::now() < deadline)
+        std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+
+  /// This one does. From any thread.
+  [[gnu::cold]] void abort(const std::string& why) noexcept {
+    std::uint32_t none = 0;
+    if (board_.verdict.compare_exchange_strong(none, 1)) {
+      board_.culprit = name(rank_);
+      const auto length = std::min(why.size(), board_.reason.size() - 1);
+      std::copy_n(why.data(), length, board_.reason.data());
+      board_.verdict.store(2);
+    }
+    ring_all_bells();
+    ring_bell(rank_);
+  }
+
+ private:
+  static constexpr std::chrono::milliseconds nap{20};  // of a sleeper between two looks around
+  static constexpr std::int32_t elsewhere = -1;        // in `awaits`: this less the name of a rank that has no seat
+
+  Seat& seat(int who) const { return board_.seats[static_cast<std::size_t>(who)]; }
+  int& death(int peer) { return deaths_[static_cast<std::size_t>(peer)]; }
+  int name(int who) const { return names_.empty() ? who : names_[static_cast<std::size_t>(who)]; }
+
+  void ring_bell(int who) const noexcept {
+    seat(who).bell.fetch_add(1);
+    futex_wake(seat(who).bell);
+  }
+  void ring_all_bells() const noexcept {
+    for (int who = 0; who < size_; ++who)
+      if (who != rank_) ring_bell(who);
+  }
+
+  [[gnu::cold]] void look_for_trouble(int peer, const std::atomic<std::uint32_t>& flag, std::uint32_t busy, bool late) {
+    check_peers();
+    check_is_here(peer, flag, busy);
+    if (late) fail<LinkTimeout>("waited ", timeout_.count(), " ms for ", chain(peer));
+  }
+
+  [[gnu::cold]] bool has_died(int who) {
+    const int process = pid(who);
+    if (process == 0 || who == rank_) return false;
+    pollfd event{death(who), POLLIN, 0};
+    const bool ended = event.fd >= 0 ? poll(&event, 1, 0) > 0 : kill(process, 0) != 0 && errno == ESRCH;
+    return ended && seat(who).left.load() == 0;
+  }
+
+  /// `rank 2, which waits for rank 1, which ...`: the last one is the one to look at.
+  [[gnu::cold]] std::string chain(int who) const {
+    std::string text = cat("rank ", name(who));
+    for (int length = 0; length < size_; ++length) {
+      const int awaits = seat(who).awaits.load(), wants_room = seat(who).wants_room.load();
+      const int next = (awaits != 0 ? awaits : wants_room) - 1;
+      const auto pulse = Clock::time_point(Clock::duration(seat(who).pulse.load()));
+      if (awaits == 0 && wants_room == 0) return text + ", which is stopped or busy elsewhere";
+      if (Clock::now() - pulse > 10 * nap) return text + ", which is stopped or busy elsewhere";
+      if (awaits < 0) return text + cat(", which waits for rank ", elsewhere - awaits);
+      if (next == rank_) return text + ", which waits for this rank";
+      text += cat(", which waits for rank ", name(next));
+      who = next;
+    }
+    return text;
+  }
+
+  Board& board_;
+  const int rank_, size_, process_ = getpid();
+  const std::chrono::milliseconds timeout_;
+  const std::vector<int> names_;
+  std::array<int, max_ranks> deaths_{};  // per peer: a pidfd, readable once its process has ended
+  const int rounds_;                     // of looking and yielding before it sleeps; fewer where ranks outnumber cores
+};
+
+}  // namespace chorus::comm::detail

@@ -1,0 +1,84 @@
+#pragma once
+/// `run_job` for several launchers that find each other.
+
+#include <chorus/launch/job.hpp>
+#include <chorus/launch/machines.hpp>
+#include <chrono>
+#include <thread>
+
+namespace chorus {
+
+namespace detail {
+
+/// Runs the ranks of this machine until they end, or until all machines form anew.
+inline GroupOutcome supervise_beside_others(const RankGroup& group, Console& console, Machines& machines) {
+  try {
+    Supervisor supervisor(group, console);
+    const auto watcher = machines.watch([&](const char* why) { supervisor.interrupt(why); });
+    return supervisor.run();
+  } catch (const Error& error) {  // they cannot be started
+    machines.leave(group, error.what());
+    throw;
+  }
+}
+
+}  // namespace detail
+
+/// `run_job` for machines that find each other. When ranks fail anywhere, all machines stop theirs and come together
+/// anew. A failure counts as one restart of the whole job. A machine that does not come again within
+/// `machines.last_call` is lost: if at least `machines.least` are left they go on without it. One that comes while
+/// ranks run, new or back again, has all of them start anew with it, up to `machines.most`; beyond these it waits for a
+/// place, `machines.join_timeout` at most. Neither counts as a restart. The job ends with the machine that listens at
+/// `machines.host`, which holds what they tell each other.
+inline int run_job(RankGroup group, const MachineOptions& options) {
+  detail::Console console;
+  detail::Machines machines(options, group, console);
+  for (int status = 0;;) {
+    const auto next = std::chrono::steady_clock::now() + detail::shortest_attempt;
+    const int restarts = group.restart, nodes = group.nodes;
+    const bool first = !machines.took_part();
+    if (!first) console.say("waiting for the machines to come together again");
+    try {
+      if (!machines.form(group)) {
+        console.say("the job has ended well without this machine");
+        return console.status_after(0);
+      }
+      if (group.restart > restarts)
+        console.say(detail::format("restart %d of %d", group.restart, group.max_restarts));
+      else if (!first && group.nodes <= nodes)
+        console.say(detail::format("going on with %d of %d machines", group.nodes, nodes));
+      else if (!first)
+        console.say(detail::format("going on with %d machines instead of %d", group.nodes, nodes));
+    } catch (const Error& error) {
+      if (first) throw;
+      console.say(error.what());
+      return console.status_after(status);
+    }
+    auto outcome = detail::supervise_beside_others(group, console, machines);
+    if (outcome.signal != 0) {
+      console.finish(group.grace);
+      if (group.node_rank == 0) machines.end(cat("machine 0 was sent ", detail::signal_name(outcome.signal)));
+    }
+    if (outcome.status == 0 && !machines.end_well()) outcome.status = lost_peer_status;
+    status = outcome.status;
+    if (!detail::worth_a_restart(outcome)) {
+      if (outcome.signal != 0)
+        machines.leave();
+      else if (status != 0)
+        machines.leave(group, "the ranks of one machine refuse their options");
+      return console.status_after(status);
+    }
+    machines.give_up_round();
+    try {
+      if (status != lost_peer_status && machines.count_restart(group.restart) > group.max_restarts) {
+        machines.end(detail::format("rank %d has failed, and all restarts are used up", outcome.failed_rank));
+        return console.status_after(status);
+      }
+    } catch (const CommError&) {  // machine 0 has ended
+      return console.status_after(status);
+    }
+    std::this_thread::sleep_until(next);
+  }
+}
+
+}  // namespace chorus

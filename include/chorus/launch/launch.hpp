@@ -1,0 +1,100 @@
+#pragma once
+/// `launch`: the one call in main. It builds the Run and calls the program's body: in this process or, under a policy
+/// of processes, in each rank that it starts or that a launcher has started.
+
+#include <chorus/core/device.hpp>
+#include <chorus/launch/run.hpp>
+#include <memory>
+#include <type_traits>
+#include <typeinfo>
+#if CHORUS_USE_CUDA
+#include <chorus/core/cuda/runtime.hpp>
+#endif
+
+namespace chorus {
+
+namespace detail {
+
+/// Each rank of a machine has a GPU of its own, as far as there are enough: the one that tensors go to by default.
+template <class Net>
+void choose_default_device([[maybe_unused]] int local_rank) {
+#if CHORUS_USE_CUDA
+  if constexpr (requires { requires std::is_same_v<typename Net::device_type, Cuda>; })
+    if (const int devices = cuda::device_count(); devices > 0) Cuda::default_index() = local_rank % devices;
+#endif
+}
+
+/// A program's body without its type.
+struct LaunchBody {
+  const void* body;
+  int (*call)(const void* body, Run& run);
+
+  template <class Net, class Body>
+  static LaunchBody of(Body& body) {
+    return {std::addressof(body), [](const void* from, Run& run) {
+              choose_default_device<Net>(run.local_rank());
+              auto& typed = *static_cast<Body*>(const_cast<void*>(from));
+              if constexpr (std::is_void_v<decltype(typed(run))>) {
+                typed(run);
+                return 0;
+              } else {
+                return static_cast<int>(typed(run));
+              }
+            }};
+  }
+};
+
+/// What is launched.
+struct LaunchedPolicy {
+  const char* name;
+  bool distributed;
+
+  template <class Net>
+  static LaunchedPolicy of() {
+    if constexpr (requires { static_cast<const char*>(Net::name); })
+      return {Net::name, Net::distributed};
+    else
+      return {typeid(Net).name(), Net::distributed};
+  }
+};
+
+/// Both forms of `launch`; without options they are read from the command line.
+int launch(LaunchedPolicy policy, int argc, char** argv, const LaunchOptions* options, LaunchBody body);
+
+}  // namespace detail
+
+/// Runs `body(run)` under the policy `Net` with options that the program has read by itself; returns main's status.
+/// `Net::distributed` says whether its devices are processes. If not, the body is called here. If so and torchrun,
+/// mpirun or srun has started this process (see world_from_environment), it is called here as that rank; else
+/// `options.devices` processes of this same program with the same arguments are started and watched. Call it early in
+/// main: what stands before it happens in every process. It calls manual_seed(options.seed).
+///
+/// main may call it again, for another setting or another policy. A process that one of its calls has started runs that
+/// call's body alone: the calls before it return what they returned to main in the starting process, those behind it
+/// what its own returned, and their bodies don't run; so what bodies leave in variables of main is seen within one call
+/// at most. Where a launcher has started the processes, each makes every call, and the ranks meet anew for each. A call
+/// inside the body of another one throws UsageError; so does, on a rank, one that is not what the starting process
+/// called: another policy, or another number of devices.
+///
+/// `body` takes a Run& and returns nothing or a status. What it throws is printed, and the other ranks are told:
+/// UsageError gives status 2, CommError 76, others 1, and so does a standard output that has not taken all that was
+/// printed; a rank killed by a signal gives 128 + its number, as does a signal to the program itself.
+template <class Net, class Body>
+int launch(int argc, char** argv, const LaunchOptions& options, Body&& body) {
+  return detail::launch(detail::LaunchedPolicy::of<Net>(), argc, argv, &options, detail::LaunchBody::of<Net>(body));
+}
+
+/// The same, with `--devices N`, `--seed S`, `--timeout SECONDS`, `--backend NAME` and `--help` read from the command
+/// line. Other options belong to the program, which asks for them with `run.option(name)`; one that looks
+/// like a misspelling is refused where the net is built (Run::check_options), one that it never asked for is named at
+/// the end.
+template <class Net, class Body>
+int launch(int argc, char** argv, Body&& body) {
+  return detail::launch(detail::LaunchedPolicy::of<Net>(), argc, argv, nullptr, detail::LaunchBody::of<Net>(body));
+}
+
+}  // namespace chorus
+
+#if !CHORUS_COMPILED
+#include <chorus/launch/launch_impl.hpp>
+#endif

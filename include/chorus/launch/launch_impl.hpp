@@ -1,0 +1,354 @@
+#pragma once
+/// What stands behind `launch`.
+
+#include <fcntl.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chorus/core/check_output.hpp>
+#include <chorus/core/random.hpp>
+#include <chorus/core/standard_streams.hpp>
+#include <chorus/launch/job.hpp>
+#include <chorus/launch/launch.hpp>
+#include <chorus/launch/tether.hpp>
+#include <chorus/launch/world_from_environment.hpp>
+#include <climits>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <mutex>
+#include <new>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace chorus::detail {
+
+struct Failure {
+  int status;
+  std::string message;
+};
+
+/// What the exception that is being handled means for the user. Call it inside a catch block.
+inline Failure current_failure() {
+  try {
+    throw;
+  } catch (const UsageError& error) {
+    return {2, error.what()};
+  } catch (const CommError& error) {
+    return {lost_peer_status, error.what()};
+  } catch (const std::bad_alloc&) {
+    return {1, "out of memory"};
+  } catch (const std::exception& error) {
+    return {1, error.what()};
+  } catch (...) {
+    return {1, "an exception that is no std::exception"};
+  }
+}
+
+/// The path of this program; /proc/self/exe itself would do, but `ps` would call every rank "exe".
+inline std::string own_program() {
+  char path[PATH_MAX];
+  const auto size = readlink("/proc/self/exe", path, sizeof path);
+  if (size > 0 && size < PATH_MAX) {
+    std::string program(path, static_cast<std::size_t>(size));
+    if (access(program.c_str(), X_OK) == 0) return program;
+  }
+  return "/proc/self/exe";
+}
+
+inline void print_launch_help(const char* program) {
+  std::printf(
+      "usage: %s [options]\n"
+      "  --devices N        devices that share the work, 1 to %d (default: 2, or 1 on a single core). Under\n"
+      "                     DistributedDataParallel this many processes are started; where torchrun, mpirun or srun\n"
+      "                     has started them, their number counts instead.\n"
+      "  --seed S           of everything random: initial parameters, order of samples, dropout (default: 0)\n"
+      "  --timeout SECONDS  for every wait for another process (default: CHORUS_TIMEOUT, else 60)\n"
+      "  --backend NAME     what carries bytes between processes: auto, shm, tcp, hierarchical, mpi, gloo, nccl "
+      "(default:\n"
+      "                     CHORUS_BACKEND, else auto: shared memory on one machine, TCP on several)\n"
+      "Where a machine's cores can be shared out evenly, each of its ranks keeps to its share, unless CHORUS_BIND=0.\n"
+      "Other options are the program's own.\n",
+      printable(program, PATH_MAX).c_str(), LaunchOptions::most_devices);
+}
+
+/// What a process that a call of `launch` has started is told in CHORUS_LAUNCH: `CALL DEVICES STATUSES POLICY`.
+struct LaunchOrder {
+  int call = 0;               ///< of `launch` in main, from 0
+  int devices = 1;            ///< that were asked for
+  std::vector<int> statuses;  ///< that the calls before it returned
+  std::string policy;
+
+  std::string text() const {
+    std::string list;
+    for (const int status : statuses) list += format(list.empty() ? "%d" : ",%d", status);
+    return format("%d %d %s %s", call, devices, list.empty() ? "-" : list.c_str(), policy.c_str());
+  }
+
+  /// Takes it out of the environment: what this process starts in turn is not meant. Nothing where there is none.
+  static std::optional<LaunchOrder> take() {
+    const char* found = env("CHORUS_LAUNCH");
+    if (found == nullptr) return std::nullopt;
+    const std::string text = found;
+    unsetenv("CHORUS_LAUNCH");
+    LaunchOrder order;
+    std::string_view rest = text;
+    const auto cut = [](std::string_view& from, char at) {
+      const auto end = std::min(from.find(at), from.size());
+      const auto word = from.substr(0, end);
+      from.remove_prefix(std::min(end + 1, from.size()));
+      return word;
+    };
+    const char* what = "environment variable CHORUS_LAUNCH, which is chorus' own launcher's to set,";
+    order.call = to_number<int>(what, cut(rest, ' '));
+    order.devices = to_number<int>(what, cut(rest, ' '));
+    for (auto list = cut(rest, ' '); !list.empty() && list != "-";)
+      order.statuses.push_back(to_number<int>(what, cut(list, ',')));
+    order.policy = rest;
+    if (order.call < 0 || order.statuses.size() != static_cast<std::size_t>(order.call))
+      usage_error("%s makes no sense, got '%s'", what, printable(text).c_str());
+    return order;
+  }
+};
+
+/// The calls of `launch` in this process.
+struct LaunchCalls {
+  std::mutex mutex;
+  std::optional<LaunchOrder> order;  ///< where one in another process has started this one
+  std::vector<int> statuses;         ///< of the calls so far
+  bool ordered = false;              ///< whether `order` has been looked for
+  int meetings = 0;                  ///< of ranks, so far
+  int listen_fd = -1;                ///< rank 0's: where ranks meet again and again
+
+  static LaunchCalls& of_process() {
+    static LaunchCalls calls;
+    return calls;
+  }
+
+  /// The number of a call that begins; `passed` is its status where it is not to run.
+  int begin(std::optional<int>& passed) {
+    const std::lock_guard lock(mutex);
+    if (!std::exchange(ordered, true)) order = LaunchOrder::take();
+    const auto number = static_cast<int>(statuses.size());
+    statuses.push_back(0);
+    if (order && number != order->call)
+      passed = number < order->call ? order->statuses[static_cast<std::size_t>(number)]
+                                    : statuses[static_cast<std::size_t>(order->call)];
+    return number;
+  }
+  int end(int number, int status) {
+    const std::lock_guard lock(mutex);
+    return statuses[static_cast<std::size_t>(number)] = status;
+  }
+};
+
+/// While it lives, this thread is in a call of `launch`.
+class LaunchScope {
+ public:
+  LaunchScope() {
+    check<UsageError>(!std::exchange(inside(), true),
+                      "launch: called in the body of another launch; call them one behind the other, in main");
+  }
+  LaunchScope(const LaunchScope&) = delete;
+  LaunchScope& operator=(const LaunchScope&) = delete;
+  ~LaunchScope() { inside() = false; }
+
+ private:
+  static bool& inside() {
+    thread_local bool inside = false;
+    return inside;
+  }
+};
+
+/// While it lives, this process starts and watches ranks: for one call at a time.
+class StartingScope {
+ public:
+  StartingScope() {
+    check<UsageError>(!under_way().exchange(true), "launch: another thread of this process is in a launch of ranks");
+  }
+  StartingScope(const StartingScope&) = delete;
+  StartingScope& operator=(const StartingScope&) = delete;
+  ~StartingScope() { under_way() = false; }
+
+ private:
+  static std::atomic<bool>& under_way() {
+    static std::atomic<bool> under_way{false};
+    return under_way;
+  }
+};
+
+/// Throws UsageError where main has come to another call than the process that started this one.
+inline void check_order(const LaunchOrder& order, LaunchedPolicy policy, const LaunchOptions& options) {
+  const char* advice =
+      "; main has to take the same way in all processes, whatever files, environment or time it goes by";
+  if (order.policy != policy.name)
+    usage_error("launch: this process was started as a rank of policy '%s', but its main launches '%s'%s",
+                printable(order.policy).c_str(), policy.name, advice);
+  if (options.devices && *options.devices != order.devices)
+    usage_error("launch: this process was started as one of %d devices, but its main launches %d%s", order.devices,
+                *options.devices, advice);
+}
+
+/// Several processes that each run a policy of one process have nothing to do with each other. (Variables that make no
+/// sense are not this policy's.)
+inline void warn_of_strangers(LaunchedPolicy policy) {
+  std::optional<Seat> seat;
+  try {
+    seat = env("RANK") || env("WORLD_SIZE") ? read_seat("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+                                            : seat_of_mpi_or_slurm();
+  } catch (const UsageError&) {
+  }
+  static std::atomic<bool> said{false};
+  if (seat && seat->size > 1 && seat->rank == 0 && !said.exchange(true))
+    say(format(
+        "warning: launch: policy '%s' is of one process, but a launcher has started %d: each does all of the work",
+        policy.name, seat->size));
+}
+
+/// Without a token nothing tells this user's processes from another's.
+inline void warn_of_users(const comm::World& world) {
+  static std::atomic<bool> said{false};
+  if (world.token.empty() && world.size > 1 && world.rank == 0 && !said.exchange(true))
+    say(format("warning: launch: no CHORUS_TOKEN is set: any user of this machine can take a rank's place at %s:%d",
+               world.master_addr.c_str(), world.master_port));
+}
+
+/// Joins the world of a launcher, or returns nothing. `devices` is what the user asked for, if anything.
+inline std::optional<comm::World> join(LaunchedPolicy policy, std::optional<int> devices) {
+  auto& calls = LaunchCalls::of_process();
+  auto world = world_from_environment();
+  if (!world) return world;
+  unsetenv("CHORUS_RENDEZVOUS_FD");
+  if (world->listen_fd >= 0) {
+    fcntl(world->listen_fd, F_SETFD, FD_CLOEXEC);
+    if (!calls.order) calls.listen_fd = fcntl(world->listen_fd, F_DUPFD_CLOEXEC, 3);
+  } else if (calls.listen_fd >= 0) {
+    world->listen_fd = fcntl(calls.listen_fd, F_DUPFD_CLOEXEC, 3);
+  }
+  world->purpose = format("launch %d, policy '%s'", ++calls.meetings, policy.name);
+  if (devices && *devices != world->size && world->rank == 0) {
+    say(format("--devices %d is ignored: the launcher has started %d %s", *devices, world->size,
+               world->size == 1 ? "process" : "processes"));
+  }
+  return world;
+}
+
+/// A rank among several of this machine keeps to its own share of the cores, as mpirun's do: the scheduler would at
+/// times wake two ranks that wait for each other on one core, and leave them there. Of ranks that outnumber the cores,
+/// neighbours share one, where that is as many on each. Not where someone has chosen cores before, nor with
+/// CHORUS_BIND=0. Threads that start later keep to the same cores.
+inline void keep_to_own_cores(const comm::World& world) {
+  cpu_set_t all, own;
+  if (!env_switch("CHORUS_BIND", true) || world.local_size < 2) return;
+  if (sched_getaffinity(0, sizeof all, &all) != 0) return;
+  const int cores = CPU_COUNT(&all);
+  if (cores != sysconf(_SC_NPROCESSORS_ONLN) || (cores < world.local_size && world.local_size % cores != 0)) return;
+  const int first = cores * world.local_rank / world.local_size,
+            last = std::max(first + 1, cores * (world.local_rank + 1) / world.local_size);
+  CPU_ZERO(&own);
+  for (int core = 0, number = 0; number < last; ++core)
+    if (CPU_ISSET(core, &all)) {
+      if (number >= first) CPU_SET(core, &own);
+      ++number;
+    }
+  sched_setaffinity(0, sizeof own, &own);
+}
+
+/// Calls the body; what it throws becomes a message and a status. The Run, and with it the connection to other ranks,
+/// lives on until the message is out: ranks that are told of the loss come second.
+inline int call(Run& run, LaunchBody body) {
+  // A rank that `launch` has started has failed where its call has, whatever main makes of it.
+  const bool ordered = LaunchCalls::of_process().order.has_value();
+  const auto& tether = Tether::of_process();
+  try {
+    const int status = body.call(body.body, run);
+    if (status == 0) check_output();
+    if (ordered && status != 0) tether.report("", "", status);
+    return status;
+  } catch (...) {
+    const Failure failure = current_failure();
+    const bool named = run.world_size() == 1 || failure.message.starts_with("rank ");  // as a communicator's errors are
+    tether.report(named ? std::string() : format("rank %d: ", run.rank()), failure.message,
+                  ordered ? failure.status : 0);
+    run.abort(failure.message);
+    return failure.status;
+  }
+}
+
+inline int launch_here(int number, LaunchedPolicy policy, char** argv, Arguments arguments, LaunchOptions options,
+                       bool names_unused, LaunchBody body) {
+  auto& calls = LaunchCalls::of_process();
+  const auto& order = calls.order;
+  if (order) check_order(*order, policy, options);
+  options.complete();
+  Tether::of_process();
+  comm::World world;
+  if (policy.distributed) {
+    auto joined = join(policy, options.devices);
+    if (!joined) {
+      check<UsageError>(!order, "launch: this process was started as a rank, but RANK and WORLD_SIZE are gone");
+      const StartingScope starting;
+      LaunchOrder next{number, options.devices.value_or(default_devices()), calls.statuses, policy.name};
+      next.statuses.resize(static_cast<std::size_t>(number));
+      RankGroup group;
+      group.ranks = next.devices;
+      group.program = own_program();
+      group.argv = argv;
+      group.launch = next.text();
+      const int status = run_job(std::move(group));
+      if (status == 0) check_output();
+      return status;
+    }
+    world = std::move(*joined);
+    if (options.backend != comm::Backend::mpi) warn_of_users(world);
+    keep_to_own_cores(world);
+  } else {
+    warn_of_strangers(policy);
+  }
+  manual_seed(options.seed);
+  Run run(std::move(arguments), options, std::move(world));
+  const int status = call(run, body);
+  if (names_unused && status == 0 && run.is_main()) {
+    const std::string unused = run.unused_options();
+    if (!unused.empty()) say("warning: the program has no use for" + printable(unused, 1000));
+  }
+  return status;
+}
+
+CHORUS_INLINE int launch(LaunchedPolicy policy, int argc, char** argv, const LaunchOptions* options, LaunchBody body) {
+  open_standard_streams();
+  const LaunchScope scope;
+  auto& calls = LaunchCalls::of_process();
+  int number = -1;
+  const Tether* tether = nullptr;  // of a rank that launch has started
+  try {
+    std::optional<int> passed;
+    number = calls.begin(passed);
+    if (passed) return calls.end(number, *passed);
+    if (calls.order) (tether = &Tether::of_process())->arrive();
+    Arguments arguments(argc, argv);
+    if (options != nullptr)
+      return calls.end(number, launch_here(number, policy, argv, std::move(arguments), *options, false, body));
+    if (arguments.has("help")) {
+      print_launch_help(argc > 0 ? argv[0] : "program");
+      check_output();
+      return 0;
+    }
+    const auto from_line = LaunchOptions::from(arguments);
+    return calls.end(number, launch_here(number, policy, argv, std::move(arguments), from_line, true, body));
+  } catch (...) {
+    const auto failure = current_failure();
+    if (tether != nullptr)
+      tether->report("", failure.message, failure.status);
+    else
+      say(failure.message);
+    return number < 0 ? failure.status : calls.end(number, failure.status);
+  }
+}
+
+}  // namespace chorus::detail

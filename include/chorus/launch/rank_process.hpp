@@ -1,0 +1,153 @@
+#pragma once
+/// One rank of a machine as a process: torchrun's variables, and the descriptors that it inherits.
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chorus/launch/message.hpp>
+#include <chorus/launch/signal_pipe.hpp>
+#include <chorus/launch/world_from_environment.hpp>
+#include <chrono>
+#include <cstring>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace chorus {
+
+/// The processes to start: `ranks` times the same program with the same arguments and torchrun's variables.
+struct RankGroup {
+  int ranks = 1;                           ///< on this machine
+  std::string program;                     ///< the executable: a path, or a name to be found in PATH
+  char* const* argv = nullptr;             ///< its arguments, ended by a null pointer
+  std::chrono::milliseconds grace{3'000};  ///< between SIGTERM and SIGKILL
+
+  int nodes = 1, node_rank = 0;           ///< machines with as many ranks each, and which of them this is
+  std::string master_addr = "127.0.0.1";  ///< of machine 0
+  int master_port = 0;                    ///< 0: a free one, for a single machine
+  int listen_fd = -1;                     ///< a socket that listens there already, for rank 0; or -1
+  int restart = 0, max_restarts = 0;      ///< for the ranks to know
+  std::string launch;                     ///< of ranks that `launch` starts: what CHORUS_LAUNCH tells them
+  int attempt = 0;                        ///< how often all ranks have been started before
+  std::string run_id = "none", role = "default";
+
+  bool prefix = false;     ///< ranks' lines get `[rank N] ` in front
+  std::string log_dir;     ///< if not empty, they go to log_dir/attempt_A/rank_N.log, too
+  std::vector<int> shown;  ///< if not empty, only those of this machine's ranks are shown, with the rank in front
+  /// For each of this machine's ranks the sum of 1 (stdout) and 2 (stderr): the streams that go to rank_N.stdout.log
+  /// and rank_N.stderr.log instead of the reader; and those that go to both. Where one of them is not empty, there is
+  /// no rank_N.log, and `log_dir` has to be there.
+  std::vector<int> redirects, tee;
+  std::vector<int> signals{SIGTERM, SIGINT, SIGHUP, SIGQUIT};  ///< that end the job in good order: passed on to ranks
+};
+
+namespace detail {
+
+/// What a rank inherits of its supervisor.
+struct RankDescriptors {
+  int report;       ///< it writes there why it fails
+  int listener;     ///< rank 0's: the ranks meet at this socket
+  int input;        ///< stdin of all other ranks
+  int output, err;  ///< stdout and stderr; -1: the supervisor's
+};
+
+/// The variables of rank `local_rank` of this machine that are not those of the supervisor.
+inline std::vector<std::string> rank_environment(const RankGroup& group, int local_rank, int port,
+                                                 const std::string& token, const RankDescriptors& given) {
+  const int rank = group.node_rank * group.ranks + local_rank, size = group.nodes * group.ranks;
+  std::vector<std::string> ours = {
+      format("RANK=%d", rank),
+      format("LOCAL_RANK=%d", local_rank),
+      format("ROLE_RANK=%d", rank),
+      format("GROUP_RANK=%d", group.node_rank),
+      format("WORLD_SIZE=%d", size),
+      format("LOCAL_WORLD_SIZE=%d", group.ranks),
+      format("ROLE_WORLD_SIZE=%d", size),
+      format("GROUP_WORLD_SIZE=%d", group.nodes),
+      "ROLE_NAME=" + group.role,
+      "MASTER_ADDR=" + group.master_addr,
+      format("MASTER_PORT=%d", port),
+      format("TORCHELASTIC_RESTART_COUNT=%d", group.restart),
+      format("TORCHELASTIC_MAX_RESTARTS=%d", group.max_restarts),
+      "TORCHELASTIC_RUN_ID=" + group.run_id,
+      "TORCHELASTIC_USE_AGENT_STORE=False",
+      format("CHORUS_SUPERVISOR_PID=%d", getpid()),
+      format("CHORUS_REPORT_FD=%d", given.report),
+      "CHORUS_LAUNCH=" + group.launch,
+      rank == 0 ? format("CHORUS_RENDEZVOUS_FD=%d", given.listener) : "CHORUS_RENDEZVOUS_FD=",
+  };
+  if (!token.empty()) ours.push_back("CHORUS_TOKEN=" + token);
+  if (group.ranks > 1 && env("OMP_NUM_THREADS") == nullptr) ours.push_back("OMP_NUM_THREADS=1");
+  return ours;
+}
+
+/// In the child: from `fork` to the new program; returns only where that can't be started. Nothing here allocates:
+/// another thread may have held a lock when this one was copied.
+inline void become_rank(const RankGroup& group, bool is_main, const char* const* environment,
+                        const RankDescriptors& given, pid_t supervisor) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);  // whatever the program is, it ends with its supervisor
+  if (getppid() != supervisor) _exit(128 + SIGKILL);
+  fcntl(given.report, F_SETFD, 0);
+  if (is_main) fcntl(given.listener, F_SETFD, 0);
+  if (!is_main) dup2(given.input, STDIN_FILENO);
+  if (given.output >= 0) dup2(given.output, STDOUT_FILENO);
+  if (given.err >= 0) dup2(given.err, STDERR_FILENO);
+  // The supervisor's handlers are not for this process, nor may the program inherit that signals are blocked.
+  for (int signal = 1; signal < NSIG; ++signal) {
+    struct sigaction action {};
+    if (sigaction(signal, nullptr, &action) != 0 || action.sa_handler == SIG_IGN) continue;
+    action = {};
+    sigaction(signal, &action, nullptr);
+  }
+  sigset_t none;
+  sigemptyset(&none);
+  pthread_sigmask(SIG_SETMASK, &none, nullptr);
+  execvpe(group.program.c_str(), group.argv, const_cast<char* const*>(environment));
+}
+
+/// Starts that rank, with the supervisor's variables and `ours` in place of those of the same name. Throws Error where
+/// it can't be started.
+inline pid_t start_rank(const RankGroup& group, int local_rank, const std::vector<std::string>& ours,
+                        const RankDescriptors& given) {
+  std::vector<const char*> environment;
+  for (const std::string& entry : ours) environment.push_back(entry.c_str());
+  for (char** old = environ; *old != nullptr; ++old) {
+    const std::size_t name = std::string_view(*old).find('=') + 1;
+    bool replaced = false;
+    for (const std::string& entry : ours) replaced |= std::strncmp(*old, entry.c_str(), name) == 0;
+    if (!replaced) environment.push_back(*old);
+  }
+  environment.push_back(nullptr);
+
+  const int rank = group.node_rank * group.ranks + local_rank, size = group.nodes * group.ranks;
+  Pipe trouble;  // ends without a word where the program has started
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  const pid_t supervisor = getpid(), pid = fork();
+  if (pid == 0) {
+    become_rank(group, rank == 0, environment.data(), given, supervisor);
+    const int error = errno;
+    [[maybe_unused]] const auto written = write(trouble.write_end.get(), &error, sizeof error);
+    _exit(127);
+  }
+  int error = pid < 0 ? errno : 0;
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  trouble.write_end.reset();
+  pollfd ended{trouble.read_end.get(), POLLIN, 0};
+  while (pid > 0 && poll(&ended, 1, -1) < 0) {
+  }
+  if (pid > 0 && read(trouble.read_end.get(), &error, sizeof error) > 0) waitpid(pid, nullptr, 0);
+  if (error != 0)
+    system_error(format("cannot start rank %d of %d: %s", rank, size, group.program.c_str()).c_str(), error);
+  return pid;
+}
+
+}  // namespace detail
+
+}  // namespace chorus

@@ -1,0 +1,155 @@
+#pragma once
+/// What the body of a program gets from `launch`: its options, its place among the ranks, its seed, its communicator.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include <chorus/comm/connect.hpp>
+#include <chorus/comm/world.hpp>
+#include <chorus/launch/message.hpp>
+
+namespace chorus {
+
+namespace comm {
+class Store;
+}
+
+namespace detail {
+/// The whole of `text` as a number; throws UsageError that names `what` and says what was got.
+template <class Number>
+Number to_number(const char* what, std::string_view text) {
+  Number number{};
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, number);
+  if (error == std::errc::result_out_of_range && stop == end)
+    usage_error("%s is out of range, got '%s'", what, printable(text).c_str());
+  if (error != std::errc{} || stop != end) {
+    const char* kind = std::is_floating_point_v<Number> ? "number" : "whole number";
+    const char* range = std::is_unsigned_v<Number> ? " of at least 0" : "";
+    usage_error("%s must be a %s%s, got '%s'", what, kind, range, printable(text).c_str());
+  }
+  return number;
+}
+}  // namespace detail
+
+/// The options of a command line: `--name value`, `--name=value`, and flags `--name`. What follows `--` is left alone.
+/// The last one counts where an option is repeated. A value that starts with `--` has to be written `--name=--value`.
+class Arguments {
+ public:
+  Arguments() = default;
+  /// `argv` is kept, not copied.
+  Arguments(int argc, const char* const* argv);
+
+  /// The value of `--name`, or nothing where the option is not given; a missing value is a UsageError.
+  std::optional<std::string_view> find(const char* name);
+  /// Whether `--name` is given.
+  bool has(const char* name);
+  /// The options that nobody has asked for so far, each after a blank.
+  std::string unused() const;
+  /// Throws UsageError where an option that nobody has asked for so far looks like one that was asked for and is not
+  /// given: one letter off, or two where that name has seven or more; neighbours that have changed places are one.
+  void refuse_misspelt() const;
+
+ private:
+  std::string_view word(int i) const { return argv_[i + 1]; }
+  bool is_unused(int i) const { return !used_[static_cast<std::size_t>(i)] && word(i).starts_with("--"); }
+  const char* after_name(int i, const char* name) const;
+  void note_missing(const char* name);
+
+  const char* const* argv_ = nullptr;
+  int count_ = 0;
+  std::vector<char> used_;
+  std::vector<std::string> missing_;  // names that were asked for and are not given
+};
+
+/// What `launch` has to know; what is left open has a default.
+struct LaunchOptions {
+  std::optional<int> devices;                        ///< devices of this process, or processes under DDP
+  std::uint64_t seed = 0;                            ///< of everything random, initial parameters among it
+  std::optional<std::chrono::milliseconds> timeout;  ///< of every wait for another rank; else CHORUS_TIMEOUT, else 60 s
+  std::optional<comm::Backend> backend = {};         ///< of communicators; else CHORUS_BACKEND, else automatic
+
+  static constexpr int most_devices = comm::max_ranks;
+
+  /// Reads `--devices N`, `--seed S`, `--timeout SECONDS`, `--backend NAME`.
+  static LaunchOptions from(Arguments& arguments);
+
+  /// Throws UsageError for what makes no sense, and fills in the timeout and the backend.
+  void complete();
+};
+
+/// Devices where nobody asked for a number: 2, or 1 where this process may use only one core.
+int default_devices();
+
+/// One process of a program: what `launch` hands to the body. Without a launcher, or where the policy needs no
+/// processes, it is rank 0 of 1.
+class Run {
+ public:
+  Run(Arguments arguments, LaunchOptions options, comm::World world = {});
+  Run(const Run&) = delete;
+  Run& operator=(const Run&) = delete;
+
+  /// The value of `--name value` or `--name=value`. Throws UsageError where it is missing.
+  std::string option(const char* name);
+  std::string option(const char* name, const char* fallback);
+  /// A number, of the type of `fallback`: `run.option("lr", 0.01)`. Throws UsageError where the value is none.
+  template <class Number>
+    requires std::is_arithmetic_v<Number>
+  Number option(const char* name, Number fallback) {
+    const auto value = arguments_.find(name);
+    return value ? detail::to_number<Number>(detail::format("option --%s", name).c_str(), *value) : fallback;
+  }
+  /// Whether `--name` is given.
+  bool flag(const char* name) { return arguments_.has(name); }
+
+  int rank() const { return world_.rank; }
+  int world_size() const { return world_.size; }
+  int local_rank() const { return world_.local_rank; }
+  /// Whether this is rank 0, the one that prints and writes files.
+  bool is_main() const { return world_.rank == 0; }
+
+  /// Devices of the whole run: ranks where there are several, else `--devices`, else `fallback`.
+  int devices(int fallback = default_devices()) const {
+    return world_.size > 1 ? world_.size : options_.devices.value_or(fallback);
+  }
+  std::uint64_t seed() const { return options_.seed; }
+
+  const comm::World& world() const { return world_; }
+  /// The connection to the other ranks, made at the first call, in which all of them have to take part.
+  /// Throws CommError where they don't meet.
+  comm::AnyCommunicator& communicator();
+  /// Keys and values that the ranks share, made at the first call, in which all of them have to take part. For programs
+  /// that include <chorus/comm/store.hpp>. Throws CommError where rank 0 cannot hold them.
+  template <class Store = comm::Store>
+  Store& store() {
+    static_assert(requires { sizeof(Store); }, "run.store() needs #include <chorus/comm/store.hpp>");
+    if (!store_) store_ = std::make_shared<Store>(Store::of(world_, communicator()));
+    return *static_cast<Store*>(store_.get());
+  }
+  /// Tells the ranks that this one is connected to, if any, that it fails, and why.
+  void abort(std::string_view why) noexcept;
+
+  /// Throws UsageError for what looks like a misspelt option: with `--devcies 8` a program would train on one device
+  /// for hours. The policies call it: where a net is built, a program has asked for its options.
+  void check_options() const { arguments_.refuse_misspelt(); }
+  /// Options of the command line that the program has not asked for, each after a blank.
+  std::string unused_options() const { return arguments_.unused(); }
+
+ private:
+  Arguments arguments_;
+  LaunchOptions options_;
+  comm::World world_;
+  std::optional<comm::AnyCommunicator> communicator_;
+  std::shared_ptr<void> store_;  ///< a comm::Store
+};
+
+}  // namespace chorus
+
+#if !CHORUS_COMPILED
+#include <chorus/launch/run_impl.hpp>
+#endif

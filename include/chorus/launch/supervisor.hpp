@@ -1,0 +1,316 @@
+#pragma once
+/// Starts the ranks of one machine as processes and stands by them: the first that fails is named and ends all, signals
+/// are passed on, and nobody outlives the supervisor. `tether.hpp` is the rank's end of this.
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chorus/comm/engine/flight_recorder.hpp>
+#include <chorus/comm/meeting/hmac.hpp>
+#include <chorus/comm/transport/socket.hpp>
+#include <chorus/core/config.hpp>
+#include <chorus/launch/console.hpp>
+#include <chorus/launch/message.hpp>
+#include <chorus/launch/rank_output.hpp>
+#include <chorus/launch/rank_process.hpp>
+#include <chorus/launch/signal_pipe.hpp>
+#include <chorus/launch/tether.hpp>
+#include <chorus/launch/world_from_environment.hpp>
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace chorus {
+
+/// How a group ended.
+struct GroupOutcome {
+  int status = 0;        ///< 0, the exit status of the rank that failed first, or 128 + a signal's number
+  int failed_rank = -1;  ///< the rank that failed first, -1 if none did
+  int signal = 0;        ///< the signal that the supervisor itself was sent
+};
+
+namespace detail {
+
+/// The address of a name of this machine. Throws UsageError where it is `for_others`, who would look for it elsewhere.
+inline comm::Address place_to_listen(const std::string& name, int port, bool for_others) {
+  const auto address = comm::Address::resolve(name, port);
+  check<UsageError>(!for_others || !address.misleads(name), "launch: '", printable(name), "' is ", address.host(),
+                    " on this machine, which no other machine can reach (/etc/hosts says so?): give this machine's ",
+                    "address in its place");
+  return address;
+}
+
+/// Starts the ranks and waits until all have ended. When one fails, it is named on stderr, the others get SIGTERM and
+/// after `grace` SIGKILL; the group's signals, where they are sent to this process, are passed on in the same way.
+/// What there is to show goes to `console`, and nothing here waits for its reader. Run it in a thread that lives as
+/// long as the ranks: they are killed when it ends.
+class Supervisor {
+ public:
+  Supervisor(const RankGroup& group, Console& console)
+      : group_(group),
+        console_(console),
+        signals_(group.signals),
+        output_(group, console),
+        ranks_(std::make_unique<Rank[]>(static_cast<std::size_t>(group.ranks))) {}
+  Supervisor(const Supervisor&) = delete;
+  Supervisor& operator=(const Supervisor&) = delete;
+  /// Where something threw half-way, nobody is left behind.
+  ~Supervisor() {
+    for (Rank& rank : ranks()) {
+      if (!rank.running) continue;
+      kill(rank.pid, SIGKILL);
+      waitpid(rank.pid, nullptr, 0);
+    }
+  }
+
+  /// Once. Throws Error where a process cannot be started.
+  GroupOutcome run() {
+    start_all();
+    while (running_ > 0) {
+      const int signal = signals_.wait(deadline_);
+      if (signal == SIGCHLD) {
+        reap();
+      } else if (signal == SignalPipe::woken) {
+        form_anew();
+      } else if (signal != 0) {
+        pass_on(signal);
+      } else if (stage_ == Stage::watching) {
+        judge();
+      } else if (stage_ == Stage::stopping) {
+        kill_all();
+      } else {
+        console_.say(format("%d ranks did not end after SIGKILL; giving up on them", running_));
+        for (Rank& rank : ranks()) rank.running = false;
+        break;
+      }
+    }
+    while (const int signal = signals_.wait(Clock::now())) {
+      if (signal != SIGCHLD && signal != SignalPipe::woken) note(signal);
+    }
+    return outcome_;
+  }
+
+  /// Stops the ranks as if they had lost another one, and says why; any thread may call it while `run` runs, once.
+  void interrupt(const char* why) {
+    interrupted_by_ = why;
+    signals_.wake();
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  using Milliseconds = std::chrono::milliseconds;
+  enum class Stage { watching, stopping, killing };
+  struct Rank {
+    pid_t pid = -1;
+    bool running = false;
+    int wait_status = 0;
+    Fd reports;         ///< what the rank has to say when it fails
+    RankReport report;  ///< the same, once it has ended
+  };
+
+  int number(const Rank& rank) const {
+    return group_.node_rank * group_.ranks + static_cast<int>(&rank - ranks_.get());
+  }
+  std::span<Rank> ranks() { return {ranks_.get(), static_cast<std::size_t>(group_.ranks)}; }
+
+  /// Other users of this machine can reach loopback, too.
+  static std::string random_token() {
+    comm::Mac bytes;
+    comm::fill_random(bytes);
+    std::string token(comm::launched);
+    for (const std::byte byte : bytes) token += format("%02x", static_cast<unsigned>(byte));
+    return token;
+  }
+
+  /// On machine 0 the socket at which the ranks meet is opened before there are ranks, and handed to rank 0 open, so
+  /// that nobody can take the port in between.
+  void start_all() {
+    int port = group_.master_port;
+    if (group_.node_rank == 0) {
+      comm::Socket socket;
+      if (group_.listen_fd < 0)
+        socket = comm::Socket::listen(place_to_listen(group_.master_addr, port, group_.nodes > 1));
+      if (group_.listen_fd < 0) port = socket.local().port();
+      listener_ = Fd(dup(group_.listen_fd < 0 ? socket.fd() : group_.listen_fd), "rendezvous");
+    }
+    if (group_.nodes == 1 && env("CHORUS_TOKEN") == nullptr) token_ = random_token();
+    const Fd nothing(open("/dev/null", O_RDONLY | O_CLOEXEC), "/dev/null");
+    for (int rank = 0; rank < group_.ranks; ++rank) start(rank, port, nothing.get());
+    output_.start();
+  }
+
+  void start(int local_rank, int port, int nothing) {
+    Pipe reports;
+    const auto streams = output_.add(local_rank);
+    const RankDescriptors given{reports.write_end.get(), listener_.get(), nothing, streams.out.get(),
+                                streams.err.get()};
+    const auto variables = rank_environment(group_, local_rank, port, token_, given);
+    const pid_t pid = start_rank(group_, local_rank, variables, given);
+    ranks_[static_cast<std::size_t>(local_rank)] = {pid, true, 0, std::move(reports.read_end), {}};
+    ++running_;
+  }
+
+  void reap() {
+    for (Rank& rank : ranks()) {
+      if (!rank.running || waitpid(rank.pid, &rank.wait_status, WNOHANG) != rank.pid) continue;
+      rank.running = false;
+      --running_;
+      rank.report = read_report(rank);
+      if (rank.wait_status == 0) doubt(rank);
+      if (&rank == ranks_.get()) close_listener();
+      if (stage_ == Stage::watching && rank.wait_status != 0) suspect(rank);
+    }
+    if (stage_ == Stage::watching && suspect_ && (running_ == 0 || Clock::now() >= *deadline_)) judge();
+  }
+
+  /// Whether a rank that has ended with status 0 has done what it was started for: main may have taken another way, or
+  /// not have passed on what `launch` returned.
+  void doubt(Rank& rank) {
+    auto& [arrived, when, status, message] = rank.report;
+    if (!group_.launch.empty() && !arrived) {
+      status = 2;
+      message = "its main has ended without coming to the call of launch that has started it";
+    }
+    if (status != 0)
+      rank.wait_status = status << 8;  // as one that exits with it
+    else if (!message.empty())
+      console_.say(message.starts_with("rank ") ? message : format("rank %d: %s", number(rank), message.c_str()));
+  }
+
+  /// When rank 0 has ended: what it started may live on and hold the socket, and a restart needs the port.
+  void close_listener() {
+    if (listener_.get() >= 0) shutdown(listener_.get(), SHUT_RDWR);
+    listener_.reset();
+  }
+
+  static bool lost_others(const Rank& rank) {
+    return WIFEXITED(rank.wait_status) && WEXITSTATUS(rank.wait_status) == lost_peer_status;
+  }
+
+  /// How long to wait for a better explanation. A rank that lost another one may end before that other one does; and
+  /// Ctrl-C reaches the ranks as soon as it reaches us.
+  static Milliseconds patience(int wait_status) {
+    if (WIFEXITED(wait_status)) return Milliseconds(WEXITSTATUS(wait_status) == lost_peer_status ? 1'000 : 0);
+    const int signal = WTERMSIG(wait_status);
+    return Milliseconds(signal == SIGINT || signal == SIGTERM || signal == SIGHUP || signal == SIGQUIT ? 50 : 0);
+  }
+
+  /// The other ranks write their flight records when they hear of the loss, if they are let.
+  static Milliseconds time_to_record() { return Milliseconds(comm::FlightRecorder::wanted() ? 500 : 0); }
+
+  void suspect(const Rank& rank) {
+    const auto better = patience(rank.wait_status);
+    if (suspect_ && patience(suspect_->wait_status) <= better) return;
+    const auto until = Clock::now() + better + time_to_record();
+    suspect_ = &rank;
+    if (!deadline_ || until < *deadline_) deadline_ = until;
+  }
+
+  /// Names the rank that failed first, and stops the others.
+  void judge() {
+    const bool lost_peer = lost_others(*suspect_);
+    const RankReport* report = &suspect_->report;
+    for (const Rank& rank : ranks()) {
+      if (!lost_peer || &rank == suspect_ || rank.running || !lost_others(rank)) continue;
+      if (rank.report.when < report->when) {
+        suspect_ = &rank;
+        report = &rank.report;
+      }
+    }
+    const int status = suspect_->wait_status;
+    outcome_.failed_rank = number(*suspect_);
+    outcome_.status = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+    if (const std::string& why = report->message; !why.empty()) {
+      const bool named = why.starts_with("rank ");  // as errors of a communicator are
+      console_.say(named ? why : format("rank %d: %s", outcome_.failed_rank, why.c_str()));
+    }
+    std::string line = format("rank %d (pid %d) ", outcome_.failed_rank, suspect_->pid);
+    line += WIFSIGNALED(status) ? format("was killed by %s", signal_name(WTERMSIG(status)).c_str())
+                                : format("%s, exit status %d",
+                                         lost_peer ? "could not go on without the others" : "failed", outcome_.status);
+    for (const Rank& rank : ranks()) {
+      if (!lost_peer || rank.running || rank.wait_status != 0) continue;
+      line += format("; rank %d had ended before, exit status 0", number(rank));
+    }
+    if (running_ == 1) line += "; stopping the other rank";
+    if (running_ > 1) line += format("; stopping the other %d ranks", running_);
+    console_.say(line);
+    stop(SIGTERM);
+  }
+
+  static RankReport read_report(const Rank& rank) {
+    std::string text;
+    char part[4096];
+    for (ssize_t size = 0; (size = read(rank.reports.get(), part, sizeof part)) > 0;) {
+      text.append(part, static_cast<std::size_t>(size));
+    }
+    return RankReport::from(text);
+  }
+
+  void pass_on(int signal) {
+    const bool again = outcome_.signal != 0;
+    note(signal);
+    if (again || stage_ == Stage::killing) return kill_all();
+    if (stage_ == Stage::stopping) return;  // for another reason
+    outcome_.status = 128 + signal;
+    console_.say(format("%s: stopping %d %s", signal_name(signal).c_str(), running_, running_ == 1 ? "rank" : "ranks"));
+    stop(signal);
+  }
+  /// No restart follows.
+  void note(int signal) {
+    outcome_.signal = signal;
+    if (outcome_.status == lost_peer_status) outcome_.status = 128 + signal;
+  }
+
+  /// All machines come together again.
+  void form_anew() {
+    if (stage_ != Stage::watching || suspect_) return;
+    outcome_.status = lost_peer_status;
+    console_.say(format("%s: stopping %d %s", interrupted_by_.load(), running_, running_ == 1 ? "rank" : "ranks"));
+    stop(SIGTERM);
+  }
+
+  void stop(int signal) {
+    stage_ = Stage::stopping;
+    deadline_ = Clock::now() + group_.grace;
+    kill_running(signal);
+    kill_running(SIGCONT);  // a stopped process gets no other signal
+  }
+  void kill_all() {
+    stage_ = Stage::killing;
+    deadline_ = Clock::now() + Milliseconds(1'500);
+    kill_running(SIGKILL);
+  }
+  void kill_running(int signal) {
+    for (const Rank& rank : ranks()) {
+      if (rank.running) kill(rank.pid, signal);
+    }
+  }
+
+  const RankGroup& group_;
+  Console& console_;
+  SignalPipe signals_;
+  RankOutput output_;
+  std::unique_ptr<Rank[]> ranks_;
+  Fd listener_;  ///< machine 0's
+  int running_ = 0;
+  Stage stage_ = Stage::watching;
+  const Rank* suspect_ = nullptr;  ///< the best explanation so far
+  std::string token_;              ///< a secret of this job alone; empty where its starter has set one
+  std::optional<Clock::time_point> deadline_;
+  std::atomic<const char*> interrupted_by_{""};
+  GroupOutcome outcome_;
+};
+
+}  // namespace detail
+
+}  // namespace chorus

@@ -1,0 +1,114 @@
+#pragma once
+/// The rank's end of the line between a rank and the supervisor that started it.
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+#include <string_view>
+
+#include <chorus/core/config.hpp>
+#include <chorus/core/say.hpp>
+#include <chorus/launch/message.hpp>
+#include <chorus/launch/world_from_environment.hpp>
+
+namespace chorus {
+
+/// Exit status of a rank that failed only because it lost another one (EX_PROTOCOL of sysexits.h).
+inline constexpr int lost_peer_status = 76;
+
+namespace detail {
+
+/// What a rank has to say. In the pipe a `+` stands where it has come to `launch`, then, when it fails, a stamp in
+/// front of the reason: of several ranks that could not go on without others, the first to fail is known by it, not by
+/// the order in which processes end.
+struct RankReport {
+  bool arrived = false;           ///< at its call of `launch`
+  std::int64_t when = INT64_MAX;  ///< in ticks of the clock that all processes of a machine share
+  int status = 0;                 ///< of `launch`, which its main may not have passed on; or 0
+  std::string message;
+
+  static std::string stamp_of_now(int status) {
+    return format("%lld %d ", static_cast<long long>(std::chrono::steady_clock::now().time_since_epoch().count()),
+                  status);
+  }
+  /// Of one that says nothing `when` is the latest time there is.
+  static RankReport from(const std::string& text) {
+    RankReport report;
+    report.arrived = text.starts_with('+');
+    const char *begin = text.c_str() + report.arrived, *rest = begin;
+    char* end = nullptr;
+    const auto when = std::strtoll(begin, &end, 10);
+    bool stamped = end != begin && *end == ' ';
+    if (stamped) rest = end + 1;
+    const auto status = std::strtol(rest, &end, 10);
+    stamped = stamped && end != rest && *end == ' ';
+    // Of others, as exit statuses, the lowest byte would be left, which may be 0.
+    const int known = status >= 0 && status <= 255 ? static_cast<int>(status) : 1;
+    if (stamped) report.when = when, report.status = known, begin = end + 1;
+    report.message.assign(begin, text.c_str() + text.size());
+    return report;
+  }
+};
+
+}  // namespace detail
+
+/// A rank's tie to the supervisor that started it: the rank ends when the supervisor does, and hands it the reason when
+/// it fails itself. In a process that no supervisor started it is tied to nothing.
+class Tether {
+ public:
+  /// This process's, made at the first call. Throws UsageError for variables that make no sense.
+  static const Tether& of_process() {
+    static const Tether tether;
+    return tether;
+  }
+
+  /// Tells the supervisor that this rank has come to `launch`.
+  void arrive() const {
+    if (report_fd_ >= 0) [[maybe_unused]]
+      const auto written = write(report_fd_, "+", 1);
+  }
+
+  /// Says why this rank fails: to the supervisor, which tells the first cause from those that follow from it, else on
+  /// stderr as `chorus: prefix message`. With a `status` other than 0 the rank has failed even where main returns 0.
+  void report(std::string_view prefix, std::string_view message, int status) const {
+    // A pipe holds 64 KiB, and nobody reads it before this process has ended: it takes the first report.
+    const std::string stamped = detail::RankReport::stamp_of_now(status).append(message.substr(0, 60'000));
+    const bool piped = report_fd_ >= 0 && !reported_ && write(report_fd_, stamped.data(), stamped.size()) >= 0;
+    reported_ = reported_ || piped;
+    if (!piped && !message.empty()) detail::say(std::string(prefix).append(message));
+  }
+
+ private:
+  Tether() {
+    const auto supervisor = detail::env_number("CHORUS_SUPERVISOR_PID", 1, INT32_MAX);
+    const auto report_fd = detail::env_number("CHORUS_REPORT_FD", 3, detail::most_ranks);
+    if (!supervisor || !report_fd) return;
+    // The parent may be a script that the supervisor has started: it ends with the supervisor, and this rank with it.
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (kill(*supervisor, 0) != 0 && errno == ESRCH) {  // it ended before the line above
+      detail::say("the process that started this rank (CHORUS_SUPERVISOR_PID=" + std::to_string(*supervisor) +
+                  ") has ended");
+      _exit(128 + SIGKILL);
+    }
+    // What this process starts in turn is no rank of that supervisor.
+    unsetenv("CHORUS_SUPERVISOR_PID");
+    unsetenv("CHORUS_REPORT_FD");
+    struct stat facts {};  // a script in between may have closed it, and its number may mean another file by now
+    if (fstat(*report_fd, &facts) != 0 || !S_ISFIFO(facts.st_mode)) return;
+    fcntl(*report_fd, F_SETFD, FD_CLOEXEC);
+    report_fd_ = *report_fd;
+  }
+
+  int report_fd_ = -1;
+  mutable bool reported_ = false;
+};
+
+}  // namespace chorus

@@ -1,0 +1,128 @@
+#pragma once
+/// The options of DistributedDataParallel, under PyTorch's names.
+
+#include <algorithm>
+#include <chorus/core/error.hpp>
+#include <chorus/nn/module.hpp>
+#include <chorus/parallel/ddp/gradient_buckets.hpp>
+#include <concepts>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace chorus {
+
+/// What is done where an averaged gradient has numbers that are infinite, no numbers, or too large to be squared. All
+/// ranks hold the same averages, so all decide the same.
+enum class NonFinite : std::uint8_t {
+  propagate,    ///< nothing
+  throw_error,  ///< every rank throws NonFiniteError, which names parameters, and the ranks from which it came
+  skip_step     ///< every rank forgets this pass's gradients, so that the optimizer's step changes nothing
+};
+
+/// What `first_bucket_cap_mb` and `bucket_cap_mb` are where they are not given, in MiB: PyTorch's 1 and 25 for GPUs,
+/// where a collective costs a launch and wants to be large, and the first one shall start early. Ranks on CPUs start
+/// one within microseconds, and what counts is how much is left to send when backward ends, which is at least the last
+/// bucket. But a model whose gradients all fit the first bucket sends them by itself when backward has ended: to wake
+/// another thread on a core that computes costs more than so little data takes.
+template <Device D>
+inline constexpr double default_first_bucket_cap_mb = std::same_as<D, Cpu> ? 3 : 1;
+template <Device D>
+inline constexpr double default_bucket_cap_mb = std::same_as<D, Cpu> ? 2 : 25;
+
+struct DistributedDataParallelOptions {
+  /// See BucketOptions. They hold from the first step on.
+  std::optional<double> first_bucket_cap_mb = {};  ///< not given: `default_first_bucket_cap_mb` of the model's device
+  std::optional<double> bucket_cap_mb = {};        ///< not given: `default_bucket_cap_mb` of the model's device
+  std::vector<double> bucket_cap_mb_list = {};
+  /// The axis of the inputs along which their samples lie: 1 for an LSTM's [time, batch, features]. A rank has as many
+  /// as the first input with such an axis.
+  int dim = 0;
+  /// Send rank 0's buffers to all ranks before each forward pass in training.
+  bool broadcast_buffers = true;
+  /// Allow parameters that get no gradient in some backward passes, others on each rank. Costs a small collective a
+  /// step.
+  bool find_unused_parameters = false;
+  /// With find_unused_parameters: a gradient that no rank had in one pass is left out of the next pass's buckets. Ranks
+  /// need not use the same parameters (PyTorch's have to): where one uses such a parameter again, its gradient is sent
+  /// behind the others, once more all ranks know it. For models whose unused parameters change rarely: whenever they
+  /// do, buckets are made anew.
+  bool skip_all_reduce_unused_params = false;
+  /// Every backward pass uses the same parameters, equally often: what the first one has shown is expected of all.
+  /// Allows parameters that some ranks, or all, never use, and such whose gradient comes in several parts (a backward
+  /// pass within backward); what no rank uses is never sent. The first pass sends at its end.
+  bool static_graph = false;
+  /// Compare the ranks' models and take rank 0's numbers at construction. Without, the ranks must have them already.
+  bool init_sync = true;
+  /// Names of parameters and buffers that are each rank's own: never compared, sent or averaged.
+  std::vector<std::string> parameters_and_buffers_to_ignore = {};
+  /// Names of parameters whose gradients are sent behind all others, in buckets of their own, each as soon as it is
+  /// full. PyTorch's `param_to_hook_all_reduce`, the parameter whose gradient starts the sending of what is there by
+  /// then, has no counterpart: the buckets know when they are full.
+  std::vector<std::string> delay_all_reduce_named_params = {};
+  NonFinite non_finite = NonFinite::propagate;
+
+  template <Device D>
+  BucketOptions buckets() const {
+    return {first_bucket_cap_mb.value_or(default_first_bucket_cap_mb<D>),
+            bucket_cap_mb.value_or(default_bucket_cap_mb<D>), bucket_cap_mb_list};
+  }
+
+  /// Whether that parameter or buffer is each rank's own.
+  bool ignores(const std::string& name) const {
+    const auto& ignored = parameters_and_buffers_to_ignore;
+    return std::find(ignored.begin(), ignored.end(), name) != ignored.end();
+  }
+
+  /// These options. Throws UsageError for sizes that are none, and for names that the model doesn't have.
+  template <Device D, class Model>
+  [[gnu::cold]] DistributedDataParallelOptions checked_for(Model& model) const {
+    check<UsageError>(dim >= 0, "DistributedDataParallel: dim is at least 0, got ", dim);
+    const auto check_cap = [](double cap) {
+      check<UsageError>(cap >= 0, "DistributedDataParallel: a bucket's cap is at least 0 MiB, got ", cap);
+    };
+    check_cap(first_bucket_cap_mb.value_or(0));
+    check_cap(bucket_cap_mb.value_or(0));
+    for (const double cap : bucket_cap_mb_list) check_cap(cap);
+    check<UsageError>(
+        !skip_all_reduce_unused_params || find_unused_parameters,
+        "DistributedDataParallel: skip_all_reduce_unused_params goes with find_unused_parameters: without, "
+        "every parameter has a gradient");
+    const auto lists = [](const auto& all, const std::string& wanted) {
+      return std::any_of(all.begin(), all.end(), [&](const auto& named) { return named.name == wanted; });
+    };
+    const auto parameters = nn::named_parameters<D>(model);
+    const auto buffers = nn::named_buffers<D>(model);
+    for (const auto& wanted : parameters_and_buffers_to_ignore)
+      check<UsageError>(lists(parameters, wanted) || lists(buffers, wanted),
+                        "DistributedDataParallel: the model has no parameter or buffer '", wanted,
+                        "', which parameters_and_buffers_to_ignore names");
+    for (const auto& wanted : delay_all_reduce_named_params)
+      check<UsageError>(lists(parameters, wanted), "DistributedDataParallel: the model has no parameter '", wanted,
+                        "', which delay_all_reduce_named_params names");
+    return *this;
+  }
+
+  /// All of them, for the comparison of ranks.
+  template <Device D>
+  [[gnu::cold]] std::string describe() const {
+    const auto caps = buckets<D>();
+    std::string text = cat("options: bucket_cap_mb ", caps.first_bucket_cap_mb, " ", caps.bucket_cap_mb);
+    for (const double cap : caps.bucket_cap_mb_list) text += cat(" ", cap);
+    text += cat(", dim ", dim, ", broadcast_buffers ", broadcast_buffers, ", find_unused_parameters ",
+                find_unused_parameters, ", skip_all_reduce_unused_params ", skip_all_reduce_unused_params,
+                ", static_graph ", static_graph, ", non_finite ", static_cast<int>(non_finite), ", ignored");
+    for (const auto& name : parameters_and_buffers_to_ignore) text += cat(" ", name);
+    text += ", delayed";
+    for (const auto& name : delay_all_reduce_named_params) text += cat(" ", name);
+    return text + "\n";
+  }
+};
+
+/// When a buffer hook is called: see DistributedDataParallel::register_buffer_comm_hook.
+enum class BufferCommHookLocation { pre_forward, post_forward };
+
+}  // namespace chorus

@@ -1,0 +1,116 @@
+#pragma once
+/// Where the time of DistributedDataParallel's iterations goes.
+
+#include <chorus/core/config.hpp>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <utility>
+
+namespace chorus {
+
+/// Times of an iteration in seconds, under the names of PyTorch's `_get_ddp_logging_data`.
+struct DdpTimes {
+  double forward_compute_time = 0;                ///< from the call of the net to its output
+  double backward_compute_time = 0;               ///< from there to the last gradient
+  double backward_comm_time = 0;                  ///< from when the first bucket leaves until all have come back
+  double backward_compute_comm_overlap_time = 0;  ///< what of that lies before the last gradient
+  // Not in PyTorch's:
+  /// The buckets' collectives, each from its start to its end, waits for other ranks included; NaN over communicators
+  /// that do not know, as over NCCL, whose collectives run on streams.
+  double bucket_comm_time = 0;
+  double exposed_comm_time = 0;  ///< in which backward's thread had communication to do, or to wait for
+
+  /// The part of the collectives' time in which backward went on; 1 where there were none, NaN where that time is.
+  double hidden() const {
+    return std::isnan(bucket_comm_time)                      ? bucket_comm_time
+           : bucket_comm_time <= 0 || exposed_comm_time <= 0 ? 1
+           : exposed_comm_time >= bucket_comm_time           ? 0
+                                                             : 1 - exposed_comm_time / bucket_comm_time;
+  }
+};
+
+/// What DistributedDataParallel::logging_data returns.
+struct DdpLoggingData {
+  std::int64_t iterations = 0;  ///< passes of forward and backward that averaged gradients
+  DdpTimes last, avg;           ///< of the newest iteration, and the mean over all
+  /// Whether all iterations so far had gradients of the same parameters on this rank, each equally often.
+  bool can_set_static_graph = true;
+};
+
+namespace detail {
+
+/// Takes the times of an iteration. They are those of this thread: of work on a GPU they say nothing.
+class DdpClock {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  void forward_begins() { forward_start_ = Clock::now(); }
+  void forward_ends() { forward_end_ = Clock::now(); }
+  /// The backward pass that follows is one of others, and does not count.
+  void keeps_company() { forward_end_ = {}; }
+  /// `busy`: how long the communicator's calls have taken so far; below 0 where it does not know.
+  void backward_begins(std::chrono::nanoseconds busy) {
+    busy_ = busy;
+    exposed_ = {};
+    comm_start_ = {};
+  }
+  /// A parameter's gradient has arrived: the sum is one for the same parameters, in whatever order.
+  void gradient(const void* parameter) {
+    auto number = reinterpret_cast<std::uintptr_t>(parameter) * 0x9e3779b97f4a7c15u;
+    uses_ += (number ^ (number >> 29)) * 0xbf58476d1ce4e5b9u;
+  }
+  void last_gradient() {
+    compute_end_ = Clock::now();
+    if (uses_ == 0) return;  // it keeps others company
+    const auto before = std::exchange(uses_before_, std::exchange(uses_, 0));
+    if (data_.iterations > 0 && before != uses_before_) data_.can_set_static_graph = false;
+  }
+  void backward_ends(std::chrono::nanoseconds busy) {
+    const auto end = Clock::now();
+    const auto forward_end = std::exchange(forward_end_, Clock::time_point{});
+    if (forward_end == Clock::time_point{}) return;
+    if (comm_start_ == Clock::time_point{}) comm_start_ = end;
+    auto& last = data_.last;
+    last.forward_compute_time = seconds(forward_end - forward_start_);
+    last.backward_compute_time = seconds(compute_end_ - forward_end);
+    last.backward_comm_time = seconds(end - comm_start_);
+    last.backward_compute_comm_overlap_time = comm_start_ < compute_end_ ? seconds(compute_end_ - comm_start_) : 0;
+    last.bucket_comm_time = busy.count() < 0 ? std::numeric_limits<double>::quiet_NaN() : seconds(busy - busy_);
+    last.exposed_comm_time = seconds(exposed_);
+    ++data_.iterations;
+    for (const auto member :
+         {&DdpTimes::forward_compute_time, &DdpTimes::backward_compute_time, &DdpTimes::backward_comm_time,
+          &DdpTimes::backward_compute_comm_overlap_time, &DdpTimes::bucket_comm_time, &DdpTimes::exposed_comm_time})
+      data_.avg.*member += (last.*member - data_.avg.*member) / static_cast<double>(data_.iterations);
+  }
+  void forget() { data_ = {}; }
+  const DdpLoggingData& data() const { return data_; }
+
+  /// While it lives, backward's thread has communication to do, or to wait for.
+  class Exposed {
+   public:
+    explicit Exposed(DdpClock& clock) : clock_(clock), start_(Clock::now()) {
+      if (clock.comm_start_ == Clock::time_point{}) clock.comm_start_ = start_;
+    }
+    Exposed(const Exposed&) = delete;
+    ~Exposed() { clock_.exposed_ += Clock::now() - start_; }
+
+   private:
+    DdpClock& clock_;
+    Clock::time_point start_;
+  };
+
+ private:
+  static double seconds(Clock::duration time) { return std::chrono::duration<double>(time).count(); }
+
+  Clock::time_point forward_start_, forward_end_, compute_end_, comm_start_;
+  Clock::duration exposed_{};
+  std::chrono::nanoseconds busy_{};
+  std::uint64_t uses_ = 0, uses_before_ = 0;
+  DdpLoggingData data_;
+};
+
+}  // namespace detail
+}  // namespace chorus

@@ -1,0 +1,156 @@
+#pragma once
+/// What a communication hook remembers of each parameter, whatever bucket it is in.
+
+#include <algorithm>
+#include <chorus/kernels/copy.hpp>
+#include <chorus/optim/optimizer.hpp>
+#include <chorus/parallel/ddp/bucket_sender.hpp>
+#include <cstddef>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace chorus::detail {
+
+/// Carries a hook's memory over from old buckets to new ones, and in and out of checkpoints. What belongs to parameters
+/// that are in no bucket now, being frozen or at rest, waits on the host.
+template <Device D, class Hook, class Communicator>
+class HookMemory {
+  struct Ignore {
+    void operator()(const auto&...) const {}
+  };
+
+ public:
+  /// Whether the hook remembers something of each parameter.
+  static constexpr bool by_parameter = requires(Hook & hook, const GradBucket<double, D>& bucket) {
+    hook.remembered(bucket, true, Ignore{});
+  };
+  /// Whether it counts something.
+  static constexpr bool by_number = requires(Hook & hook) { hook.keep(hook.kept()); };
+
+  explicit HookMemory(BucketSender<D, Hook, Communicator>& sender) : sender_(sender) {}
+  HookMemory(const HookMemory&) = delete;
+  HookMemory& operator=(const HookMemory&) = delete;
+
+  /// Has `change()` make new buckets.
+  template <class Change>
+  void carry_over(const Change& change) {
+    for (const auto& tensor : in_buckets(false)) aside_[key_of(tensor.name)] = copy_of(tensor);
+    change();
+    forget_buckets();
+    restore();
+  }
+
+  /// What is remembered of a parameter that is in no bucket, and never will be again.
+  void forget(const std::string& parameter) {
+    std::erase_if(aside_, [&](const auto& entry) { return entry.first.parameter == parameter; });
+  }
+
+  /// All of it, as `rest.conv1.weight`: the same names on all ranks, with each rank's own numbers. `full`: made where
+  /// there is none so far.
+  std::vector<optim::StateTensor> state(bool full = false) {
+    auto all = in_buckets(full);
+    for (auto& [key, kept] : aside_)
+      all.push_back({cat(key.what, '.', key.parameter), kept.dtype, kept.shape, kept.bytes.data(), true});
+    return all;
+  }
+  /// Takes copies of `tensors`, such as those that `state` gives, instead of all that was there. What is unlike
+  /// anything that the hook remembers is left out.
+  void replace(const std::vector<optim::StateTensor>& tensors) {
+    const auto known = in_buckets(true);
+    std::map<Key, Kept> copies;
+    for (const auto& tensor : tensors)
+      if (std::any_of(known.begin(), known.end(),
+                      [&](const auto& one) { return key_of(one.name).what == key_of(tensor.name).what; }))
+        copies[key_of(tensor.name)] = copy_of(tensor);
+    aside_ = std::move(copies);  // only now: `tensors` may be what was there
+    forget_buckets();
+    restore();
+  }
+  /// Multiplies what has not been sent yet.
+  void scale_rest(double factor) {
+    const auto scale = [factor]<class T>(auto device, std::span<const Index> shape, T* numbers) {
+      kernels::scale(device, numel(shape), static_cast<T>(factor), numbers);
+    };
+    for_each(
+        [](const auto&) { return false; },
+        [&](std::string_view what, const GradBucketPart&, std::span<const Index> shape, auto device, auto* numbers) {
+          if (what == "rest") scale(device, shape, numbers);
+        });
+    for (auto& [key, kept] : aside_)
+      if (key.what == "rest")
+        with_type(kept.dtype, kept.bytes.data(),
+                  [&, &shape = kept.shape](auto* numbers) { scale(Cpu{}, shape, numbers); });
+  }
+
+ private:
+  struct Key {
+    std::string parameter, what;
+    friend auto operator<=>(const Key&, const Key&) = default;
+  };
+  struct Kept {
+    DType dtype;
+    std::vector<Index> shape;
+    std::vector<std::byte> bytes;
+  };
+
+  static Key key_of(const std::string& name) {
+    const auto dot = name.find('.');
+    return {name.substr(dot + 1), name.substr(0, dot)};
+  }
+
+  // Calls `visit(what, part, shape, device, numbers)` for what is in the buckets, or, where `make(bucket)`, could be.
+  template <class Make, class Visit>
+  void for_each(const Make& make, const Visit& visit) {
+    if constexpr (by_parameter)
+      sender_.for_each_bucket([&](const auto& bucket) { sender_.hook().remembered(bucket, make(bucket), visit); });
+  }
+  std::vector<optim::StateTensor> in_buckets(bool full) {
+    std::vector<optim::StateTensor> all;
+    for_each(
+        [full](const auto&) { return full; },
+        [&]<class T, Device Where>(std::string_view what, const GradBucketPart& part, std::span<const Index> shape,
+                                   Where, T* numbers) {
+          all.push_back(
+              {cat(what, '.', part.name), dtype<T>, {shape.begin(), shape.end()}, numbers, !std::is_same_v<Where, D>});
+        });
+    return all;
+  }
+  Kept copy_of(const optim::StateTensor& tensor) {
+    std::vector<std::byte> bytes(static_cast<std::size_t>(numel(tensor.shape)) * size_of(tensor.dtype));
+    if (tensor.on_host)
+      copy_bytes(Cpu{}, bytes.data(), Cpu{}, tensor.data, bytes.size());
+    else
+      copy_bytes(Cpu{}, bytes.data(), sender_.device(), tensor.data, bytes.size());
+    return {tensor.dtype, tensor.shape, std::move(bytes)};
+  }
+  void forget_buckets() {
+    if constexpr (requires { sender_.hook().reset(); }) sender_.hook().reset();
+  }
+  // Moves what is aside into the buckets that it belongs to.
+  void restore() {
+    if (aside_.empty()) return;
+    const auto any_aside = [&](const auto& bucket) {
+      return std::any_of(bucket.parts.begin(), bucket.parts.end(), [&](const GradBucketPart& part) {
+        const auto found = aside_.lower_bound({part.name, ""});
+        return found != aside_.end() && found->first.parameter == part.name;
+      });
+    };
+    for_each(any_aside, [&]<class T>(std::string_view what, const GradBucketPart& part, std::span<const Index> shape,
+                                     auto device, T* numbers) {
+      const auto found = aside_.find({part.name, std::string(what)});
+      if (found == aside_.end()) return;
+      const Kept& kept = found->second;
+      if (kept.dtype == dtype<T> && std::equal(shape.begin(), shape.end(), kept.shape.begin(), kept.shape.end()))
+        copy_bytes(device, numbers, Cpu{}, kept.bytes.data(), kept.bytes.size());
+      aside_.erase(found);
+    });
+  }
+
+  BucketSender<D, Hook, Communicator>& sender_;
+  std::map<Key, Kept> aside_;
+};
+
+}  // namespace chorus::detail

@@ -1,0 +1,56 @@
+#pragma once
+/// Which device a rank of a distributed policy computes on, and over what it talks to the others from there.
+
+#include <chorus/comm/any_communicator.hpp>
+#include <chorus/parallel/dp/replicas.hpp>
+#include <utility>
+
+#if CHORUS_USE_NCCL
+#include <chorus/comm/nccl.hpp>
+#include <memory>
+#endif
+
+namespace chorus::detail {
+
+/// On the CPU: wherever the model is, over the run's own communicator.
+template <Device D>
+class RankDevice {
+ public:
+  template <class Run>
+  explicit RankDevice(Run& run) : communicator_(&run.communicator()) {}
+  template <class Model>
+  Model place(Model model) const {
+    return model;
+  }
+  comm::AnyCommunicator& communicator() const { return *communicator_; }
+
+ private:
+  comm::AnyCommunicator* communicator_;
+};
+
+#if CHORUS_USE_NCCL
+/// On GPUs: the one whose number is the rank's among the ranks of its machine, over NCCL. Where there are more ranks
+/// than GPUs they share them (see comm::share_gpu), which is for tests.
+template <>
+class RankDevice<Cuda> {
+ public:
+  template <class Run>
+  explicit RankDevice(Run& run) {
+    cuda::require(Cuda{0});
+    device_ = Cuda{run.local_rank() % cuda::device_count()};
+    if (run.world().local_size > cuda::device_count()) comm::share_gpu(run.rank());
+    communicator_ = std::make_unique<comm::NcclCommunicator<>>(run.communicator(), device_.index, run.world().timeout);
+  }
+  template <class Model>
+  Model place(Model model) const {
+    return moved_to(std::move(model), device_);
+  }
+  comm::AnyCommunicator& communicator() const { return *communicator_; }
+
+ private:
+  Cuda device_;
+  std::unique_ptr<comm::NcclCommunicator<>> communicator_;
+};
+#endif
+
+}  // namespace chorus::detail

@@ -1,0 +1,50 @@
+#pragma once
+/// The check that all ranks built the same model, before any number is sent.
+
+#include <chorus/comm/objects.hpp>
+#include <chorus/nn/module.hpp>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace chorus::detail {
+
+/// One line for each parameter and buffer whose name `counts` accepts: `conv1.weight F32 [6, 3, 5, 5]`.
+template <Device D, class Counts>
+[[gnu::cold]] std::string model_description(nn::Module& model, const Counts& counts) {
+  std::string text;
+  for (const auto& named : nn::named_parameters<D>(model))
+    if (counts(named.name))
+      text += cat(named.name, " ", named.parameter->dtype(), " ", named.parameter->extents(),
+                  named.parameter->wants_grad() ? "\n" : ", frozen,\n");
+  for (const auto& named : nn::named_buffers<D>(model))
+    if (counts(named.name)) text += cat(named.name, " ", named.buffer->dtype(), " ", named.buffer->extents(), "\n");
+  return text;
+}
+
+/// The first line in which two descriptions differ, of each; "nothing" where one has ended.
+[[gnu::cold]] inline std::pair<std::string, std::string> first_difference(std::string_view a, std::string_view b) {
+  const auto line = [](std::string_view& text) {
+    const auto end = text.find('\n');
+    const std::string_view first = end == std::string_view::npos ? std::string_view("nothing") : text.substr(0, end);
+    text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
+    return first;
+  };
+  for (;;) {
+    const auto from_a = line(a), from_b = line(b);
+    if (from_a != from_b) return {std::string(from_a), std::string(from_b)};
+  }
+}
+
+/// Throws the same UsageError on every rank where a rank's description is not rank 0's.
+template <class Communicator>
+[[gnu::cold]] void check_same_description(Communicator& communicator, std::string_view policy, const std::string& own) {
+  const auto all = comm::all_gather_object(communicator, own);
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] == all[0]) continue;
+    const auto [theirs, first] = first_difference(all[rank], all[0]);
+    fail<UsageError>(policy, ": the ranks' models differ: rank ", rank, " has ", theirs, " where rank 0 has ", first);
+  }
+}
+
+}  // namespace chorus::detail

@@ -1,0 +1,59 @@
+#pragma once
+/// A warning where devices that shall share the work evenly are of different sizes.
+
+#include <algorithm>
+#include <chorus/core/device.hpp>
+#include <chorus/core/error.hpp>
+#include <chorus/core/say.hpp>
+#if CHORUS_USE_CUDA
+#include <chorus/core/cuda/runtime.hpp>
+#endif
+#include <cstddef>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace chorus::detail {
+
+/// What a device can do, as far as it is known; 0: unknown.
+struct DeviceSize {
+  double memory = 0, processors = 0;
+};
+
+/// Where the weakest device has less than three quarters of the strongest one's memory or processors: what to say; else
+/// "".
+inline std::string imbalance(std::span<const int> ids, std::span<const DeviceSize> sizes) {
+  const auto compare = [&](std::string_view what, double DeviceSize::*size) -> std::string {
+    const auto [weakest, strongest] = std::minmax_element(
+        sizes.begin(), sizes.end(), [&](const auto& a, const auto& b) { return a.*size < b.*size; });
+    if (sizes.empty() || (*weakest).*size >= 0.75 * (*strongest).*size) return "";
+    const auto id = [&](auto at) { return ids[static_cast<std::size_t>(at - sizes.begin())]; };
+    return cat("DataParallel: device ", id(weakest), " has less than 75 % of the ", what, " of device ", id(strongest),
+               ", and gets as large a share of each batch: all will wait for it. Leave it out of device_ids");
+  };
+  const auto text = compare("memory", &DeviceSize::memory);
+  return text.empty() ? compare("processors", &DeviceSize::processors) : text;
+}
+
+#if CHORUS_USE_CUDA
+inline DeviceSize device_size(Cuda device) {
+  const cuda::DeviceGuard guard(device);
+  std::size_t free = 0, total = 0;
+  CHORUS_CUDA_CHECK(cudaMemGetInfo(&free, &total));
+  int processors = 0;
+  CHORUS_CUDA_CHECK(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device.index));
+  return {static_cast<double>(total), static_cast<double>(processors)};
+}
+#endif
+
+/// Warns where the kind of device tells its sizes: `device_size(D)`.
+template <Device D>
+void warn_of_imbalance(const std::vector<int>& device_ids) {
+  if constexpr (requires(D device) { device_size(device); }) {
+    std::vector<DeviceSize> sizes;
+    for (const int id : device_ids) sizes.push_back(device_size(D{id}));
+    if (const auto text = imbalance(device_ids, sizes); !text.empty()) say("warning: " + text);
+  }
+}
+
+}  // namespace chorus::detail

@@ -1,0 +1,83 @@
+#pragma once
+/// The options of DataParallel, and the devices that a run gives it.
+
+#include <chorus/core/device.hpp>
+#include <chorus/core/error.hpp>
+#if CHORUS_USE_CUDA
+#include <chorus/core/cuda/runtime.hpp>
+#endif
+#include <chrono>
+#include <concepts>
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace chorus {
+
+struct DataParallelOptions {
+  /// Indices of the devices. The first holds the model. One may be named twice: two copies then share it. Empty: those
+  /// of the run.
+  std::vector<int> device_ids = {};
+  /// Index of the device on which outputs are gathered; -1: the first of `device_ids`.
+  int output_device = -1;
+  /// The axis along which inputs are cut and outputs are joined.
+  int dim = 0;
+  /// How long a device waits for the others: in one of NCCL's collectives, in SyncBatchNorm, and the first one at the
+  /// end of a pass. Nothing: the run's timeout, or 60 s without a run.
+  std::optional<std::chrono::milliseconds> timeout = {};
+};
+
+namespace detail {
+
+/// The one that holds the model. Throws UsageError where there is none.
+template <Device D>
+D first_device(const DataParallelOptions& options) {
+  check<UsageError>(!options.device_ids.empty(), "DataParallel: device_ids is empty: expected at least one device");
+  return D{options.device_ids.front()};
+}
+
+/// What errors call the copies of the model.
+template <Device D>
+std::vector<std::string> replica_names(const DataParallelOptions& options) {
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < options.device_ids.size(); ++i)
+    names.push_back(cat("replica ", i, " on device ", D{options.device_ids[i]}));
+  return names;
+}
+
+/// As many devices as `run` says. Where it wants more than there are GPUs, copies share them.
+template <Device D, class Run>
+std::vector<int> devices_of(Run& run) {
+  int count = 0, there = 0;
+  if constexpr (std::same_as<D, Cpu>) {
+    there = count = run.devices();
+  } else {
+#if CHORUS_USE_CUDA
+    cuda::require(D{0});
+    there = cuda::device_count();
+    count = run.devices(there);
+#endif
+  }
+  std::vector<int> indices;
+  for (int i = 0; i < count; ++i) indices.push_back(i % there);
+  return indices;
+}
+
+/// With the devices and the timeout of `run`, where the options don't say.
+template <Device D, class Run>
+DataParallelOptions options_of(Run& run, DataParallelOptions options) {
+  if (options.device_ids.empty()) options.device_ids = devices_of<D>(run);
+  if (!options.timeout) options.timeout = run.world().timeout;
+  return options;
+}
+
+/// With what is still open settled. There is a device.
+inline DataParallelOptions settled(DataParallelOptions options) {
+  if (options.output_device < 0) options.output_device = options.device_ids.front();
+  if (!options.timeout) options.timeout = std::chrono::seconds(60);
+  return options;
+}
+
+}  // namespace detail
+}  // namespace chorus

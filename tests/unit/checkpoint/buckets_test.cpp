@@ -1,0 +1,139 @@
+// What a resumed run has to know of DistributedDataParallel beyond numbers: which gradients rest, which parameters
+// ranks have stepped on their own.
+#include <catch.hpp>
+#include <chorus/io/checkpoint.hpp>
+#include <chorus/parallel/hooks/compress.hpp>
+#include <chorus/parallel/hooks/post_local_sgd.hpp>
+#include <chorus/parallel/hooks/power_sgd.hpp>
+#include <typeinfo>
+
+#include <unit/io/files.hpp>
+#include <unit/parallel/ranks.hpp>
+
+namespace checkpoint_buckets_test {
+
+using namespace test::names;
+using chorus_test::TemporaryFolder;
+
+/// A pass may leave its middle out.
+struct Gated : nn::Module {
+  nn::Linear<Cpu, double> in{5, 14}, middle{14, 14}, out{14, 3};
+  CHORUS_MODULE(Gated, in, middle, out)
+  auto forward(const auto& x, bool open) const {
+    const auto h = tanh(in(x));
+    return out(open ? tanh(middle(h)) + h : h * 1.0);
+  }
+};
+const DistributedDataParallelOptions skipping{.first_bucket_cap_mb = 1e-3,
+                                              .bucket_cap_mb = 2e-3,
+                                              .find_unused_parameters = true,
+                                              .skip_all_reduce_unused_params = true};
+
+std::string listed(const std::vector<std::string>& names) {
+  std::string text;
+  for (const auto& name : names) text += name + " ";
+  return text;
+}
+
+/// Steps `from` to `last`; the middle is open in those that are no multiple of 3, and `frozen` says in which its weight
+/// is frozen. What each rank ends with.
+template <class Hook>
+std::vector<std::string> train(const Hook& hook, const std::string& from, std::int64_t last, const std::string& to,
+                               const std::vector<std::int64_t>& frozen = {}) {
+  return Ranks(3,
+               [&](const World& world) -> std::string {
+                 Distributed<Gated, Hook> rank(world, skipping, make<Gated>(), hook);
+                 auto& net = rank.net;
+                 optim::Sgd optimizer{net.parameters(), {.lr = 0.1, .momentum = 0.9}};
+                 io::TrainingPosition at;
+                 if (!from.empty()) at = io::load_checkpoint(net, optimizer, from);
+                 for (; at.step < last; ++at.step) {
+                   const auto key = static_cast<std::uint32_t>(at.step);
+                   net.module().middle.weight.set_requires_grad(std::find(frozen.begin(), frozen.end(), at.step) ==
+                                                                frozen.end());
+                   optimizer.zero_grad();
+                   cross_entropy(net(test::share(numbers(7, 5, key), world), at.step % 3 != 0),
+                                 test::share(labels(7, 3, key), world))
+                       .backward();
+                   optimizer.step();
+                 }
+                 if (!to.empty()) io::save_checkpoint(net, optimizer, at, to);
+                 std::string text =
+                     test::text_of(test::values(net.module())) + "| rest: " + listed(net.resting_parameters());
+                 if constexpr (requires { net.parameters_apart(); }) text += "apart: " + listed(net.parameters_apart());
+                 if constexpr (requires { hook.start_powersgd_iter; }) text += cat("steps: ", net.hook().steps);
+                 return text;
+               })
+      .texts();
+}
+
+template <class Hook>
+void check_resumed(const Hook& hook, const std::vector<std::int64_t>& frozen = {}) {
+  const TemporaryFolder folder;
+  const auto whole = train(hook, "", 7, "", frozen);
+  REQUIRE_THAT(whole[0], Contains("| rest: "));
+  for (const std::int64_t at : {1, 2, 3, 4, 5, 6}) {
+    INFO(typeid(Hook).name() << ", stopped after step " << at);
+    train(hook, "", at, folder / "run", frozen);
+    CHECK((train(hook, folder / "run", 7, "", frozen) == whole));  // without pages of numbers
+  }
+}
+
+TEST_CASE("checkpoints: a gradient that rests goes on resting, and the run has the same bits") {
+  const TemporaryFolder folder;
+  const auto texts = train(AllReduce{}, "", 4, folder / "run");
+  CHECK_THAT(texts[0], Contains("rest: middle.weight middle.bias") || Contains("rest: middle.bias middle.weight"));
+  CHECK((train(AllReduce{}, folder / "run", 4, "") == texts));
+  check_resumed(AllReduce{});
+  check_resumed(Bf16Compress{});
+  check_resumed(PowerSgd{.start_powersgd_iter = 3});
+}
+
+TEST_CASE("checkpoints: a gradient that rests is sent where a net that goes on may leave none out") {
+  const TemporaryFolder folder;
+  train(AllReduce{}, "", 4, folder / "run");
+  const auto text = common_text(2, [&](const World& world) {
+    Distributed<Gated> rank(world);
+    optim::Sgd optimizer{rank.net.parameters(), {.lr = 0.1, .momentum = 0.9}};
+    io::load_checkpoint(rank.net, optimizer, folder / "run");
+    const auto before = rank.net.module().middle.weight.value().to_vector();
+    cross_entropy(rank.net(numbers(2, 5, 1), true), labels(2, 3, 1)).backward();
+    optimizer.step();
+    return cat(listed(rank.net.resting_parameters()), rank.net.module().middle.weight.value().to_vector() != before);
+  });
+  CHECK(text == "true");
+}
+
+TEST_CASE("checkpoints: ranks that read different files say so, all of them, and nothing has changed") {
+  const TemporaryFolder folder;
+  train(AllReduce{}, "", 2, folder / "run");
+  train(AllReduce{}, "", 4, folder / "later");
+  train(AllReduce{}, "", 2, folder / "other", {0, 1});
+  for (const std::string wrong : {"later", "other"}) {
+    const auto text = common_text(3, [&](const World& world) {
+      Distributed<Gated> rank(world, skipping);
+      optim::Sgd optimizer{rank.net.parameters(), {.lr = 0.1, .momentum = 0.9}};
+      const auto before = test::values(rank.net.module());
+      const auto path = folder / (world.rank == 1 ? wrong : "run");
+      const auto why = message_of<FileError>([&] { io::load_checkpoint(rank.net, optimizer, path); });
+      return test::values(rank.net.module()) == before ? why.substr(why.find(": ")) : "changed";
+    });
+    CHECK(text == cat(": rank 1 has another file, of step ", wrong == "later" ? 4 : 2,
+                      ", than rank 0, of step 2: all ranks have to read the same"));
+  }
+}
+
+TEST_CASE("hooks: a pass that sends twice, since a gradient rested, is one step of powersgd") {
+  for (const auto& text : train(PowerSgd{.start_powersgd_iter = 3}, "", 6, "")) CHECK_THAT(text, Contains("steps: 6"));
+}
+
+TEST_CASE("checkpoints: of post-local sgd, a frozen parameter keeps its bits, and a stepped one is averaged") {
+  const PostLocalSgd hook{.start_local_sgd_iter = 0, .period = 4};
+  check_resumed(hook, {0, 1, 2, 3, 4, 5, 6});
+  check_resumed(hook, {2, 3, 4, 5});
+  const auto texts = train(hook, "", 3, "", {1, 2, 3});
+  CHECK_THAT(texts[0], Contains("apart: ") && Contains("middle.weight"));
+  CHECK_THAT(train(hook, "", 3, "", {0, 1, 2})[0], !Contains("middle.weight"));
+}
+
+}  // namespace checkpoint_buckets_test
