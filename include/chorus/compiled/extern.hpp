@@ -62,7 +62,19 @@ CHORUS_EXTERN template class nn::detail::ConvolutionBase<4, Cpu, float>;
 CHORUS_EXTERN template class nn::Conv2d<Cpu, float>;
 CHORUS_EXTERN template class optim::Optimizer<Cpu>;
 CHORUS_EXTERN template class optim::Sgd<Cpu>;
-CHORUS_EXTERN template class detail::GradientLayout<Cpu>;
-CHORUS_EXTERN template class detail::Reducer<Cpu, AllReduce, comm::AnyCommunicator>;
+CHORUS_EXTERN template class ddp::Buckets<Cpu>;
+CHORUS_EXTERN template class ddp::Accumulation<Cpu, comm::AnyCommunicator>;
+CHORUS_EXTERN template class ddp::Buffers<Cpu, comm::AnyCommunicator>;
+CHORUS_EXTERN template class ddp::ChosenParameters<Cpu, comm::AnyCommunicator>;
+CHORUS_EXTERN template class ddp::Clock<Cpu, comm::AnyCommunicator>;
+CHORUS_EXTERN template class ddp::Core<Cpu, comm::AnyCommunicator>;
+CHORUS_EXTERN template class ddp::FrozenParameters<Cpu, comm::AnyCommunicator>;
+CHORUS_EXTERN template class ddp::LearnedOrder<Cpu, comm::AnyCommunicator>;
+CHORUS_EXTERN template class ddp::NonFiniteGradients<Cpu, comm::AnyCommunicator>;
+CHORUS_EXTERN template class ddp::PassesOfOthers<Cpu, comm::AnyCommunicator>;
+CHORUS_EXTERN template class ddp::SeveralNets<Cpu, comm::AnyCommunicator>;
+CHORUS_EXTERN template class ddp::StaticGraph<Cpu, comm::AnyCommunicator>;
+CHORUS_EXTERN template class ddp::StepInBackward<Cpu, comm::AnyCommunicator>;
+CHORUS_EXTERN template class ddp::UnusedParameters<Cpu, comm::AnyCommunicator>;
 
 }  // namespace chorus

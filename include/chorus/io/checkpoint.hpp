@@ -163,11 +163,12 @@ void save_checkpoint(Net& net, Optimizer& optimizer, const TrainingPosition& pos
                       {"training/forward_passes", cat(net.forward_passes())},
                       {"training/seed", cat(net.seed())},
                       {"training/parameter_order", detail::lines_of(net.parameter_order())}};
-    if constexpr (requires { net.resting_parameters(); })
-      if (const auto names = net.resting_parameters(); !names.empty())
+    if constexpr (requires { chorus::detail::access_to(net).resting_parameters(); })
+      if (const auto names = chorus::detail::access_to(net).resting_parameters(); !names.empty())
         metadata.emplace("training/resting_parameters", detail::lines_of(names));
-    if constexpr (requires { net.parameters_apart(); })
-      metadata.emplace("training/parameters_apart", detail::lines_of(net.parameters_apart()));
+    if constexpr (requires { chorus::detail::access_to(net).parameters_apart(); })
+      metadata.emplace("training/parameters_apart",
+                       detail::lines_of(chorus::detail::access_to(net).parameters_apart()));
     detail::note_tied(metadata, net.module());
     write_safetensors(path, out.views(), metadata);
   }
@@ -226,12 +227,12 @@ TrainingPosition load_checkpoint(Net& net, Optimizer& optimizer, const std::stri
     };
     std::apply(give_back_all, numbers);
     net.set_forward_passes(static_cast<std::uint32_t>(passes));
-    if constexpr (requires { net.set_parameter_order(std::vector<std::string>(), true); })
-      net.set_parameter_order(order, passes > 0);
-    if constexpr (requires { net.set_resting_parameters(std::vector<std::string>()); })
-      net.set_resting_parameters(detail::lines_in(file, "training/resting_parameters"));
-    if constexpr (requires { net.parameters_apart(); })
-      net.set_parameters_apart(detail::lines_in(file, "training/parameters_apart"));
+    if constexpr (requires { chorus::detail::access_to(net).resting_parameters(); }) {
+      chorus::detail::access_to(net).set_parameter_order(order, passes > 0);
+      chorus::detail::access_to(net).set_resting_parameters(detail::lines_in(file, "training/resting_parameters"));
+    }
+    if constexpr (requires { chorus::detail::access_to(net).parameters_apart(); })
+      chorus::detail::access_to(net).set_parameters_apart(detail::lines_in(file, "training/parameters_apart"));
     hook.give(net);
     return position;
   }

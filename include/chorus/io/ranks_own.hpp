@@ -17,6 +17,7 @@
 #include <chorus/io/incoming.hpp>
 #include <chorus/io/safetensors_reader.hpp>
 #include <chorus/optim/optimizer.hpp>
+#include <chorus/parallel/access.hpp>
 
 namespace chorus::io::detail {
 
@@ -60,13 +61,13 @@ std::vector<Incoming<D>> places_of(X& x, std::array<double, N>& numbers) {
 /// Whether each rank may have a model and an optimizer of its own.
 template <class Net>
 constexpr bool ranks_may_differ = requires {
-  requires Net::ranks_may_differ;
+  requires chorus::detail::AccessTo<Net>::ranks_may_differ;
 };
 /// Whether all ranks take part when a checkpoint is written, for that, or since a communication hook remembers
 /// something.
 template <class Net>
 constexpr bool all_ranks_save = ranks_may_differ<Net> || requires {
-  requires Net::hook_remembers;
+  requires chorus::detail::AccessTo<Net>::hook_remembers;
 };
 
 /// A number that files with different contents hardly share.
@@ -195,8 +196,9 @@ template <Device D, class Net>
 bool add_ranks_own(Outgoing& out, Net& net, const std::vector<Incoming<D>>& places) {
   const auto device = net.flat_parameters().entries().front().parameter().where();
   std::vector<Incoming<D>> own;
-  if constexpr (requires { net.hook_state(); })
-    for (auto& tensor : net.hook_state())
+  auto access = chorus::detail::access_to(net);
+  if constexpr (requires { access.hook_state(); })
+    for (auto& tensor : access.hook_state())
       own.push_back({cat(hook_prefix, tensor.name), tensor.dtype, std::move(tensor.shape),
                      tensor.on_host ? std::nullopt : std::optional<D>(device), tensor.data});
   auto& keeper = keeper_of(net);
@@ -204,7 +206,7 @@ bool add_ranks_own(Outgoing& out, Net& net, const std::vector<Incoming<D>>& plac
   if constexpr (numbers.size() > 0)
     own.push_back({cat(hook_prefix, keeper.kept_as), DType::f64, {Index{numbers.size()}}, {}, numbers.data()});
   for (const auto& tensor : own) out.add(tensor);
-  if (net.ranks_differ()) own.insert(own.end(), places.begin(), places.end());
+  if (access.ranks_differ()) own.insert(own.end(), places.begin(), places.end());
   try {
     add_of_ranks(out, net.communicator(), own);
   } catch (const CommError& error) {
@@ -239,7 +241,7 @@ class HookReading {
   /// Adds to `wanted` what the file has of it.
   HookReading(const SafetensorsReader& file, Net& net, std::vector<Incoming<D>>& wanted) {
     if constexpr (has_tensors) {
-      const auto known = net.hook_state(true);
+      const auto known = chorus::detail::access_to(net).hook_state(true);
       for (const TensorEntry& entry : file.entries()) {
         const auto name = entry.name.substr(std::min(hook_prefix.size(), entry.name.size()));
         if (!entry.name.starts_with(hook_prefix) || name.find('.') == name.npos) continue;
@@ -269,14 +271,15 @@ class HookReading {
 
   /// Behind the order of parameters.
   void give(Net& net) const {
-    if constexpr (has_tensors) net.set_hook_state(tensors_);
+    if constexpr (has_tensors) chorus::detail::access_to(net).set_hook_state(tensors_);
     if constexpr (numbers > 0) keeper_of(net).keep(numbers_);
   }
 
  private:
   using Numbers = decltype(numbers_of(keeper_of(std::declval<Net&>())));
   static constexpr std::size_t numbers = std::tuple_size_v<Numbers>;
-  static constexpr bool has_tensors = all_ranks_save<Net> && requires(Net& net) { net.hook_state(true); };
+  static constexpr bool has_tensors =
+      all_ranks_save<Net> && requires(Net& net) { chorus::detail::access_to(net).hook_state(true); };
 
   std::vector<optim::StateTensor> tensors_;
   std::vector<std::vector<std::byte>> bytes_;

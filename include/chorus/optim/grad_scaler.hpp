@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chorus/core/while_alive.hpp>
 #include <chorus/optim/loss_scale.hpp>
+#include <chorus/parallel/access.hpp>
 #include <cmath>
 #include <concepts>
 #include <cstdint>
@@ -129,9 +130,9 @@ class GradScaler {
     if constexpr (Net::distributed)
       agree_ = chorus::detail::while_alive("GradScaler", net.alive(),
                                            [&net](std::int32_t* found) { net.make_largest(found); });
-    if constexpr (std::is_same_v<D, Cpu> && requires { net.scale_hook_rest(1.0); })
+    if constexpr (std::is_same_v<D, Cpu> && requires { chorus::detail::access_to(net).scale_hook_rest(1.0); })
       follow_ = [&net, alive = net.alive()](double factor) {
-        if (!alive.expired()) net.scale_hook_rest(factor);
+        if (!alive.expired()) chorus::detail::access_to(net).scale_hook_rest(factor);
       };
   }
 

@@ -68,9 +68,6 @@ class DistributedPolicy : public Policy<Model> {
   /// Makes a number, which lies where the parameters do, the largest one of all ranks.
   void make_largest(std::int32_t* number) { communicator_.all_reduce(std::span(number, 1), comm::ReduceOp::max, {}); }
 
-  /// What chorus::join calls.
-  void end_join() { joining_ = throw_early_ = false; }
-
   /// Whether `text` is the same on all ranks; a collective.
   [[gnu::cold]] bool same_on_all_ranks(std::string_view text) {
     double different = comm::broadcast_object(communicator_, text) == text ? 0 : 1;
@@ -158,7 +155,7 @@ class DistributedPolicy : public Policy<Model> {
 
   // For chorus::join.
 
-  void begin_join(std::string_view policy, const detail::JoinFacts& facts) {
+  void begin_joining(std::string_view policy, const detail::JoinFacts& facts) {
     check<UsageError>(!joining_, policy, "::join: inside another join");
     joining_ = true;
     joining_policy_ = policy;
@@ -166,6 +163,7 @@ class DistributedPolicy : public Policy<Model> {
     passes_of_others_ = 0;
     last_active_ = -1;
   }
+  void end_joining() { joining_ = throw_early_ = false; }
   /// What ranks have told each other of this pass: whether one has run out of batches that must not.
   void check_all_here() {
     if (!throw_early_) return;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chorus/core/while_alive.hpp>
 #include <chorus/optim/optimizer.hpp>
+#include <chorus/parallel/join.hpp>
 #include <functional>
 #include <memory>
 #include <utility>
@@ -32,11 +33,11 @@ class FusedOptimizer : public optim::HasLearningRate {
       return detail::while_alive("FusedOptimizer", net.alive(), std::move(call));
     };
     check_there_ = while_there([] {});
-    if constexpr (requires { net.step_in_backward({}); }) {
+    if constexpr (requires { detail::access_to(net).step_in_backward({}); }) {
       step_in_backward(net);
       step_ = check_there_;
       remove_ = [&net, alive = net.alive()] {
-        if (!alive.expired()) net.step_in_backward({});
+        if (!alive.expired()) detail::access_to(net).step_in_backward({});
       };
     } else {
       step_ = while_there([this] {
@@ -83,7 +84,7 @@ class FusedOptimizer : public optim::HasLearningRate {
     for (std::size_t i = 0; i < parameters_.size(); ++i)
       found.emplace_back(parameters_[i].parameter, optimizers_[i].get());
     std::sort(found.begin(), found.end());
-    net.step_in_backward([this, found = std::move(found)](const Parameter& parameter) {
+    detail::access_to(net).step_in_backward([this, found = std::move(found)](const Parameter& parameter) {
       step_one(*std::lower_bound(found.begin(), found.end(), std::pair<const Parameter*, Opt*>(&parameter, nullptr))
                     ->second);
     });

@@ -3,7 +3,6 @@
 
 #include <array>
 #include <chorus/core/config.hpp>
-#include <concepts>
 #include <cstddef>
 #include <functional>
 #include <tuple>
@@ -35,17 +34,23 @@ struct JoinFacts {
   bool steps;        ///< whether ranks that have ended do something behind this net's averaged passes
 };
 
-/// A net that takes part in `join`: `begin_join` and `end_join` are around all of it; `begin_company` when this rank
-/// has run out of batches; `keep_company` takes part in the collectives of a pass of others; `end_company` when all
-/// have ended.
+/// What a policy has for `join`, and users don't call: `begin_join` and `end_join` are around all of it;
+/// `begin_company` when this rank has run out of batches; `keep_company` takes part in the collectives of a pass of
+/// others; `end_company` when all have ended. See parallel/access.hpp.
 template <class Net>
-concept JoinedNet = requires(Net& net, const JoinFacts& facts) {
-  net.begin_join(facts);
-  net.begin_company();
-  { net.keep_company() } -> std::same_as<JoinedPass>;
-  net.end_company();
-  net.end_join();
+class Access;
+
+/// A net that takes part in `join`; what else is among the joined is a function.
+template <class Net>
+concept JoinedNet = requires {
+  typename Net::policy_type;
 };
+template <JoinedNet Net>
+using AccessTo = Access<typename Net::policy_type>;
+template <JoinedNet Net>
+AccessTo<Net> access_to(Net& net) {
+  return AccessTo<Net>(net);
+}
 
 template <class Joined>
 class JoinScope {
@@ -55,10 +60,10 @@ class JoinScope {
 template <JoinedNet Net>
 class JoinScope<Net> {
  public:
-  JoinScope(Net& net, const JoinFacts& facts) : net_(&net) { net.begin_join(facts); }
+  JoinScope(Net& net, const JoinFacts& facts) : net_(&net) { access_to(net).begin_join(facts); }
   JoinScope(JoinScope&& other) noexcept : net_(std::exchange(other.net_, nullptr)) {}
   ~JoinScope() {
-    if (net_ != nullptr) net_->end_join();
+    if (net_ != nullptr) access_to(*net_).end_join();
   }
 
  private:
@@ -98,18 +103,18 @@ void join(const Body& body, const JoinOptions& options, Joined&&... joined) {
   body();
   const auto for_nets = [&](const auto& f) {
     const auto one = [&](auto& some) {
-      if constexpr (detail::JoinedNet<std::remove_reference_t<decltype(some)>>) f(some);
+      if constexpr (detail::JoinedNet<std::remove_reference_t<decltype(some)>>) f(detail::access_to(some));
     };
     (one(joined), ...);
   };
-  for_nets([](auto& net) { net.begin_company(); });
+  for_nets([](auto net) { net.begin_company(); });
   for (bool any = true; any;) {
     any = false;
     bool averaged = false;
     JoinedPass pass = JoinedPass::none;
     const auto keep_company = [&](auto& some) {
       if constexpr (detail::JoinedNet<std::remove_reference_t<decltype(some)>>) {
-        pass = some.keep_company();
+        pass = detail::access_to(some).keep_company();
         any = any || pass != JoinedPass::none;
         averaged = averaged || pass == JoinedPass::averaged;
       } else if (pass == JoinedPass::averaged) {
@@ -119,7 +124,7 @@ void join(const Body& body, const JoinOptions& options, Joined&&... joined) {
     (keep_company(joined), ...);
     if (averaged && options.step) options.step();
   }
-  for_nets([](auto& net) { net.end_company(); });
+  for_nets([](auto net) { net.end_company(); });
 }
 
 }  // namespace chorus

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <chorus/comm/any_communicator.hpp>
+#include <chorus/parallel/access.hpp>
 #include <chorus/parallel/average_parameters.hpp>
 #include <chorus/parallel/distributed_policy.hpp>
 #include <chorus/parallel/join.hpp>
@@ -46,6 +47,7 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
 
  public:
   using D = typename Base::device_type;
+  using policy_type = LocalSgd;
   static constexpr const char* name = "local_sgd";
 
   /// Compares the models of all ranks and takes rank 0's numbers, as DistributedDataParallel does. Throws UsageError
@@ -83,7 +85,7 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
       in_backward_ = false;  // where the last one ended early
       samples_ = rows_;
       if (this->throws_early()) {  // ranks that have ended would speak at the next mean alone
-        this->shares_.begin(samples_, sync_, false, this->forward_passes());
+        this->shares_.begin({.samples = samples_, .number = this->forward_passes(), .sync = sync_});
         this->check_all_here();
       } else {
         this->shares_.begin_unasked(samples_);
@@ -106,19 +108,6 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   void join(const Body& body, const JoinOptions& options = {}) {
     chorus::join(body, options, *this);
   }
-  // What chorus::join calls.
-  void begin_join(const detail::JoinFacts& facts) { Base::begin_join("LocalSgd", facts); }
-  void begin_company() { ended_ = true; }
-  [[gnu::cold]] JoinedPass keep_company() {
-    if (this->throws_early()) this->begin_pass_of_others();  // throws unless all have ended
-    return take_mean() ? JoinedPass::passed : JoinedPass::none;
-  }
-  [[gnu::cold]] void end_company() { this->end_passes_of_others(); }
-  void end_join() {
-    ended_ = false;
-    Base::end_join();
-  }
-
   /// All ranks take the mean of their parameters and buffers now. Throws UsageError on all where they have counted
   /// different numbers of steps, or of forward passes that recorded gradients, outside of no_sync, since the last mean:
   /// where one leaves a backward pass out, it would take the means later than others.
@@ -135,15 +124,7 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
     if (!this->joining_) Base::make_largest(number);
   }
 
-  // For checkpoints.
-
-  /// From the first step on, models differ, and momenta for good.
-  static constexpr bool ranks_may_differ = true;
-  bool ranks_differ() const { return this->communicator_.size() > 1; }
-  /// Those that ranks have stepped on their own since they last had the same.
-  std::vector<std::string> parameters_apart() const { return apart_.names(this->flat_); }
-  void set_parameters_apart(std::span<const std::string> names) { apart_.set(this->flat_, names); }
-  /// Steps and this rank's samples since the last mean.
+  /// For checkpoints: steps and this rank's samples since the last mean.
   static constexpr std::string_view kept_as = "local_sgd";
   std::array<double, 2> kept() const { return {static_cast<double>(steps_), static_cast<double>(seen_)}; }
   static bool can_keep(const std::array<double, 2>& kept) {
@@ -155,6 +136,8 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   }
 
  private:
+  friend class detail::Access<LocalSgd>;
+
   // Samples, steps and passes since the last mean; all forward passes, of which a rank may have had some of its own.
   using Counts = std::array<std::int64_t, 4>;
   static constexpr std::int64_t ended = -1;    // the steps of a rank that has run out of batches
@@ -263,6 +246,33 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   int steps_ = 0, passes_ = 0;
   bool sync_ = true, in_backward_ = false;
   bool ended_ = false;  // this rank only keeps others company
+};
+
+/// For chorus::join and checkpoints.
+template <class Model, class Communicator>
+class detail::Access<LocalSgd<Model, Communicator>> {
+ public:
+  explicit Access(LocalSgd<Model, Communicator>& net) : net_(net) {}
+  void begin_join(const JoinFacts& facts) { net_.begin_joining("LocalSgd", facts); }
+  void begin_company() { net_.ended_ = true; }
+  [[gnu::cold]] JoinedPass keep_company() {
+    if (net_.throws_early()) net_.begin_pass_of_others();  // throws unless all have ended
+    return net_.take_mean() ? JoinedPass::passed : JoinedPass::none;
+  }
+  [[gnu::cold]] void end_company() { net_.end_passes_of_others(); }
+  void end_join() {
+    net_.ended_ = false;
+    net_.end_joining();
+  }
+  /// From the first step on, models differ, and momenta for good.
+  static constexpr bool ranks_may_differ = true;
+  bool ranks_differ() const { return net_.communicator().size() > 1; }
+  /// Those that ranks have stepped on their own since they last had the same.
+  std::vector<std::string> parameters_apart() const { return net_.apart_.names(net_.flat_); }
+  void set_parameters_apart(std::span<const std::string> names) { net_.apart_.set(net_.flat_, names); }
+
+ private:
+  LocalSgd<Model, Communicator>& net_;
 };
 
 }  // namespace chorus

@@ -1,6 +1,7 @@
 #pragma once
 /// What the policies of one process share, where there is nobody else to ask.
 
+#include <chorus/parallel/access.hpp>
 #include <chorus/parallel/join.hpp>
 #include <chorus/parallel/no_sync.hpp>
 #include <chorus/parallel/policy.hpp>
@@ -13,6 +14,7 @@ namespace chorus {
 template <class Model>
 class OneProcessPolicy : public Policy<Model> {
  public:
+  using policy_type = OneProcessPolicy;
   static constexpr bool distributed = false;
 
   template <class Dataset>
@@ -28,12 +30,6 @@ class OneProcessPolicy : public Policy<Model> {
   void join(const Body& body, const JoinOptions& = {}) {
     body();
   }
-  // What chorus::join calls.
-  void begin_join(const detail::JoinFacts&) {}
-  void begin_company() {}
-  JoinedPass keep_company() { return JoinedPass::none; }
-  void end_company() {}
-  void end_join() {}
 
   /// `value`, the mean over this process's `samples`, as the mean over the samples of all processes.
   double mean(double value, Index) const { return value; }

@@ -3,6 +3,7 @@
 
 #include <chorus/comm/any_communicator.hpp>
 #include <chorus/kernels/pointwise.hpp>
+#include <chorus/parallel/access.hpp>
 #include <chorus/parallel/ddp/gradients_aside.hpp>
 #include <chorus/parallel/distributed_policy.hpp>
 #include <chorus/parallel/join.hpp>
@@ -42,6 +43,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
 
  public:
   using D = typename Base::device_type;
+  using policy_type = ParameterServer;
   static constexpr const char* name = "parameter_server";
 
   /// Compares the models of all ranks. Throws UsageError, on every rank, where they or the options differ. The
@@ -86,7 +88,10 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
     this->begin_forward(samples);
     if (grad_enabled()) {
       pushed_ = false;
-      this->shares_.begin(samples, sync_, this->any_training(), this->random_.step);
+      this->shares_.begin({.samples = samples,
+                           .number = this->random_.step,
+                           .sync = sync_,
+                           .sends_buffers = this->any_training()});
       this->check_all_here();
       if (stepped_) pull();
       begin_pass();
@@ -113,26 +118,6 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
   void join(const Body& body, const JoinOptions& options = {}) {
     chorus::join(body, options, *this);
   }
-  // What chorus::join calls.
-  void begin_join(const detail::JoinFacts& facts) {
-    check<UsageError>(facts.steps || facts.throw_early,
-                      "ParameterServer::join: the server steps for all, also where others have more batches than it "
-                      "has: JoinOptions::step, or a function behind the net");
-    Base::begin_join("ParameterServer", facts);
-  }
-  void begin_company() {}
-  [[gnu::cold]] JoinedPass keep_company() {
-    if (!this->begin_pass_of_others()) return JoinedPass::none;
-    if (stepped_) pull();
-    if (!this->shares_.sync()) return JoinedPass::passed;
-    push(/*company=*/true);
-    return JoinedPass::averaged;
-  }
-  [[gnu::cold]] void end_company() {
-    this->end_passes_of_others();
-    if (stepped_) pull();
-  }
-
   bool is_server() const { return this->communicator_.rank() == 0; }
 
   /// Workers take the server's parameters and buffers now; all ranks call it.
@@ -156,6 +141,8 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
   }
 
  private:
+  friend class detail::Access<ParameterServer>;
+
   template <class F>
   static void with_numbers(const typename nn::FlatParameters<D>::Group& group, std::byte* at, const F& f) {
     check<UsageError>(group.dtype == DType::f32 || group.dtype == DType::f64,
@@ -273,6 +260,35 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
   bool pushed_ = false;                          // the gradients of the last forward pass have been sent
   bool stepped_ = false;                         // the server's parameters may have changed since the last pull
   std::vector<std::uint32_t> forgotten_before_;  // times_forgotten of all parameters at the last push
+};
+
+/// For chorus::join.
+template <class Model, class Communicator>
+class detail::Access<ParameterServer<Model, Communicator>> {
+ public:
+  explicit Access(ParameterServer<Model, Communicator>& net) : net_(net) {}
+  void begin_join(const JoinFacts& facts) {
+    check<UsageError>(facts.steps || facts.throw_early,
+                      "ParameterServer::join: the server steps for all, also where others have more batches than it "
+                      "has: JoinOptions::step, or a function behind the net");
+    net_.begin_joining("ParameterServer", facts);
+  }
+  void begin_company() {}
+  [[gnu::cold]] JoinedPass keep_company() {
+    if (!net_.begin_pass_of_others()) return JoinedPass::none;
+    if (net_.stepped_) net_.pull();
+    if (!net_.shares_.sync()) return JoinedPass::passed;
+    net_.push(/*company=*/true);
+    return JoinedPass::averaged;
+  }
+  [[gnu::cold]] void end_company() {
+    net_.end_passes_of_others();
+    if (net_.stepped_) net_.pull();
+  }
+  void end_join() { net_.end_joining(); }
+
+ private:
+  ParameterServer<Model, Communicator>& net_;
 };
 
 }  // namespace chorus

@@ -8,8 +8,9 @@
 #include <chorus/core/while_alive.hpp>
 #include <chorus/optim/clip.hpp>
 #include <chorus/optim/optimizer.hpp>
-#include <chorus/parallel/ddp/non_finite.hpp>
 #include <chorus/parallel/ddp/shared_gradients.hpp>
+#include <chorus/parallel/ddp/with_type.hpp>
+#include <chorus/parallel/join.hpp>
 #include <chorus/parallel/sharded/parameter_shards.hpp>
 #include <cmath>
 #include <cstddef>
@@ -31,9 +32,8 @@ namespace chorus {
 namespace detail {
 /// A DistributedDataParallel: under other policies there is nobody to share an optimizer's state with.
 template <class Net>
-concept DistributedInBuckets = requires(Net& net) {
-  net.communicator();
-  net.buckets();
+concept DistributedInBuckets = requires(AccessTo<Net> access) {
+  access.buckets();
 };
 }  // namespace detail
 
@@ -84,28 +84,28 @@ class ShardedOptimizer : public optim::HasLearningRate {
         with_parts_(while_alive(net,
                                 [this, &net](const UseParts& use) {
                                   prepare(net);
-                                  net.average_parts();
-                                  net.with_gradients([&] { use(shards_.mine()); });
+                                  detail::access_to(net).average_parts();
+                                  detail::access_to(net).with_gradients([&] { use(shards_.mine()); });
                                 })),
         make_largest_(while_alive(net, [&net](std::int32_t* number) { net.make_largest(number); })),
         zero_grad_(while_alive(net,
                                [&net] {
                                  for (const auto& entry : net.flat_parameters().entries())
                                    entry.parameter().set_grad_arrived(false);
-                                 net.forget_parts();
+                                 detail::access_to(net).forget_parts();
                                })),
-        skip_step_(while_alive(net, [&net] { net.forget_parts(); })),
+        skip_step_(while_alive(net, [&net] { detail::access_to(net).forget_parts(); })),
         parameters_(while_alive(net, [&net] { return net.parameters(); })),
-        in_parts_(Net::averages_in_parts) {
-    check<UsageError>(!Net::own_gradients,
+        in_parts_(detail::AccessTo<Net>::averages_in_parts) {
+    check<UsageError>(!detail::AccessTo<Net>::own_gradients,
                       "ShardedOptimizer: the hook may leave each rank its own gradients, and a rank steps its part of "
                       "the parameters with them for all");
     check<UsageError>(net.options().parameters_and_buffers_to_ignore.empty(),
                       "ShardedOptimizer: parameters that are each rank's own can't be shared out");
     if (!how.share_parameters) return;
-    net.share_parameters();
+    detail::access_to(net).share_parameters();
     keep_own_parameters_ = [&net, alive = net.alive()] {
-      if (!alive.expired() && in_common(net)) net.keep_own_parameters();
+      if (!alive.expired() && in_common(net)) detail::access_to(net).keep_own_parameters();
     };
   }
   ~ShardedOptimizer() {
@@ -242,11 +242,11 @@ class ShardedOptimizer : public optim::HasLearningRate {
   void step(Net& net, [[maybe_unused]] const std::int32_t* unwanted) {
     prepare(net);
     const bool shared = in_common(net);
-    const auto* const apart = net.gradients_apart();
+    const auto* const apart = detail::access_to(net).gradients_to_average();
     if (shared && apart == nullptr) net.communicator().barrier();  // others may compute with the old ones still
     if (own_) {
       take_learning_rate();
-      net.with_gradients([&] {
+      detail::access_to(net).with_gradients([&] {
         if constexpr (std::is_same_v<D, Cpu>) {
           if (apart != nullptr)
             return own_->step_averaging([&](const void* own, std::size_t bytes) { return apart->terms(own, bytes); });
@@ -256,7 +256,7 @@ class ShardedOptimizer : public optim::HasLearningRate {
         own_->step();
       });
     }
-    net.forget_parts();
+    detail::access_to(net).forget_parts();
     gather(net);
     if (shared || apart != nullptr) net.communicator().barrier();
     for (const auto& entry : net.flat_parameters().entries()) entry.parameter().touch();
@@ -278,13 +278,13 @@ class ShardedOptimizer : public optim::HasLearningRate {
                       "ShardedOptimizer: clip_grad_norm in a step that is captured, where no rank knows its norm");
 #endif
     prepare(net);
-    net.average_parts();
+    detail::access_to(net).average_parts();
     double squares = 0;
-    net.with_gradients([&] { squares = optim::detail::square_sum(shards_.mine()); });
+    detail::access_to(net).with_gradients([&] { squares = optim::detail::square_sum(shards_.mine()); });
     net.communicator().all_reduce(std::span(&squares, 1), comm::ReduceOp::sum, {});
     const double norm = std::sqrt(squares);
     if (error_if_nonfinite && !std::isfinite(norm)) raise_not_finite(net, norm);
-    net.with_gradients([&] { optim::detail::scale_down(shards_.mine(), norm, max_norm); });
+    detail::access_to(net).with_gradients([&] { optim::detail::scale_down(shards_.mine(), norm, max_norm); });
     return norm;
   }
 
@@ -293,7 +293,7 @@ class ShardedOptimizer : public optim::HasLearningRate {
   [[noreturn, gnu::cold]] void raise_not_finite(Net& net, double norm) {
     const auto& entries = net.flat_parameters().entries();
     std::size_t first = entries.size();
-    net.with_gradients([&] {
+    detail::access_to(net).with_gradients([&] {
       if (const auto* bad = optim::detail::first_not_finite(shards_.mine()))
         for (first = 0; first < entries.size() && entries[first].named.name != bad->name;) ++first;
     });
@@ -344,10 +344,10 @@ class ShardedOptimizer : public optim::HasLearningRate {
     const comm::CollectiveOptions options{.traffic = trace::Traffic::parameters};
     const auto ranks = static_cast<std::size_t>(communicator.size()),
                rank = static_cast<std::size_t>(communicator.rank());
-    for (const auto& bucket : net.buckets()) {
+    for (const auto& bucket : detail::access_to(net).buckets()) {
       const auto& group = net.flat_parameters().groups()[bucket.group];
       if (group.in_common) continue;
-      detail::with_type(group.dtype, group.value(bucket.begin), [&]<class T>(T* values) {
+      ddp::with_type(group.dtype, group.value(bucket.begin), [&]<class T>(T* values) {
         const std::size_t share = bucket.count / ranks, even = share * ranks;
         if (share > 0)
           communicator.all_gather(std::span<const T>(values + rank * share, share), std::span<T>(values, even),

@@ -59,8 +59,8 @@ std::vector<std::string> train(const Hook& hook, const std::string& from, std::i
                  }
                  if (!to.empty()) io::save_checkpoint(net, optimizer, at, to);
                  std::string text =
-                     test::text_of(test::values(net.module())) + "| rest: " + listed(net.resting_parameters());
-                 if constexpr (requires { net.parameters_apart(); }) text += "apart: " + listed(net.parameters_apart());
+                     test::text_of(test::values(net.module())) + "| rest: " + listed(detail::access_to(net).resting_parameters());
+                 if constexpr (requires { detail::access_to(net).parameters_apart(); }) text += "apart: " + listed(detail::access_to(net).parameters_apart());
                  if constexpr (requires { hook.start_powersgd_iter; }) text += cat("steps: ", net.hook().steps);
                  return text;
                })
@@ -99,7 +99,7 @@ TEST_CASE("checkpoints: a gradient that rests is sent where a net that goes on m
     const auto before = rank.net.module().middle.weight.value().to_vector();
     cross_entropy(rank.net(numbers(2, 5, 1), true), labels(2, 3, 1)).backward();
     optimizer.step();
-    return cat(listed(rank.net.resting_parameters()), rank.net.module().middle.weight.value().to_vector() != before);
+    return cat(listed(detail::access_to(rank.net).resting_parameters()), rank.net.module().middle.weight.value().to_vector() != before);
   });
   CHECK(text == "true");
 }

@@ -35,7 +35,7 @@ const DistributedDataParallelOptions small_buckets{.first_bucket_cap_mb = 1e-3, 
 template <class Net>
 std::map<std::string, std::vector<double>> memory_of(Net& net) {
   std::map<std::string, std::vector<double>> all;
-  for (const auto& tensor : net.hook_state()) {
+  for (const auto& tensor : detail::access_to(net).hook_state()) {
     const auto* numbers = static_cast<const double*>(tensor.data);
     all[tensor.name].assign(numbers, numbers + numel(tensor.shape));
   }
@@ -193,7 +193,7 @@ TEST_CASE("checkpoints of hooks: on one rank, what was to be fed back is in the 
         if (name.starts_with("rest."))
           for (const double rest : numbers) check<Error>(rest == 0, name, " is not used up");
       io::load_checkpoint(net, optimizer, run);
-      net.set_hook_state({});
+      detail::access_to(net).set_hook_state({});
       auto expected = gradients(3);
       std::size_t next = 0;
       double most = 0;
@@ -317,11 +317,11 @@ TEST_CASE("hooks: what a net remembers is taken back from itself; numbers of oth
     net.module().fc1.weight.set_requires_grad(false);  // what is kept of it waits aside
     step(net, optimizer, 1, world);
     const auto all = memory_of(net);
-    net.set_hook_state(net.hook_state());
+    detail::access_to(net).set_hook_state(detail::access_to(net).hook_state());
     std::string notes = cat(all.size(), " ", memory_of(net) == all, " ");
     std::vector<float> floats(12 * 14, 1);
     std::vector<double> doubles(12, 1);
-    net.set_hook_state({{"rest.fc2.weight", DType::f32, {12, 14}, floats.data(), true},
+    detail::access_to(net).set_hook_state({{"rest.fc2.weight", DType::f32, {12, 14}, floats.data(), true},
                         {"rest.fc2.bias", DType::f64, {11}, doubles.data(), true},
                         {"rest.fc3.bias", DType::f64, {3}, doubles.data(), true}});
     const auto taken = memory_of(net);

@@ -187,7 +187,7 @@ std::string train(Net& net, const Program& p, const World& world, const Job& job
       ShardedOptimizer<optim::Adam<Cpu>> optimizer{net, adam};
       return with(optimizer);
     }
-  if constexpr (!requires { requires Net::averages_in_parts; }) {
+  if constexpr (!requires { requires detail::AccessTo<Net>::averages_in_parts; }) {
     if constexpr (has_forms<Net>)
       if (p.form == Form::fused) {
         FusedOptimizer<optim::Sgd<Cpu>> optimizer{net, sgd};

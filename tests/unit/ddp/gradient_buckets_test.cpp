@@ -36,7 +36,15 @@ struct Branches : nn::Module {
   }
 };
 
-std::vector<std::size_t> elements(const std::vector<detail::GradientBucket>& buckets) {
+/// Buckets of all gradients that are wanted.
+std::vector<ddp::Bucket> cut_all(const nn::FlatParameters<Cpu>& flat, const BucketOptions& options) {
+  std::vector<ddp::Sending> sending;
+  for (const auto& entry : flat.entries())
+    sending.push_back(entry.parameter().wants_grad() ? ddp::Sending::early : ddp::Sending::no);
+  return ddp::cut_into_buckets(flat, options, sending);
+}
+
+std::vector<std::size_t> elements(const std::vector<ddp::Bucket>& buckets) {
   std::vector<std::size_t> out;
   for (const auto& bucket : buckets) out.push_back(bucket.count);
   return out;
@@ -55,13 +63,13 @@ TEST_CASE("buckets are ranges of the flat gradients, cut before a cap is passed"
   auto model = make<test::Smooth<Cpu>>();  // from the back: 3, 18, 6, 42, 7, 35 numbers of 8 bytes
   const nn::FlatParameters<Cpu> flat(model);
   const auto cut = [&](double first, double others) {
-    return elements(detail::make_buckets(flat, {first * kib, others * kib}));
+    return elements(cut_all(flat, {first * kib, others * kib}));
   };
   CHECK(cut(1024, 1024) == std::vector<std::size_t>{111});
   CHECK(cut(0.2, 1024) == std::vector<std::size_t>{21, 90});          // 204.8 bytes: 24 + 144 fit, 48 more don't
   CHECK(cut(0.2, 0.5) == std::vector<std::size_t>{21, 55, 35});       // 512 bytes hold 64 numbers
   CHECK(cut(0, 0) == std::vector<std::size_t>{3, 18, 6, 42, 7, 35});  // larger than the cap: a bucket of its own
-  const auto buckets = detail::make_buckets(flat, {0.2 * kib, 0.5 * kib});
+  const auto buckets = cut_all(flat, {0.2 * kib, 0.5 * kib});
   CHECK(buckets[1].begin == 21);
   CHECK(buckets[1].parameters == std::vector<std::size_t>{2, 3, 4});
 }
@@ -69,7 +77,7 @@ TEST_CASE("buckets are ranges of the flat gradients, cut before a cap is passed"
 TEST_CASE("buckets hold one dtype each") {
   Mixed<Cpu> model;
   const nn::FlatParameters<Cpu> flat(model);
-  const auto buckets = detail::make_buckets(flat, {});
+  const auto buckets = cut_all(flat, {});
   REQUIRE(buckets.size() == 2);
   for (const auto& bucket : buckets)
     for (const std::size_t i : bucket.parameters)
@@ -81,7 +89,7 @@ TEST_CASE("buckets leave out frozen parameters, wherever they lie") {
   auto model = make<test::Smooth<Cpu>>();
   const nn::FlatParameters<Cpu> flat(model);  // laid out before anything is frozen
   model.fc2.weight.set_requires_grad(false);
-  const auto buckets = detail::make_buckets(flat, {});
+  const auto buckets = cut_all(flat, {});
   CHECK(elements(buckets) == std::vector<std::size_t>{27, 42});
   CHECK(buckets[1].begin == 69);
 }

@@ -91,7 +91,7 @@ TEST_CASE("loss scaling: what a hook leaves for later steps follows the scale wi
 
 TEST_CASE("loss scaling: only a hook that remembers something of parameters is told of the scale") {
   const auto follows = []<class Net>(const Net*) {
-    return requires(Net & net) { net.scale_hook_rest(2.0); };
+    return requires(Net & net) { detail::access_to(net).scale_hook_rest(2.0); };
   };
   CHECK(follows(static_cast<const DistributedDataParallel<Model, PowerSgd>*>(nullptr)));
   CHECK_FALSE(follows(static_cast<const DistributedDataParallel<Model>*>(nullptr)));
@@ -104,7 +104,7 @@ TEST_CASE("loss scaling: a state that is given changes nothing that a hook remem
     optim::GradScaler scaler{net, {.growth_interval = 1}};
     Sgd optimizer{net.parameters(), {.lr = 0.1}};
     scaler.scale(loss_of(net, 1, world)).backward();
-    const auto number = [&] { return static_cast<double*>(net.hook_state().at(0).data)[1]; };
+    const auto number = [&] { return static_cast<double*>(detail::access_to(net).hook_state().at(0).data)[1]; };
     const double before = number();
     scaler.step(optimizer);
     std::string notes = cat(number() / before, " ");

@@ -187,7 +187,7 @@ TEST_CASE("ddp options: ignored parameters stay each rank's own in the order of 
                            world, {.parameters_and_buffers_to_ignore = {"head.weight", "head.bias"}}, model);
                        std::vector<std::string> order;
                        for (const auto& named : nn::named_parameters<Cpu>(model)) order.push_back(named.name);
-                       rank.net.set_parameter_order(order);
+                       detail::access_to(rank.net).set_parameter_order(order);
                        rank.net.module().head.bias.value()(0) = world.rank + 7;
                        rank.net.join([&] {  // its end sends what lies before the ignored ones
                          for (int passes = world.rank; passes < 2; ++passes) {

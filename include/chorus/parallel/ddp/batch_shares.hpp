@@ -14,6 +14,15 @@
 
 namespace chorus::detail {
 
+/// What a rank says of a forward pass that records gradients.
+struct ForwardPass {
+  std::int64_t samples = 0;
+  std::uint32_t number = 0;    ///< among this rank's passes
+  bool sync = true;            ///< gradients will be averaged
+  bool sends_buffers = false;  ///< rank 0's buffers go out
+  bool changed = false;        ///< this rank wants gradients by other parameters than before
+};
+
 /// Each forward pass tells all ranks how many samples this one has: one number a rank.
 template <class Communicator>
 class BatchShares {
@@ -23,11 +32,11 @@ class BatchShares {
   BatchShares(Communicator& communicator, bool in_place)
       : communicator_(communicator), messages_(static_cast<std::size_t>(communicator.size())), in_place_(in_place) {}
 
-  /// A forward pass of this rank begins. `sync`: gradients will be averaged; `training`: buffers will be sent; `pass`:
-  /// its number; `changed`: it wants gradients by other parameters than before.
-  void begin(std::int64_t samples, bool sync, bool training, std::uint32_t pass, bool changed = false) {
-    pass_ = pass;
-    exchange(packed(samples, pass) + (changed ? 4 : 0) + (sync ? 2 : 0) + (training ? 1 : 0));
+  /// A forward pass of this rank begins.
+  void begin(const ForwardPass& pass) {
+    pass_ = pass.number;
+    exchange(packed(pass.samples, pass.number) + (pass.changed ? 4 : 0) + (pass.sync ? 2 : 0) +
+             (pass.sends_buffers ? 1 : 0));
   }
   /// A forward pass of which ranks tell each other when its weight is asked for, by all of them or by none.
   void begin_unasked(std::int64_t samples) {
@@ -121,7 +130,7 @@ class BatchShares {
   }
   /// What `begin` was told on the first active rank.
   bool sync() { return (of_first_active() & 2) != 0; }
-  bool training() { return (of_first_active() & 1) != 0; }
+  bool sends_buffers() { return (of_first_active() & 1) != 0; }
 
  private:
   static constexpr std::int64_t joined = -1, not_asked = -1;

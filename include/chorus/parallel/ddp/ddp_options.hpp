@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <chorus/core/error.hpp>
 #include <chorus/nn/module.hpp>
-#include <chorus/parallel/ddp/gradient_buckets.hpp>
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -32,6 +32,20 @@ template <Device D>
 inline constexpr double default_first_bucket_cap_mb = std::same_as<D, Cpu> ? 3 : 1;
 template <Device D>
 inline constexpr double default_bucket_cap_mb = std::same_as<D, Cpu> ? 2 : 25;
+
+struct BucketOptions {
+  /// Largest size of the first bucket, in MiB. Small, so that communication starts early.
+  double first_bucket_cap_mb = 1;
+  /// Largest size of the others, in MiB. A parameter larger than that has a bucket of its own.
+  double bucket_cap_mb = 25;
+  /// The same one by one, in the order in which buckets leave; the last one holds for all that follow. Empty: as above.
+  std::vector<double> bucket_cap_mb_list = {};
+
+  double cap_mb(std::size_t bucket) const {
+    if (!bucket_cap_mb_list.empty()) return bucket_cap_mb_list[std::min(bucket, bucket_cap_mb_list.size() - 1)];
+    return bucket == 0 ? first_bucket_cap_mb : bucket_cap_mb;
+  }
+};
 
 struct DistributedDataParallelOptions {
   /// See BucketOptions. They hold from the first step on.

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <chorus/kernels/copy.hpp>
 #include <chorus/optim/optimizer.hpp>
-#include <chorus/parallel/ddp/bucket_sender.hpp>
+#include <chorus/parallel/ddp/hook_calls.hpp>
 #include <cstddef>
 #include <map>
 #include <string>
@@ -12,53 +12,52 @@
 #include <utility>
 #include <vector>
 
-namespace chorus::detail {
+namespace chorus::ddp {
+
+/// What checkpoints and others see of a hook's memory.
+template <Device D>
+class ParameterMemory : public Extension<D> {
+ public:
+  /// What is remembered of a parameter that is in no bucket, and never will be again.
+  virtual void forget(const std::string& parameter) = 0;
+  /// All of it, as `rest.conv1.weight`: the same names on all ranks, with each rank's own numbers. `full`: made where
+  /// there is none so far.
+  virtual std::vector<optim::StateTensor> state(bool full) = 0;
+  /// Takes copies of `tensors`, such as those that `state` gives, instead of all that was there. What is unlike
+  /// anything that the hook remembers is left out.
+  virtual void replace(const std::vector<optim::StateTensor>& tensors) = 0;
+  /// Multiplies what has not been sent yet.
+  virtual void scale_rest(double factor) = 0;
+};
 
 /// Carries a hook's memory over from old buckets to new ones, and in and out of checkpoints. What belongs to parameters
 /// that are in no bucket now, being frozen or at rest, waits on the host.
 template <Device D, class Hook, class Communicator>
-class HookMemory {
-  struct Ignore {
-    void operator()(const auto&...) const {}
-  };
+class HookMemory final : public ParameterMemory<D> {
+  using Traits = HookTraits<Hook, D, Communicator>;
 
  public:
-  /// Whether the hook remembers something of each parameter.
-  static constexpr bool by_parameter = requires(Hook & hook, const GradBucket<double, D>& bucket) {
-    hook.remembered(bucket, true, Ignore{});
-  };
-  /// Whether it counts something.
-  static constexpr bool by_number = requires(Hook & hook) { hook.keep(hook.kept()); };
+  HookMemory(Core<D, Communicator>& core, Hook& hook) : core_(core), hook_(hook) {}
 
-  explicit HookMemory(BucketSender<D, Hook, Communicator>& sender) : sender_(sender) {}
-  HookMemory(const HookMemory&) = delete;
-  HookMemory& operator=(const HookMemory&) = delete;
-
-  /// Has `change()` make new buckets.
-  template <class Change>
-  void carry_over(const Change& change) {
+  void buckets_will_change() override {
     for (const auto& tensor : in_buckets(false)) aside_[key_of(tensor.name)] = copy_of(tensor);
-    change();
+  }
+  void buckets_changed() override {
     forget_buckets();
     restore();
   }
 
-  /// What is remembered of a parameter that is in no bucket, and never will be again.
-  void forget(const std::string& parameter) {
+  void forget(const std::string& parameter) override {
     std::erase_if(aside_, [&](const auto& entry) { return entry.first.parameter == parameter; });
   }
 
-  /// All of it, as `rest.conv1.weight`: the same names on all ranks, with each rank's own numbers. `full`: made where
-  /// there is none so far.
-  std::vector<optim::StateTensor> state(bool full = false) {
+  std::vector<optim::StateTensor> state(bool full) override {
     auto all = in_buckets(full);
     for (auto& [key, kept] : aside_)
       all.push_back({cat(key.what, '.', key.parameter), kept.dtype, kept.shape, kept.bytes.data(), true});
     return all;
   }
-  /// Takes copies of `tensors`, such as those that `state` gives, instead of all that was there. What is unlike
-  /// anything that the hook remembers is left out.
-  void replace(const std::vector<optim::StateTensor>& tensors) {
+  void replace(const std::vector<optim::StateTensor>& tensors) override {
     const auto known = in_buckets(true);
     std::map<Key, Kept> copies;
     for (const auto& tensor : tensors)
@@ -69,8 +68,7 @@ class HookMemory {
     forget_buckets();
     restore();
   }
-  /// Multiplies what has not been sent yet.
-  void scale_rest(double factor) {
+  void scale_rest(double factor) override {
     const auto scale = [factor]<class T>(auto device, std::span<const Index> shape, T* numbers) {
       kernels::scale(device, numel(shape), static_cast<T>(factor), numbers);
     };
@@ -104,8 +102,9 @@ class HookMemory {
   // Calls `visit(what, part, shape, device, numbers)` for what is in the buckets, or, where `make(bucket)`, could be.
   template <class Make, class Visit>
   void for_each(const Make& make, const Visit& visit) {
-    if constexpr (by_parameter)
-      sender_.for_each_bucket([&](const auto& bucket) { sender_.hook().remembered(bucket, make(bucket), visit); });
+    if constexpr (Traits::remembers_parameters)
+      for (const Bucket& bucket : core_.buckets.all())
+        as_hooks_see(core_, bucket, [&](const auto& view) { hook_.remembered(view, make(view), visit); });
   }
   std::vector<optim::StateTensor> in_buckets(bool full) {
     std::vector<optim::StateTensor> all;
@@ -123,11 +122,11 @@ class HookMemory {
     if (tensor.on_host)
       copy_bytes(Cpu{}, bytes.data(), Cpu{}, tensor.data, bytes.size());
     else
-      copy_bytes(Cpu{}, bytes.data(), sender_.device(), tensor.data, bytes.size());
+      copy_bytes(Cpu{}, bytes.data(), core_.parameter(0).where(), tensor.data, bytes.size());
     return {tensor.dtype, tensor.shape, std::move(bytes)};
   }
   void forget_buckets() {
-    if constexpr (requires { sender_.hook().reset(); }) sender_.hook().reset();
+    if constexpr (Traits::resets) hook_.reset();
   }
   // Moves what is aside into the buckets that it belongs to.
   void restore() {
@@ -149,8 +148,9 @@ class HookMemory {
     });
   }
 
-  BucketSender<D, Hook, Communicator>& sender_;
+  Core<D, Communicator>& core_;
+  Hook& hook_;
   std::map<Key, Kept> aside_;
 };
 
-}  // namespace chorus::detail
+}  // namespace chorus::ddp

@@ -1,61 +1,74 @@
 #pragma once
-/// What DistributedDataParallel does about gradients that are not finite.
+/// Option `non_finite`: what is done about gradients that are not finite.
 
 #include <chorus/kernels/optimizer.hpp>
-#include <chorus/parallel/ddp/gradient_layout.hpp>
+#include <chorus/parallel/ddp/extension.hpp>
+#include <chorus/parallel/ddp/with_type.hpp>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <string>
 #include <vector>
 
-namespace chorus::detail {
+namespace chorus::ddp {
 
-/// Calls `f(float*)` or `f(double*)`: a pointer into a flat buffer as what it is.
-template <class F>
-void with_type(DType type, std::byte* at, const F& f) {
-  check<UsageError>(type == DType::f32 || type == DType::f64, "DistributedDataParallel: gradients of dtype ", type,
-                    " can't be averaged; expected F32 or F64");
-  if (type == DType::f32)
-    f(reinterpret_cast<float*>(at));
-  else
-    f(reinterpret_cast<double*>(at));
-}
-
-/// The first entry of a bucket whose gradient is not finite, or no_bucket.
-template <Device D>
-[[gnu::cold]] std::size_t first_not_finite(const GradientLayout<D>& layout, std::size_t bucket) {
-  for (const std::size_t i : layout.buckets()[bucket].parameters) {
-    const auto& p = layout.parameter(i);
-    bool bad = false;
-    with_type(p.dtype(), static_cast<std::byte*>(p.grad_data()),
-              [&](const auto* grad) { bad = !std::isfinite(kernels::square_sum(p.where(), p.count(), grad)); });
-    if (bad) return i;
-  }
-  return GradientLayout<D>::no_bucket;
-}
-/// The same of all buckets.
-template <Device D>
-[[gnu::cold]] std::size_t first_not_finite(const GradientLayout<D>& layout) {
-  for (std::size_t b = 0; b < layout.buckets().size(); ++b)
-    if (const auto i = first_not_finite(layout, b); i != GradientLayout<D>::no_bucket) return i;
-  return GradientLayout<D>::no_bucket;
-}
-
-/// Throws NonFiniteError on every rank. `averaged` is the entry whose average is bad, `own` one that was bad on this
-/// rank before, if any.
+/// Looks at the averages: all ranks come to the same verdict, and all throw, or all forget the pass.
 template <Device D, class Communicator>
-[[noreturn, gnu::cold]] void raise_not_finite(const GradientLayout<D>& layout, Communicator& communicator,
-                                              std::size_t averaged, std::size_t own) {
-  const auto mine = static_cast<std::int64_t>(own);
-  std::vector<std::int64_t> bad(static_cast<std::size_t>(communicator.size()));
-  communicator.all_gather(std::span<const std::int64_t>(&mine, 1), std::span<std::int64_t>(bad), {});
-  std::string from;
-  for (std::size_t rank = 0; rank < bad.size(); ++rank)
-    if (bad[rank] >= 0)
-      from += cat(from.empty() ? "" : ", ", layout.name(static_cast<std::size_t>(bad[rank])), " on rank ", rank);
-  fail<NonFiniteError>("DistributedDataParallel: the averaged gradient of ", layout.name(averaged),
-                       " is not finite; it came from ", from.empty() ? "a sum that overflowed" : from);
-}
+class NonFiniteGradients final : public Extension<D> {
+ public:
+  /// `ranks_differ`: the hook may leave each rank averages of its own.
+  NonFiniteGradients(Core<D, Communicator>& core, bool ranks_differ) : core_(core), ranks_differ_(ranks_differ) {}
 
-}  // namespace chorus::detail
+  std::int64_t skipped_steps() const { return skipped_; }
+
+  void backward_begins() override { own_ = none; }
+  // Of which rank a bad average comes is known before it is averaged.
+  void bucket_is_full(const Bucket& bucket) override {
+    if (core_.options.non_finite == NonFinite::throw_error && own_ == none && core_.weight != 0)
+      own_ = first_in(bucket);
+  }
+  void averaged() override {
+    std::uint64_t first = none;
+    for (const Bucket& bucket : core_.buckets.all())
+      if (first = first_in(bucket); first != none) break;
+    if (ranks_differ_) core_.ranks.all_reduce(std::span(&first, 1), comm::ReduceOp::min, {});
+    if (first == none) return;
+    core_.in_backward = false;  // nothing is under way
+    if (core_.options.non_finite == NonFinite::throw_error) raise(first);
+    ++skipped_;
+    for (std::size_t i = 0; i < core_.entries(); ++i) core_.parameter(i).set_grad_arrived(false);
+  }
+
+ private:
+  static constexpr std::uint64_t none = std::numeric_limits<std::uint64_t>::max();
+
+  // The first entry of the bucket whose gradient is not finite.
+  [[gnu::cold]] std::uint64_t first_in(const Bucket& bucket) const {
+    for (const std::size_t i : bucket.parameters) {
+      const auto& p = core_.parameter(i);
+      bool bad = false;
+      with_type(p.dtype(), static_cast<std::byte*>(p.grad_data()),
+                [&](const auto* grad) { bad = !std::isfinite(kernels::square_sum(p.where(), p.count(), grad)); });
+      if (bad) return i;
+    }
+    return none;
+  }
+  [[noreturn, gnu::cold]] void raise(std::uint64_t averaged) {
+    std::vector<std::uint64_t> bad(static_cast<std::size_t>(core_.ranks.size()));
+    core_.ranks.all_gather(std::span<const std::uint64_t>(&own_, 1), std::span(bad), {});
+    std::string from;
+    for (std::size_t rank = 0; rank < bad.size(); ++rank)
+      if (bad[rank] != none) from += cat(from.empty() ? "" : ", ", core_.name(bad[rank]), " on rank ", rank);
+    fail<NonFiniteError>("DistributedDataParallel: the averaged gradient of ", core_.name(averaged),
+                         " is not finite; it came from ", from.empty() ? "a sum that overflowed" : from);
+  }
+
+  Core<D, Communicator>& core_;
+  const bool ranks_differ_;
+  std::uint64_t own_ = none;  // the first entry that was bad on this rank
+  std::int64_t skipped_ = 0;
+};
+
+}  // namespace chorus::ddp

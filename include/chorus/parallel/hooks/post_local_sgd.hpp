@@ -4,7 +4,6 @@
 #include <array>
 #include <chorus/parallel/average_parameters.hpp>
 #include <chorus/parallel/hooks/all_reduce.hpp>
-#include <optional>
 #include <string_view>
 
 namespace chorus {
@@ -23,10 +22,6 @@ struct PostLocalSgd {
   comm::Work start(const GradBucket<T, D>& bucket, Communicator& communicator) {
     if (!averages()) return {};
     return AllReduce{}.start(bucket, communicator);
-  }
-  template <class T, Device D, class Communicator>
-  std::optional<comm::Work> resume(const GradBucket<T, D>&, Communicator&, int) {
-    return {};
   }
 
   bool averages() const { return steps < start_local_sgd_iter; }

@@ -1,12 +1,11 @@
 #pragma once
 /// Averages gradients in parts, for an optimizer of which each rank steps its part alone.
 
-#include <chorus/parallel/ddp/gradient_buckets.hpp>
 #include <chorus/parallel/hooks/all_reduce.hpp>
 
 namespace chorus {
 
-/// Of each bucket, every rank gets the average of its own part (`detail::part_of`) and no other: half of an all-reduce.
+/// Of each bucket, every rank gets the average of its own part (`ddp::part_of`) and no other: half of an all-reduce.
 /// The other half is the all-gather of the parameters in ShardedOptimizer's step, so that both together send what
 /// AllReduce alone does, 2 (n - 1) / n of the model's bytes from each of n ranks, and no rank steps what another does
 /// (Rajbhandari et al., "ZeRO", SC 2020, stage 2; the memory for gradients stays). Where that optimizer's
@@ -15,7 +14,7 @@ namespace chorus {
 ///   ch::DistributedDataParallel<Model, ch::ReduceScatter> net{make(), run};
 ///   ch::ShardedOptimizer<ch::optim::Adam<ch::Cpu>> optimizer{net, {.lr = 1e-3}};
 ///
-/// Behind backward the parameters have no gradients, for nobody has whole ones: the optimizer finds the parts, clips
+/// After backward the parameters have no gradients, for nobody has whole ones: the optimizer finds the parts, clips
 /// them (`optimizer.clip_grad_norm`), and steps. The next averaged backward pass wants that step, or `zero_grad`,
 /// first. The first pass, in which the order of the buckets is learned, averages whole.
 struct ReduceScatter {

@@ -5,7 +5,8 @@
 #include <array>
 #include <chorus/nn/flat_parameters.hpp>
 #include <chorus/optim/optimizer.hpp>
-#include <chorus/parallel/ddp/gradient_buckets.hpp>
+#include <chorus/parallel/ddp/parts.hpp>
+#include <chorus/parallel/join.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -66,7 +67,7 @@ struct ParameterShard {
   std::size_t bytes(const optim::StateTensor& t) const { return (t.on_host ? 1 : end - begin) * size_of(t.dtype); }
 };
 
-/// All numbers of a net's buckets, shared out: of each bucket rank r has `part_of(count, r, ranks)`.
+/// All numbers of a net's buckets, shared out: of each bucket rank r has `ddp::part_of(count, r, ranks)`.
 template <Device D>
 class ParameterShards {
  public:
@@ -77,35 +78,35 @@ class ParameterShards {
 
   /// Whether the net still has the buckets that were shared out.
   template <class Net>
-  bool fit(const Net& net) const {
+  bool fit(Net& net) const {
     return order_of(net) == order_;
   }
 
   /// Before `share_out`: has parameters shared out that no bucket has held so far, each by itself, if `wanted(name)`.
   template <class Net, class Wanted>
-  void place(const Net& net, const Wanted& wanted) {
+  void place(Net& net, const Wanted& wanted) {
     std::set<const ParameterOn<D>*> placed;
     for (const auto& shard : shards_) placed.insert(shard.named.parameter);
     const auto ranks = static_cast<std::size_t>(net.communicator().size());
     for (const auto& entry : net.flat_parameters().entries()) {
       if (placed.contains(entry.named.parameter) || !wanted(entry.named.name)) continue;
       for (std::size_t rank = 0; rank < ranks; ++rank) {
-        const auto part = part_of(static_cast<std::size_t>(entry.parameter().count()), rank, ranks);
+        const auto part = ddp::part_of(static_cast<std::size_t>(entry.parameter().count()), rank, ranks);
         if (part.begin < part.end) shards_.push_back({entry.named, static_cast<int>(rank), part.begin, part.end});
       }
     }
   }
   template <class Net>
-  void share_out(const Net& net) {
+  void share_out(Net& net) {
     mine_.clear();
     slices_.clear();
     order_ = order_of(net);
     const auto before = std::exchange(shards_, {});
     const auto& communicator = net.communicator();
-    for (const auto& bucket : net.buckets())
+    for (const auto& bucket : access_to(net).buckets())
       for (int rank = 0; rank < communicator.size(); ++rank) {
         const auto part =
-            part_of(bucket.count, static_cast<std::size_t>(rank), static_cast<std::size_t>(communicator.size()));
+            ddp::part_of(bucket.count, static_cast<std::size_t>(rank), static_cast<std::size_t>(communicator.size()));
         for (const std::size_t i : bucket.parameters) {
           const auto& entry = net.flat_parameters().entries()[i];
           const auto from = entry.begin - bucket.begin;
@@ -131,9 +132,9 @@ class ParameterShards {
   /// The parameters of all buckets, and where each bucket ends.
   using Order = std::vector<std::pair<const ParameterOn<D>*, std::size_t>>;
   template <class Net>
-  static Order order_of(const Net& net) {
+  static Order order_of(Net& net) {
     Order order;
-    for (const auto& bucket : net.buckets())
+    for (const auto& bucket : access_to(net).buckets())
       for (const std::size_t i : bucket.parameters)
         order.emplace_back(&net.flat_parameters().entries()[i].parameter(), bucket.begin + bucket.count);
     return order;

@@ -1,17 +1,17 @@
 #pragma once
-/// What is sent over one communicator in a backward pass, by several nets or by operators, too: in which order.
+/// Several nets whose backward passes, or whose operators, send over one communicator at the same time.
 
 #include <algorithm>
-#include <chorus/core/config.hpp>
+#include <chorus/parallel/ddp/extension.hpp>
 #include <memory>
 #include <vector>
 
-namespace chorus::detail {
+namespace chorus::ddp {
 
-/// One net's part in the backward passes of this thread. As long as buckets fill at the same time on all ranks, so do
+/// A net's turn among the backward passes of this thread. As long as buckets fill at the same time on all ranks, so do
 /// those of several nets. Where ranks may use different parameters of one of them, nets would send in another order on
-/// each rank, and mistake each other's gradients for their own: there the one that begins later sends at its end, which
-/// is behind the first one's. So does a net whose operators have collectives of their own.
+/// each rank, and take each other's gradients for their own: there the one that begins later sends at its end, which
+/// comes after the first one's. So does a net whose operators have collectives of their own.
 class BackwardTurn {
  public:
   BackwardTurn() = default;
@@ -52,4 +52,27 @@ class BackwardTurn {
   bool waits_ = false;
 };
 
-}  // namespace chorus::detail
+template <Device D, class Communicator>
+class SeveralNets final : public Extension<D> {
+ public:
+  /// `operators_send`: whether operators of the model have collectives in backward, which is known after forward.
+  SeveralNets(Core<D, Communicator>& core, const bool& operators_send)
+      : core_(core), operators_send_(operators_send) {}
+
+  void backward_begins() override {
+    const bool varies = core_.options.find_unused_parameters || core_.options.static_graph;
+    turn_.begin(&core_.ranks, varies, operators_send_);
+    if (turn_.waits()) core_.buckets.hold();
+  }
+  void backward_ended() override {
+    if (turn_.waits()) core_.buckets.release();
+  }
+  void averaged() override { turn_.end(); }
+
+ private:
+  Core<D, Communicator>& core_;
+  const bool& operators_send_;
+  BackwardTurn turn_;
+};
+
+}  // namespace chorus::ddp

@@ -1,9 +1,10 @@
 #pragma once
 /// Where the time of DistributedDataParallel's iterations goes.
 
-#include <chorus/core/config.hpp>
+#include <chorus/parallel/ddp/extension.hpp>
 #include <chrono>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <utility>
@@ -39,45 +40,54 @@ struct DdpLoggingData {
   bool can_set_static_graph = true;
 };
 
-namespace detail {
+namespace ddp {
 
 /// Takes the times of an iteration. They are those of this thread: of work on a GPU they say nothing.
-class DdpClock {
- public:
-  using Clock = std::chrono::steady_clock;
+template <Device D, class Communicator>
+class Clock final : public Extension<D> {
+  using Steady = std::chrono::steady_clock;
 
-  void forward_begins() { forward_start_ = Clock::now(); }
-  void forward_ends() { forward_end_ = Clock::now(); }
-  /// The backward pass that follows is one of others, and does not count.
-  void keeps_company() { forward_end_ = {}; }
-  /// `busy`: how long the communicator's calls have taken so far; below 0 where it does not know.
-  void backward_begins(std::chrono::nanoseconds busy) {
-    busy_ = busy;
+ public:
+  explicit Clock(Core<D, Communicator>& core) : core_(core) {}
+
+  void forward_begins(detail::ForwardPass&) override { forward_start_ = Steady::now(); }
+  void forward_ended() override { forward_end_ = Steady::now(); }
+  /// The backward pass that follows is one of other ranks, and does not count.
+  void forward_of_others() { forward_end_ = {}; }
+  void backward_begins() override {
+    busy_ = busy();
     exposed_ = {};
     comm_start_ = {};
   }
-  /// A parameter's gradient has arrived: the sum is one for the same parameters, in whatever order.
-  void gradient(const void* parameter) {
-    auto number = reinterpret_cast<std::uintptr_t>(parameter) * 0x9e3779b97f4a7c15u;
+  // The sum is one for the same parameters, in whatever order.
+  void gradient_arrived(std::size_t i) override {
+    if (!core_.sync) return;
+    const auto number = (core_.number_of(i) + 1) * 0x9e3779b97f4a7c15u;
     uses_ += (number ^ (number >> 29)) * 0xbf58476d1ce4e5b9u;
   }
-  void last_gradient() {
-    compute_end_ = Clock::now();
-    if (uses_ == 0) return;  // it keeps others company
+  void backward_ended() override {
+    compute_end_ = Steady::now();
+    if (uses_ == 0) return;  // of a pass of others
     const auto before = std::exchange(uses_before_, std::exchange(uses_, 0));
     if (data_.iterations > 0 && before != uses_before_) data_.can_set_static_graph = false;
   }
-  void backward_ends(std::chrono::nanoseconds busy) {
-    const auto end = Clock::now();
-    const auto forward_end = std::exchange(forward_end_, Clock::time_point{});
-    if (forward_end == Clock::time_point{}) return;
-    if (comm_start_ == Clock::time_point{}) comm_start_ = end;
+  void communicates(bool begins) override {
+    const auto now = Steady::now();
+    if (!begins) exposed_ += now - exposed_start_;
+    exposed_start_ = now;
+    if (comm_start_ == Steady::time_point{}) comm_start_ = now;
+  }
+  void pass_ended() override {
+    const auto end = Steady::now();
+    const auto forward_end = std::exchange(forward_end_, Steady::time_point{});
+    if (forward_end == Steady::time_point{}) return;
+    if (comm_start_ == Steady::time_point{}) comm_start_ = end;
     auto& last = data_.last;
     last.forward_compute_time = seconds(forward_end - forward_start_);
     last.backward_compute_time = seconds(compute_end_ - forward_end);
     last.backward_comm_time = seconds(end - comm_start_);
     last.backward_compute_comm_overlap_time = comm_start_ < compute_end_ ? seconds(compute_end_ - comm_start_) : 0;
-    last.bucket_comm_time = busy.count() < 0 ? std::numeric_limits<double>::quiet_NaN() : seconds(busy - busy_);
+    last.bucket_comm_time = busy_.count() < 0 ? std::numeric_limits<double>::quiet_NaN() : seconds(busy() - busy_);
     last.exposed_comm_time = seconds(exposed_);
     ++data_.iterations;
     for (const auto member :
@@ -88,29 +98,21 @@ class DdpClock {
   void forget() { data_ = {}; }
   const DdpLoggingData& data() const { return data_; }
 
-  /// While it lives, backward's thread has communication to do, or to wait for.
-  class Exposed {
-   public:
-    explicit Exposed(DdpClock& clock) : clock_(clock), start_(Clock::now()) {
-      if (clock.comm_start_ == Clock::time_point{}) clock.comm_start_ = start_;
-    }
-    Exposed(const Exposed&) = delete;
-    ~Exposed() { clock_.exposed_ += Clock::now() - start_; }
-
-   private:
-    DdpClock& clock_;
-    Clock::time_point start_;
-  };
-
  private:
-  static double seconds(Clock::duration time) { return std::chrono::duration<double>(time).count(); }
+  static double seconds(Steady::duration time) { return std::chrono::duration<double>(time).count(); }
+  // How long the communicator's calls have taken so far; below 0 where it does not know.
+  std::chrono::nanoseconds busy() const {
+    if constexpr (requires { core_.ranks.busy(); }) return core_.ranks.busy();
+    return {};
+  }
 
-  Clock::time_point forward_start_, forward_end_, compute_end_, comm_start_;
-  Clock::duration exposed_{};
+  Core<D, Communicator>& core_;
+  Steady::time_point forward_start_, forward_end_, compute_end_, comm_start_, exposed_start_;
+  Steady::duration exposed_{};
   std::chrono::nanoseconds busy_{};
   std::uint64_t uses_ = 0, uses_before_ = 0;
   DdpLoggingData data_;
 };
 
-}  // namespace detail
+}  // namespace ddp
 }  // namespace chorus

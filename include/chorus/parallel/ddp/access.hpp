@@ -1,0 +1,245 @@
+#pragma once
+/// What classes of the library need of a DistributedDataParallel, and users don't call.
+
+#include <algorithm>
+#include <chorus/comm/shared_window.hpp>
+#include <chorus/optim/optimizer.hpp>
+#include <chorus/parallel/access.hpp>
+#include <chorus/parallel/ddp/install.hpp>
+#include <chorus/parallel/ddp/passes_of_others.hpp>
+#include <chorus/parallel/ddp/step_in_backward.hpp>
+#include <chorus/parallel/policy.hpp>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace chorus {
+
+template <class Model, class Hook, class Communicator>
+class DistributedDataParallel;
+
+namespace detail {
+
+template <class Model, class Hook, class Communicator>
+class Access<DistributedDataParallel<Model, Hook, Communicator>> {
+  using Net = DistributedDataParallel<Model, Hook, Communicator>;
+  using D = typename Policy<Model>::device_type;
+  using Traits = ddp::HookTraits<Hook, D, Communicator>;
+  using Core = ddp::Core<D, Communicator>;
+  using Parts = ddp::GradientParts<D, Communicator>;
+
+ public:
+  explicit Access(Net& net) : net_(net) {}
+
+  // For the constructor.
+
+  [[gnu::cold]] void install_extensions() {
+    auto& net = net_;
+    ddp::install_extensions<D, Hook, Communicator>(
+        core(), net.calls_, net.operators_send_,
+        {.trains = [&net] { return net.any_training(); },
+         .joining = [&net] { return net.joining_; },
+         .broadcast = [&net](int root) { net.broadcast_buffers(root); },
+         .buffers = [&net] { return std::span<const nn::NamedBuffer<D>>(net.buffers_); }});
+    if (net.communicator_.size() > 1) net.flat_.use_memory(own_memory(), own_memory());
+    std::erase_if(net.buffers_, [&](const auto& named) { return core().options.ignores(named.name); });
+  }
+  [[gnu::cold]] void take_first_state() {
+    net_.check_same("DistributedDataParallel", core().options.template describe<D>(), is_shared());
+    take_state(0);
+  }
+  /// Gradients will be added up.
+  void accumulates() {
+    using Accumulation = ddp::Accumulation<D, Communicator>;
+    if (core().template find<Accumulation>() == nullptr)
+      core().template add<Accumulation>(core(), [&net = net_] { return Traits::averages(net.calls_.hook); });
+  }
+
+  // For chorus::join.
+
+  void begin_join(const JoinFacts& facts) {
+    check<UsageError>(!Traits::averages_parameters,
+                      "DistributedDataParallel::join: the hook averages parameters by itself");
+    net_.begin_joining("DistributedDataParallel", facts);
+    if (core().template find<ddp::PassesOfOthers<D, Communicator>>() == nullptr)
+      core().template add<ddp::PassesOfOthers<D, Communicator>>(core());
+  }
+  void begin_company() { passes_of_others().begin(); }
+  [[gnu::cold]] JoinedPass keep_company() {
+    return net_.begin_pass_of_others() ? passes_of_others().take_part() : JoinedPass::none;
+  }
+  [[gnu::cold]] void end_company() {
+    passes_of_others().end();
+    if (const int root = net_.end_passes_of_others(); root >= 0) take_state(root);
+  }
+  void end_join() { net_.end_joining(); }
+
+  // For checkpoints.
+
+  /// Lays the flat buffers out as a checkpoint says. Names that the model doesn't have are left out. `learned`: a
+  /// backward pass has settled this order; else the next one will.
+  [[gnu::cold]] void set_parameter_order(std::span<const std::string> names, bool learned = true) {
+    std::vector<std::size_t> order;
+    for (const auto& wanted : names)
+      for (std::size_t i = 0; i < core().entries(); ++i)
+        if (core().name(i) == wanted) order.push_back(i);
+    auto sorted = order;  // each once, or the order is not this model's
+    std::sort(sorted.begin(), sorted.end());
+    const bool twice = std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end();
+    if (order.size() != core().entries() || twice) return;
+    // Each rank's own stay at the end, whoever had them where.
+    std::stable_partition(order.begin(), order.end(),
+                          [&](std::size_t i) { return !core().options.ignores(core().name(i)); });
+    core().reorder(order);
+    if (auto* const known = core().template find<ddp::LearnedOrder<D, Communicator>>()) known->set_learned(learned);
+  }
+  /// Parameters whose gradients are left out, since no rank had one in the last pass: buckets depend on it.
+  std::vector<std::string> resting_parameters() const {
+    std::vector<std::string> names;
+    const auto* const unused = core().template find<ddp::UnusedParameters<D, Communicator>>();
+    for (std::size_t i = 0; unused != nullptr && i < core().entries(); ++i)
+      if (unused->rests(i)) names.push_back(core().name(i));
+    return names;
+  }
+  [[gnu::cold]] void set_resting_parameters(std::span<const std::string> names) {
+    if (!core().options.skip_all_reduce_unused_params) return;
+    std::vector<char> came;
+    for (std::size_t i = 0; i < core().entries(); ++i)
+      came.push_back(std::find(names.begin(), names.end(), core().name(i)) == names.end());
+    core().template find<ddp::UnusedParameters<D, Communicator>>()->rest(came);
+  }
+  /// Whether the hook remembers something, so that all ranks take part in a checkpoint.
+  static constexpr bool hook_remembers = Traits::remembers_parameters || Traits::remembers_numbers;
+  /// Whether ranks may have parameters and optimizers of their own, and whether they have by now.
+  static constexpr bool ranks_may_differ = Traits::ranks_may_differ;
+  bool ranks_differ() {
+    if constexpr (ranks_may_differ)
+      return net_.hook().ranks_differ();
+    else
+      return false;
+  }
+  /// Those that ranks have stepped on their own since they last had the same.
+  std::vector<std::string> parameters_apart() requires ranks_may_differ {
+    return net_.hook().stepped.names(net_.flat_);
+  }
+  void set_parameters_apart(std::span<const std::string> names) requires ranks_may_differ {
+    net_.hook().stepped.set(net_.flat_, names);
+  }
+  /// What the hook remembers of parameters: see ddp::ParameterMemory.
+  std::vector<optim::StateTensor> hook_state(bool full = false) {
+    if (auto* const memory = core().template find<ddp::ParameterMemory<D>>()) return memory->state(full);
+    return {};
+  }
+  void set_hook_state(const std::vector<optim::StateTensor>& tensors) {
+    if (auto* const memory = core().template find<ddp::ParameterMemory<D>>()) memory->replace(tensors);
+  }
+
+  // For optimizers.
+
+  /// Multiplies what the hook has not sent yet: for GradScaler, whose scale it has.
+  void scale_hook_rest(double factor) requires(Traits::remembers_parameters) {
+    core().template find<ddp::ParameterMemory<D>>()->scale_rest(factor);
+  }
+  /// Calls `step` with each parameter as soon as its averaged gradient is there, in the middle of backward; with
+  /// nothing, no more. Throws UsageError where one is there already, and under a NonFinite policy, which judges when
+  /// backward has ended.
+  void step_in_backward(std::function<void(const ParameterOn<D>&)> step) {
+    const auto& options = core().options;
+    check<UsageError>(!step || options.non_finite == NonFinite::propagate,
+                      "DistributedDataParallel: an optimizer that steps in backward can't wait for a NonFinite policy");
+    check<UsageError>(!step || !averages_in_parts,
+                      "DistributedDataParallel: an optimizer that steps in backward needs whole averages, and this "
+                      "hook leaves each rank a part");
+    using Steps = ddp::StepInBackward<D, Communicator>;
+    auto* steps = core().template find<Steps>();
+    const bool at_the_end = Traits::several_rounds || (options.find_unused_parameters && !options.static_graph);
+    if (steps == nullptr) steps = &core().template add<Steps>(core(), at_the_end);
+    steps->set(std::move(step));
+  }
+  /// Whether the hook leaves each rank the averages of its own part alone.
+  static constexpr bool averages_in_parts = Traits::in_parts;
+  /// Whether the hook may leave each rank its own gradients.
+  static constexpr bool own_gradients = Traits::own_gradients;
+  const std::vector<ddp::Bucket>& buckets() const { return std::as_const(core().buckets).all(); }
+  /// Calls `f` while the parameters have their gradients, whether the hook has averaged them whole or in parts.
+  template <class F>
+  void with_gradients(const F& f) {
+    if constexpr (averages_in_parts)
+      parts().show(f);
+    else
+      f();
+  }
+  /// Those in parts have been used.
+  void forget_parts() requires averages_in_parts { parts().forget(); }
+  void forget_parts() {}
+  /// Has each rank average its part, where backward has left that to the optimizer. All ranks call it.
+  void average_parts() {
+    if constexpr (averages_in_parts) parts().average();
+  }
+  /// Where backward has left it so: all ranks' gradients, which the optimizer averages as it steps, and which stay as
+  /// they are until all have done so; else null. All ranks call it, and none returns before all have.
+  const SharedGradients* gradients_to_average() {
+    if constexpr (averages_in_parts) {
+      if (!parts().waits_for_average()) return nullptr;
+      parts().tell_weight();
+      return &parts().shared();
+    }
+    return nullptr;
+  }
+  /// Moves the parameters, rank 0's numbers, into memory that all ranks have in common, where there is such: on CPUs of
+  /// one machine. Where the hook averages in parts, gradients move to where all ranks reach them, and backward leaves
+  /// averaging to the optimizer. All ranks call it.
+  void share_parameters() {
+    auto& communicator = net_.communicator_;
+    if (!std::is_same_v<D, Cpu> || communicator.size() == 1) return;
+    net_.broadcast_parameters(0, is_shared());
+    const auto of_rank_0 = [&communicator](std::size_t bytes) {
+      const auto memory = comm::allocate_shared(communicator, communicator.rank() == 0 ? bytes : 0);
+      return memory.empty() ? nullptr : memory[0];
+    };
+    auto for_gradients = own_memory();
+    if constexpr (averages_in_parts)
+      for_gradients = [&communicator, &parts = parts(),
+                       own = own_memory()](std::size_t bytes) -> std::shared_ptr<void> {
+        auto memory = parts.shared().allocate(communicator, bytes);
+        return memory || !own ? memory : own(bytes);
+      };
+    with_gradients([&] { net_.flat_.use_memory(of_rank_0, for_gradients, nn::FlatParameters<D>::Values::in_common); });
+  }
+  /// Moves them back into memory of each rank's own. No collective: nobody may step meanwhile.
+  void keep_own_parameters() {
+    with_gradients([&] { net_.flat_.use_memory(own_memory(), own_memory()); });
+  }
+
+ private:
+  Core& core() const { return net_; }
+  Parts& parts() const { return *core().template find<Parts>(); }
+  ddp::PassesOfOthers<D, Communicator>& passes_of_others() const {
+    return *core().template find<ddp::PassesOfOthers<D, Communicator>>();
+  }
+  /// Whether ranks share the parameter or buffer of a name, as a function.
+  auto is_shared() const {
+    return [&options = core().options](const std::string& wanted) { return !options.ignores(wanted); };
+  }
+  [[gnu::cold]] void take_state(int root) {
+    net_.broadcast_parameters(root, is_shared());
+    net_.broadcast_buffers(root);
+  }
+  /// A rank's memory that the communicator reaches without a copy, where it has such.
+  typename nn::FlatParameters<D>::Allocate own_memory() const {
+    if constexpr (std::is_same_v<D, Cpu> && requires(Communicator & c) { c.allocate(0); })
+      return [&communicator = net_.communicator_](std::size_t bytes) { return communicator.allocate(bytes); };
+    else
+      return nullptr;
+  }
+
+  Net& net_;
+};
+
+}  // namespace detail
+}  // namespace chorus

@@ -1,0 +1,188 @@
+#pragma once
+/// What extends DistributedDataParallel: each option is an extension, which the core calls at a few moments.
+
+#include <chorus/core/error.hpp>
+#include <chorus/parallel/ddp/batch_shares.hpp>
+#include <chorus/parallel/ddp/buckets.hpp>
+#include <chorus/parallel/ddp/ddp_options.hpp>
+#include <cstddef>
+#include <memory>
+#include <numeric>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace chorus::ddp {
+
+/// The moments of a pass, in their order. Each does nothing unless an extension says otherwise.
+template <Device D>
+class Extension {
+ public:
+  Extension() = default;
+  Extension(const Extension&) = delete;
+  Extension& operator=(const Extension&) = delete;
+  virtual ~Extension() = default;
+
+  /// Gradients are cut into buckets: by entry, when each is sent.
+  virtual void choose(std::span<Sending>) {}
+  virtual void buckets_will_change() {}
+  virtual void buckets_changed() {}
+
+  /// A forward pass begins that records gradients. What is said here, all ranks are told.
+  virtual void forward_begins(detail::ForwardPass&) {}
+  /// They have been.
+  virtual void ranks_know() {}
+  virtual void forward_ended() {}
+
+  /// The first gradient of a backward pass has arrived.
+  virtual void backward_begins() {}
+  /// The gradient of entry `i` has arrived; under no_sync, too.
+  virtual void gradient_arrived(std::size_t /*i*/) {}
+  /// Before this rank sends a bucket.
+  virtual void bucket_is_full(const Bucket&) {}
+  /// The thread that runs backward turns to communication, or back from it.
+  virtual void communicates(bool) {}
+  /// All gradients of this rank have arrived.
+  virtual void backward_ended() {}
+  /// All buckets are back.
+  virtual void averaged() {}
+  virtual void pass_ended() {}
+};
+
+/// What a rank brings to a pass of other ranks, within `join`.
+enum class Brings { samples, nothing, accumulated_gradients };
+
+/// What extensions see of the core, and may have it do.
+template <Device D, class Communicator>
+class Core {
+ public:
+  Core(nn::FlatParameters<D>& flat_parameters, Communicator& communicator,
+       detail::BatchShares<Communicator>& batch_shares, const DistributedDataParallelOptions& ddp_options)
+      : flat(flat_parameters),
+        ranks(communicator),
+        shares(batch_shares),
+        options(ddp_options),
+        entry_of_(flat.entries().size()),
+        number_of_(flat.entries().size()) {
+    std::iota(entry_of_.begin(), entry_of_.end(), std::size_t{0});
+    number_of_ = entry_of_;
+  }
+
+  nn::FlatParameters<D>& flat;
+  Communicator& ranks;
+  detail::BatchShares<Communicator>& shares;
+  const DistributedDataParallelOptions options;
+  Buckets<D> buckets;
+  double weight = 1;         // of this rank's gradients in the average
+  bool sync = true;          // whether backward averages
+  bool in_backward = false;  // buckets are under way
+  Brings brings = Brings::samples;
+
+  std::size_t entries() const { return flat.entries().size(); }
+  ParameterOn<D>& parameter(std::size_t i) const { return flat.entries()[i].parameter(); }
+  const std::string& name(std::size_t i) const { return flat.entries()[i].named.name; }
+  /// A parameter's number stays when its entry moves.
+  std::size_t entry_of(std::size_t number) const { return entry_of_[number]; }
+  std::size_t number_of(std::size_t i) const { return number_of_[i]; }
+  std::byte* gradients(const Bucket& bucket) const { return flat.groups()[bucket.group].grad(bucket.begin); }
+  DType dtype(const Bucket& bucket) const { return flat.groups()[bucket.group].dtype; }
+  std::size_t bytes(const Bucket& bucket) const { return bucket.count * size_of(dtype(bucket)); }
+
+  /// The parameter's gradient counts as there: where backward has left none, and no earlier pass, it is 0.
+  void fill(std::size_t i) const {
+    auto& p = parameter(i);
+    if (!p.grad_arrived()) zero_bytes(p.where(), p.grad_data(), p.size_bytes());
+  }
+  /// The start of a message to the user.
+  [[gnu::cold]] std::string where() const { return cat("DistributedDataParallel: rank ", ranks.rank(), ": "); }
+
+  /// Whether ranks share its gradient, though it may not be sent now.
+  bool is_shared(std::size_t i) const {
+    return buckets.sends(i) || (parameter(i).wants_grad() && !options.ignores(name(i)));
+  }
+  /// By entry: when its gradient is sent, as things are now.
+  std::span<const Sending> sending() {
+    sending_.assign(entries(), Sending::no);
+    for (std::size_t i = 0; i < sending_.size(); ++i)
+      if (parameter(i).wants_grad()) sending_[i] = Sending::early;
+    tell(&Extension<D>::choose, std::span(sending_));
+    return sending_;
+  }
+  /// The names of the gradients that buckets still wait for; what has not come at all counts as 0.
+  [[gnu::cold]] std::string fill_missing() const {
+    std::string names;
+    for (const Bucket& bucket : buckets.all())
+      for (const std::size_t i : bucket.parameters) {
+        if (bucket.missing == 0 || buckets.left(i) == 0) continue;
+        names += cat(names.empty() ? "" : ", ", name(i));
+        fill(i);
+      }
+    return names;
+  }
+  /// Cuts the buckets anew.
+  [[gnu::cold]] void cut_buckets() {
+    change_buckets([] {});
+  }
+  /// Lays the flat buffers out anew: `order[i]` is the present number of the entry that becomes number i.
+  [[gnu::cold]] void reorder(std::span<const std::size_t> order) {
+    change_buckets([&] {
+      flat.reorder(order);
+      const auto before = number_of_;
+      for (std::size_t i = 0; i < order.size(); ++i) {
+        number_of_[i] = before[order[i]];
+        entry_of_[number_of_[i]] = i;
+      }
+    });
+  }
+
+  /// Buckets that are full leave.
+  virtual void send_full() = 0;
+  /// Waits for the next bucket that comes back.
+  virtual void take_back(Bucket&) = 0;
+  /// All that is full leaves, and all that has left comes back.
+  virtual void average_the_rest() = 0;
+  /// A backward pass without one: of a rank that has none of its own.
+  virtual void begin_backward() = 0;
+  virtual void finish_backward() = 0;
+
+  /// Calls a moment of all extensions.
+  template <class... Parameters, class... Arguments>
+  void tell(void (Extension<D>::*moment)(Parameters...), Arguments&&... arguments) {
+    // By number: a moment may add an extension.
+    for (std::size_t e = 0; e < extensions_.size(); ++e) ((*extensions_[e]).*moment)(arguments...);
+  }
+  template <class E, class... Arguments>
+  E& add(Arguments&&... arguments) {
+    auto made = std::make_unique<E>(std::forward<Arguments>(arguments)...);
+    E& extension = *made;
+    extensions_.push_back(std::move(made));
+    return extension;
+  }
+  /// The extension of a type; null where there is none.
+  template <class E>
+  E* find() const {
+    for (const auto& extension : extensions_)
+      if (auto* const found = dynamic_cast<E*>(extension.get())) return found;
+    return nullptr;
+  }
+
+ protected:
+  ~Core() = default;
+
+ private:
+  template <class Change>
+  void change_buckets(const Change& change) {
+    tell(&Extension<D>::buckets_will_change);
+    change();
+    flat.count_generation();
+    buckets.cut(flat, options.template buckets<D>(), sending());
+    tell(&Extension<D>::buckets_changed);
+  }
+
+  std::vector<std::size_t> entry_of_, number_of_;
+  std::vector<Sending> sending_;
+  std::vector<std::unique_ptr<Extension<D>>> extensions_;
+};
+
+}  // namespace chorus::ddp

@@ -1,0 +1,42 @@
+#pragma once
+/// Parameters that are frozen or thawed between passes.
+
+#include <chorus/parallel/ddp/extension.hpp>
+#include <chorus/parallel/ddp/same_model.hpp>
+#include <cstddef>
+#include <string>
+
+namespace chorus::ddp {
+
+/// Buckets hold what wants gradients. Where that has changed they are cut anew, and ranks compare what they want.
+template <Device D, class Communicator>
+class FrozenParameters final : public Extension<D> {
+ public:
+  explicit FrozenParameters(Core<D, Communicator>& core) : core_(core) {}
+
+  /// Whether buckets had to be cut anew.
+  bool fit_buckets() {
+    const auto sending = core_.sending();
+    bool fit = true;
+    for (std::size_t i = 0; i < sending.size(); ++i) fit = fit && (sending[i] != Sending::no) == core_.buckets.sends(i);
+    if (!fit) core_.cut_buckets();
+    return !fit;
+  }
+  void forward_begins(detail::ForwardPass& pass) override { pass.changed = fit_buckets(); }
+  void backward_begins() override {
+    if (core_.shares.take_changed()) detail::check_same_description(core_.ranks, "DistributedDataParallel", describe());
+  }
+
+ private:
+  [[gnu::cold]] std::string describe() const {
+    std::string text;
+    for (std::size_t i = 0; i < core_.entries(); ++i)
+      if (!core_.options.ignores(core_.name(i)))
+        text += cat(core_.name(i), core_.parameter(i).wants_grad() ? "\n" : ", frozen,\n");
+    return text;
+  }
+
+  Core<D, Communicator>& core_;
+};
+
+}  // namespace chorus::ddp

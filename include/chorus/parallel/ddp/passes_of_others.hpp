@@ -1,0 +1,59 @@
+#pragma once
+/// `join`: passes of other ranks, of a rank that has run out of batches.
+
+#include <chorus/parallel/ddp/accumulation.hpp>
+#include <chorus/parallel/ddp/clock.hpp>
+#include <chorus/parallel/ddp/extension.hpp>
+#include <chorus/parallel/ddp/frozen_parameters.hpp>
+#include <chorus/parallel/ddp/gradients_aside.hpp>
+#include <chorus/parallel/join.hpp>
+#include <cstddef>
+
+namespace chorus::ddp {
+
+/// Such a rank makes the same collective calls as the others, with no samples. Afterwards it has the gradients that it
+/// had before.
+template <Device D, class Communicator>
+class PassesOfOthers final : public Extension<D> {
+ public:
+  explicit PassesOfOthers(Core<D, Communicator>& core) : core_(core) {}
+
+  void begin() { own_.take(core_.flat); }
+  void end() {
+    own_.give_back();
+    own_.forget();
+  }
+
+  /// Takes part in a pass, once ranks know each other's samples, with what this rank has added up under no_sync, else
+  /// with zeros.
+  [[gnu::cold]] JoinedPass take_part() {
+    const struct Scope {
+      Brings& brings;
+      ~Scope() { brings = Brings::samples; }
+    } scope{core_.brings};
+    core_.brings = Brings::nothing;
+    core_.template find<FrozenParameters<D, Communicator>>()->fit_buckets();
+    core_.tell(&Extension<D>::ranks_know);
+    if (!core_.shares.sync()) return JoinedPass::passed;
+    if (const auto* const added_up = core_.template find<Accumulation<D, Communicator>>();
+        added_up && added_up->any()) {
+      core_.brings = Brings::accumulated_gradients;
+      own_.take_none(core_.flat);  // they are sent now
+    }
+    core_.template find<Clock<D, Communicator>>()->forward_of_others();
+    core_.begin_backward();
+    for (std::size_t i = 0; i < core_.entries(); ++i) {
+      if (core_.brings == Brings::nothing) core_.parameter(i).set_grad_arrived(false);
+      if (core_.buckets.sends(i)) core_.fill(i);
+    }
+    core_.buckets.complete();
+    core_.finish_backward();
+    return JoinedPass::averaged;
+  }
+
+ private:
+  Core<D, Communicator>& core_;
+  detail::GradientsAside<D> own_;
+};
+
+}  // namespace chorus::ddp

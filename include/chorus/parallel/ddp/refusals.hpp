@@ -1,0 +1,31 @@
+#pragma once
+/// What DistributedDataParallel's core refuses.
+
+#include <chorus/parallel/ddp/extension.hpp>
+#include <cstddef>
+
+namespace chorus::ddp {
+
+template <Device D, class Communicator>
+[[noreturn, gnu::cold]] void refuse_second_arrival(const Core<D, Communicator>& core, std::size_t i) {
+  fail<UsageError>(core.where(), core.name(i),
+                   " got its gradient in several parts in one backward pass (backward within backward); if it always "
+                   "does, set static_graph");
+}
+
+template <Device D, class Communicator>
+[[noreturn, gnu::cold]] void refuse_missing(const Core<D, Communicator>& core) {
+  fail<UsageError>("DistributedDataParallel: on rank ", core.ranks.rank(), " no gradient came for ",
+                   core.fill_missing(),
+                   ". If they are not always used, set find_unused_parameters; if never, set_requires_grad(false)");
+}
+
+/// Other ranks don't wait for what will not come.
+template <class Communicator>
+[[gnu::cold]] void give_up(Communicator& communicator, bool unwinding) {
+  communicator.abort(cat("rank ", communicator.rank(),
+                         unwinding ? " threw an exception in the middle of a step"
+                                   : ": its net has ended in the middle of a backward pass"));
+}
+
+}  // namespace chorus::ddp

@@ -1,0 +1,105 @@
+#pragma once
+/// Option `find_unused_parameters`: some backward passes leave parameters out, others on each rank.
+
+#include <algorithm>
+#include <chorus/core/say.hpp>
+#include <chorus/parallel/ddp/extension.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace chorus::ddp {
+
+/// What has not come on a rank is 0 there. After the pass ranks tell each other what came: a parameter has a gradient
+/// where any rank used it; where none did it stays without, so that no optimizer moves it.
+template <Device D, class Communicator>
+class UnusedParameters final : public Extension<D> {
+ public:
+  explicit UnusedParameters(Core<D, Communicator>& core) : core_(core) {}
+
+  void backward_ended() override {
+    came_.clear();
+    for (std::size_t i = 0; i < core_.entries(); ++i)
+      came_.push_back(core_.brings != Brings::nothing && core_.parameter(i).grad_arrived());
+    core_.fill_missing();
+    core_.buckets.complete();
+  }
+  void averaged() override {
+    agree();
+    if (core_.options.skip_all_reduce_unused_params) send_what_rested();
+    for (std::size_t i = 0; i < core_.entries(); ++i)
+      if (core_.is_shared(i)) core_.parameter(i).set_grad_arrived(came_[i] != 0);
+    if (core_.options.skip_all_reduce_unused_params) rest(came_);
+  }
+
+  // Option `skip_all_reduce_unused_params`: what came on no rank rests, out of the buckets, until it comes on one.
+
+  void choose(std::span<Sending> sending) override {
+    for (const std::size_t number : resting_) sending[core_.entry_of(number)] = Sending::no;
+  }
+  bool rests(std::size_t i) const {
+    return std::find(resting_.begin(), resting_.end(), core_.number_of(i)) != resting_.end();
+  }
+  /// From now on exactly those gradients rest that are shared and, by entry, did not come.
+  [[gnu::cold]] void rest(std::span<const char> came) {
+    std::vector<std::size_t> resting;
+    for (std::size_t i = 0; i < core_.entries(); ++i)
+      if (core_.is_shared(i) && came[i] == 0) resting.push_back(core_.number_of(i));
+    std::sort(resting.begin(), resting.end());
+    if (resting == resting_) return;
+    resting_ = std::move(resting);
+    core_.cut_buckets();
+  }
+
+ private:
+  // Makes `came_` the same on all ranks.
+  [[gnu::cold]] void agree() {
+    std::size_t common = 0;  // what each rank has of its own lies at the end
+    for (std::size_t i = 0; i < core_.entries(); ++i)
+      if (core_.is_shared(i)) common = i + 1;
+    std::vector<std::int32_t> came(came_.begin(), came_.begin() + static_cast<std::ptrdiff_t>(common));
+    const auto lacks_one = [&] {
+      for (std::size_t i = 0; i < common; ++i)
+        if (core_.is_shared(i) && came[i] == 0) return true;
+      return false;
+    };
+    came.push_back(core_.brings != Brings::nothing && lacks_one() ? 1 : 0);
+    core_.ranks.all_reduce(std::span(came), comm::ReduceOp::max, {});
+    came_.assign(core_.entries(), 0);
+    std::copy(came.begin(), came.end() - 1, came_.begin());
+    warn_if_all_came(came.back() == 0);
+  }
+  // Once, where this option is not needed (PyTorch does after the first pass).
+  void warn_if_all_came(bool all) {
+    constexpr int passes = 10;
+    found_ = found_ || !all;
+    if (found_ || ++complete_ != passes || core_.ranks.rank() != 0) return;
+    detail::say(cat(
+        "warning: DistributedDataParallel: find_unused_parameters is set, but in the first ", passes,
+        " backward passes every parameter got a gradient on every rank; without it a step has one collective less. ",
+        "If later passes leave parameters out, it is needed."));
+  }
+  // What rested, and came on a rank after all, is averaged now.
+  [[gnu::cold]] void send_what_rested() {
+    std::vector<std::size_t> all_others, awake;
+    for (std::size_t i = 0; i < core_.entries(); ++i) {
+      const bool now = rests(i) && core_.is_shared(i) && came_[i] != 0;
+      (now ? awake : all_others).push_back(core_.number_of(i));
+      if (now) core_.fill(i);
+    }
+    if (awake.empty()) return;
+    resting_ = std::move(all_others);
+    core_.cut_buckets();
+    core_.buckets.complete();
+    core_.average_the_rest();
+  }
+
+  Core<D, Communicator>& core_;
+  std::vector<char> came_;            // by entry: whether a gradient came in this pass
+  std::vector<std::size_t> resting_;  // numbers, sorted
+  int complete_ = 0;
+  bool found_ = false;
+};
+
+}  // namespace chorus::ddp
