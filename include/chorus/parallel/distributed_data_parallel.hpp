@@ -4,18 +4,18 @@
 
 #include <chorus/comm/any_communicator.hpp>
 #include <chorus/parallel/ddp/access.hpp>
+#include <chorus/parallel/ddp/policy_with_options.hpp>
 #include <chorus/parallel/ddp/rank_device.hpp>
 #include <chorus/parallel/ddp/refusals.hpp>
-#include <chorus/parallel/distributed_policy.hpp>
 #include <chorus/parallel/hooks/all_reduce.hpp>
+#include <chorus/parallel/join.hpp>
 #include <chorus/parallel/no_sync.hpp>
+#include <cstddef>
 #include <cstdint>
 #include <exception>
-#include <functional>
 #include <memory>
 #include <span>
 #include <utility>
-#include <vector>
 
 namespace chorus {
 
@@ -26,16 +26,15 @@ namespace chorus {
 /// A hook on a parameter sees this rank's gradient, once in each backward, before it is averaged; what the hook makes
 /// of it is averaged. `grad` gives this rank's own gradients, and sends nothing.
 ///
-/// Below stands the algorithm, in six steps. What options add to it is in ddp/, one file each: see ddp/extension.hpp.
+/// Below stands the algorithm, in six steps. What options add to it is in ddp/, one file each: at the moments that it
+/// `tell`s them (ddp/extension.hpp).
 template <class Model, class Hook = AllReduce, class Communicator = comm::AnyCommunicator>
-class DistributedDataParallel : public DistributedPolicy<Model, Communicator>,
-                                private ddp::Core<typename Policy<Model>::device_type, Communicator> {
-  using Base = DistributedPolicy<Model, Communicator>;
-  using Core = ddp::Core<typename Policy<Model>::device_type, Communicator>;
-  using Extension = ddp::Extension<typename Policy<Model>::device_type>;
+class DistributedDataParallel : public ddp::PolicyWithOptions<Model, Hook, Communicator> {
+  using Base = ddp::PolicyWithOptions<Model, Hook, Communicator>;
+  using Extension = ddp::Extension<typename Base::D>;
 
  public:
-  using D = typename Base::device_type;
+  using typename Base::D;
   using policy_type = DistributedDataParallel;
   static constexpr const char* name = "ddp";
 
@@ -43,13 +42,9 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator>,
   /// shapes, dtypes or options differ, and where no parameter wants a gradient. The communicator must outlive this.
   DistributedDataParallel(Model model, Communicator& communicator, const DistributedDataParallelOptions& options = {},
                           std::uint64_t seed = initial_seed(), Hook hook = {})
-      : Base(std::move(model), communicator, seed),
-        Core(this->flat_, communicator, this->shares_, options.checked_for<D>(this->model_)),
-        calls_{std::move(hook)} {
-    this->random_.dim = options.dim;
-    door().install_extensions();
+      : Base(std::move(model), communicator, options, seed, std::move(hook)) {
     // 1. All ranks begin with rank 0's numbers.
-    if (options.init_sync) door().take_first_state();
+    if (options.init_sync) this->take_first_state();
     // 2. Each parameter says when its gradient is final.
     for (std::size_t number = 0; number < this->entries(); ++number)
       this->parameter(number).on_grad([this, alive = this->alive(), number] {
@@ -67,7 +62,6 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator>,
   ~DistributedDataParallel() {
     const bool unwinding = std::uncaught_exceptions() > exceptions_before_;
     if (this->in_backward || (unwinding && !this->shares_.done())) ddp::give_up(this->communicator_, unwinding);
-    for (ddp::Bucket& bucket : this->buckets.all()) bucket.work = {};  // in the hook's memory
   }
 
   /// The model's output for this rank's share of the batch.
@@ -75,14 +69,10 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator>,
   auto operator()(const Inputs&... inputs) {
     check<UsageError>(!this->in_backward,
                       "DistributedDataParallel: the last backward pass ended early; its gradients are incomplete");
-    const Index samples = detail::samples_of(Core::options.dim, inputs...);
-    const std::uint32_t number = this->begin_forward(samples).step;
-    if (!grad_enabled()) {
-      this->shares_.begin_aside(samples, !this->joining_, number);
-      return this->forward(!this->joining_, inputs...);
-    }
+    detail::ForwardPass pass{.samples = detail::samples_of(this->options().dim, inputs...), .sync = this->sync};
+    pass.number = this->begin_forward(pass.samples).step;
+    if (!grad_enabled()) return this->forward_aside(pass, inputs...);
     // 3. Ranks tell each other how many samples they have: by these their gradients count.
-    detail::ForwardPass pass{.samples = samples, .number = number, .sync = this->sync};
     this->tell(&Extension::forward_begins, pass);
     this->shares_.begin(pass);
     this->check_all_here();
@@ -95,7 +85,7 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator>,
   /// While it lives, backward adds to this rank's own gradients alone; the first backward after it averages the sum.
   /// Each pass counts by its own global batch, so that micro-batches may be shared out unevenly.
   [[nodiscard]] NoSync no_sync() {
-    door().accumulates();
+    this->accumulate();
     return NoSync(this->sync);
   }
   /// Runs `body`, a loop over batches of which ranks may have different numbers, each an iteration of forward and
@@ -105,36 +95,6 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator>,
   template <class Body>
   void join(const Body& body, const JoinOptions& join_options = {}) {
     chorus::join(body, join_options, *this);
-  }
-  /// Has `share(buffers, communicator)` called before, or after, each forward pass that averages gradients, of a model
-  /// of which a layer is in training, by all ranks, instead of sending rank 0's buffers to all: to average running
-  /// statistics, say. Under `join` they come from one rank as ever. With nothing, `broadcast_buffers` holds again.
-  void register_buffer_comm_hook(
-      std::function<void(std::span<const nn::NamedBuffer<D>> buffers, Communicator& communicator)> share,
-      BufferCommHookLocation location = BufferCommHookLocation::pre_forward) {
-    this->template find<ddp::Buffers<D, Communicator>>()->set_hook(std::move(share), location);
-  }
-  /// All ranks call it; under a hook that lets parameters drift apart, they are brought together.
-  void eval() {
-    if constexpr (ddp::HookTraits<Hook, D, Communicator>::averages_parameters)
-      hook().synchronise(this->flat_, this->communicator_);
-    Base::eval();
-  }
-  const DistributedDataParallelOptions& options() const { return Core::options; }
-  Hook& hook() { return calls_.hook; }
-  /// Sizes of the buckets in bytes, in the order in which they are reduced.
-  std::vector<std::size_t> bucket_bytes() const {
-    std::vector<std::size_t> sizes;
-    for (const ddp::Bucket& bucket : this->buckets.all()) sizes.push_back(this->bytes(bucket));
-    return sizes;
-  }
-  /// Where the time of this rank's iterations goes.
-  const DdpLoggingData& logging_data() const { return this->template find<ddp::Clock<D, Communicator>>()->data(); }
-  void reset_logging_data() { this->template find<ddp::Clock<D, Communicator>>()->forget(); }
-  /// Backward passes whose gradients NonFinite::skip_step has thrown away.
-  std::int64_t skipped_steps() const {
-    const auto* const judge = this->template find<ddp::NonFiniteGradients<D, Communicator>>();
-    return judge == nullptr ? 0 : judge->skipped_steps();
   }
 
  private:
@@ -146,7 +106,6 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator>,
                                 std::move(hook)) {
     device_ = std::move(device);
   }
-  detail::Access<DistributedDataParallel> door() { return detail::Access<DistributedDataParallel>(*this); }
 
   // 4. The first gradient begins a pass; full buckets leave while backward goes on.
   void gradient_is_final(std::size_t i) {
@@ -174,7 +133,7 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator>,
     this->tell(&Extension::backward_ended);
     send_full();
     if (!this->buckets.all_left()) ddp::refuse_missing(*this);
-    average_the_rest();
+    take_back(this->buckets.on_their_way());
     this->tell(&Extension::averaged);
     this->in_backward = false;
     this->tell(&Extension::pass_ended);
@@ -184,30 +143,21 @@ class DistributedDataParallel : public DistributedPolicy<Model, Communicator>,
     while (ddp::Bucket* const bucket = this->buckets.next_full()) {
       this->tell(&Extension::bucket_is_full, *bucket);
       this->tell(&Extension::communicates, true);
-      calls_.start(*this, *bucket);
+      this->calls_.start(*this, *bucket);
       this->tell(&Extension::communicates, false);
     }
   }
-  void average_the_rest() override {
-    send_full();
+  void take_back(std::span<ddp::Bucket> some) override {
     this->tell(&Extension::communicates, true);
-    calls_.wait_for(*this, this->buckets.on_their_way());
+    this->calls_.wait_for(*this, some);
     this->tell(&Extension::communicates, false);
-    while (ddp::Bucket* const bucket = this->buckets.next_on_its_way()) has_come_back(*bucket);
-  }
-  void take_back(ddp::Bucket& bucket) override {
-    this->tell(&Extension::communicates, true);
-    calls_.wait_for(*this, std::span(&bucket, 1));
-    this->tell(&Extension::communicates, false);
-    has_come_back(bucket);
-  }
-  void has_come_back(ddp::Bucket& bucket) {
-    for (const std::size_t i : bucket.parameters) this->parameter(i).set_grad_arrived(true);
-    this->buckets.returned();
+    for (ddp::Bucket& bucket : some) {
+      for (const std::size_t i : bucket.parameters) this->parameter(i).set_grad_arrived(true);
+      this->buckets.returned();
+    }
   }
 
   std::unique_ptr<detail::RankDevice<D>> device_;  // where it was made for a run
-  ddp::HookCalls<D, Hook, Communicator> calls_;
   const int exceptions_before_ = std::uncaught_exceptions();
 };
 

@@ -208,6 +208,13 @@ class DistributedPolicy : public Policy<Model> {
     return output;
   }
 
+  /// A forward pass without gradients is this rank's own, unless an operation asks for its place in the batch.
+  template <class... Inputs>
+  auto forward_aside(const detail::ForwardPass& pass, const Inputs&... inputs) {
+    shares_.begin_aside(pass.samples, !joining_, pass.number);
+    return forward(!joining_, inputs...);
+  }
+
   Communicator& communicator_;
   detail::BatchShares<Communicator> shares_;
   std::vector<nn::NamedBuffer<D>> buffers_;

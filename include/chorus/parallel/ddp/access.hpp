@@ -5,10 +5,9 @@
 #include <chorus/comm/shared_window.hpp>
 #include <chorus/optim/optimizer.hpp>
 #include <chorus/parallel/access.hpp>
-#include <chorus/parallel/ddp/install.hpp>
 #include <chorus/parallel/ddp/passes_of_others.hpp>
+#include <chorus/parallel/ddp/policy_with_options.hpp>
 #include <chorus/parallel/ddp/step_in_backward.hpp>
-#include <chorus/parallel/policy.hpp>
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -36,30 +35,6 @@ class Access<DistributedDataParallel<Model, Hook, Communicator>> {
  public:
   explicit Access(Net& net) : net_(net) {}
 
-  // For the constructor.
-
-  [[gnu::cold]] void install_extensions() {
-    auto& net = net_;
-    ddp::install_extensions<D, Hook, Communicator>(
-        core(), net.calls_, net.operators_send_,
-        {.trains = [&net] { return net.any_training(); },
-         .joining = [&net] { return net.joining_; },
-         .broadcast = [&net](int root) { net.broadcast_buffers(root); },
-         .buffers = [&net] { return std::span<const nn::NamedBuffer<D>>(net.buffers_); }});
-    if (net.communicator_.size() > 1) net.flat_.use_memory(own_memory(), own_memory());
-    std::erase_if(net.buffers_, [&](const auto& named) { return core().options.ignores(named.name); });
-  }
-  [[gnu::cold]] void take_first_state() {
-    net_.check_same("DistributedDataParallel", core().options.template describe<D>(), is_shared());
-    take_state(0);
-  }
-  /// Gradients will be added up.
-  void accumulates() {
-    using Accumulation = ddp::Accumulation<D, Communicator>;
-    if (core().template find<Accumulation>() == nullptr)
-      core().template add<Accumulation>(core(), [&net = net_] { return Traits::averages(net.calls_.hook); });
-  }
-
   // For chorus::join.
 
   void begin_join(const JoinFacts& facts) {
@@ -75,7 +50,7 @@ class Access<DistributedDataParallel<Model, Hook, Communicator>> {
   }
   [[gnu::cold]] void end_company() {
     passes_of_others().end();
-    if (const int root = net_.end_passes_of_others(); root >= 0) take_state(root);
+    if (const int root = net_.end_passes_of_others(); root >= 0) net_.take_state(root);
   }
   void end_join() { net_.end_joining(); }
 
@@ -111,7 +86,7 @@ class Access<DistributedDataParallel<Model, Hook, Communicator>> {
     std::vector<char> came;
     for (std::size_t i = 0; i < core().entries(); ++i)
       came.push_back(std::find(names.begin(), names.end(), core().name(i)) == names.end());
-    core().template find<ddp::UnusedParameters<D, Communicator>>()->rest(came);
+    if (auto* const unused = core().template find<ddp::UnusedParameters<D, Communicator>>()) unused->rest(came);
   }
   /// Whether the hook remembers something, so that all ranks take part in a checkpoint.
   static constexpr bool hook_remembers = Traits::remembers_parameters || Traits::remembers_numbers;
@@ -197,15 +172,15 @@ class Access<DistributedDataParallel<Model, Hook, Communicator>> {
   void share_parameters() {
     auto& communicator = net_.communicator_;
     if (!std::is_same_v<D, Cpu> || communicator.size() == 1) return;
-    net_.broadcast_parameters(0, is_shared());
+    net_.broadcast_parameters(0, net_.is_shared());
     const auto of_rank_0 = [&communicator](std::size_t bytes) {
       const auto memory = comm::allocate_shared(communicator, communicator.rank() == 0 ? bytes : 0);
       return memory.empty() ? nullptr : memory[0];
     };
-    auto for_gradients = own_memory();
+    auto for_gradients = net_.own_memory();
     if constexpr (averages_in_parts)
       for_gradients = [&communicator, &parts = parts(),
-                       own = own_memory()](std::size_t bytes) -> std::shared_ptr<void> {
+                       own = net_.own_memory()](std::size_t bytes) -> std::shared_ptr<void> {
         auto memory = parts.shared().allocate(communicator, bytes);
         return memory || !own ? memory : own(bytes);
       };
@@ -213,7 +188,7 @@ class Access<DistributedDataParallel<Model, Hook, Communicator>> {
   }
   /// Moves them back into memory of each rank's own. No collective: nobody may step meanwhile.
   void keep_own_parameters() {
-    with_gradients([&] { net_.flat_.use_memory(own_memory(), own_memory()); });
+    with_gradients([&] { net_.flat_.use_memory(net_.own_memory(), net_.own_memory()); });
   }
 
  private:
@@ -222,22 +197,6 @@ class Access<DistributedDataParallel<Model, Hook, Communicator>> {
   ddp::PassesOfOthers<D, Communicator>& passes_of_others() const {
     return *core().template find<ddp::PassesOfOthers<D, Communicator>>();
   }
-  /// Whether ranks share the parameter or buffer of a name, as a function.
-  auto is_shared() const {
-    return [&options = core().options](const std::string& wanted) { return !options.ignores(wanted); };
-  }
-  [[gnu::cold]] void take_state(int root) {
-    net_.broadcast_parameters(root, is_shared());
-    net_.broadcast_buffers(root);
-  }
-  /// A rank's memory that the communicator reaches without a copy, where it has such.
-  typename nn::FlatParameters<D>::Allocate own_memory() const {
-    if constexpr (std::is_same_v<D, Cpu> && requires(Communicator & c) { c.allocate(0); })
-      return [&communicator = net_.communicator_](std::size_t bytes) { return communicator.allocate(bytes); };
-    else
-      return nullptr;
-  }
-
   Net& net_;
 };
 

@@ -2,9 +2,7 @@
 /// Gradient buckets: ranges of the flat gradients that are averaged while backward still fills the next ones
 /// (Li et al., "PyTorch Distributed", VLDB 2020).
 
-#include <chorus/comm/communicator.hpp>
-#include <chorus/nn/flat_parameters.hpp>
-#include <chorus/parallel/ddp/ddp_options.hpp>
+#include <chorus/comm/work.hpp>
 #include <chorus/parallel/hooks/hook.hpp>
 #include <cstddef>
 #include <cstdint>
@@ -25,51 +23,15 @@ struct Bucket {
   bool done = false;                    // its hook sends no more
 };
 
-/// Whether a gradient is sent, and when.
-enum class Sending : std::uint8_t { no, early, late };
-
-/// Cuts the gradients that are sent into buckets, in the order of the flat buffers; the late ones follow all others.
-template <Device D>
-[[gnu::cold]] std::vector<Bucket> cut_into_buckets(const nn::FlatParameters<D>& flat, const BucketOptions& options,
-                                                   std::span<const Sending> sending) {
-  constexpr double mib = 1024 * 1024;
-  std::vector<Bucket> buckets;
-  std::vector<Bucket> open(flat.groups().size());  // one for each dtype
-  const auto close = [&](Bucket& bucket) {
-    if (!bucket.parameters.empty()) {
-      bucket.index = buckets.size();
-      buckets.push_back(std::move(bucket));
-    }
-    bucket = {};
-  };
-  for (const auto when : {Sending::early, Sending::late}) {
-    for (std::size_t i = 0; i < flat.entries().size(); ++i) {
-      if (sending[i] != when) continue;
-      const auto& entry = flat.entries()[i];
-      auto& bucket = open[entry.group];
-      const auto bytes = (bucket.count + entry.count) * size_of(flat.groups()[entry.group].dtype);
-      const bool full = static_cast<double>(bytes) > mib * options.cap_mb(buckets.size());
-      const bool gap = bucket.begin + bucket.count != entry.begin;  // one that isn't sent lies between
-      if (full || gap) close(bucket);
-      if (bucket.parameters.empty()) bucket.group = entry.group, bucket.begin = entry.begin;
-      bucket.parameters.push_back(i);
-      bucket.parts.push_back({entry.begin - bucket.begin, entry.parameter().extents(), entry.named.name});
-      bucket.count += entry.count;
-    }
-    for (auto& bucket : open) close(bucket);
-  }
-  return buckets;
-}
-
-/// The buckets of a net. They leave front to back, each as soon as it is full: all ranks have to call in one order.
-template <Device D>
+/// The buckets of a net; see cut_buckets.hpp for how they are cut. They leave front to back, each as soon as it is
+/// full: all ranks have to call in one order.
 class Buckets {
  public:
-  [[gnu::cold]] void cut(const nn::FlatParameters<D>& flat, const BucketOptions& options,
-                         std::span<const Sending> sending) {
-    all_ = cut_into_buckets(flat, options, sending);
-    of_.assign(sending.size(), nullptr);
-    expected_.assign(sending.size(), 1);
+  /// Takes new buckets of the gradients of that many parameters.
+  [[gnu::cold]] void replace(std::vector<Bucket> buckets, std::size_t entries) {
+    all_ = std::move(buckets);
+    of_.assign(entries, nullptr);
+    expected_.assign(entries, 1);
     for (Bucket& bucket : all_)
       for (const std::size_t i : bucket.parameters) of_[i] = &bucket;
     begin_pass();

@@ -4,6 +4,7 @@
 #include <chorus/core/error.hpp>
 #include <chorus/parallel/ddp/batch_shares.hpp>
 #include <chorus/parallel/ddp/buckets.hpp>
+#include <chorus/parallel/ddp/cut_buckets.hpp>
 #include <chorus/parallel/ddp/ddp_options.hpp>
 #include <cstddef>
 #include <memory>
@@ -73,7 +74,7 @@ class Core {
   Communicator& ranks;
   detail::BatchShares<Communicator>& shares;
   const DistributedDataParallelOptions options;
-  Buckets<D> buckets;
+  Buckets buckets;
   double weight = 1;         // of this rank's gradients in the average
   bool sync = true;          // whether backward averages
   bool in_backward = false;  // buckets are under way
@@ -138,10 +139,8 @@ class Core {
 
   /// Buckets that are full leave.
   virtual void send_full() = 0;
-  /// Waits for the next bucket that comes back.
-  virtual void take_back(Bucket&) = 0;
-  /// All that is full leaves, and all that has left comes back.
-  virtual void average_the_rest() = 0;
+  /// Waits for the buckets that come back next.
+  virtual void take_back(std::span<Bucket>) = 0;
   /// A backward pass without one: of a rank that has none of its own.
   virtual void begin_backward() = 0;
   virtual void finish_backward() = 0;
@@ -176,7 +175,7 @@ class Core {
     tell(&Extension<D>::buckets_will_change);
     change();
     flat.count_generation();
-    buckets.cut(flat, options.template buckets<D>(), sending());
+    buckets.replace(cut_into_buckets(flat, options.template buckets<D>(), sending()), entries());
     tell(&Extension<D>::buckets_changed);
   }
 

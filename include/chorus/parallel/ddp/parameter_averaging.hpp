@@ -12,7 +12,6 @@ class ParameterAveraging final : public Extension<D> {
   using Traits = HookTraits<Hook, D, Communicator>;
 
  public:
-  static constexpr bool wanted = Traits::averages_parameters || Traits::acts_after_backward;
   ParameterAveraging(Core<D, Communicator>& core, Hook& hook) : core_(core), hook_(hook) {}
 
   void ranks_know() override {

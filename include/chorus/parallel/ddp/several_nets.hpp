@@ -56,8 +56,7 @@ template <Device D, class Communicator>
 class SeveralNets final : public Extension<D> {
  public:
   /// `operators_send`: whether operators of the model have collectives in backward, which is known after forward.
-  SeveralNets(Core<D, Communicator>& core, const bool& operators_send)
-      : core_(core), operators_send_(operators_send) {}
+  SeveralNets(Core<D, Communicator>& core, const bool& operators_send) : core_(core), operators_send_(operators_send) {}
 
   void backward_begins() override {
     const bool varies = core_.options.find_unused_parameters || core_.options.static_graph;

@@ -22,7 +22,7 @@ class StaticGraph final : public Extension<D> {
       if (!uses(i).anywhere) sending[i] = Sending::no;
   }
   void buckets_changed() override {
-    for (std::size_t i = 0; i < core_.entries(); ++i) core_.buckets.expect(i, known() ? uses(i).here : Buckets<D>::any);
+    for (std::size_t i = 0; i < core_.entries(); ++i) core_.buckets.expect(i, known() ? uses(i).here : Buckets::any);
     core_.buckets.begin_pass();
   }
 

@@ -4,6 +4,7 @@
 #include <chorus/parallel/ddp/extension.hpp>
 #include <cstddef>
 #include <functional>
+#include <span>
 #include <utility>
 
 namespace chorus::ddp {
@@ -45,7 +46,7 @@ class StepInBackward final : public Extension<D> {
 
  private:
   void take_back(Bucket& bucket) {
-    core_.take_back(bucket);
+    core_.take_back(std::span(&bucket, 1));
     for (const std::size_t i : bucket.parameters) step_(core_.parameter(i));
   }
 

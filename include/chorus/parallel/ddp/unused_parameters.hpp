@@ -92,7 +92,8 @@ class UnusedParameters final : public Extension<D> {
     resting_ = std::move(all_others);
     core_.cut_buckets();
     core_.buckets.complete();
-    core_.average_the_rest();
+    core_.send_full();
+    core_.take_back(core_.buckets.on_their_way());
   }
 
   Core<D, Communicator>& core_;

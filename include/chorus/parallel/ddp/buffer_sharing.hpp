@@ -11,7 +11,7 @@ namespace chorus::ddp {
 /// Before each forward pass that will average gradients, of a model of which a layer is in training, all ranks take
 /// rank 0's buffers, or call the user's function, then or after the pass.
 template <Device D, class Communicator>
-class Buffers final : public Extension<D> {
+class BufferSharing final : public Extension<D> {
  public:
   using Share = std::function<void(std::span<const nn::NamedBuffer<D>> buffers, Communicator& communicator)>;
   /// What the policy has: whether a layer is in training, whether within `join`, a broadcast from a rank.
@@ -21,7 +21,7 @@ class Buffers final : public Extension<D> {
     std::function<std::span<const nn::NamedBuffer<D>>()> buffers;
   };
 
-  Buffers(Core<D, Communicator>& core, Policy policy) : core_(core), policy_(std::move(policy)) {}
+  BufferSharing(Core<D, Communicator>& core, Policy policy) : core_(core), policy_(std::move(policy)) {}
 
   void set_hook(Share share, BufferCommHookLocation location) {
     share_ = std::move(share);

@@ -1,0 +1,151 @@
+#pragma once
+/// What DistributedDataParallel's options need of it, and what they give to users: around the core, not in it.
+
+#include <chorus/parallel/ddp/accumulation.hpp>
+#include <chorus/parallel/ddp/buffer_sharing.hpp>
+#include <chorus/parallel/ddp/chosen_parameters.hpp>
+#include <chorus/parallel/ddp/clock.hpp>
+#include <chorus/parallel/ddp/frozen_parameters.hpp>
+#include <chorus/parallel/ddp/hook_calls.hpp>
+#include <chorus/parallel/ddp/hook_memory.hpp>
+#include <chorus/parallel/ddp/learned_order.hpp>
+#include <chorus/parallel/ddp/non_finite.hpp>
+#include <chorus/parallel/ddp/parameter_averaging.hpp>
+#include <chorus/parallel/ddp/parts.hpp>
+#include <chorus/parallel/ddp/several_nets.hpp>
+#include <chorus/parallel/ddp/static_graph.hpp>
+#include <chorus/parallel/ddp/unused_parameters.hpp>
+#include <chorus/parallel/distributed_policy.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace chorus::ddp {
+
+/// Base of DistributedDataParallel.
+template <class Model, class Hook, class Communicator>
+class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
+                          protected Core<typename Policy<Model>::device_type, Communicator> {
+  using Base = DistributedPolicy<Model, Communicator>;
+  using Core = ddp::Core<typename Policy<Model>::device_type, Communicator>;
+  using Traits = HookTraits<Hook, typename Policy<Model>::device_type, Communicator>;
+
+ public:
+  using D = typename Base::device_type;
+
+  const DistributedDataParallelOptions& options() const { return Core::options; }
+  Hook& hook() { return calls_.hook; }
+  /// Sizes of the buckets in bytes, in the order in which they are reduced.
+  std::vector<std::size_t> bucket_bytes() const {
+    std::vector<std::size_t> sizes;
+    for (const Bucket& bucket : this->buckets.all()) sizes.push_back(this->bytes(bucket));
+    return sizes;
+  }
+  /// Where the time of this rank's iterations goes.
+  const DdpLoggingData& logging_data() const { return this->template find<Clock<D, Communicator>>()->data(); }
+  void reset_logging_data() { this->template find<Clock<D, Communicator>>()->forget(); }
+  /// Backward passes whose gradients NonFinite::skip_step has thrown away.
+  std::int64_t skipped_steps() const {
+    const auto* const judge = this->template find<NonFiniteGradients<D, Communicator>>();
+    return judge == nullptr ? 0 : judge->skipped_steps();
+  }
+  /// Has `share(buffers, communicator)` called before, or after, each forward pass that averages gradients, of a model
+  /// of which a layer is in training, by all ranks, instead of sending rank 0's buffers to all: to average running
+  /// statistics, say. Under `join` they come from one rank as ever. With nothing, `broadcast_buffers` holds again.
+  void register_buffer_comm_hook(
+      std::function<void(std::span<const nn::NamedBuffer<D>> buffers, Communicator& communicator)> share,
+      BufferCommHookLocation location = BufferCommHookLocation::pre_forward) {
+    this->template find<BufferSharing<D, Communicator>>()->set_hook(std::move(share), location);
+  }
+  /// All ranks call it; under a hook that lets parameters drift apart, they are brought together.
+  void eval() {
+    if constexpr (Traits::averages_parameters) hook().synchronise(this->flat_, this->communicator_);
+    Base::eval();
+  }
+
+ protected:
+  PolicyWithOptions(Model model, Communicator& communicator, const DistributedDataParallelOptions& options,
+                    std::uint64_t seed, Hook hook)
+      : Base(std::move(model), communicator, seed),
+        Core(this->flat_, communicator, this->shares_, options.checked_for<D>(this->model_)),
+        calls_{std::move(hook)} {
+    this->random_.dim = options.dim;
+    install_extensions();
+    check<UsageError>(!this->buckets.all().empty(),
+                      "DistributedDataParallel: no parameter of the model wants a gradient",
+                      options.parameters_and_buffers_to_ignore.empty() ? "" : " that ranks share");
+    if (communicator.size() > 1) this->flat_.use_memory(own_memory(), own_memory());
+    std::erase_if(this->buffers_, [&](const auto& named) { return options.ignores(named.name); });
+  }
+  /// Hooks may still have memory under way.
+  ~PolicyWithOptions() {
+    for (Bucket& bucket : this->buckets.all()) bucket.work = {};
+  }
+
+  /// Compares the ranks' models, and takes rank 0's numbers.
+  [[gnu::cold]] void take_first_state() {
+    this->check_same("DistributedDataParallel", Core::options.template describe<D>(), is_shared());
+    take_state(0);
+  }
+  [[gnu::cold]] void take_state(int root) {
+    this->broadcast_parameters(root, is_shared());
+    this->broadcast_buffers(root);
+  }
+  /// Whether ranks share the parameter or buffer of a name, as a function.
+  auto is_shared() const {
+    return [&options = Core::options](const std::string& wanted) { return !options.ignores(wanted); };
+  }
+  /// Gradients will be added up over several passes.
+  void accumulate() {
+    using Extension = Accumulation<D, Communicator>;
+    if (this->template find<Extension>() == nullptr)
+      this->template add<Extension>(*this, [this] { return Traits::averages(calls_.hook); });
+  }
+  /// A rank's memory that the communicator reaches without a copy, where it has such.
+  typename nn::FlatParameters<D>::Allocate own_memory() const {
+    if constexpr (std::is_same_v<D, Cpu> && requires(Communicator & c) { c.allocate(0); })
+      return [&communicator = this->communicator_](std::size_t bytes) { return communicator.allocate(bytes); };
+    else
+      return nullptr;
+  }
+
+  HookCalls<D, Hook, Communicator> calls_;
+
+ private:
+  // At each moment they are called in this order. Others are added by the calls that need them.
+  [[gnu::cold]] void install_extensions() {
+    const auto& options = Core::options;
+    if (ChosenParameters<D, Communicator>::wanted(options)) add<ChosenParameters>();
+    add<FrozenParameters>();
+    add<Clock>();
+    add<SeveralNets>(this->operators_send_);
+    add<BufferSharing>(typename BufferSharing<D, Communicator>::Policy{
+        .trains = [this] { return this->any_training(); },
+        .joining = [this] { return this->joining_; },
+        .broadcast = [this](int root) { this->broadcast_buffers(root); },
+        .buffers = [this] { return std::span<const nn::NamedBuffer<D>>(this->buffers_); }});
+    if (options.static_graph)
+      add<StaticGraph>();
+    else if (options.find_unused_parameters)
+      add<UnusedParameters>();
+    if (options.non_finite != NonFinite::propagate) add<NonFiniteGradients>(Traits::in_parts || Traits::own_gradients);
+    if constexpr (Traits::averages_parameters || Traits::acts_after_backward)
+      Core::template add<ParameterAveraging<D, Hook, Communicator>>(*this, hook());
+    if (LearnedOrder<D, Communicator>::wanted(options)) add<LearnedOrder>();
+    if constexpr (Traits::in_parts) add<GradientParts>(calls_.averaging);
+    this->cut_buckets();
+    if constexpr (Traits::remembers_parameters || Traits::resets)
+      Core::template add<HookMemory<D, Hook, Communicator>>(*this, hook());
+  }
+  template <template <class, class> class Extension, class... Arguments>
+  void add(Arguments&&... arguments) {
+    Core::template add<Extension<D, Communicator>>(*this, std::forward<Arguments>(arguments)...);
+  }
+};
+
+}  // namespace chorus::ddp
