@@ -3,6 +3,7 @@
 
 #include <chorus/ops/arithmetic.hpp>
 #include <chorus/ops/cross_entropy.hpp>
+#include <chorus/ops/losses.hpp>
 #include <chorus/ops/reduction.hpp>
 #include <chorus/ops/softmax.hpp>
 #include <cstdint>
@@ -72,8 +73,12 @@ template <Operand X, class T, class D>
 auto reduce_weighted(const X& losses, const Tensor<std::int64_t, 1, D>& labels, const Tensor<T, 1, D>& weight,
                      std::int64_t ignore_index, Reduction reduction) {
   auto total = sum(losses);
-  if (reduction == Reduction::mean) total = total / total_weight(labels, weight, ignore_index);
-  return total;
+  if (reduction != Reduction::mean) return total;
+  const auto over = total_weight(labels, weight, ignore_index);
+  return as_counted_mean<D>(total / over, [over] {
+    const T weights = over.item();
+    return weights == std::numeric_limits<T>::min() ? 0 : static_cast<double>(weights);
+  });
 }
 
 }  // namespace detail
@@ -163,9 +168,7 @@ template <Operand X, Operand Y>
 requires(tensor_of<X>::rank == tensor_of<Y>::rank &&
          Real<typename tensor_of<Y>::value_type>) auto cross_entropy(const X& logits, const Y& target,
                                                                      const CrossEntropyOptions& options = {}) {
-  const auto losses = cross_entropy_per_sample(logits, target, options);
-  const Index count = options.reduction == Reduction::mean ? std::max(losses.numel(), Index{1}) : 1;
-  return sum(losses) / count;
+  return detail::mean_or_sum(cross_entropy_per_sample(logits, target, options), options.reduction);
 }
 
 }  // namespace chorus

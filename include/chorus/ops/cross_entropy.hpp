@@ -1,6 +1,7 @@
 #pragma once
 /// Losses over classes.
 
+#include <algorithm>
 #include <chorus/autograd/parameter.hpp>
 #include <chorus/autograd/saved.hpp>
 #include <chorus/kernels/contiguous.hpp>
@@ -8,6 +9,8 @@
 #include <chorus/kernels/to_device.hpp>
 #include <chorus/ops/cast.hpp>
 #include <cstdint>
+#include <type_traits>
+#include <utility>
 
 namespace chorus {
 
@@ -63,12 +66,6 @@ Recorded<Rank, X> cross_entropy(const X& logits, const Tensor<std::int64_t, 1, D
       logits);
 }
 
-// Of bf16 and half scores the loss is computed in float.
-template <int Rank, NarrowOperand X, class D>
-auto cross_entropy(const X& logits, const Tensor<std::int64_t, 1, D>& labels, const CrossEntropyOptions& options) {
-  return to<typename tensor_of<X>::value_type>(cross_entropy<Rank>(to<float>(logits), labels, options));
-}
-
 template <int Rank, Operand X, class D>
 auto nll_loss(const X& log_probabilities, const Tensor<std::int64_t, 1, D>& labels, const NllLossOptions& options) {
   using T = typename tensor_of<X>::value_type;
@@ -89,9 +86,27 @@ auto nll_loss(const X& log_probabilities, const Tensor<std::int64_t, 1, D>& labe
       },
       log_probabilities);
 }
-template <int Rank, NarrowOperand X, class D>
-auto nll_loss(const X& log_probabilities, const Tensor<std::int64_t, 1, D>& labels, const NllLossOptions& options) {
-  return to<typename tensor_of<X>::value_type>(nll_loss<Rank>(to<float>(log_probabilities), labels, options));
+
+// `loss_of(scores)`, computed in float of bf16 and half scores.
+template <Operand X, class LossOf>
+auto in_float(const X& scores, const LossOf& loss_of) {
+  if constexpr (NarrowOperand<X>)
+    return to<typename tensor_of<X>::value_type>(loss_of(to<float>(scores)));
+  else
+    return loss_of(scores);
+}
+
+// The loss, whose node says over how many labels it is a mean.
+template <class Loss, class D>
+Loss as_mean_of_labels(Loss loss, const Tensor<std::int64_t, 1, D>& labels, std::int64_t ignore_index) {
+  return as_counted_mean<D>(std::move(loss), [labels, ignore_index] {
+    Tensor<std::int64_t, 1, Cpu> row;
+    if constexpr (std::is_same_v<D, Cpu>)
+      row = contiguous(labels);
+    else
+      row = to_device(labels, Cpu{});
+    return static_cast<double>(row.numel() - std::count(row.data(), row.data() + row.numel(), ignore_index));
+  });
 }
 }  // namespace detail
 
@@ -101,8 +116,13 @@ auto nll_loss(const X& log_probabilities, const Tensor<std::int64_t, 1, D>& labe
 /// on another device, such as the loader's.
 template <Operand X, class D>
 auto cross_entropy(const X& logits, const Tensor<std::int64_t, 1, D>& labels, const CrossEntropyOptions& options = {}) {
-  const auto targets = to_device(labels, value_of(logits).device());
-  return detail::with_variables([&](const auto& x) { return detail::cross_entropy<0>(x, targets, options); }, logits);
+  return detail::in_float(logits, [&](const auto& scores) {
+    const auto targets = to_device(labels, value_of(scores).device());
+    auto loss =
+        detail::with_variables([&](const auto& x) { return detail::cross_entropy<0>(x, targets, options); }, scores);
+    if (options.reduction == Reduction::sum) return loss;
+    return detail::as_mean_of_labels(std::move(loss), labels, options.ignore_index);
+  });
 }
 
 /// The same without a reduction: [batch].
@@ -110,7 +130,9 @@ template <Operand X, class D>
 auto cross_entropy_per_sample(const X& logits, const Tensor<std::int64_t, 1, D>& labels,
                               CrossEntropyOptions options = {}) {
   options.reduction = Reduction::none;
-  return detail::cross_entropy<1>(logits, to_device(labels, value_of(logits).device()), options);
+  return detail::in_float(logits, [&](const auto& scores) {
+    return detail::cross_entropy<1>(scores, to_device(labels, value_of(scores).device()), options);
+  });
 }
 
 /// log_probabilities: [batch, classes], labels: [batch] -> -log_probabilities[label], averaged (or summed) over the
@@ -118,7 +140,11 @@ auto cross_entropy_per_sample(const X& logits, const Tensor<std::int64_t, 1, D>&
 template <Operand X, class D>
 auto nll_loss(const X& log_probabilities, const Tensor<std::int64_t, 1, D>& labels,
               const NllLossOptions& options = {}) {
-  return detail::nll_loss<0>(log_probabilities, to_device(labels, value_of(log_probabilities).device()), options);
+  return detail::in_float(log_probabilities, [&](const auto& scores) {
+    auto loss = detail::nll_loss<0>(scores, to_device(labels, value_of(scores).device()), options);
+    if (options.reduction == Reduction::sum) return loss;
+    return detail::as_mean_of_labels(std::move(loss), labels, options.ignore_index);
+  });
 }
 
 /// The same without a reduction: [batch].
@@ -126,7 +152,9 @@ template <Operand X, class D>
 auto nll_loss_per_sample(const X& log_probabilities, const Tensor<std::int64_t, 1, D>& labels,
                          NllLossOptions options = {}) {
   options.reduction = Reduction::none;
-  return detail::nll_loss<1>(log_probabilities, to_device(labels, value_of(log_probabilities).device()), options);
+  return detail::in_float(log_probabilities, [&](const auto& scores) {
+    return detail::nll_loss<1>(scores, to_device(labels, value_of(scores).device()), options);
+  });
 }
 
 }  // namespace chorus
