@@ -7,7 +7,9 @@
 #include <chorus/kernels/contiguous.hpp>
 #include <chorus/kernels/cross_entropy.hpp>
 #include <chorus/kernels/to_device.hpp>
+#include <chorus/ops/arithmetic.hpp>
 #include <chorus/ops/cast.hpp>
+#include <cmath>
 #include <cstdint>
 #include <type_traits>
 #include <utility>
@@ -96,10 +98,36 @@ auto in_float(const X& scores, const LossOf& loss_of) {
     return loss_of(scores);
 }
 
-// The loss, whose node says over how many labels it is a mean.
-template <class Loss, class D>
-Loss as_mean_of_labels(Loss loss, const Tensor<std::int64_t, 1, D>& labels, std::int64_t ignore_index) {
-  return as_counted_mean<D>(std::move(loss), [labels, ignore_index] {
+// What the caller wants the sum divided by. Throws UsageError for what can't be that.
+template <class Options>
+double checked_mean_over(const char* operation, const Options& options) {
+  const double over = *options.mean_over;
+  check<UsageError>(over > 0 && std::isfinite(over), operation, ": mean_over is a positive number, got ", over);
+  check<UsageError>(options.reduction == Reduction::mean, operation,
+                    ": mean_over is what a mean is divided by, and there is none");
+  return over;
+}
+
+// Options of losses that are not reduced.
+template <class Options>
+Options unreduced(const char* operation, Options options) {
+  options.reduction = Reduction::none;
+  if (options.mean_over) checked_mean_over(operation, options);
+  return options;
+}
+
+// `loss_of(options)`, whose node says over how many labels it is a mean.
+template <class LossOf, class D, class Options>
+auto reduced_over_labels(const char* operation, const LossOf& loss_of, const Tensor<std::int64_t, 1, D>& labels,
+                         Options options) {
+  if (options.mean_over) {
+    const double over = checked_mean_over(operation, options);
+    options.reduction = Reduction::sum;
+    return as_mean(loss_of(options) / over, over);
+  }
+  auto loss = loss_of(options);
+  if (options.reduction == Reduction::sum) return loss;
+  return as_counted_mean<D>(std::move(loss), [labels, ignore_index = options.ignore_index] {
     Tensor<std::int64_t, 1, Cpu> row;
     if constexpr (std::is_same_v<D, Cpu>)
       row = contiguous(labels);
@@ -118,20 +146,21 @@ template <Operand X, class D>
 auto cross_entropy(const X& logits, const Tensor<std::int64_t, 1, D>& labels, const CrossEntropyOptions& options = {}) {
   return detail::in_float(logits, [&](const auto& scores) {
     const auto targets = to_device(labels, value_of(scores).device());
-    auto loss =
-        detail::with_variables([&](const auto& x) { return detail::cross_entropy<0>(x, targets, options); }, scores);
-    if (options.reduction == Reduction::sum) return loss;
-    return detail::as_mean_of_labels(std::move(loss), labels, options.ignore_index);
+    const auto loss_of = [&](const CrossEntropyOptions& reducing) {
+      return detail::with_variables([&](const auto& x) { return detail::cross_entropy<0>(x, targets, reducing); },
+                                    scores);
+    };
+    return detail::reduced_over_labels("cross_entropy", loss_of, labels, options);
   });
 }
 
 /// The same without a reduction: [batch].
 template <Operand X, class D>
 auto cross_entropy_per_sample(const X& logits, const Tensor<std::int64_t, 1, D>& labels,
-                              CrossEntropyOptions options = {}) {
-  options.reduction = Reduction::none;
+                              const CrossEntropyOptions& options = {}) {
   return detail::in_float(logits, [&](const auto& scores) {
-    return detail::cross_entropy<1>(scores, to_device(labels, value_of(scores).device()), options);
+    return detail::cross_entropy<1>(scores, to_device(labels, value_of(scores).device()),
+                                    detail::unreduced("cross_entropy_per_sample", options));
   });
 }
 
@@ -141,19 +170,19 @@ template <Operand X, class D>
 auto nll_loss(const X& log_probabilities, const Tensor<std::int64_t, 1, D>& labels,
               const NllLossOptions& options = {}) {
   return detail::in_float(log_probabilities, [&](const auto& scores) {
-    auto loss = detail::nll_loss<0>(scores, to_device(labels, value_of(scores).device()), options);
-    if (options.reduction == Reduction::sum) return loss;
-    return detail::as_mean_of_labels(std::move(loss), labels, options.ignore_index);
+    const auto targets = to_device(labels, value_of(scores).device());
+    const auto loss_of = [&](const NllLossOptions& reducing) { return detail::nll_loss<0>(scores, targets, reducing); };
+    return detail::reduced_over_labels("nll_loss", loss_of, labels, options);
   });
 }
 
 /// The same without a reduction: [batch].
 template <Operand X, class D>
 auto nll_loss_per_sample(const X& log_probabilities, const Tensor<std::int64_t, 1, D>& labels,
-                         NllLossOptions options = {}) {
-  options.reduction = Reduction::none;
+                         const NllLossOptions& options = {}) {
   return detail::in_float(log_probabilities, [&](const auto& scores) {
-    return detail::nll_loss<1>(scores, to_device(labels, value_of(scores).device()), options);
+    return detail::nll_loss<1>(scores, to_device(labels, value_of(scores).device()),
+                               detail::unreduced("nll_loss_per_sample", options));
   });
 }
 
