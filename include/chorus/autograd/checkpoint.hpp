@@ -229,9 +229,10 @@ auto checkpoint(const Function& function, const Inputs&... inputs) {
   using T = typename Output::value_type;
   using D = typename Output::device_type;
   using Made = detail::CheckpointNode<Function, T, Output::rank, D, Inputs...>;
-  return Output(value.value(),
-                Ref<GradNode<T, Output::rank, D>>(new Made(value.value(), function, std::move(random),
-                                                           std::move(parameters), std::move(seen), inputs...)));
+  Ref<GradNode<T, Output::rank, D>> node(new Made(value.value(), function, std::move(random), std::move(parameters),
+                                                  std::move(seen), inputs...));
+  node->take_mean(*value.node());  // of a function that returns its loss
+  return Output(value.value(), std::move(node));
 }
 
 }  // namespace chorus

@@ -82,6 +82,11 @@ class GradNode : public Node {
   bool takes_over() const { return !grad_.defined(); }
 
   bool has_grad() const final { return has_grad_; }
+  void drop_grad() final {
+    if (this->is_leaf()) return;
+    has_grad_ = false;
+    grad_ = {};
+  }
   /// The gradient; undefined where there is none.
   tensor_type grad() const { return has_grad_ ? grad_ : tensor_type{}; }
   /// Puts other numbers in the gradient's place. Throws ShapeError where shapes differ.
@@ -148,6 +153,8 @@ class GradNode : public Node {
   }
   tensor_type take_grad() {
     has_grad_ = false;
+    if (this->scale() != 1) [[unlikely]]
+      return take_scaled();
     return std::move(grad_);
   }
   void set_has_grad(bool has) {
@@ -166,6 +173,13 @@ class GradNode : public Node {
     copy_bytes(device_, aside.data(), device_, place, grad_.bytes());
     grad_ = {Storage<D>::home_in(whole, place, grad_.bytes()), place, shape_, row_major(shape_)};
     held.move_home(aside, aside.data());
+  }
+  // Not in place: others may hold this memory.
+  [[gnu::noinline, gnu::cold]] tensor_type take_scaled() {
+    auto scaled = tensor_type::zeros(shape_, device_);
+    kernels::axpy(device_, scaled.numel(), static_cast<T>(this->scale()), grad_.data(), scaled.data());
+    grad_ = {};
+    return scaled;
   }
   // Others hold this memory, so it must not change: continues in a copy.
   void add_out_of_place(tensor_type copy) {

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <new>
 #include <span>
@@ -113,7 +114,9 @@ inline bool detects_anomalies() { return anomaly_detectors().load(std::memory_or
 class Node {
  public:
   explicit Node(const char* operation) : operation_(operation), sequence_(next_sequence()) {}
-  virtual ~Node() = default;
+  virtual ~Node() {
+    if (mean_ == Mean::uncounted_loss) delete count_;
+  }
   Node(const Node&) = delete;
   Node& operator=(const Node&) = delete;
 
@@ -144,6 +147,8 @@ class Node {
   /// Whether the gradient that the node holds, if any, has neither NaN nor infinity.
   virtual bool gradient_is_finite() const { return true; }
   virtual bool has_grad() const { return false; }
+  /// Of an operation: what gradient it holds goes nowhere.
+  virtual void drop_grad() {}
   /// Hooks see the gradient by this node's value, complete, and may replace it, before it goes on.
   void add_gradient_hook(std::unique_ptr<detail::GradientHook> hook) {
     auto* last = &gradient_hooks_;
@@ -156,6 +161,40 @@ class Node {
     for (auto* hook = gradient_hooks_.get(); hook != nullptr; hook = hook->next.get()) hook->run(node);
   }
   bool has_gradient_hooks() const { return gradient_hooks_ != nullptr; }
+
+  /// Whether the value is known to be a mean: of a loss function, or a plain `mean(x)`.
+  bool is_mean() const { return mean_ != Mean::none; }
+  bool is_loss() const { return mean_ >= Mean::loss; }
+  /// Of a mean: what its sum was divided by. Tokens that count, the sum of their classes' weights, samples, elements;
+  /// 0 where none counts. Gradients of several shares' means, each multiplied by its share of the sum of these numbers,
+  /// add up to that of the mean over all. 0 for what is not a mean, or not known to be one. The first call may wait
+  /// for a GPU.
+  double mean_over() { return mean_ == Mean::uncounted_loss ? count_now() : is_mean() ? mean_over_ : 0; }
+  void set_mean(double over, bool is_loss) {
+    forget_mean();
+    mean_over_ = over;
+    mean_ = is_loss ? Mean::loss : Mean::plain;
+  }
+  /// The same for a loss whose number is not at hand: `count` gives it when somebody asks.
+  void set_mean_later(std::function<double()> count) {
+    forget_mean();
+    count_ = new std::function<double()>(std::move(count));
+    mean_ = Mean::uncounted_loss;
+  }
+  /// What `other` says of its value holds for this one's.
+  void take_mean(Node& other) {
+    forget_mean();
+    if (other.mean_ == Mean::uncounted_loss)
+      count_ = other.count_;
+    else
+      mean_over_ = other.mean_over_;
+    mean_ = std::exchange(other.mean_, Mean::none);
+  }
+
+  /// The gradient that comes into this node is multiplied by it before it goes on; for policies, which set it on means
+  /// as a backward run begins. It is 1 again when the run has ended.
+  double scale() const { return scale_; }
+  void set_scale(double scale) { scale_ = scale; }
 
   const char* operation() const { return operation_; }
   /// Grows in the order in which nodes are made: an operation's inputs have smaller numbers.
@@ -193,14 +232,32 @@ class Node {
     draining = false;
   }
 
+  enum class Mean : std::uint8_t { none, plain, loss, uncounted_loss };
+
+  void forget_mean() {
+    if (mean_ == Mean::uncounted_loss) delete count_;
+    mean_ = Mean::none;
+  }
+  [[gnu::noinline, gnu::cold]] double count_now() {
+    const double over = (*count_)();
+    set_mean(over, true);
+    return over;
+  }
+
   const char* operation_;
   std::uint64_t sequence_;
   std::uint64_t visited_by_ = 0;  // the backward run that last counted this node
   int pending_ = 0;               // consumers that have yet to contribute in that run
   bool skipped_ = false;
   bool reached_ = false;  // one of those consumers has contributed
+  Mean mean_ = Mean::none;
   std::atomic<int> owners_{0};
   std::unique_ptr<detail::GradientHook> gradient_hooks_;
+  union {
+    double mean_over_ = 0;
+    std::function<double()>* count_;  // owned, of an uncounted_loss
+  };
+  double scale_ = 1;
 };
 
 /// A counted pointer to a Node.

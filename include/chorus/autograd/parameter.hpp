@@ -125,8 +125,15 @@ class ParameterOn : public detail::AtHome<D> {
   bool in_common() const { return in_common_; }
   void set_in_common(bool in_common) { in_common_ = in_common; }
 
+  /// Whether the gradient is this process's own, where others have the same parameter: added up under `no_sync`, and
+  /// not averaged. A policy says so, and takes it back when it has averaged; a gradient that is forgotten is none.
+  /// Optimizers and what else reads gradients for a step refuse it.
+  bool grad_local() const { return local_at_ != 0 && local_at_ == times_forgotten() + 1; }
+  void set_grad_local(bool local) { local_at_ = local ? times_forgotten() + 1 : 0; }
+
  private:
   bool in_common_ = false;
+  std::uint32_t local_at_ = 0;  // times_forgotten() + 1 when it was said
 };
 
 namespace detail {

@@ -3,12 +3,31 @@
 
 #include <chorus/autograd/node.hpp>
 #include <functional>
+#include <memory>
 #include <span>
 
 namespace chorus {
 
 /// Has `action` called once, at the end of the backward run that this thread is in. For gradient hooks.
 void at_backward_end(std::function<void()> action);
+
+/// Who wants to know of backward runs before they start: a policy, which weighs this run's gradients.
+class BackwardWatch {
+ public:
+  virtual ~BackwardWatch() = default;
+  /// Called once for each run, in its thread. `nodes` are all that it goes through, the last recorded first; the roots
+  /// among them hold their gradients, and none has been sent on. May call `set_scale` of means and `at_backward_end`.
+  /// What it throws comes out of the run, which has then changed nothing; the roots' gradients are dropped.
+  virtual void backward_begins(std::span<const Ref<Node>> nodes) = 0;
+};
+
+/// From now on `watch` is told of this thread's backward runs, as long as it lives; any thread may end its life. It is
+/// not told of runs within runs, nor of those without hooks. A second call with the same one does nothing.
+void watch_backward(const std::weak_ptr<BackwardWatch>& watch);
+
+/// Of the backward run that this thread is in, the outermost one: those of its nodes that are means, the last recorded
+/// first, whether or not backward has passed them yet. For gradient hooks. Empty outside of a run.
+std::span<const Ref<Node>> means_of_backward();
 
 struct BackwardOptions {
   /// Keep what the operations saved, so that backward can run again.

@@ -15,10 +15,35 @@
 namespace chorus {
 
 namespace detail {
-/// What is to be done when the backward run of this thread has ended; null outside of one.
-inline std::vector<std::function<void()>>*& backward_end_actions() {
-  thread_local std::vector<std::function<void()>>* actions = nullptr;
-  return actions;
+/// A backward run that is no part of another one.
+struct BackwardRun {
+  std::vector<std::function<void()>> end_actions;
+  std::span<const Ref<Node>> means;
+};
+/// That of this thread; null outside of one.
+inline BackwardRun*& current_backward() {
+  thread_local BackwardRun* run = nullptr;
+  return run;
+}
+
+/// Who watches this thread's backward runs; null where nobody has ever wanted to.
+struct BackwardWatchers;
+inline thread_local constinit BackwardWatchers* backward_watchers = nullptr;
+struct BackwardWatchers {
+  std::vector<std::weak_ptr<BackwardWatch>> list;
+  BackwardWatchers() { backward_watchers = this; }
+  ~BackwardWatchers() { backward_watchers = nullptr; }
+};
+[[gnu::noinline, gnu::cold]] inline void tell_watchers(std::span<const Ref<Node>> roots,
+                                                       std::span<const Ref<Node>> nodes) {
+  try {
+    auto& list = backward_watchers->list;
+    for (std::size_t i = 0; i < list.size(); ++i)  // a watcher may add another one
+      if (const auto watch = list[i].lock()) watch->backward_begins(nodes);
+  } catch (...) {
+    for (const auto& root : roots) root->drop_grad();
+    throw;
+  }
 }
 /// Runs a node and throws NonFiniteError where what it sends to an input is not finite.
 [[gnu::noinline, gnu::cold]] inline void backward_with_checks(Node& node, bool keep) {
@@ -35,9 +60,27 @@ inline std::vector<std::function<void()>>*& backward_end_actions() {
 }  // namespace detail
 
 CHORUS_INLINE void at_backward_end(std::function<void()> action) {
-  auto* actions = detail::backward_end_actions();
-  check<UsageError>(actions != nullptr, "at_backward_end: no backward is running in this thread");
-  actions->push_back(std::move(action));
+  auto* run = detail::current_backward();
+  check<UsageError>(run != nullptr, "at_backward_end: no backward is running in this thread");
+  run->end_actions.push_back(std::move(action));
+}
+
+CHORUS_INLINE void watch_backward(const std::weak_ptr<BackwardWatch>& watch) {
+  thread_local detail::BackwardWatchers watchers;
+  std::weak_ptr<BackwardWatch>* free = nullptr;
+  for (auto& known : watchers.list) {
+    if (!known.owner_before(watch) && !watch.owner_before(known)) return;
+    if (known.expired()) free = &known;
+  }
+  if (free != nullptr)
+    *free = watch;
+  else
+    watchers.list.push_back(watch);
+}
+
+CHORUS_INLINE std::span<const Ref<Node>> means_of_backward() {
+  const auto* run = detail::current_backward();
+  return run != nullptr ? run->means : std::span<const Ref<Node>>();
 }
 
 CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const BackwardOptions& options) {
@@ -46,7 +89,7 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
 
   // Nested runs (DataParallel's replicas) use lists of their own; all are kept for the next run.
   struct Lists {
-    std::vector<Ref<Node>> nodes;
+    std::vector<Ref<Node>> nodes, means;
     std::vector<Node*> final_leaves, final_far_leaves;
     struct Count {
       Ref<Node> node;
@@ -71,6 +114,9 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
       lists->nodes.clear();
       lists->final_leaves.clear();
       lists->final_far_leaves.clear();
+      if (!lists->nested)
+        for (auto& mean : lists->means) mean->set_scale(1);
+      lists->means.clear();
       for (auto& [node, pending, reached] : lists->outer_counts) {
         node->pending_ = pending;
         node->reached_ = reached;
@@ -83,7 +129,7 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
   Lists& lists = *borrowed.lists;
   lists.run = run;
   lists.count = options.hooks;
-  lists.nested = detail::backward_end_actions() != nullptr;
+  lists.nested = detail::current_backward() != nullptr;
 
   for (const auto& root : roots) {
     if (root->visited_by_ == run) continue;
@@ -102,21 +148,25 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
       if (found.count) ++input.pending_;
     };
     const Node& node = *lists.nodes[next];
+    if (node.is_mean()) lists.means.push_back(lists.nodes[next]);
     node.for_each_input(find, &lists);
     if (lists.count) node.for_each_far_leaf(find, &lists);
   }
-  std::sort(lists.nodes.begin(), lists.nodes.end(),
-            [](const Ref<Node>& a, const Ref<Node>& b) { return a->sequence() > b->sequence(); });
+  const auto later = [](const Ref<Node>& a, const Ref<Node>& b) { return a->sequence() > b->sequence(); };
+  std::sort(lists.nodes.begin(), lists.nodes.end(), later);
+  std::sort(lists.means.begin(), lists.means.end(), later);
 
   // Where an operator's backward runs another one, gradients are not complete before the outermost has ended.
-  std::vector<std::function<void()>> actions;
+  detail::BackwardRun outermost{.end_actions = {}, .means = lists.means};
   struct Scope {
-    std::vector<std::function<void()>>* outer;
-    ~Scope() { detail::backward_end_actions() = outer; }
-  } scope{detail::backward_end_actions()};
-  if (!lists.nested) detail::backward_end_actions() = &actions;
+    detail::BackwardRun* outer;
+    ~Scope() { detail::current_backward() = outer; }
+  } scope{detail::current_backward()};
+  if (!lists.nested) detail::current_backward() = &outermost;
 
   const NoGrad no_grad;
+  if (options.hooks && !lists.nested && detail::backward_watchers != nullptr) [[unlikely]]
+    detail::tell_watchers(roots, lists.nodes);
   if (options.hooks)
     for (const auto& root : roots)
       if (root->is_leaf() && root->pending_ == 0) root->gradient_is_final();
@@ -151,7 +201,7 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
     lists.final_far_leaves.clear();
     node = {};
   }
-  for (const auto& action : actions) action();
+  for (const auto& action : outermost.end_actions) action();
 }
 
 }  // namespace chorus

@@ -227,6 +227,26 @@ struct FirstOf {
   using device_type = typename tensor_of<First>::device_type;
 };
 
+/// The same value, whose node says that it is a mean, and over how much.
+template <class Y>
+Y as_mean(Y value, double over, bool is_loss = true) {
+  if constexpr (AnyVariable<Y>)
+    if (value.node()) value.node()->set_mean(over, is_loss);
+  return value;
+}
+/// The same for a loss whose number, `count()`, is known to device `D`: a GPU is asked when somebody wants it.
+template <Device D, class Y, class Count>
+Y as_counted_mean(Y value, const Count& count) {
+  if constexpr (AnyVariable<Y>) {
+    if (!value.node()) return value;
+    if constexpr (std::is_same_v<D, Cpu>)
+      value.node()->set_mean(count(), true);
+    else
+      value.node()->set_mean_later(count);
+  }
+  return value;
+}
+
 // 0: a Tensor, of any scalar type; 1: a Variable; 2: a GraphVariable.
 template <int Kind, class T, int Rank, class D>
 struct RecordedAs {

@@ -2,6 +2,7 @@
 /// Options of losses over classes, the same on every device.
 
 #include <cstdint>
+#include <optional>
 
 #include <chorus/core/config.hpp>
 
@@ -16,11 +17,16 @@ struct CrossEntropyOptions {
   std::int64_t ignore_index = -100;
   double label_smoothing = 0;
   Reduction reduction = Reduction::mean;
+  /// For operations, not kernels: divide the sum by this in place of this batch's own count (or sum of weights), for a
+  /// batch that is cut into micro-batches whose gradients are added up: the tokens that count in all of them. Under a
+  /// policy of several processes: in all of this rank's. A positive number.
+  std::optional<double> mean_over = {};
 };
 
 struct NllLossOptions {
   std::int64_t ignore_index = -100;
   Reduction reduction = Reduction::mean;
+  std::optional<double> mean_over = {};  ///< as of CrossEntropyOptions
 };
 
 }  // namespace chorus

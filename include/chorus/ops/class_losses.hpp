@@ -3,6 +3,7 @@
 
 #include <chorus/ops/arithmetic.hpp>
 #include <chorus/ops/cross_entropy.hpp>
+#include <chorus/ops/losses.hpp>
 #include <chorus/ops/reduction.hpp>
 #include <chorus/ops/softmax.hpp>
 #include <cstdint>
@@ -68,12 +69,17 @@ Tensor<T, 0, D> total_weight(const Tensor<std::int64_t, 1, D>& labels, const Ten
   return maximum(sum(each), Tensor<T, 0, D>::full({}, std::numeric_limits<T>::min(), weight.device()));
 }
 
-template <Operand X, class T, class D>
-auto reduce_weighted(const X& losses, const Tensor<std::int64_t, 1, D>& labels, const Tensor<T, 1, D>& weight,
-                     std::int64_t ignore_index, Reduction reduction) {
+template <Operand X, class T, class D, class Options>
+auto reduce_weighted(const char* operation, const X& losses, const Tensor<std::int64_t, 1, D>& labels,
+                     const Tensor<T, 1, D>& weight, const Options& options) {
+  if (options.mean_over) return mean_of_losses(losses, checked_mean_over(operation, options));
   auto total = sum(losses);
-  if (reduction == Reduction::mean) total = total / total_weight(labels, weight, ignore_index);
-  return total;
+  if (options.reduction != Reduction::mean) return total;
+  const auto over = total_weight(labels, weight, options.ignore_index);
+  return as_counted_mean<D>(total / over, [over] {
+    const T weights = over.item();
+    return weights == std::numeric_limits<T>::min() ? 0 : static_cast<double>(weights);
+  });
 }
 
 }  // namespace detail
@@ -101,11 +107,12 @@ auto cross_entropy(const X& logits, const Tensor<std::int64_t, LabelRank, D>& la
   const auto row = detail::label_row("cross_entropy", value_of(logits), labels);
   const auto losses = detail::weighted_losses(log_softmax(detail::class_rows(logits), 1), row, weight,
                                               options.ignore_index, options.label_smoothing);
-  return detail::reduce_weighted(losses, row, weight, options.ignore_index, options.reduction);
+  return detail::reduce_weighted("cross_entropy", losses, row, weight, options);
 }
 template <Operand X, int LabelRank, class T, class D>
 auto cross_entropy_per_sample(const X& logits, const Tensor<std::int64_t, LabelRank, D>& labels,
                               const Tensor<T, 1, D>& weight, const CrossEntropyOptions& options = {}) {
+  detail::unreduced("cross_entropy_per_sample", options);
   const auto row = detail::label_row("cross_entropy", value_of(logits), labels);
   return reshape(detail::weighted_losses(log_softmax(detail::class_rows(logits), 1), row, weight, options.ignore_index,
                                          options.label_smoothing),
@@ -133,11 +140,12 @@ auto nll_loss(const X& log_probabilities, const Tensor<std::int64_t, LabelRank, 
   const auto row = detail::label_row("nll_loss", value_of(log_probabilities), labels);
   const auto losses =
       detail::weighted_losses(detail::class_rows(log_probabilities), row, weight, options.ignore_index, 0);
-  return detail::reduce_weighted(losses, row, weight, options.ignore_index, options.reduction);
+  return detail::reduce_weighted("nll_loss", losses, row, weight, options);
 }
 template <Operand X, int LabelRank, class T, class D>
 auto nll_loss_per_sample(const X& log_probabilities, const Tensor<std::int64_t, LabelRank, D>& labels,
                          const Tensor<T, 1, D>& weight, const NllLossOptions& options = {}) {
+  detail::unreduced("nll_loss_per_sample", options);
   const auto row = detail::label_row("nll_loss", value_of(log_probabilities), labels);
   return reshape(detail::weighted_losses(detail::class_rows(log_probabilities), row, weight, options.ignore_index, 0),
                  labels.shape());
@@ -153,7 +161,7 @@ requires(
   const auto& shape = value_of(logits).shape();
   check<ShapeError>(shape == value_of(target).shape(), "cross_entropy: logits of shape ", shape,
                     " do not fit targets of shape ", value_of(target).shape());
-  const double s = options.label_smoothing;
+  const double s = detail::unreduced("cross_entropy_per_sample", options).label_smoothing;
   check<UsageError>(s >= 0 && s <= 1, "cross_entropy: label_smoothing must be in [0, 1], got ", s);
   const auto smooth = target * (1 - s) + s / static_cast<double>(std::max(shape[1], Index{1}));
   return -sum(smooth * log_softmax(logits, 1), 1);
@@ -163,9 +171,9 @@ template <Operand X, Operand Y>
 requires(tensor_of<X>::rank == tensor_of<Y>::rank &&
          Real<typename tensor_of<Y>::value_type>) auto cross_entropy(const X& logits, const Y& target,
                                                                      const CrossEntropyOptions& options = {}) {
-  const auto losses = cross_entropy_per_sample(logits, target, options);
-  const Index count = options.reduction == Reduction::mean ? std::max(losses.numel(), Index{1}) : 1;
-  return sum(losses) / count;
+  const auto losses = cross_entropy_per_sample(logits, target, {.label_smoothing = options.label_smoothing});
+  if (options.mean_over) return detail::mean_of_losses(losses, detail::checked_mean_over("cross_entropy", options));
+  return detail::mean_or_sum(losses, options.reduction);
 }
 
 }  // namespace chorus

@@ -1,13 +1,18 @@
 #pragma once
 /// Losses over classes.
 
+#include <algorithm>
 #include <chorus/autograd/parameter.hpp>
 #include <chorus/autograd/saved.hpp>
 #include <chorus/kernels/contiguous.hpp>
 #include <chorus/kernels/cross_entropy.hpp>
 #include <chorus/kernels/to_device.hpp>
+#include <chorus/ops/arithmetic.hpp>
 #include <chorus/ops/cast.hpp>
+#include <cmath>
 #include <cstdint>
+#include <type_traits>
+#include <utility>
 
 namespace chorus {
 
@@ -63,12 +68,6 @@ Recorded<Rank, X> cross_entropy(const X& logits, const Tensor<std::int64_t, 1, D
       logits);
 }
 
-// Of bf16 and half scores the loss is computed in float.
-template <int Rank, NarrowOperand X, class D>
-auto cross_entropy(const X& logits, const Tensor<std::int64_t, 1, D>& labels, const CrossEntropyOptions& options) {
-  return to<typename tensor_of<X>::value_type>(cross_entropy<Rank>(to<float>(logits), labels, options));
-}
-
 template <int Rank, Operand X, class D>
 auto nll_loss(const X& log_probabilities, const Tensor<std::int64_t, 1, D>& labels, const NllLossOptions& options) {
   using T = typename tensor_of<X>::value_type;
@@ -89,9 +88,53 @@ auto nll_loss(const X& log_probabilities, const Tensor<std::int64_t, 1, D>& labe
       },
       log_probabilities);
 }
-template <int Rank, NarrowOperand X, class D>
-auto nll_loss(const X& log_probabilities, const Tensor<std::int64_t, 1, D>& labels, const NllLossOptions& options) {
-  return to<typename tensor_of<X>::value_type>(nll_loss<Rank>(to<float>(log_probabilities), labels, options));
+
+// `loss_of(scores)`, computed in float of bf16 and half scores.
+template <Operand X, class LossOf>
+auto in_float(const X& scores, const LossOf& loss_of) {
+  if constexpr (NarrowOperand<X>)
+    return to<typename tensor_of<X>::value_type>(loss_of(to<float>(scores)));
+  else
+    return loss_of(scores);
+}
+
+// What the caller wants the sum divided by. Throws UsageError for what can't be that.
+template <class Options>
+double checked_mean_over(const char* operation, const Options& options) {
+  const double over = *options.mean_over;
+  check<UsageError>(over > 0 && std::isfinite(over), operation, ": mean_over is a positive number, got ", over);
+  check<UsageError>(options.reduction == Reduction::mean, operation,
+                    ": mean_over is what a mean is divided by, and there is none");
+  return over;
+}
+
+// Options of losses that are not reduced.
+template <class Options>
+Options unreduced(const char* operation, Options options) {
+  options.reduction = Reduction::none;
+  if (options.mean_over) checked_mean_over(operation, options);
+  return options;
+}
+
+// `loss_of(options)`, whose node says over how many labels it is a mean.
+template <class LossOf, class D, class Options>
+auto reduced_over_labels(const char* operation, const LossOf& loss_of, const Tensor<std::int64_t, 1, D>& labels,
+                         Options options) {
+  if (options.mean_over) {
+    const double over = checked_mean_over(operation, options);
+    options.reduction = Reduction::sum;
+    return as_mean(loss_of(options) / over, over);
+  }
+  auto loss = loss_of(options);
+  if (options.reduction == Reduction::sum) return loss;
+  return as_counted_mean<D>(std::move(loss), [labels, ignore_index = options.ignore_index] {
+    Tensor<std::int64_t, 1, Cpu> row;
+    if constexpr (std::is_same_v<D, Cpu>)
+      row = contiguous(labels);
+    else
+      row = to_device(labels, Cpu{});
+    return static_cast<double>(row.numel() - std::count(row.data(), row.data() + row.numel(), ignore_index));
+  });
 }
 }  // namespace detail
 
@@ -101,16 +144,24 @@ auto nll_loss(const X& log_probabilities, const Tensor<std::int64_t, 1, D>& labe
 /// on another device, such as the loader's.
 template <Operand X, class D>
 auto cross_entropy(const X& logits, const Tensor<std::int64_t, 1, D>& labels, const CrossEntropyOptions& options = {}) {
-  const auto targets = to_device(labels, value_of(logits).device());
-  return detail::with_variables([&](const auto& x) { return detail::cross_entropy<0>(x, targets, options); }, logits);
+  return detail::in_float(logits, [&](const auto& scores) {
+    const auto targets = to_device(labels, value_of(scores).device());
+    const auto loss_of = [&](const CrossEntropyOptions& reducing) {
+      return detail::with_variables([&](const auto& x) { return detail::cross_entropy<0>(x, targets, reducing); },
+                                    scores);
+    };
+    return detail::reduced_over_labels("cross_entropy", loss_of, labels, options);
+  });
 }
 
 /// The same without a reduction: [batch].
 template <Operand X, class D>
 auto cross_entropy_per_sample(const X& logits, const Tensor<std::int64_t, 1, D>& labels,
-                              CrossEntropyOptions options = {}) {
-  options.reduction = Reduction::none;
-  return detail::cross_entropy<1>(logits, to_device(labels, value_of(logits).device()), options);
+                              const CrossEntropyOptions& options = {}) {
+  return detail::in_float(logits, [&](const auto& scores) {
+    return detail::cross_entropy<1>(scores, to_device(labels, value_of(scores).device()),
+                                    detail::unreduced("cross_entropy_per_sample", options));
+  });
 }
 
 /// log_probabilities: [batch, classes], labels: [batch] -> -log_probabilities[label], averaged (or summed) over the
@@ -118,15 +169,21 @@ auto cross_entropy_per_sample(const X& logits, const Tensor<std::int64_t, 1, D>&
 template <Operand X, class D>
 auto nll_loss(const X& log_probabilities, const Tensor<std::int64_t, 1, D>& labels,
               const NllLossOptions& options = {}) {
-  return detail::nll_loss<0>(log_probabilities, to_device(labels, value_of(log_probabilities).device()), options);
+  return detail::in_float(log_probabilities, [&](const auto& scores) {
+    const auto targets = to_device(labels, value_of(scores).device());
+    const auto loss_of = [&](const NllLossOptions& reducing) { return detail::nll_loss<0>(scores, targets, reducing); };
+    return detail::reduced_over_labels("nll_loss", loss_of, labels, options);
+  });
 }
 
 /// The same without a reduction: [batch].
 template <Operand X, class D>
 auto nll_loss_per_sample(const X& log_probabilities, const Tensor<std::int64_t, 1, D>& labels,
-                         NllLossOptions options = {}) {
-  options.reduction = Reduction::none;
-  return detail::nll_loss<1>(log_probabilities, to_device(labels, value_of(log_probabilities).device()), options);
+                         const NllLossOptions& options = {}) {
+  return detail::in_float(log_probabilities, [&](const auto& scores) {
+    return detail::nll_loss<1>(scores, to_device(labels, value_of(scores).device()),
+                               detail::unreduced("nll_loss_per_sample", options));
+  });
 }
 
 }  // namespace chorus

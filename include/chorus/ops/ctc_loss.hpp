@@ -142,7 +142,9 @@ auto ctc_loss(const X& log_probabilities, const Tensor<std::int64_t, 2, Cpu>& la
   if (options.reduction == Reduction::mean)
     for (Index n = 0; n < batch; ++n)
       weight.data()[n] = T{1} / static_cast<T>(std::max<Index>(1, label_lengths(n)) * batch);
-  return sum(losses * to_device(weight, value_of(losses).device()));
+  auto loss = sum(losses * to_device(weight, value_of(losses).device()));
+  if (options.reduction == Reduction::mean) return detail::as_mean(std::move(loss), static_cast<double>(batch));
+  return loss;
 }
 
 }  // namespace chorus

@@ -89,14 +89,23 @@ struct KlDivergence {
 }  // namespace functors
 
 namespace detail {
-// The mean of no elements is 0, so that an empty share of a batch contributes nothing.
+// Losses as one: their sum, divided by what they are a mean over. The mean of none is 0, so that an empty share of a
+// batch contributes nothing.
+template <Operand X>
+auto mean_of_losses(const X& losses, double over) {
+  return as_mean(sum(losses) / (over == 0 ? 1 : over), over);
+}
+template <Operand X>
+auto mean_or_sum(const X& losses, Reduction reduction) {
+  if (reduction != Reduction::mean) return sum(losses);
+  return mean_of_losses(losses, static_cast<double>(value_of(losses).numel()));
+}
+
 template <Operand X, Operand Y, class F>
 auto reduced_loss(const char* operation, const F& f, const X& x, const Y& target, Reduction reduction) {
   check<UsageError>(reduction != Reduction::none, operation, ": for the loss of each element call ", operation,
                     "_per_element");
-  const auto losses = pointwise(operation, f, x, target);
-  const Index count = reduction == Reduction::mean ? std::max(losses.numel(), Index{1}) : 1;
-  return sum(losses) / count;
+  return mean_or_sum(pointwise(operation, f, x, target), reduction);
 }
 }  // namespace detail
 
@@ -146,9 +155,9 @@ auto huber_loss_per_element(const X& x, const Y& target, double delta = 1) {
 template <Operand X, Operand Y>
 auto kl_div(const X& log_probabilities, const Y& target) {
   static_assert(tensor_of<X>::rank >= 1, "kl_div: the input has a batch axis");
-  const Index batch = value_of(log_probabilities).size(0);
-  return detail::reduced_loss("kl_div", functors::KlDivergence{}, log_probabilities, target, Reduction::sum) /
-         std::max(batch, Index{1});
+  const auto batch = static_cast<double>(value_of(log_probabilities).size(0));
+  return detail::mean_of_losses(detail::pointwise("kl_div", functors::KlDivergence{}, log_probabilities, target),
+                                batch);
 }
 template <Operand X, Operand Y>
 auto kl_div_per_element(const X& log_probabilities, const Y& target) {

@@ -139,8 +139,7 @@ template <Operand X>
 auto reduce_losses(const char* operation, const X& losses, Reduction reduction) {
   check<UsageError>(reduction != Reduction::none, operation, ": for losses that are not reduced there is a function ",
                     operation, "_per_...");
-  const Index count = reduction == Reduction::mean ? std::max(value_of(losses).numel(), Index{1}) : 1;
-  return sum(losses) / count;
+  return mean_or_sum(losses, reduction);
 }
 
 // The Euclidean length of each row of x + eps: [batch, features] -> [batch].

@@ -112,12 +112,16 @@ auto sum(const X& x, Index axis) {
 /// The mean along an axis, which goes away.
 template <Operand X>
 auto mean(const X& x, Index axis) {
-  return detail::reduce(
+  auto y = detail::reduce(
       operations::Mean{axis}, x, axis,
       [](auto device, auto view, const auto* in, auto* out) { kernels::mean(device, view, in, out); },
       [](auto device, auto view, const auto*, const auto*, const auto* dy, auto* dx, bool accumulate) {
         kernels::mean_backward(device, view, dy, dx, accumulate);
       });
+  if constexpr (tensor_of<X>::rank == 1)
+    return detail::as_mean(std::move(y), static_cast<double>(value_of(x).numel()), false);
+  else
+    return y;
 }
 
 /// The largest element along an axis, which goes away. Elements that tie share the gradient evenly, as in PyTorch.

@@ -12,6 +12,7 @@
 #include <chorus/kernels/optimizer.hpp>
 #include <chorus/kernels/pointwise.hpp>
 #include <chorus/nn/module.hpp>
+#include <chorus/optim/averaged_gradients.hpp>
 #if CHORUS_USE_CUDA && defined(__CUDACC__)
 #include <chorus/optim/cuda/gradients.hpp>
 #endif
@@ -24,6 +25,7 @@ void for_each_grad(const std::vector<nn::NamedParameter<D>>& parameters, const F
   for (const auto& named : parameters) {
     auto& parameter = *named.parameter;
     if (!parameter.grad_arrived()) continue;
+    check_averaged(named);
     if (parameter.dtype() == DType::f32)
       f(parameter, static_cast<float*>(parameter.grad_data()));
     else

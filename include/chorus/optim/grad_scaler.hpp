@@ -151,7 +151,7 @@ class GradScaler {
   /// UsageError where no parameter has a gradient, unless it asks other ranks, and where it has been called since the
   /// last `step` or `scale`.
   bool unscale() {
-    check_not_unscaled();
+    check_can_unscale();
     check<UsageError>(agree_ || any_gradient(),
                       "GradScaler: no parameter has a gradient. Where a policy leaves a rank none, it has to ask the "
                       "others: GradScaler scaler{net}");
@@ -164,7 +164,7 @@ class GradScaler {
   /// All ranks call it, and return the same.
   template <SharedOut Sharded>
   bool unscale(Sharded& optimizer) {
-    check_not_unscaled();
+    check_can_unscale();
     begin_unscale();
     by_parameters_ = finite_ = false;
     const auto unscale = [&](const std::vector<nn::NamedParameter<D>>& parameters) {
@@ -260,10 +260,11 @@ class GradScaler {
     gradients_.end();
     unscaled_ = true;
   }
-  void check_not_unscaled() const {
+  void check_can_unscale() const {
     check<UsageError>(!unscaled_,
                       "GradScaler: the gradients are unscaled already: expected a step() or a scale() "
                       "between two calls of unscale()");
+    detail::check_averaged(parameters_);
   }
   // The same optimizer may step again: a rank that keeps others company under `join` has no loss to scale.
   void note_step(std::initializer_list<const void*> optimizers) {

@@ -14,6 +14,7 @@
 #include <chorus/core/say.hpp>
 #include <chorus/kernels/optimizer.hpp>
 #include <chorus/nn/flat_parameters.hpp>
+#include <chorus/optim/averaged_gradients.hpp>
 #include <chorus/optim/learning_rate.hpp>
 #include <chorus/optim/parameter_group.hpp>
 #include <chorus/optim/replayed_steps.hpp>
@@ -41,7 +42,8 @@ class Optimizer : public HasLearningRate {
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
-  /// Changes every parameter that has a gradient; the others stay as they are.
+  /// Changes every parameter that has a gradient; the others stay as they are. Throws UsageError, and changes none,
+  /// where a gradient is one process's own: see ParameterOn::grad_local.
   virtual void step() = 0;
 
   /// Of GPUs: `step()` for a step that is captured as a graph; the device leaves out those replays before which
@@ -195,6 +197,7 @@ class Optimizer : public HasLearningRate {
   }
   template <class Update>
   void for_each_range(const Walk& walk, const Update& update) {
+    for (const Entry& entry : entries_) detail::check_averaged(entry.named);  // before any is stepped
     make_state();
     Range range{};
 #if CHORUS_USE_CUDA

@@ -156,7 +156,9 @@ class DataParallel : public OneProcessPolicy<Model>, private detail::ReplicaRunn
   }
 
   /// For models that return their loss, the mean over their share: of the last forward pass's losses, one a device, the
-  /// mean over the whole batch, in which each device counts by its number of samples. Throws ShapeError for others.
+  /// mean over the whole batch. Each device counts by what its loss is a mean over (tokens that count, a sum of class
+  /// weights), or by its number of samples where that is not known: of a loss computed by hand, and under NoGrad.
+  /// Throws ShapeError for others, UsageError for sums of losses that are means over different numbers.
   template <Real T>
   Variable<T, 0, D> mean_loss(const Variable<T, 1, D>& losses) const {
     return scalars_.mean(losses);

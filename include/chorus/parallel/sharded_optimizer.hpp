@@ -6,6 +6,7 @@
 #include <chorus/comm/communicator.hpp>
 #include <chorus/core/say.hpp>
 #include <chorus/core/while_alive.hpp>
+#include <chorus/optim/averaged_gradients.hpp>
 #include <chorus/optim/clip.hpp>
 #include <chorus/optim/optimizer.hpp>
 #include <chorus/parallel/ddp/shared_gradients.hpp>
@@ -307,6 +308,7 @@ class ShardedOptimizer : public optim::HasLearningRate {
   /// their state, when some were frozen or thawed meanwhile.
   template <class Net>
   void prepare(Net& net) {
+    for (const auto& entry : net.flat_parameters().entries()) optim::detail::check_averaged(entry.named);
     if (shards_.fit(net)) return;
     if (shards_.all().empty()) return share_out(net);
     const auto all = gathered(net);

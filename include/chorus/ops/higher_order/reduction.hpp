@@ -133,15 +133,17 @@ auto beside_scores(const Dy& dy) {
 template <class D, class Dy, class Y, class X>
 auto derivatives(const operations::NllLoss<D>& operation, const Dy& dy, const Y&, const X& x) {
   return std::tuple{[&] {
-    const auto& [ignore_index, reduction] = operation.options;
-    return detail::beside_scores(dy) * detail::label_gradient(x, operation.labels, ignore_index, reduction);
+    const auto& options = operation.options;
+    return detail::beside_scores(dy) *
+           detail::label_gradient(x, operation.labels, options.ignore_index, options.reduction);
   }};
 }
 template <class D, class Dy, class Y, class X>
 auto derivatives(const operations::CrossEntropy<D>& operation, const Dy& dy, const Y&, const X& x) {
   return std::tuple{[&] {
-    const auto& [ignore_index, smoothing, reduction] = operation.options;
-    const auto sharp = detail::label_gradient(x, operation.labels, ignore_index, reduction);
+    const auto& options = operation.options;
+    const double smoothing = options.label_smoothing;
+    const auto sharp = detail::label_gradient(x, operation.labels, options.ignore_index, options.reduction);
     const auto weight = -sum(sharp, 1, keep_axis);  // of each sample: 0 where it is ignored
     const auto targets = (1 - smoothing) * sharp - weight * (smoothing / static_cast<double>(x.size(1)));
     return detail::beside_scores(dy) * (softmax(x, 1) * weight + targets);

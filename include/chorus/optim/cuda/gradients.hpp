@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chorus/kernels/cuda/gradients.hpp>
 #include <chorus/nn/module.hpp>
+#include <chorus/optim/averaged_gradients.hpp>
 #include <functional>
 #include <limits>
 #include <optional>
@@ -25,6 +26,7 @@ class GradArrays {
     for (const auto& named : parameters) {
       auto& parameter = *named.parameter;
       if (!parameter.grad_arrived() || parameter.count() == 0) continue;
+      check_averaged(named);
       device_ = parameter.where();
       if (parameter.dtype() == DType::f32)
         f32.push_back({{static_cast<float*>(parameter.grad_data()), parameter.count()}, parameter.grad_block()});

@@ -1,6 +1,7 @@
 #pragma once
 /// Joining what several devices return, and handing gradients back to them.
 
+#include <chorus/parallel/dp/mean_loss.hpp>
 #include <chorus/parallel/dp/nested.hpp>
 #include <chorus/parallel/dp/scatter.hpp>
 #include <cstddef>
@@ -14,7 +15,7 @@ namespace chorus::detail {
 
 /// A gathered output's node.
 template <Real T, int Rank, int PartRank, Device D>
-class GatherNode final : public GradNode<T, Rank, D> {
+class GatherNode final : public GradNode<T, Rank, D>, public chorus::detail::OfDeviceScalars {
  public:
   GatherNode(const Tensor<T, Rank, D>& value, int dim, std::vector<Variable<T, PartRank, D>> parts,
              Ref<ReplicaBackward> backward)
@@ -22,6 +23,12 @@ class GatherNode final : public GradNode<T, Rank, D> {
         dim_(dim),
         parts_(std::move(parts)),
         backward_(std::move(backward)) {}
+
+  std::vector<Node*> scalars() const override {
+    std::vector<Node*> nodes;
+    for (const auto& part : parts_) nodes.push_back(part.node().get());
+    return nodes;
+  }
 
   void backward(bool) override {
     if (!this->has_grad()) return;

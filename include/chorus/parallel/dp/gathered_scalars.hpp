@@ -4,6 +4,7 @@
 #include <chorus/autograd/variable.hpp>
 #include <chorus/core/error.hpp>
 #include <chorus/core/say.hpp>
+#include <chorus/parallel/dp/mean_loss.hpp>
 #include <chorus/parallel/dp/scatter.hpp>
 #include <cstddef>
 #include <numeric>
@@ -34,10 +35,8 @@ class GatheredScalars {
     known_ = true;
     check<ShapeError>(losses.numel() == static_cast<Index>(shares_.size()), "DataParallel::mean_loss: got ",
                       losses.numel(), " losses of the last forward pass, which ran on ", shares_.size(), " devices");
-    const auto batch = std::accumulate(shares_.begin(), shares_.end(), Index{0});
     std::vector<T> weights;
-    for (const Index share : shares_)
-      weights.push_back(batch == 0 ? T{1} : static_cast<T>(share) / static_cast<T>(batch));
+    for (const double share : loss_shares<T, D>(losses.node().get(), shares_)) weights.push_back(static_cast<T>(share));
     const auto values = losses.value().to_vector();
     const T mean = std::inner_product(values.begin(), values.end(), weights.begin(), T{0});
     return record(

@@ -1,0 +1,28 @@
+#pragma once
+/// Refuses gradients that are one process's own, with which the parameters of several would drift apart.
+
+#include <chorus/core/error.hpp>
+#include <chorus/nn/module.hpp>
+#include <string>
+#include <vector>
+
+namespace chorus::optim::detail {
+
+[[noreturn, gnu::noinline, gnu::cold]] inline void raise_not_averaged(const std::string& name) {
+  fail<UsageError>("optimizer: the gradient of '", name,
+                   "' has been added up under no_sync and never averaged: let the last backward pass before a step be "
+                   "outside of no_sync (or zero_grad)");
+}
+
+/// Throws UsageError for a gradient that a policy has marked: see ParameterOn::grad_local.
+template <Device D>
+void check_averaged(const nn::NamedParameter<D>& named) {
+  if (named.parameter->grad_local()) [[unlikely]]
+    raise_not_averaged(named.name);
+}
+template <Device D>
+void check_averaged(const std::vector<nn::NamedParameter<D>>& parameters) {
+  for (const auto& named : parameters) check_averaged(named);
+}
+
+}  // namespace chorus::optim::detail
