@@ -61,7 +61,7 @@ class DistributedDataParallel : public ddp::PolicyWithOptions<Model, Hook, Commu
   /// Peers don't wait for a rank that throws while gradients are under way: the group is given up.
   ~DistributedDataParallel() {
     const bool unwinding = std::uncaught_exceptions() > exceptions_before_;
-    if (this->in_backward || (unwinding && !this->shares_.done())) ddp::give_up(this->communicator_, unwinding);
+    if (this->in_backward) ddp::give_up(this->communicator_, unwinding);
   }
 
   /// The model's output for this rank's share of the batch.
@@ -72,12 +72,10 @@ class DistributedDataParallel : public ddp::PolicyWithOptions<Model, Hook, Commu
     detail::ForwardPass pass{.samples = detail::samples_of(this->options().dim, inputs...), .sync = this->sync};
     pass.number = this->begin_forward(pass.samples).step;
     if (!grad_enabled()) return this->forward_aside(pass, inputs...);
-    // 3. Ranks tell each other how many samples they have: by these their gradients count.
     this->tell(&Extension::forward_begins, pass);
-    this->shares_.begin(pass);
-    this->check_all_here();
-    this->tell(&Extension::ranks_know);
-    auto output = this->forward(true, inputs...);
+    this->begin_pass(pass);
+    this->tell(&Extension::ready_for_forward);
+    auto output = this->forward_recorded(inputs...);
     this->tell(&Extension::forward_ended);
     return output;
   }
@@ -107,8 +105,11 @@ class DistributedDataParallel : public ddp::PolicyWithOptions<Model, Hook, Commu
     device_ = std::move(device);
   }
 
+  // 3. Before backward, ranks tell each other what their losses are means over: by that their gradients count.
+  void backward_is_weighed() override { this->tell(&Extension::weighed); }
   // 4. The first gradient begins a pass; full buckets leave while backward goes on.
   void gradient_is_final(std::size_t i) {
+    this->check_weighed();
     if (this->sync && !this->in_backward) {
       begin_backward();
       at_backward_end([this, alive = this->alive()] {

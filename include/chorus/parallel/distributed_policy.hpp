@@ -2,6 +2,9 @@
 /// What the policies of several processes share: a model on each rank, shares of the data, and numbers that all ranks
 /// agree on.
 
+#include <algorithm>
+#include <array>
+#include <chorus/autograd/tape.hpp>
 #include <chorus/comm/communicator.hpp>
 #include <chorus/comm/objects.hpp>
 #include <chorus/core/batch_group.hpp>
@@ -12,6 +15,7 @@
 #include <chorus/parallel/join.hpp>
 #include <chorus/parallel/policy.hpp>
 #include <chorus/parallel/taken_handles.hpp>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -79,7 +83,7 @@ class DistributedPolicy : public Policy<Model> {
   DistributedPolicy(Model model, Communicator& communicator, std::uint64_t seed)
       : Policy<Model>(std::move(model), seed),
         communicator_(communicator),
-        shares_(communicator, std::is_same_v<D, Cpu>),
+        shares_(communicator),
         buffers_(nn::named_buffers<D>(this->model_)),
         handles_(this->model_) {
     if constexpr (!std::is_same_v<D, Cpu>)
@@ -164,6 +168,11 @@ class DistributedPolicy : public Policy<Model> {
     last_active_ = -1;
   }
   void end_joining() { joining_ = throw_early_ = false; }
+  /// A forward pass that records gradients begins.
+  void begin_pass(const detail::ForwardPass& pass) {
+    shares_.begin(pass, joining_);  // those that have ended have to know
+    check_all_here();
+  }
   /// What ranks have told each other of this pass: whether one has run out of batches that must not.
   void check_all_here() {
     if (!throw_early_) return;
@@ -208,12 +217,37 @@ class DistributedPolicy : public Policy<Model> {
     return output;
   }
 
+  /// A forward pass that records gradients: its backward passes are weighed before they start.
+  template <class... Inputs>
+  auto forward_recorded(const Inputs&... inputs) {
+    auto& pass = recorded_[next_recorded_++ % recorded_.size()];
+    pass = {};
+    const auto begin = Node::next_sequence();
+    watch_backward(watch_);
+    auto output = forward(true, inputs...);
+    pass = {begin, Node::next_sequence()};
+    return output;
+  }
+  /// Backward has come to a gradient. Throws UsageError where it began with losses that ranks share out in different
+  /// ways, and did not pass through a forward pass of this policy: then it is too late to weigh each.
+  void check_weighed() {
+    if (weighed_) return;
+    for (const double scale : weigh_run(means_of_backward()))
+      check<UsageError>(scale == 1, "a distributed policy: backward goes through several losses that are means over ",
+                        "different numbers, and not through a forward pass of the net in this thread: call the net, "
+                        "not its module()");
+  }
+  /// This rank's weight in the pass is known, and backward has not begun.
+  virtual void backward_is_weighed() {}
+
   /// A forward pass without gradients is this rank's own, unless an operation asks for its place in the batch.
   template <class... Inputs>
   auto forward_aside(const detail::ForwardPass& pass, const Inputs&... inputs) {
     shares_.begin_aside(pass.samples, !joining_, pass.number);
     return forward(!joining_, inputs...);
   }
+
+  bool weighed_ = false;  // the backward run of this thread
 
   Communicator& communicator_;
   detail::BatchShares<Communicator> shares_;
@@ -239,6 +273,49 @@ class DistributedPolicy : public Policy<Model> {
     DistributedPolicy* policy;
   };
   std::shared_ptr<Group> group_ = std::make_shared<Group>(*this);
+
+  struct Watch final : BackwardWatch {
+    explicit Watch(DistributedPolicy& owner) : policy(&owner) {}
+    void backward_begins(std::span<const Ref<Node>> nodes) override { policy->backward_begins(nodes); }
+    DistributedPolicy* policy;
+  };
+  // Losses are weighed before backward passes through one of this net's last passes. A plain mean is one where it was
+  // taken of the net's output.
+  void backward_begins(std::span<const Ref<Node>> nodes) {
+    const auto in = [&](const Recorded& pass) {
+      const auto first = std::partition_point(nodes.begin(), nodes.end(),
+                                              [&](const Ref<Node>& node) { return node->sequence() >= pass.end; });
+      return first != nodes.end() && (*first)->sequence() >= pass.begin;
+    };
+    if (std::none_of(recorded_.begin(), recorded_.end(), in)) return;
+    std::uint64_t last = 0;
+    for (const Recorded& pass : recorded_) last = std::max(last, pass.end);
+    std::vector<Ref<Node>> means;
+    for (const Ref<Node>& node : nodes)
+      if (node->is_mean() && (node->is_loss() || node->sequence() >= last)) means.push_back(node);
+    const auto scales = weigh_run(means);
+    for (std::size_t i = 0; i < means.size(); ++i) {
+      check<UsageError>(means[i]->scale() == 1 || means[i]->scale() == scales[i],
+                        "backward: two nets whose batches are shared out in different ways have one loss");
+      means[i]->set_scale(scales[i]);
+    }
+    backward_is_weighed();
+  }
+  std::vector<double> weigh_run(std::span<const Ref<Node>> means) {
+    weighed_ = true;
+    at_backward_end([this, alive = this->alive()] {
+      if (!alive.expired()) weighed_ = false;
+    });
+    std::vector<double> over;
+    for (const Ref<Node>& node : means) over.push_back(node->mean_over());
+    return shares_.weigh(over);
+  }
+  struct Recorded {
+    std::uint64_t begin = 0, end = 0;  // sequence numbers of nodes
+  };
+  std::array<Recorded, 16> recorded_{};
+  std::size_t next_recorded_ = 0;
+  std::shared_ptr<Watch> watch_ = std::make_shared<Watch>(*this);
 
   // While joining_.
   std::string_view joining_policy_;

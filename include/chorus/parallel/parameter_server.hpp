@@ -88,23 +88,17 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
     this->begin_forward(samples);
     if (grad_enabled()) {
       pushed_ = false;
-      this->shares_.begin({.samples = samples,
-                           .number = this->random_.step,
-                           .sync = sync_,
-                           .sends_buffers = this->any_training()});
-      this->check_all_here();
+      this->begin_pass({.samples = samples, .number = this->random_.step, .sync = sync_});
       if (stepped_) pull();
-      begin_pass();
-    } else {
-      if (stepped_ && !this->joining_) {
-        check<UsageError>(this->any_training(),
-                          "ParameterServer: the server has stepped since workers had its parameters; before a forward "
-                          "pass in evaluation all ranks call eval()");
-        pull();
-      }
-      this->shares_.begin_aside(samples, !this->joining_, this->random_.step);
+      return this->forward_recorded(inputs...);
     }
-    return this->forward(grad_enabled() || !this->joining_, inputs...);
+    if (stepped_ && !this->joining_) {
+      check<UsageError>(this->any_training(),
+                        "ParameterServer: the server has stepped since workers had its parameters; before a forward "
+                        "pass in evaluation all ranks call eval()");
+      pull();
+    }
+    return this->forward_aside({.samples = samples, .number = this->random_.step}, inputs...);
   }
 
   /// While it lives, backward adds to this rank's own gradients alone; the first backward after it pushes the sum. Each
@@ -155,7 +149,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
 
   // What earlier passes have left, on the server or under no_sync, is to stay as it is when `push` weighs all: it is
   // kept in the unit of the pass that begins. A pass in which this rank has no samples adds nothing.
-  void begin_pass() {
+  void backward_is_weighed() override {
     aside_.forget();
     const double weight = this->shares_.weight(), factor = unit_ / weight;
     if (weight == 0) return aside_.take(this->flat_);
@@ -174,6 +168,9 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
   // The first gradient of a backward pass.
   void gradient_ready() {
     if (in_backward_) return;
+    check<UsageError>(this->weighed_,
+                      "ParameterServer: backward goes through the model, but not through a forward pass of the net in "
+                      "this thread: call the net, not its module(): there workers fetch the parameters");
     check<UsageError>(!pushed_,
                       "ParameterServer: expected a forward pass between two backward passes; what the first one has "
                       "sent to the server can't be told from what the second one adds");
@@ -184,9 +181,15 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
       if (sync_)
         push();
       else
-        accumulated_ = true;
+        accumulate();
       in_backward_ = false;
     });
+  }
+
+  void accumulate() {
+    accumulated_ = true;
+    for (const auto& entry : this->flat_.entries())
+      if (this->devices() > 1 && entry.parameter().grad_arrived()) entry.parameter().set_grad_local(true);
   }
 
   // What a rank says of a parameter: whether it has a gradient, and whether its loop has called zero_grad since the
@@ -246,6 +249,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
     for (std::size_t i = 0; i < entries.size(); ++i) {
       auto& p = entries[i].parameter();
       p.set_grad_arrived(is_server() && ((own[i] | workers[i]) & has_gradient) != 0);
+      p.set_grad_local(false);
       forgotten_before_.push_back(p.times_forgotten());
     }
     pushed_ = stepped_ = true;
@@ -277,6 +281,7 @@ class detail::Access<ParameterServer<Model, Communicator>> {
   [[gnu::cold]] JoinedPass keep_company() {
     if (!net_.begin_pass_of_others()) return JoinedPass::none;
     if (net_.stepped_) net_.pull();
+    net_.shares_.weigh({});
     if (!net_.shares_.sync()) return JoinedPass::passed;
     net_.push(/*company=*/true);
     return JoinedPass::averaged;

@@ -147,8 +147,8 @@ TEST_CASE("misuse: what is replaced behind one device's back is named, as under 
 
 TEST_CASE("misuse: a forward pass of one rank alone, and one that fails on a rank that goes on, are explained") {
   const auto explained = Contains(
-      "; ranks tell each other their batch sizes as a forward pass that records gradients begins: all have to "
-      "begin one");
+      "; ranks tell each other their batch sizes as backward begins, and before where a forward pass draws random "
+      "numbers: all have to be in one that records gradients");
   const auto alone = Ranks(2, [](const World& world) {
                        Distributed<Model> rank(world);
                        return message_of<CommError>([&] {

@@ -192,7 +192,7 @@ class Access<DistributedDataParallel<Model, Hook, Communicator>> {
   }
 
  private:
-  Core& core() const { return net_; }
+  Core& core() const { return net_.core(); }
   Parts& parts() const { return *core().template find<Parts>(); }
   ddp::PassesOfOthers<D, Communicator>& passes_of_others() const {
     return *core().template find<ddp::PassesOfOthers<D, Communicator>>();

@@ -28,18 +28,23 @@ class Accumulation final : public Extension<D> {
     return false;
   }
 
-  // Ranks know the shares of the pass that begins. The sum over ranks of weight * (what is added up) stays the same
+  // The sum over ranks of weight * (what is added up) stays the same
   // when the weight changes to that of the new batch; of a batch in which this rank has no samples nothing is added.
-  void ranks_know() override {
+  void weighed() override {
     aside_.forget();
     if (unit_ && averages_()) change_unit();
   }
   void gradient_arrived(std::size_t i) override {
     if (aside_.any()) aside_.put_back(core_.parameter(i));
-    if (!core_.sync && !unit_ && averages_()) unit_ = core_.shares.weight();
+    if (core_.sync || !averages_()) return;
+    if (!unit_) unit_ = core_.shares.weight();
+    if (core_.ranks.size() > 1 && core_.is_shared(i)) core_.parameter(i).set_grad_local(true);
   }
   void backward_begins() override {
     if (unit_) core_.weight = *unit_;
+  }
+  void averaged() override {
+    for (std::size_t i = 0; unit_ && i < core_.entries(); ++i) core_.parameter(i).set_grad_local(false);
   }
   void pass_ended() override {
     unit_.reset();

@@ -1,11 +1,14 @@
 #pragma once
-/// How many samples each rank has in the current global batch.
+/// What ranks tell each other of a pass: how many samples each has, and what its losses are means over. By that their
+/// gradients count.
 
 #include <algorithm>
+#include <array>
+#include <chorus/autograd/node.hpp>
 #include <chorus/comm/communicator.hpp>
 #include <chorus/core/error.hpp>
+#include <cstddef>
 #include <cstdint>
-#include <numeric>
 #include <span>
 #include <string>
 #include <string_view>
@@ -23,203 +26,241 @@ struct ForwardPass {
   bool changed = false;        ///< this rank wants gradients by other parameters than before
 };
 
-/// Each forward pass tells all ranks how many samples this one has: one number a rank.
+/// One message a rank, when backward begins; before, where somebody has to know (random numbers, `join`).
 template <class Communicator>
 class BatchShares {
  public:
-  /// `in_place`: the exchange is done when `begin` returns, else it is on its way meanwhile. On the CPU, where ranks
-  /// begin their passes together, a message takes less time than waking the thread that would send it.
-  BatchShares(Communicator& communicator, bool in_place)
-      : communicator_(communicator), messages_(static_cast<std::size_t>(communicator.size())), in_place_(in_place) {}
+  explicit BatchShares(Communicator& communicator)
+      : communicator_(communicator), all_(static_cast<std::size_t>(communicator.size())) {}
 
-  /// A forward pass of this rank begins.
-  void begin(const ForwardPass& pass) {
-    pass_ = pass.number;
-    exchange(packed(pass.samples, pass.number) + (pass.changed ? 4 : 0) + (pass.sync ? 2 : 0) +
-             (pass.sends_buffers ? 1 : 0));
+  /// A forward pass of this rank begins. `now`: ranks wait for each other here.
+  void begin(const ForwardPass& pass, bool now = false) {
+    own_ = {.samples = pass.samples,
+            .number = pass.number,
+            .sync = pass.sync,
+            .sends_buffers = pass.sends_buffers,
+            .changed = own_.changed || pass.changed};
+    begin_anew();
+    if (now) ask();
   }
-  /// A forward pass of which ranks tell each other when its weight is asked for, by all of them or by none.
-  void begin_unasked(std::int64_t samples) {
-    message_ = packed(samples, 0);
-    unasked_ = true;
+  /// This rank has no more batches: it only joins the others' collective calls.
+  void begin_joined() {
+    own_ = {.kind = Kind::joined};
+    begin_anew();
+    ask();
   }
-  /// This rank has no more batches: it only keeps the others company.
-  void begin_joined() { exchange(joined); }
   /// A forward pass without gradients. Nobody else needs to know of it, unless, where it `may_ask`, an operation wants
-  /// to know this rank's place: then ranks tell each other. A backward pass behind it belongs to the last one that
+  /// to know this rank's place: then ranks tell each other. A backward pass after it belongs to the last one that
   /// `begin` was called for.
-  void begin_aside(std::int64_t samples, bool may_ask, std::uint32_t pass) {
+  void begin_aside(std::int64_t samples, bool may_ask, std::uint32_t number) {
     aside_ = true;
-    pass_ = pass;
+    own_aside_ = {.kind = Kind::aside, .samples = samples, .number = number};
     first_aside_ = may_ask && communicator_.size() > 1 ? not_asked : communicator_.rank() * samples;
-    of_aside_.clear();
-    aside_message_ = packed(samples, pass);
+    all_aside_.clear();
   }
 
-  void wait() {
-    explaining(of_recorded, [&] { counting_.wait(); });
+  /// Backward begins, from losses that are means over these numbers: all ranks call it. Returns what each loss's
+  /// gradient is to be multiplied by on its way, so that with this rank's `weight` it counts by its share of its mean.
+  std::vector<double> weigh(std::span<const double> mean_over) {
+    own_.losses = static_cast<std::int32_t>(mean_over.size());
+    std::copy_n(mean_over.begin(), std::min(mean_over.size(), own_.mean_over.size()), own_.mean_over.begin());
+    own_.at_backward = true;
+    do exchange();
+    while (std::any_of(all_.begin(), all_.end(), [](const Message& rank) { return !rank.at_backward; }));
+    return decide(mean_over);
   }
-  bool done() const { return counting_.done(); }
+  /// This rank's share of the batch: the weight of its gradient. Those of all ranks add up to 1, also where the batch
+  /// is empty: what earlier passes have averaged stays. By samples, until `weigh` knows better.
+  double weight() {
+    ask();
+    return decided_ ? weight_ : weight_by_samples();
+  }
 
   /// The place of this rank's first sample in the global batch: the shares lie in the order of the ranks. In a pass
   /// without gradients that may not ask they are taken to be as large as this rank's.
   std::int64_t first_sample() {
-    if (aside_) {
-      if (first_aside_ == not_asked) first_aside_ = ask_aside();
-      return first_aside_;
+    if (!aside_) {
+      ask();
+      return samples_before(all_);
     }
-    wait();
-    std::int64_t first = 0;
-    for (int rank = 0; rank < communicator_.rank(); ++rank) first += samples(rank);
-    return first;
+    if (first_aside_ == not_asked) first_aside_ = ask_aside();
+    return first_aside_;
   }
   /// After `first_sample`: whether a rank has that many samples.
   bool is_share(std::int64_t samples) const {
-    const auto& all = aside_ ? of_aside_ : messages_;
+    const auto& all = aside_ ? all_aside_ : all_;
     return std::any_of(all.begin(), all.end(),
-                       [&](std::int64_t message) { return message != joined && samples_in(message) == samples; });
+                       [&](const Message& rank) { return rank.kind != Kind::joined && rank.samples == samples; });
   }
   /// After `first_sample`: the pass's number, of all ranks'. They differ where a rank has had passes of its own: the
   /// largest holds.
   std::uint32_t pass() const {
-    std::int32_t ahead = 0;
-    for (const auto message : aside_ ? of_aside_ : messages_)
-      if (message != joined) {
-        constexpr int unused = 32 - pass_bits;  // the difference of two numbers that may have begun anew at 0
-        const auto difference = (static_cast<std::uint32_t>(message >> samples_end) - pass_) << unused;
-        ahead = std::max(ahead, static_cast<std::int32_t>(difference) >> unused);
-      }
-    return pass_ + static_cast<std::uint32_t>(ahead);
-  }
-  /// This rank's part of the global batch: the weight of its mean gradient. Those of all ranks add up to 1, also where
-  /// the batch is empty: what earlier passes have averaged stays.
-  double weight() {
-    if (unasked_) exchange(message_);
-    wait();
-    std::int64_t all = 0, active = 0;
-    for (int rank = 0; rank < communicator_.size(); ++rank) {
-      all += samples(rank);
-      active += is_active(rank);
-    }
-    if (active == 0) return 1.0 / static_cast<double>(messages_.size());  // behind a join: no pass has begun since
-    if (all == 0) return is_active(communicator_.rank()) ? 1.0 / static_cast<double>(active) : 0;
-    return static_cast<double>(samples(communicator_.rank())) / static_cast<double>(all);
+    const std::uint32_t own = aside_ ? own_aside_.number : own_.number;
+    std::int32_t ahead = 0;  // numbers may have begun anew at 0
+    for (const Message& rank : aside_ ? all_aside_ : all_)
+      if (rank.kind != Kind::joined) ahead = std::max(ahead, static_cast<std::int32_t>(rank.number - own));
+    return own + static_cast<std::uint32_t>(ahead);
   }
 
-  /// Whether `begin` was told of a change on any rank since this was asked last.
+  /// Whether a pass has been `changed` on any rank since this was asked last.
   bool take_changed() {
-    wait();
-    note_changed();
+    ask();
     return std::exchange(changed_, false);
   }
-
   /// The ranks that have run out of batches, as text: "1, 3"; empty where none has.
   [[gnu::cold]] std::string joined_ranks() {
-    wait();
+    ask();
     std::string out;
-    for (std::size_t rank = 0; rank < messages_.size(); ++rank)
-      if (messages_[rank] == joined) out += cat(out.empty() ? "" : ", ", rank);
+    for (std::size_t rank = 0; rank < all_.size(); ++rank)
+      if (all_[rank].kind == Kind::joined) out += cat(out.empty() ? "" : ", ", rank);
     return out;
   }
   /// The first rank that still has batches, whose buffers and order hold for all; -1: none.
   int first_active() {
-    wait();
-    for (std::size_t rank = 0; rank < messages_.size(); ++rank)
-      if (messages_[rank] != joined) return static_cast<int>(rank);
+    ask();
+    for (std::size_t rank = 0; rank < all_.size(); ++rank)
+      if (all_[rank].kind != Kind::joined) return static_cast<int>(rank);
     return -1;
   }
-  /// What `begin` was told on the first active rank.
-  bool sync() { return (of_first_active() & 2) != 0; }
-  bool sends_buffers() { return (of_first_active() & 1) != 0; }
+  /// What `begin` was told on that rank.
+  bool sync() { return first_active() >= 0 && all_[static_cast<std::size_t>(first_active())].sync; }
+  bool sends_buffers() { return first_active() >= 0 && all_[static_cast<std::size_t>(first_active())].sends_buffers; }
 
  private:
-  static constexpr std::int64_t joined = -1, not_asked = -1;
-  // Three flags, the samples, the last bits of the pass's number.
-  static constexpr int samples_end = 35, pass_bits = 28;
-  static std::int64_t packed(std::int64_t samples, std::uint32_t pass) {
-    constexpr std::uint32_t last_bits = (std::uint32_t{1} << pass_bits) - 1;
-    return std::int64_t{pass & last_bits} << samples_end | samples << 3;
-  }
-  static std::int64_t samples_in(std::int64_t message) {
-    return (message & ((std::int64_t{1} << samples_end) - 1)) >> 3;
-  }
-
+  enum class Kind : std::uint8_t { recorded, aside, joined };
+  struct Message {
+    Kind kind = Kind::recorded;
+    std::int64_t samples = 0;
+    std::uint32_t number = 0;
+    bool sync = true, sends_buffers = false, changed = false;
+    bool at_backward = false;  // else it is said earlier, and will be said again
+    std::int32_t losses = 0;   // more of them than there is room for are told in a message of their own
+    std::array<double, 4> mean_over{};
+  };
+  static constexpr std::int64_t not_asked = -1;
   static constexpr std::string_view of_recorded =
-      "; ranks tell each other their batch sizes as a forward pass that records gradients begins: all have to begin "
-      "one";
+      "; ranks tell each other their batch sizes as backward begins, and before where a forward pass draws random "
+      "numbers: all have to be in one that records gradients";
   static constexpr std::string_view of_aside =
       "; ranks tell each other their batch sizes in a forward pass without gradients that draws random numbers: all "
       "have to be in one";
 
-  // Calls `f()`; an error of the communicator says what ranks were about.
-  template <class F>
-  static void explaining(std::string_view about, const F& f) {
+  void begin_anew() { aside_ = known_ = decided_ = false; }
+  void ask() {
+    if (!std::exchange(known_, true)) exchange();
+  }
+  void exchange() {
+    known_ = true;
+    gather(own_, all_, of_recorded);
+    for (std::size_t rank = 0; rank < all_.size(); ++rank) {
+      check<UsageError>(all_[rank].kind != Kind::aside, "rank ", communicator_.rank(),
+                        " runs a forward pass that records gradients, rank ", rank, " one without");
+      changed_ = changed_ || all_[rank].changed;
+    }
+    own_.changed = false;
+  }
+  [[gnu::cold]] std::int64_t ask_aside() {
+    std::vector<Message> all(all_.size());
+    gather(own_aside_, all, of_aside);
+    for (std::size_t rank = 0; rank < all.size(); ++rank)
+      check<UsageError>(all[rank].kind == Kind::aside, "rank ", communicator_.rank(),
+                        " runs a forward pass without gradients, rank ", rank,
+                        all[rank].kind == Kind::joined ? " has run out of batches" : " one that records them");
+    all_aside_ = std::move(all);
+    return samples_before(all_aside_);
+  }
+  // An error of the communicator says what ranks were about.
+  template <class T>
+  void gather(const T& own, std::vector<T>& all, std::string_view about) {
+    if (communicator_.size() == 1) {
+      all[0] = own;
+      return;
+    }
     try {
-      f();
+      communicator_.all_gather(std::span(reinterpret_cast<const std::uint8_t*>(&own), sizeof own),
+                               std::span(reinterpret_cast<std::uint8_t*>(all.data()), sizeof own * all.size()), {});
     } catch (const TimeoutError& error) {
       fail<TimeoutError>(error.what(), about);
     } catch (const CommError& error) {
       fail<CommError>(error.what(), about);
     }
   }
-
-  void exchange(std::int64_t message) {
-    wait();
-    note_changed();
-    aside_ = unasked_ = false;
-    message_ = message;
-    const std::span<const std::int64_t> mine(&message_, 1);
-    const std::span<std::int64_t> all(messages_);
-    if (communicator_.size() == 1)
-      messages_[0] = message;
-    else if (in_place_)
-      explaining(of_recorded, [&] { communicator_.all_gather(mine, all, {}); });
-    else
-      counting_ = communicator_.all_gather_async(mine, all, {});
-  }
-  // These messages are below `joined`, which tells them from those of passes with gradients.
-  [[gnu::cold]] std::int64_t ask_aside() {
-    const std::int64_t mine = joined - 1 - aside_message_;
-    std::vector<std::int64_t> all(messages_.size());
-    explaining(of_aside, [&] { communicator_.all_gather(std::span(&mine, 1), std::span(all), {}); });
+  std::int64_t samples_before(const std::vector<Message>& all) const {
     std::int64_t first = 0;
-    for (std::size_t rank = 0; rank < all.size(); ++rank) {
-      check<UsageError>(all[rank] < joined, "rank ", communicator_.rank(),
-                        " runs a forward pass without gradients, rank ", rank,
-                        all[rank] == joined ? " has run out of batches" : " one that records them");
-      all[rank] = joined - 1 - all[rank];
-      if (rank < static_cast<std::size_t>(communicator_.rank())) first += samples_in(all[rank]);
-    }
-    of_aside_ = std::move(all);
+    for (int rank = 0; rank < communicator_.rank(); ++rank) first += all[static_cast<std::size_t>(rank)].samples;
     return first;
   }
-  std::int64_t samples(int rank) const {
-    const auto message = messages_[static_cast<std::size_t>(rank)];
-    check<UsageError>(message >= joined, "rank ", communicator_.rank(),
-                      " runs a forward pass that records gradients, rank ", rank, " one without");
-    return message == joined ? 0 : samples_in(message);
+
+  double weight_by_samples() const {
+    std::int64_t all = 0, active = 0;
+    for (const Message& rank : all_) {
+      all += rank.samples;
+      active += rank.kind != Kind::joined;
+    }
+    if (active == 0) return 1.0 / static_cast<double>(all_.size());  // after a join: no pass has begun since
+    if (all == 0) return own_.kind != Kind::joined ? 1.0 / static_cast<double>(active) : 0;
+    return static_cast<double>(own_.samples) / static_cast<double>(all);
   }
-  void note_changed() {
-    for (auto& message : messages_)
-      if (message > joined && (message & 4) != 0) {
-        changed_ = true;
-        message &= ~std::int64_t{4};
-      }
+  // Where all losses are shared out alike, as tokens of one text, or samples, are, ranks count by these shares. Else by
+  // their samples, and each loss's gradient is scaled to count by its own share.
+  std::vector<double> decide(std::span<const double> own) {
+    decided_ = true;
+    weight_ = weight_by_samples();
+    std::vector<double> scales(own.size(), 1);
+    const auto of_ranks = means_of_ranks(own);
+    const std::vector<double>* first = nullptr;
+    bool alike = true;
+    for (const auto& loss : of_ranks) {
+      if (sum(loss) == 0) continue;  // it is 0, whatever its share
+      if (first == nullptr) first = &loss;
+      for (std::size_t rank = 0; rank < loss.size(); ++rank)
+        alike = alike && loss[rank] * sum(*first) == (*first)[rank] * sum(loss);
+    }
+    const auto me = static_cast<std::size_t>(communicator_.rank());
+    if (first == nullptr) return scales;
+    if (alike) {
+      weight_ = (*first)[me] / sum(*first);
+      return scales;
+    }
+    for (std::size_t rank = 0; rank < all_.size(); ++rank)  // a rank that counts for a loss counts
+      for (const auto& loss : of_ranks)
+        if (all_[rank].samples == 0 && loss[rank] > 0) weight_ = 1.0 / static_cast<double>(all_.size());
+    for (std::size_t i = 0; i < scales.size(); ++i)
+      if (const double share = of_ranks[i][me]; share > 0) scales[i] = share / sum(of_ranks[i]) / weight_;
+    return scales;
   }
-  bool is_active(int rank) const { return messages_[static_cast<std::size_t>(rank)] != joined; }
-  std::int64_t of_first_active() {
-    const int rank = first_active();
-    return rank < 0 ? 0 : messages_[static_cast<std::size_t>(rank)];
+  // By loss and rank; none where ranks have different numbers of losses: they are not the same ones.
+  std::vector<std::vector<double>> means_of_ranks(std::span<const double> own) {
+    std::int32_t losses = -1;
+    for (const Message& rank : all_) {
+      if (rank.kind == Kind::joined) continue;
+      if (losses >= 0 && rank.losses != losses) return {};
+      losses = rank.losses;
+    }
+    std::vector<std::vector<double>> all;
+    for (std::size_t i = 0; static_cast<std::int32_t>(i) < losses; ++i) {
+      auto& of_ranks = all.emplace_back(all_.size());
+      if (i >= own_.mean_over.size())
+        gather(i < own.size() ? own[i] : 0.0, of_ranks, of_recorded);
+      else
+        for (std::size_t rank = 0; rank < all_.size(); ++rank) of_ranks[rank] = all_[rank].mean_over[i];
+    }
+    return all;
+  }
+  static double sum(const std::vector<double>& terms) {
+    double all = 0;
+    for (const double term : terms) all += term;
+    return all;
   }
 
   Communicator& communicator_;
-  std::int64_t message_ = 0;
-  std::vector<std::int64_t> messages_;  // of all ranks, once counting_ has ended
-  bool in_place_, aside_ = false, changed_ = false, unasked_ = false;
-  std::uint32_t pass_ = 0;
-  std::int64_t aside_message_ = 0, first_aside_ = 0;
-  std::vector<std::int64_t> of_aside_;  // of all ranks, where they have been asked
-  comm::Work counting_;
+  Message own_, own_aside_;
+  std::vector<Message> all_, all_aside_;
+  bool known_ = true;     // what ranks say of this pass
+  bool decided_ = false;  // their weights
+  double weight_ = 1;
+  bool changed_ = false, aside_ = false;
+  std::int64_t first_aside_ = 0;
 };
 
 }  // namespace chorus::detail

@@ -34,7 +34,7 @@ class BufferSharing final : public Extension<D> {
     broadcasts_ = shares && !calls_hook_ && core_.options.broadcast_buffers;
     pass.sends_buffers = broadcasts_;
   }
-  void ranks_know() override {
+  void ready_for_forward() override {
     const bool in_pass_of_others = core_.brings != Brings::samples;
     if (in_pass_of_others ? core_.shares.sends_buffers() : broadcasts_)
       policy_.broadcast(policy_.joining() ? core_.shares.first_active() : 0);

@@ -30,12 +30,13 @@ class Extension {
   virtual void buckets_will_change() {}
   virtual void buckets_changed() {}
 
-  /// A forward pass begins that records gradients. What is said here, all ranks are told.
+  /// A forward pass begins that records gradients. What is said here, all ranks will be told.
   virtual void forward_begins(detail::ForwardPass&) {}
-  /// They have been.
-  virtual void ranks_know() {}
+  virtual void ready_for_forward() {}
   virtual void forward_ended() {}
 
+  /// Ranks know how much each counts in the backward pass that begins, also under no_sync.
+  virtual void weighed() {}
   /// The first gradient of a backward pass has arrived.
   virtual void backward_begins() {}
   /// The gradient of entry `i` has arrived; under no_sync, too.

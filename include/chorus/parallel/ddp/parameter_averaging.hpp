@@ -14,7 +14,7 @@ class ParameterAveraging final : public Extension<D> {
  public:
   ParameterAveraging(Core<D, Communicator>& core, Hook& hook) : core_(core), hook_(hook) {}
 
-  void ranks_know() override {
+  void ready_for_forward() override {
     if constexpr (Traits::averages_parameters)
       if (core_.brings == Brings::samples)
         hook_.before_forward(core_.flat, core_.ranks,

@@ -33,7 +33,9 @@ class PassesOfOthers final : public Extension<D> {
     } scope{core_.brings};
     core_.brings = Brings::nothing;
     core_.template find<FrozenParameters<D, Communicator>>()->fit_buckets();
-    core_.tell(&Extension<D>::ranks_know);
+    core_.tell(&Extension<D>::ready_for_forward);
+    core_.shares.weigh({});
+    core_.tell(&Extension<D>::weighed);
     if (!core_.shares.sync()) return JoinedPass::passed;
     if (const auto* const added_up = core_.template find<Accumulation<D, Communicator>>();
         added_up && added_up->any()) {

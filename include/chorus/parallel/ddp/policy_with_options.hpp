@@ -102,9 +102,8 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
   }
   /// Gradients will be added up over several passes.
   void accumulate() {
-    using Extension = Accumulation<D, Communicator>;
-    if (this->template find<Extension>() == nullptr)
-      this->template add<Extension>(*this, [this] { return Traits::averages(calls_.hook); });
+    if (this->template find<Accumulation<D, Communicator>>() == nullptr)
+      add<Accumulation>([this] { return Traits::averages(calls_.hook); });
   }
   /// A rank's memory that the communicator reaches without a copy, where it has such.
   typename nn::FlatParameters<D>::Allocate own_memory() const {
@@ -113,6 +112,8 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
     else
       return nullptr;
   }
+
+  Core& core() { return *this; }
 
   HookCalls<D, Hook, Communicator> calls_;
 
@@ -135,16 +136,16 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
       add<UnusedParameters>();
     if (options.non_finite != NonFinite::propagate) add<NonFiniteGradients>(Traits::in_parts || Traits::own_gradients);
     if constexpr (Traits::averages_parameters || Traits::acts_after_backward)
-      Core::template add<ParameterAveraging<D, Hook, Communicator>>(*this, hook());
+      Core::template add<ParameterAveraging<D, Hook, Communicator>>(core(), hook());
     if (LearnedOrder<D, Communicator>::wanted(options)) add<LearnedOrder>();
     if constexpr (Traits::in_parts) add<GradientParts>(calls_.averaging);
     this->cut_buckets();
     if constexpr (Traits::remembers_parameters || Traits::resets)
-      Core::template add<HookMemory<D, Hook, Communicator>>(*this, hook());
+      Core::template add<HookMemory<D, Hook, Communicator>>(core(), hook());
   }
   template <template <class, class> class Extension, class... Arguments>
   void add(Arguments&&... arguments) {
-    Core::template add<Extension<D, Communicator>>(*this, std::forward<Arguments>(arguments)...);
+    Core::template add<Extension<D, Communicator>>(core(), std::forward<Arguments>(arguments)...);
   }
 };
 
