@@ -242,6 +242,23 @@ TEST_CASE("a watch is told once of each run of its thread, as long as it lives")
   CHECK(other->runs.size() == 1);
 }
 
+TEST_CASE("a run that a hook begins is told to nobody, and the means are those of the run around it") {
+  const auto x = scores(), other = scores();
+  std::vector<Mean> seen;
+  other.register_hook([&] {
+    for (const auto& node : ch::means_of_backward()) seen.push_back({node->mean_over(), node->is_loss()});
+  });
+  const auto inner = ch::mean(other);
+  x.register_hook([&] { inner.backward(); });
+  const auto watch = std::make_shared<Watch>();
+  watch->scale = 2;
+  ch::watch_backward(watch);
+  ch::cross_entropy(x, labels({2, -100, 0, 1})).backward();
+  CHECK(watch->runs == std::vector<Means>{{{3, true}}});
+  CHECK(seen == Means{{3, true}});
+  CHECK(other.grad()(0, 0) == Approx(1.0 / 12));
+}
+
 TEST_CASE("a watch may add another one, and have something done at the end") {
   struct Adds final : Watch {
     std::shared_ptr<Watch> other = std::make_shared<Watch>();
