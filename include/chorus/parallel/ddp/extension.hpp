@@ -156,9 +156,10 @@ class Core {
   E& add(Arguments&&... arguments) {
     auto made = std::make_unique<E>(std::forward<Arguments>(arguments)...);
     E& extension = *made;
-    extensions_.push_back(std::move(made));
+    extend(std::move(made));
     return extension;
   }
+  void extend(std::unique_ptr<Extension<D>> extension) { extensions_.push_back(std::move(extension)); }
   /// The extension of a type; null where there is none.
   template <class E>
   E* find() const {

@@ -19,6 +19,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -62,6 +63,8 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
       BufferCommHookLocation location = BufferCommHookLocation::pre_forward) {
     this->template find<BufferSharing<D, Communicator>>()->set_hook(std::move(share), location);
   }
+  /// Adds an extension of your own, which is called after the others at each moment: see ddp::Extension.
+  void extend(std::unique_ptr<Extension<D>> extension) { Core::extend(std::move(extension)); }
   /// All ranks call it; under a hook that lets parameters drift apart, they are brought together.
   void eval() {
     if constexpr (Traits::averages_parameters) hook().synchronise(this->flat_, this->communicator_);
