@@ -1,5 +1,5 @@
 #pragma once
-/// Checkpoints of train_classifier: where a run goes on, and what it leaves behind.
+/// Checkpoints of train_classifier: where a run continues, and what it saves.
 
 #include <chorus/io/checkpoint.hpp>
 #include <filesystem>

@@ -65,7 +65,7 @@ inline Text read_text(const std::string& data, std::uint64_t seed) {
   return out;
 }
 
-/// Windows of a text, none over another, in batches: each rank gets its share of every batch. A last batch that isn't
+/// Windows of a text that don't overlap, in batches: each rank gets its share of every batch. A last batch that isn't
 /// full is left out.
 class TextBatches {
  public:
@@ -88,7 +88,7 @@ class TextBatches {
   chorus::Index size() const { return sampler_.global_batches(batch_, true); }
   void set_epoch(chorus::Index epoch) { sampler_.set_epoch(epoch); }
 
-  /// Goes through the batches of an epoch, each of which is made when it is looked at.
+  /// Walks over the batches of an epoch; each is made when it is read.
   struct Iterator {
     const TextBatches* of;
     chorus::Index b = 0;
@@ -136,7 +136,7 @@ auto guess_loss(Net& net, const TextBatches::Batch& batch) {
 }
 
 /// Continues `begin` by `length` letters, each drawn from softmax(guess / temperature). The model sees the last
-/// `window` letters. Letters of `begin` that the text hasn't are left out.
+/// `window` letters. Letters of `begin` that the text doesn't have are left out.
 template <class Model>
 std::string continue_text(Model& model, const Text& text, std::string begin, chorus::Index window, int length,
                           double temperature, std::uint64_t seed) {

@@ -39,7 +39,7 @@ struct Autoencoder : ch::nn::Module {
   }
 };
 
-/// Writes images and what became of them, a pair a row, as a portable greymap of their first channel.
+/// Writes images and their reconstructions, a pair in each row, as a portable greymap of their first channel.
 void write_pairs(const std::string& path, const ch::Tensor<float, 4>& before, const ch::Tensor<float, 4>& after) {
   const ch::Index rows = before.size(0), height = before.size(2), width = before.size(3);
   std::string file = ch::cat("P5\n", 2 * width, " ", rows * height, "\n255\n");
@@ -116,7 +116,7 @@ int main(int argc, char** argv) {
         test_set, ch::data::Sampler(test_set.size(), {.shuffle = false}), {.batch = 16, .workers = 0}};
     const auto before = (*test.begin()).images;
     const auto after = net.module().forward(before).value();
-    // A model that had learned the mean image's grey alone would leave the variance.
+    // The variance is the error of a model that has only learned the mean grey.
     std::printf("test images: squared error %.4f, variance %.4f\n",
                 static_cast<double>(ch::mse_loss(after, before).item()), static_cast<double>(ch::var(before).item()));
     if (!pairs.empty()) write_pairs(pairs, before, after);

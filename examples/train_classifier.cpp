@@ -62,7 +62,7 @@ void train(ch::Run& run, const Options& options) {
   NamedOptimizer optimizer{net, options};
   const Position start = resume(run, net, optimizer, options);
   ch::data::DataLoader loader{train_set, net.sampler(train_set), loading(options)};
-  // Files are opened when all else is known to be right: a mistake leaves old ones as they were.
+  // Files are opened last: a mistake in the options leaves old files as they were.
   check_save(run, options);
   Training training{run, net, optimizer, loader, options, start};
   training.save_with([&](const Position& at) { save(run, net, optimizer, options, at); }, options.save_every);
@@ -102,8 +102,7 @@ take the same steps, up to rounding.
 
 int main(int argc, char** argv) {
   Options options;
-  // At its full rate, early training multiplies differences: rounding errors of different policies would part their
-  // ways.
+  // At the full rate, the first steps amplify small differences: rounding would lead policies to different results.
   options.warmup = 300;
   CLI::App app{description, "train_classifier"};
   add_options(app, options);

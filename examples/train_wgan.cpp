@@ -22,7 +22,7 @@ struct Generator : ch::nn::Module {
   auto forward(const auto& noise) const { return fc3(ch::relu(fc2(ch::relu(fc1(noise))))); }
 };
 
-/// Scores points: higher for what looks real. As a function of the points, its slope is to be 1.
+/// Scores points: higher for what looks real. As a function of the points, its slope should be 1.
 template <class Device>
 struct Critic : ch::nn::Module {
   ch::nn::Linear<Device> fc1, fc2, fc3;
@@ -156,8 +156,8 @@ int main(int argc, char** argv) {
           for_critic.step();
           loss_value = static_cast<double>(loss.item());
         }
-        // The critic's slope at the points that the generator makes is the gradient by them; nothing is added to its
-        // own parameters.
+        // The gradient by the generator's points is the critic's slope there. `grad` adds nothing to the critic's own
+        // parameters.
         for_generator.zero_grad();
         const auto fake = generator(source.noise(noise));
         const ch::Variable points(fake.value(), true);

@@ -14,7 +14,7 @@ BYTES = 4 * (784 * 64 + 64 + 64 * 32 + 32 + 32 * 10 + 10)  # of the toy model's 
 
 
 def run(devices):
-    done = subprocess.run([PROGRAM, "--devices", str(devices)], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([PROGRAM, "--devices", str(devices)], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, f"{devices} devices: status {done.returncode}\n{done.stdout}{done.stderr}"
     assert done.stderr == "", done.stderr
     print(f"--- {devices} devices\n{done.stdout}", end="")
