@@ -1,4 +1,4 @@
-/// chorus-run: starts the ranks of a program, stands by them, and starts them again when one fails. Its options and the
+/// chorus-run: starts the ranks of a program, watches them, and starts them again when one fails. Its options and the
 /// variables that ranks find in their environment are torchrun's.
 
 #include <climits>
@@ -103,9 +103,10 @@ int main(int argc, char** argv) {
   app.add_option("--grace", grace, "seconds between SIGTERM and SIGKILL")
       ->check(CLI::Range(0.0, 3600.0))
       ->capture_default_str();
-  app.add_option("--log-dir,--log_dir", group.log_dir,
-                 "folder for ranks' output: attempt_R/rank_N.log, added to what is there; it is shown, too, with the rank in "
-                 "front")
+  app.add_option(
+         "--log-dir,--log_dir", group.log_dir,
+         "folder for ranks' output: attempt_R/rank_N.log, added to what is there; it is shown, too, with the rank in "
+         "front")
       ->envname("PET_LOG_DIR");
   add_list("--local-ranks-filter,--local_ranks_filter", shown,
            "show the output of these of this machine's ranks alone: 0,2", "PET_LOCAL_RANKS_FILTER");
@@ -116,10 +117,11 @@ int main(int argc, char** argv) {
       "PET_REDIRECTS");
   add_list("-t,--tee", tee, "what goes to these files and is shown, too, with the rank in front", "PET_TEE");
   add_list("--signals-to-handle,--signals_to_handle", signals,
-           "those that end the job in good order: passed on to the ranks (default: SIGTERM,SIGINT,SIGHUP,SIGQUIT)",
+           "signals that end the job in good order, passed on to the ranks (default: SIGTERM,SIGINT,SIGHUP,SIGQUIT)",
            "PET_SIGNALS_TO_HANDLE");
   app.add_flag("--prefix", group.prefix, "show the rank in front of each line");
-  app.add_flag("--no-python,--no_python", no_python, "as it is: torchrun needs it for programs that are no Python");
+  app.add_flag("--no-python,--no_python", no_python,
+               "has no effect: torchrun needs it for programs that are not Python");
   if (const auto status = parse(app, argc, argv)) return *status;
   auto words = app.remaining();
   if (!words.empty() && words.front() == "--") words.erase(words.begin());
@@ -142,7 +144,7 @@ int main(int argc, char** argv) {
                               ": a number that is found out needs --rdzv-backend c10d, and no --node-rank");
     ch::check<ch::UsageError>(found_out || interval.empty(),
                               "--monitor-interval is for --rdzv-backend c10d: this machine's "
-                              "own ranks are not looked at now and then, the system tells their end at once");
+                              "own ranks are not polled, for the system reports their end at once");
     ch::check<ch::UsageError>(found_out || (conf.empty() && local_address->count() == 0),
                               "--rdzv-conf and --local-addr are for --rdzv-backend c10d and several machines");
     ch::check<ch::UsageError>(group.node_rank < group.nodes, "--node-rank ", group.node_rank, " is not in [0, ",

@@ -42,7 +42,7 @@ inline int cores() {
 /// Those that CUDA_VISIBLE_DEVICES lists, else all that NVIDIA's driver knows.
 inline int gpus() {
   if (const char* visible = std::getenv("CUDA_VISIBLE_DEVICES")) {
-    int listed = 0;  // -1 hides itself and those behind it
+    int listed = 0;  // -1 hides itself and those after it
     for (std::string_view rest = visible; !rest.empty() && !rest.starts_with('-'); ++listed)
       rest.remove_prefix(std::min(rest.size(), rest.find(',') == rest.npos ? rest.npos : rest.find(',') + 1));
     return listed;
@@ -175,9 +175,9 @@ inline std::string_view why_not(std::string_view option) {
   static constexpr Refused refused[] = {
       {"-m", "what is started is a program, not a Python module; for one, start python3 -m MODULE"},
       {"--module", "what is started is a program, not a Python module; for one, start python3 -m MODULE"},
-      {"--run-path", "what is started is a program, which the system finds; Python's runpy has no part in it"},
+      {"--run-path", "chorus-run starts a program, which the system finds, without Python's runpy"},
       {"--start-method", "ranks are programs that are executed; there is no Python process that could be forked"},
-      {"--event-log-handler", "it names a Python class; what happens to ranks is said on stderr"},
+      {"--event-log-handler", "it names a Python class; stderr says what happens to ranks"},
       {"--logs-specs", "it names a Python class; see --log-dir, --redirects and --tee"},
       {"--numa-binding", "ranks of chorus keep to their share of the cores by themselves, unless CHORUS_BIND=0"},
       {"--virtual-local-rank", "ranks of chorus choose the GPU of their LOCAL_RANK by themselves"},

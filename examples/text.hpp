@@ -65,7 +65,7 @@ inline Text read_text(const std::string& data, std::uint64_t seed) {
   return out;
 }
 
-/// Windows of a text, none over another, in batches: each rank gets its share of every batch. A last batch that isn't
+/// Windows of a text that don't overlap, in batches: each rank gets its share of every batch. A last batch that isn't
 /// full is left out.
 class TextBatches {
  public:
@@ -88,6 +88,21 @@ class TextBatches {
   chorus::Index size() const { return sampler_.global_batches(batch_, true); }
   void set_epoch(chorus::Index epoch) { sampler_.set_epoch(epoch); }
 
+  /// Walks over the batches of an epoch; each is made when it is read.
+  struct Iterator {
+    const TextBatches* of;
+    chorus::Index b = 0;
+    Batch operator*() const { return of->get(b); }
+    Iterator& operator++() {
+      ++b;
+      return *this;
+    }
+    bool operator==(std::default_sentinel_t) const { return b >= of->size(); }
+  };
+  Iterator begin() const { return {this}; }
+  std::default_sentinel_t end() const { return {}; }
+
+ private:
   Batch get(chorus::Index b) const {
     const auto samples = sampler_.share(b, batch_);
     const auto count = static_cast<chorus::Index>(samples.size());
@@ -101,7 +116,6 @@ class TextBatches {
     return out;
   }
 
- private:
   struct Windows {
     const Text& text;
     chorus::Index window;
@@ -113,16 +127,16 @@ class TextBatches {
   chorus::data::Sampler sampler_;
 };
 
-/// The mean cross entropy of a net's guesses [samples, window, letters] at the next letters, and the number of samples.
+/// The mean cross entropy of a net's guesses [samples, window, letters] at the next letters.
 template <class Net>
 auto guess_loss(Net& net, const TextBatches::Batch& batch) {
   const auto guesses = net(batch.tokens);
   const chorus::Shape<2> rows{batch.next.numel(), guesses.size(2)};
-  return std::pair(chorus::cross_entropy(chorus::reshape(guesses, rows), batch.next), batch.tokens.size(0));
+  return chorus::cross_entropy(chorus::reshape(guesses, rows), batch.next);
 }
 
 /// Continues `begin` by `length` letters, each drawn from softmax(guess / temperature). The model sees the last
-/// `window` letters. Letters of `begin` that the text hasn't are left out.
+/// `window` letters. Letters of `begin` that the text doesn't have are left out.
 template <class Model>
 std::string continue_text(Model& model, const Text& text, std::string begin, chorus::Index window, int length,
                           double temperature, std::uint64_t seed) {

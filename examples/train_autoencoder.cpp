@@ -39,23 +39,7 @@ struct Autoencoder : ch::nn::Module {
   }
 };
 
-/// Images of a loader in the form that `fit` takes.
-struct ImageBatches {
-  ch::data::DataLoader<ch::data::ImageDataset>& loader;
-  decltype(loader.begin()) place = loader.begin();
-
-  ch::Index size() const { return loader.size(); }
-  void set_epoch(ch::Index epoch) {
-    loader.set_epoch(epoch);
-    place = loader.begin();
-  }
-  ch::Tensor<float, 4> get(ch::Index b) {
-    if (b > 0) ++place;
-    return (*place).images;
-  }
-};
-
-/// Writes images and what became of them, a pair a row, as a portable greymap of their first channel.
+/// Writes images and their reconstructions, a pair in each row, as a portable greymap of their first channel.
 void write_pairs(const std::string& path, const ch::Tensor<float, 4>& before, const ch::Tensor<float, 4>& after) {
   const ch::Index rows = before.size(0), height = before.size(2), width = before.size(3);
   std::string file = ch::cat("P5\n", 2 * width, " ", rows * height, "\n255\n");
@@ -87,7 +71,7 @@ constexpr const char* description =
 
 int main(int argc, char** argv) {
   TrainingOptions options{.optimizer = "adam", .batch = 64, .epochs = 3, .lr = 2e-3};
-  std::string data = "synthetic", images;
+  std::string data = "synthetic", pairs;
   ch::Index code = 32, train_images = 4000;
   CLI::App app{description, "train_autoencoder"};
   add_options(app, options);
@@ -97,7 +81,7 @@ int main(int argc, char** argv) {
       ->check(in_range(1, 1 << 24))
       ->capture_default_str();
   app.add_option("--code", code, "numbers that stand for an image")->check(in_range(1, 1 << 16))->capture_default_str();
-  app.add_option("--images", images, "file for test images and their reconstructions (PGM)");
+  app.add_option("--images", pairs, "file for test images and their reconstructions (PGM)");
   app.add_option("--save", options.save, "file for the trained weights (safetensors)");
   if (const auto status = parse(app, argc, argv, options)) return *status;
 
@@ -111,9 +95,20 @@ int main(int argc, char** argv) {
     const auto [channels, height, width] = train_set.image_shape();
     Net net{typename Net::model_type{ImageFacts{channels, height, width, train_set.classes()}, code}, run};
     ch::data::DataLoader loader{train_set, net.sampler(train_set), {.batch = options.batch, .workers = 1}};
-    ImageBatches batches{loader};
-    fit(net, run, options, batches,
-        [&](const auto& batch) { return std::pair(ch::mse_loss(net(batch), batch), batch.size(0)); });
+    NamedOptimizer optimizer{net, options};
+    Training training{run, net, optimizer, loader, options};
+    for (const int epoch : training.epochs()) {
+      for (auto& [images, labels] : training.batches(epoch)) {
+        optimizer.zero_grad();
+        const auto loss = ch::mse_loss(net(images), images);
+        loss.backward();
+        optimizer.step();
+        training.note(loss.item(), labels.numel());
+      }
+      training.end_epoch();
+    }
+    save_weights(run, net, options);
+    training.end();
 
     if (!run.is_main()) return;
     const ch::NoGrad no_grad;
@@ -121,9 +116,9 @@ int main(int argc, char** argv) {
         test_set, ch::data::Sampler(test_set.size(), {.shuffle = false}), {.batch = 16, .workers = 0}};
     const auto before = (*test.begin()).images;
     const auto after = net.module().forward(before).value();
-    // A model that had learned the mean image's grey alone would leave the variance.
+    // The variance is the error of a model that has only learned the mean grey.
     std::printf("test images: squared error %.4f, variance %.4f\n",
                 static_cast<double>(ch::mse_loss(after, before).item()), static_cast<double>(ch::var(before).item()));
-    if (!images.empty()) write_pairs(images, before, after);
+    if (!pairs.empty()) write_pairs(pairs, before, after);
   });
 }

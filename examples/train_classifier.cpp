@@ -2,23 +2,20 @@
 
 #include <algorithm>
 #include <chorus/data/open_images.hpp>
-#include <chorus/io/checkpoint.hpp>
-#include <chrono>
-#include <cstdio>
-#include <filesystem>
 #include <iterator>
 #include <string>
 #include <vector>
 
+#include "checkpoints.hpp"
 #include "models.hpp"
 #include "training.hpp"
 
 namespace ch = chorus;
 using Model = Classifier<ch::Cpu>;
 
-struct Options : TrainingOptions {
-  std::string model = "toy", data = "synthetic", resume;
-  ch::Index train_images = 8000, test_images = 2000, save_every = 0;
+struct Options : CheckpointOptions {
+  std::string model = "toy", data = "synthetic";
+  ch::Index train_images = 8000, test_images = 2000;
   int workers = 1;
   bool augment = false;
 };
@@ -44,84 +41,43 @@ double accuracy(Net& net, const ch::data::ImageDataset& test, const Options& opt
   return right_and_all[1] == 0 ? 0 : right_and_all[0] / right_and_all[1];
 }
 
-template <class Net>
-void train(ch::Run& run, const Options& options) {
-  using Clock = std::chrono::steady_clock;
-  const auto dataset = [&](ch::data::Split split) -> ch::data::ImageDataset {
-    if (options.data != "synthetic") return ch::data::open_images(options.data, split);
-    return ch::data::SyntheticImages{split == ch::data::Split::train ? options.train_images : options.test_images,
-                                     options.seed, split};
-  };
-  const auto train_set = dataset(ch::data::Split::train), test_set = dataset(ch::data::Split::test);
-  const auto [channels, height, width] = train_set.image_shape();
-  Net net{typename Net::model_type{options.model, ImageFacts{channels, height, width, train_set.classes()}}, run};
-  auto optimizer = make_optimizer(net, options);
-  ch::io::TrainingPosition position;
-  auto resume = options.resume;
-  if (resume == "auto") {  // what rank 0 finds counts for all
-    double saved[] = {run.is_main() && !options.save.empty() && std::filesystem::exists(options.save) ? 1.0 : 0.0};
-    net.sum(saved);
-    resume = saved[0] > 0 ? options.save : "";
-  }
-  if (!resume.empty()) position = ch::io::load_checkpoint(net, *optimizer, resume);
+ch::data::ImageDataset open_dataset(const Options& options, ch::data::Split split) {
+  if (options.data != "synthetic") return ch::data::open_images(options.data, split);
+  return ch::data::SyntheticImages{split == ch::data::Split::train ? options.train_images : options.test_images,
+                                   options.seed, split};
+}
 
+ch::data::LoaderOptions loading(const Options& options) {
   ch::data::LoaderOptions loading{.batch = options.batch, .workers = options.workers};
   if (options.augment) loading.transforms = {ch::data::RandomCrop{4}, ch::data::RandomHorizontalFlip{}};
-  ch::data::DataLoader loader{train_set, net.sampler(train_set), loading};
+  return loading;
+}
 
-  // Files are opened when all else is known to be right: a mistake leaves old ones as they were.
-  if (run.is_main() && !options.save.empty()) ch::io::AtomicFile{options.save};  // throws now, not after an epoch
-  ch::MetricsLog metrics{run.is_main() ? options.metrics : std::string()};
-  if (run.is_main() && !options.quiet) {
-    std::printf("%s\n", ch::nn::summary(net.module()).c_str());
-    std::fflush(stdout);
-  }
-  ch::Progress progress{{.enabled = run.is_main() && !options.quiet,
-                         .epochs = static_cast<int>(options.epochs),
-                         .first_epoch = static_cast<int>(position.epoch)}};
-  StepLosses losses{net, metrics, progress};
-  losses.start_at(position.step);
-  const auto save = [&] {
-    if (run.is_main() && !options.save.empty()) ch::io::save_checkpoint(net, *optimizer, position, options.save);
-  };
+template <class Net>
+void train(ch::Run& run, const Options& options) {
+  const auto train_set = open_dataset(options, ch::data::Split::train),
+             test_set = open_dataset(options, ch::data::Split::test);
+  const auto [channels, height, width] = train_set.image_shape();
+  Net net{typename Net::model_type{options.model, ImageFacts{channels, height, width, train_set.classes()}}, run};
+  NamedOptimizer optimizer{net, options};
+  const Position start = resume(run, net, optimizer, options);
+  ch::data::DataLoader loader{train_set, net.sampler(train_set), loading(options)};
+  // Files are opened last: a mistake in the options leaves old files as they were.
+  check_save(run, options);
+  Training training{run, net, optimizer, loader, options, start};
+  training.save_with([&](const Position& at) { save(run, net, optimizer, options, at); }, options.save_every);
 
-  double training_seconds = 0, trained_samples = 0;
-  bool stopped = false;
-  for (const int epoch : progress) {
-    const auto start = Clock::now();
-    loader.set_epoch(epoch);
-    loader.skip(position.batch);
-    for (auto& [images, labels] : loader) {
-      optimizer->set_lr(rate(options, epoch, position.step));
-      optimizer->zero_grad();
+  for (const int epoch : training.epochs()) {
+    for (auto& [images, labels] : training.batches(epoch)) {
+      optimizer.zero_grad();
       const auto loss = ch::cross_entropy(net(images), labels);
       loss.backward();
-      if (options.clip > 0) ch::optim::clip_grad_norm(net.parameters(), options.clip);
-      optimizer->step();
-      losses.add(loss.item(), labels.numel(), position.batch, loader.size());
-      ++position.batch;
-      ++position.step;
-      if (options.save_every > 0 && position.step % options.save_every == 0) save();
-      if (options.steps > 0 && position.step >= options.steps) {
-        stopped = position.batch < loader.size();
-        break;
-      }
+      optimizer.step();
+      training.note(loss.item(), labels.numel());
     }
-    losses.flush();
-    trained_samples += losses.samples();
-    const double train_loss = losses.epoch_mean();
-    training_seconds += std::chrono::duration<double>(Clock::now() - start).count();
-    if (!stopped) position = {.epoch = epoch + 1, .batch = 0, .step = position.step};
-    ch::check(net.same_on_all_ranks(fingerprint(net.module())), "the ranks' parameters differ after epoch ", epoch,
-              ": this is a bug");
-    const double test_accuracy = accuracy(net, test_set, options);
-    metrics.epoch(epoch, train_loss, test_accuracy, std::chrono::duration<double>(Clock::now() - start).count());
-    if (run.is_main() && !options.quiet)
-      std::printf("epoch %d: training loss %.4f, test accuracy %.2f %%\n", epoch + 1, train_loss, 100 * test_accuracy);
-    save();
-    if (options.steps > 0 && position.step >= options.steps) break;
+    training.end_epoch([&] { return accuracy(net, test_set, options); });
   }
-  metrics.done(run_summary(net, trained_samples, training_seconds));
+  training.end();
 }
 
 constexpr const char* description =
@@ -146,8 +102,7 @@ take the same steps, up to rounding.
 
 int main(int argc, char** argv) {
   Options options;
-  // At its full rate, early training multiplies differences: rounding errors of different policies would part their
-  // ways.
+  // At the full rate, the first steps amplify small differences: rounding would lead policies to different results.
   options.warmup = 300;
   CLI::App app{description, "train_classifier"};
   add_options(app, options);

@@ -130,7 +130,20 @@ int main(int argc, char** argv) {
     own.letters = text.letters();
     Net net{typename Net::model_type{own}, run};
     TextBatches batches{text, size.window, net, options.batch};
-    fit(net, run, options, batches, [&](const auto& batch) { return guess_loss(net, batch); });
+    NamedOptimizer optimizer{net, options};
+    Training training{run, net, optimizer, batches, options};
+    for (const int epoch : training.epochs()) {
+      for (const auto& batch : training.batches(epoch)) {
+        optimizer.zero_grad();
+        const auto loss = guess_loss(net, batch);
+        loss.backward();
+        optimizer.step();
+        training.note(loss.item(), batch.tokens.size(0));
+      }
+      training.end_epoch();
+    }
+    save_weights(run, net, options);
+    training.end();
     if (run.is_main() && letters > 0)
       std::printf("%s\n",
                   continue_text(net.module(), text, prompt, size.window, letters, temperature, options.seed).c_str());

@@ -22,7 +22,7 @@ struct Generator : ch::nn::Module {
   auto forward(const auto& noise) const { return fc3(ch::relu(fc2(ch::relu(fc1(noise))))); }
 };
 
-/// Scores points: higher for what looks real. As a function of the points, its slope is to be 1.
+/// Scores points: higher for what looks real. As a function of the points, its slope should be 1.
 template <class Device>
 struct Critic : ch::nn::Module {
   ch::nn::Linear<Device> fc1, fc2, fc3;
@@ -135,7 +135,8 @@ int main(int argc, char** argv) {
     const auto start = std::chrono::steady_clock::now();
     Net generator{typename Net::model_type{noise, width}, run};
     typename Rebind<Net, Critic<ch::Cpu>>::type critic{Critic<ch::Cpu>{width, penalty}, run};
-    auto for_generator = make_optimizer(generator, options), for_critic = make_optimizer(critic, options);
+    NamedOptimizer for_generator{generator, options};
+    NamedOptimizer for_critic{critic, options};
     Source source{generator, options.batch, options.seed};
     ch::MetricsLog metrics{run.is_main() ? options.metrics : std::string()};
     ch::Progress progress{{.enabled = run.is_main() && !options.quiet}};
@@ -148,20 +149,20 @@ int main(int argc, char** argv) {
       for (ch::Index step = 0; step < options.steps; ++step) {
         double loss_value = 0;
         for (int i = 0; i < critic_steps; ++i) {
-          for_critic->zero_grad();
+          for_critic.zero_grad();
           const auto real = source.real();
           const auto loss = ch::mean(critic(real, made(), source.noise(1, /*uniform=*/true)));
           loss.backward();
-          for_critic->step();
+          for_critic.step();
           loss_value = static_cast<double>(loss.item());
         }
-        // The critic's slope at the points that the generator makes is the gradient by them; nothing is added to its
-        // own parameters.
-        for_generator->zero_grad();
+        // The gradient by the generator's points is the critic's slope there. `grad` adds nothing to the critic's own
+        // parameters.
+        for_generator.zero_grad();
         const auto fake = generator(source.noise(noise));
         const ch::Variable points(fake.value(), true);
         fake.backward(ch::grad(-ch::mean(critic.module().score(points)), points));
-        for_generator->step();
+        for_generator.step();
         losses.add(loss_value, fake.size(0), step, options.steps);
       }
     losses.flush();

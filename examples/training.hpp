@@ -1,132 +1,51 @@
 #pragma once
-/// What the example programs share: options, the choice of a policy, the optimizer, losses on their way into the log.
+/// What stands beside the training loops of the example programs, so that the loops show training alone: the optimizer
+/// that the options name, the learning rate, losses on their way into the log, progress, when to stop and to save.
 
 #include <algorithm>
-#include <charconv>
 #include <chorus/chorus.hpp>
 #include <chorus/io/parameters_hash.hpp>
 #include <chrono>
+#include <cstdint>
 #include <cstdio>
-#include <limits>
+#include <functional>
+#include <iterator>
 #include <memory>
-#include <optional>
 #include <string>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
-#include "command_line.hpp"
+#include "training_options.hpp"
 
-/// Options of every example. Each sets its own defaults before `add_options`.
-struct TrainingOptions {
-  std::string policy = "single", optimizer = "sgd", schedule = "none";
-  std::optional<int> devices{};
-  chorus::Index batch = 64, epochs = 5, steps = 0, warmup = 0;
-  std::uint64_t seed = 1;
-  double lr = 0.02, momentum = 0.9, weight_decay = 0, clip = 0;
-  std::optional<double> timeout{};
-  bool quiet = false;
-  std::string metrics{}, save{};
-};
-
-/// A check for an option: a number within limits. Its message is short and says what was given.
-template <class Number>
-CLI::Validator in_range(Number least, Number most = std::numeric_limits<Number>::max()) {
-  const auto limits =
-      most == std::numeric_limits<Number>::max() ? chorus::cat("at least ", least) : chorus::cat(least, " to ", most);
-  const auto check = [=](std::string& text) {
-    Number number{};
-    const auto* const end = text.data() + text.size();
-    const auto read = std::from_chars(text.data(), end, number);
-    const bool fits = read.ec == std::errc() && read.ptr == end && number >= least && number <= most;
-    return fits ? ""
-                : chorus::cat("expected a ", std::is_integral_v<Number> ? "whole " : "", "number, ", limits, ", got '",
-                              chorus::printable(text), "'");
-  };
-  return CLI::Validator(check, limits);
-}
-
-inline void add_options(CLI::App& app, TrainingOptions& options) {
-  const auto positive = in_range(1, 1 << 24);
-  // So that a script's options can be overridden by later ones.
-  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-  app.add_option("--policy", options.policy, "single, dp or ddp")
-      ->check(CLI::IsMember({"single", "dp", "ddp"}))
-      ->capture_default_str();
-  app.add_option("--devices", options.devices, "devices; under ddp, processes (default: 2 for dp and ddp)")
-      ->check(in_range(1, 64));
-  app.add_option("--batch", options.batch, "samples in a batch, over all devices")
-      ->check(positive)
-      ->capture_default_str();
-  app.add_option("--epochs", options.epochs, "passes over the data")
-      ->check(in_range(0, 1 << 20))
-      ->capture_default_str();
-  app.add_option("--steps", options.steps, "stop after so many steps in all; 0: don't")
-      ->check(in_range(chorus::Index{0}));
-  app.add_option("--seed", options.seed, "seed of everything random")
-      ->check(in_range(std::uint64_t{0}))
-      ->capture_default_str();
-  app.add_option("--optimizer", options.optimizer, "sgd or adam")
-      ->check(CLI::IsMember({"sgd", "adam"}))
-      ->capture_default_str();
-  app.add_option("--lr", options.lr, "learning rate")->check(in_range(0.0))->capture_default_str();
-  app.add_option("--momentum", options.momentum, "sgd's momentum")->check(in_range(0.0))->capture_default_str();
-  app.add_option("--weight-decay", options.weight_decay, "weight decay")->check(in_range(0.0))->capture_default_str();
-  app.add_option("--schedule", options.schedule, "none, step (a tenth after each third of the run) or cosine")
-      ->check(CLI::IsMember({"none", "step", "cosine"}))
-      ->capture_default_str();
-  app.add_option("--warmup", options.warmup, "steps in which the learning rate rises from nearly nothing; 0: none")
-      ->check(in_range(0, 1 << 24))
-      ->capture_default_str();
-  app.add_option("--clip", options.clip, "largest norm of the gradient; 0: any")
-      ->check(in_range(0.0))
-      ->capture_default_str();
-  app.add_option("--metrics", options.metrics, "file for the run's numbers, as JSON lines");
-  app.add_option("--timeout", options.timeout,
-                 "seconds that a process waits for another one (default: CHORUS_TIMEOUT, else 60)")
-      ->check(in_range(0.001, 1e6));
-  app.add_flag("--quiet", options.quiet, "no progress, no summary");
-}
-
-/// The same, and looks at options that don't go together.
-inline std::optional<int> parse(CLI::App& app, int argc, char** argv, const TrainingOptions& options) {
-  if (const auto status = parse(app, argc, argv)) return status;
-  if (options.policy == "single" && options.devices.value_or(1) != 1) {
-    std::fprintf(stderr, "%s: --policy single has one device, got --devices %d: choose dp or ddp\n",
-                 app.get_name().c_str(), *options.devices);
-    return 2;
-  }
-  return std::nullopt;
-}
-
-/// Calls `body(std::type_identity<Net>{}, run)` with the policy that the options name around the model.
-template <class Model, class Body>
-int launch(int argc, char** argv, const TrainingOptions& options, const Body& body) {
-  chorus::LaunchOptions launching;
-  launching.devices = options.devices;
-  launching.seed = options.seed;
-  if (options.timeout)
-    launching.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(*options.timeout * 1000));
-  const auto with = [&]<class Net>(std::type_identity<Net> net) {
-    return chorus::launch<Net>(argc, argv, launching, [&](chorus::Run& run) { body(net, run); });
-  };
-  if (options.policy == "dp") return with(std::type_identity<chorus::DataParallel<Model>>{});
-  if (options.policy == "ddp") return with(std::type_identity<chorus::DistributedDataParallel<Model>>{});
-  return with(std::type_identity<chorus::SingleDevice<Model>>{});
-}
-
-/// The optimizer that the options name.
+/// The optimizer that the options name. Its step first scales gradients down whose norm is above --clip.
 template <class Net>
-auto make_optimizer(Net& net, const TrainingOptions& options)
-    -> std::unique_ptr<chorus::optim::Optimizer<typename Net::device_type>> {
+class NamedOptimizer {
+ public:
   using D = typename Net::device_type;
-  if (options.optimizer == "adam")
-    return std::make_unique<chorus::optim::Adam<D>>(
-        net.parameters(), chorus::optim::AdamOptions{.lr = options.lr, .weight_decay = options.weight_decay});
-  return std::make_unique<chorus::optim::Sgd<D>>(
-      net.parameters(),
-      chorus::optim::SgdOptions{.lr = options.lr, .momentum = options.momentum, .weight_decay = options.weight_decay});
-}
+
+  NamedOptimizer(Net& net, const TrainingOptions& options) : net_(net), clip_(options.clip) {
+    const double lr = options.lr, decay = options.weight_decay;
+    if (options.optimizer == "adam")
+      optimizer_ = std::make_unique<chorus::optim::Adam<D>>(
+          net.parameters(), chorus::optim::AdamOptions{.lr = lr, .weight_decay = decay});
+    else
+      optimizer_ = std::make_unique<chorus::optim::Sgd<D>>(
+          net.parameters(), chorus::optim::SgdOptions{.lr = lr, .momentum = options.momentum, .weight_decay = decay});
+  }
+
+  void zero_grad() { optimizer_->zero_grad(); }
+  void step() {
+    if (clip_ > 0) chorus::optim::clip_grad_norm(net_.parameters(), clip_);
+    optimizer_->step();
+  }
+  /// The library's own, as checkpoints take it.
+  chorus::optim::Optimizer<D>& plain() { return *optimizer_; }
+
+ private:
+  Net& net_;
+  double clip_;
+  std::unique_ptr<chorus::optim::Optimizer<D>> optimizer_;
+};
 
 /// The learning rate of a step, which is counted over all epochs.
 inline double rate(const TrainingOptions& options, int epoch, chorus::Index step) {
@@ -218,41 +137,156 @@ chorus::RunSummary run_summary(Net& net, double samples, double seconds) {
           .parameters_sha256 = fingerprint(net.module())};
 }
 
-/// The training loop of the smaller examples. `batches` has size(), set_epoch(epoch) and get(b), this rank's share of
-/// global batch b; `loss_of(batch)` gives the mean loss over it and the number of its samples.
-template <class Net, class Batches, class Loss>
-void fit(Net& net, chorus::Run& run, const TrainingOptions& options, Batches& batches, const Loss& loss_of) {
-  const auto start = std::chrono::steady_clock::now();
-  auto optimizer = make_optimizer(net, options);
-  chorus::MetricsLog metrics{run.is_main() ? options.metrics : std::string()};
-  const bool talks = run.is_main() && !options.quiet;
-  if (talks) std::printf("%s\n", chorus::nn::summary(net.module()).c_str());
-  chorus::Progress progress{{.enabled = talks, .epochs = static_cast<int>(options.epochs)}};
-  StepLosses losses{net, metrics, progress};
-  double samples = 0;
-  chorus::Index step = 0;
-  for (const int epoch : progress) {
-    const auto epoch_start = std::chrono::steady_clock::now();
-    batches.set_epoch(epoch);
-    for (chorus::Index b = 0; b < batches.size() && (options.steps == 0 || step < options.steps); ++b, ++step) {
-      const auto batch = batches.get(b);
-      optimizer->set_lr(rate(options, epoch, step));
-      optimizer->zero_grad();
-      const auto [loss, count] = loss_of(batch);
-      loss.backward();
-      if (options.clip > 0) chorus::optim::clip_grad_norm(net.parameters(), options.clip);
-      optimizer->step();
-      losses.add(loss.item(), count, b, batches.size());
-    }
-    losses.flush();
-    samples += losses.samples();
-    const double mean = losses.epoch_mean();
-    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - epoch_start;
-    metrics.epoch(epoch, mean, 0, seconds.count());
-    if (talks) std::printf("epoch %d: mean loss %.4f\n", epoch + 1, mean);
-    if (options.steps > 0 && step >= options.steps) break;
+/// How far a run has come, counted as a checkpoint counts it.
+struct Position {
+  chorus::Index epoch = 0;  ///< epochs that are complete
+  chorus::Index batch = 0;  ///< batches of the next one that are done
+  chorus::Index step = 0;   ///< optimizer steps in all
+};
+
+/// Everything in a training run but training:
+///
+///   for (const int epoch : training.epochs()) {
+///     for (auto& batch : training.batches(epoch)) {
+///       ...                                        // zero_grad, forward, backward, step
+///       training.note(loss.item(), samples);
+///     }
+///     training.end_epoch();
+///   }
+///   training.end();
+///
+/// `Loader` is a range of batches with size() and set_epoch(epoch); one that goes on at a `from.batch` has
+/// skip(batches), too. All ranks make the same calls.
+template <class Net, class Loader>
+class Training {
+ public:
+  Training(chorus::Run& run, Net& net, NamedOptimizer<Net>& optimizer, Loader& loader, const TrainingOptions& options,
+           const Position& from = {})
+      : net_(net),
+        optimizer_(optimizer),
+        loader_(loader),
+        options_(options),
+        at_(from),
+        talks_(run.is_main() && !options.quiet),
+        metrics_(run.is_main() ? options.metrics : std::string()),
+        progress_({.enabled = talks_,
+                   .epochs = static_cast<int>(options.epochs),
+                   .first_epoch = static_cast<int>(from.epoch)}),
+        losses_(net, metrics_, progress_) {
+    losses_.start_at(from.step);
+    if (!talks_) return;
+    std::printf("%s\n", chorus::nn::summary(net.module()).c_str());
+    std::fflush(stdout);
   }
-  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+
+  /// Has `save(position)` called after each epoch and, unless that is 0, every so many steps.
+  void save_with(std::function<void(const Position&)> save, chorus::Index every) {
+    save_ = std::move(save);
+    save_every_ = every;
+  }
+
+  /// The epochs that are left, up to the one in which --steps are reached.
+  auto epochs() {
+    return Until{progress_.begin(), stopped_, [] {}};
+  }
+
+  /// The batches of an epoch that are left, up to the step in which --steps are reached. Each begins with its learning
+  /// rate.
+  auto batches(int epoch) {
+    start_ = Clock::now();
+    epoch_ = epoch;
+    loader_.set_epoch(epoch);
+    if constexpr (requires { loader_.skip(at_.batch); }) loader_.skip(at_.batch);
+    return Until{loader_.begin(), stopped_,
+                 [this, epoch] { optimizer_.plain().set_lr(rate(options_, epoch, at_.step)); }};
+  }
+
+  /// A step is done, whose mean loss over this rank's `samples` is `loss`.
+  void note(double loss, chorus::Index samples) {
+    losses_.add(loss, samples, at_.batch, loader_.size());
+    ++at_.batch;
+    ++at_.step;
+    if (save_every_ > 0 && at_.step % save_every_ == 0) save_(at_);
+    stopped_ = options_.steps > 0 && at_.step >= options_.steps;
+  }
+
+  /// The epoch is over.
+  void end_epoch() {
+    const double loss = sum_up();
+    metrics_.epoch(epoch_, loss, 0, seconds());
+    if (talks_) std::printf("epoch %d: mean loss %.4f\n", epoch_ + 1, loss);
+  }
+  /// The same, where `accuracy()` tests the model.
+  template <class Accuracy>
+  void end_epoch(const Accuracy& accuracy) {
+    const double loss = sum_up();
+    chorus::check(net_.same_on_all_ranks(fingerprint(net_.module())), "the ranks' parameters differ after epoch ",
+                  epoch_, ": this is a bug");
+    const double right = accuracy();
+    metrics_.epoch(epoch_, loss, right, seconds());
+    if (talks_) std::printf("epoch %d: training loss %.4f, test accuracy %.2f %%\n", epoch_ + 1, loss, 100 * right);
+    if (save_) save_(at_);
+  }
+
+  /// The run is over.
+  void end() { metrics_.done(run_summary(net_, samples_, training_seconds_)); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  /// A range that also ends where `stopped` is set in the loop's body. Before each element it calls `prepare`.
+  template <class Inner, class Prepare>
+  struct Until {
+    Inner inner;
+    const bool& stopped;
+    Prepare prepare;
+
+    Until& begin() { return *this; }
+    std::default_sentinel_t end() const { return {}; }
+    decltype(auto) operator*() {
+      prepare();
+      return *inner;
+    }
+    Until& operator++() {
+      if (!stopped) ++inner;
+      return *this;
+    }
+    bool operator==(std::default_sentinel_t end) const { return stopped || inner == end; }
+  };
+  template <class Inner, class Prepare>
+  Until(Inner, const bool&, Prepare) -> Until<Inner, Prepare>;
+
+  double seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
+
+  /// Ends the epoch's training, and returns its mean loss.
+  double sum_up() {
+    losses_.flush();
+    samples_ += losses_.samples();
+    const double mean = losses_.epoch_mean();
+    training_seconds_ += seconds();
+    const bool complete = !stopped_ || at_.batch >= loader_.size();
+    if (complete) at_ = {.epoch = epoch_ + 1, .batch = 0, .step = at_.step};
+    return mean;
+  }
+
+  Net& net_;
+  NamedOptimizer<Net>& optimizer_;
+  Loader& loader_;
+  const TrainingOptions& options_;
+  Position at_;
+  bool talks_, stopped_ = false;
+  chorus::MetricsLog metrics_;
+  chorus::Progress progress_;
+  StepLosses<Net> losses_;
+  std::function<void(const Position&)> save_;
+  chorus::Index save_every_ = 0;
+  Clock::time_point start_{};
+  int epoch_ = 0;
+  double samples_ = 0, training_seconds_ = 0;
+};
+
+/// For programs that keep the weights alone: rank 0 writes them to --save.
+template <class Net>
+void save_weights(chorus::Run& run, Net& net, const TrainingOptions& options) {
   if (run.is_main() && !options.save.empty()) chorus::io::save(net.module(), options.save);
-  metrics.done(run_summary(net, samples, seconds.count()));
 }

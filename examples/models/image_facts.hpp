@@ -1,5 +1,5 @@
 #pragma once
-/// What a model has to know of its images.
+/// What a model has to know about its images.
 
 #include <chorus/core/dtype.hpp>
 

@@ -25,7 +25,7 @@ ch::nn::Conv2d<Device> conv(ch::Index in, ch::Index out, ch::Index kernel, ch::I
 template <class Device>
 using Shortcut = ch::nn::Sequential<ch::nn::Conv2d<Device>, ch::nn::BatchNorm2d<Device>>;
 
-/// What goes round a block whose output has another shape than its input.
+/// The shortcut around a block whose output has another shape than its input.
 template <class Device>
 std::optional<Shortcut<Device>> shortcut(ch::Index in, ch::Index out, ch::Index stride) {
   if (in == out && stride == 1) return std::nullopt;

@@ -76,6 +76,12 @@ Model copy_of(const Model& model) {
   return copy;
 }
 
+/// The same, with all parameters and buffers on `device`. Throws DeviceError where that doesn't exist.
+template <class Model, Device D>
+Model copy_of(const Model& model, D device) {
+  return chorus::detail::copy_to(model, device);
+}
+
 }  // namespace nn
 
 }  // namespace chorus

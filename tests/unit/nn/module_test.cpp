@@ -169,4 +169,16 @@ TEST_CASE("module: copy_of gives a model of its own") {
   CHECK(nn::copy_of(nn::ReLU{}).describe() == nn::ReLU{}.describe());
 }
 
+TEST_CASE("module: copy_of puts a model on another device") {
+  Shared model;
+  model.again.weight = model.block.fc.weight;  // shared
+  Shared copy = nn::copy_of(model, Cpu{2});
+  for (const auto& named : nn::named_parameters<Cpu>(copy)) CHECK(named.parameter->where() == Cpu{2});
+  for (const auto& named : nn::named_buffers<Cpu>(copy)) CHECK(named.buffer->where() == Cpu{2});
+  for (const auto& named : nn::named_parameters<Cpu>(model)) CHECK(named.parameter->where() == Cpu{0});
+  CHECK(copy.block.fc.weight.value().to_vector() == model.block.fc.weight.value().to_vector());
+  CHECK(copy.again.weight.shared() == copy.block.fc.weight.shared());
+  CHECK_THROWS_AS(nn::copy_of(model, Cpu{Cpu::max_devices}), ch::DeviceError);
+}
+
 }  // namespace module_test

@@ -1,0 +1,42 @@
+#pragma once
+/// Checkpoints of train_classifier: where a run continues, and what it saves.
+
+#include <chorus/io/checkpoint.hpp>
+#include <filesystem>
+#include <string>
+
+#include "training.hpp"
+
+struct CheckpointOptions : TrainingOptions {
+  std::string resume{};
+  chorus::Index save_every = 0;
+};
+
+/// Takes net and optimizer from the checkpoint that --resume names, and returns where it was saved; without one, where
+/// a run begins.
+template <class Net>
+Position resume(chorus::Run& run, Net& net, NamedOptimizer<Net>& optimizer, const CheckpointOptions& options) {
+  auto path = options.resume;
+  if (path == "auto") {  // what rank 0 finds counts for all
+    double saved[] = {run.is_main() && !options.save.empty() && std::filesystem::exists(options.save) ? 1.0 : 0.0};
+    net.sum(saved);
+    path = saved[0] > 0 ? options.save : "";
+  }
+  if (path.empty()) return {};
+  const auto at = chorus::io::load_checkpoint(net, optimizer.plain(), path);
+  return {.epoch = at.epoch, .batch = at.batch, .step = at.step};
+}
+
+/// Throws where --save can't be written: before training, not after an epoch.
+inline void check_save(chorus::Run& run, const CheckpointOptions& options) {
+  if (run.is_main() && !options.save.empty()) chorus::io::AtomicFile{options.save};
+}
+
+/// Rank 0 writes a checkpoint to --save.
+template <class Net>
+void save(chorus::Run& run, Net& net, NamedOptimizer<Net>& optimizer, const CheckpointOptions& options,
+          const Position& at) {
+  if (!run.is_main() || options.save.empty()) return;
+  chorus::io::save_checkpoint(net, optimizer.plain(), {.epoch = at.epoch, .batch = at.batch, .step = at.step},
+                              options.save);
+}

@@ -1,0 +1,80 @@
+/// Lesson 5: overlap. In lesson 4 ranks compute, and only then talk. But the last layer's gradients are final long
+/// before the first layer's: a hook on each parameter says when, and a bucket leaves as soon as it is full, while
+/// backward goes on. Little is left to wait for when it ends. Nor is anything copied: nn::FlatParameters has put all
+/// gradients in a row, the last layer's first, so that a bucket is a range of it.
+
+#include "toy.hpp"
+
+using Policy = ch::DistributedDataParallel<Model>;
+
+/// Averages a model's gradients over the ranks while backward computes them.
+struct Averager {
+  struct Bucket {
+    std::span<float> gradients{};
+    std::size_t missing = 0;  // gradients that this pass has yet to bring
+    ch::comm::Work work{};
+  };
+  ch::comm::AnyCommunicator& ranks;
+  ch::nn::FlatParameters<ch::Cpu> flat;
+  std::vector<Bucket> buckets{3};     // one a layer, with its weight and its bias
+  double weight = 1, left_early = 0;  // this rank's samples / all ranks'; of buckets in all passes
+  std::size_t missing = 0, left = 0;  // of this pass: gradients to come, buckets that have left
+
+  Averager(ch::comm::AnyCommunicator& all, Model& model) : ranks(all), flat(model) {
+    for (std::size_t b = 0; b < buckets.size(); ++b) {
+      const auto &first = flat.entries()[2 * b], &last = flat.entries()[2 * b + 1];
+      buckets[b].gradients = {reinterpret_cast<float*>(flat.groups()[0].grad(first.begin)),
+                              last.begin + last.count - first.begin};
+      for (const auto* p : {&first, &last}) p->parameter().on_grad([this, b] { gradient_is_final(buckets[b]); });
+    }
+  }
+  void gradient_is_final(Bucket& bucket) {
+    if (missing == 0) {  // a pass begins
+      for (Bucket& each : buckets) missing += each.missing = 2;
+      left = 0;
+      ch::at_backward_end([this] {
+        for (Bucket& each : buckets) each.work.wait();
+      });
+    }
+    --missing, --bucket.missing;
+    // In one order on all ranks, even where a later bucket is full first: a collective meets that of the other ranks.
+    for (; left < buckets.size() && buckets[left].missing == 0; ++left) {
+      buckets[left].work = ranks.all_reduce_async(buckets[left].gradients, ch::comm::ReduceOp::sum,
+                                                  {.scale = weight, .traffic = Traffic::gradients});
+      if (missing > 0) ++left_early;
+    }
+  }
+};
+
+int main(int argc, char** argv) {
+  return ch::launch<Policy>(argc, argv, [](ch::Run& run) {
+    auto& ranks = run.communicator();
+    Data data{run.seed(), ranks.rank(), ranks.size()};
+    Model model;
+    Policy net{ch::nn::copy_of(model), run};  // for the comparison at the end
+    const auto parameters = ch::nn::named_parameters<ch::Cpu>(model);
+    for (const auto& p : parameters) ranks.broadcast(numbers(p), /*root=*/0);
+    Averager averager{ranks, model};
+    ch::optim::Sgd optimizer{parameters, sgd};
+    for (int epoch = 0; epoch < epochs; ++epoch) {
+      MeanLoss mean;
+      for (const auto& [images, labels] : data.epoch(epoch)) {
+        optimizer.zero_grad();
+        const auto loss = ch::cross_entropy(model(images), labels);
+        const auto mine = static_cast<double>(labels.numel());
+        double all[] = {mine, mine * double{loss.item()}};
+        ranks.all_reduce(std::span(all));
+        averager.weight = mine / all[0];  // known before backward, in which buckets leave
+        loss.backward();
+        optimizer.step();
+        mean.add(all[1] / all[0], all[0]);
+      }
+      if (run.is_main()) mean.print(epoch);
+    }
+    if (run.is_main())
+      std::printf("in a step %.1f of 3 buckets leave while backward goes on\n", averager.left_early / data.steps());
+
+    ch::optim::Sgd policy_optimizer{net.parameters(), sgd};
+    return compare(run, data, model, net, policy_optimizer, tolerance(ranks.size()));
+  });
+}

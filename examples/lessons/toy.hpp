@@ -1,0 +1,109 @@
+#pragma once
+/// What the lessons share: a toy model and its data, parameters as plain numbers, and the comparison with the policy.
+
+#include <algorithm>
+#include <chorus/chorus.hpp>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace ch = chorus;
+
+template <class Device>
+struct Mlp : ch::nn::Module {
+  ch::nn::Linear<Device> fc1{784, 64}, fc2{64, 32}, fc3{32, 10};
+  CHORUS_MODULE(Mlp, fc1, fc2, fc3)
+
+  auto forward(const auto& images) const { return fc3(ch::relu(fc2(ch::relu(fc1(ch::flatten(images)))))); }
+};
+
+using Model = Mlp<ch::Cpu>;
+using Parameter = ch::nn::NamedParameter<ch::Cpu>;
+using ch::trace::Traffic;
+
+constexpr int epochs = 3;
+constexpr ch::optim::SgdOptions sgd{.lr = 0.05, .momentum = 0.9};
+
+/// 1,000 generated digits in batches of 33, of which each rank gets its share. 33 is odd on purpose: two ranks have 17
+/// and 16 samples, and means over unequal shares are where mistakes show.
+class Data {
+ public:
+  explicit Data(std::uint64_t seed, int rank = 0, int ranks = 1)
+      : images_{1000, seed, ch::data::Split::train, {1, 28, 28}},
+        loader_{images_, ch::data::Sampler(1000, {.rank = rank, .world_size = ranks, .seed = seed}), {.batch = 33}} {}
+
+  /// `for (auto& [images, labels] : data.epoch(e))`: the samples come in another order in each epoch.
+  auto& epoch(int e) {
+    loader_.set_epoch(e);
+    return loader_;
+  }
+  /// Training steps in all epochs.
+  double steps() const { return epochs * static_cast<double>(loader_.size()); }
+
+ private:
+  ch::data::SyntheticImages images_;
+  ch::data::DataLoader<ch::data::SyntheticImages> loader_;
+};
+
+/// A parameter's numbers, to read and write.
+inline std::span<float> numbers(const Parameter& p) {
+  return {static_cast<float*>(p.parameter->value_data()), static_cast<std::size_t>(p.parameter->count())};
+}
+/// Its gradient, where backward has left one.
+inline std::span<float> gradient(const Parameter& p) {
+  return {static_cast<float*>(p.parameter->grad_data()), static_cast<std::size_t>(p.parameter->count())};
+}
+
+/// The mean loss of an epoch.
+struct MeanLoss {
+  double sum = 0, samples = 0;
+
+  void add(double mean_of_batch, double samples_of_batch) {
+    sum += mean_of_batch * samples_of_batch;
+    samples += samples_of_batch;
+  }
+  void print(int epoch) const { std::printf("epoch %d: mean loss %.4f\n", epoch + 1, sum / samples); }
+};
+
+/// What a device, or this process's rank, has sent in a step since `trace::reset_traffic`, by what it was.
+inline void print_sent(const char* what, int i, const Data& data) {
+  std::printf("%s %d sends in a step:", what, i);
+  for (const auto kind : {Traffic::inputs, Traffic::outputs, Traffic::parameters, Traffic::gradients, Traffic::control})
+    if (const auto bytes = ch::trace::bytes_sent(i, kind); bytes > 0)
+      std::printf(" %s %.0f bytes;", std::string(ch::trace::name(kind)).c_str(), double(bytes) / data.steps());
+  std::printf("\n");
+}
+
+/// By how much parameters may differ. A sum of two numbers has the same bits in either order; with more ranks, rounding
+/// depends on the order in which an algorithm adds.
+inline double tolerance(int ranks) { return ranks <= 2 ? 0 : 1e-5; }
+
+/// Trains `net`, a policy that has begun with the same parameters as the lesson's model, in the loop that every program
+/// has, and compares. Returns main's status: 1 where a parameter differs by more than `allowed` on any rank.
+template <class Net, class Optimizer>
+int compare(ch::Run& run, Data& data, Model& lesson, Net& net, Optimizer& optimizer, double allowed) {
+  for (int e = 0; e < epochs; ++e)
+    for (const auto& [images, labels] : data.epoch(e)) {
+      optimizer.zero_grad();
+      const auto loss = ch::cross_entropy(net(images), labels);
+      loss.backward();
+      optimizer.step();
+    }
+  const auto mine = ch::nn::named_parameters<ch::Cpu>(lesson), other = ch::nn::named_parameters<ch::Cpu>(net.module());
+  double most = 0;
+  for (std::size_t i = 0; i < mine.size(); ++i)
+    for (std::size_t j = 0; j < numbers(mine[i]).size(); ++j) {
+      const double difference = std::abs(double{numbers(mine[i])[j]} - double{numbers(other[i])[j]});
+      if (!(difference <= most)) most = difference;  // a NaN, too
+    }
+  run.communicator().all_reduce(std::span(&most, 1), ch::comm::ReduceOp::max);
+  const bool same = most <= allowed;
+  if (run.is_main())
+    std::printf("%s: the largest difference from the parameters of policy %s is %g, allowed is %g\n",
+                same ? "same" : "NOT THE SAME", Net::name, most, allowed);
+  return same ? 0 : 1;
+}

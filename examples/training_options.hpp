@@ -1,0 +1,112 @@
+#pragma once
+/// The options that the example programs share, and the choice of a policy.
+
+#include <charconv>
+#include <chorus/chorus.hpp>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <limits>
+#include <optional>
+#include <string>
+#include <type_traits>
+
+#include "command_line.hpp"
+
+/// Options of every example. Each sets its own defaults before `add_options`.
+struct TrainingOptions {
+  std::string policy = "single", optimizer = "sgd", schedule = "none";
+  std::optional<int> devices{};
+  chorus::Index batch = 64, epochs = 5, steps = 0, warmup = 0;
+  std::uint64_t seed = 1;
+  double lr = 0.02, momentum = 0.9, weight_decay = 0, clip = 0;
+  std::optional<double> timeout{};
+  bool quiet = false;
+  std::string metrics{}, save{};
+};
+
+/// A check for an option: a number within limits. Its message is short and says what was given.
+template <class Number>
+CLI::Validator in_range(Number least, Number most = std::numeric_limits<Number>::max()) {
+  const auto limits =
+      most == std::numeric_limits<Number>::max() ? chorus::cat("at least ", least) : chorus::cat(least, " to ", most);
+  const auto check = [=](std::string& text) {
+    Number number{};
+    const auto* const end = text.data() + text.size();
+    const auto read = std::from_chars(text.data(), end, number);
+    const bool fits = read.ec == std::errc() && read.ptr == end && number >= least && number <= most;
+    return fits ? ""
+                : chorus::cat("expected a ", std::is_integral_v<Number> ? "whole " : "", "number, ", limits, ", got '",
+                              chorus::printable(text), "'");
+  };
+  return CLI::Validator(check, limits);
+}
+
+inline void add_options(CLI::App& app, TrainingOptions& options) {
+  const auto positive = in_range(1, 1 << 24);
+  // So that a script's options can be overridden by later ones.
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  app.add_option("--policy", options.policy, "single, dp or ddp")
+      ->check(CLI::IsMember({"single", "dp", "ddp"}))
+      ->capture_default_str();
+  app.add_option("--devices", options.devices, "devices; under ddp, processes (default: 2 for dp and ddp)")
+      ->check(in_range(1, 64));
+  app.add_option("--batch", options.batch, "samples in a batch, over all devices")
+      ->check(positive)
+      ->capture_default_str();
+  app.add_option("--epochs", options.epochs, "passes over the data")
+      ->check(in_range(0, 1 << 20))
+      ->capture_default_str();
+  app.add_option("--steps", options.steps, "stop after so many steps in all; 0: don't")
+      ->check(in_range(chorus::Index{0}));
+  app.add_option("--seed", options.seed, "seed of everything random")
+      ->check(in_range(std::uint64_t{0}))
+      ->capture_default_str();
+  app.add_option("--optimizer", options.optimizer, "sgd or adam")
+      ->check(CLI::IsMember({"sgd", "adam"}))
+      ->capture_default_str();
+  app.add_option("--lr", options.lr, "learning rate")->check(in_range(0.0))->capture_default_str();
+  app.add_option("--momentum", options.momentum, "sgd's momentum")->check(in_range(0.0))->capture_default_str();
+  app.add_option("--weight-decay", options.weight_decay, "weight decay")->check(in_range(0.0))->capture_default_str();
+  app.add_option("--schedule", options.schedule, "none, step (a tenth after each third of the run) or cosine")
+      ->check(CLI::IsMember({"none", "step", "cosine"}))
+      ->capture_default_str();
+  app.add_option("--warmup", options.warmup, "steps in which the learning rate rises from nearly nothing; 0: none")
+      ->check(in_range(0, 1 << 24))
+      ->capture_default_str();
+  app.add_option("--clip", options.clip, "largest norm of the gradient; 0: any")
+      ->check(in_range(0.0))
+      ->capture_default_str();
+  app.add_option("--metrics", options.metrics, "file for the run's numbers, as JSON lines");
+  app.add_option("--timeout", options.timeout,
+                 "seconds that a process waits for another one (default: CHORUS_TIMEOUT, else 60)")
+      ->check(in_range(0.001, 1e6));
+  app.add_flag("--quiet", options.quiet, "no progress, no summary");
+}
+
+/// The same, and looks at options that don't go together.
+inline std::optional<int> parse(CLI::App& app, int argc, char** argv, const TrainingOptions& options) {
+  if (const auto status = parse(app, argc, argv)) return status;
+  if (options.policy == "single" && options.devices.value_or(1) != 1) {
+    std::fprintf(stderr, "%s: --policy single has one device, got --devices %d: choose dp or ddp\n",
+                 app.get_name().c_str(), *options.devices);
+    return 2;
+  }
+  return std::nullopt;
+}
+
+/// Calls `body(std::type_identity<Net>{}, run)` with the policy that the options name around the model.
+template <class Model, class Body>
+int launch(int argc, char** argv, const TrainingOptions& options, const Body& body) {
+  chorus::LaunchOptions launching;
+  launching.devices = options.devices;
+  launching.seed = options.seed;
+  if (options.timeout)
+    launching.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(*options.timeout * 1000));
+  const auto with = [&]<class Net>(std::type_identity<Net> net) {
+    return chorus::launch<Net>(argc, argv, launching, [&](chorus::Run& run) { body(net, run); });
+  };
+  if (options.policy == "dp") return with(std::type_identity<chorus::DataParallel<Model>>{});
+  if (options.policy == "ddp") return with(std::type_identity<chorus::DistributedDataParallel<Model>>{});
+  return with(std::type_identity<chorus::SingleDevice<Model>>{});
+}

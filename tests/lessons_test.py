@@ -1,0 +1,61 @@
+#!/usr/bin/env python3
+"""Runs a lesson of examples/lessons/ on 1, 2 and 3 devices. It ends with the parameters of the policy that it explains,
+and the figures that it prints are those of the formulas.
+usage: lessons_test.py PROGRAM"""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+PROGRAM = sys.argv[1]
+LESSON = int(pathlib.Path(PROGRAM).name[0])
+BYTES = 4 * (784 * 64 + 64 + 64 * 32 + 32 + 32 * 10 + 10)  # of the toy model's parameters
+
+
+def run(devices):
+    done = subprocess.run([PROGRAM, "--devices", str(devices)], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, f"{devices} devices: status {done.returncode}\n{done.stdout}{done.stderr}"
+    assert done.stderr == "", done.stderr
+    print(f"--- {devices} devices\n{done.stdout}", end="")
+    losses = [float(loss) for loss in re.findall(r"epoch \d: mean loss (\S+)", done.stdout)]
+    assert len(losses) == 3 and losses[2] < 0.8 * losses[0], losses
+    allowed = float(re.search(r"^same: .* allowed is (\S+)$", done.stdout, re.MULTILINE).group(1))
+    assert allowed == 0 or devices > 2 and allowed <= 1e-5, allowed
+    return done.stdout, losses
+
+
+def sent(text, who, kind):
+    found = re.search(rf"^{who} sends in a step:.* {kind} (\d+) bytes", text, re.MULTILINE)
+    return int(found.group(1)) if found else 0
+
+
+def near(got, expected):
+    assert abs(got - expected) <= 64, f"sent {got} bytes, expected {expected}"
+
+
+all_losses = []
+for n in (1,) if LESSON == 1 else (1, 2, 3):
+    text, losses = run(n)
+    all_losses.append(losses)
+    ring = 2 * (n - 1) * BYTES / n
+    if LESSON == 2:
+        near(sent(text, "device 0", "parameters"), (n - 1) * BYTES)
+        near(sent(text, "device 0", "gradients"), 0)
+        if n > 1:
+            near(sent(text, "device 1", "gradients"), BYTES)
+    if LESSON in (3, 4):
+        near(sent(text, "rank 0", "gradients"), ring)
+        assert ("6 messages" if LESSON == 3 else "6 gradients go in 2 messages") in text, text
+    if LESSON == 5:
+        assert "in a step 2.0 of 3 buckets leave while backward goes on" in text, text
+    if LESSON == 6:
+        measured = re.search(r"a rank sends (\S+) bytes", text).group(1)
+        assert measured == f"{ring:.1f}" and f"is {ring:.1f}" in text, text
+    if LESSON == 7:
+        near(sent(text, "rank 0", "gradients"), ring / 2)
+        near(sent(text, "rank 0", "parameters"), ring / 2)
+        state = int(re.search(r"rank 0 keeps (\d+) bytes of optimizer state", text).group(1))
+        assert 2 * BYTES / n <= state <= 1.2 * 2 * BYTES / n, state
+for losses in all_losses:  # any number of devices takes the same steps
+    assert max(abs(a - b) for a, b in zip(losses, all_losses[0], strict=True)) <= 2e-4, all_losses
