@@ -1,5 +1,6 @@
 // Times all-reduce over float sums between ranks of this machine, bound to cores, in the form of the usual MPI program:
 //   allreduce [--ranks N] [--transport shm|tcp|thread|mpi|gloo] [--memory own|communicator]
+//             [--all-reduce auto|ring|direct|in_place|hierarchical]
 // The data lies in memory of the program's own, or in such as the communicator gives, which ranks read where it lies.
 // One line a size: bytes, ranks, median ms, busbw in GB/s (bytes * 2(n-1)/n / time, as nccl-tests defines it).
 #include <sched.h>
@@ -26,17 +27,20 @@ using namespace chorus;
 struct Options {
   int ranks = 2;
   std::string transport = "shm", memory = "own";
+  comm::Algorithm all_reduce = comm::Algorithm::automatic;
 };
 
 constexpr const char* usage =
-    "usage: allreduce [--ranks N] [--transport shm|tcp|thread|mpi|gloo] [--memory own|communicator]\n";
+    "usage: allreduce [--ranks N] [--transport shm|tcp|thread|mpi|gloo] [--memory own|communicator]\n"
+    "                 [--all-reduce auto|ring|direct|in_place|hierarchical]\n";
 
 Options parse(std::span<char*> arguments) {
   Options options;
   for (std::size_t i = 0; i < arguments.size(); i += 2) {
     const std::string_view option = arguments[i];
-    check<UsageError>(option == "--ranks" || option == "--transport" || option == "--memory", "unknown option '",
-                      option, "'");
+    check<UsageError>(
+        option == "--ranks" || option == "--transport" || option == "--memory" || option == "--all-reduce",
+        "unknown option '", option, "'");
     check<UsageError>(i + 1 < arguments.size(), option, " needs a value");
     const std::string_view value = arguments[i + 1];
     if (option == "--ranks") {
@@ -44,6 +48,8 @@ Options parse(std::span<char*> arguments) {
       check<UsageError>(error == std::errc() && end == value.data() + value.size() && options.ranks >= 1 &&
                             options.ranks <= comm::max_ranks,
                         "--ranks ", value, ": expected a number from 1 to ", comm::max_ranks);
+    } else if (option == "--all-reduce") {
+      options.all_reduce = comm::all_reduce_of(value);
     } else if (option == "--memory") {
       check<UsageError>(value == "own" || value == "communicator", "--memory ", value,
                         ": expected own or communicator");
@@ -101,7 +107,7 @@ int guarded(const std::function<void()>& f) {
 }
 
 void run_threads(const Options& options) {
-  auto group = comm::thread_group(options.ranks);
+  auto group = comm::thread_group(options.ranks, std::chrono::seconds(60), options.all_reduce);
   std::vector<std::thread> threads;
   for (std::size_t rank = 1; rank < group.size(); ++rank)
     threads.emplace_back([&, rank] { guarded([&] { benchmark(group[rank], options); }); });
@@ -126,6 +132,7 @@ void bind_to_core(int rank, int ranks) {
 
 void run_processes(const Options& options) {
   comm::World world{.size = options.ranks, .local_size = options.ranks};
+  world.all_reduce = options.all_reduce;
   if (comm::can_authenticate) world.token = "a token of this benchmark";  // of which CHORUS_TLS=1 makes a key
   auto listener = comm::Socket::listen(comm::Address::resolve(world.master_addr, 0));
   world.master_port = listener.local().port();
@@ -158,6 +165,8 @@ void run_mpi([[maybe_unused]] const Options& options, [[maybe_unused]] char** ar
     comm::MpiCommunicator c;
     return benchmark(c, options);
   }
+  check<UsageError>(options.all_reduce == comm::Algorithm::automatic, "--all-reduce ", options.all_reduce,
+                    " is none of mpi's, which can do: auto");
   const auto ranks = cat(options.ranks);
   setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 0);
   setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 0);

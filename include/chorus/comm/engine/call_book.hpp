@@ -31,6 +31,11 @@ class CallBook {
     recorder_.begin({.envelope = envelope, .bucket = call.bucket, .peer = call.peer, .receives = call.receives});
     return envelope;
   }
+  /// Which algorithm serves the newest call.
+  void note(Algorithm algorithm) {
+    const std::lock_guard lock(mutex_);
+    recorder_.note(recorder_.newest(), algorithm);
+  }
   void end() {
     const std::lock_guard lock(mutex_);
     busy_ += recorder_.end(recorder_.newest());

@@ -124,6 +124,8 @@ class Host {
     if (hello.rank < 1 || hello.rank >= world_.size)
       return cat("rank ", hello.rank, " is not in [1, ", world_.size, ")");
     if (hello.kind != kind_) return cat("rank ", hello.rank, " asks for backend ", hello.kind, ", rank 0 for ", kind_);
+    if (hello.all_reduce != world_.all_reduce)
+      return cat("rank ", hello.rank, " asks for all-reduce ", hello.all_reduce, ", rank 0 for ", world_.all_reduce);
     if (const auto mine = Hello::purpose_of(world_); hello.purpose != mine)
       return cat("rank ", hello.rank, " has come for ", text_of(hello.purpose), ", rank 0 for ", text_of(mine));
     auto& place = at(hello.rank);
@@ -241,6 +243,7 @@ class Host {
   hello.pid = getpid();
   hello.machine = machine_id();
   hello.kind = kind;
+  hello.all_reduce = world.all_reduce;
   hello.purpose = Hello::purpose_of(world);
 
   Meeting meeting;

@@ -38,7 +38,8 @@ struct Hello {
   std::int32_t rank = 0, size = 0, pid = 0, port = 0;
   std::uint64_t machine = 0;
   Backend kind = Backend::automatic;
-  std::array<std::uint8_t, 7> reserved{};
+  Algorithm all_reduce = Algorithm::automatic;
+  std::array<std::uint8_t, 6> reserved{};
   std::array<char, 64> purpose{};
   Mac proof{};
 

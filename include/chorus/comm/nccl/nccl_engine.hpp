@@ -21,6 +21,8 @@ class NcclEngine final : public Engine {
         queue_(std::make_shared<NcclQueue<Api>>(
             api, rank, device, timeout, [&control](const Failure& failure) { control.abort(failure.what); },
             [&control] { return Failure{control.engine().trouble()}; }, members)) {
+    check<UsageError>(control.engine().all_reduce() == Algorithm::automatic, "rank ", rank, ": all-reduce ",
+                      control.engine().all_reduce(), " is none of nccl's, which can do: auto");
     typename Api::UniqueId id{};
     int code = rank == 0 ? api.unique_id(id) : Api::success;
     // The other ranks wait for the id: they have to hear it where there is none.

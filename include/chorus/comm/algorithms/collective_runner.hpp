@@ -1,20 +1,22 @@
 #pragma once
-/// `RingRunner`: runs calls with the algorithms of `ring.hpp` and its like over a Transport.
+/// `CollectiveRunner`: runs calls over a Transport, with the algorithms of this folder.
 
-#include <chorus/comm/algorithms/direct.hpp>
-#include <chorus/comm/algorithms/hierarchical.hpp>
-#include <chorus/comm/algorithms/in_place.hpp>
-#include <chorus/comm/algorithms/ring.hpp>
+#include <chorus/comm/algorithms/barrier.hpp>
+#include <chorus/comm/algorithms/selection.hpp>
 #include <chorus/comm/engine/call_book.hpp>
+#include <chrono>
 #include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 namespace chorus::comm {
 
-class RingRunner {
+class CollectiveRunner {
  public:
-  RingRunner(const std::vector<int>& members, std::unique_ptr<Transport> link)
-      : book_(link->rank, members), link_(std::move(link)) {}
+  CollectiveRunner(const std::vector<int>& members, std::unique_ptr<Transport> link, Algorithm all_reduce)
+      : book_(link->rank, members), link_(std::move(link)), all_reduce_(all_reduce) {}
 
   /// Returns how the call failed.
   Failure run(const Call& call, const std::atomic<bool>& caller_waits) {
@@ -41,6 +43,7 @@ class RingRunner {
   std::shared_ptr<std::byte> allocate(std::size_t bytes) { return link_->allocate(bytes); }
   std::chrono::nanoseconds busy() const { return book_.busy(); }
   std::string record() const { return book_.record(); }
+  Algorithm all_reduce() const { return all_reduce_; }
   std::string trouble() {
     try {
       link_->check_peers();
@@ -60,36 +63,35 @@ class RingRunner {
   }
 
   void start(const Call& call, const Envelope& envelope) {
-    const Ring ring{*link_, envelope, call.reduction, call.traffic};
     const auto in = static_cast<const std::byte*>(call.in);
     const auto out = static_cast<std::byte*>(call.out);
+    const auto n = call.count, bytes = n * call.reduction.element;
+    const bool chosen = call.op == Op::all_reduce && all_reduce_ != Algorithm::automatic;
+    const Collective c{*link_, envelope, call.reduction, call.traffic, {}, chosen};
+    const auto note = [this](Algorithm algorithm) { book_.note(algorithm); };
     switch (call.op) {
       case Op::all_reduce:
-        if (!link_->machines().empty()) return hierarchical_all_reduce(ring, out, call.count);
-        if (in_place_all_reduce(ring, out, call.count)) return;
-        return exchanges_directly(*link_, call.count * call.reduction.element)
-                   ? direct_all_reduce(ring, out, call.count)
-                   : ring_all_reduce(ring, out, call.count);
-      case Op::broadcast:
-        return ring_broadcast(ring, out, call.count, call.peer);
+        return chosen ? run_chosen(all_reduce_, c, note, out, n)
+                      : run_fastest(detail::all_reduce_rows, c, bytes, note, out, n);
       case Op::all_gather:
-        if (in_place_all_gather(ring, in, out, call.count)) return;
-        return ring_all_gather(ring, in, out, call.count);
+        return run_fastest(detail::all_gather_rows, c, bytes, note, in, out, n);
       case Op::reduce_scatter:
-        if (in_place_reduce_scatter(ring, in, out, call.count)) return;
-        return ring_reduce_scatter(ring, in, out, call.count);
+        return run_fastest(detail::reduce_scatter_rows, c, bytes, note, in, out, n);
+      case Op::broadcast:
+        return ring_broadcast(c, out, n, call.peer);
       case Op::barrier:
-        return ring_barrier(ring);
+        return dissemination_barrier(c);
       case Op::monitored_barrier:
-        return monitored_barrier(ring);
+        return monitored_barrier(c);
       case Op::message:
-        return call.receives ? ring_receive(ring, out, call.count, call.peer)
-                             : ring_send(ring, in, call.count, call.peer);
+        return call.receives ? detail::relay(c, {.from = call.peer, .stores = true, .store = out}, n)
+                             : detail::relay(c, {.to = call.peer, .reads = true, .mine = in}, n);
     }
   }
 
   CallBook book_;
   std::unique_ptr<Transport> link_;
+  const Algorithm all_reduce_;
 };
 
 }  // namespace chorus::comm
