@@ -2,7 +2,8 @@
 //   allreduce [--ranks N] [--transport shm|tcp|thread|mpi|gloo] [--memory own|communicator]
 //             [--all-reduce auto|ring|direct|in_place|hierarchical]
 // The data lies in memory of the program's own, or in such as the communicator gives, which ranks read where it lies.
-// One line a size: bytes, ranks, median ms, busbw in GB/s (bytes * 2(n-1)/n / time, as nccl-tests defines it).
+// One line a size: bytes, ranks, median ms, busbw in GB/s (bytes * 2(n-1)/n / time, as nccl-tests defines it), and the
+// algorithm that served the last one.
 #include <sched.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -64,6 +65,14 @@ Options parse(std::span<char*> arguments) {
   return options;
 }
 
+/// By which algorithm the newest all-reduce went, as the flight recorder has it.
+std::string served_by(const comm::AnyCommunicator& c) {
+  const auto record = c.flight_record();
+  const auto call = record.rfind("all_reduce"), by = record.find(", by ", call);
+  if (call == std::string::npos || by == std::string::npos) return "library";
+  return record.substr(by + 5, record.find(',', by + 1) - by - 5);
+}
+
 void benchmark(comm::AnyCommunicator& c, const Options& options) {
   const auto& backend = options.transport;
   const int n = c.size();
@@ -86,8 +95,8 @@ void benchmark(comm::AnyCommunicator& c, const Options& options) {
     const double median = seconds[repeats / 2];
     if (c.rank() != 0) continue;
     const auto bytes = static_cast<double>(count * sizeof(float));
-    std::printf("allreduce backend=%s bytes=%zu ranks=%d median_ms=%.4f busbw_gb_s=%.3f\n", backend.c_str(),
-                count * sizeof(float), n, median * 1e3, bytes * 2 * (n - 1) / n / median / 1e9);
+    std::printf("allreduce backend=%s bytes=%zu ranks=%d median_ms=%.4f busbw_gb_s=%.3f by=%s\n", backend.c_str(),
+                count * sizeof(float), n, median * 1e3, bytes * 2 * (n - 1) / n / median / 1e9, served_by(c).c_str());
     std::fflush(stdout);
   }
 }

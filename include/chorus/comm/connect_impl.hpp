@@ -1,5 +1,5 @@
 #pragma once
-/// What stands behind `connect`.
+/// How `connect` makes a communicator.
 
 #include <array>
 #include <chorus/comm/algorithms/transport_communicator.hpp>
@@ -60,9 +60,8 @@ CHORUS_INLINE AnyCommunicator connect(const World& world, const ConnectOptions& 
 }
 
 CHORUS_INLINE Backend backend_of(std::string_view text) {
-  for (auto backend : {Backend::automatic, Backend::shm, Backend::tcp, Backend::thread, Backend::hierarchical,
-                       Backend::mpi, Backend::gloo, Backend::nccl})
-    if (name(backend) == text) return backend;
+  for (int i = 0; i <= static_cast<int>(Backend::nccl); ++i)
+    if (name(static_cast<Backend>(i)) == text) return static_cast<Backend>(i);
   fail<UsageError>("backend '", printable(text),
                    "' is unknown, expected auto, shm, tcp, thread, hierarchical, mpi, gloo or nccl");
 }

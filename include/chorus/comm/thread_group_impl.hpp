@@ -1,5 +1,5 @@
 #pragma once
-/// What stands behind `thread_group`.
+/// How `thread_group` makes communicators.
 
 #include <chorus/comm/algorithms/transport_communicator.hpp>
 #include <chorus/comm/thread_group.hpp>

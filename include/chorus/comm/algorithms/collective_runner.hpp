@@ -20,20 +20,17 @@ class CollectiveRunner {
 
   /// Returns how the call failed.
   Failure run(const Call& call, const std::atomic<bool>& caller_waits) {
-    const Envelope envelope = book_.begin(call);
-    if (book_.broken()) return failed("");
-    try {
-      link_->check();
-      link_->may_spin = &caller_waits;
-      start(call, envelope);
-      link_->flush();
-      book_.end();
-      return {};
-    } catch (const LinkTimeout& error) {
-      return failed(error.what(), true);
-    } catch (const std::exception& error) {
-      return failed(error.what());
-    }
+    const auto failure = book_.run(
+        call,
+        [&](const Envelope& envelope) {
+          link_->check();
+          link_->may_spin = &caller_waits;
+          start(call, envelope);
+          link_->flush();
+        },
+        [&](const std::string& why) { link_->abort(why); });
+    if (failure) link_->await_hands_off();
+    return failure;
   }
 
   /// Ends the run that goes on, wherever it waits, and fails all later ones.
@@ -54,14 +51,6 @@ class CollectiveRunner {
   }
 
  private:
-  [[gnu::cold]] Failure failed(std::string_view why, bool timed_out = false) {
-    const bool first = !book_.broken();
-    const auto failure = book_.fail(why, timed_out);
-    if (first) link_->abort(failure.what);
-    link_->await_hands_off();
-    return failure;
-  }
-
   void start(const Call& call, const Envelope& envelope) {
     const auto in = static_cast<const std::byte*>(call.in);
     const auto out = static_cast<std::byte*>(call.out);

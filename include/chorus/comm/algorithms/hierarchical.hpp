@@ -30,7 +30,7 @@ inline void hierarchical_all_reduce(const Collective& c, std::byte* data, std::s
   const Collective inside{c.link, c.call, c.reduction, c.traffic, local};
   const Collective back{c.link, c.call, plain, c.traffic, local};
   const Collective across{c.link, c.call, plain, c.traffic, leaders};
-  const int before = inside.neighbour(-1), behind = inside.neighbour(1);
+  const int before = inside.neighbour(-1), after = inside.neighbour(1);
   const auto element = c.reduction.element;
   // The chains below use other links than other collectives do: neighbours in the ring say first what they call.
   detail::relay(c, {.to = c.neighbour(1)}, 0);
@@ -40,9 +40,9 @@ inline void hierarchical_all_reduce(const Collective& c, std::byte* data, std::s
     if (local.size() == 1) {
       c.reduction.scaled(data, data, segment, c.reduction.scale);
     } else if (leads) {
-      detail::relay(inside, {.from = behind, .reads = true, .stores = true, .mine = data, .store = data}, segment);
+      detail::relay(inside, {.from = after, .reads = true, .stores = true, .mine = data, .store = data}, segment);
     } else {
-      detail::relay(inside, {.from = ends ? detail::nobody : behind, .to = before, .reads = true, .mine = data},
+      detail::relay(inside, {.from = ends ? detail::nobody : after, .to = before, .reads = true, .mine = data},
                     segment);
     }
     if (leads && leaders.size() > 1) ring_all_reduce(across, data, segment);

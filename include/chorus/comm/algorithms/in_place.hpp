@@ -87,18 +87,16 @@ class InPlace {
     return count * static_cast<std::size_t>(owner) / static_cast<std::size_t>(size());
   }
 
-  /// One number to all others, and one from each: they are as far as this rank is.
-  void tell(const std::byte* message = nullptr, std::size_t bytes = 0) const {
-    for_others([&](int peer) {
-      copy_bytes(link_.acquire(peer), message, bytes);
-      link_.publish(peer, c_.call, bytes);
-    });
-  }
-  void hear() const {
+  /// Returns once all ranks have come here: all sums are there, and nobody reads this rank's data any more. `sent`:
+  /// bytes that this rank has read or written elsewhere.
+  bool done(std::size_t sent) const {
+    trace::sent(rank(), c_.traffic, sent);
+    tell();
     for_others([&](int peer) {
       receive(c_, peer, 0);
       link_.release(peer);
     });
+    return true;
   }
 
   int rank() const { return link_.rank; }
@@ -112,6 +110,12 @@ class InPlace {
  private:
   static std::size_t at(int peer) { return static_cast<std::size_t>(peer); }
 
+  void tell(const std::byte* message = nullptr, std::size_t bytes = 0) const {
+    for_others([&](int peer) {
+      copy_bytes(link_.acquire(peer), message, bytes);
+      link_.publish(peer, c_.call, bytes);
+    });
+  }
   [[gnu::cold]] bool all_agree(bool own) const {
     const auto vote = static_cast<std::byte>(own ? 1 : 0);
     tell(&vote, 1);
@@ -200,10 +204,7 @@ inline bool in_place_all_reduce(const Collective& c, std::byte* data, std::size_
     const detail::WorkInPlace work(c.link, 2 * own * element);
     detail::reduce_in_place(c, all, data + begin * element, begin, own, true);
   }
-  trace::sent(all.rank(), c.traffic, (count + own * (ranks - 2)) * element);
-  all.tell();  // when all have said so, all sums are there
-  all.hear();
-  return true;
+  return all.done((count + own * (ranks - 2)) * element);
 }
 
 /// all: size * count numbers, of which each rank has brought its own part.
@@ -218,10 +219,7 @@ inline bool in_place_all_gather(const Collective& c, const std::byte* mine, std:
     all.for_others([&](int peer) { detail::copy_in_blocks(c, place(peer), all.of(peer), bytes); });
   }
   if (mine != place(all.rank())) detail::copy_bytes(place(all.rank()), mine, bytes);
-  trace::sent(all.rank(), c.traffic, from_others);
-  all.tell();  // nobody reads this rank's data any more once all have said so
-  all.hear();
-  return true;
+  return all.done(from_others);
 }
 
 /// whole: size * count numbers; mine: this rank's part of their reduction, which may lie in its place in `whole`.
@@ -234,10 +232,7 @@ inline bool in_place_reduce_scatter(const Collective& c, const std::byte* whole,
     const detail::WorkInPlace work(c.link, bytes);
     detail::reduce_in_place(c, all, mine, static_cast<std::size_t>(all.rank()) * count, count, false);
   }
-  trace::sent(all.rank(), c.traffic, bytes * (ranks - 1));
-  all.tell();
-  all.hear();
-  return true;
+  return all.done(bytes * (ranks - 1));
 }
 
 }  // namespace chorus::comm

@@ -34,9 +34,10 @@ inline constexpr auto always = [](const Collective& c, auto... data) {
 
 inline bool gains_anywhere(const Transport&, std::size_t) { return true; }
 inline bool gains_on_machines(const Transport& link, std::size_t) { return !link.machines().empty(); }
+inline bool share_memory(const Transport& link) { return link.reaches_peers && link.size <= InPlace::most_ranks; }
 /// Long enough that its way counts more than one message more.
 inline bool gains_in_place(const Transport& link, std::size_t bytes) {
-  return link.reaches_peers && link.size <= InPlace::most_ranks && bytes > std::size_t{4} << 10;
+  return share_memory(link) && bytes > std::size_t{4} << 10;
 }
 /// Longer ones of more ranks are faster in the ring, whose few busy queues stay in the caches. Two exchange more, too,
 /// but where the ring saves copies: of its data nothing is overwritten that has not been sent.

@@ -144,10 +144,7 @@ class HybridTransport final : public Transport {
 
   static std::uint64_t own_id() {
     const char* name = chorus::detail::env("CHORUS_HOST_ID");
-    if (name == nullptr) return detail::machine_id();
-    std::uint64_t hash = 14695981039346656037ull;  // FNV-1a
-    for (; *name != '\0'; ++name) hash = (hash ^ static_cast<unsigned char>(*name)) * 1099511628211ull;
-    return hash;
+    return name == nullptr ? detail::machine_id() : detail::fnv_1a(name);
   }
 
   /// Every rank's number, over TCP.
@@ -156,7 +153,7 @@ class HybridTransport final : public Transport {
     const Envelope call{.op = Op::all_gather, .dtype = DType::u64, .sequence = meetings_++, .count = 1};
     const Reduction numbers{.dtype = DType::u64, .element = sizeof own};
     bruck_all_gather({*tcp_, call, numbers}, reinterpret_cast<const std::byte*>(&own),
-                    reinterpret_cast<std::byte*>(all.data()), 1);
+                     reinterpret_cast<std::byte*>(all.data()), 1);
     return all;
   }
 
