@@ -201,10 +201,11 @@ SEEDS = {
         "SLURM_PROCID=1\nSLURM_STEP_NUM_TASKS=2\nSLURM_LOCALID=1\nSLURM_JOB_ID=5\nSLURM_STEP_ID=0\n"
         "SLURM_STEP_NUM_NODES=1\n",
         "SLURM_PROCID=3\nSLURM_NTASKS=4\nSLURM_NNODES=2\nMASTER_ADDR=10.0.0.1\nMASTER_PORT=4000\n",
-        "CHORUS_LAUNCH=2 4 0,76 ddp\nCHORUS_TIMEOUT=2.5\nCHORUS_BACKEND=tcp\n", "CHORUS_LAUNCH=0 2 - single\n",
+        "CHORUS_LAUNCH=2 4 0,76 ddp\nCHORUS_TIMEOUT=2.5\nCHORUS_BACKEND=tcp\nCHORUS_ALL_REDUCE=ring\n",
+        "CHORUS_LAUNCH=0 2 - single\n",
         "+123456789 2 rank 1: it failed", "RANK=0\n"]],
     "arguments": ["\n".join(words).encode() for words in [
-        ("--devices", "2", "--seed=7", "--timeout", "1.5", "--backend", "tcp", "--epochs=3"),
+        ("--devices", "2", "--seed=7", "--timeout", "1.5", "--backend", "tcp", "--all-reduce", "ring", "--epochs=3"),
         ("--help", "--device", "3", "--learning_rate=0.1"), ("--devices", "--", "--seed"), ("auto",),
         ("localhost:29400", "--x"), ("[::1]:0",), ("1:3",), ("0", "2"), ("0:1", "1:3"), ("SIGTERM", "SIGUSR1"),
         ("join_timeout=2", "last_call_timeout=0.5"), ("--start-method=spawn",), ("2.5",), ("--use_agent_store",)]],

@@ -86,8 +86,7 @@ inline constexpr Choice all_reduce_choices[] = {
     {Algorithm::ring, [](const Transport&) { return true; }, ""},
     {Algorithm::direct, [](const Transport& link) { return link.queue_pieces >= direct_queue_pieces; },
      "longer queues between ranks"},
-    {Algorithm::in_place, [](const Transport& link) { return link.reaches_peers && link.size <= InPlace::most_ranks; },
-     "at most 8 ranks that share memory (backend shm or thread)"},
+    {Algorithm::in_place, &share_memory, "at most 8 ranks that share memory (backend shm or thread)"},
     {Algorithm::hierarchical,
      [](const Transport& link) {
        const auto on = link.machines();
