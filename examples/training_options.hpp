@@ -21,6 +21,7 @@ struct TrainingOptions {
   std::uint64_t seed = 1;
   double lr = 0.02, momentum = 0.9, weight_decay = 0, clip = 0;
   std::optional<double> timeout{};
+  std::string all_reduce{};
   bool quiet = false;
   std::string metrics{}, save{};
 };
@@ -81,6 +82,9 @@ inline void add_options(CLI::App& app, TrainingOptions& options) {
   app.add_option("--timeout", options.timeout,
                  "seconds that a process waits for another one (default: CHORUS_TIMEOUT, else 60)")
       ->check(in_range(0.001, 1e6));
+  app.add_option("--all-reduce", options.all_reduce,
+                 "how processes add up their gradients under ddp (default: CHORUS_ALL_REDUCE, else auto: the fastest)")
+      ->check(CLI::IsMember({"auto", "ring", "direct", "in_place", "hierarchical"}));
   app.add_flag("--quiet", options.quiet, "no progress, no summary");
 }
 
@@ -103,6 +107,7 @@ int launch(int argc, char** argv, const TrainingOptions& options, const Body& bo
   launching.seed = options.seed;
   if (options.timeout)
     launching.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(*options.timeout * 1000));
+  if (!options.all_reduce.empty()) launching.all_reduce = chorus::comm::all_reduce_of(options.all_reduce);
   const auto with = [&]<class Net>(std::type_identity<Net> net) {
     return chorus::launch<Net>(argc, argv, launching, [&](chorus::Run& run) { body(net, run); });
   };

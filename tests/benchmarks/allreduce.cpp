@@ -1,7 +1,9 @@
 // Times all-reduce over float sums between ranks of this machine, bound to cores, in the form of the usual MPI program:
 //   allreduce [--ranks N] [--transport shm|tcp|thread|mpi|gloo] [--memory own|communicator]
+//             [--all-reduce auto|ring|direct|in_place|hierarchical]
 // The data lies in memory of the program's own, or in such as the communicator gives, which ranks read where it lies.
-// One line a size: bytes, ranks, median ms, busbw in GB/s (bytes * 2(n-1)/n / time, as nccl-tests defines it).
+// One line a size: bytes, ranks, median ms, busbw in GB/s (bytes * 2(n-1)/n / time, as nccl-tests defines it), and the
+// algorithm that served the last one.
 #include <sched.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -26,17 +28,20 @@ using namespace chorus;
 struct Options {
   int ranks = 2;
   std::string transport = "shm", memory = "own";
+  comm::Algorithm all_reduce = comm::Algorithm::automatic;
 };
 
 constexpr const char* usage =
-    "usage: allreduce [--ranks N] [--transport shm|tcp|thread|mpi|gloo] [--memory own|communicator]\n";
+    "usage: allreduce [--ranks N] [--transport shm|tcp|thread|mpi|gloo] [--memory own|communicator]\n"
+    "                 [--all-reduce auto|ring|direct|in_place|hierarchical]\n";
 
 Options parse(std::span<char*> arguments) {
   Options options;
   for (std::size_t i = 0; i < arguments.size(); i += 2) {
     const std::string_view option = arguments[i];
-    check<UsageError>(option == "--ranks" || option == "--transport" || option == "--memory", "unknown option '",
-                      option, "'");
+    check<UsageError>(
+        option == "--ranks" || option == "--transport" || option == "--memory" || option == "--all-reduce",
+        "unknown option '", option, "'");
     check<UsageError>(i + 1 < arguments.size(), option, " needs a value");
     const std::string_view value = arguments[i + 1];
     if (option == "--ranks") {
@@ -44,6 +49,8 @@ Options parse(std::span<char*> arguments) {
       check<UsageError>(error == std::errc() && end == value.data() + value.size() && options.ranks >= 1 &&
                             options.ranks <= comm::max_ranks,
                         "--ranks ", value, ": expected a number from 1 to ", comm::max_ranks);
+    } else if (option == "--all-reduce") {
+      options.all_reduce = comm::all_reduce_of(value);
     } else if (option == "--memory") {
       check<UsageError>(value == "own" || value == "communicator", "--memory ", value,
                         ": expected own or communicator");
@@ -56,6 +63,14 @@ Options parse(std::span<char*> arguments) {
     }
   }
   return options;
+}
+
+/// By which algorithm the newest all-reduce went, as the flight recorder has it.
+std::string served_by(const comm::AnyCommunicator& c) {
+  const auto record = c.flight_record();
+  const auto call = record.rfind("all_reduce"), by = record.find(", by ", call);
+  if (call == std::string::npos || by == std::string::npos) return "library";
+  return record.substr(by + 5, record.find(',', by + 1) - by - 5);
 }
 
 void benchmark(comm::AnyCommunicator& c, const Options& options) {
@@ -80,8 +95,8 @@ void benchmark(comm::AnyCommunicator& c, const Options& options) {
     const double median = seconds[repeats / 2];
     if (c.rank() != 0) continue;
     const auto bytes = static_cast<double>(count * sizeof(float));
-    std::printf("allreduce backend=%s bytes=%zu ranks=%d median_ms=%.4f busbw_gb_s=%.3f\n", backend.c_str(),
-                count * sizeof(float), n, median * 1e3, bytes * 2 * (n - 1) / n / median / 1e9);
+    std::printf("allreduce backend=%s bytes=%zu ranks=%d median_ms=%.4f busbw_gb_s=%.3f by=%s\n", backend.c_str(),
+                count * sizeof(float), n, median * 1e3, bytes * 2 * (n - 1) / n / median / 1e9, served_by(c).c_str());
     std::fflush(stdout);
   }
 }
@@ -101,7 +116,7 @@ int guarded(const std::function<void()>& f) {
 }
 
 void run_threads(const Options& options) {
-  auto group = comm::thread_group(options.ranks);
+  auto group = comm::thread_group(options.ranks, std::chrono::seconds(60), options.all_reduce);
   std::vector<std::thread> threads;
   for (std::size_t rank = 1; rank < group.size(); ++rank)
     threads.emplace_back([&, rank] { guarded([&] { benchmark(group[rank], options); }); });
@@ -126,6 +141,7 @@ void bind_to_core(int rank, int ranks) {
 
 void run_processes(const Options& options) {
   comm::World world{.size = options.ranks, .local_size = options.ranks};
+  world.all_reduce = options.all_reduce;
   if (comm::can_authenticate) world.token = "a token of this benchmark";  // of which CHORUS_TLS=1 makes a key
   auto listener = comm::Socket::listen(comm::Address::resolve(world.master_addr, 0));
   world.master_port = listener.local().port();
@@ -158,6 +174,8 @@ void run_mpi([[maybe_unused]] const Options& options, [[maybe_unused]] char** ar
     comm::MpiCommunicator c;
     return benchmark(c, options);
   }
+  check<UsageError>(options.all_reduce == comm::Algorithm::automatic, "--all-reduce ", options.all_reduce,
+                    " is none of mpi's, which can do: auto");
   const auto ranks = cat(options.ranks);
   setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 0);
   setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 0);

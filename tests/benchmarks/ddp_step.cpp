@@ -2,10 +2,10 @@
 /// Two lines a case: ranks, global batch (the same for any number of ranks), median step in ms, global samples per
 /// second; first of one rank alone, then of N with their scaling: the median ratio of blocks of steps that alternate.
 /// With --apart, two more, of what the machine allows: N ranks that have nothing to tell each other ("apart"), and the
-/// same with a barrier behind each step, as no averaging does without ("in_step"). With --sharded, each rank averages
+/// same with a barrier after each step, as no averaging does without ("in_step"). With --sharded, each rank averages
 /// and steps its part of the parameters alone (ReduceScatter, ShardedOptimizer), with --share-parameters of one copy
 /// that all have in common; with --fused, all in the midst of backward (FusedOptimizer). --bucket-cap-mb X cuts other
-/// buckets.
+/// buckets; --all-reduce NAME averages them by ring, direct, in_place or hierarchical.
 /// ddp_step --wrapper [CASE ...]: what DistributedDataParallel itself costs on one rank: steps of SingleDevice and of
 /// DistributedDataParallel in turn, their medians, and the median ratio of neighbours.
 
@@ -128,7 +128,8 @@ void measure_case(ch::Run& run, const bench::RanksAndCases& asked, const char* n
 
 int measure(int argc, char** argv, std::optional<int> ranks, const bench::RanksAndCases& asked) {
   return bench::on_ranks(argc, argv, ranks, asked.wanted,
-                         [&](ch::Run& run, const auto&... of_case) { measure_case(run, asked, of_case...); });
+                         [&](ch::Run& run, const auto&... of_case) { measure_case(run, asked, of_case...); },
+                         asked.all_reduce);
 }
 
 /// Milliseconds of the second of two steps: the first one brings its net's memory back into the caches.

@@ -17,10 +17,10 @@ struct AnyNet {
 /// this process already is. Returns the exit status.
 template <class Body>
 int on_ranks(int argc, char** argv, std::optional<int> ranks, const std::vector<std::string_view>& wanted,
-             const Body& body) {
+             const Body& body, std::optional<chorus::comm::Algorithm> all_reduce = {}) {
   bool known = true;
   const int status = chorus::launch<AnyNet>(
-      argc, argv, {.devices = ranks, .seed = 0, .timeout = {}},
+      argc, argv, {.devices = ranks, .seed = 0, .timeout = {}, .all_reduce = all_reduce},
       [&](chorus::Run& run) { known = for_each_case(wanted, [&](const auto&... of_case) { body(run, of_case...); }); });
   return known ? status : 2;
 }
@@ -50,9 +50,21 @@ inline std::size_t fixed_steps(std::string_view name) {
 struct RanksAndCases {
   int ranks = 2;
   std::optional<double> bucket_cap_mb;
+  std::optional<chorus::comm::Algorithm> all_reduce;
   bool sharded = false, shared = false, fused = false, wrapper = false, apart = false;
   std::vector<std::string_view> wanted;
 };
+
+/// False, after a message, for a name that is none.
+inline bool all_reduce_named(const char* name, std::optional<chorus::comm::Algorithm>& out) {
+  try {
+    out = chorus::comm::all_reduce_of(name);
+  } catch (const chorus::UsageError& error) {
+    std::fprintf(stderr, "--all-reduce: %s\n", error.what());
+    return false;
+  }
+  return true;
+}
 
 /// Reads `--ranks N [OPTION ...] [CASE ...]`; nothing, after a message, where N is none, or an option is not known.
 inline std::optional<RanksAndCases> ranks_and_cases(const char* program, int argc, char** argv) {
@@ -63,6 +75,8 @@ inline std::optional<RanksAndCases> ranks_and_cases(const char* program, int arg
       out.ranks = std::atoi(argv[++i]);
     else if (std::strcmp(argv[i], "--bucket-cap-mb") == 0 && i + 1 < argc)
       out.bucket_cap_mb = std::atof(argv[++i]);
+    else if (std::strcmp(argv[i], "--all-reduce") == 0 && i + 1 < argc)
+      known = all_reduce_named(argv[++i], out.all_reduce) && known;
     else if (std::strcmp(argv[i], "--sharded") == 0)
       out.sharded = true;
     else if (std::strcmp(argv[i], "--share-parameters") == 0)
@@ -80,8 +94,8 @@ inline std::optional<RanksAndCases> ranks_and_cases(const char* program, int arg
   }
   if (known && out.ranks >= 1 && out.ranks <= chorus::comm::max_ranks) return out;
   std::fprintf(stderr,
-               "usage: %s --ranks N [--bucket-cap-mb X] [--sharded] [--share-parameters] [--fused] [--apart] [--wrapper] "
-               "[CASE ...]; N is from 1 to %d; the top of its source says what the options do\n",
+               "usage: %s --ranks N [--all-reduce NAME] [--bucket-cap-mb X] [--sharded] [--share-parameters] [--fused] "
+               "[--apart] [--wrapper] [CASE ...]; N is from 1 to %d; the top of its source says what the options do\n",
                program, chorus::comm::max_ranks);
   return std::nullopt;
 }

@@ -1,5 +1,5 @@
 // A rank in a collective over TCP whose only peer says anything, on the connection of data and on that of news.
-#include <chorus/comm/algorithms/ring_communicator.hpp>
+#include <chorus/comm/algorithms/transport_communicator.hpp>
 #include <chorus/comm/objects.hpp>
 #include <chorus/comm/split.hpp>
 #include <chorus/comm/transport/tcp_transport.hpp>
@@ -24,7 +24,7 @@ FUZZ_TARGET(collectives) {
   if (how / 64 % 2 == 1) far_news.try_send(std::as_bytes(std::span(&leaves, 1)));
   if (how / 64 % 2 == 0) shutdown(far_news.fd(), SHUT_WR);
   fuzz::say(far_data, parts.rest());
-  RingCommunicator all("tcp", std::move(link));
+  TransportCommunicator all("tcp", std::move(link));
 
   std::vector<float> numbers(count), more(2 * count);
   const auto mine = std::span(numbers), both = std::span(more);

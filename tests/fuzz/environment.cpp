@@ -36,6 +36,7 @@ FUZZ_TARGET(environment) {
                                           "CHORUS_LAUNCH",
                                           "CHORUS_TIMEOUT",
                                           "CHORUS_BACKEND",
+                                          "CHORUS_ALL_REDUCE",
                                           "CHORUS_COMPARE_CALLS"};
   for (const char* name : known) unsetenv(name);
   std::string text(fuzz::text_of(input));

@@ -9,7 +9,7 @@ FUZZ_TARGET(rendezvous_join) {
   fuzz::Parts parts(input);
   const auto how = parts.number();
   std::vector<std::uint8_t> says;
-  if (how >= 64) fuzz::append(says, Challenge{detail::magic, {}});
+  if (how >= 64) fuzz::append(says, Challenge{.magic = detail::magic});
   if (how >= 128) {
     detail::Answer answer;
     answer.welcome = 1;

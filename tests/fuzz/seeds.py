@@ -95,7 +95,7 @@ def mnist(images, labels, gz=False):
 
 # Messages, as the headers of comm/ lay them out.
 
-STORE_MAGIC, MAGIC = 0x000165726f747363, 0x00047375726f6863
+STORE_MAGIC, MAGIC = 0x000265726f747363, 0x00057375726f6863
 (SET, GET, ADD, COMPARE_SET, DELETE, CHECK, WAIT, NUM_KEYS, APPEND, MULTI_SET, DONE, TIMED_OUT, REFUSED) = range(13)
 
 
@@ -114,7 +114,7 @@ def store_hello(key=7):
     return pack("QQ", STORE_MAGIC, key) + bytes(48)
 
 
-CHALLENGE = pack("Q", STORE_MAGIC) + bytes(16)
+CHALLENGE = pack("Q", STORE_MAGIC) + bytes(24)
 WELCOME = pack("QQ", STORE_MAGIC, 1) + bytes(32)
 
 
@@ -130,8 +130,8 @@ def call(how, count, data, of_news=b""):
     return bytes([how, count]) + pack("H", len(of_news)) + of_news + data
 
 
-def hello(rank=1, size=2, kind=0, machine=1, purpose=b"fuzz"):
-    return pack("Q16siiiiQB7x64s32x", MAGIC, b"", rank, size, 99, 4000, machine, kind, purpose)
+def hello(rank=1, size=2, kind=0, machine=1, purpose=b"fuzz", all_reduce=0):
+    return pack("Q16siiiiQBB6x64s32x", MAGIC, b"", rank, size, 99, 4000, machine, kind, all_reduce, purpose)
 
 
 def guest(content, closes=False):
@@ -201,10 +201,11 @@ SEEDS = {
         "SLURM_PROCID=1\nSLURM_STEP_NUM_TASKS=2\nSLURM_LOCALID=1\nSLURM_JOB_ID=5\nSLURM_STEP_ID=0\n"
         "SLURM_STEP_NUM_NODES=1\n",
         "SLURM_PROCID=3\nSLURM_NTASKS=4\nSLURM_NNODES=2\nMASTER_ADDR=10.0.0.1\nMASTER_PORT=4000\n",
-        "CHORUS_LAUNCH=2 4 0,76 ddp\nCHORUS_TIMEOUT=2.5\nCHORUS_BACKEND=tcp\n", "CHORUS_LAUNCH=0 2 - single\n",
+        "CHORUS_LAUNCH=2 4 0,76 ddp\nCHORUS_TIMEOUT=2.5\nCHORUS_BACKEND=tcp\nCHORUS_ALL_REDUCE=ring\n",
+        "CHORUS_LAUNCH=0 2 - single\n",
         "+123456789 2 rank 1: it failed", "RANK=0\n"]],
     "arguments": ["\n".join(words).encode() for words in [
-        ("--devices", "2", "--seed=7", "--timeout", "1.5", "--backend", "tcp", "--epochs=3"),
+        ("--devices", "2", "--seed=7", "--timeout", "1.5", "--backend", "tcp", "--all-reduce", "ring", "--epochs=3"),
         ("--help", "--device", "3", "--learning_rate=0.1"), ("--devices", "--", "--seed"), ("auto",),
         ("localhost:29400", "--x"), ("[::1]:0",), ("1:3",), ("0", "2"), ("0:1", "1:3"), ("SIGTERM", "SIGUSR1"),
         ("join_timeout=2", "last_call_timeout=0.5"), ("--start-method=spawn",), ("2.5",), ("--use_agent_store",)]],
@@ -250,10 +251,10 @@ SEEDS = {
         bytes([1 + 8]) + guest(hello(kind=1) + b"\1"), bytes([8]) + guest(hello() + b"\0"),
         bytes([4]) + guest(hello(1, 3)) + guest(hello(2, 3)), bytes([0]) + guest(hello(1, 3)),
         bytes([0]) + guest(hello(purpose=b"another")), bytes([0]) + guest(hello()[:100]) + guest(b"GET / HTTP/1.1\r\n"),
-        bytes([0]) + guest(hello(5)) + guest(hello(kind=7)),
+        bytes([0]) + guest(hello(5)) + guest(hello(kind=7)), bytes([0]) + guest(hello(all_reduce=1)),
     ],
     "rendezvous_join": [
-        bytes([0]) + pack("Q", MAGIC) + bytes(16) + answer() + addresses(),
+        bytes([0]) + pack("Q", MAGIC) + bytes(24) + answer() + addresses(),
         bytes([64]) + answer(welcome=0, refusal=b"no"), bytes([128, 2]) + bytes(9) + addresses(),
         bytes([128, 1, 3]) + bytes(4) + b"\2" + addresses(), bytes([129, 1]) + pack("i", 1) + bytes(5) + b"\2",
         bytes([0]) + b"HTTP/1.1 400 Bad Request\r\n\r\n" + bytes(20), bytes([130, 2]) + bytes(9) + addresses(10),

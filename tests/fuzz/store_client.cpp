@@ -12,7 +12,7 @@ FUZZ_TARGET(store_client) {
   const auto how = parts.number();
   std::vector<std::uint8_t> says;
   if (how >= 16) {  // what a server says first, as it should
-    fuzz::append(says, Challenge{detail::store_magic, {}});
+    fuzz::append(says, Challenge{.magic = detail::store_magic});
     fuzz::append(says, detail::StoreWelcome{.welcome = 1});
   }
   const auto rest = parts.rest();

@@ -89,6 +89,10 @@ static int body(ch::Run& run) {
     std::array<float, 1> value{static_cast<float>(run.rank() + 1)};
     run.communicator().all_reduce(std::span<float>(value));
     std::printf("sum %g\n", static_cast<double>(value[0]));
+  } else if (what == "record") {  // which algorithm has added up a long all-reduce
+    std::vector<float> values(100'000, 1);
+    run.communicator().all_reduce(std::span(values));
+    std::printf("%s", run.communicator().flight_record().c_str());
   } else if (what == "store") {
     auto& store = run.store();
     store.set("rank" + std::to_string(run.rank()), std::to_string(10 * run.rank()));

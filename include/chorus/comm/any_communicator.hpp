@@ -86,13 +86,13 @@ class AnyCommunicator {
   /// before the peer has received it, if the link's queue has room. Two ranks that send each other much at once, and
   /// only then receive, wait for each other until the timeout.
   template <class T, std::size_t E>
-    requires Scalar<std::remove_const_t<T>>
+  requires Scalar<std::remove_const_t<T>>
   void send(std::span<T, E> data, int peer, CollectiveOptions options = {}) {
     engine_->now(sends<std::remove_const_t<T>>(data, peer, options));
   }
   template <class T, std::size_t E>
-    requires Scalar<std::remove_const_t<T>>
-  Work send_async(std::span<T, E> data, int peer, CollectiveOptions options = {}) {
+  requires Scalar<std::remove_const_t<T>> Work send_async(std::span<T, E> data, int peer,
+                                                          CollectiveOptions options = {}) {
     return engine_->later(sends<std::remove_const_t<T>>(data, peer, options));
   }
   template <Scalar T, std::size_t E>
@@ -116,11 +116,12 @@ class AnyCommunicator {
     engine_->now(call);
   }
 
-  /// The newest 64 calls of this rank, one a line: number, call, when it began and how long it took, or that it is
-  /// under way or failed. Where CHORUS_FLIGHT_RECORDER is set, the first failure writes it to stderr (`stderr`) or to
-  /// the file $CHORUS_FLIGHT_RECORDER.rankN. NCCL's calls, which stand behind those of host memory and are written to
-  /// $CHORUS_FLIGHT_RECORDER.nccl.rankN, begin when the host makes them, and end when it sees that they have.
-  /// Where a rank has died, the launcher gives the others half a second to write theirs.
+  /// The newest 64 calls of this rank, one a line: number, call, the algorithm that serves it (`by ring`) where there
+  /// are several, when it began and how long it took, or that it is under way or failed. Where CHORUS_FLIGHT_RECORDER
+  /// is set, the first failure writes it to stderr (`stderr`) or to the file $CHORUS_FLIGHT_RECORDER.rankN. NCCL's
+  /// calls, which come after those of host memory and are written to $CHORUS_FLIGHT_RECORDER.nccl.rankN, begin when the
+  /// host makes them, and end when it sees that they have. Where a rank has died, the launcher gives the others half a
+  /// second to write theirs.
   std::string flight_record() const { return engine_->record(); }
 
   /// Gives the group up: calls that wait, later calls, and the other ranks' throw CommError with `why`.

@@ -44,7 +44,7 @@ struct CollectiveOptions {
 ///                                         ranks' calls throw it too, as soon as the engine can tell them
 ///
 /// `X_async` starts X and returns a Work; asynchronous collectives run in the order of calls, and a blocking call
-/// keeps its place behind them. A failed communicator stays failed: every later call throws CommError.
+/// runs after those that were started before it. A failed communicator stays failed: every later call throws CommError.
 template <class C>
 concept Communicator = requires(C& c, std::span<float> out, std::span<const float> in, ReduceOp op,
                                 CollectiveOptions options) {

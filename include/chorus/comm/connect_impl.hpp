@@ -1,8 +1,8 @@
 #pragma once
-/// What stands behind `connect`.
+/// How `connect` makes a communicator.
 
 #include <array>
-#include <chorus/comm/algorithms/ring_communicator.hpp>
+#include <chorus/comm/algorithms/transport_communicator.hpp>
 #include <chorus/comm/connect.hpp>
 #include <chorus/comm/thread_group.hpp>
 #include <chorus/comm/transport/hybrid_transport.hpp>
@@ -46,6 +46,8 @@ CHORUS_INLINE AnyCommunicator connect(const World& world, const ConnectOptions& 
   const auto maker = detail::maker_of(backend);
   check<UsageError>(backend <= Backend::hierarchical || maker, "connect: this program was built without backend ",
                     backend, ": include <chorus/comm/", backend, ".hpp> and link its library");
+  check<UsageError>(world.all_reduce == Algorithm::automatic || !maker, "rank ", world.rank, ": all-reduce ",
+                    world.all_reduce, " is none of ", backend, "'s, which can do: auto");
   if (world.size == 1) return {};
   if (backend == Backend::thread) return join_thread_group(world);
   listener.release();
@@ -54,15 +56,21 @@ CHORUS_INLINE AnyCommunicator connect(const World& world, const ConnectOptions& 
   const auto carrier = dynamic_cast<const ShmTransport*>(link.get()) ? Backend::shm
                        : !link->machines().empty()                   ? Backend::hierarchical
                                                                      : Backend::tcp;
-  return RingCommunicator(name(carrier), std::move(link), world.members);
+  return TransportCommunicator(name(carrier), std::move(link), world.members, world.all_reduce);
 }
 
 CHORUS_INLINE Backend backend_of(std::string_view text) {
-  for (auto backend : {Backend::automatic, Backend::shm, Backend::tcp, Backend::thread, Backend::hierarchical,
-                       Backend::mpi, Backend::gloo, Backend::nccl})
-    if (name(backend) == text) return backend;
+  for (int i = 0; i <= static_cast<int>(Backend::nccl); ++i)
+    if (name(static_cast<Backend>(i)) == text) return static_cast<Backend>(i);
   fail<UsageError>("backend '", printable(text),
                    "' is unknown, expected auto, shm, tcp, thread, hierarchical, mpi, gloo or nccl");
+}
+
+CHORUS_INLINE Algorithm all_reduce_of(std::string_view text) {
+  for (const auto& choice : detail::all_reduce_choices)
+    if (name(choice.algorithm) == text) return choice.algorithm;
+  fail<UsageError>("all-reduce '", printable(text),
+                   "' is unknown, expected auto, ring, direct, in_place or hierarchical");
 }
 
 CHORUS_INLINE bool register_backend(Backend backend, EngineMaker maker) {

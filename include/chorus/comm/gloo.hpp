@@ -21,6 +21,7 @@
 #include <chorus/comm/engine/call_book.hpp>
 #include <chorus/comm/engine/compare_calls.hpp>
 #include <chorus/comm/engine/queued_engine.hpp>
+#include <chorus/comm/engine/ring_traffic.hpp>
 #include <chorus/comm/meeting/rendezvous_messages.hpp>
 #include <chorus/comm/objects.hpp>
 #include <chorus/comm/transport/sigpipe.hpp>
@@ -79,22 +80,30 @@ class GlooRunner {
   }
 
   Failure run(const Call& call, const std::atomic<bool>&) {
-    const Envelope envelope = book_.begin(call);
-    if (book_.broken()) return book_.fail("");
-    const SigpipeBlock block;
-    try {
-      if (compares_) compare_calls(*this, call, envelope, context_->rank, context_->size);
-      start(call);
-      book_.end();
-      return {};
-    } catch (const TimeoutError& error) {
-      return failed(error.what(), true);
-    } catch (const CommError& error) {
-      return failed(error.what(), false);
-    } catch (const std::exception& error) {
-      const std::string_view why = error.what();
-      return failed(cat("gloo: ", why), why.find("imed out") != std::string_view::npos);
-    }
+    return book_.run(
+        call,
+        [&](const Envelope& envelope) {
+          const SigpipeBlock block;
+          try {
+            if (compares_) compare_calls(*this, call, envelope, context_->rank, context_->size);
+            start(call);
+          } catch (const TimeoutError& error) {
+            fail<TimeoutError>(reason(error.what()));
+          } catch (const CommError& error) {
+            fail<CommError>(reason(error.what()));
+          } catch (const std::exception& error) {
+            const auto why = cat("gloo: ", error.what());
+            if (why.find("imed out") != std::string::npos) fail<TimeoutError>(reason(why));
+            fail<CommError>(reason(why));
+          }
+          count_ring_traffic(call, context_->rank, context_->size);
+          if (call.op == Op::reduce_scatter)  // an all-reduce of all
+            count_ring_traffic(call, context_->rank, context_->size);
+        },
+        [&](const std::string& why) {
+          control_.abort(why);
+          close();
+        });
   }
 
   void abort(std::string_view why) noexcept {
@@ -125,15 +134,6 @@ class GlooRunner {
     }
   }
 
-  Failure failed(std::string_view why, bool timed_out) {
-    const bool first = !book_.broken();
-    const auto failure = book_.fail(reason(why), timed_out);
-    if (first) {
-      control_.abort(failure.what);
-      close();
-    }
-    return failure;
-  }
   /// A connection that breaks is how gloo learns that a rank gave up: the control communicator knows why.
   std::string reason(std::string_view why) {
     for (int i = 0; i < 10; ++i, std::this_thread::sleep_for(std::chrono::milliseconds(10)))
@@ -165,23 +165,21 @@ class GlooRunner {
       case Op::all_reduce:
         if (call.count == 0) return;
         if (call.reduction.scale != 1) call.reduction.scaled(call.out, call.out, call.count, call.reduction.scale);
-        all_reduce(call.reduction, call.out, call.count);
-        return count_sent(call, 2 * (n - 1) * call.count / n);
+        return all_reduce(call.reduction, call.out, call.count);
       case Op::reduce_scatter:
         if (call.count == 0) return;
         scratch_.resize(n * call.count * element);
         call.reduction.scaled(scratch_.data(), call.in, n * call.count, call.reduction.scale);
         all_reduce(call.reduction, scratch_.data(), n * call.count);
         std::memcpy(call.out, scratch_.data() + rank * call.count * element, call.count * element);
-        return count_sent(call, 2 * (n - 1) * call.count);
+        return;
       case Op::broadcast: {
         if (call.count == 0) return;
         gloo::BroadcastOptions options(context_);
         options.setOutput(static_cast<std::uint8_t*>(call.out), call.count * element);
         options.setRoot(call.peer);
         options.setTimeout(timeout_);
-        gloo::broadcast(options);
-        return count_sent(call, (rank + 1) % n == static_cast<std::size_t>(call.peer) ? 0 : call.count);
+        return gloo::broadcast(options);
       }
       case Op::all_gather: {
         if (call.count == 0) return;
@@ -191,8 +189,7 @@ class GlooRunner {
         gloo::AllgatherOptions options(context_);
         options.setOutput(all, n * bytes);
         options.setTimeout(timeout_);
-        gloo::allgather(options);
-        return count_sent(call, (n - 1) * call.count);
+        return gloo::allgather(options);
       }
       case Op::message: {
         const auto bytes = call.count * element;
@@ -204,7 +201,7 @@ class GlooRunner {
           buffer->send(call.peer, message_slot);
           buffer->waitSend(timeout_);
         }
-        return count_sent(call, call.receives ? 0 : call.count);
+        return;
       }
       case Op::barrier:
       case Op::monitored_barrier: {
@@ -214,10 +211,6 @@ class GlooRunner {
         return gloo::barrier(options);
       }
     }
-  }
-
-  void count_sent(const Call& call, std::size_t numbers) const {
-    trace::sent(context_->rank, call.traffic, numbers * call.reduction.element);
   }
 
   static constexpr std::uint64_t message_slot = 0x7fff'ffff'0000'0000;  // none of the collectives'

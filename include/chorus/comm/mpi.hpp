@@ -14,6 +14,7 @@
 #include <chorus/comm/engine/compare_calls.hpp>
 #include <chorus/comm/engine/mpi_library.hpp>
 #include <chorus/comm/engine/queued_engine.hpp>
+#include <chorus/comm/engine/ring_traffic.hpp>
 #include <chorus/comm/transport/socket.hpp>
 #include <cstdint>
 #include <cstring>
@@ -48,18 +49,14 @@ class MpiRunner {
   }
 
   Failure run(const Call& call, const std::atomic<bool>&) {
-    const Envelope envelope = book_.begin(call);
-    if (book_.broken()) return book_.fail("");
-    try {
-      if (compares_) compare_calls(*this, call, envelope, rank_, size_);
-      start(call);
-      book_.end();
-      return {};
-    } catch (const TimeoutError& error) {
-      return failed(error.what(), true);
-    } catch (const std::exception& error) {
-      return failed(error.what());
-    }
+    return book_.run(
+        call,
+        [&](const Envelope& envelope) {
+          if (compares_) compare_calls(*this, call, envelope, rank_, size_);
+          start(call);
+          count_ring_traffic(call, rank_, size_);
+        },
+        [&](const std::string& why) { tell_all(why); });
   }
 
   void abort(std::string_view why) noexcept {
@@ -109,7 +106,7 @@ class MpiRunner {
           mpi_check(MPI_Iallreduce(MPI_IN_PLACE, out + at, count, type, mpi_operator(call.reduction), comm_, &request));
           await(request);
         });
-        return count_sent(call, 2 * (n - 1) * call.count / n);
+        return;
       case Op::reduce_scatter: {
         const void* from = in;
         if (call.reduction.scale != 1) {
@@ -121,23 +118,21 @@ class MpiRunner {
                           " are possible");
         mpi_check(MPI_Ireduce_scatter_block(from, out, static_cast<int>(call.count), type, mpi_operator(call.reduction),
                                             comm_, &request));
-        await(request);
-        return count_sent(call, (n - 1) * call.count);
+        return await(request);
       }
       case Op::broadcast:
         parts(call.count, [&](std::size_t at, int count) {
           mpi_check(MPI_Ibcast(out + at, count, type, call.peer, comm_, &request));
           await(request);
         });
-        return count_sent(call, (rank_ + 1) % size_ == call.peer ? 0 : call.count);
+        return;
       case Op::all_gather: {
         check<UsageError>(call.count < most, "mpi: all_gather of ", call.count, " numbers, fewer than ", most,
                           " are possible");
         const bool in_place = in == out + static_cast<std::size_t>(rank_) * call.count * element;
         mpi_check(MPI_Iallgather(in_place ? MPI_IN_PLACE : in, static_cast<int>(call.count), type, out,
                                  static_cast<int>(call.count), type, comm_, &request));
-        await(request);
-        return count_sent(call, (n - 1) * call.count);
+        return await(request);
       }
       case Op::message:
         parts(call.count, [&](std::size_t at, int count) {
@@ -145,7 +140,7 @@ class MpiRunner {
                                   : MPI_Isend(in + at, count, type, call.peer, 0, comm_, &request));
           await(request);
         });
-        return count_sent(call, call.receives ? 0 : call.count);
+        return;
       case Op::barrier:
       case Op::monitored_barrier:
         if (compares_) return;  // that was one
@@ -211,10 +206,6 @@ class MpiRunner {
     }
   }
 
-  void count_sent(const Call& call, std::size_t numbers) const {
-    trace::sent(rank_, call.traffic, numbers * call.reduction.element);
-  }
-
   void await(MPI_Request& request) {
     const auto deadline = Clock::now() + timeout_;
     for (std::uint32_t round = 1;; ++round) {
@@ -238,13 +229,6 @@ class MpiRunner {
     char why[reason_bytes] = {};
     mpi_check(MPI_Recv(why, reason_bytes - 1, MPI_CHAR, status.MPI_SOURCE, 0, news_, MPI_STATUS_IGNORE));
     fail<CommError>("rank ", status.MPI_SOURCE, " gave up: ", static_cast<const char*>(why));
-  }
-
-  Failure failed(std::string_view why, bool timed_out = false) {
-    const bool first = !book_.broken();
-    const auto failure = book_.fail(why, timed_out);
-    if (first) tell_all(failure.what);
-    return failure;
   }
 
   /// Short messages leave at once; nobody waits for them.

@@ -1,5 +1,5 @@
 #pragma once
-/// Collectives of texts, which may have another length on each rank: a configuration, a file's name, a report.
+/// Collectives of structs, and of texts, which may have another length on each rank: a configuration, a report.
 
 #include <algorithm>
 #include <chorus/core/error.hpp>
@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 namespace chorus::comm {
@@ -24,6 +25,16 @@ inline std::size_t object_bytes(std::string_view call, std::size_t rank, std::in
 }
 }  // namespace detail
 
+/// The structs of all ranks, in the order of ranks, as the bytes that they are.
+template <class Communicator, class Message>
+requires std::is_trivially_copyable_v<Message> std::vector<Message> all_gather_structs(Communicator& communicator,
+                                                                                       const Message& own) {
+  std::vector<Message> all(static_cast<std::size_t>(communicator.size()));
+  communicator.all_gather(std::span(reinterpret_cast<const std::uint8_t*>(&own), sizeof own),
+                          std::span(reinterpret_cast<std::uint8_t*>(all.data()), all.size() * sizeof own), {});
+  return all;
+}
+
 /// The texts of all ranks, in the order of ranks; any bytes (PyTorch's all_gather_object, which pickles). What has a
 /// structure is sent as JSON, say. Each rank holds size() times the longest text for a moment. Throws CommError where
 /// one has more than `most_object_bytes`.
@@ -31,9 +42,7 @@ template <class Communicator>
 [[gnu::cold]] std::vector<std::string> all_gather_object(Communicator& communicator, std::string_view own) {
   if (communicator.size() == 1) return {std::string(own)};
   const auto ranks = static_cast<std::size_t>(communicator.size());
-  const auto own_length = static_cast<std::int64_t>(own.size());
-  std::vector<std::int64_t> lengths(ranks);
-  communicator.all_gather(std::span<const std::int64_t>(&own_length, 1), std::span<std::int64_t>(lengths), {});
+  const auto lengths = all_gather_structs(communicator, static_cast<std::int64_t>(own.size()));
   std::size_t longest = 0;
   for (std::size_t rank = 0; rank < ranks; ++rank)
     longest = std::max(longest, detail::object_bytes("all_gather_object", rank, lengths[rank]));

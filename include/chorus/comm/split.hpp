@@ -2,11 +2,10 @@
 /// `split`: communicators of some of a job's ranks.
 
 #include <algorithm>
-#include <array>
 #include <chorus/comm/connect.hpp>
 #include <chorus/comm/meeting/rendezvous_messages.hpp>
+#include <chorus/comm/objects.hpp>
 #include <cstdint>
-#include <cstring>
 #include <span>
 #include <string>
 #include <vector>
@@ -24,18 +23,9 @@ struct SplitEntry {
 /// Where the first rank of a group listens, or why it doesn't.
 struct SplitAddress {
   std::int64_t port = 0;
-  std::array<char, 504> text{};
-
-  void say(const std::string& what) { std::copy_n(what.data(), std::min(what.size(), text.size() - 1), text.data()); }
+  FixedText<504> text{};
 };
-
-template <class Message>
-std::vector<Message> gather_from_all(AnyCommunicator& all, const Message& mine) {
-  std::vector<Message> messages(static_cast<std::size_t>(all.size()));
-  all.all_gather(std::span(reinterpret_cast<const std::uint8_t*>(&mine), sizeof mine),
-                 std::span(reinterpret_cast<std::uint8_t*>(messages.data()), messages.size() * sizeof mine));
-  return messages;
-}
+static_assert(is_message<SplitEntry, 24> && is_message<SplitAddress, 512>);
 
 }  // namespace detail
 
@@ -50,7 +40,7 @@ std::vector<Message> gather_from_all(AnyCommunicator& all, const Message& mine) 
 /// Groups and parent work side by side, and each fails for itself. Messages of a group number its ranks from 0. Throws
 /// UsageError, on all ranks, where a color is negative; CommError where `parent` fails or a group has no place to meet.
 [[gnu::cold]] inline World split(AnyCommunicator& parent, const World& world, int color, int key = 0) {
-  const auto entries = detail::gather_from_all(parent, detail::SplitEntry{color, key, detail::machine_id()});
+  const auto entries = all_gather_structs(parent, detail::SplitEntry{color, key, detail::machine_id()});
   const auto entry = [&](int rank) -> const detail::SplitEntry& { return entries[static_cast<std::size_t>(rank)]; };
   std::vector<int> ranks;
   for (int rank = 0; rank < parent.size(); ++rank) {
@@ -76,16 +66,16 @@ std::vector<Message> gather_from_all(AnyCommunicator& all, const Message& mine) 
     try {
       listener = Socket::listen(detail::own_address(world).with_port(0));
       mine.port = listener.local().port();
-      mine.say(listener.local().host());
+      mine.text = FixedText<504>(listener.local().host());
     } catch (const CommError& error) {
-      mine.say(error.what());
+      mine.text = FixedText<504>(error.what());
     }
   }
-  const auto all = detail::gather_from_all(parent, mine);
+  const auto all = all_gather_structs(parent, mine);
   const auto& first = all[static_cast<std::size_t>(ranks.front())];
-  const std::string place(first.text.data(), strnlen(first.text.data(), first.text.size() - 1));
+  const std::string place(first.text.view());
   check<CommError>(group.size == 1 || first.port != 0, "split: rank ", ranks.front(), ", where ranks ",
-                   std::span(group.members), " were to meet: ", printable(place, first.text.size()));
+                   std::span(group.members), " were to meet: ", printable(place, sizeof first.text));
   group.master_addr = place;
   group.master_port = static_cast<int>(first.port);
   group.listen_fd = listener.release();

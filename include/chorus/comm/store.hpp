@@ -61,7 +61,7 @@ class Store {
   void wait(const std::vector<std::string>& keys, std::chrono::milliseconds timeout);
   /// Keys in the whole store, those of other prefixes among them.
   std::int64_t num_keys();
-  /// Puts it behind what the key holds, nothing where there is none.
+  /// Puts it after what the key holds, nothing where there is none.
   void append(std::string_view key, std::string_view value);
   /// Waits for all, and takes them at one moment.
   std::vector<std::string> multi_get(const std::vector<std::string>& keys);
@@ -80,8 +80,6 @@ class Store {
 
  private:
   explicit Store(std::shared_ptr<detail::StoreLink> link);
-  std::string key_of(detail::StoreCode code, std::string_view key) const;
-  std::vector<std::string> keys_of(detail::StoreCode code, const std::vector<std::string>& keys) const;
   detail::StoreMessage ask(detail::StoreCode code, std::vector<std::string> texts, std::int64_t number = 0) const;
 
   std::shared_ptr<detail::StoreLink> link_;

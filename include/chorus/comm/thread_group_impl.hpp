@@ -1,7 +1,7 @@
 #pragma once
-/// What stands behind `thread_group`.
+/// How `thread_group` makes communicators.
 
-#include <chorus/comm/algorithms/ring_communicator.hpp>
+#include <chorus/comm/algorithms/transport_communicator.hpp>
 #include <chorus/comm/thread_group.hpp>
 #include <chorus/comm/transport/shm_transport.hpp>
 #include <condition_variable>
@@ -15,81 +15,93 @@ namespace chorus::comm {
 namespace detail {
 
 [[gnu::cold]] inline std::vector<AnyCommunicator> ranks_in_threads(int size, std::chrono::milliseconds timeout,
-                                                                   const std::vector<int>& members) {
+                                                                   const std::vector<int>& members,
+                                                                   Algorithm all_reduce) {
   std::vector<AnyCommunicator> group;
   if (size == 1) group.emplace_back();
   if (size == 1) return group;
   const auto region = std::make_shared<SharedRegion>(SharedRegion::create(ShmTransport::region_bytes(size)));
   for (int rank = 0; rank < size; ++rank)
-    group.push_back(RingCommunicator("thread", std::make_unique<ShmTransport>(region, rank, size, timeout), members));
+    group.push_back(TransportCommunicator("thread", std::make_unique<ShmTransport>(region, rank, size, timeout),
+                                          members, all_reduce));
   return group;
 }
 
-/// Threads of this process that wait for the others of their group, by port.
-class Lobby {
+/// Where threads of this process wait for the others of their group, by port.
+class ThreadRendezvous {
  public:
-  static Lobby& instance() {
-    static Lobby lobby;
-    return lobby;
+  static ThreadRendezvous& instance() {
+    static ThreadRendezvous rendezvous;
+    return rendezvous;
   }
 
   AnyCommunicator meet(const World& world) {
     check_ranks("thread_group", world.size, world.rank);
     check_timeout("thread_group", world.timeout);
     std::unique_lock lock(mutex_);
-    auto& table = tables_[world.master_port];
-    if (!table) table = std::make_shared<Table>(world.size);
-    const auto mine = table;
     const auto rank = static_cast<std::size_t>(world.rank);
-    check<CommError>(mine->seats.size() == static_cast<std::size_t>(world.size), "rank ", world.rank,
-                     ": says that there are ", world.size, " ranks, another thread says ", mine->seats.size());
-    check<CommError>(!mine->seats[rank], "rank ", world.rank, ": a thread of this rank is there already");
-    mine->seats[rank] = true;
-    if (++mine->present == world.size) {
-      tables_.erase(world.master_port);
+    auto& waiting = waiting_[world.master_port];
+    // One that has failed stays until all have heard of it, or one of them tries again.
+    const bool again = waiting && !waiting->failure.empty() && rank < waiting->came.size() && waiting->came[rank];
+    if (!waiting || again) waiting = std::make_shared<Group>(world);
+    const auto group = waiting;
+    check<CommError>(group->came.size() == static_cast<std::size_t>(world.size), "rank ", world.rank,
+                     ": says that there are ", world.size, " ranks, another thread says ", group->came.size());
+    check<CommError>(!group->came[rank], "rank ", world.rank, ": a thread of this rank is there already");
+    group->came[rank] = true;
+    if (world.all_reduce != group->all_reduce && group->failure.empty())
+      group->failure = cat("rank ", world.rank, " asks for all-reduce ", world.all_reduce, ", another thread for ",
+                           group->all_reduce);
+    const bool last = ++group->present == world.size;
+    if (last && group->failure.empty()) {
       try {
-        mine->group = ranks_in_threads(world.size, world.timeout, world.members);
+        group->ranks = ranks_in_threads(world.size, world.timeout, world.members, world.all_reduce);
       } catch (const std::exception& error) {  // they all hear of it
-        mine->failure = error.what();
+        group->failure = error.what();
       }
-      mine->complete.notify_all();
     }
-    const auto over = [&] { return mine->present == world.size; };
-    if (!mine->complete.wait_for(lock, world.timeout, over)) {
+    if (last) waiting_.erase(world.master_port);
+    if (last || !group->failure.empty()) group->complete.notify_all();
+    const auto over = [&] { return group->present == world.size || !group->failure.empty(); };
+    if (!group->complete.wait_for(lock, world.timeout, over)) {
       std::string missing;
-      for (std::size_t i = 0; i < mine->seats.size(); ++i)
-        if (!mine->seats[i]) missing += cat(missing.empty() ? "" : ", ", i);
-      mine->seats[rank] = false;
-      if (--mine->present == 0) tables_.erase(world.master_port);
+      for (std::size_t i = 0; i < group->came.size(); ++i)
+        if (!group->came[i]) missing += cat(missing.empty() ? "" : ", ", i);
+      group->came[rank] = false;
+      if (--group->present == 0) waiting_.erase(world.master_port);
       fail<TimeoutError>("rank ", world.rank, ": ranks ", missing, " of ", world.size, " did not come within ",
                          world.timeout.count(), " ms");
     }
-    check<CommError>(mine->failure.empty(), "rank ", world.rank, ": ", mine->failure);
-    return std::move(mine->group[rank]);
+    check<CommError>(group->failure.empty(), "rank ", world.rank, ": ", group->failure);
+    return std::move(group->ranks[rank]);
   }
 
  private:
-  struct Table {
-    explicit Table(int size) : seats(static_cast<std::size_t>(size)) {}
-    std::vector<bool> seats;
+  struct Group {
+    explicit Group(const World& world) : came(static_cast<std::size_t>(world.size)), all_reduce(world.all_reduce) {}
+    std::vector<bool> came;
+    const Algorithm all_reduce;
     int present = 0;
-    std::vector<AnyCommunicator> group;
-    std::string failure;  // why there is none
+    std::vector<AnyCommunicator> ranks;
+    std::string failure;  // why there are none
     std::condition_variable complete;
   };
 
   std::mutex mutex_;
-  std::map<int, std::shared_ptr<Table>> tables_;
+  std::map<int, std::shared_ptr<Group>> waiting_;
 };
 
 }  // namespace detail
 
-CHORUS_INLINE std::vector<AnyCommunicator> thread_group(int size, std::chrono::milliseconds timeout) {
+CHORUS_INLINE std::vector<AnyCommunicator> thread_group(int size, std::chrono::milliseconds timeout,
+                                                        Algorithm all_reduce) {
   check<UsageError>(size >= 1 && size <= max_ranks, "thread_group: ", size, " ranks, expected 1 to ", max_ranks);
   check_timeout("thread_group", timeout);
-  return detail::ranks_in_threads(size, timeout, {});
+  return detail::ranks_in_threads(size, timeout, {}, all_reduce);
 }
 
-CHORUS_INLINE AnyCommunicator join_thread_group(const World& world) { return detail::Lobby::instance().meet(world); }
+CHORUS_INLINE AnyCommunicator join_thread_group(const World& world) {
+  return detail::ThreadRendezvous::instance().meet(world);
+}
 
 }  // namespace chorus::comm

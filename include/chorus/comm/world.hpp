@@ -3,7 +3,9 @@
 
 #include <chorus/core/error.hpp>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,6 +14,17 @@ namespace chorus::comm {
 
 /// The ranks that one communicator can join; `trace` counts bytes for as many.
 inline constexpr int max_ranks = 64;
+
+/// How a collective is done: the files of algorithms/. `automatic`: what is fastest for the ranks and the data. An
+/// all-reduce can be asked to be any other but `bruck`, which is for short messages.
+enum class Algorithm : std::uint8_t { automatic, ring, direct, in_place, hierarchical, bruck };
+
+constexpr std::string_view name(Algorithm algorithm) {
+  constexpr std::string_view names[] = {"auto", "ring", "direct", "in_place", "hierarchical", "bruck"};
+  const auto i = static_cast<std::size_t>(algorithm);
+  return i < std::size(names) ? names[i] : "unknown";
+}
+inline void append(std::string& out, Algorithm algorithm) { out += name(algorithm); }
 
 struct World {
   int rank = 0, size = 1;                 ///< this process's number in [0, size), and how many there are
@@ -26,6 +39,10 @@ struct World {
   std::vector<int> members = {};              ///< of a group that `split` made: its ranks in the whole job; else empty
   /// What the ranks meet for, in up to 63 characters: one that comes for something else is refused by name.
   std::string purpose = {};
+  /// How all_reduce is done, the same on all ranks; CHORUS_ALL_REDUCE and --all-reduce of programs. Only chorus' own
+  /// engines can be asked for one. The ring serves data that the algorithm can't work with: `in_place` needs memory of
+  /// the communicator's (see AnyCommunicator::allocate), unless ranks are threads.
+  Algorithm all_reduce = Algorithm::automatic;
 };
 
 using Clock = std::chrono::steady_clock;

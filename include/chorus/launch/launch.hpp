@@ -84,10 +84,10 @@ int launch(int argc, char** argv, const LaunchOptions& options, Body&& body) {
   return detail::launch(detail::LaunchedPolicy::of<Net>(), argc, argv, &options, detail::LaunchBody::of<Net>(body));
 }
 
-/// The same, with `--devices N`, `--seed S`, `--timeout SECONDS`, `--backend NAME` and `--help` read from the command
-/// line. Other options belong to the program, which asks for them with `run.option(name)`; one that looks
-/// like a misspelling is refused where the net is built (Run::check_options), one that it never asked for is named at
-/// the end.
+/// The same, with `--devices N`, `--seed S`, `--timeout SECONDS`, `--backend NAME`, `--all-reduce NAME` and `--help`
+/// read from the command line. Other options belong to the program, which asks for them with `run.option(name)`; one
+/// that looks like a misspelling is refused where the net is built (Run::check_options), one that it never asked for is
+/// named at the end.
 template <class Net, class Body>
 int launch(int argc, char** argv, Body&& body) {
   return detail::launch(detail::LaunchedPolicy::of<Net>(), argc, argv, nullptr, detail::LaunchBody::of<Net>(body));

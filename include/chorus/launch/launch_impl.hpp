@@ -72,6 +72,9 @@ inline void print_launch_help(const char* program) {
       "  --backend NAME     what carries bytes between processes: auto, shm, tcp, hierarchical, mpi, gloo, nccl "
       "(default:\n"
       "                     CHORUS_BACKEND, else auto: shared memory on one machine, TCP on several)\n"
+      "  --all-reduce NAME  how the processes add up their gradients: auto, ring, direct, in_place, hierarchical "
+      "(default:\n"
+      "                     CHORUS_ALL_REDUCE, else auto: what is fastest for them and the data)\n"
       "Where a machine's cores can be shared out evenly, each of its ranks keeps to its share, unless CHORUS_BIND=0.\n"
       "Other options are the program's own.\n",
       printable(program, PATH_MAX).c_str(), LaunchOptions::most_devices);

@@ -73,13 +73,14 @@ struct LaunchOptions {
   std::uint64_t seed = 0;                            ///< of everything random, initial parameters among it
   std::optional<std::chrono::milliseconds> timeout;  ///< of every wait for another rank; else CHORUS_TIMEOUT, else 60 s
   std::optional<comm::Backend> backend = {};         ///< of communicators; else CHORUS_BACKEND, else automatic
+  std::optional<comm::Algorithm> all_reduce = {};    ///< of communicators; else CHORUS_ALL_REDUCE, else automatic
 
   static constexpr int most_devices = comm::max_ranks;
 
-  /// Reads `--devices N`, `--seed S`, `--timeout SECONDS`, `--backend NAME`.
+  /// Reads `--devices N`, `--seed S`, `--timeout SECONDS`, `--backend NAME`, `--all-reduce NAME`.
   static LaunchOptions from(Arguments& arguments);
 
-  /// Throws UsageError for what makes no sense, and fills in the timeout and the backend.
+  /// Throws UsageError for what makes no sense, and fills in the timeout, the backend and the all-reduce.
   void complete();
 };
 

@@ -107,9 +107,11 @@ inline std::chrono::milliseconds timeout_of(const char* what, std::string_view t
   }
   return std::chrono::milliseconds(static_cast<std::int64_t>(value * 1000));
 }
-inline comm::Backend backend_in(const char* what, std::string_view text) {
+/// `read(text)`, which throws UsageError; then with `what` before it.
+template <class Read>
+auto named(const char* what, std::string_view text, const Read& read) {
   try {
-    return comm::backend_of(text);
+    return read(text);
   } catch (const UsageError&) {
     rethrow_with(std::current_exception(), cat(what, ": "));
   }
@@ -121,7 +123,10 @@ CHORUS_INLINE LaunchOptions LaunchOptions::from(Arguments& arguments) {
   if (const auto text = arguments.find("devices")) options.devices = detail::to_number<int>("--devices", *text);
   if (const auto text = arguments.find("seed")) options.seed = detail::to_number<std::uint64_t>("--seed", *text);
   if (const auto text = arguments.find("timeout")) options.timeout = detail::timeout_of("--timeout", *text);
-  if (const auto text = arguments.find("backend")) options.backend = detail::backend_in("--backend", *text);
+  if (const auto text = arguments.find("backend"))
+    options.backend = detail::named("--backend", *text, comm::backend_of);
+  if (const auto text = arguments.find("all-reduce"))
+    options.all_reduce = detail::named("--all-reduce", *text, comm::all_reduce_of);
   return options;
 }
 
@@ -136,7 +141,13 @@ CHORUS_INLINE void LaunchOptions::complete() {
   comm::check_timeout("launch", *timeout);
   if (!backend) {
     const char* text = detail::env("CHORUS_BACKEND");
-    backend = text ? detail::backend_in("environment variable CHORUS_BACKEND", text) : comm::Backend::automatic;
+    backend = text ? detail::named("environment variable CHORUS_BACKEND", text, comm::backend_of)
+                   : comm::Backend::automatic;
+  }
+  if (!all_reduce) {
+    const char* text = detail::env("CHORUS_ALL_REDUCE");
+    all_reduce = text ? detail::named("environment variable CHORUS_ALL_REDUCE", text, comm::all_reduce_of)
+                      : comm::Algorithm::automatic;
   }
 }
 
@@ -150,6 +161,7 @@ CHORUS_INLINE Run::Run(Arguments arguments, LaunchOptions options, comm::World w
     : arguments_(std::move(arguments)), options_(options), world_(std::move(world)) {
   options_.complete();
   world_.timeout = *options_.timeout;
+  world_.all_reduce = *options_.all_reduce;
 }
 
 CHORUS_INLINE std::string Run::option(const char* name) {

@@ -131,7 +131,7 @@ TEST_CASE("the flight recorder keeps the newest calls", "[comm]") {
   CHECK(std::count(text.begin(), text.end(), '\n') == 64);
   CHECK(text.find("rank 0: call 8: broadcast #8 (10 I32 from rank 0), at ") == 0);
   CHECK_THAT(text, Contains("call 70: sending message #0 (10 I32) to rank 1, at "));
-  CHECK_THAT(text, Contains("call 71: all_reduce #70 (sum of 100 F32), gradient bucket 3, at ") &&
+  CHECK_THAT(text, Contains("call 71: all_reduce #70 (sum of 100 F32), gradient bucket 3, by direct, at ") &&
                        Contains(" us, took ") && Contains(" us, failed after "));
   CHECK(comm::AnyCommunicator().flight_record() == "");
 }

@@ -2,7 +2,7 @@
 // All get their results or an error by the deadline, and nothing is left behind. CHORUS_RANDOM_SEEDS=FIRST-LAST tries
 // other seeds.
 #include <catch.hpp>
-#include <chorus/comm/algorithms/ring_communicator.hpp>
+#include <chorus/comm/algorithms/transport_communicator.hpp>
 #include <chorus/comm/transport/mesh.hpp>
 #include <filesystem>
 #include <future>
@@ -103,7 +103,7 @@ std::string one_of_two(int rank, comm::Socket data, comm::Socket news, std::chro
   auto& peer = link->peers()[static_cast<std::size_t>(1 - rank)];
   peer.data = std::move(data);
   peer.news = std::move(news);
-  comm::RingCommunicator c("tcp", std::move(link));
+  comm::TransportCommunicator c("tcp", std::move(link));
   return use(c);
 }
 

@@ -28,7 +28,7 @@ std::string hear_refusal(const comm::Socket& socket, bool challenged = false) {
   comm::detail::Answer answer;
   if (!challenged && !socket.receive_all(comm::bytes_of(challenge), comm::Clock::now() + 1s)) return "closed";
   if (!socket.receive_all(comm::bytes_of(answer), comm::Clock::now() + 1s)) return "closed";
-  return answer.welcome ? "welcome" : answer.refusal.data();
+  return answer.welcome ? "welcome" : std::string(answer.refusal.view());
 }
 
 TEST_CASE("ranks that come in any order, and late, form a group", "[comm]") {

@@ -23,7 +23,7 @@ void say(const comm::Socket& socket, const Message& message) {
 TEST_CASE("a guest that sends a byte now and then is heard for 5 s, beside others, and no longer", "[comm]") {
   const auto port = test::free_port();
   const auto slow = comm::Socket::connect(port.local(), Clock::now() + 1s);
-  comm::Guests guests(port, 16);
+  comm::Acceptor guests(port, 16);
   std::jthread drip([&](const std::stop_token& stop) {
     for (int i = 0; i < 15 && !stop.stop_requested(); ++i, std::this_thread::sleep_for(1s))
       slow.try_send(std::as_bytes(std::span("x", 1)));
@@ -67,7 +67,7 @@ TEST_CASE("strangers at a rank's own port don't become its peers", "[comm]") {
     open.push_back(comm::Socket::connect(address, Clock::now() + 1s));
     comm::Challenge challenge;
     open.back().receive_all(comm::bytes_of(challenge), Clock::now() + 1s);
-    hello.proof = comm::detail::mesh_proof(world.token, challenge.nonce, hello);
+    hello.proof = comm::detail::proof_of(hello, challenge.nonce, world.token);
     say(open.back(), hello);
   };
   const auto hello_for = [&](int lane) {
@@ -132,7 +132,7 @@ TEST_CASE("strangers at a rank's own port don't become its peers", "[comm]") {
     comm::TcpTransport::Peers peers;
     const std::jthread others([&] {
       auto hello = hello_for(0);
-      hello.proof = comm::detail::mesh_proof(secret.token, {}, hello);  // for another challenge
+      hello.proof = comm::detail::proof_of(hello, {}, secret.token);  // for another challenge
       for (const int lane : {0, 1}) {
         open.push_back(comm::Socket::connect(address, Clock::now() + 1s));
         hello.lane = lane;
@@ -178,7 +178,7 @@ TEST_CASE("what no rank would send over a group's connections is an error", "[co
   }
   SECTION("news about ranks that there are not") {
     comm::detail::News odd{.kind = comm::detail::News::waits, .other = 1 << 30};
-    odd.reason.fill('x');
+    odd.reason.characters.fill('x');
     say(far_news, odd);
     odd.kind = 77;
     say(far_news, odd);
@@ -248,10 +248,10 @@ TEST_CASE("a rank 0 that answers nonsense is an error of who joins it", "[comm]"
     return what;
   };
   comm::detail::Answer answer;
-  answer.refusal.fill('x');  // without an end
+  answer.refusal.characters.fill('x');  // without an end
   answer.proof.fill(decltype(answer.proof)::value_type{'y'});
   CHECK_THAT(answers(answer), Contains("rank 2: xxx") && !Contains("y"));
-  answer.refusal = {"\x1b[2Jall is\nwell\xff"};
+  answer.refusal = comm::FixedText<1024>("\x1b[2Jall is\nwell\xff");
   CHECK_THAT(answers(answer), Contains("rank 2: \\x1b[2Jall is\\x0awell\\xff"));
   answer.proof = {};
   answer.refusal = {};

@@ -1,7 +1,7 @@
 // TLS between ranks: what a relay that does not know the token can do, and what it can't.
 #include <atomic>
 #include <catch.hpp>
-#include <chorus/comm/algorithms/ring_communicator.hpp>
+#include <chorus/comm/algorithms/transport_communicator.hpp>
 #include <chorus/comm/store.hpp>
 #include <chorus/comm/transport/mesh.hpp>
 #include <cstdlib>
@@ -180,7 +180,7 @@ std::array<std::string, 2> errors_through(const Relay::Change& change) {
   transports[1]->peers()[0].data = std::move(data.server), transports[1]->peers()[0].news = std::move(news.server);
   std::array<std::string, 2> errors;
   const auto run = [&](std::size_t rank) {
-    auto c = comm::AnyCommunicator(comm::RingCommunicator("tcp", std::move(transports[rank]), {}));
+    auto c = comm::AnyCommunicator(comm::TransportCommunicator("tcp", std::move(transports[rank]), {}));
     std::vector<float> x(1'000'000, 1.0F);
     try {
       for (int step = 0; step < 20; ++step) c.all_reduce(std::span(x));

@@ -40,7 +40,7 @@ std::string intrude(int port, comm::detail::Hello hello, const std::string& toke
   socket.send_all(comm::bytes_of(hello), comm::Clock::now() + 1s);
   comm::detail::Answer answer;
   if (!socket.receive_all(comm::bytes_of(answer), comm::Clock::now() + 1s)) return "closed";
-  return answer.welcome ? "welcome" : answer.refusal.data();
+  return answer.welcome ? "welcome" : std::string(answer.refusal.view());
 }
 
 /// An address of this machine that others can reach, or "".

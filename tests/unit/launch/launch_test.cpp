@@ -29,6 +29,25 @@ TEST_CASE("64 ranks start on one machine") {
   }
 }
 
+TEST_CASE("the all-reduce that was asked for runs on every rank, and what can't run is refused by name") {
+  const auto served = [](const std::vector<std::string>& words, const Program::Variables& variables = {}) {
+    std::vector<std::string> all{probe(), "--do", "record", "--devices", "3"};
+    all.insert(all.end(), words.begin(), words.end());
+    Program program(all, variables);
+    CHECK(program.finish(30s) == 0);
+    return program.text();
+  };
+  CHECK(count(served({}), ", by ring, at ") == 3);
+  CHECK(count(served({"--all-reduce", "direct"}), ", by direct, at ") == 3);
+  CHECK(count(served({"--all-reduce=auto"}, {"CHORUS_ALL_REDUCE=direct"}), ", by ring, at ") == 3);
+  CHECK(count(served({}, {"CHORUS_ALL_REDUCE=direct"}), ", by direct, at ") == 3);
+  Program tcp({probe(), "--do", "record", "--devices", "2", "--backend", "tcp", "--all-reduce", "in_place"});
+  CHECK(tcp.finish(30s) == 2);
+  INFO(tcp.text());
+  CHECK(has(tcp, "all-reduce in_place needs at most 8 ranks that share memory"));
+  CHECK(has(tcp, "can do: auto, ring, direct"));
+}
+
 TEST_CASE("each rank keeps to its share of the cores, unless someone has chosen others") {
   cpu_set_t all;
   REQUIRE(sched_getaffinity(0, sizeof all, &all) == 0);

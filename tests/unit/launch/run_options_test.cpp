@@ -98,6 +98,11 @@ TEST_CASE("a value that is none is told with its option or its variable, and ste
   setenv("CHORUS_BACKEND", "carrier\npigeon", 1);
   CHECK(refused({}).starts_with("environment variable CHORUS_BACKEND: backend 'carrier\\x0apigeon' is unknown"));
   unsetenv("CHORUS_BACKEND");
+  CHECK(refused({"--all-reduce", "tree"}) ==
+        "--all-reduce: all-reduce 'tree' is unknown, expected auto, ring, direct, in_place or hierarchical");
+  setenv("CHORUS_ALL_REDUCE", "star", 1);
+  CHECK(refused({}).starts_with("environment variable CHORUS_ALL_REDUCE: all-reduce 'star' is unknown"));
+  unsetenv("CHORUS_ALL_REDUCE");
   setenv("CHORUS_TIMEOUT", "1e9\x1b", 1);
   CHECK(refused({}) == "environment variable CHORUS_TIMEOUT must be a number, got '1e9\\x1b'");
   unsetenv("CHORUS_TIMEOUT");

@@ -3,40 +3,35 @@
 ///
 /// Data is cut into one chunk per rank. Every rank sends each chunk to its owner, the rank of that number; the owner
 /// adds them up in the order of ranks and sends the sum to all. A rank sends n - 1 chunks in each step, 2 (n - 1) / n
-/// of the data, as in the ring. Between two ranks, each sends the other all it has, and both add: one step, the same
+/// of the data, as in the c. Between two ranks, each sends the other all it has, and both add: one step, the same
 /// bytes. A number's sum is rounded in the order of ranks, wherever it lies. What differs from the ring: there n links
 /// are busy, here all n (n - 1) are, which costs queues and, in a network, contention.
 
 #include <array>
-#include <chorus/comm/algorithms/ring.hpp>
+#include <chorus/comm/algorithms/collective.hpp>
 
 namespace chorus::comm {
 
-/// Whether ranks exchange directly: up to 8 for messages of at most 256 KiB. Longer ones of more ranks are faster in
-/// the ring, whose few busy queues stay in the caches. Two exchange more, too, but where the ring saves copies: of its
-/// data nothing is overwritten that has not been sent.
-inline bool exchanges_directly(const Transport& link, std::size_t bytes) {
-  if (link.size == 2) return link.copies() || bytes <= std::size_t{64} << 10;
-  return link.size <= 8 && bytes <= std::size_t{256} << 10;
-}
+/// The pieces that a queue has to hold.
+inline constexpr std::size_t direct_queue_pieces = 7;
 
 namespace detail {
 
 /// rank 0's number stands on the left of the operator on both sides, so that they get the same bits.
-inline void exchange_all_reduce(const Ring& ring, std::byte* data, std::size_t count) {
-  const auto& reduction = ring.reduction;
-  const auto element = reduction.element, per_piece = ring.longest_piece(count);
-  const int peer = 1 - ring.link.rank;
-  const bool left = ring.link.rank == 0;
+inline void exchange_all_reduce(const Collective& c, std::byte* data, std::size_t count) {
+  const auto& reduction = c.reduction;
+  const auto element = reduction.element, per_piece = c.longest_piece(count);
+  const int peer = 1 - c.link.rank;
+  const bool left = c.link.rank == 0;
   std::size_t sent = 0, done = 0;
   const auto send = [&] {
     const auto n = std::min(count - sent, per_piece), bytes = n * element;
-    const auto mine = data + sent * element, slot = ring.link.acquire(peer);
+    const auto mine = data + sent * element, slot = c.link.acquire(peer);
     // Both sides round the product before they add: a fused multiply-add on one of them would give it other bits.
     if (reduction.scale != 1) reduction.scaled(mine, mine, n, reduction.scale);
-    ring.link.fill(peer, slot, mine, bytes);
-    ring.link.publish(peer, ring.call, bytes);
-    trace::sent(ring.link.rank, ring.traffic, bytes);
+    c.link.fill(peer, slot, mine, bytes);
+    c.link.publish(peer, c.call, bytes);
+    trace::sent(c.link.rank, c.traffic, bytes);
     sent += n;
   };
   send();
@@ -44,9 +39,9 @@ inline void exchange_all_reduce(const Ring& ring, std::byte* data, std::size_t c
     if (sent < count) send();
     const auto n = std::min(count - done, per_piece);
     const auto mine = data + done * element;
-    const auto* theirs = receive(ring, peer, n * element).data;
+    const auto* theirs = receive(c, peer, n * element).data;
     reduction.combine(mine, left ? mine : theirs, left ? theirs : mine, n);
-    ring.link.release(peer);
+    c.link.release(peer);
     done += n;
   } while (done < count);
 }
@@ -54,15 +49,15 @@ inline void exchange_all_reduce(const Ring& ring, std::byte* data, std::size_t c
 /// One block of data, of which each rank owns at most a piece.
 class DirectBlock {
  public:
-  DirectBlock(const Ring& ring, std::byte* data, std::size_t count)
-      : ring_(ring), data_(data), count_(count), element_(ring.reduction.element) {}
+  DirectBlock(const Collective& c, std::byte* data, std::size_t count)
+      : c_(c), data_(data), count_(count), element_(c.reduction.element) {}
 
   /// To every owner its chunk.
   void contribute() const {
     for (int owner = 0; owner < size(); ++owner) {
       if (owner == rank()) continue;
-      std::byte* const slot = ring_.link.acquire(owner);
-      ring_.reduction.scaled(slot, at(owner), length(owner), ring_.reduction.scale);
+      std::byte* const slot = c_.link.acquire(owner);
+      c_.reduction.scaled(slot, at(owner), length(owner), c_.reduction.scale);
       send(owner, length(owner));
     }
   }
@@ -70,27 +65,27 @@ class DirectBlock {
   /// Adds up the chunk that this rank owns, and sends the sum to all. It grows in the slot for the first of them.
   void reduce() const {
     const auto own = length(rank()), bytes = own * element_;
-    const double scale = ring_.reduction.scale;
+    const double scale = c_.reduction.scale;
     // As the others have done with theirs: the sum is the same, whoever owns it.
-    if (scale != 1) ring_.reduction.scaled(at(rank()), at(rank()), own, scale);
+    if (scale != 1) c_.reduction.scaled(at(rank()), at(rank()), own, scale);
     const int first = rank() == 0 ? 1 : 0;
-    std::byte* const sum = ring_.link.acquire(first);
+    std::byte* const sum = c_.link.acquire(first);
     const std::byte* left = nullptr;
     for (int from = 0; from < size(); ++from) {
       const bool mine = from == rank();
-      const std::byte* right = mine ? at(rank()) : receive(ring_, from, bytes).data;
+      const std::byte* right = mine ? at(rank()) : receive(c_, from, bytes).data;
       if (left != nullptr) {
-        ring_.reduction.combine(sum, left, right, own);
+        c_.reduction.combine(sum, left, right, own);
       } else if (mine) {
         copy_bytes(sum, right, bytes);
       }
-      if (from == 1 && first == 0) ring_.link.release(0);  // rank 0's piece was the left side so far
-      if (!mine && from != 0) ring_.link.release(from);
+      if (from == 1 && first == 0) c_.link.release(0);  // rank 0's piece was the left side so far
+      if (!mine && from != 0) c_.link.release(from);
       left = left == nullptr && !mine ? right : sum;
     }
     copy_bytes(at(rank()), sum, bytes);
     for (int to = first + 1; to < size(); ++to)
-      if (to != rank()) ring_.link.fill(to, ring_.link.acquire(to), sum, bytes);
+      if (to != rank()) c_.link.fill(to, c_.link.acquire(to), sum, bytes);
     for (int to = 0; to < size(); ++to)
       if (to != rank()) send(to, own);
   }
@@ -100,25 +95,25 @@ class DirectBlock {
     for (int owner = 0; owner < size(); ++owner) {
       if (owner == rank()) continue;
       const auto bytes = length(owner) * element_;
-      copy_bytes(at(owner), receive(ring_, owner, bytes).data, bytes);
-      ring_.link.release(owner);
+      copy_bytes(at(owner), receive(c_, owner, bytes).data, bytes);
+      c_.link.release(owner);
     }
   }
 
  private:
-  int rank() const { return ring_.link.rank; }
-  int size() const { return ring_.link.size; }
+  int rank() const { return c_.link.rank; }
+  int size() const { return c_.link.size; }
   std::size_t start(int owner) const {
     return count_ * static_cast<std::size_t>(owner) / static_cast<std::size_t>(size());
   }
   std::size_t length(int owner) const { return start(owner + 1) - start(owner); }
   std::byte* at(int owner) const { return data_ + start(owner) * element_; }
   void send(int to, std::size_t numbers) const {
-    ring_.link.publish(to, ring_.call, numbers * element_);
-    trace::sent(rank(), ring_.traffic, numbers * element_);
+    c_.link.publish(to, c_.call, numbers * element_);
+    trace::sent(rank(), c_.traffic, numbers * element_);
   }
 
-  const Ring& ring_;
+  const Collective& c_;
   std::byte* data_;
   std::size_t count_, element_;
 };
@@ -126,17 +121,18 @@ class DirectBlock {
 }  // namespace detail
 
 /// data: count numbers, in place. Bytes sent: 2 (n - 1) / n of the data, to within n - 2 numbers.
-inline void direct_all_reduce(const Ring& ring, std::byte* data, std::size_t count) {
-  if (ring.link.size == 2) return detail::exchange_all_reduce(ring, data, count);
-  const auto element = ring.reduction.element;
-  const auto longest = static_cast<std::size_t>(ring.link.size) * (ring.link.piece_bytes / element);
+inline void direct_all_reduce(const Collective& c, std::byte* data, std::size_t count) {
+  if (c.link.size == 2) return detail::exchange_all_reduce(c, data, count);
+  const auto element = c.reduction.element;
+  const auto longest = static_cast<std::size_t>(c.link.size) * (c.link.piece_bytes / element);
   const auto blocks = std::max<std::size_t>(1, (count + longest - 1) / longest);
   const auto block = [&](std::size_t i) {
-    return detail::DirectBlock(ring, data + i * longest * element, std::min(longest, count - i * longest));
+    return detail::DirectBlock(c, data + i * longest * element, std::min(longest, count - i * longest));
   };
   // Three blocks under way at once. Up to 7 pieces wait in a queue: chunks and sums of the blocks that a slower rank
   // has not read yet. With room for them nobody waits in a circle.
-  check<LinkError>(ring.link.queue_pieces >= 7, "direct_all_reduce: queues of ", ring.link.queue_pieces, " pieces");
+  check<LinkError>(c.link.queue_pieces >= direct_queue_pieces, "direct_all_reduce: queues of ", c.link.queue_pieces,
+                   " pieces");
   for (std::size_t i = 0; i < blocks + 2; ++i) {
     if (i < blocks) block(i).contribute();
     if (i >= 1 && i - 1 < blocks) block(i - 1).reduce();

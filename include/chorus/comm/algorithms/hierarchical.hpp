@@ -13,40 +13,40 @@
 namespace chorus::comm {
 
 /// data: count numbers, in place. Sums are the same bits on all ranks.
-inline void hierarchical_all_reduce(const Ring& ring, std::byte* data, std::size_t count) {
-  const auto machines = ring.link.machines();
-  const int own_machine = machines[static_cast<std::size_t>(ring.link.rank)];
+inline void hierarchical_all_reduce(const Collective& c, std::byte* data, std::size_t count) {
+  const auto machines = c.link.machines();
+  const int own_machine = machines[static_cast<std::size_t>(c.link.rank)];
   std::vector<int> local, leaders;
-  for (int rank = 0; rank < ring.link.size; ++rank) {
+  for (int rank = 0; rank < c.link.size; ++rank) {
     const int machine = machines[static_cast<std::size_t>(rank)];
     if (machine == own_machine) local.push_back(rank);
     // The first rank of its machine.
     if (std::find(machines.begin(), machines.begin() + rank, machine) == machines.begin() + rank)
       leaders.push_back(rank);
   }
-  const bool leads = local.front() == ring.link.rank, ends = local.back() == ring.link.rank;
-  auto plain = ring.reduction;  // contributions are scaled once
+  const bool leads = local.front() == c.link.rank, ends = local.back() == c.link.rank;
+  auto plain = c.reduction;  // contributions are scaled once
   plain.scale = 1;
-  const Ring inside{ring.link, ring.call, ring.reduction, ring.traffic, local};
-  const Ring back{ring.link, ring.call, plain, ring.traffic, local};
-  const Ring across{ring.link, ring.call, plain, ring.traffic, leaders};
-  const int before = inside.neighbour(-1), behind = inside.neighbour(1);
-  const auto element = ring.reduction.element;
+  const Collective inside{c.link, c.call, c.reduction, c.traffic, local};
+  const Collective back{c.link, c.call, plain, c.traffic, local};
+  const Collective across{c.link, c.call, plain, c.traffic, leaders};
+  const int before = inside.neighbour(-1), after = inside.neighbour(1);
+  const auto element = c.reduction.element;
   // The chains below use other links than other collectives do: neighbours in the ring say first what they call.
-  detail::relay(ring, {.to = ring.neighbour(1)}, 0);
-  detail::relay(ring, {.from = ring.neighbour(-1)}, 0);
+  detail::relay(c, {.to = c.neighbour(1)}, 0);
+  detail::relay(c, {.from = c.neighbour(-1)}, 0);
   do {
-    const auto segment = std::min(count, leaders.size() * ring.longest_chunk());
+    const auto segment = std::min(count, leaders.size() * c.longest_chunk());
     if (local.size() == 1) {
-      ring.reduction.scaled(data, data, segment, ring.reduction.scale);
+      c.reduction.scaled(data, data, segment, c.reduction.scale);
     } else if (leads) {
-      detail::relay(inside, {.from = behind, .reads = true, .stores = true, .mine = data, .store = data}, segment);
+      detail::relay(inside, {.from = after, .reads = true, .stores = true, .mine = data, .store = data}, segment);
     } else {
-      detail::relay(inside, {.from = ends ? detail::nobody : behind, .to = before, .reads = true, .mine = data},
+      detail::relay(inside, {.from = ends ? detail::nobody : after, .to = before, .reads = true, .mine = data},
                     segment);
     }
     if (leads && leaders.size() > 1) ring_all_reduce(across, data, segment);
-    ring.link.flush();
+    c.link.flush();
     if (local.size() > 1) ring_broadcast(back, data, segment, local.front());
     data += segment * element;
     count -= segment;

@@ -8,7 +8,7 @@
 /// that is ahead can own all of it: the other, for which it would have to wait in the end, loses no time.
 
 #include <array>
-#include <chorus/comm/algorithms/ring.hpp>
+#include <chorus/comm/algorithms/collective.hpp>
 #include <cmath>
 
 namespace chorus::comm {
@@ -40,8 +40,9 @@ class InPlace {
   static constexpr int most_ranks = 8;
 
   /// `or_sent`: sending gives the same numbers, so that how fast memory can be read may decide.
-  InPlace(const Ring& ring, std::byte* data, std::size_t bytes, bool or_sent) : ring_(ring), link_(ring.link) {
-    offers_[at(rank())] = {.window = link_.window(data, bytes), .scale = ring.reduction.scale};
+  InPlace(const Collective& c, std::byte* data, std::size_t bytes, bool or_sent) : c_(c), link_(c.link) {
+    if (!link_.reaches_peers) return;
+    offers_[at(rank())] = {.window = link_.window(data, bytes), .scale = c.reduction.scale};
     auto& own = offers_[at(rank())];
     own.fresh = own.window.key != 0 && !link_.is_mapped(own.window) ? 1 : 0;
     own.far = or_sent && link_.seems_far() ? 1 : 0;
@@ -49,7 +50,7 @@ class InPlace {
     own.idle = link_.may_spin && *link_.may_spin ? 1 : 0;
     tell(reinterpret_cast<const std::byte*>(&own), sizeof own);
     for_others([&](int peer) {
-      std::memcpy(&offers_[at(peer)], receive(ring_, peer, sizeof(Offer)).data, sizeof(Offer));
+      std::memcpy(&offers_[at(peer)], receive(c_, peer, sizeof(Offer)).data, sizeof(Offer));
       link_.release(peer);
     });
     bool all_show = true, all_near = true, any_fresh = false;
@@ -86,18 +87,16 @@ class InPlace {
     return count * static_cast<std::size_t>(owner) / static_cast<std::size_t>(size());
   }
 
-  /// One number to all others, and one from each: they are as far as this rank is.
-  void tell(const std::byte* message = nullptr, std::size_t bytes = 0) const {
+  /// Returns once all ranks have come here: all sums are there, and nobody reads this rank's data any more. `sent`:
+  /// bytes that this rank has read or written elsewhere.
+  bool done(std::size_t sent) const {
+    trace::sent(rank(), c_.traffic, sent);
+    tell();
     for_others([&](int peer) {
-      copy_bytes(link_.acquire(peer), message, bytes);
-      link_.publish(peer, ring_.call, bytes);
-    });
-  }
-  void hear() const {
-    for_others([&](int peer) {
-      receive(ring_, peer, 0);
+      receive(c_, peer, 0);
       link_.release(peer);
     });
+    return true;
   }
 
   int rank() const { return link_.rank; }
@@ -111,18 +110,24 @@ class InPlace {
  private:
   static std::size_t at(int peer) { return static_cast<std::size_t>(peer); }
 
+  void tell(const std::byte* message = nullptr, std::size_t bytes = 0) const {
+    for_others([&](int peer) {
+      copy_bytes(link_.acquire(peer), message, bytes);
+      link_.publish(peer, c_.call, bytes);
+    });
+  }
   [[gnu::cold]] bool all_agree(bool own) const {
     const auto vote = static_cast<std::byte>(own ? 1 : 0);
     tell(&vote, 1);
     bool all = own;
     for_others([&](int peer) {
-      all = *receive(ring_, peer, 1).data == std::byte{1} && all;
+      all = *receive(c_, peer, 1).data == std::byte{1} && all;
       link_.release(peer);
     });
     return all;
   }
 
-  const Ring& ring_;
+  const Collective& c_;
   Transport& link_;
   std::array<Offer, most_ranks> offers_;
   std::array<std::byte*, most_ranks> data_{};
@@ -134,22 +139,22 @@ class InPlace {
 /// else.
 inline constexpr std::size_t block_bytes = 4096;
 
-inline void copy_in_blocks(const Ring& ring, std::byte* out, const std::byte* in, std::size_t bytes) {
+inline void copy_in_blocks(const Collective& c, std::byte* out, const std::byte* in, std::size_t bytes) {
   for (std::size_t i = 0; i < bytes; i += block_bytes) {
-    ring.link.check();
+    c.link.check();
     copy_bytes(out + i, in + i, std::min(block_bytes, bytes - i));
   }
 }
 
 /// out := scale_0 data_0 (+) scale_1 data_1 (+) ..., at `begin` of the data; out may be this rank's. `to_all`: every
 /// rank has it at `begin` of its data, too.
-inline void reduce_in_place(const Ring& ring, const InPlace& all, std::byte* out, std::size_t begin, std::size_t count,
-                            bool to_all) {
-  const auto& reduction = ring.reduction;
+inline void reduce_in_place(const Collective& c, const InPlace& all, std::byte* out, std::size_t begin,
+                            std::size_t count, bool to_all) {
+  const auto& reduction = c.reduction;
   const auto element = reduction.element;
   alignas(64) std::array<std::byte, block_bytes> partial;
   while (count != 0) {
-    ring.link.check();
+    c.link.check();
     const auto n = std::min(count, block_bytes / element);
     const auto numbers = [&](int peer) { return all.of(peer) + begin * element; };
     const std::byte* left = numbers(0);
@@ -184,67 +189,50 @@ class WorkInPlace {
   Clock::time_point start_ = Clock::now();
 };
 
-/// What is long enough that its way counts more than one message more.
-inline bool may_work_in_place(const Transport& link, std::size_t bytes) {
-  return link.reaches_peers && link.size <= InPlace::most_ranks && bytes > std::size_t{4} << 10;
-}
-
 }  // namespace detail
 
 /// data: count numbers, in place. Returns false where the ranks can't, or had better not, work in each other's memory;
 /// then nothing has changed.
-inline bool in_place_all_reduce(const Ring& ring, std::byte* data, std::size_t count) {
-  const auto element = ring.reduction.element;
-  if (!detail::may_work_in_place(ring.link, count * element)) return false;
+inline bool in_place_all_reduce(const Collective& c, std::byte* data, std::size_t count) {
+  const auto element = c.reduction.element;
   // Two numbers have one sum; of more, the ring makes another in another order.
-  const detail::InPlace all(ring, data, count * element, ring.link.size == 2);
+  const detail::InPlace all(c, data, count * element, c.link.size == 2 && !c.chosen);
   if (!all.agreed()) return false;
   const auto ranks = static_cast<std::size_t>(all.size());
   const auto begin = all.chunk_begin(all.rank(), count), own = all.chunk_begin(all.rank() + 1, count) - begin;
   if (own != 0) {
-    const detail::WorkInPlace work(ring.link, 2 * own * element);
-    detail::reduce_in_place(ring, all, data + begin * element, begin, own, true);
+    const detail::WorkInPlace work(c.link, 2 * own * element);
+    detail::reduce_in_place(c, all, data + begin * element, begin, own, true);
   }
-  trace::sent(all.rank(), ring.traffic, (count + own * (ranks - 2)) * element);
-  all.tell();  // when all have said so, all sums are there
-  all.hear();
-  return true;
+  return all.done((count + own * (ranks - 2)) * element);
 }
 
 /// all: size * count numbers, of which each rank has brought its own part.
-inline bool in_place_all_gather(const Ring& ring, const std::byte* mine, std::byte* whole, std::size_t count) {
-  const auto bytes = count * ring.reduction.element;
-  if (!detail::may_work_in_place(ring.link, bytes)) return false;
-  const detail::InPlace all(ring, const_cast<std::byte*>(mine), bytes, true);
+inline bool in_place_all_gather(const Collective& c, const std::byte* mine, std::byte* whole, std::size_t count) {
+  const auto bytes = count * c.reduction.element;
+  const detail::InPlace all(c, const_cast<std::byte*>(mine), bytes, true);
   if (!all.agreed()) return false;
   const auto place = [&](int peer) { return whole + static_cast<std::size_t>(peer) * bytes; };
   const auto from_others = bytes * static_cast<std::size_t>(all.size() - 1);
   {
-    const detail::WorkInPlace work(ring.link, from_others);
-    all.for_others([&](int peer) { detail::copy_in_blocks(ring, place(peer), all.of(peer), bytes); });
+    const detail::WorkInPlace work(c.link, from_others);
+    all.for_others([&](int peer) { detail::copy_in_blocks(c, place(peer), all.of(peer), bytes); });
   }
   if (mine != place(all.rank())) detail::copy_bytes(place(all.rank()), mine, bytes);
-  trace::sent(all.rank(), ring.traffic, from_others);
-  all.tell();  // nobody reads this rank's data any more once all have said so
-  all.hear();
-  return true;
+  return all.done(from_others);
 }
 
 /// whole: size * count numbers; mine: this rank's part of their reduction, which may lie in its place in `whole`.
-inline bool in_place_reduce_scatter(const Ring& ring, const std::byte* whole, std::byte* mine, std::size_t count) {
-  const auto element = ring.reduction.element, bytes = count * element;
-  if (!detail::may_work_in_place(ring.link, bytes)) return false;
-  const auto ranks = static_cast<std::size_t>(ring.link.size);
-  const detail::InPlace all(ring, const_cast<std::byte*>(whole), ranks * bytes, ring.link.size == 2);
+inline bool in_place_reduce_scatter(const Collective& c, const std::byte* whole, std::byte* mine, std::size_t count) {
+  const auto element = c.reduction.element, bytes = count * element;
+  const auto ranks = static_cast<std::size_t>(c.link.size);
+  const detail::InPlace all(c, const_cast<std::byte*>(whole), ranks * bytes, c.link.size == 2);
   if (!all.agreed()) return false;
   {
-    const detail::WorkInPlace work(ring.link, bytes);
-    detail::reduce_in_place(ring, all, mine, static_cast<std::size_t>(all.rank()) * count, count, false);
+    const detail::WorkInPlace work(c.link, bytes);
+    detail::reduce_in_place(c, all, mine, static_cast<std::size_t>(all.rank()) * count, count, false);
   }
-  trace::sent(all.rank(), ring.traffic, bytes * (ranks - 1));
-  all.tell();
-  all.hear();
-  return true;
+  return all.done(bytes * (ranks - 1));
 }
 
 }  // namespace chorus::comm

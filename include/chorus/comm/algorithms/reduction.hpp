@@ -127,8 +127,9 @@ Reduction reduction(ReduceOp op, double scale) {
   check<UsageError>(scale == 1 || Real<T>, "collective: scale ", scale, " needs floating-point numbers, these are ",
                     dtype<T>);
   const auto with = [&]<class Operator>(Operator) -> Reduction {
-    return {dtype<T>, op, sizeof(T), scale, &detail::combine<T, Operator>, &detail::combine_products<T, Operator>,
-            &detail::scaled<T>};
+    return {
+        dtype<T>,          op, sizeof(T), scale, &detail::combine<T, Operator>, &detail::combine_products<T, Operator>,
+        &detail::scaled<T>};
   };
   if (op == ReduceOp::min) return with(detail::Min{});
   if (op == ReduceOp::max) return with(detail::Max{});

@@ -5,17 +5,68 @@
 #include <chorus/comm/engine/abort_reason.hpp>
 #include <chorus/comm/engine/flight_recorder.hpp>
 #include <chorus/comm/engine/in_order.hpp>
+#include <chorus/comm/transport/transport.hpp>
+#include <chrono>
+#include <cstdint>
+#include <exception>
 #include <mutex>
+#include <string>
+#include <string_view>
 #include <vector>
 
 namespace chorus::comm {
 
-/// `begin` and `end` are called by one thread at a time; the rest from any.
+/// `run` is called by one thread at a time; the rest from any.
 class CallBook {
  public:
   /// `members`: see World.
   explicit CallBook(int rank, const std::vector<int>& members = {}) : rank_(rank), recorder_(rank, {}, members) {}
 
+  /// Runs one call, `body(envelope)`. Returns how it failed: by what `body` throws, or because calls can only fail.
+  /// The first failure of this rank's own is told to the others, by `tell(text)`.
+  template <class Body, class Tell>
+  Failure run(const Call& call, const Body& body, const Tell& tell) {
+    const Envelope envelope = begin(call);
+    std::string why;
+    bool timed_out = false;
+    if (!broken()) try {
+        body(envelope);
+        end();
+        return {};
+      } catch (const LinkTimeout& error) {
+        why = error.what(), timed_out = true;
+      } catch (const TimeoutError& error) {
+        why = error.what(), timed_out = true;
+      } catch (const std::exception& error) {
+        why = error.what();
+      }
+    const bool first = !broken();
+    const auto failure = fail(why, timed_out);
+    if (first) tell(failure.what);
+    return failure;
+  }
+
+  /// Which algorithm serves the newest call.
+  void note(Algorithm algorithm) {
+    const std::lock_guard lock(mutex_);
+    recorder_.note(recorder_.newest(), algorithm);
+  }
+  /// Whether calls can only fail.
+  bool broken() const { return aborted_ || !failure_.empty(); }
+  bool abort(std::string_view why) noexcept { return aborted_.set(why); }
+  const AbortReason& aborted() const { return aborted_; }
+
+  std::string record() const {
+    const std::lock_guard lock(mutex_);
+    return recorder_.lines();
+  }
+  /// How long calls have run in all.
+  std::chrono::nanoseconds busy() const {
+    const std::lock_guard lock(mutex_);
+    return busy_;
+  }
+
+ private:
   /// Numbers a call and writes it down.
   Envelope begin(const Call& call) {
     Envelope envelope{.op = call.op, .dtype = call.reduction.dtype, .count = call.count};
@@ -53,22 +104,6 @@ class CallBook {
     return {what, timed_out && !aborted_};
   }
 
-  /// Whether calls can only fail.
-  bool broken() const { return aborted_ || !failure_.empty(); }
-  bool abort(std::string_view why) noexcept { return aborted_.set(why); }
-  const AbortReason& aborted() const { return aborted_; }
-
-  std::string record() const {
-    const std::lock_guard lock(mutex_);
-    return recorder_.lines();
-  }
-  /// How long calls have run in all.
-  std::chrono::nanoseconds busy() const {
-    const std::lock_guard lock(mutex_);
-    return busy_;
-  }
-
- private:
   const int rank_;
   AbortReason aborted_;
   std::string failure_;

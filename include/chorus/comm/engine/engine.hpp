@@ -2,6 +2,7 @@
 /// `Engine`: what carries out the calls of a communicator, behind a virtual interface that knows bytes and no types.
 
 #include <chorus/comm/communicator.hpp>
+#include <chorus/comm/world.hpp>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -81,6 +82,8 @@ class Engine {
   virtual std::chrono::nanoseconds busy() const { return {}; }
   /// The newest calls, one a line, as `flight recorder` prints them; empty where an engine keeps none.
   virtual std::string record() const { return {}; }
+  /// What its all-reduces were asked to be, see World.
+  virtual Algorithm all_reduce() const { return Algorithm::automatic; }
   /// What is known to be wrong with the group, without waiting; nothing while a call is under way, which will find out
   /// by itself. From any thread.
   virtual std::string trouble() { return {}; }

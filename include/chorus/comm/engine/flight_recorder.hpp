@@ -28,6 +28,7 @@ struct NamedCall {
   bool receives = false;       ///< a message
   const char* name = nullptr;  ///< instead of the envelope
   bool grouped = false;        ///< the envelope is the last one of a group, or the name that of all of its calls
+  Algorithm algorithm = Algorithm::automatic;  ///< which one serves it, where an operation has several
 
   [[gnu::cold]] std::string text() const {
     std::string out = grouped && name == nullptr ? "a group of calls up to " : "";
@@ -57,6 +58,7 @@ class FlightRecorder {
   }
   /// What is known of it better by now.
   void name(std::uint64_t number, const NamedCall& call) { entries_[number % entries_.size()].call = call; }
+  void note(std::uint64_t number, Algorithm by) { entries_[number % entries_.size()].call.algorithm = by; }
   /// It has ended; returns how long it took. Of one that is no longer kept: nothing.
   Clock::duration end(std::uint64_t number, bool failed = false) {
     if (calls_ - number > entries_.size()) return {};
@@ -81,6 +83,7 @@ class FlightRecorder {
                  "call ", i, ": ", entry.call.text());
       if (entry.call.envelope.op == Op::message && entry.call.name == nullptr)
         out += cat(entry.call.receives ? " from rank " : " to rank ", entry.call.peer);
+      if (entry.call.algorithm != Algorithm::automatic) out += cat(", by ", entry.call.algorithm);
       out += cat(", at ", microseconds(entry.begun - born_), " us");
       if (entry.state == Entry::runs) {
         out += cat(", under way for ", microseconds(Clock::now() - entry.begun), " us\n");

@@ -28,7 +28,7 @@ struct Failure {
 
 /// `run(self, task, caller_waits)` is called by one thread at a time and tells how it failed. `caller_waits` is true
 /// while the calling thread has nothing else to do than to wait for it. The first failure is final: tasks that wait
-/// behind it are dropped, and their Works throw it too.
+/// after it are dropped, and their Works throw it too.
 template <class Task>
 class InOrder final : public Progress {
  public:
@@ -37,7 +37,7 @@ class InOrder final : public Progress {
   InOrder(Run run, void* self) : run_(run), self_(self) {}
   ~InOrder() override { stop(); }
 
-  /// Runs `task` behind all that were given before, and returns when it is done; throws how it failed. After a failure
+  /// Runs `task` after all that were given before, and returns when it is done; throws how it failed. After a failure
   /// it runs, too: it is for `run` to let it fail.
   void now(const Task& task) {
     std::unique_lock lock(mutex_);
@@ -50,8 +50,8 @@ class InOrder final : public Progress {
     if (failure) failure.raise();
   }
 
-  /// Puts `task` behind all that were given before. Starts the thread at the first call; throws CommError where there
-  /// can be none.
+  /// Runs `task` later, after all that were given before. Starts the thread at the first call; throws CommError where
+  /// there can be none.
   std::uint64_t later(const Task& task) {
     const std::lock_guard lock(mutex_);
     start();

@@ -42,6 +42,10 @@ class QueuedEngine final : public Engine {
   }
   std::chrono::nanoseconds busy() const override { return runner_.busy(); }
   std::string record() const override { return runner_.record(); }
+  Algorithm all_reduce() const override {
+    if constexpr (requires { runner_.all_reduce(); }) return runner_.all_reduce();
+    return Algorithm::automatic;
+  }
   std::string trouble() override {
     if constexpr (requires { runner_.trouble(); }) return calls_->when_idle([this] { return runner_.trouble(); });
     return {};

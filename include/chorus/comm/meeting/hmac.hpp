@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <chorus/core/error.hpp>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <initializer_list>
 #include <span>
@@ -30,6 +31,13 @@ using Mac = std::array<std::byte, 32>;
 inline void fill_random(std::span<std::byte> bytes) {
   const auto got = getrandom(bytes.data(), bytes.size(), 0);  // before errno is read
   check<CommError>(got == static_cast<ssize_t>(bytes.size()), "getrandom: ", std::strerror(errno));
+}
+
+/// Not 0.
+inline std::uint64_t random_key() {
+  std::uint64_t key = 0;
+  while (key == 0) fill_random(std::as_writable_bytes(std::span(&key, 1)));
+  return key;
 }
 
 /// What the launcher's own tokens begin with; 64 random digits follow.

@@ -3,7 +3,7 @@
 /// What they say to each other is in rendezvous_messages.hpp.
 
 #include <array>
-#include <chorus/comm/meeting/guests.hpp>
+#include <chorus/comm/meeting/acceptor.hpp>
 #include <chorus/comm/meeting/rendezvous_messages.hpp>
 #include <chorus/comm/transport/shm_transport.hpp>
 #include <chorus/core/say.hpp>
@@ -33,10 +33,9 @@ inline constexpr const char* no_shared_memory =
 /// How long somebody whose connection has ended may take to come again, before it counts as gone.
 inline constexpr std::chrono::seconds time_to_return{1};
 
-inline void refuse(const Socket& guest, const std::string& why) {
-  Answer answer;
-  std::copy_n(why.data(), std::min(why.size(), answer.refusal.size() - 1), answer.refusal.data());
-  guest.send_all(bytes_of(answer), Clock::now() + std::chrono::milliseconds(100));
+inline void refuse(const Socket& socket, const std::string& why) {
+  Answer answer{.refusal = FixedText<1024>(why)};
+  socket.send_all(bytes_of(answer), Clock::now() + std::chrono::milliseconds(100));
 }
 
 /// Rank 0's side.
@@ -52,31 +51,30 @@ class Host {
     where_ = cat("rank 0: rendezvous at ", listener.local());
     misled_ = listener.local().misleads(world_.master_addr);
     encrypted_ = check_token(world_.token, listener.local());
-    std::optional<Guests> guests(std::in_place, listener, sizeof(Hello), magic,
-                                 encrypted_ ? std::optional(world_.token) : std::nullopt);
+    std::optional<Acceptor> acceptor(std::in_place, listener, sizeof(Hello), magic, encrypted_, world_.token);
     while (!complete()) {
-      auto guest = guests->next(std::min(deadline, Clock::now() + std::chrono::milliseconds(50)));
-      if (!guest.socket && Clock::now() >= deadline) {
-        const auto why = missing(*guests);
+      auto accepted = acceptor->next(std::min(deadline, Clock::now() + std::chrono::milliseconds(50)));
+      if (!accepted.socket && Clock::now() >= deadline) {
+        const auto why = missing(*acceptor);
         refuse_all(why);
         throw TimeoutError(why);
       }
-      if (!guest.socket) continue;
+      if (!accepted.socket) continue;
       Hello hello;
-      std::memcpy(&hello, guest.hello.data(), sizeof hello);
+      std::memcpy(&hello, accepted.hello.data(), sizeof hello);
       if (hello.magic != magic) {
         ++strangers_;
         continue;
       }
-      const bool knows = same(hello.proof, prove(world_.token, {std::as_bytes(std::span(guest.nonce)), proven(hello)}));
-      const auto objection = knows ? admit(guest.socket, hello)
-                                   : cat("process ", hello.pid, ", which says that it is rank ", hello.rank,
-                                         ", does not know the job's token");
+      const auto objection = proves(hello, accepted.nonce, world_.token)
+                                 ? admit(accepted.socket, hello)
+                                 : cat("process ", hello.pid, ", which says that it is rank ", hello.rank,
+                                       ", does not know the job's token");
       if (objection.empty()) continue;
-      refuse(guest.socket, cat(where_, ": ", objection));
+      refuse(accepted.socket, cat(where_, ": ", objection));
       refused_ = objection;
     }
-    guests.reset();  // agreeing needs descriptors that strangers may hold
+    acceptor.reset();  // agreeing needs descriptors that strangers may hold
     return agree(listener, deadline);
   }
 
@@ -107,9 +105,8 @@ class Host {
     return all;
   }
 
-  static std::string text_of(const std::array<char, 64>& purpose) {
-    const std::string_view text(purpose.data(), strnlen(purpose.data(), purpose.size()));
-    return text.empty() ? "nothing in particular" : printable(text);
+  static std::string named(const FixedText<64>& purpose) {
+    return purpose.view().empty() ? "nothing in particular" : printable(purpose.view());
   }
 
   void refuse_all(const std::string& why) {
@@ -118,24 +115,26 @@ class Host {
   }
 
   /// Gives a rank its place, or says why not.
-  [[gnu::cold]] std::string admit(Socket& guest, const Hello& hello) {
+  [[gnu::cold]] std::string admit(Socket& socket, const Hello& hello) {
     if (hello.size != world_.size)
       return cat("rank ", hello.rank, " says that there are ", hello.size, " ranks, rank 0 says ", world_.size);
     if (hello.rank < 1 || hello.rank >= world_.size)
       return cat("rank ", hello.rank, " is not in [1, ", world_.size, ")");
     if (hello.kind != kind_) return cat("rank ", hello.rank, " asks for backend ", hello.kind, ", rank 0 for ", kind_);
-    if (const auto mine = Hello::purpose_of(world_); hello.purpose != mine)
-      return cat("rank ", hello.rank, " has come for ", text_of(hello.purpose), ", rank 0 for ", text_of(mine));
+    if (hello.all_reduce != world_.all_reduce)
+      return cat("rank ", hello.rank, " asks for all-reduce ", hello.all_reduce, ", rank 0 for ", world_.all_reduce);
+    if (const FixedText<64> mine(world_.purpose); hello.purpose != mine)
+      return cat("rank ", hello.rank, " has come for ", named(hello.purpose), ", rank 0 for ", named(mine));
     auto& place = at(hello.rank);
     if (place.socket && !place.socket.hung_up())
       return cat("rank ", hello.rank, " is there already, as process ", place.hello.pid);
-    place.socket = std::move(guest);
+    place.socket = std::move(socket);
     place.hello = hello;
     place.back_by = {};
     return "";
   }
 
-  [[gnu::cold]] std::string missing(const Guests& guests) {
+  [[gnu::cold]] std::string missing(const Acceptor& acceptor) {
     std::string ranks;
     int count = 0;
     for (int rank = 1; rank < world_.size; ++rank)
@@ -143,9 +142,9 @@ class Host {
     auto why = cat(where_, count == 1 ? ": rank " : ": ranks ", ranks, " of ", world_.size, " did not arrive within ",
                    world_.timeout.count(), " ms");
     if (misled_) why += cat("; no other machine can reach '", printable(world_.master_addr), "' under this address");
-    if (const auto strangers = strangers_ + guests.strangers(); strangers != 0)
+    if (const auto strangers = strangers_ + acceptor.strangers(); strangers != 0)
       why += cat("; ", strangers, strangers == 1 ? " other connection was" : " other connections were", " no rank's");
-    if (!guests.trouble().empty()) why += cat("; the last: ", guests.trouble());
+    if (!acceptor.trouble().empty()) why += cat("; the last: ", acceptor.trouble());
     return refused_.empty() ? why : cat(why, "; refused: ", refused_);
   }
 
@@ -172,7 +171,7 @@ class Host {
       answer.fd = meeting.region.fd();
     }
     for (int rank = 1; rank < world_.size; ++rank) {
-      answer.proof = prove(world_.token, {std::as_bytes(std::span(at(rank).hello.nonce)), proven(answer)});
+      answer.proof = proof_of(answer, at(rank).hello.nonce, world_.token);
       if (!at(rank).socket.send_all(bytes_of(answer), deadline)) lost(rank);
     }
     if (answer.kind == Backend::shm) {
@@ -241,7 +240,8 @@ class Host {
   hello.pid = getpid();
   hello.machine = machine_id();
   hello.kind = kind;
-  hello.purpose = Hello::purpose_of(world);
+  hello.all_reduce = world.all_reduce;
+  hello.purpose = FixedText<64>(world.purpose);
 
   Meeting meeting;
   Socket host;
@@ -262,23 +262,22 @@ class Host {
     trouble = "it took the connection and gave no answer";
     Challenge challenge;
     if (!host.receive_all(bytes_of(challenge.magic), grace)) continue;
-    check<CommError>(challenge.is(magic), where, ": something other than a rank 0 of this version answers there");
+    check<CommError>(challenge.magic == magic, where, ": something other than a rank 0 of this version answers there");
     if (!host.receive_all(bytes_of(challenge).subspan(sizeof challenge.magic), grace)) continue;
     follow(challenge, host, encrypted, world.token, cat("rank ", world.rank), address);
-    meeting.encrypted = challenge.encrypts();
+    meeting.encrypted = challenge.encrypts != 0;
     fill_random(hello.nonce);
-    hello.proof = prove(world.token, {std::as_bytes(std::span(challenge.nonce)), proven(hello)});
+    hello.proof = proof_of(hello, challenge.nonce, world.token);
     if (host.send_all(bytes_of(hello), deadline) && host.receive_all(bytes_of(answer), grace)) break;
     check<CommError>(host.trouble().empty(), where, host.trouble());
     met = Clock::now();
   }
   check<CommError>(answer.magic == magic, where, ": what rank 0 answers is garbled");
-  answer.refusal.back() = 0;
   check<CommError>(answer.welcome == 1, "rank ", world.rank, ": ",
-                   answer.refusal[0] ? printable(answer.refusal.data(), answer.refusal.size())
-                                     : "rank 0 refuses it, and does not say why");
-  check<CommError>(same(answer.proof, prove(world.token, {std::as_bytes(std::span(hello.nonce)), proven(answer)})),
-                   where, ": who answers there does not know the job's token");
+                   answer.refusal.view().empty() ? "rank 0 refuses it, and does not say why"
+                                                 : printable(answer.refusal.view(), sizeof answer.refusal));
+  check<CommError>(proves(answer, hello.nonce, world.token), where,
+                   ": who answers there does not know the job's token");
 
   const auto hear = [&](std::span<std::byte> message) {
     const bool heard = host.receive_all(message, grace);

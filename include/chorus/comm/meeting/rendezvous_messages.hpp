@@ -1,9 +1,9 @@
 #pragma once
 /// What ranks and rank 0 say to each other when they meet.
 ///
-/// Each message is a struct of fixed size in this machine's byte order: Challenge (rank 0 to rank), Hello (back),
-/// Answer (a refusal with its reason, or the transport), then for TCP the addresses of all ranks, and for shared memory
-/// an Ack (rank to rank 0: whether it could open the region) and a Verdict (back: the transport for all).
+/// Each message is a struct of fixed size, without padding, in this machine's byte order: Challenge (rank 0 to rank),
+/// Hello (back), Answer (a refusal with its reason, or the transport), then for TCP the addresses of all ranks, and for
+/// shared memory an Ack (rank to rank 0: whether it could open the region) and a Verdict (back: the transport for all).
 ///
 /// Where the job has a token, Hello holds an HMAC of rank 0's challenge and of itself, Answer one of the rank's own
 /// challenge and of itself, and the connections of TcpTransport begin alike, see mesh.hpp: each side proves that it
@@ -17,7 +17,7 @@
 
 #include <algorithm>
 #include <array>
-#include <chorus/comm/meeting/guests.hpp>
+#include <chorus/comm/meeting/acceptor.hpp>
 #include <chorus/comm/meeting/hmac.hpp>
 #include <chorus/comm/transport/socket.hpp>
 #include <chorus/comm/world.hpp>
@@ -30,7 +30,7 @@
 
 namespace chorus::comm::detail {
 
-inline constexpr std::uint64_t magic = 0x0004'7375'726f'6863;  // "chorus", then the protocol's version
+inline constexpr std::uint64_t magic = 0x0005'7375'726f'6863;  // "chorus", then the protocol's version
 
 struct Hello {
   std::uint64_t magic = detail::magic;
@@ -38,16 +38,12 @@ struct Hello {
   std::int32_t rank = 0, size = 0, pid = 0, port = 0;
   std::uint64_t machine = 0;
   Backend kind = Backend::automatic;
-  std::array<std::uint8_t, 7> reserved{};
-  std::array<char, 64> purpose{};
+  Algorithm all_reduce = Algorithm::automatic;
+  std::array<std::uint8_t, 6> reserved{};
+  FixedText<64> purpose{};
   Mac proof{};
-
-  static std::array<char, 64> purpose_of(const World& world) {
-    std::array<char, 64> text{};
-    std::copy_n(world.purpose.data(), std::min(world.purpose.size(), text.size() - 1), text.data());
-    return text;
-  }
 };
+static_assert(is_message<Hello, 152>);
 
 struct Answer {
   std::uint64_t magic = detail::magic;
@@ -55,14 +51,25 @@ struct Answer {
   std::int32_t welcome = 0, pid = 0, fd = -1, port = 0;
   Backend kind = Backend::tcp;
   std::array<std::uint8_t, 7> reserved{};
-  std::array<char, 1024> refusal{};
+  FixedText<1024> refusal{};
   Mac proof{};
 };
+static_assert(is_message<Answer, 1096>);
 
 /// All of a message but its proof, which comes last.
 template <class Message>
 std::span<const std::byte> proven(const Message& message) {
   return std::as_bytes(std::span(&message, 1)).first(offsetof(Message, proof));
+}
+
+/// The proof of who sends `message` that it knows the token, for the other side's challenge.
+template <class Message>
+Mac proof_of(const Message& message, const Nonce& challenge, const std::string& token) {
+  return prove(token, {std::as_bytes(std::span(challenge)), proven(message)});
+}
+template <class Message>
+bool proves(const Message& message, const Nonce& challenge, const std::string& token) {
+  return same(message.proof, proof_of(message, challenge, token));
 }
 
 /// Who may meet where, and whether what they say there is encrypted. Throws UsageError.
@@ -90,11 +97,11 @@ std::span<const std::byte> proven(const Message& message) {
 /// that is not encrypted and has to be.
 [[gnu::cold]] inline void follow(const Challenge& challenge, Socket& socket, bool encrypted, const std::string& token,
                                  std::string_view who, const Address& there) {
-  check<CommError>(challenge.encrypts() || !encrypted, who, ": who answers at ", there,
+  check<CommError>(challenge.encrypts != 0 || !encrypted, who, ": who answers at ", there,
                    " does not encrypt what it sends (CHORUS_TLS=0 there, and not here?)");
-  check<CommError>(!challenge.encrypts() || !token.empty(), who, ": who answers at ", there,
+  check<CommError>(challenge.encrypts == 0 || !token.empty(), who, ": who answers at ", there,
                    " encrypts what it sends, with a key made of CHORUS_TOKEN, which is not set here");
-  if (challenge.encrypts()) socket.encrypt(Tls::Side::client, token);
+  if (challenge.encrypts != 0) socket.encrypt(Tls::Side::client, token);
 }
 
 /// Where the other ranks can reach this one: its machine's address on the way to rank 0. Throws CommError.
@@ -105,6 +112,12 @@ inline Address own_address(const World& world) {
   return ::connect(probe.fd(), master.data(), master.length) == 0 ? probe.local() : master;
 }
 
+inline std::uint64_t fnv_1a(std::string_view text) {
+  std::uint64_t hash = 14695981039346656037ull;
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ull;
+  return hash;
+}
+
 /// The same number for processes that can open each other's memory: one boot of one kernel, one space of process ids.
 inline std::uint64_t machine_id() {
   char text[256] = {};
@@ -113,15 +126,7 @@ inline std::uint64_t machine_id() {
     close(fd);
   }
   [[maybe_unused]] const auto n = readlink("/proc/self/ns/pid", text + 64, 128);
-  std::uint64_t hash = 14695981039346656037ull;  // FNV-1a
-  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ull;
-  return hash;
-}
-
-inline std::uint64_t random_key() {
-  std::uint64_t key = 0;
-  fill_random(std::as_writable_bytes(std::span(&key, 1)));
-  return key;
+  return fnv_1a({text, sizeof text});
 }
 
 }  // namespace chorus::comm::detail

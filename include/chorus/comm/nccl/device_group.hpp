@@ -18,10 +18,10 @@ struct DevicePiece {
 };
 
 /// Several devices, numbered from 0, with a thread each. Each thread calls `join`, then the same collectives as the
-/// others in the same order, with pieces of the same sizes, and at last `leave`. A collective takes its place behind
-/// what the thread's compute stream has been given so far, and what the stream is given later runs behind the
-/// collective; the host goes on. So a failure on a device is thrown by a later call: CommError, TimeoutError after the
-/// group's deadline. The first failure is final, for all devices.
+/// others in the same order, with pieces of the same sizes, and at last `leave`. A collective runs after what
+/// the thread's compute stream has been given so far, and what the stream is given later runs after the collective; the
+/// host goes on. So a failure on a device is thrown by a later call: CommError, TimeoutError after the group's
+/// deadline. The first failure is final, for all devices.
 class DeviceGroup {
  public:
   DeviceGroup() = default;

@@ -11,8 +11,8 @@
 
 namespace chorus::comm {
 
-/// Calls in flight on the communication stream, in their order, between two events each: one behind which the compute
-/// stream's work stands that a call needs, and one behind the call. All is called under the lock.
+/// Calls in flight on the communication stream, in their order, between two events each: one after the compute
+/// stream's work that a call needs, and one after the call. All is called under the lock.
 template <class Api>
 class NcclCalls : public NcclMember<Api> {
  protected:
@@ -41,7 +41,7 @@ class NcclCalls : public NcclMember<Api> {
   }
 
   /// The call is under way on `stream`; returns its ticket. NCCL may launch from a thread of its own: only once it has
-  /// accepted the call does an event stand behind it.
+  /// accepted the call is an event recorded after it.
   std::uint64_t close(Call& call, Stream stream) {
     for (const RedOp& op : operators_) api_.destroy_operator(op, comm_);
     operators_.clear();

@@ -2,6 +2,7 @@
 /// `NcclCommunicator`: NCCL as a Communicator of device memory, over any table of the calls it makes.
 
 #include <chorus/comm/any_communicator.hpp>
+#include <chorus/comm/engine/ring_traffic.hpp>
 #include <chorus/comm/nccl/nccl_queue.hpp>
 
 namespace chorus::comm {
@@ -21,6 +22,8 @@ class NcclEngine final : public Engine {
         queue_(std::make_shared<NcclQueue<Api>>(
             api, rank, device, timeout, [&control](const Failure& failure) { control.abort(failure.what); },
             [&control] { return Failure{control.engine().trouble()}; }, members)) {
+    check<UsageError>(control.engine().all_reduce() == Algorithm::automatic, "rank ", rank, ": all-reduce ",
+                      control.engine().all_reduce(), " is none of nccl's, which can do: auto");
     typename Api::UniqueId id{};
     int code = rank == 0 ? api.unique_id(id) : Api::success;
     // The other ranks wait for the id: they have to hear it where there is none.
@@ -67,7 +70,7 @@ class NcclEngine final : public Engine {
   std::uint64_t enqueue(const Call& call) {
     const bool reduces = call.op == Op::all_reduce || call.op == Op::reduce_scatter;
     if (reduces) check_reduction(call);
-    count_traffic(call);
+    count_ring_traffic(call, rank, size);  // NCCL chooses its algorithm by itself
     const Envelope envelope{
         .op = call.op,
         .dtype = call.reduction.dtype,
@@ -108,17 +111,6 @@ class NcclEngine final : public Engine {
                       ": nccl does not scale contributions to a ", reduction.op);
   }
 
-  // NCCL chooses its algorithm by itself: this counts what a ring sends.
-  void count_traffic(const Call& call) const {
-    const auto others = static_cast<std::size_t>(size - 1), bytes = call.count * call.reduction.element;
-    const std::size_t sent = call.op == Op::all_reduce ? 2 * bytes * others / static_cast<std::size_t>(size)
-                             : call.op == Op::broadcast
-                                 ? (size > 1 && rank != (call.peer + size - 1) % size ? bytes : 0)
-                             : call.op == Op::message ? (call.receives ? 0 : bytes)
-                                                      : bytes * others;
-    trace::sent(rank, call.traffic, sent);
-  }
-
   AnyCommunicator& control_;
   Api api_;
   std::shared_ptr<NcclQueue<Api>> queue_;
@@ -127,7 +119,7 @@ class NcclEngine final : public Engine {
 }  // namespace detail
 
 /// A Communicator for numbers in one device's memory; `comm/nccl.hpp` has the real Api. Those in host memory go over
-/// `control`, as does the barrier. Calls are put on a stream of the communicator's own, behind what the calling
+/// `control`, as does the barrier. Calls are put on a stream of the communicator's own, after what the calling
 /// thread's compute stream has been given so far. Waiting, be it in a blocking call or for a Work, makes the compute
 /// stream wait, not the host: the host learns of a failure at the next call, and whoever waits for the device goes on
 /// because a failed communicator is aborted. `barrier` alone blocks the host. Reductions of 16-bit integers, and of

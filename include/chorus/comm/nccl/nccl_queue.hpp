@@ -13,7 +13,7 @@
 
 namespace chorus::comm {
 
-/// Orders collectives behind the compute stream's work with events, and the compute stream behind them when a Work is
+/// Orders collectives after the compute stream's work with events, and the compute stream after them when a Work is
 /// waited for; the host goes on. A thread looks at what is in flight every few milliseconds: where NCCL or CUDA report
 /// an error, or the other ranks do not come within `timeout`, it aborts the communicator, so that the device's kernels
 /// end and whoever waits for the device goes on, to meet the failure at the next call.
@@ -184,8 +184,7 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
   // Who gives up in the group ends it.
   void start_group(const Call& call) {
     raise_if_failed(call);
-    if (const int code = api_.group_start(); code != Api::success && code != Api::in_progress)
-      this->refuse(code, call);
+    if (const int code = api_.group_start(); code != Api::success && code != Api::in_progress) this->refuse(code, call);
     grouping_ = true;
   }
 

@@ -1,5 +1,5 @@
 #pragma once
-/// What stands behind `Store`.
+/// How `Store` asks its server.
 
 #include <algorithm>
 #include <array>
@@ -58,20 +58,21 @@ class StoreLink {
   why = "it took the connection and gave no answer";
   Challenge challenge;
   if (!socket.receive_all(bytes_of(challenge), soon)) return Socket();
-  check<CommError>(challenge.is(store_magic), "store: something other than a store of this version is at ", address);
+  check<CommError>(challenge.magic == store_magic, "store: something other than a store of this version is at ",
+                   address);
   follow(challenge, socket, check_token(token, address), token, "store", address);
   StoreHello hello;
   hello.key = key;
   fill_random(hello.nonce);
-  hello.proof = prove(token, {std::as_bytes(std::span(challenge.nonce)), proven(hello)});
+  hello.proof = proof_of(hello, challenge.nonce, token);
   StoreWelcome answer;
   const bool heard = socket.send_all(bytes_of(hello), soon) && socket.receive_all(bytes_of(answer), soon);
   check<CommError>(socket.trouble().empty(), "store: the server at ", address, socket.trouble());
   if (!heard) return Socket();
   check<CommError>(answer.magic == store_magic && answer.welcome == 1, "store: the server at ", address,
                    " refuses this process: it does not know the job's token");
-  check<CommError>(same(answer.proof, prove(token, {std::as_bytes(std::span(hello.nonce)), proven(answer)})),
-                   "store: who answers at ", address, " does not know the job's token");
+  check<CommError>(proves(answer, hello.nonce, token), "store: who answers at ", address,
+                   " does not know the job's token");
   socket.no_delay();
   return socket;
 }
@@ -119,27 +120,21 @@ CHORUS_INLINE Store Store::connect(const std::string& host, int port, const std:
   return store;
 }
 
-CHORUS_INLINE std::string Store::key_of(detail::StoreCode code, std::string_view key) const {
-  const auto whole = prefix_ + std::string(key);
-  chorus::check<UsageError>(!key.empty() && whole.size() <= detail::most_key_bytes, "store.", detail::name(code),
-                            ": a key of ", whole.size(), " bytes, expected 1 to ", detail::most_key_bytes);
-  return whole;
-}
-
-CHORUS_INLINE std::vector<std::string> Store::keys_of(detail::StoreCode code,
-                                                      const std::vector<std::string>& keys) const {
-  std::vector<std::string> list;
-  for (const auto& key : keys) list.push_back(key_of(code, key));
-  return list;
-}
-
-/// One request and its reply. A connection on which something went wrong is not used again.
+/// One request, whose keys get the prefix here, and its reply. A connection on which something went wrong is not used
+/// again.
 CHORUS_INLINE detail::StoreMessage Store::ask(detail::StoreCode code, std::vector<std::string> texts,
                                               std::int64_t number) const {
   using detail::StoreCode;
   const bool waits = code == StoreCode::get || code == StoreCode::wait;
   const auto patience = waits ? std::chrono::milliseconds(number) : timeout_;
   chorus::check<UsageError>(patience.count() >= 0, "store.", name(code), ": a timeout of ", patience.count(), " ms");
+  for (std::size_t i = 0; i < texts.size(); ++i) {
+    if (!is_key(code, i)) continue;
+    const auto bytes = prefix_.size() + texts[i].size();
+    chorus::check<UsageError>(!texts[i].empty() && bytes <= detail::most_key_bytes, "store.", name(code), ": a key of ",
+                              bytes, " bytes, expected 1 to ", detail::most_key_bytes);
+    texts[i].insert(0, prefix_);
+  }
   const detail::StoreMessage request{code, number, std::move(texts)};
   chorus::check<UsageError>(body_bytes(request) <= detail::most_message_bytes, "store.", name(code), ": ",
                             body_bytes(request), " bytes, at most ", detail::most_message_bytes, " are possible");
@@ -166,35 +161,33 @@ CHORUS_INLINE detail::StoreMessage Store::ask(detail::StoreCode code, std::vecto
 }
 
 CHORUS_INLINE void Store::set(std::string_view key, std::string_view value) {
-  ask(detail::StoreCode::set, {key_of(detail::StoreCode::set, key), std::string(value)});
+  ask(detail::StoreCode::set, {std::string(key), std::string(value)});
 }
 CHORUS_INLINE std::string Store::get(std::string_view key) { return multi_get({std::string(key)}).front(); }
 CHORUS_INLINE std::int64_t Store::add(std::string_view key, std::int64_t amount) {
-  return ask(detail::StoreCode::add, {key_of(detail::StoreCode::add, key)}, amount).number;
+  return ask(detail::StoreCode::add, {std::string(key)}, amount).number;
 }
 CHORUS_INLINE std::string Store::compare_set(std::string_view key, std::string_view expected,
                                              std::string_view desired) {
-  constexpr auto code = detail::StoreCode::compare_set;
-  auto reply = ask(code, {key_of(code, key), std::string(expected), std::string(desired)});
+  auto reply = ask(detail::StoreCode::compare_set, {std::string(key), std::string(expected), std::string(desired)});
   return reply.texts.empty() ? "" : std::move(reply.texts.front());
 }
 CHORUS_INLINE bool Store::delete_key(std::string_view key) {
-  constexpr auto code = detail::StoreCode::delete_key;
-  return ask(code, {key_of(code, key)}).number != 0;
+  return ask(detail::StoreCode::delete_key, {std::string(key)}).number != 0;
 }
 CHORUS_INLINE bool Store::check(const std::vector<std::string>& keys) {
-  return ask(detail::StoreCode::check, keys_of(detail::StoreCode::check, keys)).number != 0;
+  return ask(detail::StoreCode::check, keys).number != 0;
 }
 CHORUS_INLINE void Store::wait(const std::vector<std::string>& keys) { wait(keys, timeout_); }
 CHORUS_INLINE void Store::wait(const std::vector<std::string>& keys, std::chrono::milliseconds timeout) {
-  ask(detail::StoreCode::wait, keys_of(detail::StoreCode::wait, keys), timeout.count());
+  ask(detail::StoreCode::wait, keys, timeout.count());
 }
 CHORUS_INLINE std::int64_t Store::num_keys() { return ask(detail::StoreCode::num_keys, {}).number; }
 CHORUS_INLINE void Store::append(std::string_view key, std::string_view value) {
-  ask(detail::StoreCode::append, {key_of(detail::StoreCode::append, key), std::string(value)});
+  ask(detail::StoreCode::append, {std::string(key), std::string(value)});
 }
 CHORUS_INLINE std::vector<std::string> Store::multi_get(const std::vector<std::string>& keys) {
-  auto reply = ask(detail::StoreCode::get, keys_of(detail::StoreCode::get, keys), timeout_.count());
+  auto reply = ask(detail::StoreCode::get, keys, timeout_.count());
   chorus::check<CommError>(reply.texts.size() == keys.size(), "store.get: the server ", link_->where(), " answers ",
                            reply.texts.size(), " values, expected ", keys.size());
   return std::move(reply.texts);
@@ -203,10 +196,7 @@ CHORUS_INLINE void Store::multi_set(const std::vector<std::string>& keys, const 
   chorus::check<UsageError>(keys.size() == values.size(), "store.multi_set: ", keys.size(), " keys, but ",
                             values.size(), " values");
   std::vector<std::string> texts;
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    texts.push_back(key_of(detail::StoreCode::multi_set, keys[i]));
-    texts.push_back(values[i]);
-  }
+  for (std::size_t i = 0; i < keys.size(); ++i) texts.insert(texts.end(), {keys[i], values[i]});
   ask(detail::StoreCode::multi_set, std::move(texts));
 }
 
@@ -220,27 +210,26 @@ CHORUS_INLINE Store Store::of(const World& world, AnyCommunicator& communicator)
   struct News {
     std::uint64_t key = 0;
     std::int32_t port = 0;
-    std::array<char, 252> why{};
+    FixedText<252> why{};
   } news;
+  static_assert(is_message<News, 264>);
   std::optional<Store> store;
   if (communicator.size() == 1) return Store();
   if (communicator.rank() == 0) {
     try {
       auto listener = Socket::listen(Address::resolve(world.master_addr, 0, Clock::now() + world.timeout));
-      news.key = detail::random_key();
+      news.key = random_key();
       news.port = listener.local().port();
       store = Store(std::make_shared<StoreServer>(std::move(listener), world.token, news.key));
     } catch (const Error& error) {  // the others shall not wait for it
       news.port = 0;
-      const std::string_view what = error.what();
-      std::copy_n(what.data(), std::min(what.size(), news.why.size() - 1), news.why.data());
+      news.why = FixedText<252>(error.what());
     }
   }
   const auto bytes = std::span(reinterpret_cast<std::uint8_t*>(&news), sizeof news);
   communicator.broadcast(bytes, 0);
-  news.why.back() = 0;
   chorus::check<CommError>(news.port > 0, "rank ", communicator.rank(),
-                           ": rank 0 has no store: ", printable(news.why.data(), news.why.size()));
+                           ": rank 0 has no store: ", printable(news.why.view(), sizeof news.why));
   if (!store) {
     store = Store::connect(world.master_addr, news.port, world.token, world.timeout, news.key);
     store->set_timeout(Store::default_timeout);

@@ -3,11 +3,12 @@
 ///
 /// A visitor is sent a Challenge and answers with a StoreHello, which proves that it knows the job's token;
 /// StoreWelcome proves the same of the server. Then each request gets one reply, both of them a StoreMessage: a
-/// StoreHead, and behind it each text as its length (32 bits) and its bytes.
+/// StoreHead, and after it each text as its length (32 bits) and its bytes.
 
 #include <algorithm>
 #include <array>
 #include <chorus/comm/meeting/hmac.hpp>
+#include <chorus/comm/transport/fixed_text.hpp>
 #include <chorus/comm/transport/socket.hpp>
 #include <cstddef>
 #include <cstdint>
@@ -21,7 +22,7 @@
 
 namespace chorus::comm::detail {
 
-inline constexpr std::uint64_t store_magic = 0x0001'6572'6f74'7363;  // "cstore", then the protocol's version
+inline constexpr std::uint64_t store_magic = 0x0002'6572'6f74'7363;  // "cstore", then the protocol's version
 
 struct StoreHello {
   std::uint64_t magic = store_magic;
@@ -29,12 +30,14 @@ struct StoreHello {
   Nonce nonce{};          ///< the visitor's challenge to the server
   Mac proof{};
 };
+static_assert(is_message<StoreHello, 64>);
 
 struct StoreWelcome {
   std::uint64_t magic = store_magic;
   std::uint64_t welcome = 0;
   Mac proof{};
 };
+static_assert(is_message<StoreWelcome, 48>);
 
 /// Limits, checked before anything is kept: those of one key, one value, one message, and of all of a store.
 inline constexpr std::size_t most_key_bytes = 8 << 10, most_value_bytes = 8 << 20, most_message_bytes = 64 << 20,
@@ -67,6 +70,13 @@ constexpr std::string_view name(StoreCode code) {
   return i < std::size(names) ? names[i] : "unknown";
 }
 
+/// Whether text `i` of a request is a key; the others are values.
+constexpr bool is_key(StoreCode code, std::size_t i) {
+  const bool keys_alone = code == StoreCode::get || code == StoreCode::wait || code == StoreCode::check;
+  const bool pairs = code == StoreCode::set || code == StoreCode::multi_set;
+  return i == 0 || keys_alone || (pairs && i % 2 == 0);
+}
+
 /// A request: keys, values, and a number to be added or the milliseconds that a wait may last. Or a reply: values, a
 /// number, or what is wrong; of keys that are missing, their number and the first few.
 struct StoreMessage {
@@ -82,6 +92,7 @@ struct StoreHead {
   std::uint64_t bytes = 0;  ///< of all that follows
   std::int64_t number = 0;
 };
+static_assert(is_message<StoreHead, 24>);
 
 inline std::size_t body_bytes(const StoreMessage& message) {
   std::size_t bytes = 0;

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chorus/comm/meeting/guests.hpp>
+#include <chorus/comm/meeting/acceptor.hpp>
 #include <chorus/comm/meeting/rendezvous_messages.hpp>
 #include <chorus/comm/store/store_table.hpp>
 #include <chorus/core/blocked_signals.hpp>
@@ -29,16 +29,41 @@ class StoreServer {
   StoreServer() = default;
   /// For visitors too, who know `token` (empty: whoever knows `key`). Throws UsageError for a token that is too short,
   /// and where there is none though `listener` is not on loopback.
-  StoreServer(Socket listener, std::string token, std::uint64_t key);
+  StoreServer(Socket listener, std::string token, std::uint64_t key)
+      : listener_(std::move(listener)), token_(std::move(token)), key_(key) {
+    encrypted_ = detail::check_token(token_, listener_.local());
+    acceptor_ = chorus::detail::start_thread("store", [this] { accept_visitors(); });
+  }
   StoreServer(const StoreServer&) = delete;
   StoreServer& operator=(const StoreServer&) = delete;
   /// Ends all connections: those who wait get an error.
-  ~StoreServer();
+  ~StoreServer() {
+    ending_.store(true);
+    if (acceptor_.joinable()) acceptor_.join();
+    table_.close();
+    for (auto& user : users_) shutdown(user.socket.fd(), SHUT_RDWR);
+    for (auto& user : users_) user.thread.join();
+  }
 
   /// A connection for a user in this process. Throws CommError.
-  Socket attach();
+  Socket attach() {
+    int ends[2] = {-1, -1};
+    check<CommError>(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0,
+                     "store: socketpair: ", std::strerror(errno));
+    Socket near(ends[0]), far(ends[1]);
+    serve(std::move(far), false);
+    return near;
+  }
   /// Until no visitor is connected, at most `timeout`.
-  void await_departures(std::chrono::milliseconds timeout);
+  void await_departures(std::chrono::milliseconds timeout) {
+    const auto somebody = [&] {
+      const std::lock_guard lock(mutex_);
+      return std::any_of(users_.begin(), users_.end(),
+                         [](const User& user) { return user.visits && !user.gone.load(); });
+    };
+    for (const auto deadline = Clock::now() + timeout; somebody() && Clock::now() < deadline;)
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
 
  private:
   struct User {
@@ -48,10 +73,72 @@ class StoreServer {
     std::atomic<bool> gone{false};
   };
 
-  void take_guests();
-  void admit(Guest guest);
-  void serve(Socket socket, bool visits);
-  void answer(User& user);
+  void accept_visitors() {
+    Acceptor acceptor(listener_, sizeof(detail::StoreHello), detail::store_magic, encrypted_, token_);
+    while (!ending_.load()) {
+      try {
+        auto accepted = acceptor.next(Clock::now() + std::chrono::milliseconds(100));
+        if (accepted.socket) admit(std::move(accepted));
+      } catch (const std::exception&) {
+        // Without memory or a thread for it a visitor loses its connection; the next one may find some.
+      }
+    }
+  }
+
+  void admit(Accepted accepted) {
+    detail::StoreHello hello;
+    std::memcpy(&hello, accepted.hello.data(), sizeof hello);
+    if (hello.magic != detail::store_magic) return;  // a stranger
+    const bool knows = hello.key == key_ && detail::proves(hello, accepted.nonce, token_);
+    detail::StoreWelcome answer;
+    answer.welcome = knows;
+    if (knows) answer.proof = detail::proof_of(answer, hello.nonce, token_);
+    accepted.socket.no_delay();
+    accepted.socket.send_all(bytes_of(answer), Clock::now() + std::chrono::milliseconds(100));
+    if (knows) serve(std::move(accepted.socket), true);
+  }
+
+  /// One user more; those who have gone make room. Beyond the limit a connection is closed. Throws CommError where
+  /// there can be no thread for it.
+  void serve(Socket socket, bool visits) {
+    const std::lock_guard lock(mutex_);
+    for (auto user = users_.begin(); user != users_.end();) {
+      if (!user->gone.load()) {
+        ++user;
+        continue;
+      }
+      user->thread.join();
+      user = users_.erase(user);
+    }
+    if (users_.size() >= most_users) return;
+    std::list<User> one(1);
+    auto& user = one.front();
+    user.socket = std::move(socket);
+    user.visits = visits;
+    user.thread = chorus::detail::start_thread("store", [this, &user] { answer(user); });
+    users_.splice(users_.end(), one);
+  }
+
+  void answer(User& user) {
+    try {
+      while (!ending_.load()) {
+        if (!user.socket.wait(POLLIN, Clock::now() + std::chrono::minutes(1))) continue;
+        detail::StoreTable::Room room(table_);
+        const auto gone = [&] { return user.socket.hung_up(); };
+        const auto until = Clock::now() + patience;
+        auto request =
+            detail::receive(user.socket, until, [&](std::size_t bytes) { return room.take(bytes, until, gone); });
+        if (!request) break;
+        room.keep(detail::memory_of(*request));
+        const auto reply = table_.answer(std::move(*request), room, Clock::now() + patience, gone);
+        if (ending_.load() || !detail::send(user.socket, reply, Clock::now() + patience)) break;
+      }
+    } catch (const std::exception&) {
+      // There is no memory for what this user asks: it loses its connection, nobody else does.
+    }
+    shutdown(user.socket.fd(), SHUT_RDWR);  // closed later, by who joins this thread
+    user.gone.store(true);
+  }
 
   static constexpr std::size_t most_users = 1024;
   static constexpr std::chrono::seconds patience{30};  ///< for the rest of a message that has begun
@@ -64,108 +151,7 @@ class StoreServer {
   std::mutex mutex_;
   std::list<User> users_;
   std::atomic<bool> ending_{false};
-  std::thread doorkeeper_;
+  std::thread acceptor_;
 };
-
-inline StoreServer::StoreServer(Socket listener, std::string token, std::uint64_t key)
-    : listener_(std::move(listener)), token_(std::move(token)), key_(key) {
-  encrypted_ = detail::check_token(token_, listener_.local());
-  doorkeeper_ = chorus::detail::start_thread("store", [this] { take_guests(); });
-}
-
-inline StoreServer::~StoreServer() {
-  ending_.store(true);
-  if (doorkeeper_.joinable()) doorkeeper_.join();
-  table_.close();
-  for (auto& user : users_) shutdown(user.socket.fd(), SHUT_RDWR);
-  for (auto& user : users_) user.thread.join();
-}
-
-inline Socket StoreServer::attach() {
-  int ends[2] = {-1, -1};
-  check<CommError>(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0,
-                   "store: socketpair: ", std::strerror(errno));
-  Socket near(ends[0]), far(ends[1]);
-  serve(std::move(far), false);
-  return near;
-}
-
-inline void StoreServer::await_departures(std::chrono::milliseconds timeout) {
-  const auto somebody = [&] {
-    const std::lock_guard lock(mutex_);
-    return std::any_of(users_.begin(), users_.end(), [](const User& user) { return user.visits && !user.gone.load(); });
-  };
-  for (const auto deadline = Clock::now() + timeout; somebody() && Clock::now() < deadline;)
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-}
-
-inline void StoreServer::take_guests() {
-  Guests guests(listener_, sizeof(detail::StoreHello), detail::store_magic,
-                encrypted_ ? std::optional(token_) : std::nullopt);
-  while (!ending_.load()) {
-    try {
-      auto guest = guests.next(Clock::now() + std::chrono::milliseconds(100));
-      if (guest.socket) admit(std::move(guest));
-    } catch (const std::exception&) {
-      // Without memory or a thread for it a guest loses its connection; the next one may find some.
-    }
-  }
-}
-
-inline void StoreServer::admit(Guest guest) {
-  detail::StoreHello hello;
-  std::memcpy(&hello, guest.hello.data(), sizeof hello);
-  if (hello.magic != detail::store_magic) return;  // a stranger
-  const bool knows = hello.key == key_ &&
-                     same(hello.proof, prove(token_, {std::as_bytes(std::span(guest.nonce)), detail::proven(hello)}));
-  detail::StoreWelcome answer;
-  answer.welcome = knows;
-  if (knows) answer.proof = prove(token_, {std::as_bytes(std::span(hello.nonce)), detail::proven(answer)});
-  guest.socket.no_delay();
-  guest.socket.send_all(bytes_of(answer), Clock::now() + std::chrono::milliseconds(100));
-  if (knows) serve(std::move(guest.socket), true);
-}
-
-/// One user more; those who have gone make room. Beyond the limit a connection is closed. Throws CommError where there
-/// can be no thread for it.
-inline void StoreServer::serve(Socket socket, bool visits) {
-  const std::lock_guard lock(mutex_);
-  for (auto user = users_.begin(); user != users_.end();) {
-    if (!user->gone.load()) {
-      ++user;
-      continue;
-    }
-    user->thread.join();
-    user = users_.erase(user);
-  }
-  if (users_.size() >= most_users) return;
-  std::list<User> one(1);
-  auto& user = one.front();
-  user.socket = std::move(socket);
-  user.visits = visits;
-  user.thread = chorus::detail::start_thread("store", [this, &user] { answer(user); });
-  users_.splice(users_.end(), one);
-}
-
-inline void StoreServer::answer(User& user) {
-  try {
-    while (!ending_.load()) {
-      if (!user.socket.wait(POLLIN, Clock::now() + std::chrono::minutes(1))) continue;
-      detail::StoreTable::Room room(table_);
-      const auto gone = [&] { return user.socket.hung_up(); };
-      const auto until = Clock::now() + patience;
-      auto request =
-          detail::receive(user.socket, until, [&](std::size_t bytes) { return room.take(bytes, until, gone); });
-      if (!request) break;
-      room.keep(detail::memory_of(*request));
-      const auto reply = table_.answer(std::move(*request), room, Clock::now() + patience, gone);
-      if (ending_.load() || !detail::send(user.socket, reply, Clock::now() + patience)) break;
-    }
-  } catch (const std::exception&) {
-    // There is no memory for what this user asks: it loses its connection, nobody else does.
-  }
-  shutdown(user.socket.fd(), SHUT_RDWR);  // closed later, by who joins this thread
-  user.gone.store(true);
-}
 
 }  // namespace chorus::comm

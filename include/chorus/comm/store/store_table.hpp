@@ -190,8 +190,7 @@ class StoreTable {
 
   /// Whether these are the keys and values of such a request, and none of them is too long.
   static void check_texts(StoreCode code, const Texts& texts) {
-    const bool pairs = code == StoreCode::set || code == StoreCode::multi_set,
-               keys = code == StoreCode::get || code == StoreCode::wait || code == StoreCode::check;
+    const bool pairs = code == StoreCode::set || code == StoreCode::multi_set;
     const std::size_t count = code == StoreCode::append || code == StoreCode::set       ? 2
                               : code == StoreCode::add || code == StoreCode::delete_key ? 1
                               : code == StoreCode::compare_set                          ? 3
@@ -200,7 +199,7 @@ class StoreTable {
     check<UsageError>(texts.size() == count && (!pairs || count % 2 == 0), "a request with ", texts.size(), " texts");
     const std::string* key = nullptr;
     for (std::size_t i = 0; i < texts.size(); ++i) {
-      if (i == 0 || keys || (pairs && i % 2 == 0)) {
+      if (is_key(code, i)) {
         key = &texts[i];
         check<UsageError>(!key->empty() && key->size() <= most_key_bytes, "a key of ", key->size(),
                           " bytes, expected 1 to ", most_key_bytes);
@@ -226,7 +225,7 @@ class StoreTable {
     return result;
   }
 
-  /// Keys, and behind each its value: all of them or, with an error, none.
+  /// Keys, and after each its value: all of them or, with an error, none.
   void put(std::span<std::string> pairs) {
     std::unordered_map<std::string_view, std::size_t> sizes;  // of the values; of a key's several the last one counts
     for (std::size_t i = 0; i < pairs.size(); i += 2) sizes[pairs[i]] = pairs[i + 1].size();

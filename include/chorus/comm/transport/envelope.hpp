@@ -2,6 +2,7 @@
 /// `Envelope`: which call a piece of data belongs to.
 
 #include <chorus/comm/engine/engine.hpp>
+#include <chorus/comm/transport/fixed_text.hpp>
 #include <string>
 
 namespace chorus::comm {
@@ -17,6 +18,7 @@ struct Envelope {
   std::uint64_t count = 0;     ///< numbers of type `dtype` in this rank's call
   friend bool operator==(const Envelope&, const Envelope&) = default;
 };
+static_assert(is_message<Envelope, 16>);
 
 /// `all_reduce #7 (sum of 1024 F32)`
 [[gnu::cold]] inline void append(std::string& out, const Envelope& call) {

@@ -1,7 +1,7 @@
 #pragma once
 /// `HybridTransport`: shared memory between ranks of one machine, TCP between machines.
 
-#include <chorus/comm/algorithms/ring.hpp>
+#include <chorus/comm/algorithms/bruck.hpp>
 #include <chorus/comm/meeting/rendezvous.hpp>
 #include <chorus/comm/transport/shm_transport.hpp>
 #include <chorus/comm/transport/tcp_transport.hpp>
@@ -144,10 +144,7 @@ class HybridTransport final : public Transport {
 
   static std::uint64_t own_id() {
     const char* name = chorus::detail::env("CHORUS_HOST_ID");
-    if (name == nullptr) return detail::machine_id();
-    std::uint64_t hash = 14695981039346656037ull;  // FNV-1a
-    for (; *name != '\0'; ++name) hash = (hash ^ static_cast<unsigned char>(*name)) * 1099511628211ull;
-    return hash;
+    return name == nullptr ? detail::machine_id() : detail::fnv_1a(name);
   }
 
   /// Every rank's number, over TCP.
@@ -155,9 +152,8 @@ class HybridTransport final : public Transport {
     std::vector<std::uint64_t> all(static_cast<std::size_t>(size));
     const Envelope call{.op = Op::all_gather, .dtype = DType::u64, .sequence = meetings_++, .count = 1};
     const Reduction numbers{.dtype = DType::u64, .element = sizeof own};
-    ring_all_gather({*tcp_, call, numbers}, reinterpret_cast<const std::byte*>(&own),
-                    reinterpret_cast<std::byte*>(all.data()), 1);
-    tcp_->flush();
+    bruck_all_gather({*tcp_, call, numbers}, reinterpret_cast<const std::byte*>(&own),
+                     reinterpret_cast<std::byte*>(all.data()), 1);
     return all;
   }
 

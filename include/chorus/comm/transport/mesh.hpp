@@ -26,9 +26,7 @@ struct MeshHello {
   std::int32_t rank = -1, lane = 0, to = -1, reserved = 0;
   Mac proof{};
 };
-inline Mac mesh_proof(const std::string& token, const Nonce& nonce, const MeshHello& hello) {
-  return prove(token, {std::as_bytes(std::span(nonce)), proven(hello)});
-}
+static_assert(is_message<MeshHello, 72>);
 inline Mac mesh_answer(const std::string& token, const MeshHello& hello) {
   return prove(token, {std::as_bytes(std::span(&hello, 1))});
 }
@@ -61,7 +59,7 @@ class MeshCall {
       errno = 0;  // stays so where the connection has ended in good order
       if (!move(heard_, sizeof challenge_, socket_.try_receive(bytes_of(challenge_).subspan(heard_)))) return false;
       follow(challenge_, socket_, meeting_.encrypted, world_.token, cat("rank ", world_.rank), address_);
-      hello_.proof = mesh_proof(world_.token, challenge_.nonce, hello_);
+      hello_.proof = proof_of(hello_, challenge_.nonce, world_.token);
     }
     while (said_ < sizeof hello_)
       if (!move(said_, sizeof hello_, socket_.try_send(bytes_of(hello_).subspan(said_)))) return false;
@@ -116,8 +114,7 @@ class MeshCall {
   for (int rank = 0; rank < world.rank; ++rank)
     for (int lane = 0; lane < 2; ++lane) calls.emplace_back(world, meeting, rank, lane);
 
-  Guests guests(meeting.listener, sizeof(detail::MeshHello), detail::magic,
-                meeting.encrypted ? std::optional(world.token) : std::nullopt);
+  Acceptor acceptor(meeting.listener, sizeof(detail::MeshHello), detail::magic, meeting.encrypted, world.token);
   std::vector<pollfd> events;
   std::exception_ptr failed;  // the others shall know this rank before they see it go
   Deadline fails_at{};
@@ -134,26 +131,26 @@ class MeshCall {
     if (failed && (calls.empty() || Clock::now() >= fails_at)) std::rethrow_exception(failed);
     events.clear();
     for (const auto& call : calls) events.push_back({call.socket().fd(), call.socket().needs(POLLIN), 0});
-    auto guest = missing == 0 && calls.empty()
-                     ? Guest()
-                     : guests.next(std::min(deadline, Clock::now() + std::chrono::milliseconds(50)), events);
+    auto accepted = missing == 0 && calls.empty()
+                        ? Accepted()
+                        : acceptor.next(std::min(deadline, Clock::now() + std::chrono::milliseconds(50)), events);
     for (int rank = 0; rank < world.size; ++rank)  // one that has formed its group and left says so before it ends
       check<CommError>(!socket_of(rank, 1) || !socket_of(rank, 1).ended(), "rank ", world.rank, ": rank ", rank,
                        " went away before all had connected");
-    if (!guest.socket && Clock::now() >= deadline) {
+    if (!accepted.socket && Clock::now() >= deadline) {
       if (!calls.empty()) calls.front().give_up();
       break;
     }
-    if (!guest.socket) continue;
+    if (!accepted.socket) continue;
     detail::MeshHello hello;
-    std::memcpy(&hello, guest.hello.data(), sizeof hello);
+    std::memcpy(&hello, accepted.hello.data(), sizeof hello);
     if (hello.key != meeting.key || hello.rank <= world.rank || hello.rank >= world.size) continue;
     if (hello.to != world.rank || (hello.lane != 0 && hello.lane != 1)) continue;
-    if (!same(hello.proof, detail::mesh_proof(world.token, guest.nonce, hello))) continue;
+    if (!detail::proves(hello, accepted.nonce, world.token)) continue;
     auto& place = socket_of(hello.rank, hello.lane);
     auto answer = detail::mesh_answer(world.token, hello);
-    if (place || guest.socket.try_send(bytes_of(answer)) != sizeof answer) continue;
-    place = std::move(guest.socket);
+    if (place || accepted.socket.try_send(bytes_of(answer)) != sizeof answer) continue;
+    place = std::move(accepted.socket);
     --missing;
   }
   for (int rank = 0; rank < world.size; ++rank) {

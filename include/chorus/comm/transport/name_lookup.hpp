@@ -1,5 +1,5 @@
 #pragma once
-/// `look_up`: the address behind a name, by a deadline. getaddrinfo has none of its own: where name servers don't
+/// `look_up`: the address of a name, by a deadline. getaddrinfo has none of its own: where name servers don't
 /// answer it lasts as long as the system's settings say, half a minute as a rule.
 
 #include <netdb.h>

@@ -23,12 +23,18 @@ class SharedMemory {
     region->reserve(0, front + bytes);
     auto& all = instance();
     const std::lock_guard lock(all.mutex_);
-    std::uint64_t key = 0;
-    while (key == 0) fill_random(std::as_writable_bytes(std::span(&key, 1)));
+    const std::uint64_t key = random_key();
     std::memcpy(region->data(), &key, sizeof key);
     all.blocks_.push_back({key, region.get()});
     std::byte* const data = region->data() + front;
     return {data, [region, owner = getpid()](std::byte*) { instance().forget(region.get(), getpid() == owner); }};
+  }
+
+  /// Which memory it is: 0 once its owner has let go of it.
+  static std::uint64_t key_in(const SharedRegion& region) {
+    std::uint64_t key = 0;
+    std::memcpy(&key, region.data(), sizeof key);
+    return key;
   }
 
   /// The window that shows `bytes` at `data`; one without a key where they don't lie in such memory.
@@ -67,6 +73,16 @@ class SharedMemory {
   std::vector<Block> blocks_;
 };
 
+/// The region that a window of process `pid` shows a part of. Throws CommError where it can't be mapped, or is no
+/// longer there.
+[[gnu::cold]] inline SharedRegion open_region(int pid, const Window& window) {
+  check<CommError>(window.key != 0, "shared memory: process ", pid, " has none");
+  auto region = SharedRegion::open(pid, window.fd, window.bytes);
+  check<CommError>(SharedMemory::key_in(region) == window.key, "shared memory: that of process ", pid,
+                   " is another one");
+  return region;
+}
+
 /// The regions of one other process that this one has mapped.
 class MappedWindows {
  public:
@@ -74,11 +90,11 @@ class MappedWindows {
   std::byte* open(int pid, const Window& window) {
     for (const auto& known : known_)
       if (known.key == window.key) return known.region.data() + window.offset;
-    std::erase_if(known_, [](const Known& known) { return key_in(known.region) != known.key; });  // given back since
+    std::erase_if(known_, [](const Known& known) {  // given back since
+      return SharedMemory::key_in(known.region) != known.key;
+    });
     try {
-      Known fresh{window.key, SharedRegion::open(pid, window.fd, window.bytes)};
-      if (key_in(fresh.region) != window.key) return nullptr;  // this number is another process's here
-      known_.push_back(std::move(fresh));
+      known_.push_back({window.key, open_region(pid, window)});
       return known_.back().region.data() + window.offset;
     } catch (const CommError&) {
       return nullptr;
@@ -90,11 +106,6 @@ class MappedWindows {
     std::uint64_t key = 0;
     SharedRegion region;
   };
-  static std::uint64_t key_in(const SharedRegion& region) {
-    std::uint64_t key = 0;
-    std::memcpy(&key, region.data(), sizeof key);
-    return key;
-  }
   std::vector<Known> known_;
 };
 

@@ -12,6 +12,7 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <chorus/comm/transport/fixed_text.hpp>
 #include <chorus/comm/transport/futex.hpp>
 #include <chorus/comm/transport/transport.hpp>
 #include <chorus/comm/world.hpp>
@@ -25,32 +26,45 @@
 
 namespace chorus::comm::detail {
 
+/// What a rank that sleeps waits for.
+struct Waiting {
+  enum What : std::int32_t {
+    for_nothing,
+    for_data,    ///< of `rank`
+    for_room,    ///< that `rank` makes by reading
+    for_another  ///< for a rank that goes by the name `rank` and has no seat here
+  };
+  What what = for_nothing;
+  std::int32_t rank = 0;
+  friend bool operator==(const Waiting&, const Waiting&) = default;
+};
+
+// Both lie in zeroed memory that several processes map.
+
 struct alignas(64) Seat {
-  std::atomic<std::uint32_t> bell;       ///< goes up to wake this rank
-  std::atomic<std::int32_t> awaits;      ///< while it sleeps: 1 + the rank whose data it waits for; or see `elsewhere`
-  std::atomic<std::int32_t> wants_room;  ///< while it sleeps: 1 + the rank that it waits for to read
-  std::atomic<Clock::rep> pulse;         ///< while it sleeps: when it last looked around, by the machine's clock
-  std::atomic<std::uint32_t> left;       ///< 1 once it has left the group
-  std::atomic<std::uint32_t> works;      ///< 1 while it works in the others' memory
-  std::atomic<std::int32_t> pid;         ///< its process, or 0 among threads
+  std::atomic<std::uint32_t> bell;   ///< goes up to wake this rank
+  std::atomic<Waiting> waits;        ///< while it sleeps
+  std::atomic<Clock::rep> pulse;     ///< while it sleeps: when it last looked around, by the machine's clock
+  std::atomic<std::uint32_t> left;   ///< 1 once it has left the group
+  std::atomic<std::uint32_t> works;  ///< 1 while it works in the others' memory
+  std::atomic<std::int32_t> pid;     ///< its process, or 0 among threads
 };
 
 struct Board {
-  std::uint64_t key;                   ///< random: shows that a process has opened the right region
-  std::atomic<std::uint32_t> verdict;  ///< 0: all is well, 1: someone writes `reason`, 2: it is written
-  std::int32_t culprit;                ///< who wrote it
-  std::array<char, 1024> reason;
+  enum Verdict : std::uint32_t { all_is_well, being_written, given_up };
+
+  std::uint64_t key;             ///< random: shows that a process has opened the right region
+  std::atomic<Verdict> verdict;  ///< given_up: `culprit` and `reason` are written
+  std::int32_t culprit;
+  FixedText<1024> reason;
   std::array<Seat, max_ranks> seats;
 };
 
-static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
+static_assert(std::atomic<std::uint32_t>::is_always_lock_free && std::atomic<Waiting>::is_always_lock_free);
 
 /// One rank's place at a board, from when it takes its seat until it leaves.
 class Place {
  public:
-  /// Which of its signs a rank sets while it sleeps: `awaits` or `wants_room`.
-  using Sign = std::atomic<std::int32_t> Seat::*;
-
   /// Where the board names the ranks' processes, it watches for their deaths. `names`: what messages call the ranks,
   /// where they are a part of a group.
   Place(Board& board, int rank, int size, std::chrono::milliseconds timeout, std::vector<int> names)
@@ -79,16 +93,16 @@ class Place {
   bool among_threads() const { return pid(rank_) == 0; }
   int pid(int who) const { return seat(who).pid.load(std::memory_order_relaxed); }
 
-  /// Wakes `peer` if it sleeps under this sign for this rank.
-  void wake(int peer, Sign sign) const {
-    if ((seat(peer).*sign).load() == rank_ + 1) ring_bell(peer);
+  /// Wakes `peer` if it sleeps and waits for this of this rank.
+  void wake(int peer, Waiting::What what) const {
+    if (seat(peer).waits.load() == Waiting{what, rank_}) ring_bell(peer);
   }
 
-  /// Returns when `flag` is no longer `busy`: spins for some microseconds if it may, then sleeps. While it sleeps,
-  /// `sign` tells `peer` to ring this rank's bell. Who sets a flag looks at the sign afterwards, who sets the sign
-  /// looks at the flag afterwards (all sequentially consistent), so one of them sees the other. Throws LinkError and
-  /// LinkTimeout as Transport says.
-  void wait(int peer, Sign sign, const std::atomic<std::uint32_t>& flag, std::uint32_t busy,
+  /// Returns when `flag` is no longer `busy`: spins for some microseconds if it may, then sleeps. While it sleeps, its
+  /// seat tells `peer`, of which it waits for `what`, to ring its bell. Who sets a flag looks at the seat afterwards,
+  /// who writes to the seat looks at the flag afterwards (all sequentially consistent), so one of them sees the other.
+  /// Throws LinkError and LinkTimeout as Transport says.
+  void wait(int peer, Waiting::What what, const std::atomic<std::uint32_t>& flag, std::uint32_t busy,
             const std::atomic<bool>* may_spin) {
     for (int round = 0; round < rounds_; ++round) {
       for (int i = 0; i < 10; ++i) {
@@ -100,17 +114,17 @@ class Place {
     }
     auto& own = seat(rank_);
     const auto deadline = Clock::now() + timeout_;
-    (own.*sign).store(peer + 1);
+    own.waits.store({what, peer});
     while (true) {
       const auto bell = own.bell.load();
       if (flag.load() != busy) break;
       const auto now = Clock::now();
       own.pulse.store(now.time_since_epoch().count());
-      look_for_trouble(peer, flag, busy, now >= deadline);  // what throws leaves the sign, for others' deadlines
+      look_for_trouble(peer, flag, busy, now >= deadline);  // what throws leaves it there, for others' deadlines
       if (meanwhile) meanwhile(name(peer), now - (deadline - timeout_));
       futex_wait(own.bell, bell, std::min<Clock::duration>(deadline - now, nap));
     }
-    (own.*sign).store(0);
+    own.waits.store({});
   }
 
   /// Throws if `peer` has left, and `flag` stays as it is, since whatever a rank sent before it left is there by now.
@@ -124,7 +138,7 @@ class Place {
   /// no longer.
   void waits_elsewhere(int stranger) const {
     seat(rank_).pulse.store(Clock::now().time_since_epoch().count());
-    seat(rank_).awaits.store(stranger < 0 ? 0 : elsewhere - stranger);
+    seat(rank_).waits.store(stranger < 0 ? Waiting{} : Waiting{Waiting::for_another, stranger});
   }
 
   /// What else is to be done, at each look around, while this rank sleeps and waits for the one of that name; with how
@@ -133,7 +147,8 @@ class Place {
 
   /// Throws if a rank has given up.
   void check() const {
-    chorus::check<LinkError>(board_.verdict.load() != 2, "rank ", board_.culprit, " gave up: ", board_.reason.data());
+    if (board_.verdict.load() == Board::given_up)
+      fail<LinkError>("rank ", board_.culprit, " gave up: ", board_.reason.view());
   }
 
   /// The same where a process has ended.
@@ -151,19 +166,18 @@ class Place {
   [[gnu::cold]] void await_hands_off() noexcept {
     const auto deadline = Clock::now() + timeout_;
     for (int who = 0; who < size_; ++who)
-      while (who != rank_ && (board_.verdict.load() != 2 || seat(who).works.load() != 0) && !has_died(who) &&
-             Clock::now() < deadline)
+      while (who != rank_ && (board_.verdict.load() != Board::given_up || seat(who).works.load() != 0) &&
+             !has_died(who) && Clock::now() < deadline)
         std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
 
   /// This one does. From any thread.
   [[gnu::cold]] void abort(const std::string& why) noexcept {
-    std::uint32_t none = 0;
-    if (board_.verdict.compare_exchange_strong(none, 1)) {
+    auto none = Board::all_is_well;
+    if (board_.verdict.compare_exchange_strong(none, Board::being_written)) {
       board_.culprit = name(rank_);
-      const auto length = std::min(why.size(), board_.reason.size() - 1);
-      std::copy_n(why.data(), length, board_.reason.data());
-      board_.verdict.store(2);
+      board_.reason = FixedText<1024>(why);
+      board_.verdict.store(Board::given_up);
     }
     ring_all_bells();
     ring_bell(rank_);
@@ -171,7 +185,6 @@ class Place {
 
  private:
   static constexpr std::chrono::milliseconds nap{20};  // of a sleeper between two looks around
-  static constexpr std::int32_t elsewhere = -1;        // in `awaits`: this less the name of a rank that has no seat
 
   Seat& seat(int who) const { return board_.seats[static_cast<std::size_t>(who)]; }
   int& death(int peer) { return deaths_[static_cast<std::size_t>(peer)]; }
@@ -204,15 +217,14 @@ class Place {
   [[gnu::cold]] std::string chain(int who) const {
     std::string text = cat("rank ", name(who));
     for (int length = 0; length < size_; ++length) {
-      const int awaits = seat(who).awaits.load(), wants_room = seat(who).wants_room.load();
-      const int next = (awaits != 0 ? awaits : wants_room) - 1;
+      const auto waits = seat(who).waits.load();
       const auto pulse = Clock::time_point(Clock::duration(seat(who).pulse.load()));
-      if (awaits == 0 && wants_room == 0) return text + ", which is stopped or busy elsewhere";
-      if (Clock::now() - pulse > 10 * nap) return text + ", which is stopped or busy elsewhere";
-      if (awaits < 0) return text + cat(", which waits for rank ", elsewhere - awaits);
-      if (next == rank_) return text + ", which waits for this rank";
-      text += cat(", which waits for rank ", name(next));
-      who = next;
+      if (waits.what == Waiting::for_nothing || Clock::now() - pulse > 10 * nap)
+        return text + ", which is stopped or busy elsewhere";
+      if (waits.what == Waiting::for_another) return text + cat(", which waits for rank ", waits.rank);
+      if (waits.rank == rank_) return text + ", which waits for this rank";
+      text += cat(", which waits for rank ", name(waits.rank));
+      who = waits.rank;
     }
     return text;
   }

@@ -67,7 +67,7 @@ class ShmTransport final : public Transport {
     take_room(rank, peer, room_sent_, sent_, bytes);
     auto& head = slot(rank, peer, sent_);
     if (head.full.load(std::memory_order_acquire) != 0)
-      place_.wait(peer, &detail::Seat::wants_room, head.full, 1, may_spin);
+      place_.wait(peer, detail::Waiting::for_room, head.full, 1, may_spin);
     return reinterpret_cast<std::byte*>(&head) + sizeof head;
   }
 
@@ -81,7 +81,7 @@ class ShmTransport final : public Transport {
     head.bytes = static_cast<std::uint32_t>(bytes);
     head.full.store(1);
     advance(peer, sent_);
-    place_.wake(peer, &detail::Seat::awaits);
+    place_.wake(peer, detail::Waiting::for_data);
   }
 
   void send(int peer, const Envelope& envelope, const std::byte* data, std::size_t bytes) override {
@@ -93,14 +93,14 @@ class ShmTransport final : public Transport {
     take_room(peer, rank, room_received_, received_, 0);  // what follows the head is the sender's affair
     auto& head = slot(peer, rank, received_);
     if (head.full.load(std::memory_order_acquire) == 0)
-      place_.wait(peer, &detail::Seat::awaits, head.full, 0, may_spin);
+      place_.wait(peer, detail::Waiting::for_data, head.full, 0, may_spin);
     return {head.envelope, reinterpret_cast<const std::byte*>(&head) + sizeof head, head.bytes};
   }
 
   void release(int peer) override {
     slot(peer, rank, received_).full.store(0);
     advance(peer, received_);
-    place_.wake(peer, &detail::Seat::wants_room);
+    place_.wake(peer, detail::Waiting::for_room);
   }
 
   /// Whether `acquire` would return at once.
@@ -163,7 +163,7 @@ class ShmTransport final : public Transport {
     return *reinterpret_cast<detail::SlotHead*>(queue + next[peer] * slot_stride);
   }
 
-  /// Before `bytes` behind the head of a queue's next slot are touched. Throws where the machine has no memory left:
+  /// Before `bytes` after the head of a queue's next slot are touched. Throws where the machine has no memory left:
   /// touching them would end the process.
   void take_room(int from, int to, Room& room, const std::array<std::uint32_t, max_ranks>& next, std::size_t bytes) {
     const auto peer = static_cast<std::size_t>(from == rank ? to : from), all = sizeof(detail::SlotHead) + bytes;

@@ -201,7 +201,7 @@ class Socket {
   /// What is sent and received from here on is encrypted, for who knows `token`. The handshake is part of the first
   /// calls that move bytes. Throws as Tls does.
   void encrypt(Tls::Side side, const std::string& token) { tls_ = std::make_unique<Tls>(fd_, side, token); }
-  /// Why encryption has ended the connection, to be put behind what is known of it; empty where it has not.
+  /// Why encryption has ended the connection, to be put after what is known of it; empty where it has not.
   std::string trouble() const {
     const auto why = tls_ ? tls_->trouble() : std::string();
     return why.empty() ? why
@@ -217,7 +217,7 @@ class Socket {
     const auto n = ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     return n >= 0 ? n : would_wait() ? 0 : -1;
   }
-  /// The same with two ranges, one behind the other.
+  /// The same with two ranges, one after the other.
   std::ptrdiff_t try_send(std::span<const std::byte> first, std::span<const std::byte> second) const {
     if (tls_) [[unlikely]]
       return tls_->send(

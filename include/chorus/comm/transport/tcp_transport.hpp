@@ -1,6 +1,6 @@
 #pragma once
 /// `TcpTransport`: links over TCP. Between two ranks there are two connections: one carries pieces, the other one news
-/// about the rank itself, which must not wait behind data: that it leaves, gives up, or has long waited for another
+/// about the rank itself, which must not wait for data: that it leaves, gives up, or has long waited for another
 /// one. A process that dies closes both; the others see the news connection end without a goodbye.
 
 #include <linux/sockios.h>
@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chorus/comm/transport/fixed_text.hpp>
 #include <chorus/comm/transport/socket.hpp>
 #include <chorus/comm/transport/transport.hpp>
 #include <chorus/comm/world.hpp>
@@ -25,13 +26,15 @@ struct PieceHead {
   Envelope envelope;
   std::uint64_t bytes = 0;
 };
+static_assert(is_message<PieceHead, 24>);
 
 struct News {
   enum Kind : std::uint32_t { leaves, gives_up, waits };
   std::uint32_t kind = leaves;
   std::int32_t other = -1;  ///< for whom it waits
-  std::array<char, 1016> reason{};
+  FixedText<1016> reason{};
 };
+static_assert(is_message<News, 1024>);
 
 }  // namespace detail
 
@@ -148,9 +151,7 @@ class TcpTransport final : public Transport {
   }
 
   void abort(const std::string& why) noexcept override {
-    detail::News news{.kind = detail::News::gives_up};
-    std::copy_n(why.data(), std::min(why.size(), news.reason.size() - 1), news.reason.data());
-    tell_all(news);
+    tell_all({.kind = detail::News::gives_up, .reason = FixedText<1016>(why)});
     aborted_.store(true);
     const std::uint64_t one = 1;
     [[maybe_unused]] const auto n = write(alarm_.fd(), &one, sizeof one);  // wakes the thread that waits here
@@ -289,8 +290,7 @@ class TcpTransport final : public Transport {
         p.news_received += static_cast<std::size_t>(n);
         if (p.news_received < sizeof p.last) continue;
         p.news_received = 0;
-        p.last.reason.back() = 0;
-        if (p.last.kind == detail::News::gives_up) fail<LinkError>("rank ", who, " gave up: ", p.last.reason.data());
+        if (p.last.kind == detail::News::gives_up) fail<LinkError>("rank ", who, " gave up: ", p.last.reason.view());
         if (p.last.kind == detail::News::leaves) p.left = true;
         if (p.last.kind == detail::News::waits) p.waits_for = p.last.other;
       }

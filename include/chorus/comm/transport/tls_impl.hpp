@@ -1,5 +1,5 @@
 #pragma once
-/// What stands behind `Tls`.
+/// How `Tls` uses OpenSSL.
 
 #include <poll.h>
 #include <sys/socket.h>

@@ -1,7 +1,7 @@
 #pragma once
 /// `Window`: where a rank's data lies, for the other ranks of its machine to read and write it there.
 
-#include <chorus/core/config.hpp>
+#include <chorus/comm/transport/fixed_text.hpp>
 #include <cstddef>
 #include <cstdint>
 
@@ -16,5 +16,6 @@ struct Window {
   std::int32_t fd = -1;  ///< by which its owner knows the region
   std::int32_t reserved = 0;
 };
+static_assert(is_message<Window, 40>);
 
 }  // namespace chorus::comm

@@ -1,0 +1,99 @@
+#pragma once
+/// `Collective`, one rank's part in one collective, and `relay`, the step that all algorithms are made of.
+
+#include <algorithm>
+#include <chorus/comm/algorithms/reduction.hpp>
+#include <chorus/comm/transport/transport.hpp>
+#include <cstddef>
+#include <span>
+
+namespace chorus::comm {
+
+/// One rank's part in one collective. Its ranks stand in a ring: each has a place in it, and neighbours.
+struct Collective {
+  Transport& link;
+  const Envelope& call;
+  const Reduction& reduction;
+  trace::Traffic traffic = trace::Traffic::control;
+  std::span<const int> members = {};  ///< the ranks of the ring, in order; empty: all
+  bool chosen = false;                ///< somebody has asked for this algorithm, be it slow or not
+
+  int size() const { return members.empty() ? link.size : static_cast<int>(members.size()); }
+  /// This rank's place in the ring, or the one `steps` further on; negative: further back.
+  int place(int steps = 0) const {
+    const int own = members.empty()
+                        ? link.rank
+                        : static_cast<int>(std::find(members.begin(), members.end(), link.rank) - members.begin());
+    return ((own + steps) % size() + size()) % size();
+  }
+  /// The rank at that place.
+  int neighbour(int steps) const {
+    return members.empty() ? place(steps) : members[static_cast<std::size_t>(place(steps))];
+  }
+  /// Numbers of a chunk that can be under way at once. Half a queue: a whole chunk fits while its receiver still reads
+  /// the one before, so no rank waits for room in a circle.
+  std::size_t longest_chunk() const { return link.queue_pieces / 2 * (link.piece_bytes / reduction.element); }
+  /// Numbers of each piece of `count` but the last: half a queue of pieces, so that both ends work at once, of a length
+  /// that is worth a hand-over.
+  std::size_t longest_piece(std::size_t count) const {
+    const auto parts = link.queue_pieces / 2, most = link.piece_bytes / reduction.element;
+    return std::clamp((count + parts - 1) / parts, std::min(most, 32 * 1024 / reduction.element), most);
+  }
+};
+
+namespace detail {
+
+inline constexpr int nobody = -1;
+
+/// What one rank does with one chunk. value = (what comes `from`) (+) scale * `mine`, or the one of them that is given;
+/// it goes `to` the next rank, into `store`, or both.
+struct Step {
+  int from = nobody, to = nobody;
+  bool reads = false, stores = false;  ///< whether `mine` and `store` take part
+  const std::byte* mine = nullptr;
+  std::byte* store = nullptr;
+};
+
+/// The next piece from a rank, which has to be of the same call. Throws LinkError, which names the other call.
+inline Transport::Piece receive(const Collective& c, int from, std::size_t bytes, std::byte* place = nullptr) {
+  const auto piece = place ? c.link.receive_at(from, c.call, place, bytes) : c.link.receive(from);
+  check<LinkError>(piece.envelope == c.call, "rank ", from, " is in another call, ", piece.envelope);
+  check<LinkError>(piece.bytes == bytes, "rank ", from, " sent ", piece.bytes, " bytes where ", bytes, " belong");
+  return piece;
+}
+
+/// Moves `count` numbers, piece by piece: while one piece is being added here, the next one is being written by the
+/// neighbour. An empty chunk travels as one empty piece, so that a mismatch of calls shows in any case.
+inline void relay(const Collective& c, Step m, std::size_t count) {
+  const auto element = c.reduction.element, per_piece = c.longest_piece(count);
+  do {
+    const auto n = std::min(count, per_piece), bytes = n * element;
+    const bool moves = m.from != nobody && !m.reads, scales = m.from == nobody && m.reads && c.reduction.scale != 1;
+    const std::byte* in = m.from == nobody ? nullptr : receive(c, m.from, bytes, moves ? m.store : nullptr).data;
+    const std::byte* value = in && !m.reads ? in : m.mine;
+    std::byte* slot = nullptr;
+    if ((in && m.reads) || scales) {  // the value is made here: where it is stored, else in the slot
+      std::byte* const out = m.stores ? m.store : slot = c.link.acquire(m.to);
+      if (in) {
+        c.reduction.combine_products(out, in, 1, m.mine, c.reduction.scale, n);
+      } else {
+        c.reduction.scaled(out, m.mine, n, c.reduction.scale);
+      }
+      value = out;
+    } else if (m.stores) {
+      if (m.store != value) copy_bytes(m.store, value, bytes);
+      value = m.store;
+    }
+    if (slot) c.link.publish(m.to, c.call, bytes);
+    if (!slot && m.to != nobody) c.link.send(m.to, c.call, value, bytes);
+    if (m.to != nobody) trace::sent(c.link.rank, c.traffic, bytes);
+    if (in) c.link.release(m.from);
+    m.mine += m.reads ? bytes : 0;
+    m.store += m.stores ? bytes : 0;
+    count -= n;
+  } while (count != 0);
+}
+
+}  // namespace detail
+
+}  // namespace chorus::comm

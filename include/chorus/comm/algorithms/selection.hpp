@@ -1,0 +1,136 @@
+#pragma once
+/// Which algorithm serves a call: the tables that a communicator over a Transport reads.
+
+#include <algorithm>
+#include <chorus/comm/algorithms/bruck.hpp>
+#include <chorus/comm/algorithms/direct.hpp>
+#include <chorus/comm/algorithms/hierarchical.hpp>
+#include <chorus/comm/algorithms/in_place.hpp>
+#include <chorus/comm/algorithms/ring.hpp>
+#include <chorus/comm/world.hpp>
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+namespace chorus::comm {
+
+namespace detail {
+
+/// An algorithm, and where it is the fastest: `gains(link, bytes)`, with the bytes of one rank's data. `run` gives
+/// false where the ranks have found out that they can't, or had better not; then nothing has changed.
+template <class... Data>
+struct Row {
+  Algorithm algorithm;
+  bool (*gains)(const Transport&, std::size_t bytes);
+  bool (*run)(const Collective&, Data...);
+};
+
+/// What always can.
+template <auto algorithm>
+inline constexpr auto always = [](const Collective& c, auto... data) {
+  algorithm(c, data...);
+  return true;
+};
+
+inline bool gains_anywhere(const Transport&, std::size_t) { return true; }
+inline bool gains_on_machines(const Transport& link, std::size_t) { return !link.machines().empty(); }
+inline bool share_memory(const Transport& link) { return link.reaches_peers && link.size <= InPlace::most_ranks; }
+/// Long enough that its way counts more than one message more.
+inline bool gains_in_place(const Transport& link, std::size_t bytes) {
+  return share_memory(link) && bytes > std::size_t{4} << 10;
+}
+/// Longer ones of more ranks are faster in the ring, whose few busy queues stay in the caches. Two exchange more, too,
+/// but where the ring saves copies: of its data nothing is overwritten that has not been sent.
+inline bool gains_directly(const Transport& link, std::size_t bytes) {
+  if (link.size == 2) return link.copies() || bytes <= std::size_t{64} << 10;
+  return link.size <= 8 && bytes <= std::size_t{256} << 10;
+}
+/// Short enough that rounds count and bytes don't: ceil(log2 N) rounds, where the others have 2 of N - 1 messages each
+/// or 2 (N - 1). Two ranks have one, whatever they do.
+inline bool reduces_in_few_rounds(const Transport& link, std::size_t bytes) {
+  return link.size > 2 && bytes <= 1024 && bytes * static_cast<std::size_t>(link.size) <= most_bruck_bytes;
+}
+/// Where the ring has N - 1 rounds; three ranks have two in both.
+inline bool gathers_in_few_rounds(const Transport& link, std::size_t bytes) {
+  return link.size > 3 && bytes * static_cast<std::size_t>(link.size) <= most_bruck_bytes;
+}
+
+// A call is served by the first row that gains from it.
+
+inline constexpr Row<std::byte*, std::size_t> all_reduce_rows[] = {
+    {Algorithm::hierarchical, &gains_on_machines, always<&hierarchical_all_reduce>},
+    {Algorithm::in_place, &gains_in_place, &in_place_all_reduce},
+    {Algorithm::bruck, &reduces_in_few_rounds, always<&bruck_all_reduce>},
+    {Algorithm::direct, &gains_directly, always<&direct_all_reduce>},
+    {Algorithm::ring, &gains_anywhere, always<&ring_all_reduce>},
+};
+inline constexpr Row<const std::byte*, std::byte*, std::size_t> all_gather_rows[] = {
+    {Algorithm::in_place, &gains_in_place, &in_place_all_gather},
+    {Algorithm::bruck, &gathers_in_few_rounds, always<&bruck_all_gather>},
+    {Algorithm::ring, &gains_anywhere, always<&ring_all_gather>},
+};
+inline constexpr Row<const std::byte*, std::byte*, std::size_t> reduce_scatter_rows[] = {
+    {Algorithm::in_place, &gains_in_place, &in_place_reduce_scatter},
+    {Algorithm::ring, &gains_anywhere, always<&ring_reduce_scatter>},
+};
+
+/// What one can ask for, and where that can be.
+struct Choice {
+  Algorithm algorithm;
+  bool (*possible)(const Transport&);
+  std::string_view needs;
+};
+
+inline constexpr Choice all_reduce_choices[] = {
+    {Algorithm::automatic, [](const Transport&) { return true; }, ""},
+    {Algorithm::ring, [](const Transport&) { return true; }, ""},
+    {Algorithm::direct, [](const Transport& link) { return link.queue_pieces >= direct_queue_pieces; },
+     "longer queues between ranks"},
+    {Algorithm::in_place, &share_memory, "at most 8 ranks that share memory (backend shm or thread)"},
+    {Algorithm::hierarchical,
+     [](const Transport& link) {
+       const auto on = link.machines();
+       return std::any_of(on.begin(), on.end(), [&](int machine) { return machine != on.front(); });
+     },
+     "several machines, and backend hierarchical"},
+};
+
+}  // namespace detail
+
+/// Throws UsageError where the ranks of this group, which talk over `carrier`, can't do what they were asked for. All
+/// of them do so.
+[[gnu::cold]] inline void check_all_reduce(Algorithm asked, const Transport& link, std::string_view carrier) {
+  std::string possible, lacking;
+  for (const auto& choice : detail::all_reduce_choices) {
+    if (choice.possible(link))
+      possible += cat(possible.empty() ? "" : ", ", choice.algorithm);
+    else if (choice.algorithm == asked)
+      lacking = choice.needs;
+  }
+  check<UsageError>(lacking.empty(), "rank ", link.rank, ": all-reduce ", asked, " needs ", lacking, "; ", link.size,
+                    " ranks over ", carrier, " can do: ", possible);
+}
+
+/// Runs what serves the call. `note(algorithm)` is told which one begins.
+template <std::size_t rows, class... Data, class Note>
+void run_fastest(const detail::Row<Data...> (&table)[rows], const Collective& c, std::size_t bytes, const Note& note,
+                 std::type_identity_t<Data>... data) {
+  for (const auto& row : table) {
+    if (!row.gains(c.link, bytes)) continue;
+    note(row.algorithm);
+    if (row.run(c, data...)) return;
+  }
+}
+
+/// Runs the one that was asked for, and the ring where that can't work with this call's data: in_place needs memory
+/// that the communicator has allocated, unless ranks are threads.
+template <class Note>
+void run_chosen(Algorithm asked, const Collective& c, const Note& note, std::byte* data, std::size_t count) {
+  for (const auto& row : detail::all_reduce_rows) {
+    if (row.algorithm != asked && row.algorithm != Algorithm::ring) continue;
+    note(row.algorithm);
+    if (row.run(c, data, count)) return;
+  }
+}
+
+}  // namespace chorus::comm

@@ -1,0 +1,21 @@
+#pragma once
+/// Counting bytes of engines whose libraries choose their algorithms by themselves: MPI, gloo, NCCL.
+
+#include <chorus/comm/engine/engine.hpp>
+#include <chorus/core/trace.hpp>
+#include <cstddef>
+
+namespace chorus::comm {
+
+/// Counts what this rank sends in a call that is done around a ring.
+inline void count_ring_traffic(const Call& call, int rank, int size) {
+  const auto n = static_cast<std::size_t>(size), others = n - 1;
+  std::size_t numbers = 0;
+  if (call.op == Op::all_reduce) numbers = 2 * others * call.count / n;
+  if (call.op == Op::all_gather || call.op == Op::reduce_scatter) numbers = others * call.count;
+  if (call.op == Op::broadcast && (rank + 1) % size != call.peer) numbers = call.count;
+  if (call.op == Op::message && !call.receives) numbers = call.count;
+  trace::sent(rank, call.traffic, numbers * call.reduction.element);
+}
+
+}  // namespace chorus::comm
