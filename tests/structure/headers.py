@@ -43,6 +43,7 @@ STANDARD = {
     "functional": "bit_or divides equal_to function hash invoke less minus multiplies plus ref",
     "initializer_list": "initializer_list",
     "iterator": "back_inserter default_sentinel_t distance istreambuf_iterator next prev size",
+    "latch": "latch",
     "limits": "numeric_limits",
     "list": "list",
     "map": "map multimap",

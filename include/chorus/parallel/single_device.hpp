@@ -1,7 +1,7 @@
 #pragma once
 /// SingleDevice: the policy of one device, which the others must agree with.
 
-#include <chorus/parallel/dp/scatter.hpp>
+#include <chorus/parallel/dp/samples.hpp>
 #include <chorus/parallel/one_process_policy.hpp>
 #include <chorus/parallel/taken_handles.hpp>
 #include <utility>

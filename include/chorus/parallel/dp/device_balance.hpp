@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-namespace chorus::detail {
+namespace chorus::dp {
 
 /// What a device can do, as far as it is known; 0: unknown.
 struct DeviceSize {
@@ -52,8 +52,8 @@ void warn_of_imbalance(const std::vector<int>& device_ids) {
   if constexpr (requires(D device) { device_size(device); }) {
     std::vector<DeviceSize> sizes;
     for (const int id : device_ids) sizes.push_back(device_size(D{id}));
-    if (const auto text = imbalance(device_ids, sizes); !text.empty()) say("warning: " + text);
+    if (const auto text = imbalance(device_ids, sizes); !text.empty()) detail::say("warning: " + text);
   }
 }
 
-}  // namespace chorus::detail
+}  // namespace chorus::dp

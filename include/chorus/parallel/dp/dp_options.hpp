@@ -1,11 +1,13 @@
 #pragma once
 /// The options of DataParallel, and the devices that a run gives it.
 
+#include <chorus/comm/world.hpp>
 #include <chorus/core/device.hpp>
 #include <chorus/core/error.hpp>
 #if CHORUS_USE_CUDA
 #include <chorus/core/cuda/runtime.hpp>
 #endif
+#include <chorus/tensor/allocator.hpp>
 #include <chrono>
 #include <concepts>
 #include <cstddef>
@@ -28,7 +30,7 @@ struct DataParallelOptions {
   std::optional<std::chrono::milliseconds> timeout = {};
 };
 
-namespace detail {
+namespace dp {
 
 /// The one that holds the model. Throws UsageError where there is none.
 template <Device D>
@@ -39,10 +41,9 @@ D first_device(const DataParallelOptions& options) {
 
 /// What errors call the copies of the model.
 template <Device D>
-std::vector<std::string> replica_names(const DataParallelOptions& options) {
+std::vector<std::string> replica_names(const std::vector<int>& device_ids) {
   std::vector<std::string> names;
-  for (std::size_t i = 0; i < options.device_ids.size(); ++i)
-    names.push_back(cat("replica ", i, " on device ", D{options.device_ids[i]}));
+  for (const int id : device_ids) names.push_back(cat("replica ", names.size(), " on device ", D{id}));
   return names;
 }
 
@@ -72,12 +73,16 @@ DataParallelOptions options_of(Run& run, DataParallelOptions options) {
   return options;
 }
 
-/// With what is still open settled. There is a device.
-inline DataParallelOptions settled(DataParallelOptions options) {
+/// With what is still open settled. There is a device. Throws UsageError, or DeviceError, for what makes no sense.
+template <Device D>
+DataParallelOptions settled(DataParallelOptions options) {
   if (options.output_device < 0) options.output_device = options.device_ids.front();
   if (!options.timeout) options.timeout = std::chrono::seconds(60);
+  CachingAllocator<D>::of(D{options.output_device});  // throws where it doesn't exist
+  comm::check_timeout("DataParallel", *options.timeout);
+  check<UsageError>(options.dim >= 0, "DataParallel: dim is at least 0, got ", options.dim);
   return options;
 }
 
-}  // namespace detail
+}  // namespace dp
 }  // namespace chorus

@@ -4,7 +4,7 @@
 #include <chorus/autograd/variable.hpp>
 #include <chorus/core/error.hpp>
 #include <chorus/core/say.hpp>
-#include <chorus/parallel/dp/scatter.hpp>
+#include <chorus/parallel/dp/samples.hpp>
 #include <cstddef>
 #include <numeric>
 #include <vector>

@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-namespace chorus::detail {
+namespace chorus::dp {
 
 /// One device's place in it. The outputs are joined before the loss, so gradients are those of the whole batch already.
 class ThreadBatchGroup final : public BatchGroup {
@@ -93,4 +93,4 @@ class ThreadBatchGroups {
   std::vector<Set> of_;  // by the number of members
 };
 
-}  // namespace chorus::detail
+}  // namespace chorus::dp

@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-namespace chorus::detail {
+namespace chorus::dp {
 
 /// A meeting of threads that have a common task, again and again. Once a member has ended its task, has thrown, or has
 /// not come within `timeout`, nobody meets any more in this task: the others throw errors that name it.
@@ -78,7 +78,7 @@ class ThreadMeeting {
     };
     const auto lock = meet(
         member, [&] { values_[member].assign(values.begin(), values.end()); }, add_up);
-    check<UsageError>(total_.size() == values.size(), different_layers);
+    check<UsageError>(total_.size() == values.size(), detail::different_layers);
     std::copy(total_.begin(), total_.end(), values.begin());
   }
   /// What each member gives.
@@ -137,11 +137,11 @@ class ThreadMeeting {
   void await_first(std::unique_lock<std::mutex>& lock) {
     const auto back = [&] { return members_[0] != Member::at_work; };
     if (back()) return;
-    say(cat("warning: SyncBatchNorm under DataParallel: ", names_[0], " did not come within ", timeout_.count(),
-            " ms; the error is thrown when it has come to an end"));
+    detail::say(cat("warning: SyncBatchNorm under DataParallel: ", names_[0], " did not come within ", timeout_.count(),
+                    " ms; the error is thrown when it has come to an end"));
     if (change_.wait_for(lock, patience * timeout_, back)) return;
-    say(cat("error: DataParallel: ", names_[0], ", in the thread that called, does not come to an end: so the process ",
-            "ends"));
+    detail::say(cat("error: DataParallel: ", names_[0],
+                    ", in the thread that called, does not come to an end: so the process ", "ends"));
     std::terminate();
   }
   std::string names_of(Member state) const {
@@ -164,4 +164,4 @@ class ThreadMeeting {
   std::optional<Culprit> culprit_;
 };
 
-}  // namespace chorus::detail
+}  // namespace chorus::dp
