@@ -3,9 +3,11 @@
 /// the outputs are gathered, and in backward the gradients are reduced to the first device, where the optimizer steps.
 
 #include <algorithm>
+#include <chorus/parallel/dp/collectives.hpp>
+#include <chorus/parallel/dp/device_balance.hpp>
 #include <chorus/parallel/dp/dp_options.hpp>
-#include <chorus/parallel/dp/extensions.hpp>
 #include <chorus/parallel/dp/gather.hpp>
+#include <chorus/parallel/dp/gathered_scalars.hpp>
 #include <chorus/parallel/dp/parallel_apply.hpp>
 #include <chorus/parallel/dp/pass.hpp>
 #include <chorus/parallel/dp/recorded.hpp>
@@ -28,26 +30,10 @@ namespace chorus {
 /// device's. `zero_grad` called by the model itself forgets what it does on one device, for gradients gather in the
 /// first device's parameters alone. Must outlive the losses made through it.
 ///
-/// Where the devices are different GPUs, and <chorus/comm/nccl.hpp> is included (chorus.hpp does it in builds with
-/// NCCL), parameters and buffers go out by NCCL's broadcast, and gradients come in by its reduce. Else, and in passes
-/// that don't use all devices or that begin with a GraphVariable, both go by copies from device to device, with
-/// additions on the first, in the order of the devices. NCCL may add three and more gradients in another order, hence
-/// with another rounding: a run repeated on one machine has the same bits as long as NCCL chooses the same algorithms
-/// (it does where nothing about machine, versions and sizes has changed), but not those of devices {0, 0, 0}. Either
-/// way `trace` counts the bytes that device 0 has for N-1 others, and each of those for it, whatever relay NCCL makes
-/// of that.
-///
-/// Where the model's code on another device than the first does not come back, forward or backward, a pass throws
-/// TimeoutError, `timeout` after the first device has ended, with the copy's name. Its thread can't be stopped and is
-/// left to itself, with all tensors that it works with; other arguments, which it has by reference, should live on.
-/// `module()` can be saved as ever. The next pass waits for the thread, and goes on once it has come back. The first
-/// device works in the calling thread, where nothing can be thrown if it does not come back: others that wait for it in
-/// SyncBatchNorm end the process, five deadlines after theirs.
-///
-/// What fails in a collective is thrown, as CommError or TimeoutError, by the pass that it belongs to or, where a
-/// device finds out later, by the next one: then gradients and parameters are not to be relied on any more. The pass
-/// after that forms the group anew, and sends all parameters. A captured step (Graphed) has one device, and none of
-/// this.
+/// Gradients are added in the order of the devices: a run repeated has the same bits. Between different GPUs NCCL sends
+/// and adds, in its own order (dp::Collectives); what fails there is thrown as CommError or TimeoutError by the pass or
+/// by the next one. Where a copy of the model does not come back, forward or backward, the pass throws TimeoutError,
+/// `timeout` after the first device has ended (dp::Deadline).
 template <class Model>
 class DataParallel : public OneProcessPolicy<Model>, private dp::BackwardRunner {
  public:
@@ -64,7 +50,9 @@ class DataParallel : public OneProcessPolicy<Model>, private dp::BackwardRunner 
         handles_(this->model_),
         replicas_(this->model_, this->flat_, buffers_, options_.device_ids),
         parallel_apply_(dp::replica_names<D>(options_.device_ids), *options_.timeout),
-        extensions_(options_.device_ids, *options_.timeout, replicas_, parallel_apply_.threads()) {}
+        collectives_(options_.device_ids, *options_.timeout, replicas_, parallel_apply_.threads()) {
+    dp::warn_of_imbalance<D>(options_.device_ids);
+  }
   /// For `launch`: as many devices as `run` says, unless the options name them.
   template <class Run>
   requires requires(Run& run) { run.seed(); }
@@ -86,9 +74,9 @@ class DataParallel : public OneProcessPolicy<Model>, private dp::BackwardRunner 
   /// devices' work is one graph, through which backward goes in the calling thread.
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
-    const auto pass = begin_pass<dp::Shares<D, Inputs...>>(inputs...);
+    const auto pass = begin_pass<dp::MakeShare>(inputs...);
     const std::size_t devices = pass->split.devices;
-    const bool replicated = extensions_.replicate(devices);
+    const bool replicated = collectives_.replicate(devices);
     parallel_apply_(devices, [&, pass, replicated](std::size_t i) {  // in the thread of device i
       pass->prepare([&] {
         // 1. Scatter: the device gets its share of each input.
@@ -101,7 +89,7 @@ class DataParallel : public OneProcessPolicy<Model>, private dp::BackwardRunner 
     });
     end_pass(*pass);
     // 4. Gather: the outputs become one, on the output device.
-    const Ref<dp::BackwardNode> on_tape(new dp::BackwardNode(*this, std::move(pass->returns)));
+    const Ref<dp::BackwardNode> on_tape(new dp::BackwardNode(*this, this->alive(), std::move(pass->returns)));
     return dp::gather(pass->outputs, pass->split, D{options_.output_device}, on_tape);
     // 5. Reduce: once the loss goes back through `on_tape`, which calls `backward` below.
   }
@@ -109,17 +97,17 @@ class DataParallel : public OneProcessPolicy<Model>, private dp::BackwardRunner 
   template <class... Inputs>
   requires dp::is_recorded<Inputs...>
   auto operator()(const Inputs&... inputs) {
-    const auto pass = begin_pass<dp::RecordedShares<D, Inputs...>>(inputs...);
+    const auto pass = begin_pass<dp::MakeRecordedShare>(inputs...);
     dp::recorded_forward(pass, replicas_, parallel_apply_, inputs...);
     end_pass(*pass);
-    return dp::recorded_gather(pass->outputs, pass->split, D{options_.output_device});
+    return dp::gather<dp::JoinRecordedOutputs>(pass->outputs, pass->split, D{options_.output_device}, {});
   }
 
   /// For models that return their loss, the mean over their share: of the last forward pass's losses, one a device, the
   /// mean over the whole batch, in which each device counts by its number of samples. Throws ShapeError for others.
   template <Real T>
   Variable<T, 0, D> mean_loss(const Variable<T, 1, D>& losses) const {
-    return extensions_.scalars().mean(losses);
+    return scalars_.mean(losses);
   }
 
   int devices() const { return static_cast<int>(options_.device_ids.size()); }
@@ -132,7 +120,7 @@ class DataParallel : public OneProcessPolicy<Model>, private dp::BackwardRunner 
     dp::forget_gradients(replicas_, devices);
     backward_on_devices(roots, keep);
     // 5. Reduce: the gradients of all copies are added to those of the model.
-    if (!extensions_.reduce(devices))
+    if (!collectives_.reduce(devices))
       dp::reduce(replicas_, devices,
                  [this](std::size_t workers, const auto& task) { parallel_apply_.run(workers, task); });
   }
@@ -160,7 +148,7 @@ class DataParallel : public OneProcessPolicy<Model>, private dp::BackwardRunner 
   }
 
   // How the batch is shared out, and what the first device has beside numbers: the copies take it over.
-  template <class Shares, class... Inputs>
+  template <template <class> class Make, class... Inputs>
   auto begin_pass(const Inputs&... inputs) {
     parallel_apply_.await();
     handles_.check_kept(this->model_, this->flat_);
@@ -168,14 +156,14 @@ class DataParallel : public OneProcessPolicy<Model>, private dp::BackwardRunner 
     const auto used = static_cast<std::size_t>(std::clamp<Index>(batch, 1, devices()));
     const auto& random = this->begin_forward(batch);
     for (std::size_t i = 1; i < used; ++i) replicas_[i].take_members(this->model_);
-    return std::make_shared<dp::Pass<Model, Shares>>(dp::Split{batch, used, options_.dim}, this->model_, replicas_,
-                                                     random, this->watch_once());
+    return std::make_shared<dp::Pass<Model, dp::Shares<Make, D, Inputs...>>>(
+        dp::Split{batch, used, options_.dim}, this->model_, replicas_, random, this->watch_once());
   }
   template <class Pass>
   void end_pass(const Pass& pass) {
     this->random_.drew = pass.drew();
     this->end_forward();
-    extensions_.gathered(pass.split, detail::holds_scalars<typename Pass::Output>);
+    scalars_.begin_pass(pass.split.batch, pass.split.devices, detail::holds_scalars<typename Pass::Output>);
   }
 
   DataParallelOptions options_;
@@ -183,7 +171,9 @@ class DataParallel : public OneProcessPolicy<Model>, private dp::BackwardRunner 
   detail::TakenHandles handles_;
   dp::Replicas<Model> replicas_;
   dp::ParallelApply parallel_apply_;
-  dp::Extensions<Model> extensions_;
+  // Extensions: what they do beyond the five steps is their files' matter.
+  dp::Collectives<Model> collectives_;
+  detail::GatheredScalars scalars_;
 };
 
 }  // namespace chorus

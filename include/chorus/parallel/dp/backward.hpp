@@ -31,37 +31,35 @@ class BackwardRunner {
   virtual void backward_to_wanted(const Roots& roots, bool keep) = 0;
   virtual void for_each_parameter(void (*visit)(Node&, void*), void* context) const = 0;
 
-  BackwardRunner() = default;
-  BackwardRunner(const BackwardRunner&) = delete;
-  virtual ~BackwardRunner() = default;
-  /// What is empty once this one is gone.
-  std::weak_ptr<BackwardRunner> living() const { return self_; }
-
- private:
-  std::shared_ptr<BackwardRunner> self_{this, [](BackwardRunner*) {}};
+ protected:
+  ~BackwardRunner() = default;
 };
 
 /// One node of the tape stands for all that the devices did. The gathered outputs leave their gradients with the
 /// devices' outputs; then this node runs backward on all devices.
 class BackwardNode final : public Node {
  public:
-  /// `returns`: by device, of which there is at least one.
-  BackwardNode(BackwardRunner& runner, std::vector<GradientReturns> returns)
-      : Node("data_parallel"), roots(returns.size()), returns_(std::move(returns)), runner_(runner.living()) {}
+  /// `alive` is empty once `runner` is gone. `returns`: by device, of which there is at least one.
+  BackwardNode(BackwardRunner& runner, std::weak_ptr<void> alive, std::vector<GradientReturns> returns)
+      : Node("data_parallel"),
+        roots(returns.size()),
+        returns_(std::move(returns)),
+        runner_(runner),
+        alive_(std::move(alive)) {}
 
   void backward(bool keep) override {
-    runner()->backward(roots, keep);
+    runner().backward(roots, keep);
     go_on(keep);
   }
   void backward_to_wanted(bool keep) override {
-    runner()->backward_to_wanted(roots, keep);
+    runner().backward_to_wanted(roots, keep);
     go_on(keep);
   }
   void for_each_input(void (*visit)(Node&, void*), void* context) const override {
     for (const auto& entry : returns_.front()) visit(*entry.input, context);
   }
   void for_each_far_leaf(void (*visit)(Node&, void*), void* context) const override {
-    runner()->for_each_parameter(visit, context);
+    runner().for_each_parameter(visit, context);
   }
 
   Roots roots;
@@ -75,14 +73,15 @@ class BackwardNode final : public Node {
     if (!keep)
       for (auto& device : returns_) device.clear();
   }
-  std::shared_ptr<BackwardRunner> runner() const {
-    auto living = runner_.lock();
-    check<UsageError>(living != nullptr, "backward: the DataParallel that made this output is gone; it has to outlive ",
+  BackwardRunner& runner() const {
+    check<UsageError>(!alive_.expired(), "backward: the DataParallel that made this output is gone; it has to outlive ",
                       "the losses made through it");
-    return living;
+    return runner_;
   }
+
   std::vector<GradientReturns> returns_;
-  std::weak_ptr<BackwardRunner> runner_;
+  BackwardRunner& runner_;
+  std::weak_ptr<void> alive_;
 };
 
 }  // namespace chorus::dp

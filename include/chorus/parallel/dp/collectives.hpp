@@ -14,8 +14,13 @@
 
 namespace chorus::dp {
 
-/// An extension of steps 2 and 5. The devices of one model's copies as a comm::DeviceGroup, which is made when it is
-/// first needed. Where a collective fails all devices leave it, and the next collective makes it anew.
+/// An extension of steps 2 and 5: where the devices are different GPUs, and <chorus/comm/nccl.hpp> is included (by
+/// chorus.hpp in builds with NCCL), parameters and buffers go out by NCCL's broadcast, and gradients come in by its
+/// reduce. Not so in passes that don't use all devices, or that are recorded. NCCL may add three and more gradients in
+/// another order, hence with another rounding: a run repeated has the same bits as long as NCCL chooses the same
+/// algorithms. `trace` counts the bytes that device 0 has for the others, and they for it, whatever way NCCL takes.
+/// Where a collective fails, gradients and parameters are not to be relied on: all devices leave the group, and the
+/// next collective forms it anew and sends all parameters.
 template <class Model, Device D = typename Replicas<Model>::D>
 class Collectives {
  public:

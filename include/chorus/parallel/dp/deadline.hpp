@@ -14,7 +14,9 @@
 namespace chorus::dp {
 
 /// The model's code on another device than the first may hang, and a thread can't be stopped. Such a one is left to
-/// itself, with all that it works with, and the calling thread throws. The next pass waits for it.
+/// itself, with all tensors that it works with, and the calling thread throws; other arguments, which it has by
+/// reference, should live on. The next pass waits for it. The first device works in the calling thread, where nothing
+/// can be thrown if it hangs: others that wait for it in SyncBatchNorm end the process, five deadlines after theirs.
 class Deadline {
  public:
   Deadline(std::vector<std::string> names, std::chrono::milliseconds timeout)

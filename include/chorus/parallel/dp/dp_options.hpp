@@ -47,9 +47,12 @@ std::vector<std::string> replica_names(const std::vector<int>& device_ids) {
   return names;
 }
 
-/// As many devices as `run` says. Where it wants more than there are GPUs, copies share them.
+/// With the devices and the timeout of `run`, where the options don't say: as many devices as `run` wants. Where there
+/// are fewer GPUs, copies share them.
 template <Device D, class Run>
-std::vector<int> devices_of(Run& run) {
+DataParallelOptions options_of(Run& run, DataParallelOptions options) {
+  if (!options.timeout) options.timeout = run.world().timeout;
+  if (!options.device_ids.empty()) return options;
   int count = 0, there = 0;
   if constexpr (std::same_as<D, Cpu>) {
     there = count = run.devices();
@@ -60,16 +63,7 @@ std::vector<int> devices_of(Run& run) {
     count = run.devices(there);
 #endif
   }
-  std::vector<int> indices;
-  for (int i = 0; i < count; ++i) indices.push_back(i % there);
-  return indices;
-}
-
-/// With the devices and the timeout of `run`, where the options don't say.
-template <Device D, class Run>
-DataParallelOptions options_of(Run& run, DataParallelOptions options) {
-  if (options.device_ids.empty()) options.device_ids = devices_of<D>(run);
-  if (!options.timeout) options.timeout = run.world().timeout;
+  for (int i = 0; i < count; ++i) options.device_ids.push_back(i % there);
   return options;
 }
 

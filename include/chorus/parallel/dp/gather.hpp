@@ -1,6 +1,7 @@
 #pragma once
 /// Step 4, gather: the outputs of all devices are joined on one. In backward each device gets the gradient of its own.
 
+#include <algorithm>
 #include <chorus/kernels/axis_shape.hpp>
 #include <chorus/ops/device_copy.hpp>
 #include <chorus/ops/shape.hpp>
@@ -57,33 +58,30 @@ template <Operand Part, Device D>
 auto join(const std::vector<const Part*>& parts, std::size_t axis, D device) {
   using T = typename tensor_of<Part>::value_type;
   constexpr int rank = tensor_of<Part>::rank;
-  if constexpr (rank == 0) {
-    auto out = Tensor<T, 1, D>::empty({static_cast<Index>(parts.size())}, device);
-    for (std::size_t i = 0; i < parts.size(); ++i) {
-      const auto& part = value_of(*parts[i]);
-      check<UsageError>(part.defined(), "DataParallel: replica ", i, " returned an undefined scalar");
-      copy_bytes(device, out.data() + i, part.device(), part.data(), sizeof(T));
-      if (part.device() != device) trace::sent(part.device().index, trace::Traffic::outputs, sizeof(T));
-    }
-    return out;
-  } else {
+  Shape<rank == 0 ? 1 : rank> shape{};
+  if constexpr (rank > 0) {
     if (parts.size() == 1) return detail::on_device(value_of(*parts[0]), device, trace::Traffic::outputs);
-    auto shape = value_of(*parts[0]).shape();
-    for (std::size_t i = 1; i < parts.size(); ++i) shape[axis] += value_of(*parts[i]).shape()[axis];
-    auto out = Tensor<T, rank, D>::empty(shape, device);
-    const auto whole = detail::around_axis(shape, axis);
-    Index begin = 0;
-    for (const Part* part : parts) {
-      const auto dense = contiguous(value_of(*part));
-      const Index row = dense.shape()[axis] * whole.inner;
-      for (Index o = 0; o < whole.outer; ++o)
-        copy_bytes(device, out.data() + (o * whole.axis + begin) * whole.inner, dense.device(), dense.data() + o * row,
-                   static_cast<std::size_t>(row) * sizeof(T));
-      if (dense.device() != device) trace::sent(dense.device().index, trace::Traffic::outputs, dense.bytes());
-      begin += dense.shape()[axis];
-    }
-    return out;
+    shape = value_of(*parts[0]).shape();
+    shape[axis] = 0;
+    for (const Part* part : parts) shape[axis] += value_of(*part).shape()[axis];
+  } else {
+    shape[0] = static_cast<Index>(parts.size());
+    for (std::size_t i = 0; i < parts.size(); ++i)
+      check<UsageError>(value_of(*parts[i]).defined(), "DataParallel: replica ", i, " returned an undefined scalar");
   }
+  const auto out = Tensor < T, rank == 0 ? 1 : rank, D > ::empty(shape, device);
+  const auto whole = detail::around_axis(shape, axis);
+  T* to = out.data();
+  for (const Part* part : parts) {
+    const auto dense = contiguous(value_of(*part));
+    const Index row = dense.numel() / std::max<Index>(whole.outer, 1);
+    for (Index o = 0; o < whole.outer; ++o)
+      copy_bytes(device, to + o * whole.axis * whole.inner, dense.device(), dense.data() + o * row,
+                 static_cast<std::size_t>(row) * sizeof(T));
+    if (dense.device() != device) trace::sent(dense.device().index, trace::Traffic::outputs, dense.bytes());
+    to += row;
+  }
+  return out;
 }
 
 /// The same for Variables: the result stands on the tape, if one of them has a gradient.
@@ -98,15 +96,15 @@ auto join_variables(std::vector<Variable<T, Rank, D>> parts, std::size_t axis, D
     places.push_back(&part);
     wanted = wanted || part.requires_grad();
   }
-  auto value = join(places, axis, device);
-  constexpr int rank = decltype(value)::rank;
+  const auto value = join(places, axis, device);
+  constexpr int rank = decltype(join(places, axis, device))::rank;
   if (!wanted) return Variable<T, rank, D>(std::move(value));
   Ref<GradNode<T, rank, D>> node(new GatherNode<T, rank, Rank, D>(value, axis, std::move(parts), backward));
   return Variable<T, rank, D>(std::move(value), std::move(node));
 }
 
 /// Makes one output of those of all devices. Of what is no tensor all devices' values are returned, in a vector.
-template <Device D>
+template <class D>
 struct JoinOutputs : detail::TensorFunction {
   const Split& split;
   D device;
@@ -117,7 +115,7 @@ struct JoinOutputs : detail::TensorFunction {
 
   template <class X>
   static constexpr bool opens =
-      !Operand<X> && (detail::holds_operands<X> || detail::is_tuple<X> || detail::is_pair<X> || detail::HasFields<X>);
+      !Operand<X> && (detail::holds_operands<X> || detail::is_list<X> || detail::HasFields<X>);
   template <class X>
   static constexpr bool adds_axis = detail::holds_scalars<X>;
 
@@ -145,10 +143,10 @@ struct JoinOutputs : detail::TensorFunction {
 /// arrays, vectors, maps, optionals and structs with `fields()`. A struct stays the same type, so that none of its
 /// fields may be a scalar, which becomes a vector. Throws ShapeError for what can't be joined (`joined_axis`,
 /// `map_tensors`). Backward goes on from the result to `backward`.
-template <class Output, Device D>
+template <template <class> class Join = JoinOutputs, class Output, Device D>
 auto gather(const std::vector<std::optional<Output>>& outputs, const Split& split, D device,
             const Ref<BackwardNode>& backward) {
-  return detail::map_tensors(detail::pointers_to(outputs), JoinOutputs<D>(split, device, backward));
+  return detail::map_tensors(detail::pointers_to(outputs), Join<D>(split, device, backward));
 }
 
 }  // namespace chorus::dp

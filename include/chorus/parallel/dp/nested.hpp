@@ -2,7 +2,6 @@
 /// Values inside of values: what a model takes and returns may be tuples, arrays, vectors, maps, optionals and
 /// structs of tensors.
 
-#include <algorithm>
 #include <array>
 #include <chorus/autograd/parameter.hpp>
 #include <cstddef>
@@ -16,35 +15,25 @@
 
 namespace chorus::detail {
 
-template <class X>
-inline constexpr bool is_tuple = false;
-template <class... Members>
-inline constexpr bool is_tuple<std::tuple<Members...>> = true;
-template <class X>
-inline constexpr bool is_pair = false;
-template <class First, class Second>
-inline constexpr bool is_pair<std::pair<First, Second>> = true;
+/// Whether X is made from a template of types, such as std::vector.
+template <class X, template <class...> class Of>
+inline constexpr bool is_of = false;
+template <template <class...> class Of, class... Parts>
+inline constexpr bool is_of<Of<Parts...>, Of> = true;
 template <class X>
 inline constexpr bool is_array = false;
 template <class Element, std::size_t size>
 inline constexpr bool is_array<std::array<Element, size>> = size > 0;
 template <class X>
-inline constexpr bool is_vector = false;
-template <class Element>
-inline constexpr bool is_vector<std::vector<Element>> = true;
+inline constexpr bool is_vector = is_of<X, std::vector>;
 template <class X>
-inline constexpr bool is_map = false;
-template <class Key, class Value>
-inline constexpr bool is_map<std::map<Key, Value>> = true;
-template <class Key, class Value>
-inline constexpr bool is_map<std::unordered_map<Key, Value>> = true;
+inline constexpr bool is_map = is_of<X, std::map> || is_of<X, std::unordered_map>;
 template <class X>
-inline constexpr bool is_optional = false;
-template <class Value>
-inline constexpr bool is_optional<std::optional<Value>> = true;
-
+inline constexpr bool is_optional = is_of<X, std::optional>;
 template <class X>
-concept IsTuple = is_tuple<X> || is_pair<X> || is_array<X>;
+inline constexpr bool is_list = is_of<X, std::tuple> || is_of<X, std::pair>;  // of members of different types
+template <class X>
+concept IsTuple = is_list<X> || is_array<X>;
 /// A struct that lists its members, as `auto fields() { return std::tie(images, mask); }`.
 template <class X>
 concept HasFields = requires(X& x) {
@@ -88,26 +77,22 @@ constexpr bool holds() {
 /// A tuple, pair or array, as X is, of these members.
 template <class X, class... Members>
 auto tuple_like(Members... members) {
-  if constexpr (is_pair<X>)
+  if constexpr (is_of<X, std::pair>)
     return std::pair<Members...>(std::move(members)...);
   else if constexpr (is_array<X>)
     return std::array{std::move(members)...};
   else
     return std::tuple<Members...>(std::move(members)...);
 }
-template <class X, class Value>
-struct MapLike;
-template <class Key, class Old, class Value>
-struct MapLike<std::map<Key, Old>, Value> {
-  using type = std::map<Key, Value>;
-};
-template <class Key, class Old, class Value>
-struct MapLike<std::unordered_map<Key, Old>, Value> {
-  using type = std::unordered_map<Key, Value>;
-};
 /// An empty map with X's keys.
-template <class X, class Value>
-using map_like = typename MapLike<X, Value>::type;
+template <class Value, class Key, class Old, class Compare, class... Rest>
+std::map<Key, Value, Compare> map_like(const std::map<Key, Old, Compare, Rest...>&) {
+  return {};
+}
+template <class Value, class Key, class Old, class Hash, class Equal, class... Rest>
+std::unordered_map<Key, Value, Hash, Equal> map_like(const std::unordered_map<Key, Old, Hash, Equal, Rest...>&) {
+  return {};
+}
 
 /// Of values that are all there.
 template <class X>
@@ -161,11 +146,6 @@ decltype(auto) map_tensors(const Values& values, const F& f) {
   [[maybe_unused]] const auto at = [&](const auto& pick) -> decltype(auto) {
     return map_tensors(picked(values, pick), f);
   };
-  [[maybe_unused]] const auto check_all = [&](const auto& is_like_first, const auto& what_it_is) {
-    for (std::size_t i = 1; i < values.size(); ++i)
-      if (!is_like_first(*values[i]))
-        fail<ShapeError>("DataParallel: replica ", i, " returned ", what_it_is(*values[i]));
-  };
   if constexpr (!F::template opens<X>) {
     return f(values);
   } else if constexpr (IsTuple<X>) {
@@ -174,28 +154,27 @@ decltype(auto) map_tensors(const Values& values, const F& f) {
     }
     (std::make_index_sequence<std::tuple_size_v<X>>{});
   } else if constexpr (is_vector<X>) {
-    check_all([&](const X& x) { return x.size() == first.size(); },
-              [&](const X& x) { return cat(x.size(), " values where replica 0 returned ", first.size()); });
+    for (std::size_t i = 1; i < values.size(); ++i)
+      check<ShapeError>(values[i]->size() == first.size(), "DataParallel: replica ", i, " returned ", values[i]->size(),
+                        " values where replica 0 returned ", first.size());
     const auto element = [&](std::size_t i) { return at([i](const X& x) -> const auto& { return x[i]; }); };
     std::vector<decltype(element(0))> out;
     for (std::size_t i = 0; i < first.size(); ++i) out.push_back(element(i));
     return out;
   } else if constexpr (is_map<X>) {
-    check_all(
-        [&](const X& x) {
-          return x.size() == first.size() &&
-                 std::all_of(first.begin(), first.end(), [&](const auto& own) { return x.contains(own.first); });
-        },
-        [](const X&) { return "a map with other keys than replica 0"; });
+    for (std::size_t i = 1; i < values.size(); ++i)
+      for (const auto& [key, value] : first)
+        check<ShapeError>(values[i]->size() == first.size() && values[i]->contains(key), "DataParallel: replica ", i,
+                          " returned a map with other keys than replica 0");
     const auto element = [&](const auto& key) { return at([&](const X& x) -> const auto& { return x.at(key); }); };
-    map_like<X, decltype(element(first.begin()->first))> out;
+    auto out = map_like<decltype(element(first.begin()->first))>(first);
     for (const auto& [key, value] : first) out.emplace(key, element(key));
     return out;
   } else if constexpr (is_optional<X>) {
-    check_all([&](const X& x) { return x.has_value() == first.has_value(); },
-              [](const X& x) {
-                return x ? "a value where replica 0 returned none" : "none where replica 0 returned a value";
-              });
+    for (std::size_t i = 1; i < values.size(); ++i)
+      check<ShapeError>(values[i]->has_value() == first.has_value(), "DataParallel: replica ", i,
+                        first ? " returned none where replica 0 returned a value"
+                              : " returned a value where replica 0 returned none");
     const auto value = [&] { return at([](const X& x) -> const auto& { return *x; }); };
     return first ? std::optional(value()) : std::optional<decltype(value())>();
   } else {

@@ -27,7 +27,6 @@ auto call(Model& model, const Shares& shares) {
 template <class Model, class Shares>
 class Pass {
  public:
-  using D = typename Replica<Model>::D;
   using Output = decltype(call(std::declval<Model&>(), std::declval<const Shares&>()));
 
   /// `random`: the whole batch's. `watch`: of the first device's parameters, or null.
@@ -39,14 +38,10 @@ class Pass {
         outputs(how.devices),
         first_(model),
         copies_(replicas.copies()),
-        seed_(random.seed),
-        step_(random.step),
-        first_device_(random.device),
+        random_(random),
         watch_(std::move(watch)),
         drew_(how.devices),
         prepared_(static_cast<std::ptrdiff_t>(how.devices)) {}
-
-  D device(std::size_t i) const { return i == 0 ? D{first_device_} : copies_[i - 1]->device(); }
 
   /// In the thread of device `i`: calls `task`, which comes to an end, and waits until it has on all devices. What the
   /// first device's model writes into its buffers, the others have copied before.
@@ -63,14 +58,15 @@ class Pass {
   /// In the thread of device `i`: its copy of the model makes its output of its share.
   void forward(std::size_t i) {
     const GradMode mode(grad_);
-    RandomContext context{seed_, step_, 0, [this, i] { return split.begin(i); }, split.size(i)};
+    RandomContext context = random_;
+    context.first_sample = [this, i] { return split.begin(i); };
+    context.samples = split.size(i);
     context.devices = static_cast<int>(split.devices);
     context.dim = split.dim;
     context.is_share = [this](std::int64_t samples) {
       return samples == split.size(0) || samples == split.size(split.devices - 1);
     };
-    context.device_kind = D::kind;
-    context.device = device(i).index;
+    if (i > 0) context.device = copies_[i - 1]->device().index;
     const RandomScope random_scope(context);
     const detail::WatchScope watch_scope(i == 0 ? watch_ : nullptr);
     outputs[i].emplace(call(i == 0 ? first_ : copies_[i - 1]->model(), *shares[i]));
@@ -89,9 +85,7 @@ class Pass {
  private:
   Model& first_;
   typename Replicas<Model>::Copies copies_;
-  std::uint64_t seed_;
-  std::uint32_t step_;
-  int first_device_;
+  RandomContext random_;
   std::shared_ptr<detail::UnlistedParameters> watch_;
   bool grad_ = grad_enabled();
   std::vector<char> drew_;

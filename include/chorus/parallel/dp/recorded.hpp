@@ -52,7 +52,7 @@ void record_parameter_copy(ParameterOn<D>& original, ParameterOn<D>& copy) {
 }
 
 /// MakeShare, where Variables become GraphVariables.
-template <Device D>
+template <class D>
 struct MakeRecordedShare : MakeShare<D> {
   using MakeShare<D>::MakeShare;
   template <class X>
@@ -73,18 +73,8 @@ struct MakeRecordedShare : MakeShare<D> {
   }
 };
 
-template <Device D, class... Inputs>
-auto recorded_scatter(const Split& split, std::size_t number, D device, const Inputs&... inputs) {
-  GradientReturns none;
-  const MakeRecordedShare<D> share(split, number, device, none);
-  return std::tuple<decltype(detail::map_tensors(std::array{&inputs}, share))...>{
-      detail::map_tensors(std::array{&inputs}, share)...};
-}
-template <Device D, class... Inputs>
-using RecordedShares = decltype(recorded_scatter(Split{}, 0, D{}, std::declval<const Inputs&>()...));
-
 /// JoinOutputs, where Variables are joined by recorded operations.
-template <Device D>
+template <class D>
 struct JoinRecordedOutputs : JoinOutputs<D> {
   using JoinOutputs<D>::JoinOutputs;
   template <class X>
@@ -127,16 +117,11 @@ void recorded_forward(const std::shared_ptr<Pass<Model, Shares>>& pass, const Re
         record_parameter_copy(replicas.parameters(0).entries()[p].parameter(),
                               replicas.parameters(i).entries()[p].parameter());
     }
-    pass->shares[i].emplace(recorded_scatter(pass->split, i, replicas.device(i), inputs...));
+    pass->shares[i].emplace(
+        scatter<MakeRecordedShare>(pass->split, i, replicas.device(i), pass->returns[i], inputs...));
   }
   parallel_apply(
       devices, [pass](std::size_t i) { pass->forward(i); }, true);
-}
-
-/// Step 4.
-template <class Output, Device D>
-auto recorded_gather(const std::vector<std::optional<Output>>& outputs, const Split& split, D device) {
-  return detail::map_tensors(detail::pointers_to(outputs), JoinRecordedOutputs<D>(split, device, {}));
 }
 
 }  // namespace chorus::dp

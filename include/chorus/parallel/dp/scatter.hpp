@@ -32,7 +32,7 @@ void return_gradient(const Variable<T, Rank, D>& share, GradNode<T, Rank, D>& in
 /// Makes device `number`'s share of each tensor in an input: the samples that are its own, or where there is no such
 /// axis the whole. Of a Variable that wants a gradient the share is a leaf, whose gradient goes back later. What has no
 /// tensors in it is the same object for all devices.
-template <Device D>
+template <class D>
 struct MakeShare : detail::TensorFunction {
   const Split& split;
   std::size_t number;
@@ -67,15 +67,16 @@ struct MakeShare : detail::TensorFunction {
 };
 
 /// Device `number`'s share of the inputs, as a tuple. `returns` gets what brings the gradients back.
-template <Device D, class... Inputs>
+template <template <class> class Make = MakeShare, Device D, class... Inputs>
 auto scatter(const Split& split, std::size_t number, D device, GradientReturns& returns, const Inputs&... inputs) {
-  const MakeShare<D> share(split, number, device, returns);
+  const Make<D> share(split, number, device, returns);
   return std::tuple<decltype(detail::map_tensors(std::array{&inputs}, share))...>{
       detail::map_tensors(std::array{&inputs}, share)...};
 }
 
 /// What `scatter` makes of such inputs.
-template <Device D, class... Inputs>
-using Shares = decltype(scatter(Split{}, 0, D{}, std::declval<GradientReturns&>(), std::declval<const Inputs&>()...));
+template <template <class> class Make, Device D, class... Inputs>
+using Shares =
+    decltype(scatter<Make>(Split{}, 0, D{}, std::declval<GradientReturns&>(), std::declval<const Inputs&>()...));
 
 }  // namespace chorus::dp
