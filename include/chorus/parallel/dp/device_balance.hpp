@@ -23,7 +23,7 @@ struct DeviceSize {
 /// Where the weakest device has less than three quarters of the strongest one's memory or processors: what to say; else
 /// "".
 inline std::string imbalance(std::span<const int> ids, std::span<const DeviceSize> sizes) {
-  const auto compare = [&](std::string_view what, double DeviceSize::*size) -> std::string {
+  const auto compare = [&](const char* what, double DeviceSize::*size) -> std::string {
     const auto [weakest, strongest] = std::minmax_element(
         sizes.begin(), sizes.end(), [&](const auto& a, const auto& b) { return a.*size < b.*size; });
     if (sizes.empty() || (*weakest).*size >= 0.75 * (*strongest).*size) return "";

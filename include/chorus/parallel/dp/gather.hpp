@@ -1,7 +1,6 @@
 #pragma once
 /// Step 4, gather: the outputs of all devices are joined on one. In backward each device gets the gradient of its own.
 
-#include <algorithm>
 #include <chorus/kernels/axis_shape.hpp>
 #include <chorus/ops/device_copy.hpp>
 #include <chorus/ops/shape.hpp>
@@ -9,17 +8,16 @@
 #include <chorus/parallel/dp/joined_axis.hpp>
 #include <cstddef>
 #include <optional>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
 namespace chorus::dp {
 
 /// The node of a gathered output.
-template <Real T, int Rank, int PartRank, Device D>
+template <Real T, int Rank, Device D>
 class GatherNode final : public GradNode<T, Rank, D> {
  public:
-  GatherNode(const Tensor<T, Rank, D>& value, std::size_t axis, std::vector<Variable<T, PartRank, D>> parts,
+  GatherNode(const Tensor<T, Rank, D>& value, std::size_t axis, std::vector<Variable<T, Rank, D>> parts,
              Ref<BackwardNode> backward)
       : GradNode<T, Rank, D>("gather", value.shape(), value.device()),
         axis_(static_cast<int>(axis)),
@@ -32,16 +30,9 @@ class GatherNode final : public GradNode<T, Rank, D> {
     Index begin = 0;
     for (std::size_t i = 0; i < parts_.size(); ++i) {
       const auto& part = parts_[i];
-      const auto share = [&] {
-        if constexpr (PartRank == 0) {
-          return grad.select(0, static_cast<Index>(i));
-        } else {
-          const Index first = std::exchange(begin, begin + part.size(axis_));
-          return grad.slice(axis_, first, begin);
-        }
-      }();
+      const Index first = std::exchange(begin, begin + part.size(axis_));
       if (!part.requires_grad()) continue;
-      part.node()->add(detail::on_device(share, part.device(), trace::Traffic::outputs));
+      part.node()->add(detail::on_device(grad.slice(axis_, first, begin), part.device(), trace::Traffic::outputs));
       backward_->roots[i].push_back(part.node());
     }
   }
@@ -49,58 +40,40 @@ class GatherNode final : public GradNode<T, Rank, D> {
 
  private:
   int axis_;
-  std::vector<Variable<T, PartRank, D>> parts_;
+  std::vector<Variable<T, Rank, D>> parts_;
   Ref<BackwardNode> backward_;
 };
 
-/// Joins outputs along `axis` on `device`. Those without axes become a vector. Throws UsageError for an undefined one.
-template <Operand Part, Device D>
-auto join(const std::vector<const Part*>& parts, std::size_t axis, D device) {
-  using T = typename tensor_of<Part>::value_type;
-  constexpr int rank = tensor_of<Part>::rank;
-  Shape<rank == 0 ? 1 : rank> shape{};
-  if constexpr (rank > 0) {
-    if (parts.size() == 1) return detail::on_device(value_of(*parts[0]), device, trace::Traffic::outputs);
-    shape = value_of(*parts[0]).shape();
-    shape[axis] = 0;
-    for (const Part* part : parts) shape[axis] += value_of(*part).shape()[axis];
+/// A device's output as it is joined: a scalar gets an axis. Throws UsageError for an undefined one.
+template <Operand X>
+auto with_axis(const X& x, std::size_t device) {
+  if constexpr (tensor_of<X>::rank > 0) {
+    return x;
   } else {
-    shape[0] = static_cast<Index>(parts.size());
-    for (std::size_t i = 0; i < parts.size(); ++i)
-      check<UsageError>(value_of(*parts[i]).defined(), "DataParallel: replica ", i, " returned an undefined scalar");
+    check<UsageError>(value_of(x).defined(), "DataParallel: replica ", device, " returned an undefined scalar");
+    return reshape(x, Shape<1>{1});
   }
-  const auto out = Tensor < T, rank == 0 ? 1 : rank, D > ::empty(shape, device);
+}
+
+/// Joins outputs along `axis` on `device`.
+template <Operand Part, Device D>
+auto join(const std::vector<Part>& parts, std::size_t axis, D device) {
+  if (parts.size() == 1) return detail::on_device(value_of(parts[0]), device, trace::Traffic::outputs);
+  auto shape = value_of(parts[0]).shape();
+  for (std::size_t i = 1; i < parts.size(); ++i) shape[axis] += value_of(parts[i]).shape()[axis];
+  auto out = tensor_of<Part>::empty(shape, device);
   const auto whole = detail::around_axis(shape, axis);
-  T* to = out.data();
-  for (const Part* part : parts) {
-    const auto dense = contiguous(value_of(*part));
-    const Index row = dense.numel() / std::max<Index>(whole.outer, 1);
+  auto* to = out.data();
+  for (const Part& part : parts) {
+    const auto dense = contiguous(value_of(part));
+    const Index row = dense.shape()[axis] * whole.inner;
     for (Index o = 0; o < whole.outer; ++o)
       copy_bytes(device, to + o * whole.axis * whole.inner, dense.device(), dense.data() + o * row,
-                 static_cast<std::size_t>(row) * sizeof(T));
+                 static_cast<std::size_t>(row) * sizeof(*to));
     if (dense.device() != device) trace::sent(dense.device().index, trace::Traffic::outputs, dense.bytes());
     to += row;
   }
   return out;
-}
-
-/// The same for Variables: the result stands on the tape, if one of them has a gradient.
-template <Real T, int Rank, Device D>
-auto join_variables(std::vector<Variable<T, Rank, D>> parts, std::size_t axis, D device,
-                    const Ref<BackwardNode>& backward) {
-  std::vector<const Variable<T, Rank, D>*> places;
-  bool wanted = false;
-  for (auto& part : parts) {
-    // A parameter that the model returns gets its gradient with the others', in its copy's own backward pass.
-    if (part.node() && part.node()->is_leaf()) part = reshape(part, part.shape());
-    places.push_back(&part);
-    wanted = wanted || part.requires_grad();
-  }
-  const auto value = join(places, axis, device);
-  constexpr int rank = decltype(join(places, axis, device))::rank;
-  if (!wanted) return Variable<T, rank, D>(std::move(value));
-  Ref<GradNode<T, rank, D>> node(new GatherNode<T, rank, Rank, D>(value, axis, std::move(parts), backward));
-  return Variable<T, rank, D>(std::move(value), std::move(node));
 }
 
 /// Makes one output of those of all devices. Of what is no tensor all devices' values are returned, in a vector.
@@ -120,22 +93,52 @@ struct JoinOutputs : detail::TensorFunction {
   static constexpr bool adds_axis = detail::holds_scalars<X>;
 
   template <class X>
-  auto operator()(const std::vector<const X*>& parts) const {
-    if constexpr (!AnyTensor<X> && !detail::is_variable<X> && !detail::is_graph_variable<X>) {
-      std::vector<X> values;
-      for (const X* part : parts) values.push_back(*part);
-      return values;
-    } else {
-      std::size_t axis = 0;
-      if constexpr (tensor_of<X>::rank > 0) axis = joined_axis(parts, split);
-      if constexpr (AnyTensor<X>) {
-        return detail::with_batch_axis_of<X>(join(parts, axis, device));
-      } else {
-        std::vector<std::remove_cvref_t<decltype(detail::variable_of(*parts[0]))>> variables;
-        for (const X* part : parts) variables.push_back(detail::variable_of(*part));
-        return detail::with_batch_axis_of<X>(join_variables(std::move(variables), axis, device, backward));
+  auto operator()(const std::vector<const X*>& outputs) const {
+    if constexpr (AnyTensor<X>) {
+      const auto parts = with_axes(
+          outputs, [](const X& output) -> const auto& { return value_of(output); });
+      return detail::with_batch_axis_of<X>(join(parts, axis_of(outputs), device));
+    } else if constexpr (detail::is_variable<X> || detail::is_graph_variable<X>) {
+      auto parts = with_axes(
+          outputs, [](const X& output) -> const auto& { return detail::variable_of(output); });
+      bool wanted = false;
+      for (auto& part : parts) {
+        // A parameter that the model returns gets its gradient with the others', in its copy's own backward pass.
+        if (part.node() && part.node()->is_leaf()) part = reshape(part, part.shape());
+        wanted = wanted || part.requires_grad();
       }
+      const auto axis = axis_of(outputs);
+      const auto value = join(parts, axis, device);
+      return detail::with_batch_axis_of<X>(on_tape(value, axis, std::move(parts), wanted));
+    } else {
+      std::vector<X> values;
+      for (const X* output : outputs) values.push_back(*output);
+      return values;
     }
+  }
+
+ protected:
+  template <class X>
+  std::size_t axis_of(const std::vector<const X*>& outputs) const {
+    if constexpr (tensor_of<X>::rank == 0)
+      return 0;
+    else
+      return joined_axis(outputs, split);
+  }
+  /// `take(output)` of each, which has an axis then.
+  template <class X, class Take>
+  static auto with_axes(const std::vector<const X*>& outputs, const Take& take) {
+    std::vector<decltype(with_axis(take(*outputs[0]), 0))> parts;
+    for (const X* output : outputs) parts.push_back(with_axis(take(*output), parts.size()));
+    return parts;
+  }
+
+ private:
+  template <Real T, int Rank>
+  Variable<T, Rank, D> on_tape(const Tensor<T, Rank, D>& value, std::size_t axis,
+                               std::vector<Variable<T, Rank, D>> parts, bool wanted) const {
+    if (!wanted) return Variable<T, Rank, D>(value);
+    return {value, Ref<GradNode<T, Rank, D>>(new GatherNode<T, Rank, D>(value, axis, std::move(parts), backward))};
   }
 };
 

@@ -40,39 +40,39 @@ concept HasFields = requires(X& x) {
   x.fields();
 };
 
-enum class Kind { operands, graph_variables, scalars };
-template <class X, Kind kind>
-constexpr bool holds();
-/// Whether there are tensors in a value of type X, at any depth.
-template <class X>
-inline constexpr bool holds_operands = holds<std::remove_cvref_t<X>, Kind::operands>();
-/// Whether there are GraphVariables.
-template <class X>
-inline constexpr bool holds_graph_variables = holds<std::remove_cvref_t<X>, Kind::graph_variables>();
-/// Whether there are tensors without axes.
-template <class X>
-inline constexpr bool holds_scalars = holds<std::remove_cvref_t<X>, Kind::scalars>();
-
-template <class X, Kind kind>
-constexpr bool holds() {
+/// Whether `is` is true of the type of a tensor in an X, at any depth.
+template <class X, class Is>
+constexpr bool holds(const Is& is) {
   if constexpr (Operand<X>) {
-    return kind == Kind::operands || (kind == Kind::graph_variables && is_graph_variable<X>) ||
-           (kind == Kind::scalars && tensor_of<X>::rank == 0);
+    return is(std::type_identity<X>{});
   } else if constexpr (IsTuple<X>) {
-    return []<std::size_t... I>(std::index_sequence<I...>) {
-      return (holds<std::remove_cvref_t<std::tuple_element_t<I, X>>, kind>() || ...);
+    return [&]<std::size_t... I>(std::index_sequence<I...>) {
+      return (holds<std::remove_cvref_t<std::tuple_element_t<I, X>>>(is) || ...);
     }
     (std::make_index_sequence<std::tuple_size_v<X>>{});
   } else if constexpr (is_vector<X> || is_optional<X>) {
-    return holds<typename X::value_type, kind>();
+    return holds<typename X::value_type>(is);
   } else if constexpr (is_map<X>) {
-    return holds<typename X::mapped_type, kind>();
+    return holds<typename X::mapped_type>(is);
   } else if constexpr (HasFields<X>) {
-    return holds<decltype(std::declval<X&>().fields()), kind>();
+    return holds<decltype(std::declval<X&>().fields())>(is);
   } else {
     return false;
   }
 }
+/// Whether there are tensors in an X.
+template <class X>
+inline constexpr bool holds_operands = holds<std::remove_cvref_t<X>>([](auto) { return true; });
+/// Whether there are GraphVariables.
+template <class X>
+inline constexpr bool holds_graph_variables = holds<std::remove_cvref_t<X>>([]<class V>(std::type_identity<V>) {
+  return is_graph_variable<V>;
+});
+/// Whether there are tensors without axes.
+template <class X>
+inline constexpr bool holds_scalars = holds<std::remove_cvref_t<X>>([]<class V>(std::type_identity<V>) {
+  return tensor_of<V>::rank == 0;
+});
 
 /// A tuple, pair or array, as X is, of these members.
 template <class X, class... Members>

@@ -78,23 +78,15 @@ template <class D>
 struct JoinRecordedOutputs : JoinOutputs<D> {
   using JoinOutputs<D>::JoinOutputs;
   template <class X>
-  auto operator()(const std::vector<const X*>& parts) const {
+  auto operator()(const std::vector<const X*>& outputs) const {
     if constexpr (!detail::is_variable<X> && !detail::is_graph_variable<X>) {
-      return JoinOutputs<D>::operator()(parts);
+      return JoinOutputs<D>::operator()(outputs);
     } else {
-      constexpr bool scalar = tensor_of<X>::rank == 0;
-      std::size_t axis = 0;
-      if constexpr (!scalar) axis = joined_axis(parts, this->split);
-      const auto near = [&](const X& part) {
-        const auto copy = detail::copy_recorded(detail::variable_of(part), this->device, trace::Traffic::outputs);
-        if constexpr (scalar)
-          return reshape(copy, Shape<1>{1});
-        else
-          return copy;
-      };
-      std::vector<decltype(near(*parts[0]))> list;
-      for (const X* part : parts) list.push_back(near(*part));
-      const auto joined = concat(static_cast<int>(axis), std::span<const typename decltype(list)::value_type>(list));
+      const auto axis = static_cast<int>(this->axis_of(outputs));
+      const auto near = this->with_axes(outputs, [this](const X& output) {
+        return detail::copy_recorded(detail::variable_of(output), this->device, trace::Traffic::outputs);
+      });
+      const auto joined = concat(axis, std::span<const typename decltype(near)::value_type>(near));
       if constexpr (detail::is_graph_variable<X>)
         return detail::with_batch_axis_of<X>(joined);
       else
