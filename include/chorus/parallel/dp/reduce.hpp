@@ -12,8 +12,7 @@
 
 namespace chorus::dp {
 
-/// Calls `f(device, entry of the model, entry of the copy)` for each parameter of the copies on devices 1 to `used`
-/// - 1.
+/// Calls `f(i, entry of the model, entry of the copy)` for each parameter of the copies on the first `used` devices.
 template <class Model, class F>
 void for_each_copy(const Replicas<Model>& replicas, std::size_t used, const F& f) {
   for (std::size_t i = 1; i < used; ++i)

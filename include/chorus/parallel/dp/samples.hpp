@@ -32,7 +32,8 @@ Index batch_size(int dim, const Inputs&... inputs) {
     if (!has_samples(x, dim)) return;
     const int axis = batch_axis_of<X>(dim);
     const Index size = value_of(x).size(axis);
-    check<ShapeError>(!batch || batch == size, "inputs have ", *batch, " and ", size, " samples along axis ", axis,
+    check<ShapeError>(!batch || batch == size, "inputs have ", batch.value_or(size), " and ", size,
+                      " samples along axis ", axis,
                       ": for an input that has them along another axis let it be batch_axis<1>(input)");
     batch = size;
   };
