@@ -43,6 +43,7 @@ STANDARD = {
     "functional": "bit_or divides equal_to function hash invoke less minus multiplies plus ref",
     "initializer_list": "initializer_list",
     "iterator": "back_inserter default_sentinel_t distance istreambuf_iterator next prev size",
+    "latch": "latch",
     "limits": "numeric_limits",
     "list": "list",
     "map": "map multimap",
@@ -66,7 +67,7 @@ STANDARD = {
     "type_traits": "conditional_t decay_t enable_if_t false_type integral_constant invoke_result_t is_arithmetic_v "
                    "is_base_of_v is_const_v is_constructible_v is_copy_assignable_v is_floating_point_v is_integral_v "
                    "is_invocable_v is_same_v is_signed_v is_trivially_copyable_v has_unique_object_representations_v is_unsigned_v is_void_v make_unsigned_t remove_const_t remove_cvref_t "
-                   "remove_pointer_t remove_reference_t true_type type_identity_t void_t",
+                   "remove_pointer_t remove_reference_t true_type type_identity type_identity_t void_t",
     "unordered_map": "unordered_map",
     "unordered_set": "unordered_set",
     "utility": "as_const cmp_less declval exchange forward in_place in_range index_sequence index_sequence_for "

@@ -23,6 +23,7 @@
 #include <functional>
 #include <initializer_list>
 #include <iterator>
+#include <latch>
 #include <limits>
 #include <list>
 #include <map>

@@ -2,6 +2,7 @@
 /// LSTM and GRU: several layers, both directions, with PyTorch's parameter names (`weight_ih_l0_reverse`) and
 /// initialisation.
 
+#include <chorus/autograd/batch_axis.hpp>
 #include <chorus/nn/init.hpp>
 #include <chorus/nn/module.hpp>
 #include <chorus/ops/dropout.hpp>
@@ -104,13 +105,14 @@ class Recurrent : public Module {
     const Index batch = value_of(x).size(options_.batch_first ? 0 : 1);
     return Tensor<T, 3, D>::zeros({static_cast<Index>(cells.size()), batch, hidden_}, value_of(x).device());
   }
-  /// The states of all layers and directions, each [batch, hidden], as [layers * directions, batch, hidden].
+  /// The states of all layers and directions, each [batch, hidden], as [layers * directions, batch, hidden], which says
+  /// that the batch is axis 1: DataParallel goes by it.
   template <class State>
   static auto join_states(const std::vector<State>& states) {
     const auto& shape = states.front().shape();
     std::vector<decltype(reshape(states.front(), Shape<3>{}))> rows;
     for (const State& state : states) rows.push_back(reshape(state, Shape<3>{1, shape[0], shape[1]}));
-    return concat(0, std::span<const typename decltype(rows)::value_type>(rows));
+    return batch_axis<1>(concat(0, std::span<const typename decltype(rows)::value_type>(rows)));
   }
 
  private:

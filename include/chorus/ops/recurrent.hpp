@@ -6,6 +6,7 @@
 #include <chorus/ops/pointwise.hpp>
 #include <chorus/ops/shape.hpp>
 #include <span>
+#include <tuple>
 #include <vector>
 
 namespace chorus {
@@ -71,11 +72,13 @@ template <class Sequence, class State>
 struct LstmResult {
   Sequence output;
   State hidden, cell;
+  auto fields() { return std::tie(output, hidden, cell); }
 };
 template <class Sequence, class State>
 struct GruResult {
   Sequence output;
   State hidden;
+  auto fields() { return std::tie(output, hidden); }
 };
 
 namespace detail {

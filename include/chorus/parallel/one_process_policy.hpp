@@ -1,5 +1,5 @@
 #pragma once
-/// What the policies of one process share, where there is nobody else to ask.
+/// What the policies of one process have in common: nothing has to be asked of other processes.
 
 #include <chorus/parallel/access.hpp>
 #include <chorus/parallel/join.hpp>
@@ -23,9 +23,9 @@ class OneProcessPolicy : public Policy<Model> {
                          {.shuffle = options.shuffle, .seed = this->seed(), .padding = options.padding});
   }
 
-  /// For loops that accumulate: here backward adds to what is there in any case.
+  /// For loops that add up the gradients of several batches: one process always does.
   [[nodiscard]] NoSync no_sync() { return {}; }
-  /// For loops of which ranks may have different numbers of batches: here there is one.
+  /// For loops in which ranks may have different numbers of batches: here there is one rank, which runs `body`.
   template <class Body>
   void join(const Body& body, const JoinOptions& = {}) {
     body();

@@ -1,16 +1,16 @@
 #pragma once
-/// SingleDevice: the policy of one device, which the others must agree with.
+/// SingleDevice: the policy of one device. The others have to give the same results.
 
-#include <chorus/parallel/dp/scatter.hpp>
+#include <chorus/parallel/dp/samples.hpp>
 #include <chorus/parallel/one_process_policy.hpp>
 #include <chorus/parallel/taken_handles.hpp>
 #include <utility>
 
 namespace chorus {
 
-/// The same as other policies have, so that a program can change its policy alone.
+/// Named as in other policies, so that a program that changes its policy changes nothing else.
 struct SingleDeviceOptions {
-  /// The axis of the inputs along which their samples lie: random numbers go by it.
+  /// The axis of the inputs along which the samples lie. Each sample draws its own random numbers.
   int dim = 0;
 };
 

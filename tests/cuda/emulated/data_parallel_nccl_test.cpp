@@ -254,13 +254,13 @@ TEST_CASE("dp over nccl: a collective that does not end runs into the deadline, 
 
 TEST_CASE("dp on devices of unequal size: who holds the others up is named") {
   auto& processors = emulation::counters().processors;
-  const std::vector<detail::DeviceSize> sizes{detail::device_size(Cuda{0}), detail::device_size(Cuda{2})};
+  const std::vector<dp::DeviceSize> sizes{dp::device_size(Cuda{0}), dp::device_size(Cuda{2})};
   CHECK(sizes[0].memory == static_cast<double>(emulation::Counters::limit));
-  CHECK(detail::imbalance(std::vector{0, 2}, sizes) == "");
+  CHECK(dp::imbalance(std::vector{0, 2}, sizes) == "");
   const auto text = test::Ranks(1, [&](const comm::World&) {
                       processors[2] = 2;
                       return test::with_stderr([] {
-                        detail::warn_of_imbalance<Cuda>({0, 2});
+                        dp::warn_of_imbalance<Cuda>({0, 2});
                         return std::string();
                       });
                     }).texts()[0];

@@ -237,13 +237,13 @@ TEST_CASE("dp loss: the model's own losses, one a device, count by samples") {
 
 TEST_CASE("dp balance: a device that is too small for an even share is named") {
   const std::vector<int> ids{4, 2, 7};
-  using Sizes = std::vector<detail::DeviceSize>;
-  CHECK(detail::imbalance(ids, Sizes{{80, 100}, {61, 80}, {70, 76}}).empty());
-  CHECK_THAT(detail::imbalance(ids, Sizes{{80, 100}, {59, 100}, {70, 100}}),
+  using Sizes = std::vector<dp::DeviceSize>;
+  CHECK(dp::imbalance(ids, Sizes{{80, 100}, {61, 80}, {70, 76}}).empty());
+  CHECK_THAT(dp::imbalance(ids, Sizes{{80, 100}, {59, 100}, {70, 100}}),
              Contains("device 2 has less than 75 % of the memory of device 4"));
-  CHECK_THAT(detail::imbalance(ids, Sizes{{80, 100}, {80, 140}, {80, 140}}),
+  CHECK_THAT(dp::imbalance(ids, Sizes{{80, 100}, {80, 140}, {80, 140}}),
              Contains("device 4 has less than 75 % of the processors of device"));
-  CHECK(detail::imbalance({}, {}).empty());
+  CHECK(dp::imbalance({}, {}).empty());
 }
 
 /// What is written to stderr in four passes on `devices`, whose losses `use(net, losses)` takes.

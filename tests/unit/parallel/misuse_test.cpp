@@ -176,7 +176,8 @@ TEST_CASE("misuse: a forward pass of one rank alone, and one that fails on a ran
 
 TEST_CASE("misuse: inputs with other numbers of samples are named without a word of another policy") {
   CHECK(message_of<ShapeError>([] { detail::batch_size(0, numbers(4, 5, 1), numbers(3, 5, 1)); }) ==
-        "inputs have 4 and 3 samples along axis 0");
+        "inputs have 4 and 3 samples along axis 0: for an input that has them along another axis let it be "
+        "batch_axis<1>(input)");
 }
 
 TEST_CASE("misuse: an optimizer that outlives its net is named, and goes in peace") {

@@ -2,7 +2,7 @@
 /// Which device a rank of a distributed policy computes on, and over what it talks to the others from there.
 
 #include <chorus/comm/any_communicator.hpp>
-#include <chorus/parallel/dp/replicas.hpp>
+#include <chorus/nn/copy_of.hpp>
 #include <utility>
 
 #if CHORUS_USE_NCCL

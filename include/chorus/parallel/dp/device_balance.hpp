@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-namespace chorus::detail {
+namespace chorus::dp {
 
 /// What a device can do, as far as it is known; 0: unknown.
 struct DeviceSize {
@@ -23,7 +23,7 @@ struct DeviceSize {
 /// Where the weakest device has less than three quarters of the strongest one's memory or processors: what to say; else
 /// "".
 inline std::string imbalance(std::span<const int> ids, std::span<const DeviceSize> sizes) {
-  const auto compare = [&](std::string_view what, double DeviceSize::*size) -> std::string {
+  const auto compare = [&](const char* what, double DeviceSize::*size) -> std::string {
     const auto [weakest, strongest] = std::minmax_element(
         sizes.begin(), sizes.end(), [&](const auto& a, const auto& b) { return a.*size < b.*size; });
     if (sizes.empty() || (*weakest).*size >= 0.75 * (*strongest).*size) return "";
@@ -52,8 +52,8 @@ void warn_of_imbalance(const std::vector<int>& device_ids) {
   if constexpr (requires(D device) { device_size(device); }) {
     std::vector<DeviceSize> sizes;
     for (const int id : device_ids) sizes.push_back(device_size(D{id}));
-    if (const auto text = imbalance(device_ids, sizes); !text.empty()) say("warning: " + text);
+    if (const auto text = imbalance(device_ids, sizes); !text.empty()) detail::say("warning: " + text);
   }
 }
 
-}  // namespace chorus::detail
+}  // namespace chorus::dp

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-namespace chorus {
+namespace chorus::dp {
 
 /// Runs a task for several devices at once. The calling thread serves device 0.
 class DeviceThreads {
@@ -73,7 +73,7 @@ class DeviceThreads {
   }
 
   /// Waits until no thread is at work, or until `patience` has passed.
-  void await(std::chrono::milliseconds patience) {
+  void await(std::chrono::milliseconds patience) const {
     const auto begin = std::chrono::steady_clock::now();
     for (const auto& worker : workers_) {
       if (!worker->at_work()) continue;
@@ -139,4 +139,4 @@ class DeviceThreads {
   std::vector<std::thread> threads_;
 };
 
-}  // namespace chorus
+}  // namespace chorus::dp

@@ -1,11 +1,13 @@
 #pragma once
 /// The options of DataParallel, and the devices that a run gives it.
 
+#include <chorus/comm/world.hpp>
 #include <chorus/core/device.hpp>
 #include <chorus/core/error.hpp>
 #if CHORUS_USE_CUDA
 #include <chorus/core/cuda/runtime.hpp>
 #endif
+#include <chorus/tensor/allocator.hpp>
 #include <chrono>
 #include <concepts>
 #include <cstddef>
@@ -28,7 +30,7 @@ struct DataParallelOptions {
   std::optional<std::chrono::milliseconds> timeout = {};
 };
 
-namespace detail {
+namespace dp {
 
 /// The one that holds the model. Throws UsageError where there is none.
 template <Device D>
@@ -39,16 +41,18 @@ D first_device(const DataParallelOptions& options) {
 
 /// What errors call the copies of the model.
 template <Device D>
-std::vector<std::string> replica_names(const DataParallelOptions& options) {
+std::vector<std::string> replica_names(const std::vector<int>& device_ids) {
   std::vector<std::string> names;
-  for (std::size_t i = 0; i < options.device_ids.size(); ++i)
-    names.push_back(cat("replica ", i, " on device ", D{options.device_ids[i]}));
+  for (const int id : device_ids) names.push_back(cat("replica ", names.size(), " on device ", D{id}));
   return names;
 }
 
-/// As many devices as `run` says. Where it wants more than there are GPUs, copies share them.
+/// With the devices and the timeout of `run`, where the options don't say: as many devices as `run` wants. Where there
+/// are fewer GPUs, copies share them.
 template <Device D, class Run>
-std::vector<int> devices_of(Run& run) {
+DataParallelOptions options_of(Run& run, DataParallelOptions options) {
+  if (!options.timeout) options.timeout = run.world().timeout;
+  if (!options.device_ids.empty()) return options;
   int count = 0, there = 0;
   if constexpr (std::same_as<D, Cpu>) {
     there = count = run.devices();
@@ -59,25 +63,20 @@ std::vector<int> devices_of(Run& run) {
     count = run.devices(there);
 #endif
   }
-  std::vector<int> indices;
-  for (int i = 0; i < count; ++i) indices.push_back(i % there);
-  return indices;
-}
-
-/// With the devices and the timeout of `run`, where the options don't say.
-template <Device D, class Run>
-DataParallelOptions options_of(Run& run, DataParallelOptions options) {
-  if (options.device_ids.empty()) options.device_ids = devices_of<D>(run);
-  if (!options.timeout) options.timeout = run.world().timeout;
+  for (int i = 0; i < count; ++i) options.device_ids.push_back(i % there);
   return options;
 }
 
-/// With what is still open settled. There is a device.
-inline DataParallelOptions settled(DataParallelOptions options) {
+/// With what is still open settled. There is a device. Throws UsageError, or DeviceError, for what makes no sense.
+template <Device D>
+DataParallelOptions settled(DataParallelOptions options) {
   if (options.output_device < 0) options.output_device = options.device_ids.front();
   if (!options.timeout) options.timeout = std::chrono::seconds(60);
+  CachingAllocator<D>::of(D{options.output_device});  // throws where it doesn't exist
+  comm::check_timeout("DataParallel", *options.timeout);
+  check<UsageError>(options.dim >= 0, "DataParallel: dim is at least 0, got ", options.dim);
   return options;
 }
 
-}  // namespace detail
+}  // namespace dp
 }  // namespace chorus

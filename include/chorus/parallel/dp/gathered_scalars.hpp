@@ -5,7 +5,7 @@
 #include <chorus/core/error.hpp>
 #include <chorus/core/say.hpp>
 #include <chorus/parallel/dp/mean_loss.hpp>
-#include <chorus/parallel/dp/scatter.hpp>
+#include <chorus/parallel/dp/samples.hpp>
 #include <cstddef>
 #include <numeric>
 #include <vector>

@@ -1,23 +1,173 @@
 #pragma once
-/// The devices of one process as a BatchGroup: each is served by a thread, and they meet to add up their numbers.
+/// An extension of step 3 for SyncBatchNorm: the threads of the devices are a BatchGroup, which meet to add up their
+/// numbers. Each wait has a deadline.
 
+#include <algorithm>
 #include <any>
 #include <chorus/core/batch_group.hpp>
 #include <chorus/core/error.hpp>
-#include <chorus/parallel/dp/thread_meeting.hpp>
+#include <chorus/core/say.hpp>
 #include <chrono>
+#include <condition_variable>
 #include <cstddef>
 #include <exception>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
-namespace chorus::detail {
+namespace chorus::dp {
 
-/// One device's place in it. The outputs are joined before the loss, so gradients are those of the whole batch already.
+/// A meeting of threads that have a common task, again and again. Once a member has ended its task, has thrown, or has
+/// not come within `timeout`, nobody meets any more in this task: the others throw errors that name it.
+class ThreadMeeting {
+ public:
+  /// `names`: what errors call the members.
+  ThreadMeeting(std::vector<std::string> names, std::chrono::milliseconds timeout)
+      : names_(std::move(names)),
+        timeout_(timeout),
+        members_(names_.size()),
+        values_(names_.size()),
+        given_(names_.size()),
+        all_(names_.size()) {}
+
+  /// Before the members' next task, whose forward pass is `recorded` as one graph or not.
+  void begin(bool recorded) {
+    const std::lock_guard lock(mutex_);
+    members_.assign(names_.size(), Member::at_work);
+    arrived_ = left_ = 0;
+    together_ = true;
+    culprit_.reset();
+    recorded_ = recorded;
+    ++task_;
+  }
+  bool recorded() const { return recorded_; }
+  /// Other in each task.
+  std::size_t task() const { return task_; }
+
+  /// This member's task has ended, or thrown. Where the first member doesn't come back, whose thread is the caller's,
+  /// nobody can be told: who has given up waiting for it then ends the process.
+  void leave(std::size_t member, bool thrown) {
+    std::unique_lock lock(mutex_);
+    if (thrown && (!culprit_ || members_[member] < culprit_->was)) culprit_ = {member, members_[member]};
+    const bool gave_up = members_[member] == Member::gave_up;
+    members_[member] = thrown ? Member::failed : Member::ended;
+    together_ = false;
+    if (++left_ == names_.size()) {
+      given_.assign(left_, std::any());
+      all_.assign(left_, std::any());
+    }
+    change_.notify_all();
+    if (gave_up) await_first(lock);
+  }
+  /// Of those who have thrown in this task, the one because of whom others have; none where nobody has.
+  std::optional<std::size_t> culprit() const {
+    const std::lock_guard lock(mutex_);
+    return culprit_ ? std::optional(culprit_->member) : std::nullopt;
+  }
+
+  /// Adds up in the order of members, so that every run gives the same bits.
+  void sum(std::size_t member, std::span<double> values) {
+    const auto add_up = [&] {
+      const bool fit =
+          std::all_of(values_.begin(), values_.end(), [&](const auto& own) { return own.size() == values.size(); });
+      total_.assign(fit ? values.size() : 0, 0);
+      for (const auto& own : values_)
+        for (std::size_t i = 0; i < total_.size(); ++i) total_[i] += own[i];
+    };
+    const auto lock = meet(
+        member, [&] { values_[member].assign(values.begin(), values.end()); }, add_up);
+    check<UsageError>(total_.size() == values.size(), detail::different_layers);
+    std::copy(total_.begin(), total_.end(), values.begin());
+  }
+  /// What each member gives.
+  std::vector<std::any> exchange(std::size_t member, const std::any& own) {
+    const auto lock = meet(
+        member, [&] { given_[member] = own; }, [&] { all_.swap(given_); });
+    return all_;
+  }
+
+ private:
+  // Who throws while at work has an error of its own; the others' errors follow from it, or from who hasn't come.
+  enum class Member { at_work, gave_up, turned_away, waiting, ended, failed };
+  struct Culprit {
+    std::size_t member;
+    Member was;
+  };
+
+  // How many times `timeout` the first member may work on after the others have failed.
+  static constexpr int patience = 5;
+
+  // Each member calls `arrive`, the last one then `complete`; the lock is held for what follows. No member can come to
+  // the next meeting's end before all have gone from this one.
+  template <class Arrive, class Complete>
+  std::unique_lock<std::mutex> meet(std::size_t member, const Arrive& arrive, const Complete& complete) {
+    std::unique_lock lock(mutex_);
+    arrive();
+    const auto round = round_;
+    members_[member] = Member::waiting;
+    if (together_ && ++arrived_ == names_.size()) {
+      complete();
+      arrived_ = 0;
+      ++round_;
+      members_.assign(names_.size(), Member::at_work);
+      change_.notify_all();
+    }
+    const auto met = [&] { return round_ != round; };
+    const bool in_time = change_.wait_for(lock, timeout_, [&] { return met() || !together_; });
+    if (!met()) fail_alone(member, in_time);
+    return lock;
+  }
+
+  [[noreturn, gnu::cold]] void fail_alone(std::size_t member, bool in_time) {
+    together_ = false;
+    change_.notify_all();
+    if (!in_time) {
+      members_[member] = Member::gave_up;
+      fail<TimeoutError>("SyncBatchNorm: ", names_of(Member::at_work), " did not come within ", timeout_.count(),
+                         " ms");
+    }
+    members_[member] = Member::turned_away;
+    const auto ended = names_of(Member::ended), failed = names_of(Member::failed);
+    check<UsageError>(ended.empty(), "SyncBatchNorm: ", ended, " ended without this layer");
+    check<UsageError>(failed.empty(), "SyncBatchNorm: ", failed, " failed");
+    fail<TimeoutError>("SyncBatchNorm: ", names_of(Member::gave_up), " waited in vain for ", names_of(Member::at_work));
+  }
+  void await_first(std::unique_lock<std::mutex>& lock) {
+    const auto back = [&] { return members_[0] != Member::at_work; };
+    if (back()) return;
+    detail::say(cat("warning: SyncBatchNorm under DataParallel: ", names_[0], " did not come within ", timeout_.count(),
+                    " ms; the error is thrown when it has come to an end"));
+    if (change_.wait_for(lock, patience * timeout_, back)) return;
+    detail::say(cat("error: DataParallel: ", names_[0],
+                    ", in the thread that called, does not come to an end: so the process ", "ends"));
+    std::terminate();
+  }
+  std::string names_of(Member state) const {
+    std::string out;
+    for (std::size_t i = 0; i < members_.size(); ++i)
+      if (members_[i] == state) out += (out.empty() ? "" : ", ") + names_[i];
+    return out;
+  }
+
+  std::vector<std::string> names_;
+  std::chrono::milliseconds timeout_;
+  mutable std::mutex mutex_;
+  std::condition_variable change_;
+  std::vector<Member> members_;
+  std::vector<std::vector<double>> values_;
+  std::vector<double> total_;
+  std::vector<std::any> given_, all_;
+  std::size_t arrived_ = 0, left_ = 0, round_ = 0, task_ = 0;
+  bool together_ = true, recorded_ = false;
+  std::optional<Culprit> culprit_;
+};
+
+/// One device's place in a meeting, as a BatchGroup. The outputs are joined before the loss, so gradients are those of
+/// the whole batch already.
 class ThreadBatchGroup final : public BatchGroup {
  public:
   ThreadBatchGroup(std::shared_ptr<ThreadMeeting> meeting, std::size_t member)
@@ -93,4 +243,4 @@ class ThreadBatchGroups {
   std::vector<Set> of_;  // by the number of members
 };
 
-}  // namespace chorus::detail
+}  // namespace chorus::dp

@@ -1,0 +1,50 @@
+#pragma once
+/// Along which axis the outputs of the devices are joined, and which outputs are refused.
+
+#include <chorus/ops/shape.hpp>
+#include <chorus/parallel/dp/samples.hpp>
+#include <cstddef>
+#include <vector>
+
+namespace chorus::dp {
+
+/// The axis along which outputs, one of each device, are joined: the one that their type says (BatchAxis), else
+/// `split.dim`. Throws ShapeError where shapes differ in another axis; and where the samples lie along another axis: a
+/// state [layers, batch, hidden], joined along axis 0, would not be what one device gives. An output has its samples
+/// along `dim` if it has the same number of rows, one or more, for each of them there. One that has its device's share
+/// of them along another axis is refused. One that has them nowhere, such as a mean of shape [1], is joined.
+template <Operand Part>
+std::size_t joined_axis(const std::vector<const Part*>& parts, const Split& split) {
+  const int dim = detail::batch_axis_of<Part>(split.dim);
+  const auto axis = normalize_axis("DataParallel", dim, tensor_of<Part>::rank);
+  if (parts.size() == 1) return axis;
+  const auto& first = value_of(*parts[0]).shape();
+  const auto on_all = [&](const auto& holds) {
+    for (std::size_t i = 0; i < parts.size(); ++i)
+      if (!holds(value_of(*parts[i]).shape(), split.size(i))) return false;
+    return true;
+  };
+  if constexpr (detail::says_batch_axis<Part>) {
+    const bool right = on_all([&](const auto& shape, Index samples) { return shape[axis] == samples; });
+    check<ShapeError>(right, "DataParallel: an output says that its samples lie along axis ", dim, ": replica 0's, of ",
+                      split.size(0), " samples, has shape ", first);
+  } else if (const Index rows = first[axis] / split.size(0);
+             rows == 0 || !on_all([&](const auto& shape, Index samples) { return shape[axis] == rows * samples; })) {
+    for (std::size_t other = 0; other < first.size(); ++other)
+      if (other != axis && on_all([&](const auto& shape, Index samples) { return shape[other] == samples; }))
+        fail<ShapeError>("DataParallel: replica 0's output of shape ", first, " has its ", split.size(0),
+                         " samples along axis ", other, ", and outputs are joined along axis ", dim,
+                         ": let the model return batch_axis<", other, ">(output), or numbers of each device with one ",
+                         "axis alone");
+  }
+  for (std::size_t i = 1; i < parts.size(); ++i) {
+    auto expected = first;
+    expected[axis] = value_of(*parts[i]).shape()[axis];
+    check<ShapeError>(value_of(*parts[i]).shape() == expected, "DataParallel: replica ", i, "'s output of shape ",
+                      value_of(*parts[i]).shape(), " can't be joined to replica 0's of shape ", first, " along axis ",
+                      dim);
+  }
+  return axis;
+}
+
+}  // namespace chorus::dp

@@ -1,0 +1,101 @@
+#pragma once
+/// Step 5, reduce: the gradients of all copies are added to the model's own on the first device.
+
+#include <algorithm>
+#include <chorus/kernels/pointwise.hpp>
+#include <chorus/parallel/dp/replica.hpp>
+#include <chorus/parallel/dp/samples.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+#include <vector>
+
+namespace chorus::dp {
+
+/// Calls `f(i, entry of the model, entry of the copy)` for each parameter of the copies on the first `used` devices.
+template <class Model, class F>
+void for_each_copy(const Replicas<Model>& replicas, std::size_t used, const F& f) {
+  for (std::size_t i = 1; i < used; ++i)
+    for (std::size_t p = 0; p < replicas.parameters(0).entries().size(); ++p)
+      f(i, replicas.parameters(0).entries()[p], replicas[i].parameters().entries()[p]);
+}
+
+/// Before backward: one that failed may have left gradients on the copies.
+template <class Model>
+void forget_gradients(const Replicas<Model>& replicas, std::size_t used) {
+  for_each_copy(replicas, used,
+                [](std::size_t, const auto&, const auto& copy) { copy.parameter().set_grad_arrived(false); });
+}
+
+/// `to`, on the first device, becomes or grows by `from`, on another.
+template <Device D>
+void add_gradients(DType dtype, std::size_t count, D from_device, const std::byte* from, D to_device, std::byte* to,
+                   bool add) {
+  const auto bytes = count * size_of(dtype);
+  if (!add) return copy_bytes(to_device, to, from_device, from, bytes);
+  Storage<D> near;
+  if constexpr (!std::is_same_v<D, Cpu>)
+    if (from_device != to_device) {  // a copy waits for the other device's stream, a kernel would not
+      near = Storage<D>(to_device, bytes);
+      copy_bytes(to_device, near.data(), from_device, from, bytes);
+      from = static_cast<const std::byte*>(near.data());
+    }
+  const auto elements = static_cast<Index>(count);
+  if (dtype == DType::f32)
+    kernels::axpy(to_device, elements, 1.0f, reinterpret_cast<const float*>(from), reinterpret_cast<float*>(to));
+  else
+    kernels::axpy(to_device, elements, 1.0, reinterpret_cast<const double*>(from), reinterpret_cast<double*>(to));
+}
+
+/// Adds the gradients of the copies on devices 1 to `used` - 1 to those of the model, one copy after the other.
+/// `run(workers, task)` calls `task(i)` in the threads of the first devices.
+template <class Model, class Run>
+void reduce(const Replicas<Model>& replicas, std::size_t used, const Run& run) {
+  struct Piece {
+    std::size_t device, group, begin, count;
+    bool add;
+  };
+  std::vector<Piece> pieces;  // gradients that have arrived, neighbours as one
+  for_each_copy(replicas, used, [&](std::size_t i, const auto& entry, const auto& copy) {
+    if (!copy.parameter().grad_arrived()) return;
+    auto& to = entry.parameter();
+    const bool add = to.grad_arrived();
+    to.set_grad_arrived(true);
+    entry.named.handle.shared()->set_reached();
+    trace::sent(replicas.device(i).index, trace::Traffic::gradients, to.size_bytes());
+    if (!pieces.empty() && pieces.back().device == i && pieces.back().group == entry.group &&
+        pieces.back().add == add && pieces.back().begin + pieces.back().count == entry.begin)
+      pieces.back().count += entry.count;
+    else
+      pieces.push_back({i, entry.group, entry.begin, entry.count, add});
+  });
+  if (pieces.empty()) return;
+  // Each worker adds its own part of the elements, from the first to the last that has a gradient: parts are the same
+  // for all copies, though they may have gradients of different parameters. A GPU adds in the order of its stream.
+  const auto& groups = replicas.parameters(0).groups();
+  struct Range {
+    std::size_t begin = SIZE_MAX, end = 0;
+  };
+  std::vector<Range> ranges(groups.size());
+  for (const Piece& piece : pieces) {
+    auto& [begin, end] = ranges[piece.group];
+    begin = std::min(begin, piece.begin);
+    end = std::max(end, piece.begin + piece.count);
+  }
+  const std::size_t workers = std::is_same_v<typename Replicas<Model>::D, Cpu> ? used : 1;
+  run(workers, [&](std::size_t worker) {
+    for (const Piece& piece : pieces) {
+      const Range& range = ranges[piece.group];
+      const Split parts{static_cast<Index>(range.end - range.begin), workers};
+      const auto part = [&](std::size_t i) { return range.begin + static_cast<std::size_t>(parts.begin(i)); };
+      const auto begin = std::max(piece.begin, part(worker)),
+                 end = std::min(piece.begin + piece.count, part(worker + 1));
+      if (begin >= end) continue;
+      add_gradients(groups[piece.group].dtype, end - begin, replicas.device(piece.device),
+                    replicas[piece.device].parameters().groups()[piece.group].grad(begin), replicas.device(0),
+                    groups[piece.group].grad(begin), piece.add);
+    }
+  });
+}
+
+}  // namespace chorus::dp

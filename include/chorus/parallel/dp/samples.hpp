@@ -1,0 +1,72 @@
+#pragma once
+/// The samples of a batch: how many there are, and how they are shared out.
+
+#include <algorithm>
+#include <chorus/autograd/batch_axis.hpp>
+#include <chorus/parallel/dp/nested.hpp>
+#include <cstddef>
+#include <optional>
+
+namespace chorus {
+
+namespace detail {
+
+/// Where share `i` of `shares` begins among `count` samples: sizes differ by at most one, the first ones are larger.
+constexpr Index share_begin(Index count, std::size_t shares, std::size_t i) {
+  const auto n = static_cast<Index>(shares), at = static_cast<Index>(i);
+  return at * (count / n) + std::min(at, count % n);
+}
+
+/// Whether a Tensor or Variable has the axis along which it would be cut. One without goes to every device whole.
+template <Operand X>
+bool has_samples(const X& x, int dim) {
+  return batch_axis_of<X>(dim) < static_cast<int>(value_of(x).shape().size());
+}
+
+/// The number of samples that all inputs with samples have; 1 where there are none. Throws ShapeError where they
+/// differ.
+template <class... Inputs>
+Index batch_size(int dim, const Inputs&... inputs) {
+  std::optional<Index> batch;
+  [[maybe_unused]] const auto look = [&]<class X>(const X& x) {
+    if (!has_samples(x, dim)) return;
+    const int axis = batch_axis_of<X>(dim);
+    const Index size = value_of(x).size(axis);
+    check<ShapeError>(!batch || batch == size, "inputs have ", batch.value_or(size), " and ", size,
+                      " samples along axis ", axis,
+                      ": for an input that has them along another axis let it be batch_axis<1>(input)");
+    batch = size;
+  };
+  (for_each_tensor(inputs, look), ...);
+  return batch.value_or(1);
+}
+
+/// How many samples a rank's inputs have: the size of the first of them that has the axis. Others, of any size, belong
+/// to the samples or to the batch as a whole: a rank's model takes all as they are.
+template <class... Inputs>
+Index samples_of(int dim, const Inputs&... inputs) {
+  std::optional<Index> samples;
+  [[maybe_unused]] const auto look = [&]<class X>(const X& x) {
+    if (!samples && has_samples(x, dim)) samples = value_of(x).size(batch_axis_of<X>(dim));
+  };
+  (for_each_tensor(inputs, look), ...);
+  return samples.value_or(1);
+}
+
+}  // namespace detail
+
+namespace dp {
+
+/// A batch that is split along `dim` into one share for each of the first `devices` devices.
+struct Split {
+  Index batch = 1;
+  std::size_t devices = 1;
+  int dim = 0;
+
+  /// Of share `i`: its first sample, and how many samples it has.
+  Index begin(std::size_t i) const { return detail::share_begin(batch, devices, i); }
+  Index size(std::size_t i) const { return begin(i + 1) - begin(i); }
+};
+
+}  // namespace dp
+}  // namespace chorus
